@@ -1,0 +1,92 @@
+// The elementwise product on torch's stable ABI.
+// A `Device` is a type with the kernels' entry points and a `run(tensor, numel, kernel)` that calls `kernel` with what
+// the entry points take last.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <tuple>
+#include <vector>
+
+#include "elementwise.h"
+
+namespace extops::stable {
+
+inline std::vector<int64_t> broadcast_sizes(const char* op, const Tensor& a, const Tensor& b) {
+  const auto a_sizes = a.sizes();
+  const auto b_sizes = b.sizes();
+  const size_t dim = std::max(a_sizes.size(), b_sizes.size());
+  std::vector<int64_t> sizes(dim);
+  for (size_t back = 1; back <= dim; ++back) {
+    const int64_t a_size = back <= a_sizes.size() ? a_sizes[a_sizes.size() - back] : 1;
+    const int64_t b_size = back <= b_sizes.size() ? b_sizes[b_sizes.size() - back] : 1;
+    STD_TORCH_CHECK(
+        a_size == b_size || a_size == 1 || b_size == 1, op, ": `a` of shape ", to_string(a_sizes), " and `b` of shape ",
+        to_string(b_sizes), " cannot be broadcast together");
+    sizes[dim - back] = a_size == 1 ? b_size : a_size;
+  }
+  return sizes;
+}
+
+template <class Device>
+void elementwise_mult_into(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {
+  const ScalarType dtype = kernel_dtype(op, "a", a);
+  Geometry geometry(out.sizes());
+  geometry.add_output(out);
+  geometry.add_input(a);
+  geometry.add_input(b);
+  run_elementwise<Device>(Device::elementwise_mult, dtype, out, geometry);
+}
+
+template <class Device>
+Tensor elementwise_mult(const Tensor& a, const Tensor& b) {
+  constexpr const char* kOp = "elementwise_mult";
+  check_matches(kOp, "b", b, "a", a);
+  const std::vector<int64_t> sizes = broadcast_sizes(kOp, a, b);
+  const auto has_sizes = [&](const Tensor& tensor) {
+    return std::equal(tensor.sizes().begin(), tensor.sizes().end(), sizes.begin(), sizes.end());
+  };
+  const Tensor out = has_sizes(a)   ? torch::stable::empty_like(a)
+                     : has_sizes(b) ? torch::stable::empty_like(b)
+                                    : torch::stable::new_empty(a, sizes);
+  elementwise_mult_into<Device>(kOp, a, b, out);
+  return out;
+}
+
+template <class Device>
+void elementwise_mult_out(const Tensor& a, const Tensor& b, const Tensor& out) {
+  constexpr const char* kOp = "elementwise_mult_out";
+  check_matches(kOp, "b", b, "a", a);
+  check_matches(kOp, "out", out, "a", a);
+  check_sizes(kOp, "out", out, broadcast_sizes(kOp, a, b));
+  elementwise_mult_into<Device>(kOp, a, b, out);
+}
+
+template <class Device>
+std::tuple<Tensor, Tensor> elementwise_mult_backward(const Tensor& grad_output, const Tensor& a, const Tensor& b) {
+  constexpr const char* kOp = "elementwise_mult_backward";
+  check_matches(kOp, "b", b, "a", a);
+  check_matches(kOp, "grad_output", grad_output, "a", a);
+  check_sizes(kOp, "b", b, a.sizes());
+  check_sizes(kOp, "grad_output", grad_output, a.sizes());
+  const ScalarType dtype = kernel_dtype(kOp, "a", a);
+  const Tensor grad_a = torch::stable::empty_like(a);
+  const Tensor grad_b = torch::stable::empty_like(b);
+  Geometry geometry(a.sizes());
+  geometry.add_output(grad_a);
+  geometry.add_output(grad_b);
+  geometry.add_input(grad_output);
+  geometry.add_input(a);
+  geometry.add_input(b);
+  run_elementwise<Device>(Device::elementwise_mult_backward, dtype, grad_a, geometry);
+  return {grad_a, grad_b};
+}
+
+template <class Device>
+void register_multiply(torch::stable::detail::StableLibrary& library) {
+  library.impl("elementwise_mult", TORCH_BOX(&elementwise_mult<Device>));
+  library.impl("elementwise_mult_out", TORCH_BOX(&elementwise_mult_out<Device>));
+  library.impl("elementwise_mult_backward", TORCH_BOX(&elementwise_mult_backward<Device>));
+}
+
+}  // namespace extops::stable

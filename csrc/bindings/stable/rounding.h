@@ -1,0 +1,28 @@
+// Straight-through rounding on torch's stable ABI.
+// A `Device` is a type with the kernels' entry points and a `run(tensor, numel, kernel)` that calls `kernel` with what
+// the entry points take last.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include "elementwise.h"
+
+namespace extops::stable {
+
+template <class Device>
+Tensor round_ste(const Tensor& input) {
+  const ScalarType dtype = kernel_dtype("round_ste", "input", input);
+  const Tensor output = torch::stable::empty_like(input);
+  Geometry geometry(input.sizes());
+  geometry.add_output(output);
+  geometry.add_input(input);
+  run_elementwise<Device>(Device::round_ste, dtype, output, geometry);
+  return output;
+}
+
+template <class Device>
+void register_rounding(torch::stable::detail::StableLibrary& library) {
+  library.impl("round_ste", TORCH_BOX(&round_ste<Device>));
+}
+
+}  // namespace extops::stable

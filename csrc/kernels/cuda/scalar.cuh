@@ -1,0 +1,53 @@
+// The element types of CUDA kernels, their conversions, and the choice of a type at run time.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "../types.h"
+
+namespace extops::cuda {
+
+// The type that a kernel computes in.
+template <class T>
+struct Compute {
+  using type = float;
+};
+template <>
+struct Compute<double> {
+  using type = double;
+};
+
+__device__ inline float load(float value) { return value; }
+__device__ inline double load(double value) { return value; }
+__device__ inline float load(__nv_bfloat16 value) { return __bfloat162float(value); }
+__device__ inline float load(__half value) { return __half2float(value); }
+
+__device__ inline void store(float& to, float value) { to = value; }
+__device__ inline void store(double& to, double value) { to = value; }
+__device__ inline void store(__nv_bfloat16& to, float value) { to = __float2bfloat16_rn(value); }
+__device__ inline void store(__half& to, float value) { to = __float2half_rn(value); }
+
+// `kSize` neighbours in memory, moved by one instruction of up to 16 bytes.
+template <class T, int kSize>
+struct alignas(sizeof(T) * kSize <= 16 ? sizeof(T) * kSize : 16) Vector {
+  T values[kSize];
+};
+
+// Calls function(T{}) with the element type that `dtype` names.
+template <class Function>
+Error dispatch(ScalarType dtype, const Function& function) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return function(float{});
+    case ScalarType::Double:
+      return function(double{});
+    case ScalarType::BFloat16:
+      return function(__nv_bfloat16{});
+    case ScalarType::Half:
+      return function(__half{});
+  }
+  return "CUDA kernel: expected dtype float64, float32, bfloat16 or float16";
+}
+
+}  // namespace extops::cuda

@@ -1,0 +1,16 @@
+// The interface that all elementwise operators share.
+//
+// data[operand]           first element of each operand: the outputs, then the inputs
+// geometry[1 + operand]   rows of `dim` numbers: the common sizes, then the strides of each operand (in elements; 0
+//                         where an operand is broadcast, never for an output)
+//
+// A CPU function computes the elements [begin, end), counted in the order of the first output's memory, so that the
+// caller chooses the threads. A CUDA function enqueues on `stream` of the current device and does not wait.
+#pragma once
+
+#include "types.h"
+
+using ElementwiseCpu =
+    Error(ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, int64_t begin, int64_t end);
+
+using ElementwiseCuda = Error(ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, void* stream);

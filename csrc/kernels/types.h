@@ -1,0 +1,12 @@
+// What every kernel interface shares: element types and the error convention. No torch header, here or in any kernel.
+#pragma once
+
+#include <cstdint>
+
+// Numbered like torch's ScalarType, so that bindings pass the number through.
+enum class ScalarType : int32_t { Half = 5, Float = 6, Double = 7, BFloat16 = 15 };
+
+// Null on success, otherwise a sentence for the reader, valid until the thread's next failing call.
+using Error = const char*;
+
+#define EXTOPS_API extern "C" __attribute__((visibility("default")))

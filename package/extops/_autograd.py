@@ -1,0 +1,57 @@
+"""What the operators share in how they meet autograd."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def needs_composite() -> bool:
+    """Whether only a composition of differentiable PyTorch calls gives the right answer here.
+
+    True under ``torch.func`` transforms and forward-mode AD, which a hand-written backward does not serve. While
+    ``torch.compile`` or ``torch.export`` traces, the operators carry registered gradients instead.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+
+
+def below_autograd() -> AbstractContextManager[None]:
+    """Calls within go straight to the kernels: the caller has seen to the gradient."""
+    return cast("AbstractContextManager[None]", torch._C._AutoDispatchBelowAutograd())
+
+
+def wants_grad(*tensors: Tensor) -> bool:
+    """Whether autograd records a call on these tensors."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
+def is_alias_of(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors share a storage."""
+    return bool(cast("Any", torch._C)._is_alias_of(a, b))
+
+
+def differentiable_gradients(
+    composite: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    needs_input_grad: Sequence[bool],
+    grad_outputs: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """The gradients of ``composite(*inputs)``, themselves differentiable, for a backward under ``create_graph``."""
+    outputs = composite(*inputs)
+    present = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
+    wanted = [x for x, needed in zip(inputs, needs_input_grad, strict=True) if needed]
+    gradients = iter(
+        torch.autograd.grad(
+            [output for output, _ in present],
+            wanted,
+            [gradient for _, gradient in present],
+            create_graph=True,
+            allow_unused=True,
+        )
+    )
+    return [next(gradients) if needed else None for needed in needs_input_grad]

@@ -1,0 +1,142 @@
+"""Input checks whose messages name the operator, the argument, what was expected and what was given.
+
+All raise ``RuntimeError``, as PyTorch does, except for an argument that is no tensor (``TypeError``).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from extops import _loader
+
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_tensor(op: str, name: str, tensor: Tensor) -> None:
+    """A dense floating-point tensor on a device that has kernels."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(
+            f"{op}: expected `{name}` to be a torch.Tensor, but got {type(tensor).__name__}"
+        )
+    if tensor.layout is not torch.strided:
+        raise RuntimeError(
+            f"{op}: expected `{name}` to be a dense (strided) tensor, but got layout {tensor.layout}; "
+            "call .to_dense() first"
+        )
+    if tensor.dtype not in FLOATING:
+        raise RuntimeError(
+            f"{op}: expected `{name}` of a floating-point dtype (float64, float32, bfloat16, float16), "
+            f"but got {tensor.dtype}"
+        )
+    device = tensor.device.type
+    if device not in _loader.devices:
+        raise RuntimeError(
+            f"{op}: `{name}` is on device {tensor.device}, for which no kernel is loaded; "
+            f"{_loader.why_no_kernels(device)}"
+        )
+
+
+def check_matches(op: str, name: str, tensor: Tensor, like_name: str, like: Tensor) -> None:
+    """The dtype, device and layout of another argument that was checked already."""
+    if (
+        isinstance(tensor, Tensor)
+        and tensor.dtype is like.dtype
+        and tensor.device == like.device
+        and tensor.layout is torch.strided
+    ):
+        return
+    check_tensor(op, name, tensor)
+    if tensor.dtype is not like.dtype:
+        raise RuntimeError(
+            f"{op}: expected `{name}` of dtype {like.dtype}, the dtype of `{like_name}`, but got {tensor.dtype}"
+        )
+    raise RuntimeError(
+        f"{op}: expected `{name}` on device {like.device}, the device of `{like_name}`, but got {tensor.device}"
+    )
+
+
+def check_dims(op: str, name: str, tensor: Tensor, axes: str) -> None:
+    """As many dimensions as ``axes``, such as ``"batch, state_size"``, names."""
+    expected = axes.count(",") + 1
+    if tensor.dim() != expected:
+        dimensions = "1 dimension" if tensor.dim() == 1 else f"{tensor.dim()} dimensions"
+        raise RuntimeError(
+            f"{op}: expected `{name}` to have {expected} dimension{'s' * (expected > 1)} [{axes}], "
+            f"but got {dimensions}: {list(tensor.shape)}"
+        )
+
+
+def check_shape(op: str, name: str, tensor: Tensor, shape: Sequence[int], axes: str) -> None:
+    """Exactly ``shape``, which ``axes`` puts into words."""
+    if tensor.shape != tuple(shape):
+        raise RuntimeError(
+            f"{op}: expected `{name}` to have shape {axes} = {list(shape)}, but got {list(tensor.shape)}"
+        )
+
+
+def check_cell(op: str, gates: Tensor, cell_name: str, cell: Tensor) -> None:
+    """``gates`` [batch, 3 * state_size] and a cell state [batch, state_size]."""
+    check_tensor(op, cell_name, cell)
+    check_dims(op, cell_name, cell, "batch, state_size")
+    check_matches(op, "gates", gates, cell_name, cell)
+    batch, state_size = cell.shape
+    check_shape(op, "gates", gates, (batch, 3 * state_size), "[batch, 3*state_size]")
+
+
+def check_cell_backward(
+    op: str, grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, new_cell: Tensor
+) -> None:
+    """The arguments of :func:`check_cell`, and upstream gradients like the cell state, either of them absent."""
+    check_cell(op, gates, "new_cell", new_cell)
+    for name, gradient in (("grad_h", grad_h), ("grad_cell", grad_cell)):
+        if gradient is not None:
+            check_matches(op, name, gradient, "new_cell", new_cell)
+            check_shape(op, name, gradient, new_cell.shape, "that of `new_cell`")
+
+
+def check_factors(op: str, a: Tensor, b: Tensor) -> None:
+    """Two tensors of one dtype and device."""
+    check_tensor(op, "a", a)
+    check_matches(op, "b", b, "a", a)
+
+
+def check_product(op: str, a: Tensor, b: Tensor, out: Tensor) -> None:
+    """Two factors and a tensor that holds their product."""
+    check_factors(op, a, b)
+    check_matches(op, "out", out, "a", a)
+    shape = broadcast_shape(op, a, b)
+    if out.shape != shape:
+        raise RuntimeError(
+            f"{op}: expected `out` to have shape {list(shape)}, the broadcast shape of `a` and `b`, "
+            f"but got {list(out.shape)}"
+        )
+
+
+def check_mult_backward(op: str, grad_output: Tensor, a: Tensor, b: Tensor) -> None:
+    """Two factors and an upstream gradient, all of one shape."""
+    check_factors(op, a, b)
+    check_matches(op, "grad_output", grad_output, "a", a)
+    check_shape(op, "b", b, a.shape, "that of `a`")
+    check_shape(op, "grad_output", grad_output, a.shape, "that of `a`")
+
+
+def empty_product(op: str, a: Tensor, b: Tensor) -> Tensor:
+    """A new tensor for a product, laid out like the first factor that has its shape."""
+    shape = broadcast_shape(op, a, b)
+    for factor in (a, b):
+        if factor.shape == shape:
+            return torch.empty_like(factor)
+    return a.new_empty(shape)
+
+
+def broadcast_shape(op: str, a: Tensor, b: Tensor) -> tuple[int, ...]:
+    """The shape that ``a`` and ``b`` broadcast to."""
+    if a.shape == b.shape:
+        return tuple(a.shape)
+    try:
+        return tuple(torch.broadcast_shapes(a.shape, b.shape))
+    except RuntimeError:
+        raise RuntimeError(
+            f"{op}: `a` of shape {list(a.shape)} and `b` of shape {list(b.shape)} cannot be broadcast together"
+        ) from None

@@ -1,0 +1,187 @@
+"""The operators as ``torch.nn`` modules."""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from extops import reference
+from extops.ops.lltm import lltm
+from extops.ops.rounding import round_ste
+from extops.sequence import lltm_sequence
+
+State = tuple[Tensor, Tensor]
+
+
+class LLTM(reference.LLTM):
+    r"""An LSTM cell without a forget gate; :func:`extops.lltm` with its parameters.
+
+    A drop-in for the class of PyTorch's tutorial "Custom C++ and CUDA Extensions": the same parameters, and state dicts
+    of the two interchange.
+
+    Args:
+        input_features: the size ``I`` of the input.
+        state_size: the size ``S`` of the hidden and the cell state.
+        device: where the parameters are made.
+        dtype: float64, float32, bfloat16 or float16.
+
+    Attributes:
+        weights: ``[3S, S + I]``, for the input gate, the output gate and the candidate; columns meet ``[h | input]``.
+        bias: ``[3S]``. Both are initialised uniformly in :math:`\pm 1/\sqrt{S}`.
+
+    Shape:
+        ``rnn(input, (h, c)) -> (new_h, new_cell)``, with ``input`` of ``[B, I]`` and all others of ``[B, S]``.
+
+    Example::
+
+        rnn = extops.LLTM(32, 128)
+        h = c = torch.zeros(16, 128)
+        h, c = rnn(torch.randn(16, 32), (h, c))
+    """
+
+    step = staticmethod(lltm)
+
+
+class RoundSTE(torch.nn.Module):
+    """:func:`extops.round_ste` as a module without parameters."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``input`` of any shape gives a tensor of the same shape."""
+        return round_ste(input)
+
+
+class LLTMLayer(torch.nn.Module):
+    r"""LLTM layers over whole sequences, shaped like :class:`torch.nn.LSTM`; each is :func:`extops.lltm_sequence`.
+
+    Args:
+        input_features: the size ``I`` of the input.
+        state_size: the size ``S`` of the hidden and the cell state.
+        num_layers: each layer after the first reads the output of the one before.
+        batch_first: ``input`` and ``output`` are ``[B, T, ...]`` instead of ``[T, B, ...]``.
+        dropout: the probability, in training, that an element between two layers is dropped.
+        bidirectional: each layer also runs backwards in time; ``D`` below is then 2, else 1.
+        device: where the parameters are made.
+        dtype: float64, float32, bfloat16 or float16.
+
+    Attributes:
+        weights_l[k], weights_l[k]_reverse: ``[3S, S + I]`` for the first layer, ``[3S, S + D * S]`` for the others.
+        bias_l[k], bias_l[k]_reverse: ``[3S]``. All are initialised uniformly in :math:`\pm 1/\sqrt{S}`.
+
+    Shape:
+        ``layer(input, (h_0, c_0)) -> output, (h_n, c_n)`` with ``input`` of ``[T, B, I]``, unbatched ``[T, I]``, or a
+        :class:`~torch.nn.utils.rnn.PackedSequence`; ``output`` of ``[T, B, D * S]``; states of
+        ``[D * num_layers, B, S]``, zeros if not given.
+    """
+
+    def __init__(
+        self,
+        input_features: int,
+        state_size: int,
+        num_layers: int = 1,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if num_layers < 1:
+            raise ValueError(
+                f"LLTMLayer: expected `num_layers` of at least 1, but got {num_layers}"
+            )
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"LLTMLayer: expected `dropout` from 0 to 1, but got {dropout}")
+        self.input_features = input_features
+        self.state_size = state_size
+        self.num_layers = num_layers
+        self.batch_first = batch_first
+        self.dropout = dropout
+        self.bidirectional = bidirectional
+        for layer in range(num_layers):
+            features = input_features if layer == 0 else state_size * (1 + bidirectional)
+            for suffix in self._suffixes(layer):
+                shapes = {
+                    "weights": (3 * state_size, state_size + features),
+                    "bias": (3 * state_size,),
+                }
+                for name, shape in shapes.items():
+                    empty = torch.empty(shape, device=device, dtype=dtype)
+                    self.register_parameter(name + suffix, torch.nn.Parameter(empty))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters uniformly from ±1/sqrt(state_size)."""
+        bound = 1 / math.sqrt(self.state_size) if self.state_size > 0 else 0.0
+        for parameter in self.parameters():
+            torch.nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(
+        self, input: Tensor | PackedSequence, state: State | None = None
+    ) -> tuple[Tensor | PackedSequence, State]:
+        """See the class."""
+        if isinstance(input, PackedSequence):
+            return self._forward_packed(input, state)
+        if input.dim() == 2:
+            time_axis = 1 if self.batch_first else 0
+            batched = None if state is None else (state[0].unsqueeze(1), state[1].unsqueeze(1))
+            output, (h, c) = self._forward_padded(input.unsqueeze(1 - time_axis), batched, None)
+            return output.squeeze(1 - time_axis), (h.squeeze(1), c.squeeze(1))
+        return self._forward_padded(input, state, None)
+
+    def _forward_packed(
+        self, input: PackedSequence, state: State | None
+    ) -> tuple[PackedSequence, State]:
+        padded, lengths = pad_packed_sequence(input, batch_first=self.batch_first)
+        output, state = self._forward_padded(padded, state, lengths.to(padded.device))
+        packed = pack_padded_sequence(
+            output,
+            lengths,
+            batch_first=self.batch_first,
+            enforce_sorted=input.sorted_indices is None,
+        )
+        return packed, state
+
+    def _forward_padded(
+        self, input: Tensor, state: State | None, lengths: Tensor | None
+    ) -> tuple[Tensor, State]:
+        directions = 1 + self.bidirectional
+        if state is None:
+            batch = input.shape[0 if self.batch_first else 1]
+            zeros = input.new_zeros(self.num_layers * directions, batch, self.state_size)
+            state = (zeros, zeros)
+        initial = list(zip(state[0].unbind(0), state[1].unbind(0), strict=True))
+        if len(initial) != self.num_layers * directions:
+            raise RuntimeError(
+                f"LLTMLayer: expected a state of {self.num_layers * directions} layers times directions, "
+                f"but got {len(initial)}"
+            )
+        last: list[State] = []
+        for layer in range(self.num_layers):
+            if layer > 0:
+                input = torch.nn.functional.dropout(input, self.dropout, self.training)
+            outputs = []
+            for direction, suffix in enumerate(self._suffixes(layer)):
+                output, final = lltm_sequence(
+                    input,
+                    initial[len(last)],
+                    self.get_parameter("weights" + suffix),
+                    self.get_parameter("bias" + suffix),
+                    lengths=lengths,
+                    batch_first=self.batch_first,
+                    reverse=direction == 1,
+                )
+                outputs.append(output)
+                last.append(final)
+            input = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
+        return input, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
+
+    def _suffixes(self, layer: int) -> list[str]:
+        return [f"_l{layer}", f"_l{layer}_reverse"][: 1 + self.bidirectional]
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``repr``."""
+        return (
+            f"{self.input_features}, {self.state_size}, num_layers={self.num_layers}, batch_first={self.batch_first}, "
+            f"dropout={self.dropout}, bidirectional={self.bidirectional}"
+        )

@@ -1,0 +1,146 @@
+"""Elementwise multiplication."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from extops import _autograd, _checks, reference
+
+_OP = "elementwise_mult"
+
+
+def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    r"""The product of two tensors, element by element.
+
+    .. math:: \text{output} = a \cdot b
+
+    Both gradients are computed in one pass over memory where both are wanted and the shapes are equal.
+
+    Args:
+        a: any shape and strides; float64, float32, bfloat16 or float16.
+        b: the dtype and device of ``a``, and a shape that broadcasts with it.
+        out: a tensor of the dtype and device of ``a`` and of the broadcast shape, into which the product is written; it
+            may share memory with ``a`` and ``b``. Only where no gradient is wanted.
+
+    Returns:
+        ``out`` if given, otherwise a tensor of the broadcast shape. Differentiable to any order.
+
+    Raises:
+        RuntimeError: a dtype, device, layout or shape does not fit, or ``out`` is given where a gradient is wanted.
+    """
+    _checks.check_factors(_OP, a, b)
+    if out is not None:
+        _check_out(a, b, out)
+        return _multiply_into(a, b, out)
+    _checks.broadcast_shape(_OP, a, b)
+    if _autograd.needs_composite():
+        return reference.elementwise_mult(a, b)
+    if torch.compiler.is_compiling():
+        return _call(a, b)
+    if _autograd.wants_grad(a, b):
+        output: Tensor = _ElementwiseMult.apply(a, b)
+        return output
+    with _autograd.below_autograd():
+        return _call(a, b)
+
+
+def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
+    _checks.check_product(_OP, a, b, out)
+    if _autograd.wants_grad(a, b, out):
+        raise RuntimeError(
+            f"{_OP}: `out` cannot be used where a gradient is wanted; call it under torch.no_grad() or without `out`"
+        )
+    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+        raise RuntimeError(
+            f"{_OP}: expected `out` to have a memory location of its own for each element, but it is expanded: shape "
+            f"{list(out.shape)}, strides {list(out.stride())}; pass out.contiguous() instead"
+        )
+
+
+def _multiply_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    if not torch.compiler.is_compiling() and not _can_write_directly(a, b, out):
+        return out.copy_(elementwise_mult(a, b))
+    torch.ops.extops.elementwise_mult_out.default(a, b, out)
+    return out
+
+
+def _can_write_directly(a: Tensor, b: Tensor, out: Tensor) -> bool:
+    """Whether the kernel may write ``out`` while it reads ``a`` and ``b``, all of them plain memory."""
+    negated_views = a.is_neg() or b.is_neg() or out.is_neg()
+    overlap = _overlaps(out, a) or _overlaps(out, b)
+    return not (negated_views or overlap or _autograd.needs_composite())
+
+
+def _overlaps(out: Tensor, input: Tensor) -> bool:
+    """Whether writing ``out`` could change an element of ``input`` before it is read."""
+    same_elements = (
+        out.storage_offset() == input.storage_offset()
+        and out.shape == input.shape
+        and out.stride() == input.stride()
+    )
+    return _autograd.is_alias_of(out, input) and not same_elements
+
+
+def _call(a: Tensor, b: Tensor) -> Tensor:
+    output: Tensor = torch.ops.extops.elementwise_mult.default(a, b)
+    return output
+
+
+def _needs_input_grad(ctx: Any) -> tuple[bool, bool]:
+    needs_a, needs_b = ctx.needs_input_grad[:2]  # torch appends its own to a registered gradient's
+    return needs_a, needs_b
+
+
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    a, b = inputs
+    needs_a, needs_b = _needs_input_grad(ctx)
+    ctx.shapes = a.shape, b.shape
+    ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
+
+
+def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    a, b = ctx.saved_tensors
+    needs_a, needs_b = _needs_input_grad(ctx)
+    a_shape, b_shape = ctx.shapes
+    if needs_a and needs_b and a_shape == b_shape and not torch.is_grad_enabled():
+        grad_a, grad_b = torch.ops.extops.elementwise_mult_backward.default(grad_output, a, b)
+        return grad_a, grad_b
+    multiply = reference.elementwise_mult if torch.is_grad_enabled() else _call
+    return (
+        multiply(grad_output, b).sum_to_size(a_shape) if needs_a else None,
+        multiply(grad_output, a).sum_to_size(b_shape) if needs_b else None,
+    )
+
+
+class _ElementwiseMult(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        with _autograd.below_autograd():
+            output = _call(a, b)
+        _save_for_backward(ctx, (a, b), output)
+        return output
+
+    backward = staticmethod(_backward)
+
+
+@torch.library.register_fake("extops::elementwise_mult")
+def _(a: Tensor, b: Tensor) -> Tensor:
+    _checks.check_factors(_OP, a, b)
+    return _checks.empty_product(_OP, a, b)
+
+
+@torch.library.register_fake("extops::elementwise_mult_out")
+def _(a: Tensor, b: Tensor, out: Tensor) -> None:
+    _checks.check_product("elementwise_mult_out", a, b, out)
+
+
+@torch.library.register_fake("extops::elementwise_mult_backward")
+def _(grad_output: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    _checks.check_mult_backward("elementwise_mult_backward", grad_output, a, b)
+    return torch.empty_like(a), torch.empty_like(b)
+
+
+torch.library.register_autograd(
+    "extops::elementwise_mult", _backward, setup_context=_save_for_backward
+)

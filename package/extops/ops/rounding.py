@@ -1,0 +1,65 @@
+"""Straight-through rounding."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from extops import _autograd, _checks, reference
+
+
+def round_ste(input: Tensor) -> Tensor:
+    r"""Rounds to the nearest integer, halves upwards, and lets the gradient through unchanged.
+
+    .. math:: \text{output} = \lfloor \text{input} + 1/2 \rfloor, \qquad
+              \frac{\partial \text{output}}{\partial \text{input}} := 1
+
+    The rounding is exact: the largest number below one half gives 0. Infinities and NaN come out as they went in.
+
+    Args:
+        input: any shape and strides; float64, float32, bfloat16 or float16.
+
+    Returns:
+        A tensor of the same shape and dtype. Differentiable to any order.
+
+    Raises:
+        RuntimeError: a dtype, device or layout does not fit.
+
+    Source: the straight-through estimator of Bengio, Léonard and Courville, 2013 (arXiv:1308.3432).
+    """
+    _checks.check_tensor("round_ste", "input", input)
+    if _autograd.needs_composite():
+        return reference.round_ste(input)
+    if torch.compiler.is_compiling():
+        return _call(input)
+    if _autograd.wants_grad(input):
+        output: Tensor = _RoundSTE.apply(input)
+        return output
+    with _autograd.below_autograd():
+        return _call(input)
+
+
+def _call(input: Tensor) -> Tensor:
+    output: Tensor = torch.ops.extops.round_ste.default(input)
+    return output
+
+
+def _backward(ctx: Any, grad_output: Tensor) -> Tensor:
+    return grad_output
+
+
+class _RoundSTE(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor) -> Tensor:
+        with _autograd.below_autograd():
+            return _call(input)
+
+    backward = staticmethod(_backward)
+
+
+@torch.library.register_fake("extops::round_ste")
+def _(input: Tensor) -> Tensor:
+    return torch.empty_like(input)
+
+
+torch.library.register_autograd("extops::round_ste", _backward)

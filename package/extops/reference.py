@@ -1,0 +1,74 @@
+"""The operators in plain PyTorch calls: what the kernels are compared with, and what stands in for them where only a
+composition of differentiable calls will do (double backward, forward-mode AD, ``torch.func``).
+
+Nothing here checks its input or touches a compiled library.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def lltm_cell(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+    """The pointwise part of :func:`lltm`, from the pre-activations ``gates`` [B, 3S] and ``old_cell`` [B, S]."""
+    input_gate, output_gate, candidate = gates.chunk(3, dim=1)
+    new_cell = old_cell + F.elu(candidate) * torch.sigmoid(input_gate)
+    return torch.tanh(new_cell) * torch.sigmoid(output_gate), new_cell
+
+
+def lltm(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See :func:`extops.lltm`."""
+    return lltm_cell(F.linear(torch.cat([old_h, input], dim=1), weights, bias), old_cell)
+
+
+def round_ste(input: Tensor) -> Tensor:
+    """See :func:`extops.round_ste`."""
+    below = torch.floor(input)
+    rounded = below + (input - below >= 0.5)
+    # Exact: the distance to the nearest integer fits the format, and adding it back gives that integer.
+    return input + torch.where(torch.isfinite(input), rounded - input, 0).detach()
+
+
+def elementwise_mult(a: Tensor, b: Tensor) -> Tensor:
+    """See :func:`extops.elementwise_mult`."""
+    return a * b
+
+
+class LLTM(torch.nn.Module):
+    """See :class:`extops.LLTM`, which differs in nothing but :meth:`step`."""
+
+    step = staticmethod(lltm)
+
+    def __init__(
+        self,
+        input_features: int,
+        state_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.input_features = input_features
+        self.state_size = state_size
+        self.weights = torch.nn.Parameter(
+            torch.empty(3 * state_size, state_size + input_features, device=device, dtype=dtype)
+        )
+        self.bias = torch.nn.Parameter(torch.empty(3 * state_size, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws both parameters uniformly from ±1/sqrt(state_size)."""
+        bound = 1 / math.sqrt(self.state_size) if self.state_size > 0 else 0.0
+        for parameter in self.parameters():
+            torch.nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, input: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """One step: ``input`` [B, I] and ``state = (h, c)`` of [B, S] each give ``(new_h, new_cell)``."""
+        return self.step(input, self.weights, self.bias, *state)
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``repr``."""
+        return f"input_features={self.input_features}, state_size={self.state_size}"

@@ -1,0 +1,109 @@
+"""The LLTM over a whole sequence."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from extops import _checks
+from extops.ops.lltm import autocast, lltm_cell
+
+_OP = "lltm_sequence"
+
+
+def lltm_sequence(
+    input: Tensor,
+    state: tuple[Tensor, Tensor],
+    weights: Tensor,
+    bias: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    batch_first: bool = False,
+    reverse: bool = False,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """:func:`extops.lltm` at every step of a sequence; the input's part of the matrix product is done for all at once.
+
+    Args:
+        input: ``[T, B, I]``, or ``[B, T, I]`` with ``batch_first``.
+        state: ``(h_0, c_0)``, the state before the first step, both ``[B, S]``.
+        weights: ``[3S, S + I]``; the first ``S`` columns meet the hidden state.
+        bias: ``[3S]``.
+        lengths: ``[B]``, integers: how many steps of each row count; beyond them the output is zero and the
+            state stays.
+        batch_first: the layout of ``input`` and ``output``.
+        reverse: goes from the last step to the first.
+
+    Returns:
+        ``output, (h_n, c_n)``: the hidden state after every step, ``[T, B, S]`` or ``[B, T, S]``, and the last state,
+        both ``[B, S]``.
+
+    Raises:
+        RuntimeError: a dtype, device, layout, number of dimensions or size does not fit; the message names it.
+    """
+    h, c = state
+    _checks.check_tensor(_OP, "input", input)
+    input, weights, bias, h, c = autocast(input, weights, bias, h, c)
+    _check(input, h, c, weights, bias, lengths, batch_first)
+    if batch_first:
+        input = input.transpose(0, 1)
+    state_size = h.shape[1]
+    weights_h = weights[:, :state_size].t()
+    input_gates = F.linear(input, weights[:, state_size:], bias).unbind(0)
+    outputs: list[Tensor] = []
+    steps = range(len(input_gates))
+    for t in reversed(steps) if reverse else steps:
+        new_h, new_c = lltm_cell(torch.addmm(input_gates[t], h, weights_h), c)
+        if lengths is None:
+            h, c = new_h, new_c
+            outputs.append(h)
+        else:
+            counts = (lengths > t).unsqueeze(1)
+            h, c = torch.where(counts, new_h, h), torch.where(counts, new_c, c)
+            outputs.append(torch.where(counts, h, 0))
+    if reverse:
+        outputs.reverse()
+    time_axis = 1 if batch_first else 0
+    output = torch.stack(outputs, time_axis) if outputs else _no_steps(input, h, batch_first)
+    return output, (h, c)
+
+
+def _no_steps(input: Tensor, h: Tensor, batch_first: bool) -> Tensor:
+    batch, state_size = h.shape
+    return input.new_empty((batch, 0, state_size) if batch_first else (0, batch, state_size))
+
+
+def _check(
+    input: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    lengths: Tensor | None,
+    batch_first: bool,
+) -> None:
+    axes = "batch, time, input_features" if batch_first else "time, batch, input_features"
+    _checks.check_dims(_OP, "input", input, axes)
+    for name, tensor in (("h_0", h), ("c_0", c), ("weights", weights), ("bias", bias)):
+        _checks.check_matches(_OP, name, tensor, "input", input)
+    _checks.check_dims(_OP, "h_0", h, "batch, state_size")
+    batch, features, state = input.shape[0 if batch_first else 1], input.shape[2], h.shape[1]
+    _checks.check_shape(_OP, "h_0", h, (batch, state), "[batch, state_size]")
+    _checks.check_shape(_OP, "c_0", c, (batch, state), "[batch, state_size]")
+    _checks.check_shape(
+        *(_OP, "weights", weights, (3 * state, state + features)),
+        "[3*state_size, state_size + input_features]",
+    )
+    _checks.check_shape(_OP, "bias", bias, (3 * state,), "[3*state_size]")
+    if lengths is not None:
+        _check_lengths(lengths, input, batch)
+
+
+def _check_lengths(lengths: Tensor, input: Tensor, batch: int) -> None:
+    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
+        raise RuntimeError(
+            f"{_OP}: expected `lengths` of an integer dtype, but got {lengths.dtype}"
+        )
+    if lengths.device != input.device:
+        raise RuntimeError(
+            f"{_OP}: expected `lengths` on device {input.device}, the device of `input`, but got {lengths.device}"
+        )
+    _checks.check_shape(_OP, "lengths", lengths, (batch,), "[batch]")
