@@ -1,0 +1,28 @@
+"""The build-and-test service: what the nox sessions call. It is no part of the wheel."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parent.parent
+"""The top of the source tree."""
+
+
+class ServiceError(Exception):
+    """Something the user can mend; the message is one sentence that says how."""
+
+
+def native_libraries() -> ModuleType:
+    """`extops._libraries`, loaded by its path: the build runs where extops is not installed."""
+    name = "extops_libraries"
+    if name not in sys.modules:
+        path = ROOT / "package" / "extops" / "_libraries.py"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # dataclasses look their module up while it is executed
+        spec.loader.exec_module(module)
+    return sys.modules[name]

@@ -1,0 +1,187 @@
+"""Compiles the native libraries: writes a ninja file, runs ninja, records what the build used.
+
+torch is never imported (its build helper alone takes seconds to load): only its headers are read,
+so that any build of a torch >= 2.10 serves, a CPU-only one for CUDA code too.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from service import ROOT, ServiceError, native_libraries, toolchain
+from service.matrix import Variant, load, release
+
+BUILD_INFO = "_build_info.json"
+
+# torch's libraries are only named, never needed: the linker gets empty ones of the same names.
+_STUB = "$cxx -shared -o $out -Wl,-soname,$soname -x c++ /dev/null"
+_LINK = (
+    "$cxx -shared -o $out $in $flags -s -Wl,--build-id=none "
+    "-Wl,-soname,$soname -Wl,-rpath,'$$ORIGIN'"
+)
+
+
+def build_folder(variant: Variant) -> Path:
+    """Where the objects of `variant` are kept between builds."""
+    return ROOT / "build" / variant.name
+
+
+def build(variant: Variant, pass_fds: tuple[int, ...] = ()) -> list[Path]:
+    """Compiles the libraries of `variant`; returns them, and the file that says what was used.
+
+    `pass_fds` are inherited by ninja: a lock given here is held until the last compiler has ended.
+    """
+    cxx = toolchain.host_compiler()
+    toolkit = toolchain.find_cuda(variant) if variant.cuda else None
+    if importlib.util.find_spec("ninja") is None:
+        raise ServiceError(f"there is no ninja for {sys.executable}: run `pip install ninja`")
+    headers, torch_version = _torch_headers()
+    folder = build_folder(variant)
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = _write_ninja(folder, variant, cxx, toolkit, headers)
+    jobs = toolchain.parallel_jobs()
+    command = [
+        sys.executable,
+        "-m",
+        "ninja",
+        "-f",
+        str(_relative(folder / "build.ninja")),
+        f"-j{jobs}",
+    ]
+    if subprocess.run(command, cwd=ROOT, pass_fds=pass_fds).returncode != 0:
+        raise ServiceError(
+            f"compiling the libraries of {variant.name} failed: the messages above say where"
+        )
+    info = folder / BUILD_INFO
+    info.write_text(json.dumps(_build_info(variant, cxx, toolkit, torch_version), indent=2) + "\n")
+    return [*outputs, info]
+
+
+def _torch_headers() -> tuple[Path, str]:
+    """torch's include directory and version, found without importing torch."""
+    needed = ".".join(map(str, native_libraries().STABLE_TORCH))
+    mend = f"run `pip install --no-deps torch=={load().headers_torch}`"
+    need = f"the headers of torch >= {needed} are needed"
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise ServiceError(f"{need}, and {sys.executable} has no torch: {mend}")
+    version = importlib.metadata.version("torch")
+    if release(version) < native_libraries().STABLE_TORCH:
+        raise ServiceError(f"{need}, and torch is {version}: {mend}")
+    return Path(spec.origin).parent / "include", version
+
+
+def _relative(path: Path) -> Path:
+    """Relative to the source tree, on whose place objects and compiler cache then do not depend."""
+    return path.relative_to(ROOT)
+
+
+def _write_ninja(
+    folder: Path,
+    variant: Variant,
+    cxx: str,
+    toolkit: toolchain.CudaToolkit | None,
+    headers: Path,
+) -> list[Path]:
+    """Writes build.ninja into `folder` and returns the libraries that it makes."""
+    writer: Any = importlib.import_module("ninja.ninja_syntax").Writer
+    native = native_libraries()
+    launcher = "ccache " if shutil.which("ccache") else ""
+    outputs = []
+    with (folder / "build.ninja").open("w") as file:
+        ninja = writer(file)
+        ninja.variable("builddir", str(_relative(folder)))
+        ninja.variable("cxx", cxx)
+        compile_cxx = f"{launcher}$cxx -MD -MF $out.d $flags -c $in -o $out"
+        ninja.rule("cxx", compile_cxx, depfile="$out.d", deps="gcc", description="C++ $in")
+        if toolkit:
+            compile_cuda = (
+                f"{launcher}{toolkit.nvcc} -ccbin $cxx -MD -MF $out.d $flags -c $in -o $out"
+            )
+            ninja.rule("cuda", compile_cuda, depfile="$out.d", deps="gcc", description="CUDA $in")
+        ninja.rule("stub", _STUB, description="STUB $out")
+        ninja.rule("link", _LINK, description="LINK $out")
+        for name in sorted({name for library in native.LIBRARIES for name in library.torch_links}):
+            soname = f"lib{name}.so"
+            ninja.build(str(_relative(folder / soname)), "stub", variables={"soname": soname})
+        for library in native.libraries(cuda=toolkit is not None):
+            objects = _write_objects(ninja, folder, library, variant, headers)
+            outputs.append(_write_link(ninja, folder, library, objects, toolkit))
+        ninja.default([str(_relative(path)) for path in outputs])
+    return outputs
+
+
+def _write_objects(
+    ninja: Any, folder: Path, library: Any, variant: Variant, headers: Path
+) -> list[str]:
+    native = native_libraries()
+    cxx_flags = native.cxx_flags(library)
+    if library.torch_links:
+        # Not -I: torch's headers are not held to our warnings. Their error messages hold paths.
+        cxx_flags += ["-isystem", str(headers), f"-ffile-prefix-map={headers}=torch"]
+    objects = []
+    for source in library.sources(ROOT / "csrc"):
+        cuda = source.suffix == ".cu"
+        flags = native.nvcc_flags(variant.architectures) if cuda else cxx_flags
+        target = str(_relative(folder / "objects" / f"{source.relative_to(ROOT / 'csrc')}.o"))
+        rule = "cuda" if cuda else "cxx"
+        ninja.build(target, rule, str(_relative(source)), variables={"flags": " ".join(flags)})
+        objects.append(target)
+    return objects
+
+
+def _write_link(
+    ninja: Any,
+    folder: Path,
+    library: Any,
+    objects: list[str],
+    toolkit: toolchain.CudaToolkit | None,
+) -> Path:
+    output = folder / f"{library.name}.so"
+    needed = [*library.links, *(f"lib{name}" for name in library.torch_links)]
+    shared = [str(_relative(folder / f"{name}.so")) for name in needed]
+    # What is linked here is needed at run time, even where the linker sees no use of it.
+    flags = ["-Wl,--no-as-needed", *shared, "-Wl,--as-needed"]
+    if not library.torch_links:
+        flags.append("-Wl,--no-undefined")
+    if toolkit and library.cuda and not library.torch_links:
+        # The CUDA runtime inside the library: it then runs with torch of any CUDA version.
+        flags += [str(toolkit.libraries / "libcudart_static.a"), "-Wl,--exclude-libs,ALL"]
+        flags += ["-ldl", "-lrt", "-lpthread"]
+    variables = {"flags": " ".join(flags), "soname": output.name}
+    ninja.build(str(_relative(output)), "link", objects, implicit=shared, variables=variables)
+    return output
+
+
+def _build_info(
+    variant: Variant, cxx: str, toolkit: toolchain.CudaToolkit | None, torch_version: str
+) -> dict[str, Any]:
+    return {
+        "variant": variant.name,
+        "cuda": toolkit.version if toolkit else None,
+        "architectures": list(variant.architectures),
+        "torch_headers": torch_version,
+        "cxx": _output(cxx, "--version").partition("\n")[0],
+        "commit": git("describe", "--always", "--abbrev=40", "--dirty"),
+    }
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@functools.cache
+def git(*arguments: str) -> str | None:
+    """What git says of the source tree, None where there is no git or no commit."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return None
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,184 @@
+"""Reads matrix.toml. `python -m service.matrix` prints the README's table of it."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from service import ROOT, ServiceError, native_libraries
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = ROOT / "matrix.toml"
+
+
+def release(version: str) -> tuple[int, ...]:
+    """`2.13.0+cpu` as (2, 13, 0), for comparing."""
+    return tuple(int(part) for part in version.partition("+")[0].split("."))
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What one wheel is built for: `cpu`, or a CUDA version such as `cu130`."""
+
+    name: str
+    image: str
+    runner: str
+    torch: tuple[str, ...]
+    cuda: str | None = None
+    architectures: tuple[str, ...] = ()
+    toolkit: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name != ("cu" + self.cuda.replace(".", "") if self.cuda else "cpu"):
+            raise ServiceError(
+                f"matrix.toml: variant {self.name} names CUDA {self.cuda}, which is another's"
+            )
+        if self.cuda and f":{self.cuda}." not in self.image:
+            raise ServiceError(
+                f"matrix.toml: {self.name} names CUDA {self.cuda}, but the image {self.image}"
+            )
+        if bool(self.cuda) != bool(self.architectures):
+            raise ServiceError(
+                f"matrix.toml: {self.name} needs `cuda` and `architectures`, or neither"
+            )
+        if not self.torch:
+            raise ServiceError(f"matrix.toml: {self.name} names no torch release")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A Python version x a variant x a torch release."""
+
+    python: str
+    variant: Variant
+    torch: str
+
+    @property
+    def name(self) -> str:
+        """What follows `build-` or `test-` in the cell's sessions, e.g. `3.11-cu124-torch2.5`."""
+        name = f"{self.python}-{self.variant.name}"
+        if self.torch == self.variant.torch[0]:
+            return name
+        return f"{name}-torch{'.'.join(self.torch.split('.')[:2])}"
+
+    @property
+    def lane(self) -> str:
+        """`stable` (LibTorch stable ABI) or `legacy` (older torch: raw pointers)."""
+        return lane(self.torch)
+
+
+def lane(torch: str) -> str:
+    """The lane of a torch release."""
+    return "stable" if release(torch) >= native_libraries().STABLE_TORCH else "legacy"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The whole file."""
+
+    headers_torch: str
+    toolkit_requirement: str
+    tools: Mapping[str, tuple[str, ...]]
+    pythons: Mapping[str, tuple[str, ...]]
+    """For each torch release, the Python versions it supports."""
+    variants: Mapping[str, Variant]
+
+    def __post_init__(self) -> None:
+        for variant in self.variants.values():
+            for torch in variant.torch:
+                if torch not in self.pythons:
+                    raise ServiceError(
+                        f"matrix.toml: {variant.name} names torch {torch}, but [torch] does not"
+                    )
+        names = [cell.name for cell in self.cells]
+        for name in names:
+            if names.count(name) > 1:
+                raise ServiceError(f"matrix.toml: two torch releases make the cell {name}")
+
+    @functools.cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every cell that can exist."""
+        return tuple(
+            Cell(python, variant, torch)
+            for variant in self.variants.values()
+            for torch in variant.torch
+            for python in self.pythons[torch]
+        )
+
+    def cell(self, name: str) -> Cell:
+        """The cell of a session's suffix, e.g. `3.11-cu130`."""
+        cells = {cell.name: cell for cell in self.cells}
+        if name not in cells:
+            near = difflib.get_close_matches(name, cells, n=3, cutoff=0.0)
+            raise ServiceError(
+                f"there is no cell {name!r} in matrix.toml; the nearest are {', '.join(near)} "
+                "(`nox --list` shows all)"
+            )
+        return cells[name]
+
+    def variant(self, name: str) -> Variant:
+        """The variant of that name."""
+        if name not in self.variants:
+            known = ", ".join(self.variants)
+            raise ServiceError(f"there is no variant {name!r} in matrix.toml; it has {known}")
+        return self.variants[name]
+
+    def table(self) -> str:
+        """The cells as a Markdown table."""
+        rows = [
+            "| session suffix | torch | lane | Python | CUDA | GPU architectures | base image |"
+        ]
+        rows.append("|---|---|---|---|---|---|---|")
+        for variant in self.variants.values():
+            for torch in variant.torch:
+                pythons = self.pythons[torch]
+                suffix = Cell("*", variant, torch).name
+                row = [f"`{suffix}`", torch, lane(torch), f"{pythons[0]}–{pythons[-1]}"]
+                row += [
+                    variant.cuda or "–",
+                    " ".join(variant.architectures) or "–",
+                    f"`{variant.image}`",
+                ]
+                rows.append(f"| {' | '.join(row)} |")
+        return "\n".join(rows)
+
+
+def parse(data: Mapping[str, Any]) -> Matrix:
+    """The matrix of a parsed file."""
+    variants = {}
+    for name, entry in data["variant"].items():
+        try:
+            fields: dict[str, Any] = {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in entry.items()
+            }
+            variants[name] = Variant(name, **fields)
+        except TypeError as error:  # a key that is missing, or that nobody reads
+            raise ServiceError(f"matrix.toml: variant {name}: {error}") from None
+    return Matrix(
+        headers_torch=data["headers_torch"],
+        toolkit_requirement=data["toolkit_requirement"],
+        tools={group: tuple(requirements) for group, requirements in data["tools"].items()},
+        pythons={torch: tuple(pythons) for torch, pythons in data["torch"].items()},
+        variants=variants,
+    )
+
+
+@functools.cache
+def load(path: Path = FILE) -> Matrix:
+    """The matrix of `path`."""
+    with path.open("rb") as file:
+        return parse(tomllib.load(file))
+
+
+if __name__ == "__main__":
+    print(load().table())

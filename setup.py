@@ -1,0 +1,118 @@
+"""Builds the wheel of one variant: setuptools' side of it. service/compile.py compiles."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+from setuptools import Command, Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build import build
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+
+from service import ServiceError, compile, matrix  # noqa: E402
+
+PACKAGE = ROOT / "package" / "extops"
+
+
+def chosen_variant() -> matrix.Variant:
+    """The variant that EXTOPS_VARIANT names.
+
+    There is no default: nobody shall get a CPU-only build by accident.
+    """
+    name = os.environ.get("EXTOPS_VARIANT")
+    if not name:
+        raise ServiceError(
+            "building extops from source needs to know for what: set EXTOPS_VARIANT to one of "
+            f"{', '.join(matrix.load().variants)}, or run `nox -s build-3.11-cu130` or the like, "
+            "or install a wheel"
+        )
+    return matrix.load().variant(name)
+
+
+class BuildLibraries(Command):
+    """Compiles the libraries, and puts them and a copy of the sources into the package."""
+
+    user_options: ClassVar[list[tuple[str, str, str]]] = []
+
+    def initialize_options(self) -> None:
+        self.build_lib: str | None = None
+        self.editable_mode = False  # set by `pip install -e`
+
+    def finalize_options(self) -> None:
+        self.set_undefined_options("build", ("build_lib", "build_lib"))
+
+    def run(self) -> None:
+        outputs = compile.build(VARIANT, pass_fds=(LOCK.fileno(),))
+        for stale in set(self._package().glob("libextops_*.so")):
+            if stale.name not in {path.name for path in outputs}:
+                stale.unlink()  # of another variant, left by an earlier `pip install -e`
+        for built in outputs:
+            target = self._package() / built.name
+            # By way of another name: a process that has the old library loaded keeps it.
+            shutil.copy2(built, target.with_name(f".{target.name}"))
+            target.with_name(f".{target.name}").replace(target)
+        if not self.editable_mode:
+            shutil.copytree(ROOT / "csrc", self._package() / "csrc", dirs_exist_ok=True)
+
+    def _package(self) -> Path:
+        assert self.build_lib is not None
+        return PACKAGE if self.editable_mode else Path(self.build_lib) / "extops"
+
+    def get_source_files(self) -> list[str]:
+        return [str(path.relative_to(ROOT)) for path in sorted((ROOT / "csrc").rglob("*.*"))]
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+
+class Build(build):
+    """Starts from an empty folder: setuptools would pack what an earlier build left there."""
+
+    sub_commands: ClassVar[list[Any]] = [*build.sub_commands, ("build_libraries", None)]
+
+    def run(self) -> None:
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
+class BinaryDistribution(Distribution):
+    """Has machine code, though no Python extension module."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+class BdistWheel(bdist_wheel):
+    """One wheel for every Python: the libraries know nothing of Python's ABI."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+try:
+    VARIANT = chosen_variant()
+    FOLDER = compile.build_folder(VARIANT)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    # One build of a variant at a time; the next one waits here.
+    LOCK = (FOLDER / "setup.lock").open("w")
+    fcntl.flock(LOCK, fcntl.LOCK_EX)
+    setup(
+        version=runpy.run_path(str(PACKAGE / "_version.py"))["__version__"] + f"+{VARIANT.name}",
+        cmdclass={"build": Build, "build_libraries": BuildLibraries, "bdist_wheel": BdistWheel},
+        distclass=BinaryDistribution,
+        # A folder for each variant: setuptools would mix their files otherwise.
+        options={"build": {"build_base": str(FOLDER)}, "egg_info": {"egg_base": str(FOLDER)}},
+    )
+except ServiceError as error:
+    sys.exit(f"extops: {error}")
