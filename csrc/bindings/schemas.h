@@ -4,9 +4,15 @@
 namespace extops {
 
 inline constexpr const char* kSchemas[] = {
-    "lltm_cell(Tensor gates, Tensor old_cell) -> (Tensor new_h, Tensor new_cell)",
-    "lltm_cell_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor new_cell)"
-    " -> (Tensor grad_gates, Tensor grad_old_cell)",
+    // products = [old_h | input] weights^T
+    "lltm(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell)"
+    " -> (Tensor new_h, Tensor new_cell, Tensor products)",
+    "lltm_backward(Tensor? grad_h, Tensor? grad_cell, Tensor input, Tensor bias, Tensor old_h, Tensor products,"
+    " Tensor new_cell) -> (Tensor grad_products, Tensor grad_old_cell, Tensor grad_weights, Tensor grad_bias)",
+    "lltm_input_backward(Tensor grad_products, Tensor weights) -> (Tensor grad_old_h, Tensor grad_input)",
+    "lltm_cell(Tensor products, Tensor bias, Tensor old_cell) -> (Tensor new_h, Tensor new_cell)",
+    "lltm_cell_backward(Tensor? grad_h, Tensor? grad_cell, Tensor products, Tensor bias, Tensor new_cell)"
+    " -> (Tensor grad_products, Tensor grad_old_cell)",
     "round_ste(Tensor input) -> Tensor",
     "elementwise_mult(Tensor a, Tensor b) -> Tensor",
     "elementwise_mult_out(Tensor a, Tensor b, Tensor(a!) out) -> ()",

@@ -1,11 +1,12 @@
-// The pointwise part of the LLTM cell; the matrix product that feeds it is the caller's.
+// The LLTM cell. With products = [old_h | input] * weights^T, [batch, 3 * state_size], in three blocks of columns:
 //
-// gates [batch, 3 * state_size] holds the pre-activations of the input gate, the output gate and the candidate, in
-// this order; every other tensor is [batch, state_size]. All are contiguous, except the two upstream gradients, which
-// carry a row and a column stride (in elements; 0 for an expanded one) and may be null where a gradient is absent.
-//
+//   input_gate, output_gate, candidate = products + bias
 //   new_cell = old_cell + elu(candidate) * sigmoid(input_gate)
 //   new_h    = tanh(new_cell) * sigmoid(output_gate)
+//
+// input is [batch, input_features], weights [3 * state_size, state_size + input_features], bias [3 * state_size], every
+// other tensor [batch, state_size]. All are contiguous, except the two upstream gradients, which carry a row and a
+// column stride (in elements; 0 for an expanded one) and may be null where a gradient is absent.
 //
 // A CPU function computes the elements [begin, end) of batch * state_size, so that the caller chooses the threads.
 // A CUDA function enqueues on `stream` of the current device and does not wait.
@@ -13,20 +14,51 @@
 
 #include "types.h"
 
+// The pointwise part, fed by a product of the caller's.
 EXTOPS_API Error extops_lltm_cell_cpu(
-    ScalarType dtype, int64_t batch, int64_t state_size, const void* gates, const void* old_cell, void* new_h,
-    void* new_cell, int64_t begin, int64_t end);
+    ScalarType dtype, int64_t batch, int64_t state_size, const void* products, const void* bias, const void* old_cell,
+    void* new_h, void* new_cell, int64_t begin, int64_t end);
 
 EXTOPS_API Error extops_lltm_cell_cuda(
-    ScalarType dtype, int64_t batch, int64_t state_size, const void* gates, const void* old_cell, void* new_h,
-    void* new_cell, void* stream);
+    ScalarType dtype, int64_t batch, int64_t state_size, const void* products, const void* bias, const void* old_cell,
+    void* new_h, void* new_cell, void* stream);
 
+// Its backward. grad_bias is the sum of grad_products over the batch, and the caller's to make.
 EXTOPS_API Error extops_lltm_cell_backward_cpu(
     ScalarType dtype, int64_t batch, int64_t state_size, const void* grad_h, int64_t grad_h_row_stride,
     int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride, int64_t grad_cell_column_stride,
-    const void* gates, const void* new_cell, void* grad_gates, void* grad_old_cell, int64_t begin, int64_t end);
+    const void* products, const void* bias, const void* new_cell, void* grad_products, void* grad_old_cell,
+    int64_t begin, int64_t end);
 
 EXTOPS_API Error extops_lltm_cell_backward_cuda(
     ScalarType dtype, int64_t batch, int64_t state_size, const void* grad_h, int64_t grad_h_row_stride,
     int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride, int64_t grad_cell_column_stride,
-    const void* gates, const void* new_cell, void* grad_gates, void* grad_old_cell, void* stream);
+    const void* products, const void* bias, const void* new_cell, void* grad_products, void* grad_old_cell,
+    void* stream);
+
+// One kernel for all of a small problem, where a library's product does not pay off; always in full precision, without
+// TF32. Each is right at any size and fast where the function after it says so.
+EXTOPS_API Error extops_lltm_cuda(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
+    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* products,
+    void* stream);
+
+EXTOPS_API bool extops_lltm_is_fast_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
+
+// The backward of the pointwise part together with grad_weights and grad_bias.
+EXTOPS_API Error extops_lltm_backward_cuda(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* grad_h,
+    int64_t grad_h_row_stride, int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride,
+    int64_t grad_cell_column_stride, const void* input, const void* bias, const void* old_h, const void* products,
+    const void* new_cell, void* grad_products, void* grad_old_cell, void* grad_weights, void* grad_bias, void* stream);
+
+EXTOPS_API bool extops_lltm_backward_is_fast_cuda(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
+
+// [grad_old_h | grad_input] = grad_products * weights, all of them float32.
+EXTOPS_API Error extops_lltm_input_backward_cuda(
+    int64_t batch, int64_t input_features, int64_t state_size, const void* grad_products, const void* weights,
+    void* grad_old_h, void* grad_input, void* stream);
+
+EXTOPS_API bool extops_lltm_input_backward_is_fast_cuda(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);

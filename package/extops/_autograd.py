@@ -35,14 +35,15 @@ def is_alias_of(a: Tensor, b: Tensor) -> bool:
     return bool(cast("Any", torch._C)._is_alias_of(a, b))
 
 
-def differentiable_gradients(
+def composite_gradients(
     composite: Callable[..., Any],
     inputs: Sequence[Tensor],
     needs_input_grad: Sequence[bool],
     grad_outputs: Sequence[Tensor | None],
-) -> list[Tensor | None]:
-    """The gradients of ``composite(*inputs)``, themselves differentiable, for a backward under ``create_graph``."""
-    outputs = composite(*inputs)
+) -> tuple[Tensor | None, ...]:
+    """The gradients of ``composite(*inputs)``, themselves differentiable where grad mode is on."""
+    with torch.enable_grad():
+        outputs = composite(*inputs)
     present = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
     wanted = [x for x, needed in zip(inputs, needs_input_grad, strict=True) if needed]
     gradients = iter(
@@ -50,8 +51,8 @@ def differentiable_gradients(
             [output for output, _ in present],
             wanted,
             [gradient for _, gradient in present],
-            create_graph=True,
+            create_graph=torch.is_grad_enabled(),
             allow_unused=True,
         )
     )
-    return [next(gradients) if needed else None for needed in needs_input_grad]
+    return tuple(next(gradients) if needed else None for needed in needs_input_grad)

@@ -75,24 +75,83 @@ def check_shape(op: str, name: str, tensor: Tensor, shape: Sequence[int], axes: 
         )
 
 
-def check_cell(op: str, gates: Tensor, cell_name: str, cell: Tensor) -> None:
-    """``gates`` [batch, 3 * state_size] and a cell state [batch, state_size]."""
+def check_lltm(
+    op: str, input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> None:
+    """The arguments of one step."""
+    check_tensor(op, "input", input)
+    check_dims(op, "input", input, "batch, input_features")
+    for name, tensor in (
+        ("weights", weights),
+        ("bias", bias),
+        ("old_h", old_h),
+        ("old_cell", old_cell),
+    ):
+        check_matches(op, name, tensor, "input", input)
+    check_dims(op, "old_h", old_h, "batch, state_size")
+    batch, features = input.shape
+    state_size = old_h.shape[1]
+    check_state(op, "old_h", old_h, batch, state_size)
+    check_state(op, "old_cell", old_cell, batch, state_size)
+    check_parameters(op, weights, bias, features, state_size)
+
+
+def check_state(op: str, name: str, state: Tensor, batch: int, state_size: int) -> None:
+    """A hidden or cell state."""
+    check_shape(op, name, state, (batch, state_size), "[batch, state_size]")
+
+
+def check_parameters(
+    op: str, weights: Tensor, bias: Tensor, features: int, state_size: int
+) -> None:
+    """The LLTM's weights and bias, of the dtype and device they should have."""
+    shape = (3 * state_size, state_size + features)
+    check_shape(op, "weights", weights, shape, "[3*state_size, state_size + input_features]")
+    check_shape(op, "bias", bias, (3 * state_size,), "[3*state_size]")
+
+
+def check_cell(op: str, products: Tensor, bias: Tensor, cell_name: str, cell: Tensor) -> None:
+    """``products`` [batch, 3 * state_size], ``bias`` [3 * state_size] and a cell state."""
     check_tensor(op, cell_name, cell)
     check_dims(op, cell_name, cell, "batch, state_size")
-    check_matches(op, "gates", gates, cell_name, cell)
+    check_matches(op, "products", products, cell_name, cell)
+    check_matches(op, "bias", bias, cell_name, cell)
     batch, state_size = cell.shape
-    check_shape(op, "gates", gates, (batch, 3 * state_size), "[batch, 3*state_size]")
+    check_shape(op, "products", products, (batch, 3 * state_size), "[batch, 3*state_size]")
+    check_shape(op, "bias", bias, (3 * state_size,), "[3*state_size]")
 
 
-def check_cell_backward(
-    op: str, grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, new_cell: Tensor
+def check_cell_gradients(
+    op: str, grad_h: Tensor | None, grad_cell: Tensor | None, new_cell: Tensor
 ) -> None:
-    """The arguments of :func:`check_cell`, and upstream gradients like the cell state, either of them absent."""
-    check_cell(op, gates, "new_cell", new_cell)
+    """Upstream gradients like the cell state, either of them absent."""
     for name, gradient in (("grad_h", grad_h), ("grad_cell", grad_cell)):
         if gradient is not None:
             check_matches(op, name, gradient, "new_cell", new_cell)
             check_shape(op, name, gradient, new_cell.shape, "that of `new_cell`")
+
+
+def check_backward_inputs(op: str, input: Tensor, old_h: Tensor, new_cell: Tensor) -> None:
+    """The forward's inputs beside the cell state that it made."""
+    check_matches(op, "input", input, "new_cell", new_cell)
+    check_matches(op, "old_h", old_h, "new_cell", new_cell)
+    check_dims(op, "input", input, "batch, input_features")
+    check_shape(op, "old_h", old_h, new_cell.shape, "that of `new_cell`")
+    check_shape(op, "input", input, (new_cell.shape[0], input.shape[1]), "[batch, input_features]")
+
+
+def check_input_backward(op: str, grad_products: Tensor, weights: Tensor) -> None:
+    """``grad_products`` [batch, 3 * state_size] and the weights that it goes through."""
+    check_tensor(op, "grad_products", grad_products)
+    check_dims(op, "grad_products", grad_products, "batch, 3*state_size")
+    check_matches(op, "weights", weights, "grad_products", grad_products)
+    check_dims(op, "weights", weights, "3*state_size, state_size + input_features")
+    gates = grad_products.shape[1]
+    if gates % 3 != 0 or weights.shape[0] != gates or weights.shape[1] < gates // 3:
+        raise RuntimeError(
+            f"{op}: expected `weights` to have shape [3*state_size, state_size + input_features] with "
+            f"3*state_size = {gates}, but got {list(weights.shape)}"
+        )
 
 
 def check_factors(op: str, a: Tensor, b: Tensor) -> None:

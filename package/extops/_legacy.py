@@ -9,8 +9,8 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_char_p, c_int32, c_int64, c_void_p
-from functools import cache
+from ctypes import c_bool, c_char_p, c_int32, c_int64, c_void_p
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,21 @@ from extops import _checks
 _DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
 
 # The arguments of the entry points in csrc/kernels, up to those that differ by device.
+_DTYPE_SIZES = (c_int32, c_int64, c_int64, c_int64)
+_GRADIENTS = (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64)
 _ELEMENTWISE = (c_int32, c_int64, c_void_p, c_void_p)
-_GRADIENT = (c_void_p, c_int64, c_int64)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "lltm_cell": (c_int32, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
-    "lltm_cell_backward": (
-        *(c_int32, c_int64, c_int64),
-        *(*_GRADIENT, *_GRADIENT),
-        *(c_void_p, c_void_p, c_void_p, c_void_p),
-    ),
+    "lltm_cell": (c_int32, c_int64, c_int64, *[c_void_p] * 5),
+    "lltm_cell_backward": (c_int32, c_int64, c_int64, *_GRADIENTS, *[c_void_p] * 5),
     "round_ste": _ELEMENTWISE,
     "elementwise_mult": _ELEMENTWISE,
     "elementwise_mult_backward": _ELEMENTWISE,
+}
+# The kernels for small problems, which CUDA alone has; each with a function that tells where it is fast.
+_SMALL_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "lltm": (*_DTYPE_SIZES, *[c_void_p] * 8),
+    "lltm_backward": (*_DTYPE_SIZES, *_GRADIENTS, *[c_void_p] * 9),
+    "lltm_input_backward": (c_int64, c_int64, c_int64, *[c_void_p] * 4),
 }
 
 _library = torch.library.Library("extops", "DEF")
@@ -62,14 +65,19 @@ class _Device:
     """The entry points of one library, and how to call them."""
 
     key: str
+    signatures: dict[str, tuple[Any, ...]]
     last_arguments: tuple[Any, ...]
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.kernels: dict[str, Callable[..., bytes | None]] = {}
-        for name, signature in _SIGNATURES.items():
+        for name, signature in self.signatures.items():
             function = library[f"extops_{name}_{self.key.lower()}"]
             function.argtypes, function.restype = signature + self.last_arguments, c_char_p
             self.kernels[name] = function
+
+    def is_fast(self, name: str, dtype: torch.dtype, *sizes: int) -> bool:
+        """Whether the kernel ``name`` for small problems exists here and pays off."""
+        raise NotImplementedError
 
     def run(self, name: str, like: Tensor, *arguments: Any) -> None:
         """Calls a kernel for the ``like.numel()`` elements of an output on the device of ``like``."""
@@ -78,10 +86,14 @@ class _Device:
 
 class _Cpu(_Device):
     key = "CPU"
+    signatures = _SIGNATURES
     last_arguments = (c_int64, c_int64)
 
     # Below this a second thread costs more than it saves.
     _GRAIN = 65536
+
+    def is_fast(self, name: str, dtype: torch.dtype, *sizes: int) -> bool:
+        return False
 
     def run(self, name: str, like: Tensor, *arguments: Any) -> None:
         kernel = self.kernels[name]
@@ -99,7 +111,19 @@ class _Cpu(_Device):
 
 class _Cuda(_Device):
     key = "CUDA"
+    signatures = _SIGNATURES | _SMALL_SIGNATURES
     last_arguments = (c_void_p,)
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        super().__init__(library)
+        self.predicates = {
+            name: library[f"extops_{name}_is_fast_cuda"] for name in _SMALL_SIGNATURES
+        }
+        for predicate in self.predicates.values():
+            predicate.argtypes, predicate.restype = _DTYPE_SIZES, c_bool
+
+    def is_fast(self, name: str, dtype: torch.dtype, *sizes: int) -> bool:
+        return bool(self.predicates[name](_DTYPES[dtype], *sizes))
 
     def run(self, name: str, like: Tensor, *arguments: Any) -> None:
         with torch.cuda.device(like.device):
@@ -124,56 +148,141 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 def _register(device: _Device) -> None:
     """Registers every operator for one device."""
-
-    def lltm_cell(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
-        _checks.check_cell("lltm_cell", gates, "old_cell", old_cell)
-        gates, old_cell = gates.contiguous(), old_cell.contiguous()
-        new_h, new_cell = torch.empty_like(old_cell), torch.empty_like(old_cell)
-        pointers = (x.data_ptr() for x in (gates, old_cell, new_h, new_cell))
-        device.run("lltm_cell", old_cell, _DTYPES[gates.dtype], *old_cell.shape, *pointers)
-        return new_h, new_cell
-
-    def lltm_cell_backward(
-        grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, new_cell: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        op = "lltm_cell_backward"
-        _checks.check_cell_backward(op, grad_h, grad_cell, gates, new_cell)
-        upstream = (*_gradient(grad_h), *_gradient(grad_cell))
-        gates, new_cell = gates.contiguous(), new_cell.contiguous()
-        grad_gates, grad_old_cell = torch.empty_like(gates), torch.empty_like(new_cell)
-        pointers = (x.data_ptr() for x in (gates, new_cell, grad_gates, grad_old_cell))
-        device.run(op, new_cell, _DTYPES[gates.dtype], *new_cell.shape, *upstream, *pointers)
-        return grad_gates, grad_old_cell
-
-    def round_ste(input: Tensor) -> Tensor:
-        _checks.check_tensor("round_ste", "input", input)
-        output = torch.empty_like(input)
-        _elementwise(device, "round_ste", output, input)
-        return output
-
-    def elementwise_mult(a: Tensor, b: Tensor) -> Tensor:
-        _checks.check_factors("elementwise_mult", a, b)
-        out = _checks.empty_product("elementwise_mult", a, b)
-        _elementwise(device, "elementwise_mult", out, a, b)
-        return out
-
-    def elementwise_mult_out(a: Tensor, b: Tensor, out: Tensor) -> None:
-        _checks.check_product("elementwise_mult_out", a, b, out)
-        _elementwise(device, "elementwise_mult", out, a, b)
-
-    def elementwise_mult_backward(
-        grad_output: Tensor, a: Tensor, b: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        _checks.check_mult_backward("elementwise_mult_backward", grad_output, a, b)
-        grads = torch.empty_like(a), torch.empty_like(b)
-        _elementwise(device, "elementwise_mult_backward", *grads, grad_output, a, b)
-        return grads
-
-    for implementation in (
-        *(lltm_cell, lltm_cell_backward, round_ste),
-        *(elementwise_mult, elementwise_mult_out, elementwise_mult_backward),
+    for operator in (
+        *(_lltm, _lltm_backward, _lltm_input_backward, _lltm_cell, _lltm_cell_backward),
+        *(_round_ste, _elementwise_mult, _elementwise_mult_out, _elementwise_mult_backward),
     ):
-        _library.impl(implementation.__name__, implementation, device.key)
+        name = operator.__name__.removeprefix("_")
+        _library.impl(name, partial(operator, device), device.key)
+
+
+def _lltm(
+    device: _Device, input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    _checks.check_lltm("lltm", input, weights, bias, old_h, old_cell)
+    sizes = *input.shape, old_h.shape[1]
+    if not device.is_fast("lltm", input.dtype, *sizes):
+        products = torch.mm(torch.cat([old_h, input], dim=1), weights.t())
+        return *_lltm_cell(device, products, bias, old_cell), products
+    inputs = [x.contiguous() for x in (input, weights, bias, old_h, old_cell)]
+    new_h, new_cell = old_cell.new_empty(old_cell.shape), old_cell.new_empty(old_cell.shape)
+    products = old_cell.new_empty(sizes[0], 3 * sizes[2])
+    tensors = *inputs, new_h, new_cell, products
+    device.run("lltm", old_cell, _DTYPES[input.dtype], *sizes, *_pointers(*tensors))
+    return new_h, new_cell, products
+
+
+def _lltm_backward(
+    device: _Device,
+    grad_h: Tensor | None,
+    grad_cell: Tensor | None,
+    input: Tensor,
+    bias: Tensor,
+    old_h: Tensor,
+    products: Tensor,
+    new_cell: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    op = "lltm_backward"
+    _checks.check_cell(op, products, bias, "new_cell", new_cell)
+    _checks.check_cell_gradients(op, grad_h, grad_cell, new_cell)
+    _checks.check_backward_inputs(op, input, old_h, new_cell)
+    (batch, features), state_size = input.shape, new_cell.shape[1]
+    sizes = batch, features, state_size
+    if not device.is_fast(op, products.dtype, *sizes):
+        grad_products, grad_old_cell = _lltm_cell_backward(
+            device, grad_h, grad_cell, products, bias, new_cell
+        )
+        grad_weights = torch.mm(grad_products.t(), torch.cat([old_h, input], dim=1))
+        return grad_products, grad_old_cell, grad_weights, grad_products.sum(0)
+    inputs = [x.contiguous() for x in (input, bias, old_h, products, new_cell)]
+    grads = (
+        products.new_empty(batch, 3 * state_size),
+        products.new_empty(batch, state_size),
+        products.new_empty(3 * state_size, state_size + features),
+        products.new_empty(3 * state_size),
+    )
+    upstream = *_gradient(grad_h), *_gradient(grad_cell)
+    pointers = _pointers(*inputs, *grads)
+    device.run(op, new_cell, _DTYPES[products.dtype], *sizes, *upstream, *pointers)
+    return grads
+
+
+def _lltm_input_backward(
+    device: _Device, grad_products: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    op = "lltm_input_backward"
+    _checks.check_input_backward(op, grad_products, weights)
+    batch, state_size = grad_products.shape[0], grad_products.shape[1] // 3
+    features = weights.shape[1] - state_size
+    if not device.is_fast(op, weights.dtype, batch, features, state_size):
+        of_h, of_input = weights.split([state_size, features], dim=1)
+        return torch.mm(grad_products, of_h), torch.mm(grad_products, of_input)
+    grads = weights.new_empty(batch, state_size), weights.new_empty(batch, features)
+    pointers = _pointers(grad_products.contiguous(), weights.contiguous(), *grads)
+    device.run(op, grad_products, batch, features, state_size, *pointers)
+    return grads
+
+
+def _lltm_cell(
+    device: _Device, products: Tensor, bias: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    _checks.check_cell("lltm_cell", products, bias, "old_cell", old_cell)
+    inputs = [x.contiguous() for x in (products, bias, old_cell)]
+    new_h, new_cell = old_cell.new_empty(old_cell.shape), old_cell.new_empty(old_cell.shape)
+    pointers = _pointers(*inputs, new_h, new_cell)
+    device.run("lltm_cell", old_cell, _DTYPES[products.dtype], *old_cell.shape, *pointers)
+    return new_h, new_cell
+
+
+def _lltm_cell_backward(
+    device: _Device,
+    grad_h: Tensor | None,
+    grad_cell: Tensor | None,
+    products: Tensor,
+    bias: Tensor,
+    new_cell: Tensor,
+) -> tuple[Tensor, Tensor]:
+    op = "lltm_cell_backward"
+    _checks.check_cell(op, products, bias, "new_cell", new_cell)
+    _checks.check_cell_gradients(op, grad_h, grad_cell, new_cell)
+    inputs = [x.contiguous() for x in (products, bias, new_cell)]
+    grads = products.new_empty(products.shape), new_cell.new_empty(new_cell.shape)
+    upstream = *_gradient(grad_h), *_gradient(grad_cell)
+    pointers = _pointers(*inputs, *grads)
+    device.run(op, new_cell, _DTYPES[products.dtype], *new_cell.shape, *upstream, *pointers)
+    return grads
+
+
+def _round_ste(device: _Device, input: Tensor) -> Tensor:
+    _checks.check_tensor("round_ste", "input", input)
+    output = torch.empty_like(input)
+    _elementwise(device, "round_ste", output, input)
+    return output
+
+
+def _elementwise_mult(device: _Device, a: Tensor, b: Tensor) -> Tensor:
+    _checks.check_factors("elementwise_mult", a, b)
+    out = _checks.empty_product("elementwise_mult", a, b)
+    _elementwise(device, "elementwise_mult", out, a, b)
+    return out
+
+
+def _elementwise_mult_out(device: _Device, a: Tensor, b: Tensor, out: Tensor) -> None:
+    _checks.check_product("elementwise_mult_out", a, b, out)
+    _elementwise(device, "elementwise_mult", out, a, b)
+
+
+def _elementwise_mult_backward(
+    device: _Device, grad_output: Tensor, a: Tensor, b: Tensor
+) -> tuple[Tensor, Tensor]:
+    _checks.check_mult_backward("elementwise_mult_backward", grad_output, a, b)
+    grads = torch.empty_like(a), torch.empty_like(b)
+    _elementwise(device, "elementwise_mult_backward", *grads, grad_output, a, b)
+    return grads
+
+
+def _pointers(*tensors: Tensor) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def _gradient(gradient: Tensor | None) -> tuple[int | None, int, int]:
@@ -190,7 +299,7 @@ def _elementwise(device: _Device, name: str, output: Tensor, *others: Tensor) ->
     shape = output.shape
     numbers = [*shape, *(n for x in operands for n in _broadcast_strides(x, shape))]
     geometry = (c_int64 * len(numbers))(*numbers)
-    data = (c_void_p * len(operands))(*(x.data_ptr() for x in operands))
+    data = (c_void_p * len(operands))(*_pointers(*operands))
     device.run(name, output, _DTYPES[output.dtype], len(shape), geometry, data)
 
 

@@ -47,11 +47,11 @@ def lltm_sequence(
         input = input.transpose(0, 1)
     state_size = h.shape[1]
     weights_h = weights[:, :state_size].t()
-    input_gates = F.linear(input, weights[:, state_size:], bias).unbind(0)
+    from_input = F.linear(input, weights[:, state_size:]).unbind(0)
     outputs: list[Tensor] = []
-    steps = range(len(input_gates))
+    steps = range(len(from_input))
     for t in reversed(steps) if reverse else steps:
-        new_h, new_c = lltm_cell(torch.addmm(input_gates[t], h, weights_h), c)
+        new_h, new_c = lltm_cell(torch.addmm(from_input[t], h, weights_h), bias, c)
         if lengths is None:
             h, c = new_h, new_c
             outputs.append(h)
@@ -86,13 +86,9 @@ def _check(
         _checks.check_matches(_OP, name, tensor, "input", input)
     _checks.check_dims(_OP, "h_0", h, "batch, state_size")
     batch, features, state = input.shape[0 if batch_first else 1], input.shape[2], h.shape[1]
-    _checks.check_shape(_OP, "h_0", h, (batch, state), "[batch, state_size]")
-    _checks.check_shape(_OP, "c_0", c, (batch, state), "[batch, state_size]")
-    _checks.check_shape(
-        *(_OP, "weights", weights, (3 * state, state + features)),
-        "[3*state_size, state_size + input_features]",
-    )
-    _checks.check_shape(_OP, "bias", bias, (3 * state,), "[3*state_size]")
+    _checks.check_state(_OP, "h_0", h, batch, state)
+    _checks.check_state(_OP, "c_0", c, batch, state)
+    _checks.check_parameters(_OP, weights, bias, features, state)
     if lengths is not None:
         _check_lengths(lengths, input, batch)
 

@@ -10,6 +10,7 @@
 namespace {
 
 struct Cpu {
+  static constexpr bool kHasSmallKernels = false;
   static constexpr auto* lltm_cell = &extops_lltm_cell_cpu;
   static constexpr auto* lltm_cell_backward = &extops_lltm_cell_backward_cpu;
   static constexpr auto* round_ste = &extops_round_ste_cpu;

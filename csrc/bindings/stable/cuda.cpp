@@ -11,6 +11,13 @@
 namespace {
 
 struct Cuda {
+  static constexpr bool kHasSmallKernels = true;
+  static constexpr auto* lltm = &extops_lltm_cuda;
+  static constexpr auto* lltm_is_fast = &extops_lltm_is_fast_cuda;
+  static constexpr auto* lltm_backward = &extops_lltm_backward_cuda;
+  static constexpr auto* lltm_backward_is_fast = &extops_lltm_backward_is_fast_cuda;
+  static constexpr auto* lltm_input_backward = &extops_lltm_input_backward_cuda;
+  static constexpr auto* lltm_input_backward_is_fast = &extops_lltm_input_backward_is_fast_cuda;
   static constexpr auto* lltm_cell = &extops_lltm_cell_cuda;
   static constexpr auto* lltm_cell_backward = &extops_lltm_cell_backward_cuda;
   static constexpr auto* round_ste = &extops_round_ste_cuda;

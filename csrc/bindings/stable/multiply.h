@@ -67,8 +67,9 @@ std::tuple<Tensor, Tensor> elementwise_mult_backward(const Tensor& grad_output, 
   constexpr const char* kOp = "elementwise_mult_backward";
   check_matches(kOp, "b", b, "a", a);
   check_matches(kOp, "grad_output", grad_output, "a", a);
-  check_sizes(kOp, "b", b, a.sizes());
-  check_sizes(kOp, "grad_output", grad_output, a.sizes());
+  const std::vector<int64_t> sizes(a.sizes().begin(), a.sizes().end());
+  check_sizes(kOp, "b", b, sizes);
+  check_sizes(kOp, "grad_output", grad_output, sizes);
   const ScalarType dtype = kernel_dtype(kOp, "a", a);
   const Tensor grad_a = torch::stable::empty_like(a);
   const Tensor grad_b = torch::stable::empty_like(b);

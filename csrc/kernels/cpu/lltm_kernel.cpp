@@ -27,26 +27,42 @@ template <class Body>
   }
 }
 
+// The pre-activations of a piece of a row.
+template <class T>
+class Gates {
+ public:
+  [[gnu::always_inline]] Gates(const T* products, const T* bias, int64_t state_size)
+      : products_(products), bias_(bias), state_size_(state_size) {}
+
+  [[gnu::always_inline]] auto input_gate(int64_t j) const { return load(products_[j]) + load(bias_[j]); }
+  [[gnu::always_inline]] auto output_gate(int64_t j) const { return input_gate(state_size_ + j); }
+  [[gnu::always_inline]] auto candidate(int64_t j) const { return input_gate(2 * state_size_ + j); }
+
+ private:
+  const T* products_;
+  const T* bias_;
+  int64_t state_size_;
+};
+
 template <class T>
 [[gnu::always_inline]] inline void cell(
-    int64_t state_size, const T* gates, const T* old_cell, T* new_h, T* new_cell, int64_t begin, int64_t end) {
+    int64_t state_size, const T* products, const T* bias, const T* old_cell, T* new_h, T* new_cell, int64_t begin,
+    int64_t end) {
   using C = typename Compute<T>::type;
   for_each_row_piece(
       state_size, begin, end, state_size,
       [&](int64_t first, int64_t row, int64_t column, int64_t count) __attribute__((always_inline)) {
-        const T* __restrict input_gate = gates + row * 3 * state_size + column;
-        const T* __restrict output_gate = input_gate + state_size;
-        const T* __restrict candidate = output_gate + state_size;
+        const Gates<T> gates(products + row * 3 * state_size + column, bias + column, state_size);
         const T* __restrict old_c = old_cell + first;
         T* __restrict h = new_h + first;
         T* __restrict c = new_cell + first;
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; ++j) {
-          const C z = load(candidate[j]);
+          const C z = gates.candidate(j);
           const C elu = z > 0 ? z : expm1(z > 0 ? C(0) : z);
-          const C cell = load(old_c[j]) + elu * sigmoid<C>(load(input_gate[j]));
+          const C cell = load(old_c[j]) + elu * sigmoid<C>(gates.input_gate(j));
           store(c[j], cell);
-          store(h[j], tanh(cell) * sigmoid<C>(load(output_gate[j])));
+          store(h[j], tanh(cell) * sigmoid<C>(gates.output_gate(j)));
         }
       });
 }
@@ -75,8 +91,8 @@ struct Gradient {
 
 template <class T>
 [[gnu::always_inline]] inline void cell_backward(
-    int64_t state_size, Gradient<T> grad_h, Gradient<T> grad_cell, const T* gates, const T* new_cell, T* grad_gates,
-    T* grad_old_cell, int64_t begin, int64_t end) {
+    int64_t state_size, Gradient<T> grad_h, Gradient<T> grad_cell, const T* products, const T* bias, const T* new_cell,
+    T* grad_products, T* grad_old_cell, int64_t begin, int64_t end) {
   using C = typename Compute<T>::type;
   constexpr int64_t kPiece = 256;  // upstream gradients pass through buffers that stay in the first-level cache
   C upstream_h[kPiece];
@@ -87,21 +103,19 @@ template <class T>
         grad_h.copy(row, column, count, upstream_h);
         grad_cell.copy(row, column, count, upstream_cell);
         const int64_t offset = row * 3 * state_size + column;
-        const T* __restrict input_gate = gates + offset;
-        const T* __restrict output_gate = input_gate + state_size;
-        const T* __restrict candidate = output_gate + state_size;
+        const Gates<T> gates(products + offset, bias + column, state_size);
         const T* __restrict cell = new_cell + first;
-        T* __restrict grad_input_gate = grad_gates + offset;
+        T* __restrict grad_input_gate = grad_products + offset;
         T* __restrict grad_output_gate = grad_input_gate + state_size;
         T* __restrict grad_candidate = grad_output_gate + state_size;
         T* __restrict grad_old_c = grad_old_cell + first;
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; ++j) {
-          const C z = load(candidate[j]);
+          const C z = gates.candidate(j);
           const C tail = expm1(z > 0 ? C(0) : z);
           const C elu = z > 0 ? z : tail;
-          const C i = sigmoid<C>(load(input_gate[j]));
-          const C o = sigmoid<C>(load(output_gate[j]));
+          const C i = sigmoid<C>(gates.input_gate(j));
+          const C o = sigmoid<C>(gates.output_gate(j));
           const C tanh_cell = tanh<C>(load(cell[j]));
           const C dc = upstream_cell[j] + upstream_h[j] * o * (1 - tanh_cell * tanh_cell);
           store(grad_old_c[j], dc);
@@ -118,14 +132,14 @@ template <class T>
 using namespace extops::cpu;
 
 Error extops_lltm_cell_cpu(
-    ScalarType dtype, int64_t, int64_t state_size, const void* gates, const void* old_cell, void* new_h, void* new_cell,
-    int64_t begin, int64_t end) {
+    ScalarType dtype, int64_t, int64_t state_size, const void* products, const void* bias, const void* old_cell,
+    void* new_h, void* new_cell, int64_t begin, int64_t end) {
   return dispatch(dtype, [&](auto scalar) -> Error {
     using T = decltype(scalar);
     vectorize([&]() __attribute__((always_inline)) {
       cell(
-          state_size, static_cast<const T*>(gates), static_cast<const T*>(old_cell), static_cast<T*>(new_h),
-          static_cast<T*>(new_cell), begin, end);
+          state_size, static_cast<const T*>(products), static_cast<const T*>(bias), static_cast<const T*>(old_cell),
+          static_cast<T*>(new_h), static_cast<T*>(new_cell), begin, end);
     });
     return nullptr;
   });
@@ -134,15 +148,16 @@ Error extops_lltm_cell_cpu(
 Error extops_lltm_cell_backward_cpu(
     ScalarType dtype, int64_t, int64_t state_size, const void* grad_h, int64_t grad_h_row_stride,
     int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride, int64_t grad_cell_column_stride,
-    const void* gates, const void* new_cell, void* grad_gates, void* grad_old_cell, int64_t begin, int64_t end) {
+    const void* products, const void* bias, const void* new_cell, void* grad_products, void* grad_old_cell,
+    int64_t begin, int64_t end) {
   return dispatch(dtype, [&](auto scalar) -> Error {
     using T = decltype(scalar);
     const Gradient<T> upstream_h{static_cast<const T*>(grad_h), grad_h_row_stride, grad_h_column_stride};
     const Gradient<T> upstream_cell{static_cast<const T*>(grad_cell), grad_cell_row_stride, grad_cell_column_stride};
     vectorize([&]() __attribute__((always_inline)) {
       cell_backward(
-          state_size, upstream_h, upstream_cell, static_cast<const T*>(gates), static_cast<const T*>(new_cell),
-          static_cast<T*>(grad_gates), static_cast<T*>(grad_old_cell), begin, end);
+          state_size, upstream_h, upstream_cell, static_cast<const T*>(products), static_cast<const T*>(bias),
+          static_cast<const T*>(new_cell), static_cast<T*>(grad_products), static_cast<T*>(grad_old_cell), begin, end);
     });
     return nullptr;
   });

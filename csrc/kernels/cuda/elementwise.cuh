@@ -85,6 +85,20 @@ __device__ void locate(
   }
 }
 
+template <int kOutputs, int kInputs, class T, int kVector, class Function>
+__device__ void apply_vectors(const Function& function, Vector<T, kVector>* outputs, const Vector<T, kVector>* inputs) {
+#pragma unroll
+  for (int j = 0; j < kVector; ++j) {
+    T from[kInputs];
+    T to[kOutputs];
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) from[k] = inputs[k].values[j];
+    apply<kOutputs>(function, to, from, std::make_index_sequence<kOutputs>{}, std::make_index_sequence<kInputs>{});
+#pragma unroll
+    for (int k = 0; k < kOutputs; ++k) outputs[k].values[j] = to[k];
+  }
+}
+
 // Every operand is dense, aligned for vectors, and visited in the order of its memory.
 template <int kOutputs, int kInputs, int kVector, class T, class Function>
 __global__ void __launch_bounds__(kThreads)
@@ -98,16 +112,7 @@ __global__ void __launch_bounds__(kThreads)
     V outputs[kOutputs];
 #pragma unroll
     for (int k = 0; k < kInputs; ++k) inputs[k] = reinterpret_cast<const V*>(operands.data[kOutputs + k])[item];
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) {
-      T from[kInputs];
-      T to[kOutputs];
-#pragma unroll
-      for (int k = 0; k < kInputs; ++k) from[k] = inputs[k].values[j];
-      apply<kOutputs>(function, to, from, std::make_index_sequence<kOutputs>{}, std::make_index_sequence<kInputs>{});
-#pragma unroll
-      for (int k = 0; k < kOutputs; ++k) outputs[k].values[j] = to[k];
-    }
+    apply_vectors<kOutputs, kInputs>(function, outputs, inputs);
 #pragma unroll
     for (int k = 0; k < kOutputs; ++k) reinterpret_cast<V*>(operands.data[k])[item] = outputs[k];
   }
@@ -154,11 +159,56 @@ __global__ void __launch_bounds__(kThreads) strided_kernel(
   }
 }
 
+// Every operand's innermost rows are dense, or one element that is broadcast; the layout counts them in vectors.
+template <int kOutputs, int kInputs, int kVector, class T, class Function>
+__global__ void __launch_bounds__(kThreads) broadcast_kernel(
+    int64_t vectors, Operands<T, kOutputs + kInputs> operands, Strides<Divisor, kOutputs + kInputs> layout,
+    Function function) {
+  using V = Vector<T, kVector>;
+  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+  for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < vectors; item += step) {
+    T* pointers[kOutputs + kInputs];
+    locate(static_cast<uint32_t>(item), operands, layout, pointers);
+    V inputs[kInputs];
+    V outputs[kOutputs];
+#pragma unroll
+    for (int k = 0; k < kInputs; ++k) {
+      if (layout.strides[kOutputs + k][0] != 0) {
+        inputs[k] = *reinterpret_cast<const V*>(pointers[kOutputs + k]);
+      } else {
+        const T value = *pointers[kOutputs + k];
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) inputs[k].values[j] = value;
+      }
+    }
+    apply_vectors<kOutputs, kInputs>(function, outputs, inputs);
+#pragma unroll
+    for (int k = 0; k < kOutputs; ++k) *reinterpret_cast<V*>(pointers[k]) = outputs[k];
+  }
+}
+
 template <class T, int kVector, int kOperands>
 bool is_aligned(const Operands<T, kOperands>& operands) {
   return std::all_of(operands.data, operands.data + kOperands, [](const T* pointer) {
     return reinterpret_cast<uintptr_t>(pointer) % alignof(Vector<T, kVector>) == 0;
   });
+}
+
+// Whether the layout can be counted in vectors, and if so counts it.
+template <int kVector, int kOutputs, int kOperands>
+bool count_in_vectors(ElementwiseLayout<kOperands>& layout) {
+  if (layout.dim == 0 || layout.sizes[0] % kVector != 0 || layout.numel > INT32_MAX) return false;
+  for (int k = 0; k < kOperands; ++k) {
+    const int64_t* strides = layout.strides[k];
+    const bool broadcast = strides[0] == 0 && k >= kOutputs;
+    if (broadcast) continue;
+    const bool aligned =
+        std::all_of(strides + 1, strides + layout.dim, [](int64_t stride) { return stride % kVector == 0; });
+    if (strides[0] != 1 || !aligned) return false;
+  }
+  layout.sizes[0] /= kVector;
+  for (int k = 0; k < kOperands; ++k) layout.strides[k][0] *= kVector;
+  return true;
 }
 
 // The body of an elementwise operator's CUDA entry point (ElementwiseCuda). `function(inputs..., outputs&...)` works on
@@ -180,6 +230,10 @@ Error elementwise(
     if (layout.is_contiguous() && is_aligned<T, kVector>(operands)) {
       contiguous_kernel<kOutputs, kInputs, kVector>
           <<<blocks_for(layout.numel, kVector), kThreads, 0, stream>>>(layout.numel, operands, function);
+    } else if (is_aligned<T, kVector>(operands) && count_in_vectors<kVector, kOutputs>(layout)) {
+      const int64_t vectors = layout.numel / kVector;
+      broadcast_kernel<kOutputs, kInputs, kVector><<<blocks_for(vectors), kThreads, 0, stream>>>(
+          vectors, operands, Strides<Divisor, kOperands>(layout), function);
     } else if (layout.numel <= INT32_MAX) {
       strided_kernel<kOutputs, kInputs, uint32_t><<<blocks_for(layout.numel, kItemsPerThread), kThreads, 0, stream>>>(
           layout.numel, operands, Strides<Divisor, kOperands>(layout), function);

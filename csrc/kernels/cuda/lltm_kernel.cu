@@ -1,22 +1,9 @@
 #include "../lltm.h"
 #include "launch.cuh"
-#include "scalar.cuh"
+#include "lltm_pointwise.cuh"
 
 // Named, not anonymous: nvcc would put the path of this file into the kernels' names, and no two builds be the same.
 namespace extops::cuda {
-
-__device__ inline float exponential(float x) { return expf(x); }
-__device__ inline double exponential(double x) { return ::exp(x); }
-
-template <class C>
-__device__ C sigmoid(C x) {
-  return 1 / (1 + exponential(-x));
-}
-
-template <class C>
-__device__ C elu(C x) {
-  return x > 0 ? x : expm1(x);
-}
 
 // Rows and vectors of `kVector` columns, numbered row by row.
 template <int kVector>
@@ -36,76 +23,75 @@ struct Position {
   }
 };
 
+// The pre-activations of a vector of units: those of the input gate, the output gate and the candidate.
+template <class T, int kVector>
+class Gates {
+ public:
+  __device__ Gates(const T* products, const T* bias, int64_t state_size) {
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate) {
+      products_[gate] = *reinterpret_cast<const Vector<T, kVector>*>(products + gate * state_size);
+      bias_[gate] = *reinterpret_cast<const Vector<T, kVector>*>(bias + gate * state_size);
+    }
+  }
+
+  __device__ auto at(int gate, int j) const { return load(products_[gate].values[j]) + load(bias_[gate].values[j]); }
+
+ private:
+  Vector<T, kVector> products_[3];
+  Vector<T, kVector> bias_[3];
+};
+
 template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads) lltm_cell_kernel(
-    int64_t items, int64_t state_size, const T* __restrict__ gates, const T* __restrict__ old_cell,
-    T* __restrict__ new_h, T* __restrict__ new_cell) {
+    int64_t items, int64_t state_size, const T* __restrict__ products, const T* __restrict__ bias,
+    const T* __restrict__ old_cell, T* __restrict__ new_h, T* __restrict__ new_cell) {
   using C = typename Compute<T>::type;
   using V = Vector<T, kVector>;
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += step) {
     const Position<kVector> at(item, state_size);
-    const T* row = gates + at.row * 3 * state_size + at.column;
-    const V input_gate = *reinterpret_cast<const V*>(row);
-    const V output_gate = *reinterpret_cast<const V*>(row + state_size);
-    const V candidate = *reinterpret_cast<const V*>(row + 2 * state_size);
+    const Gates<T, kVector> gates(products + at.row * 3 * state_size + at.column, bias + at.column, state_size);
     const V old_c = *reinterpret_cast<const V*>(old_cell + item * kVector);
     V h, c;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      const C cell = load(old_c.values[j]) + elu<C>(load(candidate.values[j])) * sigmoid<C>(load(input_gate.values[j]));
-      store(c.values[j], cell);
-      store(h.values[j], tanh(cell) * sigmoid<C>(load(output_gate.values[j])));
+      const CellState<C> state = cell_forward<C>(gates.at(0, j), gates.at(1, j), gates.at(2, j), load(old_c.values[j]));
+      store(c.values[j], state.cell);
+      store(h.values[j], state.h);
     }
     *reinterpret_cast<V*>(new_cell + item * kVector) = c;
     *reinterpret_cast<V*>(new_h + item * kVector) = h;
   }
 }
 
-// An upstream gradient: absent, expanded or strided.
-template <class T>
-struct Gradient {
-  const T* data;
-  int64_t row_stride;
-  int64_t column_stride;
-
-  __device__ typename Compute<T>::type at(int64_t row, int64_t column) const {
-    return data == nullptr ? 0 : load(data[row * row_stride + column * column_stride]);
-  }
-};
-
 template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads) lltm_cell_backward_kernel(
-    int64_t items, int64_t state_size, Gradient<T> grad_h, Gradient<T> grad_cell, const T* __restrict__ gates,
-    const T* __restrict__ new_cell, T* __restrict__ grad_gates, T* __restrict__ grad_old_cell) {
+    int64_t items, int64_t state_size, Gradient<T> grad_h, Gradient<T> grad_cell, const T* __restrict__ products,
+    const T* __restrict__ bias, const T* __restrict__ new_cell, T* __restrict__ grad_products,
+    T* __restrict__ grad_old_cell) {
   using C = typename Compute<T>::type;
   using V = Vector<T, kVector>;
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += step) {
     const Position<kVector> at(item, state_size);
     const int64_t offset = at.row * 3 * state_size + at.column;
-    const V input_gate = *reinterpret_cast<const V*>(gates + offset);
-    const V output_gate = *reinterpret_cast<const V*>(gates + offset + state_size);
-    const V candidate = *reinterpret_cast<const V*>(gates + offset + 2 * state_size);
+    const Gates<T, kVector> gates(products + offset, bias + at.column, state_size);
     const V cell = *reinterpret_cast<const V*>(new_cell + item * kVector);
     V grad_input_gate, grad_output_gate, grad_candidate, grad_old_c;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      const C z = load(candidate.values[j]);
-      const C candidate_value = elu(z);
-      const C i = sigmoid<C>(load(input_gate.values[j]));
-      const C o = sigmoid<C>(load(output_gate.values[j]));
-      const C tanh_cell = tanh(load(cell.values[j]));
-      const C dh = grad_h.at(at.row, at.column + j);
-      const C dc = grad_cell.at(at.row, at.column + j) + dh * o * (1 - tanh_cell * tanh_cell);
-      store(grad_old_c.values[j], dc);
-      store(grad_input_gate.values[j], dc * candidate_value * i * (1 - i));
-      store(grad_output_gate.values[j], dh * tanh_cell * o * (1 - o));
-      store(grad_candidate.values[j], dc * i * (z > 0 ? C(1) : 1 + candidate_value));
+      const CellGradients<C> gradients = cell_backward<C>(
+          grad_h.at(at.row, at.column + j), grad_cell.at(at.row, at.column + j), gates.at(0, j), gates.at(1, j),
+          gates.at(2, j), load(cell.values[j]));
+      store(grad_input_gate.values[j], gradients.input_gate);
+      store(grad_output_gate.values[j], gradients.output_gate);
+      store(grad_candidate.values[j], gradients.candidate);
+      store(grad_old_c.values[j], gradients.old_cell);
     }
-    *reinterpret_cast<V*>(grad_gates + offset) = grad_input_gate;
-    *reinterpret_cast<V*>(grad_gates + offset + state_size) = grad_output_gate;
-    *reinterpret_cast<V*>(grad_gates + offset + 2 * state_size) = grad_candidate;
+    *reinterpret_cast<V*>(grad_products + offset) = grad_input_gate;
+    *reinterpret_cast<V*>(grad_products + offset + state_size) = grad_output_gate;
+    *reinterpret_cast<V*>(grad_products + offset + 2 * state_size) = grad_candidate;
     *reinterpret_cast<V*>(grad_old_cell + item * kVector) = grad_old_c;
   }
 }
@@ -132,17 +118,17 @@ void with_vector_width(
 using namespace extops::cuda;
 
 Error extops_lltm_cell_cuda(
-    ScalarType dtype, int64_t batch, int64_t state_size, const void* gates, const void* old_cell, void* new_h,
-    void* new_cell, void* stream) {
+    ScalarType dtype, int64_t batch, int64_t state_size, const void* products, const void* bias, const void* old_cell,
+    void* new_h, void* new_cell, void* stream) {
   const int64_t elements = batch * state_size;
   if (elements == 0) return nullptr;
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
-    with_vector_width<T>(elements, state_size, {gates, old_cell, new_h, new_cell}, [&](auto width) {
+    with_vector_width<T>(elements, state_size, {products, bias, old_cell, new_h, new_cell}, [&](auto width) {
       const int64_t items = elements / width;
       lltm_cell_kernel<T, width><<<blocks_for(items), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-          items, state_size, static_cast<const T*>(gates), static_cast<const T*>(old_cell), static_cast<T*>(new_h),
-          static_cast<T*>(new_cell));
+          items, state_size, static_cast<const T*>(products), static_cast<const T*>(bias),
+          static_cast<const T*>(old_cell), static_cast<T*>(new_h), static_cast<T*>(new_cell));
     });
     return launch_error("lltm_cell");
   });
@@ -151,19 +137,22 @@ Error extops_lltm_cell_cuda(
 Error extops_lltm_cell_backward_cuda(
     ScalarType dtype, int64_t batch, int64_t state_size, const void* grad_h, int64_t grad_h_row_stride,
     int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride, int64_t grad_cell_column_stride,
-    const void* gates, const void* new_cell, void* grad_gates, void* grad_old_cell, void* stream) {
+    const void* products, const void* bias, const void* new_cell, void* grad_products, void* grad_old_cell,
+    void* stream) {
   const int64_t elements = batch * state_size;
   if (elements == 0) return nullptr;
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
     const Gradient<T> upstream_h{static_cast<const T*>(grad_h), grad_h_row_stride, grad_h_column_stride};
     const Gradient<T> upstream_cell{static_cast<const T*>(grad_cell), grad_cell_row_stride, grad_cell_column_stride};
-    with_vector_width<T>(elements, state_size, {gates, new_cell, grad_gates, grad_old_cell}, [&](auto width) {
-      const int64_t items = elements / width;
-      lltm_cell_backward_kernel<T, width><<<blocks_for(items), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-          items, state_size, upstream_h, upstream_cell, static_cast<const T*>(gates), static_cast<const T*>(new_cell),
-          static_cast<T*>(grad_gates), static_cast<T*>(grad_old_cell));
-    });
+    with_vector_width<T>(
+        elements, state_size, {products, bias, new_cell, grad_products, grad_old_cell}, [&](auto width) {
+          const int64_t items = elements / width;
+          lltm_cell_backward_kernel<T, width><<<blocks_for(items), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+              items, state_size, upstream_h, upstream_cell, static_cast<const T*>(products),
+              static_cast<const T*>(bias), static_cast<const T*>(new_cell), static_cast<T*>(grad_products),
+              static_cast<T*>(grad_old_cell));
+        });
     return launch_error("lltm_cell_backward");
   });
 }

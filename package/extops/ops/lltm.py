@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from extops import _autograd, _checks, reference
@@ -43,115 +42,208 @@ def lltm(
     Source: the cell of PyTorch's tutorial "Custom C++ and CUDA Extensions".
     """
     _checks.check_tensor(_OP, "input", input)
-    input, weights, bias, old_h, old_cell = autocast(input, weights, bias, old_h, old_cell)
-    _check(input, weights, bias, old_h, old_cell)
-    return lltm_cell(F.linear(torch.cat([old_h, input], dim=1), weights, bias), old_cell)
-
-
-def lltm_cell(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`extops.reference.lltm_cell` by the fused kernels, for arguments that were checked."""
+    arguments = autocast(input, weights, bias, old_h, old_cell)
+    _checks.check_lltm(_OP, *arguments)
     if _autograd.needs_composite():
-        return reference.lltm_cell(gates, old_cell)
+        return reference.lltm(*arguments)
     if torch.compiler.is_compiling():
-        new_h, new_cell = torch.ops.extops.lltm_cell.default(gates, old_cell)
-        return new_h, new_cell
-    if _autograd.wants_grad(gates, old_cell):
-        new_h, new_cell = _LLTMCell.apply(gates, old_cell)
-        return new_h, new_cell
-    with _autograd.below_autograd():
-        new_h, new_cell = torch.ops.extops.lltm_cell.default(gates, old_cell)
+        new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments)
+    elif _autograd.wants_grad(*arguments):
+        new_h, new_cell = _LLTM.apply(*arguments)
+    else:
+        with _autograd.below_autograd():
+            new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments)
     return new_h, new_cell
 
 
-def autocast(input: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+def lltm_cell(products: Tensor, bias: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`extops.reference.lltm_cell` by the fused kernels, for arguments that were checked."""
+    if _autograd.needs_composite():
+        return reference.lltm_cell(products, bias, old_cell)
+    if torch.compiler.is_compiling():
+        new_h, new_cell = torch.ops.extops.lltm_cell.default(products, bias, old_cell)
+    elif _autograd.wants_grad(products, bias, old_cell):
+        new_h, new_cell = _LLTMCell.apply(products, bias, old_cell)
+    else:
+        with _autograd.below_autograd():
+            new_h, new_cell = torch.ops.extops.lltm_cell.default(products, bias, old_cell)
+    return new_h, new_cell
+
+
+def autocast(
+    input: Tensor, weights: Tensor, bias: Tensor, h: Tensor, cell: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The arguments as autocast hands them to operators that run in lower precision: all but float64 are cast."""
     device = input.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
-        return input, *others
+        return input, weights, bias, h, cell
     dtype = torch.get_autocast_dtype(device)
-    return tuple(
-        x.to(dtype) if isinstance(x, Tensor) and x.dtype in _CAST_FROM else x
-        for x in (input, *others)
-    )
+
+    def cast(x: Tensor) -> Tensor:
+        return x.to(dtype) if isinstance(x, Tensor) and x.dtype in _CAST_FROM else x
+
+    return cast(input), cast(weights), cast(bias), cast(h), cast(cell)
 
 
-def _check(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> None:
-    _checks.check_dims(_OP, "input", input, "batch, input_features")
-    for name, tensor in (
-        ("weights", weights),
-        ("bias", bias),
-        ("old_h", old_h),
-        ("old_cell", old_cell),
-    ):
-        _checks.check_matches(_OP, name, tensor, "input", input)
-    _checks.check_dims(_OP, "old_h", old_h, "batch, state_size")
-    batch, features = input.shape
-    state = old_h.shape[1]
-    _checks.check_shape(_OP, "old_h", old_h, (batch, state), "[batch, state_size]")
-    _checks.check_shape(_OP, "old_cell", old_cell, (batch, state), "[batch, state_size]")
-    _checks.check_shape(
-        _OP,
-        "weights",
-        weights,
-        (3 * state, state + features),
-        "[3*state_size, state_size + input_features]",
-    )
-    _checks.check_shape(_OP, "bias", bias, (3 * state,), "[3*state_size]")
+# -- gradients: eager calls go through an autograd Function, at half the overhead of a registered one; the backward is
+#    the same
 
 
-def _save_for_backward(
-    ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]
+def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    _, new_cell, products = output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs, products, new_cell)
+
+
+def _backward(
+    ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, grad_products: Tensor | None = None
+) -> tuple[Tensor | None, ...]:
+    *inputs, products, new_cell = ctx.saved_tensors
+    input, weights, bias, old_h, _ = inputs
+    needs = ctx.needs_input_grad[:5]
+    upstream = grad_h, grad_cell, grad_products
+    if torch.is_grad_enabled() or grad_products is not None:
+        return _autograd.composite_gradients(_with_products, inputs, needs, upstream)
+    if grad_h is None and grad_cell is None:
+        return (None,) * 5
+    needs_input, needs_weights, needs_bias, needs_old_h, _ = needs
+    grad_weights = grad_bias = grad_input = grad_old_h = None
+    ops = torch.ops.extops
+    if needs_weights or needs_bias:
+        grad_products, grad_old_cell, grad_weights, grad_bias = ops.lltm_backward.default(
+            grad_h, grad_cell, input, bias, old_h, products, new_cell
+        )
+    else:
+        grad_products, grad_old_cell = ops.lltm_cell_backward.default(
+            grad_h, grad_cell, products, bias, new_cell
+        )
+    if needs_input or needs_old_h:
+        grad_old_h, grad_input = ops.lltm_input_backward.default(grad_products, weights)
+    return grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell
+
+
+def _with_products(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    products = torch.mm(torch.cat([old_h, input], dim=1), weights.t())
+    return *reference.lltm_cell(products, bias, old_cell), products
+
+
+class _LLTM(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        with _autograd.below_autograd():
+            output = torch.ops.extops.lltm.default(*inputs)
+        _save_for_backward(ctx, inputs, output)
+        new_h, new_cell, _ = output
+        return new_h, new_cell
+
+    backward = staticmethod(_backward)
+
+
+def _save_cell_for_backward(
+    ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]
 ) -> None:
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*inputs, output[1])
 
 
-def _backward(
+def _cell_backward(
     ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    gates, old_cell, new_cell = ctx.saved_tensors
-    if grad_h is None and grad_cell is None:
-        return None, None
+    *inputs, new_cell = ctx.saved_tensors
+    products, bias, _ = inputs
+    needs = ctx.needs_input_grad[:3]
     if torch.is_grad_enabled():
-        return tuple(
-            _autograd.differentiable_gradients(
-                reference.lltm_cell,
-                (gates, old_cell),
-                ctx.needs_input_grad[:2],
-                (grad_h, grad_cell),
-            )
-        )
-    grad_gates, grad_old_cell = torch.ops.extops.lltm_cell_backward.default(
-        grad_h, grad_cell, gates, new_cell
+        upstream = grad_h, grad_cell
+        return _autograd.composite_gradients(reference.lltm_cell, inputs, needs, upstream)
+    if grad_h is None and grad_cell is None:
+        return None, None, None
+    grad_products, grad_old_cell = torch.ops.extops.lltm_cell_backward.default(
+        grad_h, grad_cell, products, bias, new_cell
     )
-    return grad_gates, grad_old_cell
+    return grad_products, grad_products.sum(0) if needs[1] else None, grad_old_cell
 
 
 class _LLTMCell(torch.autograd.Function):
-    """The eager path: half the overhead of an operator's registered gradient."""
-
     @staticmethod
-    def forward(ctx: Any, gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         with _autograd.below_autograd():
-            output: tuple[Tensor, Tensor] = torch.ops.extops.lltm_cell.default(gates, old_cell)
-        _save_for_backward(ctx, (gates, old_cell), output)
+            output: tuple[Tensor, Tensor] = torch.ops.extops.lltm_cell.default(*inputs)
+        _save_cell_for_backward(ctx, inputs, output)
         return output
 
-    backward = staticmethod(_backward)
+    backward = staticmethod(_cell_backward)
+
+
+torch.library.register_autograd("extops::lltm", _backward, setup_context=_save_for_backward)
+torch.library.register_autograd(
+    "extops::lltm_cell", _cell_backward, setup_context=_save_cell_for_backward
+)
+
+
+# -- shapes, for tracing
+
+
+def _empty(like: Tensor, *shape: int) -> Tensor:
+    return like.new_empty(shape)
+
+
+@torch.library.register_fake("extops::lltm")
+def _(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    _checks.check_lltm("lltm", input, weights, bias, old_h, old_cell)
+    batch, state_size = old_cell.shape
+    states = _empty(old_cell, batch, state_size), _empty(old_cell, batch, state_size)
+    return *states, _empty(old_cell, batch, 3 * state_size)
+
+
+@torch.library.register_fake("extops::lltm_backward")
+def _(
+    grad_h: Tensor | None,
+    grad_cell: Tensor | None,
+    input: Tensor,
+    bias: Tensor,
+    old_h: Tensor,
+    products: Tensor,
+    new_cell: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    op = "lltm_backward"
+    _checks.check_cell(op, products, bias, "new_cell", new_cell)
+    _checks.check_cell_gradients(op, grad_h, grad_cell, new_cell)
+    _checks.check_backward_inputs(op, input, old_h, new_cell)
+    (batch, features), state_size = input.shape, new_cell.shape[1]
+    return (
+        _empty(products, batch, 3 * state_size),
+        _empty(products, batch, state_size),
+        _empty(products, 3 * state_size, state_size + features),
+        _empty(products, 3 * state_size),
+    )
+
+
+@torch.library.register_fake("extops::lltm_input_backward")
+def _(grad_products: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    _checks.check_input_backward("lltm_input_backward", grad_products, weights)
+    batch, state_size = grad_products.shape[0], grad_products.shape[1] // 3
+    grad_old_h = _empty(grad_products, batch, state_size)
+    return grad_old_h, _empty(grad_products, batch, weights.shape[1] - state_size)
 
 
 @torch.library.register_fake("extops::lltm_cell")
-def _(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
-    _checks.check_cell("lltm_cell", gates, "old_cell", old_cell)
-    return old_cell.new_empty(old_cell.shape), old_cell.new_empty(old_cell.shape)
+def _(products: Tensor, bias: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+    _checks.check_cell("lltm_cell", products, bias, "old_cell", old_cell)
+    return _empty(old_cell, *old_cell.shape), _empty(old_cell, *old_cell.shape)
 
 
 @torch.library.register_fake("extops::lltm_cell_backward")
 def _(
-    grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, new_cell: Tensor
+    grad_h: Tensor | None,
+    grad_cell: Tensor | None,
+    products: Tensor,
+    bias: Tensor,
+    new_cell: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    _checks.check_cell_backward("lltm_cell_backward", grad_h, grad_cell, gates, new_cell)
-    return gates.new_empty(gates.shape), new_cell.new_empty(new_cell.shape)
-
-
-torch.library.register_autograd("extops::lltm_cell", _backward, setup_context=_save_for_backward)
+    _checks.check_cell("lltm_cell_backward", products, bias, "new_cell", new_cell)
+    _checks.check_cell_gradients("lltm_cell_backward", grad_h, grad_cell, new_cell)
+    return _empty(products, *products.shape), _empty(new_cell, *new_cell.shape)

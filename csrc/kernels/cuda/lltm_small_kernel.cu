@@ -1,0 +1,362 @@
+// The LLTM cell of small problems: product and pointwise part in one kernel, forward and backward. A library's product
+// is at its worst there, and what counts is how many loads are in flight and how few kernels there are.
+//
+// X stands for [old_h | input], which is never made: a column below state_size is old_h's, the others are input's.
+#include "../lltm.h"
+#include "launch.cuh"
+#include "lltm_pointwise.cuh"
+
+// Named, not anonymous: nvcc would put the path of this file into the kernels' names, and no two builds be the same.
+namespace extops::cuda {
+
+struct Sizes {
+  int batch;
+  int input_features;
+  int state_size;
+
+  __host__ __device__ int columns() const { return state_size + input_features; }
+};
+
+inline unsigned ceil_div(int a, int b) { return static_cast<unsigned>((a + b - 1) / b); }
+
+// ---- forward: a warp computes one unit for a few rows; its lanes share the columns of X ----
+
+constexpr int kForwardRows = 2;
+constexpr int kForwardWarps = 4;
+constexpr int kForwardDepth = 6;  // columns that a lane loads before it uses the first
+
+template <class T>
+__global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(
+    Sizes sizes, const T* __restrict__ input, const T* __restrict__ weights, const T* __restrict__ bias,
+    const T* __restrict__ old_h, const T* __restrict__ old_cell, T* __restrict__ new_h, T* __restrict__ new_cell,
+    T* __restrict__ products) {
+  using C = typename Compute<T>::type;
+  const int lane = threadIdx.x % 32;
+  const int state_size = sizes.state_size;
+  const int columns = sizes.columns();
+  const int unit = blockIdx.y * kForwardWarps + threadIdx.x / 32;
+  if (unit >= state_size) return;
+  const int row = blockIdx.x * kForwardRows + lane % kForwardRows;  // that this lane finishes
+  const bool finishes = lane < kForwardRows && row < sizes.batch;
+  const int64_t cell = int64_t{row} * state_size + unit;
+
+  // What comes last is asked for first.
+  C gate_bias[3] = {};
+  C old_c = 0;
+  if (finishes) {
+#pragma unroll
+    for (int g = 0; g < 3; ++g) gate_bias[g] = load(bias[g * state_size + unit]);
+    old_c = load(old_cell[cell]);
+  }
+
+  C sums[kForwardRows][3] = {};
+  for (int k0 = lane; k0 < columns; k0 += 32 * kForwardDepth) {
+    C w[kForwardDepth][3];
+    C x[kForwardDepth][kForwardRows];
+#pragma unroll
+    for (int d = 0; d < kForwardDepth; ++d) {
+      const int k = k0 + 32 * d;
+      const bool inside = k < columns;
+#pragma unroll
+      for (int g = 0; g < 3; ++g) {
+        w[d][g] = inside ? load(weights[int64_t{g * state_size + unit} * columns + k]) : C(0);
+      }
+#pragma unroll
+      for (int r = 0; r < kForwardRows; ++r) {
+        const int64_t at = blockIdx.x * kForwardRows + r;
+        const T* from =
+            k < state_size ? old_h + at * state_size + k : input + at * sizes.input_features + (k - state_size);
+        x[d][r] = inside && at < sizes.batch ? load(*from) : C(0);
+      }
+    }
+#pragma unroll
+    for (int d = 0; d < kForwardDepth; ++d) {
+#pragma unroll
+      for (int r = 0; r < kForwardRows; ++r) {
+#pragma unroll
+        for (int g = 0; g < 3; ++g) sums[r][g] += x[d][r] * w[d][g];
+      }
+    }
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) {
+#pragma unroll
+    for (int r = 0; r < kForwardRows; ++r) {
+#pragma unroll
+      for (int g = 0; g < 3; ++g) sums[r][g] += __shfl_xor_sync(0xffffffffu, sums[r][g], offset);
+    }
+  }
+  if (!finishes) return;
+  T rounded[3];
+#pragma unroll
+  for (int g = 0; g < 3; ++g) {
+    C sum = sums[0][g];
+#pragma unroll
+    for (int r = 1; r < kForwardRows; ++r) sum = lane == r ? sums[r][g] : sum;
+    store(rounded[g], sum);
+    products[int64_t{row} * 3 * state_size + g * state_size + unit] = rounded[g];
+  }
+  // From the products as they are stored, so that the backward sees the same gates.
+  const CellState<C> state = cell_forward<C>(
+      load(rounded[0]) + gate_bias[0], load(rounded[1]) + gate_bias[1], load(rounded[2]) + gate_bias[2], old_c);
+  store(new_cell[cell], state.cell);
+  store(new_h[cell], state.h);
+}
+
+// ---- backward of the parameters: a block computes a few units' rows of grad_weights for some columns ----
+
+constexpr int kBackwardUnits = 4;
+constexpr int kBackwardRows = 64;  // of the batch, in shared memory at a time
+
+template <class T>
+struct CellBackward {
+  Sizes sizes;
+  Gradient<T> grad_h;
+  Gradient<T> grad_cell;
+  const T* input;
+  const T* bias;
+  const T* old_h;
+  const T* products;
+  const T* new_cell;
+  T* grad_products;
+  T* grad_old_cell;
+  T* grad_weights;
+  T* grad_bias;
+};
+
+// Fills `shared` with the gradients of some rows of products as they are stored, rounded to T; the first column of
+// blocks stores them.
+template <class T, class C>
+__device__ void load_product_gradients(
+    const CellBackward<T>& in, int first_row, int first_unit, C (&shared)[kBackwardRows][3][kBackwardUnits]) {
+  const int state_size = in.sizes.state_size;
+  for (int item = threadIdx.x; item < kBackwardRows * kBackwardUnits; item += blockDim.x) {
+    const int u = item % kBackwardUnits;
+    const int r = item / kBackwardUnits;
+    const int row = first_row + r;
+    const int unit = first_unit + u;
+    T rounded[3];
+    if (row < in.sizes.batch && unit < state_size) {
+      const int64_t at = int64_t{row} * 3 * state_size + unit;
+      const int64_t cell = int64_t{row} * state_size + unit;
+      C gates[3];
+      for (int g = 0; g < 3; ++g)
+        gates[g] = load(in.products[at + g * state_size]) + load(in.bias[g * state_size + unit]);
+      const CellGradients<C> gradients = cell_backward<C>(
+          in.grad_h.at(row, unit), in.grad_cell.at(row, unit), gates[0], gates[1], gates[2], load(in.new_cell[cell]));
+      store(rounded[0], gradients.input_gate);
+      store(rounded[1], gradients.output_gate);
+      store(rounded[2], gradients.candidate);
+      if (blockIdx.x == 0) {
+        for (int g = 0; g < 3; ++g) in.grad_products[at + g * state_size] = rounded[g];
+        store(in.grad_old_cell[cell], gradients.old_cell);
+      }
+    } else {
+      for (int g = 0; g < 3; ++g) store(rounded[g], C(0));
+    }
+    for (int g = 0; g < 3; ++g) shared[r][g][u] = load(rounded[g]);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) lltm_backward_kernel(CellBackward<T> in) {
+  using C = typename Compute<T>::type;
+  __shared__ __align__(16) C gradients[kBackwardRows][3][kBackwardUnits];
+  const int state_size = in.sizes.state_size;
+  const int columns = in.sizes.columns();
+  const int first_unit = blockIdx.y * kBackwardUnits;
+  const int k = blockIdx.x * kThreads + threadIdx.x;
+  const bool from_h = k < state_size;
+  const T* x = from_h ? in.old_h + k : in.input + (k - state_size);
+  const int64_t x_stride = from_h ? state_size : in.sizes.input_features;
+  const bool sums_bias = blockIdx.x == 0 && threadIdx.x < 3 * kBackwardUnits;
+  C sums[3][kBackwardUnits] = {};
+  C bias_sum = 0;
+  for (int first_row = 0; first_row < in.sizes.batch; first_row += kBackwardRows) {
+    __syncthreads();
+    load_product_gradients(in, first_row, first_unit, gradients);
+    __syncthreads();
+    const int rows = min(in.sizes.batch - first_row, kBackwardRows);
+    if (k < columns) {
+#pragma unroll 8
+      for (int r = 0; r < rows; ++r) {
+        const C value = load(x[(first_row + r) * x_stride]);
+#pragma unroll
+        for (int g = 0; g < 3; ++g) {
+#pragma unroll
+          for (int u = 0; u < kBackwardUnits; ++u) sums[g][u] += value * gradients[r][g][u];
+        }
+      }
+    }
+    if (sums_bias) {
+      for (int r = 0; r < rows; ++r) bias_sum += (&gradients[r][0][0])[threadIdx.x];
+    }
+  }
+#pragma unroll
+  for (int g = 0; g < 3; ++g) {
+#pragma unroll
+    for (int u = 0; u < kBackwardUnits; ++u) {
+      const int64_t line = int64_t{g} * state_size + first_unit + u;
+      if (k < columns && first_unit + u < state_size) store(in.grad_weights[line * columns + k], sums[g][u]);
+    }
+  }
+  if (sums_bias) {
+    const int unit = first_unit + static_cast<int>(threadIdx.x) % kBackwardUnits;
+    const int gate = static_cast<int>(threadIdx.x) / kBackwardUnits;
+    if (unit < state_size) store(in.grad_bias[gate * state_size + unit], bias_sum);
+  }
+}
+
+// ---- backward of the inputs, float32: a block computes 32 columns of grad_X for a few rows; its warps share the sum
+// ----
+
+constexpr int kInputRows = 2;
+constexpr int kInputWarps = 16;
+constexpr int kInputDepth = 8;  // lines of weights that a lane loads before it uses the first
+
+__global__ void __launch_bounds__(32 * kInputWarps) lltm_input_backward_kernel(
+    Sizes sizes, const float* __restrict__ grad_products, const float* __restrict__ weights,
+    float* __restrict__ grad_old_h, float* __restrict__ grad_input) {
+  __shared__ float partial[kInputWarps][kInputRows][32];
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int columns = sizes.columns();
+  const int k = blockIdx.y * 32 + lane;
+  const int first_row = blockIdx.x * kInputRows;
+  const int lines = 3 * sizes.state_size;
+  float sums[kInputRows] = {};
+  for (int line0 = warp; line0 < lines; line0 += kInputWarps * kInputDepth) {
+    float w[kInputDepth];
+    float gradients[kInputDepth][kInputRows];
+#pragma unroll
+    for (int d = 0; d < kInputDepth; ++d) {
+      const int line = line0 + kInputWarps * d;
+      w[d] = line < lines && k < columns ? weights[int64_t{line} * columns + k] : 0.f;
+#pragma unroll
+      for (int r = 0; r < kInputRows; ++r) {
+        const bool inside = line < lines && first_row + r < sizes.batch;
+        gradients[d][r] = inside ? grad_products[int64_t{first_row + r} * lines + line] : 0.f;
+      }
+    }
+#pragma unroll
+    for (int d = 0; d < kInputDepth; ++d) {
+#pragma unroll
+      for (int r = 0; r < kInputRows; ++r) sums[r] += gradients[d][r] * w[d];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kInputRows; ++r) partial[warp][r][lane] = sums[r];
+  __syncthreads();
+  const int row = first_row + warp;
+  if (warp >= kInputRows || row >= sizes.batch || k >= columns) return;
+  float total = 0;
+#pragma unroll
+  for (int share = 0; share < kInputWarps; ++share) total += partial[share][warp][lane];
+  if (k < sizes.state_size) {
+    grad_old_h[int64_t{row} * sizes.state_size + k] = total;
+  } else {
+    grad_input[int64_t{row} * sizes.input_features + (k - sizes.state_size)] = total;
+  }
+}
+
+// Up to how many multiplications these kernels beat a library's product with the kernels that it needs beside it: read
+// off an NVIDIA H200. Beyond float32 the library has tensor cores.
+struct Limits {
+  int64_t float32;
+  int64_t others;
+};
+constexpr Limits kForwardLimits{int64_t{1} << 24, int64_t{1} << 22};
+constexpr Limits kBackwardLimits{int64_t{1} << 27, int64_t{1} << 24};
+constexpr Limits kInputLimits{int64_t{1} << 23, 0};
+
+inline bool is_within(Limits limits, ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  const double multiplications = 3.0 * batch * state_size * (state_size + input_features);
+  return multiplications <= (dtype == ScalarType::Float ? limits.float32 : limits.others);
+}
+
+inline Sizes make_sizes(int64_t batch, int64_t input_features, int64_t state_size) {
+  return {static_cast<int>(batch), static_cast<int>(input_features), static_cast<int>(state_size)};
+}
+
+// Sizes are 32-bit numbers inside these kernels, whatever the strides.
+inline Error check_sizes(int64_t batch, int64_t input_features, int64_t state_size) {
+  const bool fits = batch <= INT32_MAX / 2 && 3 * state_size <= INT32_MAX / 2 && input_features <= INT32_MAX / 2;
+  return fits ? nullptr : "lltm: the kernel for small problems takes sizes below 2**30";
+}
+
+}  // namespace extops::cuda
+
+using namespace extops::cuda;
+
+bool extops_lltm_is_fast_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  return is_within(kForwardLimits, dtype, batch, input_features, state_size);
+}
+
+bool extops_lltm_backward_is_fast_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  return is_within(kBackwardLimits, dtype, batch, input_features, state_size);
+}
+
+bool extops_lltm_input_backward_is_fast_cuda(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  return is_within(kInputLimits, dtype, batch, input_features, state_size);
+}
+
+Error extops_lltm_cuda(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
+    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* products,
+    void* stream) {
+  if (batch * state_size == 0) return nullptr;
+  if (const Error error = check_sizes(batch, input_features, state_size)) return error;
+  const Sizes sizes = make_sizes(batch, input_features, state_size);
+  return dispatch(dtype, [&](auto scalar) {
+    using T = decltype(scalar);
+    const dim3 grid(ceil_div(sizes.batch, kForwardRows), ceil_div(sizes.state_size, kForwardWarps));
+    lltm_kernel<T><<<grid, 32 * kForwardWarps, 0, static_cast<cudaStream_t>(stream)>>>(
+        sizes, static_cast<const T*>(input), static_cast<const T*>(weights), static_cast<const T*>(bias),
+        static_cast<const T*>(old_h), static_cast<const T*>(old_cell), static_cast<T*>(new_h),
+        static_cast<T*>(new_cell), static_cast<T*>(products));
+    return launch_error("lltm");
+  });
+}
+
+Error extops_lltm_backward_cuda(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* grad_h,
+    int64_t grad_h_row_stride, int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride,
+    int64_t grad_cell_column_stride, const void* input, const void* bias, const void* old_h, const void* products,
+    const void* new_cell, void* grad_products, void* grad_old_cell, void* grad_weights, void* grad_bias, void* stream) {
+  if (state_size == 0) return nullptr;
+  if (const Error error = check_sizes(batch, input_features, state_size)) return error;
+  const Sizes sizes = make_sizes(batch, input_features, state_size);
+  return dispatch(dtype, [&](auto scalar) {
+    using T = decltype(scalar);
+    const CellBackward<T> in{
+        sizes,
+        {static_cast<const T*>(grad_h), grad_h_row_stride, grad_h_column_stride},
+        {static_cast<const T*>(grad_cell), grad_cell_row_stride, grad_cell_column_stride},
+        static_cast<const T*>(input),
+        static_cast<const T*>(bias),
+        static_cast<const T*>(old_h),
+        static_cast<const T*>(products),
+        static_cast<const T*>(new_cell),
+        static_cast<T*>(grad_products),
+        static_cast<T*>(grad_old_cell),
+        static_cast<T*>(grad_weights),
+        static_cast<T*>(grad_bias)};
+    const dim3 grid(ceil_div(sizes.columns(), kThreads), ceil_div(sizes.state_size, kBackwardUnits));
+    lltm_backward_kernel<T><<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(in);
+    return launch_error("lltm_backward");
+  });
+}
+
+Error extops_lltm_input_backward_cuda(
+    int64_t batch, int64_t input_features, int64_t state_size, const void* grad_products, const void* weights,
+    void* grad_old_h, void* grad_input, void* stream) {
+  if (batch * (state_size + input_features) == 0) return nullptr;
+  if (const Error error = check_sizes(batch, input_features, state_size)) return error;
+  const Sizes sizes = make_sizes(batch, input_features, state_size);
+  const dim3 grid(ceil_div(sizes.batch, kInputRows), ceil_div(sizes.columns(), 32));
+  lltm_input_backward_kernel<<<grid, 32 * kInputWarps, 0, static_cast<cudaStream_t>(stream)>>>(
+      sizes, static_cast<const float*>(grad_products), static_cast<const float*>(weights),
+      static_cast<float*>(grad_old_h), static_cast<float*>(grad_input));
+  return launch_error("lltm_input_backward");
+}

@@ -1,0 +1,137 @@
+"""What every test shares: the option `--require-gpu`, the markers, the seeds, the count of skips.
+
+The suite runs on the extops that is installed, from any copy of this folder. This file needs
+neither extops nor torch, so that tests of the repository itself can live beside it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import zlib
+from collections import Counter
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+
+MARKERS = (
+    "gpu: needs a CUDA GPU; skipped without one, and never skipped under --require-gpu",
+    "multi_gpu: needs two CUDA GPUs; skipped where there are fewer, also under --require-gpu",
+    "slow: compiles code, so takes seconds (deselect with -m 'not slow')",
+    "large: works on tensors of more than 2**31 elements, so takes gigabytes of GPU memory",
+)
+
+# Set on a test whose skip is a property of the installed torch or of the machine's number of GPUs,
+# and therefore allowed under --require-gpu.
+ALLOWED_SKIP = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-gpu",
+        action="store_true",
+        help="fail where a GPU test would be skipped (default: skip GPU tests where there is none)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    if config.getoption("--require-gpu") and gpu_count() == 0:
+        raise pytest.UsageError(
+            "--require-gpu was given, but PyTorch finds no CUDA GPU on this machine: "
+            "run where `torch.cuda.is_available()` is true, or leave the option out"
+        )
+
+
+def gpu_count() -> int:
+    """The number of CUDA GPUs PyTorch can use, 0 where there is no PyTorch at all."""
+    if importlib.util.find_spec("torch") is None:
+        return 0
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if importlib.util.find_spec("torch") is None or importlib.util.find_spec("extops") is None:
+        return "extops: not installed"
+    import torch
+
+    import extops
+    from extops import _loader
+
+    device = torch.cuda.get_device_name(0) if gpu_count() else "no CUDA GPU"
+    return (
+        f"extops {extops.__version__} ({_loader.lane} lane), "
+        f"torch {torch.__version__}, {gpu_count()} GPU(s): {device}"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("multi_gpu") and gpu_count() == 1:
+        item.stash[ALLOWED_SKIP] = True
+        pytest.skip("one CUDA GPU, two are needed")
+    if needs_gpu(item) and gpu_count() == 0:
+        pytest.skip("no CUDA GPU")
+
+
+def needs_gpu(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("gpu", "multi_gpu"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turns the skip of a GPU test into a failure under --require-gpu."""
+    report = yield
+    required = item.config.getoption("--require-gpu") and needs_gpu(item)
+    if report.skipped and required and not item.stash.get(ALLOWED_SKIP, False):
+        report.outcome = "failed"
+        report.longrepr = f"--require-gpu: a GPU test was skipped: {skip_reason(report)}"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reasons = Counter(skip_reason(report) for report in terminalreporter.stats.get("skipped", ()))
+    if reasons:
+        terminalreporter.section("skips by reason")
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:5d}  {reason}")
+
+
+def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    place_and_reason = report.longrepr
+    assert isinstance(place_and_reason, tuple)
+    return str(place_and_reason[2]).removeprefix("Skipped: ")
+
+
+@pytest.fixture(autouse=True)
+def _same_start(request: pytest.FixtureRequest) -> None:
+    """Gives each test the same start in every run and in any order.
+
+    Random numbers of its own, and denormal numbers that count: loading code that Inductor compiled
+    makes the CPU flush them to zero in torch 2.4.
+    """
+    torch = sys.modules.get("torch")  # imported by now by every test that uses it
+    if torch is not None:
+        torch.manual_seed(zlib.crc32(request.node.name.encode()))
+        torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def dynamo(request: pytest.FixtureRequest) -> Iterator[None]:
+    """torch.compile with nothing left over from other tests; skips where this torch has none."""
+    import torch
+    from torch._dynamo.eval_frame import check_if_dynamo_supported
+
+    try:
+        check_if_dynamo_supported()
+    except RuntimeError as error:
+        request.node.stash[ALLOWED_SKIP] = True
+        pytest.skip(f"no torch.compile in torch {torch.__version__}: {error}")
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

@@ -1,0 +1,414 @@
+"""The table of the operators under test: samples, reference and the names of the arguments of each.
+
+A test takes its operators, devices and dtypes from here, so that an operator added to the table is
+tested everywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import extops
+import extops.reference
+
+Tensors = tuple[Tensor, ...]
+Sample = Callable[[], Tensors]
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator of the public interface."""
+
+    name: str
+    function: Callable[..., Any]
+    reference: Callable[..., Any]
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    samples: Mapping[str, Sample]
+    """Makers of float64 inputs on the CPU, by the name of the case.
+
+    Those named "threaded" are large enough for several threads on a CPU, which then meet in the
+    middle of a row.
+    """
+    exact: bool
+    """Whether each result is the correctly rounded one, so equal to eager's bit for bit."""
+    differentiable: bool
+    """Whether the gradient is the derivative of the values (straight-through rounding's is not)."""
+
+    def __call__(self, *arguments: Tensor) -> Tensors:
+        return as_tuple(self.function(*arguments))
+
+    def eager(self, *arguments: Tensor) -> Tensors:
+        return as_tuple(self.reference(*arguments))
+
+    def inputs(
+        self,
+        case: str = "small",
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float64,
+        requires_grad: bool = False,
+    ) -> Tensors:
+        """New inputs of a case, leaves of the autograd graph."""
+        return tuple(
+            tensor.to(device, dtype).requires_grad_(requires_grad)
+            for tensor in self.samples[case]()
+        )
+
+
+def as_tuple(result: Tensor | Sequence[Tensor]) -> Tensors:
+    return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def lltm_inputs(batch: int, features: int, state: int, spread: float = 1.0) -> Tensors:
+    weights = torch.randn(3 * state, state + features, dtype=torch.float64)
+    scale = spread / max(1, state + features) ** 0.5
+    return (
+        torch.randn(batch, features, dtype=torch.float64),
+        weights * scale,
+        torch.randn(3 * state, dtype=torch.float64) * scale,
+        torch.randn(batch, state, dtype=torch.float64),
+        torch.randn(batch, state, dtype=torch.float64),
+    )
+
+
+def normal(*shapes: tuple[int, ...]) -> Tensors:
+    return tuple(torch.randn(shape, dtype=torch.float64) for shape in shapes)
+
+
+def spread_out(*shape: int) -> Tensors:
+    """Values on both sides of several halves."""
+    return (torch.randn(shape, dtype=torch.float64) * 5,)
+
+
+LLTM = Operator(
+    name="lltm",
+    function=extops.lltm,
+    reference=extops.reference.lltm,
+    arguments=("input", "weights", "bias", "old_h", "old_cell"),
+    results=("new_h", "new_cell"),
+    samples={
+        "small": functools.partial(lltm_inputs, 3, 5, 4),
+        "one": functools.partial(lltm_inputs, 1, 1, 1),
+        "odd": functools.partial(lltm_inputs, 13, 33, 31),
+        "tutorial": functools.partial(lltm_inputs, 16, 32, 128),
+        # On either side of the sizes at which CUDA changes from its own product to a library's.
+        "middle": functools.partial(lltm_inputs, 50, 130, 150),
+        "large": functools.partial(lltm_inputs, 130, 300, 500),
+        "long_rows": functools.partial(lltm_inputs, 2, 3, 523),
+        "threaded": functools.partial(lltm_inputs, 501, 2, 301),
+        "saturated": functools.partial(lltm_inputs, 5, 7, 9, spread=60.0),
+        "empty_batch": functools.partial(lltm_inputs, 0, 5, 4),
+        "no_features": functools.partial(lltm_inputs, 3, 0, 4),
+        "no_state": functools.partial(lltm_inputs, 3, 5, 0),
+    },
+    exact=False,
+    differentiable=True,
+)
+
+ROUND_STE = Operator(
+    name="round_ste",
+    function=extops.round_ste,
+    reference=extops.reference.round_ste,
+    arguments=("input",),
+    results=("output",),
+    samples={
+        "small": functools.partial(spread_out, 5, 7),
+        "scalar": spread_out,
+        "one": functools.partial(spread_out, 1),
+        "odd": functools.partial(spread_out, 1023),
+        "threaded": functools.partial(spread_out, 501, 301),
+        "deep": functools.partial(spread_out, 2, 3, 4, 5, 6),
+        "empty": functools.partial(spread_out, 0, 3),
+    },
+    exact=True,
+    differentiable=False,
+)
+
+ELEMENTWISE_MULT = Operator(
+    name="elementwise_mult",
+    function=extops.elementwise_mult,
+    reference=extops.reference.elementwise_mult,
+    arguments=("a", "b"),
+    results=("output",),
+    samples={
+        "small": functools.partial(normal, (4, 5), (4, 5)),
+        "one": functools.partial(normal, (1,), (1,)),
+        "odd": functools.partial(normal, (1023,), (1023,)),
+        "scalars": functools.partial(normal, (), ()),
+        "scalar_a": functools.partial(normal, (), (3, 4)),
+        "scalar_b": functools.partial(normal, (3, 4), ()),
+        "row": functools.partial(normal, (6, 7), (7,)),
+        "column": functools.partial(normal, (6, 7), (6, 1)),
+        "outer": functools.partial(normal, (6, 1), (1, 7)),
+        "threaded": functools.partial(normal, (501, 301), (501, 301)),
+        "threaded_broadcast": functools.partial(normal, (3, 501, 101), (501, 1)),
+        "many_dims": functools.partial(normal, (2, 1, 3, 1, 2, 1, 2), (4, 1, 2, 1, 3, 1)),
+        "empty": functools.partial(normal, (0, 3), (0, 3)),
+        "empty_broadcast": functools.partial(normal, (0, 3), (1, 3)),
+    },
+    exact=True,
+    differentiable=True,
+)
+
+OPERATORS = (LLTM, ROUND_STE, ELEMENTWISE_MULT)
+
+by_device = pytest.mark.parametrize("device", ["cpu", GPU])
+by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
+by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+by_differentiable_operator = pytest.mark.parametrize(
+    "operator",
+    [operator for operator in OPERATORS if operator.differentiable],
+    ids=lambda operator: operator.name,
+)
+by_case = pytest.mark.parametrize(
+    ("operator", "case"),
+    [
+        pytest.param(operator, case, id=f"{operator.name}-{case}")
+        for operator in OPERATORS
+        for case in operator.samples
+    ],
+)
+
+
+def needs_programs(*programs: str) -> None:
+    """Skips the running test where the programs with which it compiles are missing."""
+    missing = [program for program in programs if shutil.which(program) is None]
+    if missing:
+        pytest.skip(f"compiles code, but finds no {' and no '.join(missing)}")
+
+
+def upstream(results: Tensors) -> Tensors:
+    """Random gradients for the results of an operator."""
+    return tuple(
+        torch.randn(result.shape, dtype=torch.float64).to(result.device, result.dtype)
+        for result in results
+    )
+
+
+def gradients(
+    function: Callable[..., Any], inputs: Tensors, upstream_gradients: Tensors
+) -> tuple[Tensors, Tensors]:
+    """The results of a function on fresh copies of the inputs, and the gradients of all of them."""
+    leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in inputs)
+    results = as_tuple(function(*leaves))
+    return results, torch.autograd.grad(results, leaves, upstream_gradients)
+
+
+def assert_as_accurate_as_eager(
+    name: str, actual: Tensor, eager: Tensor, exact: Tensor, ulps: float
+) -> None:
+    """Checks that the error against the exact values is at most 1.5 times that of eager PyTorch.
+
+    `ulps` units in the last place of the largest value are granted beyond that: eager may be right
+    by luck.
+    """
+    assert actual.dtype == eager.dtype, f"{name}: dtype {actual.dtype}, eager's is {eager.dtype}"
+    assert actual.device == eager.device, f"{name}: on {actual.device}, eager's on {eager.device}"
+    assert actual.shape == exact.shape, f"{name}: shape {actual.shape}, not {exact.shape}"
+    if exact.numel() == 0:
+        return
+    assert bool(torch.isfinite(actual).all()), f"{name}: not finite"
+    error = (actual.double() - exact).abs().max().item()
+    eager_error = (eager.double() - exact).abs().max().item()
+    if actual.dtype == torch.float64:
+        ulps = max(
+            ulps, 64
+        )  # the exact values are eager's own here, and only the order of sums differs
+    floor = ulps * torch.finfo(actual.dtype).eps * exact.abs().max().item()
+    assert error <= 1.5 * eager_error + floor, (
+        f"{name}: error {error:.3g}, but eager's is {eager_error:.3g} and the floor {floor:.3g}"
+    )
+
+
+# -- layouts: the same shape at other strides and storage offsets --------------------------------
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    """A copy with the dimensions laid out in reverse order."""
+    order = tuple(reversed(range(tensor.ndim)))
+    return tensor.permute(order).contiguous().permute(order)
+
+
+def sliced(tensor: Tensor) -> Tensor:
+    """A copy that is every second element of a larger tensor, whose other elements are NaN."""
+    larger = tensor.new_full([*tensor.shape, 2], float("nan"))
+    larger[..., 1] = tensor
+    return larger[..., 1]
+
+
+def padded(tensor: Tensor) -> Tensor:
+    """A copy whose rows have a gap of NaN between them: the last dimension is dense."""
+    if tensor.ndim == 0:
+        return offset(tensor)
+    larger = tensor.new_full([*tensor.shape[:-1], tensor.shape[-1] + 3], float("nan"))
+    view = larger[..., 1:-2]
+    view.copy_(tensor)
+    return view
+
+
+def offset(tensor: Tensor) -> Tensor:
+    """A contiguous copy that starts one element into its storage, so misaligned for vectors."""
+    larger = tensor.new_full([tensor.numel() + 2], float("nan"))
+    view = larger[1:-1].view(tensor.shape)
+    view.copy_(tensor)
+    return view
+
+
+def negated(tensor: Tensor) -> Tensor:
+    """A copy that is stored with the opposite sign and PyTorch's lazy negation bit set."""
+    return torch._neg_view(-tensor)
+
+
+LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda tensor: tensor.contiguous(),
+    "transposed": transposed,
+    "sliced": sliced,
+    "padded": padded,
+    "offset": offset,
+    "negated": negated,
+}
+by_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+
+
+# -- the operators that are registered with the dispatcher ---------------------------------------
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a registered operator."""
+
+    arguments: tuple[Tensor | None, ...]
+    keywords: Mapping[str, Tensor]
+
+    def requiring_grad(self) -> Call:
+        return Call(
+            tuple(
+                None if tensor is None else tensor.detach().requires_grad_()
+                for tensor in self.arguments
+            ),
+            self.keywords,
+        )
+
+
+def call(*arguments: Tensor | None, **keywords: Tensor) -> Call:
+    return Call(arguments, keywords)
+
+
+Maker = Callable[..., Tensor]
+
+
+def maker(device: str, dtype: torch.dtype = torch.float32) -> Maker:
+    return lambda *shape: torch.randn(shape, device=device, dtype=dtype)
+
+
+def lltm_calls(make: Maker) -> Iterator[Call]:
+    yield call(make(3, 5), make(12, 9), make(12), make(3, 4), make(3, 4))
+    yield call(make(2, 1), make(6, 3), make(1).expand(6), make(2, 2), make(2, 1).expand(2, 2))
+    yield call(make(0, 5), make(12, 9), make(12), make(0, 4), make(0, 4))
+    yield call(
+        transposed(make(3, 5)), transposed(make(12, 9)), make(12), sliced(make(3, 4)), make(3, 4)
+    )
+    yield call(make(96, 200), make(900, 500), make(900), make(96, 300), make(96, 300))
+
+
+def lltm_backward_calls(make: Maker) -> Iterator[Call]:
+    grads = make(3, 4), make(3, 4)
+    saved = make(3, 5), make(12), make(3, 4), make(3, 12), make(3, 4)
+    yield call(*grads, *saved)
+    yield call(None, grads[1], *saved)
+    yield call(make(1, 1).expand(3, 4), None, *saved)
+    yield call(*(transposed(tensor) for tensor in (*grads, *saved)))
+    yield call(make(0, 4), make(0, 4), make(0, 5), make(12), make(0, 4), make(0, 12), make(0, 4))
+    wide = (make(160, 400) for _ in range(2))
+    saved = make(160, 300), make(1200), make(160, 400), make(160, 1200), make(160, 400)
+    yield call(*wide, *saved)
+
+
+def lltm_input_backward_calls(make: Maker) -> Iterator[Call]:
+    yield call(make(3, 12), make(12, 9))
+    yield call(make(3, 12), make(12, 4))
+    yield call(make(0, 12), make(12, 9))
+    yield call(transposed(make(3, 12)), sliced(make(12, 9)))
+    yield call(make(70, 900), make(900, 500))
+
+
+def lltm_cell_calls(make: Maker) -> Iterator[Call]:
+    yield call(make(3, 12), make(12), make(3, 4))
+    yield call(make(2, 3).expand(2, 3), make(1).expand(3), make(2, 1))
+    yield call(make(0, 12), make(12), make(0, 4))
+    yield call(transposed(make(3, 12)), sliced(make(12)), sliced(make(3, 4)))
+
+
+def lltm_cell_backward_calls(make: Maker) -> Iterator[Call]:
+    yield call(make(3, 4), make(3, 4), make(3, 12), make(12), make(3, 4))
+    yield call(None, make(3, 4), make(3, 12), make(12), make(3, 4))
+    yield call(make(3, 4), None, make(3, 12), make(12), make(3, 4))
+    yield call(make(1, 1).expand(3, 4), transposed(make(3, 4)), make(3, 12), make(12), make(3, 4))
+    yield call(make(0, 4), make(0, 4), make(0, 12), make(12), make(0, 4))
+
+
+def round_ste_calls(make: Maker) -> Iterator[Call]:
+    yield call(make(5, 7))
+    yield call(make())
+    yield call(make(0, 3))
+    yield call(transposed(make(5, 7)))
+    yield call(make(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    yield call(sliced(make(5, 7)))
+
+
+def elementwise_mult_calls(make: Maker) -> Iterator[Call]:
+    yield call(make(4, 5), make(4, 5))
+    yield call(make(4, 1), make(5))
+    yield call(make(), make(2, 3))
+    yield call(make(0, 3), make(1, 3))
+    yield call(transposed(make(4, 5)), transposed(make(4, 5)))
+    yield call(make(1, 5).expand(4, 5), sliced(make(4, 5)))
+
+
+def elementwise_mult_out_calls(make: Maker) -> Iterator[Call]:
+    yield call(make(4, 5), make(4, 5), out=make(4, 5))
+    yield call(make(4, 1), make(5), out=make(4, 5))
+    yield call(make(4, 5), make(4, 5), out=transposed(make(4, 5)))
+    yield call(make(0, 3), make(0, 3), out=make(0, 3))
+
+
+def elementwise_mult_backward_calls(make: Maker) -> Iterator[Call]:
+    yield call(make(4, 5), make(4, 5), make(4, 5))
+    yield call(make(1, 1).expand(4, 5), transposed(make(4, 5)), make(4, 5))
+    yield call(make(4, 5), make(4, 1).expand(4, 5), make(5).expand(4, 5))
+    yield call(make(0, 3), make(0, 3), make(0, 3))
+
+
+REGISTERED: Mapping[str, Callable[[Maker], Iterator[Call]]] = {
+    "lltm": lltm_calls,
+    "lltm_backward": lltm_backward_calls,
+    "lltm_input_backward": lltm_input_backward_calls,
+    "lltm_cell": lltm_cell_calls,
+    "lltm_cell_backward": lltm_cell_backward_calls,
+    "round_ste": round_ste_calls,
+    "elementwise_mult": elementwise_mult_calls,
+    "elementwise_mult_out": elementwise_mult_out_calls,
+    "elementwise_mult_backward": elementwise_mult_backward_calls,
+}
+
+
+def registered_names() -> list[str]:
+    """The names of all operators that PyTorch knows in the namespace `extops`."""
+    names = torch._C._dispatch_get_all_op_names()
+    prefix = "extops::"
+    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))

@@ -1,0 +1,292 @@
+"""What holds on a CUDA GPU only: streams, graphs, several devices, no waiting, huge tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+
+import extops
+import extops.reference
+from operators import (
+    ELEMENTWISE_MULT,
+    LLTM,
+    OPERATORS,
+    Operator,
+    Tensors,
+    as_tuple,
+    by_operator,
+    gradients,
+    upstream,
+)
+
+pytestmark = pytest.mark.gpu
+
+
+def forward_and_backward(operator: Operator, inputs: Tensors, towards: Tensors) -> Tensors:
+    results, found = gradients(operator.function, inputs, towards)
+    return *(result.detach() for result in results), *found
+
+
+# -- streams -------------------------------------------------------------------------------------
+
+
+@by_operator
+def test_work_is_queued_on_the_current_stream(operator: Operator) -> None:
+    """On a side stream the inputs arrive late; an operator on any other stream reads too early."""
+    inputs = operator.inputs("odd", "cuda", torch.float32)
+    towards = upstream(operator(*inputs))
+    expected = forward_and_backward(operator, inputs, towards)
+    late = tuple(torch.full_like(tensor, float("nan")) for tensor in inputs)
+    late_towards = tuple(torch.full_like(tensor, float("nan")) for tensor in towards)
+    torch.cuda.synchronize()
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)  # cycles of the GPU: the stream is busy while we queue
+        for tensor, value in zip((*late, *late_towards), (*inputs, *towards), strict=True):
+            tensor.copy_(value)
+        actual = forward_and_backward(operator, late, late_towards)
+    stream.synchronize()
+    torch.testing.assert_close(actual, expected)
+
+
+@contextmanager
+def no_synchronisation() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@by_operator
+def test_the_host_never_waits(operator: Operator) -> None:
+    for case in operator.samples:
+        inputs = operator.inputs(case, "cuda", torch.float32)
+        towards = upstream(operator(*inputs))
+        with no_synchronisation():
+            forward_and_backward(operator, inputs, towards)
+
+
+def test_the_host_is_done_before_the_gpu() -> None:
+    """What the debug mode cannot see: calls of the CUDA runtime inside the kernels' library."""
+    for operator in OPERATORS:
+        inputs = operator.inputs("odd", "cuda", torch.float32)
+        towards = upstream(operator(*inputs))
+        forward_and_backward(operator, inputs, towards)  # loads the kernels, fills the allocator
+        torch.cuda.synchronize()
+        torch.cuda._sleep(1_000_000_000)
+        busy = torch.cuda.Event()
+        busy.record()
+        forward_and_backward(operator, inputs, towards)
+        assert not busy.query(), f"{operator.name} waited for the GPU"
+        torch.cuda.synchronize()
+
+
+# -- graphs --------------------------------------------------------------------------------------
+
+
+@by_operator
+def test_graph_is_replayed_with_new_data(operator: Operator) -> None:
+    inputs = operator.inputs("odd", "cuda", torch.float32)
+    towards = upstream(operator(*inputs))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):  # warm up outside of the capture, as PyTorch asks for
+            forward_and_backward(operator, inputs, towards)
+    torch.cuda.current_stream().wait_stream(stream)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = forward_and_backward(operator, inputs, towards)
+
+    for _ in range(3):
+        for tensor in (*inputs, *towards):
+            tensor.copy_(torch.randn_like(tensor))
+        graph.replay()
+        torch.testing.assert_close(captured, forward_and_backward(operator, inputs, towards))
+
+
+def test_graphed_callable() -> None:
+    """PyTorch's own wrapper around a module, forward and backward."""
+    module = extops.LLTM(5, 4, device="cuda")
+
+    class Step(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = module
+
+        def forward(self, input: Tensor, h: Tensor, c: Tensor) -> Tensors:
+            return as_tuple(self.cell(input, (h, c)))
+
+    input, _, _, h, c = LLTM.inputs("small", "cuda", torch.float32)
+    # Copies, since the tensors of the sample call become the graph's own and are written at every call.
+    samples = tuple(tensor.clone() for tensor in (input, h, c))
+    graphed = torch.cuda.make_graphed_callables(Step(), samples)
+    for function in (graphed, Step()):
+        module.zero_grad()
+        torch.stack([result.sum() for result in function(input * 2, h, c)]).sum().backward()
+        if function is graphed:
+            found = [parameter.grad.clone() for parameter in module.parameters()]
+    torch.testing.assert_close(found, [parameter.grad for parameter in module.parameters()])
+
+
+# -- several devices -----------------------------------------------------------------------------
+
+
+@pytest.mark.multi_gpu
+@by_operator
+def test_second_device(operator: Operator) -> None:
+    """Tensors of a device that is not the current one; the current device stays."""
+    inputs = operator.inputs("odd", "cuda:0", torch.float32)
+    towards = upstream(operator(*inputs))
+    expected = forward_and_backward(operator, inputs, towards)
+    on_second = [tuple(tensor.to("cuda:1") for tensor in tensors) for tensors in (inputs, towards)]
+    actual = forward_and_backward(operator, *on_second)
+    assert torch.cuda.current_device() == 0
+    for tensor, value in zip(actual, expected, strict=True):
+        assert tensor.device == torch.device("cuda:1")
+        torch.testing.assert_close(tensor.to("cuda:0"), value)
+
+
+@pytest.mark.multi_gpu
+def test_two_devices_in_one_call() -> None:
+    a, b = ELEMENTWISE_MULT.inputs("small", "cuda:0")
+    with pytest.raises(RuntimeError, match=r"`b` on device cuda:0, .* got cuda:1"):
+        extops.elementwise_mult(a, b.to("cuda:1"))
+
+
+# -- more than 2**31 elements --------------------------------------------------------------------
+
+BOUNDARY = 2**31
+CHUNK = 2**26
+
+
+def needs_memory(gigabytes: int) -> None:
+    torch.cuda.empty_cache()
+    free = torch.cuda.mem_get_info()[0] // 2**30
+    if free < gigabytes:
+        pytest.skip(f"{gigabytes} GiB of GPU memory are needed, {free} are free")
+
+
+def huge(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="cuda").normal_()
+
+
+def assert_rows_agree(
+    function: Callable[..., Tensor | Tensors],
+    results: Tensors,
+    *inputs: Tensor,
+    tolerance: float = 0.0,
+) -> None:
+    """Compares every row of the results with those of a function of the same rows of the inputs."""
+    rows = len(results[0])
+    step = max(1, CHUNK // max(1, results[0][0].numel()))
+    for start in range(0, rows, step):
+        chosen = slice(start, min(start + step, rows))
+        expected = as_tuple(function(*(tensor[chosen] for tensor in inputs)))
+        for result, value in zip(results, expected, strict=True):
+            torch.testing.assert_close(result[chosen], value, rtol=tolerance, atol=tolerance)
+
+
+by_half = pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"]
+)
+
+
+@pytest.mark.large
+@by_half
+def test_large_round(dtype: torch.dtype) -> None:
+    needs_memory(12)
+    input = huge(BOUNDARY + 1029, dtype=dtype)
+    result = extops.round_ste(input)
+    assert_rows_agree(extops.reference.round_ste, (result,), input)
+
+
+@pytest.mark.large
+@by_half
+def test_large_multiply(dtype: torch.dtype) -> None:
+    needs_memory(20)
+    a, b = huge(BOUNDARY + 1029, dtype=dtype), huge(BOUNDARY + 1029, dtype=dtype)
+    result = extops.elementwise_mult(a, b)
+    assert_rows_agree(torch.mul, (result,), a, b)
+    extops.elementwise_mult(a, b, out=a[:])
+    assert torch.equal(a, result)
+
+
+@pytest.mark.large
+def test_large_multiply_backward() -> None:
+    needs_memory(32)
+    a, b = (
+        huge(BOUNDARY + 1029, dtype=torch.float16).requires_grad_(),
+        huge(BOUNDARY + 1029, dtype=torch.float16).requires_grad_(),
+    )
+    towards = huge(BOUNDARY + 1029, dtype=torch.float16)
+    extops.elementwise_mult(a, b).backward(towards)
+    assert a.grad is not None and b.grad is not None
+    assert_rows_agree(
+        lambda towards, a, b: (towards * b, towards * a),
+        (a.grad, b.grad),
+        towards,
+        a.detach(),
+        b.detach(),
+    )
+
+
+@pytest.mark.large
+def test_large_multiply_of_broadcast_inputs() -> None:
+    """Small inputs whose product has more than 2**31 elements."""
+    needs_memory(12)
+    column = huge(2**16, 1, dtype=torch.bfloat16)
+    row = huge(2**15 + 1, dtype=torch.bfloat16)
+    result = extops.elementwise_mult(column, row)
+    assert result.numel() > BOUNDARY
+    assert_rows_agree(lambda part: part * row, (result,), column)
+
+
+@pytest.mark.large
+def test_large_strided_inputs() -> None:
+    """Few elements, some of them more than 2**31 elements into their storage."""
+    needs_memory(12)
+    memory = huge(BOUNDARY + 4096, dtype=torch.bfloat16)
+    input = memory[:: BOUNDARY // 64]
+    assert input.stride(0) * (len(input) - 1) >= BOUNDARY
+    assert torch.equal(extops.round_ste(input), extops.reference.round_ste(input))
+    assert torch.equal(extops.elementwise_mult(input, input), input * input)
+
+
+@pytest.mark.large
+def test_large_lltm() -> None:
+    """The pointwise part of the cell: more than 2**31 elements in each tensor."""
+    needs_memory(64)
+    state = 1024
+    batch = BOUNDARY // state + 3
+    gates, old_cell = (huge(batch, size, dtype=torch.bfloat16) for size in (3 * state, state))
+    bias = gates.new_zeros(3 * state)
+    new_h, new_cell = torch.ops.extops.lltm_cell(gates, bias, old_cell)
+    assert_rows_agree(pointwise, (new_h, new_cell), gates, old_cell, tolerance=2**-6)
+    grad_h, grad_cell = (huge(batch, state, dtype=torch.bfloat16) for _ in range(2))
+    found = torch.ops.extops.lltm_cell_backward(grad_h, grad_cell, gates, bias, new_cell)
+    inputs = (grad_h, grad_cell, gates, old_cell)
+    assert_rows_agree(pointwise_backward, found, *inputs, tolerance=2**-4)
+
+
+def pointwise(gates: Tensor, old_cell: Tensor) -> Tensors:
+    """The LLTM from its gates on, in float32."""
+    input_gate, output_gate, candidate = gates.float().chunk(3, dim=1)
+    activation = torch.nn.functional.elu(candidate)
+    new_cell = old_cell.float() + activation * torch.sigmoid(input_gate)
+    new_h = torch.tanh(new_cell) * torch.sigmoid(output_gate)
+    return new_h.to(gates.dtype), new_cell.to(gates.dtype)
+
+
+def pointwise_backward(
+    grad_h: Tensor, grad_cell: Tensor, gates: Tensor, old_cell: Tensor
+) -> Tensors:
+    leaves = tuple(tensor.detach().requires_grad_() for tensor in (gates, old_cell))
+    return torch.autograd.grad(pointwise(*leaves), leaves, (grad_h, grad_cell))

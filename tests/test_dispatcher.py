@@ -1,0 +1,309 @@
+"""The registered operators: opcheck, meta and fake tensors, torch.compile and torch.export."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import extops
+from operators import (
+    ELEMENTWISE_MULT,
+    GPU,
+    LLTM,
+    REGISTERED,
+    Operator,
+    Tensors,
+    as_tuple,
+    by_case,
+    by_device,
+    by_dtype,
+    by_operator,
+    gradients,
+    maker,
+    needs_programs,
+    registered_names,
+    transposed,
+    upstream,
+)
+
+DIFFERENTIABLE = ("elementwise_mult", "lltm", "lltm_cell", "round_ste")
+
+by_registered = pytest.mark.parametrize("name", REGISTERED)
+
+
+def overload(name: str) -> torch._ops.OpOverload:
+    return getattr(torch.ops.extops, name).default
+
+
+def has_autograd(name: str) -> bool:
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    keys = ("Autograd", "AutogradCPU", "CompositeImplicitAutograd")
+    return any(has_kernel(f"extops::{name}", key) for key in keys)
+
+
+def test_every_registered_operator_has_samples() -> None:
+    assert registered_names() == sorted(REGISTERED)
+
+
+def test_differentiable_operators_have_autograd() -> None:
+    assert [name for name in DIFFERENTIABLE if not has_autograd(name)] == []
+
+
+@by_dtype
+@by_device
+@by_registered
+def test_opcheck(name: str, device: str, dtype: torch.dtype) -> None:
+    make = maker(device, dtype)
+    for call in REGISTERED[name](make):
+        torch.library.opcheck(overload(name), call.arguments, dict(call.keywords))
+
+
+@by_device
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_opcheck_with_gradients(name: str, device: str) -> None:
+    make = maker(device)
+    for call in REGISTERED[name](make):
+        torch.library.opcheck(overload(name), call.requiring_grad().arguments)
+
+
+# -- without data --------------------------------------------------------------------------------
+
+
+def assert_same_metadata(actual: Tensor, expected: Tensor) -> None:
+    assert actual.shape == expected.shape
+    assert actual.dtype == expected.dtype
+    assert actual.stride() == expected.stride()
+
+
+@by_dtype
+@by_case
+def test_meta(operator: Operator, case: str, dtype: torch.dtype) -> None:
+    inputs = operator.inputs(case, "cpu", dtype)
+    on_meta = operator(*(tensor.to("meta") for tensor in inputs))
+    for actual, expected in zip(on_meta, operator(*inputs), strict=True):
+        assert actual.device.type == "meta"
+        assert_same_metadata(actual, expected)
+
+
+def test_meta_of_out() -> None:
+    a, b = (tensor.to("meta") for tensor in ELEMENTWISE_MULT.inputs("row"))
+    out = torch.empty_like(a)
+    assert extops.elementwise_mult(a, b, out=out) is out
+
+
+@by_operator
+def test_meta_of_gradients(operator: Operator) -> None:
+    inputs = tuple(tensor.to("meta") for tensor in operator.inputs("small"))
+    towards = tuple(torch.empty_like(result) for result in operator(*inputs))
+    _, found = gradients(operator.function, inputs, towards)
+    for gradient, input in zip(found, inputs, strict=True):
+        assert gradient.shape == input.shape and gradient.device.type == "meta"
+
+
+@by_device
+@by_operator
+def test_fake(operator: Operator, device: str) -> None:
+    """Fake tensors predict what the operator does, gradients included."""
+    inputs = operator.inputs("small", device, requires_grad=True)
+    results = operator(*inputs)
+    with FakeTensorMode() as mode:
+        fake_inputs = [mode.from_tensor(tensor) for tensor in inputs]
+        fake_results = operator(*fake_inputs)
+        torch.autograd.backward(fake_results, [torch.ones_like(fake) for fake in fake_results])
+    for actual, expected in zip(fake_results, results, strict=True):
+        assert actual.device == expected.device
+        assert_same_metadata(actual, expected)
+    for fake_input in fake_inputs:
+        assert fake_input.grad is not None and fake_input.grad.shape == fake_input.shape
+
+
+@by_operator
+def test_fake_of_strides(operator: Operator) -> None:
+    inputs = tuple(transposed(tensor) for tensor in operator.inputs("small"))
+    with FakeTensorMode() as mode:
+        fake_results = operator(*(mode.from_tensor(tensor) for tensor in inputs))
+    for actual, expected in zip(fake_results, operator(*inputs), strict=True):
+        assert_same_metadata(actual, expected)
+
+
+# -- torch.compile -------------------------------------------------------------------------------
+
+
+def assert_same_when_compiled(
+    operator: Operator, inputs: Tensors, backend: str, dynamic: bool | None = None
+) -> None:
+    compiled = torch.compile(operator.function, fullgraph=True, backend=backend, dynamic=dynamic)
+    towards = upstream(operator(*inputs))
+    actual = gradients(compiled, inputs, towards)
+    expected = gradients(operator.function, inputs, towards)
+    torch.testing.assert_close(actual, expected)
+
+
+@by_dtype
+@by_device
+@by_operator
+@pytest.mark.usefixtures("dynamo")
+def test_compile(operator: Operator, device: str, dtype: torch.dtype) -> None:
+    assert_same_when_compiled(operator, operator.inputs("small", device, dtype), "aot_eager")
+
+
+@pytest.mark.slow
+@by_device
+@by_operator
+@pytest.mark.usefixtures("dynamo")
+def test_compile_with_inductor(operator: Operator, device: str) -> None:
+    needs_programs("c++")
+    assert_same_when_compiled(operator, operator.inputs("odd", device, torch.float32), "inductor")
+
+
+@by_operator
+@pytest.mark.usefixtures("dynamo")
+def test_compile_of_strided_inputs(operator: Operator) -> None:
+    inputs = tuple(transposed(tensor) for tensor in operator.inputs("small"))
+    assert_same_when_compiled(operator, inputs, "aot_eager")
+
+
+@by_device
+@by_operator
+@pytest.mark.usefixtures("dynamo")
+def test_compile_without_gradients(operator: Operator, device: str) -> None:
+    inputs = operator.inputs("small", device)
+    compiled = torch.compile(operator.function, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        torch.testing.assert_close(as_tuple(compiled(*inputs)), operator(*inputs))
+
+
+@by_device
+@pytest.mark.usefixtures("dynamo")
+def test_compile_of_out(device: str) -> None:
+    a, b = ELEMENTWISE_MULT.inputs("row", device)
+
+    def in_the_middle(a: Tensor, b: Tensor) -> Tensor:
+        out = torch.zeros_like(a)
+        extops.elementwise_mult(a, b, out=out)
+        return out + 1
+
+    def given(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+        return extops.elementwise_mult(a + 0, b, out=out)
+
+    compile_it = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compile_it(in_the_middle)(a, b), a * b + 1)
+    out = torch.zeros_like(a)
+    torch.testing.assert_close(compile_it(given)(a, b, out), a * b)
+    torch.testing.assert_close(out, a * b)
+
+
+@by_operator
+@pytest.mark.usefixtures("dynamo")
+def test_compile_for_any_batch_size(operator: Operator) -> None:
+    """One compilation serves every batch size, forward and backward."""
+    inputs = {size: batch_of(operator, size) for size in (6, 7, 19)}
+    compiled = torch.compile(operator.function, fullgraph=True, backend="aot_eager", dynamic=True)
+    with error_on_recompile():
+        for size, tensors in inputs.items():
+            towards = upstream(operator(*tensors))
+            actual = gradients(compiled, tensors, towards)
+            torch.testing.assert_close(actual, gradients(operator.function, tensors, towards))
+            assert len(actual[0][0]) == size
+
+
+def batch_of(operator: Operator, size: int) -> Tensors:
+    """Inputs whose batch dimension, where there is one, has this size."""
+    if operator is LLTM:
+        input, weights, bias, old_h, old_cell = operator.inputs("small")
+        return (
+            torch.randn(size, input.shape[1], dtype=input.dtype),
+            weights,
+            bias,
+            *(torch.randn(size, state.shape[1], dtype=state.dtype) for state in (old_h, old_cell)),
+        )
+    return tuple(
+        torch.randn(size, tensor.shape[1], dtype=tensor.dtype)
+        for tensor in operator.inputs("small")
+    )
+
+
+@contextmanager
+def error_on_recompile() -> Iterator[None]:
+    import torch._dynamo.config as config
+
+    with config.patch(error_on_recompile=True):
+        yield
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_a_recompile_would_be_noticed() -> None:
+    """The check above can fail: a static compilation does not serve another batch size."""
+    compiled = torch.compile(extops.round_ste, backend="aot_eager", dynamic=False)
+    compiled(torch.randn(4, 5))
+    with error_on_recompile(), pytest.raises(Exception, match=r"[Rr]ecompil"):
+        compiled(torch.randn(7, 5))
+
+
+@by_device
+@pytest.mark.usefixtures("dynamo")
+def test_compile_of_a_module(device: str) -> None:
+    """Several cells in one graph, trained by the compiled step as by the eager one."""
+    module = extops.LLTM(5, 4, device=device, dtype=torch.float64)
+    input, _, _, h, c = LLTM.inputs("small", device)
+
+    def step(input: Tensor, h: Tensor, c: Tensor) -> Tensor:
+        for _ in range(3):
+            h, c = module(input, (h, c))
+        return (h * c).sum()
+
+    found = []
+    for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        module.zero_grad()
+        loss = function(input, h, c)
+        loss.backward()
+        found.append([loss, *(parameter.grad for parameter in module.parameters())])
+    torch.testing.assert_close(*found)
+
+
+# -- torch.export --------------------------------------------------------------------------------
+
+
+class Model(torch.nn.Module):
+    """A module that uses every operator."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.cell = extops.LLTM(5, 4, device=device)
+        self.round = extops.RoundSTE()
+
+    def forward(self, input: Tensor, h: Tensor, c: Tensor) -> Tensors:
+        new_h, new_cell = self.cell(input, (h, c))
+        return extops.elementwise_mult(new_h, self.round(4 * new_cell)), new_cell
+
+
+def model_inputs(device: str, batch: int) -> Tensors:
+    return tuple(torch.randn(batch, size, device=device) for size in (5, 4, 4))
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.usefixtures("dynamo")
+def test_export(device: str) -> None:
+    model = Model(device)
+    inputs = model_inputs(device, 3)
+    program = torch.export.export(model, inputs)
+    torch.testing.assert_close(program.module()(*inputs), model(*inputs))
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_export_for_any_batch_size(tmp_path) -> None:
+    """An exported program is saved, loaded and run with another batch size."""
+    model = Model("cpu")
+    batch = torch.export.Dim("batch", min=2, max=1024)
+    shapes: dict[str, dict[int, object]] = {name: {0: batch} for name in ("input", "h", "c")}
+    program = torch.export.export(model, model_inputs("cpu", 3), dynamic_shapes=shapes)
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded: Callable[..., Tensors] = torch.export.load(tmp_path / "model.pt2").module()
+    other = model_inputs("cpu", 11)
+    torch.testing.assert_close(loaded(*other), model(*other))

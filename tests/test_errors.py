@@ -1,0 +1,332 @@
+"""Bad input: a Python error that names the argument, what was given and what is expected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import extops
+from operators import (
+    ELEMENTWISE_MULT,
+    GPU,
+    LLTM,
+    OPERATORS,
+    REGISTERED,
+    Call,
+    Operator,
+    by_device,
+    by_dtype,
+    by_operator,
+    maker,
+)
+
+# Each argument of each operator, and each but the first, to which the others are compared.
+by_argument = pytest.mark.parametrize(
+    ("operator", "place"),
+    [
+        pytest.param(operator, place, id=f"{operator.name}-{name}")
+        for operator in OPERATORS
+        for place, name in enumerate(operator.arguments)
+    ],
+)
+by_later_argument = pytest.mark.parametrize(
+    ("operator", "place"),
+    [
+        pytest.param(operator, place, id=f"{operator.name}-{name}")
+        for operator in OPERATORS
+        for place, name in enumerate(operator.arguments)
+        if place > 0
+    ],
+)
+
+
+def expect_error(operator: Operator, argument: str, *parts: str):
+    """Expects an error that begins with the operator's name and contains the parts in order."""
+    pattern = ".*".join(re.escape(part) for part in (f"`{argument}`", *parts))
+    return pytest.raises(RuntimeError, match=f"(?s)^{operator.name}: .*{pattern}")
+
+
+def call_with(operator: Operator, place: int, replace: Callable[[Tensor], Tensor], device: str):
+    inputs = list(operator.inputs("small", device, torch.float32))
+    inputs[place] = replace(inputs[place])
+    operator(*inputs)
+
+
+# -- dtypes --------------------------------------------------------------------------------------
+
+REFUSED = [torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64, torch.complex128]
+
+
+@by_device
+@pytest.mark.parametrize("dtype", REFUSED, ids=str)
+@by_operator
+def test_not_floating_point(operator: Operator, dtype: torch.dtype, device: str) -> None:
+    inputs = [tensor.to(dtype) for tensor in operator.inputs("small", device)]
+    with expect_error(operator, operator.arguments[0], "floating-point", "float32", str(dtype)):
+        operator(*inputs)
+
+
+@by_device
+def test_float8(device: str) -> None:
+    for operator in OPERATORS:
+        inputs = [tensor.to(torch.float8_e5m2) for tensor in operator.inputs("small", device)]
+        with expect_error(operator, operator.arguments[0], "floating-point", "float8_e5m2"):
+            operator(*inputs)
+
+
+@by_device
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64], ids=str)
+@by_argument
+def test_one_argument_not_floating_point(
+    operator: Operator, place: int, dtype: torch.dtype, device: str
+) -> None:
+    with expect_error(operator, operator.arguments[place], "float32", "got", str(dtype)):
+        call_with(operator, place, lambda tensor: tensor.to(dtype), device)
+
+
+@by_device
+@by_later_argument
+def test_mixed_dtypes(operator: Operator, place: int, device: str) -> None:
+    argument = operator.arguments[place]
+    with expect_error(operator, argument, "torch.float32", "got", "torch.float64"):
+        call_with(operator, place, Tensor.double, device)
+    with expect_error(operator, argument, "torch.float32", "got", "torch.float16"):
+        call_with(operator, place, Tensor.half, device)
+
+
+# -- devices and layouts -------------------------------------------------------------------------
+
+
+@by_later_argument
+def test_mixed_devices(operator: Operator, place: int) -> None:
+    with expect_error(operator, operator.arguments[place], "cpu", "got", "meta"):
+        call_with(operator, place, lambda tensor: tensor.to("meta"), "cpu")
+
+
+@pytest.mark.parametrize("device", [GPU])
+@by_later_argument
+def test_cpu_and_gpu(operator: Operator, place: int, device: str) -> None:
+    with expect_error(operator, operator.arguments[place], "cpu", "got", "cuda:0"):
+        call_with(operator, place, lambda tensor: tensor.to(device), "cpu")
+    with expect_error(operator, operator.arguments[place], "cuda:0", "got", "cpu"):
+        call_with(operator, place, lambda tensor: tensor.cpu(), device)
+
+
+@by_device
+@by_argument
+def test_sparse(operator: Operator, place: int, device: str) -> None:
+    argument = operator.arguments[place]
+    if operator is LLTM and argument == "bias":
+        layouts = {"torch.sparse_coo": Tensor.to_sparse}  # CSR needs two dimensions
+    else:
+        layouts = {"torch.sparse_coo": Tensor.to_sparse, "torch.sparse_csr": Tensor.to_sparse_csr}
+    for name, to_layout in layouts.items():
+        with expect_error(operator, argument, "dense (strided)", "got", name):
+            call_with(operator, place, to_layout, device)
+
+
+@by_argument
+def test_mkldnn(operator: Operator, place: int) -> None:
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no MKL-DNN, so no tensors of its layout")
+    with expect_error(operator, operator.arguments[place], "dense (strided)", "torch._mkldnn"):
+        call_with(operator, place, Tensor.to_mkldnn, "cpu")
+
+
+# -- ranks and sizes -----------------------------------------------------------------------------
+
+
+@by_device
+@pytest.mark.parametrize("place", range(5), ids=LLTM.arguments)
+def test_lltm_rank(place: int, device: str) -> None:
+    argument = LLTM.arguments[place]
+    right = LLTM.inputs("small")[place].shape
+    for wrong in ((1, *right), right[1:], ()):
+        with expect_error(LLTM, argument, "got", str(list(wrong))):
+            call_with(LLTM, place, lambda tensor: tensor.new_zeros(wrong), device)  # noqa: B023
+
+
+# Batch 3, 5 features, a state of 4: what a size is changed to, and the expected and given shapes.
+WRONG_SIZES = [
+    ("weights", (12, 8), "[12, 9]"),
+    ("weights", (13, 9), "[12, 9]"),
+    ("weights", (9, 12), "[12, 9]"),
+    ("weights", (0, 0), "[12, 9]"),
+    ("bias", (11,), "[12]"),
+    ("bias", (1,), "[12]"),
+    ("old_h", (2, 4), "[3, 4]"),
+    ("old_h", (1, 4), "[3, 4]"),
+    ("old_cell", (2, 4), "[3, 4]"),
+    ("old_cell", (3, 1), "[3, 4]"),
+    ("old_cell", (1, 4), "[3, 4]"),
+    ("old_cell", (0, 4), "[3, 4]"),
+]
+
+
+@by_device
+@pytest.mark.parametrize(("argument", "given", "expected"), WRONG_SIZES, ids=str)
+def test_lltm_sizes(argument: str, given: tuple[int, ...], expected: str, device: str) -> None:
+    with expect_error(LLTM, argument, expected, "got", str(list(given))):
+        call_with(
+            LLTM, LLTM.arguments.index(argument), lambda tensor: tensor.new_zeros(given), device
+        )
+
+
+@by_device
+def test_lltm_sizes_that_disagree_with_several(device: str) -> None:
+    """Other features or another state size: the message names both shapes that disagree."""
+    with pytest.raises(RuntimeError, match=r"^lltm: .*`weights`.*\[12, 10\].*\[12, 9\]"):
+        call_with(LLTM, 0, lambda tensor: tensor.new_zeros(3, 6), device)
+    with pytest.raises(RuntimeError, match=r"^lltm: .*\[\d+, \d+\].*got \[\d+, \d+\]"):
+        call_with(LLTM, 3, lambda tensor: tensor.new_zeros(3, 6), device)
+
+
+@by_device
+@pytest.mark.parametrize(
+    ("a_shape", "b_shape"),
+    [((2, 3), (4,)), ((2, 3), (3, 2)), ((2, 3), (0, 3)), ((5, 1, 3), (2, 4, 3)), ((2,), (3,))],
+    ids=str,
+)
+def test_multiply_sizes(a_shape: tuple[int, ...], b_shape: tuple[int, ...], device: str) -> None:
+    a, b = torch.randn(a_shape, device=device), torch.randn(b_shape, device=device)
+    shapes = (str(list(a_shape)), "`b`", str(list(b_shape)), "broadcast")
+    with expect_error(ELEMENTWISE_MULT, "a", *shapes):
+        extops.elementwise_mult(a, b)
+
+
+# -- out= ----------------------------------------------------------------------------------------
+
+
+def multiply_into(out: Tensor, device: str) -> None:
+    a, b = ELEMENTWISE_MULT.inputs("row", device, torch.float32)  # shape [6, 7]
+    extops.elementwise_mult(a, b, out=out)
+
+
+@by_device
+@pytest.mark.parametrize("shape", [(7, 6), (42,), (7,), (1, 6, 7), (0,), ()], ids=str)
+def test_out_shape(shape: tuple[int, ...], device: str) -> None:
+    out = torch.full(shape, 7.0, device=device)
+    with expect_error(ELEMENTWISE_MULT, "out", "[6, 7]", "got", str(list(shape))):
+        multiply_into(out, device)
+    assert out.shape == shape and bool((out == 7).all())
+
+
+@by_device
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int64], ids=str)
+def test_out_dtype(dtype: torch.dtype, device: str) -> None:
+    with expect_error(ELEMENTWISE_MULT, "out", "float32", "got", str(dtype)):
+        multiply_into(torch.empty(6, 7, dtype=dtype, device=device), device)
+
+
+@by_device
+def test_out_device(device: str) -> None:
+    with expect_error(ELEMENTWISE_MULT, "out", device, "got", "meta"):
+        multiply_into(torch.empty(6, 7, device="meta"), device)
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_out_on_the_cpu(device: str) -> None:
+    with expect_error(ELEMENTWISE_MULT, "out", "cuda:0", "got", "cpu"):
+        multiply_into(torch.empty(6, 7), device)
+
+
+@by_device
+def test_out_layout(device: str) -> None:
+    with expect_error(ELEMENTWISE_MULT, "out", "dense (strided)", "got", "torch.sparse_coo"):
+        multiply_into(torch.zeros(6, 7, device=device).to_sparse(), device)
+
+
+@by_device
+@pytest.mark.parametrize("wanting", ["a", "b", "out"])
+def test_out_where_a_gradient_is_wanted(wanting: str, device: str) -> None:
+    tensors = {name: torch.randn(6, 7, device=device) for name in ("a", "b", "out")}
+    tensors[wanting].requires_grad_()
+    with expect_error(ELEMENTWISE_MULT, "out", "gradient", "no_grad"):
+        extops.elementwise_mult(tensors["a"], tensors["b"], out=tensors["out"])
+
+
+@by_device
+def test_out_of_elements_that_share_memory(device: str) -> None:
+    """What would be the value of an element that is written twice?"""
+    with expect_error(ELEMENTWISE_MULT, "out", "expanded"):
+        multiply_into(torch.zeros(7, device=device).expand(6, 7), device)
+
+
+# -- the module ----------------------------------------------------------------------------------
+
+
+@by_device
+def test_module(device: str) -> None:
+    module = extops.LLTM(5, 4, device=device)
+    h, c = torch.zeros(2, 3, 4, device=device)
+    with expect_error(LLTM, "weights", "[12, 10]", "got", "[12, 9]"):
+        module(torch.zeros(3, 6, device=device), (h, c))
+    with expect_error(LLTM, "input", "float64"):
+        module(torch.zeros(3, 5, device=device, dtype=torch.int64), (h, c))
+
+
+# -- the registered operators, called past the checks of the public functions ---------------------
+
+BAD_TENSORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "integers": lambda tensor: tensor.long(),
+    "complex": lambda tensor: tensor.to(torch.complex64),
+    "another_dtype": lambda tensor: tensor.double(),
+    "another_device": lambda tensor: tensor.to("meta"),
+    "sparse": lambda tensor: tensor.to_sparse(),
+    "larger": lambda tensor: tensor.new_zeros([*tensor.shape[:-1], tensor.shape[-1] + 1]),
+    "smaller": lambda tensor: tensor.new_zeros([*tensor.shape[:-1], tensor.shape[-1] - 1]),
+    "more_dimensions": lambda tensor: tensor.new_zeros([7, 3, *tensor.shape]),
+}
+NOT_BAD = {
+    "round_ste": {"another_dtype", "another_device", "larger", "smaller", "more_dimensions"},
+    "elementwise_mult": {"more_dimensions"},  # broadcasts
+}
+# The place of an argument whose last size no other argument repeats.
+FREE_SIZE = {"lltm_backward": 2, "lltm_input_backward": 1}
+
+
+@by_device
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        pytest.param(name, bad, id=f"{name}-{bad}")
+        for name in REGISTERED
+        for bad in BAD_TENSORS
+        if bad not in NOT_BAD.get(name, ())
+    ],
+)
+def test_registered_operators(name: str, bad: str, device: str) -> None:
+    """Each argument made bad in turn is an error of Python, never a crash or a result."""
+    first = next(REGISTERED[name](maker(device)))
+    free = FREE_SIZE.get(name) if bad in ("larger", "smaller") else None
+    for wrong in with_each_made_bad(first, BAD_TENSORS[bad], free):
+        with pytest.raises(RuntimeError):
+            getattr(torch.ops.extops, name)(*wrong.arguments, **wrong.keywords)
+
+
+def with_each_made_bad(
+    call: Call, make_bad: Callable[[Tensor], Tensor], but: int | None
+) -> list[Call]:
+    calls = []
+    for place, tensor in enumerate(call.arguments):
+        if tensor is not None and place != but:
+            arguments = list(call.arguments)
+            arguments[place] = make_bad(tensor)
+            calls.append(Call(tuple(arguments), call.keywords))
+    for name, tensor in call.keywords.items():
+        calls.append(Call(call.arguments, {**call.keywords, name: make_bad(tensor)}))
+    return calls
+
+
+@by_dtype
+@by_device
+def test_a_refused_call_leaves_out_alone(device: str, dtype: torch.dtype) -> None:
+    out = torch.full((2, 3), 7.0, device=device, dtype=dtype)
+    a, b = torch.ones(2, 3, device=device, dtype=dtype), torch.ones(4, device=device, dtype=dtype)
+    with pytest.raises(RuntimeError, match="broadcast"):
+        extops.elementwise_mult(a, b, out=out)
+    assert bool((out == 7).all())

@@ -1,0 +1,404 @@
+"""The values of each operator: every dtype, any strides, empty and extreme inputs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import extops
+from operators import (
+    ELEMENTWISE_MULT,
+    LLTM,
+    Operator,
+    assert_as_accurate_as_eager,
+    by_case,
+    by_device,
+    by_dtype,
+    by_layout,
+    by_operator,
+    dtype_name,
+    negated,
+    padded,
+    sliced,
+    transposed,
+)
+
+INF = math.inf
+NAN = math.nan
+
+
+def assert_same(actual: Tensor, expected: Tensor, what: str = "values") -> None:
+    """Checks for equal values, NaN included, and for equal dtype and device."""
+    torch.testing.assert_close(
+        actual,
+        expected,
+        rtol=0,
+        atol=0,
+        equal_nan=True,
+        msg=lambda message: f"{what}: {message}",
+    )
+
+
+def assert_right(operator: Operator, inputs: tuple[Tensor, ...]) -> None:
+    """Checks the results against eager's and against those in float64 of the same inputs."""
+    results = operator(*inputs)
+    eager = operator.eager(*inputs)
+    assert len(results) == len(operator.results)
+    if operator.exact:
+        for name, result, expected in zip(operator.results, results, eager, strict=True):
+            assert_same(result, expected, name)
+        return
+    exact = operator.eager(*(tensor.double() for tensor in inputs))
+    for name, ours, theirs, right in zip(operator.results, results, eager, exact, strict=True):
+        assert_as_accurate_as_eager(name, ours, theirs, right, ulps=2)
+
+
+@by_dtype
+@by_device
+@by_case
+def test_values(operator: Operator, case: str, device: str, dtype: torch.dtype) -> None:
+    assert_right(operator, operator.inputs(case, device, dtype))
+
+
+@by_dtype
+@by_device
+@by_layout
+@by_operator
+def test_layouts(operator: Operator, layout, device: str, dtype: torch.dtype) -> None:
+    inputs = tuple(layout(tensor) for tensor in operator.inputs("odd", device, dtype))
+    before = [tensor.clone() for tensor in inputs]
+    assert_right(operator, inputs)
+    for name, tensor, copy in zip(operator.arguments, inputs, before, strict=True):
+        assert_same(tensor, copy, f"`{name}` after the call")
+
+
+@by_device
+@by_layout
+@by_operator
+def test_layouts_of_large_tensors(operator: Operator, layout, device: str) -> None:
+    inputs = operator.inputs("threaded", device, torch.float32)
+    assert_right(operator, tuple(layout(tensor) for tensor in inputs))
+
+
+@by_device
+@pytest.mark.parametrize("layout", [transposed, sliced, padded, negated])
+@by_operator
+def test_one_argument_of_another_layout(operator: Operator, layout, device: str) -> None:
+    for place in range(len(operator.arguments)):
+        inputs = list(operator.inputs("odd", device, torch.float32))
+        inputs[place] = layout(inputs[place])
+        assert_right(operator, tuple(inputs))
+
+
+@by_device
+@by_operator
+def test_expanded(operator: Operator, device: str) -> None:
+    """Inputs of stride 0: one row or one element that stands for all."""
+    inputs = operator.inputs("small", device, torch.float32)
+    assert_right(operator, tuple(tensor[:1].expand_as(tensor) for tensor in inputs))
+    assert_right(operator, tuple(tensor.flatten()[0].expand_as(tensor) for tensor in inputs))
+
+
+@by_device
+@pytest.mark.parametrize(
+    "memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "last"]
+)
+def test_channels_last(memory_format: torch.memory_format, device: str) -> None:
+    image = torch.randn(2, 3, 5, 4, device=device).to(memory_format=torch.channels_last)
+    other = torch.randn(2, 3, 5, 4, device=device).to(memory_format=memory_format)
+    assert_same(extops.round_ste(image), extops.reference.round_ste(image))
+    assert_same(extops.elementwise_mult(image, other), image * other)
+    assert_same(extops.elementwise_mult(other, image), image * other)
+
+
+@by_dtype
+@by_device
+@by_case
+def test_same_bits_on_every_run(
+    operator: Operator, case: str, device: str, dtype: torch.dtype
+) -> None:
+    inputs = operator.inputs(case, device, dtype)
+    for first, second in zip(operator(*inputs), operator(*inputs), strict=True):
+        assert torch.equal(first, second)
+
+
+@by_device
+@by_operator
+def test_results_share_no_memory(operator: Operator, device: str) -> None:
+    inputs = operator.inputs("small", device)
+    tensors = [*inputs, *operator(*inputs)]
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    assert len(storages) == len(tensors)
+
+
+# -- extreme values ------------------------------------------------------------------------------
+
+
+@by_dtype
+@by_device
+def test_lltm_of_nan_and_infinity(device: str, dtype: torch.dtype) -> None:
+    """A NaN or an infinity spoils its own row and what depends on it, as in eager PyTorch."""
+    for place in (0, 3, 4):
+        for special in (NAN, INF, -INF):
+            inputs = LLTM.inputs("small", device, dtype)
+            inputs[place][1, 2] = special
+            results, eager = LLTM(*inputs), LLTM.eager(*inputs)
+            for name, result, expected in zip(LLTM.results, results, eager, strict=True):
+                context = f"{name} where `{LLTM.arguments[place]}` holds {special}"
+                assert_same(result.isnan(), expected.isnan(), context)
+                assert_same(result.isinf(), expected.isinf(), context)
+                tolerance = 4 * torch.finfo(dtype).eps
+                torch.testing.assert_close(
+                    result, expected, rtol=tolerance, atol=tolerance, equal_nan=True
+                )
+
+
+def cell(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+    """The LLTM of a row of states whose gates are the rows of `gates` [N, 3] exactly.
+
+    The states are repeated until vectorised code and its remainder both meet each of them, and
+    every copy must have the same bits.
+    """
+    count, copies = len(gates), 9
+    state = count * copies
+    results = extops.lltm(
+        gates.new_zeros(1, 0),
+        gates.new_zeros(3 * state, state),
+        gates.t().repeat(1, copies).flatten(),
+        gates.new_zeros(1, state),
+        old_cell.repeat(copies).view(1, state),
+    )
+    new_h, new_cell = (result.view(copies, count) for result in results)
+    assert_same(new_h, new_h[0].expand_as(new_h), "copies of new_h")
+    assert_same(new_cell, new_cell[0].expand_as(new_cell), "copies of new_cell")
+    return new_h[0], new_cell[0]
+
+
+@by_dtype
+@by_device
+@pytest.mark.parametrize("old_cell", [0.25, -0.25, INF, NAN])
+def test_lltm_of_special_gates(old_cell: float, device: str, dtype: torch.dtype) -> None:
+    """Every combination of special gates: 0 * inf is NaN, and a NaN is never lost."""
+    special = torch.tensor([-INF, -1000.0, -1.0, 0.0, 1.0, 1000.0, INF, NAN], dtype=torch.float64)
+    gates = torch.cartesian_prod(special, special, special)
+    cells = torch.full_like(gates[:, :1], old_cell)
+    results = cell(gates.to(device, dtype), cells[:, 0].to(device, dtype))
+    expected = extops.reference.lltm_cell(gates, torch.zeros_like(gates[0]), cells)
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        {name: result.cpu() for name, result in zip(LLTM.results, results, strict=True)},
+        {name: value[:, 0].to(dtype) for name, value in zip(LLTM.results, expected, strict=True)},
+        rtol=tolerance,
+        atol=tolerance,
+        equal_nan=True,
+    )
+
+
+@by_dtype
+@by_device
+def test_lltm_of_saturated_gates(device: str, dtype: torch.dtype) -> None:
+    large = torch.finfo(dtype).max
+    rows = [
+        # input gate, output gate, candidate, old cell: new_h, new_cell
+        ((-large, 0.0, 5.0, 0.25), (0.5 * math.tanh(0.25), 0.25)),
+        ((large, 0.0, 5.0, 0.25), (0.5 * math.tanh(5.25), 5.25)),
+        ((large, -large, 1.0, 0.0), (0.0, 1.0)),
+        ((large, large, -large, 0.0), (math.tanh(-1.0), -1.0)),
+        ((large, large, large, 0.0), (1.0, large)),
+        ((large, large, 0.0, large), (1.0, large)),
+        ((large, large, 0.0, -large), (-1.0, -large)),
+    ]
+    values = torch.tensor([row[0] for row in rows], dtype=torch.float64).to(device, dtype)
+    new_h, new_cell = cell(values[:, :3], values[:, 3])
+    expected = torch.tensor([row[1] for row in rows], dtype=torch.float64).to(device, dtype)
+    tolerance = 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(new_h, expected[:, 0], rtol=tolerance, atol=0)
+    torch.testing.assert_close(new_cell, expected[:, 1], rtol=tolerance, atol=0)
+
+
+@by_dtype
+@by_device
+def test_lltm_of_a_candidate_near_zero(device: str, dtype: torch.dtype) -> None:
+    """elu(z) = exp(z) - 1 keeps its relative accuracy near zero, and the zeros are exact."""
+    tiny = torch.finfo(dtype).tiny
+    eps = torch.finfo(dtype).eps
+    candidates = [0.0, -0.0, tiny, -tiny, eps / 4, -eps / 4, -eps, -8 * eps, -1e-3]
+    exact = torch.tensor(candidates, dtype=torch.float64).to(dtype).double()
+    gates = torch.stack([exact * 0 + 40, exact * 0, exact], dim=1).to(device, dtype)
+    new_h, new_cell = cell(gates, gates.new_zeros(len(gates)))
+    expected = torch.where(exact > 0, exact, torch.expm1(exact))
+    tolerance = 4 * eps
+    torch.testing.assert_close(new_cell.cpu().double(), expected, rtol=tolerance, atol=0)
+    half_tanh = torch.tanh(expected) / 2
+    smallest = tiny * eps  # half of a denormal number may round to either side
+    torch.testing.assert_close(new_h.cpu().double(), half_tanh, rtol=tolerance, atol=smallest)
+
+
+HALVES = [(-0.5, 0.0), (-1.5, -1.0), (-2.5, -2.0), (0.5, 1.0), (1.5, 2.0), (2.5, 3.0)]
+INSIDE = [(0.0, 0.0), (0.25, 0.0), (-0.25, 0.0), (-0.75, -1.0), (0.75, 1.0), (1.0, 1.0)]
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
+SPECIAL = [(INF, INF), (-INF, -INF), (NAN, NAN)]
+
+
+@by_dtype
+@by_device
+def test_round_of_known_values(device: str, dtype: torch.dtype) -> None:
+    input, expected = (
+        torch.tensor(column, dtype=dtype, device=device)
+        for column in zip(*HALVES, *INSIDE, *SPECIAL, strict=True)
+    )
+    assert_same(extops.round_ste(input), expected)
+
+
+@by_dtype
+@by_device
+def test_round_beside_a_half(device: str, dtype: torch.dtype) -> None:
+    """The neighbours of each half round to the integer on their own side."""
+    halves = torch.tensor([0.5, 1.5, 2.5, 100.5], dtype=dtype, device=device)
+    bits = halves.view(INTEGERS[halves.element_size()])
+    smaller, larger = (bits - 1).view(dtype), (bits + 1).view(dtype)
+    assert_same(extops.round_ste(smaller), halves - 0.5)
+    assert_same(extops.round_ste(larger), halves + 0.5)
+    assert_same(extops.round_ste(-smaller), 0.5 - halves)
+    assert_same(extops.round_ste(-larger), -0.5 - halves)
+
+
+@by_dtype
+@by_device
+def test_round_of_large_values(device: str, dtype: torch.dtype) -> None:
+    """Where the spacing of numbers is 1 or more, each is its own nearest integer."""
+    first = 1 / torch.finfo(dtype).eps
+    large = torch.tensor(
+        [first, first + 1, 2 * first - 1, 2 * first, torch.finfo(dtype).max], dtype=torch.float64
+    ).to(device, dtype)
+    assert_same(extops.round_ste(large), large)
+    assert_same(extops.round_ste(-large), -large)
+    with_half = large[:1] - 0.5  # the largest number that is not an integer
+    assert_same(extops.round_ste(with_half), large[:1])
+    assert_same(extops.round_ste(-with_half), -with_half - 0.5 + 1)
+
+
+@by_dtype
+@by_device
+def test_round_of_denormals(device: str, dtype: torch.dtype) -> None:
+    tiny = torch.finfo(dtype).smallest_normal
+    input = torch.tensor([tiny, -tiny, tiny / 2, -tiny / 2], dtype=torch.float64).to(device, dtype)
+    assert_same(extops.round_ste(input), torch.zeros_like(input))
+
+
+@by_dtype
+@by_device
+def test_multiply_of_extreme_values(device: str, dtype: torch.dtype) -> None:
+    """Every pair of special values: the sign of zero, overflow, denormal results, NaN."""
+    info = torch.finfo(dtype)
+    values = [0.0, -0.0, 1.0, -1.0, info.tiny, info.tiny / 2, info.max, -info.max, INF, -INF, NAN]
+    row = torch.tensor(values, dtype=torch.float64).to(device, dtype)
+    column = row[:, None]
+    product = extops.elementwise_mult(column, row)
+    assert_same(product, column * row)
+    assert_same(torch.signbit(product).where(~product.isnan(), False), signs(column * row))
+
+
+def signs(tensor: Tensor) -> Tensor:
+    return torch.signbit(tensor).where(~tensor.isnan(), False)
+
+
+@by_device
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=dtype_name)
+def test_round_of_every_number_of_16_bits(device: str, dtype: torch.dtype) -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    exact = every.double()
+    below = exact.floor()
+    expected = torch.where(exact - below >= 0.5, below + 1, below)
+    expected = torch.where(exact.isfinite(), expected, exact).to(device, dtype)
+    assert_same(extops.round_ste(every.to(device)), expected)
+
+
+# -- out= ----------------------------------------------------------------------------------------
+
+
+@by_dtype
+@by_device
+@pytest.mark.parametrize("case", ELEMENTWISE_MULT.samples)
+def test_out(case: str, device: str, dtype: torch.dtype) -> None:
+    a, b = ELEMENTWISE_MULT.inputs(case, device, dtype)
+    out = torch.full_like(a * b, NAN)
+    assert extops.elementwise_mult(a, b, out=out) is out
+    assert_same(out, a * b)
+
+
+@by_device
+@by_layout
+def test_out_of_any_layout(layout, device: str) -> None:
+    """Only the elements of `out` are written, and nothing between or beside them."""
+    a, b = ELEMENTWISE_MULT.inputs("row", device, torch.float32)
+    out = layout(torch.zeros_like(a * b))
+    storage = torch.as_strided(out, [out.untyped_storage().nbytes() // 4], [1], 0)
+    beside = storage.isnan().sum().item()
+    extops.elementwise_mult(a, b, out=out)
+    assert_same(out, a * b)
+    assert storage.isnan().sum().item() == beside
+
+
+@by_device
+def test_out_is_channels_last(device: str) -> None:
+    a, b = (torch.randn(2, 3, 5, 4, device=device) for _ in range(2))
+    out = torch.empty_like(a, memory_format=torch.channels_last)
+    extops.elementwise_mult(a, b, out=out)
+    assert_same(out, a * b)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+@by_dtype
+@by_device
+def test_out_is_an_input(device: str, dtype: torch.dtype) -> None:
+    a, b = ELEMENTWISE_MULT.inputs("odd", device, dtype)
+    product = a * b
+    over_a, over_b, square = a.clone(), b.clone(), a.clone()
+    extops.elementwise_mult(over_a, b, out=over_a)
+    assert_same(over_a, product, "out is a")
+    extops.elementwise_mult(a, over_b, out=over_b)
+    assert_same(over_b, product, "out is b")
+    extops.elementwise_mult(square, square, out=square)
+    assert_same(square, a * a, "out is both")
+
+
+@by_device
+@pytest.mark.parametrize("shift", [-7, -1, 1, 7])
+def test_out_overlaps_an_input(shift: int, device: str) -> None:
+    """Reading ahead of or behind the writing, `a` counts as it was before the call."""
+    memory = torch.randn(5021, device=device)
+    start = 10
+    a = memory[start : start + 5000]
+    out = memory[start + shift : start + shift + 5000]
+    b = torch.randn(5000, device=device)
+    expected = a * b
+    extops.elementwise_mult(a, b, out=out)
+    assert_same(out, expected)
+
+
+@by_device
+def test_out_overlaps_by_broadcasting_or_transposing(device: str) -> None:
+    square = torch.randn(65, 65, device=device)
+    other = torch.randn(65, 65, device=device)
+    expected = square * other
+    flipped = square.clone()
+    extops.elementwise_mult(flipped.t(), other, out=flipped)
+    assert_same(flipped, square.t() * other, "a is the transpose of out")
+    by_row = square.clone()
+    extops.elementwise_mult(by_row[0], other, out=by_row)
+    assert_same(by_row, square[0] * other, "a is the first row of out")
+    assert_same(extops.elementwise_mult(square, other), expected)
+
+
+@by_device
+def test_out_may_want_a_gradient_under_no_grad(device: str) -> None:
+    a, b = ELEMENTWISE_MULT.inputs("row", device, requires_grad=True)
+    with torch.no_grad():
+        out = torch.empty_like(a * b)
+        extops.elementwise_mult(a, b, out=out)
+        assert_same(out, a * b)
+    assert not out.requires_grad
