@@ -3,14 +3,29 @@
 All raise ``RuntimeError``, as PyTorch does, except for an argument that is no tensor (``TypeError``).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from extops import _loader
 
+FAILURES = (RuntimeError, TypeError, AttributeError)
+"""What a call with wrong arguments may raise before its checks have their say."""
+
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def explain(check: Callable[..., None], *arguments: Any) -> None:
+    """To be called where an operator failed: raises the message of ``check``, if that finds what was wrong.
+
+    Kernels check what they are given, too: asking for permission first would cost each good call microseconds.
+    """
+    try:
+        check(*arguments)
+    except (RuntimeError, TypeError) as error:
+        raise error from None
 
 
 def check_tensor(op: str, name: str, tensor: Tensor) -> None:
@@ -158,6 +173,12 @@ def check_factors(op: str, a: Tensor, b: Tensor) -> None:
     """Two tensors of one dtype and device."""
     check_tensor(op, "a", a)
     check_matches(op, "b", b, "a", a)
+
+
+def check_broadcast(op: str, a: Tensor, b: Tensor) -> None:
+    """Two factors of shapes that broadcast."""
+    check_factors(op, a, b)
+    broadcast_shape(op, a, b)
 
 
 def check_product(op: str, a: Tensor, b: Tensor, out: Tensor) -> None:

@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(32 * kInputWarps) lltm_input_backward_kernel(
   }
 }
 
-// Up to how many multiplications these kernels beat a library's product with the kernels that it needs beside it: read
+// Below how many multiplications these kernels beat a library's product with the kernels that it needs beside it: read
 // off an NVIDIA H200. Beyond float32 the library has tensor cores.
 struct Limits {
   int64_t float32;
@@ -271,7 +271,7 @@ constexpr Limits kInputLimits{int64_t{1} << 23, 0};
 
 inline bool is_within(Limits limits, ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
   const double multiplications = 3.0 * batch * state_size * (state_size + input_features);
-  return multiplications <= (dtype == ScalarType::Float ? limits.float32 : limits.others);
+  return multiplications < (dtype == ScalarType::Float ? limits.float32 : limits.others);
 }
 
 inline Sizes make_sizes(int64_t batch, int64_t input_features, int64_t state_size) {

@@ -41,18 +41,26 @@ def lltm(
 
     Source: the cell of PyTorch's tutorial "Custom C++ and CUDA Extensions".
     """
-    _checks.check_tensor(_OP, "input", input)
-    arguments = autocast(input, weights, bias, old_h, old_cell)
-    _checks.check_lltm(_OP, *arguments)
+    try:
+        arguments = autocast(input, weights, bias, old_h, old_cell)
+        if torch.compiler.is_compiling() or _autograd.needs_composite():
+            _checks.check_lltm(_OP, *arguments)
+            return _traced(*arguments)
+        if _autograd.wants_grad(*arguments):
+            new_h, new_cell = _LLTM.apply(*arguments)
+        else:
+            with _autograd.below_autograd():
+                new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments)
+    except _checks.FAILURES:
+        _checks.explain(_checks.check_lltm, _OP, input, weights, bias, old_h, old_cell)
+        raise
+    return new_h, new_cell
+
+
+def _traced(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     if _autograd.needs_composite():
         return reference.lltm(*arguments)
-    if torch.compiler.is_compiling():
-        new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments)
-    elif _autograd.wants_grad(*arguments):
-        new_h, new_cell = _LLTM.apply(*arguments)
-    else:
-        with _autograd.below_autograd():
-            new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments)
+    new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments)
     return new_h, new_cell
 
 

@@ -29,20 +29,23 @@ def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tens
     Raises:
         RuntimeError: a dtype, device, layout or shape does not fit, or ``out`` is given where a gradient is wanted.
     """
-    _checks.check_factors(_OP, a, b)
     if out is not None:
         _check_out(a, b, out)
         return _multiply_into(a, b, out)
-    _checks.broadcast_shape(_OP, a, b)
-    if _autograd.needs_composite():
-        return reference.elementwise_mult(a, b)
-    if torch.compiler.is_compiling():
-        return _call(a, b)
-    if _autograd.wants_grad(a, b):
-        output: Tensor = _ElementwiseMult.apply(a, b)
-        return output
-    with _autograd.below_autograd():
-        return _call(a, b)
+    try:
+        if torch.compiler.is_compiling():
+            return _call(a, b)
+        if _autograd.needs_composite():
+            _checks.check_broadcast(_OP, a, b)
+            return reference.elementwise_mult(a, b)
+        if _autograd.wants_grad(a, b):
+            output: Tensor = _ElementwiseMult.apply(a, b)
+            return output
+        with _autograd.below_autograd():
+            return _call(a, b)
+    except _checks.FAILURES:
+        _checks.explain(_checks.check_broadcast, _OP, a, b)
+        raise
 
 
 def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from extops import _autograd, _checks, reference
 
+_OP = "round_ste"
+
 
 def round_ste(input: Tensor) -> Tensor:
     r"""Rounds to the nearest integer, halves upwards, and lets the gradient through unchanged.
@@ -27,16 +29,20 @@ def round_ste(input: Tensor) -> Tensor:
 
     Source: the straight-through estimator of Bengio, Léonard and Courville, 2013 (arXiv:1308.3432).
     """
-    _checks.check_tensor("round_ste", "input", input)
-    if _autograd.needs_composite():
-        return reference.round_ste(input)
-    if torch.compiler.is_compiling():
-        return _call(input)
-    if _autograd.wants_grad(input):
-        output: Tensor = _RoundSTE.apply(input)
-        return output
-    with _autograd.below_autograd():
-        return _call(input)
+    try:
+        if torch.compiler.is_compiling():
+            return _call(input)
+        if _autograd.needs_composite():
+            _checks.check_tensor(_OP, "input", input)
+            return reference.round_ste(input)
+        if _autograd.wants_grad(input):
+            output: Tensor = _RoundSTE.apply(input)
+            return output
+        with _autograd.below_autograd():
+            return _call(input)
+    except _checks.FAILURES:
+        _checks.explain(_checks.check_tensor, _OP, "input", input)
+        raise
 
 
 def _call(input: Tensor) -> Tensor:
@@ -59,6 +65,7 @@ class _RoundSTE(torch.autograd.Function):
 
 @torch.library.register_fake("extops::round_ste")
 def _(input: Tensor) -> Tensor:
+    _checks.check_tensor(_OP, "input", input)
     return torch.empty_like(input)
 
 
