@@ -264,14 +264,15 @@ __global__ void __launch_bounds__(32 * kInputWarps) lltm_input_backward_kernel(
 struct Limits {
   int64_t float32;
   int64_t others;
+  int64_t batch;
 };
-constexpr Limits kForwardLimits{int64_t{1} << 24, int64_t{1} << 22};
-constexpr Limits kBackwardLimits{int64_t{1} << 27, int64_t{1} << 24};
-constexpr Limits kInputLimits{int64_t{1} << 23, 0};
+constexpr Limits kForwardLimits{13'000'000, 4'000'000, INT64_MAX};
+constexpr Limits kBackwardLimits{130'000'000, 16'000'000, 64};  // a block goes through the whole batch
+constexpr Limits kInputLimits{8'000'000, 0, INT64_MAX};
 
 inline bool is_within(Limits limits, ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
   const double multiplications = 3.0 * batch * state_size * (state_size + input_features);
-  return multiplications < (dtype == ScalarType::Float ? limits.float32 : limits.others);
+  return batch <= limits.batch && multiplications < (dtype == ScalarType::Float ? limits.float32 : limits.others);
 }
 
 inline Sizes make_sizes(int64_t batch, int64_t input_features, int64_t state_size) {
