@@ -10,3 +10,19 @@ enum class ScalarType : int32_t { Half = 5, Float = 6, Double = 7, BFloat16 = 15
 using Error = const char*;
 
 #define EXTOPS_API extern "C" __attribute__((visibility("default")))
+
+// Calls function(T{}) with the element type that `dtype` names; each kind of device has its own half types.
+template <class Half, class BFloat16, class Function>
+Error dispatch_as(ScalarType dtype, const Function& function) {
+  switch (dtype) {
+    case ScalarType::Float:
+      return function(float{});
+    case ScalarType::Double:
+      return function(double{});
+    case ScalarType::BFloat16:
+      return function(BFloat16{});
+    case ScalarType::Half:
+      return function(Half{});
+  }
+  return "extops kernel: expected dtype float64, float32, bfloat16 or float16";
+}

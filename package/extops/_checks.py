@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _loader
+from extops import _devices
 
 FAILURES = (RuntimeError, TypeError, AttributeError)
 """What a call with wrong arguments may raise before its checks have their say."""
@@ -45,10 +45,10 @@ def check_tensor(op: str, name: str, tensor: Tensor) -> None:
             f"but got {tensor.dtype}"
         )
     device = tensor.device.type
-    if device not in _loader.devices:
+    if device not in _devices.devices:
         raise RuntimeError(
             f"{op}: `{name}` is on device {tensor.device}, for which no kernel is loaded; "
-            f"{_loader.why_no_kernels(device)}"
+            f"{_devices.why_no_kernels(device)}"
         )
 
 

@@ -11,15 +11,14 @@ legacy  2.4 to 2.9      :mod:`extops._legacy`: raw pointers through ctypes, oper
 ======  ==============  ================================================================================
 """
 
-import json
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from extops import _libraries
+from extops._devices import devices
 from extops._version import __version__
 
 MINIMUM_TORCH = (2, 4)
@@ -28,9 +27,6 @@ _FOLDER = Path(__file__).parent
 
 lane = ""
 """``"stable"`` or ``"legacy"``, once loaded."""
-
-devices = {"meta"}
-"""The device types that have kernels; tensors on ``meta`` have no data to work on."""
 
 
 def load() -> None:
@@ -58,23 +54,6 @@ def load() -> None:
     devices.add("cpu")
     if _libraries.CUDA in names:
         devices.add("cuda")
-
-
-def build_info() -> dict[str, Any]:
-    """What the installed libraries were built from and with."""
-    path = _FOLDER / "_build_info.json"
-    return dict(json.loads(path.read_text())) if path.exists() else {}
-
-
-def why_no_kernels(device: str) -> str:
-    """Why tensors on this type of device cannot be served, and what to do."""
-    if device != "cuda":
-        return "extops has kernels for CPU and CUDA: move the tensor with .cpu() or .cuda()"
-    variant = build_info().get("variant", "unknown")
-    return (
-        f"this extops {__version__} was built without CUDA (variant {variant}): "
-        "install a wheel with CUDA kernels, pip install --force-reinstall extops"
-    )
 
 
 def _find_libraries() -> dict[str, Path]:

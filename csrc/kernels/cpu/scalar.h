@@ -1,4 +1,4 @@
-// The element types of CPU kernels, their conversions, and the choice of a type at run time. Conversions are plain
+// The element types of CPU kernels, their conversions. Conversions are plain
 // integer arithmetic, so that the compiler vectorises them with any instruction set.
 #pragma once
 
@@ -79,20 +79,9 @@ struct Compute<Half> {
   to.bits = static_cast<uint16_t>(sign | (magnitude >= 0x47800000u ? special : finite));
 }
 
-// Calls function(T{}) with the element type that `dtype` names.
 template <class Function>
 Error dispatch(ScalarType dtype, const Function& function) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return function(float{});
-    case ScalarType::Double:
-      return function(double{});
-    case ScalarType::BFloat16:
-      return function(BFloat16{});
-    case ScalarType::Half:
-      return function(Half{});
-  }
-  return "CPU kernel: expected dtype float64, float32, bfloat16 or float16";
+  return dispatch_as<Half, BFloat16>(dtype, function);
 }
 
 }  // namespace extops::cpu

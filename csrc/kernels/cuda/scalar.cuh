@@ -1,4 +1,4 @@
-// The element types of CUDA kernels, their conversions, and the choice of a type at run time.
+// The element types of CUDA kernels, their conversions.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -34,20 +34,9 @@ struct alignas(sizeof(T) * kSize <= 16 ? sizeof(T) * kSize : 16) Vector {
   T values[kSize];
 };
 
-// Calls function(T{}) with the element type that `dtype` names.
 template <class Function>
 Error dispatch(ScalarType dtype, const Function& function) {
-  switch (dtype) {
-    case ScalarType::Float:
-      return function(float{});
-    case ScalarType::Double:
-      return function(double{});
-    case ScalarType::BFloat16:
-      return function(__nv_bfloat16{});
-    case ScalarType::Half:
-      return function(__half{});
-  }
-  return "CUDA kernel: expected dtype float64, float32, bfloat16 or float16";
+  return dispatch_as<__half, __nv_bfloat16>(dtype, function);
 }
 
 }  // namespace extops::cuda

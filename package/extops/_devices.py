@@ -1,0 +1,27 @@
+"""Which types of device have kernels here, and why others have none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from extops._version import __version__
+
+devices = {"meta"}
+"""Filled by the loader; tensors on ``meta`` have no data to work on, and need no kernel."""
+
+
+def build_info() -> dict[str, Any]:
+    """What the installed libraries were built from and with; empty where they were compiled just in time."""
+    path = Path(__file__).with_name("_build_info.json")
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
+def why_no_kernels(device: str) -> str:
+    """Why tensors on this type of device cannot be served, and what to do."""
+    if device != "cuda":
+        return "extops has kernels for CPU and CUDA: move the tensor with .cpu() or .cuda()"
+    variant = build_info().get("variant", "unknown")
+    return (
+        f"this extops {__version__} was built without CUDA (variant {variant}): "
+        "install a wheel with CUDA kernels, pip install --force-reinstall extops"
+    )
