@@ -1,23 +1,27 @@
 """The sessions of the project: `nox --list` shows them. Each is thin: what it does is in service/.
 
-`build-…` and `test-…` exist for every cell of matrix.toml, and `test` is the quick default.
+`build-…` and `test-…` exist for every cell of matrix.toml, and `test` is the quick default. Where a
+Docker engine answers, those of a cell run in the cell's image: the same sessions, which install and
+run there what they would here. `-- --backend local` keeps them here.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from itertools import takewhile
 from pathlib import Path
+from types import FrameType
 
 import nox
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from service import ServiceError, toolchain, wheels  # noqa: E402
+from service import ServiceError, place, toolchain, wheels  # noqa: E402
 from service.matrix import Cell, load  # noqa: E402
 
 nox.needs_version = ">=2024.4.15"
@@ -30,9 +34,34 @@ nox.options.sessions = ["test"]
 MATRIX = load()
 
 
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """Treats a polite request to end like Ctrl-C: nox then ends what it started."""
+    raise KeyboardInterrupt
+
+
+signal.signal(signal.SIGTERM, interrupt)
+
+
+def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """nox's own arguments, and those after `--`."""
+    before = list(takewhile(lambda argument: argument != "--", arguments))
+    return before, arguments[len(before) + 1 :]
+
+
+def choose_place() -> place.Place:
+    """Where the sessions of the cells run: their Python depends on it, so it is settled here."""
+    arguments, posargs = split_arguments(sys.argv[1:])
+    if {"-l", "--list", "--list-sessions"} & set(arguments):
+        return place.Place(docker=False, reason="nothing runs")
+    try:
+        return place.choose(place.options(posargs)[0].backend)
+    except ServiceError as error:
+        sys.exit(f"extops: {error}")
+
+
 def refuse_unknown_cells(arguments: list[str]) -> None:
     """Names the nearest cells where one is asked for that does not exist; nox itself names none."""
-    for argument in takewhile(lambda argument: argument != "--", arguments):
+    for argument in split_arguments(arguments)[0]:
         session, dash, cell = argument.partition("-")
         if session in ("build", "test") and dash:
             try:
@@ -43,10 +72,7 @@ def refuse_unknown_cells(arguments: list[str]) -> None:
 
 def install_build_tools(session: nox.Session, cell: Cell) -> None:
     """Installs what compiling the cell's wheel takes; of torch only the headers are used."""
-    try:
-        compiler = toolchain.missing_requirements(cell.variant)
-    except ServiceError as error:
-        session.error(str(error))
+    compiler = toolchain.missing_requirements(cell.variant)
     session.install(*MATRIX.tools["build"], *compiler)
     session.install("--no-deps", f"torch=={MATRIX.headers_torch}")
 
@@ -57,6 +83,20 @@ def install_torch(session: nox.Session, version: str) -> None:
     session.install(*([f"--index-url={index}"] if index else []), f"torch=={version}")
 
 
+def run_patiently(session: nox.Session, *command: str) -> None:
+    """Runs a command that cleans up when it is to end, which takes longer than nox waits."""
+    session.run(*command, interrupt_timeout=3, terminate_timeout=30)
+
+
+def run_in_docker(session: nox.Session, verb: str, cell: Cell) -> None:
+    """Runs the session of the cell in the cell's image."""
+    options, others = place.options(session.posargs)
+    builder = [f"--builder={options.builder}"] if options.builder else []
+    command = ["python", "-m", "service.cells", *builder, verb, cell.name]
+    session.install("--quiet", *MATRIX.tools["docker"])
+    run_patiently(session, *command, *(others if verb == "test" else []))
+
+
 def test_wheel(session: nox.Session) -> None:
     """Runs the tests of the wheel that is installed, away from the source tree."""
     with tempfile.TemporaryDirectory(prefix="extops-tests-") as folder:
@@ -65,7 +105,8 @@ def test_wheel(session: nox.Session) -> None:
         )
         shutil.copy(ROOT / "pyproject.toml", folder)
         with session.chdir(folder):
-            session.run("python", "-m", "pytest", "-p", "no:cacheprovider", *session.posargs)
+            others = place.options(session.posargs)[1]
+            session.run("python", "-m", "pytest", "-p", "no:cacheprovider", *others)
 
 
 def build_cell(session: nox.Session, cell: Cell) -> None:
@@ -76,31 +117,68 @@ def build_cell(session: nox.Session, cell: Cell) -> None:
 
 def test_cell(session: nox.Session, cell: Cell) -> None:
     """Installs the cell's wheel from dist/ with the cell's torch, and runs its tests."""
+    # An image is made ready before there is a wheel: see Dockerfile.
+    wheel = None if "--install-only" in sys.argv else wheels.wheel_for(cell)
+    install_torch(session, cell.torch)
+    session.install(*MATRIX.tools["test"])
+    if wheel:
+        session.install(str(wheel))
+        test_wheel(session)
+
+
+def run_cell(session: nox.Session, verb: str, cell: Cell) -> None:
+    """Builds or tests the cell, where it was chosen to."""
+    print(f"extops: {PLACE}", flush=True)
     try:
-        wheel = wheels.wheel_for(cell)
+        if PLACE.docker:
+            run_in_docker(session, verb, cell)
+        elif verb == "build":
+            build_cell(session, cell)
+        else:
+            test_cell(session, cell)
     except ServiceError as error:
         session.error(str(error))
-    install_torch(session, cell.torch)
-    session.install(str(wheel), *MATRIX.tools["test"])
-    test_wheel(session)
 
 
 def add_sessions(cell: Cell) -> None:
     """Makes the two sessions of a cell, under exactly the names that matrix.toml implies."""
+    # In Docker only the image needs the cell's Python.
+    python = None if PLACE.docker else cell.python
 
     # Its environment is kept from one build to the next: the tools in it are pinned.
-    @nox.session(name=f"build-{cell.name}", python=cell.python, reuse_venv=True)
+    @nox.session(name=f"build-{cell.name}", python=python, reuse_venv=True)
     def build(session: nox.Session) -> None:
-        build_cell(session, cell)
+        run_cell(session, "build", cell)
 
-    @nox.session(name=f"test-{cell.name}", python=cell.python)
+    @nox.session(name=f"test-{cell.name}", python=python, reuse_venv=PLACE.docker)
     def test(session: nox.Session) -> None:
-        test_cell(session, cell)
+        run_cell(session, "test", cell)
 
 
 refuse_unknown_cells(sys.argv[1:])
+PLACE = choose_place()
 for each in MATRIX.cells:
     add_sessions(each)
+
+
+@nox.session(python=False)
+def build(session: nox.Session) -> None:
+    """Builds several cells at once: `nox -s build -- --jobs 2 [CELL...]`, or one for each wheel."""
+    run_patiently(session, sys.executable, "-m", "service.several", *session.posargs)
+
+
+@nox.session(python=False)
+def survey(session: nox.Session) -> None:
+    """Builds and tests cells one by one, into the table of benchmarks/results/matrix.json."""
+    run_patiently(session, sys.executable, "-m", "service.survey", *session.posargs)
+
+
+def install_new_wheel(session: nox.Session, cell: Cell) -> None:
+    """Builds the cell's wheel from the sources as they are, away from dist/, and installs it."""
+    with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
+        session.run("python", "-m", "service.wheels", cell.variant.name, f"--dist={dist}")
+        wheel = wheels.wheel_for(cell, Path(dist))
+        session.install("--force-reinstall", "--no-deps", str(wheel))
 
 
 @nox.session(reuse_venv=True)
@@ -108,20 +186,38 @@ def test(session: nox.Session) -> None:
     """The quick default: builds the CPU wheel and runs all tests, those of the service too."""
     cell = MATRIX.cell(f"{sys.version_info.major}.{sys.version_info.minor}-cpu")
     install_torch(session, cell.torch)
-    session.install(*MATRIX.tools["build"], *MATRIX.tools["test"], "nox")
-    with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
-        session.run("python", "-m", "service.wheels", cell.variant.name, f"--dist={dist}")
-        wheel = wheels.wheel_for(cell, Path(dist))
-        session.install("--force-reinstall", "--no-deps", str(wheel))
+    session.install(*MATRIX.tools["build"], *MATRIX.tools["test"])
+    session.install(*MATRIX.tools["docker"], *MATRIX.tools["nox"], *MATRIX.tools["service"])
+    install_new_wheel(session, cell)
     test_wheel(session)
-    if not session.posargs:  # which choose among the wheel's tests
+    if not place.options(session.posargs)[1]:  # which choose among the wheel's tests
         session.run("python", "-m", "pytest", "-p", "no:cacheprovider", "tests/service")
+
+
+@nox.session(reuse_venv=True)
+def bench(session: nox.Session) -> None:
+    """Measures the operators beside others: on the CPU, or with `-- --device cuda` on a GPU."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    arguments = place.options(session.posargs)[1]
+    cuda = "cuda" in arguments or "--device=cuda" in arguments
+    built = [x.name for x in MATRIX.variants.values() if x.cuda and wheels.published(x)]
+    if cuda and not built:
+        session.error(f"dist/ has no CUDA wheel: build one with `nox -s build-{python}-cu130`")
+    cell = MATRIX.cell(f"{python}-{built[-1] if cuda else 'cpu'}")
+    install_torch(session, cell.torch)
+    session.install(*MATRIX.tools["build"], *MATRIX.tools["test"], *MATRIX.tools["bench"])
+    if cuda:
+        session.install("--force-reinstall", "--no-deps", str(wheels.wheel_for(cell)))
+    else:
+        install_new_wheel(session, cell)
+    session.run("python", "-m", "benchmarks", *arguments)
 
 
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
     """Checks style and types of the sources, without changing them."""
-    session.install(*MATRIX.tools["lint"], *MATRIX.tools["build"], *MATRIX.tools["test"], "nox")
+    session.install(*MATRIX.tools["lint"], *MATRIX.tools["build"], *MATRIX.tools["test"])
+    session.install(*MATRIX.tools["docker"], *MATRIX.tools["nox"])
     session.install("--no-deps", f"torch=={MATRIX.headers_torch}")  # for its types
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")

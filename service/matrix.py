@@ -1,9 +1,17 @@
-"""Reads matrix.toml. `python -m service.matrix` prints the README's table of it."""
+"""Reads matrix.toml. `python -m service.matrix` prints the README's table of it.
+
+`python -m service.matrix --bake` prints a file for `docker buildx bake`.
+"""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import difflib
 import functools
+import json
+import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -85,6 +93,7 @@ def lane(torch: str) -> str:
 class Matrix:
     """The whole file."""
 
+    default_python: str
     headers_torch: str
     toolkit_requirement: str
     tools: Mapping[str, tuple[str, ...]]
@@ -99,6 +108,11 @@ class Matrix:
                     raise ServiceError(
                         f"matrix.toml: {variant.name} names torch {torch}, but [torch] does not"
                     )
+            if self.default_python not in self.pythons[variant.torch[0]]:
+                raise ServiceError(
+                    f"matrix.toml: the default Python {self.default_python} has no cell of "
+                    f"{variant.name}"
+                )
         names = [cell.name for cell in self.cells]
         for name in names:
             if names.count(name) > 1:
@@ -114,6 +128,11 @@ class Matrix:
             for python in self.pythons[torch]
         )
 
+    @property
+    def default_cells(self) -> tuple[Cell, ...]:
+        """A cell for each variant, so for each wheel."""
+        return tuple(self.cell(f"{self.default_python}-{name}") for name in self.variants)
+
     def cell(self, name: str) -> Cell:
         """The cell of a session's suffix, e.g. `3.11-cu130`."""
         cells = {cell.name: cell for cell in self.cells}
@@ -126,11 +145,21 @@ class Matrix:
         return cells[name]
 
     def variant(self, name: str) -> Variant:
-        """The variant of that name."""
+        """The variant of that name, as it is to be built: EXTOPS_ARCHITECTURES overrides its own."""
         if name not in self.variants:
             known = ", ".join(self.variants)
             raise ServiceError(f"there is no variant {name!r} in matrix.toml; it has {known}")
-        return self.variants[name]
+        variant = self.variants[name]
+        architectures = os.environ.get("EXTOPS_ARCHITECTURES", "").split()
+        if not architectures or not variant.cuda:
+            return variant
+        for architecture in architectures:
+            if not re.fullmatch(r"\d+\.\d(\+PTX)?", architecture):
+                raise ServiceError(
+                    f"EXTOPS_ARCHITECTURES names {architecture!r}, but GPU compute capabilities "
+                    "such as `8.0 9.0+PTX` are expected"
+                )
+        return dataclasses.replace(variant, architectures=tuple(architectures))
 
     def table(self) -> str:
         """The cells as a Markdown table."""
@@ -165,6 +194,7 @@ def parse(data: Mapping[str, Any]) -> Matrix:
         except TypeError as error:  # a key that is missing, or that nobody reads
             raise ServiceError(f"matrix.toml: variant {name}: {error}") from None
     return Matrix(
+        default_python=data["default_python"],
         headers_torch=data["headers_torch"],
         toolkit_requirement=data["toolkit_requirement"],
         tools={group: tuple(requirements) for group, requirements in data["tools"].items()},
@@ -180,5 +210,23 @@ def load(path: Path = FILE) -> Matrix:
         return parse(tomllib.load(file))
 
 
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m service.matrix", description=__doc__)
+    parser.add_argument("--bake", action="store_true", help="a bake file rather than the table")
+    parser.add_argument("cells", nargs="*", help="with --bake: which cells (default: one a wheel)")
+    arguments = parser.parse_args()
+    if not arguments.bake:
+        print(load().table())
+        return
+    from service import images  # which needs this module
+
+    try:
+        cells = [load().cell(name) for name in arguments.cells] or list(load().default_cells)
+    except ServiceError as error:
+        sys.exit(f"extops: {error}")
+    print(json.dumps(images.bake_file(cells), indent=2))
+
+
 if __name__ == "__main__":
-    print(load().table())
+    main()

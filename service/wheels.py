@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import fcntl
+import functools
 import os
 import shutil
 import subprocess
@@ -19,10 +21,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from service import ROOT, ServiceError, toolchain
-from service.compile import git
+from service.compile import compile_report, git
 from service.matrix import Cell, Variant, load
 
 DIST = ROOT / "dist"
+
+# A full disk, a quota, a limit of this process.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def published(variant: Variant, dist: Path = DIST) -> list[Path]:
@@ -51,24 +56,25 @@ def build(
     turns.
     """
     make = make or repaired_wheel
-    dist.mkdir(parents=True, exist_ok=True)
-    with turn(variant) as work:
-        for old in published(variant, dist):
-            old.unlink()
-        return publish(make(variant, work), dist)
+    try:
+        dist.mkdir(parents=True, exist_ok=True)
+        with turn(variant) as work:
+            for old in published(variant, dist):
+                old.unlink()
+            return publish(make(variant, work), dist)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise ServiceError(
+            f"there is no room to build {variant.name} ({error.strerror}: {error.filename}): "
+            "free some space and build again; nothing was published"
+        ) from None
 
 
 @contextlib.contextmanager
 def turn(variant: Variant) -> Iterator[Path]:
     """Waits until no other build of `variant` runs, and gives an empty folder to work in."""
-    folder = ROOT / "build"
-    folder.mkdir(exist_ok=True)
-    with (folder / f"{variant.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            print(f"extops: waiting for another build of {variant.name} to end", flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with alone(variant.name, f"build of {variant.name}") as folder:
         # A new folder each time: processes that a killed build left may still write to its own.
         prefix = f"{variant.name}.wheel-"
         for left in folder.glob(f"{prefix}*"):
@@ -77,16 +83,37 @@ def turn(variant: Variant) -> Iterator[Path]:
             yield Path(work)
 
 
+@contextlib.contextmanager
+def alone(name: str, what: str) -> Iterator[Path]:
+    """Waits until no other process holds the lock `name`, and gives the folder of the locks.
+
+    The kernel drops a lock with the process that holds it, whatever ends that.
+    """
+    folder = ROOT / "build"
+    folder.mkdir(exist_ok=True)
+    with (folder / f"{name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"extops: waiting for another {what} to end", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
 def publish(wheel: Path, dist: Path) -> Path:
     """Copies `wheel` into `dist` in such a way that it appears there whole or not at all."""
     # Within dist/, since a file can only be renamed into place within one file system. The name is
     # the same each time, so that what a killed build left is overwritten by the next.
     partial = dist / f".{wheel.name}.partial"
     target = dist / wheel.name
-    shutil.copyfile(wheel, partial)
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.replace(target)
+    try:
+        shutil.copyfile(wheel, partial)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(target)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     return target
 
 
@@ -106,6 +133,7 @@ def repaired_wheel(variant: Variant, work: Path) -> Path:
     built = run_for_wheel(
         [*wheel, f"--wheel-dir={work / 'built'}", str(ROOT)], work / "built", environment
     )
+    print(f"extops: {compile_report(variant).read_text().strip()}", flush=True)
     # torch is the user's, not ours to pack.
     repair = [
         sys.executable,
@@ -135,6 +163,14 @@ def run_for_wheel(command: list[str], folder: Path, environment: dict[str, str])
     return wheel
 
 
+def finished_wheel(variant: Variant, work: Path, folder: Path) -> Path:
+    """The wheel that another process built into `folder`; a way to make wheels, for `build`."""
+    found = published(variant, folder)
+    if not found:
+        raise ServiceError(f"there is no wheel of {variant.name} in {folder}")
+    return found[-1]
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m service.wheels", description=build.__doc__)
@@ -142,9 +178,16 @@ def main() -> None:
     parser.add_argument(
         "--dist", type=Path, default=DIST, help="where the wheel goes (default: dist/)"
     )
+    parser.add_argument(
+        "--finished", type=Path, help="publish the wheel in this folder, rather than build one"
+    )
     arguments = parser.parse_args()
     try:
-        wheel = build(load().variant(arguments.variant), arguments.dist)
+        variant = load().variant(arguments.variant)
+        make = None
+        if arguments.finished:
+            make = functools.partial(finished_wheel, folder=arguments.finished)
+        wheel = build(variant, arguments.dist, make)
     except ServiceError as error:
         sys.exit(f"extops: {error}")
     print(f"extops: built {wheel} ({wheel.stat().st_size / 1e6:.2f} MB)")

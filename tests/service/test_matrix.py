@@ -32,7 +32,7 @@ def test_nox_lists_exactly_the_cells() -> None:
     assert done.returncode == 0, done.stderr
     listed = set(re.findall(r"^[-*] (\S+)", done.stdout, re.MULTILINE))
     cells = {f"{verb}-{cell.name}" for cell in MATRIX.cells for verb in ("build", "test")}
-    assert listed == cells | {"test", "lint"}
+    assert listed == cells | {"bench", "build", "survey", "test", "lint"}
 
 
 @pytest.mark.parametrize(
@@ -76,6 +76,22 @@ def test_newest_architecture_has_ptx(variant: matrix.Variant) -> None:
     assert [name.endswith("+PTX") for name in variant.architectures].index(True) == (
         len(variant.architectures) - 1
     )
+
+
+def test_architectures_can_be_overridden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXTOPS_ARCHITECTURES", "8.0 9.0+PTX")
+    assert MATRIX.variant("cu130").architectures == ("8.0", "9.0+PTX")
+    assert MATRIX.variant("cpu").architectures == ()
+    monkeypatch.setenv("EXTOPS_ARCHITECTURES", "8.0;sm_90")
+    with pytest.raises(ServiceError, match=r"names '8\.0;sm_90', but GPU"):
+        MATRIX.variant("cu130")
+
+
+def test_default_cells_make_every_wheel() -> None:
+    assert [cell.variant.name for cell in MATRIX.default_cells] == list(MATRIX.variants)
+    data = {**DATA, "default_python": "3.14"}
+    with pytest.raises(ServiceError, match=r"the default Python 3\.14 has no cell of cu121"):
+        matrix.parse(data)
 
 
 def test_readme_shows_the_matrix() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -134,6 +136,21 @@ def test_build_needs(monkeypatch: pytest.MonkeyPatch, module: str, message: str)
     )
     with pytest.raises(ServiceError, match=message):
         compile.build(variant("cpu"))
+
+
+def test_torch_too_old_for_its_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    torch = importlib.machinery.ModuleSpec("torch", None, origin="/somewhere/torch/__init__.py")
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: torch if name == "torch" else find_spec(name)
+    )
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.9.1+cu128")
+    with pytest.raises(ServiceError) as error:
+        compile._torch_headers()
+    assert str(error.value) == (
+        "the headers of torch >= 2.10 are needed, and torch is 2.9.1+cu128: "
+        f"run `pip install --no-deps torch=={matrix.load().headers_torch}`"
+    )
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,62 @@ def test_killed_build_leaves_no_wheel(tmp_path: Path, step: str) -> None:
     assert wheel.read_text() == "new"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_build_leaves_no_wheel(tmp_path: Path, number: signal.Signals) -> None:
+    """Is interrupted with the wheel half made; `make` says when that is, and waits."""
+    program = f"""
+        import pathlib, signal, sys
+        import service.wheels
+        service.wheels.ROOT = root = pathlib.Path({str(tmp_path)!r})
+        def make(variant, work):
+            (work / {NAME.format("cpu")!r}).write_text("ne")
+            print("half", flush=True)
+            signal.pause()
+        service.wheels.build(service.wheels.load().variant("cpu"), root / "dist", make)
+    """
+    dist = tmp_path / "dist"
+    wheels.build(CPU, dist, make_wheel)
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "half\n"
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode != 0
+    assert list(dist.iterdir()) == []
+    assert wheels.build(CPU, dist, make_wheel).read_text() == "new"
+
+
+def test_full_disk_leaves_no_wheel(tmp_path: Path) -> None:
+    """No file may grow over 1000 bytes, which fails where a full disk would."""
+    program = f"""
+        import pathlib, resource
+        import service.wheels
+        service.wheels.ROOT = root = pathlib.Path({str(tmp_path)!r})
+        def make(variant, work):
+            wheel = work / {NAME.format("cpu")!r}
+            wheel.write_bytes(bytes(100_000))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+            return wheel
+        try:
+            service.wheels.build(service.wheels.load().variant("cpu"), root / "dist", make)
+        except service.ServiceError as error:
+            print(error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.startswith("there is no room to build cpu (File too large: ")
+    assert done.stdout.endswith("): free some space and build again; nothing was published\n")
+    dist = tmp_path / "dist"
+    assert list(dist.iterdir()) == []
+    assert wheels.build(CPU, dist, make_wheel).read_text() == "new"
+
+
 def test_two_builds_of_one_variant_take_turns(tmp_path: Path) -> None:
     program = f"""
         import pathlib, time

@@ -1,0 +1,70 @@
+"""Builds or tests a cell in Docker: `python -m service.cells build 3.11-cu130`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from service import ServiceError, images, wheels
+from service.matrix import Cell, load
+
+
+def build(cell: Cell, builder: str | None = None) -> Path:
+    """Builds the cell's wheel in its image into dist/."""
+    return wheels.build(
+        cell.variant, make=lambda variant, work: images.exported_wheel(cell, work, builder)
+    )
+
+
+def test(cell: Cell, arguments: list[str], builder: str | None = None) -> int:
+    """Tests the cell's wheel of dist/ in a container; returns the exit code of the session there.
+
+    `arguments` are for pytest.
+    """
+    from service import containers  # whose SDK a build does without
+
+    wheel = wheels.wheel_for(cell)
+    if "--require-gpu" in arguments:
+        containers.require_gpu()  # before torch is downloaded for nothing
+    with wheels.alone(f"test-{cell.name}", f"test of {cell.name}"):
+        image = images.test_image(cell, wheel, builder)
+        command = ["nox", "-r", "-s", f"test-{cell.name}", "--", *arguments]
+        return containers.run(image, command, cell.name)
+
+
+def end_tidily() -> None:
+    """Makes a signal that asks this process to end, end it by way of its clean-up."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)  # a second one shall not break off the clean-up
+        sys.exit(128 + number)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, stop)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m service.cells", description=__doc__)
+    parser.add_argument("--builder", help="a builder of `docker buildx ls`")
+    parser.add_argument("verb", choices=["build", "test"])
+    parser.add_argument("cell", help="a cell of matrix.toml, e.g. 3.11-cu130")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of `test`: for pytest")
+    asked = parser.parse_args()
+    end_tidily()
+    try:
+        cell = load().cell(asked.cell)
+        if asked.verb == "test":
+            sys.exit(test(cell, asked.arguments, asked.builder))
+        wheel = build(cell, asked.builder)
+    except ServiceError as error:
+        sys.exit(f"extops: {error}")
+    print(f"extops: published {wheel} ({wheel.stat().st_size / 1e6:.2f} MB)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Where a session runs: in the container image of its cell, or on this machine.
+
+A session takes these options after `--`; what is not among them reaches pytest:
+
+    nox -s build-3.11-cu130 -- --backend docker --builder a-remote-one
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from service import ServiceError
+
+BACKENDS = ("docker", "local")
+_ENGINE_TIMEOUT = 10  # seconds: an engine behind ssh needs a few, a dead one shall not hold us up
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for, on the command line or in the environment."""
+
+    backend: str | None = None
+    builder: str | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """The place that was picked, and why."""
+
+    docker: bool
+    reason: str
+
+    def __str__(self) -> str:
+        return f"backend {'docker' if self.docker else 'local'}: {self.reason}"
+
+
+def options(
+    arguments: Sequence[str], environ: Mapping[str, str] = os.environ
+) -> tuple[Options, list[str]]:
+    """The options among `arguments`, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--backend", default=environ.get("EXTOPS_BACKEND") or None)
+    parser.add_argument("--builder", default=environ.get("BUILDX_BUILDER") or None)
+    try:
+        known, others = parser.parse_known_args(list(arguments))
+    except argparse.ArgumentError as error:
+        raise ServiceError(str(error)) from None
+    if known.backend not in (None, *BACKENDS):
+        raise ServiceError(
+            f"the backend is {known.backend!r}, but {' or '.join(BACKENDS)} is expected "
+            "(--backend, or EXTOPS_BACKEND)"
+        )
+    return Options(known.backend, known.builder), others
+
+
+def engine() -> str:
+    """The Docker engine that answers, as `Docker 26.1.5`; an error that says why none does."""
+    try:
+        version = _docker("version", "--format", "{{.Server.Version}}")
+        _docker("buildx", "version")
+    except FileNotFoundError:
+        raise ServiceError("there is no `docker` command") from None
+    except subprocess.TimeoutExpired:
+        raise ServiceError(f"the engine did not answer in {_ENGINE_TIMEOUT} seconds") from None
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.strip().splitlines() or ["`docker` failed without a word"]
+        raise ServiceError(said[-1].rstrip(".")) from None
+    return f"Docker {version}"
+
+
+def _docker(*arguments: str) -> str:
+    return subprocess.run(
+        ["docker", *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        stdin=subprocess.DEVNULL,
+        timeout=_ENGINE_TIMEOUT,
+    ).stdout.strip()
+
+
+def choose(asked: str | None) -> Place:
+    """The place of a session: the one asked for, else Docker where an engine answers."""
+    if asked == "local":
+        return Place(docker=False, reason="asked for")
+    try:
+        found = engine()
+    except ServiceError as error:
+        if asked == "docker":
+            raise ServiceError(
+                f"no Docker engine answers ({error}): start one, or use `--backend local`"
+            ) from None
+        return Place(docker=False, reason=f"no Docker engine answers ({error})")
+    return Place(docker=True, reason="asked for" if asked else f"{found} answers")

@@ -1,0 +1,61 @@
+"""docker-compose.yml says again what matrix.toml says: here the two are compared."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from service import ROOT, images, matrix
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+SERVICES = COMPOSE["services"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_arguments_are_those_of_the_matrix(name: str) -> None:
+    arguments = SERVICES[name]["build"]["args"]
+    assert arguments == images.build_arguments(matrix.load().cell(arguments["CELL"]))
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_nothing_is_pulled(name: str) -> None:
+    service = SERVICES[name]
+    assert service["pull_policy"] == "build"
+    assert re.search(rf"^FROM .* AS {service['build']['target']}$", DOCKERFILE, re.MULTILINE)
+
+
+def command(name: str) -> list[str]:
+    found: list[str] = SERVICES[name]["command"]
+    return found
+
+
+def test_commands_name_the_cell_of_their_image() -> None:
+    cell = matrix.load().cell(SERVICES["build"]["build"]["args"]["CELL"])
+    assert command("build")[0] == f"python{cell.python}"
+    assert cell.variant.name in command("build")
+    assert f"test-{SERVICES['test-gpu']['build']['args']['CELL']}" in command("test-gpu")
+
+
+def test_services() -> None:
+    shown = {name for name, service in SERVICES.items() if "profiles" not in service}
+    assert shown == {"test", "build", "shell", "index"}
+    gpu: dict[str, Any] = SERVICES["test-gpu"]
+    assert gpu["profiles"] == ["gpu"]
+    assert "--require-gpu" in command("test-gpu")
+
+
+def test_stages_inherit_from_the_base_image() -> None:
+    stages = {
+        stage: parent
+        for parent, stage in re.findall(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, re.MULTILINE)
+    }
+    assert len(stages) == len(re.findall(r"^FROM ", DOCKERFILE, re.MULTILINE))
+    roots = {parent for parent in stages.values() if parent not in stages}
+    assert roots == {"${BASE_IMAGE}", "scratch"}
+    assert not re.search(r"^# *syntax=", DOCKERFILE, re.MULTILINE)
+    copied_from = set(re.findall(r"--from=(\S+)", DOCKERFILE))
+    assert copied_from <= set(stages)
