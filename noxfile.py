@@ -150,7 +150,8 @@ def add_sessions(cell: Cell) -> None:
     def build(session: nox.Session) -> None:
         run_cell(session, "build", cell)
 
-    @nox.session(name=f"test-{cell.name}", python=python, reuse_venv=PLACE.docker)
+    # That of a test is made anew, except in an image, which comes with it: `nox -r` there.
+    @nox.session(name=f"test-{cell.name}", python=python, reuse_venv=PLACE.docker or None)
     def test(session: nox.Session) -> None:
         run_cell(session, "test", cell)
 

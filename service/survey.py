@@ -38,21 +38,27 @@ def session(name: str, options: place.Options, **environment: str) -> tuple[int,
     return code, "\n".join(lines)
 
 
-def survey(cell: Cell, options: place.Options) -> dict[str, Any]:
-    """Builds and tests one cell; returns its row."""
+def build(cell: Cell, options: place.Options) -> dict[str, Any]:
+    """Builds the cell twice; returns what a row says of that."""
     code, cold = session(f"build-{cell.name}", options, EXTOPS_FRESH="1", CCACHE_RECACHE="1")
-    row: dict[str, Any] = {
-        "cell": cell.name,
-        "built_where": built_where(cell, cold),
-        "built": code == 0,
-    }
-    if code != 0:
+    facts: dict[str, Any] = {"built": code == 0, "built_where": built_where(cell, cold)}
+    if code == 0:
+        _, warm = session(f"build-{cell.name}", options, EXTOPS_FRESH="1")
+        facts["compile_seconds_cold"] = compile_seconds(cold)
+        facts["compile_seconds_warm"] = compile_seconds(warm)
+    return facts
+
+
+def survey(cell: Cell, options: place.Options, *, tests_only: bool = False) -> dict[str, Any]:
+    """Builds and tests one cell; returns its row.
+
+    With `tests_only` it is the wheel in dist/ that is tested, which another cell of the variant
+    built.
+    """
+    row: dict[str, Any] = {"cell": cell.name}
+    row |= {"built": True, "built_where": "another cell"} if tests_only else build(cell, options)
+    if not row["built"]:
         return row
-    _, warm = session(f"build-{cell.name}", options, EXTOPS_FRESH="1")
-    row |= {
-        "compile_seconds_cold": compile_seconds(cold),
-        "compile_seconds_warm": compile_seconds(warm),
-    }
     row |= wheel_facts(wheels.wheel_for(cell))
     _, tested = session(f"test-{cell.name}", options)
     return row | test_facts(tested)
@@ -99,12 +105,13 @@ def test_facts(output: str) -> dict[str, Any]:
 
 def record(row: dict[str, Any], results: Path = RESULTS) -> None:
     """Puts the row into the file, in place of an older one of its cell."""
-    rows = json.loads(results.read_text()) if results.is_file() else []
-    kept = [old for old in rows if old["cell"] != row["cell"]]
     order = [cell.name for cell in load().cells]
-    kept = sorted([*kept, row], key=lambda entry: order.index(entry["cell"]))
-    results.parent.mkdir(parents=True, exist_ok=True)
-    results.write_text(json.dumps(kept, indent=2) + "\n")
+    with wheels.alone("survey", "survey's writing"):
+        rows = json.loads(results.read_text()) if results.is_file() else []
+        kept = [old for old in rows if old["cell"] != row["cell"]]
+        kept = sorted([*kept, row], key=lambda entry: order.index(entry["cell"]))
+        results.parent.mkdir(parents=True, exist_ok=True)
+        results.write_text(json.dumps(kept, indent=2) + "\n")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -122,7 +129,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         lines.append(
             f"| {row['cell']} | {row['built_where']} | {compiler} | {row['wheel']} "
             f"| {row['wheel_bytes'] / 1e6:.2f} "
-            f"| {row['compile_seconds_cold']} / {row['compile_seconds_warm']} "
+            f"| {row.get('compile_seconds_cold', '–')} / {row.get('compile_seconds_warm', '–')} "
             f"| {row.get('torch', '–')} | {row.get('python', '–')} "
             f"| {row['passed']} / {row['failed']} / {row['skipped']} |"
         )
@@ -133,11 +140,14 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m service.survey", description=__doc__)
     parser.add_argument("cells", nargs="*", help="which cells (default: none, only the table)")
+    parser.add_argument(
+        "--tests-only", action="store_true", help="test the wheels in dist/, and build none"
+    )
     options, others = place.options(sys.argv[1:])
     arguments = parser.parse_args(others)
     try:
         for name in arguments.cells:
-            record(survey(load().cell(name), options))
+            record(survey(load().cell(name), options, tests_only=arguments.tests_only))
     except ServiceError as error:
         sys.exit(f"extops: {error}")
     rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
-from service import matrix, survey
+import pytest
+
+from service import matrix, place, survey
 
 CELL = matrix.load().cell("3.11-cu130")
 TESTED = """
@@ -38,6 +41,34 @@ def test_seconds_and_place() -> None:
     assert survey.compile_seconds("") is None
     assert survey.built_where(CELL, said) == "Docker, nvidia/cuda:13.0.2-devel-ubuntu22.04"
     assert survey.built_where(CELL, "extops: backend local: asked for") == "local"
+
+
+def test_row_of_a_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With the sessions replaced: which are run, and what of them gets into the row."""
+    calls = []
+
+    def session(name: str, options: place.Options, **environment: str) -> tuple[int, str]:
+        calls.append((name, *environment))
+        return 0, TESTED if name.startswith("test-") else "extops: compiled cu130 in 12.3 s"
+
+    wheel = tmp_path / "extops.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        info = {"cuda": "13.0.88", "cxx": "g++ 12", "architectures": ["9.0+PTX"], "commit": "abc"}
+        archive.writestr("extops/_build_info.json", json.dumps(info))
+    monkeypatch.setattr(survey, "session", session)
+    monkeypatch.setattr(survey.wheels, "wheel_for", lambda cell: wheel)
+    row = survey.survey(CELL, place.Options())
+    assert (row["built"], row["compile_seconds_cold"], row["failed"]) == (True, 12.3, 1)
+    assert (row["wheel"], row["cuda_compiler"]) == ("extops.whl", "13.0.88")
+    assert calls == [
+        ("build-3.11-cu130", "EXTOPS_FRESH", "CCACHE_RECACHE"),
+        ("build-3.11-cu130", "EXTOPS_FRESH"),
+        ("test-3.11-cu130",),
+    ]
+    calls.clear()
+    row = survey.survey(CELL, place.Options(), tests_only=True)
+    assert (row["built_where"], row["passed"]) == ("another cell", 1182)
+    assert calls == [("test-3.11-cu130",)]
 
 
 def test_a_row_replaces_that_of_its_cell(tmp_path: Path) -> None:

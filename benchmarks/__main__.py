@@ -1,0 +1,71 @@
+"""The command line: measures, prints, and writes `result.json`, then the report and its plots.
+
+    python -m benchmarks                   # the CPU
+    python -m benchmarks --device cuda
+
+Run it from the top of the source tree, with extops installed. It measures what is installed, and needs a C++ compiler
+and ninja, for a GPU also the CUDA compiler: two of the implementations are compiled just in time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+
+def parse() -> argparse.Namespace:
+    """The arguments."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--groups",
+        default="cell,elementwise,sweep,sequence",
+        help="which of these to measure (default: all, %(default)s)",
+    )
+    parser.add_argument("--rounds", type=int, default=20, help="default: %(default)s")
+    parser.add_argument(
+        "--output", type=Path, help="a folder; default: benchmarks/results/<device>"
+    )
+    parser.add_argument(
+        "--commit", help="to be recorded; default: what git says, or what extops was built from"
+    )
+    return parser.parse_args()
+
+
+def prepare_process(device: str, scratch: str) -> None:
+    """Sets what must be set before torch is imported."""
+    if device == "cpu":
+        # Threads stay on their cores. Not for a GPU: compilers that torch starts would share one core.
+        os.environ.setdefault("OMP_PROC_BIND", "true")
+    # Empty caches: the first call's time is that of a first call.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{scratch}/inductor")
+    os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{scratch}/extensions")
+    # The ninja that is installed beside this Python, where its environment is not activated.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def main() -> None:
+    """The command line."""
+    arguments = parse()
+    with tempfile.TemporaryDirectory(prefix="extops-bench-", ignore_cleanup_errors=True) as scratch:
+        prepare_process(arguments.device, scratch)
+        from benchmarks import suite
+
+        suite.run(
+            arguments.device,
+            tuple(arguments.groups.split(",")),
+            arguments.rounds,
+            arguments.output,
+            arguments.commit,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""What is measured: operators, sizes, precision modes, thread counts, and which times are taken of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.cell import Cell, cell_variants
+from benchmarks.elementwise import elementwise_variants
+from benchmarks.names import COMPILE, CPU_THREADS, REDUCE_OVERHEAD, STANDARD
+from benchmarks.sequence import Steps, sequence_variants
+from benchmarks.variant import Makers
+
+GROUPS = ("cell", "elementwise", "sweep", "sequence")
+
+MODES: dict[str, tuple[torch.dtype, bool]] = {
+    "float32": (torch.float32, False),
+    "tf32": (torch.float32, True),
+    "bfloat16": (torch.bfloat16, False),
+}
+"""The dtype, and whether torch may use TF32 in float32 matrix products."""
+
+ODD = (13, 33, 127)
+BATCHES = (1, 8, 256)
+
+FORWARD = ("forward",)
+WEIGHTS = ("forward", "forward_backward")
+ALL = (*WEIGHTS, "forward_backward_all", "backward", "backward_all")
+
+Plan = dict[str, tuple[str, ...]]
+"""For each of the four numbers, the kinds of work that it is taken of."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator at one size in one mode: variants that are measured in turn."""
+
+    group: str
+    operator: str
+    size: dict[str, int]
+    mode: str
+    device: str
+    threads: int
+    plan: Plan
+    compiled: tuple[str, ...] = ()
+    context: bool = True
+    graph_calls: int = 20
+
+    @property
+    def slice_seconds(self) -> float:
+        """What each measure of each variant may take of a round."""
+        if self.device == "cpu":
+            return 8e-3
+        return 10e-3 if self.group == "cell" else 3e-3
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        size = ",".join(f"{key}={value}" for key, value in self.size.items())
+        threads = f" {self.threads} threads" if self.device == "cpu" else ""
+        return f"{self.operator} {size} {self.mode}{threads}"
+
+    def makers(self) -> tuple[Makers, Callable[[], list[Tensor]] | None]:
+        """Makers of the variants by name; also of the reference's results, where there is one."""
+        dtype, _ = MODES[self.mode]
+        if self.operator in ("multiply", "round"):
+            numel = self.size["numel"]
+            return elementwise_variants(self.operator, numel, self.device, dtype), None
+        batch, features, state = (self.size[key] for key in ("B", "I", "S"))
+        cell = Cell(batch, features, state, self.device, dtype)
+        if self.operator == "sequence":
+            data = Steps(self.size["T"], cell)
+            return sequence_variants(data), None
+        makers = cell_variants(cell, compiled=self.compiled, context=self.context)
+        return makers, cell.expected
+
+    def work(self) -> dict[str, dict[str, int]]:
+        """The arithmetic and the memory traffic that each kind of work cannot do without."""
+        width = torch.finfo(MODES[self.mode][0]).bits // 8
+        if self.operator in ("multiply", "round"):
+            return elementwise_work(self.operator, self.size["numel"], width)
+        cell = cell_work(self.size["B"], self.size["I"], self.size["S"], width)
+        steps = self.size.get("T", 1)
+        if steps == 1:
+            return cell
+        return {
+            work: {"flop": each["flop"] * steps, "bytes": each["bytes"]}
+            for work, each in cell.items()
+            if work in WEIGHTS
+        }
+
+
+def cell_work(batch: int, features: int, state: int, width: int) -> dict[str, dict[str, int]]:
+    """One step: every input read once, every output written once, the gates kept for backward."""
+    joined, gates, cell = batch * (features + state), 3 * batch * state, batch * state
+    weights, bias = 3 * state * (features + state), 3 * state
+    gemm = 2 * batch * weights
+    forward = weights + bias + joined + cell + 2 * cell + gates
+    backward = gates + cell + joined + 2 * cell + weights + bias
+    backward_all = backward + weights + joined + cell
+    numbers = {
+        "forward": (gemm, forward),
+        "backward": (gemm, backward),
+        "backward_all": (2 * gemm, backward_all),
+        "forward_backward": (2 * gemm, forward + backward),
+        "forward_backward_all": (3 * gemm, forward + backward_all),
+    }
+    return {work: {"flop": f, "bytes": n * width} for work, (f, n) in numbers.items()}
+
+
+def elementwise_work(operator: str, numel: int, width: int) -> dict[str, dict[str, int]]:
+    """`multiply`: three tensors forward, five backward; `round`: two, and nothing backward."""
+    forward, backward = (3, 5) if operator == "multiply" else (2, 0)
+    return {
+        "forward": {"flop": numel, "bytes": forward * numel * width},
+        "forward_backward": {"flop": 3 * numel, "bytes": (forward + backward) * numel * width},
+    }
+
+
+def cases(device: str, groups: tuple[str, ...]) -> list[Case]:
+    """All cases of a run, those that matter most first."""
+    every = cuda_cases() if device == "cuda" else cpu_cases()
+    return [case for case in every if case.group in groups]
+
+
+def cuda_cases() -> Iterator[Case]:
+    """The cases of a GPU."""
+    sweep: Plan = {"host": WEIGHTS, "device": ALL, "wall": WEIGHTS}
+    full: Plan = {**sweep, "queued": WEIGHTS, "tutorial": ()}
+    large: Plan = {"device": WEIGHTS, "queued": WEIGHTS, "wall": WEIGHTS}
+    small: Plan = {**large, "host": WEIGHTS}
+    gpu: dict[str, Any] = {"device": "cuda", "threads": 0}
+    for mode in MODES:
+        for shape in STANDARD:
+            both = (COMPILE, REDUCE_OVERHEAD)
+            yield Case("cell", "cell", bis(*shape), mode, plan=full, compiled=both, **gpu)
+    for operator in ("multiply", "round"):
+        for mode, exponents in (("float32", range(10, 29, 2)), ("bfloat16", (10, 16, 22, 28))):
+            for exponent in exponents:
+                plan = small if exponent <= 16 else large
+                size = {"numel": 2**exponent}
+                yield Case("elementwise", operator, size, mode, plan=plan, **gpu)
+    quick: dict[str, Any] = {"plan": sweep, "compiled": (COMPILE,), "context": False, **gpu}
+    for mode in MODES:
+        yield Case("sweep", "cell", bis(*ODD), mode, **quick)
+    for _, features, state in STANDARD:
+        for batch in BATCHES:
+            yield Case("sweep", "cell", bis(batch, features, state), "float32", **quick)
+    whole: Plan = {"device": WEIGHTS, "wall": WEIGHTS}
+    for steps, modes in ((32, tuple(MODES)), (256, ("tf32", "bfloat16"))):
+        for mode in modes:
+            for batch, _, state in STANDARD:
+                size = {"T": steps, **bis(batch, state, state)}
+                yield Case("sequence", "sequence", size, mode, plan=whole, graph_calls=1, **gpu)
+
+
+def cpu_cases() -> Iterator[Case]:
+    """The cases of a CPU, at one and at two threads; `torch.compile` has one mode that matters there."""
+    full: Plan = {"wall": ALL, "tutorial": ()}
+    sweep: Plan = {"wall": WEIGHTS}
+    for threads in CPU_THREADS:
+        cpu: dict[str, Any] = {"device": "cpu", "threads": threads}
+        for shape in STANDARD:
+            yield Case(
+                "cell", "cell", bis(*shape), "float32", plan=full, compiled=(COMPILE,), **cpu
+            )
+        for operator in ("multiply", "round"):
+            for exponent in range(10, 25, 2):
+                size = {"numel": 2**exponent}
+                yield Case("elementwise", operator, size, "float32", plan=sweep, **cpu)
+        batches = [(batch, *shape[1:]) for shape in STANDARD for batch in BATCHES]
+        for shape in (ODD, *batches[:-1]):  # the last would take a minute
+            yield Case("sweep", "cell", bis(*shape), "float32", plan=sweep, context=False, **cpu)
+        yield Case("sweep", "cell", bis(*STANDARD[0]), "bfloat16", plan=sweep, context=False, **cpu)
+        for steps in (32, 256):
+            size = {"T": steps, **bis(16, 128, 128)}
+            yield Case("sequence", "sequence", size, "float32", plan=sweep, **cpu)
+
+
+def bis(batch: int, features: int, state: int) -> dict[str, int]:
+    """The sizes of a cell by name."""
+    return {"B": batch, "I": features, "S": state}
