@@ -42,7 +42,7 @@ def test_commands_name_the_cell_of_their_image() -> None:
 
 def test_services() -> None:
     shown = {name for name, service in SERVICES.items() if "profiles" not in service}
-    assert shown == {"test", "build", "shell", "index"}
+    assert shown == {"test", "build", "shell", "bench", "index"}
     gpu: dict[str, Any] = SERVICES["test-gpu"]
     assert gpu["profiles"] == ["gpu"]
     assert "--require-gpu" in command("test-gpu")
