@@ -44,16 +44,15 @@ def load(
     return folder / f"{name}.so"
 
 
-def build_libraries(csrc: Path) -> dict[str, Path]:
-    """All libraries that the torch at hand can use, from the sources in ``csrc``."""
+def build_libraries(csrc: Path, lane: str) -> dict[str, Path]:
+    """All libraries that the torch at hand can use in this lane, from the sources in ``csrc``."""
     if not (csrc / "kernels").is_dir():
         raise ImportError(
             f"EXTOPS_JIT is set to {csrc}, which holds no folder `kernels`; set it to the folder csrc of a checkout"
         )
     built: dict[str, Path] = {}
-    stable = tuple(map(int, torch.__version__.split(".")[:2])) >= _libraries.STABLE_TORCH
     for library in _libraries.libraries(cuda=torch.cuda.is_available()):
-        if library.torch_links and not stable:
+        if library.torch_links and lane != "stable":
             continue
         links = [str(built[name]) for name in library.links]
         built[library.name] = load(

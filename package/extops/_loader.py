@@ -38,8 +38,8 @@ def load() -> None:
             f"extops {__version__} needs torch {_dotted(MINIMUM_TORCH)} or newer, but found torch {torch.__version__}; "
             f'run: pip install "torch>={_dotted(MINIMUM_TORCH)}"'
         )
-    libraries = _find_libraries()
     lane = "stable" if version >= _libraries.STABLE_TORCH else "legacy"
+    libraries = _find_libraries()
     names = [_libraries.CPU]
     if torch.version.cuda is not None and _libraries.CUDA.name in libraries:
         names.append(_libraries.CUDA)
@@ -62,7 +62,7 @@ def _find_libraries() -> dict[str, Path]:
     if sources:
         from extops import _jit
 
-        return _jit.build_libraries(Path(sources))
+        return _jit.build_libraries(Path(sources), lane)
     found = {path.stem: path for path in _FOLDER.glob("libextops_*.so")}
     missing = [x.name for x in _libraries.libraries(cuda=False) if x.name not in found]
     if missing:
