@@ -106,7 +106,7 @@ LLTM = Operator(
         "one": functools.partial(lltm_inputs, 1, 1, 1),
         "odd": functools.partial(lltm_inputs, 13, 33, 31),
         "tutorial": functools.partial(lltm_inputs, 16, 32, 128),
-        # On either side of the sizes at which CUDA changes from its own product to a library's.
+        # On either side of the sizes at which each device changes from its own product to a library's.
         "middle": functools.partial(lltm_inputs, 50, 130, 150),
         "large": functools.partial(lltm_inputs, 130, 300, 500),
         "long_rows": functools.partial(lltm_inputs, 2, 3, 523),

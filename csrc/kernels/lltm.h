@@ -36,8 +36,15 @@ EXTOPS_API Error extops_lltm_cell_backward_cuda(
     const void* products, const void* bias, const void* new_cell, void* grad_products, void* grad_old_cell,
     void* stream);
 
-// One kernel for all of a small problem, where a library's product does not pay off; always in full precision, without
-// TF32. Each is right at any size and fast where the function after it says so.
+// All of a small problem at once, where a library's product does not pay off; always in full precision, without TF32;
+// on the CPU in float32 only, and in the calling thread. Each is right at any size and fast where the function after it
+// says so.
+EXTOPS_API Error extops_lltm_cpu(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
+    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* products);
+
+EXTOPS_API bool extops_lltm_is_fast_cpu(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
+
 EXTOPS_API Error extops_lltm_cuda(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
     const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* products,
@@ -46,6 +53,15 @@ EXTOPS_API Error extops_lltm_cuda(
 EXTOPS_API bool extops_lltm_is_fast_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
 
 // The backward of the pointwise part together with grad_weights and grad_bias.
+EXTOPS_API Error extops_lltm_backward_cpu(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* grad_h,
+    int64_t grad_h_row_stride, int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride,
+    int64_t grad_cell_column_stride, const void* input, const void* bias, const void* old_h, const void* products,
+    const void* new_cell, void* grad_products, void* grad_old_cell, void* grad_weights, void* grad_bias);
+
+EXTOPS_API bool extops_lltm_backward_is_fast_cpu(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
+
 EXTOPS_API Error extops_lltm_backward_cuda(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* grad_h,
     int64_t grad_h_row_stride, int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride,

@@ -15,19 +15,33 @@ def needs_composite() -> bool:
     True under ``torch.func`` transforms and forward-mode AD, which a hand-written backward does not serve. While
     ``torch.compile`` or ``torch.export`` traces, the operators carry registered gradients instead.
     """
-    if torch.compiler.is_compiling():
-        return False
+    return not torch.compiler.is_compiling() and _is_transformed()
+
+
+def is_plain() -> bool:
+    """Whether a call is an ordinary eager one, with a hand-written backward at most."""
+    return not (torch.compiler.is_compiling() or _is_transformed())
+
+
+def _is_transformed() -> bool:
     return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
 
 
-def below_autograd() -> AbstractContextManager[None]:
-    """Calls within go straight to the kernels: the caller has seen to the gradient."""
-    return cast("AbstractContextManager[None]", torch._C._AutoDispatchBelowAutograd())
+below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
+"""Calls within go straight to the kernels: the caller has seen to the gradient."""
+
+is_autocasting: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Whether autocast is on for any type of device."""
 
 
-def wants_grad(*tensors: Tensor) -> bool:
-    """Whether autograd records a call on these tensors."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def eager(operator: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The operator for eager calls, without the Python frame that tracing needs."""
+    return operator._op
+
+
+def apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` for plain calls (:func:`is_plain`), without what it does for ``torch.func``."""
+    return cast("Callable[..., Any]", cast("Any", super(torch.autograd.Function, function)).apply)
 
 
 def is_alias_of(a: Tensor, b: Tensor) -> bool:

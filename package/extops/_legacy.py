@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_bool, c_char_p, c_int32, c_int64, c_void_p
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,10 +32,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "elementwise_mult": _ELEMENTWISE,
     "elementwise_mult_backward": _ELEMENTWISE,
 }
-# The kernels for small problems, which CUDA alone has; each with a function that tells where it is fast.
+# The kernels for small problems; each with a function that tells where it is fast.
 _SMALL_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "lltm": (*_DTYPE_SIZES, *[c_void_p] * 8),
     "lltm_backward": (*_DTYPE_SIZES, *_GRADIENTS, *[c_void_p] * 9),
+}
+_SMALL_CUDA_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    **_SMALL_SIGNATURES,
     "lltm_input_backward": (c_int64, c_int64, c_int64, *[c_void_p] * 4),
 }
 
@@ -65,35 +68,42 @@ class _Device:
     """The entry points of one library, and how to call them."""
 
     key: str
-    signatures: dict[str, tuple[Any, ...]]
-    last_arguments: tuple[Any, ...]
+    signatures: ClassVar[dict[str, tuple[Any, ...]]]
+    small_signatures: ClassVar[dict[str, tuple[Any, ...]]]
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        suffix = self.key.lower()
         self.kernels: dict[str, Callable[..., bytes | None]] = {}
-        for name, signature in self.signatures.items():
-            function = library[f"extops_{name}_{self.key.lower()}"]
-            function.argtypes, function.restype = signature + self.last_arguments, c_char_p
+        for name, signature in (self.signatures | self.small_signatures).items():
+            function = library[f"extops_{name}_{suffix}"]
+            function.argtypes, function.restype = signature, c_char_p
             self.kernels[name] = function
+        self.predicates: dict[str, Callable[..., bool]] = {}
+        for name in self.small_signatures:
+            predicate = library[f"extops_{name}_is_fast_{suffix}"]
+            predicate.argtypes, predicate.restype = _DTYPE_SIZES, c_bool
+            self.predicates[name] = predicate
 
     def is_fast(self, name: str, dtype: torch.dtype, *sizes: int) -> bool:
         """Whether the kernel ``name`` for small problems exists here and pays off."""
-        raise NotImplementedError
+        return name in self.predicates and self.predicates[name](_DTYPES[dtype], *sizes)
 
     def run(self, name: str, like: Tensor, *arguments: Any) -> None:
         """Calls a kernel for the ``like.numel()`` elements of an output on the device of ``like``."""
         raise NotImplementedError
 
+    def run_whole(self, name: str, like: Tensor, *arguments: Any) -> None:
+        """Calls a kernel for all of a small problem on the device of ``like``."""
+        raise NotImplementedError
+
 
 class _Cpu(_Device):
     key = "CPU"
-    signatures = _SIGNATURES
-    last_arguments = (c_int64, c_int64)
+    signatures: ClassVar = {k: (*v, c_int64, c_int64) for k, v in _SIGNATURES.items()}
+    small_signatures: ClassVar = _SMALL_SIGNATURES
 
     # Below this a second thread costs more than it saves.
     _GRAIN = 65536
-
-    def is_fast(self, name: str, dtype: torch.dtype, *sizes: int) -> bool:
-        return False
 
     def run(self, name: str, like: Tensor, *arguments: Any) -> None:
         kernel = self.kernels[name]
@@ -108,27 +118,21 @@ class _Cpu(_Device):
         for error in errors:
             _check_success(error)
 
+    def run_whole(self, name: str, like: Tensor, *arguments: Any) -> None:
+        _check_success(self.kernels[name](*arguments))
+
 
 class _Cuda(_Device):
     key = "CUDA"
-    signatures = _SIGNATURES | _SMALL_SIGNATURES
-    last_arguments = (c_void_p,)
-
-    def __init__(self, library: ctypes.CDLL) -> None:
-        super().__init__(library)
-        self.predicates = {
-            name: library[f"extops_{name}_is_fast_cuda"] for name in _SMALL_SIGNATURES
-        }
-        for predicate in self.predicates.values():
-            predicate.argtypes, predicate.restype = _DTYPE_SIZES, c_bool
-
-    def is_fast(self, name: str, dtype: torch.dtype, *sizes: int) -> bool:
-        return bool(self.predicates[name](_DTYPES[dtype], *sizes))
+    signatures: ClassVar = {k: (*v, c_void_p) for k, v in _SIGNATURES.items()}
+    small_signatures: ClassVar = {k: (*v, c_void_p) for k, v in _SMALL_CUDA_SIGNATURES.items()}
 
     def run(self, name: str, like: Tensor, *arguments: Any) -> None:
         with torch.cuda.device(like.device):
             stream = torch._C._cuda_getCurrentRawStream(like.device.index)
             _check_success(self.kernels[name](*arguments, stream))
+
+    run_whole = run
 
 
 def _check_success(error: bytes | None) -> None:
@@ -168,7 +172,7 @@ def _lltm(
     new_h, new_cell = old_cell.new_empty(old_cell.shape), old_cell.new_empty(old_cell.shape)
     products = old_cell.new_empty(sizes[0], 3 * sizes[2])
     tensors = *inputs, new_h, new_cell, products
-    device.run("lltm", old_cell, _DTYPES[input.dtype], *sizes, *_pointers(*tensors))
+    device.run_whole("lltm", old_cell, _DTYPES[input.dtype], *sizes, *_pointers(*tensors))
     return new_h, new_cell, products
 
 
@@ -203,7 +207,7 @@ def _lltm_backward(
     )
     upstream = *_gradient(grad_h), *_gradient(grad_cell)
     pointers = _pointers(*inputs, *grads)
-    device.run(op, new_cell, _DTYPES[products.dtype], *sizes, *upstream, *pointers)
+    device.run_whole(op, new_cell, _DTYPES[products.dtype], *sizes, *upstream, *pointers)
     return grads
 
 
@@ -219,7 +223,7 @@ def _lltm_input_backward(
         return torch.mm(grad_products, of_h), torch.mm(grad_products, of_input)
     grads = weights.new_empty(batch, state_size), weights.new_empty(batch, features)
     pointers = _pointers(grad_products.contiguous(), weights.contiguous(), *grads)
-    device.run(op, grad_products, batch, features, state_size, *pointers)
+    device.run_whole(op, grad_products, batch, features, state_size, *pointers)
     return grads
 
 

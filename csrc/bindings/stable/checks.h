@@ -43,12 +43,12 @@ inline void check_matches(
   STD_TORCH_CHECK(tensor.device() == like.device(), op, ": expected `", name, "` on the device of `", like_name, "`");
 }
 
-inline void check_sizes(const char* op, const char* name, const Tensor& tensor, const std::vector<int64_t>& expected) {
+inline void check_sizes(
+    const char* op, const char* name, const Tensor& tensor, torch::headeronly::IntHeaderOnlyArrayRef expected) {
   const auto sizes = tensor.sizes();
   STD_TORCH_CHECK(
       std::equal(sizes.begin(), sizes.end(), expected.begin(), expected.end()), op, ": expected `", name,
-      "` to have shape ", to_string(torch::headeronly::IntHeaderOnlyArrayRef(expected.data(), expected.size())),
-      ", but got ", to_string(sizes));
+      "` to have shape ", to_string(expected), ", but got ", to_string(sizes));
 }
 
 }  // namespace extops::stable

@@ -10,7 +10,11 @@
 namespace {
 
 struct Cpu {
-  static constexpr bool kHasSmallKernels = false;
+  static constexpr bool kHasSmallInputBackward = false;
+  static constexpr auto* lltm = &extops_lltm_cpu;
+  static constexpr auto* lltm_is_fast = &extops_lltm_is_fast_cpu;
+  static constexpr auto* lltm_backward = &extops_lltm_backward_cpu;
+  static constexpr auto* lltm_backward_is_fast = &extops_lltm_backward_is_fast_cpu;
   static constexpr auto* lltm_cell = &extops_lltm_cell_cpu;
   static constexpr auto* lltm_cell_backward = &extops_lltm_cell_backward_cpu;
   static constexpr auto* round_ste = &extops_round_ste_cpu;
@@ -24,6 +28,11 @@ struct Cpu {
     if (numel <= kGrain) return extops::stable::check_success(kernel(int64_t{0}, numel));
     torch::stable::parallel_for(
         0, numel, kGrain, [&](int64_t begin, int64_t end) { extops::stable::check_success(kernel(begin, end)); });
+  }
+
+  template <class Kernel>
+  static void run_whole(const torch::stable::Tensor&, const Kernel& kernel) {
+    extops::stable::check_success(kernel());
   }
 };
 

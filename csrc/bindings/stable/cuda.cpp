@@ -11,7 +11,7 @@
 namespace {
 
 struct Cuda {
-  static constexpr bool kHasSmallKernels = true;
+  static constexpr bool kHasSmallInputBackward = true;
   static constexpr auto* lltm = &extops_lltm_cuda;
   static constexpr auto* lltm_is_fast = &extops_lltm_is_fast_cuda;
   static constexpr auto* lltm_backward = &extops_lltm_backward_cuda;
@@ -26,6 +26,11 @@ struct Cuda {
 
   template <class Kernel>
   static void run(const torch::stable::Tensor& tensor, int64_t, const Kernel& kernel) {
+    run_whole(tensor, kernel);
+  }
+
+  template <class Kernel>
+  static void run_whole(const torch::stable::Tensor& tensor, const Kernel& kernel) {
     const auto device = tensor.get_device_index();
     const torch::stable::accelerator::DeviceGuard guard(device);
     void* stream = nullptr;

@@ -10,8 +10,11 @@ namespace extops::stable {
 // Sizes and strides as kernels take them, see kernels/elementwise.h.
 class Geometry {
  public:
-  explicit Geometry(torch::headeronly::IntHeaderOnlyArrayRef sizes)
-      : dim_(static_cast<int64_t>(sizes.size())), numbers_(sizes.begin(), sizes.end()) {}
+  Geometry(torch::headeronly::IntHeaderOnlyArrayRef sizes, size_t operands) : dim_(static_cast<int64_t>(sizes.size())) {
+    data_.reserve(operands);
+    numbers_.reserve((operands + 1) * sizes.size());
+    numbers_.assign(sizes.begin(), sizes.end());
+  }
 
   void add(const Tensor& tensor, void* data) {
     const auto sizes = tensor.sizes();

@@ -1,6 +1,7 @@
 // The LLTM on torch's stable ABI.
 // A `Device` is a type with the kernels' entry points and a `run(tensor, numel, kernel)` that calls `kernel` with what
-// the entry points take last. `Device::kHasSmallKernels` tells whether it has kernels for the whole of a small problem.
+// the entry points take last. `Device::kHasSmallInputBackward` tells whether it has kernels for the whole of a small
+// problem.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -51,8 +52,8 @@ std::tuple<Tensor, Tensor> lltm_cell(const Tensor& products, const Tensor& bias,
   const Tensor dense_products = as_contiguous(products);
   const Tensor dense_bias = as_contiguous(bias);
   const Tensor dense_cell = as_contiguous(old_cell);
-  const Tensor new_h = torch::stable::empty_like(dense_cell);
-  const Tensor new_cell = torch::stable::empty_like(dense_cell);
+  const Tensor new_h = allocate_like(dense_cell);
+  const Tensor new_cell = allocate_like(dense_cell);
   Device::run(old_cell, dense_cell.numel(), [&](auto... where) {
     return Device::lltm_cell(
         dtype, dense_cell.size(0), dense_cell.size(1), dense_products.const_data_ptr(), dense_bias.const_data_ptr(),
@@ -73,8 +74,8 @@ std::tuple<Tensor, Tensor> lltm_cell_backward(
   const Tensor dense_products = as_contiguous(products);
   const Tensor dense_bias = as_contiguous(bias);
   const Tensor dense_cell = as_contiguous(new_cell);
-  const Tensor grad_products = torch::stable::empty_like(dense_products);
-  const Tensor grad_old_cell = torch::stable::empty_like(dense_cell);
+  const Tensor grad_products = allocate_like(dense_products);
+  const Tensor grad_old_cell = allocate_like(dense_cell);
   Device::run(new_cell, dense_cell.numel(), [&](auto... where) {
     return Device::lltm_cell_backward(
         dtype, dense_cell.size(0), dense_cell.size(1), upstream_h.data, upstream_h.row_stride, upstream_h.column_stride,
@@ -83,6 +84,29 @@ std::tuple<Tensor, Tensor> lltm_cell_backward(
         grad_old_cell.mutable_data_ptr(), where...);
   });
   return {grad_products, grad_old_cell};
+}
+
+template <class Device>
+std::tuple<Tensor, Tensor, Tensor> small_lltm(
+    const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& old_h, const Tensor& old_cell) {
+  const ScalarType dtype = static_cast<::ScalarType>(input.scalar_type());
+  const int64_t batch = input.size(0);
+  const int64_t state_size = old_h.size(1);
+  const Tensor x = as_contiguous(input);
+  const Tensor w = as_contiguous(weights);
+  const Tensor b = as_contiguous(bias);
+  const Tensor h = as_contiguous(old_h);
+  const Tensor c = as_contiguous(old_cell);
+  const Tensor new_h = allocate(c, batch, state_size);
+  const Tensor new_cell = allocate(c, batch, state_size);
+  const Tensor products = allocate(c, batch, 3 * state_size);
+  Device::run_whole(c, [&](auto... where) {
+    return Device::lltm(
+        dtype, batch, input.size(1), state_size, x.const_data_ptr(), w.const_data_ptr(), b.const_data_ptr(),
+        h.const_data_ptr(), c.const_data_ptr(), new_h.mutable_data_ptr(), new_cell.mutable_data_ptr(),
+        products.mutable_data_ptr(), where...);
+  });
+  return {new_h, new_cell, products};
 }
 
 template <class Device>
@@ -102,29 +126,39 @@ std::tuple<Tensor, Tensor, Tensor> lltm(
   check_sizes(kOp, "old_cell", old_cell, {batch, state_size});
   check_sizes(kOp, "weights", weights, {3 * state_size, state_size + features});
   check_sizes(kOp, "bias", bias, {3 * state_size});
-  if constexpr (Device::kHasSmallKernels) {
-    const ScalarType dtype = kernel_dtype(kOp, "input", input);
-    if (Device::lltm_is_fast(dtype, batch, features, state_size)) {
-      const Tensor x = as_contiguous(input);
-      const Tensor w = as_contiguous(weights);
-      const Tensor b = as_contiguous(bias);
-      const Tensor h = as_contiguous(old_h);
-      const Tensor c = as_contiguous(old_cell);
-      const Tensor new_h = torch::stable::empty_like(c);
-      const Tensor new_cell = torch::stable::empty_like(c);
-      const Tensor products = torch::stable::new_empty(c, {batch, 3 * state_size});
-      Device::run(c, c.numel(), [&](auto... where) {
-        return Device::lltm(
-            dtype, batch, features, state_size, x.const_data_ptr(), w.const_data_ptr(), b.const_data_ptr(),
-            h.const_data_ptr(), c.const_data_ptr(), new_h.mutable_data_ptr(), new_cell.mutable_data_ptr(),
-            products.mutable_data_ptr(), where...);
-      });
-      return {new_h, new_cell, products};
-    }
+  if (Device::lltm_is_fast(kernel_dtype(kOp, "input", input), batch, features, state_size)) {
+    return small_lltm<Device>(input, weights, bias, old_h, old_cell);
   }
-  const Tensor products = mm(cat_columns(old_h, input), torch::stable::transpose(weights, 0, 1));
+  const Tensor products = linear(cat_columns(old_h, input), weights);
   const auto [new_h, new_cell] = lltm_cell<Device>(products, bias, old_cell);
   return {new_h, new_cell, products};
+}
+
+template <class Device>
+std::tuple<Tensor, Tensor, Tensor, Tensor> small_lltm_backward(
+    const Gradient& grad_h, const Gradient& grad_cell, const Tensor& input, const Tensor& bias, const Tensor& old_h,
+    const Tensor& products, const Tensor& new_cell) {
+  const ScalarType dtype = static_cast<::ScalarType>(products.scalar_type());
+  const int64_t batch = input.size(0);
+  const int64_t features = input.size(1);
+  const int64_t state_size = old_h.size(1);
+  const Tensor x = as_contiguous(input);
+  const Tensor b = as_contiguous(bias);
+  const Tensor h = as_contiguous(old_h);
+  const Tensor p = as_contiguous(products);
+  const Tensor c = as_contiguous(new_cell);
+  const Tensor grad_products = allocate(p, batch, 3 * state_size);
+  const Tensor grad_old_cell = allocate(c, batch, state_size);
+  const Tensor grad_weights = allocate(p, 3 * state_size, state_size + features);
+  const Tensor grad_bias = allocate_like(b);
+  Device::run_whole(c, [&](auto... where) {
+    return Device::lltm_backward(
+        dtype, batch, features, state_size, grad_h.data, grad_h.row_stride, grad_h.column_stride, grad_cell.data,
+        grad_cell.row_stride, grad_cell.column_stride, x.const_data_ptr(), b.const_data_ptr(), h.const_data_ptr(),
+        p.const_data_ptr(), c.const_data_ptr(), grad_products.mutable_data_ptr(), grad_old_cell.mutable_data_ptr(),
+        grad_weights.mutable_data_ptr(), grad_bias.mutable_data_ptr(), where...);
+  });
+  return {grad_products, grad_old_cell, grad_weights, grad_bias};
 }
 
 template <class Device>
@@ -141,30 +175,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> lltm_backward(
   const int64_t state_size = new_cell.size(1);
   check_sizes(kOp, "input", input, {batch, features});
   check_sizes(kOp, "old_h", old_h, {batch, state_size});
-  if constexpr (Device::kHasSmallKernels) {
-    const ScalarType dtype = kernel_dtype(kOp, "products", products);
-    if (Device::lltm_backward_is_fast(dtype, batch, features, state_size)) {
-      const Gradient upstream_h(kOp, "grad_h", grad_h, new_cell);
-      const Gradient upstream_cell(kOp, "grad_cell", grad_cell, new_cell);
-      const Tensor x = as_contiguous(input);
-      const Tensor b = as_contiguous(bias);
-      const Tensor h = as_contiguous(old_h);
-      const Tensor p = as_contiguous(products);
-      const Tensor c = as_contiguous(new_cell);
-      const Tensor grad_products = torch::stable::empty_like(p);
-      const Tensor grad_old_cell = torch::stable::empty_like(c);
-      const Tensor grad_weights = torch::stable::new_empty(p, {3 * state_size, state_size + features});
-      const Tensor grad_bias = torch::stable::empty_like(b);
-      Device::run(c, c.numel(), [&](auto... where) {
-        return Device::lltm_backward(
-            dtype, batch, features, state_size, upstream_h.data, upstream_h.row_stride, upstream_h.column_stride,
-            upstream_cell.data, upstream_cell.row_stride, upstream_cell.column_stride, x.const_data_ptr(),
-            b.const_data_ptr(), h.const_data_ptr(), p.const_data_ptr(), c.const_data_ptr(),
-            grad_products.mutable_data_ptr(), grad_old_cell.mutable_data_ptr(), grad_weights.mutable_data_ptr(),
-            grad_bias.mutable_data_ptr(), where...);
-      });
-      return {grad_products, grad_old_cell, grad_weights, grad_bias};
-    }
+  if (Device::lltm_backward_is_fast(kernel_dtype(kOp, "products", products), batch, features, state_size)) {
+    return small_lltm_backward<Device>(
+        Gradient(kOp, "grad_h", grad_h, new_cell), Gradient(kOp, "grad_cell", grad_cell, new_cell), input, bias, old_h,
+        products, new_cell);
   }
   const auto [grad_products, grad_old_cell] = lltm_cell_backward<Device>(grad_h, grad_cell, products, bias, new_cell);
   const Tensor grad_weights = mm(torch::stable::transpose(grad_products, 0, 1), cat_columns(old_h, input));
@@ -185,14 +199,14 @@ std::tuple<Tensor, Tensor> lltm_input_backward(const Tensor& grad_products, cons
       weights.size(0) == 3 * state_size && features >= 0, kOp,
       ": expected `weights` to have shape [3*state_size, state_size + input_features] with state_size = ", state_size,
       ", but got ", to_string(weights.sizes()));
-  if constexpr (Device::kHasSmallKernels) {
+  if constexpr (Device::kHasSmallInputBackward) {
     const ScalarType dtype = kernel_dtype(kOp, "grad_products", grad_products);
     if (Device::lltm_input_backward_is_fast(dtype, batch, features, state_size)) {
       const Tensor p = as_contiguous(grad_products);
       const Tensor w = as_contiguous(weights);
-      const Tensor grad_old_h = torch::stable::new_empty(p, {batch, state_size});
-      const Tensor grad_input = torch::stable::new_empty(p, {batch, features});
-      Device::run(p, p.numel(), [&](auto... where) {
+      const Tensor grad_old_h = allocate(p, batch, state_size);
+      const Tensor grad_input = allocate(p, batch, features);
+      Device::run_whole(p, [&](auto... where) {
         return Device::lltm_input_backward(
             batch, features, state_size, p.const_data_ptr(), w.const_data_ptr(), grad_old_h.mutable_data_ptr(),
             grad_input.mutable_data_ptr(), where...);

@@ -28,10 +28,22 @@ inline std::vector<int64_t> broadcast_sizes(const char* op, const Tensor& a, con
   return sizes;
 }
 
+// A new tensor for the product, laid out like the first factor that has its shape.
+inline Tensor empty_product(const char* op, const Tensor& a, const Tensor& b) {
+  const auto has_sizes = [](const Tensor& tensor, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+    return std::equal(tensor.sizes().begin(), tensor.sizes().end(), sizes.begin(), sizes.end());
+  };
+  if (has_sizes(a, b.sizes())) return allocate_like(a);
+  const std::vector<int64_t> sizes = broadcast_sizes(op, a, b);
+  if (has_sizes(a, sizes)) return allocate_like(a);
+  if (has_sizes(b, sizes)) return allocate_like(b);
+  return torch::stable::new_empty(a, sizes);
+}
+
 template <class Device>
 void elementwise_mult_into(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {
   const ScalarType dtype = kernel_dtype(op, "a", a);
-  Geometry geometry(out.sizes());
+  Geometry geometry(out.sizes(), 3);
   geometry.add_output(out);
   geometry.add_input(a);
   geometry.add_input(b);
@@ -42,13 +54,7 @@ template <class Device>
 Tensor elementwise_mult(const Tensor& a, const Tensor& b) {
   constexpr const char* kOp = "elementwise_mult";
   check_matches(kOp, "b", b, "a", a);
-  const std::vector<int64_t> sizes = broadcast_sizes(kOp, a, b);
-  const auto has_sizes = [&](const Tensor& tensor) {
-    return std::equal(tensor.sizes().begin(), tensor.sizes().end(), sizes.begin(), sizes.end());
-  };
-  const Tensor out = has_sizes(a)   ? torch::stable::empty_like(a)
-                     : has_sizes(b) ? torch::stable::empty_like(b)
-                                    : torch::stable::new_empty(a, sizes);
+  const Tensor out = empty_product(kOp, a, b);
   elementwise_mult_into<Device>(kOp, a, b, out);
   return out;
 }
@@ -71,9 +77,9 @@ std::tuple<Tensor, Tensor> elementwise_mult_backward(const Tensor& grad_output, 
   check_sizes(kOp, "b", b, sizes);
   check_sizes(kOp, "grad_output", grad_output, sizes);
   const ScalarType dtype = kernel_dtype(kOp, "a", a);
-  const Tensor grad_a = torch::stable::empty_like(a);
-  const Tensor grad_b = torch::stable::empty_like(b);
-  Geometry geometry(a.sizes());
+  const Tensor grad_a = allocate_like(a);
+  const Tensor grad_b = allocate_like(b);
+  Geometry geometry(a.sizes(), 5);
   geometry.add_output(grad_a);
   geometry.add_output(grad_b);
   geometry.add_input(grad_output);

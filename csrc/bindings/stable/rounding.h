@@ -12,8 +12,8 @@ namespace extops::stable {
 template <class Device>
 Tensor round_ste(const Tensor& input) {
   const ScalarType dtype = kernel_dtype("round_ste", "input", input);
-  const Tensor output = torch::stable::empty_like(input);
-  Geometry geometry(input.sizes());
+  const Tensor output = allocate_like(input);
+  Geometry geometry(input.sizes(), 2);
   geometry.add_output(output);
   geometry.add_input(input);
   run_elementwise<Device>(Device::round_ste, dtype, output, geometry);

@@ -17,17 +17,23 @@ template <class Body>
   body();
 }
 
+inline bool has_avx512() {
+  static const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return has;
+}
+
 template <class Body>
 void vectorize(const Body& body) {
-  static const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (has_avx512) return run_avx512(body);
+  if (has_avx512()) return run_avx512(body);
   if (has_avx2) return run_avx2(body);
   body();
 }
 
 #else
+
+inline bool has_avx512() { return false; }
 
 template <class Body>
 void vectorize(const Body& body) {

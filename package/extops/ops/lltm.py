@@ -10,6 +10,12 @@ from extops import _autograd, _checks, reference
 _OP = "lltm"
 _CAST_FROM = (torch.float32, torch.bfloat16, torch.float16)
 
+_eager_lltm = _autograd.eager(torch.ops.extops.lltm.default)
+_eager_backward = _autograd.eager(torch.ops.extops.lltm_backward.default)
+_eager_input_backward = _autograd.eager(torch.ops.extops.lltm_input_backward.default)
+_eager_cell = _autograd.eager(torch.ops.extops.lltm_cell.default)
+_eager_cell_backward = _autograd.eager(torch.ops.extops.lltm_cell_backward.default)
+
 
 def lltm(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
@@ -42,22 +48,31 @@ def lltm(
     Source: the cell of PyTorch's tutorial "Custom C++ and CUDA Extensions".
     """
     try:
-        arguments = autocast(input, weights, bias, old_h, old_cell)
-        if torch.compiler.is_compiling() or _autograd.needs_composite():
-            _checks.check_lltm(_OP, *arguments)
-            return _traced(*arguments)
-        if _autograd.wants_grad(*arguments):
-            new_h, new_cell = _LLTM.apply(*arguments)
+        if not _autograd.is_plain():
+            return _transformed(input, weights, bias, old_h, old_cell)
+        if _autograd.is_autocasting():
+            arguments = autocast(input, weights, bias, old_h, old_cell)
+            input, weights, bias, old_h, old_cell = arguments
+        if torch.is_grad_enabled() and (
+            weights.requires_grad
+            or bias.requires_grad
+            or input.requires_grad
+            or old_h.requires_grad
+            or old_cell.requires_grad
+        ):
+            new_h, new_cell = _apply_lltm(input, weights, bias, old_h, old_cell)
         else:
             with _autograd.below_autograd():
-                new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments)
+                new_h, new_cell, _ = _eager_lltm(input, weights, bias, old_h, old_cell)
     except _checks.FAILURES:
         _checks.explain(_checks.check_lltm, _OP, input, weights, bias, old_h, old_cell)
         raise
     return new_h, new_cell
 
 
-def _traced(*arguments: Tensor) -> tuple[Tensor, Tensor]:
+def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
+    arguments = autocast(*arguments)
+    _checks.check_lltm(_OP, *arguments)
     if _autograd.needs_composite():
         return reference.lltm(*arguments)
     new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments)
@@ -70,11 +85,13 @@ def lltm_cell(products: Tensor, bias: Tensor, old_cell: Tensor) -> tuple[Tensor,
         return reference.lltm_cell(products, bias, old_cell)
     if torch.compiler.is_compiling():
         new_h, new_cell = torch.ops.extops.lltm_cell.default(products, bias, old_cell)
-    elif _autograd.wants_grad(products, bias, old_cell):
-        new_h, new_cell = _LLTMCell.apply(products, bias, old_cell)
+    elif torch.is_grad_enabled() and (
+        products.requires_grad or bias.requires_grad or old_cell.requires_grad
+    ):
+        new_h, new_cell = _apply_cell(products, bias, old_cell)
     else:
         with _autograd.below_autograd():
-            new_h, new_cell = torch.ops.extops.lltm_cell.default(products, bias, old_cell)
+            new_h, new_cell = _eager_cell(products, bias, old_cell)
     return new_h, new_cell
 
 
@@ -116,17 +133,17 @@ def _backward(
         return (None,) * 5
     needs_input, needs_weights, needs_bias, needs_old_h, _ = needs
     grad_weights = grad_bias = grad_input = grad_old_h = None
-    ops = torch.ops.extops
-    if needs_weights or needs_bias:
-        grad_products, grad_old_cell, grad_weights, grad_bias = ops.lltm_backward.default(
-            grad_h, grad_cell, input, bias, old_h, products, new_cell
-        )
-    else:
-        grad_products, grad_old_cell = ops.lltm_cell_backward.default(
-            grad_h, grad_cell, products, bias, new_cell
-        )
-    if needs_input or needs_old_h:
-        grad_old_h, grad_input = ops.lltm_input_backward.default(grad_products, weights)
+    with _autograd.below_autograd():
+        if needs_weights or needs_bias:
+            grad_products, grad_old_cell, grad_weights, grad_bias = _eager_backward(
+                grad_h, grad_cell, input, bias, old_h, products, new_cell
+            )
+        else:
+            grad_products, grad_old_cell = _eager_cell_backward(
+                grad_h, grad_cell, products, bias, new_cell
+            )
+        if needs_input or needs_old_h:
+            grad_old_h, grad_input = _eager_input_backward(grad_products, weights)
     return grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell
 
 
@@ -141,12 +158,15 @@ class _LLTM(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         with _autograd.below_autograd():
-            output = torch.ops.extops.lltm.default(*inputs)
+            output = _eager_lltm(*inputs)
         _save_for_backward(ctx, inputs, output)
         new_h, new_cell, _ = output
         return new_h, new_cell
 
     backward = staticmethod(_backward)
+
+
+_apply_lltm = _autograd.apply(_LLTM)
 
 
 def _save_cell_for_backward(
@@ -167,9 +187,10 @@ def _cell_backward(
         return _autograd.composite_gradients(reference.lltm_cell, inputs, needs, upstream)
     if grad_h is None and grad_cell is None:
         return None, None, None
-    grad_products, grad_old_cell = torch.ops.extops.lltm_cell_backward.default(
-        grad_h, grad_cell, products, bias, new_cell
-    )
+    with _autograd.below_autograd():
+        grad_products, grad_old_cell = _eager_cell_backward(
+            grad_h, grad_cell, products, bias, new_cell
+        )
     return grad_products, grad_products.sum(0) if needs[1] else None, grad_old_cell
 
 
@@ -177,11 +198,14 @@ class _LLTMCell(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         with _autograd.below_autograd():
-            output: tuple[Tensor, Tensor] = torch.ops.extops.lltm_cell.default(*inputs)
+            output: tuple[Tensor, Tensor] = _eager_cell(*inputs)
         _save_cell_for_backward(ctx, inputs, output)
         return output
 
     backward = staticmethod(_cell_backward)
+
+
+_apply_cell = _autograd.apply(_LLTMCell)
 
 
 torch.library.register_autograd("extops::lltm", _backward, setup_context=_save_for_backward)
@@ -193,18 +217,14 @@ torch.library.register_autograd(
 # -- shapes, for tracing
 
 
-def _empty(like: Tensor, *shape: int) -> Tensor:
-    return like.new_empty(shape)
-
-
 @torch.library.register_fake("extops::lltm")
 def _(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     _checks.check_lltm("lltm", input, weights, bias, old_h, old_cell)
     batch, state_size = old_cell.shape
-    states = _empty(old_cell, batch, state_size), _empty(old_cell, batch, state_size)
-    return *states, _empty(old_cell, batch, 3 * state_size)
+    states = old_cell.new_empty(batch, state_size), old_cell.new_empty(batch, state_size)
+    return *states, old_cell.new_empty(batch, 3 * state_size)
 
 
 @torch.library.register_fake("extops::lltm_backward")
@@ -223,10 +243,10 @@ def _(
     _checks.check_backward_inputs(op, input, old_h, new_cell)
     (batch, features), state_size = input.shape, new_cell.shape[1]
     return (
-        _empty(products, batch, 3 * state_size),
-        _empty(products, batch, state_size),
-        _empty(products, 3 * state_size, state_size + features),
-        _empty(products, 3 * state_size),
+        products.new_empty(batch, 3 * state_size),
+        products.new_empty(batch, state_size),
+        products.new_empty(3 * state_size, state_size + features),
+        products.new_empty(3 * state_size),
     )
 
 
@@ -234,14 +254,14 @@ def _(
 def _(grad_products: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     _checks.check_input_backward("lltm_input_backward", grad_products, weights)
     batch, state_size = grad_products.shape[0], grad_products.shape[1] // 3
-    grad_old_h = _empty(grad_products, batch, state_size)
-    return grad_old_h, _empty(grad_products, batch, weights.shape[1] - state_size)
+    grad_old_h = grad_products.new_empty(batch, state_size)
+    return grad_old_h, grad_products.new_empty(batch, weights.shape[1] - state_size)
 
 
 @torch.library.register_fake("extops::lltm_cell")
 def _(products: Tensor, bias: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
     _checks.check_cell("lltm_cell", products, bias, "old_cell", old_cell)
-    return _empty(old_cell, *old_cell.shape), _empty(old_cell, *old_cell.shape)
+    return old_cell.new_empty(*old_cell.shape), old_cell.new_empty(*old_cell.shape)
 
 
 @torch.library.register_fake("extops::lltm_cell_backward")
@@ -254,4 +274,4 @@ def _(
 ) -> tuple[Tensor, Tensor]:
     _checks.check_cell("lltm_cell_backward", products, bias, "new_cell", new_cell)
     _checks.check_cell_gradients("lltm_cell_backward", grad_h, grad_cell, new_cell)
-    return _empty(products, *products.shape), _empty(new_cell, *new_cell.shape)
+    return products.new_empty(*products.shape), new_cell.new_empty(*new_cell.shape)

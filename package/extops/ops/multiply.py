@@ -1,6 +1,6 @@
 """Elementwise multiplication."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -8,6 +8,9 @@ from torch import Tensor
 from extops import _autograd, _checks, reference
 
 _OP = "elementwise_mult"
+
+_eager_mult = _autograd.eager(torch.ops.extops.elementwise_mult.default)
+_eager_backward = _autograd.eager(torch.ops.extops.elementwise_mult_backward.default)
 
 
 def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -33,24 +36,29 @@ def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tens
         _check_out(a, b, out)
         return _multiply_into(a, b, out)
     try:
-        if torch.compiler.is_compiling():
-            return _call(a, b)
-        if _autograd.needs_composite():
-            _checks.check_broadcast(_OP, a, b)
-            return reference.elementwise_mult(a, b)
-        if _autograd.wants_grad(a, b):
-            output: Tensor = _ElementwiseMult.apply(a, b)
-            return output
-        with _autograd.below_autograd():
-            return _call(a, b)
+        if not _autograd.is_plain():
+            return _transformed(a, b)
+        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+            output = _apply(a, b)
+        else:
+            with _autograd.below_autograd():
+                output = _eager_mult(a, b)
     except _checks.FAILURES:
         _checks.explain(_checks.check_broadcast, _OP, a, b)
         raise
+    return cast("Tensor", output)
+
+
+def _transformed(a: Tensor, b: Tensor) -> Tensor:
+    if _autograd.needs_composite():
+        _checks.check_broadcast(_OP, a, b)
+        return reference.elementwise_mult(a, b)
+    return _call(a, b)
 
 
 def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     _checks.check_product(_OP, a, b, out)
-    if _autograd.wants_grad(a, b, out):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, out)):
         raise RuntimeError(
             f"{_OP}: `out` cannot be used where a gradient is wanted; call it under torch.no_grad() or without `out`"
         )
@@ -107,7 +115,8 @@ def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | No
     needs_a, needs_b = _needs_input_grad(ctx)
     a_shape, b_shape = ctx.shapes
     if needs_a and needs_b and a_shape == b_shape and not torch.is_grad_enabled():
-        grad_a, grad_b = torch.ops.extops.elementwise_mult_backward.default(grad_output, a, b)
+        with _autograd.below_autograd():
+            grad_a, grad_b = _eager_backward(grad_output, a, b)
         return grad_a, grad_b
     multiply = reference.elementwise_mult if torch.is_grad_enabled() else _call
     return (
@@ -120,11 +129,14 @@ class _ElementwiseMult(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
         with _autograd.below_autograd():
-            output = _call(a, b)
+            output: Tensor = _eager_mult(a, b)
         _save_for_backward(ctx, (a, b), output)
         return output
 
     backward = staticmethod(_backward)
+
+
+_apply = _autograd.apply(_ElementwiseMult)
 
 
 @torch.library.register_fake("extops::elementwise_mult")

@@ -1,6 +1,6 @@
 """Straight-through rounding."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -8,6 +8,8 @@ from torch import Tensor
 from extops import _autograd, _checks, reference
 
 _OP = "round_ste"
+
+_eager_round = _autograd.eager(torch.ops.extops.round_ste.default)
 
 
 def round_ste(input: Tensor) -> Tensor:
@@ -30,22 +32,23 @@ def round_ste(input: Tensor) -> Tensor:
     Source: the straight-through estimator of Bengio, Léonard and Courville, 2013 (arXiv:1308.3432).
     """
     try:
-        if torch.compiler.is_compiling():
-            return _call(input)
-        if _autograd.needs_composite():
-            _checks.check_tensor(_OP, "input", input)
-            return reference.round_ste(input)
-        if _autograd.wants_grad(input):
-            output: Tensor = _RoundSTE.apply(input)
-            return output
-        with _autograd.below_autograd():
-            return _call(input)
+        if not _autograd.is_plain():
+            return _transformed(input)
+        if input.requires_grad and torch.is_grad_enabled():
+            output = _apply(input)
+        else:
+            with _autograd.below_autograd():
+                output = _eager_round(input)
     except _checks.FAILURES:
         _checks.explain(_checks.check_tensor, _OP, "input", input)
         raise
+    return cast("Tensor", output)
 
 
-def _call(input: Tensor) -> Tensor:
+def _transformed(input: Tensor) -> Tensor:
+    if _autograd.needs_composite():
+        _checks.check_tensor(_OP, "input", input)
+        return reference.round_ste(input)
     output: Tensor = torch.ops.extops.round_ste.default(input)
     return output
 
@@ -58,9 +61,13 @@ class _RoundSTE(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor) -> Tensor:
         with _autograd.below_autograd():
-            return _call(input)
+            output: Tensor = _eager_round(input)
+        return output
 
     backward = staticmethod(_backward)
+
+
+_apply = _autograd.apply(_RoundSTE)
 
 
 @torch.library.register_fake("extops::round_ste")

@@ -1,0 +1,129 @@
+// The pointwise part of the LLTM cell, forward and backward, shared by its kernels.
+#pragma once
+
+#include <algorithm>
+
+#include "math.h"
+#include "scalar.h"
+
+namespace extops::cpu {
+
+// Calls body(first, row, column, count) for each piece of a row within the elements [begin, end).
+template <class Body>
+[[gnu::always_inline]] inline void for_each_row_piece(
+    int64_t state_size, int64_t begin, int64_t end, int64_t longest, const Body& body) {
+  if (begin >= end) return;
+  int64_t row = begin / state_size;
+  int64_t column = begin % state_size;
+  for (int64_t first = begin; first < end;) {
+    const int64_t count = std::min({longest, state_size - column, end - first});
+    body(first, row, column, count);
+    first += count;
+    column += count;
+    if (column == state_size) {
+      column = 0;
+      ++row;
+    }
+  }
+}
+
+// The pre-activations of a piece of a row.
+template <class T>
+class Gates {
+ public:
+  [[gnu::always_inline]] Gates(const T* products, const T* bias, int64_t state_size)
+      : products_(products), bias_(bias), state_size_(state_size) {}
+
+  [[gnu::always_inline]] auto input_gate(int64_t j) const { return load(products_[j]) + load(bias_[j]); }
+  [[gnu::always_inline]] auto output_gate(int64_t j) const { return input_gate(state_size_ + j); }
+  [[gnu::always_inline]] auto candidate(int64_t j) const { return input_gate(2 * state_size_ + j); }
+
+ private:
+  const T* products_;
+  const T* bias_;
+  int64_t state_size_;
+};
+
+template <class T>
+[[gnu::always_inline]] inline void cell(
+    int64_t state_size, const T* products, const T* bias, const T* old_cell, T* new_h, T* new_cell, int64_t begin,
+    int64_t end) {
+  using C = typename Compute<T>::type;
+  for_each_row_piece(
+      state_size, begin, end, state_size,
+      [&](int64_t first, int64_t row, int64_t column, int64_t count) __attribute__((always_inline)) {
+        const Gates<T> gates(products + row * 3 * state_size + column, bias + column, state_size);
+        const T* __restrict old_c = old_cell + first;
+        T* __restrict h = new_h + first;
+        T* __restrict c = new_cell + first;
+#pragma GCC ivdep
+        for (int64_t j = 0; j < count; ++j) {
+          const C z = gates.candidate(j);
+          const C elu = z > 0 ? z : expm1(z > 0 ? C(0) : z);
+          const C cell = load(old_c[j]) + elu * sigmoid<C>(gates.input_gate(j));
+          store(c[j], cell);
+          store(h[j], tanh(cell) * sigmoid<C>(gates.output_gate(j)));
+        }
+      });
+}
+
+// An upstream gradient: absent, expanded or strided.
+template <class T>
+struct Gradient {
+  const T* data;
+  int64_t row_stride;
+  int64_t column_stride;
+
+  template <class C>
+  [[gnu::always_inline]] void copy(int64_t row, int64_t column, int64_t count, C* __restrict to) const {
+    if (data == nullptr) {
+      for (int64_t j = 0; j < count; ++j) to[j] = 0;
+      return;
+    }
+    const T* __restrict from = data + row * row_stride + column * column_stride;
+    if (column_stride == 1) {
+      for (int64_t j = 0; j < count; ++j) to[j] = load(from[j]);
+    } else {
+      for (int64_t j = 0; j < count; ++j) to[j] = load(from[j * column_stride]);
+    }
+  }
+};
+
+template <class T>
+[[gnu::always_inline]] inline void cell_backward(
+    int64_t state_size, Gradient<T> grad_h, Gradient<T> grad_cell, const T* products, const T* bias, const T* new_cell,
+    T* grad_products, T* grad_old_cell, int64_t begin, int64_t end) {
+  using C = typename Compute<T>::type;
+  constexpr int64_t kPiece = 256;  // upstream gradients pass through buffers that stay in the first-level cache
+  C upstream_h[kPiece];
+  C upstream_cell[kPiece];
+  for_each_row_piece(
+      state_size, begin, end, kPiece,
+      [&](int64_t first, int64_t row, int64_t column, int64_t count) __attribute__((always_inline)) {
+        grad_h.copy(row, column, count, upstream_h);
+        grad_cell.copy(row, column, count, upstream_cell);
+        const int64_t offset = row * 3 * state_size + column;
+        const Gates<T> gates(products + offset, bias + column, state_size);
+        const T* __restrict cell = new_cell + first;
+        T* __restrict grad_input_gate = grad_products + offset;
+        T* __restrict grad_output_gate = grad_input_gate + state_size;
+        T* __restrict grad_candidate = grad_output_gate + state_size;
+        T* __restrict grad_old_c = grad_old_cell + first;
+#pragma GCC ivdep
+        for (int64_t j = 0; j < count; ++j) {
+          const C z = gates.candidate(j);
+          const C tail = expm1(z > 0 ? C(0) : z);
+          const C elu = z > 0 ? z : tail;
+          const C i = sigmoid<C>(gates.input_gate(j));
+          const C o = sigmoid<C>(gates.output_gate(j));
+          const C tanh_cell = tanh<C>(load(cell[j]));
+          const C dc = upstream_cell[j] + upstream_h[j] * o * (1 - tanh_cell * tanh_cell);
+          store(grad_old_c[j], dc);
+          store(grad_input_gate[j], dc * elu * i * (1 - i));
+          store(grad_output_gate[j], upstream_h[j] * tanh_cell * o * (1 - o));
+          store(grad_candidate[j], dc * i * (1 + tail));
+        }
+      });
+}
+
+}  // namespace extops::cpu

@@ -1,0 +1,202 @@
+// The LLTM cell of small problems in float32, product and pointwise part in one call and one thread. A library's product
+// spends most of its time there on choosing and packing.
+#include <vector>
+
+#include "../lltm.h"
+#include "lltm_pointwise.h"
+#include "vectorize.h"
+
+namespace extops::cpu {
+namespace {
+
+struct Sizes {
+  int64_t batch;
+  int64_t input_features;
+  int64_t state_size;
+
+  int64_t columns() const { return state_size + input_features; }
+  int64_t lines() const { return 3 * state_size; }
+};
+
+// to[r][*] = sum over d of a[r * row_stride + d * depth_stride] * b[d * b_stride + *], for kRows rows of kVectors
+// vectors of kBytes each.
+template <int kRows, int kVectors, int kBytes>
+[[gnu::always_inline]] inline void multiply_tile(
+    int64_t depth, const float* a, int64_t row_stride, int64_t depth_stride, const float* b, int64_t b_stride,
+    float* to) {
+  typedef float V __attribute__((vector_size(kBytes), aligned(alignof(float)), may_alias));
+  constexpr int kLanes = kBytes / sizeof(float);
+  V sums[kRows][kVectors] = {};
+  for (int64_t d = 0; d < depth; ++d) {
+    const V* values = reinterpret_cast<const V*>(b + d * b_stride);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const float factor = a[r * row_stride + d * depth_stride];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[r][v] += factor * values[v];
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) *reinterpret_cast<V*>(to + (r * kVectors + v) * kLanes) = sums[r][v];
+  }
+}
+
+// Calls body(integral_constant rows, first) for tiles of kRows of `count` rows. The last tile overlaps the one before
+// rather than ending early; where there are too few rows for one tile, they come one by one.
+template <int kRows, class Body>
+[[gnu::always_inline]] inline void for_each_tile(int64_t count, const Body& body) {
+  if (count < kRows) {
+    for (int64_t first = 0; first < count; ++first) body(std::integral_constant<int, 1>{}, first);
+  } else {
+    for (int64_t first = 0; first < count; first += kRows) {
+      body(std::integral_constant<int, kRows>{}, std::min(first, count - kRows));
+    }
+  }
+}
+
+// products = [old_h | input] weights^T. A vector holds one column for as many rows of the batch as it has lanes.
+template <int kBytes>
+[[gnu::always_inline]] inline void multiply_by_weights(
+    const Sizes& sizes, const float* input, const float* weights, const float* old_h, float* products) {
+  constexpr int kLanes = kBytes / sizeof(float);
+  constexpr int kLines = 12;
+  const int64_t columns = sizes.columns();
+  std::vector<float> transposed(columns * kLanes);
+  for (int64_t first_row = 0; first_row < sizes.batch; first_row += kLanes) {
+    const int64_t rows = std::min<int64_t>(kLanes, sizes.batch - first_row);
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* h = old_h + (first_row + r) * sizes.state_size;
+      const float* x = input + (first_row + r) * sizes.input_features;
+      for (int64_t k = 0; k < sizes.state_size; ++k) transposed[k * kLanes + r] = h[k];
+      for (int64_t k = 0; k < sizes.input_features; ++k) transposed[(sizes.state_size + k) * kLanes + r] = x[k];
+    }
+    for_each_tile<kLines>(sizes.lines(), [&](auto lines, int64_t line) __attribute__((always_inline)) {
+      float tile[lines * kLanes];
+      multiply_tile<lines, 1, kBytes>(columns, weights + line * columns, columns, 1, transposed.data(), kLanes, tile);
+      for (int64_t r = 0; r < rows; ++r) {
+        float* __restrict to = products + (first_row + r) * sizes.lines() + line;
+        for (int l = 0; l < lines; ++l) to[l] = tile[l * kLanes + r];
+      }
+    });
+  }
+}
+
+// grad_weights = grad_products^T [old_h | input]. A vector holds neighbouring columns of one line.
+template <int kBytes>
+[[gnu::always_inline]] inline void multiply_gradients(
+    const Sizes& sizes, const float* input, const float* old_h, const float* grad_products, float* grad_weights) {
+  constexpr int kLanes = kBytes / sizeof(float);
+  constexpr int kLines = 4;
+  constexpr int kVectors = 3;
+  const int64_t columns = sizes.columns();
+  const int64_t padded = (columns + kLanes - 1) / kLanes * kLanes;
+  std::vector<float> joined(sizes.batch * padded);
+  for (int64_t r = 0; r < sizes.batch; ++r) {
+    float* __restrict to = joined.data() + r * padded;
+    for (int64_t k = 0; k < sizes.state_size; ++k) to[k] = old_h[r * sizes.state_size + k];
+    to += sizes.state_size;
+    for (int64_t k = 0; k < sizes.input_features; ++k) to[k] = input[r * sizes.input_features + k];
+  }
+  for_each_tile<kLines>(sizes.lines(), [&](auto lines, int64_t line) __attribute__((always_inline)) {
+    const auto multiply = [&](auto vectors, int64_t column) __attribute__((always_inline)) {
+      constexpr int kWidth = vectors * kLanes;
+      float tile[lines * kWidth];
+      multiply_tile<lines, vectors, kBytes>(
+          sizes.batch, grad_products + line, 1, sizes.lines(), joined.data() + column, padded, tile);
+      const int64_t count = std::min<int64_t>(kWidth, columns - column);
+      for (int l = 0; l < lines; ++l) {
+        float* __restrict to = grad_weights + (line + l) * columns + column;
+        for (int64_t j = 0; j < count; ++j) to[j] = tile[l * kWidth + j];
+      }
+    };
+    int64_t column = 0;
+    for (; column + kVectors * kLanes <= padded; column += kVectors * kLanes) {
+      multiply(std::integral_constant<int, kVectors>{}, column);
+    }
+    for (; column < padded; column += kLanes) multiply(std::integral_constant<int, 1>{}, column);
+  });
+}
+
+[[gnu::always_inline]] inline void sum_rows(int64_t rows, int64_t columns, const float* from, float* to) {
+  std::vector<float> sums(columns);
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t k = 0; k < columns; ++k) sums[k] += from[r * columns + k];
+  }
+  for (int64_t k = 0; k < columns; ++k) to[k] = sums[k];
+}
+
+// Calls body(integral_constant), vectorised, with the bytes of the CPU's vectors.
+template <class Body>
+void vectorize_with_width(const Body& body) {
+  if (has_avx512()) {
+    vectorize([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 64>{}); });
+  } else {
+    vectorize([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 32>{}); });
+  }
+}
+
+constexpr Error kOnlyFloat32 = "lltm: the kernel for small problems takes float32";
+
+// Where this beats oneDNN and MKL: read off an AVX-512 CPU. A few rows leave most lanes of a vector empty, which pays
+// off only where next to nothing is to be computed.
+bool is_small(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  constexpr int64_t kRows = 16;
+  const int64_t padded_batch = (batch + kRows - 1) / kRows * kRows;
+  const double multiplications = 3.0 * padded_batch * state_size * (state_size + input_features);
+  return dtype == ScalarType::Float && multiplications < (4 * batch >= padded_batch ? 4e6 : 6e4);
+}
+
+}  // namespace
+}  // namespace extops::cpu
+
+using namespace extops::cpu;
+
+bool extops_lltm_is_fast_cpu(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  return is_small(dtype, batch, input_features, state_size);
+}
+
+bool extops_lltm_backward_is_fast_cpu(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  return is_small(dtype, batch, input_features, state_size);
+}
+
+Error extops_lltm_cpu(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
+    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* products) {
+  const Sizes sizes{batch, input_features, state_size};
+  if (dtype != ScalarType::Float) return kOnlyFloat32;
+  vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
+    multiply_by_weights<bytes>(
+        sizes, static_cast<const float*>(input), static_cast<const float*>(weights), static_cast<const float*>(old_h),
+        static_cast<float*>(products));
+    cell(
+        state_size, static_cast<const float*>(products), static_cast<const float*>(bias),
+        static_cast<const float*>(old_cell), static_cast<float*>(new_h), static_cast<float*>(new_cell), 0,
+        batch * state_size);
+  });
+  return nullptr;
+}
+
+Error extops_lltm_backward_cpu(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* grad_h,
+    int64_t grad_h_row_stride, int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride,
+    int64_t grad_cell_column_stride, const void* input, const void* bias, const void* old_h, const void* products,
+    const void* new_cell, void* grad_products, void* grad_old_cell, void* grad_weights, void* grad_bias) {
+  const Sizes sizes{batch, input_features, state_size};
+  if (dtype != ScalarType::Float) return kOnlyFloat32;
+  const Gradient<float> upstream_h{static_cast<const float*>(grad_h), grad_h_row_stride, grad_h_column_stride};
+  const Gradient<float> upstream_cell{
+      static_cast<const float*>(grad_cell), grad_cell_row_stride, grad_cell_column_stride};
+  vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
+    cell_backward(
+        state_size, upstream_h, upstream_cell, static_cast<const float*>(products), static_cast<const float*>(bias),
+        static_cast<const float*>(new_cell), static_cast<float*>(grad_products), static_cast<float*>(grad_old_cell), 0,
+        batch * state_size);
+    multiply_gradients<bytes>(
+        sizes, static_cast<const float*>(input), static_cast<const float*>(old_h),
+        static_cast<const float*>(grad_products), static_cast<float*>(grad_weights));
+    sum_rows(batch, sizes.lines(), static_cast<const float*>(grad_products), static_cast<float*>(grad_bias));
+  });
+  return nullptr;
+}
