@@ -25,6 +25,7 @@ from operators import (
     by_layout,
     by_operator,
     gradients,
+    offset,
     upstream,
 )
 
@@ -88,14 +89,31 @@ def test_gradients_in_a_batch(operator: Operator, device: str) -> None:
 def test_values_of_gradients(
     operator: Operator, case: str, device: str, dtype: torch.dtype
 ) -> None:
-    inputs = operator.inputs(case, device, dtype)
-    towards = upstream(operator(*inputs))
-    _, actual = gradients(operator.function, inputs, towards)
+    assert_right_gradients(operator, operator.inputs(case, device, dtype))
+
+
+@by_dtype
+@by_device
+@by_operator
+def test_gradients_of_tensors_that_start_anywhere(
+    operator: Operator, device: str, dtype: torch.dtype
+) -> None:
+    inputs = operator.inputs("tiles" if operator is LLTM else "odd", device, dtype)
+    assert_right_gradients(operator, tuple(map(offset, inputs)))
+
+
+def assert_right_gradients(operator: Operator, inputs: tuple[Tensor, ...]) -> None:
+    """Checks the gradients of all inputs against eager's and against those in float64."""
+    leaves = tuple(tensor.detach().requires_grad_() for tensor in inputs)
+    results = operator(*leaves)
+    towards = upstream(results)
+    actual = torch.autograd.grad(results, leaves, towards)
     _, eager = gradients(operator.reference, inputs, towards)
     doubles = [tuple(tensor.double() for tensor in tensors) for tensors in (inputs, towards)]
     _, exact = gradients(operator.reference, *doubles)
     for name, ours, theirs, right in zip(operator.arguments, actual, eager, exact, strict=True):
-        assert_as_accurate_as_eager(f"gradient of `{name}`", ours, theirs, right, ulps=ULPS[dtype])
+        ulps = ULPS[inputs[0].dtype]
+        assert_as_accurate_as_eager(f"gradient of `{name}`", ours, theirs, right, ulps=ulps)
 
 
 @by_device

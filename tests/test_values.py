@@ -21,6 +21,7 @@ from operators import (
     by_operator,
     dtype_name,
     negated,
+    offset,
     padded,
     sliced,
     transposed,
@@ -73,6 +74,14 @@ def test_layouts(operator: Operator, layout, device: str, dtype: torch.dtype) ->
     assert_right(operator, inputs)
     for name, tensor, copy in zip(operator.arguments, inputs, before, strict=True):
         assert_same(tensor, copy, f"`{name}` after the call")
+
+
+@by_dtype
+@by_device
+@by_operator
+def test_tensors_that_start_anywhere(operator: Operator, device: str, dtype: torch.dtype) -> None:
+    inputs = operator.inputs("tiles" if operator is LLTM else "odd", device, dtype)
+    assert_right(operator, tuple(map(offset, inputs)))
 
 
 @by_device

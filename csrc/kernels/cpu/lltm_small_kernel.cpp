@@ -1,5 +1,5 @@
-// The LLTM cell of small problems in float32, product and pointwise part in one call and one thread. A library's product
-// spends most of its time there on choosing and packing.
+// The LLTM cell of small problems in float32, product and pointwise part in one call and one thread. A library's
+// product spends most of its time there on choosing and packing.
 #include <vector>
 
 #include "../lltm.h"

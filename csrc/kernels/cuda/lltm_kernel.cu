@@ -72,6 +72,9 @@ __global__ void __launch_bounds__(kThreads) lltm_cell_backward_kernel(
     T* __restrict__ grad_old_cell) {
   using C = typename Compute<T>::type;
   using V = Vector<T, kVector>;
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();  // a kernel launched to overlap with this one may come now, and wait
+#endif
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += step) {
     const Position<kVector> at(item, state_size);

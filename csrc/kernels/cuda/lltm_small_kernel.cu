@@ -3,21 +3,10 @@
 //
 // X stands for [old_h | input], which is never made: a column below state_size is old_h's, the others are input's.
 #include "../lltm.h"
-#include "launch.cuh"
-#include "lltm_pointwise.cuh"
+#include "lltm_problem.cuh"
 
 // Named, not anonymous: nvcc would put the path of this file into the kernels' names, and no two builds be the same.
 namespace extops::cuda {
-
-struct Sizes {
-  int batch;
-  int input_features;
-  int state_size;
-
-  __host__ __device__ int columns() const { return state_size + input_features; }
-};
-
-inline unsigned ceil_div(int a, int b) { return static_cast<unsigned>((a + b - 1) / b); }
 
 // ---- forward: a warp computes one unit for a few rows; its lanes share the columns of X ----
 
@@ -26,11 +15,9 @@ constexpr int kForwardWarps = 4;
 constexpr int kForwardDepth = 6;  // columns that a lane loads before it uses the first
 
 template <class T>
-__global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(
-    Sizes sizes, const T* __restrict__ input, const T* __restrict__ weights, const T* __restrict__ bias,
-    const T* __restrict__ old_h, const T* __restrict__ old_cell, T* __restrict__ new_h, T* __restrict__ new_cell,
-    T* __restrict__ products) {
+__global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T> in) {
   using C = typename Compute<T>::type;
+  const Sizes sizes = in.sizes;
   const int lane = threadIdx.x % 32;
   const int state_size = sizes.state_size;
   const int columns = sizes.columns();
@@ -45,8 +32,8 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(
   C old_c = 0;
   if (finishes) {
 #pragma unroll
-    for (int g = 0; g < 3; ++g) gate_bias[g] = load(bias[g * state_size + unit]);
-    old_c = load(old_cell[cell]);
+    for (int g = 0; g < 3; ++g) gate_bias[g] = load(in.bias[g * state_size + unit]);
+    old_c = load(in.old_cell[cell]);
   }
 
   C sums[kForwardRows][3] = {};
@@ -59,13 +46,13 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(
       const bool inside = k < columns;
 #pragma unroll
       for (int g = 0; g < 3; ++g) {
-        w[d][g] = inside ? load(weights[int64_t{g * state_size + unit} * columns + k]) : C(0);
+        w[d][g] = inside ? load(in.weights[int64_t{g * state_size + unit} * columns + k]) : C(0);
       }
 #pragma unroll
       for (int r = 0; r < kForwardRows; ++r) {
         const int64_t at = blockIdx.x * kForwardRows + r;
         const T* from =
-            k < state_size ? old_h + at * state_size + k : input + at * sizes.input_features + (k - state_size);
+            k < state_size ? in.old_h + at * state_size + k : in.input + at * sizes.input_features + (k - state_size);
         x[d][r] = inside && at < sizes.batch ? load(*from) : C(0);
       }
     }
@@ -94,35 +81,19 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(
 #pragma unroll
     for (int r = 1; r < kForwardRows; ++r) sum = lane == r ? sums[r][g] : sum;
     store(rounded[g], sum);
-    products[int64_t{row} * 3 * state_size + g * state_size + unit] = rounded[g];
+    in.products[int64_t{row} * 3 * state_size + g * state_size + unit] = rounded[g];
   }
   // From the products as they are stored, so that the backward sees the same gates.
   const CellState<C> state = cell_forward<C>(
       load(rounded[0]) + gate_bias[0], load(rounded[1]) + gate_bias[1], load(rounded[2]) + gate_bias[2], old_c);
-  store(new_cell[cell], state.cell);
-  store(new_h[cell], state.h);
+  store(in.new_cell[cell], state.cell);
+  store(in.new_h[cell], state.h);
 }
 
 // ---- backward of the parameters: a block computes a few units' rows of grad_weights for some columns ----
 
 constexpr int kBackwardUnits = 4;
 constexpr int kBackwardRows = 64;  // of the batch, in shared memory at a time
-
-template <class T>
-struct CellBackward {
-  Sizes sizes;
-  Gradient<T> grad_h;
-  Gradient<T> grad_cell;
-  const T* input;
-  const T* bias;
-  const T* old_h;
-  const T* products;
-  const T* new_cell;
-  T* grad_products;
-  T* grad_old_cell;
-  T* grad_weights;
-  T* grad_bias;
-};
 
 // Fills `shared` with the gradients of some rows of products as they are stored, rounded to T; the first column of
 // blocks stores them.
@@ -269,14 +240,27 @@ struct Limits {
 constexpr Limits kForwardLimits{13'000'000, 4'000'000, INT64_MAX};
 constexpr Limits kBackwardLimits{130'000'000, 16'000'000, 64};  // a block goes through the whole batch
 constexpr Limits kInputLimits{8'000'000, 0, INT64_MAX};
+// In 16-bit types tensor cores take over from here on, up to as many rows and columns.
+constexpr double kTensorFrom = 4'000'000;
+constexpr int64_t kTensorRows = 64;
+constexpr int64_t kTensorForwardColumns = 1024;
+
+inline double multiplications(int64_t batch, int64_t input_features, int64_t state_size) {
+  return 3.0 * batch * state_size * (state_size + input_features);
+}
 
 inline bool is_within(Limits limits, ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  const double multiplications = 3.0 * batch * state_size * (state_size + input_features);
-  return batch <= limits.batch && multiplications < (dtype == ScalarType::Float ? limits.float32 : limits.others);
+  const double count = multiplications(batch, input_features, state_size);
+  return batch <= limits.batch && count < (dtype == ScalarType::Float ? limits.float32 : limits.others);
 }
 
 inline Sizes make_sizes(int64_t batch, int64_t input_features, int64_t state_size) {
   return {static_cast<int>(batch), static_cast<int>(input_features), static_cast<int>(state_size)};
+}
+
+inline bool is_for_tensor_cores(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  return batch <= kTensorRows && multiplications(batch, input_features, state_size) >= kTensorFrom &&
+         tensor_cores_serve(dtype, make_sizes(batch, input_features, state_size));
 }
 
 // Sizes are 32-bit numbers inside these kernels, whatever the strides.
@@ -290,11 +274,14 @@ inline Error check_sizes(int64_t batch, int64_t input_features, int64_t state_si
 using namespace extops::cuda;
 
 bool extops_lltm_is_fast_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  return is_within(kForwardLimits, dtype, batch, input_features, state_size);
+  return is_within(kForwardLimits, dtype, batch, input_features, state_size) ||
+         (state_size + input_features <= kTensorForwardColumns &&
+          is_for_tensor_cores(dtype, batch, input_features, state_size));
 }
 
 bool extops_lltm_backward_is_fast_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  return is_within(kBackwardLimits, dtype, batch, input_features, state_size);
+  return is_within(kBackwardLimits, dtype, batch, input_features, state_size) ||
+         is_for_tensor_cores(dtype, batch, input_features, state_size);
 }
 
 bool extops_lltm_input_backward_is_fast_cuda(
@@ -311,11 +298,23 @@ Error extops_lltm_cuda(
   const Sizes sizes = make_sizes(batch, input_features, state_size);
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
+    const CellForward<T> in{
+        sizes,
+        static_cast<const T*>(input),
+        static_cast<const T*>(weights),
+        static_cast<const T*>(bias),
+        static_cast<const T*>(old_h),
+        static_cast<const T*>(old_cell),
+        static_cast<T*>(new_h),
+        static_cast<T*>(new_cell),
+        static_cast<T*>(products)};
+    if constexpr (sizeof(T) == 2) {
+      if (is_for_tensor_cores(dtype, batch, input_features, state_size) && tensor_cores_serve(in)) {
+        return launch_on_tensor_cores(in, static_cast<cudaStream_t>(stream));
+      }
+    }
     const dim3 grid(ceil_div(sizes.batch, kForwardRows), ceil_div(sizes.state_size, kForwardWarps));
-    lltm_kernel<T><<<grid, 32 * kForwardWarps, 0, static_cast<cudaStream_t>(stream)>>>(
-        sizes, static_cast<const T*>(input), static_cast<const T*>(weights), static_cast<const T*>(bias),
-        static_cast<const T*>(old_h), static_cast<const T*>(old_cell), static_cast<T*>(new_h),
-        static_cast<T*>(new_cell), static_cast<T*>(products));
+    lltm_kernel<T><<<grid, 32 * kForwardWarps, 0, static_cast<cudaStream_t>(stream)>>>(in);
     return launch_error("lltm");
   });
 }
@@ -343,6 +342,11 @@ Error extops_lltm_backward_cuda(
         static_cast<T*>(grad_old_cell),
         static_cast<T*>(grad_weights),
         static_cast<T*>(grad_bias)};
+    if constexpr (sizeof(T) == 2) {
+      if (is_for_tensor_cores(dtype, batch, input_features, state_size) && tensor_cores_serve(in)) {
+        return launch_on_tensor_cores(in, static_cast<cudaStream_t>(stream));
+      }
+    }
     const dim3 grid(ceil_div(sizes.columns(), kThreads), ceil_div(sizes.state_size, kBackwardUnits));
     lltm_backward_kernel<T><<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(in);
     return launch_error("lltm_backward");

@@ -1,0 +1,59 @@
+// What the LLTM kernels that compute a product of their own have in common.
+#pragma once
+
+#include "launch.cuh"
+#include "lltm_pointwise.cuh"
+
+namespace extops::cuda {
+
+struct Sizes {
+  int batch;
+  int input_features;
+  int state_size;
+
+  __host__ __device__ int columns() const { return state_size + input_features; }
+};
+
+inline unsigned ceil_div(int a, int b) { return static_cast<unsigned>((a + b - 1) / b); }
+
+template <class T>
+struct CellForward {
+  Sizes sizes;
+  const T* input;
+  const T* weights;
+  const T* bias;
+  const T* old_h;
+  const T* old_cell;
+  T* new_h;
+  T* new_cell;
+  T* products;
+};
+
+template <class T>
+struct CellBackward {
+  Sizes sizes;
+  Gradient<T> grad_h;
+  Gradient<T> grad_cell;
+  const T* input;
+  const T* bias;
+  const T* old_h;
+  const T* products;
+  const T* new_cell;
+  T* grad_products;
+  T* grad_old_cell;
+  T* grad_weights;
+  T* grad_bias;
+};
+
+// By tensor cores, in 16-bit types (lltm_tensor_kernel.cu); whether the current device and these arguments allow it.
+bool tensor_cores_serve(ScalarType dtype, const Sizes& sizes);
+template <class T>
+bool tensor_cores_serve(const CellForward<T>& arguments);
+template <class T>
+bool tensor_cores_serve(const CellBackward<T>& arguments);
+template <class T>
+Error launch_on_tensor_cores(const CellForward<T>& arguments, cudaStream_t stream);
+template <class T>
+Error launch_on_tensor_cores(const CellBackward<T>& arguments, cudaStream_t stream);
+
+}  // namespace extops::cuda
