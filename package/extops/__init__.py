@@ -2,19 +2,27 @@
 
 Every operator runs on CPU and CUDA in float64, float32, bfloat16 and float16, takes any strides, has exact gradients of
 any order, and works under ``torch.compile``, ``torch.export``, autocast, CUDA graphs and ``torch.func``.
+
+Where it cannot be imported or gives an error on the GPU, ``python -m extops doctor`` says why.
 """
 
-from extops import _loader
+import sys
 
-_loader.load()
+from extops._version import __version__
 
-from extops import reference  # noqa: E402  (operators can only be registered once the libraries are loaded)
-from extops._version import __version__  # noqa: E402
-from extops.modules import LLTM, LLTMLayer, RoundSTE  # noqa: E402
-from extops.ops.lltm import lltm  # noqa: E402
-from extops.ops.multiply import elementwise_mult  # noqa: E402
-from extops.ops.rounding import round_ste  # noqa: E402
-from extops.sequence import lltm_sequence  # noqa: E402
+# `python -m extops doctor` runs this file first, and has to get past it where nothing below works.
+if sys.argv[:1] != ["-m"] or sys.orig_argv[-len(sys.argv)] not in ("extops", "-mextops"):
+    from extops import _loader
+
+    _loader.load()
+
+    # Operators can only be registered once the libraries are loaded.
+    from extops import reference
+    from extops.modules import LLTM, LLTMLayer, RoundSTE
+    from extops.ops.lltm import lltm
+    from extops.ops.multiply import elementwise_mult
+    from extops.ops.rounding import round_ste
+    from extops.sequence import lltm_sequence
 
 __all__ = [
     "LLTM",

@@ -13,15 +13,17 @@ legacy  2.4 to 2.9      :mod:`extops._legacy`: raw pointers through ctypes, oper
 
 import os
 import re
+import sys
 from pathlib import Path
-
-import torch
+from types import ModuleType
 
 from extops import _libraries
-from extops._devices import devices
+from extops._devices import build_info, devices
 from extops._version import __version__
 
 MINIMUM_TORCH = (2, 4)
+
+REINSTALL = "pip install --force-reinstall --no-deps extops"
 
 _FOLDER = Path(__file__).parent
 
@@ -29,20 +31,61 @@ lane = ""
 """``"stable"`` or ``"legacy"``, once loaded."""
 
 
+class LoadError(ImportError):
+    """extops cannot work here: for what cause, and the command that mends it."""
+
+    def __init__(self, cause: str, command: str) -> None:
+        super().__init__(f"{cause}; run: {command} (for more: python -m extops doctor)")
+        self.cause = cause
+        self.command = command
+
+
 def load() -> None:
     """Loads what serves the torch at hand; called once, by ``import extops``."""
     global lane
-    version = _torch_version()
-    if version < MINIMUM_TORCH:
-        raise ImportError(
-            f"extops {__version__} needs torch {_dotted(MINIMUM_TORCH)} or newer, but found torch {torch.__version__}; "
-            f'run: pip install "torch>={_dotted(MINIMUM_TORCH)}"'
-        )
+    torch = _import_torch()
+    version = check_torch(torch.__version__)
     lane = "stable" if version >= _libraries.STABLE_TORCH else "legacy"
     libraries = _find_libraries()
     names = [_libraries.CPU]
     if torch.version.cuda is not None and _libraries.CUDA.name in libraries:
         names.append(_libraries.CUDA)
+    try:
+        _load(torch, names, libraries)
+    except (OSError, AttributeError) as error:  # the latter of a function that a library lacks
+        raise LoadError(_why_not_loaded(error, torch.__version__), REINSTALL) from error
+    devices.add("cpu")
+    if _libraries.CUDA in names:
+        devices.add("cuda")
+
+
+def check_torch(version: str | None) -> tuple[int, int]:
+    """The release of torch, None where there is no torch; an error where it does not serve."""
+    minimum = ".".join(map(str, MINIMUM_TORCH))
+    command = f'pip install "torch>={minimum}"'
+    need = f"extops {__version__} needs torch {minimum} or newer"
+    if version is None:
+        raise LoadError(f"{need}, and {sys.executable} has none", command)
+    major, minor = re.findall(r"\d+", version)[:2]
+    if (int(major), int(minor)) < MINIMUM_TORCH:
+        raise LoadError(f"{need}, but found torch {version}", command)
+    return int(major), int(minor)
+
+
+def _import_torch() -> ModuleType:
+    try:
+        import torch
+    except Exception as error:  # a library that torch lacks is an OSError, and there are others
+        if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+            check_torch(None)
+        raise LoadError(
+            f"extops {__version__} needs torch, and `import torch` fails here: {error}",
+            "pip install --force-reinstall torch",
+        ) from error
+    return torch
+
+
+def _load(torch: ModuleType, names: list[_libraries.Library], libraries: dict[str, Path]) -> None:
     if lane == "stable":
         stable = {_libraries.CPU: _libraries.STABLE_CPU, _libraries.CUDA: _libraries.STABLE_CUDA}
         for library in names:
@@ -51,9 +94,24 @@ def load() -> None:
         from extops import _legacy
 
         _legacy.load(*(libraries[library.name] for library in names))
-    devices.add("cpu")
-    if _libraries.CUDA in names:
-        devices.add("cuda")
+
+
+def _why_not_loaded(error: Exception, torch_version: str) -> str:
+    """What the dynamic linker said; it is the cause of the error where torch puts words of its own before it."""
+    linker = str(error.__cause__ or error)
+    variant = build_info().get("variant", "compiled just in time")
+    if found := re.search(r"version `(\w+?)_([\d.]+)' not found \(required by (\S+)\)", linker):
+        name, version, path = found.groups()
+        here = os.confstr("CS_GNU_LIBC_VERSION")
+        reason = f"{Path(path).name} needs {name} {version}, and this system has {here}"
+    elif found := re.search(r"(\S+): undefined symbol: (\w+)", linker):
+        path, symbol = found.groups()
+        reason = f"{Path(path).name} needs the symbol {symbol}, which this torch does not have"
+    elif found := re.search(r"(\S+): cannot open shared object file", linker):
+        reason = f"they need the library {found[1]}, which is not here"
+    else:
+        reason = linker
+    return f"extops {__version__} ({variant}) cannot load its libraries under torch {torch_version}: {reason}"
 
 
 def _find_libraries() -> dict[str, Path]:
@@ -66,18 +124,9 @@ def _find_libraries() -> dict[str, Path]:
     found = {path.stem: path for path in _FOLDER.glob("libextops_*.so")}
     missing = [x.name for x in _libraries.libraries(cuda=False) if x.name not in found]
     if missing:
-        raise ImportError(
-            f"extops {__version__} in {_FOLDER} lacks its compiled libraries ({', '.join(missing)}); install a wheel "
-            "(pip install extops), or build one (nox -s build-3.11-cpu), or set EXTOPS_JIT to the folder csrc to "
-            "compile just in time"
+        raise LoadError(
+            f"extops {__version__} in {_FOLDER} lacks its libraries ({', '.join(missing)}): it is a source tree, "
+            "or was installed in part (a source tree works with EXTOPS_JIT=csrc, which compiles just in time)",
+            REINSTALL,
         )
     return found
-
-
-def _torch_version() -> tuple[int, int]:
-    major, minor = re.findall(r"\d+", torch.__version__)[:2]
-    return int(major), int(minor)
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))

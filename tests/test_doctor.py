@@ -1,0 +1,484 @@
+"""`python -m extops doctor` and the import error: each mismatch is provoked, and has to be named.
+
+Each runs in a Python of its own, which sees a copy of the installed extops, spoiled where the test
+says so, and a torch: the installed one, or one that can only say what it is. A driver with GPUs is
+a library of the real one's name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import extops
+
+PACKAGE = Path(extops.__file__).parent
+VARIANT = json.loads((PACKAGE / "_build_info.json").read_text())["variant"]
+REINSTALL = "pip install --force-reinstall --no-deps extops"
+UPDATE_DRIVER = "sudo ubuntu-drivers install && sudo reboot"
+LOOK = "python -m extops doctor"
+
+pytestmark = pytest.mark.skipif(
+    "EXTOPS_JIT" in os.environ, reason="EXTOPS_JIT is set: there is no wheel to spoil"
+)
+
+# A torch that does no more than to load libraries.
+LOADS = "import ctypes\nclass ops: load_library = staticmethod(lambda path: ctypes.CDLL(str(path)))"
+
+DRIVER = """
+#include <cstdlib>
+#include <cstring>
+static int number(const char* name) { return std::atoi(std::getenv(name)); }
+extern "C" {
+int cuDriverGetVersion(int* version) { *version = number("DRIVER_CUDA"); return 0; }
+int cuInit(unsigned) { return number("DRIVER_STATUS"); }
+int cuGetErrorName(int, const char** name) { *name = "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"; return 0; }
+int cuDeviceGetCount(int* count) { *count = 1; return 0; }
+int cuDeviceGet(int* device, int index) { *device = index; return 0; }
+int cuDeviceGetName(char* name, int size, int) { std::strncpy(name, "NVIDIA Test", size); return 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int) {
+  *value = number(attribute == 75 ? "GPU_MAJOR" : attribute == 76 ? "GPU_MINOR" : "");
+  return 0;
+}
+}
+"""
+
+
+@functools.cache
+def compiled(code: str, *flags: str) -> bytes:
+    """A shared library."""
+    if shutil.which("g++") is None:
+        pytest.skip("no g++ to compile a library with")
+    with tempfile.NamedTemporaryFile(suffix=".so") as output:
+        command = ["g++", "-shared", "-fPIC", "-o", output.name, "-x", "c++", "-", "-x", "none"]
+        subprocess.run([*command, *flags], input=code, text=True, check=True)
+        return Path(output.name).read_bytes()
+
+
+class Machine:
+    """What a Python process sees that has nothing installed but what a test puts there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.package = folder / "site" / "extops"
+        shutil.copytree(PACKAGE, self.package, ignore=shutil.ignore_patterns("__pycache__"))
+        for info in PACKAGE.parent.glob("extops-*.dist-info"):
+            shutil.copytree(info, self.package.with_name(info.name))
+        self.path = [self.package.parent]
+        hidden = ("PYTHONPATH", "CUDA_VISIBLE_DEVICES")
+        self.environ = {name: x for name, x in os.environ.items() if name not in hidden}
+
+    def built(self, **changes: Any) -> None:
+        """Has extops say that it was built in another way."""
+        file = self.package / "_build_info.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    def pretend_torch(
+        self, version: str = "2.13.0", cuda: str | None = None, code: str = ""
+    ) -> None:
+        """Installs a torch that can say what it is, and no more."""
+        package = self.folder / "other" / "torch"
+        package.mkdir(parents=True)
+        (package / "version.py").write_text(f"__version__ = {version!r}\ncuda = {cuda!r}\n")
+        names = "from torch import version\nfrom torch.version import __version__\n"
+        (package / "__init__.py").write_text(f"{code}\n{names}")
+        self.path.append(package.parent)
+
+    def install_torch(self, cuda: str | None = torch.version.cuda) -> None:
+        """Installs the torch of this run with all that it needs; it may claim another CUDA."""
+        other = self.folder / "other"
+        (other / "torch").mkdir(parents=True)
+        installed = Path(torch.__file__).parent
+        for entry in installed.parent.iterdir():
+            if entry != installed and not entry.name.startswith("extops"):
+                (other / entry.name).symlink_to(entry)
+        for entry in installed.iterdir():
+            if entry.name != "version.py":
+                (other / "torch" / entry.name).symlink_to(entry)
+        version = (installed / "version.py").read_text()
+        (other / "torch" / "version.py").write_text(f"{version}\ncuda = {cuda!r}\n")
+        self.path.append(other)
+        if cuda and torch.version.cuda is None:  # then libraries that call CUDA would not load
+            for name in ("libextops_cuda.so", "libextops_stable_cuda.so"):
+                (self.package / name).write_bytes(compiled(""))
+
+    def driver(self, cuda: int, gpu: tuple[int, int] = (9, 0), status: int = 0) -> None:
+        """Installs a driver that knows that CUDA, and a GPU of that compute capability."""
+        folder = self.folder / "driver"
+        folder.mkdir()
+        (folder / "libcuda.so.1").write_bytes(compiled(DRIVER))
+        self.environ |= {"LD_LIBRARY_PATH": str(folder)}
+        self.environ |= {"DRIVER_CUDA": str(cuda), "DRIVER_STATUS": str(status)}
+        self.environ |= {"GPU_MAJOR": str(gpu[0]), "GPU_MINOR": str(gpu[1])}
+
+    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Runs Python, without the packages that are installed for it."""
+        environ = {**self.environ, "PYTHONPATH": os.pathsep.join(map(str, self.path))}
+        command = [sys.executable, "-S", *arguments]
+        return subprocess.run(command, cwd=self.folder, env=environ, capture_output=True, text=True)
+
+    def import_error(self) -> str:
+        """The last line of the traceback of `import extops`."""
+        done = self.python("-c", "import extops")
+        assert done.returncode == 1, done.stdout
+        return done.stderr.splitlines()[-1].removeprefix("extops._loader.LoadError: ")
+
+    def doctor(self) -> Findings:
+        """What the doctor finds."""
+        done = self.python("-m", "extops", "doctor", "--json")
+        assert done.stderr == ""
+        findings = Findings(json.loads(done.stdout))
+        assert done.returncode == (1 if findings.problems else 0)
+        return findings
+
+
+class Findings:
+    """What the doctor reports."""
+
+    def __init__(self, report: dict[str, Any]) -> None:
+        self.problems = [(x["cause"], x["command"]) for x in report["problems"]]
+        self.works_on: list[str] = report["works_on"]
+        self.notes: list[str] = report["notes"]
+        self.rows = {
+            fact["name"]: (fact["built_for"], fact["found"], fact["verdict"])
+            for fact in report["facts"]
+        }
+
+    @property
+    def problem(self) -> tuple[str, str]:
+        """The one problem: its cause and its command."""
+        (problem,) = self.problems
+        return problem
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_machine_that_fits(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "extops", "doctor"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    devices = "cpu and cuda" if torch.cuda.is_available() else "cpu"
+    assert f"\nextops fits: it works on {devices}\n" in done.stdout
+    assert done.stdout.startswith(f"extops {extops.__version__}")
+    python = re.escape(".".join(map(str, sys.version_info[:3])))
+    assert re.search(rf"^Python +>=3\.10 +{python} +fits$", done.stdout, re.MULTILINE)
+    version = re.escape(torch.__version__)
+    assert re.search(rf"^torch +2\.4 or newer +{version} +fits$", done.stdout, re.MULTILINE)
+    assert re.search(r"^glibc +2\.\d+ or newer +2\.\d+ +fits$", done.stdout, re.MULTILINE)
+
+
+def test_usage(machine: Machine) -> None:
+    done = machine.python("-m", "extops", "docter")
+    assert done.returncode == 2
+    assert "invalid choice: 'docter' (choose from" in done.stderr
+
+
+# -- torch ---------------------------------------------------------------------------------------
+
+
+def test_no_torch(machine: Machine) -> None:
+    cause = f"extops {extops.__version__} needs torch 2.4 or newer, and {sys.executable} has none"
+    command = 'pip install "torch>=2.4"'
+    assert machine.doctor().problem == (cause, command)
+    assert machine.import_error() == f"{cause}; run: {command} (for more: {LOOK})"
+
+
+def test_torch_too_old(machine: Machine) -> None:
+    machine.pretend_torch("2.1.0+cu118", "11.8")
+    cause = f"extops {extops.__version__} needs torch 2.4 or newer, but found torch 2.1.0+cu118"
+    command = 'pip install "torch>=2.4"'
+    assert machine.import_error() == f"{cause}; run: {command} (for more: {LOOK})"
+    done = machine.python("-mextops", "doctor")
+    assert done.returncode == 1
+    assert f"\nproblem: {cause}\n    run: {command}\n" in done.stdout
+    row = r"^torch +2\.4 or newer +2\.1\.0\+cu118 +DOES NOT FIT$"
+    assert re.search(row, done.stdout, re.MULTILINE)
+
+
+def test_torch_broken(machine: Machine) -> None:
+    machine.pretend_torch(code="import ctypes; ctypes.CDLL('libcudart.so.10.0')")
+    cause, command = machine.doctor().problem
+    assert cause == (
+        f"extops {extops.__version__} needs torch, and `import torch` fails here: libcudart.so.10.0: "
+        "cannot open shared object file: No such file or directory"
+    )
+    assert command == "pip install --force-reinstall torch"
+    assert machine.import_error() == f"{cause}; run: {command} (for more: {LOOK})"
+
+
+# -- the libraries of extops ---------------------------------------------------------------------
+
+
+def test_libraries_missing(machine: Machine) -> None:
+    for library in machine.package.glob("*.so"):
+        library.unlink()
+    machine.pretend_torch()
+    cause, command = machine.doctor().problem
+    assert "lacks its libraries (libextops_cpu, libextops_stable_cpu): it is a source tree" in cause
+    assert command == REINSTALL
+    assert machine.import_error() == f"{cause}; run: {command} (for more: {LOOK})"
+
+
+def test_undefined_symbol(machine: Machine) -> None:
+    """Of a torch that is no more; the installed one puts words of its own before the linker's."""
+    code = "namespace c10 { int gone(); } int f() { return c10::gone(); }"
+    (machine.package / "libextops_cpu.so").write_bytes(compiled(code))
+    machine.install_torch()
+    done = machine.python("-c", "import extops")
+    assert "libextops_cpu.so: undefined symbol: _ZN3c104goneEv\n" in done.stderr
+    assert done.stderr.splitlines()[-1] == (
+        f"extops._loader.LoadError: extops {extops.__version__} ({VARIANT}) cannot load its libraries "
+        f"under torch {torch.__version__}: libextops_cpu.so needs the symbol _ZN3c104goneEv, which "
+        f"this torch does not have; run: {REINSTALL} (for more: {LOOK})"
+    )
+
+
+def cannot_load(machine: Machine, library: bytes, reason: str) -> None:
+    """Puts the library in the place of the one that the stable lane loads first."""
+    (machine.package / "libextops_stable_cpu.so").write_bytes(library)
+    machine.pretend_torch(code=LOADS)
+    cause = (
+        f"extops {extops.__version__} ({VARIANT}) cannot load its libraries under torch 2.13.0: "
+    )
+    assert machine.doctor().problem == (cause + reason, REINSTALL)
+    assert machine.import_error() == f"{cause}{reason}; run: {REINSTALL} (for more: {LOOK})"
+
+
+def test_missing_library(machine: Machine) -> None:
+    cudart = machine.folder / "libcudart.so.11.0"
+    cudart.write_bytes(compiled("", "-Wl,-soname,libcudart.so.11.0"))
+    library = compiled("", "-Wl,--no-as-needed", str(cudart))
+    cudart.unlink()
+    cannot_load(machine, library, "they need the library libcudart.so.11.0, which is not here")
+
+
+def test_newer_glibc(machine: Machine) -> None:
+    """The library was linked with a newer glibc than any."""
+    versions = machine.folder / "versions"
+    versions.write_text("GLIBC_2.99 { new_function; };")
+    libc = machine.folder / "libc.so.6"
+    flags = ("-nostdlib", "-Wl,-soname,libc.so.6", f"-Wl,--version-script={versions}")
+    libc.write_bytes(compiled('extern "C" int new_function() { return 0; }', *flags))
+    code = 'extern "C" int new_function(); int f() { return new_function(); }'
+    library = compiled(code, "-nostdlib", str(libc))
+    found = os.confstr("CS_GNU_LIBC_VERSION")
+    reason = f"libextops_stable_cpu.so needs GLIBC 2.99, and this system has {found}"
+    cannot_load(machine, library, reason)
+
+
+def test_library_that_crashes(machine: Machine) -> None:
+    """What was found until then is shown all the same."""
+    code = "#include <cstdlib>\n__attribute__((constructor)) static void crash() { std::abort(); }"
+    (machine.package / "libextops_stable_cpu.so").write_bytes(compiled(code))
+    machine.pretend_torch(code=LOADS)
+    done = machine.python("-m", "extops", "doctor")
+    assert done.returncode == -signal.SIGABRT
+    assert re.search(r"^torch +2\.4 or newer +2\.13\.0 +fits$", done.stdout, re.MULTILINE)
+
+
+def test_glibc_older_than_the_wheel_promises(machine: Machine) -> None:
+    (wheel,) = machine.package.parent.glob("extops-*/WHEEL")
+    wheel.write_text("Wheel-Version: 1.0\nTag: py3-none-manylinux_2_99_x86_64\n")
+    machine.pretend_torch()
+    findings = machine.doctor()
+    found = str(os.confstr("CS_GNU_LIBC_VERSION")).split()[1]
+    assert findings.rows["glibc"] == ("2.99 or newer", found, "DOES NOT FIT")
+    cause = f"this extops was built for glibc 2.99 or newer, and this system has {found}"
+    assert findings.problem == (cause, REINSTALL)
+
+
+# -- CUDA, driver and GPU ------------------------------------------------------------------------
+
+CUDA = {"variant": "cu130", "cuda": "13.0.88", "architectures": ["7.5", "8.0", "9.0", "12.0+PTX"]}
+RELEASE = {"variant": "release", "cuda": "12.4.131", "architectures": ["5.0", "8.0", "9.0+PTX"]}
+CPU: dict[str, Any] = {"variant": "cpu", "cuda": None, "architectures": []}
+
+
+def test_cpu_wheel_on_a_gpu(machine: Machine) -> None:
+    machine.built(**CPU)
+    machine.pretend_torch(cuda="13.0")
+    machine.driver(13000)
+    findings = machine.doctor()
+    assert findings.rows["CUDA"] == ("none", "13.0 (torch)", "DOES NOT FIT")
+    cause = "this extops was built without CUDA: it cannot use the NVIDIA Test"
+    assert findings.problem == (cause, REINSTALL)
+
+
+def test_cuda_wheel_with_a_torch_for_cpus(machine: Machine) -> None:
+    machine.built(**CUDA)
+    machine.install_torch(cuda=None)
+    machine.driver(13000)
+    findings = machine.doctor()
+    assert findings.problems == [] and findings.works_on == ["cpu"]
+    assert findings.rows["CUDA"] == ("13.0.88", "none (torch)", "CPU only")
+    assert findings.rows["GPU"] == ("-", "9.0 (NVIDIA Test)", "not used")
+    (note,) = findings.notes
+    assert note == (
+        "torch was built without CUDA: to use the NVIDIA Test, install a torch that was built with it"
+    )
+
+
+def test_no_driver(machine: Machine) -> None:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        pass
+    else:
+        pytest.skip("there is an NVIDIA driver on this machine")
+    machine.built(**CUDA)
+    machine.install_torch(cuda=torch.version.cuda or "13.0")
+    findings = machine.doctor()
+    assert findings.problems == [] and findings.works_on == ["cpu"]
+    assert findings.rows["driver"] == ("CUDA 13.x", "none", "CPU only")
+    (note,) = findings.notes
+    assert note.startswith("there is no NVIDIA driver (libcuda.so.1): a GPU needs one")
+
+
+def test_driver_does_not_start(machine: Machine) -> None:
+    machine.built(**CUDA)
+    machine.pretend_torch(cuda="13.0")
+    machine.driver(13000, status=803)
+    cause, command = machine.doctor().problem
+    assert cause == "the NVIDIA driver does not start: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803)"
+    assert command.startswith("sudo reboot")
+
+
+@pytest.mark.parametrize(
+    ("build", "torch_cuda", "by", "command"),
+    [
+        (CUDA, "12.6", "this extops", REINSTALL),
+        (CUDA, "13.0", "torch", UPDATE_DRIVER),
+        (RELEASE, "13.2", "torch", UPDATE_DRIVER),
+    ],
+    ids=["extops", "both", "torch"],
+)
+def test_driver_too_old(
+    machine: Machine, build: dict[str, Any], torch_cuda: str, by: str, command: str
+) -> None:
+    machine.built(**build)
+    machine.pretend_torch(cuda=torch_cuda)
+    machine.driver(12020)
+    findings = machine.doctor()
+    assert findings.rows["driver"] == ("CUDA 13.x", "CUDA 12.2", "DOES NOT FIT")
+    cause = f"{by} was built for CUDA 13, and the NVIDIA driver knows CUDA up to 12.2"
+    assert findings.problem[0] == cause
+    assert findings.problem[1].startswith(command)
+
+
+@pytest.mark.parametrize(
+    ("build", "command"),
+    [
+        (CUDA, REINSTALL),
+        (RELEASE, "EXTOPS_ARCHITECTURES=3.7 nox -s build-3."),
+    ],
+    ids=["cu130", "release"],
+)
+def test_gpu_too_old(machine: Machine, build: dict[str, Any], command: str) -> None:
+    machine.built(**build)
+    machine.pretend_torch(cuda="12.4")
+    machine.driver(13000, gpu=(3, 7))
+    findings = machine.doctor()
+    architectures = " ".join(build["architectures"])
+    assert findings.rows["GPU"] == (architectures, "3.7 (NVIDIA Test)", "DOES NOT FIT")
+    cause = f"this extops was compiled for {architectures}, which leaves out the NVIDIA Test"
+    assert findings.problem[0] == cause
+    assert findings.problem[1].startswith(command)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "verdict"),
+    [
+        ((9, 0), "fits"),
+        ((8, 9), "fits"),
+        ((7, 0), "DOES NOT FIT"),
+        ((10, 3), "DOES NOT FIT"),
+        ((12, 1), "fits"),
+        ((13, 0), "fits: compiles for it at first use"),
+    ],
+    ids=str,
+)
+def test_what_the_architectures_reach(machine: Machine, gpu: tuple[int, int], verdict: str) -> None:
+    """Machine code serves GPUs of its major version, PTX all that are newer."""
+    machine.built(**CUDA)
+    machine.pretend_torch(cuda="13.0")
+    machine.driver(13000, gpu)
+    assert machine.doctor().rows["GPU"][2] == verdict
+
+
+def test_driver_cannot_compile_for_the_gpu(machine: Machine) -> None:
+    machine.built(**{**CUDA, "cuda": "13.2.51"})
+    machine.pretend_torch(cuda="13.0")
+    machine.driver(13010, gpu=(13, 0))
+    assert machine.doctor().problem == (
+        "for the NVIDIA Test the driver would have to compile what CUDA 13.2.51 made, and it knows "
+        "CUDA up to 13.1",
+        REINSTALL,
+    )
+
+
+def test_gpu_hidden(machine: Machine) -> None:
+    machine.built(**CUDA)
+    machine.install_torch(cuda=torch.version.cuda or "13.0")
+    machine.driver(13000, status=100)
+    machine.environ["CUDA_VISIBLE_DEVICES"] = ""
+    findings = machine.doctor()
+    assert findings.problems == [] and findings.works_on == ["cpu"]
+    assert findings.rows["GPU"][1:] == ("none", "CPU only")
+    assert findings.notes == ["CUDA_VISIBLE_DEVICES is '', which hides the GPUs that there may be"]
+
+
+# -- which extops is used ------------------------------------------------------------------------
+
+
+def test_a_copy_hides_another(machine: Machine) -> None:
+    """The folder package/ of a checkout, say, which has no libraries, before the installed wheel."""
+    copy = machine.folder / "extops"
+    shutil.copytree(machine.package, copy, ignore=shutil.ignore_patterns("*.so"))
+    machine.pretend_torch()
+    hidden, missing = machine.doctor().problems
+    assert hidden == (f"this extops, in {copy}, hides that in {machine.package}", "cd ~")
+    assert "lacks its libraries" in missing[0]
+
+
+def test_a_copy_on_the_path_hides_another(machine: Machine) -> None:
+    first = machine.folder / "first"
+    shutil.copytree(machine.package, first / "extops", ignore=shutil.ignore_patterns("*.so"))
+    machine.pretend_torch()
+    machine.path.insert(0, first)
+    hidden, _ = machine.doctor().problems
+    assert hidden[1] == "unset PYTHONPATH"
+
+
+def test_copies_are_noted_where_all_is_well(machine: Machine) -> None:
+    machine.install_torch()
+    other = machine.folder / "other" / "extops"
+    shutil.copytree(machine.package, other)
+    findings = machine.doctor()
+    assert findings.problems == []
+    assert f"this extops, in {machine.package}, hides that in {other}" in findings.notes
+
+
+def test_just_in_time(machine: Machine) -> None:
+    machine.pretend_torch()
+    machine.environ["EXTOPS_JIT"] = "/nowhere"
+    switch, failure = machine.doctor().problems
+    assert switch[0].startswith("EXTOPS_JIT is /nowhere: libraries are compiled from there")
+    assert switch[1] == "unset EXTOPS_JIT"
+    assert "which holds no folder `kernels`" in failure[0]
