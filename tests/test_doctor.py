@@ -14,9 +14,11 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -482,3 +484,61 @@ def test_just_in_time(machine: Machine) -> None:
     assert switch[0].startswith("EXTOPS_JIT is /nowhere: libraries are compiled from there")
     assert switch[1] == "unset EXTOPS_JIT"
     assert "which holds no folder `kernels`" in failure[0]
+
+
+# -- errors of the kernels -----------------------------------------------------------------------
+
+
+def test_kernel_without_a_driver(machine: Machine) -> None:
+    """The driver is missing, or older than the CUDA of the wheel: for the runtime it is the same."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU, and a driver for it")
+    if not (PACKAGE / "libextops_cuda.so").exists():
+        pytest.skip("this wheel has no CUDA kernels")
+    library = ctypes.CDLL(str(PACKAGE / "libextops_cuda.so"))
+    round_ste = library.extops_round_ste_cuda
+    round_ste.restype = ctypes.c_char_p
+    geometry = (ctypes.c_int64 * 3)(1, 1, 1)
+    data = (ctypes.c_void_p * 2)(16, 16)
+    error = round_ste(6, ctypes.c_int64(1), geometry, data, None)
+    assert error.decode() == (
+        "round_ste: CUDA driver version is insufficient for CUDA runtime version; "
+        "run: python -m extops doctor"
+    )
+
+
+@pytest.mark.gpu
+def test_kernel_for_other_gpus(machine: Machine) -> None:
+    """All GPU code in a copy of the library is relabelled as that of a GPU which does not exist."""
+    library = machine.package / "libextops_cuda.so"
+    library.write_bytes(relabelled(library.read_bytes()))
+    machine.install_torch()
+    code = "import torch, extops; extops.round_ste(torch.ones(3, device='cuda'))"
+    done = machine.python("-c", code)
+    major, minor = torch.cuda.get_device_capability()
+    error = rf"round_ste: this GPU is of compute capability {major}\.{minor}, and this extops was "
+    error += r"compiled for( \d+\.\d)+; run: python -m extops doctor$"
+    assert re.search(error, done.stderr, re.MULTILINE), done.stderr
+    cause, _ = machine.doctor().problem
+    assert re.search(error, cause)
+
+
+def relabelled(data: bytes) -> bytes:
+    """Renames the architecture in the header of each piece of GPU code; see service/check.py."""
+    found = bytearray(data)
+    for place in gpu_code(data):
+        struct.pack_into("<I", found, place + 28, 255)
+    return bytes(found)
+
+
+def gpu_code(data: bytes) -> Iterator[int]:
+    """Where the headers are: they follow one another in regions that begin with a magic number."""
+    region = data.find(b"\x50\xed\x55\xba\x01\x00\x10\x00")
+    while region >= 0:
+        (size,) = struct.unpack_from("<Q", data, region + 8)
+        entry = region + 16
+        while entry < region + 16 + size:
+            yield entry
+            header, code = struct.unpack_from("<IQ", data, entry + 4)
+            entry += header + code
+        region = data.find(b"\x50\xed\x55\xba\x01\x00\x10\x00", region + 16 + size)

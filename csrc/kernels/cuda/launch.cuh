@@ -30,21 +30,26 @@ struct ArchitectureList {
   }
 };
 
-// To be called right after a launch: what was wrong with it, or with an earlier one that failed asynchronously.
+// To be called right after a launch: what was wrong with it, or with an earlier one that failed asynchronously. Where
+// GPU, driver and this build do not fit together, the doctor knows what mends it.
 inline Error launch_error(const char* kernel) {
   const cudaError_t status = cudaGetLastError();
   if (status == cudaSuccess) return nullptr;
   thread_local char message[512];
+  constexpr const char* kDoctor = "; run: python -m extops doctor";
   if (status == cudaErrorNoKernelImageForDevice) {
     char architectures[128];
     ArchitectureList<__CUDA_ARCH_LIST__>::print(architectures, sizeof(architectures));
+    int device = 0, major = 0, minor = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     std::snprintf(
-        message, sizeof(message),
-        "%s: this build of extops holds no code for this GPU's compute capability; it was compiled for%s. Install a "
-        "wheel that lists it",
-        kernel, architectures);
+        message, sizeof(message), "%s: this GPU is of compute capability %d.%d, and this extops was compiled for%s%s",
+        kernel, major, minor, architectures, kDoctor);
   } else {
-    std::snprintf(message, sizeof(message), "%s: %s", kernel, cudaGetErrorString(status));
+    const bool unfit = status == cudaErrorInsufficientDriver || status == cudaErrorUnsupportedPtxVersion;
+    std::snprintf(message, sizeof(message), "%s: %s%s", kernel, cudaGetErrorString(status), unfit ? kDoctor : "");
   }
   return message;
 }
