@@ -179,6 +179,37 @@ def test_setup_wants_a_variant(asked: dict[str, str], message: str) -> None:
     assert re.search(message, line)
 
 
+def test_pip_shows_what_setup_wants(tmp_path: Path) -> None:
+    """`pip install` of a source tree does not compile something by guesswork, and says why not."""
+    environ = {name: value for name, value in os.environ.items() if name != "EXTOPS_VARIANT"}
+    command = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps"]
+    done = subprocess.run(
+        [*command, f"--target={tmp_path}", str(ROOT)], env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "extops: building extops from source needs to know for what: set" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_build_without_torch(tmp_path: Path) -> None:
+    """A Python that has all that this one has, but no torch."""
+    for entry in toolchain.SITE_PACKAGES.iterdir():
+        if not entry.name.startswith("torch"):
+            (tmp_path / entry.name).symlink_to(entry)
+    done = subprocess.run(
+        [sys.executable, "-S", "setup.py", "--quiet", "build_libraries"],
+        cwd=ROOT,
+        env={**os.environ, "EXTOPS_VARIANT": "cpu", "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"extops: the headers of torch >= 2.10 are needed, and {sys.executable} has no torch: "
+        f"run `pip install --no-deps torch=={matrix.load().headers_torch}`"
+    )
+
+
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
     """64 GiB of memory free, and no limits."""
