@@ -15,16 +15,16 @@ def needs_composite() -> bool:
     True under ``torch.func`` transforms and forward-mode AD, which a hand-written backward does not serve. While
     ``torch.compile`` or ``torch.export`` traces, the operators carry registered gradients instead.
     """
-    return not torch.compiler.is_compiling() and _is_transformed()
+    return not torch.compiler.is_compiling() and not is_plain()
 
 
 def is_plain() -> bool:
     """Whether a call is an ordinary eager one, with a hand-written backward at most."""
-    return not (torch.compiler.is_compiling() or _is_transformed())
-
-
-def _is_transformed() -> bool:
-    return bool(torch._C._are_functorch_transforms_active()) or forward_ad._current_level >= 0
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+    )
 
 
 below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd

@@ -53,13 +53,13 @@ def lltm(
         if _autograd.is_autocasting():
             arguments = autocast(input, weights, bias, old_h, old_cell)
             input, weights, bias, old_h, old_cell = arguments
-        if torch.is_grad_enabled() and (
+        if (
             weights.requires_grad
             or bias.requires_grad
             or input.requires_grad
             or old_h.requires_grad
             or old_cell.requires_grad
-        ):
+        ) and torch.is_grad_enabled():
             new_h, new_cell = _apply_lltm(input, weights, bias, old_h, old_cell)
         else:
             with _autograd.below_autograd():

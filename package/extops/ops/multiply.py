@@ -1,6 +1,6 @@
 """Elementwise multiplication."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +38,8 @@ def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tens
     try:
         if not _autograd.is_plain():
             return _transformed(a, b)
-        if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        output: Tensor
+        if (a.requires_grad or b.requires_grad) and torch.is_grad_enabled():
             output = _apply(a, b)
         else:
             with _autograd.below_autograd():
@@ -46,7 +47,7 @@ def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tens
     except _checks.FAILURES:
         _checks.explain(_checks.check_broadcast, _OP, a, b)
         raise
-    return cast("Tensor", output)
+    return output
 
 
 def _transformed(a: Tensor, b: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Straight-through rounding."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ def round_ste(input: Tensor) -> Tensor:
     try:
         if not _autograd.is_plain():
             return _transformed(input)
+        output: Tensor
         if input.requires_grad and torch.is_grad_enabled():
             output = _apply(input)
         else:
@@ -42,7 +43,7 @@ def round_ste(input: Tensor) -> Tensor:
     except _checks.FAILURES:
         _checks.explain(_checks.check_tensor, _OP, "input", input)
         raise
-    return cast("Tensor", output)
+    return output
 
 
 def _transformed(input: Tensor) -> Tensor:
