@@ -18,15 +18,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from service import ROOT, ServiceError, native_libraries, toolchain
+from service import ROOT, ServiceError, baseline, native_libraries, toolchain
 from service.matrix import Variant, load, release
 
 BUILD_INFO = "_build_info.json"
 
-# torch's libraries are only named, never needed: the linker gets empty ones of the same names.
-_STUB = "$cxx -shared -o $out -Wl,-soname,$soname -x c++ /dev/null"
+# What is linked but not built here: the linker gets a stand-in, of the same name. torch's libraries
+# are only named, never needed, so theirs are empty.
+_STAND_IN = "$cxx -shared -nostdlib -o $out -Wl,-soname,$soname $flags"
+_EMPTY = "-x c++ /dev/null"
 _LINK = (
-    "$cxx -shared -o $out $in $flags -s -Wl,--build-id=none "
+    "$cxx -shared -nodefaultlibs -o $out $in $flags -s -Wl,--build-id=none "
     "-Wl,-soname,$soname -Wl,-rpath,'$$ORIGIN'"
 )
 
@@ -119,16 +121,26 @@ def _write_ninja(
                 f"{launcher}{toolkit.nvcc} -ccbin $cxx -MD -MF $out.d $flags -c $in -o $out"
             )
             ninja.rule("cuda", compile_cuda, depfile="$out.d", deps="gcc", description="CUDA $in")
-        ninja.rule("stub", _STUB, description="STUB $out")
+        ninja.rule("stand-in", _STAND_IN, description="STAND-IN $out")
         ninja.rule("link", _LINK, description="LINK $out")
-        for name in sorted({name for library in native.LIBRARIES for name in library.torch_links}):
-            soname = f"lib{name}.so"
-            ninja.build(str(_relative(folder / soname)), "stub", variables={"soname": soname})
+        _write_stand_ins(ninja, folder, cxx)
         for library in native.libraries(cuda=toolkit is not None):
             objects = _write_objects(ninja, folder, library, variant, headers)
             outputs.append(_write_link(ninja, folder, library, objects, toolkit))
         ninja.default([str(_relative(path)) for path in outputs])
     return outputs
+
+
+def _write_stand_ins(ninja: Any, folder: Path, cxx: str) -> None:
+    links = {name for library in native_libraries().LIBRARIES for name in library.torch_links}
+    flags = {folder / f"lib{name}.so": _EMPTY for name in sorted(links)}
+    baseline.write_sources(folder / "system", cxx)
+    for name in baseline.LIBRARIES:
+        path = folder / "system" / name
+        flags[path] = " ".join(baseline.compiler_flags(_relative(path)))
+    for path, value in flags.items():
+        variables = {"soname": path.name, "flags": value}
+        ninja.build(str(_relative(path)), "stand-in", variables=variables)
 
 
 def _write_objects(
@@ -161,15 +173,26 @@ def _write_link(
     needed = [*library.links, *(f"lib{name}" for name in library.torch_links)]
     shared = [str(_relative(folder / f"{name}.so")) for name in needed]
     # What is linked here is needed at run time, even where the linker sees no use of it.
-    flags = ["-Wl,--no-as-needed", *shared, "-Wl,--as-needed"]
+    flags = ["-Wl,--exclude-libs,ALL", "-Wl,--no-as-needed", *shared]
+    system = {name: str(_relative(folder / "system" / name)) for name in baseline.LIBRARIES}
     if not library.torch_links:
         flags.append("-Wl,--no-undefined")
     if toolkit and library.cuda and not library.torch_links:
         # The CUDA runtime inside the library: it then runs with torch of any CUDA version.
-        flags += [str(toolkit.libraries / "libcudart_static.a"), "-Wl,--exclude-libs,ALL"]
-        flags += ["-ldl", "-lrt", "-lpthread"]
+        flags.append(str(toolkit.libraries / "libcudart_static.a"))
+        flags += [system[name] for name in baseline.FORMER_PARTS_OF_LIBC]
+    # What an older C++ library lacks comes from the static one, as GCC's toolsets for RHEL do it.
+    flags += [
+        "-Wl,--as-needed",
+        system[baseline.LIBSTDCXX],
+        "-l:libstdc++.a",
+        system[baseline.LIBM],
+    ]
+    flags += ["-lgcc", system[baseline.LIBGCC], system[baseline.LIBC], "-l:libc_nonshared.a"]
+    flags.append(system[baseline.LOADER])
     variables = {"flags": " ".join(flags), "soname": output.name}
-    ninja.build(str(_relative(output)), "link", objects, implicit=shared, variables=variables)
+    implicit = [*shared, *system.values()]
+    ninja.build(str(_relative(output)), "link", objects, implicit=implicit, variables=variables)
     return output
 
 

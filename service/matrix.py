@@ -95,6 +95,7 @@ class Matrix:
 
     default_python: str
     headers_torch: str
+    manylinux: str
     toolkit_requirement: str
     tools: Mapping[str, tuple[str, ...]]
     pythons: Mapping[str, tuple[str, ...]]
@@ -196,6 +197,7 @@ def parse(data: Mapping[str, Any]) -> Matrix:
     return Matrix(
         default_python=data["default_python"],
         headers_torch=data["headers_torch"],
+        manylinux=data["manylinux"],
         toolkit_requirement=data["toolkit_requirement"],
         tools={group: tuple(requirements) for group, requirements in data["tools"].items()},
         pythons={torch: tuple(pythons) for torch, pythons in data["torch"].items()},

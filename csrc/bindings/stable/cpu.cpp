@@ -3,6 +3,7 @@
 #include "../../kernels/multiply.h"
 #include "../../kernels/rounding.h"
 #include "../schemas.h"
+#include "glibc.h"
 #include "lltm.h"
 #include "multiply.h"
 #include "rounding.h"

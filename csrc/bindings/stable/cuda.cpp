@@ -4,6 +4,7 @@
 #include "../../kernels/lltm.h"
 #include "../../kernels/multiply.h"
 #include "../../kernels/rounding.h"
+#include "glibc.h"
 #include "lltm.h"
 #include "multiply.h"
 #include "rounding.h"
