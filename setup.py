@@ -37,6 +37,12 @@ def chosen_variant() -> matrix.Variant:
     return matrix.load().variant(name)
 
 
+def version() -> str:
+    """The version of the wheel: the package's, with the variant's label."""
+    plain: str = runpy.run_path(str(PACKAGE / "_version.py"))["__version__"]
+    return f"{plain}+{VARIANT.label}" if VARIANT.label else plain
+
+
 class BuildLibraries(Command):
     """Compiles the libraries, and puts them and a copy of the sources into the package."""
 
@@ -108,7 +114,7 @@ try:
     LOCK = (FOLDER / "setup.lock").open("w")
     fcntl.flock(LOCK, fcntl.LOCK_EX)
     setup(
-        version=runpy.run_path(str(PACKAGE / "_version.py"))["__version__"] + f"+{VARIANT.name}",
+        version=version(),
         cmdclass={"build": Build, "build_libraries": BuildLibraries, "bdist_wheel": BdistWheel},
         distclass=BinaryDistribution,
         # A folder for each variant: setuptools would mix their files otherwise.

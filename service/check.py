@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service import ROOT, ServiceError, native_libraries
+from service import ROOT, ServiceError, native_libraries, wheels
 from service.compile import BUILD_INFO
 from service.matrix import Variant
 
-WHEEL_NAME = re.compile(r"extops-[0-9.]+\+(?P<label>\w+)-(?P<tag>py3-none-manylinux_[\w.]+)\.whl")
+WHEEL_NAME = re.compile(r"extops-[0-9.]+(\+\w+)?-(?P<tag>py3-none-manylinux_[\w.]+)\.whl")
 
 # What every Linux has, plus the package's own libraries and torch's where the library names them.
 SYSTEM_LIBRARIES = re.compile(
@@ -96,10 +96,10 @@ def problems(wheel: Path, variant: Variant) -> list[str]:
     name = WHEEL_NAME.fullmatch(wheel.name)
     if name is None:
         found.append(
-            "its name is not of the form extops-<version>+<variant>-py3-none-manylinux_….whl"
+            "its name is not of the form extops-<version>[+<variant>]-py3-none-manylinux_….whl"
         )
-    elif name["label"] != variant.name:
-        found.append(f"its label is {name['label']}, but {variant.name} was built")
+    elif wheels.label(wheel) != variant.label:
+        found.append(f"its label is {wheels.label(wheel)!r}, but {variant.name} was built")
     native = native_libraries()
     libraries = {
         f"{library.name}.so": library for library in native.libraries(cuda=bool(variant.cuda))

@@ -27,6 +27,9 @@ else:
 
 FILE = ROOT / "matrix.toml"
 
+RELEASE = "release"
+"""The variant of the wheel that goes to PyPI."""
+
 
 def release(version: str) -> tuple[int, ...]:
     """`2.13.0+cpu` as (2, 13, 0), for comparing."""
@@ -35,7 +38,7 @@ def release(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Variant:
-    """What one wheel is built for: `cpu`, or a CUDA version such as `cu130`."""
+    """What one wheel is built for: `cpu`, a CUDA version such as `cu130`, or the `release`."""
 
     name: str
     image: str
@@ -45,8 +48,14 @@ class Variant:
     architectures: tuple[str, ...] = ()
     toolkit: str | None = None
 
+    @property
+    def label(self) -> str:
+        """The local label of the wheel's version; the release is on the plain version."""
+        return "" if self.name == RELEASE else self.name
+
     def __post_init__(self) -> None:
-        if self.name != ("cu" + self.cuda.replace(".", "") if self.cuda else "cpu"):
+        named_after = "cu" + self.cuda.replace(".", "") if self.cuda else "cpu"
+        if self.name not in (named_after, RELEASE):
             raise ServiceError(
                 f"matrix.toml: variant {self.name} names CUDA {self.cuda}, which is another's"
             )

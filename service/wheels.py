@@ -32,7 +32,12 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def published(variant: Variant, dist: Path = DIST) -> list[Path]:
     """The wheels of `variant` in `dist`: one, or none."""
-    return sorted(dist.glob(f"extops-*+{variant.name}-*.whl"))
+    return [path for path in sorted(dist.glob("extops-*.whl")) if label(path) == variant.label]
+
+
+def label(wheel: Path) -> str:
+    """The local label of the version in the wheel's name, empty where it has none."""
+    return wheel.name.split("-")[1].partition("+")[2]
 
 
 def wheel_for(cell: Cell, dist: Path = DIST) -> Path:

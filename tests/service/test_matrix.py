@@ -58,6 +58,14 @@ def test_names_of_cells() -> None:
     assert MATRIX.cell("3.11-cu124").torch == "2.6.0"
 
 
+def test_release_is_tested_with_every_torch() -> None:
+    release = MATRIX.variant("release")
+    assert set(release.torch) == set(MATRIX.pythons)
+    assert MATRIX.cell("3.12-release").torch == MATRIX.headers_torch
+    assert MATRIX.cell("3.12-release-torch2.4").torch == "2.4.1"
+    assert [x.name for x in MATRIX.variants.values() if x.label != x.name] == ["release"]
+
+
 @pytest.mark.parametrize("cell", ["3.13-cu121", "3.14-cu124", "3.10-cu132"])
 def test_no_cell_where_torch_has_no_wheel(cell: str) -> None:
     with pytest.raises(ServiceError, match="no cell"):

@@ -156,10 +156,10 @@ def test_torch_too_old_for_its_headers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({}, "set EXTOPS_VARIANT to one of cpu, cu121, .* or install a wheel"),
+        ({}, "set EXTOPS_VARIANT to one of release, cpu, .* or install a wheel"),
         (
             {"EXTOPS_VARIANT": "cuda"},
-            "there is no variant 'cuda' in matrix.toml; it has cpu, cu121",
+            "there is no variant 'cuda' in matrix.toml; it has release, cpu, cu121",
         ),
     ],
     ids=["none", "unknown"],

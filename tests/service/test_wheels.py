@@ -41,6 +41,15 @@ def test_build_replaces_the_wheel_of_its_variant_only(tmp_path: Path) -> None:
     assert sorted(dist.iterdir()) == [wheel, dist / NAME.format("cu130")]
 
 
+def test_release_is_the_wheel_without_a_label(tmp_path: Path) -> None:
+    labelled = [tmp_path / NAME.format(name) for name in ("cpu", "cu124")]
+    plain = tmp_path / "extops-0.1.0-py3-none-manylinux_2_28_x86_64.whl"
+    for wheel in (*labelled, plain):
+        wheel.touch()
+    assert wheels.published(matrix.load().variant("release"), tmp_path) == [plain]
+    assert wheels.published(CPU, tmp_path) == labelled[:1]
+
+
 def test_failed_build_leaves_no_wheel(tmp_path: Path) -> None:
     def fail(variant: matrix.Variant, work: Path) -> Path:
         make_wheel(variant, work)
@@ -249,7 +258,7 @@ def test_tag_of_one_python(forge: Forge) -> None:
 
 def test_label_of_another_variant(forge: Forge) -> None:
     found = problem(forge, name=NAME.format("cu121"))
-    assert found == "its label is cu121, but cpu was built"
+    assert found == "its label is 'cu121', but cpu was built"
 
 
 def test_library_left_out(forge: Forge) -> None:
