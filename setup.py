@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import runpy
 import shutil
@@ -17,7 +18,7 @@ from setuptools.command.build import build
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from service import ServiceError, compile, matrix  # noqa: E402
+from service import ServiceError, compile, matrix, sbom  # noqa: E402
 
 PACKAGE = ROOT / "package" / "extops"
 
@@ -104,6 +105,17 @@ class BdistWheel(bdist_wheel):
 
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
+
+    def write_wheelfile(self, wheelfile_base: str, *arguments: str, **options: str) -> None:
+        super().write_wheelfile(wheelfile_base, *arguments, **options)
+        assert self.bdist_dir is not None
+        # Here, where all other files of the wheel lie ready, and none is recorded yet.
+        dist_info, package = Path(wheelfile_base), Path(self.bdist_dir) / "extops"
+        libraries = {path.name: path.read_bytes() for path in package.glob("*.so")}
+        info = json.loads((package / compile.BUILD_INFO).read_text())
+        document = dist_info / sbom.PATH
+        document.parent.mkdir()
+        document.write_text(sbom.text((dist_info / "METADATA").read_bytes(), info, libraries))
 
 
 try:
