@@ -97,16 +97,22 @@ def run_in_docker(session: nox.Session, verb: str, cell: Cell) -> None:
     run_patiently(session, *command, *(others if verb == "test" else []))
 
 
-def test_wheel(session: nox.Session) -> None:
-    """Runs the tests of the wheel that is installed, away from the source tree."""
+def test_wheel(session: nox.Session, cell: Cell | None = None) -> None:
+    """Runs the tests of the wheel that is installed, away from the source tree.
+
+    A run of all of them leaves a record in dist/, as one of `cell`.
+    """
+    others = place.options(session.posargs)[1]
+    record = []
+    if cell and set(others) <= {"--require-gpu"}:
+        record = [f"--record={wheels.DIST / wheels.TESTS / cell.name}"]
     with tempfile.TemporaryDirectory(prefix="extops-tests-") as folder:
         shutil.copytree(
             ROOT / "tests", Path(folder) / "tests", ignore=shutil.ignore_patterns("service")
         )
         shutil.copy(ROOT / "pyproject.toml", folder)
         with session.chdir(folder):
-            others = place.options(session.posargs)[1]
-            session.run("python", "-m", "pytest", "-p", "no:cacheprovider", *others)
+            session.run("python", "-m", "pytest", "-p", "no:cacheprovider", *record, *others)
 
 
 def build_cell(session: nox.Session, cell: Cell) -> None:
@@ -123,7 +129,7 @@ def test_cell(session: nox.Session, cell: Cell) -> None:
     session.install(*MATRIX.tools["test"])
     if wheel:
         session.install(str(wheel))
-        test_wheel(session)
+        test_wheel(session, cell)
 
 
 def run_cell(session: nox.Session, verb: str, cell: Cell) -> None:
@@ -193,6 +199,13 @@ def test(session: nox.Session) -> None:
     test_wheel(session)
     if not place.options(session.posargs)[1]:  # which choose among the wheel's tests
         session.run("python", "-m", "pytest", "-p", "no:cacheprovider", "tests/service")
+
+
+@nox.session(reuse_venv=True)
+def audit(session: nox.Session) -> None:
+    """Judges the wheels in dist/, or those named, and writes a passport beside each."""
+    session.install(*MATRIX.tools["build"])
+    session.run("python", "-m", "service.audit", *session.posargs)
 
 
 @nox.session(reuse_venv=True)

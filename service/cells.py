@@ -32,7 +32,8 @@ def test(cell: Cell, arguments: list[str], builder: str | None = None) -> int:
     with wheels.alone(f"test-{cell.name}", f"test of {cell.name}"):
         image = images.test_image(cell, wheel, builder)
         command = ["nox", "-r", "-s", f"test-{cell.name}", "--", *arguments]
-        return containers.run(image, command, cell.name)
+        records = f"/extops/dist/{wheels.TESTS}"  # as Dockerfile places the source tree
+        return containers.run(image, command, cell.name, (records, wheels.DIST))
 
 
 def end_tidily() -> None:

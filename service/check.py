@@ -1,34 +1,43 @@
-"""Checks a finished wheel: its tag, its files, what its libraries need, and the GPU code inside.
+"""The rules that a wheel must keep: what they find wrong, read from the file itself.
 
-Everything is read from the file itself, with no tool of a CUDA toolkit: it works for every variant,
-everywhere.
+They need no tool of a CUDA toolkit, so they hold for every variant, everywhere. The build applies
+them to what it has made, and the audit to what lies in dist/.
 """
 
 from __future__ import annotations
 
+import base64
+import email
+import fnmatch
+import functools
+import hashlib
 import io
+import json
 import re
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
-from service import ROOT, ServiceError, native_libraries, wheels
+from service import ROOT, ServiceError, native_libraries, sbom, wheels
 from service.compile import BUILD_INFO
-from service.matrix import Variant
+from service.matrix import Variant, load
 
-WHEEL_NAME = re.compile(r"extops-[0-9.]+(\+\w+)?-(?P<tag>py3-none-manylinux_[\w.]+)\.whl")
-
-# What every Linux has, plus the package's own libraries and torch's where the library names them.
+# What every Linux has.
 SYSTEM_LIBRARIES = re.compile(
     r"(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|ld-linux-x86-64)\.so\.\d+"
 )
 
-# Python's C API, and torch's C++ functions, which change from release to release (the stable ones
-# are plain C).
-FORBIDDEN_SYMBOLS = re.compile(r"_?Py[A-Z_]\w*|_ZNK?(2at|3c10|5torch)\w*")
+PYTHON_SYMBOLS = re.compile(r"_?Py[A-Z_]\w*")
+# torch's C++ functions change from release to release; the stable ones are plain C, of these names.
+STABLE_TORCH_SYMBOLS = re.compile(r"(aoti_)?torch_\w+")
+OUR_SYMBOLS = re.compile(r"extops_\w+")
+
+METADATA_FILES = {"METADATA", "RECORD", "WHEEL", "top_level.txt", sbom.PATH, "licenses/LICENSE"}
+"""What may be in the .dist-info folder."""
 
 # The layout of a fat binary, the container of GPU code that nvcc embeds, as far as needed here:
 # regions of a 16-byte header and entries, each with a header of its own. NVIDIA does not document
@@ -43,10 +52,11 @@ _PTX, _MACHINE_CODE = 1, 2
 
 @dataclass(frozen=True)
 class SharedLibrary:
-    """What the checks need to know of an ELF file."""
+    """What the rules need to know of an ELF file."""
 
     needed: list[str]
-    undefined: list[str]
+    unversioned: list[str]
+    """The symbols that it must find at run time, in no matter which version of a library."""
     gpu_code: bytes
 
 
@@ -56,15 +66,100 @@ def read_library(data: bytes) -> SharedLibrary:
 
     elf: Any = ELFFile(io.BytesIO(data))
     dynamic = elf.get_section_by_name(".dynamic")
-    symbols = elf.get_section_by_name(".dynsym")
+    symbols = elf.get_section_by_name(".dynsym").iter_symbols()
+    versions = elf.get_section_by_name(".gnu.version").iter_symbols()
     gpu_code = elf.get_section_by_name(".nv_fatbin")
     return SharedLibrary(
         needed=[tag.needed for tag in dynamic.iter_tags("DT_NEEDED")],
-        undefined=[
-            symbol.name for symbol in symbols.iter_symbols() if symbol["st_shndx"] == "SHN_UNDEF"
+        unversioned=[
+            symbol.name
+            for symbol, version in zip(symbols, versions, strict=True)
+            if symbol["st_shndx"] == "SHN_UNDEF"
+            and symbol["st_info"]["bind"] == "STB_GLOBAL"
+            and version["ndx"] == "VER_NDX_GLOBAL"
         ],
         gpu_code=gpu_code.data() if gpu_code else b"",
     )
+
+
+class Wheel:
+    """A wheel's name and contents."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            with zipfile.ZipFile(path) as archive:
+                files = [name for name in archive.namelist() if not name.endswith("/")]
+                self.files = {name: archive.read(name) for name in files}
+            _, self.version, python, abi, self.platform = path.stem.split("-")
+        except (ValueError, zipfile.BadZipFile) as error:
+            raise ServiceError(f"{path} is no wheel: {error}") from None
+        self.abi = f"{python}-{abi}"
+        self.dist_info = f"extops-{self.version}.dist-info"
+        """The folder of its metadata."""
+
+    @functools.cached_property
+    def libraries(self) -> dict[str, bytes]:
+        """The contents of the package's libraries, by their file names."""
+        names = [name for name in self.files if fnmatch.fnmatch(name, "extops/libextops_*.so")]
+        return {name.removeprefix("extops/"): self.files[name] for name in sorted(names)}
+
+    @functools.cached_property
+    def read_libraries(self) -> list[tuple[Any, SharedLibrary]]:
+        """Those that it should have and has: how each is built, and what is in it."""
+        known = [(library, f"{library.name}.so") for library in native_libraries().LIBRARIES]
+        return [
+            (library, read_library(self.libraries[name]))
+            for library, name in known
+            if name in self.libraries
+        ]
+
+    @functools.cached_property
+    def metadata(self) -> Message:
+        """Its METADATA; empty where it has none."""
+        return email.message_from_bytes(self.files.get(f"{self.dist_info}/METADATA", b""))
+
+    @functools.cached_property
+    def info(self) -> dict[str, Any]:
+        """What it says of its build."""
+        try:
+            info: dict[str, Any] = json.loads(self.files[f"extops/{BUILD_INFO}"])
+        except (KeyError, ValueError):
+            raise ServiceError(
+                f"{self.path} holds no extops/{BUILD_INFO} that says what it was built for: "
+                "build it again"
+            ) from None
+        return info
+
+    @functools.cached_property
+    def record(self) -> list[tuple[str, str]]:
+        """The files and hashes that its RECORD names."""
+        lines = self.files.get(f"{self.dist_info}/RECORD", b"").decode().splitlines()
+        rows = [line.rsplit(",", 2) for line in lines]
+        return [(name, digest) for name, digest, _ in rows]
+
+    @property
+    def contents(self) -> str:
+        """Identifies the package inside, without its metadata; tests/conftest.py does the same."""
+        lines = sorted(f"{name} {digest.removeprefix('sha256=')}" for name, digest in self.record)
+        ours = [line for line in lines if line.startswith("extops/")]
+        return hashlib.sha256("\n".join(ours).encode()).hexdigest()
+
+    @functools.cached_property
+    def proved_platform(self) -> str:
+        """The platform tag that auditwheel proves."""
+        from auditwheel.error import NonPlatformWheelError
+        from auditwheel.wheel_abi import analyze_wheel_abi
+
+        needed = {name for _, read in self.read_libraries for name in read.needed}
+        others = frozenset(name for name in needed if not SYSTEM_LIBRARIES.fullmatch(name))
+        try:
+            found = analyze_wheel_abi(
+                None, None, self.path, others, disable_isa_ext_check=False, allow_graft=False
+            )
+        except NonPlatformWheelError:
+            return "any"
+        return str(found.overall_policy.name)
 
 
 def architectures(gpu_code: bytes) -> tuple[set[int], set[int]]:
@@ -90,74 +185,173 @@ def _fatbin_entries(data: bytes) -> Iterator[tuple[int, int]]:
         position = end
 
 
-def problems(wheel: Path, variant: Variant) -> list[str]:
-    """What is wrong with `wheel` as the wheel of `variant`; empty where nothing is."""
+def version_and_label(wheel: Wheel, variant: Variant) -> list[str]:
+    """The name's version is that of the metadata, and its label the variant's."""
     found = []
-    name = WHEEL_NAME.fullmatch(wheel.name)
-    if name is None:
-        found.append(
-            "its name is not of the form extops-<version>[+<variant>]-py3-none-manylinux_….whl"
-        )
-    elif wheels.label(wheel) != variant.label:
-        found.append(f"its label is {wheels.label(wheel)!r}, but {variant.name} was built")
-    native = native_libraries()
-    libraries = {
-        f"{library.name}.so": library for library in native.libraries(cuda=bool(variant.cuda))
-    }
-    with zipfile.ZipFile(wheel) as archive:
-        members = {name.removeprefix("extops/"): name for name in archive.namelist()}
-        found += _wrong_members(set(members), set(libraries))
-        for file_name, library in libraries.items():
-            if file_name in members:
-                read = read_library(archive.read(members[file_name]))
-                found += [
-                    f"{file_name} {problem}"
-                    for problem in _library_problems(read, library, variant)
-                ]
+    if wheels.label(wheel.path) != variant.label:
+        expected = f"+{variant.label}" if variant.label else "no label"
+        found.append(f"its version is {wheel.version}, but {variant.name} has {expected}")
+    if wheel.metadata["Version"] != wheel.version:
+        found.append(f"its metadata names the version {wheel.metadata['Version']}")
     return found
 
 
-def _wrong_members(members: set[str], libraries: set[str]) -> list[str]:
-    csrc = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
+def manylinux_tag(wheel: Wheel, variant: Variant) -> list[str]:
+    """The name's platform is the one auditwheel proves, and as old as the matrix wants."""
+    if wheel.platform != wheel.proved_platform:
+        return [f"its tag is {wheel.platform}, but auditwheel proves {wheel.proved_platform}"]
+    oldest, found = map(_glibc, (load().manylinux, wheel.platform))
+    if found > oldest:
+        return [f"its tag is {wheel.platform}, but {load().manylinux} or older is wanted"]
+    return []
+
+
+def _glibc(platform: str) -> tuple[int, int]:
+    found = re.match(r"manylinux_(\d+)_(\d+)", platform)
+    return (int(found[1]), int(found[2])) if found else (99, 0)
+
+
+def python_abi(wheel: Wheel, variant: Variant) -> list[str]:
+    """One wheel serves every Python: neither its tag nor its libraries know Python's ABI."""
+    found = [f"its tag is {wheel.abi}, not py3-none"] if wheel.abi != "py3-none" else []
+    for library, read in wheel.read_libraries:
+        symbols = filter(PYTHON_SYMBOLS.fullmatch, read.unversioned)
+        found += [f"{library.name}.so uses {symbol}" for symbol in symbols]
+    return found
+
+
+def stable_abi(wheel: Wheel, variant: Variant) -> list[str]:
+    """The stable lane uses torch's stable functions only, and the kernels none of torch's."""
+    found = []
+    for library, read in wheel.read_libraries:
+        for symbol in read.unversioned:
+            known = OUR_SYMBOLS.fullmatch(symbol) or PYTHON_SYMBOLS.fullmatch(symbol)
+            if known or (library.torch_links and STABLE_TORCH_SYMBOLS.fullmatch(symbol)):
+                continue
+            found.append(f"{library.name}.so uses {symbol}, which is not in torch's stable ABI")
+    return found
+
+
+def gpu_code(wheel: Wheel, variant: Variant) -> list[str]:
+    """The kernels are there for every GPU architecture of the matrix, and as PTX."""
+    found = []
+    for library, read in wheel.read_libraries:
+        has_kernels = any(pattern.endswith(".cu") for pattern in library.patterns)
+        wanted = variant.architectures if has_kernels else ()
+        numbers = {name: int(name.removesuffix("+PTX").replace(".", "")) for name in wanted}
+        ptx = {numbers[name] for name in wanted if name.endswith("+PTX")}
+        if architectures(read.gpu_code) != (set(numbers.values()), ptx):
+            machine_code, ptx = architectures(read.gpu_code)
+            found.append(
+                f"{library.name}.so holds GPU code for {sorted(machine_code)} and PTX for "
+                f"{sorted(ptx)}, but {variant.name} names {' '.join(wanted) or 'none'}"
+            )
+    return found
+
+
+def bundled_libraries(wheel: Wheel, variant: Variant) -> list[str]:
+    """No library of CUDA, of torch or of anyone else is packed."""
+    strangers = sorted(name for name in wheel.files if _is_library(name) and not _is_ours(name))
+    return [f"it holds the library {name}, which is not ours" for name in strangers]
+
+
+def linked_libraries(wheel: Wheel, variant: Variant) -> list[str]:
+    """The libraries name each other and torch's, and need nothing else that a system may lack."""
+    found = []
+    for library, read in wheel.read_libraries:
+        name = f"{library.name}.so"
+        wanted = [f"{each}.so" for each in library.links]
+        wanted += [f"lib{each}.so" for each in library.torch_links]
+        found += [f"{name} does not name {each}" for each in wanted if each not in read.needed]
+        others = [x for x in read.needed if not SYSTEM_LIBRARIES.fullmatch(x) and x not in wanted]
+        found += [f"{name} needs {each}" for each in others]
+    return found
+
+
+def size(wheel: Wheel, variant: Variant) -> list[str]:
+    """The file keeps to the budget of the matrix."""
+    budget = load().budget["cuda" if variant.cuda else "cpu"]
+    megabytes = wheel.path.stat().st_size / 1e6
+    return (
+        [f"it has {megabytes:.2f} MB, over the {budget} MB allowed"] if megabytes > budget else []
+    )
+
+
+def files(wheel: Wheel, variant: Variant) -> list[str]:
+    """It holds the package, its libraries and sources, and the metadata: all, and nothing else."""
+    csrc = {f"csrc/{path.relative_to(ROOT / 'csrc')}" for path in (ROOT / "csrc").rglob("*.*")}
     package = ROOT / "package" / "extops"
     modules = {str(path.relative_to(package)) for path in package.rglob("*.py")}
-    expected = libraries | csrc | modules | {BUILD_INFO}
-    machine_code = {name for name in members if name.endswith(".so") or ".so." in name}
+    libraries = {f"{x.name}.so" for x in native_libraries().libraries(cuda=bool(variant.cuda))}
+    wanted = {f"extops/{name}" for name in csrc | modules | libraries | {BUILD_INFO, "py.typed"}}
+    metadata = {f"{wheel.dist_info}/{name}" for name in METADATA_FILES}
+    wanted |= {name for name in metadata if "/licenses/" not in name}
+    found = {name for name in wheel.files if not _is_library(name) or _is_ours(name)}
     return [
-        *(f"it lacks {name}" for name in sorted(expected - members)),
-        *(
-            f"it holds the library {name}, which is not ours"
-            for name in sorted(machine_code - libraries)
-        ),
+        *(f"it lacks {name}" for name in sorted(wanted - found)),
+        *(f"it holds {name}, which does not belong" for name in sorted(found - wanted - metadata)),
     ]
 
 
-def _library_problems(read: SharedLibrary, library: Any, variant: Variant) -> list[str]:
-    ours = [f"{name}.so" for name in library.links]
-    torch = [f"lib{name}.so" for name in library.torch_links]
-    found = [f"does not name {name}" for name in [*ours, *torch] if name not in read.needed]
-    found += [
-        f"needs {name}"
-        for name in read.needed
-        if name not in (*ours, *torch) and not SYSTEM_LIBRARIES.fullmatch(name)
-    ]
-    found += [f"uses {name}" for name in read.undefined if FORBIDDEN_SYMBOLS.fullmatch(name)]
-    has_kernels = any(pattern.endswith(".cu") for pattern in library.patterns)
-    wanted = variant.architectures if has_kernels else ()
-    numbers = {name: int(name.removesuffix("+PTX").replace(".", "")) for name in wanted}
-    expected = set(numbers.values()), {numbers[name] for name in wanted if name.endswith("+PTX")}
-    if architectures(read.gpu_code) != expected:
-        machine_code, ptx = map(sorted, architectures(read.gpu_code))
-        found.append(
-            f"holds GPU code for {machine_code} and PTX for {ptx}, "
-            f"but {variant.name} names {' '.join(wanted) or 'none'}"
-        )
-    return found
+def _is_library(name: str) -> bool:
+    return name.endswith((".so", ".a")) or ".so." in name
 
 
-def check(wheel: Path, variant: Variant) -> None:
-    """Raises an error that names all that is wrong with `wheel`."""
-    found = problems(wheel, variant)
-    if found:
-        raise ServiceError(f"{wheel.name} is not fit to publish: {'; '.join(found)}")
-    print(f"extops: checked {wheel.name}: tag, files, libraries and GPU code are as they should be")
+def _is_ours(name: str) -> bool:
+    return name in {f"extops/{library.name}.so" for library in native_libraries().LIBRARIES}
+
+
+def record(wheel: Wheel, variant: Variant) -> list[str]:
+    """RECORD names every file, with the hash that the file has."""
+    path = f"{wheel.dist_info}/RECORD"
+    expected = {name: record_hash(data) for name, data in wheel.files.items() if name != path}
+    found = dict(wheel.record)
+    differing = {name for name, digest in expected.items() if found.get(name) != digest}
+    return [f"its RECORD is not right about {name}" for name in sorted(differing)]
+
+
+def record_hash(data: bytes) -> str:
+    """The hash of a file as RECORD has it."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+    return f"sha256={digest.rstrip('=')}"
+
+
+def bill_of_materials(wheel: Wheel, variant: Variant) -> list[str]:
+    """The bill of materials says what the wheel's other files say."""
+    path = f"{wheel.dist_info}/{sbom.PATH}"
+    metadata = wheel.files.get(f"{wheel.dist_info}/METADATA")
+    if metadata is None or path not in wheel.files:
+        return []  # which `files` says already
+    right = wheel.files[path].decode() == sbom.text(metadata, wheel.info, wheel.libraries)
+    return [] if right else [f"its {sbom.PATH} does not describe this wheel"]
+
+
+Rule = Callable[[Wheel, Variant], list[str]]
+
+RULES: tuple[Rule, ...] = (
+    version_and_label,
+    manylinux_tag,
+    python_abi,
+    stable_abi,
+    gpu_code,
+    bundled_libraries,
+    linked_libraries,
+    size,
+    files,
+    record,
+    bill_of_materials,
+)
+
+
+def findings(wheel: Wheel, variant: Variant) -> dict[str, list[str]]:
+    """What each rule finds wrong with `wheel` as the wheel of `variant`."""
+    return {rule.__name__: rule(wheel, variant) for rule in RULES}
+
+
+def check(path: Path, variant: Variant) -> None:
+    """Raises an error that names all that is wrong with the wheel."""
+    found = findings(Wheel(path), variant)
+    problems = [problem for problems in found.values() for problem in problems]
+    if problems:
+        raise ServiceError(f"{path.name} is not fit to publish: {'; '.join(problems)}")
+    print(f"extops: checked {path.name}: it keeps all {len(found)} rules")

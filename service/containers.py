@@ -7,8 +7,11 @@ interrupt at once, and after a `kill -9`, which leaves no time for that, at the 
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
+import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import docker
@@ -32,9 +35,10 @@ def require_gpu() -> None:
             raise ServiceError(NO_GPU)
 
 
-def run(image: str, command: list[str], cell: str) -> int:
+def run(image: str, command: list[str], cell: str, output: tuple[str, Path] | None = None) -> int:
     """Runs `command` in a container of `image`, and returns its exit code.
 
+    `output` is a folder in the container, and where a copy of it goes if there is one in the end.
     One container of a cell exists at a time: the caller holds the cell's lock.
     """
     with _engine() as client:
@@ -53,7 +57,10 @@ def run(image: str, command: list[str], cell: str) -> int:
             for chunk in container.logs(stream=True, follow=True):
                 sys.stdout.buffer.write(chunk)
                 sys.stdout.buffer.flush()
-            return int(container.wait()["StatusCode"])
+            code = int(container.wait()["StatusCode"])
+            if output:
+                _copy_out(container, *output)
+            return code
 
 
 @contextlib.contextmanager
@@ -83,6 +90,17 @@ def _remove(client: Any, labels: dict[str, str]) -> None:
     wanted = [f"{name}={value}" for name, value in labels.items()]
     for container in client.containers.list(all=True, filters={"label": wanted}):
         container.remove(force=True)
+
+
+def _copy_out(container: Any, folder: str, target: Path) -> None:
+    try:
+        chunks, _ = container.get_archive(folder)
+    except docker.errors.NotFound:
+        return
+    with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
+        archive.extractall(
+            target, filter="data"
+        )  # so the files are ours, not the container's root's
 
 
 @contextlib.contextmanager

@@ -105,6 +105,7 @@ class Matrix:
     default_python: str
     headers_torch: str
     manylinux: str
+    budget: Mapping[str, float]
     toolkit_requirement: str
     tools: Mapping[str, tuple[str, ...]]
     pythons: Mapping[str, tuple[str, ...]]
@@ -207,6 +208,7 @@ def parse(data: Mapping[str, Any]) -> Matrix:
         default_python=data["default_python"],
         headers_torch=data["headers_torch"],
         manylinux=data["manylinux"],
+        budget=data["budget"],
         toolkit_requirement=data["toolkit_requirement"],
         tools={group: tuple(requirements) for group, requirements in data["tools"].items()},
         pythons={torch: tuple(pythons) for torch, pythons in data["torch"].items()},

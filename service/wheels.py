@@ -26,6 +26,9 @@ from service.matrix import Cell, Variant, load
 
 DIST = ROOT / "dist"
 
+TESTS = "tests"
+"""The folder in dist/ where test sessions leave their records: tests/<cell>/<device>.json."""
+
 # A full disk, a quota, a limit of this process.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -38,6 +41,11 @@ def published(variant: Variant, dist: Path = DIST) -> list[Path]:
 def label(wheel: Path) -> str:
     """The local label of the version in the wheel's name, empty where it has none."""
     return wheel.name.split("-")[1].partition("+")[2]
+
+
+def passport(wheel: Path) -> Path:
+    """Where the passport of a wheel lies."""
+    return wheel.with_suffix(".passport.json")
 
 
 def wheel_for(cell: Cell, dist: Path = DIST) -> Path:
@@ -66,6 +74,7 @@ def build(
         with turn(variant) as work:
             for old in published(variant, dist):
                 old.unlink()
+                passport(old).unlink(missing_ok=True)
             return publish(make(variant, work), dist)
     except OSError as error:
         if error.errno not in _NO_ROOM:

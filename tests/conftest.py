@@ -1,16 +1,24 @@
 """What every test shares: the option `--require-gpu`, the markers, the seeds, the count of skips.
 
+And `--record FOLDER`, which leaves a note there on what was tested, where, and how it went.
+
 The suite runs on the extops that is installed, from any copy of this folder. This file needs
 neither extops nor torch, so that tests of the repository itself can live beside it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import importlib.util
+import json
+import platform
+import re
 import sys
 import zlib
 from collections import Counter
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +40,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require-gpu",
         action="store_true",
         help="fail where a GPU test would be skipped (default: skip GPU tests where there is none)",
+    )
+    parser.addoption(
+        "--record",
+        type=Path,
+        metavar="FOLDER",
+        help="leave a record of this run there, for the passport of the wheel (default: none)",
     )
 
 
@@ -62,11 +76,17 @@ def pytest_report_header(config: pytest.Config) -> str:
     import extops
     from extops import _loader
 
-    device = torch.cuda.get_device_name(0) if gpu_count() else "no CUDA GPU"
     return (
         f"extops {extops.__version__} ({_loader.lane} lane), "
-        f"torch {torch.__version__}, {gpu_count()} GPU(s): {device}"
+        f"torch {torch.__version__}, {gpu_count()} GPU(s): {gpu_name() or 'no CUDA GPU'}"
     )
+
+
+def gpu_name() -> str:
+    """The name of the first CUDA GPU, empty where there is none."""
+    import torch
+
+    return torch.cuda.get_device_name(0) if gpu_count() else ""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -100,6 +120,36 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("skips by reason")
     for reason, count in reasons.most_common():
         terminalreporter.write_line(f"{count:5d}  {reason}")
+    folder = terminalreporter.config.getoption("--record")
+    if folder:
+        write_record(folder, {name: len(found) for name, found in terminalreporter.stats.items()})
+
+
+def write_record(folder: Path, counts: dict[str, int]) -> None:
+    """Writes what was tested, where, and how it went, into a file named after the device."""
+    import torch
+
+    device = gpu_name() or "CPU"
+    record = {
+        "contents": contents(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": device,
+        "passed": counts.get("passed", 0),
+        "failed": counts.get("failed", 0) + counts.get("error", 0),
+        "skipped": counts.get("skipped", 0),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{re.sub(r'[^a-z0-9]+', '-', device.lower())}.json"
+    file.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def contents() -> str:
+    """Identifies the installed package: a hash of the hashes that its RECORD holds of its files."""
+    files = importlib.metadata.files("extops") or []
+    lines = sorted(f"{file} {file.hash.value}" for file in files if file.hash)
+    ours = [line for line in lines if line.startswith("extops/") and ".pyc" not in line]
+    return hashlib.sha256("\n".join(ours).encode()).hexdigest()
 
 
 def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,16 @@ def test_output_and_exit_code(small_image: str, capfdbinary: pytest.CaptureFixtu
     assert containers.run(small_image, ["sh", "-c", "echo out; echo err >&2; exit 7"], CELL) == 7
     assert sorted(capfdbinary.readouterr().out.split()) == [b"err", b"out"]
     assert left() == []
+
+
+def test_output_folder_is_copied_out(small_image: str, tmp_path: Path) -> None:
+    command = ["sh", "-c", "mkdir -p /dist/tests/cell && echo 1 > /dist/tests/cell/cpu.json"]
+    assert containers.run(small_image, command, CELL, ("/dist/tests", tmp_path)) == 0
+    copy = tmp_path / "tests" / "cell" / "cpu.json"
+    assert copy.read_text() == "1\n"
+    assert copy.owner() == tmp_path.owner()
+    assert containers.run(small_image, ["true"], CELL, ("/dist/tests", tmp_path / "none")) == 0
+    assert not (tmp_path / "none").exists()
 
 
 def start(image: str) -> subprocess.Popen[str]:

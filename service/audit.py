@@ -1,0 +1,100 @@
+"""Judges wheels by the rules of `service.check`, and writes a passport beside each.
+
+`python -m service.audit [WHEEL...]`, by default all of dist/. The passport says what the wheel was
+built from and with, what each rule found, and where the tests of exactly these files passed: those
+are the records that test sessions leave in dist/tests/<cell>/. They cannot be inside the wheel: it
+is the finished file that is tested, and one with the results in it would be another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from service import ServiceError, sbom, wheels
+from service.check import Wheel, findings
+from service.matrix import load
+
+
+def passport(wheel: Wheel, records: Path) -> dict[str, Any]:
+    """All that is known of a wheel."""
+    variant = load().variant(wheel.info["variant"])
+    data = wheel.path.read_bytes()
+    return {
+        "wheel": wheel.path.name,
+        "sha256": _sha256(data),
+        "size": len(data),
+        "version": wheel.version,
+        "variant": variant.name,
+        "tag": f"{wheel.abi}-{wheel.platform}",
+        "commit": wheel.info["commit"],
+        "torch_headers": wheel.info["torch_headers"],
+        "cuda": wheel.info["cuda"],
+        "cxx": wheel.info["cxx"],
+        "minimum_torch": sbom.minimum_torch(wheel.metadata),
+        "requires_python": wheel.metadata["Requires-Python"],
+        "architectures": wheel.info["architectures"],
+        "libraries": {name: _sha256(code) for name, code in wheel.libraries.items()},
+        "tests": tests_of(wheel, records),
+        "rules": [
+            {"rule": rule, "passed": not problems, "detail": "; ".join(problems)}
+            for rule, problems in findings(wheel, variant).items()
+        ],
+    }
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def tests_of(wheel: Wheel, records: Path) -> list[dict[str, Any]]:
+    """The test runs of these very files, in the order of the matrix."""
+    found = []
+    for cell in load().cells:
+        for path in sorted((records / cell.name).glob("*.json")):
+            test = json.loads(path.read_text())
+            if test.pop("contents") == wheel.contents:
+                found.append({"cell": cell.name, **test})
+    return found
+
+
+def audit(path: Path) -> list[str]:
+    """Writes the wheel's passport, prints what is in it, and returns what is wrong."""
+    found = passport(Wheel(path), path.parent / wheels.TESTS)
+    wheels.passport(path).write_text(json.dumps(found, indent=2) + "\n")
+    print(f"{path.name} ({found['size'] / 1e6:.2f} MB, sha256 {found['sha256']})")
+    for rule in found["rules"]:
+        print(
+            f"  {'ok  ' if rule['passed'] else 'FAIL'}  {rule['rule']}  {rule['detail']}".rstrip()
+        )
+    for test in found["tests"]:
+        counts = ", ".join(f"{test[name]} {name}" for name in ("passed", "failed", "skipped"))
+        print(f"  tests  {test['cell']} (torch {test['torch']}, {test['device']}): {counts}")
+    failed = [test["cell"] for test in found["tests"] if test["failed"]]
+    problems = [rule["detail"] for rule in found["rules"] if not rule["passed"]]
+    return [*problems, *(f"its tests failed in {cell}" for cell in failed)]
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m service.audit", description=__doc__)
+    parser.add_argument("wheels", nargs="*", type=Path, help="which (default: all of dist/)")
+    paths = parser.parse_args().wheels or sorted(wheels.DIST.glob("*.whl"))
+    try:
+        if not paths:
+            raise ServiceError(f"there is no wheel in {wheels.DIST}: build one with `nox -s build`")
+        problems = {path.name: audit(path) for path in paths}
+    except ServiceError as error:
+        sys.exit(f"extops: {error}")
+    bad = [f"{name}: {'; '.join(found)}" for name, found in problems.items() if found]
+    if bad:
+        sys.exit("\n".join(f"extops: not fit to publish: {line}" for line in bad))
+    print(f"extops: {len(paths)} of {len(paths)} wheels are fit to publish")
+
+
+if __name__ == "__main__":
+    main()
