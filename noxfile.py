@@ -175,6 +175,12 @@ def build(session: nox.Session) -> None:
 
 
 @nox.session(python=False)
+def reproduce(session: nox.Session) -> None:
+    """Builds a cell twice and compares the bytes: `nox -s reproduce -- build-3.11-cu130`."""
+    run_patiently(session, sys.executable, "-m", "service.reproduce", *session.posargs)
+
+
+@nox.session(python=False)
 def survey(session: nox.Session) -> None:
     """Builds and tests cells one by one, into the table of benchmarks/results/matrix.json."""
     run_patiently(session, sys.executable, "-m", "service.survey", *session.posargs)
