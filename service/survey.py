@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -22,11 +23,6 @@ from service.matrix import Cell, load
 RESULTS = ROOT / "benchmarks" / "results" / "matrix.json"
 
 _COMPILED = re.compile(r"extops: compiled \S+ in ([\d.]+) s")
-_RAN_WITH = re.compile(r"\bPython (?P<python>3\.[\d.]+\w*), pytest-")
-_TESTED = re.compile(
-    r"extops \S+ \((?P<lane>\w+) lane\), torch (?P<torch>[^,\s]+), (?P<gpus>\d+) GPU"
-)
-_COUNTS = re.compile(r"(\d+) (passed|failed|skipped|errors?)\b")
 
 
 def session(name: str, options: place.Options, **environment: str) -> tuple[int, str]:
@@ -59,9 +55,11 @@ def survey(cell: Cell, options: place.Options, *, tests_only: bool = False) -> d
     row |= {"built": True, "built_where": "another cell"} if tests_only else build(cell, options)
     if not row["built"]:
         return row
-    row |= wheel_facts(wheels.wheel_for(cell))
-    _, tested = session(f"test-{cell.name}", options)
-    return row | test_facts(tested)
+    row |= {"lane": cell.lane, **wheel_facts(wheels.wheel_for(cell))}
+    records = wheels.DIST / wheels.TESTS / cell.name
+    shutil.rmtree(records, ignore_errors=True)  # of earlier runs
+    session(f"test-{cell.name}", options)
+    return row | test_facts(records)
 
 
 def built_where(cell: Cell, output: str) -> str:
@@ -91,16 +89,13 @@ def wheel_facts(wheel: Path) -> dict[str, Any]:
     }
 
 
-def test_facts(output: str) -> dict[str, Any]:
-    """What pytest said: under what the tests ran, and how many passed."""
-    row: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0}
-    for pattern in (_RAN_WITH, _TESTED):
-        if found := pattern.search(output):
-            row |= found.groupdict()
-    summaries = re.findall(r"^.*\b\d+ \w+.* in [\d.]+s.*$", output, re.MULTILINE)
-    for count, verdict in _COUNTS.findall(summaries[-1]) if summaries else ():
-        row["failed" if verdict.startswith("error") else verdict] += int(count)
-    return row
+def test_facts(records: Path) -> dict[str, Any]:
+    """What the test session left in `records`: under what the tests ran, and how many passed."""
+    for path in records.glob("*.json"):  # one, as the tests ran on one device
+        row: dict[str, Any] = json.loads(path.read_text())
+        del row["contents"]
+        return row
+    return {"passed": 0, "failed": 0, "skipped": 0}
 
 
 def record(row: dict[str, Any], results: Path = RESULTS) -> None:

@@ -1,4 +1,4 @@
-"""What the survey reads from the output of the sessions."""
+"""What the survey reads from what the sessions print and leave."""
 
 from __future__ import annotations
 
@@ -8,29 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from service import matrix, place, survey
+from service import matrix, place, survey, wheels
 
 CELL = matrix.load().cell("3.11-cu130")
-TESTED = """
-platform linux -- Python 3.11.7, pytest-9.2.0, pluggy-1.7.0
-extops 0.1.0+cu130 (stable lane), torch 2.13.0+cu130, 0 GPU(s): no CUDA GPU
-=========== short test summary info ===========
-===== 1 failed, 1182 passed, 1046 skipped, 41 warnings in 68.34s (0:01:08) =====
-nox > Session test-3.11-cu130 failed in 1 minute
-"""
+RECORD = {
+    "contents": "0123",
+    "python": "3.11.7",
+    "torch": "2.13.0+cu130",
+    "device": "CPU",
+    "passed": 1182,
+    "failed": 1,
+    "skipped": 1046,
+}
 
 
-def test_facts_of_a_test_run() -> None:
-    assert survey.test_facts(TESTED) == {
-        "passed": 1182,
-        "failed": 1,
-        "skipped": 1046,
-        "python": "3.11.7",
-        "lane": "stable",
-        "torch": "2.13.0+cu130",
-        "gpus": "0",
-    }
-    assert survey.test_facts("no module named pytest") == {"passed": 0, "failed": 0, "skipped": 0}
+def test_facts_of_a_test_run(tmp_path: Path) -> None:
+    nothing = {"passed": 0, "failed": 0, "skipped": 0}
+    assert survey.test_facts(tmp_path / "none") == nothing
+    (tmp_path / "cpu.json").write_text(json.dumps(RECORD))
+    facts = survey.test_facts(tmp_path)
+    assert facts == {key: value for key, value in RECORD.items() if key != "contents"}
 
 
 def test_seconds_and_place() -> None:
@@ -46,19 +43,26 @@ def test_seconds_and_place() -> None:
 def test_row_of_a_cell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With the sessions replaced: which are run, and what of them gets into the row."""
     calls = []
+    records = tmp_path / wheels.TESTS / CELL.name
 
     def session(name: str, options: place.Options, **environment: str) -> tuple[int, str]:
         calls.append((name, *environment))
-        return 0, TESTED if name.startswith("test-") else "extops: compiled cu130 in 12.3 s"
+        if name.startswith("test-"):
+            assert not records.exists()  # any more
+            records.mkdir(parents=True)
+            (records / "cpu.json").write_text(json.dumps(RECORD))
+        return 0, "extops: compiled cu130 in 12.3 s"
 
     wheel = tmp_path / "extops.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
         info = {"cuda": "13.0.88", "cxx": "g++ 12", "architectures": ["9.0+PTX"], "commit": "abc"}
         archive.writestr("extops/_build_info.json", json.dumps(info))
     monkeypatch.setattr(survey, "session", session)
+    monkeypatch.setattr(wheels, "DIST", tmp_path)
     monkeypatch.setattr(survey.wheels, "wheel_for", lambda cell: wheel)
     row = survey.survey(CELL, place.Options())
     assert (row["built"], row["compile_seconds_cold"], row["failed"]) == (True, 12.3, 1)
+    assert (row["lane"], row["torch"], row["device"]) == ("stable", "2.13.0+cu130", "CPU")
     assert (row["wheel"], row["cuda_compiler"]) == ("extops.whl", "13.0.88")
     assert calls == [
         ("build-3.11-cu130", "EXTOPS_FRESH", "CCACHE_RECACHE"),
