@@ -20,7 +20,7 @@ LIBC, LOADER = "libc.so.6", "ld-linux-x86-64.so.2"
 FORMER_PARTS_OF_LIBC = ("libpthread.so.0", "libdl.so.2", "librt.so.1")
 
 LIBRARIES = (LIBSTDCXX, LIBGCC, LIBM, LIBC, LOADER, *FORMER_PARTS_OF_LIBC)
-"""By their names at run time."""
+"""All that every Linux has, by their names at run time."""
 
 _FUNCTION = (".text", "@function")
 _DATA = {  # the kinds of symbols that are no functions, and how the assembler is told

@@ -22,19 +22,16 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
-from service import ROOT, ServiceError, native_libraries, sbom, wheels
+from service import ROOT, ServiceError, baseline, native_libraries, sbom, wheels
 from service.compile import BUILD_INFO
 from service.matrix import Variant, load
-
-# What every Linux has.
-SYSTEM_LIBRARIES = re.compile(
-    r"(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|ld-linux-x86-64)\.so\.\d+"
-)
 
 PYTHON_SYMBOLS = re.compile(r"_?Py[A-Z_]\w*")
 # torch's C++ functions change from release to release; the stable ones are plain C, of these names.
 STABLE_TORCH_SYMBOLS = re.compile(r"(aoti_)?torch_\w+")
 OUR_SYMBOLS = re.compile(r"extops_\w+")
+# What GCC has every library ask for, to be used where it exists.
+GCC_HOOKS = re.compile(r"_ITM_\w+|__gmon_start__")
 
 METADATA_FILES = {"METADATA", "RECORD", "WHEEL", "top_level.txt", sbom.PATH, "licenses/LICENSE"}
 """What may be in the .dist-info folder."""
@@ -75,8 +72,8 @@ def read_library(data: bytes) -> SharedLibrary:
             symbol.name
             for symbol, version in zip(symbols, versions, strict=True)
             if symbol["st_shndx"] == "SHN_UNDEF"
-            and symbol["st_info"]["bind"] == "STB_GLOBAL"
             and version["ndx"] == "VER_NDX_GLOBAL"
+            and not GCC_HOOKS.fullmatch(symbol.name)
         ],
         gpu_code=gpu_code.data() if gpu_code else b"",
     )
@@ -152,7 +149,7 @@ class Wheel:
         from auditwheel.wheel_abi import analyze_wheel_abi
 
         needed = {name for _, read in self.read_libraries for name in read.needed}
-        others = frozenset(name for name in needed if not SYSTEM_LIBRARIES.fullmatch(name))
+        others = frozenset(name for name in needed if name not in baseline.LIBRARIES)
         try:
             found = analyze_wheel_abi(
                 None, None, self.path, others, disable_isa_ext_check=False, allow_graft=False
@@ -228,7 +225,10 @@ def stable_abi(wheel: Wheel, variant: Variant) -> list[str]:
             known = OUR_SYMBOLS.fullmatch(symbol) or PYTHON_SYMBOLS.fullmatch(symbol)
             if known or (library.torch_links and STABLE_TORCH_SYMBOLS.fullmatch(symbol)):
                 continue
-            found.append(f"{library.name}.so uses {symbol}, which is not in torch's stable ABI")
+            found.append(
+                f"{library.name}.so uses {symbol}, which is neither in torch's stable ABI nor in "
+                f"{load().manylinux}"
+            )
     return found
 
 
@@ -263,7 +263,7 @@ def linked_libraries(wheel: Wheel, variant: Variant) -> list[str]:
         wanted = [f"{each}.so" for each in library.links]
         wanted += [f"lib{each}.so" for each in library.torch_links]
         found += [f"{name} does not name {each}" for each in wanted if each not in read.needed]
-        others = [x for x in read.needed if not SYSTEM_LIBRARIES.fullmatch(x) and x not in wanted]
+        others = [x for x in read.needed if x not in (*baseline.LIBRARIES, *wanted)]
         found += [f"{name} needs {each}" for each in others]
     return found
 
