@@ -29,20 +29,28 @@ _DATA = {  # the kinds of symbols that are no functions, and how the assembler i
 }
 
 
+def sources(library: Path) -> list[Path]:
+    """The sources of a stand-in, which lie beside it."""
+    return [Path(f"{library}.s"), Path(f"{library}.map")]
+
+
 def compiler_flags(library: Path) -> list[str]:
-    """What makes a stand-in of the sources that lie beside it."""
-    return [f"-Wl,--version-script={library}.map", "-x", "assembler", f"{library}.s"]
+    """What makes a stand-in of its sources."""
+    assembler, version_script = sources(library)
+    return [f"-Wl,--version-script={version_script}", "-x", "assembler", str(assembler)]
 
 
 def write_sources(folder: Path, cxx: str) -> None:
-    """Writes `<library>.s` and `<library>.map`, the sources of the stand-ins, for each library."""
+    """Writes the sources of all stand-ins into `folder`: assembler, and a version script."""
     folder.mkdir(parents=True, exist_ok=True)
     allowed = allowed_versions()
     for name in LIBRARIES:
         printed = subprocess.run([cxx, f"-print-file-name={name}"], capture_output=True, text=True)
         symbols = _symbols(Path(printed.stdout.strip()), allowed)
-        (folder / f"{name}.s").write_text(_assembler(symbols))
-        (folder / f"{name}.map").write_text(_version_script(symbols))
+        texts = (_assembler(symbols), _version_script(symbols))
+        for file, text in zip(sources(folder / name), texts, strict=True):
+            if not file.is_file() or file.read_text() != text:  # ninja goes by the time
+                file.write_text(text)
 
 
 def allowed_versions() -> frozenset[str]:
@@ -79,7 +87,7 @@ def _symbols(library: Path, allowed: frozenset[str]) -> dict[str, tuple[str, str
             # The highest bit only says that the version is for old programs.
             version = versions[number["ndx"] & 0x7FFF]
             # Each version is a symbol, too, which the linker makes by itself.
-            if version not in allowed - {symbol.name}:
+            if version not in allowed or version == symbol.name:
                 continue
             known = found.get(symbol.name)
             if known is None or _order(version) > _order(known[0]):

@@ -50,8 +50,9 @@ def build(variant: Variant, pass_fds: tuple[int, ...] = ()) -> list[Path]:
     """
     cxx = toolchain.host_compiler()
     toolkit = toolchain.find_cuda(variant) if variant.cuda else None
-    if importlib.util.find_spec("ninja") is None:
-        raise ServiceError(f"there is no ninja for {sys.executable}: run `pip install ninja`")
+    for tool in ("ninja", "auditwheel"):
+        if importlib.util.find_spec(tool) is None:
+            raise ServiceError(f"there is no {tool} for {sys.executable}: run `pip install {tool}`")
     headers, torch_version = _torch_headers()
     folder = build_folder(variant)
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,15 +133,15 @@ def _write_ninja(
 
 
 def _write_stand_ins(ninja: Any, folder: Path, cxx: str) -> None:
-    links = {name for library in native_libraries().LIBRARIES for name in library.torch_links}
-    flags = {folder / f"lib{name}.so": _EMPTY for name in sorted(links)}
+    for name in sorted({name for x in native_libraries().LIBRARIES for name in x.torch_links}):
+        variables = {"soname": f"lib{name}.so", "flags": _EMPTY}
+        ninja.build(str(_relative(folder / f"lib{name}.so")), "stand-in", variables=variables)
     baseline.write_sources(folder / "system", cxx)
     for name in baseline.LIBRARIES:
-        path = folder / "system" / name
-        flags[path] = " ".join(baseline.compiler_flags(_relative(path)))
-    for path, value in flags.items():
-        variables = {"soname": path.name, "flags": value}
-        ninja.build(str(_relative(path)), "stand-in", variables=variables)
+        path = _relative(folder / "system" / name)
+        variables = {"soname": name, "flags": " ".join(baseline.compiler_flags(path))}
+        sources = [str(source) for source in baseline.sources(path)]
+        ninja.build(str(path), "stand-in", implicit=sources, variables=variables)
 
 
 def _write_objects(

@@ -98,9 +98,8 @@ def _copy_out(container: Any, folder: str, target: Path) -> None:
     except docker.errors.NotFound:
         return
     with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
-        archive.extractall(
-            target, filter="data"
-        )  # so the files are ours, not the container's root's
+        # With the filter the files are ours, and not those of the container's root.
+        archive.extractall(target, filter="data")
 
 
 @contextlib.contextmanager
