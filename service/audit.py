@@ -71,12 +71,19 @@ def audit(path: Path) -> list[str]:
         print(
             f"  {'ok  ' if rule['passed'] else 'FAIL'}  {rule['rule']}  {rule['detail']}".rstrip()
         )
-    for test in found["tests"]:
-        counts = ", ".join(f"{test[name]} {name}" for name in ("passed", "failed", "skipped"))
-        print(f"  tests  {test['cell']} (torch {test['torch']}, {test['device']}): {counts}")
+    if found["tests"]:
+        print(tests_table(found))
     failed = [test["cell"] for test in found["tests"] if test["failed"]]
     problems = [rule["detail"] for rule in found["rules"] if not rule["passed"]]
     return [*problems, *(f"its tests failed in {cell}" for cell in failed)]
+
+
+def tests_table(passport: dict[str, Any]) -> str:
+    """The test runs of a passport, as a Markdown table."""
+    columns = ("cell", "Python", "torch", "device", "passed", "failed", "skipped")
+    rows = [columns, ["---"] * len(columns)]
+    rows += [[str(test[name.lower()]) for name in columns] for test in passport["tests"]]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main() -> None:

@@ -281,6 +281,17 @@ def test_build_names_every_problem(forge: Forge) -> None:
         check.check(forge.wheel(), CPU)
 
 
+def test_readme_shows_what_was_run_of_the_release() -> None:
+    folder = ROOT / "benchmarks" / "results"
+    passport = json.loads((folder / "release.passport.json").read_text())
+    assert all(rule["passed"] for rule in passport["rules"])
+    assert all(test["passed"] and not test["failed"] for test in passport["tests"])
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(r"<!-- release:begin -->\n(.*?)\n<!-- release:end -->", readme, re.DOTALL)
+    assert found, "README.md has no table between <!-- release:begin --> and <!-- release:end -->"
+    assert found[1] == audit.tests_table(passport)
+
+
 def run_audit(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "service.audit", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -358,9 +369,10 @@ def test_wheel_whose_tests_failed(forge: Forge) -> None:
     wheel = forge.wheel()
     folder = forge.folder / wheels.TESTS / "3.11-cpu"
     folder.mkdir(parents=True)
-    counts = {"passed": 1, "failed": 1, "skipped": 0}
-    record = {"contents": check.Wheel(wheel).contents, "torch": "2.13.0", "device": "CPU", **counts}
+    record = {"contents": check.Wheel(wheel).contents, "python": "3.11.7", "torch": "2.13.0"}
+    record |= {"device": "CPU", "passed": 1, "failed": 1, "skipped": 0}
     (folder / "cpu.json").write_text(json.dumps(record))
     done = run_audit(wheel)
     assert done.returncode == 1
     assert done.stderr.endswith(f"{wheel.name}: its tests failed in 3.11-cpu\n")
+    assert "| 3.11-cpu | 3.11.7 | 2.13.0 | CPU | 1 | 1 | 0 |" in done.stdout
