@@ -82,10 +82,6 @@ COPY tests tests
 COPY --from=wheel / dist/
 CMD ["sh", "-c", "exec nox -r -s \"test-${CELL}\""]
 
-# Serves dist/ of the source tree, which is mounted at /host, as a package index.
+# Makes the package index of the source tree that is mounted at /host, with what is installed here.
 FROM toolchain AS index
-ARG INDEX
-RUN --mount=type=cache,target=/root/.cache/pip \
-    python3 -m venv /opt/index && /opt/index/bin/pip install --quiet "${INDEX}"
-EXPOSE 8080
-CMD ["/opt/index/bin/pypi-server", "run", "--port=8080", "--authenticate=.", "--passwords=.", "/host/dist"]
+RUN --mount=type=cache,target=/root/.cache/pip nox --envdir /opt/nox -s index --install-only && chmod -R a+rX /opt/nox

@@ -201,6 +201,7 @@ def test(session: nox.Session) -> None:
     install_torch(session, cell.torch)
     session.install(*MATRIX.tools["build"], *MATRIX.tools["test"])
     session.install(*MATRIX.tools["docker"], *MATRIX.tools["nox"], *MATRIX.tools["service"])
+    session.install(*MATRIX.tools["index"], *MATRIX.tools["uv"])
     install_new_wheel(session, cell)
     test_wheel(session)
     if not place.options(session.posargs)[1]:  # which choose among the wheel's tests
@@ -234,10 +235,17 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session(reuse_venv=True)
+def index(session: nox.Session) -> None:
+    """Makes a package index and its landing page, site/, from the wheels in dist/."""
+    session.install(*MATRIX.tools["index"])
+    session.run("python", "-m", "service.site")
+
+
+@nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
     """Checks style and types of the sources, without changing them."""
     session.install(*MATRIX.tools["lint"], *MATRIX.tools["build"], *MATRIX.tools["test"])
-    session.install(*MATRIX.tools["docker"], *MATRIX.tools["nox"])
+    session.install(*MATRIX.tools["docker"], *MATRIX.tools["nox"], *MATRIX.tools["index"])
     session.install("--no-deps", f"torch=={MATRIX.headers_torch}")  # for its types
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")

@@ -72,7 +72,6 @@ def build_arguments(cell: Cell, matrix: Matrix | None = None) -> dict[str, str]:
         "CUDA_HOME": "/usr/local/cuda" if cell.variant.cuda else "",
         "UV": tools["uv"][0],
         "NOX": tools["nox"][0],
-        "INDEX": tools["index"][0],
     }
 
 

@@ -1,0 +1,88 @@
+"""Wheels of extops with nothing in them, for the index: real enough for pip and uv to install."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import threading
+import zipfile
+from collections.abc import Iterator, Sequence
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from service import matrix, site, wheels
+
+METADATA = """\
+Metadata-Version: 2.4
+Name: extops
+Version: {version}
+Summary: Operators for PyTorch
+Requires-Python: >=3.10
+Requires-Dist: torch>=2.4
+"""
+TAG = "py3-none-manylinux_2_28_x86_64"
+
+
+def make(dist: Path, variant: str, architectures: Sequence[str] = ()) -> Path:
+    """Writes the wheel of a variant into `dist`; `extops.VARIANT` says which one was installed."""
+    version = "0.1.0" if variant == matrix.RELEASE else f"0.1.0+{variant}"
+    info = f"extops-{version}.dist-info"
+    build_info = {"variant": variant, "architectures": list(architectures), "commit": "0" * 40}
+    files = {
+        "extops/__init__.py": f"VARIANT = {variant!r}\n",
+        "extops/_build_info.json": json.dumps(build_info),
+        f"{info}/METADATA": METADATA.format(version=version),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {TAG}\n",
+    }
+    record = f"{info}/RECORD"
+    files[record] = "".join(f"{name},,\n" for name in [*files, record])
+    dist.mkdir(exist_ok=True)
+    wheel = dist / f"extops-{version}-{TAG}.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return wheel
+
+
+def matrix_with_release() -> matrix.Matrix:
+    """The matrix with a release variant of known torches and GPUs, whatever its own is."""
+    found = matrix.load()
+    release = dataclasses.replace(
+        found.variants["cu124"], name=matrix.RELEASE, torch=tuple(found.pythons)
+    )
+    return dataclasses.replace(found, variants={**found.variants, matrix.RELEASE: release})
+
+
+def make_site(folder: Path, *variants: str) -> Path:
+    """Makes `folder`/site from these variants' wheels, and from what `folder`/dist holds."""
+    matrix_here = matrix_with_release()
+    for variant in variants:
+        make(folder / "dist", variant, matrix_here.variants[variant].architectures)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wheels, "ROOT", folder)  # where the locks are
+        site.build(folder / "dist", folder / "site", matrix_here)
+    return folder / "site"
+
+
+@contextlib.contextmanager
+def served(site: Path) -> Iterator[tuple[str, list[str]]]:
+    """Serves `site` as `python -m http.server` does; gives its address, and what was asked for."""
+    requests: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *arguments: object) -> None:
+            requests.append(self.path)
+
+    handler = functools.partial(Handler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/", requests
+        finally:
+            server.shutdown()
+            thread.join()
