@@ -47,7 +47,7 @@ RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=settings \
     rm -rf .nox/*/lib/python*/site-packages/torch/lib
 
 FROM build-tools AS build
-COPY pyproject.toml setup.py README.md ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY package package
 COPY csrc csrc
 # Without git here, these are told what git would say: the commit for the wheel's record, and the time for its files.
