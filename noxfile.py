@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Iterable
 from itertools import takewhile
 from pathlib import Path
 from types import FrameType
@@ -77,10 +78,11 @@ def install_build_tools(session: nox.Session, cell: Cell) -> None:
     session.install("--no-deps", f"torch=={MATRIX.headers_torch}")
 
 
-def install_torch(session: nox.Session, version: str) -> None:
-    """Installs torch, from the index EXTOPS_TORCH_INDEX where set (PyTorch's own, say)."""
+def install_torch(session: nox.Session, version: str | None = None) -> None:
+    """Installs torch, from the index EXTOPS_TORCH_INDEX where set; no version: the newest."""
     index = os.environ.get("EXTOPS_TORCH_INDEX")
-    session.install(*([f"--index-url={index}"] if index else []), f"torch=={version}")
+    requirement = f"torch=={version}" if version else "torch"
+    session.install(*([f"--index-url={index}"] if index else []), requirement)
 
 
 def run_patiently(session: nox.Session, *command: str) -> None:
@@ -97,22 +99,19 @@ def run_in_docker(session: nox.Session, verb: str, cell: Cell) -> None:
     run_patiently(session, *command, *(others if verb == "test" else []))
 
 
-def test_wheel(session: nox.Session, cell: Cell | None = None) -> None:
+def test_wheel(session: nox.Session, *arguments: str, success_codes: Iterable[int] = (0,)) -> None:
     """Runs the tests of the wheel that is installed, away from the source tree.
 
-    A run of all of them leaves a record in dist/, as one of `cell`.
+    `arguments` are pytest's, and so are the exit codes that let the session go on.
     """
-    others = place.options(session.posargs)[1]
-    record = []
-    if cell and set(others) <= {"--require-gpu"}:
-        record = [f"--record={wheels.DIST / wheels.TESTS / cell.name}"]
     with tempfile.TemporaryDirectory(prefix="extops-tests-") as folder:
         shutil.copytree(
             ROOT / "tests", Path(folder) / "tests", ignore=shutil.ignore_patterns("service")
         )
         shutil.copy(ROOT / "pyproject.toml", folder)
         with session.chdir(folder):
-            session.run("python", "-m", "pytest", "-p", "no:cacheprovider", *record, *others)
+            command = ["python", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+            session.run(*command, success_codes=success_codes)
 
 
 def build_cell(session: nox.Session, cell: Cell) -> None:
@@ -129,7 +128,10 @@ def test_cell(session: nox.Session, cell: Cell) -> None:
     session.install(*MATRIX.tools["test"])
     if wheel:
         session.install(str(wheel))
-        test_wheel(session, cell)
+        chosen = place.options(session.posargs)[1]
+        # A run of all of them leaves a record, for the passport of the wheel.
+        record = [f"--record={wheels.DIST / wheels.TESTS / cell.name}"]
+        test_wheel(session, *(record if set(chosen) <= {"--require-gpu"} else []), *chosen)
 
 
 def run_cell(session: nox.Session, verb: str, cell: Cell) -> None:
@@ -203,8 +205,9 @@ def test(session: nox.Session) -> None:
     session.install(*MATRIX.tools["docker"], *MATRIX.tools["nox"], *MATRIX.tools["service"])
     session.install(*MATRIX.tools["index"], *MATRIX.tools["uv"])
     install_new_wheel(session, cell)
-    test_wheel(session)
-    if not place.options(session.posargs)[1]:  # which choose among the wheel's tests
+    chosen = place.options(session.posargs)[1]
+    test_wheel(session, *chosen)
+    if not chosen:  # they choose among the wheel's tests
         session.run("python", "-m", "pytest", "-p", "no:cacheprovider", "tests/service")
 
 
@@ -255,3 +258,30 @@ def lint(session: nox.Session) -> None:
     ]
     session.run("clang-format", "--dry-run", "-Werror", *map(str, sources))
     session.run("shellcheck", ".ci/run")
+
+
+@nox.session(python=False)
+def matrix(session: nox.Session) -> None:
+    """Says which jobs CI starts: `nox -s matrix -- small`, or `full`."""
+    session.run(sys.executable, "-m", "service.ci", *session.posargs)
+
+
+@nox.session(python=False)
+def notes(session: nox.Session) -> None:
+    """Checks that a tag can be released, and writes its notes: `nox -s notes -- v0.1.0`."""
+    session.run(sys.executable, "-m", "service.notes", *session.posargs)
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """Tests the wheel that pip finds, PyPI's or that of `-- ARGUMENTS`, with the newest torch."""
+    with tempfile.TemporaryDirectory(prefix="extops-newest-") as folder:
+        download = ["pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        session.run("python", "-m", *download, f"--dest={folder}", *(session.posargs or ["extops"]))
+        (wheel,) = Path(folder).glob("*.whl")
+        install_torch(session)
+        session.install(*MATRIX.tools["test"], str(wheel))
+        record = Path(folder) / "record"
+        # Whatever pytest's exit code, a signal's too: that they do not pass, or crash, is a result.
+        test_wheel(session, f"--record={record}", success_codes=range(-64, 6))
+        session.run("python", "-m", "service.newest", wheel.name, str(record))

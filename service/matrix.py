@@ -111,6 +111,8 @@ class Matrix:
     pythons: Mapping[str, tuple[str, ...]]
     """For each torch release, the Python versions it supports."""
     variants: Mapping[str, Variant]
+    small_names: tuple[str, ...]
+    """The names of the cells that CI takes for a pull request."""
 
     def __post_init__(self) -> None:
         for variant in self.variants.values():
@@ -128,6 +130,9 @@ class Matrix:
         for name in names:
             if names.count(name) > 1:
                 raise ServiceError(f"matrix.toml: two torch releases make the cell {name}")
+        for name in self.small_names:
+            if name not in names:
+                raise ServiceError(f"matrix.toml: `small` names the cell {name}, which is none")
 
     @functools.cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -143,6 +148,11 @@ class Matrix:
     def default_cells(self) -> tuple[Cell, ...]:
         """A cell for each variant, so for each wheel."""
         return tuple(self.cell(f"{self.default_python}-{name}") for name in self.variants)
+
+    @property
+    def small(self) -> tuple[Cell, ...]:
+        """The cells that CI takes for a pull request."""
+        return tuple(self.cell(name) for name in self.small_names)
 
     def cell(self, name: str) -> Cell:
         """The cell of a session's suffix, e.g. `3.11-cu130`."""
@@ -213,6 +223,7 @@ def parse(data: Mapping[str, Any]) -> Matrix:
         tools={group: tuple(requirements) for group, requirements in data["tools"].items()},
         pythons={torch: tuple(pythons) for torch, pythons in data["torch"].items()},
         variants=variants,
+        small_names=tuple(data["small"]),
     )
 
 
