@@ -258,6 +258,26 @@ def lint(session: nox.Session) -> None:
     ]
     session.run("clang-format", "--dry-run", "-Werror", *map(str, sources))
     session.run("shellcheck", ".ci/run")
+    lint_workflows(session)
+
+
+def lint_workflows(session: nox.Session) -> None:
+    """Checks what GitHub reads, as far as that can be done away from it."""
+    session.run("actionlint")
+    session.run("zizmor", "--offline", "--pedantic", "--quiet", ".")
+    folder = ROOT / ".github"
+    config = folder / "ISSUE_TEMPLATE" / "config.yml"
+    forms = sorted({*folder.glob("ISSUE_TEMPLATE/*.yml")} - {config})
+    workflows = sorted(folder.glob("workflows/*.yml"))
+    for schema, files in (
+        ("vendor.github-workflows", workflows),
+        ("custom.github-workflows-require-timeout", workflows),
+        ("vendor.github-actions", sorted(folder.glob("actions/*/action.yml"))),
+        ("vendor.github-issue-forms", forms),
+        ("vendor.github-issue-config", [config]),
+        ("vendor.dependabot", [folder / "dependabot.yml"]),
+    ):
+        session.run("check-jsonschema", "--builtin-schema", schema, *map(str, files))
 
 
 @nox.session(python=False)
