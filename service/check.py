@@ -34,7 +34,7 @@ OUR_SYMBOLS = re.compile(r"extops_\w+")
 GCC_HOOKS = re.compile(r"_ITM_\w+|__gmon_start__")
 
 METADATA_FILES = {"METADATA", "RECORD", "WHEEL", "top_level.txt", sbom.PATH, "licenses/LICENSE"}
-"""What may be in the .dist-info folder."""
+"""What is in the .dist-info folder."""
 
 # The layout of a fat binary, the container of GPU code that nvcc embeds, as far as needed here:
 # regions of a 16-byte header and entries, each with a header of its own. NVIDIA does not document
@@ -284,12 +284,11 @@ def files(wheel: Wheel, variant: Variant) -> list[str]:
     modules = {str(path.relative_to(package)) for path in package.rglob("*.py")}
     libraries = {f"{x.name}.so" for x in native_libraries().libraries(cuda=bool(variant.cuda))}
     wanted = {f"extops/{name}" for name in csrc | modules | libraries | {BUILD_INFO, "py.typed"}}
-    metadata = {f"{wheel.dist_info}/{name}" for name in METADATA_FILES}
-    wanted |= {name for name in metadata if "/licenses/" not in name}
+    wanted |= {f"{wheel.dist_info}/{name}" for name in METADATA_FILES}
     found = {name for name in wheel.files if not _is_library(name) or _is_ours(name)}
     return [
         *(f"it lacks {name}" for name in sorted(wanted - found)),
-        *(f"it holds {name}, which does not belong" for name in sorted(found - wanted - metadata)),
+        *(f"it holds {name}, which does not belong" for name in sorted(found - wanted)),
     ]
 
 

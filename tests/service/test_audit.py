@@ -112,7 +112,7 @@ class Forge:
         return {**real, "METADATA": text, sbom.PATH: bill.encode(), **self.metadata}
 
 
-KEPT = ("METADATA", "WHEEL", "top_level.txt")
+KEPT = ("METADATA", "WHEEL", "top_level.txt", "licenses/LICENSE")
 
 
 @pytest.fixture
