@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <type_traits>
 
 #include "scalar.h"
 
@@ -75,8 +76,9 @@ template <class T>
   tail = tail * r * r + r;
 
   const Int half = exponent >> 1;
+  // Unsigned: of a NaN the exponent is any number, and its shift must not overflow.
   const auto power_of_two = [](Int e) {
-    return bit_cast<T>(static_cast<Int>((e + Constants::kBias) << Constants::kMantissaBits));
+    return bit_cast<T>(static_cast<std::make_unsigned_t<Int>>(e + Constants::kBias) << Constants::kMantissaBits);
   };
   return {tail, power_of_two(half), power_of_two(exponent - half)};
 }
