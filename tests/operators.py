@@ -106,6 +106,8 @@ LLTM = Operator(
         "one": functools.partial(lltm_inputs, 1, 1, 1),
         "odd": functools.partial(lltm_inputs, 13, 33, 31),
         "tutorial": functools.partial(lltm_inputs, 16, 32, 128),
+        # More rows than a CPU's vector has lanes, and not a multiple of them.
+        "rows": functools.partial(lltm_inputs, 37, 5, 11),
         # On either side of the sizes at which each device changes from its own product to a library's.
         "middle": functools.partial(lltm_inputs, 50, 130, 150),
         "large": functools.partial(lltm_inputs, 130, 300, 500),

@@ -19,11 +19,26 @@ from operators import (
     Tensors,
     as_tuple,
     by_operator,
+    dtype_name,
     gradients,
     upstream,
 )
 
 pytestmark = pytest.mark.gpu
+
+# A case for each of the kernels that an operator chooses between.
+by_kernel = pytest.mark.parametrize(
+    ("operator", "case", "dtype"),
+    [
+        pytest.param(operator, case, dtype, id=f"{operator.name}-{case}")
+        for operator, case, dtype in (
+            *((operator, "odd", torch.float32) for operator in OPERATORS),
+            (LLTM, "large", torch.float32),
+            (LLTM, "tiles", torch.bfloat16),
+            (ELEMENTWISE_MULT, "outer", torch.float32),
+        )
+    ],
+)
 
 
 def forward_and_backward(operator: Operator, inputs: Tensors, towards: Tensors) -> Tensors:
@@ -31,13 +46,34 @@ def forward_and_backward(operator: Operator, inputs: Tensors, towards: Tensors) 
     return *(result.detach() for result in results), *found
 
 
+@pytest.mark.parametrize("state", [1024, 1023], ids=["aligned", "misaligned"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
+def test_cells_enough_for_wide_accesses(dtype: torch.dtype, state: int) -> None:
+    """So many that a thread takes several neighbours, where rows begin at a multiple of them."""
+    batch = 300
+    shapes = [(batch, 3 * state), (3 * state,), *[(batch, state)] * 3]
+    tensors = [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
+    products, bias, old_cell, *towards = tensors
+    new_h, new_cell = torch.ops.extops.lltm_cell(products, bias, old_cell)
+    found = torch.ops.extops.lltm_cell_backward(*towards, products, bias, new_cell)
+
+    leaves = [products.double().requires_grad_(), old_cell.double().requires_grad_()]
+    exact = extops.reference.lltm_cell(leaves[0], bias.double(), leaves[1])
+    expected = torch.autograd.grad(exact, leaves, [tensor.double() for tensor in towards])
+    tolerance = 16 * torch.finfo(dtype).eps
+    for actual, value in zip((new_h, new_cell, *found), (*exact, *expected), strict=True):
+        torch.testing.assert_close(actual.double(), value, rtol=tolerance, atol=tolerance)
+
+
 # -- streams -------------------------------------------------------------------------------------
 
 
-@by_operator
-def test_work_is_queued_on_the_current_stream(operator: Operator) -> None:
+@by_kernel
+def test_work_is_queued_on_the_current_stream(
+    operator: Operator, case: str, dtype: torch.dtype
+) -> None:
     """On a side stream the inputs arrive late; an operator on any other stream reads too early."""
-    inputs = operator.inputs("odd", "cuda", torch.float32)
+    inputs = operator.inputs(case, "cuda", dtype)
     towards = upstream(operator(*inputs))
     expected = forward_and_backward(operator, inputs, towards)
     late = tuple(torch.full_like(tensor, float("nan")) for tensor in inputs)
@@ -90,9 +126,9 @@ def test_the_host_is_done_before_the_gpu() -> None:
 # -- graphs --------------------------------------------------------------------------------------
 
 
-@by_operator
-def test_graph_is_replayed_with_new_data(operator: Operator) -> None:
-    inputs = operator.inputs("odd", "cuda", torch.float32)
+@by_kernel
+def test_graph_is_replayed_with_new_data(operator: Operator, case: str, dtype: torch.dtype) -> None:
+    inputs = operator.inputs(case, "cuda", dtype)
     towards = upstream(operator(*inputs))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

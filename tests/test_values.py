@@ -125,6 +125,26 @@ def test_channels_last(memory_format: torch.memory_format, device: str) -> None:
 
 @by_dtype
 @by_device
+@pytest.mark.parametrize("gap", [0, 1, 8])
+def test_rows_of_whole_vectors(gap: int, device: str, dtype: torch.dtype) -> None:
+    """Rows that vectors divide, one after another and with gaps, aligned for vectors and not."""
+    rows = padded_to(24 + gap, torch.randn(6, 24).to(device, dtype))
+    column, row = rows[:, :1].clone(), rows[0].clone()
+    assert_same(extops.round_ste(rows), extops.reference.round_ste(rows))
+    for factor in (column, row, rows):
+        assert_same(extops.elementwise_mult(rows, factor), rows * factor)
+        assert_same(extops.elementwise_mult(factor, rows[:, None]), factor * rows[:, None])
+
+
+def padded_to(size: int, rows: Tensor) -> Tensor:
+    """A copy of the rows that begin every `size` elements, the first at the start of the storage."""
+    larger = rows.new_full([len(rows), size], NAN)
+    larger[:, : rows.shape[1]] = rows
+    return larger[:, : rows.shape[1]]
+
+
+@by_dtype
+@by_device
 @by_case
 def test_same_bits_on_every_run(
     operator: Operator, case: str, device: str, dtype: torch.dtype
@@ -246,6 +266,20 @@ def test_lltm_of_a_candidate_near_zero(device: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(new_h.cpu().double(), half_tanh, rtol=tolerance, atol=smallest)
 
 
+@by_device
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=dtype_name)
+def test_lltm_is_accurate_over_the_whole_range(device: str, dtype: torch.dtype) -> None:
+    """Relative to each value: neither exp, nor elu, nor tanh loses digits anywhere."""
+    values = torch.linspace(-31, 29, 64, dtype=torch.float64).to(dtype)
+    gates = torch.stack([values, values.roll(7), values.roll(23)], dim=1)
+    zeros = torch.zeros(len(gates), 1, dtype=torch.float64)
+    exact = extops.reference.lltm_cell(gates.double(), zeros[:3, 0], zeros)
+    results = cell(gates.to(device), zeros[:, 0].to(device, dtype))
+    for name, result, expected in zip(LLTM.results, results, exact, strict=True):
+        error = ((result.cpu().double() - expected[:, 0]) / expected[:, 0]).abs().max().item()
+        assert error < 16 * torch.finfo(dtype).eps, f"{name}: relative error {error:.3g}"
+
+
 HALVES = [(-0.5, 0.0), (-1.5, -1.0), (-2.5, -2.0), (0.5, 1.0), (1.5, 2.0), (2.5, 3.0)]
 INSIDE = [(0.0, 0.0), (0.25, 0.0), (-0.25, 0.0), (-0.75, -1.0), (0.75, 1.0), (1.0, 1.0)]
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
@@ -309,6 +343,19 @@ def test_multiply_of_extreme_values(device: str, dtype: torch.dtype) -> None:
     product = extops.elementwise_mult(column, row)
     assert_same(product, column * row)
     assert_same(torch.signbit(product).where(~product.isnan(), False), signs(column * row))
+
+
+@by_device
+@pytest.mark.parametrize("count", [7, 64], ids=["few", "many"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=dtype_name)
+def test_multiply_rounds_ties_to_even(dtype: torch.dtype, count: int, device: str) -> None:
+    """Products half-way between two numbers, normal and denormal ones."""
+    info = torch.finfo(dtype)
+    steps = torch.arange(1, count + 1, dtype=torch.float64)
+    for numbers, factor in ((1 + steps * info.eps, 1.5), (steps * info.tiny * info.eps, 0.5)):
+        a = numbers.to(device, dtype)
+        b = torch.full_like(a, factor)
+        assert_same(extops.elementwise_mult(a, b), (a.double() * factor).to(dtype))
 
 
 def signs(tensor: Tensor) -> Tensor:
