@@ -22,7 +22,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from service import ServiceError, place, toolchain, wheels  # noqa: E402
+from service import ServiceError, mutants, place, toolchain, wheels  # noqa: E402
 from service.matrix import Cell, load  # noqa: E402
 
 nox.needs_version = ">=2024.4.15"
@@ -211,6 +211,11 @@ def test(session: nox.Session) -> None:
         session.run("python", "-m", "pytest", "-p", "no:cacheprovider", "tests/service")
 
 
+def asks_for_cuda(arguments: list[str]) -> bool:
+    """Whether a session that takes `--device cpu|cuda` shall use the GPU."""
+    return "cuda" in arguments or "--device=cuda" in arguments
+
+
 @nox.session(reuse_venv=True)
 def audit(session: nox.Session) -> None:
     """Judges the wheels in dist/, or those named, and writes a passport beside each."""
@@ -223,7 +228,7 @@ def bench(session: nox.Session) -> None:
     """Measures the operators beside others: on the CPU, or with `-- --device cuda` on a GPU."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     arguments = place.options(session.posargs)[1]
-    cuda = "cuda" in arguments or "--device=cuda" in arguments
+    cuda = asks_for_cuda(arguments)
     built = [x.name for x in MATRIX.variants.values() if x.cuda and wheels.published(x)]
     if cuda and not built:
         session.error(f"dist/ has no CUDA wheel: build one with `nox -s build-{python}-cu130`")
@@ -235,6 +240,34 @@ def bench(session: nox.Session) -> None:
     else:
         install_new_wheel(session, cell)
     session.run("python", "-m", "benchmarks", *arguments)
+
+
+def prove_tests(session: nox.Session, module: str) -> None:
+    """Runs a module that compiles kernels in ways of its own and runs the tests on them."""
+    arguments = place.options(session.posargs)[1]
+    cuda = asks_for_cuda(arguments)
+    variant = mutants.variant_for("cuda" if cuda else "cpu")
+    try:
+        compiler = toolchain.missing_requirements(variant)
+    except ServiceError as error:
+        session.error(str(error))
+    install_torch(session, variant.torch[0])
+    session.install(*MATRIX.tools["build"], *MATRIX.tools["test"], *compiler)
+    if cuda and module == "service.sanitize" and toolchain.missing_sanitizer():
+        session.install(*toolchain.missing_sanitizer())
+    run_patiently(session, "python", "-m", module, *arguments)
+
+
+@nox.session(reuse_venv=True)
+def sanitize(session: nox.Session) -> None:
+    """Runs the tests with sanitizers in the CPU kernels, or on a GPU with `-- --device cuda`."""
+    prove_tests(session, "service.sanitize")
+
+
+@nox.session(reuse_venv=True)
+def mutate(session: nox.Session) -> None:
+    """Breaks the kernels on purpose, and fails where no test does: also `-- --device cuda`."""
+    prove_tests(session, "service.mutate")
 
 
 @nox.session(reuse_venv=True)

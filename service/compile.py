@@ -2,10 +2,13 @@
 
 torch is never imported (its build helper alone takes seconds to load): only its headers are read,
 so that any build of a torch >= 2.10 serves, a CPU-only one for CUDA code too.
+
+`python -m service.compile cpu --into FOLDER` compiles only, without making a wheel.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import importlib.metadata
 import importlib.util
@@ -28,9 +31,11 @@ BUILD_INFO = "_build_info.json"
 _STAND_IN = "$cxx -shared -nostdlib -o $out -Wl,-soname,$soname $flags"
 _EMPTY = "-x c++ /dev/null"
 _LINK = (
-    "$cxx -shared -nodefaultlibs -o $out $in $flags -s -Wl,--build-id=none "
+    "$cxx -shared -nodefaultlibs -o $out $in $flags $linking -Wl,--build-id=none "
     "-Wl,-soname,$soname -Wl,-rpath,'$$ORIGIN'"
 )
+_STRIP = "-s"
+_SANITIZERS_RUNTIME = "-lasan -lubsan"
 
 
 def build_folder(variant: Variant) -> Path:
@@ -43,10 +48,13 @@ def compile_report(variant: Variant) -> Path:
     return build_folder(variant) / "compiled.txt"
 
 
-def build(variant: Variant, pass_fds: tuple[int, ...] = ()) -> list[Path]:
+def build(
+    variant: Variant, pass_fds: tuple[int, ...] = (), *, sanitized: bool = False
+) -> list[Path]:
     """Compiles the libraries of `variant`; returns them, and the file that says what was used.
 
     `pass_fds` are inherited by ninja: a lock given here is held until the last compiler has ended.
+    `sanitized` libraries check each of their memory accesses, and need the sanitizers' runtime.
     """
     cxx = toolchain.host_compiler()
     toolkit = toolchain.find_cuda(variant) if variant.cuda else None
@@ -56,7 +64,8 @@ def build(variant: Variant, pass_fds: tuple[int, ...] = ()) -> list[Path]:
     headers, torch_version = _torch_headers()
     folder = build_folder(variant)
     folder.mkdir(parents=True, exist_ok=True)
-    outputs = _write_ninja(folder, variant, cxx, toolkit, headers)
+    sanitizers = native_libraries().SANITIZERS if sanitized else ()
+    outputs = _write_ninja(folder, variant, cxx, toolkit, headers, sanitizers)
     jobs = toolchain.parallel_jobs()
     command = [
         sys.executable,
@@ -105,6 +114,7 @@ def _write_ninja(
     cxx: str,
     toolkit: toolchain.CudaToolkit | None,
     headers: Path,
+    sanitizers: tuple[str, ...],
 ) -> list[Path]:
     """Writes build.ninja into `folder` and returns the libraries that it makes."""
     writer: Any = importlib.import_module("ninja.ninja_syntax").Writer
@@ -115,7 +125,9 @@ def _write_ninja(
         ninja = writer(file)
         ninja.variable("builddir", str(_relative(folder)))
         ninja.variable("cxx", cxx)
-        compile_cxx = f"{launcher}$cxx -MD -MF $out.d $flags -c $in -o $out"
+        ninja.variable("sanitizers", " ".join(sanitizers))
+        ninja.variable("linking", _SANITIZERS_RUNTIME if sanitizers else _STRIP)
+        compile_cxx = f"{launcher}$cxx -MD -MF $out.d $flags $sanitizers -c $in -o $out"
         ninja.rule("cxx", compile_cxx, depfile="$out.d", deps="gcc", description="C++ $in")
         if toolkit:
             compile_cuda = (
@@ -223,3 +235,23 @@ def git(*arguments: str) -> str | None:
         return None
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m service.compile", description=build.__doc__)
+    parser.add_argument("variant", help="a variant of matrix.toml, e.g. cpu")
+    parser.add_argument("--into", type=Path, required=True, help="where to copy the libraries")
+    parser.add_argument("--sanitized", action="store_true", help="with AddressSanitizer and UBSan")
+    arguments = parser.parse_args()
+    try:
+        outputs = build(load().variant(arguments.variant), sanitized=arguments.sanitized)
+    except ServiceError as error:
+        sys.exit(f"extops: {error}")
+    arguments.into.mkdir(parents=True, exist_ok=True)
+    for output in outputs:
+        shutil.copy2(output, arguments.into)
+
+
+if __name__ == "__main__":
+    main()

@@ -148,6 +148,32 @@ def _check_architectures(toolkit: CudaToolkit, variant: Variant) -> None:
         )
 
 
+def find_compute_sanitizer(
+    environ: Mapping[str, str] = os.environ, site_packages: Path = SITE_PACKAGES
+) -> Path:
+    """NVIDIA's checker of memory accesses and races: the system's, or the one pip installed."""
+    from_pip = sorted(site_packages.glob("nvidia/cu*/bin/compute-sanitizer"))
+    found = [*_systems_compute_sanitizer(environ), *from_pip]
+    if not found:
+        raise ServiceError(
+            "there is no compute-sanitizer in CUDA_HOME or on PATH: set CUDA_HOME to the directory "
+            f"of a CUDA toolkit, or run `pip install {' '.join(load().tools['sanitizer'])}`"
+        )
+    return found[0]
+
+
+def missing_sanitizer(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """What pip must install before `find_compute_sanitizer`."""
+    return () if _systems_compute_sanitizer(environ) else load().tools["sanitizer"]
+
+
+def _systems_compute_sanitizer(environ: Mapping[str, str]) -> list[Path]:
+    folders = [f"{environ['CUDA_HOME']}/bin"] if environ.get("CUDA_HOME") else []
+    path = os.pathsep.join([*folders, environ.get("PATH", "")])
+    found = shutil.which("compute-sanitizer", path=path)
+    return [Path(found)] if found else []
+
+
 def host_compiler() -> str:
     """The path of g++."""
     found = shutil.which("g++")

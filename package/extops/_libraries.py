@@ -18,6 +18,15 @@ HOST_FLAGS = ("-O3", "-fPIC", "-fvisibility=hidden")
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 CXX_STANDARD = "-std=c++17"
 
+# Added to the above where memory accesses and arithmetic are to be checked at run time.
+SANITIZERS = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+    "-g",
+    "-O1",
+)
+
 # What the kernels' loops need from -ffast-math in order to be vectorised. Not -ffast-math itself: it
 # folds away the rounding step of a polynomial exp, and linking with it sets flush-to-zero for the
 # whole process. Not -fno-signed-zeros either: with -fno-trapping-math it lets GCC turn a comparison
