@@ -57,6 +57,8 @@ def composite_gradients(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of ``composite(*inputs)``, themselves differentiable where grad mode is on."""
     with torch.enable_grad():
+        # Views, since an input may depend on another one, or be the same: that is not this gradient's to follow.
+        inputs = [x.view_as(x) for x in inputs]
         outputs = composite(*inputs)
     present = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
     wanted = [x for x, needed in zip(inputs, needs_input_grad, strict=True) if needed]
