@@ -59,7 +59,7 @@ template <class T>
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; ++j) {
           const C z = gates.candidate(j);
-          const C elu = z > 0 ? z : expm1(z > 0 ? C(0) : z);
+          const C elu = z < 0 ? expm1(z < 0 ? z : C(0)) : z;  // a zero keeps its sign
           const C cell = load(old_c[j]) + elu * sigmoid<C>(gates.input_gate(j));
           store(c[j], cell);
           store(h[j], tanh(cell) * sigmoid<C>(gates.output_gate(j)));
