@@ -45,10 +45,15 @@ class Operator:
     Those named "threaded" are large enough for several threads on a CPU, which then meet in the
     middle of a row.
     """
+    batch: Callable[[int], Tensors]
+    """A maker of small inputs whose batch, the dimension that all rows share, has the given size."""
     exact: bool
     """Whether each result is the correctly rounded one, so equal to eager's bit for bit."""
     differentiable: bool
     """Whether the gradient is the derivative of the values (straight-through rounding's is not)."""
+    ulps: float = 2
+    """How far results and gradients may be off even where eager's are right by luck, in units in
+    the last place of the largest value."""
 
     def __call__(self, *arguments: Tensor) -> Tensors:
         return as_tuple(self.function(*arguments))
@@ -120,6 +125,7 @@ LLTM = Operator(
         "no_features": functools.partial(lltm_inputs, 3, 0, 4),
         "no_state": functools.partial(lltm_inputs, 3, 5, 0),
     },
+    batch=lambda size: lltm_inputs(size, 5, 4),
     exact=False,
     differentiable=True,
 )
@@ -134,11 +140,13 @@ ROUND_STE = Operator(
         "small": functools.partial(spread_out, 5, 7),
         "scalar": spread_out,
         "one": functools.partial(spread_out, 1),
-        "odd": functools.partial(spread_out, 1023),
+        "odd": functools.partial(spread_out, 3, 11, 31),
+        "vector": functools.partial(spread_out, 1023),
         "threaded": functools.partial(spread_out, 501, 301),
         "deep": functools.partial(spread_out, 2, 3, 4, 5, 6),
         "empty": functools.partial(spread_out, 0, 3),
     },
+    batch=lambda size: spread_out(size, 5),
     exact=True,
     differentiable=False,
 )
@@ -152,7 +160,8 @@ ELEMENTWISE_MULT = Operator(
     samples={
         "small": functools.partial(normal, (4, 5), (4, 5)),
         "one": functools.partial(normal, (1,), (1,)),
-        "odd": functools.partial(normal, (1023,), (1023,)),
+        "odd": functools.partial(normal, (3, 11, 31), (3, 11, 31)),
+        "vectors": functools.partial(normal, (1023,), (1023,)),
         "scalars": functools.partial(normal, (), ()),
         "scalar_a": functools.partial(normal, (), (3, 4)),
         "scalar_b": functools.partial(normal, (3, 4), ()),
@@ -165,11 +174,58 @@ ELEMENTWISE_MULT = Operator(
         "empty": functools.partial(normal, (0, 3), (0, 3)),
         "empty_broadcast": functools.partial(normal, (0, 3), (1, 3)),
     },
+    batch=lambda size: normal((size, 5), (size, 5)),
     exact=True,
     differentiable=True,
 )
 
-OPERATORS = (LLTM, ROUND_STE, ELEMENTWISE_MULT)
+
+
+def sequence_inputs(time: int, batch: int, features: int, state: int) -> Tensors:
+    _, weights, bias, h_0, c_0 = lltm_inputs(batch, features, state)
+    (input,) = normal((time, batch, features))
+    return input, h_0, c_0, weights, bias
+
+
+def sequence(
+    input: Tensor, h_0: Tensor, c_0: Tensor, weights: Tensor, bias: Tensor, **options: Any
+) -> Tensors:
+    output, (h_n, c_n) = extops.lltm_sequence(input, (h_0, c_0), weights, bias, **options)
+    return output, h_n, c_n
+
+
+def sequence_by_cells(
+    input: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor
+) -> Tensors:
+    """The definition: one cell after another."""
+    outputs = []
+    for step in input:
+        h, c = extops.reference.lltm(step, weights, bias, h, c)
+        outputs.append(h)
+    return torch.stack(outputs), h, c
+
+
+LLTM_SEQUENCE = Operator(
+    name="lltm_sequence",
+    function=sequence,
+    reference=sequence_by_cells,
+    arguments=("input", "h_0", "c_0", "weights", "bias"),
+    results=("output", "h_n", "c_n"),
+    samples={
+        "small": functools.partial(sequence_inputs, 2, 3, 2, 3),
+        "one": functools.partial(sequence_inputs, 1, 1, 1, 1),
+        "odd": functools.partial(sequence_inputs, 3, 13, 33, 31),
+        "threaded": functools.partial(sequence_inputs, 2, 501, 2, 301),
+        "empty_batch": functools.partial(sequence_inputs, 2, 0, 5, 4),
+        "no_features": functools.partial(sequence_inputs, 2, 3, 0, 4),
+    },
+    batch=lambda size: sequence_inputs(2, size, 5, 4),
+    exact=False,
+    differentiable=True,
+    ulps=8,  # the product of each step is made of two, and errors travel from step to step
+)
+
+OPERATORS = (LLTM, ROUND_STE, ELEMENTWISE_MULT, LLTM_SEQUENCE)
 
 by_device = pytest.mark.parametrize("device", ["cpu", GPU])
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
@@ -278,15 +334,49 @@ def negated(tensor: Tensor) -> Tensor:
     return torch._neg_view(-tensor)
 
 
-LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
+def channels_last(tensor: Tensor) -> Tensor:
+    """A copy whose second dimension is the innermost, as images are kept."""
+    if tensor.ndim < 3:
+        return tensor.contiguous()
+    return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def expanded(tensor: Tensor) -> Tensor:
+    """The first row for all, by a stride of 0."""
+    return tensor[:1].expand_as(tensor)
+
+
+def one_value(tensor: Tensor) -> Tensor:
+    """The first element for all: every stride is 0."""
+    return tensor.flatten()[0].expand_as(tensor)
+
+
+def overlapping(tensor: Tensor) -> Tensor:
+    """The first values of the memory, each dimension a step of one: elements share memory."""
+    return tensor.contiguous().as_strided(tensor.shape, [1] * tensor.ndim)
+
+
+Layout = Callable[[Tensor], Tensor]
+# Each element has a place of its own.
+WRITABLE_LAYOUTS: Mapping[str, Layout] = {
     "contiguous": lambda tensor: tensor.contiguous(),
     "transposed": transposed,
+    "channels_last": channels_last,
     "sliced": sliced,
     "padded": padded,
     "offset": offset,
     "negated": negated,
 }
+LAYOUTS: Mapping[str, Layout] = {
+    **WRITABLE_LAYOUTS,
+    "expanded": expanded,
+    "one_value": one_value,
+    "overlapping": overlapping,
+}
 by_layout = pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+by_writable_layout = pytest.mark.parametrize(
+    "layout", WRITABLE_LAYOUTS.values(), ids=WRITABLE_LAYOUTS.keys()
+)
 
 
 # -- the operators that are registered with the dispatcher ---------------------------------------

@@ -203,30 +203,13 @@ def test_compile_of_out(device: str) -> None:
 @pytest.mark.usefixtures("dynamo")
 def test_compile_for_any_batch_size(operator: Operator) -> None:
     """One compilation serves every batch size, forward and backward."""
-    inputs = {size: batch_of(operator, size) for size in (6, 7, 19)}
+    inputs = {size: operator.batch(size) for size in (6, 7, 19)}
     compiled = torch.compile(operator.function, fullgraph=True, backend="aot_eager", dynamic=True)
     with error_on_recompile():
         for size, tensors in inputs.items():
             towards = upstream(operator(*tensors))
             actual = gradients(compiled, tensors, towards)
             torch.testing.assert_close(actual, gradients(operator.function, tensors, towards))
-            assert len(actual[0][0]) == size
-
-
-def batch_of(operator: Operator, size: int) -> Tensors:
-    """Inputs whose batch dimension, where there is one, has this size."""
-    if operator is LLTM:
-        input, weights, bias, old_h, old_cell = operator.inputs("small")
-        return (
-            torch.randn(size, input.shape[1], dtype=input.dtype),
-            weights,
-            bias,
-            *(torch.randn(size, state.shape[1], dtype=state.dtype) for state in (old_h, old_cell)),
-        )
-    return tuple(
-        torch.randn(size, tensor.shape[1], dtype=tensor.dtype)
-        for tensor in operator.inputs("small")
-    )
 
 
 @contextmanager

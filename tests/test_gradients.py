@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,9 +12,11 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import extops
+import extops.reference
 from operators import (
     ELEMENTWISE_MULT,
     LLTM,
+    LLTM_SEQUENCE,
     ROUND_STE,
     Operator,
     Tensors,
@@ -34,6 +38,7 @@ CHECKED_CASES = [
     *((LLTM, case) for case in ("small", "one", "empty_batch", "no_features")),
     *((ELEMENTWISE_MULT, case) for case in ("small", "scalars", "scalar_a", "row", "outer")),
     *((ELEMENTWISE_MULT, case) for case in ("many_dims", "empty", "empty_broadcast")),
+    *((LLTM_SEQUENCE, case) for case in ("small", "one", "empty_batch", "no_features")),
 ]
 by_checked_case = pytest.mark.parametrize(
     ("operator", "case"),
@@ -42,9 +47,6 @@ by_checked_case = pytest.mark.parametrize(
         for operator, case in CHECKED_CASES
     ],
 )
-
-# Sums of float64 products come in another order, and eager's error against itself is none.
-ULPS = {torch.float64: 16, torch.float32: 2, torch.bfloat16: 2, torch.float16: 2}
 
 
 @by_device
@@ -112,8 +114,7 @@ def assert_right_gradients(operator: Operator, inputs: tuple[Tensor, ...]) -> No
     doubles = [tuple(tensor.double() for tensor in tensors) for tensors in (inputs, towards)]
     _, exact = gradients(operator.reference, *doubles)
     for name, ours, theirs, right in zip(operator.arguments, actual, eager, exact, strict=True):
-        ulps = ULPS[inputs[0].dtype]
-        assert_as_accurate_as_eager(f"gradient of `{name}`", ours, theirs, right, ulps=ulps)
+        assert_as_accurate_as_eager(f"gradient of `{name}`", ours, theirs, right, operator.ulps)
 
 
 @by_device
@@ -231,13 +232,20 @@ def test_no_input_requires_grad(operator: Operator, device: str) -> None:
 
 
 @by_device
-@pytest.mark.parametrize("used", LLTM.results)
-def test_one_result_unused(used: str, device: str) -> None:
-    inputs = LLTM.inputs("odd", device)
-    place = LLTM.results.index(used)
-    towards = upstream((LLTM.eager(*inputs)[place],))
-    _, actual = gradients(lambda *leaves: LLTM(*leaves)[place], inputs, towards)
-    _, expected = gradients(lambda *leaves: LLTM.eager(*leaves)[place], inputs, towards)
+@pytest.mark.parametrize(
+    ("operator", "used"),
+    [
+        pytest.param(operator, used, id=f"{operator.name}-{used}")
+        for operator in (LLTM, LLTM_SEQUENCE)
+        for used in operator.results
+    ],
+)
+def test_only_one_result_used(operator: Operator, used: str, device: str) -> None:
+    inputs = operator.inputs("odd", device)
+    place = operator.results.index(used)
+    towards = upstream((operator.eager(*inputs)[place],))
+    _, actual = gradients(lambda *leaves: operator(*leaves)[place], inputs, towards)
+    _, expected = gradients(lambda *leaves: operator.eager(*leaves)[place], inputs, towards)
     torch.testing.assert_close(actual, expected)
 
 
@@ -309,14 +317,15 @@ def test_modified_input_gives_no_wrong_gradient(operator: Operator, device: str)
 
 
 @by_device
-def test_modified_result_gives_no_wrong_gradient(device: str) -> None:
+@by_operator
+def test_modified_result_gives_no_wrong_gradient(operator: Operator, device: str) -> None:
     """The same for the results of the operator, one of which its backward pass reads."""
-    for place in range(len(LLTM.results)):
-        leaves = LLTM.inputs("small", device, requires_grad=True)
-        results = LLTM(*leaves)
+    for place in range(len(operator.results)):
+        leaves = operator.inputs("small", device, requires_grad=True)
+        results = operator(*leaves)
         with torch.no_grad():
             results[place].add_(1)
-        assert_right_or_noticed(LLTM, results, leaves)
+        assert_right_or_noticed(operator, results, leaves)
 
 
 def assert_right_or_noticed(operator: Operator, results: Tensors, leaves: Tensors) -> None:
@@ -343,23 +352,44 @@ def test_modified_factor_is_noticed(device: str) -> None:
             torch.autograd.grad(product.sum(), leaves)
 
 
+def unrolled(cell: Callable[..., Tensors]) -> Callable[..., Tensors]:
+    """Several steps: each cell's results feed the next one, so its inputs depend on each other."""
+
+    def run(input: Tensor, weights: Tensor, bias: Tensor, h: Tensor, c: Tensor) -> Tensors:
+        for step in range(3):
+            h, c = cell(input * step, weights, bias, h, c)
+        return h, c
+
+    return run
+
+
+def with_one_state(cell: Callable[..., Tensors]) -> Callable[..., Tensors]:
+    """One tensor as the hidden state and as the cell state."""
+    return lambda input, weights, bias, state, _: cell(input, weights, bias, state, state)
+
+
 @by_device
-def test_a_chain_of_cells(device: str) -> None:
-    """Backpropagation through time: each cell's results feed the next one."""
+@pytest.mark.parametrize("used_as", [unrolled, with_one_state])
+def test_inputs_that_are_not_independent(used_as, device: str) -> None:
+    """The gradients and, through `create_graph`, those of the gradients."""
     inputs = LLTM.inputs("small", device)
-
-    def unrolled(cell):
-        def run(input: Tensor, weights: Tensor, bias: Tensor, h: Tensor, c: Tensor) -> Tensors:
-            for step in range(5):
-                h, c = cell(input * step, weights, bias, h, c)
-            return h, c
-
-        return run
-
     towards = upstream(LLTM.eager(*inputs))
-    actual = gradients(unrolled(extops.lltm), inputs, towards)
-    expected = gradients(unrolled(extops.reference.lltm), inputs, towards)
-    torch.testing.assert_close(actual, expected)
+    found = []
+    for function in (used_as(extops.lltm), used_as(extops.reference.lltm)):
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        ask = functools.partial(
+            torch.autograd.grad, inputs=leaves, allow_unused=True, retain_graph=True
+        )
+        results = function(*leaves)
+        plain = ask(results, grad_outputs=towards)
+        first = ask(results, grad_outputs=towards, create_graph=True)
+        loss = sum((gradient**2).sum() for gradient in first if gradient is not None)
+        found.append([plain, [g if g is None else g.detach() for g in first], ask(loss)])
+    for actual, expected in zip(*found, strict=True):
+        for ours, theirs in zip(actual, expected, strict=True):
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                torch.testing.assert_close(ours, theirs)
 
 
 @by_device
@@ -379,24 +409,63 @@ def test_saturated_gates_have_finite_gradients(device: str) -> None:
             assert bool(torch.isfinite(gradient).all()), (name, dtype)
 
 
+def cell_with_gates(
+    gates: list[float], candidates: list[float], device: str, dtype: torch.dtype
+) -> Tensors:
+    """Inputs of a cell whose bias alone makes its gates: every combination of two and a candidate.
+
+    The states are repeated until vectorised code and its remainder both meet each of them.
+    """
+    values = [torch.tensor(each, dtype=torch.float64) for each in (gates, gates, candidates)]
+    bias = torch.cartesian_prod(*values).t().repeat(1, 9).flatten()
+    state = len(bias) // 3
+    zeros = torch.zeros(1, state, dtype=torch.float64)
+    inputs = zeros[:, :0], zeros.new_zeros(3 * state, state), bias, zeros, zeros + 0.25
+    return tuple(tensor.to(device, dtype) for tensor in inputs)
+
+
+@by_dtype
+@by_device
+def test_gradients_at_special_gates(device: str, dtype: torch.dtype) -> None:
+    """Where elu has its corner, at either zero, beside it, and where the gates are saturated."""
+    info = torch.finfo(dtype)
+    near_zero = [0.0, -0.0, info.tiny / 2, -info.tiny / 2, info.tiny, -info.tiny, -info.eps]
+    candidates = [*near_zero, -1.0, 1.0, -1000.0, 1000.0]
+    inputs = cell_with_gates([-1000.0, 0.5, 1000.0], candidates, device, dtype)
+    towards = tuple(torch.full_like(inputs[-1], value) for value in (0.75, -1.5))
+    _, actual = gradients(LLTM.function, inputs, towards)
+    doubles = [tuple(tensor.double() for tensor in tensors) for tensors in (inputs, towards)]
+    _, expected = gradients(LLTM.reference, *doubles)
+    for name in ("bias", "old_cell"):
+        place = LLTM.arguments.index(name)
+        right = expected[place].to(dtype)
+        tolerance = 8 * info.eps
+        torch.testing.assert_close(actual[place], right, rtol=tolerance, atol=tolerance)
+
+
+@by_dtype
+@by_device
+def test_gradients_at_zeros_of_either_sign(device: str, dtype: torch.dtype) -> None:
+    """The slope of elu is 1 on both sides of its corner, and at it."""
+    candidates = torch.tensor([0.0, -0.0] * 18, dtype=dtype, device=device).view(-1, 1)
+    products = torch.nn.functional.pad(candidates, (2, 0)).requires_grad_()
+    bias = products.new_full((3,), -0.0)  # adding it changes no zero's sign
+    _, new_cell = torch.ops.extops.lltm_cell(products, bias, torch.zeros_like(candidates))
+    (gradient,) = torch.autograd.grad(new_cell.sum(), products)
+    expected = torch.tensor([0.0, 0.0, 0.5], dtype=dtype, device=device)  # the input gate is half
+    assert torch.equal(gradient, expected.expand_as(gradient))
+
+
 @by_dtype
 @by_device
 @pytest.mark.parametrize("spoilt", ["gates", "grad_h", "grad_cell"])
 def test_nan_is_never_lost(spoilt: str, device: str, dtype: torch.dtype) -> None:
     """A NaN in a gate or in an upstream gradient shows wherever eager's gradients show it."""
-    special = torch.tensor([-1000.0, 0.0, 1000.0], dtype=torch.float64)
-    if spoilt == "gates":
-        special = torch.cat([special, special.new_tensor([float("nan")])])
-    gates = torch.cartesian_prod(special, special, special).t().repeat(1, 9).flatten()
-    state = len(gates) // 3
-    towards = {name: torch.ones(1, state, dtype=torch.float64) for name in ("grad_h", "grad_cell")}
-    if spoilt in towards:
-        towards[spoilt].fill_(float("nan"))
-    zeros = torch.zeros(1, state, dtype=torch.float64)
-    inputs = (zeros[:, :0], zeros.new_zeros(3 * state, state), gates, zeros, zeros + 0.25)
-    inputs, upstream_gradients = (
-        tuple(tensor.to(device, dtype) for tensor in tensors)
-        for tensors in (inputs, towards.values())
+    special = [-1000.0, 0.0, 1000.0, *([float("nan")] if spoilt == "gates" else [])]
+    inputs = cell_with_gates(special, special, device, dtype)
+    upstream_gradients = tuple(
+        torch.full_like(inputs[-1], float("nan") if spoilt == name else 1.0)
+        for name in ("grad_h", "grad_cell")
     )
     _, actual = gradients(LLTM.function, inputs, upstream_gradients)
     _, expected = gradients(LLTM.reference, inputs, upstream_gradients)

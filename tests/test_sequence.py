@@ -5,64 +5,26 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence, pad_sequence
 
 import extops
-import extops.reference
-from operators import Tensors, by_device, gradients
+import operators
+from operators import Tensors, by_device, sequence, sequence_by_cells
 
 TIME, BATCH, FEATURES, STATE = 6, 3, 5, 4
 
 
 def sequence_inputs(device: str, time: int = TIME) -> Tensors:
     """The input, h_0, c_0, weights and bias of one layer."""
-    shapes = [
-        (time, BATCH, FEATURES),
-        (BATCH, STATE),
-        (BATCH, STATE),
-        (3 * STATE, STATE + FEATURES),
-        (3 * STATE,),
-    ]
-    return tuple(torch.randn(shape, dtype=torch.float64, device=device) for shape in shapes)
-
-
-def by_cells(input: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor) -> Tensors:
-    """The definition: one cell after another."""
-    outputs = []
-    for step in input:
-        h, c = extops.reference.lltm(step, weights, bias, h, c)
-        outputs.append(h)
-    return torch.stack(outputs), h, c
-
-
-def by_sequence(
-    input: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor, **options: object
-) -> Tensors:
-    output, (h_n, c_n) = extops.lltm_sequence(input, (h, c), weights, bias, **options)
-    return output, h_n, c_n
-
-
-@by_device
-def test_values_and_gradients(device: str) -> None:
-    inputs = sequence_inputs(device)
-    towards = tuple(torch.randn_like(result) for result in by_cells(*inputs))
-    actual = gradients(by_sequence, inputs, towards)
-    torch.testing.assert_close(actual, gradients(by_cells, inputs, towards))
-
-
-@by_device
-def test_gradcheck(device: str) -> None:
-    leaves = [tensor.requires_grad_() for tensor in sequence_inputs(device, time=2)]
-    assert gradcheck(by_sequence, leaves, check_forward_ad=True)
-    assert gradgradcheck(by_sequence, leaves)
+    inputs = operators.sequence_inputs(time, BATCH, FEATURES, STATE)
+    return tuple(tensor.to(device) for tensor in inputs)
 
 
 @by_device
 def test_batch_first(device: str) -> None:
     input, *others = sequence_inputs(device)
-    output, *last = by_sequence(input.transpose(0, 1), *others, batch_first=True)
-    expected, *expected_last = by_sequence(input, *others)
+    output, *last = sequence(input.transpose(0, 1), *others, batch_first=True)
+    expected, *expected_last = sequence(input, *others)
     torch.testing.assert_close([output.transpose(0, 1), *last], [expected, *expected_last])
 
 
@@ -70,7 +32,7 @@ def test_batch_first(device: str) -> None:
 @pytest.mark.parametrize("time", [0, 1])
 def test_short_sequences(time: int, device: str) -> None:
     input, h, c, weights, bias = sequence_inputs(device, time)
-    output, h_n, c_n = by_sequence(input, h, c, weights, bias)
+    output, h_n, c_n = sequence(input, h, c, weights, bias)
     assert output.shape == (time, BATCH, STATE)
     if time == 0:
         torch.testing.assert_close([h_n, c_n], [h, c])
@@ -81,12 +43,12 @@ def test_lengths(device: str) -> None:
     """Each row stops at its own length: zeros come after it, and its state stays."""
     input, h, c, weights, bias = sequence_inputs(device)
     lengths = [TIME, 2, 0]
-    output, h_n, c_n = by_sequence(
+    output, h_n, c_n = sequence(
         input, h, c, weights, bias, lengths=torch.tensor(lengths, device=device)
     )
     for row, length in enumerate(lengths):
         alone = slice(row, row + 1)
-        expected, h_1, c_1 = by_sequence(input[:length, alone], h[alone], c[alone], weights, bias)
+        expected, h_1, c_1 = sequence(input[:length, alone], h[alone], c[alone], weights, bias)
         torch.testing.assert_close(output[:length, alone], expected)
         assert bool((output[length:, alone] == 0).all())
         torch.testing.assert_close([h_n[alone], c_n[alone]], [h_1, c_1])
@@ -95,15 +57,15 @@ def test_lengths(device: str) -> None:
 def test_errors() -> None:
     input, h, c, weights, bias = sequence_inputs("cpu")
     with pytest.raises(RuntimeError, match=r"^lltm_sequence: .*`input`.*3 dimensions.*got 2"):
-        by_sequence(input[0], h, c, weights, bias)
+        sequence(input[0], h, c, weights, bias)
     with pytest.raises(RuntimeError, match=r"^lltm_sequence: .*`c_0`.*\[3, 4\].*got \[2, 4\]"):
-        by_sequence(input, h, c[:2], weights, bias)
+        sequence(input, h, c[:2], weights, bias)
     with pytest.raises(RuntimeError, match=r"^lltm_sequence: .*`weights`.*\[12, 9\].*\[12, 8\]"):
-        by_sequence(input, h, c, weights[:, 1:], bias)
+        sequence(input, h, c, weights[:, 1:], bias)
     with pytest.raises(RuntimeError, match=r"^lltm_sequence: .*`bias`.*float64.*got .*float32"):
-        by_sequence(input, h, c, weights, bias.float())
+        sequence(input, h, c, weights, bias.float())
     with pytest.raises(RuntimeError, match=r"^lltm_sequence: .*`lengths`.*\[3\].*got \[2\]"):
-        by_sequence(input, h, c, weights, bias, lengths=torch.tensor([1, 2]))
+        sequence(input, h, c, weights, bias, lengths=torch.tensor([1, 2]))
 
 
 # -- the module, shaped like nn.LSTM -------------------------------------------------------------
@@ -152,7 +114,7 @@ def test_layers_and_directions(device: str) -> None:
         for direction, suffix in enumerate((f"_l{number}", f"_l{number}_reverse")):
             place = 2 * number + direction
             steps = current.flip(0) if direction else current
-            output, h_n, c_n = by_cells(
+            output, h_n, c_n = sequence_by_cells(
                 steps,
                 h[place],
                 c[place],

@@ -19,7 +19,9 @@ from operators import (
     by_dtype,
     by_layout,
     by_operator,
+    by_writable_layout,
     dtype_name,
+    expanded,
     negated,
     offset,
     padded,
@@ -54,7 +56,7 @@ def assert_right(operator: Operator, inputs: tuple[Tensor, ...]) -> None:
         return
     exact = operator.eager(*(tensor.double() for tensor in inputs))
     for name, ours, theirs, right in zip(operator.results, results, eager, exact, strict=True):
-        assert_as_accurate_as_eager(name, ours, theirs, right, ulps=2)
+        assert_as_accurate_as_eager(name, ours, theirs, right, operator.ulps)
 
 
 @by_dtype
@@ -93,7 +95,7 @@ def test_layouts_of_large_tensors(operator: Operator, layout, device: str) -> No
 
 
 @by_device
-@pytest.mark.parametrize("layout", [transposed, sliced, padded, negated])
+@pytest.mark.parametrize("layout", [transposed, sliced, padded, negated, expanded])
 @by_operator
 def test_one_argument_of_another_layout(operator: Operator, layout, device: str) -> None:
     for place in range(len(operator.arguments)):
@@ -103,19 +105,10 @@ def test_one_argument_of_another_layout(operator: Operator, layout, device: str)
 
 
 @by_device
-@by_operator
-def test_expanded(operator: Operator, device: str) -> None:
-    """Inputs of stride 0: one row or one element that stands for all."""
-    inputs = operator.inputs("small", device, torch.float32)
-    assert_right(operator, tuple(tensor[:1].expand_as(tensor) for tensor in inputs))
-    assert_right(operator, tuple(tensor.flatten()[0].expand_as(tensor) for tensor in inputs))
-
-
-@by_device
 @pytest.mark.parametrize(
     "memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "last"]
 )
-def test_channels_last(memory_format: torch.memory_format, device: str) -> None:
+def test_images_in_channels_last(memory_format: torch.memory_format, device: str) -> None:
     image = torch.randn(2, 3, 5, 4, device=device).to(memory_format=torch.channels_last)
     other = torch.randn(2, 3, 5, 4, device=device).to(memory_format=memory_format)
     assert_same(extops.round_ste(image), extops.reference.round_ste(image))
@@ -280,6 +273,32 @@ def test_lltm_is_accurate_over_the_whole_range(device: str, dtype: torch.dtype) 
         assert error < 16 * torch.finfo(dtype).eps, f"{name}: relative error {error:.3g}"
 
 
+@by_dtype
+@by_device
+def test_lltm_of_denormals(device: str, dtype: torch.dtype) -> None:
+    """Denormal candidates and states are not flushed to zero, and the sums are theirs."""
+    tiny = torch.finfo(dtype).tiny
+    denormals = torch.tensor([tiny / 2, -tiny / 2, tiny / 8, tiny, 0.0], dtype=torch.float64)
+    candidate, old_cell = torch.cartesian_prod(denormals, denormals).unbind(1)
+    gates = torch.stack([candidate * 0 + 40, candidate * 0, candidate], dim=1)
+    _, new_cell = cell(gates.to(device, dtype), old_cell.to(device, dtype))
+    assert_same(new_cell, (candidate + old_cell).to(device, dtype))
+
+
+@by_dtype
+@by_device
+def test_lltm_of_zeros_of_either_sign(device: str, dtype: torch.dtype) -> None:
+    """elu keeps the sign of a zero, which shows where it is added to a zero of that sign."""
+    zeros = torch.tensor([0.0, -0.0] * 18, dtype=dtype, device=device).view(-1, 1)
+    products = torch.cat([zeros, zeros, zeros], dim=1)
+    # A sum of zeros is negative only where both are.
+    bias = products.new_full((3,), -0.0)
+    new_h, new_cell = torch.ops.extops.lltm_cell(products, bias, zeros)
+    assert_same(new_h, zeros)
+    assert_same(new_cell, zeros)
+    assert torch.equal(torch.signbit(new_cell), torch.signbit(zeros))
+
+
 HALVES = [(-0.5, 0.0), (-1.5, -1.0), (-2.5, -2.0), (0.5, 1.0), (1.5, 2.0), (2.5, 3.0)]
 INSIDE = [(0.0, 0.0), (0.25, 0.0), (-0.25, 0.0), (-0.75, -1.0), (0.75, 1.0), (1.0, 1.0)]
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
@@ -387,7 +406,7 @@ def test_out(case: str, device: str, dtype: torch.dtype) -> None:
 
 
 @by_device
-@by_layout
+@by_writable_layout
 def test_out_of_any_layout(layout, device: str) -> None:
     """Only the elements of `out` are written, and nothing between or beside them."""
     a, b = ELEMENTWISE_MULT.inputs("row", device, torch.float32)
