@@ -63,11 +63,22 @@ def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
         raise RuntimeError(
             f"{_OP}: `out` cannot be used where a gradient is wanted; call it under torch.no_grad() or without `out`"
         )
-    if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+    if _shares_memory_within(out):
         raise RuntimeError(
-            f"{_OP}: expected `out` to have a memory location of its own for each element, but it is expanded: shape "
-            f"{list(out.shape)}, strides {list(out.stride())}; pass out.contiguous() instead"
+            f"{_OP}: expected `out` to have a memory location of its own for each element, but got shape "
+            f"{list(out.shape)} with strides {list(out.stride())}; pass out.contiguous() instead"
         )
+
+
+def _shares_memory_within(tensor: Tensor) -> bool:
+    """Whether two elements may share a location: the smaller strides together reach as far as some stride."""
+    if tensor.is_contiguous():
+        return False
+    dims = [(n, stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+    return any(
+        size * stride <= sum((n - 1) * smaller for n, smaller in dims if smaller <= stride)
+        for size, stride in dims
+    )
 
 
 def _multiply_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
