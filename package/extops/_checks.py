@@ -39,6 +39,11 @@ def check_tensor(op: str, name: str, tensor: Tensor) -> None:
             f"{op}: expected `{name}` to be a dense (strided) tensor, but got layout {tensor.layout}; "
             "call .to_dense() first"
         )
+    if tensor.is_nested:
+        raise RuntimeError(
+            f"{op}: expected `{name}` to be a dense (strided) tensor, but got a nested tensor; "
+            "call .to_padded_tensor(0.0) first"
+        )
     if tensor.dtype not in FLOATING:
         raise RuntimeError(
             f"{op}: expected `{name}` of a floating-point dtype (float64, float32, bfloat16, float16), "
@@ -59,6 +64,7 @@ def check_matches(op: str, name: str, tensor: Tensor, like_name: str, like: Tens
         and tensor.dtype is like.dtype
         and tensor.device == like.device
         and tensor.layout is torch.strided
+        and not tensor.is_nested
     ):
         return
     check_tensor(op, name, tensor)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from extops import reference
+from extops import _checks, reference
 from extops.ops.lltm import lltm
 from extops.ops.rounding import round_ste
 from extops.sequence import lltm_sequence
@@ -72,6 +72,9 @@ class LLTMLayer(torch.nn.Module):
         ``layer(input, (h_0, c_0)) -> output, (h_n, c_n)`` with ``input`` of ``[T, B, I]``, unbatched ``[T, I]``, or a
         :class:`~torch.nn.utils.rnn.PackedSequence`; ``output`` of ``[T, B, D * S]``; states of
         ``[D * num_layers, B, S]``, zeros if not given.
+
+    Raises:
+        RuntimeError: a dtype, device, layout, number of dimensions or size does not fit; the message names it.
     """
 
     def __init__(
@@ -122,6 +125,12 @@ class LLTMLayer(torch.nn.Module):
         """See the class."""
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, state)
+        _checks.check_tensor("LLTMLayer", "input", input)
+        if input.dim() not in (2, 3):
+            raise RuntimeError(
+                "LLTMLayer: expected `input` to have 3 dimensions, or 2 where it has no batch, "
+                f"but got {input.dim()}: {list(input.shape)}"
+            )
         if input.dim() == 2:
             time_axis = 1 if self.batch_first else 0
             batched = None if state is None else (state[0].unsqueeze(1), state[1].unsqueeze(1))
@@ -145,17 +154,19 @@ class LLTMLayer(torch.nn.Module):
     def _forward_padded(
         self, input: Tensor, state: State | None, lengths: Tensor | None
     ) -> tuple[Tensor, State]:
-        directions = 1 + self.bidirectional
+        shape = (
+            self.num_layers * (1 + self.bidirectional),
+            input.shape[0 if self.batch_first else 1],
+            self.state_size,
+        )
         if state is None:
-            batch = input.shape[0 if self.batch_first else 1]
-            zeros = input.new_zeros(self.num_layers * directions, batch, self.state_size)
+            zeros = input.new_zeros(shape)
             state = (zeros, zeros)
+        for name, tensor in zip(("h_0", "c_0"), state, strict=True):
+            _checks.check_tensor("LLTMLayer", name, tensor)
+            axes = "[D*num_layers, batch, state_size]"
+            _checks.check_shape("LLTMLayer", name, tensor, shape, axes)
         initial = list(zip(state[0].unbind(0), state[1].unbind(0), strict=True))
-        if len(initial) != self.num_layers * directions:
-            raise RuntimeError(
-                f"LLTMLayer: expected a state of {self.num_layers * directions} layers times directions, "
-                f"but got {len(initial)}"
-            )
         last: list[State] = []
         for layer in range(self.num_layers):
             if layer > 0:

@@ -94,6 +94,10 @@ def _check(
 
 
 def _check_lengths(lengths: Tensor, input: Tensor, batch: int) -> None:
+    if not isinstance(lengths, Tensor):
+        raise TypeError(
+            f"{_OP}: expected `lengths` to be a torch.Tensor, but got {type(lengths).__name__}"
+        )
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
         raise RuntimeError(
             f"{_OP}: expected `lengths` of an integer dtype, but got {lengths.dtype}"
