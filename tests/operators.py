@@ -180,7 +180,6 @@ ELEMENTWISE_MULT = Operator(
 )
 
 
-
 def sequence_inputs(time: int, batch: int, features: int, state: int) -> Tensors:
     _, weights, bias, h_0, c_0 = lltm_inputs(batch, features, state)
     (input,) = normal((time, batch, features))

@@ -130,6 +130,12 @@ def test_sparse(operator: Operator, place: int, device: str) -> None:
 
 
 @by_argument
+def test_nested(operator: Operator, place: int) -> None:
+    with expect_error(operator, operator.arguments[place], "dense (strided)", "nested"):
+        call_with(operator, place, lambda tensor: torch.nested.nested_tensor([tensor]), "cpu")
+
+
+@by_argument
 def test_mkldnn(operator: Operator, place: int) -> None:
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no MKL-DNN, so no tensors of its layout")
@@ -250,10 +256,13 @@ def test_out_where_a_gradient_is_wanted(wanting: str, device: str) -> None:
 
 
 @by_device
-def test_out_of_elements_that_share_memory(device: str) -> None:
+@pytest.mark.parametrize("strides", [(0, 1), (1, 0), (1, 1), (6, 1), (3, 5)], ids=str)
+def test_out_of_elements_that_share_memory(strides: tuple[int, int], device: str) -> None:
     """What would be the value of an element that is written twice?"""
-    with expect_error(ELEMENTWISE_MULT, "out", "expanded"):
-        multiply_into(torch.zeros(7, device=device).expand(6, 7), device)
+    memory = torch.full((64,), 7.0, device=device)
+    with expect_error(ELEMENTWISE_MULT, "out", "location of its own", "[6, 7]", str(list(strides))):
+        multiply_into(memory.as_strided((6, 7), strides), device)
+    assert bool((memory == 7).all())
 
 
 # -- the module ----------------------------------------------------------------------------------
@@ -267,6 +276,24 @@ def test_module(device: str) -> None:
         module(torch.zeros(3, 6, device=device), (h, c))
     with expect_error(LLTM, "input", "float64"):
         module(torch.zeros(3, 5, device=device, dtype=torch.int64), (h, c))
+
+
+@by_device
+def test_layer(device: str) -> None:
+    layer = extops.LLTMLayer(5, 4, num_layers=2, device=device)
+    input, h_0, c_0 = (torch.zeros(shape, device=device) for shape in [(6, 3, 5), *[(2, 3, 4)] * 2])
+    with pytest.raises(RuntimeError, match=r"^LLTMLayer: .*`input`.*3 dim.*got 1: \[5\]"):
+        layer(input[0, 0])
+    with pytest.raises(RuntimeError, match=r"^LLTMLayer: .*`input`.*floating.*int64"):
+        layer(input.long())
+    with pytest.raises(TypeError, match=r"^LLTMLayer: .*`input`.*torch.Tensor.*list"):
+        layer([input])
+    with pytest.raises(RuntimeError, match=r"^LLTMLayer: .*`h_0`.*\[2, 3, 4\].*got \[3, 4\]"):
+        layer(input, (h_0[0], c_0[0]))
+    with pytest.raises(RuntimeError, match=r"^LLTMLayer: .*`c_0`.*\[2, 3, 4\].*got \[1, 3, 4\]"):
+        layer(input, (h_0, c_0[:1]))
+    with pytest.raises(TypeError, match=r"^LLTMLayer: .*`c_0`.*torch.Tensor.*NoneType"):
+        layer(input, (h_0, None))
 
 
 # -- the registered operators, called past the checks of the public functions ---------------------

@@ -66,6 +66,10 @@ def test_errors() -> None:
         sequence(input, h, c, weights, bias.float())
     with pytest.raises(RuntimeError, match=r"^lltm_sequence: .*`lengths`.*\[3\].*got \[2\]"):
         sequence(input, h, c, weights, bias, lengths=torch.tensor([1, 2]))
+    with pytest.raises(RuntimeError, match=r"^lltm_sequence: .*`lengths`.*integer.*float32"):
+        sequence(input, h, c, weights, bias, lengths=torch.ones(3))
+    with pytest.raises(TypeError, match=r"^lltm_sequence: .*`lengths`.*torch.Tensor.*list"):
+        sequence(input, h, c, weights, bias, lengths=[1, 2, 3])
 
 
 # -- the module, shaped like nn.LSTM -------------------------------------------------------------
