@@ -28,6 +28,7 @@ from operators import (
     maker,
     needs_programs,
     registered_names,
+    sliced,
     transposed,
     upstream,
 )
@@ -197,6 +198,22 @@ def test_compile_of_out(device: str) -> None:
     out = torch.zeros_like(a)
     torch.testing.assert_close(compile_it(given)(a, b, out), a * b)
     torch.testing.assert_close(out, a * b)
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_compile_of_out_for_any_size() -> None:
+    """The check of its strides works on sizes that are symbols, too."""
+    compiled = torch.compile(
+        lambda a, b, out: extops.elementwise_mult(a, b, out=out),
+        fullgraph=True,
+        backend="aot_eager",
+        dynamic=True,
+    )
+    for size in (4, 6, 9):
+        a, b = ELEMENTWISE_MULT.batch(size)
+        for out in (transposed(torch.zeros_like(a)), sliced(torch.zeros_like(a))):
+            compiled(a, b, out)
+            assert torch.equal(out, a * b)
 
 
 @by_operator
