@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +18,7 @@ import extops.reference
 from operators import (
     ELEMENTWISE_MULT,
     LLTM,
+    LLTM_SEQUENCE,
     OPERATORS,
     Operator,
     Tensors,
@@ -65,6 +70,12 @@ def test_cells_enough_for_wide_accesses(dtype: torch.dtype, state: int) -> None:
         torch.testing.assert_close(actual.double(), value, rtol=tolerance, atol=tolerance)
 
 
+def assert_close(actual: Tensors, expected: Tensors) -> None:
+    """Like torch's, for sums that a library may order otherwise from one call to the next."""
+    tolerance = max(1e-4, 4 * torch.finfo(actual[0].dtype).eps)
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
 # -- streams -------------------------------------------------------------------------------------
 
 
@@ -87,7 +98,7 @@ def test_work_is_queued_on_the_current_stream(
             tensor.copy_(value)
         actual = forward_and_backward(operator, late, late_towards)
     stream.synchronize()
-    torch.testing.assert_close(actual, expected)
+    assert_close(actual, expected)
 
 
 @contextmanager
@@ -108,19 +119,32 @@ def test_the_host_never_waits(operator: Operator) -> None:
             forward_and_backward(operator, inputs, towards)
 
 
-def test_the_host_is_done_before_the_gpu() -> None:
+def test_the_host_never_waits_for_a_layer() -> None:
+    """Several layers in both directions, with lengths that the GPU alone knows, under autocast."""
+    layer = extops.LLTMLayer(5, 4, num_layers=2, bidirectional=True, device="cuda")
+    input, h_0, c_0, weights, bias = LLTM_SEQUENCE.inputs("odd", "cuda", torch.float32)
+    lengths = torch.randint(len(input), input.shape[1:2], device="cuda")
+    sequence = torch.randn(3, 2, 5, device="cuda")
+    for enabled in (False, True):
+        with no_synchronisation(), torch.autocast("cuda", torch.bfloat16, enabled=enabled):
+            output, _ = layer(sequence)
+            output.sum().backward()
+            extops.lltm_sequence(input, (h_0, c_0), weights, bias, lengths=lengths)
+
+
+@by_kernel
+def test_the_host_is_done_before_the_gpu(operator: Operator, case: str, dtype: torch.dtype) -> None:
     """What the debug mode cannot see: calls of the CUDA runtime inside the kernels' library."""
-    for operator in OPERATORS:
-        inputs = operator.inputs("odd", "cuda", torch.float32)
-        towards = upstream(operator(*inputs))
-        forward_and_backward(operator, inputs, towards)  # loads the kernels, fills the allocator
-        torch.cuda.synchronize()
-        torch.cuda._sleep(1_000_000_000)
-        busy = torch.cuda.Event()
-        busy.record()
-        forward_and_backward(operator, inputs, towards)
-        assert not busy.query(), f"{operator.name} waited for the GPU"
-        torch.cuda.synchronize()
+    inputs = operator.inputs(case, "cuda", dtype)
+    towards = upstream(operator(*inputs))
+    forward_and_backward(operator, inputs, towards)  # loads the kernels, fills the allocator
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)
+    busy = torch.cuda.Event()
+    busy.record()
+    forward_and_backward(operator, inputs, towards)
+    assert not busy.query(), f"{operator.name} waited for the GPU"
+    torch.cuda.synchronize()
 
 
 # -- graphs --------------------------------------------------------------------------------------
@@ -145,7 +169,7 @@ def test_graph_is_replayed_with_new_data(operator: Operator, case: str, dtype: t
         for tensor in (*inputs, *towards):
             tensor.copy_(torch.randn_like(tensor))
         graph.replay()
-        torch.testing.assert_close(captured, forward_and_backward(operator, inputs, towards))
+        assert_close(captured, forward_and_backward(operator, inputs, towards))
 
 
 def test_graphed_callable() -> None:
@@ -170,6 +194,41 @@ def test_graphed_callable() -> None:
         if function is graphed:
             found = [parameter.grad.clone() for parameter in module.parameters()]
     torch.testing.assert_close(found, [parameter.grad for parameter in module.parameters()])
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+# After a failed assertion on the GPU no launch of the process succeeds.
+FAILING_LAUNCH = """
+import os, sys, torch
+sys.path.insert(0, {folder!r})
+from operators import OPERATORS
+(operator,) = [operator for operator in OPERATORS if operator.name == {name!r}]
+inputs = operator.inputs("odd", "cuda", torch.float32)
+for _ in range(2):  # loads the kernels, and fills the allocator
+    operator(*inputs)
+index = torch.full((1,), 100, device="cuda")
+torch.zeros(1, device="cuda")[index]
+try:
+    torch.cuda.synchronize()
+except RuntimeError:
+    pass
+try:
+    operator(*inputs)
+except RuntimeError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("name", ["lltm", "round_ste", "elementwise_mult"])
+def test_a_failed_launch_is_an_error_of_python(name: str, tmp_path: Path) -> None:
+    """In a process of its own, and by the name of the operator: its own check has noticed."""
+    code = FAILING_LAUNCH.format(folder=str(Path(__file__).parent), name=name)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert re.match(rf"{name}: .*device-side assert", done.stdout), done.stdout + done.stderr
 
 
 # -- several devices -----------------------------------------------------------------------------
@@ -310,6 +369,33 @@ def test_large_lltm() -> None:
     found = torch.ops.extops.lltm_cell_backward(grad_h, grad_cell, gates, bias, new_cell)
     inputs = (grad_h, grad_cell, gates, old_cell)
     assert_rows_agree(pointwise_backward, found, *inputs, tolerance=2**-4)
+
+
+@pytest.mark.large
+def test_large_lltm_from_its_inputs() -> None:
+    """The whole cell, forward and backward: few columns, but more than 2**31 products."""
+    needs_memory(64)
+    features, state = 2, 4
+    batch = 2**28 + 3
+    assert batch * 3 * state > BOUNDARY
+    shapes = (batch, features), (3 * state, state + features), (3 * state,), *[(batch, state)] * 2
+    input, weights, bias, old_h, old_cell = (huge(*shape, dtype=torch.bfloat16) for shape in shapes)
+    for parameter in (weights, bias):
+        parameter.mul_(0.25)
+    leaves = tuple(tensor.requires_grad_() for tensor in (input, old_h, old_cell))
+    results = extops.lltm(input, weights, bias, old_h, old_cell)
+    grad_h, grad_cell = (huge(batch, state, dtype=torch.bfloat16) for _ in range(2))
+    found = torch.autograd.grad(results, leaves, (grad_h, grad_cell))
+
+    def in_float32(*rows: Tensor) -> Tensors:
+        input, old_h, old_cell, *towards = (tensor.detach().float() for tensor in rows)
+        leaves = tuple(tensor.requires_grad_() for tensor in (input, old_h, old_cell))
+        states = extops.reference.lltm(input, weights.float(), bias.float(), old_h, old_cell)
+        gradients = torch.autograd.grad(states, leaves, towards)
+        return tuple(tensor.detach().bfloat16() for tensor in (*states, *gradients))
+
+    outputs = tuple(result.detach() for result in results)
+    assert_rows_agree(in_float32, (*outputs, *found), *leaves, grad_h, grad_cell, tolerance=2**-3)
 
 
 def pointwise(gates: Tensor, old_cell: Tensor) -> Tensors:

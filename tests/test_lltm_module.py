@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import math
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import extops
-from operators import LLTM, Tensors, by_device, by_dtype
+from operators import LLTM, Tensors, by_device
 
 State = tuple[Tensor, Tensor]
 
@@ -101,17 +98,6 @@ def test_initialisation(state_size: int) -> None:
     assert not torch.equal(module.weights, before)
 
 
-@by_dtype
-@by_device
-def test_device_and_dtype(device: str, dtype: torch.dtype) -> None:
-    made = extops.LLTM(5, 4, device=device, dtype=dtype)
-    moved = extops.LLTM(5, 4).to(device, dtype)
-    input, state = module_inputs(device, dtype)
-    for module in (made, moved):
-        for tensor in (*module.parameters(), *module(input, state)):
-            assert tensor.device.type == device and tensor.dtype == dtype
-
-
 def test_the_default_dtype() -> None:
     torch.set_default_dtype(torch.float64)
     try:
@@ -127,24 +113,6 @@ def test_on_meta_then_materialised() -> None:
     assert all(bool(torch.isfinite(result).all()) for result in module(*module_inputs()))
 
 
-def test_copies() -> None:
-    module = extops.LLTM(5, 4)
-    inputs = module_inputs()
-    expected = module(*inputs)
-    saved = io.BytesIO()
-    torch.save(module, saved)
-    saved.seek(0)
-    for twin in (
-        copy.deepcopy(module),
-        pickle.loads(pickle.dumps(module)),
-        torch.load(saved, weights_only=False),
-    ):
-        assert type(twin) is extops.LLTM
-        assert twin.weights.data_ptr() != module.weights.data_ptr()
-        assert twin.weights.requires_grad
-        torch.testing.assert_close(twin(*inputs), expected)
-
-
 def test_repr_shows_the_sizes() -> None:
     text = repr(extops.LLTM(37, 41))
     assert text.startswith("LLTM(") and "37" in text and "41" in text
@@ -157,51 +125,6 @@ def test_the_functional_form(device: str) -> None:
     results = module(input, (h, c))
     expected = extops.lltm(input, module.weights, module.bias, h, c)
     assert all(map(torch.equal, results, expected))
-
-
-@by_device
-def test_training(device: str) -> None:
-    """Steps of an optimiser with clipped gradients end where the tutorial's module ends."""
-    ours = extops.LLTM(5, 4, device=device, dtype=torch.float64)
-    theirs = TutorialLLTM(5, 4).to(device, torch.float64)
-    theirs.load_state_dict(ours.state_dict())
-    input, state = module_inputs(device, torch.float64)
-    losses = []
-    for module in (ours, theirs):
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
-        for _ in range(10):
-            h, c = module(input, module(input, state))
-            loss = (h**2).sum() + (c**2).sum()
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(module.parameters(), 0.5)
-            optimizer.step()
-            losses.append(loss.item())
-    assert losses[9] < losses[0]
-    assert losses[:10] == pytest.approx(losses[10:], rel=1e-10)
-    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
-
-
-@by_device
-def test_several_threads(device: str) -> None:
-    """One module, used by several threads at once."""
-    module = extops.LLTM(32, 128, device=device)
-    inputs = [torch.randn(16, 32, device=device) for _ in range(8)]
-    state = torch.zeros(16, 128, device=device), torch.zeros(16, 128, device=device)
-
-    def run(input: Tensor) -> list[Tensor]:
-        leaves = [tensor.detach().requires_grad_() for tensor in module.parameters()]
-        found = []
-        for _ in range(10):
-            results = extops.lltm(input, *leaves, *state)
-            gradients = torch.autograd.grad(results, leaves, [torch.ones_like(state[0])] * 2)
-            found = [*results, *gradients]
-        return found
-
-    alone = [run(input) for input in inputs]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(run, inputs))
-    torch.testing.assert_close(together, alone)
 
 
 @by_device

@@ -1,0 +1,85 @@
+"""Several threads at once, as torch.nn.DataParallel uses them: each gets what it would get alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+import extops
+from operators import Operator, Tensors, by_device, by_operator, gradients, upstream
+
+THREADS = 4
+
+
+@by_device
+@by_operator
+def test_same_values_as_alone(operator: Operator, device: str) -> None:
+    """Forward and backward, half of the calls large enough for several threads of their own."""
+    cases = ["odd", "odd", "odd", "threaded"] * 2
+    inputs = [operator.inputs(case, device, torch.float32) for case in cases]
+    towards = [upstream(operator(*tensors)) for tensors in inputs]
+
+    def run(place: int) -> tuple[Tensors, Tensors]:
+        for _ in range(5):
+            found = gradients(operator.function, inputs[place], towards[place])
+        return found
+
+    alone = [run(place) for place in range(len(cases))]
+    with ThreadPoolExecutor(THREADS) as pool:
+        together = list(pool.map(run, range(len(cases))))
+    torch.testing.assert_close(together, alone)
+
+
+Step = Callable[[torch.nn.Module, Tensor], Tensor]
+
+
+def cell(module: torch.nn.Module, input: Tensor) -> Tensor:
+    state = input.new_zeros(len(input), 4)
+    return module(input, (state, state))[0]
+
+
+def layer(module: torch.nn.Module, input: Tensor) -> Tensor:
+    return module(input.unsqueeze(1))[0]
+
+
+by_module = pytest.mark.parametrize(
+    ("make", "step"), [(extops.LLTM, cell), (extops.LLTMLayer, layer)], ids=["LLTM", "LLTMLayer"]
+)
+
+
+@by_device
+@by_module
+def test_one_batch_in_several_threads(make: type[torch.nn.Module], step: Step, device: str) -> None:
+    """One module works on the parts of a batch; one backward pass goes through all of them."""
+    module = make(5, 4, device=device, dtype=torch.float64)
+    if make is extops.LLTMLayer:
+        module.batch_first = True
+    input = torch.randn(4 * THREADS, 5, device=device, dtype=torch.float64)
+    found = []
+    with ThreadPoolExecutor(THREADS) as pool:
+        for parts in (1, THREADS):
+            module.zero_grad()
+            results = pool.map(lambda part: step(module, part), input.chunk(parts))
+            output = torch.cat(list(results))
+            (output**2).sum().backward()
+            found.append([output, *(parameter.grad for parameter in module.parameters())])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.multi_gpu
+def test_data_parallel() -> None:
+    """PyTorch's own module: a thread and a replica for each of two GPUs."""
+    module = extops.LLTM(5, 4, device="cuda:0", dtype=torch.float64)
+    parallel = torch.nn.DataParallel(module, device_ids=[0, 1])
+    input, h, c = (torch.randn(8, size, device="cuda:0", dtype=torch.float64) for size in (5, 4, 4))
+    found = []
+    for function in (module, parallel):
+        module.zero_grad()
+        results = function(input, (h, c))
+        torch.stack([(result**2).sum() for result in results]).sum().backward()
+        found.append([*results, *(parameter.grad for parameter in module.parameters())])
+    torch.testing.assert_close(*found)
