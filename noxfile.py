@@ -198,7 +198,7 @@ def install_new_wheel(session: nox.Session, cell: Cell) -> None:
 
 @nox.session(reuse_venv=True)
 def test(session: nox.Session) -> None:
-    """The quick default: builds the CPU wheel and runs all tests, those of the service too."""
+    """The quick default: builds the CPU wheel and tests it and the service; all with `-- --thorough`."""
     cell = MATRIX.cell(f"{sys.version_info.major}.{sys.version_info.minor}-cpu")
     install_torch(session, cell.torch)
     session.install(*MATRIX.tools["build"], *MATRIX.tools["test"])
@@ -207,8 +207,8 @@ def test(session: nox.Session) -> None:
     install_new_wheel(session, cell)
     chosen = place.options(session.posargs)[1]
     test_wheel(session, *chosen)
-    if not chosen:  # they choose among the wheel's tests
-        session.run("python", "-m", "pytest", "-p", "no:cacheprovider", "tests/service")
+    if chosen in ([], ["--thorough"]):  # others choose among the wheel's tests
+        session.run("python", "-m", "pytest", "-p", "no:cacheprovider", "tests/service", *chosen)
 
 
 def asks_for_cuda(arguments: list[str]) -> bool:

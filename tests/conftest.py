@@ -1,4 +1,4 @@
-"""What every test shares: the option `--require-gpu`, the markers, the seeds, the count of skips.
+"""What every test shares: the options, the markers, the seeds, the count of skips.
 
 And `--record FOLDER`, which leaves a note there on what was tested, where, and how it went.
 
@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 MARKERS = (
     "gpu: needs a CUDA GPU; skipped without one, and never skipped under --require-gpu",
     "multi_gpu: needs two CUDA GPUs; skipped where there are fewer, also under --require-gpu",
-    "slow: compiles code, so takes seconds (deselect with -m 'not slow')",
+    "slow: compiles code, so takes seconds or minutes; runs under --thorough only",
     "large: works on tensors of more than 2**31 elements, so takes gigabytes of GPU memory",
 )
 
@@ -47,16 +48,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="leave a record of this run there, for the passport of the wheel (default: none)",
     )
+    parser.addoption(
+        "--thorough",
+        action="store_true",
+        help="run the slow tests, too, and the property tests on many more examples, new ones each time",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    load_hypothesis_profile(config.getoption("--thorough"))
     if config.getoption("--require-gpu") and gpu_count() == 0:
         raise pytest.UsageError(
             "--require-gpu was given, but PyTorch finds no CUDA GPU on this machine: "
             "run where `torch.cuda.is_available()` is true, or leave the option out"
         )
+
+
+def load_hypothesis_profile(thorough: bool) -> None:
+    # Times differ from machine to machine, and the same commit is to give the same verdict.
+    settings.register_profile("quick", max_examples=30, derandomize=True, deadline=None)
+    settings.register_profile("thorough", max_examples=300, deadline=None, database=None)
+    settings.load_profile("thorough" if thorough else "quick")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--thorough"):
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in slow]
 
 
 def gpu_count() -> int:

@@ -1,0 +1,92 @@
+"""The suite itself: what it leaves out is counted and explained, and no GPU test goes missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = """
+import pytest
+
+def test_anywhere():
+    pass
+
+def test_without_what_it_needs():
+    pytest.skip("no such thing here")
+
+@pytest.mark.gpu
+def test_on_a_gpu():
+    pass
+
+@pytest.mark.gpu
+def test_on_a_large_gpu():
+    pytest.skip("too little memory")
+
+@pytest.mark.multi_gpu
+def test_on_two_gpus():
+    pass
+
+@pytest.mark.slow
+def test_for_minutes():
+    pass
+"""
+
+ONE_GPU = """
+import torch
+
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 1
+torch.cuda.get_device_name = lambda device: "pretended"
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """A folder with the suite's configuration, and with a few tests."""
+    shutil.copy(Path(__file__).with_name("conftest.py"), tmp_path)
+    (tmp_path / "test_some.py").write_text(TESTS)
+    (tmp_path / "one_gpu.py").write_text(ONE_GPU)
+    return tmp_path
+
+
+def run_suite(folder: Path, *arguments: str) -> tuple[int, str]:
+    """The exit status and the output of pytest on a machine without GPUs."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-ra", *arguments]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_skips_are_counted_and_explained(suite: Path) -> None:
+    status, output = run_suite(suite)
+    assert status == 0
+    assert "1 passed, 4 skipped, 1 deselected" in output
+    summary = output.split("skips by reason")[1]
+    assert "    3  no CUDA GPU\n" in summary and "    1  no such thing here\n" in summary
+
+
+def test_slow_tests_run_when_asked_for(suite: Path) -> None:
+    status, output = run_suite(suite, "--thorough", "-k", "test_for_minutes")
+    assert status == 0 and "1 passed" in output
+
+
+def test_a_gpu_can_be_required(suite: Path) -> None:
+    status, output = run_suite(suite, "--require-gpu")
+    assert status == pytest.ExitCode.USAGE_ERROR
+    assert "--require-gpu was given, but PyTorch finds no CUDA GPU" in output
+
+
+def test_a_skipped_gpu_test_fails_where_one_is_required(suite: Path) -> None:
+    """One GPU is pretended here, since the conftest alone is under test."""
+    status, output = run_suite(suite, "-p", "one_gpu", "--require-gpu")
+    assert status == pytest.ExitCode.TESTS_FAILED
+    assert "1 failed, 2 passed, 2 skipped, 1 deselected" in output
+    assert "--require-gpu: a GPU test was skipped: too little memory" in output
+    assert "    1  one CUDA GPU, two are needed\n" in output.split("skips by reason")[1]
