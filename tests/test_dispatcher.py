@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -276,11 +277,13 @@ class Model(torch.nn.Module):
     def __init__(self, device: str) -> None:
         super().__init__()
         self.cell = extops.LLTM(5, 4, device=device)
+        self.layer = extops.LLTMLayer(4, 3, device=device)
         self.round = extops.RoundSTE()
 
     def forward(self, input: Tensor, h: Tensor, c: Tensor) -> Tensors:
         new_h, new_cell = self.cell(input, (h, c))
-        return extops.elementwise_mult(new_h, self.round(4 * new_cell)), new_cell
+        output, _ = self.layer(torch.stack([new_h, new_cell]))
+        return extops.elementwise_mult(new_h, self.round(4 * new_cell)), output
 
 
 def model_inputs(device: str, batch: int) -> Tensors:
@@ -296,14 +299,37 @@ def test_export(device: str) -> None:
     torch.testing.assert_close(program.module()(*inputs), model(*inputs))
 
 
-@pytest.mark.usefixtures("dynamo")
-def test_export_for_any_batch_size(tmp_path) -> None:
-    """An exported program is saved, loaded and run with another batch size."""
-    model = Model("cpu")
+def export_for_any_batch_size(model: Model) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=2, max=1024)
     shapes: dict[str, dict[int, object]] = {name: {0: batch} for name in ("input", "h", "c")}
-    program = torch.export.export(model, model_inputs("cpu", 3), dynamic_shapes=shapes)
-    torch.export.save(program, tmp_path / "model.pt2")
+    return torch.export.export(model, model_inputs("cpu", 3), dynamic_shapes=shapes)
+
+
+@pytest.mark.usefixtures("dynamo")
+def test_export_for_any_batch_size(tmp_path: Path) -> None:
+    """An exported program is saved, loaded and run with another batch size."""
+    model = Model("cpu")
+    torch.export.save(export_for_any_batch_size(model), tmp_path / "model.pt2")
     loaded: Callable[..., Tensors] = torch.export.load(tmp_path / "model.pt2").module()
     other = model_inputs("cpu", 11)
     torch.testing.assert_close(loaded(*other), model(*other))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("dynamo")
+def test_aot_inductor(tmp_path: Path) -> None:
+    """Compiled ahead of time into a package, which is loaded and run with another batch size."""
+    if torch.__version__ < (2, 6):
+        pytest.skip(
+            f"torch {torch.__version__} cannot load AOTInductor packages; 2.6 and newer can"
+        )
+    needs_programs("c++")
+    model = Model("cpu")
+    with torch.no_grad():
+        package = torch._inductor.aoti_compile_and_package(
+            export_for_any_batch_size(model), package_path=str(tmp_path / "model.pt2")
+        )
+        loaded: Callable[..., Tensors] = torch._inductor.aoti_load_package(package)
+        for batch in (3, 11):
+            inputs = model_inputs("cpu", batch)
+            torch.testing.assert_close(tuple(loaded(*inputs)), model(*inputs))
