@@ -176,8 +176,9 @@ class LLTMLayer(torch.nn.Module):
                 output, final = lltm_sequence(
                     input,
                     initial[len(last)],
-                    self.get_parameter("weights" + suffix),
-                    self.get_parameter("bias" + suffix),
+                    # Not get_parameter(), which torch 2.4 cannot trace.
+                    getattr(self, "weights" + suffix),
+                    getattr(self, "bias" + suffix),
                     lengths=lengths,
                     batch_first=self.batch_first,
                     reverse=direction == 1,
