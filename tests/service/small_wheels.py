@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import json
 import threading
@@ -48,18 +47,9 @@ def make(dist: Path, variant: str, architectures: Sequence[str] = ()) -> Path:
     return wheel
 
 
-def matrix_with_release() -> matrix.Matrix:
-    """The matrix with a release variant of known torches and GPUs, whatever its own is."""
-    found = matrix.load()
-    release = dataclasses.replace(
-        found.variants["cu124"], name=matrix.RELEASE, torch=tuple(found.pythons)
-    )
-    return dataclasses.replace(found, variants={**found.variants, matrix.RELEASE: release})
-
-
 def make_site(folder: Path, *variants: str) -> Path:
     """Makes `folder`/site from these variants' wheels, and from what `folder`/dist holds."""
-    matrix_here = matrix_with_release()
+    matrix_here = matrix.load()
     for variant in variants:
         make(folder / "dist", variant, matrix_here.variants[variant].architectures)
     with pytest.MonkeyPatch.context() as patch:

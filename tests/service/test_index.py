@@ -17,9 +17,9 @@ from urllib.request import urlopen
 import pytest
 import small_wheels
 
-from service import ServiceError, index, site, wheels
+from service import ServiceError, index, matrix, site, wheels
 
-MATRIX = small_wheels.matrix_with_release()
+MATRIX = matrix.load()
 CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
