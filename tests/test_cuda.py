@@ -228,7 +228,7 @@ def test_a_failed_launch_is_an_error_of_python(name: str, tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert re.match(rf"{name}: .*device-side assert", done.stdout), done.stdout + done.stderr
+    assert re.search(rf"\b{name}: .*device-side assert", done.stdout), done.stdout + done.stderr
 
 
 # -- several devices -----------------------------------------------------------------------------

@@ -69,7 +69,9 @@ def test_gradgradcheck(operator: Operator, case: str, device: str) -> None:
 def test_gradcheck_of_layouts(operator: Operator, layout, device: str) -> None:
     leaves = operator.inputs("small", device, requires_grad=True)
     assert gradcheck(
-        lambda *inputs: operator.function(*(layout(tensor) for tensor in inputs)), leaves
+        lambda *inputs: operator.function(*(layout(tensor) for tensor in inputs)),
+        leaves,
+        nondet_tol=1e-12,  # on a GPU, as_strided's own backward adds up in any order
     )
 
 
