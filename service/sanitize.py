@@ -77,7 +77,12 @@ def _runtime(name: str) -> str:
 _CALLS = ("test_golden", "test_values_of_gradients", "test_gradients_of_layouts")
 _TESTS = {
     "memcheck": ("test_values.py", *_CALLS, "test_expanded_upstream_gradients"),
-    "racecheck": _CALLS,
+    # It fails in cuBLAS's own products of 16-bit types ("Internal Sanitizer Error"), which ours have
+    # nothing to do with: there, only what does without them.
+    "racecheck": (
+        *(f"({name} and not float16)" for name in _CALLS),
+        "test_same_bits_of_the_parameters_gradients",
+    ),
     "synccheck": _CALLS,
     "initcheck": tuple(f"({name} and (float32 or bfloat16))" for name in _CALLS),
 }

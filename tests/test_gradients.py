@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -106,17 +106,32 @@ def test_gradients_of_tensors_that_start_anywhere(
     assert_right_gradients(operator, tuple(map(offset, inputs)))
 
 
-def assert_right_gradients(operator: Operator, inputs: tuple[Tensor, ...]) -> None:
-    """Checks the gradients of all inputs against eager's and against those in float64."""
-    leaves = tuple(tensor.detach().requires_grad_() for tensor in inputs)
+@by_dtype
+@by_device
+@pytest.mark.parametrize("case", ["odd", "tutorial", "large", "tiles"])
+def test_gradients_of_the_parameters_alone(case: str, device: str, dtype: torch.dtype) -> None:
+    """As in training: the kernels for the inputs' gradients have nothing to do."""
+    inputs = LLTM.inputs(case, device, dtype)
+    assert_right_gradients(LLTM, inputs, of=("weights", "bias"))
+
+
+def assert_right_gradients(
+    operator: Operator, inputs: tuple[Tensor, ...], of: Sequence[str] = ()
+) -> None:
+    """Checks the gradients of some inputs (by default all) against eager's and those in float64."""
+    wanted = [i for i, name in enumerate(operator.arguments) if name in (of or operator.arguments)]
+    leaves = tuple(
+        tensor.detach().requires_grad_(place in wanted) for place, tensor in enumerate(inputs)
+    )
     results = operator(*leaves)
     towards = upstream(results)
-    actual = torch.autograd.grad(results, leaves, towards)
+    actual = torch.autograd.grad(results, [leaves[place] for place in wanted], towards)
     _, eager = gradients(operator.reference, inputs, towards)
     doubles = [tuple(tensor.double() for tensor in tensors) for tensors in (inputs, towards)]
     _, exact = gradients(operator.reference, *doubles)
-    for name, ours, theirs, right in zip(operator.arguments, actual, eager, exact, strict=True):
-        assert_as_accurate_as_eager(f"gradient of `{name}`", ours, theirs, right, operator.ulps)
+    for place, ours in zip(wanted, actual, strict=True):
+        name = f"gradient of `{operator.arguments[place]}`"
+        assert_as_accurate_as_eager(name, ours, eager[place], exact[place], operator.ulps)
 
 
 @by_device
@@ -290,6 +305,20 @@ def test_same_bits_on_every_run(operator: Operator, device: str, dtype: torch.dt
     towards = upstream(operator(*inputs))
     _, first = gradients(operator.function, inputs, towards)
     _, second = gradients(operator.function, inputs, towards)
+    assert all(map(torch.equal, first, second))
+
+
+@by_dtype
+@by_device
+@pytest.mark.parametrize("case", ["tutorial", "tiles"])
+def test_same_bits_of_the_parameters_gradients(case: str, device: str, dtype: torch.dtype) -> None:
+    """By extops' kernels alone: these sizes leave nothing to a library where the GPU has tensor cores."""
+    input, weights, bias, *state = LLTM.inputs(case, device, dtype)
+    parameters = weights.requires_grad_(), bias.requires_grad_()
+    first, second = (
+        torch.autograd.grad(extops.lltm(input, *parameters, *state), parameters, state)
+        for _ in range(2)
+    )
     assert all(map(torch.equal, first, second))
 
 
