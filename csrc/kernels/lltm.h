@@ -36,9 +36,8 @@ EXTOPS_API Error extops_lltm_cell_backward_cuda(
     const void* products, const void* bias, const void* new_cell, void* grad_products, void* grad_old_cell,
     void* stream);
 
-// All of a small problem at once, where a library's product does not pay off; always in full precision, without TF32;
-// on the CPU in float32 only, and in the calling thread. Each is right at any size and fast where the function after it
-// says so.
+// The whole of a problem, where a library's product does not pay off; on the CPU in float32 only, and in the calling
+// thread. Each is right at any size and fast where the function after it says so.
 EXTOPS_API Error extops_lltm_cpu(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
     const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* products);

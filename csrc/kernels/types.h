@@ -3,8 +3,9 @@
 
 #include <cstdint>
 
-// Numbered like torch's ScalarType, so that bindings pass the number through.
-enum class ScalarType : int32_t { Half = 5, Float = 6, Double = 7, BFloat16 = 15 };
+// Numbered like torch's ScalarType, so that bindings pass the number through. Torch's has no TF32: float32 whose
+// products may be computed from ten bits of each factor, where a kernel gains by it.
+enum class ScalarType : int32_t { TF32 = -6, Half = 5, Float = 6, Double = 7, BFloat16 = 15 };
 
 // Null on success, otherwise a sentence for the reader, valid until the thread's next failing call.
 using Error = const char*;
@@ -15,6 +16,7 @@ using Error = const char*;
 template <class Half, class BFloat16, class Function>
 Error dispatch_as(ScalarType dtype, const Function& function) {
   switch (dtype) {
+    case ScalarType::TF32:
     case ScalarType::Float:
       return function(float{});
     case ScalarType::Double:

@@ -4,6 +4,7 @@
 and the GPU at hand, and recompiles what was edited.
 """
 
+import os
 from pathlib import Path
 
 import torch
@@ -35,13 +36,21 @@ def load(
         name,
         [str(source) for source in sources],
         extra_cflags=cxx_flags,
-        extra_cuda_cflags=_libraries.nvcc_flags(architectures=()),
+        extra_cuda_cflags=_libraries.nvcc_flags(_architectures() if cuda else ()),
         extra_ldflags=link_flags,
         build_directory=str(folder),
         with_cuda=cuda,
         is_python_module=False,
     )
     return folder / f"{name}.so"
+
+
+def _architectures() -> tuple[str, ...]:
+    """The compute capabilities of the GPUs here; none where torch is told by TORCH_CUDA_ARCH_LIST."""
+    if os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        return ()
+    found = {torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count())}
+    return tuple(f"{major}.{minor}" for major, minor in sorted(found))
 
 
 def build_libraries(csrc: Path, lane: str) -> dict[str, Path]:

@@ -97,10 +97,15 @@ def gencode_flags(architectures: tuple[str, ...]) -> list[str]:
     flags = []
     for architecture in architectures:
         number = architecture.removesuffix("+PTX").replace(".", "")
-        code = (
-            f"[sm_{number},compute_{number}]" if architecture.endswith("+PTX") else f"sm_{number}"
-        )
-        flags.append(f"-gencode=arch=compute_{number},code={code}")
+        machine = number
+        if number == "90":
+            # Hopper's tensor cores are in this target alone. Its machine code runs on every GPU of capability 9.0, but
+            # its PTX on no newer one.
+            machine = "90a"
+            flags.append("-DEXTOPS_SM90A")
+        flags.append(f"-gencode=arch=compute_{machine},code=sm_{machine}")
+        if architecture.endswith("+PTX"):
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
     return flags
 
 

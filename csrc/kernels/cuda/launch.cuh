@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 
 #include "../types.h"
@@ -17,6 +18,15 @@ inline unsigned blocks_for(int64_t items, int64_t items_per_thread = 1) {
   constexpr int64_t kMaxBlocks = int64_t{1} << 22;
   const int64_t per_block = kThreads * items_per_thread;
   return static_cast<unsigned>(std::clamp<int64_t>((items + per_block - 1) / per_block, 1, kMaxBlocks));
+}
+
+// A number about the current device.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0;
+  int value = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&value, attribute, device);
+  return value;
 }
 
 template <int64_t... kArchitectures>
@@ -52,6 +62,77 @@ inline Error launch_error(const char* kernel) {
     std::snprintf(message, sizeof(message), "%s: %s%s", kernel, cudaGetErrorString(status), unfit ? kDoctor : "");
   }
   return message;
+}
+
+// How a kernel is laid out over the device.
+struct Shape {
+  dim3 grid;
+  unsigned threads;
+  unsigned shared_bytes = 0;
+  dim3 cluster = {1, 1, 1};
+};
+
+// Launches a kernel that begins with `wait_for_previous_kernel`: its blocks may come while those of the kernel before
+// it end, where the device can do that.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (shape.cluster.x * shape.cluster.y * shape.cluster.z > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.threads;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = count;
+  cudaLaunchKernelEx(&config, kernel, arguments...);
+}
+
+// Before anything is read or written that another kernel knows of. Then the kernel after this one may come, and wait.
+__device__ inline void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+// Lets a kernel have more shared memory than every device has.
+template <auto kKernel>
+Error allow_shared_memory(int bytes, const char* name) {
+  static std::atomic<uint64_t> allowed{0};  // a bit for each device
+  int device = 0;
+  cudaGetDevice(&device);
+  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
+  if (allowed.load(std::memory_order_relaxed) & bit) return nullptr;
+  cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (const Error error = launch_error(name)) return error;
+  allowed.fetch_or(bit, std::memory_order_relaxed);
+  return nullptr;
+}
+
+// Whether the tensor cores of compute capability 9.0 are there, and in this build: kernels for them are empty in
+// others.
+inline bool has_hopper_tensor_cores() {
+#ifdef EXTOPS_SM90A
+  return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+         device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+#else
+  return false;
+#endif
+}
+
+// Whether copies of 16 bytes may start at each of these.
+inline bool start_at_chunks(std::initializer_list<const void*> data) {
+  return std::all_of(
+      data.begin(), data.end(), [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; });
 }
 
 }  // namespace extops::cuda

@@ -48,6 +48,7 @@ __global__ void __launch_bounds__(kThreads) lltm_cell_kernel(
     const T* __restrict__ old_cell, T* __restrict__ new_h, T* __restrict__ new_cell) {
   using C = typename Compute<T>::type;
   using V = Vector<T, kVector>;
+  wait_for_previous_kernel();
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += step) {
     const Position<kVector> at(item, state_size);
@@ -56,7 +57,8 @@ __global__ void __launch_bounds__(kThreads) lltm_cell_kernel(
     V h, c;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      const CellState<C> state = cell_forward<C>(gates.at(0, j), gates.at(1, j), gates.at(2, j), load(old_c.values[j]));
+      const CellState<C> state =
+          cell_forward<C, kIsHalf<T>>(gates.at(0, j), gates.at(1, j), gates.at(2, j), load(old_c.values[j]));
       store(c.values[j], state.cell);
       store(h.values[j], state.h);
     }
@@ -72,9 +74,7 @@ __global__ void __launch_bounds__(kThreads) lltm_cell_backward_kernel(
     T* __restrict__ grad_old_cell) {
   using C = typename Compute<T>::type;
   using V = Vector<T, kVector>;
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();  // a kernel launched to overlap with this one may come now, and wait
-#endif
+  wait_for_previous_kernel();
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += step) {
     const Position<kVector> at(item, state_size);
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(kThreads) lltm_cell_backward_kernel(
     V grad_input_gate, grad_output_gate, grad_candidate, grad_old_c;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      const CellGradients<C> gradients = cell_backward<C>(
+      const CellGradients<C> gradients = cell_backward<C, kIsHalf<T>>(
           grad_h.at(at.row, at.column + j), grad_cell.at(at.row, at.column + j), gates.at(0, j), gates.at(1, j),
           gates.at(2, j), load(cell.values[j]));
       store(grad_input_gate.values[j], gradients.input_gate);
@@ -129,9 +129,10 @@ Error extops_lltm_cell_cuda(
     using T = decltype(scalar);
     with_vector_width<T>(elements, state_size, {products, bias, old_cell, new_h, new_cell}, [&](auto width) {
       const int64_t items = elements / width;
-      lltm_cell_kernel<T, width><<<blocks_for(items), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-          items, state_size, static_cast<const T*>(products), static_cast<const T*>(bias),
-          static_cast<const T*>(old_cell), static_cast<T*>(new_h), static_cast<T*>(new_cell));
+      launch(
+          &lltm_cell_kernel<T, width>, {blocks_for(items), kThreads}, static_cast<cudaStream_t>(stream), items,
+          state_size, static_cast<const T*>(products), static_cast<const T*>(bias), static_cast<const T*>(old_cell),
+          static_cast<T*>(new_h), static_cast<T*>(new_cell));
     });
     return launch_error("lltm_cell");
   });
@@ -151,7 +152,8 @@ Error extops_lltm_cell_backward_cuda(
     with_vector_width<T>(
         elements, state_size, {products, bias, new_cell, grad_products, grad_old_cell}, [&](auto width) {
           const int64_t items = elements / width;
-          lltm_cell_backward_kernel<T, width><<<blocks_for(items), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+          launch(
+              &lltm_cell_backward_kernel<T, width>, {blocks_for(items), kThreads}, static_cast<cudaStream_t>(stream),
               items, state_size, upstream_h, upstream_cell, static_cast<const T*>(products),
               static_cast<const T*>(bias), static_cast<const T*>(new_cell), static_cast<T*>(grad_products),
               static_cast<T*>(grad_old_cell));

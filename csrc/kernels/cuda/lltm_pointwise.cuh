@@ -8,14 +8,38 @@ namespace extops::cuda {
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return ::exp(x); }
 
-template <class C>
+// Whether to compute the functions by the special function units, to about six digits: enough where the products have
+// only as many, as in 16-bit types and TF32.
+constexpr bool kFastMath = true;
+template <class T>
+constexpr bool kIsHalf = sizeof(T) == 2;
+
+// To six digits of the result also near zero, where exp(x) - 1 loses them.
+__device__ inline float fast_expm1(float x) {
+  const float series =
+      x * (1 + x * (1.f / 2 + x * (1.f / 6 + x * (1.f / 24 + x * (1.f / 120 + x * (1.f / 720))))));  // to x^6
+  return fabsf(x) < 0.25f ? series : __expf(x) - 1;
+}
+
+template <class C, bool kFast>
 __device__ C sigmoid(C x) {
+  if constexpr (kFast) return __fdividef(1, 1 + __expf(-x));
   return 1 / (1 + exponential(-x));
 }
 
-template <class C>
+template <class C, bool kFast>
 __device__ C elu(C x) {
+  if constexpr (kFast) return x > 0 ? x : fast_expm1(x);
   return x > 0 ? x : expm1(x);
+}
+
+template <class C, bool kFast>
+__device__ C hyperbolic_tangent(C x) {
+  if constexpr (kFast) {
+    const C below = fast_expm1(-2 * fabsf(x));  // from -1 to 0
+    return copysignf(__fdividef(-below, 2 + below), x);
+  }
+  return tanh(x);
 }
 
 template <class C>
@@ -24,10 +48,10 @@ struct CellState {
   C cell;
 };
 
-template <class C>
+template <class C, bool kFast = false>
 __device__ CellState<C> cell_forward(C input_gate, C output_gate, C candidate, C old_cell) {
-  const C cell = old_cell + elu(candidate) * sigmoid(input_gate);
-  return {tanh(cell) * sigmoid(output_gate), cell};
+  const C cell = old_cell + elu<C, kFast>(candidate) * sigmoid<C, kFast>(input_gate);
+  return {hyperbolic_tangent<C, kFast>(cell) * sigmoid<C, kFast>(output_gate), cell};
 }
 
 template <class C>
@@ -38,12 +62,12 @@ struct CellGradients {
   C old_cell;
 };
 
-template <class C>
+template <class C, bool kFast = false>
 __device__ CellGradients<C> cell_backward(C grad_h, C grad_cell, C input_gate, C output_gate, C candidate, C new_cell) {
-  const C candidate_value = elu(candidate);
-  const C i = sigmoid(input_gate);
-  const C o = sigmoid(output_gate);
-  const C tanh_cell = tanh(new_cell);
+  const C candidate_value = elu<C, kFast>(candidate);
+  const C i = sigmoid<C, kFast>(input_gate);
+  const C o = sigmoid<C, kFast>(output_gate);
+  const C tanh_cell = hyperbolic_tangent<C, kFast>(new_cell);
   const C dc = grad_cell + grad_h * o * (1 - tanh_cell * tanh_cell);
   return {
       dc * candidate_value * i * (1 - i), grad_h * tanh_cell * o * (1 - o),

@@ -45,12 +45,9 @@ struct CellBackward {
   T* grad_bias;
 };
 
-// By tensor cores, in 16-bit types (lltm_tensor_kernel.cu); whether the current device and these arguments allow it.
-bool tensor_cores_serve(ScalarType dtype, const Sizes& sizes);
-template <class T>
-bool tensor_cores_serve(const CellForward<T>& arguments);
-template <class T>
-bool tensor_cores_serve(const CellBackward<T>& arguments);
+// By the tensor cores of Hopper GPUs (lltm_tensor_kernel.cu, lltm_tensor_backward_kernel.cu), for 16-bit types and, in
+// TF32, float. For at most kTensorRows rows that start at chunks of 16 bytes; old_h's are of whole 128 bytes.
+constexpr int64_t kTensorRows = 128;
 template <class T>
 Error launch_on_tensor_cores(const CellForward<T>& arguments, cudaStream_t stream);
 template <class T>

@@ -18,6 +18,14 @@ template <class T>
 __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T> in) {
   using C = typename Compute<T>::type;
   const Sizes sizes = in.sizes;
+  // Nothing is written where something is read: without this the compiler orders loads and stores.
+  const T* __restrict__ const input = in.input;
+  const T* __restrict__ const weights = in.weights;
+  const T* __restrict__ const old_h = in.old_h;
+  T* __restrict__ const products = in.products;
+  T* __restrict__ const new_h = in.new_h;
+  T* __restrict__ const new_cell = in.new_cell;
+  wait_for_previous_kernel();
   const int lane = threadIdx.x % 32;
   const int state_size = sizes.state_size;
   const int columns = sizes.columns();
@@ -46,13 +54,13 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T>
       const bool inside = k < columns;
 #pragma unroll
       for (int g = 0; g < 3; ++g) {
-        w[d][g] = inside ? load(in.weights[int64_t{g * state_size + unit} * columns + k]) : C(0);
+        w[d][g] = inside ? load(weights[int64_t{g * state_size + unit} * columns + k]) : C(0);
       }
 #pragma unroll
       for (int r = 0; r < kForwardRows; ++r) {
         const int64_t at = blockIdx.x * kForwardRows + r;
         const T* from =
-            k < state_size ? in.old_h + at * state_size + k : in.input + at * sizes.input_features + (k - state_size);
+            k < state_size ? old_h + at * state_size + k : input + at * sizes.input_features + (k - state_size);
         x[d][r] = inside && at < sizes.batch ? load(*from) : C(0);
       }
     }
@@ -81,13 +89,13 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T>
 #pragma unroll
     for (int r = 1; r < kForwardRows; ++r) sum = lane == r ? sums[r][g] : sum;
     store(rounded[g], sum);
-    in.products[int64_t{row} * 3 * state_size + g * state_size + unit] = rounded[g];
+    products[int64_t{row} * 3 * state_size + g * state_size + unit] = rounded[g];
   }
   // From the products as they are stored, so that the backward sees the same gates.
-  const CellState<C> state = cell_forward<C>(
+  const CellState<C> state = cell_forward<C, kIsHalf<T>>(
       load(rounded[0]) + gate_bias[0], load(rounded[1]) + gate_bias[1], load(rounded[2]) + gate_bias[2], old_c);
-  store(in.new_cell[cell], state.cell);
-  store(in.new_h[cell], state.h);
+  store(new_cell[cell], state.cell);
+  store(new_h[cell], state.h);
 }
 
 // ---- backward of the parameters: a block computes a few units' rows of grad_weights for some columns ----
@@ -113,7 +121,7 @@ __device__ void load_product_gradients(
       C gates[3];
       for (int g = 0; g < 3; ++g)
         gates[g] = load(in.products[at + g * state_size]) + load(in.bias[g * state_size + unit]);
-      const CellGradients<C> gradients = cell_backward<C>(
+      const CellGradients<C> gradients = cell_backward<C, kIsHalf<T>>(
           in.grad_h.at(row, unit), in.grad_cell.at(row, unit), gates[0], gates[1], gates[2], load(in.new_cell[cell]));
       store(rounded[0], gradients.input_gate);
       store(rounded[1], gradients.output_gate);
@@ -133,6 +141,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) lltm_backward_kernel(CellBackward<T> in) {
   using C = typename Compute<T>::type;
   __shared__ __align__(16) C gradients[kBackwardRows][3][kBackwardUnits];
+  wait_for_previous_kernel();
   const int state_size = in.sizes.state_size;
   const int columns = in.sizes.columns();
   const int first_unit = blockIdx.y * kBackwardUnits;
@@ -189,6 +198,7 @@ __global__ void __launch_bounds__(32 * kInputWarps) lltm_input_backward_kernel(
     Sizes sizes, const float* __restrict__ grad_products, const float* __restrict__ weights,
     float* __restrict__ grad_old_h, float* __restrict__ grad_input) {
   __shared__ float partial[kInputWarps][kInputRows][32];
+  wait_for_previous_kernel();
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int columns = sizes.columns();
@@ -230,37 +240,39 @@ __global__ void __launch_bounds__(32 * kInputWarps) lltm_input_backward_kernel(
   }
 }
 
-// Below how many multiplications these kernels beat a library's product with the kernels that it needs beside it: read
-// off an NVIDIA H200. Beyond float32 the library has tensor cores.
+// ---- which problems are for which kernels: read off an NVIDIA H200 ----
+
+// Below so many multiplications these kernels beat a library's product with the kernels that it needs beside it. In all
+// precisions but strict float32 the library has tensor cores.
 struct Limits {
-  int64_t float32;
-  int64_t others;
+  double strict_float32;
+  double others;
   int64_t batch;
 };
-constexpr Limits kForwardLimits{13'000'000, 4'000'000, INT64_MAX};
-constexpr Limits kBackwardLimits{130'000'000, 16'000'000, 64};  // a block goes through the whole batch
-constexpr Limits kInputLimits{8'000'000, 0, INT64_MAX};
-// In 16-bit types tensor cores take over from here on, up to as many rows and columns.
-constexpr double kTensorFrom = 4'000'000;
-constexpr int64_t kTensorRows = 64;
-constexpr int64_t kTensorForwardColumns = 1024;
+constexpr Limits kForwardLimits{13e6, 4e6, INT64_MAX};
+constexpr Limits kBackwardLimits{130e6, 16e6, 64};  // a block goes through the whole batch
+constexpr Limits kInputLimits{8e6, 0, INT64_MAX};
+constexpr double kTensorFrom = 4e6;  // from so many on our own kernels for tensor cores beat both
 
 inline double multiplications(int64_t batch, int64_t input_features, int64_t state_size) {
   return 3.0 * batch * state_size * (state_size + input_features);
 }
 
-inline bool is_within(Limits limits, ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  const double count = multiplications(batch, input_features, state_size);
-  return batch <= limits.batch && count < (dtype == ScalarType::Float ? limits.float32 : limits.others);
+inline bool is_within(
+    const Limits& limits, ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  const double most = dtype == ScalarType::Float ? limits.strict_float32 : limits.others;
+  return batch <= limits.batch && multiplications(batch, input_features, state_size) < most;
+}
+
+inline bool is_for_tensor_cores(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  if (dtype == ScalarType::Float || dtype == ScalarType::Double) return false;
+  const int64_t bytes = dtype == ScalarType::TF32 ? 4 : 2;
+  return batch <= kTensorRows && multiplications(batch, input_features, state_size) >= kTensorFrom &&
+         state_size * bytes % 128 == 0 && input_features * bytes % 16 == 0 && has_hopper_tensor_cores();
 }
 
 inline Sizes make_sizes(int64_t batch, int64_t input_features, int64_t state_size) {
   return {static_cast<int>(batch), static_cast<int>(input_features), static_cast<int>(state_size)};
-}
-
-inline bool is_for_tensor_cores(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  return batch <= kTensorRows && multiplications(batch, input_features, state_size) >= kTensorFrom &&
-         tensor_cores_serve(dtype, make_sizes(batch, input_features, state_size));
 }
 
 // Sizes are 32-bit numbers inside these kernels, whatever the strides.
@@ -275,8 +287,7 @@ using namespace extops::cuda;
 
 bool extops_lltm_is_fast_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
   return is_within(kForwardLimits, dtype, batch, input_features, state_size) ||
-         (state_size + input_features <= kTensorForwardColumns &&
-          is_for_tensor_cores(dtype, batch, input_features, state_size));
+         is_for_tensor_cores(dtype, batch, input_features, state_size);
 }
 
 bool extops_lltm_backward_is_fast_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
@@ -308,13 +319,14 @@ Error extops_lltm_cuda(
         static_cast<T*>(new_h),
         static_cast<T*>(new_cell),
         static_cast<T*>(products)};
-    if constexpr (sizeof(T) == 2) {
-      if (is_for_tensor_cores(dtype, batch, input_features, state_size) && tensor_cores_serve(in)) {
+    if constexpr (!std::is_same_v<T, double>) {
+      if (is_for_tensor_cores(dtype, batch, input_features, state_size) &&
+          start_at_chunks({in.input, in.weights, in.old_h})) {
         return launch_on_tensor_cores(in, static_cast<cudaStream_t>(stream));
       }
     }
     const dim3 grid(ceil_div(sizes.batch, kForwardRows), ceil_div(sizes.state_size, kForwardWarps));
-    lltm_kernel<T><<<grid, 32 * kForwardWarps, 0, static_cast<cudaStream_t>(stream)>>>(in);
+    launch(&lltm_kernel<T>, {grid, 32 * kForwardWarps}, static_cast<cudaStream_t>(stream), in);
     return launch_error("lltm");
   });
 }
@@ -342,13 +354,14 @@ Error extops_lltm_backward_cuda(
         static_cast<T*>(grad_old_cell),
         static_cast<T*>(grad_weights),
         static_cast<T*>(grad_bias)};
-    if constexpr (sizeof(T) == 2) {
-      if (is_for_tensor_cores(dtype, batch, input_features, state_size) && tensor_cores_serve(in)) {
+    if constexpr (!std::is_same_v<T, double>) {
+      if (is_for_tensor_cores(dtype, batch, input_features, state_size) &&
+          start_at_chunks({in.input, in.old_h, in.grad_products, in.grad_weights})) {
         return launch_on_tensor_cores(in, static_cast<cudaStream_t>(stream));
       }
     }
     const dim3 grid(ceil_div(sizes.columns(), kThreads), ceil_div(sizes.state_size, kBackwardUnits));
-    lltm_backward_kernel<T><<<grid, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(in);
+    launch(&lltm_backward_kernel<T>, {grid, kThreads}, static_cast<cudaStream_t>(stream), in);
     return launch_error("lltm_backward");
   });
 }
@@ -360,8 +373,9 @@ Error extops_lltm_input_backward_cuda(
   if (const Error error = check_sizes(batch, input_features, state_size)) return error;
   const Sizes sizes = make_sizes(batch, input_features, state_size);
   const dim3 grid(ceil_div(sizes.batch, kInputRows), ceil_div(sizes.columns(), 32));
-  lltm_input_backward_kernel<<<grid, 32 * kInputWarps, 0, static_cast<cudaStream_t>(stream)>>>(
-      sizes, static_cast<const float*>(grad_products), static_cast<const float*>(weights),
-      static_cast<float*>(grad_old_h), static_cast<float*>(grad_input));
+  launch(
+      &lltm_input_backward_kernel, {grid, 32 * kInputWarps}, static_cast<cudaStream_t>(stream), sizes,
+      static_cast<const float*>(grad_products), static_cast<const float*>(weights), static_cast<float*>(grad_old_h),
+      static_cast<float*>(grad_input));
   return launch_error("lltm_input_backward");
 }

@@ -1,0 +1,190 @@
+// What GPUs of compute capability 9.0 have of their own: warpgroups that multiply tiles out of shared memory, copies of
+// whole tiles that need no thread, and barriers that count what has arrived. nvcc compiles this for sm_90a alone.
+//
+// A tile in shared memory consists of rows of 128 bytes, whose 16-byte chunks are swapped about by the row's number, so
+// that no two of eight rows or columns meet in a bank ("128-byte swizzle"). It starts at a multiple of 1024 bytes.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <type_traits>
+
+namespace extops::cuda {
+
+constexpr int kTileRowBytes = 128;
+constexpr int kTileAlignment = 1024;
+constexpr int kChunkBytes = 16;
+constexpr int kWarpgroup = 128;  // threads
+
+template <class T>
+constexpr int kChunk = kChunkBytes / static_cast<int>(sizeof(T));
+template <class T>
+constexpr int kTileColumns = kTileRowBytes / static_cast<int>(sizeof(T));
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ inline uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// The address of the same thing in another block of the cluster.
+__device__ inline uint32_t address_in_block(uint32_t address, int block) {
+  uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
+  return remote;
+}
+
+// Nothing is made visible by these two: barriers do that.
+__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
+// What a thread has written to shared memory, for copies and warpgroups to read.
+__device__ inline void publish_to_async_units() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// A barrier in shared memory. A phase ends when all expected arrivals and bytes are there.
+class Barrier {
+ public:
+  __device__ void initialize(int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
+  }
+
+  // To be called once after all barriers are initialized.
+  __device__ static void publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+  __device__ void arrive_expecting(int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
+  }
+
+  __device__ void arrive() { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address()) : "memory"); }
+
+  // Until phase number `phase` has ended; the last or the last but one can be asked for.
+  __device__ void wait(int phase) {
+    uint32_t done = 0;
+    while (done == 0) {
+      asm volatile(
+          "{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
+          : "=r"(done)
+          : "r"(address()), "r"(phase & 1)
+          : "memory");
+    }
+  }
+
+  __device__ uint32_t address() const { return shared_address(&state_); }
+
+ private:
+  uint64_t state_;
+};
+
+// A box of a tensor into shared memory; what is beyond the tensor's edges becomes zero. Its first element is at the
+// given coordinates, the fastest first. The bytes count at `barrier`.
+__device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int x, int y, const Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(to),
+      "l"(&from), "r"(x), "r"(y), "r"(barrier.address())
+      : "memory");
+}
+
+__device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int x, int y, int z, const Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(to),
+      "l"(&from), "r"(x), "r"(y), "r"(z), "r"(barrier.address())
+      : "memory");
+}
+
+// Shared memory into that of another block of the cluster.
+__device__ inline void copy_to_block(uint32_t to, uint32_t from, int bytes, const Barrier& barrier, int block) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   address_in_block(to, block)),
+               "r"(from), "r"(bytes), "r"(address_in_block(barrier.address(), block))
+               : "memory");
+}
+
+// What the threads of a warpgroup hold of a 64 x 128 result. Warp w has the rows from 16 * w; of those, lane l has l /
+// 4 and l / 4 + 8, in the columns 8 * j + 2 * (l % 4) and the next.
+struct Accumulator {
+  float values[64];
+
+  __device__ float& at(int j, int half, int i) { return values[4 * j + 2 * half + i]; }
+};
+
+// How a warpgroup finds the rows of a tile, for sums along the rows.
+__device__ inline uint64_t tile_descriptor(uint32_t address) {
+  constexpr uint64_t kBytesBetween8Rows = 8 * kTileRowBytes;
+  return uint64_t{(address & 0x3ffff) >> 4} | uint64_t{1} << 16 | (kBytesBetween8Rows >> 4) << 32 | uint64_t{1} << 62;
+}
+
+// A macro, since a template cannot make operands of an instruction.
+#define EXTOPS_64_REGISTERS                                                                                         \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
+  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "  \
+  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, adds, 1, 1"
+#define EXTOPS_8_OPERANDS(c, i)                                                                               \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
+      "+f"(c[i + 7])
+#define EXTOPS_64_OPERANDS(c)                                                                           \
+  EXTOPS_8_OPERANDS(c, 0), EXTOPS_8_OPERANDS(c, 8), EXTOPS_8_OPERANDS(c, 16), EXTOPS_8_OPERANDS(c, 24), \
+      EXTOPS_8_OPERANDS(c, 32), EXTOPS_8_OPERANDS(c, 40), EXTOPS_8_OPERANDS(c, 48), EXTOPS_8_OPERANDS(c, 56)
+
+// result += a * b^T along 32 bytes of the rows, where a has 64 rows and b 128; float stands for TF32, whose further
+// bits are cut off. Between begin_products and wait_for_products; until then nobody may touch result.
+template <class T>
+__device__ inline void add_product(Accumulator& result, uint64_t a, uint64_t b, bool adds) {
+  float (&c)[64] = result.values;
+  if constexpr (std::is_same_v<T, float>) {
+    asm volatile(
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %66, "
+        "0;\nwgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 " EXTOPS_64_REGISTERS ";\n}"
+        : EXTOPS_64_OPERANDS(c)
+        : "l"(a), "l"(b), "r"(static_cast<int>(adds)));
+  } else if constexpr (std::is_same_v<T, __half>) {
+    asm volatile(
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %66, "
+        "0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " EXTOPS_64_REGISTERS ", 0, 0;\n}"
+        : EXTOPS_64_OPERANDS(c)
+        : "l"(a), "l"(b), "r"(static_cast<int>(adds)));
+  } else {
+    static_assert(std::is_same_v<T, __nv_bfloat16>);
+    asm volatile(
+        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %66, "
+        "0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " EXTOPS_64_REGISTERS ", 0, 0;\n}"
+        : EXTOPS_64_OPERANDS(c)
+        : "l"(a), "l"(b), "r"(static_cast<int>(adds)));
+  }
+}
+
+// The same along whole rows of two tiles.
+template <class T>
+__device__ inline void add_tile_product(Accumulator& result, uint32_t a, uint32_t b, bool adds) {
+#pragma unroll
+  for (int bytes = 0; bytes < kTileRowBytes; bytes += 32) {
+    add_product<T>(result, tile_descriptor(a + bytes), tile_descriptor(b + bytes), adds || bytes > 0);
+  }
+}
+
+#undef EXTOPS_64_OPERANDS
+#undef EXTOPS_8_OPERANDS
+#undef EXTOPS_64_REGISTERS
+
+__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Until all but the last `kPending` groups of products are done.
+template <int kPending>
+__device__ inline void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+__device__ inline void wait_for_products(Accumulator& result) {
+  wait_for_products<0>();
+#pragma unroll
+  for (float& value : result.values) asm volatile("" : "+f"(value)::"memory");  // not to be read before
+}
+
+#endif
+
+}  // namespace extops::cuda
