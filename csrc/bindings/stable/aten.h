@@ -1,68 +1,105 @@
-// The few ATen operators that the bindings call, through torch's stable dispatcher.
+// The few ATen operators that the bindings call, through torch's stable dispatcher, and new tensors.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
 
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <vector>
 
+#include "tensor.h"
+
 namespace extops::stable {
 
-using torch::stable::Tensor;
-
-template <class... Arguments>
-Tensor call_aten(const char* name, const Arguments&... arguments) {
-  std::array<StableIValue, sizeof...(Arguments)> stack{torch::stable::detail::from(arguments)...};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
+// The dispatcher takes what is on its stack, so a tensor gets there by another handle.
+inline AtenTensorHandle new_handle(const Tensor& tensor) {
+  AtenTensorHandle handle = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor.get(), &handle));
+  return handle;
 }
 
-inline Tensor mm(const Tensor& a, const Tensor& b) { return call_aten("aten::mm", a, b); }
+inline StableIValue box(const Tensor& tensor) { return torch::stable::detail::from(new_handle(tensor)); }
+
+template <class Value>
+StableIValue box(const Value& value) {
+  return torch::stable::detail::from(value);
+}
+
+template <class... Arguments>
+Tensor call_aten(const char* name, const char* overload, const Arguments&... arguments) {
+  std::array<StableIValue, sizeof...(Arguments)> stack{box(arguments)...};
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  return Unbox<Tensor>::call(stack[0]);
+}
+
+inline Tensor mm(const Tensor& a, const Tensor& b) { return call_aten("aten::mm", "", a, b); }
 
 // input * weights^T
 inline Tensor linear(const Tensor& input, const Tensor& weights) {
-  return call_aten("aten::linear", input, weights, std::optional<Tensor>());
+  return call_aten("aten::linear", "", input, weights, std::nullopt);
 }
 
 inline Tensor cat_columns(const Tensor& left, const Tensor& right) {
-  return call_aten("aten::cat", std::vector<Tensor>{left, right}, int64_t{1});
+  return call_aten("aten::cat", "", std::vector<AtenTensorHandle>{new_handle(left), new_handle(right)}, int64_t{1});
 }
 
-inline Tensor sum_rows(const Tensor& tensor) {
-  const int64_t rows[] = {0};
-  return torch::stable::sum(tensor, torch::headeronly::IntHeaderOnlyArrayRef(rows, 1));
+inline Tensor transpose(const Tensor& matrix) {
+  return call_aten("aten::transpose", "int", matrix, int64_t{0}, int64_t{1});
 }
 
-// A new tensor of the dtype and device of `like`. Straight to the allocator: by way of the dispatcher, which looks its
-// operators up by name, the results of a small problem cost more than the kernel.
-inline Tensor allocate_strided(const Tensor& like, int64_t dim, const int64_t* sizes, const int64_t* strides) {
-  int32_t dtype = 0;
-  int32_t device_type = 0;
-  int32_t device_index = 0;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(like.get(), &dtype));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
+inline Tensor columns(const Tensor& matrix, int64_t first, int64_t count) {
+  return call_aten("aten::narrow", "", matrix, int64_t{1}, first, count);
+}
+
+inline Tensor sum_rows(const Tensor& matrix) {
+  return call_aten("aten::sum", "dim_IntList", matrix, std::optional(std::vector<int64_t>{0}), false, std::nullopt);
+}
+
+inline Tensor contiguous(const Tensor& tensor) {
+  return call_aten("aten::contiguous", "", tensor, torch::headeronly::MemoryFormat::Contiguous);
+}
+
+// A new tensor. Straight to the allocator: by way of the dispatcher, which looks its operators up by name, the results
+// of a small problem cost more than the kernel.
+inline Tensor allocate(const Options& options, Sizes sizes, const int64_t* strides) {
   AtenTensorHandle result = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dim, sizes, strides, dtype, device_type, device_index, &result));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      static_cast<int64_t>(sizes.size()), sizes.data(), strides, options.dtype, options.device_type,
+      options.device_index, &result));
   return Tensor(result);
 }
 
-inline Tensor allocate(const Tensor& like, int64_t rows, int64_t columns) {
+inline Tensor allocate(const Options& options, int64_t rows, int64_t columns) {
   const int64_t sizes[] = {rows, columns};
   const int64_t strides[] = {std::max<int64_t>(columns, 1), 1};
-  return allocate_strided(like, 2, sizes, strides);
+  return allocate(options, Sizes(sizes, 2), strides);
+}
+
+inline Tensor allocate(const Options& options, int64_t size) {
+  const int64_t stride = 1;
+  return allocate(options, Sizes(&size, 1), &stride);
 }
 
 inline Tensor allocate_like(const Tensor& like) {
-  if (!like.is_contiguous()) return torch::stable::empty_like(like);
-  return allocate_strided(like, like.dim(), like.sizes().data(), like.strides().data());
+  if (like.is_contiguous()) return allocate(like.options(), like.sizes(), like.strides().data());
+  const auto none = std::nullopt;
+  return call_aten("aten::empty_like", "", like, none, none, none, none, none);
 }
 
-inline Tensor as_contiguous(const Tensor& tensor) {
-  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
-}
+// The elements of a tensor one after another, in place or in a copy.
+class Dense {
+ public:
+  explicit Dense(const Tensor& tensor) : data_(nullptr) {
+    if (!tensor.is_contiguous()) copy_ = contiguous(tensor);
+    data_ = copy_.has_value() ? copy_->data() : tensor.data();
+  }
+
+  const void* data() const { return data_; }
+
+ private:
+  std::optional<Tensor> copy_;
+  const void* data_;
+};
 
 }  // namespace extops::stable

@@ -23,7 +23,7 @@ struct Cpu {
   static constexpr auto* elementwise_mult_backward = &extops_elementwise_mult_backward_cpu;
 
   template <class Kernel>
-  static void run(const torch::stable::Tensor&, int64_t numel, const Kernel& kernel) {
+  static void run(const extops::stable::Tensor&, int64_t numel, const Kernel& kernel) {
     // Below this a second thread costs more than it saves.
     constexpr int64_t kGrain = 8192;
     if (numel <= kGrain) return extops::stable::check_success(kernel(int64_t{0}, numel));
@@ -32,7 +32,7 @@ struct Cpu {
   }
 
   template <class Kernel>
-  static void run_whole(const torch::stable::Tensor&, const Kernel& kernel) {
+  static void run_whole(const extops::stable::Tensor&, const Kernel& kernel) {
     extops::stable::check_success(kernel());
   }
 };

@@ -26,13 +26,13 @@ struct Cuda {
   static constexpr auto* elementwise_mult_backward = &extops_elementwise_mult_backward_cuda;
 
   template <class Kernel>
-  static void run(const torch::stable::Tensor& tensor, int64_t, const Kernel& kernel) {
+  static void run(const extops::stable::Tensor& tensor, int64_t, const Kernel& kernel) {
     run_whole(tensor, kernel);
   }
 
   template <class Kernel>
-  static void run_whole(const torch::stable::Tensor& tensor, const Kernel& kernel) {
-    const auto device = tensor.get_device_index();
+  static void run_whole(const extops::stable::Tensor& tensor, const Kernel& kernel) {
+    const auto device = tensor.device_index();
     const torch::stable::accelerator::DeviceGuard guard(device);
     void* stream = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));

@@ -10,15 +10,23 @@ namespace extops::stable {
 // Sizes and strides as kernels take them, see kernels/elementwise.h.
 class Geometry {
  public:
-  Geometry(torch::headeronly::IntHeaderOnlyArrayRef sizes, size_t operands) : dim_(static_cast<int64_t>(sizes.size())) {
+  Geometry(Sizes sizes, size_t operands) : dim_(static_cast<int64_t>(sizes.size())) {
     data_.reserve(operands);
     numbers_.reserve((operands + 1) * sizes.size());
     numbers_.assign(sizes.begin(), sizes.end());
   }
 
+  void add_output(const Tensor& tensor) { add(tensor, tensor.mutable_data()); }
+  void add_input(const Tensor& tensor) { add(tensor, const_cast<void*>(tensor.data())); }
+
+  int64_t dim() const { return dim_; }
+  const int64_t* numbers() const { return numbers_.data(); }
+  void* const* data() const { return data_.data(); }
+
+ private:
   void add(const Tensor& tensor, void* data) {
-    const auto sizes = tensor.sizes();
-    const auto strides = tensor.strides();
+    const Sizes sizes = tensor.sizes();
+    const Sizes strides = tensor.strides();
     const int64_t missing = dim_ - static_cast<int64_t>(sizes.size());
     for (int64_t d = 0; d < dim_; ++d) {
       const bool broadcast = d < missing || (sizes[d - missing] == 1 && numbers_[d] != 1);
@@ -26,14 +34,7 @@ class Geometry {
     }
     data_.push_back(data);
   }
-  void add_output(const Tensor& tensor) { add(tensor, tensor.mutable_data_ptr()); }
-  void add_input(const Tensor& tensor) { add(tensor, const_cast<void*>(tensor.const_data_ptr())); }
 
-  int64_t dim() const { return dim_; }
-  const int64_t* numbers() const { return numbers_.data(); }
-  void* const* data() const { return data_.data(); }
-
- private:
   int64_t dim_;
   std::vector<int64_t> numbers_;
   std::vector<void*> data_;

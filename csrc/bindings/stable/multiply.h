@@ -3,18 +3,16 @@
 // the entry points take last.
 #pragma once
 
-#include <torch/csrc/stable/library.h>
-
-#include <tuple>
 #include <vector>
 
+#include "aten.h"
 #include "elementwise.h"
 
 namespace extops::stable {
 
 inline std::vector<int64_t> broadcast_sizes(const char* op, const Tensor& a, const Tensor& b) {
-  const auto a_sizes = a.sizes();
-  const auto b_sizes = b.sizes();
+  const Sizes a_sizes = a.sizes();
+  const Sizes b_sizes = b.sizes();
   const size_t dim = std::max(a_sizes.size(), b_sizes.size());
   std::vector<int64_t> sizes(dim);
   for (size_t back = 1; back <= dim; ++back) {
@@ -30,19 +28,19 @@ inline std::vector<int64_t> broadcast_sizes(const char* op, const Tensor& a, con
 
 // A new tensor for the product, laid out like the first factor that has its shape.
 inline Tensor empty_product(const char* op, const Tensor& a, const Tensor& b) {
-  const auto has_sizes = [](const Tensor& tensor, torch::headeronly::IntHeaderOnlyArrayRef sizes) {
-    return std::equal(tensor.sizes().begin(), tensor.sizes().end(), sizes.begin(), sizes.end());
-  };
   if (has_sizes(a, b.sizes())) return allocate_like(a);
   const std::vector<int64_t> sizes = broadcast_sizes(op, a, b);
   if (has_sizes(a, sizes)) return allocate_like(a);
   if (has_sizes(b, sizes)) return allocate_like(b);
-  return torch::stable::new_empty(a, sizes);
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0; stride *= std::max<int64_t>(sizes[d], 1)) strides[d] = stride;
+  return allocate(a.options(), sizes, strides.data());
 }
 
 template <class Device>
 void elementwise_mult_into(const char* op, const Tensor& a, const Tensor& b, const Tensor& out) {
-  const ScalarType dtype = kernel_dtype(op, "a", a);
+  const ScalarType dtype = kernel_dtype(op, "a", a.options().dtype);
   Geometry geometry(out.sizes(), 3);
   geometry.add_output(out);
   geometry.add_input(a);
@@ -51,34 +49,36 @@ void elementwise_mult_into(const char* op, const Tensor& a, const Tensor& b, con
 }
 
 template <class Device>
-Tensor elementwise_mult(const Tensor& a, const Tensor& b) {
+std::tuple<Tensor> elementwise_mult(const Tensor& a, const Tensor& b) {
   constexpr const char* kOp = "elementwise_mult";
-  check_matches(kOp, "b", b, "a", a);
-  const Tensor out = empty_product(kOp, a, b);
+  check_matches(kOp, "b", b, "a", a.options());
+  Tensor out = empty_product(kOp, a, b);
   elementwise_mult_into<Device>(kOp, a, b, out);
-  return out;
+  return {std::move(out)};
 }
 
 template <class Device>
-void elementwise_mult_out(const Tensor& a, const Tensor& b, const Tensor& out) {
+std::tuple<> elementwise_mult_out(const Tensor& a, const Tensor& b, const Tensor& out) {
   constexpr const char* kOp = "elementwise_mult_out";
-  check_matches(kOp, "b", b, "a", a);
-  check_matches(kOp, "out", out, "a", a);
+  const Options options = a.options();
+  check_matches(kOp, "b", b, "a", options);
+  check_matches(kOp, "out", out, "a", options);
   check_sizes(kOp, "out", out, broadcast_sizes(kOp, a, b));
   elementwise_mult_into<Device>(kOp, a, b, out);
+  return {};
 }
 
 template <class Device>
 std::tuple<Tensor, Tensor> elementwise_mult_backward(const Tensor& grad_output, const Tensor& a, const Tensor& b) {
   constexpr const char* kOp = "elementwise_mult_backward";
-  check_matches(kOp, "b", b, "a", a);
-  check_matches(kOp, "grad_output", grad_output, "a", a);
-  const std::vector<int64_t> sizes(a.sizes().begin(), a.sizes().end());
-  check_sizes(kOp, "b", b, sizes);
-  check_sizes(kOp, "grad_output", grad_output, sizes);
-  const ScalarType dtype = kernel_dtype(kOp, "a", a);
-  const Tensor grad_a = allocate_like(a);
-  const Tensor grad_b = allocate_like(b);
+  const Options options = a.options();
+  check_matches(kOp, "b", b, "a", options);
+  check_matches(kOp, "grad_output", grad_output, "a", options);
+  check_sizes(kOp, "b", b, a.sizes());
+  check_sizes(kOp, "grad_output", grad_output, a.sizes());
+  const ScalarType dtype = kernel_dtype(kOp, "a", options.dtype);
+  Tensor grad_a = allocate_like(a);
+  Tensor grad_b = allocate_like(b);
   Geometry geometry(a.sizes(), 5);
   geometry.add_output(grad_a);
   geometry.add_output(grad_b);
@@ -86,14 +86,14 @@ std::tuple<Tensor, Tensor> elementwise_mult_backward(const Tensor& grad_output, 
   geometry.add_input(a);
   geometry.add_input(b);
   run_elementwise<Device>(Device::elementwise_mult_backward, dtype, grad_a, geometry);
-  return {grad_a, grad_b};
+  return {std::move(grad_a), std::move(grad_b)};
 }
 
 template <class Device>
 void register_multiply(torch::stable::detail::StableLibrary& library) {
-  library.impl("elementwise_mult", TORCH_BOX(&elementwise_mult<Device>));
-  library.impl("elementwise_mult_out", TORCH_BOX(&elementwise_mult_out<Device>));
-  library.impl("elementwise_mult_backward", TORCH_BOX(&elementwise_mult_backward<Device>));
+  library.impl("elementwise_mult", &Boxed<&elementwise_mult<Device>>::call);
+  library.impl("elementwise_mult_out", &Boxed<&elementwise_mult_out<Device>>::call);
+  library.impl("elementwise_mult_backward", &Boxed<&elementwise_mult_backward<Device>>::call);
 }
 
 }  // namespace extops::stable

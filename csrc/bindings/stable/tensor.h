@@ -1,0 +1,98 @@
+// Tensors on torch's stable ABI, and kernels that its dispatcher can call.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+namespace extops::stable {
+
+using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
+
+// What two tensors must share to meet in a kernel, in torch's numbers.
+struct Options {
+  int32_t dtype;
+  int32_t device_type;
+  int32_t device_index;
+};
+
+// A tensor with one owner. torch::stable::Tensor counts its owners, in a block that it allocates for each argument and
+// each result: of a small problem that is a good part of the call.
+class Tensor {
+ public:
+  explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
+
+  AtenTensorHandle get() const { return handle_.get(); }
+  AtenTensorHandle release() { return handle_.release(); }
+
+  bool defined() const { return ask(aoti_torch_is_defined); }
+  bool is_contiguous() const { return ask(aoti_torch_is_contiguous); }
+  int64_t dim() const { return ask(aoti_torch_get_dim); }
+  int64_t numel() const { return ask(aoti_torch_get_numel); }
+  Sizes sizes() const { return Sizes(ask(aoti_torch_get_sizes), dim()); }
+  Sizes strides() const { return Sizes(ask(aoti_torch_get_strides), dim()); }
+  int32_t device_index() const { return ask(aoti_torch_get_device_index); }
+  Options options() const { return {ask(aoti_torch_get_dtype), ask(aoti_torch_get_device_type), device_index()}; }
+  const void* data() const { return ask(torch_get_const_data_ptr); }
+  void* mutable_data() const { return ask(torch_get_mutable_data_ptr); }
+
+ private:
+  struct Delete {
+    void operator()(AtenTensorHandle handle) const { aoti_torch_delete_tensor_object(handle); }
+  };
+
+  template <class Answer>
+  Answer ask(AOTITorchError (*question)(AtenTensorHandle, Answer*)) const {
+    Answer answer{};
+    TORCH_ERROR_CODE_CHECK(question(get(), &answer));
+    return answer;
+  }
+
+  std::unique_ptr<AtenTensorOpaque, Delete> handle_;
+};
+
+template <class Argument>
+struct Unbox;
+
+template <>
+struct Unbox<Tensor> {
+  static Tensor call(StableIValue value) { return Tensor(torch::stable::detail::to<AtenTensorHandle>(value)); }
+};
+
+template <>
+struct Unbox<std::optional<Tensor>> {
+  static std::optional<Tensor> call(StableIValue value) {
+    const auto handle = torch::stable::detail::to<std::optional<AtenTensorHandle>>(value);
+    return handle.has_value() ? std::optional<Tensor>(*handle) : std::nullopt;
+  }
+};
+
+template <class... Results, class... Arguments, size_t... kArgument, size_t... kResult>
+void call_boxed(
+    std::tuple<Results...> (*kernel)(const Arguments&...), StableIValue* stack, uint64_t arguments, uint64_t results,
+    std::index_sequence<kArgument...>, std::index_sequence<kResult...>) {
+  STD_TORCH_CHECK(
+      arguments == sizeof...(Arguments) && results == sizeof...(Results), "extops: a kernel does not fit its schema");
+  // Braces, so that an argument that cannot be taken leaves those before it to be deleted.
+  const std::tuple<Arguments...> taken{Unbox<Arguments>::call(stack[kArgument])...};
+  [[maybe_unused]] std::tuple<Results...> made = kernel(std::get<kArgument>(taken)...);
+  ((stack[kResult] = torch::stable::detail::from(std::get<kResult>(made).release())), ...);
+}
+
+template <auto kKernel>
+struct Boxed;
+
+// A kernel as the dispatcher calls it: arguments come on the stack, which owns them, and results take their places.
+template <class... Results, class... Arguments, std::tuple<Results...> (*kKernel)(const Arguments&...)>
+struct Boxed<kKernel> {
+  static void call(StableIValue* stack, uint64_t arguments, uint64_t results) {
+    call_boxed(
+        kKernel, stack, arguments, results, std::index_sequence_for<Arguments...>(),
+        std::index_sequence_for<Results...>());
+  }
+};
+
+}  // namespace extops::stable
