@@ -18,12 +18,12 @@ struct Sizes {
   int64_t lines() const { return 3 * state_size; }
 };
 
-// to[r][*] = sum over d of a[r * row_stride + d * depth_stride] * b[d * b_stride + *], for kRows rows of kVectors
-// vectors of kBytes each.
+// to[r * to_stride + *] = sum over d of a[r * row_stride + d * depth_stride] * b[d * b_stride + *], for kRows rows of
+// kVectors vectors of kBytes each.
 template <int kRows, int kVectors, int kBytes>
 [[gnu::always_inline]] inline void multiply_tile(
     int64_t depth, const float* a, int64_t row_stride, int64_t depth_stride, const float* b, int64_t b_stride,
-    float* to) {
+    float* to, int64_t to_stride) {
   typedef float V __attribute__((vector_size(kBytes), aligned(alignof(float)), may_alias));
   constexpr int kLanes = kBytes / sizeof(float);
   V sums[kRows][kVectors] = {};
@@ -39,7 +39,7 @@ template <int kRows, int kVectors, int kBytes>
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) *reinterpret_cast<V*>(to + (r * kVectors + v) * kLanes) = sums[r][v];
+    for (int v = 0; v < kVectors; ++v) *reinterpret_cast<V*>(to + r * to_stride + v * kLanes) = sums[r][v];
   }
 }
 
@@ -74,7 +74,8 @@ template <int kBytes>
     }
     for_each_tile<kLines>(sizes.lines(), [&](auto lines, int64_t line) __attribute__((always_inline)) {
       float tile[lines * kLanes];
-      multiply_tile<lines, 1, kBytes>(columns, weights + line * columns, columns, 1, transposed.data(), kLanes, tile);
+      multiply_tile<lines, 1, kBytes>(
+          columns, weights + line * columns, columns, 1, transposed.data(), kLanes, tile, kLanes);
       for (int64_t r = 0; r < rows; ++r) {
         float* __restrict to = products + (first_row + r) * sizes.lines() + line;
         for (int l = 0; l < lines; ++l) to[l] = tile[l * kLanes + r];
@@ -88,8 +89,8 @@ template <int kBytes>
 [[gnu::always_inline]] inline void multiply_gradients(
     const Sizes& sizes, const float* input, const float* old_h, const float* grad_products, float* grad_weights) {
   constexpr int kLanes = kBytes / sizeof(float);
-  constexpr int kLines = 4;
-  constexpr int kVectors = 3;
+  constexpr int kLines = kBytes == 64 ? 8 : 4;
+  constexpr int kVectors = kBytes == 64 ? 2 : 3;
   const int64_t columns = sizes.columns();
   const int64_t padded = (columns + kLanes - 1) / kLanes * kLanes;
   std::vector<float> joined(sizes.batch * padded);
@@ -100,22 +101,20 @@ template <int kBytes>
     for (int64_t k = 0; k < sizes.input_features; ++k) to[k] = input[r * sizes.input_features + k];
   }
   for_each_tile<kLines>(sizes.lines(), [&](auto lines, int64_t line) __attribute__((always_inline)) {
-    const auto multiply = [&](auto vectors, int64_t column) __attribute__((always_inline)) {
-      constexpr int kWidth = vectors * kLanes;
-      float tile[lines * kWidth];
-      multiply_tile<lines, vectors, kBytes>(
-          sizes.batch, grad_products + line, 1, sizes.lines(), joined.data() + column, padded, tile);
-      const int64_t count = std::min<int64_t>(kWidth, columns - column);
-      for (int l = 0; l < lines; ++l) {
-        float* __restrict to = grad_weights + (line + l) * columns + column;
-        for (int64_t j = 0; j < count; ++j) to[j] = tile[l * kWidth + j];
-      }
-    };
+    const float* factors = grad_products + line;
+    float* to = grad_weights + line * columns;
     int64_t column = 0;
-    for (; column + kVectors * kLanes <= padded; column += kVectors * kLanes) {
-      multiply(std::integral_constant<int, kVectors>{}, column);
+    for (; column + kVectors * kLanes <= columns; column += kVectors * kLanes) {
+      multiply_tile<lines, kVectors, kBytes>(
+          sizes.batch, factors, 1, sizes.lines(), joined.data() + column, padded, to + column, columns);
     }
-    for (; column < padded; column += kLanes) multiply(std::integral_constant<int, 1>{}, column);
+    for (; column < columns; column += kLanes) {
+      float tile[lines * kLanes];
+      multiply_tile<lines, 1, kBytes>(
+          sizes.batch, factors, 1, sizes.lines(), joined.data() + column, padded, tile, kLanes);
+      const int64_t count = std::min<int64_t>(kLanes, columns - column);
+      for (int l = 0; l < lines; ++l) std::copy_n(tile + l * kLanes, count, to + l * columns + column);
+    }
   });
 }
 
