@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 import extops
-from operators import Operator, Tensors, by_device, by_operator, gradients, upstream
+from operators import (
+    LLTM,
+    Operator,
+    Tensors,
+    by_device,
+    by_operator,
+    gradients,
+    lltm_inputs,
+    upstream,
+)
 
 THREADS = 4
 
@@ -32,6 +41,23 @@ def test_same_values_as_alone(operator: Operator, device: str) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         together = list(pool.map(run, range(len(cases))))
     torch.testing.assert_close(together, alone)
+
+
+@pytest.mark.parametrize("sizes", [(16, 32, 128), (19, 40, 101), (130, 200, 7)], ids=str)
+def test_a_small_cell_in_any_number_of_threads(sizes: tuple[int, int, int]) -> None:
+    """Each thread computes a part of the states."""
+    inputs = tuple(tensor.float() for tensor in lltm_inputs(*sizes))
+    towards = upstream(LLTM(*inputs))
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append(gradients(LLTM.function, inputs, towards))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
 
 
 Step = Callable[[torch.nn.Module, Tensor], Tensor]

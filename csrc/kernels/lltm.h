@@ -36,11 +36,14 @@ EXTOPS_API Error extops_lltm_cell_backward_cuda(
     const void* products, const void* bias, const void* new_cell, void* grad_products, void* grad_old_cell,
     void* stream);
 
-// The whole of a problem, where a library's product does not pay off; on the CPU in float32 only, and in the calling
-// thread. Each is right at any size and fast where the function after it says so.
+// The whole of a problem, where a library's product does not pay off; on the CPU in float32 only. Each is right at any
+// size and fast where the function after it says so. A CPU function computes the elements [begin, end) of each row of
+// state_size elements, and of each of the three blocks of lines of products and gradients, so that the caller chooses
+// the threads.
 EXTOPS_API Error extops_lltm_cpu(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
-    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* products);
+    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* products,
+    int64_t begin, int64_t end);
 
 EXTOPS_API bool extops_lltm_is_fast_cpu(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
 
@@ -56,7 +59,8 @@ EXTOPS_API Error extops_lltm_backward_cpu(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* grad_h,
     int64_t grad_h_row_stride, int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride,
     int64_t grad_cell_column_stride, const void* input, const void* bias, const void* old_h, const void* products,
-    const void* new_cell, void* grad_products, void* grad_old_cell, void* grad_weights, void* grad_bias);
+    const void* new_cell, void* grad_products, void* grad_old_cell, void* grad_weights, void* grad_bias, int64_t begin,
+    int64_t end);
 
 EXTOPS_API bool extops_lltm_backward_is_fast_cpu(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);

@@ -100,7 +100,7 @@ class _Device:
 class _Cpu(_Device):
     key = "CPU"
     signatures: ClassVar = {k: (*v, c_int64, c_int64) for k, v in _SIGNATURES.items()}
-    small_signatures: ClassVar = _SMALL_SIGNATURES
+    small_signatures: ClassVar = {k: (*v, c_int64, c_int64) for k, v in _SMALL_SIGNATURES.items()}
 
     # Below this a second thread costs more than it saves.
     _GRAIN = 65536
@@ -119,7 +119,7 @@ class _Cpu(_Device):
             _check_success(error)
 
     def run_whole(self, name: str, like: Tensor, *arguments: Any) -> None:
-        _check_success(self.kernels[name](*arguments))
+        _check_success(self.kernels[name](*arguments, 0, like.shape[1]))
 
 
 class _Cuda(_Device):

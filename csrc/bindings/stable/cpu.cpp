@@ -24,16 +24,24 @@ struct Cpu {
 
   template <class Kernel>
   static void run(const extops::stable::Tensor&, int64_t numel, const Kernel& kernel) {
-    // Below this a second thread costs more than it saves.
-    constexpr int64_t kGrain = 8192;
-    if (numel <= kGrain) return extops::stable::check_success(kernel(int64_t{0}, numel));
-    torch::stable::parallel_for(
-        0, numel, kGrain, [&](int64_t begin, int64_t end) { extops::stable::check_success(kernel(begin, end)); });
+    constexpr int64_t kGrain = 8192;  // below which another thread costs more than it saves
+    run_in_threads(numel, kGrain, kernel);
   }
 
   template <class Kernel>
-  static void run_whole(const extops::stable::Tensor&, const Kernel& kernel) {
-    extops::stable::check_success(kernel());
+  static void run_small(
+      const extops::stable::Tensor&, int64_t batch, int64_t features, int64_t state_size, const Kernel& kernel) {
+    constexpr int64_t kMultiplications = 250000;  // a thread's, below which another costs more than it saves
+    const int64_t multiplications = 3 * batch * (state_size + features);
+    run_in_threads(state_size, 1 + kMultiplications / std::max<int64_t>(multiplications, 1), kernel);
+  }
+
+ private:
+  template <class Kernel>
+  static void run_in_threads(int64_t count, int64_t grain, const Kernel& kernel) {
+    if (count <= grain) return extops::stable::check_success(kernel(int64_t{0}, count));
+    torch::stable::parallel_for(
+        0, count, grain, [&](int64_t begin, int64_t end) { extops::stable::check_success(kernel(begin, end)); });
   }
 };
 

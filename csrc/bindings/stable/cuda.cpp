@@ -27,11 +27,17 @@ struct Cuda {
 
   template <class Kernel>
   static void run(const extops::stable::Tensor& tensor, int64_t, const Kernel& kernel) {
-    run_whole(tensor, kernel);
+    run(tensor, kernel);
   }
 
   template <class Kernel>
-  static void run_whole(const extops::stable::Tensor& tensor, const Kernel& kernel) {
+  static void run_small(const extops::stable::Tensor& tensor, int64_t, int64_t, int64_t, const Kernel& kernel) {
+    run(tensor, kernel);
+  }
+
+ private:
+  template <class Kernel>
+  static void run(const extops::stable::Tensor& tensor, const Kernel& kernel) {
     const auto device = tensor.device_index();
     const torch::stable::accelerator::DeviceGuard guard(device);
     void* stream = nullptr;

@@ -1,7 +1,7 @@
 // The LLTM on torch's stable ABI.
 // A `Device` is a type with the kernels' entry points and a `run(tensor, numel, kernel)` that calls `kernel` with what
-// the entry points take last. `Device::kHasSmallInputBackward` tells whether it has kernels for the whole of a small
-// problem.
+// the entry points take last; `run_small(tensor, batch, features, state_size, kernel)` does so for the kernels that
+// take the whole of a small problem, of which `Device::kHasSmallInputBackward` tells whether it has the last.
 #pragma once
 
 #include "aten.h"
@@ -98,7 +98,7 @@ std::tuple<Tensor, Tensor, Tensor> small_lltm(
   Tensor new_h = allocate(options, batch, state_size);
   Tensor new_cell = allocate(options, batch, state_size);
   Tensor products = allocate(options, batch, 3 * state_size);
-  Device::run_whole(input, [&](auto... where) {
+  Device::run_small(input, batch, features, state_size, [&](auto... where) {
     return Device::lltm(
         dtype, batch, features, state_size, x.data(), w.data(), b.data(), h.data(), c.data(), new_h.mutable_data(),
         new_cell.mutable_data(), products.mutable_data(), where...);
@@ -148,7 +148,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> small_lltm_backward(
   Tensor grad_old_cell = allocate(options, batch, state_size);
   Tensor grad_weights = allocate(options, 3 * state_size, state_size + features);
   Tensor grad_bias = allocate(options, 3 * state_size);
-  Device::run_whole(products, [&](auto... where) {
+  Device::run_small(products, batch, features, state_size, [&](auto... where) {
     return Device::lltm_backward(
         dtype, batch, features, state_size, grad_h.data, grad_h.row_stride, grad_h.column_stride, grad_cell.data,
         grad_cell.row_stride, grad_cell.column_stride, x.data(), b.data(), h.data(), p.data(), c.data(),
@@ -207,7 +207,7 @@ std::tuple<Tensor, Tensor> lltm_input_backward(const Tensor& grad_products, cons
       const Dense w(weights);
       Tensor grad_old_h = allocate(options, batch, state_size);
       Tensor grad_input = allocate(options, batch, features);
-      Device::run_whole(grad_products, [&](auto... where) {
+      Device::run_small(grad_products, batch, features, state_size, [&](auto... where) {
         return Device::lltm_input_backward(
             batch, features, state_size, p.data(), w.data(), grad_old_h.mutable_data(), grad_input.mutable_data(),
             where...);

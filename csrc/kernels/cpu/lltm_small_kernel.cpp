@@ -1,5 +1,5 @@
-// The LLTM cell of small problems in float32, product and pointwise part in one call and one thread. A library's
-// product spends most of its time there on choosing and packing.
+// The LLTM cell of small problems in float32, product and pointwise part in one call. A library's product spends
+// most of its time there on choosing and packing.
 #include <vector>
 
 #include "../lltm.h"
@@ -16,6 +16,12 @@ struct Sizes {
 
   int64_t columns() const { return state_size + input_features; }
   int64_t lines() const { return 3 * state_size; }
+};
+
+// The lines [begin, end) of each of the three blocks of lines, and so of the columns of the states.
+struct Part {
+  int64_t begin;
+  int64_t end;
 };
 
 // to[r * to_stride + *] = sum over d of a[r * row_stride + d * depth_stride] * b[d * b_stride + *], for kRows rows of
@@ -43,15 +49,18 @@ template <int kRows, int kVectors, int kBytes>
   }
 }
 
-// Calls body(integral_constant rows, first) for tiles of kRows of `count` rows. The last tile overlaps the one before
-// rather than ending early; where there are too few rows for one tile, they come one by one.
+// Calls body(integral_constant rows, first) for tiles of kRows lines of the part. The last tile of a block overlaps the
+// one before rather than ending early; where there are too few lines for one tile, they come one by one.
 template <int kRows, class Body>
-[[gnu::always_inline]] inline void for_each_tile(int64_t count, const Body& body) {
-  if (count < kRows) {
-    for (int64_t first = 0; first < count; ++first) body(std::integral_constant<int, 1>{}, first);
-  } else {
-    for (int64_t first = 0; first < count; first += kRows) {
-      body(std::integral_constant<int, kRows>{}, std::min(first, count - kRows));
+[[gnu::always_inline]] inline void for_each_tile(const Sizes& sizes, const Part& part, const Body& body) {
+  const int64_t count = part.end - part.begin;
+  for (int64_t line = part.begin; line < sizes.lines(); line += sizes.state_size) {
+    if (count < kRows) {
+      for (int64_t first = 0; first < count; ++first) body(std::integral_constant<int, 1>{}, line + first);
+    } else {
+      for (int64_t first = 0; first < count; first += kRows) {
+        body(std::integral_constant<int, kRows>{}, line + std::min(first, count - kRows));
+      }
     }
   }
 }
@@ -59,9 +68,10 @@ template <int kRows, class Body>
 // products = [old_h | input] weights^T. A vector holds one column for as many rows of the batch as it has lanes.
 template <int kBytes>
 [[gnu::always_inline]] inline void multiply_by_weights(
-    const Sizes& sizes, const float* input, const float* weights, const float* old_h, float* products) {
+    const Sizes& sizes, const Part& part, const float* input, const float* weights, const float* old_h,
+    float* products) {
   constexpr int kLanes = kBytes / sizeof(float);
-  constexpr int kLines = 12;
+  constexpr int kLines = 8;
   const int64_t columns = sizes.columns();
   std::vector<float> transposed(columns * kLanes);
   for (int64_t first_row = 0; first_row < sizes.batch; first_row += kLanes) {
@@ -72,7 +82,7 @@ template <int kBytes>
       for (int64_t k = 0; k < sizes.state_size; ++k) transposed[k * kLanes + r] = h[k];
       for (int64_t k = 0; k < sizes.input_features; ++k) transposed[(sizes.state_size + k) * kLanes + r] = x[k];
     }
-    for_each_tile<kLines>(sizes.lines(), [&](auto lines, int64_t line) __attribute__((always_inline)) {
+    for_each_tile<kLines>(sizes, part, [&](auto lines, int64_t line) __attribute__((always_inline)) {
       float tile[lines * kLanes];
       multiply_tile<lines, 1, kBytes>(
           columns, weights + line * columns, columns, 1, transposed.data(), kLanes, tile, kLanes);
@@ -87,7 +97,8 @@ template <int kBytes>
 // grad_weights = grad_products^T [old_h | input]. A vector holds neighbouring columns of one line.
 template <int kBytes>
 [[gnu::always_inline]] inline void multiply_gradients(
-    const Sizes& sizes, const float* input, const float* old_h, const float* grad_products, float* grad_weights) {
+    const Sizes& sizes, const Part& part, const float* input, const float* old_h, const float* grad_products,
+    float* grad_weights) {
   constexpr int kLanes = kBytes / sizeof(float);
   constexpr int kLines = kBytes == 64 ? 8 : 4;
   constexpr int kVectors = kBytes == 64 ? 2 : 3;
@@ -100,7 +111,7 @@ template <int kBytes>
     to += sizes.state_size;
     for (int64_t k = 0; k < sizes.input_features; ++k) to[k] = input[r * sizes.input_features + k];
   }
-  for_each_tile<kLines>(sizes.lines(), [&](auto lines, int64_t line) __attribute__((always_inline)) {
+  for_each_tile<kLines>(sizes, part, [&](auto lines, int64_t line) __attribute__((always_inline)) {
     const float* factors = grad_products + line;
     float* to = grad_weights + line * columns;
     int64_t column = 0;
@@ -118,12 +129,16 @@ template <int kBytes>
   });
 }
 
-[[gnu::always_inline]] inline void sum_rows(int64_t rows, int64_t columns, const float* from, float* to) {
-  std::vector<float> sums(columns);
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t k = 0; k < columns; ++k) sums[k] += from[r * columns + k];
+[[gnu::always_inline]] inline void sum_rows(const Sizes& sizes, const Part& part, const float* from, float* to) {
+  const int64_t count = part.end - part.begin;
+  std::vector<float> sums(count);
+  for (int64_t line = part.begin; line < sizes.lines(); line += sizes.state_size) {
+    std::fill(sums.begin(), sums.end(), 0.f);
+    for (int64_t r = 0; r < sizes.batch; ++r) {
+      for (int64_t k = 0; k < count; ++k) sums[k] += from[r * sizes.lines() + line + k];
+    }
+    std::copy(sums.begin(), sums.end(), to + line);
   }
-  for (int64_t k = 0; k < columns; ++k) to[k] = sums[k];
 }
 
 // Calls body(integral_constant), vectorised, with the bytes of the CPU's vectors.
@@ -162,17 +177,21 @@ bool extops_lltm_backward_is_fast_cpu(ScalarType dtype, int64_t batch, int64_t i
 
 Error extops_lltm_cpu(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
-    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* products) {
+    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* products,
+    int64_t begin, int64_t end) {
   const Sizes sizes{batch, input_features, state_size};
+  const Part part{begin, end};
   if (dtype != ScalarType::Float) return kOnlyFloat32;
   vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
     multiply_by_weights<bytes>(
-        sizes, static_cast<const float*>(input), static_cast<const float*>(weights), static_cast<const float*>(old_h),
-        static_cast<float*>(products));
-    cell(
-        state_size, static_cast<const float*>(products), static_cast<const float*>(bias),
-        static_cast<const float*>(old_cell), static_cast<float*>(new_h), static_cast<float*>(new_cell), 0,
-        batch * state_size);
+        sizes, part, static_cast<const float*>(input), static_cast<const float*>(weights),
+        static_cast<const float*>(old_h), static_cast<float*>(products));
+    for (int64_t row = 0; row < batch; ++row) {
+      cell(
+          state_size, static_cast<const float*>(products), static_cast<const float*>(bias),
+          static_cast<const float*>(old_cell), static_cast<float*>(new_h), static_cast<float*>(new_cell),
+          row * state_size + begin, row * state_size + end);
+    }
   });
   return nullptr;
 }
@@ -181,21 +200,25 @@ Error extops_lltm_backward_cpu(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* grad_h,
     int64_t grad_h_row_stride, int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride,
     int64_t grad_cell_column_stride, const void* input, const void* bias, const void* old_h, const void* products,
-    const void* new_cell, void* grad_products, void* grad_old_cell, void* grad_weights, void* grad_bias) {
+    const void* new_cell, void* grad_products, void* grad_old_cell, void* grad_weights, void* grad_bias, int64_t begin,
+    int64_t end) {
   const Sizes sizes{batch, input_features, state_size};
+  const Part part{begin, end};
   if (dtype != ScalarType::Float) return kOnlyFloat32;
   const Gradient<float> upstream_h{static_cast<const float*>(grad_h), grad_h_row_stride, grad_h_column_stride};
   const Gradient<float> upstream_cell{
       static_cast<const float*>(grad_cell), grad_cell_row_stride, grad_cell_column_stride};
   vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
-    cell_backward(
-        state_size, upstream_h, upstream_cell, static_cast<const float*>(products), static_cast<const float*>(bias),
-        static_cast<const float*>(new_cell), static_cast<float*>(grad_products), static_cast<float*>(grad_old_cell), 0,
-        batch * state_size);
+    for (int64_t row = 0; row < batch; ++row) {
+      cell_backward(
+          state_size, upstream_h, upstream_cell, static_cast<const float*>(products), static_cast<const float*>(bias),
+          static_cast<const float*>(new_cell), static_cast<float*>(grad_products), static_cast<float*>(grad_old_cell),
+          row * state_size + begin, row * state_size + end);
+    }
     multiply_gradients<bytes>(
-        sizes, static_cast<const float*>(input), static_cast<const float*>(old_h),
+        sizes, part, static_cast<const float*>(input), static_cast<const float*>(old_h),
         static_cast<const float*>(grad_products), static_cast<float*>(grad_weights));
-    sum_rows(batch, sizes.lines(), static_cast<const float*>(grad_products), static_cast<float*>(grad_bias));
+    sum_rows(sizes, part, static_cast<const float*>(grad_products), static_cast<float*>(grad_bias));
   });
   return nullptr;
 }
