@@ -42,6 +42,17 @@ class LLTM(reference.LLTM):
 
     step = staticmethod(lltm)
 
+    def forward(self, input: Tensor, state: State) -> State:
+        """One step: ``input`` [B, I] and ``state = (h, c)`` of [B, S] each give ``(new_h, new_cell)``."""
+        # Where torch.nn.Module keeps them, and looks last when asked for an attribute.
+        parameters = self._parameters
+        weights, bias = parameters.get("weights"), parameters.get("bias")
+        if weights is None:  # made by torch.nn.utils, or of a replica
+            weights = self.weights
+        if bias is None:
+            bias = self.bias
+        return self.step(input, weights, bias, *state)
+
 
 class RoundSTE(torch.nn.Module):
     """:func:`extops.round_ste` as a module without parameters."""
