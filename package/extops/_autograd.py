@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+# Looked up once: every call asks.
+_is_compiling = torch.compiler.is_compiling
+_are_transforms_active = torch._C._are_functorch_transforms_active
+
 
 def needs_composite() -> bool:
     """Whether only a composition of differentiable PyTorch calls gives the right answer here.
@@ -20,11 +24,7 @@ def needs_composite() -> bool:
 
 def is_plain() -> bool:
     """Whether a call is an ordinary eager one, with a hand-written backward at most."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    )
+    return not (_is_compiling() or _are_transforms_active() or forward_ad._current_level >= 0)
 
 
 below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
