@@ -39,6 +39,14 @@ def eager(operator: torch._ops.OpOverload) -> Callable[..., Any]:
     return operator._op
 
 
+_library = torch.library.Library("extops", "IMPL")
+
+
+def has_no_gradient(name: str) -> None:
+    """Has autograd pass over an operator, so that calls need no :data:`below_autograd`."""
+    _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+
+
 def apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` for plain calls (:func:`is_plain`), without what it does for ``torch.func``."""
     return cast("Callable[..., Any]", cast("Any", super(torch.autograd.Function, function)).apply)

@@ -16,6 +16,9 @@ _eager_input_backward = _autograd.eager(torch.ops.extops.lltm_input_backward.def
 _eager_cell = _autograd.eager(torch.ops.extops.lltm_cell.default)
 _eager_cell_backward = _autograd.eager(torch.ops.extops.lltm_cell_backward.default)
 
+for _name in ("lltm_backward", "lltm_input_backward", "lltm_cell_backward"):
+    _autograd.has_no_gradient(_name)
+
 
 def lltm(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
@@ -123,27 +126,25 @@ def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tenso
 def _backward(
     ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, grad_products: Tensor | None = None
 ) -> tuple[Tensor | None, ...]:
-    *inputs, products, new_cell = ctx.saved_tensors
-    input, weights, bias, old_h, _ = inputs
-    needs = ctx.needs_input_grad[:5]
-    upstream = grad_h, grad_cell, grad_products
+    input, weights, bias, old_h, old_cell, products, new_cell = ctx.saved_tensors
+    needs_input, needs_weights, needs_bias, needs_old_h, _ = needs = ctx.needs_input_grad[:5]
     if torch.is_grad_enabled() or grad_products is not None:
+        inputs = input, weights, bias, old_h, old_cell
+        upstream = grad_h, grad_cell, grad_products
         return _autograd.composite_gradients(_with_products, inputs, needs, upstream)
     if grad_h is None and grad_cell is None:
         return (None,) * 5
-    needs_input, needs_weights, needs_bias, needs_old_h, _ = needs
     grad_weights = grad_bias = grad_input = grad_old_h = None
-    with _autograd.below_autograd():
-        if needs_weights or needs_bias:
-            grad_products, grad_old_cell, grad_weights, grad_bias = _eager_backward(
-                grad_h, grad_cell, input, bias, old_h, products, new_cell
-            )
-        else:
-            grad_products, grad_old_cell = _eager_cell_backward(
-                grad_h, grad_cell, products, bias, new_cell
-            )
-        if needs_input or needs_old_h:
-            grad_old_h, grad_input = _eager_input_backward(grad_products, weights)
+    if needs_weights or needs_bias:
+        grad_products, grad_old_cell, grad_weights, grad_bias = _eager_backward(
+            grad_h, grad_cell, input, bias, old_h, products, new_cell
+        )
+    else:
+        grad_products, grad_old_cell = _eager_cell_backward(
+            grad_h, grad_cell, products, bias, new_cell
+        )
+    if needs_input or needs_old_h:
+        grad_old_h, grad_input = _eager_input_backward(grad_products, weights)
     return grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell
 
 
@@ -187,10 +188,7 @@ def _cell_backward(
         return _autograd.composite_gradients(reference.lltm_cell, inputs, needs, upstream)
     if grad_h is None and grad_cell is None:
         return None, None, None
-    with _autograd.below_autograd():
-        grad_products, grad_old_cell = _eager_cell_backward(
-            grad_h, grad_cell, products, bias, new_cell
-        )
+    grad_products, grad_old_cell = _eager_cell_backward(grad_h, grad_cell, products, bias, new_cell)
     return grad_products, grad_products.sum(0) if needs[1] else None, grad_old_cell
 
 

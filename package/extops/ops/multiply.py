@@ -12,6 +12,8 @@ _OP = "elementwise_mult"
 _eager_mult = _autograd.eager(torch.ops.extops.elementwise_mult.default)
 _eager_backward = _autograd.eager(torch.ops.extops.elementwise_mult_backward.default)
 
+_autograd.has_no_gradient("elementwise_mult_backward")
+
 
 def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     r"""The product of two tensors, element by element.
@@ -127,8 +129,7 @@ def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | No
     needs_a, needs_b = _needs_input_grad(ctx)
     a_shape, b_shape = ctx.shapes
     if needs_a and needs_b and a_shape == b_shape and not torch.is_grad_enabled():
-        with _autograd.below_autograd():
-            grad_a, grad_b = _eager_backward(grad_output, a, b)
+        grad_a, grad_b = _eager_backward(grad_output, a, b)
         return grad_a, grad_b
     multiply = reference.elementwise_mult if torch.is_grad_enabled() else _call
     return (
