@@ -49,6 +49,8 @@ def has_no_gradient(name: str) -> None:
 
 def apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` for plain calls (:func:`is_plain`), without what it does for ``torch.func``."""
+    # The engine's way to the backward is through a method that looks for it first, in each call.
+    cast("Any", function)._backward_cls.apply = function.backward
     return cast("Callable[..., Any]", cast("Any", super(torch.autograd.Function, function)).apply)
 
 
