@@ -34,6 +34,19 @@ is_autocasting: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any type of device."""
 
 
+if hasattr(torch._C, "_get_fp32_precision_getter"):  # since torch 2.9
+
+    def allows_tf32() -> bool:
+        """Whether torch's switch lets products of float32 matrices on CUDA be computed in TF32."""
+        return torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
+
+    # What torch.compiler.assume_constant_result does, but for importing the compiler. Code compiled for one position of
+    # the switch is guarded by it.
+    cast("Any", allows_tf32)._dynamo_marked_constant = True
+else:
+    allows_tf32 = torch._C._get_cublas_allow_tf32
+
+
 def eager(operator: torch._ops.OpOverload) -> Callable[..., Any]:
     """The operator for eager calls, without the Python frame that tracing needs."""
     return operator._op

@@ -49,7 +49,9 @@ def _architectures() -> tuple[str, ...]:
     """The compute capabilities of the GPUs here; none where torch is told by TORCH_CUDA_ARCH_LIST."""
     if os.environ.get("TORCH_CUDA_ARCH_LIST"):
         return ()
-    found = {torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count())}
+    found = {
+        torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count())
+    }
     return tuple(f"{major}.{minor}" for major, minor in sorted(found))
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from extops import _checks
 
 _DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
+_TF32 = -6
 
 # The arguments of the entry points in csrc/kernels, up to those that differ by device.
 _DTYPE_SIZES = (c_int32, c_int64, c_int64, c_int64)
@@ -68,6 +69,7 @@ class _Device:
     """The entry points of one library, and how to call them."""
 
     key: str
+    has_tf32: bool
     signatures: ClassVar[dict[str, tuple[Any, ...]]]
     small_signatures: ClassVar[dict[str, tuple[Any, ...]]]
 
@@ -84,9 +86,13 @@ class _Device:
             predicate.argtypes, predicate.restype = _DTYPE_SIZES, c_bool
             self.predicates[name] = predicate
 
-    def is_fast(self, name: str, dtype: torch.dtype, *sizes: int) -> bool:
+    def product_dtype(self, dtype: torch.dtype, allow_tf32: bool) -> int:
+        """How to multiply, in the kernels' numbers."""
+        return _TF32 if self.has_tf32 and allow_tf32 and dtype is torch.float32 else _DTYPES[dtype]
+
+    def is_fast(self, name: str, *dtype_and_sizes: int) -> bool:
         """Whether the kernel ``name`` for small problems exists here and pays off."""
-        return name in self.predicates and self.predicates[name](_DTYPES[dtype], *sizes)
+        return name in self.predicates and self.predicates[name](*dtype_and_sizes)
 
     def run(self, name: str, like: Tensor, *arguments: Any) -> None:
         """Calls a kernel for the ``like.numel()`` elements of an output on the device of ``like``."""
@@ -99,6 +105,7 @@ class _Device:
 
 class _Cpu(_Device):
     key = "CPU"
+    has_tf32 = False
     signatures: ClassVar = {k: (*v, c_int64, c_int64) for k, v in _SIGNATURES.items()}
     small_signatures: ClassVar = {k: (*v, c_int64, c_int64) for k, v in _SMALL_SIGNATURES.items()}
 
@@ -124,6 +131,7 @@ class _Cpu(_Device):
 
 class _Cuda(_Device):
     key = "CUDA"
+    has_tf32 = True
     signatures: ClassVar = {k: (*v, c_void_p) for k, v in _SIGNATURES.items()}
     small_signatures: ClassVar = {k: (*v, c_void_p) for k, v in _SMALL_CUDA_SIGNATURES.items()}
 
@@ -161,18 +169,25 @@ def _register(device: _Device) -> None:
 
 
 def _lltm(
-    device: _Device, input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+    device: _Device,
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    old_h: Tensor,
+    old_cell: Tensor,
+    *,
+    allow_tf32: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _checks.check_lltm("lltm", input, weights, bias, old_h, old_cell)
-    sizes = *input.shape, old_h.shape[1]
-    if not device.is_fast("lltm", input.dtype, *sizes):
+    problem = device.product_dtype(input.dtype, allow_tf32), *input.shape, old_h.shape[1]
+    if not device.is_fast("lltm", *problem):
         products = torch.mm(torch.cat([old_h, input], dim=1), weights.t())
         return *_lltm_cell(device, products, bias, old_cell), products
     inputs = [x.contiguous() for x in (input, weights, bias, old_h, old_cell)]
     new_h, new_cell = old_cell.new_empty(old_cell.shape), old_cell.new_empty(old_cell.shape)
-    products = old_cell.new_empty(sizes[0], 3 * sizes[2])
+    products = old_cell.new_empty(len(input), 3 * old_h.shape[1])
     tensors = *inputs, new_h, new_cell, products
-    device.run_whole("lltm", old_cell, _DTYPES[input.dtype], *sizes, *_pointers(*tensors))
+    device.run_whole("lltm", old_cell, *problem, *_pointers(*tensors))
     return new_h, new_cell, products
 
 
@@ -185,14 +200,16 @@ def _lltm_backward(
     old_h: Tensor,
     products: Tensor,
     new_cell: Tensor,
+    *,
+    allow_tf32: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     op = "lltm_backward"
     _checks.check_cell(op, products, bias, "new_cell", new_cell)
     _checks.check_cell_gradients(op, grad_h, grad_cell, new_cell)
     _checks.check_backward_inputs(op, input, old_h, new_cell)
     (batch, features), state_size = input.shape, new_cell.shape[1]
-    sizes = batch, features, state_size
-    if not device.is_fast(op, products.dtype, *sizes):
+    problem = device.product_dtype(products.dtype, allow_tf32), batch, features, state_size
+    if not device.is_fast(op, *problem):
         grad_products, grad_old_cell = _lltm_cell_backward(
             device, grad_h, grad_cell, products, bias, new_cell
         )
@@ -207,7 +224,7 @@ def _lltm_backward(
     )
     upstream = *_gradient(grad_h), *_gradient(grad_cell)
     pointers = _pointers(*inputs, *grads)
-    device.run_whole(op, new_cell, _DTYPES[products.dtype], *sizes, *upstream, *pointers)
+    device.run_whole(op, new_cell, *problem, *upstream, *pointers)
     return grads
 
 
@@ -218,7 +235,7 @@ def _lltm_input_backward(
     _checks.check_input_backward(op, grad_products, weights)
     batch, state_size = grad_products.shape[0], grad_products.shape[1] // 3
     features = weights.shape[1] - state_size
-    if not device.is_fast(op, weights.dtype, batch, features, state_size):
+    if not device.is_fast(op, _DTYPES[weights.dtype], batch, features, state_size):
         of_h, of_input = weights.split([state_size, features], dim=1)
         return torch.mm(grad_products, of_h), torch.mm(grad_products, of_input)
     grads = weights.new_empty(batch, state_size), weights.new_empty(batch, features)

@@ -12,6 +12,7 @@ namespace {
 
 struct Cpu {
   static constexpr bool kHasSmallInputBackward = false;
+  static constexpr bool kHasTf32 = false;
   static constexpr auto* lltm = &extops_lltm_cpu;
   static constexpr auto* lltm_is_fast = &extops_lltm_is_fast_cpu;
   static constexpr auto* lltm_backward = &extops_lltm_backward_cpu;

@@ -13,6 +13,7 @@ namespace {
 
 struct Cuda {
   static constexpr bool kHasSmallInputBackward = true;
+  static constexpr bool kHasTf32 = true;
   static constexpr auto* lltm = &extops_lltm_cuda;
   static constexpr auto* lltm_is_fast = &extops_lltm_is_fast_cuda;
   static constexpr auto* lltm_backward = &extops_lltm_backward_cuda;

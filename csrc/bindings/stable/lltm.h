@@ -2,6 +2,7 @@
 // A `Device` is a type with the kernels' entry points and a `run(tensor, numel, kernel)` that calls `kernel` with what
 // the entry points take last; `run_small(tensor, batch, features, state_size, kernel)` does so for the kernels that
 // take the whole of a small problem, of which `Device::kHasSmallInputBackward` tells whether it has the last.
+// `Device::kHasTf32` tells whether those can multiply in TF32.
 #pragma once
 
 #include "aten.h"
@@ -26,6 +27,12 @@ inline Sizes check_cell(
   check_sizes(op, "products", products, {sizes[0], 3 * sizes[1]});
   check_sizes(op, "bias", bias, {3 * sizes[1]});
   return sizes;
+}
+
+// How the device is to multiply.
+template <class Device>
+ScalarType product_dtype(ScalarType dtype, bool allow_tf32) {
+  return dtype == ScalarType::Float && Device::kHasTf32 && allow_tf32 ? ScalarType::TF32 : dtype;
 }
 
 struct Gradient {
@@ -108,7 +115,8 @@ std::tuple<Tensor, Tensor, Tensor> small_lltm(
 
 template <class Device>
 std::tuple<Tensor, Tensor, Tensor> lltm(
-    const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& old_h, const Tensor& old_cell) {
+    const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& old_h, const Tensor& old_cell,
+    const bool& allow_tf32) {
   constexpr const char* kOp = "lltm";
   check_rank(kOp, "input", input, "batch, input_features", 2);
   check_rank(kOp, "old_h", old_h, "batch, state_size", 2);
@@ -124,7 +132,7 @@ std::tuple<Tensor, Tensor, Tensor> lltm(
   check_sizes(kOp, "old_cell", old_cell, {batch, state_size});
   check_sizes(kOp, "weights", weights, {3 * state_size, state_size + features});
   check_sizes(kOp, "bias", bias, {3 * state_size});
-  const ScalarType dtype = kernel_dtype(kOp, "input", options.dtype);
+  const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "input", options.dtype), allow_tf32);
   if (Device::lltm_is_fast(dtype, batch, features, state_size)) {
     return small_lltm<Device>(dtype, options, batch, features, state_size, input, weights, bias, old_h, old_cell);
   }
@@ -161,7 +169,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> small_lltm_backward(
 template <class Device>
 std::tuple<Tensor, Tensor, Tensor, Tensor> lltm_backward(
     const std::optional<Tensor>& grad_h, const std::optional<Tensor>& grad_cell, const Tensor& input,
-    const Tensor& bias, const Tensor& old_h, const Tensor& products, const Tensor& new_cell) {
+    const Tensor& bias, const Tensor& old_h, const Tensor& products, const Tensor& new_cell, const bool& allow_tf32) {
   constexpr const char* kOp = "lltm_backward";
   const Sizes sizes = check_cell(kOp, products, bias, "new_cell", new_cell);
   const Options options = new_cell.options();
@@ -173,7 +181,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> lltm_backward(
   const int64_t state_size = sizes[1];
   check_sizes(kOp, "input", input, {batch, features});
   check_sizes(kOp, "old_h", old_h, {batch, state_size});
-  const ScalarType dtype = kernel_dtype(kOp, "products", options.dtype);
+  const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "products", options.dtype), allow_tf32);
   if (Device::lltm_backward_is_fast(dtype, batch, features, state_size)) {
     return small_lltm_backward<Device>(
         dtype, batch, features, state_size, Gradient(kOp, "grad_h", grad_h, new_cell),

@@ -70,6 +70,11 @@ struct Unbox<std::optional<Tensor>> {
   }
 };
 
+template <>
+struct Unbox<bool> {
+  static bool call(StableIValue value) { return torch::stable::detail::to<bool>(value); }
+};
+
 template <class... Results, class... Arguments, size_t... kArgument, size_t... kResult>
 void call_boxed(
     std::tuple<Results...> (*kernel)(const Arguments&...), StableIValue* stack, uint64_t arguments, uint64_t results,

@@ -16,6 +16,8 @@ _eager_input_backward = _autograd.eager(torch.ops.extops.lltm_input_backward.def
 _eager_cell = _autograd.eager(torch.ops.extops.lltm_cell.default)
 _eager_cell_backward = _autograd.eager(torch.ops.extops.lltm_cell_backward.default)
 
+_allows_tf32 = _autograd.allows_tf32
+
 for _name in ("lltm_backward", "lltm_input_backward", "lltm_cell_backward"):
     _autograd.has_no_gradient(_name)
 
@@ -66,7 +68,9 @@ def lltm(
             new_h, new_cell = _apply_lltm(input, weights, bias, old_h, old_cell)
         else:
             with _autograd.below_autograd():
-                new_h, new_cell, _ = _eager_lltm(input, weights, bias, old_h, old_cell)
+                new_h, new_cell, _ = _eager_lltm(
+                    input, weights, bias, old_h, old_cell, allow_tf32=_allows_tf32()
+                )
     except _checks.FAILURES:
         _checks.explain(_checks.check_lltm, _OP, input, weights, bias, old_h, old_cell)
         raise
@@ -78,7 +82,7 @@ def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     _checks.check_lltm(_OP, *arguments)
     if _autograd.needs_composite():
         return reference.lltm(*arguments)
-    new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments)
+    new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments, allow_tf32=_allows_tf32())
     return new_h, new_cell
 
 
@@ -137,7 +141,7 @@ def _backward(
     grad_weights = grad_bias = grad_input = grad_old_h = None
     if needs_weights or needs_bias:
         grad_products, grad_old_cell, grad_weights, grad_bias = _eager_backward(
-            grad_h, grad_cell, input, bias, old_h, products, new_cell
+            grad_h, grad_cell, input, bias, old_h, products, new_cell, allow_tf32=_allows_tf32()
         )
     else:
         grad_products, grad_old_cell = _eager_cell_backward(
@@ -159,7 +163,7 @@ class _LLTM(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         with _autograd.below_autograd():
-            output = _eager_lltm(*inputs)
+            output = _eager_lltm(*inputs, allow_tf32=_allows_tf32())
         _save_for_backward(ctx, inputs, output)
         new_h, new_cell, _ = output
         return new_h, new_cell
@@ -206,7 +210,13 @@ class _LLTMCell(torch.autograd.Function):
 _apply_cell = _autograd.apply(_LLTMCell)
 
 
-torch.library.register_autograd("extops::lltm", _backward, setup_context=_save_for_backward)
+def _setup_context(
+    ctx: Any, inputs: tuple[Tensor, ...], keyword_only_inputs: dict[str, bool], output: Any
+) -> None:
+    _save_for_backward(ctx, inputs, output)
+
+
+torch.library.register_autograd("extops::lltm", _backward, setup_context=_setup_context)
 torch.library.register_autograd(
     "extops::lltm_cell", _cell_backward, setup_context=_save_cell_for_backward
 )
@@ -217,7 +227,13 @@ torch.library.register_autograd(
 
 @torch.library.register_fake("extops::lltm")
 def _(
-    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    old_h: Tensor,
+    old_cell: Tensor,
+    *,
+    allow_tf32: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     _checks.check_lltm("lltm", input, weights, bias, old_h, old_cell)
     batch, state_size = old_cell.shape
@@ -234,6 +250,8 @@ def _(
     old_h: Tensor,
     products: Tensor,
     new_cell: Tensor,
+    *,
+    allow_tf32: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     op = "lltm_backward"
     _checks.check_cell(op, products, bias, "new_cell", new_cell)

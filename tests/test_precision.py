@@ -1,0 +1,218 @@
+"""How products are computed: by tensor cores in 16-bit types, in TF32 where torch's switch allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import extops
+from operators import LLTM, Tensors, assert_as_accurate_as_eager, gradients, lltm_inputs, upstream
+
+# Batch, input features and state size, for each way in which the kernels for tensor cores split a problem up (the tiles
+# of the forward have 24, 32 or 40 units, those of the backward 64 or 128 rows and 128 or 256 columns), and what is left
+# over at its edges. In TF32 rows end at multiples of 4 and states at multiples of 32, in 16-bit types at twice as many.
+SIZES = {
+    "units_of_24": (64, 512, 512),
+    "units_of_32": (128, 1024, 1024),
+    "units_of_40": (128, 512, 512),
+    "one_share": (128, 64, 2112),
+    "one_row": (1, 1024, 1024),
+    "one_row_more": (65, 200, 448),
+    "left_over": (37, 8, 832),
+    "no_features": (100, 0, 576),
+}
+PRECISIONS = ("bfloat16", "float16", "tf32")
+
+by_size = pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+by_precision = pytest.mark.parametrize("precision", PRECISIONS)
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Turns torch's switch for TF32 on or off."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def inputs_of(size: tuple[int, int, int], precision: str) -> Tensors:
+    dtype = torch.float32 if precision == "tf32" else getattr(torch, precision)
+    return tuple(tensor.to("cuda", dtype) for tensor in lltm_inputs(*size))
+
+
+@pytest.mark.gpu
+@by_precision
+@by_size
+def test_as_accurate_as_eager(size: tuple[int, int, int], precision: str) -> None:
+    inputs = inputs_of(size, precision)
+    with tf32(allowed=precision == "tf32"):
+        towards = upstream(LLTM(*inputs))
+        results, found = gradients(LLTM.function, inputs, towards)
+        eager_results, eager_found = gradients(LLTM.reference, inputs, towards)
+    doubles = tuple(tensor.double() for tensor in inputs)
+    exact, exact_found = gradients(LLTM.reference, doubles, tuple(t.double() for t in towards))
+    for name, *values in zip(
+        (*LLTM.results, *LLTM.arguments),
+        (*results, *found),
+        (*eager_results, *eager_found),
+        (*exact, *exact_found),
+        strict=True,
+    ):
+        actual, eager, right = (value.detach() for value in values)
+        assert_as_accurate_as_eager(name, actual, eager, right, LLTM.ulps)
+
+
+@pytest.mark.gpu
+@by_precision
+@by_size
+def test_same_bits_on_every_run(size: tuple[int, int, int], precision: str) -> None:
+    """By extops' kernels alone, which are all that the gradients of parameters need."""
+    input, weights, bias, *state = inputs_of(size, precision)
+    parameters = weights.requires_grad_(), bias.requires_grad_()
+    runs = []
+    with tf32(allowed=precision == "tf32"):
+        for _ in range(3):
+            results = extops.lltm(input, *parameters, *state)
+            runs.append((*results, *torch.autograd.grad(results, parameters, state)))
+    for run in runs[1:]:
+        assert all(map(torch.equal, runs[0], run))
+
+
+@pytest.mark.gpu
+def test_tensors_that_start_between_chunks() -> None:
+    """Copies of whole tiles cannot begin there, so other kernels are to do it."""
+    inputs = inputs_of(SIZES["units_of_24"], "bfloat16")
+    moved = tuple(tensor.new_empty(tensor.numel() + 1)[1:].view(tensor.shape) for tensor in inputs)
+    for tensor, value in zip(moved, inputs, strict=True):
+        tensor.copy_(value)
+        assert tensor.data_ptr() % 16 != 0
+    for result, expected in zip(LLTM(*moved), LLTM(*inputs), strict=True):
+        torch.testing.assert_close(result, expected)
+
+
+def error(inputs: Tensors) -> float:
+    """How far float32 is off, forward and backward."""
+    towards = upstream(LLTM(*inputs))
+    results, found = gradients(LLTM.function, inputs, towards)
+    doubles = tuple(tensor.double() for tensor in inputs)
+    exact, right = gradients(LLTM.reference, doubles, tuple(tensor.double() for tensor in towards))
+    pairs = zip((*results, *found), (*exact, *right), strict=True)
+    return max(((x - y).abs().max() / y.abs().max()).item() for x, y in pairs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(16, 32, 128), (64, 512, 512)], ids=str)
+def test_float32_is_strict_where_tf32_is_not_allowed(size: tuple[int, int, int]) -> None:
+    inputs = inputs_of(size, "tf32")
+    with tf32(allowed=False):
+        assert error(inputs) < 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+    reason="tf32: extops has kernels of its own for compute capability 9.0",
+)
+def test_tf32_is_used_where_it_is_allowed() -> None:
+    inputs = inputs_of(SIZES["units_of_24"], "tf32")
+    with tf32(allowed=False):
+        (strict, _), strict_found = gradients(LLTM.function, inputs, upstream(LLTM(*inputs)))
+    with tf32(allowed=True):
+        assert 1e-5 < error(inputs) < 1e-2
+        (allowed, _), found = gradients(LLTM.function, inputs, upstream(LLTM(*inputs)))
+    assert not torch.equal(allowed, strict)
+    assert not torch.equal(found[1], strict_found[1])
+
+
+# -- torch's switch, on any machine --------------------------------------------------------------
+
+
+def switch_by_precision() -> None:
+    torch.set_float32_matmul_precision("high")
+
+
+def switch_by_flag() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+
+def switch_by_new_flag() -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+
+@pytest.fixture
+def switch() -> Iterator[None]:
+    """Puts torch's switch back as it was, whatever moved it."""
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def allowed_when_traced(inputs: Tensors) -> bool:
+    """What a compiled call hands to the operator."""
+    seen: list[bool] = []
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Any:
+        seen.extend(
+            node.kwargs["allow_tf32"]
+            for node in module.graph.nodes
+            if node.target is torch.ops.extops.lltm.default
+        )
+        return module.forward
+
+    torch.compiler.reset()
+    torch.compile(extops.lltm, fullgraph=True, backend=backend)(*inputs)
+    (allowed,) = seen
+    return allowed
+
+
+@pytest.mark.usefixtures("switch")
+@pytest.mark.parametrize(
+    "turn_on",
+    [
+        pytest.param(switch_by_precision, id="set_float32_matmul_precision"),
+        pytest.param(switch_by_flag, id="allow_tf32"),
+        pytest.param(
+            switch_by_new_flag,
+            id="fp32_precision",
+            marks=pytest.mark.skipif(
+                not hasattr(torch._C, "_get_fp32_precision_getter"),
+                reason="this torch has no fp32_precision",
+            ),
+        ),
+    ],
+)
+def test_operators_see_torchs_switch(turn_on: Any) -> None:
+    from extops import _autograd
+
+    inputs = LLTM.inputs("small", dtype=torch.float32)
+    assert not _autograd.allows_tf32()
+    assert allowed_when_traced(inputs) is False
+    turn_on()
+    assert _autograd.allows_tf32()
+    assert allowed_when_traced(inputs) is True
+
+
+def test_tf32_means_nothing_on_a_cpu() -> None:
+    inputs = LLTM.inputs("tutorial", dtype=torch.float32)
+    expected = LLTM(*inputs)
+    with tf32(allowed=True):
+        for result, value in zip(LLTM(*inputs), expected, strict=True):
+            assert torch.equal(result, value)
+
+
+def test_the_compiled_code_follows_the_switch() -> None:
+    """Compiled once for each of its positions, and right in both."""
+    inputs = LLTM.inputs("small", dtype=torch.float32)
+    expected: tuple[Tensor, ...] = LLTM(*inputs)
+    torch.compiler.reset()
+    compiled = torch.compile(extops.lltm, fullgraph=True, backend="aot_eager")
+    for allowed in (False, True, False):
+        with tf32(allowed=allowed):
+            torch.testing.assert_close(compiled(*inputs), expected)
