@@ -24,6 +24,13 @@ constexpr int kChunk = kChunkBytes / static_cast<int>(sizeof(T));
 template <class T>
 constexpr int kTileColumns = kTileRowBytes / static_cast<int>(sizeof(T));
 
+// For a parameter of a kernel that copies find by its address; what is compiled for older devices has no word for it.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define EXTOPS_GRID_CONSTANT
+#else
+#define EXTOPS_GRID_CONSTANT __grid_constant__
+#endif
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 __device__ inline uint32_t shared_address(const void* pointer) {

@@ -202,7 +202,7 @@ __device__ void finish_cells(
 
 template <class T, class Tile>
 __global__ void __launch_bounds__(Tile::kThreads)
-    lltm_tensor_kernel(CellForward<T> in, const __grid_constant__ ForwardMaps maps) {
+    lltm_tensor_kernel(CellForward<T> in, const EXTOPS_GRID_CONSTANT ForwardMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(kTileAlignment) unsigned char shared[];
   __shared__ ForwardBarriers<Tile::kStages> barriers;
