@@ -44,9 +44,10 @@ __device__ inline uint32_t address_in_block(uint32_t address, int block) {
   return remote;
 }
 
-// Nothing is made visible by these two: barriers do that.
-__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+// Until all threads of the cluster are here. Nothing is made visible: barriers do that.
+__device__ inline void wait_for_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
+}
 
 // What a thread has written to shared memory, for copies and warpgroups to read.
 __device__ inline void publish_to_async_units() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -84,6 +85,11 @@ class Barrier {
  private:
   uint64_t state_;
 };
+
+// Has the description of a tensor at hand when the first copy asks for it.
+__device__ inline void prefetch(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
 
 // A box of a tensor into shared memory; what is beyond the tensor's edges becomes zero. Its first element is at the
 // given coordinates, the fastest first. The bytes count at `barrier`.

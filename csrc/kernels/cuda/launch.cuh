@@ -69,7 +69,7 @@ struct Shape {
   dim3 grid;
   unsigned threads;
   unsigned shared_bytes = 0;
-  dim3 cluster = {1, 1, 1};
+  dim3 cluster = {0, 0, 0};  // none: a kernel that speaks of clusters must have one, if of a single block
 };
 
 // Launches a kernel that begins with `wait_for_previous_kernel`: its blocks may come while those of the kernel before
@@ -82,7 +82,7 @@ void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stre
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
-  if (shape.cluster.x * shape.cluster.y * shape.cluster.z > 1) {
+  if (shape.cluster.x > 0) {
     attributes[count].id = cudaLaunchAttributeClusterDimension;
     attributes[count++].val.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
   }

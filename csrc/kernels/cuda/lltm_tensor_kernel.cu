@@ -93,16 +93,21 @@ __device__ void copy_steps(
 template <class T, class Tile>
 __device__ void multiply_steps(
     const ForwardShare<T, Tile>& share, uint32_t stages, ForwardBarriers<Tile::kStages>& barriers, Accumulator& sums) {
-  for (int step = 0; step < share.steps; ++step) {
+  const auto multiply = [&](int step, bool adds) {
     const int stage = step % Tile::kStages;
     barriers.full[stage].wait(step / Tile::kStages);
     const uint32_t rows = stages + stage * Tile::kStageBytes;
     begin_products();
-    add_tile_product<T>(sums, rows, rows + Tile::kRowsBytes, step > 0);
+    add_tile_product<T>(sums, rows, rows + Tile::kRowsBytes, adds);
     commit_products();
+  };
+  multiply(0, false);
+#pragma unroll 1
+  for (int step = 1; step < share.steps; ++step) {
+    multiply(step, true);
     wait_for_products<1>();
     // The step before is done with.
-    if (step > 0 && threadIdx.x % 32 == 0) barriers.empty[(step - 1) % Tile::kStages].arrive();
+    if (threadIdx.x % 32 == 0) barriers.empty[(step - 1) % Tile::kStages].arrive();
   }
   wait_for_products(sums);
 }
@@ -209,6 +214,9 @@ __global__ void __launch_bounds__(Tile::kThreads)
   const ForwardShare<T, Tile> share(in.sizes);
   float* const received = reinterpret_cast<float*>(shared + Tile::kStages * Tile::kStageBytes);
   if (threadIdx.x == 0) {
+    prefetch(maps.old_h);
+    prefetch(maps.input);
+    prefetch(maps.weights);
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       barriers.full[stage].initialize(1);
       barriers.empty[stage].initialize(kWarpgroup / 32);
@@ -218,7 +226,6 @@ __global__ void __launch_bounds__(Tile::kThreads)
     barriers.sums.arrive_expecting(Tile::kPartialBytes / share.blocks * (share.blocks - 1));
   }
   __syncthreads();
-  arrive_at_cluster();
   wait_for_cluster();
   wait_for_previous_kernel();
   if (threadIdx.x < kWarpgroup) {
@@ -233,7 +240,6 @@ __global__ void __launch_bounds__(Tile::kThreads)
   }
   finish_cells<T, Tile>(in, share, received, barriers.sums);
   // No block may end while others send to it, or copy from it.
-  arrive_at_cluster();
   wait_for_cluster();
 #endif
 }
