@@ -22,6 +22,7 @@ SIZES = {
     "units_of_40": (128, 512, 512),
     "one_share": (128, 64, 2112),
     "one_row": (1, 1024, 1024),
+    "few_rows": (3, 1024, 1024),
     "one_row_more": (65, 200, 448),
     "left_over": (37, 8, 832),
     "no_features": (100, 0, 576),

@@ -44,10 +44,9 @@ __device__ inline uint32_t address_in_block(uint32_t address, int block) {
   return remote;
 }
 
-// Until all threads of the cluster are here. Nothing is made visible: barriers do that.
-__device__ inline void wait_for_cluster() {
-  asm volatile("barrier.cluster.arrive.relaxed;\nbarrier.cluster.wait;" ::: "memory");
-}
+// Until all threads of the cluster have arrived. Nothing is made visible: barriers do that.
+__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
 // What a thread has written to shared memory, for copies and warpgroups to read.
 __device__ inline void publish_to_async_units() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -192,8 +191,10 @@ __device__ inline void wait_for_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// The same, for a result of those that are.
+template <int kPending>
 __device__ inline void wait_for_products(Accumulator& result) {
-  wait_for_products<0>();
+  wait_for_products<kPending>();
 #pragma unroll
   for (float& value : result.values) asm volatile("" : "+f"(value)::"memory");  // not to be read before
 }

@@ -266,6 +266,8 @@ inline bool is_within(
 
 inline bool is_for_tensor_cores(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
   if (dtype == ScalarType::Float || dtype == ScalarType::Double) return false;
+  // A library multiplies a single row in full precision.
+  if (dtype == ScalarType::TF32 && batch == 1) return false;
   const int64_t bytes = dtype == ScalarType::TF32 ? 4 : 2;
   return batch <= kTensorRows && multiplications(batch, input_features, state_size) >= kTensorFrom &&
          state_size * bytes % 128 == 0 && input_features * bytes % 16 == 0 && has_hopper_tensor_cores();

@@ -75,7 +75,7 @@ __device__ void copy_transposed(uint32_t to, int lines, const Matrix& matrix) {
   constexpr int kGroup = 4 * kChunk<T>;              // columns in whose order line_of changes something
   constexpr int kWarpBlocks = kGroup == 32 ? 8 : 4;  // that a warp has below each other; it has 32 columns
   constexpr int kDown = kRows / kChunk<T> / kWarpBlocks;
-  constexpr int kAtOnce = 16 / kChunk<T>;
+  constexpr int kAtOnce = 8 / kChunk<T>;
   constexpr int kWarps = kGradientThreads / 32;
   const int lane = threadIdx.x % 32;
   const int q = lane % 4;
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kGradientThreads) lltm_tensor_backward_kernel(
           columns + (tile * Tile::kColumns + part) * kTileRowBytes, tile > 0);
     }
     commit_products();
-    wait_for_products(sums);
+    wait_for_products<0>(sums);
     store_lines(in, gate, first_unit, first_column + part, sums);
   }
   bias.finish(bias_sums, in.grad_bias);

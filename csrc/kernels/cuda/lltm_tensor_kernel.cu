@@ -109,7 +109,7 @@ __device__ void multiply_steps(
     // The step before is done with.
     if (threadIdx.x % 32 == 0) barriers.empty[(step - 1) % Tile::kStages].arrive();
   }
-  wait_for_products(sums);
+  wait_for_products<0>(sums);
 }
 
 // Hands the sums of a warp's 16 rows to the block that finishes them; another one's go by way of `partial`.
@@ -226,20 +226,23 @@ __global__ void __launch_bounds__(Tile::kThreads)
     barriers.sums.arrive_expecting(Tile::kPartialBytes / share.blocks * (share.blocks - 1));
   }
   __syncthreads();
-  wait_for_cluster();
+  arrive_at_cluster();
   wait_for_previous_kernel();
   if (threadIdx.x < kWarpgroup) {
     Accumulator sums;
     multiply_steps<T, Tile>(share, shared_address(shared), barriers, sums);
-    // Partial sums go where other warps may still be reading.
+    // Partial sums go where other warps may still be reading, and to blocks that must have begun.
     asm volatile("bar.sync 1, %0;" ::"n"(kWarpgroup) : "memory");
+    wait_for_cluster();
     send_sums<T, Tile>(share, sums, reinterpret_cast<float*>(shared), received, barriers.sums);
-  } else if (threadIdx.x < kWarpgroup + 32) {
+  } else {
     if (threadIdx.x == kWarpgroup) copy_steps<T, Tile>(in.sizes, maps, share, shared_address(shared), barriers);
     __syncwarp();
+    wait_for_cluster();
   }
   finish_cells<T, Tile>(in, share, received, barriers.sums);
   // No block may end while others send to it, or copy from it.
+  arrive_at_cluster();
   wait_for_cluster();
 #endif
 }
