@@ -64,6 +64,13 @@ inline Error launch_error(const char* kernel) {
   return message;
 }
 
+// The CUDA version that the driver serves, e.g. 12040 for 12.4.
+inline int driver_version() {
+  int version = 0;
+  cudaDriverGetVersion(&version);
+  return version;
+}
+
 // How a kernel is laid out over the device.
 struct Shape {
   dim3 grid;
@@ -78,7 +85,8 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
+  static const bool can_overlap = driver_version() >= 12030;  // older ones cannot capture such launches in a graph
+  if (can_overlap && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }
