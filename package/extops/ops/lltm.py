@@ -1,5 +1,6 @@
 """One step of the LLTM cell."""
 
+import functools
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ _OP = "lltm"
 _CAST_FROM = (torch.float32, torch.bfloat16, torch.float16)
 
 _eager_lltm = _autograd.eager(torch.ops.extops.lltm.default)
+_eager_lltm_in_tf32 = functools.partial(_eager_lltm, allow_tf32=True)
 _eager_backward = _autograd.eager(torch.ops.extops.lltm_backward.default)
+_eager_backward_in_tf32 = functools.partial(_eager_backward, allow_tf32=True)
 _eager_input_backward = _autograd.eager(torch.ops.extops.lltm_input_backward.default)
 _eager_cell = _autograd.eager(torch.ops.extops.lltm_cell.default)
 _eager_cell_backward = _autograd.eager(torch.ops.extops.lltm_cell_backward.default)
@@ -67,10 +70,9 @@ def lltm(
         ) and torch.is_grad_enabled():
             new_h, new_cell = _apply_lltm(input, weights, bias, old_h, old_cell)
         else:
+            operator = _eager_lltm_in_tf32 if input.is_cuda and _allows_tf32() else _eager_lltm
             with _autograd.below_autograd():
-                new_h, new_cell, _ = _eager_lltm(
-                    input, weights, bias, old_h, old_cell, allow_tf32=_allows_tf32()
-                )
+                new_h, new_cell, _ = operator(input, weights, bias, old_h, old_cell)
     except _checks.FAILURES:
         _checks.explain(_checks.check_lltm, _OP, input, weights, bias, old_h, old_cell)
         raise
@@ -140,8 +142,9 @@ def _backward(
         return (None,) * 5
     grad_weights = grad_bias = grad_input = grad_old_h = None
     if needs_weights or needs_bias:
-        grad_products, grad_old_cell, grad_weights, grad_bias = _eager_backward(
-            grad_h, grad_cell, input, bias, old_h, products, new_cell, allow_tf32=_allows_tf32()
+        operator = _eager_backward_in_tf32 if input.is_cuda and _allows_tf32() else _eager_backward
+        grad_products, grad_old_cell, grad_weights, grad_bias = operator(
+            grad_h, grad_cell, input, bias, old_h, products, new_cell
         )
     else:
         grad_products, grad_old_cell = _eager_cell_backward(
@@ -162,8 +165,9 @@ def _with_products(
 class _LLTM(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        operator = _eager_lltm_in_tf32 if inputs[0].is_cuda and _allows_tf32() else _eager_lltm
         with _autograd.below_autograd():
-            output = _eager_lltm(*inputs, allow_tf32=_allows_tf32())
+            output = operator(*inputs)
         _save_for_backward(ctx, inputs, output)
         new_h, new_cell, _ = output
         return new_h, new_cell
