@@ -118,19 +118,13 @@ def test_float32_is_strict_where_tf32_is_not_allowed(size: tuple[int, int, int])
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
-    reason="tf32: extops has kernels of its own for compute capability 9.0",
-)
 def test_tf32_is_used_where_it_is_allowed() -> None:
+    """By extops' kernels or the library's, on GPUs that have it."""
     inputs = inputs_of(SIZES["units_of_24"], "tf32")
-    with tf32(allowed=False):
-        (strict, _), strict_found = gradients(LLTM.function, inputs, upstream(LLTM(*inputs)))
     with tf32(allowed=True):
-        assert 1e-5 < error(inputs) < 1e-2
-        (allowed, _), found = gradients(LLTM.function, inputs, upstream(LLTM(*inputs)))
-    assert not torch.equal(allowed, strict)
-    assert not torch.equal(found[1], strict_found[1])
+        lost = error(inputs)
+    assert lost < 1e-2
+    assert (lost > 1e-5) == (torch.cuda.get_device_capability() >= (8, 0))
 
 
 # -- torch's switch, on any machine --------------------------------------------------------------
