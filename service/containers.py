@@ -98,8 +98,9 @@ def _copy_out(container: Any, folder: str, target: Path) -> None:
     except docker.errors.NotFound:
         return
     with tarfile.open(fileobj=io.BytesIO(b"".join(chunks))) as archive:
-        # With the filter the files are ours, and not those of the container's root.
-        archive.extractall(target, filter="data")
+        # With the filter the files are ours, and not those of the container's root; Pythons before 3.11.4 may lack it.
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
+        archive.extractall(target)
 
 
 @contextlib.contextmanager
