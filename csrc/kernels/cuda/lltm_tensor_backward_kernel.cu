@@ -63,10 +63,7 @@ struct Rows {
 
 // Which line of a result has a column of the matrix, or the reverse: such that a lane, which has the columns 2 * q and
 // 2 * q + 1 of every eight, gets a chunk of neighbours.
-template <class T>
-__device__ int line_of(int q, int i) {
-  return i / 2 * 8 + q * 2 + i % 2;
-}
+__device__ inline int line_of(int q, int i) { return i / 2 * 8 + q * 2 + i % 2; }
 
 // Copies `lines` columns of a matrix of kRows rows to tiles in shared memory, as their rows. A lane takes blocks of
 // kChunk by kChunk and turns them over in registers. `matrix(row, column)` gives the Rows from there.
@@ -107,7 +104,7 @@ __device__ void copy_transposed(uint32_t to, int lines, const Matrix& matrix) {
         Chunk line;
 #pragma unroll
         for (int i = 0; i < kChunk<T>; ++i) line.template at<T>(i) = chunks[a][i].template at<T>(j);
-        const int row = item / kDown * 32 + group + line_of<T>(q, j);
+        const int row = item / kDown * 32 + group + line_of(q, j);
         asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(
                          tile + row * kTileRowBytes + (block % 8 ^ row % 8) * kChunkBytes),
                      "r"(line.registers[0]), "r"(line.registers[1]), "r"(line.registers[2]), "r"(line.registers[3])

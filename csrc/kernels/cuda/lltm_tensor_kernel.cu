@@ -280,7 +280,6 @@ bool describe(ForwardMaps& maps, const CellForward<T>& in) {
   const cuuint64_t features = in.sizes.input_features;
   const cuuint64_t columns = in.sizes.columns();
   const cuuint64_t line = columns * sizeof(T);
-  if (features == 0) maps.input = {};
   return describe<T, 2>(maps.old_h, in.old_h, {state_size, batch}, {state_size * sizeof(T)}, kTileRows) &&
          (features == 0 ||
           describe<T, 2>(maps.input, in.input, {features, batch}, {features * sizeof(T)}, kTileRows)) &&
@@ -294,8 +293,7 @@ struct Plan {
 };
 
 template <class T, class Tile>
-Plan plan(const Sizes& sizes) {
-  const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+Plan plan(const Sizes& sizes, unsigned multiprocessors) {
   const unsigned steps = ceil_div(sizes.columns(), kTileColumns<T>);
   const unsigned tiles = ceil_div(sizes.state_size, Tile::kUnits) * ceil_div(sizes.batch, kTileRows);
   unsigned shares = 1;
@@ -312,7 +310,7 @@ Plan plan(const Sizes& sizes) {
 
 template <class T, class Tile>
 Error launch_tile(const CellForward<T>& in, dim3 grid, cudaStream_t stream) {
-  ForwardMaps maps;
+  ForwardMaps maps{};
   if (!describe<T, Tile>(maps, in)) return "lltm: the CUDA driver cannot describe the tensors to its copies";
   constexpr auto kernel = &lltm_tensor_kernel<T, Tile>;
   if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes, "lltm")) return error;
@@ -325,9 +323,10 @@ Error launch_on_tensor_cores(const CellForward<T>& in, cudaStream_t stream) {
   using Small = ForwardTile<24, 256, 2>;
   using Medium = ForwardTile<32, 512, 2>;
   using Large = ForwardTile<40, 512, 3>;
-  const Plan small = plan<T, Small>(in.sizes);
-  const Plan medium = plan<T, Medium>(in.sizes);
-  const Plan large = plan<T, Large>(in.sizes);
+  const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const Plan small = plan<T, Small>(in.sizes, multiprocessors);
+  const Plan medium = plan<T, Medium>(in.sizes, multiprocessors);
+  const Plan large = plan<T, Large>(in.sizes, multiprocessors);
   if (small.filled >= medium.filled && small.filled >= large.filled)
     return launch_tile<T, Small>(in, small.grid, stream);
   if (medium.filled >= large.filled) return launch_tile<T, Medium>(in, medium.grid, stream);
