@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,6 +15,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 class ServiceError(Exception):
     """Something the user can mend; the message is one sentence that says how."""
+
+
+@contextlib.contextmanager
+def errors_for_the_user() -> Iterator[None]:
+    """Ends a command with the sentence of a `ServiceError`, and without a traceback."""
+    try:
+        yield
+    except ServiceError as error:
+        sys.exit(f"extops: {error}")
 
 
 def native_libraries() -> ModuleType:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from service import ServiceError, sbom, wheels
+from service import ServiceError, errors_for_the_user, sbom, wheels
 from service.check import Wheel, findings
 from service.matrix import load
 
@@ -91,12 +91,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m service.audit", description=__doc__)
     parser.add_argument("wheels", nargs="*", type=Path, help="which (default: all of dist/)")
     paths = parser.parse_args().wheels or sorted(wheels.DIST.glob("*.whl"))
-    try:
+    with errors_for_the_user():
         if not paths:
             raise ServiceError(f"there is no wheel in {wheels.DIST}: build one with `nox -s build`")
         problems = {path.name: audit(path) for path in paths}
-    except ServiceError as error:
-        sys.exit(f"extops: {error}")
     bad = [f"{name}: {'; '.join(found)}" for name, found in problems.items() if found]
     if bad:
         sys.exit("\n".join(f"extops: not fit to publish: {line}" for line in bad))

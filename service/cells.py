@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from service import ServiceError, images, wheels
+from service import errors_for_the_user, images, wheels
 from service.matrix import Cell, load
 
 
@@ -57,13 +57,11 @@ def main() -> None:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of `test`: for pytest")
     asked = parser.parse_args()
     end_tidily()
-    try:
+    with errors_for_the_user():
         cell = load().cell(asked.cell)
         if asked.verb == "test":
             sys.exit(test(cell, asked.arguments, asked.builder))
         wheel = build(cell, asked.builder)
-    except ServiceError as error:
-        sys.exit(f"extops: {error}")
     print(f"extops: published {wheel} ({wheel.stat().st_size / 1e6:.2f} MB)")
 
 

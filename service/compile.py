@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from service import ROOT, ServiceError, baseline, native_libraries, toolchain
+from service import ROOT, ServiceError, baseline, errors_for_the_user, native_libraries, toolchain
 from service.matrix import Variant, load, release
 
 BUILD_INFO = "_build_info.json"
@@ -244,10 +244,8 @@ def main() -> None:
     parser.add_argument("--into", type=Path, required=True, help="where to copy the libraries")
     parser.add_argument("--sanitized", action="store_true", help="with AddressSanitizer and UBSan")
     arguments = parser.parse_args()
-    try:
+    with errors_for_the_user():
         outputs = build(load().variant(arguments.variant), sanitized=arguments.sanitized)
-    except ServiceError as error:
-        sys.exit(f"extops: {error}")
     arguments.into.mkdir(parents=True, exist_ok=True)
     for output in outputs:
         shutil.copy2(output, arguments.into)

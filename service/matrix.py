@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from service import ROOT, ServiceError, native_libraries
+from service import ROOT, ServiceError, errors_for_the_user, native_libraries
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -245,10 +245,8 @@ def main() -> None:
         return
     from service import images  # which needs this module
 
-    try:
+    with errors_for_the_user():
         cells = [load().cell(name) for name in arguments.cells] or list(load().default_cells)
-    except ServiceError as error:
-        sys.exit(f"extops: {error}")
     print(json.dumps(images.bake_file(cells), indent=2))
 
 

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from service import ROOT, ServiceError
+from service import ROOT, ServiceError, errors_for_the_user
 from service.cells import end_tidily
 from service.mutants import DEVICES, UNSPOILT, Mutant, Run, build, choice, mutants, run_tests
 
@@ -127,10 +127,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="which mutants (default: all, and record them)")
     arguments = parser.parse_args()
     end_tidily()
-    try:
+    with errors_for_the_user():
         run(arguments)
-    except ServiceError as error:
-        sys.exit(f"extops: {error}")
 
 
 def run(arguments: argparse.Namespace) -> None:

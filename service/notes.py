@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import runpy
-import sys
 
-from service import ROOT, ServiceError
+from service import ROOT, ServiceError, errors_for_the_user
 
 NOTES = ROOT / "build" / "notes.md"
 
@@ -40,10 +39,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m service.notes", description=__doc__)
     parser.add_argument("tag", help="the tag, such as v0.1.0")
     tag = parser.parse_args().tag
-    try:
+    with errors_for_the_user():
         text = notes(tag, version(), (ROOT / "CHANGELOG.md").read_text())
-    except ServiceError as error:
-        sys.exit(f"extops: {error}")
     NOTES.parent.mkdir(exist_ok=True)
     NOTES.write_text(text)
     print(f"extops: the notes of {tag} are in {NOTES}")

@@ -15,7 +15,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from service import ROOT, ServiceError, images, place, wheels
+from service import ROOT, ServiceError, errors_for_the_user, images, place, wheels
 from service.cells import end_tidily
 from service.matrix import Cell, load
 
@@ -82,11 +82,9 @@ def main() -> None:
     options, others = place.options(sys.argv[1:])
     sessions = parser.parse_args(others).sessions
     end_tidily()
-    try:
+    with errors_for_the_user():
         cells = [load().cell(name.removeprefix("build-")) for name in sessions]
         found = {cell.name: reproduce(cell, options) for cell in cells}
-    except ServiceError as error:
-        sys.exit(f"extops: {error}")
     bad = [f"{name} differs in {'; '.join(what)}" for name, what in found.items() if what]
     if bad:
         sys.exit("\n".join(f"extops: not reproducible: {line}" for line in bad))

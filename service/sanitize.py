@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service import ServiceError, toolchain
+from service import ServiceError, errors_for_the_user, toolchain
 from service.cells import end_tidily
 from service.mutants import DEVICES, Mutant, Run, build, choice, mutants, run_tests
 
@@ -160,10 +159,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     end_tidily()
-    try:
+    with errors_for_the_user():
         run(arguments)
-    except ServiceError as error:
-        sys.exit(f"extops: {error}")
 
 
 def run(arguments: argparse.Namespace) -> None:

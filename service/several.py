@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from service import ROOT, ServiceError, images, place, toolchain, wheels
+from service import ROOT, errors_for_the_user, images, place, toolchain, wheels
 from service.cells import end_tidily
 from service.matrix import Cell, load
 
@@ -152,11 +152,9 @@ def main() -> None:
     if arguments.jobs < 1:
         parser.error(f"--jobs is {arguments.jobs}, but a number of builds from 1 is expected")
     end_tidily()
-    try:
+    with errors_for_the_user():
         cells = [load().cell(name) for name in dict.fromkeys(arguments.cells)]
         results = build(cells or list(load().default_cells), arguments.jobs, options)
-    except ServiceError as error:
-        sys.exit(f"extops: {error}")
     summary = ROOT / "build" / "summary.json"
     summary.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
     failed = [result.cell for result in results if result.result != "built"]

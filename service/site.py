@@ -9,11 +9,10 @@ benchmarks/              the plots of the landing page
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 
-from service import ROOT, ServiceError, index, landing, wheels
+from service import ROOT, errors_for_the_user, index, landing, wheels
 from service.matrix import RELEASE, Matrix, load
 
 SITE = ROOT / "site"
@@ -51,10 +50,8 @@ def build(dist: Path = wheels.DIST, site: Path = SITE, matrix: Matrix | None = N
 
 def main() -> None:
     """The command line."""
-    try:
+    with errors_for_the_user():
         said = build()
-    except ServiceError as error:
-        sys.exit(f"extops: {error}")
     for sentence in said:
         print(f"extops: {sentence}")
 

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from service import ROOT, ServiceError, images, place, wheels
+from service import ROOT, errors_for_the_user, images, place, wheels
 from service.compile import BUILD_INFO
 from service.matrix import Cell, load
 
@@ -140,11 +140,9 @@ def main() -> None:
     )
     options, others = place.options(sys.argv[1:])
     arguments = parser.parse_args(others)
-    try:
+    with errors_for_the_user():
         for name in arguments.cells:
             record(survey(load().cell(name), options, tests_only=arguments.tests_only))
-    except ServiceError as error:
-        sys.exit(f"extops: {error}")
     rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []
     print(table(rows))
     bad = [

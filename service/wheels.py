@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from service import ROOT, ServiceError, toolchain
+from service import ROOT, ServiceError, errors_for_the_user, toolchain
 from service.compile import compile_report, git
 from service.matrix import Cell, Variant, load
 
@@ -196,14 +196,12 @@ def main() -> None:
         "--finished", type=Path, help="publish the wheel in this folder, rather than build one"
     )
     arguments = parser.parse_args()
-    try:
+    with errors_for_the_user():
         variant = load().variant(arguments.variant)
         make = None
         if arguments.finished:
             make = functools.partial(finished_wheel, folder=arguments.finished)
         wheel = build(variant, arguments.dist, make)
-    except ServiceError as error:
-        sys.exit(f"extops: {error}")
     print(f"extops: built {wheel} ({wheel.stat().st_size / 1e6:.2f} MB)")
 
 
