@@ -13,10 +13,39 @@ from torch import Tensor
 import extops
 import extops.aten
 from benchmarks import tutorial_style
-from benchmarks.names import ATEN, EAGER, GEMM, LSTM_CELL, OURS, REDUCE_OVERHEAD, TRIVIAL, TUTORIAL
+from benchmarks.names import (
+    ADDMM,
+    ATEN,
+    DYNAMIC,
+    EAGER,
+    LINEAR,
+    LSTM_CELL,
+    MAX_AUTOTUNE,
+    MM,
+    OURS,
+    REDUCE_OVERHEAD,
+    STATIC,
+    TRIVIAL,
+    TUTORIAL,
+)
 from benchmarks.protocol import Call
 from benchmarks.variant import DEFAULT_STREAM, Makers, Step, Variant
 from extops import reference
+
+COMPILER: dict[str, dict[str, Any]] = {
+    STATIC: {"dynamic": False},
+    DYNAMIC: {"dynamic": True},
+    MAX_AUTOTUNE: {"dynamic": False, "mode": "max-autotune-no-cudagraphs"},
+    REDUCE_OVERHEAD: {"dynamic": False, "mode": "reduce-overhead"},
+}
+"""What torch.compile is given; no two may be equal, since equal ones share what they compile."""
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    MM: lambda bias, a, b: a.mm(b),
+    ADDMM: torch.addmm,
+    LINEAR: lambda bias, a, b: torch.nn.functional.linear(a, b.t(), bias),
+}
+"""The forms of a product of two matrices, which libraries are asked for in different ways; `mm` has no bias."""
 
 
 @dataclass
@@ -32,6 +61,7 @@ class Cell:
     input: Tensor = field(init=False)
     state: tuple[Tensor, Tensor] = field(init=False)
     grads: tuple[Tensor, Tensor] = field(init=False)
+    grad_gates: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
@@ -40,6 +70,7 @@ class Cell:
         self.input = torch.randn(self.batch, self.input_features, **make)
         h, c, grad_h, grad_c = torch.randn(4, self.batch, self.state_size, **make).unbind(0)
         self.state, self.grads = (h, c), (grad_h, grad_c)
+        self.grad_gates = torch.randn(self.batch, 3 * self.state_size, **make)
 
     def module(self, kind: type[reference.LLTM]) -> reference.LLTM:
         """A module of that kind on the shared parameters."""
@@ -59,23 +90,23 @@ class Cell:
 
 
 def cell_variants(cell: Cell, *, compiled: Sequence[str] = (), context: bool = True) -> Makers:
-    """Makers of the variants by name; `compiled` names the modes of torch.compile wanted."""
+    """Makers of the variants by name, with these modes of torch.compile, and with those that only give context."""
     modules: dict[str, Callable[[], torch.nn.Module]] = {
         EAGER: lambda: cell.module(reference.LLTM),
         ATEN: lambda: cell.module(extops.aten.LLTM),
         TUTORIAL: lambda: tutorial_style.LLTM(cell.model.weights, cell.model.bias),
         OURS: lambda: cell.module(extops.LLTM),
     }
-    if cell.device == "cpu":
+    if cell.device == "cpu" or not context:
         del modules[TUTORIAL]
     makers: Makers = {
         name: partial(module_variant, name, make, cell) for name, make in modules.items()
     }
     makers |= {name: partial(compiled_variant, name, cell) for name in compiled}
-    makers[GEMM] = partial(gemm_variant, cell)
+    makers |= {name: partial(product_variant, name, cell) for name in PRODUCTS}
     if context:
         makers[LSTM_CELL] = partial(lstm_cell_variant, cell)
-    if cell.device == "cuda":
+    if context and cell.device == "cuda":
         makers[TRIVIAL] = trivial_variant
     return makers
 
@@ -127,15 +158,10 @@ def checked(step: Step, parameters: tuple[Tensor, ...], grads: tuple[Tensor, ...
 
 
 def compiled_variant(name: str, cell: Cell) -> Variant:
-    """The eager module through torch.compile, for exactly these sizes."""
-    reduce_overhead = name == REDUCE_OVERHEAD
-    module = torch.compile(
-        cell.module(reference.LLTM),
-        fullgraph=True,
-        dynamic=False,
-        mode="reduce-overhead" if reduce_overhead else "default",
-    )
+    """The eager module through torch.compile."""
+    module = torch.compile(cell.module(reference.LLTM), fullgraph=True, **COMPILER[name])
     parameters = tuple(cell.model.parameters())
+    reduce_overhead = name == REDUCE_OVERHEAD
 
     def step() -> tuple[Tensor, Tensor]:
         if reduce_overhead:
@@ -152,28 +178,17 @@ def compiled_variant(name: str, cell: Cell) -> Variant:
     )
 
 
-def gemm_variant(cell: Cell) -> Variant:
-    """Only the matrix products, by torch: on a concatenated input, with a gradient of the gates given."""
+def product_variant(name: str, cell: Cell) -> Variant:
+    """Only the matrix products, by torch: of a concatenated input, and of a given gradient of the gates."""
+    product = PRODUCTS[name]
     weights, bias = (parameter.detach() for parameter in cell.model.parameters())
     joined = torch.cat([cell.state[0], cell.input], dim=1)
-    grad = torch.randn(cell.batch, 3 * cell.state_size, device=cell.device, dtype=cell.dtype)
-
-    def forward() -> Tensor:
-        return torch.addmm(bias, joined, weights.t())
-
-    def backward() -> Tensor:
-        return grad.t().mm(joined)
-
-    def backward_all() -> tuple[Tensor, Tensor]:
-        return grad.t().mm(joined), grad.mm(weights)
-
+    zeros = torch.zeros_like(joined[0])
     return Variant(
         {
-            "forward": forward,
-            "backward": backward,
-            "backward_all": backward_all,
-            "forward_backward": lambda: (forward(), backward()),
-            "forward_backward_all": lambda: (forward(), backward_all()),
+            "forward": lambda: product(bias, joined, weights.t()),
+            "grad_weights": lambda: product(zeros, cell.grad_gates.t(), joined),
+            "grad_input": lambda: product(zeros, cell.grad_gates, weights),
         }
     )
 

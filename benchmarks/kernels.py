@@ -45,7 +45,7 @@ def count() -> list[dict[str, Any]]:
         set_mode(mode)
         for shape in STANDARD:
             cell = Cell(*shape, "cuda", dtype)
-            makers = cell_variants(cell, context=False)
+            makers = cell_variants(cell)
             variants = {name: count_variant(make) for name, make in makers.items()}
             result.append({"size": bis(*shape), "mode": mode, "variants": variants})
     return result

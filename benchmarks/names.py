@@ -5,11 +5,17 @@ from __future__ import annotations
 EAGER = "eager"
 ATEN = "C++ ATen"
 TUTORIAL = "tutorial kernel"
-COMPILE = "torch.compile"
+COMPILE = "best torch.compile"
+STATIC = "torch.compile static"
+DYNAMIC = "torch.compile dynamic"
+MAX_AUTOTUNE = "torch.compile max-autotune"
 REDUCE_OVERHEAD = "torch.compile reduce-overhead"
 OURS = "extops"
 LSTM_CELL = "nn.LSTMCell"
-GEMM = "GEMM alone"
+PRODUCT = "best product"
+MM = "mm"
+ADDMM = "addmm"
+LINEAR = "linear"
 TRIVIAL = "trivial kernel"
 COPY = "copy"
 MUL = "torch.mul"
@@ -19,14 +25,21 @@ TUTORIAL_LOOP = "tutorial kernel in a loop"
 LSTM = "nn.LSTM"
 GRU = "nn.GRU"
 
+PEERS = {COMPILE: (STATIC, DYNAMIC, MAX_AUTOTUNE), PRODUCT: (MM, ADDMM, LINEAR)}
+"""Each is measured in every one of these forms, and reported by the fastest."""
+
 QUEUED = (TUTORIAL, OURS, COPY)
 """What is also timed without a graph: the first cannot be captured, and a graph copies memory more slowly."""
 
-NO_RIVALS = (OURS, GEMM, TRIVIAL, COPY, LSTM_CELL)
+NO_RIVALS = (OURS, PRODUCT, TRIVIAL, COPY, LSTM_CELL)
 """Floors and ourselves, and what computes another function; `torch.mul` is no rival of `round` either."""
 
 STANDARD = ((16, 32, 128), (64, 512, 512), (128, 1024, 1024))
-"""Batch, input features and state size of the cells that the targets speak of."""
+"""Batch, input features and state size of the cells that are measured in every way."""
+BATCHES = tuple((batch, *shape[1:]) for shape in STANDARD for batch in (1, 8, 256))
+SWEEP = ((13, 33, 127), (24, 200, 384), (512, 512, 512), *BATCHES)
+"""More of them, by device time alone on a GPU."""
+PRECISIONS = ("float32", "tf32", "bfloat16")
 CPU_THREADS = (1, 2)
 SMALL, LARGE_CPU, LARGE_CUDA = 2**10, 2**24, 2**28
 """Elements of the smallest and the largest vectors."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 import argparse
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from benchmarks.names import CPU_THREADS, STANDARD
-from benchmarks.results import CaseResult, Result, digits
-from benchmarks.targets import losses, targets, words
+from benchmarks.results import CaseResult, Result, Spread, digits
+from benchmarks.targets import Target, against_peers, losses, targets, words
 
 READING = """\
 Four numbers, which are never mixed:
@@ -36,6 +38,11 @@ reduce-overhead mode alone has rounds of its own, since its CUDA graphs do not l
 median over the rounds with the 10th and 90th percentile in parentheses; a ratio is taken round by round, then its
 median. Inputs stay where they are from call to call: what fits a cache is in it. Precision modes: `float32` is strict
 (no TF32 in torch's products or cuDNN), `tf32` lets both use it, `bfloat16` stores and multiplies in that type.
+
+Two peers are measured in several forms, and each figure is that of the fastest, which stands beside it. The *best
+product* is that of `mm`, `addmm` and `linear`, chosen for each matrix product by itself (forward; gradient of the
+weights; of the input); the times of those that a step needs are added round by round. The *best torch.compile* is that
+of static shapes, dynamic shapes and static shapes with `max-autotune-no-cudagraphs`. The JSON has all forms.
 """
 
 
@@ -51,7 +58,11 @@ def make(file: Path) -> None:
         print(f"no plots: install matplotlib, then run python -m benchmarks.report {file}")
     report = file.parent / "report.md"
     report.write_text("\n".join(lines_of(result, plots)) + "\n")
-    print(target_table(result, plain=True))
+    found = [*chain.from_iterable(against_peers(result).values()), *targets(result)]
+    missed = [row for row in target_rows(found) if row[-1] != "met"]
+    print(f"{len(found) - len(missed)} of {len(found)} targets met; the others:")
+    for what, ratio, goal, figure, verdict in missed:
+        print(f"{verdict:13}{what}: {ratio} {figure}, target {goal}")
     print(f"wrote {report}" + (f" and {', '.join(plots)}" if plots else ""))
 
 
@@ -62,7 +73,9 @@ def lines_of(result: Result, plots: list[str]) -> Iterator[str]:
     yield f"\n## How to read it\n\n{READING}"
     yield "## Targets\n"
     yield "Met or not is the median's, to two digits after the point.\n"
-    yield target_table(result)
+    yield from peer_table(result)
+    heads = ["what", "ratio", "target", "measured", "verdict"]
+    yield from table(heads, target_rows(targets(result)))
     yield "\n## Where we lose\n"
     yield from loss_table(result)
     yield from headlines(result)
@@ -128,16 +141,36 @@ def table(heads: list[str], rows: Iterable[Iterable[object]]) -> Iterator[str]:
         yield "| " + " | ".join(str(each) for each in row) + " |"
 
 
-def target_table(result: Result, plain: bool = False) -> str:
-    """Each target, its measured figure, met or not; `plain` for the terminal."""
-    rows = []
-    for each in targets(result):
+def peer_table(result: Result) -> Iterator[str]:
+    """Each size in each mode beside its best peers: ratio and form of the peer, bold where the target is missed."""
+    found = against_peers(result)
+    if not found:
+        return
+    every = [target for row in found.values() for target in row]
+    met = sum(target.verdict == "met" for target in every)
+    yield f"Device time against the best peers ({met} of {len(every)} met; **bold**: not met):\n"
+    heads = [f"{x.what.split(', ')[-2]}: {x.ratio}, {x.goal}" for x in every[:4]]
+    yield from table(
+        ["B, I, S", *heads],
+        ([title, *(peer_cell(target) for target in row)] for title, row in found.items()),
+    )
+    yield ""
+
+
+def peer_cell(target: Target) -> str:
+    """A ratio and the form of the peer."""
+    if target.measured is None:
+        return "–"
+    bold = "**" if target.verdict == "not met" else ""
+    return f"{bold}{target.measured} {target.peer}{bold}"
+
+
+def target_rows(found: Iterable[Target]) -> Iterator[list[str]]:
+    """Each target, its measured figure, met or not."""
+    for each in found:
         measured = each.measured
         figure = digits(measured) if isinstance(measured, float) else str(measured or "–")
-        rows.append([each.what, each.ratio, each.goal, figure, each.verdict])
-    if plain:
-        return "\n".join(f"{r[4]:13}{r[0]}: {r[1]} {r[3]}, target {r[2]}" for r in rows)
-    return "\n".join(table(["what", "ratio", "target", "measured", "verdict"], rows))
+        yield [each.what, each.ratio, each.goal, f"{figure} {each.peer}".rstrip(), each.verdict]
 
 
 def loss_table(result: Result) -> Iterator[str]:
@@ -170,14 +203,21 @@ def headlines(result: Result) -> Iterator[str]:
     )
     cases = [x for x in result.cases("cell", "float32") if x.size in STANDARD]
     for pair in pairs if cases else ():
-        names = columns(cases, lambda case, name, first=pair[0]: bool(case.samples(name, first)))  # type: ignore[misc]
+        names = columns(cases, pair[0])
         yield f"\n## One step, strict float32: {words(pair[0])} / {words(pair[1])}, µs\n"
         rows = []
         for case in cases:
-            spreads = [[case.spread(name, measure) for measure in pair] for name in names]
-            cells = [" / ".join(digits(s.median) if s else "–" for s in each) for each in spreads]
+            cells = (
+                " / ".join(case.figure(name, measure, median_alone) for measure in pair)
+                for name in names
+            )
             rows.append([case.title.replace(" float32", ""), *cells])
         yield from table(["B, I, S", *names], rows)
+
+
+def median_alone(spread: Spread) -> str:
+    """A figure without its spread."""
+    return digits(spread.median)
 
 
 def sections(result: Result) -> Iterator[str]:
@@ -195,8 +235,8 @@ def sections(result: Result) -> Iterator[str]:
         for number in numbers:
             for work in works:
                 yield from figures(result, cases, f"{number}_{work}")
-        yield from first_calls(cases)
         if operator == "cell":
+            yield from first_calls(cases)
             yield from accuracy(cases)
     yield from kernel_table(result)
     yield from failures(result)
@@ -207,13 +247,13 @@ def figures(result: Result, cases: list[CaseResult], measure: str) -> Iterator[s
     measured = [case for case in cases if any(case.samples(x, measure) for x in case.variants)]
     if not measured:
         return
-    names = columns(measured, lambda case, name: case.samples(name, measure) is not None)
+    names = columns(measured, measure)
     with_floor = not measure.startswith(("host", "tutorial"))
     yield f"\n### {words(measure).capitalize()}, µs\n"
     heads = [shape_of(measured[0]), *names]
     rows = []
     for case in measured:
-        row = [case.title, *(str(case.spread(name, measure) or "–") for name in names)]
+        row = [case.title, *(case.figure(name, measure) for name in names)]
         if with_floor:
             row += floor_cells(result, case, measure)
         rows.append(row)
@@ -234,45 +274,43 @@ def shape_of(case: CaseResult) -> str:
     return ", ".join(case.data["size"])
 
 
-def columns(cases: list[CaseResult], has: Callable[[CaseResult, str], bool]) -> list[str]:
-    """The variants for which `has` holds in some case, in the order they were first met."""
-    names: list[str] = []
-    for case in cases:
-        names += [name for name in case.variants if name not in names and has(case, name)]
-    return names
+def columns(cases: list[CaseResult], measure: str) -> list[str]:
+    """The variants that were measured so in some case, in the order they were first met."""
+    every = [(case, name) for case in cases for name in case.variants]
+    return list(dict.fromkeys(name for case, name in every if case.samples(name, measure)))
 
 
 def first_calls(cases: list[CaseResult]) -> Iterator[str]:
     """What the first call costs: compiling, for those that compile."""
-    standard = [case for case in cases if case.operator == "cell" and case.size in STANDARD]
-    if not standard:
+    cases = [case for case in cases if case.size in STANDARD and case.mode == "float32"]
+    if not cases:
         return
-    key = "first_call_seconds"
-    names = columns(standard, lambda case, name: key in case.data["variants"].get(name, {}))
     yield "\n### First call, s\n"
     yield (
-        "Until the first gradients: for torch.compile it is the compile time, in reduce-overhead mode with what the "
-        "default mode left in its cache. Extensions that are compiled just in time were compiled before; see the end.\n"
+        "Until the first gradients: for torch.compile it is the compile time, with what the modes before left in its "
+        "caches. Extensions that are compiled just in time were compiled before; see the end.\n"
     )
-    rows = []
-    for case in standard:
-        seconds = [case.data["variants"].get(name, {}).get(key) for name in names]
-        rows.append([case.title, *(f"{x:.2g}" if x is not None else "–" for x in seconds)])
-    yield from table(["B, I, S", *names], rows)
+    yield from noted(cases, "first_call_seconds", "{:.2g}".format)
 
 
 def accuracy(cases: list[CaseResult]) -> Iterator[str]:
     """The errors against float64."""
     cases = [case for case in cases if case.threads in (None, CPU_THREADS[0])]
-    key = "relative_errors"
-    names = columns(cases, lambda case, name: key in case.data["variants"].get(name, {}))
     yield "\n### Accuracy\n"
     yield "‖result − float64‖ / ‖float64‖ from the same rounded inputs: `new_h`; gradient of `weights`.\n"
-    rows = []
-    for case in cases:
-        errors = [case.data["variants"].get(name, {}).get(key) for name in names]
-        cells = [f"{e['new_h']:.1e}; {e['grad_weights']:.1e}" if e else "–" for e in errors]
-        rows.append([case.title, *cells])
+    yield from noted(cases, "relative_errors", "{0[new_h]:.1e}; {0[grad_weights]:.1e}".format)
+
+
+def noted(cases: list[CaseResult], key: str, show: Callable[[Any], str]) -> Iterator[str]:
+    """A table of what was noted of each variant besides samples, a peer's forms apart."""
+    variants = [case.data["variants"] for case in cases]
+    names = list(
+        dict.fromkeys(x for each in variants for x, record in each.items() if key in record)
+    )
+    rows = [
+        [case.title, *(show(each[x][key]) if key in each.get(x, {}) else "–" for x in names)]
+        for case, each in zip(cases, variants, strict=True)
+    ]
     yield from table(["B, I, S", *names], rows)
 
 

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.names import PEERS, PRODUCT
 from benchmarks.samples import median, quantile, ratio
+
+_PEER_OF = {form: peer for peer, forms in PEERS.items() for form in forms}
+_PRODUCTS = {
+    "forward": ("forward",),
+    "forward_backward": ("forward", "grad_weights"),
+    "forward_backward_all": ("forward", "grad_weights", "grad_input"),
+}
+"""The matrix products that a kind of work cannot do without."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +71,8 @@ class CaseResult:
 
     @property
     def variants(self) -> list[str]:
-        """The names of those that were tried."""
-        return list(self.data["variants"])
+        """The names of those that were tried; the forms of a peer go by the peer's."""
+        return list(dict.fromkeys(_PEER_OF.get(name, name) for name in self.data["variants"]))
 
     @property
     def title(self) -> str:
@@ -77,8 +86,35 @@ class CaseResult:
 
     def samples(self, variant: str, measure: str) -> list[float] | None:
         """A variant's samples, one a round; none where it was not measured or failed."""
+        if variant in PEERS:
+            return self.fastest(variant, measure)[1]
         found = self.data["variants"].get(variant, {}).get("samples", {}).get(measure)
         return list(found) if found else None
+
+    def fastest(self, peer: str, measure: str) -> tuple[str, list[float] | None]:
+        """The form in which a peer has the lowest median, and its samples; each matrix product has its own form."""
+        number, _, work = measure.partition("_")
+        forms: list[str] = []
+        parts: list[list[float]] = []
+        for part in _PRODUCTS.get(work, ()) if peer == PRODUCT else (work,):
+            tried = ((form, self.samples(form, f"{number}_{part}")) for form in PEERS[peer])
+            found = [(form, samples) for form, samples in tried if samples]
+            if not found:
+                return "", None
+            form, samples = min(found, key=lambda each: median(each[1]))
+            forms.append(form.removeprefix("torch.compile "))
+            parts.append(samples)
+        name = " + ".join(forms if len(set(forms)) > 1 else forms[:1])
+        return name, [sum(samples) for samples in zip(*parts, strict=True)] or None
+
+    def form(self, variant: str, measure: str) -> str:
+        """The form in which a peer is fastest; nothing for any other variant."""
+        return self.fastest(variant, measure)[0] if variant in PEERS else ""
+
+    def figure(self, variant: str, measure: str, show: Callable[[Spread], str] = str) -> str:
+        """What a table's cell holds: the samples' spread, and the form of a peer."""
+        spread = self.spread(variant, measure)
+        return f"{show(spread)} {self.form(variant, measure)}".rstrip() if spread else "–"
 
     def spread(self, variant: str, measure: str) -> Spread | None:
         """What is printed of the samples."""

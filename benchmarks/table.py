@@ -26,14 +26,14 @@ def of_case(record: dict[str, Any]) -> str:
         measures += [each for each in variant["samples"] if each not in measures]
     heads = [each.replace("forward_backward", "f+b").replace("forward", "fwd") for each in measures]
     heads = [each.replace("backward", "bwd") for each in heads]
-    lines = [f"{'µs':30}" + "".join(f"{head:>16}" for head in [*heads, "first call s"])]
+    lines = [f"{'µs':30}" + "".join(f"{head:>18}" for head in [*heads, "first call s"])]
     for name, variant in record["variants"].items():
         cells = []
         for measure in measures:
             samples = variant["samples"].get(measure)
             cells.append(f"{median(samples):.4g}" if samples else "–")
         cells.append(f"{variant.get('first_call_seconds', float('nan')):.2f}")
-        line = f"{name:30}" + "".join(f"{cell:>16}" for cell in cells)
+        line = f"{name:30}" + "".join(f"{cell:>18}" for cell in cells)
         if "all" in variant["failed"]:
             line = f"{name:30} failed: {variant['failed']['all'][:120]}"
         lines.append(line)

@@ -10,13 +10,15 @@ from benchmarks.names import (
     COPY,
     CPU_THREADS,
     EAGER,
-    GEMM,
     LARGE_CUDA,
     MUL,
     NO_RIVALS,
     OURS,
+    PRECISIONS,
+    PRODUCT,
     SMALL,
     STANDARD,
+    SWEEP,
     TRIVIAL,
     TUTORIAL,
 )
@@ -34,6 +36,8 @@ class Target:
     at_least: bool
     bound: float
     measured: Measured
+    peer: str = ""
+    """The form in which a peer is fastest."""
 
     @property
     def goal(self) -> str:
@@ -53,7 +57,7 @@ class Target:
 
 
 def targets(result: Result) -> list[Target]:
-    """All targets that the device of this result can answer."""
+    """The targets that the device of this result can answer, but for those against peers."""
     lines = cuda_targets(result) if result.device == "cuda" else cpu_targets(result)
     return [*lines, *import_targets(result)]
 
@@ -65,28 +69,25 @@ class Chooser:
         self, result: Result, operator: str, size: tuple[int, ...], mode: str, threads: int | None
     ) -> None:
         found = [x for x in result.cases(operator, mode, threads) if x.size == size]
-        self.case: CaseResult | None = found[0] if found else None
+        self.case = found[0] if found else CaseResult({"variants": {}})
         title = f"2^{size[0].bit_length() - 1}" if len(size) == 1 else ", ".join(map(str, size))
         suffix = f", {threads} thread{'s' * (threads > 1)}" if threads else ""
         self.title = f"{operator} {title} {mode}{suffix}"
 
-    def ratio(self, above: tuple[str, str], below: tuple[str, str]) -> Spread | None:
-        """The case's, if there is such a case."""
-        return self.case.ratio(above, below) if self.case else None
-
     def faster(self, measure: str, rival: str, bound: float) -> Target:
         """`rival` takes at least `bound` times as long as we do."""
-        measured = self.ratio((rival, measure), (OURS, measure))
-        return Target(f"{self.title}, {words(measure)}", f"{rival} / extops", True, bound, measured)
+        measured = self.case.ratio((rival, measure), (OURS, measure))
+        what, ratio = f"{self.title}, {words(measure)}", f"{rival} / extops"
+        return Target(what, ratio, True, bound, measured, self.case.form(rival, measure))
 
     def within(
         self, measure: str, rival: str, bound: float, rival_measure: str | None = None
     ) -> Target:
         """We take at most `bound` times as long as `rival`."""
-        other = (rival, rival_measure or measure)
-        measured = self.ratio((OURS, measure), other)
+        measured = self.case.ratio((OURS, measure), (rival, rival_measure or measure))
         name = rival if rival_measure is None else f"{rival} {words(rival_measure)}"
-        return Target(f"{self.title}, {words(measure)}", f"extops / {name}", False, bound, measured)
+        what, ratio = f"{self.title}, {words(measure)}", f"extops / {name}"
+        return Target(what, ratio, False, bound, measured, self.case.form(rival, measure))
 
 
 def words(measure: str) -> str:
@@ -107,25 +108,36 @@ def words(measure: str) -> str:
     return f"{kinds[work]}, {numbers.get(number, number + ' protocol')}"
 
 
+def against_peers(result: Result) -> dict[str, list[Target]]:
+    """Those of a GPU's device time against the best product and the best torch.compile: four for each size and mode."""
+    if result.device != "cuda":
+        return {}
+    cells = (
+        Chooser(result, "cell", size, mode, None)
+        for mode in PRECISIONS
+        for size in (*STANDARD, *SWEEP)
+    )
+    return {
+        cell.title.removeprefix("cell "): [
+            target
+            for measure in ("device_forward", "device_forward_backward")
+            for target in (cell.within(measure, PRODUCT, 1.15), cell.faster(measure, COMPILE, 1))
+        ]
+        for cell in cells
+    }
+
+
 def cuda_targets(result: Result) -> Iterator[Target]:
-    """Those of a GPU."""
+    """Those of a GPU, but for those against peers."""
     small = Chooser(result, "cell", STANDARD[0], "float32", None)
     yield small.faster("tutorial_forward", TUTORIAL, 4)
     yield small.faster("tutorial_backward", TUTORIAL, 3)
     yield small.within("tutorial_forward", TRIVIAL, 3, "wall_forward")
     yield Target(f"{small.title}, forward", "kernels of extops", False, 1, kernels_of_ours(result))
-    yield small.within("device_forward", GEMM, 1)
     yield small.within("device_forward_backward", EAGER, 1 / 3)
     for size in STANDARD[1:]:
         cell = Chooser(result, "cell", size, "float32", None)
-        yield cell.within("device_forward", GEMM, 1.1)
-        yield cell.within("device_forward_backward", GEMM, 1.1)
-        yield cell.within("device_forward_backward_all", GEMM, 1.1)
-    for mode in ("tf32", "bfloat16"):
-        for size in STANDARD[1:]:
-            cell = Chooser(result, "cell", size, mode, None)
-            yield cell.faster("device_forward", COMPILE, 1.5)
-            yield cell.faster("device_forward_backward", COMPILE, 1.5)
+        yield cell.within("device_forward_backward_all", PRODUCT, 1.1)
     multiply = Chooser(result, "multiply", (LARGE_CUDA,), "float32", None)
     yield multiply.faster("device_forward", MUL, 0.98)
     yield multiply.faster("device_forward_backward", MUL, 1.1)
@@ -204,7 +216,8 @@ def losses(result: Result) -> list[Loss]:
                 loss = every.setdefault(key, Loss(*key))
                 loss.of += 1
                 if round(spread.p90, 2) < 1:
-                    loss.found.append((spread, case.title))
+                    form = case.form(rival, measure)
+                    loss.found.append((spread, f"{case.title}, {form}".removesuffix(", ")))
     lost = [loss for loss in every.values() if loss.found]
     for loss in lost:
         loss.found.sort(key=lambda each: each[0].median)

@@ -5,7 +5,7 @@ The kinds of work that a call may do:
 - `forward`: for the cell and the sequence with gradients recorded, for elementwise operators without;
 - `forward_backward`: and the gradients of the parameters (cell, sequence) or of all inputs (elementwise);
 - `forward_backward_all`: and those of all inputs;
-- `backward`, `backward_all`: matrix products alone.
+- `grad_weights`, `grad_input`: matrix products alone, those of backward.
 """
 
 from __future__ import annotations
