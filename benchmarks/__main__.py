@@ -34,6 +34,11 @@ def parse() -> argparse.Namespace:
         "--output", type=Path, help="a folder; default: benchmarks/results/<device>"
     )
     parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="measure what is missing from the result.json of the same code on the same machine",
+    )
+    parser.add_argument(
         "--commit", help="to be recorded; default: what git says, or what extops was built from"
     )
     return parser.parse_args()
@@ -64,6 +69,7 @@ def main() -> None:
             arguments.rounds,
             arguments.output,
             arguments.commit,
+            arguments.resume,
         )
 
 

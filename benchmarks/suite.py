@@ -17,7 +17,8 @@ import torch
 
 import extops.aten
 from benchmarks import ceilings, environment, kernels, protocol, table, tutorial_style
-from benchmarks.cases import GROUPS, cases
+from benchmarks.cases import GROUPS, Case, cases
+from benchmarks.precompile import fill_caches
 from benchmarks.runner import run_case
 
 RESULTS = Path(__file__).parent / "results"
@@ -30,6 +31,7 @@ def run(
     rounds: int,
     output: Path | None = None,
     commit: str | None = None,
+    resume: bool = False,
 ) -> None:
     """Measures, and leaves `result.json`, `report.md` and the plots in `output`."""
     unknown = set(groups) - set(GROUPS)
@@ -47,16 +49,21 @@ def run(
     say(
         f"{result['environment']['device_name']}, torch {torch.__version__}; results go to {folder}"
     )
-    result["import"] = measure_import()
-    result["builds"] = build_extensions(device)
-    result["ceilings"] = ceilings.measure(device)
-    say(table.of_ceilings(result["ceilings"]))
-    if device == "cuda" and "cell" in groups:
+    if resume:
+        result = resumed(file, result)
+    start -= result["environment"].get("seconds", 0)  # the seconds of both runs are recorded
+    result |= {"cases": result.get("cases", []), "failed_cases": {}}
+    done = [identity(record) for record in result["cases"]]
+    todo = [case for case in cases(device, groups) if identity(vars(case)) not in done]
+    builds = build_extensions(device, todo)
+    if "import" not in result:
+        result |= {"import": measure_import(), "builds": builds}
+        result["ceilings"] = ceilings.measure(device)
+        say(table.of_ceilings(result["ceilings"]))
+    if device == "cuda" and "cell" in groups and "kernels" not in result:
         result["kernels"] = kernels.count_apart()
         say(f"kernels counted in {len(result['kernels'])} cases")
     start_compiler(device)
-    result |= {"cases": [], "failed_cases": {}}
-    todo = cases(device, groups)
     for number, case in enumerate(todo, 1):
         say(f"\n[{number}/{len(todo)}] {case.title}  ({time.perf_counter() - start:.0f} s)")
         try:
@@ -66,12 +73,37 @@ def run(
             say(f"failed: {protocol.describe(error)}")
             continue
         result["cases"].append(record)
+        result["environment"]["seconds"] = round(time.perf_counter() - start)
         write(file, result)
         say(table.of_case(record))
     result["environment"]["seconds"] = round(time.perf_counter() - start)
     result["environment"]["weather_at_end"] = environment.weather(device)
     write(file, result)
     finish(file)
+
+
+def resumed(file: Path, new: dict[str, Any]) -> dict[str, Any]:
+    """What was measured so far, by the same code on the same machine; `new` where there is nothing yet."""
+    if not file.exists():
+        return new
+    before: dict[str, Any] = json.loads(file.read_text())
+    there, here = ({**each["environment"], "rounds": each["rounds"]} for each in (before, new))
+    differences = [
+        f"{key} {there.get(key)} there, {value} here"
+        for key, value in here.items()
+        if key != "date" and there.get(key) != value
+    ]
+    if differences:
+        sys.exit(
+            f"benchmarks: {file} is of another run ({'; '.join(differences)}): resume that one with what it was "
+            "measured with, or measure anew without --resume"
+        )
+    return before
+
+
+def identity(case: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells a case from all others, planned or measured."""
+    return case["operator"], case["size"], case["mode"], case["threads"] or None
 
 
 def finish(file: Path) -> None:
@@ -132,7 +164,7 @@ def measure_import() -> dict[str, Any]:
     return {"milliseconds": milliseconds, "initialises_cuda": initialised}
 
 
-def build_extensions(device: str) -> dict[str, Any]:
+def build_extensions(device: str, todo: list[Case]) -> dict[str, Any]:
     """Compiles what is compiled just in time, all at once, and says how long each took."""
     if device == "cuda" and "TORCH_CUDA_ARCH_LIST" not in os.environ:
         major, minor = torch.cuda.get_device_capability()
@@ -141,6 +173,10 @@ def build_extensions(device: str) -> dict[str, Any]:
     if device == "cuda":
         for name in tutorial_style.EXTENSIONS:
             builds[f"tutorial {name}"] = lambda name=name: tutorial_style.build_seconds(name)  # type: ignore[misc]
+    # Not for those whose first call is reported.
+    compiled = [case for case in todo if case.compiled and not case.reports_first_call]
+    if compiled:
+        builds["torch.compile ahead of the cases"] = lambda: fill_caches(compiled)
     say(f"compiling {', '.join(builds)} ...")
     result: dict[str, Any] = {}
     with ThreadPoolExecutor() as pool:

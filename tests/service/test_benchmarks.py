@@ -298,3 +298,17 @@ def test_each_mode_of_the_compiler_compiles_its_own_code() -> None:
         call()
     assert graphs["unique_graphs"] == len(modes)
     torch._dynamo.reset()
+
+
+def test_a_run_that_was_cut_short_is_resumed(tmp_path: Path) -> None:
+    suite = pytest.importorskip("benchmarks.suite")
+    file = tmp_path / "result.json"
+    new = {"rounds": 3, "environment": {**DATA["environment"], "date": "2026-01-02"}}
+    assert suite.resumed(file, new) == new  # nothing there: from the start
+    file.write_text(json.dumps(DATA))
+    assert suite.resumed(file, new) == DATA
+    with pytest.raises(SystemExit, match=r"rounds 3 there, 5 here"):
+        suite.resumed(file, {**new, "rounds": 5})
+    new["environment"]["commit"] = "fedcba987654"
+    with pytest.raises(SystemExit, match=r"commit 0123456789ab there, fedcba987654 here"):
+        suite.resumed(file, new)
