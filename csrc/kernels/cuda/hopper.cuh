@@ -12,11 +12,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "launch.cuh"
+
 namespace extops::cuda {
 
 constexpr int kTileRowBytes = 128;
 constexpr int kTileAlignment = 1024;
-constexpr int kChunkBytes = 16;
 constexpr int kWarpgroup = 128;  // threads
 
 template <class T>

@@ -26,7 +26,7 @@ struct CellForward {
   const T* old_cell;
   T* new_h;
   T* new_cell;
-  T* products;
+  T* gates;
 };
 
 template <class T>
@@ -35,11 +35,10 @@ struct CellBackward {
   Gradient<T> grad_h;
   Gradient<T> grad_cell;
   const T* input;
-  const T* bias;
   const T* old_h;
-  const T* products;
+  const T* gates;
   const T* new_cell;
-  T* grad_products;
+  T* grad_gates;
   T* grad_old_cell;
   T* grad_weights;
   T* grad_bias;

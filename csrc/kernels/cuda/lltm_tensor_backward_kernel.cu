@@ -1,5 +1,5 @@
 // The LLTM cell's backward for the parameters, by the tensor cores of Hopper GPUs: in 16-bit types, and in float32
-// where TF32 is allowed. A pointwise kernel fills grad_products, while blocks of a second one already load their
+// where TF32 is allowed. A pointwise kernel fills grad_gates, while blocks of a second one already load their
 // columns of X; these then multiply. X = [old_h | input] is never made.
 #include "../lltm.h"
 #include "hopper.cuh"
@@ -47,7 +47,11 @@ struct Chunk {
     if constexpr (std::is_same_v<T, float>) {
 #pragma unroll
       for (uint32_t& number : registers) {
-        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(number) : "f"(__uint_as_float(number)));
+        // A NaN whose payload is in the bits that go would become an infinity.
+        if (isnan(__uint_as_float(number)))
+          number |= 0x00400000;
+        else
+          asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(number) : "f"(__uint_as_float(number)));
       }
     }
   }
@@ -129,7 +133,7 @@ class BiasSums {
     place_ = int64_t{line_ / kBlockUnits} * in.sizes.state_size + unit;
     stride_ = int64_t{3} * in.sizes.state_size;
     rows_ = exists_ ? in.sizes.batch : 0;
-    from_ = in.grad_products + place_;
+    from_ = in.grad_gates + place_;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int row = part_ + i * parts_;
@@ -195,7 +199,7 @@ __device__ void store_lines(const CellBackward<T>& in, int gate, int first_unit,
 
 #endif
 
-// Starts while the pointwise kernel that fills grad_products runs.
+// Starts while the pointwise kernel that fills grad_gates runs.
 template <class T, class Tile>
 __global__ void __launch_bounds__(kGradientThreads) lltm_tensor_backward_kernel(CellBackward<T> in) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -218,7 +222,7 @@ __global__ void __launch_bounds__(kGradientThreads) lltm_tensor_backward_kernel(
   BiasSums<T> bias(in, first_unit);
   copy_transposed<T, Tile::kRows>(lines, kBlockLines, [&](int row, int line) -> Rows<T> {
     const int unit = first_unit + line % kBlockUnits;
-    const T* first = in.grad_products + (int64_t{row} * 3 + line / kBlockUnits) * state_size + unit;
+    const T* first = in.grad_gates + (int64_t{row} * 3 + line / kBlockUnits) * state_size + unit;
     return {first, int64_t{3} * state_size, unit < state_size ? sizes.batch - row : 0};
   });
   publish_to_async_units();
@@ -264,11 +268,11 @@ Error launch_on_tensor_cores(const CellBackward<T>& in, cudaStream_t stream) {
   const Sizes sizes = in.sizes;
   if (const Error error = extops_lltm_cell_backward_cuda(
           kDtype<T>, sizes.batch, sizes.state_size, in.grad_h.data, in.grad_h.row_stride, in.grad_h.column_stride,
-          in.grad_cell.data, in.grad_cell.row_stride, in.grad_cell.column_stride, in.products, in.bias, in.new_cell,
-          in.grad_products, in.grad_old_cell, stream)) {
+          in.grad_cell.data, in.grad_cell.row_stride, in.grad_cell.column_stride, in.gates, in.new_cell, in.grad_gates,
+          in.grad_old_cell, stream)) {
     return error;
   }
-  // The more columns a block has, the less often grad_products is read: as many as leave work for every multiprocessor.
+  // The more columns a block has, the less often grad_gates is read: as many as leave work for every multiprocessor.
   const unsigned wide = ceil_div(sizes.columns(), 256) * ceil_div(sizes.state_size, kBlockUnits);
   const bool is_wide = wide >= static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount)) * 9 / 10;
   if (sizes.batch <= 64) {

@@ -166,9 +166,9 @@ struct ForwardCell {
 #pragma unroll
     for (int g = 0; g < 3; ++g) {
       T rounded;
-      store(rounded, sums[g]);
-      in.products[(int64_t{row} * 3 + g) * state_size + unit] = rounded;
-      gates[g] = load(rounded) + bias[g];  // as the backward will see it
+      store(rounded, sums[g] + bias[g]);
+      in.gates[(int64_t{row} * 3 + g) * state_size + unit] = rounded;
+      gates[g] = load(rounded);  // as the backward will see it
     }
     const CellState<float> state = cell_forward<float, kFastMath>(gates[0], gates[1], gates[2], old_cell);
     store(in.new_cell[int64_t{row} * state_size + unit], state.cell);
