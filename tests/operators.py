@@ -133,8 +133,8 @@ LLTM = Operator(
         "threaded": functools.partial(lltm_inputs, 501, 2, 301),
         "saturated": functools.partial(lltm_inputs, 5, 7, 9, spread=60.0),
         # By our own products and by a library's.
-        "cancelling": functools.partial(cancelling_inputs, 16, 64, 128),
-        "large_cancelling": functools.partial(cancelling_inputs, 130, 64, 512),
+        "cancelling": functools.partial(cancelling_inputs, 16, 16, 128),
+        "large_cancelling": functools.partial(cancelling_inputs, 130, 16, 512),
         "empty_batch": functools.partial(lltm_inputs, 0, 5, 4),
         "no_features": functools.partial(lltm_inputs, 3, 0, 4),
         "no_state": functools.partial(lltm_inputs, 3, 5, 0),
@@ -201,7 +201,7 @@ def sequence_inputs(time: int, batch: int, features: int, state: int) -> Tensors
 
 
 def cancelling_sequence_inputs() -> Tensors:
-    input, weights, bias, h_0, c_0 = cancelling_inputs(16, 64, 128)
+    input, weights, bias, h_0, c_0 = cancelling_inputs(16, 16, 128)
     return input.expand(3, -1, -1).clone(), h_0, c_0, weights, bias
 
 

@@ -44,12 +44,16 @@ struct CellBackward {
   T* grad_bias;
 };
 
-// By the tensor cores of Hopper GPUs (lltm_tensor_kernel.cu, lltm_tensor_backward_kernel.cu), for 16-bit types and, in
-// TF32, float. For at most kTensorRows rows that start at chunks of 16 bytes; old_h's are of whole 128 bytes.
-constexpr int64_t kTensorRows = 128;
+// By the tensor cores of Hopper GPUs (lltm_tensor_kernel.cu, lltm_tensor_backward_kernel.cu,
+// lltm_tf32_backward_kernel.cu), for 16-bit types and, in TF32, float. For rows that start at chunks of 16 bytes;
+// old_h's are of whole 128 bytes.
 template <class T>
 Error launch_on_tensor_cores(const CellForward<T>& arguments, cudaStream_t stream);
+// The same in strict float32, without tensor cores.
+Error launch_in_float32(const CellForward<float>& arguments, cudaStream_t stream);
 template <class T>
 Error launch_on_tensor_cores(const CellBackward<T>& arguments, cudaStream_t stream);
+template <>
+Error launch_on_tensor_cores(const CellBackward<float>& arguments, cudaStream_t stream);
 
 }  // namespace extops::cuda

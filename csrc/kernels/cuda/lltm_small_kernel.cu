@@ -2,6 +2,7 @@
 // is at its worst there, and what counts is how many loads are in flight and how few kernels there are.
 //
 // X stands for [old_h | input], which is never made: a column below state_size is old_h's, the others are input's.
+
 #include "../lltm.h"
 #include "lltm_problem.cuh"
 
@@ -10,12 +11,22 @@ namespace extops::cuda {
 
 // ---- forward: a warp computes one unit for a few rows; its lanes share the columns of X ----
 
-constexpr int kForwardRows = 2;
 constexpr int kForwardWarps = 4;
-constexpr int kForwardDepth = 6;  // columns that a lane loads before it uses the first
 
-template <class T>
+// A lane loads `kDepth` vectors of neighbouring columns before it uses the first.
+template <int kRows_, int kVector_, int kDepth_>
+struct SmallForwardTile {
+  static constexpr int kRows = kRows_;
+  static constexpr int kVector = kVector_;
+  static constexpr int kDepth = kDepth_;
+};
+
+template <class T, class Tile>
 __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T> in) {
+  constexpr int kForwardRows = Tile::kRows;
+  constexpr int kForwardDepth = Tile::kDepth;
+  constexpr int kVector = Tile::kVector;
+  using V = Vector<T, kVector>;
   using C = typename Compute<T>::type;
   const Sizes sizes = in.sizes;
   // Nothing is written where something is read: without this the compiler orders loads and stores. Only where they are
@@ -46,23 +57,23 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T>
   }
 
   C sums[kForwardRows][3] = {};
-  for (int k0 = lane; k0 < columns; k0 += 32 * kForwardDepth) {
-    C w[kForwardDepth][3];
-    C x[kForwardDepth][kForwardRows];
+  for (int k0 = lane * kVector; k0 < columns; k0 += 32 * kVector * kForwardDepth) {
+    V w[kForwardDepth][3] = {};
+    V x[kForwardDepth][kForwardRows] = {};
 #pragma unroll
     for (int d = 0; d < kForwardDepth; ++d) {
-      const int k = k0 + 32 * d;
+      const int k = k0 + 32 * kVector * d;
       const bool inside = k < columns;
 #pragma unroll
       for (int g = 0; g < 3; ++g) {
-        w[d][g] = inside ? load(weights[int64_t{g * state_size + unit} * columns + k]) : C(0);
+        if (inside) w[d][g] = *reinterpret_cast<const V*>(weights + int64_t{g * state_size + unit} * columns + k);
       }
 #pragma unroll
       for (int r = 0; r < kForwardRows; ++r) {
         const int64_t at = blockIdx.x * kForwardRows + r;
         const T* from =
             k < state_size ? old_h + at * state_size + k : input + at * sizes.input_features + (k - state_size);
-        x[d][r] = inside && at < sizes.batch ? load(*from) : C(0);
+        if (inside && at < sizes.batch) x[d][r] = *reinterpret_cast<const V*>(from);
       }
     }
 #pragma unroll
@@ -70,7 +81,10 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T>
 #pragma unroll
       for (int r = 0; r < kForwardRows; ++r) {
 #pragma unroll
-        for (int g = 0; g < 3; ++g) sums[r][g] += x[d][r] * w[d][g];
+        for (int g = 0; g < 3; ++g) {
+#pragma unroll
+          for (int i = 0; i < kVector; ++i) sums[r][g] += load(x[d][r].values[i]) * load(w[d][g].values[i]);
+        }
       }
     }
   }
@@ -96,6 +110,13 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T>
   const CellState<C> state = cell_forward<C, kIsHalf<T>>(load(rounded[0]), load(rounded[1]), load(rounded[2]), old_c);
   store(new_cell[cell], state.cell);
   store(new_h[cell], state.h);
+}
+
+template <class Tile, class T>
+Error launch_small(const CellForward<T>& in, cudaStream_t stream) {
+  const dim3 grid(ceil_div(in.sizes.batch, Tile::kRows), ceil_div(in.sizes.state_size, kForwardWarps));
+  launch(&lltm_kernel<T, Tile>, {grid, 32 * kForwardWarps}, stream, in);
+  return launch_error("lltm");
 }
 
 // ---- backward of the parameters: a block computes a few units' rows of grad_weights for some columns ----
@@ -251,10 +272,13 @@ struct Limits {
   int64_t columns;  // of X
   int64_t batch;
 };
-constexpr Limits kForwardLimits{13e6, 4e6, 8192, INT64_MAX};   // a warp goes through all columns
-constexpr Limits kBackwardLimits{130e6, 16e6, INT64_MAX, 64};  // a block goes through the whole batch
+constexpr Limits kForwardLimits{13e6, 4e6, 8192, INT64_MAX};    // a warp goes through all columns
+constexpr Limits kBackwardLimits{130e6, 16e6, INT64_MAX, 256};  // a block goes through the whole batch
 constexpr Limits kInputLimits{8e6, 0, INT64_MAX, INT64_MAX};
-constexpr double kTensorFrom = 4e6;  // from so many on our own kernels for tensor cores beat both
+constexpr double kRowLimit = 64e6;
+constexpr int64_t kFewRows = 16;
+constexpr double kHopperFrom = 4e6;   // from so many on our own kernels for Hopper beat both
+constexpr int64_t kHopperRows = 512;  // the most that was measured
 
 inline double multiplications(int64_t batch, int64_t input_features, int64_t state_size) {
   return 3.0 * batch * state_size * (state_size + input_features);
@@ -267,13 +291,31 @@ inline bool is_within(
          multiplications(batch, input_features, state_size) < most;
 }
 
+// What the kernels for Hopper take, and where they gain by it.
+inline bool is_for_hopper(int64_t bytes, int64_t batch, int64_t input_features, int64_t state_size) {
+  return batch <= kHopperRows && multiplications(batch, input_features, state_size) >= kHopperFrom &&
+         state_size * bytes % 128 == 0 && input_features * bytes % kChunkBytes == 0 && has_hopper_tensor_cores();
+}
+
 inline bool is_for_tensor_cores(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
   if (dtype == ScalarType::Float || dtype == ScalarType::Double) return false;
   // A library multiplies a single row in full precision.
   if (dtype == ScalarType::TF32 && batch == 1) return false;
-  const int64_t bytes = dtype == ScalarType::TF32 ? 4 : 2;
-  return batch <= kTensorRows && multiplications(batch, input_features, state_size) >= kTensorFrom &&
-         state_size * bytes % 128 == 0 && input_features * bytes % 16 == 0 && has_hopper_tensor_cores();
+  return is_for_hopper(dtype == ScalarType::TF32 ? 4 : 2, batch, input_features, state_size);
+}
+
+inline bool is_for_float32(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  return dtype == ScalarType::Float && batch > kFewRows && is_for_hopper(4, batch, input_features, state_size);
+}
+
+// A few rows' time is that of reading the weights, for which it suffices that a lane multiplies a vector of them. Also
+// where TF32 is allowed: it would gain nothing.
+inline bool is_for_few_rows(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  const bool is_half = dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
+  constexpr int64_t kFewColumns = 256;
+  const int64_t columns = state_size + input_features;
+  return columns <= kForwardLimits.columns && multiplications(1, input_features, state_size) < kRowLimit &&
+         (batch == 1 || (!is_half && batch <= kFewRows && columns >= kFewColumns));
 }
 
 inline Sizes make_sizes(int64_t batch, int64_t input_features, int64_t state_size) {
@@ -291,7 +333,11 @@ inline Error check_sizes(int64_t batch, int64_t input_features, int64_t state_si
 using namespace extops::cuda;
 
 int64_t extops_lltm_alignment_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  if (is_for_tensor_cores(dtype, batch, input_features, state_size)) return kChunkBytes;
+  if (is_for_few_rows(dtype, batch, input_features, state_size) ||
+      is_for_tensor_cores(dtype, batch, input_features, state_size) ||
+      is_for_float32(dtype, batch, input_features, state_size)) {
+    return kChunkBytes;
+  }
   return is_within(kForwardLimits, dtype, batch, input_features, state_size);
 }
 
@@ -324,15 +370,28 @@ Error extops_lltm_cuda(
         static_cast<T*>(new_h),
         static_cast<T*>(new_cell),
         static_cast<T*>(gates)};
+    // Few rows are bound by the bandwidth of the weights.
+    constexpr int kVector = kChunkBytes / sizeof(T);
+    if (is_for_few_rows(dtype, batch, input_features, state_size) && sizes.state_size % kVector == 0 &&
+        sizes.input_features % kVector == 0 && start_at_chunks({in.input, in.weights, in.old_h})) {
+      if (batch == 1) return launch_small<SmallForwardTile<1, kVector, 4>>(in, static_cast<cudaStream_t>(stream));
+      if constexpr (sizeof(T) >= 4) {
+        return launch_small<SmallForwardTile<4, kVector, 2>>(in, static_cast<cudaStream_t>(stream));
+      }
+    }
     if constexpr (!std::is_same_v<T, double>) {
       if (is_for_tensor_cores(dtype, batch, input_features, state_size) &&
           start_at_chunks({in.input, in.weights, in.old_h})) {
         return launch_on_tensor_cores(in, static_cast<cudaStream_t>(stream));
       }
     }
-    const dim3 grid(ceil_div(sizes.batch, kForwardRows), ceil_div(sizes.state_size, kForwardWarps));
-    launch(&lltm_kernel<T>, {grid, 32 * kForwardWarps}, static_cast<cudaStream_t>(stream), in);
-    return launch_error("lltm");
+    if constexpr (std::is_same_v<T, float>) {
+      if (is_for_float32(dtype, batch, input_features, state_size) &&
+          start_at_chunks({in.input, in.weights, in.old_h})) {
+        return launch_in_float32(in, static_cast<cudaStream_t>(stream));
+      }
+    }
+    return launch_small<SmallForwardTile<2, 1, 6>>(in, static_cast<cudaStream_t>(stream));
   });
 }
 
