@@ -21,7 +21,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from service import ROOT, ServiceError, baseline, errors_for_the_user, native_libraries, toolchain
+from service import (
+    ROOT,
+    ServiceError,
+    baseline,
+    errors_for_the_user,
+    memory_model,
+    native_libraries,
+    toolchain,
+)
 from service.matrix import Variant, load, release
 
 BUILD_INFO = "_build_info.json"
@@ -81,6 +89,8 @@ def build(
             f"compiling the libraries of {variant.name} failed: the messages above say where"
         )
     seconds = time.monotonic() - start
+    if toolkit:
+        memory_model.check(folder / f"{native_libraries().CUDA.name}.so")
     compile_report(variant).write_text(
         f"compiled {variant.name} in {seconds:.1f} s, up to {jobs} files at once\n"
     )

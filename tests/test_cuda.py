@@ -56,14 +56,14 @@ def forward_and_backward(operator: Operator, inputs: Tensors, towards: Tensors) 
 def test_cells_enough_for_wide_accesses(dtype: torch.dtype, state: int) -> None:
     """So many that a thread takes several neighbours, where rows begin at a multiple of them."""
     batch = 300
-    shapes = [(batch, 3 * state), (3 * state,), *[(batch, state)] * 3]
+    shapes = [(batch, 3 * state), *[(batch, state)] * 3]
     tensors = [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
-    products, bias, old_cell, *towards = tensors
-    new_h, new_cell = torch.ops.extops.lltm_cell(products, bias, old_cell)
-    found = torch.ops.extops.lltm_cell_backward(*towards, products, bias, new_cell)
+    gates, old_cell, *towards = tensors
+    new_h, new_cell = torch.ops.extops.lltm_cell(gates, old_cell)
+    found = torch.ops.extops.lltm_cell_backward(*towards, gates, new_cell)
 
-    leaves = [products.double().requires_grad_(), old_cell.double().requires_grad_()]
-    exact = extops.reference.lltm_cell(leaves[0], bias.double(), leaves[1])
+    leaves = [gates.double().requires_grad_(), old_cell.double().requires_grad_()]
+    exact = extops.reference.lltm_cell(*leaves)
     expected = torch.autograd.grad(exact, leaves, [tensor.double() for tensor in towards])
     tolerance = 16 * torch.finfo(dtype).eps
     for actual, value in zip((new_h, new_cell, *found), (*exact, *expected), strict=True):
@@ -362,11 +362,10 @@ def test_large_lltm() -> None:
     state = 1024
     batch = BOUNDARY // state + 3
     gates, old_cell = (huge(batch, size, dtype=torch.bfloat16) for size in (3 * state, state))
-    bias = gates.new_zeros(3 * state)
-    new_h, new_cell = torch.ops.extops.lltm_cell(gates, bias, old_cell)
+    new_h, new_cell = torch.ops.extops.lltm_cell(gates, old_cell)
     assert_rows_agree(pointwise, (new_h, new_cell), gates, old_cell, tolerance=2**-6)
     grad_h, grad_cell = (huge(batch, state, dtype=torch.bfloat16) for _ in range(2))
-    found = torch.ops.extops.lltm_cell_backward(grad_h, grad_cell, gates, bias, new_cell)
+    found = torch.ops.extops.lltm_cell_backward(grad_h, grad_cell, gates, new_cell)
     inputs = (grad_h, grad_cell, gates, old_cell)
     assert_rows_agree(pointwise_backward, found, *inputs, tolerance=2**-4)
 

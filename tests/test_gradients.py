@@ -480,10 +480,9 @@ def test_gradients_at_special_gates(device: str, dtype: torch.dtype) -> None:
 def test_gradients_at_zeros_of_either_sign(device: str, dtype: torch.dtype) -> None:
     """The slope of elu is 1 on both sides of its corner, and at it."""
     candidates = torch.tensor([0.0, -0.0] * 18, dtype=dtype, device=device).view(-1, 1)
-    products = torch.nn.functional.pad(candidates, (2, 0)).requires_grad_()
-    bias = products.new_full((3,), -0.0)  # adding it changes no zero's sign
-    _, new_cell = torch.ops.extops.lltm_cell(products, bias, torch.zeros_like(candidates))
-    (gradient,) = torch.autograd.grad(new_cell.sum(), products)
+    gates = torch.nn.functional.pad(candidates, (2, 0)).requires_grad_()
+    _, new_cell = torch.ops.extops.lltm_cell(gates, torch.zeros_like(candidates))
+    (gradient,) = torch.autograd.grad(new_cell.sum(), gates)
     expected = torch.tensor([0.0, 0.0, 0.5], dtype=dtype, device=device)  # the input gate is half
     assert torch.equal(gradient, expected.expand_as(gradient))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,11 +11,21 @@ import torch
 from torch import Tensor
 
 import extops
-from operators import LLTM, Tensors, assert_as_accurate_as_eager, gradients, lltm_inputs, upstream
+from operators import (
+    LLTM,
+    Tensors,
+    assert_as_accurate_as_eager,
+    by_device,
+    cancelling_inputs,
+    gradients,
+    lltm_inputs,
+    upstream,
+)
 
-# Batch, input features and state size, for each way in which the kernels for tensor cores split a problem up (the tiles
-# of the forward have 24, 32 or 40 units, those of the backward 64 or 128 rows and 128 or 256 columns), and what is left
-# over at its edges. In TF32 rows end at multiples of 4 and states at multiples of 32, in 16-bit types at twice as many.
+# Batch, input features and state size, for each way in which the kernels for Hopper split a problem up (the tiles of
+# the forward have 24, 32 or 40 units, in strict float32 16 or 32; those of the backward have 64 or 128 rows and 128 or
+# 256 columns), and what is left over at its edges. In float32 and TF32 rows end at multiples of 4 and states at
+# multiples of 32, in 16-bit types at twice as many.
 SIZES = {
     "units_of_24": (64, 512, 512),
     "units_of_32": (128, 1024, 1024),
@@ -26,8 +36,11 @@ SIZES = {
     "one_row_more": (65, 200, 448),
     "left_over": (37, 8, 832),
     "no_features": (100, 0, 576),
+    "vectors_of_few_rows": (7, 128, 512),
+    "many_rows": (300, 40, 320),
+    "many_rows_of_wide_tiles": (260, 1024, 1024),
 }
-PRECISIONS = ("bfloat16", "float16", "tf32")
+PRECISIONS = ("bfloat16", "float16", "tf32", "float32")
 
 by_size = pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
 by_precision = pytest.mark.parametrize("precision", PRECISIONS)
@@ -44,16 +57,26 @@ def tf32(allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def inputs_of(size: tuple[int, int, int], precision: str) -> Tensors:
+Make = Callable[[int, int, int], Tensors]
+
+
+def inputs_of(size: tuple[int, int, int], precision: str, make: Make = lltm_inputs) -> Tensors:
     dtype = torch.float32 if precision == "tf32" else getattr(torch, precision)
-    return tuple(tensor.to("cuda", dtype) for tensor in lltm_inputs(*size))
+    return tuple(tensor.to("cuda", dtype) for tensor in make(*size))
 
 
 @pytest.mark.gpu
-@by_precision
 @by_size
-def test_as_accurate_as_eager(size: tuple[int, int, int], precision: str) -> None:
-    inputs = inputs_of(size, precision)
+@pytest.mark.parametrize(
+    ("make", "precision"),
+    [
+        *((lltm_inputs, precision) for precision in PRECISIONS),
+        # TF32 stores products in float32.
+        *((cancelling_inputs, precision) for precision in ("bfloat16", "float16")),
+    ],
+)
+def test_as_accurate_as_eager(make: Make, size: tuple[int, int, int], precision: str) -> None:
+    inputs = inputs_of(size, precision, make)
     with tf32(allowed=precision == "tf32"):
         towards = upstream(LLTM(*inputs))
         results, found = gradients(LLTM.function, inputs, towards)
@@ -95,8 +118,86 @@ def test_tensors_that_start_between_chunks() -> None:
     for tensor, value in zip(moved, inputs, strict=True):
         tensor.copy_(value)
         assert tensor.data_ptr() % 16 != 0
-    for result, expected in zip(LLTM(*moved), LLTM(*inputs), strict=True):
-        torch.testing.assert_close(result, expected)
+    towards = upstream(LLTM(*inputs))
+    expected = flattened(gradients(LLTM.function, inputs, towards))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        actual = flattened(gradients(LLTM.function, moved, towards))
+        torch.cuda.synchronize()
+    torch.testing.assert_close(actual, expected)
+    if torch.cuda.get_device_capability() == (9, 0):
+        kernels = " ".join(event.key for event in profile.key_averages())
+        # Their 16-byte copies of tiles need an aligned copy first, which is far cheaper than other kernels.
+        assert "lltm_tensor_kernel" in kernels and "lltm_tensor_backward_kernel" in kernels
+
+
+def flattened(results_and_gradients: tuple[Tensors, Tensors]) -> Tensors:
+    results, found = results_and_gradients
+    return *(result.detach() for result in results), *found
+
+
+@pytest.mark.gpu
+@by_size
+def test_no_nan_becomes_infinite_in_tf32(size: tuple[int, int, int]) -> None:
+    """Not even those whose payload is in the bits that TF32 lacks."""
+    inputs = inputs_of(size, "tf32")
+    poisoned = torch.tensor(0x7F800001, dtype=torch.int32, device="cuda").view(torch.float32)
+    for name in ("old_h", "weights"):
+        spoilt = [tensor.clone() for tensor in inputs]
+        spoilt[LLTM.arguments.index(name)][0, 0] = poisoned
+        with tf32(allowed=True):
+            towards = upstream(LLTM(*inputs))
+            actual = flattened(gradients(LLTM.function, tuple(spoilt), towards))
+            expected = flattened(gradients(LLTM.reference, tuple(spoilt), towards))
+        for place, (ours, eager) in enumerate(zip(actual, expected, strict=True)):
+            assert torch.equal(ours.isnan(), eager.isnan()), (name, place)
+            assert not ours.isinf().any(), (name, place)
+
+
+@by_device
+def test_float16_products_beyond_its_range_that_the_bias_takes_back(device: str) -> None:
+    input, weights = torch.full((1, 2), 330.0), torch.zeros(12, 6)
+    weights[8:, 4:] = 100.0
+    bias = torch.tensor([-5.0, 0.0, -64000.0]).repeat_interleave(4)
+    state = torch.zeros(1, 4)
+    inputs = tuple(x.to(device, torch.float16) for x in (input, weights, bias, state, state))
+    results = LLTM(*inputs)
+    doubles = tuple(tensor.double() for tensor in inputs)
+    _, new_cell = LLTM.reference(*doubles)
+    torch.testing.assert_close(results[1].double(), new_cell, rtol=2e-3, atol=0)
+    _, found = gradients(LLTM.function, inputs, upstream(results))
+    assert all(gradient.isfinite().all() for gradient in found)
+
+
+@by_device
+@pytest.mark.parametrize("rows", [300, 5_000, 600_000])
+def test_sums_over_any_number_of_rows(rows: int, device: str) -> None:
+    """Equal rows, whose rounding errors do not cancel."""
+    row = (torch.tensor([x]) for x in (0.1, 0.3, 0.7))
+    input, old_h, old_cell = (x.to(device).expand(rows, 1).contiguous() for x in row)
+    weights, bias = torch.tensor([[0.3, -0.2]] * 3, device=device), torch.zeros(3, device=device)
+    inputs = input, weights, bias, old_h, old_cell
+    towards = tuple(torch.full_like(old_cell, x) for x in (0.9, 1.1))
+    _, actual = gradients(LLTM.function, inputs, towards)
+    _, eager = gradients(LLTM.reference, inputs, towards)
+    doubles = [tuple(x.double() for x in tensors) for tensors in (inputs, towards)]
+    _, exact = gradients(LLTM.reference, *doubles)
+    for name in ("weights", "bias"):
+        place = LLTM.arguments.index(name)
+        assert_as_accurate_as_eager(name, actual[place], eager[place], exact[place], LLTM.ulps)
+
+
+@by_device
+def test_sums_over_many_columns(device: str) -> None:
+    features = 8_000
+    inputs = tuple(
+        torch.full(shape, value, device=device)
+        for shape, value in (((4, features), 0.1), ((3, 1 + features), 0.0015), ((3,), 0.3))
+    )
+    inputs = *inputs, *(torch.zeros(4, 1, device=device) for _ in range(2))
+    exact = LLTM.reference(*(tensor.double() for tensor in inputs))
+    results = zip(LLTM.results, LLTM(*inputs), LLTM.reference(*inputs), exact, strict=True)
+    for name, actual, eager, right in results:
+        assert_as_accurate_as_eager(name, actual, eager, right, LLTM.ulps)
 
 
 def error(inputs: Tensors) -> float:

@@ -131,15 +131,13 @@ def check_parameters(
     check_shape(op, "bias", bias, (3 * state_size,), "[3*state_size]")
 
 
-def check_cell(op: str, products: Tensor, bias: Tensor, cell_name: str, cell: Tensor) -> None:
-    """``products`` [batch, 3 * state_size], ``bias`` [3 * state_size] and a cell state."""
+def check_cell(op: str, gates: Tensor, cell_name: str, cell: Tensor) -> None:
+    """``gates`` [batch, 3 * state_size] and a cell state."""
     check_tensor(op, cell_name, cell)
     check_dims(op, cell_name, cell, "batch, state_size")
-    check_matches(op, "products", products, cell_name, cell)
-    check_matches(op, "bias", bias, cell_name, cell)
+    check_matches(op, "gates", gates, cell_name, cell)
     batch, state_size = cell.shape
-    check_shape(op, "products", products, (batch, 3 * state_size), "[batch, 3*state_size]")
-    check_shape(op, "bias", bias, (3 * state_size,), "[3*state_size]")
+    check_shape(op, "gates", gates, (batch, 3 * state_size), "[batch, 3*state_size]")
 
 
 def check_cell_gradients(
@@ -161,17 +159,17 @@ def check_backward_inputs(op: str, input: Tensor, old_h: Tensor, new_cell: Tenso
     check_shape(op, "input", input, (new_cell.shape[0], input.shape[1]), "[batch, input_features]")
 
 
-def check_input_backward(op: str, grad_products: Tensor, weights: Tensor) -> None:
-    """``grad_products`` [batch, 3 * state_size] and the weights that it goes through."""
-    check_tensor(op, "grad_products", grad_products)
-    check_dims(op, "grad_products", grad_products, "batch, 3*state_size")
-    check_matches(op, "weights", weights, "grad_products", grad_products)
+def check_input_backward(op: str, grad_gates: Tensor, weights: Tensor) -> None:
+    """``grad_gates`` [batch, 3 * state_size] and the weights that it goes through."""
+    check_tensor(op, "grad_gates", grad_gates)
+    check_dims(op, "grad_gates", grad_gates, "batch, 3*state_size")
+    check_matches(op, "weights", weights, "grad_gates", grad_gates)
     check_dims(op, "weights", weights, "3*state_size, state_size + input_features")
-    gates = grad_products.shape[1]
-    if gates % 3 != 0 or weights.shape[0] != gates or weights.shape[1] < gates // 3:
+    columns = grad_gates.shape[1]
+    if columns % 3 != 0 or weights.shape[0] != columns or weights.shape[1] < columns // 3:
         raise RuntimeError(
             f"{op}: expected `weights` to have shape [3*state_size, state_size + input_features] with "
-            f"3*state_size = {gates}, but got {list(weights.shape)}"
+            f"3*state_size = {columns}, but got {list(weights.shape)}"
         )
 
 

@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_bool, c_char_p, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,15 +28,15 @@ _GRADIENTS = (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64)
 _ELEMENTWISE = (c_int32, c_int64, c_void_p, c_void_p)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "lltm_cell": (c_int32, c_int64, c_int64, *[c_void_p] * 5),
-    "lltm_cell_backward": (c_int32, c_int64, c_int64, *_GRADIENTS, *[c_void_p] * 5),
+    "lltm_cell_backward": (c_int32, c_int64, c_int64, *_GRADIENTS, *[c_void_p] * 4),
     "round_ste": _ELEMENTWISE,
     "elementwise_mult": _ELEMENTWISE,
     "elementwise_mult_backward": _ELEMENTWISE,
 }
-# The kernels for small problems; each with a function that tells where it is fast.
+# The kernels for small problems; each with a function that tells where it is fast, and for tensors of which alignment.
 _SMALL_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "lltm": (*_DTYPE_SIZES, *[c_void_p] * 8),
-    "lltm_backward": (*_DTYPE_SIZES, *_GRADIENTS, *[c_void_p] * 9),
+    "lltm_backward": (*_DTYPE_SIZES, *_GRADIENTS, *[c_void_p] * 8),
 }
 _SMALL_CUDA_SIGNATURES: dict[str, tuple[Any, ...]] = {
     **_SMALL_SIGNATURES,
@@ -80,19 +80,19 @@ class _Device:
             function = library[f"extops_{name}_{suffix}"]
             function.argtypes, function.restype = signature, c_char_p
             self.kernels[name] = function
-        self.predicates: dict[str, Callable[..., bool]] = {}
+        self.alignments: dict[str, Callable[..., int]] = {}
         for name in self.small_signatures:
-            predicate = library[f"extops_{name}_is_fast_{suffix}"]
-            predicate.argtypes, predicate.restype = _DTYPE_SIZES, c_bool
-            self.predicates[name] = predicate
+            function = library[f"extops_{name}_alignment_{suffix}"]
+            function.argtypes, function.restype = _DTYPE_SIZES, c_int64
+            self.alignments[name] = function
 
     def product_dtype(self, dtype: torch.dtype, allow_tf32: bool) -> int:
         """How to multiply, in the kernels' numbers."""
         return _TF32 if self.has_tf32 and allow_tf32 and dtype is torch.float32 else _DTYPES[dtype]
 
-    def is_fast(self, name: str, *dtype_and_sizes: int) -> bool:
-        """Whether the kernel ``name`` for small problems exists here and pays off."""
-        return name in self.predicates and self.predicates[name](*dtype_and_sizes)
+    def alignment(self, name: str, *dtype_and_sizes: int) -> int:
+        """0 where the kernel ``name`` for small problems does not exist or pay off, else what its tensors start at."""
+        return self.alignments[name](*dtype_and_sizes) if name in self.alignments else 0
 
     def run(self, name: str, like: Tensor, *arguments: Any) -> None:
         """Calls a kernel for the ``like.numel()`` elements of an output on the device of ``like``."""
@@ -180,15 +180,18 @@ def _lltm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     _checks.check_lltm("lltm", input, weights, bias, old_h, old_cell)
     problem = device.product_dtype(input.dtype, allow_tf32), *input.shape, old_h.shape[1]
-    if not device.is_fast("lltm", *problem):
-        products = torch.mm(torch.cat([old_h, input], dim=1), weights.t())
-        return *_lltm_cell(device, products, bias, old_cell), products
-    inputs = [x.contiguous() for x in (input, weights, bias, old_h, old_cell)]
+    if not (alignment := device.alignment("lltm", *problem)):
+        # The kernel adds the bias at no cost, but not where the product would be rounded before.
+        is_half = input.dtype.itemsize == 2
+        x = torch.cat([old_h, input], dim=1)
+        gates = torch.nn.functional.linear(x, weights, bias if is_half else None)
+        return *_run_cell(device, None if is_half else bias, gates, old_cell), gates
+    inputs = [_dense(x, alignment) for x in (input, weights, bias, old_h, old_cell)]
     new_h, new_cell = old_cell.new_empty(old_cell.shape), old_cell.new_empty(old_cell.shape)
-    products = old_cell.new_empty(len(input), 3 * old_h.shape[1])
-    tensors = *inputs, new_h, new_cell, products
+    gates = old_cell.new_empty(len(input), 3 * old_h.shape[1])
+    tensors = *inputs, new_h, new_cell, gates
     device.run_whole("lltm", old_cell, *problem, *_pointers(*tensors))
-    return new_h, new_cell, products
+    return new_h, new_cell, gates
 
 
 def _lltm_backward(
@@ -196,31 +199,28 @@ def _lltm_backward(
     grad_h: Tensor | None,
     grad_cell: Tensor | None,
     input: Tensor,
-    bias: Tensor,
     old_h: Tensor,
-    products: Tensor,
+    gates: Tensor,
     new_cell: Tensor,
     *,
     allow_tf32: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     op = "lltm_backward"
-    _checks.check_cell(op, products, bias, "new_cell", new_cell)
+    _checks.check_cell(op, gates, "new_cell", new_cell)
     _checks.check_cell_gradients(op, grad_h, grad_cell, new_cell)
     _checks.check_backward_inputs(op, input, old_h, new_cell)
     (batch, features), state_size = input.shape, new_cell.shape[1]
-    problem = device.product_dtype(products.dtype, allow_tf32), batch, features, state_size
-    if not device.is_fast(op, *problem):
-        grad_products, grad_old_cell = _lltm_cell_backward(
-            device, grad_h, grad_cell, products, bias, new_cell
-        )
-        grad_weights = torch.mm(grad_products.t(), torch.cat([old_h, input], dim=1))
-        return grad_products, grad_old_cell, grad_weights, grad_products.sum(0)
-    inputs = [x.contiguous() for x in (input, bias, old_h, products, new_cell)]
+    problem = device.product_dtype(gates.dtype, allow_tf32), batch, features, state_size
+    if not (alignment := device.alignment(op, *problem)):
+        grad_gates, grad_old_cell = _lltm_cell_backward(device, grad_h, grad_cell, gates, new_cell)
+        grad_weights = torch.mm(grad_gates.t(), torch.cat([old_h, input], dim=1))
+        return grad_gates, grad_old_cell, grad_weights, grad_gates.sum(0)
+    inputs = [_dense(x, alignment) for x in (input, old_h, gates, new_cell)]
     grads = (
-        products.new_empty(batch, 3 * state_size),
-        products.new_empty(batch, state_size),
-        products.new_empty(3 * state_size, state_size + features),
-        products.new_empty(3 * state_size),
+        gates.new_empty(batch, 3 * state_size),
+        gates.new_empty(batch, state_size),
+        gates.new_empty(3 * state_size, state_size + features),
+        gates.new_empty(3 * state_size),
     )
     upstream = *_gradient(grad_h), *_gradient(grad_cell)
     pointers = _pointers(*inputs, *grads)
@@ -229,29 +229,38 @@ def _lltm_backward(
 
 
 def _lltm_input_backward(
-    device: _Device, grad_products: Tensor, weights: Tensor
+    device: _Device, grad_gates: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
     op = "lltm_input_backward"
-    _checks.check_input_backward(op, grad_products, weights)
-    batch, state_size = grad_products.shape[0], grad_products.shape[1] // 3
+    _checks.check_input_backward(op, grad_gates, weights)
+    batch, state_size = grad_gates.shape[0], grad_gates.shape[1] // 3
     features = weights.shape[1] - state_size
-    if not device.is_fast(op, _DTYPES[weights.dtype], batch, features, state_size):
+    if not device.alignment(op, _DTYPES[weights.dtype], batch, features, state_size):
         of_h, of_input = weights.split([state_size, features], dim=1)
-        return torch.mm(grad_products, of_h), torch.mm(grad_products, of_input)
+        return torch.mm(grad_gates, of_h), torch.mm(grad_gates, of_input)
     grads = weights.new_empty(batch, state_size), weights.new_empty(batch, features)
-    pointers = _pointers(grad_products.contiguous(), weights.contiguous(), *grads)
-    device.run_whole(op, grad_products, batch, features, state_size, *pointers)
+    pointers = _pointers(grad_gates.contiguous(), weights.contiguous(), *grads)
+    device.run_whole(op, grad_gates, batch, features, state_size, *pointers)
     return grads
 
 
-def _lltm_cell(
-    device: _Device, products: Tensor, bias: Tensor, old_cell: Tensor
+def _lltm_cell(device: _Device, gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+    _checks.check_cell("lltm_cell", gates, "old_cell", old_cell)
+    return _run_cell(device, None, gates.contiguous(), old_cell)
+
+
+def _run_cell(
+    device: _Device, bias: Tensor | None, gates: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor]:
-    _checks.check_cell("lltm_cell", products, bias, "old_cell", old_cell)
-    inputs = [x.contiguous() for x in (products, bias, old_cell)]
+    """Adds the bias, where there is one, to the gates first."""
+    bias = None if bias is None else bias.contiguous()
+    old_cell = old_cell.contiguous()
     new_h, new_cell = old_cell.new_empty(old_cell.shape), old_cell.new_empty(old_cell.shape)
-    pointers = _pointers(*inputs, new_h, new_cell)
-    device.run("lltm_cell", old_cell, _DTYPES[products.dtype], *old_cell.shape, *pointers)
+    pointers = (
+        None if bias is None else bias.data_ptr(),
+        *_pointers(gates, old_cell, new_h, new_cell),
+    )
+    device.run("lltm_cell", old_cell, _DTYPES[gates.dtype], *old_cell.shape, *pointers)
     return new_h, new_cell
 
 
@@ -259,18 +268,17 @@ def _lltm_cell_backward(
     device: _Device,
     grad_h: Tensor | None,
     grad_cell: Tensor | None,
-    products: Tensor,
-    bias: Tensor,
+    gates: Tensor,
     new_cell: Tensor,
 ) -> tuple[Tensor, Tensor]:
     op = "lltm_cell_backward"
-    _checks.check_cell(op, products, bias, "new_cell", new_cell)
+    _checks.check_cell(op, gates, "new_cell", new_cell)
     _checks.check_cell_gradients(op, grad_h, grad_cell, new_cell)
-    inputs = [x.contiguous() for x in (products, bias, new_cell)]
-    grads = products.new_empty(products.shape), new_cell.new_empty(new_cell.shape)
+    inputs = [x.contiguous() for x in (gates, new_cell)]
+    grads = gates.new_empty(gates.shape), new_cell.new_empty(new_cell.shape)
     upstream = *_gradient(grad_h), *_gradient(grad_cell)
     pointers = _pointers(*inputs, *grads)
-    device.run(op, new_cell, _DTYPES[products.dtype], *new_cell.shape, *upstream, *pointers)
+    device.run(op, new_cell, _DTYPES[gates.dtype], *new_cell.shape, *upstream, *pointers)
     return grads
 
 
@@ -300,6 +308,13 @@ def _elementwise_mult_backward(
     grads = torch.empty_like(a), torch.empty_like(b)
     _elementwise(device, "elementwise_mult_backward", *grads, grad_output, a, b)
     return grads
+
+
+def _dense(tensor: Tensor, alignment: int) -> Tensor:
+    """The elements one after another from a multiple of ``alignment`` bytes on, in place or in a copy."""
+    if tensor.is_contiguous() and tensor.data_ptr() % alignment == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _pointers(*tensors: Tensor) -> list[int]:

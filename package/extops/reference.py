@@ -11,26 +11,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def lltm_cell(products: Tensor, bias: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
-    """The pointwise part of :func:`lltm`, from ``products`` = [old_h | input] weights^T, [B, 3S]."""
-    input_gate, output_gate, candidate = (products + bias).chunk(3, dim=1)
-    return _states(input_gate, output_gate, candidate, old_cell)
+def lltm_gates(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor) -> Tensor:
+    """The pre-activations of :func:`lltm`, [old_h | input] weights^T + bias, [B, 3S]."""
+    return F.linear(torch.cat([old_h, input], dim=1), weights, bias)
+
+
+def lltm_cell(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+    """The pointwise part of :func:`lltm`, from its gates before their activations."""
+    input_gate, output_gate, candidate = gates.chunk(3, dim=1)
+    new_cell = old_cell + F.elu(candidate) * torch.sigmoid(input_gate)
+    return torch.tanh(new_cell) * torch.sigmoid(output_gate), new_cell
 
 
 def lltm(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor]:
     """See :func:`extops.lltm`."""
-    gates = F.linear(torch.cat([old_h, input], dim=1), weights, bias)
-    input_gate, output_gate, candidate = gates.chunk(3, dim=1)
-    return _states(input_gate, output_gate, candidate, old_cell)
-
-
-def _states(
-    input_gate: Tensor, output_gate: Tensor, candidate: Tensor, old_cell: Tensor
-) -> tuple[Tensor, Tensor]:
-    new_cell = old_cell + F.elu(candidate) * torch.sigmoid(input_gate)
-    return torch.tanh(new_cell) * torch.sigmoid(output_gate), new_cell
+    return lltm_cell(lltm_gates(input, weights, bias, old_h), old_cell)
 
 
 def round_ste(input: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from extops import _checks
-from extops.ops.lltm import autocast, lltm_cell
+from extops.ops.lltm import autocast, lltm, lltm_cell
 
 _OP = "lltm_sequence"
 
@@ -20,7 +20,8 @@ def lltm_sequence(
     batch_first: bool = False,
     reverse: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """:func:`extops.lltm` at every step of a sequence; the input's part of the matrix product is done for all at once.
+    """:func:`extops.lltm` at every step of a sequence; in float32 and float64 the input's part of the matrix product is
+    done for all at once.
 
     Args:
         input: ``[T, B, I]``, or ``[B, T, I]`` with ``batch_first``.
@@ -47,11 +48,16 @@ def lltm_sequence(
         input = input.transpose(0, 1)
     state_size = h.shape[1]
     weights_h = weights[:, :state_size].t()
-    from_input = F.linear(input, weights[:, state_size:]).unbind(0)
+    # Not in 16-bit types: the input's part would be rounded before the hidden state's is added to it.
+    at_once = input.dtype.itemsize > 2
+    parts = (F.linear(input, weights[:, state_size:], bias) if at_once else input).unbind(0)
     outputs: list[Tensor] = []
-    steps = range(len(from_input))
+    steps = range(len(parts))
     for t in reversed(steps) if reverse else steps:
-        new_h, new_c = lltm_cell(torch.addmm(from_input[t], h, weights_h), bias, c)
+        if at_once:
+            new_h, new_c = lltm_cell(torch.addmm(parts[t], h, weights_h), c)
+        else:
+            new_h, new_c = lltm(parts[t], weights, bias, h, c)
         if lengths is None:
             h, c = new_h, new_c
             outputs.append(h)

@@ -35,6 +35,11 @@ Tensor call_aten(const char* name, const char* overload, const Arguments&... arg
 
 inline Tensor mm(const Tensor& a, const Tensor& b) { return call_aten("aten::mm", "", a, b); }
 
+// input * weights^T, and the bias added before the sum is rounded.
+inline Tensor linear(const Tensor& input, const Tensor& weights, const Tensor& bias) {
+  return call_aten("aten::linear", "", input, weights, std::optional(new_handle(bias)));
+}
+
 // input * weights^T
 inline Tensor linear(const Tensor& input, const Tensor& weights) {
   return call_aten("aten::linear", "", input, weights, std::nullopt);
@@ -56,8 +61,8 @@ inline Tensor sum_rows(const Tensor& matrix) {
   return call_aten("aten::sum", "dim_IntList", matrix, std::optional(std::vector<int64_t>{0}), false, std::nullopt);
 }
 
-inline Tensor contiguous(const Tensor& tensor) {
-  return call_aten("aten::contiguous", "", tensor, torch::headeronly::MemoryFormat::Contiguous);
+inline Tensor contiguous_copy(const Tensor& tensor) {
+  return call_aten("aten::clone", "", tensor, std::optional(torch::headeronly::MemoryFormat::Contiguous));
 }
 
 // A new tensor. Straight to the allocator: by way of the dispatcher, which looks its operators up by name, the results
@@ -87,12 +92,13 @@ inline Tensor allocate_like(const Tensor& like) {
   return call_aten("aten::empty_like", "", like, none, none, none, none, none);
 }
 
-// The elements of a tensor one after another, in place or in a copy.
+// The elements of a tensor one after another from a multiple of `alignment` bytes on, in place or in a copy.
 class Dense {
  public:
-  explicit Dense(const Tensor& tensor) : data_(nullptr) {
-    if (!tensor.is_contiguous()) copy_ = contiguous(tensor);
-    data_ = copy_.has_value() ? copy_->data() : tensor.data();
+  explicit Dense(const Tensor& tensor, int64_t alignment = 1) : data_(tensor.data()) {
+    if (tensor.is_contiguous() && reinterpret_cast<uintptr_t>(data_) % alignment == 0) return;
+    copy_ = contiguous_copy(tensor);
+    data_ = copy_->data();
   }
 
   const void* data() const { return data_; }

@@ -14,9 +14,9 @@ struct Cpu {
   static constexpr bool kHasSmallInputBackward = false;
   static constexpr bool kHasTf32 = false;
   static constexpr auto* lltm = &extops_lltm_cpu;
-  static constexpr auto* lltm_is_fast = &extops_lltm_is_fast_cpu;
+  static constexpr auto* lltm_alignment = &extops_lltm_alignment_cpu;
   static constexpr auto* lltm_backward = &extops_lltm_backward_cpu;
-  static constexpr auto* lltm_backward_is_fast = &extops_lltm_backward_is_fast_cpu;
+  static constexpr auto* lltm_backward_alignment = &extops_lltm_backward_alignment_cpu;
   static constexpr auto* lltm_cell = &extops_lltm_cell_cpu;
   static constexpr auto* lltm_cell_backward = &extops_lltm_cell_backward_cpu;
   static constexpr auto* round_ste = &extops_round_ste_cpu;

@@ -15,11 +15,11 @@ struct Cuda {
   static constexpr bool kHasSmallInputBackward = true;
   static constexpr bool kHasTf32 = true;
   static constexpr auto* lltm = &extops_lltm_cuda;
-  static constexpr auto* lltm_is_fast = &extops_lltm_is_fast_cuda;
+  static constexpr auto* lltm_alignment = &extops_lltm_alignment_cuda;
   static constexpr auto* lltm_backward = &extops_lltm_backward_cuda;
-  static constexpr auto* lltm_backward_is_fast = &extops_lltm_backward_is_fast_cuda;
+  static constexpr auto* lltm_backward_alignment = &extops_lltm_backward_alignment_cuda;
   static constexpr auto* lltm_input_backward = &extops_lltm_input_backward_cuda;
-  static constexpr auto* lltm_input_backward_is_fast = &extops_lltm_input_backward_is_fast_cuda;
+  static constexpr auto* lltm_input_backward_alignment = &extops_lltm_input_backward_alignment_cuda;
   static constexpr auto* lltm_cell = &extops_lltm_cell_cuda;
   static constexpr auto* lltm_cell_backward = &extops_lltm_cell_backward_cuda;
   static constexpr auto* round_ste = &extops_round_ste_cuda;

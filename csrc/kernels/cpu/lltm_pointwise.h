@@ -31,38 +31,47 @@ template <class Body>
 template <class T>
 class Gates {
  public:
-  [[gnu::always_inline]] Gates(const T* products, const T* bias, int64_t state_size)
-      : products_(products), bias_(bias), state_size_(state_size) {}
+  [[gnu::always_inline]] Gates(const T* gates, int64_t state_size) : gates_(gates), state_size_(state_size) {}
 
-  [[gnu::always_inline]] auto input_gate(int64_t j) const { return load(products_[j]) + load(bias_[j]); }
+  [[gnu::always_inline]] auto input_gate(int64_t j) const { return load(gates_[j]); }
   [[gnu::always_inline]] auto output_gate(int64_t j) const { return input_gate(state_size_ + j); }
   [[gnu::always_inline]] auto candidate(int64_t j) const { return input_gate(2 * state_size_ + j); }
 
  private:
-  const T* products_;
-  const T* bias_;
+  const T* gates_;
   int64_t state_size_;
 };
 
 template <class T>
+[[gnu::always_inline]] inline void add_bias(int64_t state_size, const T* bias, T* gates, int64_t count) {
+  for (int64_t gate = 0; gate < 3 * state_size; gate += state_size) {
+    const T* __restrict from = bias + gate;
+    T* __restrict to = gates + gate;
+    for (int64_t j = 0; j < count; ++j) store(to[j], load(to[j]) + load(from[j]));
+  }
+}
+
+// Adds the bias, where there is one, to the gates first.
+template <class T>
 [[gnu::always_inline]] inline void cell(
-    int64_t state_size, const T* products, const T* bias, const T* old_cell, T* new_h, T* new_cell, int64_t begin,
-    int64_t end) {
+    int64_t state_size, const T* bias, T* gates, const T* old_cell, T* new_h, T* new_cell, int64_t begin, int64_t end) {
   using C = typename Compute<T>::type;
   for_each_row_piece(
       state_size, begin, end, state_size,
       [&](int64_t first, int64_t row, int64_t column, int64_t count) __attribute__((always_inline)) {
-        const Gates<T> gates(products + row * 3 * state_size + column, bias + column, state_size);
+        T* const first_gate = gates + row * 3 * state_size + column;
+        if (bias != nullptr) add_bias(state_size, bias + column, first_gate, count);
+        const Gates<T> at(first_gate, state_size);
         const T* __restrict old_c = old_cell + first;
         T* __restrict h = new_h + first;
         T* __restrict c = new_cell + first;
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; ++j) {
-          const C z = gates.candidate(j);
+          const C z = at.candidate(j);
           const C elu = z < 0 ? expm1(z < 0 ? z : C(0)) : z;  // a zero keeps its sign
-          const C cell = load(old_c[j]) + elu * sigmoid<C>(gates.input_gate(j));
+          const C cell = load(old_c[j]) + elu * sigmoid<C>(at.input_gate(j));
           store(c[j], cell);
-          store(h[j], tanh(cell) * sigmoid<C>(gates.output_gate(j)));
+          store(h[j], tanh(cell) * sigmoid<C>(at.output_gate(j)));
         }
       });
 }
@@ -91,8 +100,8 @@ struct Gradient {
 
 template <class T>
 [[gnu::always_inline]] inline void cell_backward(
-    int64_t state_size, Gradient<T> grad_h, Gradient<T> grad_cell, const T* products, const T* bias, const T* new_cell,
-    T* grad_products, T* grad_old_cell, int64_t begin, int64_t end) {
+    int64_t state_size, Gradient<T> grad_h, Gradient<T> grad_cell, const T* gates, const T* new_cell, T* grad_gates,
+    T* grad_old_cell, int64_t begin, int64_t end) {
   using C = typename Compute<T>::type;
   constexpr int64_t kPiece = 256;  // upstream gradients pass through buffers that stay in the first-level cache
   C upstream_h[kPiece];
@@ -103,19 +112,19 @@ template <class T>
         grad_h.copy(row, column, count, upstream_h);
         grad_cell.copy(row, column, count, upstream_cell);
         const int64_t offset = row * 3 * state_size + column;
-        const Gates<T> gates(products + offset, bias + column, state_size);
+        const Gates<T> at(gates + offset, state_size);
         const T* __restrict cell = new_cell + first;
-        T* __restrict grad_input_gate = grad_products + offset;
+        T* __restrict grad_input_gate = grad_gates + offset;
         T* __restrict grad_output_gate = grad_input_gate + state_size;
         T* __restrict grad_candidate = grad_output_gate + state_size;
         T* __restrict grad_old_c = grad_old_cell + first;
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; ++j) {
-          const C z = gates.candidate(j);
+          const C z = at.candidate(j);
           const C tail = expm1(z > 0 ? C(0) : z);
           const C elu = z > 0 ? z : tail;
-          const C i = sigmoid<C>(gates.input_gate(j));
-          const C o = sigmoid<C>(gates.output_gate(j));
+          const C i = sigmoid<C>(at.input_gate(j));
+          const C o = sigmoid<C>(at.output_gate(j));
           const C tanh_cell = tanh<C>(load(cell[j]));
           const C dc = upstream_cell[j] + upstream_h[j] * o * (1 - tanh_cell * tanh_cell);
           store(grad_old_c[j], dc);

@@ -49,6 +49,32 @@ template <int kRows, int kVectors, int kBytes>
   }
 }
 
+// The same where `depth` may be long: float32 sums of a few terms are added up in float64, so that the error does not
+// grow with the number of terms.
+template <int kRows, int kVectors, int kBytes>
+[[gnu::always_inline]] inline void multiply_long_tile(
+    int64_t depth, const float* a, int64_t row_stride, int64_t depth_stride, const float* b, int64_t b_stride,
+    float* to, int64_t to_stride) {
+  constexpr int64_t kShort = 256;  // as long as a library's blocks
+  constexpr int64_t kBlock = 32;
+  constexpr int kWidth = kVectors * kBytes / static_cast<int>(sizeof(float));
+  if (depth <= kShort) {
+    multiply_tile<kRows, kVectors, kBytes>(depth, a, row_stride, depth_stride, b, b_stride, to, to_stride);
+    return;
+  }
+  double sums[kRows * kWidth] = {};
+  for (int64_t first = 0; first < depth; first += kBlock) {
+    float tile[kRows * kWidth];
+    multiply_tile<kRows, kVectors, kBytes>(
+        std::min(kBlock, depth - first), a + first * depth_stride, row_stride, depth_stride, b + first * b_stride,
+        b_stride, tile, kWidth);
+    for (int i = 0; i < kRows * kWidth; ++i) sums[i] += tile[i];
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kWidth; ++i) to[r * to_stride + i] = static_cast<float>(sums[r * kWidth + i]);
+  }
+}
+
 // Calls body(integral_constant rows, first) for tiles of kRows lines of the part. The last tile of a block overlaps the
 // one before rather than ending early; where there are too few lines for one tile, they come one by one.
 template <int kRows, class Body>
@@ -84,7 +110,7 @@ template <int kBytes>
     }
     for_each_tile<kLines>(sizes, part, [&](auto lines, int64_t line) __attribute__((always_inline)) {
       float tile[lines * kLanes];
-      multiply_tile<lines, 1, kBytes>(
+      multiply_long_tile<lines, 1, kBytes>(
           columns, weights + line * columns, columns, 1, transposed.data(), kLanes, tile, kLanes);
       for (int64_t r = 0; r < rows; ++r) {
         float* __restrict to = products + (first_row + r) * sizes.lines() + line;
@@ -94,10 +120,10 @@ template <int kBytes>
   }
 }
 
-// grad_weights = grad_products^T [old_h | input]. A vector holds neighbouring columns of one line.
+// grad_weights = grad_gates^T [old_h | input]. A vector holds neighbouring columns of one line.
 template <int kBytes>
 [[gnu::always_inline]] inline void multiply_gradients(
-    const Sizes& sizes, const Part& part, const float* input, const float* old_h, const float* grad_products,
+    const Sizes& sizes, const Part& part, const float* input, const float* old_h, const float* grad_gates,
     float* grad_weights) {
   constexpr int kLanes = kBytes / sizeof(float);
   constexpr int kLines = kBytes == 64 ? 8 : 4;
@@ -112,16 +138,16 @@ template <int kBytes>
     for (int64_t k = 0; k < sizes.input_features; ++k) to[k] = input[r * sizes.input_features + k];
   }
   for_each_tile<kLines>(sizes, part, [&](auto lines, int64_t line) __attribute__((always_inline)) {
-    const float* factors = grad_products + line;
+    const float* factors = grad_gates + line;
     float* to = grad_weights + line * columns;
     int64_t column = 0;
     for (; column + kVectors * kLanes <= columns; column += kVectors * kLanes) {
-      multiply_tile<lines, kVectors, kBytes>(
+      multiply_long_tile<lines, kVectors, kBytes>(
           sizes.batch, factors, 1, sizes.lines(), joined.data() + column, padded, to + column, columns);
     }
     for (; column < columns; column += kLanes) {
       float tile[lines * kLanes];
-      multiply_tile<lines, 1, kBytes>(
+      multiply_long_tile<lines, 1, kBytes>(
           sizes.batch, factors, 1, sizes.lines(), joined.data() + column, padded, tile, kLanes);
       const int64_t count = std::min<int64_t>(kLanes, columns - column);
       for (int l = 0; l < lines; ++l) std::copy_n(tile + l * kLanes, count, to + l * columns + column);
@@ -131,13 +157,13 @@ template <int kBytes>
 
 [[gnu::always_inline]] inline void sum_rows(const Sizes& sizes, const Part& part, const float* from, float* to) {
   const int64_t count = part.end - part.begin;
-  std::vector<float> sums(count);
+  std::vector<double> sums(count);
   for (int64_t line = part.begin; line < sizes.lines(); line += sizes.state_size) {
-    std::fill(sums.begin(), sums.end(), 0.f);
+    std::fill(sums.begin(), sums.end(), 0);
     for (int64_t r = 0; r < sizes.batch; ++r) {
       for (int64_t k = 0; k < count; ++k) sums[k] += from[r * sizes.lines() + line + k];
     }
-    std::copy(sums.begin(), sums.end(), to + line);
+    for (int64_t k = 0; k < count; ++k) to[line + k] = static_cast<float>(sums[k]);
   }
 }
 
@@ -167,30 +193,30 @@ bool is_small(ScalarType dtype, int64_t batch, int64_t input_features, int64_t s
 
 using namespace extops::cpu;
 
-bool extops_lltm_is_fast_cpu(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+int64_t extops_lltm_alignment_cpu(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
   return is_small(dtype, batch, input_features, state_size);
 }
 
-bool extops_lltm_backward_is_fast_cpu(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+int64_t extops_lltm_backward_alignment_cpu(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
   return is_small(dtype, batch, input_features, state_size);
 }
 
 Error extops_lltm_cpu(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
-    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* products,
-    int64_t begin, int64_t end) {
+    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* gates, int64_t begin,
+    int64_t end) {
   const Sizes sizes{batch, input_features, state_size};
   const Part part{begin, end};
   if (dtype != ScalarType::Float) return kOnlyFloat32;
   vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
     multiply_by_weights<bytes>(
         sizes, part, static_cast<const float*>(input), static_cast<const float*>(weights),
-        static_cast<const float*>(old_h), static_cast<float*>(products));
+        static_cast<const float*>(old_h), static_cast<float*>(gates));
     for (int64_t row = 0; row < batch; ++row) {
       cell(
-          state_size, static_cast<const float*>(products), static_cast<const float*>(bias),
-          static_cast<const float*>(old_cell), static_cast<float*>(new_h), static_cast<float*>(new_cell),
-          row * state_size + begin, row * state_size + end);
+          state_size, static_cast<const float*>(bias), static_cast<float*>(gates), static_cast<const float*>(old_cell),
+          static_cast<float*>(new_h), static_cast<float*>(new_cell), row * state_size + begin, row * state_size + end);
     }
   });
   return nullptr;
@@ -199,9 +225,8 @@ Error extops_lltm_cpu(
 Error extops_lltm_backward_cpu(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* grad_h,
     int64_t grad_h_row_stride, int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride,
-    int64_t grad_cell_column_stride, const void* input, const void* bias, const void* old_h, const void* products,
-    const void* new_cell, void* grad_products, void* grad_old_cell, void* grad_weights, void* grad_bias, int64_t begin,
-    int64_t end) {
+    int64_t grad_cell_column_stride, const void* input, const void* old_h, const void* gates, const void* new_cell,
+    void* grad_gates, void* grad_old_cell, void* grad_weights, void* grad_bias, int64_t begin, int64_t end) {
   const Sizes sizes{batch, input_features, state_size};
   const Part part{begin, end};
   if (dtype != ScalarType::Float) return kOnlyFloat32;
@@ -211,14 +236,14 @@ Error extops_lltm_backward_cpu(
   vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
     for (int64_t row = 0; row < batch; ++row) {
       cell_backward(
-          state_size, upstream_h, upstream_cell, static_cast<const float*>(products), static_cast<const float*>(bias),
-          static_cast<const float*>(new_cell), static_cast<float*>(grad_products), static_cast<float*>(grad_old_cell),
-          row * state_size + begin, row * state_size + end);
+          state_size, upstream_h, upstream_cell, static_cast<const float*>(gates), static_cast<const float*>(new_cell),
+          static_cast<float*>(grad_gates), static_cast<float*>(grad_old_cell), row * state_size + begin,
+          row * state_size + end);
     }
     multiply_gradients<bytes>(
         sizes, part, static_cast<const float*>(input), static_cast<const float*>(old_h),
-        static_cast<const float*>(grad_products), static_cast<float*>(grad_weights));
-    sum_rows(sizes, part, static_cast<const float*>(grad_products), static_cast<float*>(grad_bias));
+        static_cast<const float*>(grad_gates), static_cast<float*>(grad_weights));
+    sum_rows(sizes, part, static_cast<const float*>(grad_gates), static_cast<float*>(grad_bias));
   });
   return nullptr;
 }

@@ -12,15 +12,14 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "launch.cuh"
+
 namespace extops::cuda {
 
 constexpr int kTileRowBytes = 128;
 constexpr int kTileAlignment = 1024;
-constexpr int kChunkBytes = 16;
 constexpr int kWarpgroup = 128;  // threads
 
-template <class T>
-constexpr int kChunk = kChunkBytes / static_cast<int>(sizeof(T));
 template <class T>
 constexpr int kTileColumns = kTileRowBytes / static_cast<int>(sizeof(T));
 
@@ -130,6 +129,15 @@ __device__ inline uint64_t tile_descriptor(uint32_t address) {
   return uint64_t{(address & 0x3ffff) >> 4} | uint64_t{1} << 16 | (kBytesBetween8Rows >> 4) << 32 | uint64_t{1} << 62;
 }
 
+// How it finds the columns of tiles of `kRows` rows that follow each other, for sums along the columns.
+template <int kRows>
+__device__ inline uint64_t transposed_tile_descriptor(uint32_t address) {
+  constexpr uint64_t kBytesBetweenTiles = kRows * kTileRowBytes;
+  constexpr uint64_t kBytesBetween8Rows = 8 * kTileRowBytes;
+  return uint64_t{(address & 0x3ffff) >> 4} | (kBytesBetweenTiles >> 4) << 16 | (kBytesBetween8Rows >> 4) << 32 |
+         uint64_t{1} << 62;
+}
+
 // A macro, since a template cannot make operands of an instruction.
 #define EXTOPS_64_REGISTERS                                                                                         \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
@@ -143,11 +151,14 @@ __device__ inline uint64_t tile_descriptor(uint32_t address) {
       EXTOPS_8_OPERANDS(c, 32), EXTOPS_8_OPERANDS(c, 40), EXTOPS_8_OPERANDS(c, 48), EXTOPS_8_OPERANDS(c, 56)
 
 // result += a * b^T along 32 bytes of the rows, where a has 64 rows and b 128; float stands for TF32, whose further
-// bits are cut off. Between begin_products and wait_for_products; until then nobody may touch result.
-template <class T>
+// bits are cut off. Where `kTransposed`, which 16-bit types can be, a and b lie in memory as their transposes: the sum
+// runs along 16 rows of 64 and 128 columns. Between begin_products and wait_for_products; until then nobody may touch
+// result.
+template <class T, bool kTransposed>
 __device__ inline void add_product(Accumulator& result, uint64_t a, uint64_t b, bool adds) {
   float (&c)[64] = result.values;
   if constexpr (std::is_same_v<T, float>) {
+    static_assert(!kTransposed);
     asm volatile(
         "{\n.reg .pred adds;\nsetp.ne.b32 adds, %66, "
         "0;\nwgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 " EXTOPS_64_REGISTERS ";\n}"
@@ -156,16 +167,16 @@ __device__ inline void add_product(Accumulator& result, uint64_t a, uint64_t b, 
   } else if constexpr (std::is_same_v<T, __half>) {
     asm volatile(
         "{\n.reg .pred adds;\nsetp.ne.b32 adds, %66, "
-        "0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " EXTOPS_64_REGISTERS ", 0, 0;\n}"
+        "0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " EXTOPS_64_REGISTERS ", %67, %67;\n}"
         : EXTOPS_64_OPERANDS(c)
-        : "l"(a), "l"(b), "r"(static_cast<int>(adds)));
+        : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(kTransposed ? 1 : 0));
   } else {
     static_assert(std::is_same_v<T, __nv_bfloat16>);
     asm volatile(
         "{\n.reg .pred adds;\nsetp.ne.b32 adds, %66, "
-        "0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " EXTOPS_64_REGISTERS ", 0, 0;\n}"
+        "0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " EXTOPS_64_REGISTERS ", %67, %67;\n}"
         : EXTOPS_64_OPERANDS(c)
-        : "l"(a), "l"(b), "r"(static_cast<int>(adds)));
+        : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(kTransposed ? 1 : 0));
   }
 }
 
@@ -174,7 +185,20 @@ template <class T>
 __device__ inline void add_tile_product(Accumulator& result, uint32_t a, uint32_t b, bool adds) {
 #pragma unroll
   for (int bytes = 0; bytes < kTileRowBytes; bytes += 32) {
-    add_product<T>(result, tile_descriptor(a + bytes), tile_descriptor(b + bytes), adds || bytes > 0);
+    add_product<T, false>(result, tile_descriptor(a + bytes), tile_descriptor(b + bytes), adds || bytes > 0);
+  }
+}
+
+// The same along all of `kRows` rows: a is one tile of so many rows, b two of them, the columns side by side.
+template <class T, int kRows>
+__device__ inline void add_transposed_tile_product(Accumulator& result, uint32_t a, uint32_t b, bool adds) {
+  constexpr int kStep = 16;  // rows of one instruction
+#pragma unroll
+  for (int row = 0; row < kRows; row += kStep) {
+    const int bytes = row * kTileRowBytes;
+    add_product<T, true>(
+        result, transposed_tile_descriptor<kRows>(a + bytes), transposed_tile_descriptor<kRows>(b + bytes),
+        adds || row > 0);
   }
 }
 
@@ -200,5 +224,49 @@ __device__ inline void wait_for_products(Accumulator& result) {
 }
 
 #endif
+
+// ---- on the host: tensors as the copies see them ----
+
+// A function of the driver, which nothing here links; null where it has none of that name.
+template <class Function>
+Function driver_function(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+  const cudaError_t status = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
+#else
+  const cudaError_t status = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
+#endif
+  return status == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(function)
+                                                                        : nullptr;
+}
+
+template <class T>
+constexpr CUtensorMapDataType map_type(bool for_tensor_cores = true) {
+  if constexpr (std::is_same_v<T, float>) {
+    // TF32 is rounded as it is copied.
+    return for_tensor_cores ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  }
+  if constexpr (std::is_same_v<T, __half>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+constexpr Error kCannotDescribe =
+    "lltm: the CUDA driver cannot make tensor maps of the tensors (cuTensorMapEncodeTiled)";
+
+// Describes boxes of `box_rows` (of each of the tensor's matrices) by 128 bytes to the copies.
+template <class T, int kRank>
+bool describe(
+    CUtensorMap& map, CUtensorMapDataType type, const T* data, const cuuint64_t (&sizes)[kRank],
+    const cuuint64_t (&row_bytes)[kRank - 1], cuuint32_t box_rows) {
+  static const auto encode = driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
+  const cuuint32_t box[] = {kTileColumns<T>, box_rows, 3};
+  const cuuint32_t steps[] = {1, 1, 1};
+  return encode != nullptr &&
+         encode(
+             &map, type, kRank, const_cast<T*>(data), sizes, row_bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+}
 
 }  // namespace extops::cuda

@@ -104,7 +104,10 @@ void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stre
   cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-// Before anything is read or written that another kernel knows of. Then the kernel after this one may come, and wait.
+// Programmatic dependent launch: waits until what the kernel before wrote can be seen, then lets the kernel after this
+// one start. Comes before any access to memory that another kernel knows of. A kernel that calls it must not read by
+// non-coherent loads (`ld.global.nc`), which the memory model allows only for what no kernel writes meanwhile: so none
+// of its `const` pointers is `__restrict__`. service/memory_model.py checks that.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
@@ -137,10 +140,14 @@ inline bool has_hopper_tensor_cores() {
 #endif
 }
 
-// Whether copies of 16 bytes may start at each of these.
+// The widest access to memory, and what copies of tiles start at.
+constexpr int kChunkBytes = 16;
+
+// Whether copies of chunks may start at each of these.
 inline bool start_at_chunks(std::initializer_list<const void*> data) {
-  return std::all_of(
-      data.begin(), data.end(), [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; });
+  return std::all_of(data.begin(), data.end(), [](const void* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) % kChunkBytes == 0;
+  });
 }
 
 }  // namespace extops::cuda

@@ -27,38 +27,46 @@ struct Position {
 template <class T, int kVector>
 class Gates {
  public:
-  __device__ Gates(const T* products, const T* bias, int64_t state_size) {
+  __device__ Gates(const T* gates, int64_t state_size) {
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate) gates_[gate] = *reinterpret_cast<const V*>(gates + gate * state_size);
+  }
+
+  __device__ void add_bias(const T* bias, T* gates, int64_t state_size) {
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) {
-      products_[gate] = *reinterpret_cast<const Vector<T, kVector>*>(products + gate * state_size);
-      bias_[gate] = *reinterpret_cast<const Vector<T, kVector>*>(bias + gate * state_size);
+      const V from = *reinterpret_cast<const V*>(bias + gate * state_size);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) store(gates_[gate].values[j], at(gate, j) + load(from.values[j]));
+      *reinterpret_cast<V*>(gates + gate * state_size) = gates_[gate];
     }
   }
 
-  __device__ auto at(int gate, int j) const { return load(products_[gate].values[j]) + load(bias_[gate].values[j]); }
+  __device__ auto at(int gate, int j) const { return load(gates_[gate].values[j]); }
 
  private:
-  Vector<T, kVector> products_[3];
-  Vector<T, kVector> bias_[3];
+  using V = Vector<T, kVector>;
+  V gates_[3];
 };
 
 template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads) lltm_cell_kernel(
-    int64_t items, int64_t state_size, const T* __restrict__ products, const T* __restrict__ bias,
-    const T* __restrict__ old_cell, T* __restrict__ new_h, T* __restrict__ new_cell) {
+    int64_t items, int64_t state_size, const T* bias, T* gates, const T* old_cell, T* __restrict__ new_h,
+    T* __restrict__ new_cell) {
   using C = typename Compute<T>::type;
   using V = Vector<T, kVector>;
   wait_for_previous_kernel();
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += step) {
     const Position<kVector> at(item, state_size);
-    const Gates<T, kVector> gates(products + at.row * 3 * state_size + at.column, bias + at.column, state_size);
+    T* const first_gate = gates + at.row * 3 * state_size + at.column;
+    Gates<T, kVector> z(first_gate, state_size);
     const V old_c = *reinterpret_cast<const V*>(old_cell + item * kVector);
+    if (bias != nullptr) z.add_bias(bias + at.column, first_gate, state_size);
     V h, c;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      const CellState<C> state =
-          cell_forward<C, kIsHalf<T>>(gates.at(0, j), gates.at(1, j), gates.at(2, j), load(old_c.values[j]));
+      const CellState<C> state = cell_forward<C, kIsHalf<T>>(z.at(0, j), z.at(1, j), z.at(2, j), load(old_c.values[j]));
       store(c.values[j], state.cell);
       store(h.values[j], state.h);
     }
@@ -69,9 +77,8 @@ __global__ void __launch_bounds__(kThreads) lltm_cell_kernel(
 
 template <class T, int kVector>
 __global__ void __launch_bounds__(kThreads) lltm_cell_backward_kernel(
-    int64_t items, int64_t state_size, Gradient<T> grad_h, Gradient<T> grad_cell, const T* __restrict__ products,
-    const T* __restrict__ bias, const T* __restrict__ new_cell, T* __restrict__ grad_products,
-    T* __restrict__ grad_old_cell) {
+    int64_t items, int64_t state_size, Gradient<T> grad_h, Gradient<T> grad_cell, const T* gates, const T* new_cell,
+    T* __restrict__ grad_gates, T* __restrict__ grad_old_cell) {
   using C = typename Compute<T>::type;
   using V = Vector<T, kVector>;
   wait_for_previous_kernel();
@@ -79,22 +86,22 @@ __global__ void __launch_bounds__(kThreads) lltm_cell_backward_kernel(
   for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items; item += step) {
     const Position<kVector> at(item, state_size);
     const int64_t offset = at.row * 3 * state_size + at.column;
-    const Gates<T, kVector> gates(products + offset, bias + at.column, state_size);
+    const Gates<T, kVector> z(gates + offset, state_size);
     const V cell = *reinterpret_cast<const V*>(new_cell + item * kVector);
     V grad_input_gate, grad_output_gate, grad_candidate, grad_old_c;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
       const CellGradients<C> gradients = cell_backward<C, kIsHalf<T>>(
-          grad_h.at(at.row, at.column + j), grad_cell.at(at.row, at.column + j), gates.at(0, j), gates.at(1, j),
-          gates.at(2, j), load(cell.values[j]));
+          grad_h.at(at.row, at.column + j), grad_cell.at(at.row, at.column + j), z.at(0, j), z.at(1, j), z.at(2, j),
+          load(cell.values[j]));
       store(grad_input_gate.values[j], gradients.input_gate);
       store(grad_output_gate.values[j], gradients.output_gate);
       store(grad_candidate.values[j], gradients.candidate);
       store(grad_old_c.values[j], gradients.old_cell);
     }
-    *reinterpret_cast<V*>(grad_products + offset) = grad_input_gate;
-    *reinterpret_cast<V*>(grad_products + offset + state_size) = grad_output_gate;
-    *reinterpret_cast<V*>(grad_products + offset + 2 * state_size) = grad_candidate;
+    *reinterpret_cast<V*>(grad_gates + offset) = grad_input_gate;
+    *reinterpret_cast<V*>(grad_gates + offset + state_size) = grad_output_gate;
+    *reinterpret_cast<V*>(grad_gates + offset + 2 * state_size) = grad_candidate;
     *reinterpret_cast<V*>(grad_old_cell + item * kVector) = grad_old_c;
   }
 }
@@ -121,17 +128,17 @@ void with_vector_width(
 using namespace extops::cuda;
 
 Error extops_lltm_cell_cuda(
-    ScalarType dtype, int64_t batch, int64_t state_size, const void* products, const void* bias, const void* old_cell,
+    ScalarType dtype, int64_t batch, int64_t state_size, const void* bias, void* gates, const void* old_cell,
     void* new_h, void* new_cell, void* stream) {
   const int64_t elements = batch * state_size;
   if (elements == 0) return nullptr;
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
-    with_vector_width<T>(elements, state_size, {products, bias, old_cell, new_h, new_cell}, [&](auto width) {
+    with_vector_width<T>(elements, state_size, {bias, gates, old_cell, new_h, new_cell}, [&](auto width) {
       const int64_t items = elements / width;
       launch(
           &lltm_cell_kernel<T, width>, {blocks_for(items), kThreads}, static_cast<cudaStream_t>(stream), items,
-          state_size, static_cast<const T*>(products), static_cast<const T*>(bias), static_cast<const T*>(old_cell),
+          state_size, static_cast<const T*>(bias), static_cast<T*>(gates), static_cast<const T*>(old_cell),
           static_cast<T*>(new_h), static_cast<T*>(new_cell));
     });
     return launch_error("lltm_cell");
@@ -141,23 +148,20 @@ Error extops_lltm_cell_cuda(
 Error extops_lltm_cell_backward_cuda(
     ScalarType dtype, int64_t batch, int64_t state_size, const void* grad_h, int64_t grad_h_row_stride,
     int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride, int64_t grad_cell_column_stride,
-    const void* products, const void* bias, const void* new_cell, void* grad_products, void* grad_old_cell,
-    void* stream) {
+    const void* gates, const void* new_cell, void* grad_gates, void* grad_old_cell, void* stream) {
   const int64_t elements = batch * state_size;
   if (elements == 0) return nullptr;
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
     const Gradient<T> upstream_h{static_cast<const T*>(grad_h), grad_h_row_stride, grad_h_column_stride};
     const Gradient<T> upstream_cell{static_cast<const T*>(grad_cell), grad_cell_row_stride, grad_cell_column_stride};
-    with_vector_width<T>(
-        elements, state_size, {products, bias, new_cell, grad_products, grad_old_cell}, [&](auto width) {
-          const int64_t items = elements / width;
-          launch(
-              &lltm_cell_backward_kernel<T, width>, {blocks_for(items), kThreads}, static_cast<cudaStream_t>(stream),
-              items, state_size, upstream_h, upstream_cell, static_cast<const T*>(products),
-              static_cast<const T*>(bias), static_cast<const T*>(new_cell), static_cast<T*>(grad_products),
-              static_cast<T*>(grad_old_cell));
-        });
+    with_vector_width<T>(elements, state_size, {gates, new_cell, grad_gates, grad_old_cell}, [&](auto width) {
+      const int64_t items = elements / width;
+      launch(
+          &lltm_cell_backward_kernel<T, width>, {blocks_for(items), kThreads}, static_cast<cudaStream_t>(stream), items,
+          state_size, upstream_h, upstream_cell, static_cast<const T*>(gates), static_cast<const T*>(new_cell),
+          static_cast<T*>(grad_gates), static_cast<T*>(grad_old_cell));
+    });
     return launch_error("lltm_cell_backward");
   });
 }

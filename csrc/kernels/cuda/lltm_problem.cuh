@@ -26,7 +26,7 @@ struct CellForward {
   const T* old_cell;
   T* new_h;
   T* new_cell;
-  T* products;
+  T* gates;
 };
 
 template <class T>
@@ -35,22 +35,25 @@ struct CellBackward {
   Gradient<T> grad_h;
   Gradient<T> grad_cell;
   const T* input;
-  const T* bias;
   const T* old_h;
-  const T* products;
+  const T* gates;
   const T* new_cell;
-  T* grad_products;
+  T* grad_gates;
   T* grad_old_cell;
   T* grad_weights;
   T* grad_bias;
 };
 
-// By the tensor cores of Hopper GPUs (lltm_tensor_kernel.cu, lltm_tensor_backward_kernel.cu), for 16-bit types and, in
-// TF32, float. For at most kTensorRows rows that start at chunks of 16 bytes; old_h's are of whole 128 bytes.
-constexpr int64_t kTensorRows = 128;
+// By the tensor cores of Hopper GPUs (lltm_tensor_kernel.cu, lltm_tensor_backward_kernel.cu,
+// lltm_tf32_backward_kernel.cu), for 16-bit types and, in TF32, float. For rows that start at chunks of 16 bytes;
+// old_h's are of whole 128 bytes.
 template <class T>
 Error launch_on_tensor_cores(const CellForward<T>& arguments, cudaStream_t stream);
+// The same in strict float32, without tensor cores.
+Error launch_in_float32(const CellForward<float>& arguments, cudaStream_t stream);
 template <class T>
 Error launch_on_tensor_cores(const CellBackward<T>& arguments, cudaStream_t stream);
+template <>
+Error launch_on_tensor_cores(const CellBackward<float>& arguments, cudaStream_t stream);
 
 }  // namespace extops::cuda

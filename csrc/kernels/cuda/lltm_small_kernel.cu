@@ -2,6 +2,7 @@
 // is at its worst there, and what counts is how many loads are in flight and how few kernels there are.
 //
 // X stands for [old_h | input], which is never made: a column below state_size is old_h's, the others are input's.
+
 #include "../lltm.h"
 #include "lltm_problem.cuh"
 
@@ -10,19 +11,30 @@ namespace extops::cuda {
 
 // ---- forward: a warp computes one unit for a few rows; its lanes share the columns of X ----
 
-constexpr int kForwardRows = 2;
 constexpr int kForwardWarps = 4;
-constexpr int kForwardDepth = 6;  // columns that a lane loads before it uses the first
 
-template <class T>
+// A lane loads `kDepth` vectors of neighbouring columns before it uses the first.
+template <int kRows_, int kVector_, int kDepth_>
+struct SmallForwardTile {
+  static constexpr int kRows = kRows_;
+  static constexpr int kVector = kVector_;
+  static constexpr int kDepth = kDepth_;
+};
+
+template <class T, class Tile>
 __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T> in) {
+  constexpr int kForwardRows = Tile::kRows;
+  constexpr int kForwardDepth = Tile::kDepth;
+  constexpr int kVector = Tile::kVector;
+  using V = Vector<T, kVector>;
   using C = typename Compute<T>::type;
   const Sizes sizes = in.sizes;
-  // Nothing is written where something is read: without this the compiler orders loads and stores.
-  const T* __restrict__ const input = in.input;
-  const T* __restrict__ const weights = in.weights;
-  const T* __restrict__ const old_h = in.old_h;
-  T* __restrict__ const products = in.products;
+  // Nothing is written where something is read: without this the compiler orders loads and stores. Only where they are
+  // written, since `__restrict__` on what is read allows non-coherent loads: see wait_for_previous_kernel.
+  const T* const input = in.input;
+  const T* const weights = in.weights;
+  const T* const old_h = in.old_h;
+  T* __restrict__ const gates = in.gates;
   T* __restrict__ const new_h = in.new_h;
   T* __restrict__ const new_cell = in.new_cell;
   wait_for_previous_kernel();
@@ -45,23 +57,23 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T>
   }
 
   C sums[kForwardRows][3] = {};
-  for (int k0 = lane; k0 < columns; k0 += 32 * kForwardDepth) {
-    C w[kForwardDepth][3];
-    C x[kForwardDepth][kForwardRows];
+  for (int k0 = lane * kVector; k0 < columns; k0 += 32 * kVector * kForwardDepth) {
+    V w[kForwardDepth][3] = {};
+    V x[kForwardDepth][kForwardRows] = {};
 #pragma unroll
     for (int d = 0; d < kForwardDepth; ++d) {
-      const int k = k0 + 32 * d;
+      const int k = k0 + 32 * kVector * d;
       const bool inside = k < columns;
 #pragma unroll
       for (int g = 0; g < 3; ++g) {
-        w[d][g] = inside ? load(weights[int64_t{g * state_size + unit} * columns + k]) : C(0);
+        if (inside) w[d][g] = *reinterpret_cast<const V*>(weights + int64_t{g * state_size + unit} * columns + k);
       }
 #pragma unroll
       for (int r = 0; r < kForwardRows; ++r) {
         const int64_t at = blockIdx.x * kForwardRows + r;
         const T* from =
             k < state_size ? old_h + at * state_size + k : input + at * sizes.input_features + (k - state_size);
-        x[d][r] = inside && at < sizes.batch ? load(*from) : C(0);
+        if (inside && at < sizes.batch) x[d][r] = *reinterpret_cast<const V*>(from);
       }
     }
 #pragma unroll
@@ -69,7 +81,10 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T>
 #pragma unroll
       for (int r = 0; r < kForwardRows; ++r) {
 #pragma unroll
-        for (int g = 0; g < 3; ++g) sums[r][g] += x[d][r] * w[d][g];
+        for (int g = 0; g < 3; ++g) {
+#pragma unroll
+          for (int i = 0; i < kVector; ++i) sums[r][g] += load(x[d][r].values[i]) * load(w[d][g].values[i]);
+        }
       }
     }
   }
@@ -88,14 +103,20 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T>
     C sum = sums[0][g];
 #pragma unroll
     for (int r = 1; r < kForwardRows; ++r) sum = lane == r ? sums[r][g] : sum;
-    store(rounded[g], sum);
-    products[int64_t{row} * 3 * state_size + g * state_size + unit] = rounded[g];
+    store(rounded[g], sum + gate_bias[g]);
+    gates[int64_t{row} * 3 * state_size + g * state_size + unit] = rounded[g];
   }
-  // From the products as they are stored, so that the backward sees the same gates.
-  const CellState<C> state = cell_forward<C, kIsHalf<T>>(
-      load(rounded[0]) + gate_bias[0], load(rounded[1]) + gate_bias[1], load(rounded[2]) + gate_bias[2], old_c);
+  // From the gates as they are stored, so that the backward sees the same ones.
+  const CellState<C> state = cell_forward<C, kIsHalf<T>>(load(rounded[0]), load(rounded[1]), load(rounded[2]), old_c);
   store(new_cell[cell], state.cell);
   store(new_h[cell], state.h);
+}
+
+template <class Tile, class T>
+Error launch_small(const CellForward<T>& in, cudaStream_t stream) {
+  const dim3 grid(ceil_div(in.sizes.batch, Tile::kRows), ceil_div(in.sizes.state_size, kForwardWarps));
+  launch(&lltm_kernel<T, Tile>, {grid, 32 * kForwardWarps}, stream, in);
+  return launch_error("lltm");
 }
 
 // ---- backward of the parameters: a block computes a few units' rows of grad_weights for some columns ----
@@ -103,10 +124,10 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T>
 constexpr int kBackwardUnits = 4;
 constexpr int kBackwardRows = 64;  // of the batch, in shared memory at a time
 
-// Fills `shared` with the gradients of some rows of products as they are stored, rounded to T; the first column of
+// Fills `shared` with the gradients of some rows of gates as they are stored, rounded to T; the first column of
 // blocks stores them.
 template <class T, class C>
-__device__ void load_product_gradients(
+__device__ void load_gate_gradients(
     const CellBackward<T>& in, int first_row, int first_unit, C (&shared)[kBackwardRows][3][kBackwardUnits]) {
   const int state_size = in.sizes.state_size;
   for (int item = threadIdx.x; item < kBackwardRows * kBackwardUnits; item += blockDim.x) {
@@ -119,15 +140,14 @@ __device__ void load_product_gradients(
       const int64_t at = int64_t{row} * 3 * state_size + unit;
       const int64_t cell = int64_t{row} * state_size + unit;
       C gates[3];
-      for (int g = 0; g < 3; ++g)
-        gates[g] = load(in.products[at + g * state_size]) + load(in.bias[g * state_size + unit]);
+      for (int g = 0; g < 3; ++g) gates[g] = load(in.gates[at + g * state_size]);
       const CellGradients<C> gradients = cell_backward<C, kIsHalf<T>>(
           in.grad_h.at(row, unit), in.grad_cell.at(row, unit), gates[0], gates[1], gates[2], load(in.new_cell[cell]));
       store(rounded[0], gradients.input_gate);
       store(rounded[1], gradients.output_gate);
       store(rounded[2], gradients.candidate);
       if (blockIdx.x == 0) {
-        for (int g = 0; g < 3; ++g) in.grad_products[at + g * state_size] = rounded[g];
+        for (int g = 0; g < 3; ++g) in.grad_gates[at + g * state_size] = rounded[g];
         store(in.grad_old_cell[cell], gradients.old_cell);
       }
     } else {
@@ -154,7 +174,7 @@ __global__ void __launch_bounds__(kThreads) lltm_backward_kernel(CellBackward<T>
   C bias_sum = 0;
   for (int first_row = 0; first_row < in.sizes.batch; first_row += kBackwardRows) {
     __syncthreads();
-    load_product_gradients(in, first_row, first_unit, gradients);
+    load_gate_gradients(in, first_row, first_unit, gradients);
     __syncthreads();
     const int rows = min(in.sizes.batch - first_row, kBackwardRows);
     if (k < columns) {
@@ -195,15 +215,17 @@ constexpr int kInputWarps = 16;
 constexpr int kInputDepth = 8;  // lines of weights that a lane loads before it uses the first
 
 __global__ void __launch_bounds__(32 * kInputWarps) lltm_input_backward_kernel(
-    Sizes sizes, const float* __restrict__ grad_products, const float* __restrict__ weights,
-    float* __restrict__ grad_old_h, float* __restrict__ grad_input) {
+    Sizes sizes, const float* grad_gates, const float* weights, float* __restrict__ grad_old_h,
+    float* __restrict__ grad_input) {
   __shared__ float partial[kInputWarps][kInputRows][32];
   wait_for_previous_kernel();
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int columns = sizes.columns();
-  const int k = blockIdx.y * 32 + lane;
-  const int first_row = blockIdx.x * kInputRows;
+  // In one dimension of the grid: the others end at 65535.
+  const int column_blocks = (columns + 31) / 32;
+  const int k = static_cast<int>(blockIdx.x) % column_blocks * 32 + lane;
+  const int first_row = static_cast<int>(blockIdx.x) / column_blocks * kInputRows;
   const int lines = 3 * sizes.state_size;
   float sums[kInputRows] = {};
   for (int line0 = warp; line0 < lines; line0 += kInputWarps * kInputDepth) {
@@ -216,7 +238,7 @@ __global__ void __launch_bounds__(32 * kInputWarps) lltm_input_backward_kernel(
 #pragma unroll
       for (int r = 0; r < kInputRows; ++r) {
         const bool inside = line < lines && first_row + r < sizes.batch;
-        gradients[d][r] = inside ? grad_products[int64_t{first_row + r} * lines + line] : 0.f;
+        gradients[d][r] = inside ? grad_gates[int64_t{first_row + r} * lines + line] : 0.f;
       }
     }
 #pragma unroll
@@ -247,12 +269,16 @@ __global__ void __launch_bounds__(32 * kInputWarps) lltm_input_backward_kernel(
 struct Limits {
   double strict_float32;
   double others;
+  int64_t columns;  // of X
   int64_t batch;
 };
-constexpr Limits kForwardLimits{13e6, 4e6, INT64_MAX};
-constexpr Limits kBackwardLimits{130e6, 16e6, 64};  // a block goes through the whole batch
-constexpr Limits kInputLimits{8e6, 0, INT64_MAX};
-constexpr double kTensorFrom = 4e6;  // from so many on our own kernels for tensor cores beat both
+constexpr Limits kForwardLimits{13e6, 4e6, 8192, INT64_MAX};    // a warp goes through all columns
+constexpr Limits kBackwardLimits{130e6, 16e6, INT64_MAX, 256};  // a block goes through the whole batch
+constexpr Limits kInputLimits{8e6, 0, INT64_MAX, INT64_MAX};
+constexpr double kRowLimit = 64e6;
+constexpr int64_t kFewRows = 16;
+constexpr double kHopperFrom = 4e6;   // from so many on our own kernels for Hopper beat both
+constexpr int64_t kHopperRows = 512;  // the most that was measured
 
 inline double multiplications(int64_t batch, int64_t input_features, int64_t state_size) {
   return 3.0 * batch * state_size * (state_size + input_features);
@@ -261,16 +287,35 @@ inline double multiplications(int64_t batch, int64_t input_features, int64_t sta
 inline bool is_within(
     const Limits& limits, ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
   const double most = dtype == ScalarType::Float ? limits.strict_float32 : limits.others;
-  return batch <= limits.batch && multiplications(batch, input_features, state_size) < most;
+  return batch <= limits.batch && state_size + input_features <= limits.columns &&
+         multiplications(batch, input_features, state_size) < most;
+}
+
+// What the kernels for Hopper take, and where they gain by it.
+inline bool is_for_hopper(int64_t bytes, int64_t batch, int64_t input_features, int64_t state_size) {
+  return batch <= kHopperRows && multiplications(batch, input_features, state_size) >= kHopperFrom &&
+         state_size * bytes % 128 == 0 && input_features * bytes % kChunkBytes == 0 && has_hopper_tensor_cores();
 }
 
 inline bool is_for_tensor_cores(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
   if (dtype == ScalarType::Float || dtype == ScalarType::Double) return false;
   // A library multiplies a single row in full precision.
   if (dtype == ScalarType::TF32 && batch == 1) return false;
-  const int64_t bytes = dtype == ScalarType::TF32 ? 4 : 2;
-  return batch <= kTensorRows && multiplications(batch, input_features, state_size) >= kTensorFrom &&
-         state_size * bytes % 128 == 0 && input_features * bytes % 16 == 0 && has_hopper_tensor_cores();
+  return is_for_hopper(dtype == ScalarType::TF32 ? 4 : 2, batch, input_features, state_size);
+}
+
+inline bool is_for_float32(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  return dtype == ScalarType::Float && batch > kFewRows && is_for_hopper(4, batch, input_features, state_size);
+}
+
+// A few rows' time is that of reading the weights, for which it suffices that a lane multiplies a vector of them. Also
+// where TF32 is allowed: it would gain nothing.
+inline bool is_for_few_rows(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  const bool is_half = dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
+  constexpr int64_t kFewColumns = 256;
+  const int64_t columns = state_size + input_features;
+  return columns <= kForwardLimits.columns && multiplications(1, input_features, state_size) < kRowLimit &&
+         (batch == 1 || (!is_half && batch <= kFewRows && columns >= kFewColumns));
 }
 
 inline Sizes make_sizes(int64_t batch, int64_t input_features, int64_t state_size) {
@@ -287,25 +332,29 @@ inline Error check_sizes(int64_t batch, int64_t input_features, int64_t state_si
 
 using namespace extops::cuda;
 
-bool extops_lltm_is_fast_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  return is_within(kForwardLimits, dtype, batch, input_features, state_size) ||
-         is_for_tensor_cores(dtype, batch, input_features, state_size);
+int64_t extops_lltm_alignment_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  if (is_for_few_rows(dtype, batch, input_features, state_size) ||
+      is_for_tensor_cores(dtype, batch, input_features, state_size) ||
+      is_for_float32(dtype, batch, input_features, state_size)) {
+    return kChunkBytes;
+  }
+  return is_within(kForwardLimits, dtype, batch, input_features, state_size);
 }
 
-bool extops_lltm_backward_is_fast_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  return is_within(kBackwardLimits, dtype, batch, input_features, state_size) ||
-         is_for_tensor_cores(dtype, batch, input_features, state_size);
+int64_t extops_lltm_backward_alignment_cuda(
+    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+  if (is_for_tensor_cores(dtype, batch, input_features, state_size)) return kChunkBytes;
+  return is_within(kBackwardLimits, dtype, batch, input_features, state_size);
 }
 
-bool extops_lltm_input_backward_is_fast_cuda(
+int64_t extops_lltm_input_backward_alignment_cuda(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
   return is_within(kInputLimits, dtype, batch, input_features, state_size);
 }
 
 Error extops_lltm_cuda(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
-    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* products,
-    void* stream) {
+    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* gates, void* stream) {
   if (batch * state_size == 0) return nullptr;
   if (const Error error = check_sizes(batch, input_features, state_size)) return error;
   const Sizes sizes = make_sizes(batch, input_features, state_size);
@@ -320,24 +369,37 @@ Error extops_lltm_cuda(
         static_cast<const T*>(old_cell),
         static_cast<T*>(new_h),
         static_cast<T*>(new_cell),
-        static_cast<T*>(products)};
+        static_cast<T*>(gates)};
+    // Few rows are bound by the bandwidth of the weights.
+    constexpr int kVector = kChunkBytes / sizeof(T);
+    if (is_for_few_rows(dtype, batch, input_features, state_size) && sizes.state_size % kVector == 0 &&
+        sizes.input_features % kVector == 0 && start_at_chunks({in.input, in.weights, in.old_h})) {
+      if (batch == 1) return launch_small<SmallForwardTile<1, kVector, 4>>(in, static_cast<cudaStream_t>(stream));
+      if constexpr (sizeof(T) >= 4) {
+        return launch_small<SmallForwardTile<4, kVector, 2>>(in, static_cast<cudaStream_t>(stream));
+      }
+    }
     if constexpr (!std::is_same_v<T, double>) {
       if (is_for_tensor_cores(dtype, batch, input_features, state_size) &&
           start_at_chunks({in.input, in.weights, in.old_h})) {
         return launch_on_tensor_cores(in, static_cast<cudaStream_t>(stream));
       }
     }
-    const dim3 grid(ceil_div(sizes.batch, kForwardRows), ceil_div(sizes.state_size, kForwardWarps));
-    launch(&lltm_kernel<T>, {grid, 32 * kForwardWarps}, static_cast<cudaStream_t>(stream), in);
-    return launch_error("lltm");
+    if constexpr (std::is_same_v<T, float>) {
+      if (is_for_float32(dtype, batch, input_features, state_size) &&
+          start_at_chunks({in.input, in.weights, in.old_h})) {
+        return launch_in_float32(in, static_cast<cudaStream_t>(stream));
+      }
+    }
+    return launch_small<SmallForwardTile<2, 1, 6>>(in, static_cast<cudaStream_t>(stream));
   });
 }
 
 Error extops_lltm_backward_cuda(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* grad_h,
     int64_t grad_h_row_stride, int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride,
-    int64_t grad_cell_column_stride, const void* input, const void* bias, const void* old_h, const void* products,
-    const void* new_cell, void* grad_products, void* grad_old_cell, void* grad_weights, void* grad_bias, void* stream) {
+    int64_t grad_cell_column_stride, const void* input, const void* old_h, const void* gates, const void* new_cell,
+    void* grad_gates, void* grad_old_cell, void* grad_weights, void* grad_bias, void* stream) {
   if (state_size == 0) return nullptr;
   if (const Error error = check_sizes(batch, input_features, state_size)) return error;
   const Sizes sizes = make_sizes(batch, input_features, state_size);
@@ -348,17 +410,16 @@ Error extops_lltm_backward_cuda(
         {static_cast<const T*>(grad_h), grad_h_row_stride, grad_h_column_stride},
         {static_cast<const T*>(grad_cell), grad_cell_row_stride, grad_cell_column_stride},
         static_cast<const T*>(input),
-        static_cast<const T*>(bias),
         static_cast<const T*>(old_h),
-        static_cast<const T*>(products),
+        static_cast<const T*>(gates),
         static_cast<const T*>(new_cell),
-        static_cast<T*>(grad_products),
+        static_cast<T*>(grad_gates),
         static_cast<T*>(grad_old_cell),
         static_cast<T*>(grad_weights),
         static_cast<T*>(grad_bias)};
     if constexpr (!std::is_same_v<T, double>) {
       if (is_for_tensor_cores(dtype, batch, input_features, state_size) &&
-          start_at_chunks({in.input, in.old_h, in.grad_products, in.grad_weights})) {
+          start_at_chunks({in.input, in.old_h, in.grad_gates, in.grad_weights})) {
         return launch_on_tensor_cores(in, static_cast<cudaStream_t>(stream));
       }
     }
@@ -369,15 +430,15 @@ Error extops_lltm_backward_cuda(
 }
 
 Error extops_lltm_input_backward_cuda(
-    int64_t batch, int64_t input_features, int64_t state_size, const void* grad_products, const void* weights,
+    int64_t batch, int64_t input_features, int64_t state_size, const void* grad_gates, const void* weights,
     void* grad_old_h, void* grad_input, void* stream) {
   if (batch * (state_size + input_features) == 0) return nullptr;
   if (const Error error = check_sizes(batch, input_features, state_size)) return error;
   const Sizes sizes = make_sizes(batch, input_features, state_size);
-  const dim3 grid(ceil_div(sizes.batch, kInputRows), ceil_div(sizes.columns(), 32));
+  const unsigned grid = ceil_div(sizes.batch, kInputRows) * ceil_div(sizes.columns(), 32);
   launch(
       &lltm_input_backward_kernel, {grid, 32 * kInputWarps}, static_cast<cudaStream_t>(stream), sizes,
-      static_cast<const float*>(grad_products), static_cast<const float*>(weights), static_cast<float*>(grad_old_h),
+      static_cast<const float*>(grad_gates), static_cast<const float*>(weights), static_cast<float*>(grad_old_h),
       static_cast<float*>(grad_input));
   return launch_error("lltm_input_backward");
 }

@@ -1,12 +1,10 @@
-// The LLTM cell by the tensor cores of Hopper GPUs, product and pointwise part in one kernel: in 16-bit types, and in
-// float32 where TF32 is allowed. A library's product is followed by a kernel that reads back what it wrote, and
-// preceded by one that joins old_h and input.
+// The LLTM cell on Hopper GPUs, product and pointwise part in one kernel: by tensor cores (wgmma) in 16-bit types and
+// in float32 where TF32 is allowed, by ordinary multiply-adds (FFMA) in strict float32. A library's product is followed
+// by a kernel that reads back what it wrote, and preceded by one that joins old_h and input.
 //
-// A cluster of blocks computes some units for 64 rows. Its blocks share the columns of X = [old_h | input], which is
-// never made; then each adds up the partial sums of some rows and finishes them. Sums are in float32 and always in the
-// same order.
-#include <dlfcn.h>
-
+// A cluster of blocks computes some units for 64 rows (split-K): each block has some K tiles of X = [old_h | input],
+// which is never made; then each adds up the partial sums of some rows and finishes them. Sums are in float32 and
+// always in the same order.
 #include "../lltm.h"
 #include "hopper.cuh"
 #include "lltm_problem.cuh"
@@ -18,14 +16,20 @@ constexpr int kTileRows = 64;
 constexpr int kWarpRows = kTileRows / (kWarpgroup / 32);
 constexpr unsigned kMaxShares = kTileRows / kWarpRows;  // of a sum; a larger cluster costs more than it saves
 
-template <int kUnits_, int kThreads_, int kCellsAtOnce_>
+enum class Math { kTensorCores, kFloat32 };
+
+template <Math kMath_, int kUnits_, int kThreads_, int kCellsAtOnce_>
 struct ForwardTile {
+  static constexpr Math kMath = kMath_;
   static constexpr int kUnits = kUnits_;
-  static constexpr int kThreads = kThreads_;  // one warpgroup multiplies, the next one's first thread sees to copies
+  // Of a busy multiprocessor, relative to others of the same math: in float32 wide tiles load less for each product.
+  static constexpr double kSpeed = kMath == Math::kFloat32 && kUnits == 16 ? 0.64 : 1;
+  static constexpr int kMultipliers = kMath == Math::kTensorCores ? kWarpgroup : 256;
+  static constexpr int kThreads = kThreads_;          // the first multiply, and the one after them issues the copies
   static constexpr int kCellsAtOnce = kCellsAtOnce_;  // that a thread finishes
   static constexpr int kStages = 6;                   // steps of the sum that are in shared memory at a time
   static constexpr int kLines = 3 * kUnits;
-  static constexpr int kPitch = kLines % 32 == 0 ? kLines + 8 : kLines;  // no two of four rows of sums meet in a bank
+  static constexpr int kPitch = kLines % 16 == 0 ? kLines + 8 : kLines;  // no two of four rows of sums meet in a bank
   static constexpr int kRowsBytes = kTileRows * kTileRowBytes;
   static constexpr int kStageBytes = kRowsBytes + kLines * kTileRowBytes;
   static constexpr int kPartialBytes = kTileRows * kPitch * static_cast<int>(sizeof(float));
@@ -33,7 +37,7 @@ struct ForwardTile {
 
   static_assert(kLines <= 128 && kStageBytes % kTileAlignment == 0);
   static_assert(kPartialBytes <= kStages * kStageBytes);
-  static_assert((128 - kLines) * kTileRowBytes <= kPartialBytes);  // products read beyond the lines
+  static_assert(kMath == Math::kFloat32 || (128 - kLines) * kTileRowBytes <= kPartialBytes);  // read beyond the lines
   static_assert(kPitch % 32 == 8 || kPitch % 32 == 24);
 };
 
@@ -90,6 +94,11 @@ __device__ void copy_steps(
   }
 }
 
+template <class Tile>
+__device__ void sync_multipliers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(Tile::kMultipliers) : "memory");
+}
+
 template <class T, class Tile>
 __device__ void multiply_steps(
     const ForwardShare<T, Tile>& share, uint32_t stages, ForwardBarriers<Tile::kStages>& barriers, Accumulator& sums) {
@@ -139,6 +148,104 @@ __device__ void send_sums(
   barrier.arrive();
 }
 
+// What a thread holds of the sums in strict float32. Shared memory hands a lane 16 bytes in the time of four
+// multiply-adds, so that each loaded chunk must meet many others: a lane has every eighth row and every fourth of its
+// warp's lines, whose chunks lie in all banks. Four warps have a quarter of the lines each; four more do so for the
+// other half of each K tile.
+template <class Tile>
+struct Float32Sums {
+  static constexpr int kRows = kTileRows / 8;
+  static constexpr int kLines = Tile::kLines / 16;
+  float values[kRows][kLines] = {};
+
+  __device__ static int row(int i) { return i * 8 + threadIdx.x % 32 / 4; }
+  __device__ static int line(int j) { return threadIdx.x / 32 % 4 * (Tile::kLines / 4) + j * 4 + threadIdx.x % 4; }
+  __device__ static bool is_second_half() { return threadIdx.x >= Tile::kMultipliers / 2; }
+};
+
+// Chunk number `chunk` of a row of a tile in shared memory.
+__device__ inline float4 load_chunk(uint32_t tile, int row, int chunk) {
+  float4 values;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
+               : "r"(tile + row * kTileRowBytes + (chunk ^ row % 8) * kChunkBytes));
+  return values;
+}
+
+template <class T, class Tile>
+__device__ void multiply_steps(
+    const ForwardShare<T, Tile>& share, uint32_t stages, ForwardBarriers<Tile::kStages>& barriers,
+    Float32Sums<Tile>& sums) {
+  using Sums = Float32Sums<Tile>;
+  static_assert(Tile::kLines % 16 == 0);
+  constexpr int kChunks = kTileRowBytes / kChunkBytes;
+#pragma unroll 1
+  for (int step = 0; step < share.steps; ++step) {
+    const int stage = step % Tile::kStages;
+    barriers.full[stage].wait(step / Tile::kStages);
+    const uint32_t rows = stages + stage * Tile::kStageBytes;
+    const int first = Sums::is_second_half() * kChunks / 2;
+#pragma unroll
+    for (int i = 0; i < kChunks / 2; ++i) {
+      const int chunk = first + i;
+      float4 x[Sums::kRows];
+      float4 w[Sums::kLines];
+#pragma unroll
+      for (int i = 0; i < Sums::kRows; ++i) x[i] = load_chunk(rows, Sums::row(i), chunk);
+#pragma unroll
+      for (int j = 0; j < Sums::kLines; ++j) w[j] = load_chunk(rows + Tile::kRowsBytes, Sums::line(j), chunk);
+#pragma unroll
+      for (int i = 0; i < Sums::kRows; ++i) {
+#pragma unroll
+        for (int j = 0; j < Sums::kLines; ++j) {
+          float& sum = sums.values[i][j];
+          sum = fmaf(x[i].x, w[j].x, sum);
+          sum = fmaf(x[i].y, w[j].y, sum);
+          sum = fmaf(x[i].z, w[j].z, sum);
+          sum = fmaf(x[i].w, w[j].w, sum);
+        }
+      }
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barriers.empty[stage].arrive();
+  }
+}
+
+// The same for sums in strict float32, after the two halves of them were added.
+template <class T, class Tile>
+__device__ void send_sums(
+    const ForwardShare<T, Tile>& share, const Float32Sums<Tile>& sums, float* partial, float* received,
+    Barrier& barrier) {
+  using Sums = Float32Sums<Tile>;
+  const auto place_of = [&](int row) {
+    return received + (share.index * share.own_rows + row % share.own_rows) * Tile::kPitch;
+  };
+  const auto for_each_sum = [&](auto function) {
+#pragma unroll
+    for (int i = 0; i < Sums::kRows; ++i) {
+      const int row = Sums::row(i);
+      float* const line = row / share.own_rows == share.index ? place_of(row) : partial + row * Tile::kPitch;
+#pragma unroll
+      for (int j = 0; j < Sums::kLines; ++j) function(line[Sums::line(j)], sums.values[i][j]);
+    }
+  };
+  if (Sums::is_second_half()) for_each_sum([](float& place, float sum) { place = sum; });
+  sync_multipliers<Tile>();
+  if (!Sums::is_second_half()) for_each_sum([](float& place, float sum) { place += sum; });
+  publish_to_async_units();
+  sync_multipliers<Tile>();
+  constexpr int kGroups = kTileRows / kWarpRows;
+  if (threadIdx.x % (Tile::kMultipliers / kGroups) != 0) return;
+  const int row = threadIdx.x / (Tile::kMultipliers / kGroups) * kWarpRows;
+  const int owner = row / share.own_rows;
+  if (owner != share.index) {
+    constexpr int kBytes = kWarpRows * Tile::kPitch * static_cast<int>(sizeof(float));
+    const uint32_t from = shared_address(partial + row * Tile::kPitch);
+    copy_to_block(shared_address(place_of(row)), from, kBytes, barrier, owner);
+  }
+  barrier.arrive();
+}
+
 // One of the cells that a block finishes.
 template <class T>
 struct ForwardCell {
@@ -159,6 +266,7 @@ struct ForwardCell {
     old_cell = load(in.old_cell[int64_t{row} * in.sizes.state_size + unit]);
   }
 
+  template <bool kFast>
   __device__ void finish(const CellForward<T>& in, const float (&sums)[3]) const {
     if (!exists) return;
     const int state_size = in.sizes.state_size;
@@ -166,11 +274,11 @@ struct ForwardCell {
 #pragma unroll
     for (int g = 0; g < 3; ++g) {
       T rounded;
-      store(rounded, sums[g]);
-      in.products[(int64_t{row} * 3 + g) * state_size + unit] = rounded;
-      gates[g] = load(rounded) + bias[g];  // as the backward will see it
+      store(rounded, sums[g] + bias[g]);
+      in.gates[(int64_t{row} * 3 + g) * state_size + unit] = rounded;
+      gates[g] = load(rounded);  // as the backward will see it
     }
-    const CellState<float> state = cell_forward<float, kFastMath>(gates[0], gates[1], gates[2], old_cell);
+    const CellState<float> state = cell_forward<float, kFast>(gates[0], gates[1], gates[2], old_cell);
     store(in.new_cell[int64_t{row} * state_size + unit], state.cell);
     store(in.new_h[int64_t{row} * state_size + unit], state.h);
   }
@@ -199,7 +307,7 @@ __device__ void finish_cells(
       }
     }
 #pragma unroll
-    for (int i = 0; i < kCells; ++i) cells[i].finish(in, sums[i]);
+    for (int i = 0; i < kCells; ++i) cells[i].template finish<Tile::kMath == Math::kTensorCores>(in, sums[i]);
   }
 }
 
@@ -219,24 +327,24 @@ __global__ void __launch_bounds__(Tile::kThreads)
     prefetch(maps.weights);
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       barriers.full[stage].initialize(1);
-      barriers.empty[stage].initialize(kWarpgroup / 32);
+      barriers.empty[stage].initialize(Tile::kMultipliers / 32);
     }
-    barriers.sums.initialize(1 + kWarpgroup / 32);
+    barriers.sums.initialize(1 + kTileRows / kWarpRows);
     Barrier::publish();
     barriers.sums.arrive_expecting(Tile::kPartialBytes / share.blocks * (share.blocks - 1));
   }
   __syncthreads();
   arrive_at_cluster();
   wait_for_previous_kernel();
-  if (threadIdx.x < kWarpgroup) {
-    Accumulator sums;
+  if (threadIdx.x < Tile::kMultipliers) {
+    std::conditional_t<Tile::kMath == Math::kTensorCores, Accumulator, Float32Sums<Tile>> sums;
     multiply_steps<T, Tile>(share, shared_address(shared), barriers, sums);
     // Partial sums go where other warps may still be reading, and to blocks that must have begun.
-    asm volatile("bar.sync 1, %0;" ::"n"(kWarpgroup) : "memory");
+    sync_multipliers<Tile>();
     wait_for_cluster();
     send_sums<T, Tile>(share, sums, reinterpret_cast<float*>(shared), received, barriers.sums);
   } else {
-    if (threadIdx.x == kWarpgroup) copy_steps<T, Tile>(in.sizes, maps, share, shared_address(shared), barriers);
+    if (threadIdx.x == Tile::kMultipliers) copy_steps<T, Tile>(in.sizes, maps, share, shared_address(shared), barriers);
     __syncwarp();
     wait_for_cluster();
   }
@@ -249,47 +357,25 @@ __global__ void __launch_bounds__(Tile::kThreads)
 
 // ---- how it is launched ----
 
-template <class T>
-constexpr CUtensorMapDataType map_type() {
-  if constexpr (std::is_same_v<T, float>) return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;  // rounded as it is copied
-  if constexpr (std::is_same_v<T, __half>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-}
-
-// Describes boxes of `box_rows` (of each of the tensor's matrices) by 128 bytes to the copies.
-template <class T, int kRank>
-bool describe(
-    CUtensorMap& map, const T* data, const cuuint64_t (&sizes)[kRank], const cuuint64_t (&row_bytes)[kRank - 1],
-    cuuint32_t box_rows) {
-  // A function of the driver, which nothing here links; who gets here has loaded it.
-  static const auto encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(
-      dlsym(dlopen("libcuda.so.1", RTLD_LAZY), "cuTensorMapEncodeTiled"));
-  const cuuint32_t box[] = {kTileColumns<T>, box_rows, 3};
-  const cuuint32_t steps[] = {1, 1, 1};
-  return encode != nullptr &&
-         encode(
-             &map, map_type<T>(), kRank, const_cast<T*>(data), sizes, row_bytes, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
 template <class T, class Tile>
 bool describe(ForwardMaps& maps, const CellForward<T>& in) {
+  constexpr auto kType = map_type<T>(Tile::kMath == Math::kTensorCores);
   const cuuint64_t batch = in.sizes.batch;
   const cuuint64_t state_size = in.sizes.state_size;
   const cuuint64_t features = in.sizes.input_features;
   const cuuint64_t columns = in.sizes.columns();
   const cuuint64_t line = columns * sizeof(T);
-  return describe<T, 2>(maps.old_h, in.old_h, {state_size, batch}, {state_size * sizeof(T)}, kTileRows) &&
+  return describe<T, 2>(maps.old_h, kType, in.old_h, {state_size, batch}, {state_size * sizeof(T)}, kTileRows) &&
          (features == 0 ||
-          describe<T, 2>(maps.input, in.input, {features, batch}, {features * sizeof(T)}, kTileRows)) &&
-         describe<T, 3>(maps.weights, in.weights, {columns, state_size, 3}, {line, state_size * line}, Tile::kUnits);
+          describe<T, 2>(maps.input, kType, in.input, {features, batch}, {features * sizeof(T)}, kTileRows)) &&
+         describe<T, 3>(
+             maps.weights, kType, in.weights, {columns, state_size, 3}, {line, state_size * line}, Tile::kUnits);
 }
 
-// How many blocks share the sum, and how well that fills the device.
+// How many blocks share the sum, and how fast that is: the part of the device that is busy, at the tile's own speed.
 struct Plan {
   dim3 grid;
-  double filled;
+  double speed;
 };
 
 template <class T, class Tile>
@@ -305,36 +391,52 @@ Plan plan(const Sizes& sizes, unsigned multiprocessors) {
   const unsigned waves = (blocks + multiprocessors - 1) / multiprocessors;
   return {
       {ceil_div(sizes.state_size, Tile::kUnits), ceil_div(sizes.batch, kTileRows), shares},
-      static_cast<double>(blocks) / (waves * multiprocessors)};
+      Tile::kSpeed * blocks / (waves * multiprocessors)};
 }
 
 template <class T, class Tile>
 Error launch_tile(const CellForward<T>& in, dim3 grid, cudaStream_t stream) {
   ForwardMaps maps{};
-  if (!describe<T, Tile>(maps, in)) return "lltm: the CUDA driver cannot describe the tensors to its copies";
+  if (!describe<T, Tile>(maps, in)) return kCannotDescribe;
   constexpr auto kernel = &lltm_tensor_kernel<T, Tile>;
   if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes, "lltm")) return error;
   launch(kernel, {grid, Tile::kThreads, Tile::kSharedBytes, {1, 1, grid.z}}, stream, in, maps);
   return launch_error("lltm");
 }
 
+// Takes the fastest of several tiles; of equals the first.
+template <class T, class... Tiles>
+Error launch_best_tile(const CellForward<T>& in, cudaStream_t stream) {
+  const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  double best = 0;
+  ((best = std::max(best, plan<T, Tiles>(in.sizes, multiprocessors).speed)), ...);
+  Error error = nullptr;
+  bool launched = false;
+  const auto try_tile = [&](const Plan& plan, auto launch_it) {
+    if (launched || plan.speed < best) return;
+    launched = true;
+    error = launch_it(plan.grid);
+  };
+  (try_tile(
+       plan<T, Tiles>(in.sizes, multiprocessors), [&](dim3 grid) { return launch_tile<T, Tiles>(in, grid, stream); }),
+   ...);
+  return error;
+}
+
 template <class T>
 Error launch_on_tensor_cores(const CellForward<T>& in, cudaStream_t stream) {
-  using Small = ForwardTile<24, 256, 2>;
-  using Medium = ForwardTile<32, 512, 2>;
-  using Large = ForwardTile<40, 512, 3>;
-  const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  const Plan small = plan<T, Small>(in.sizes, multiprocessors);
-  const Plan medium = plan<T, Medium>(in.sizes, multiprocessors);
-  const Plan large = plan<T, Large>(in.sizes, multiprocessors);
-  if (small.filled >= medium.filled && small.filled >= large.filled)
-    return launch_tile<T, Small>(in, small.grid, stream);
-  if (medium.filled >= large.filled) return launch_tile<T, Medium>(in, medium.grid, stream);
-  return launch_tile<T, Large>(in, large.grid, stream);
+  constexpr Math kMath = Math::kTensorCores;
+  return launch_best_tile<
+      T, ForwardTile<kMath, 24, 256, 2>, ForwardTile<kMath, 32, 512, 2>, ForwardTile<kMath, 40, 512, 3>>(in, stream);
 }
 
 template Error launch_on_tensor_cores(const CellForward<float>&, cudaStream_t);
 template Error launch_on_tensor_cores(const CellForward<__half>&, cudaStream_t);
 template Error launch_on_tensor_cores(const CellForward<__nv_bfloat16>&, cudaStream_t);
+
+Error launch_in_float32(const CellForward<float>& in, cudaStream_t stream) {
+  constexpr Math kMath = Math::kFloat32;
+  return launch_best_tile<float, ForwardTile<kMath, 32, 288, 2>, ForwardTile<kMath, 16, 288, 2>>(in, stream);
+}
 
 }  // namespace extops::cuda

@@ -89,19 +89,17 @@ def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     return new_h, new_cell
 
 
-def lltm_cell(products: Tensor, bias: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+def lltm_cell(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`extops.reference.lltm_cell` by the fused kernels, for arguments that were checked."""
     if _autograd.needs_composite():
-        return reference.lltm_cell(products, bias, old_cell)
+        return reference.lltm_cell(gates, old_cell)
     if torch.compiler.is_compiling():
-        new_h, new_cell = torch.ops.extops.lltm_cell.default(products, bias, old_cell)
-    elif torch.is_grad_enabled() and (
-        products.requires_grad or bias.requires_grad or old_cell.requires_grad
-    ):
-        new_h, new_cell = _apply_cell(products, bias, old_cell)
+        new_h, new_cell = torch.ops.extops.lltm_cell.default(gates, old_cell)
+    elif torch.is_grad_enabled() and (gates.requires_grad or old_cell.requires_grad):
+        new_h, new_cell = _apply_cell(gates, old_cell)
     else:
         with _autograd.below_autograd():
-            new_h, new_cell = _eager_cell(products, bias, old_cell)
+            new_h, new_cell = _eager_cell(gates, old_cell)
     return new_h, new_cell
 
 
@@ -125,42 +123,40 @@ def autocast(
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-    _, new_cell, products = output
+    _, new_cell, gates = output
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs, products, new_cell)
+    ctx.save_for_backward(*inputs, gates, new_cell)
 
 
 def _backward(
-    ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, grad_products: Tensor | None = None
+    ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, grad_gates: Tensor | None = None
 ) -> tuple[Tensor | None, ...]:
-    input, weights, bias, old_h, old_cell, products, new_cell = ctx.saved_tensors
+    input, weights, bias, old_h, old_cell, gates, new_cell = ctx.saved_tensors
     needs_input, needs_weights, needs_bias, needs_old_h, _ = needs = ctx.needs_input_grad[:5]
-    if torch.is_grad_enabled() or grad_products is not None:
+    if torch.is_grad_enabled() or grad_gates is not None:
         inputs = input, weights, bias, old_h, old_cell
-        upstream = grad_h, grad_cell, grad_products
-        return _autograd.composite_gradients(_with_products, inputs, needs, upstream)
+        upstream = grad_h, grad_cell, grad_gates
+        return _autograd.composite_gradients(_with_gates, inputs, needs, upstream)
     if grad_h is None and grad_cell is None:
         return (None,) * 5
     grad_weights = grad_bias = grad_input = grad_old_h = None
     if needs_weights or needs_bias:
         operator = _eager_backward_in_tf32 if input.is_cuda and _allows_tf32() else _eager_backward
-        grad_products, grad_old_cell, grad_weights, grad_bias = operator(
-            grad_h, grad_cell, input, bias, old_h, products, new_cell
+        grad_gates, grad_old_cell, grad_weights, grad_bias = operator(
+            grad_h, grad_cell, input, old_h, gates, new_cell
         )
     else:
-        grad_products, grad_old_cell = _eager_cell_backward(
-            grad_h, grad_cell, products, bias, new_cell
-        )
+        grad_gates, grad_old_cell = _eager_cell_backward(grad_h, grad_cell, gates, new_cell)
     if needs_input or needs_old_h:
-        grad_old_h, grad_input = _eager_input_backward(grad_products, weights)
+        grad_old_h, grad_input = _eager_input_backward(grad_gates, weights)
     return grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell
 
 
-def _with_products(
+def _with_gates(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    products = torch.mm(torch.cat([old_h, input], dim=1), weights.t())
-    return *reference.lltm_cell(products, bias, old_cell), products
+    gates = reference.lltm_gates(input, weights, bias, old_h)
+    return *reference.lltm_cell(gates, old_cell), gates
 
 
 class _LLTM(torch.autograd.Function):
@@ -190,15 +186,13 @@ def _cell_backward(
     ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     *inputs, new_cell = ctx.saved_tensors
-    products, bias, _ = inputs
-    needs = ctx.needs_input_grad[:3]
     if torch.is_grad_enabled():
-        upstream = grad_h, grad_cell
+        needs, upstream = ctx.needs_input_grad[:2], (grad_h, grad_cell)
         return _autograd.composite_gradients(reference.lltm_cell, inputs, needs, upstream)
     if grad_h is None and grad_cell is None:
-        return None, None, None
-    grad_products, grad_old_cell = _eager_cell_backward(grad_h, grad_cell, products, bias, new_cell)
-    return grad_products, grad_products.sum(0) if needs[1] else None, grad_old_cell
+        return None, None
+    gradients: tuple[Tensor, ...] = _eager_cell_backward(grad_h, grad_cell, inputs[0], new_cell)
+    return gradients
 
 
 class _LLTMCell(torch.autograd.Function):
@@ -251,37 +245,36 @@ def _(
     grad_h: Tensor | None,
     grad_cell: Tensor | None,
     input: Tensor,
-    bias: Tensor,
     old_h: Tensor,
-    products: Tensor,
+    gates: Tensor,
     new_cell: Tensor,
     *,
     allow_tf32: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     op = "lltm_backward"
-    _checks.check_cell(op, products, bias, "new_cell", new_cell)
+    _checks.check_cell(op, gates, "new_cell", new_cell)
     _checks.check_cell_gradients(op, grad_h, grad_cell, new_cell)
     _checks.check_backward_inputs(op, input, old_h, new_cell)
     (batch, features), state_size = input.shape, new_cell.shape[1]
     return (
-        products.new_empty(batch, 3 * state_size),
-        products.new_empty(batch, state_size),
-        products.new_empty(3 * state_size, state_size + features),
-        products.new_empty(3 * state_size),
+        gates.new_empty(batch, 3 * state_size),
+        gates.new_empty(batch, state_size),
+        gates.new_empty(3 * state_size, state_size + features),
+        gates.new_empty(3 * state_size),
     )
 
 
 @torch.library.register_fake("extops::lltm_input_backward")
-def _(grad_products: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    _checks.check_input_backward("lltm_input_backward", grad_products, weights)
-    batch, state_size = grad_products.shape[0], grad_products.shape[1] // 3
-    grad_old_h = grad_products.new_empty(batch, state_size)
-    return grad_old_h, grad_products.new_empty(batch, weights.shape[1] - state_size)
+def _(grad_gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    _checks.check_input_backward("lltm_input_backward", grad_gates, weights)
+    batch, state_size = grad_gates.shape[0], grad_gates.shape[1] // 3
+    grad_old_h = grad_gates.new_empty(batch, state_size)
+    return grad_old_h, grad_gates.new_empty(batch, weights.shape[1] - state_size)
 
 
 @torch.library.register_fake("extops::lltm_cell")
-def _(products: Tensor, bias: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
-    _checks.check_cell("lltm_cell", products, bias, "old_cell", old_cell)
+def _(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+    _checks.check_cell("lltm_cell", gates, "old_cell", old_cell)
     return old_cell.new_empty(*old_cell.shape), old_cell.new_empty(*old_cell.shape)
 
 
@@ -289,10 +282,9 @@ def _(products: Tensor, bias: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]
 def _(
     grad_h: Tensor | None,
     grad_cell: Tensor | None,
-    products: Tensor,
-    bias: Tensor,
+    gates: Tensor,
     new_cell: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    _checks.check_cell("lltm_cell_backward", products, bias, "new_cell", new_cell)
+    _checks.check_cell("lltm_cell_backward", gates, "new_cell", new_cell)
     _checks.check_cell_gradients("lltm_cell_backward", grad_h, grad_cell, new_cell)
-    return products.new_empty(*products.shape), new_cell.new_empty(*new_cell.shape)
+    return gates.new_empty(*gates.shape), new_cell.new_empty(*new_cell.shape)

@@ -1,0 +1,231 @@
+// The LLTM cell's backward for the parameters in TF32, by the tensor cores of Hopper GPUs. A pointwise kernel fills
+// grad_gates, while blocks of a second one already load their columns of X; these then multiply. X = [old_h | input] is
+// never made. wgmma takes TF32 operands along the sum only, which here runs down the columns: so tiles are transposed
+// on their way to shared memory.
+#include "../lltm.h"
+#include "hopper.cuh"
+#include "lltm_problem.cuh"
+#include "lltm_tensor_backward.cuh"
+
+// Named, not anonymous: nvcc would put the path of this file into the kernels' names, and no two builds be the same.
+namespace extops::cuda {
+
+// A block computes the rows of grad_weights of its units, a warpgroup each gate's, for some columns.
+constexpr int kGradientThreads = 3 * kWarpgroup;
+constexpr int kChunk = kChunkBytes / static_cast<int>(sizeof(float));
+
+template <int kRows_, int kColumns_>
+struct GradientTile {
+  static constexpr int kRows = kRows_;  // of the batch, at a time
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kAccumulators = kColumns / 128;
+  static constexpr int kTiles = kRows / kTileColumns<float>;  // side by side, of 128 bytes of the batch
+  static constexpr int kLinesBytes = kTiles * kBlockLines * kTileRowBytes;
+  static constexpr int kSharedBytes = kTileAlignment + kLinesBytes + kTiles * kColumns * kTileRowBytes;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+constexpr int kProductColumns = 128;  // of one product
+
+struct Chunk {
+  uint32_t registers[kChunk] = {};
+
+  // Not by way of the read-only cache: the kernel before may write while this one has begun.
+  __device__ void load(const void* from) {
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+                 : "l"(from));
+  }
+
+  // To what the tensor cores take of it.
+  __device__ void round() {
+#pragma unroll
+    for (uint32_t& number : registers) {
+      const float value = __uint_as_float(number);
+      if (isnan(value)) {
+        number |= 0x00400000;  // a NaN whose payload is in the bits that go would become an infinity
+      } else {
+        asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(number) : "f"(value));
+      }
+    }
+  }
+};
+
+// Some rows of a matrix from one column on; `rows` may be negative for none.
+struct Rows {
+  const float* first;
+  int64_t stride;
+  int rows;
+};
+
+// Which line of a result has a column of the matrix, or the reverse: such that a lane, which has the columns 2 * q and
+// 2 * q + 1 of every eight, gets a chunk of neighbours.
+__device__ inline int line_of(int q, int i) { return i / 2 * 8 + q * 2 + i % 2; }
+
+// Copies `lines` columns of a matrix of kRows rows to tiles in shared memory, as their rows. A lane takes blocks of
+// kChunk by kChunk and turns them over in registers. `matrix(row, column)` gives the Rows from there.
+template <int kRows, class Matrix>
+__device__ void copy_transposed(uint32_t to, int lines, const Matrix& matrix) {
+  constexpr int kGroup = 4 * kChunk;  // columns in whose order line_of changes something
+  constexpr int kWarpBlocks = 4;      // that a warp has below each other; it has 32 columns
+  constexpr int kDown = kRows / kChunk / kWarpBlocks;
+  constexpr int kAtOnce = 2;
+  constexpr int kWarps = kGradientThreads / 32;
+  const int lane = threadIdx.x % 32;
+  const int q = lane % 4;
+  const int group = lane / 8 % 2 * kGroup;
+  const int block_in_warp = lane / 4 % 2 + lane / 16 * 2;
+  const int items = lines / 32 * kDown;
+  for (int first = threadIdx.x / 32; first < items; first += kAtOnce * kWarps) {
+    Chunk chunks[kAtOnce][kChunk];
+#pragma unroll
+    for (int a = 0; a < kAtOnce; ++a) {
+      const int item = first + a * kWarps;
+      const int row = (item % kDown * kWarpBlocks + block_in_warp) * kChunk;
+      const Rows from = matrix(row, item / kDown * 32 + group + q * kChunk);
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        if (item < items && i < from.rows) chunks[a][i].load(from.first + i * from.stride);
+      }
+    }
+#pragma unroll
+    for (int a = 0; a < kAtOnce; ++a) {
+      const int item = first + a * kWarps;
+      if (item >= items) break;
+#pragma unroll
+      for (Chunk& chunk : chunks[a]) chunk.round();
+      const int block = item % kDown * kWarpBlocks + block_in_warp;
+      const uint32_t tile = to + block / 8 * lines * kTileRowBytes;
+#pragma unroll
+      for (int j = 0; j < kChunk; ++j) {
+        Chunk line;
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) line.registers[i] = chunks[a][i].registers[j];
+        const int row = item / kDown * 32 + group + line_of(q, j);
+        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(
+                         tile + row * kTileRowBytes + (block % 8 ^ row % 8) * kChunkBytes),
+                     "r"(line.registers[0]), "r"(line.registers[1]), "r"(line.registers[2]), "r"(line.registers[3])
+                     : "memory");
+      }
+    }
+  }
+}
+
+// Writes a warpgroup's 64 lines for 128 columns, from `first_column` on.
+__device__ inline void store_lines(
+    const CellBackward<float>& in, int gate, int first_unit, int first_column, Accumulator& sums) {
+  constexpr int kGroup = 4 * kChunk;
+  const Sizes sizes = in.sizes;
+  const int lane = threadIdx.x % 32;
+  const int column = first_column + lane % 4 * kChunk;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    // The reverse of line_of, within the warpgroup.
+    const int row = threadIdx.x % kWarpgroup / 32 * 16 + half * 8 + lane / 4;
+    const int unit = first_unit + row / kGroup * kGroup + row % 8 / 2 * kChunk + row % kGroup / 8 * 2 + row % 2;
+    if (unit >= sizes.state_size) continue;
+    float* const to = in.grad_weights + (int64_t{gate} * sizes.state_size + unit) * sizes.columns() + column;
+#pragma unroll
+    for (int group = 0; group < kProductColumns / kGroup; ++group) {
+      const int j = group * kGroup / 8;
+      if (column + group * kGroup < sizes.columns()) {
+        *reinterpret_cast<float4*>(to + group * kGroup) = {
+            sums.at(j, half, 0), sums.at(j, half, 1), sums.at(j + 1, half, 0), sums.at(j + 1, half, 1)};
+      }
+    }
+  }
+}
+
+#endif
+
+// Starts while the pointwise kernel that fills grad_gates runs.
+template <class Tile>
+__global__ void __launch_bounds__(kGradientThreads) lltm_tf32_backward_kernel(CellBackward<float> in) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(kTileAlignment) unsigned char shared[];
+  __shared__ float bias_sums[kGradientThreads];
+  const Sizes sizes = in.sizes;
+  const int state_size = sizes.state_size;
+  const int first_unit = blockIdx.y * kBlockUnits;
+  const int first_column = blockIdx.x * Tile::kColumns;
+  const uint32_t lines = shared_address(shared);
+  const uint32_t columns = lines + Tile::kLinesBytes;
+  const auto copy_columns = [&](int first_row) {
+    copy_transposed<Tile::kRows>(columns, Tile::kColumns, [&](int row, int column) -> Rows {
+      const int k = first_column + column;
+      const bool from_h = k < state_size;
+      const int64_t stride = from_h ? state_size : sizes.input_features;
+      const float* first = from_h ? in.old_h + k : in.input + (k - state_size);
+      return {first + (first_row + row) * stride, stride, k < sizes.columns() ? sizes.batch - first_row - row : 0};
+    });
+  };
+  const auto copy_gradients = [&](int first_row) {
+    copy_transposed<Tile::kRows>(lines, kBlockLines, [&](int row, int line) -> Rows {
+      const int unit = first_unit + line % kBlockUnits;
+      const float* first = in.grad_gates + (int64_t{first_row + row} * 3 + line / kBlockUnits) * state_size + unit;
+      return {first, int64_t{3} * state_size, unit < state_size ? sizes.batch - first_row - row : 0};
+    });
+  };
+  copy_columns(0);
+  wait_for_previous_kernel();
+  BiasSums<float, kGradientThreads> bias(in, first_unit);
+  copy_gradients(0);
+  publish_to_async_units();
+  bias.add(bias_sums);
+  __syncthreads();
+  const int gate = threadIdx.x / kWarpgroup;
+  Accumulator sums[Tile::kAccumulators];
+  for (int first_row = 0;;) {
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < Tile::kAccumulators; ++i) {
+#pragma unroll
+      for (int tile = 0; tile < Tile::kTiles; ++tile) {
+        add_tile_product<float>(
+            sums[i], lines + (tile * kBlockLines + gate * kBlockUnits) * kTileRowBytes,
+            columns + (tile * Tile::kColumns + i * kProductColumns) * kTileRowBytes, first_row > 0 || tile > 0);
+      }
+    }
+    commit_products();
+#pragma unroll
+    for (Accumulator& each : sums) wait_for_products<0>(each);
+    first_row += Tile::kRows;
+    if (first_row >= sizes.batch) break;
+    __syncthreads();
+    copy_columns(first_row);
+    copy_gradients(first_row);
+    publish_to_async_units();
+    __syncthreads();
+  }
+#pragma unroll
+  for (int i = 0; i < Tile::kAccumulators; ++i) {
+    store_lines(in, gate, first_unit, first_column + i * kProductColumns, sums[i]);
+  }
+  bias.finish(bias_sums, in.grad_bias);
+#endif
+}
+
+// ---- how it is launched ----
+
+template <class Tile>
+Error launch_tile(const CellBackward<float>& in, cudaStream_t stream) {
+  constexpr auto kernel = &lltm_tf32_backward_kernel<Tile>;
+  if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes, "lltm_backward")) return error;
+  const dim3 grid(ceil_div(in.sizes.columns(), Tile::kColumns), ceil_div(in.sizes.state_size, kBlockUnits));
+  launch(kernel, {grid, kGradientThreads, Tile::kSharedBytes}, stream, in);
+  return launch_error("lltm_backward");
+}
+
+template <>
+Error launch_on_tensor_cores(const CellBackward<float>& in, cudaStream_t stream) {
+  if (const Error error = launch_cell_backward(in, stream)) return error;
+  // The more columns a block has, the less often grad_gates is read: as many as leave work for every multiprocessor.
+  const bool is_wide = fills_the_device(in.sizes, 256);
+  if (in.sizes.batch <= 64) {
+    return is_wide ? launch_tile<GradientTile<64, 256>>(in, stream) : launch_tile<GradientTile<64, 128>>(in, stream);
+  }
+  return is_wide ? launch_tile<GradientTile<128, 256>>(in, stream) : launch_tile<GradientTile<128, 128>>(in, stream);
+}
+
+}  // namespace extops::cuda
