@@ -120,16 +120,18 @@ def test_the_host_never_waits(operator: Operator) -> None:
 
 
 def test_the_host_never_waits_for_a_layer() -> None:
-    """Several layers in both directions, with lengths that the GPU alone knows, under autocast."""
+    """Several layers in both directions, with lengths that the GPU or the CPU knows, under autocast."""
     layer = extops.LLTMLayer(5, 4, num_layers=2, bidirectional=True, device="cuda")
     input, h_0, c_0, weights, bias = LLTM_SEQUENCE.inputs("odd", "cuda", torch.float32)
-    lengths = torch.randint(len(input), input.shape[1:2], device="cuda")
+    lengths_on_the_cpu = torch.randint(len(input), input.shape[1:2])
+    lengths = lengths_on_the_cpu.cuda()
     sequence = torch.randn(3, 2, 5, device="cuda")
     for enabled in (False, True):
         with no_synchronisation(), torch.autocast("cuda", torch.bfloat16, enabled=enabled):
             output, _ = layer(sequence)
             output.sum().backward()
-            extops.lltm_sequence(input, (h_0, c_0), weights, bias, lengths=lengths)
+            for known_to in (lengths, lengths_on_the_cpu):
+                extops.lltm_sequence(input, (h_0, c_0), weights, bias, lengths=known_to)
 
 
 @by_kernel
@@ -229,6 +231,35 @@ def test_a_failed_launch_is_an_error_of_python(name: str, tmp_path: Path) -> Non
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert re.search(rf"\b{name}: .*device-side assert", done.stdout), done.stdout + done.stderr
+
+
+LENGTHS_OUT_OF_RANGE = """
+import ctypes, os, torch, extops
+input, state = torch.zeros(6, 3, 5, device="cuda"), torch.zeros(3, 4, device="cuda")
+weights, bias = torch.zeros(12, 9, device="cuda"), torch.zeros(12, device="cuda")
+lengths = torch.tensor([6, 7, 0], device="cuda")
+try:
+    extops.lltm_sequence(input, (state, state), weights, bias, lengths=lengths)
+    torch.cuda.synchronize()
+except RuntimeError as error:
+    print(error, flush=True)
+ctypes.CDLL(None).fflush(None)  # what the GPU printed
+os._exit(0)
+"""
+
+
+def test_lengths_out_of_range(tmp_path: Path) -> None:
+    """The host does not wait for lengths that the GPU alone knows, so the GPU refuses them."""
+    done = subprocess.run(
+        [sys.executable, "-c", LENGTHS_OUT_OF_RANGE],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    printed = done.stdout + done.stderr
+    assert "device-side assert" in done.stdout, printed
+    assert "lltm_sequence: expected `lengths` from 0 to 6" in printed
 
 
 # -- several devices -----------------------------------------------------------------------------

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,14 +17,18 @@ from operators import (
     ELEMENTWISE_MULT,
     GPU,
     LLTM,
+    LLTM_SEQUENCE,
     OPERATORS,
     REGISTERED,
     Call,
     Operator,
+    Tensors,
     by_device,
     by_dtype,
     by_operator,
+    lltm_inputs,
     maker,
+    upstream,
 )
 
 # Each argument of each operator, and each but the first, to which the others are compared.
@@ -357,3 +364,130 @@ def test_a_refused_call_leaves_out_alone(device: str, dtype: torch.dtype) -> Non
     with pytest.raises(RuntimeError, match="broadcast"):
         extops.elementwise_mult(a, b, out=out)
     assert bool((out == 7).all())
+
+
+# -- what torch raises keeps its type and message ------------------------------------------------
+
+
+def out_of_memory(device: str):
+    """Expects the error with which torch itself runs out of memory."""
+    if device == "cpu":
+        return pytest.raises(RuntimeError, match="DefaultCPUAllocator: can't allocate memory")
+    return pytest.raises(torch.cuda.OutOfMemoryError, match=r"^CUDA out of memory\.")
+
+
+def unaffordable_inputs(operator: Operator, device: str) -> Tensors:
+    """Inputs of a few bytes, expanded to a batch whose results no memory holds."""
+    inputs = []
+    for one, two in zip(operator.batch(1), operator.batch(2), strict=True):
+        grows = [size < larger for size, larger in zip(one.shape, two.shape, strict=True)]
+        shape = [2**42 if batch else -1 for batch in grows]
+        inputs.append(one.to(device, torch.float32).expand(shape))
+    return tuple(inputs)
+
+
+@by_device
+@pytest.mark.parametrize("requires_grad", [False, True], ids=["no_grad", "grad"])
+@by_operator
+def test_out_of_memory(operator: Operator, requires_grad: bool, device: str) -> None:
+    inputs = unaffordable_inputs(operator, device)
+    leaves = tuple(tensor.detach().requires_grad_(requires_grad) for tensor in inputs)
+    with out_of_memory(device):
+        operator(*leaves)
+
+
+@by_device
+@pytest.mark.usefixtures("dynamo")
+@by_operator
+def test_out_of_memory_in_a_compiled_call(operator: Operator, device: str) -> None:
+    compiled = torch.compile(operator.function, fullgraph=True, backend="aot_eager")
+    with out_of_memory(device):
+        compiled(*unaffordable_inputs(operator, device))
+
+
+@by_device
+@pytest.mark.parametrize("name", REGISTERED.keys() - {"elementwise_mult_out"})  # allocates nothing
+def test_out_of_memory_of_a_registered_operator(name: str, device: str) -> None:
+    def unaffordable(*shape: int) -> Tensor:
+        is_parameter = shape[0] == 12  # all others have fewer rows
+        return torch.randn(1, *shape[1:], device=device).expand(
+            12 if is_parameter else 2**42, *shape[1:]
+        )
+
+    first = next(REGISTERED[name](unaffordable))
+    with out_of_memory(device):
+        getattr(torch.ops.extops, name).default(*first.arguments)
+
+
+@contextmanager
+def little_memory(device: str, beyond: int) -> Iterator[None]:
+    """Lets this process have some bytes more than it has."""
+    if device == "cpu":
+        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + beyond, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, before)
+    else:
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(
+            (torch.cuda.memory_reserved(device) + beyond) / total
+        )
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+# Of the results and gradients, which are so large that no memory is left over from earlier ones.
+ROWS = 2**20
+
+
+@by_device
+@pytest.mark.parametrize(
+    "operator", [LLTM, ELEMENTWISE_MULT, LLTM_SEQUENCE], ids=lambda operator: operator.name
+)
+def test_out_of_memory_in_backward(operator: Operator, device: str) -> None:
+    inputs = tuple(tensor.to(device).requires_grad_() for tensor in operator.batch(ROWS))
+    results = operator(*inputs)
+    towards = upstream(results)
+    with little_memory(device, beyond=2**24), out_of_memory(device):
+        torch.autograd.grad(results, inputs, towards)
+    assert torch.autograd.grad(results, inputs, towards)[0].shape == inputs[0].shape
+
+
+@by_device
+def test_out_of_memory_in_a_product(device: str) -> None:
+    """The input of the product has 17 columns, and its result 48."""
+    input, weights, bias, h, c = (tensor.to(device) for tensor in lltm_inputs(1, 1, 16))
+    batch = [tensor.expand(ROWS, -1) for tensor in (input, h, c)]
+    with little_memory(device, beyond=ROWS * 8 * 40), out_of_memory(device):
+        extops.lltm(batch[0], weights, bias, *batch[1:])
+
+
+@by_device
+def test_a_shape_too_large_for_any_memory(device: str) -> None:
+    """The message is that of torch's own product."""
+    a = torch.ones(1, device=device).expand(2**40)
+    with pytest.raises(RuntimeError) as expected:
+        a.unsqueeze(1) * a
+    with pytest.raises(RuntimeError, match=f"^{re.escape(str(expected.value))}$"):
+        extops.elementwise_mult(a.unsqueeze(1), a)
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_an_error_of_a_product(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has nothing to do with memory."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    inputs = LLTM.inputs("large", device)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError) as expected:
+            LLTM.eager(*inputs)
+        with pytest.raises(RuntimeError, match=f"^{re.escape(str(expected.value))}$"):
+            LLTM(*inputs)
+    finally:
+        torch.use_deterministic_algorithms(False)

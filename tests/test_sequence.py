@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -54,6 +56,103 @@ def test_lengths(device: str) -> None:
         torch.testing.assert_close([h_n[alone], c_n[alone]], [h_1, c_1])
 
 
+INTEGERS = [
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+]
+
+
+@by_device
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_lengths_of_any_integer_dtype(dtype: torch.dtype, device: str) -> None:
+    """More steps than small integer types can count to."""
+    input, *others = sequence_inputs(device, 300)
+    lengths = torch.tensor([100, 127, 0])
+    expected = sequence(input, *others, lengths=lengths.to(device))
+    output, *last = sequence(input, *others, lengths=lengths.to(dtype).to(device))
+    assert (output != 0).any(2).sum(0).tolist() == lengths.tolist()
+    torch.testing.assert_close((output, *last), expected, rtol=0, atol=0)
+
+
+@by_device
+def test_lengths_on_the_cpu(device: str) -> None:
+    """Where torch.nn.utils.rnn keeps them."""
+    inputs = sequence_inputs(device)
+    lengths = torch.tensor([TIME, 2, 0])
+    expected = sequence(*inputs, lengths=lengths.to(device))
+    torch.testing.assert_close(sequence(*inputs, lengths=lengths), expected, rtol=0, atol=0)
+
+
+@by_device
+@pytest.mark.parametrize("wrong", [[TIME + 1, 2, 0], [TIME, -1, 0], [2**62, 2, 0]], ids=str)
+def test_lengths_out_of_range(wrong: list[int], device: str) -> None:
+    expected = f"lltm_sequence: expected `lengths` from 0 to {TIME}, the number of steps of `input`"
+    inputs = sequence_inputs(device)
+    with pytest.raises(RuntimeError, match=re.escape(f"{expected}, but got {wrong}")):
+        sequence(*inputs, lengths=torch.tensor(wrong))
+
+
+def test_a_length_that_no_signed_integer_holds() -> None:
+    lengths = torch.tensor([TIME, 2, 2**63 + 2], dtype=torch.uint64)
+    with pytest.raises(RuntimeError, match="expected `lengths` from 0 to 6"):
+        sequence(*sequence_inputs("cpu"), lengths=lengths)
+
+
+@by_device
+def test_lengths_of_each_sample_of_a_vmap(device: str) -> None:
+    inputs = sequence_inputs(device)
+
+    def outputs(lengths: Tensor) -> Tensor:
+        return sequence(*inputs, lengths=lengths)[0]
+
+    lengths = torch.tensor([[TIME, 2, 0], [1, 3, 5]], device=device)
+    expected = torch.stack([outputs(of_one) for of_one in lengths])
+    torch.testing.assert_close(torch.vmap(outputs)(lengths), expected)
+    if device == "cpu":
+        with pytest.raises(RuntimeError, match=r"from 0 to 6.*got \[\[7, 3, 1\], \[2, 4, 6\]\]"):
+            torch.vmap(outputs)(lengths + 1)
+
+
+@by_device
+@pytest.mark.usefixtures("dynamo")
+def test_lengths_in_a_compiled_call(device: str) -> None:
+    inputs = sequence_inputs(device)
+
+    def outputs(lengths: Tensor) -> Tensor:
+        return sequence(*inputs, lengths=lengths)[0]
+
+    compiled = torch.compile(outputs, fullgraph=True, backend="aot_eager")
+    lengths = torch.tensor([TIME, 2, 0], dtype=torch.int8, device=device)
+    torch.testing.assert_close(compiled(lengths), outputs(lengths))
+    if device == "cpu":
+        with pytest.raises(RuntimeError, match="expected `lengths` from 0 to 6"):
+            compiled(lengths + 1)
+
+
+# What no sum hides: zero times these is not zero, or the product overflows.
+GARBAGE = [float("nan"), float("inf"), -float("inf"), 3e38]
+
+
+@by_device
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+@pytest.mark.parametrize("garbage", GARBAGE, ids=str)
+def test_garbage_in_the_padding(garbage: float, reverse: bool, device: str) -> None:
+    """It reaches no output and no gradient, and its own gradient is zero."""
+    input, *others = (tensor.float() for tensor in sequence_inputs(device))
+    lengths = torch.tensor([TIME, 2, 0], device=device)
+    padding = (torch.arange(TIME, device=device)[:, None] >= lengths)[:, :, None]
+
+    def run(*inputs: Tensor) -> Tensors:
+        return sequence(*inputs, lengths=lengths, reverse=reverse)
+
+    clean = input.masked_fill(padding, 0), *others
+    towards = operators.upstream(run(*clean))
+    expected = operators.gradients(run, clean, towards)
+    found = operators.gradients(run, (input.masked_fill(padding, garbage), *others), towards)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    assert bool((found[1][0] * padding == 0).all())
+
+
 def test_errors() -> None:
     input, h, c, weights, bias = sequence_inputs("cpu")
     with pytest.raises(RuntimeError, match=r"^lltm_sequence: .*`input`.*3 dimensions.*got 2"):
@@ -68,6 +167,8 @@ def test_errors() -> None:
         sequence(input, h, c, weights, bias, lengths=torch.tensor([1, 2]))
     with pytest.raises(RuntimeError, match=r"^lltm_sequence: .*`lengths`.*integer.*float32"):
         sequence(input, h, c, weights, bias, lengths=torch.ones(3))
+    with pytest.raises(RuntimeError, match=r"^lltm_sequence: .*`lengths`.*device cpu.*got meta"):
+        sequence(input, h, c, weights, bias, lengths=torch.ones(3, device="meta").long())
     with pytest.raises(TypeError, match=r"^lltm_sequence: .*`lengths`.*torch.Tensor.*list"):
         sequence(input, h, c, weights, bias, lengths=[1, 2, 3])
 

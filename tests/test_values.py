@@ -349,6 +349,29 @@ def test_round_of_denormals(device: str, dtype: torch.dtype) -> None:
     assert_same(extops.round_ste(input), torch.zeros_like(input))
 
 
+@by_device
+def test_float16_where_the_cpu_flushes_denormals(device: str) -> None:
+    """That is about float32, in which the CPU computes: float16's denormals are normal numbers there."""
+    bits = torch.arange(-(2**15), 2**15).to(torch.int16)
+    every = bits.view(torch.float16)
+    numbers = every[~every.isnan()].to(device)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU cannot flush denormal numbers to zero")
+    try:
+        for layout in (numbers, padded(numbers[: len(numbers) // 7 * 7].view(-1, 7))):
+            for factor in (1, 0.5, 3):
+                assert_same(
+                    extops.elementwise_mult(layout, layout.new_tensor(factor)), layout * factor
+                )
+            assert_same(extops.round_ste(layout), extops.reference.round_ste(layout))
+        denormals = numbers[numbers.abs() < torch.finfo(torch.float16).tiny].view(-1, 1)
+        products, bias = denormals.new_zeros(len(denormals), 3), denormals.new_zeros(3)
+        _, new_cell = torch.ops.extops.lltm_cell(products, bias, denormals)
+        assert_same(new_cell, denormals)
+    finally:
+        torch.set_flush_denormal(False)
+
+
 @by_dtype
 @by_device
 def test_multiply_of_extreme_values(device: str, dtype: torch.dtype) -> None:

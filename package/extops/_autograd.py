@@ -1,5 +1,7 @@
 """What the operators share in how they meet autograd."""
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -47,9 +49,22 @@ else:
     allows_tf32 = torch._C._get_cublas_allow_tf32
 
 
-def eager(operator: torch._ops.OpOverload) -> Callable[..., Any]:
-    """The operator for eager calls, without the Python frame that tracing needs."""
-    return operator._op
+def eager(operator: torch._ops.OpOverload, **keywords: Any) -> Callable[..., Any]:
+    """The operator for eager calls, without the Python frames that tracing and lost errors need."""
+    call = inspect.unwrap(operator._op)
+    if keywords:
+        call = functools.partial(call, **keywords)
+
+    def eager_call(*arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except RuntimeError:
+            pass
+        return operator(
+            *arguments, **keywords
+        )  # which raises what torch raised, see extops._errors
+
+    return eager_call
 
 
 _library = torch.library.Library("extops", "IMPL")

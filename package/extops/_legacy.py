@@ -1,7 +1,8 @@
 """The legacy lane, for torch 2.4 to 2.9: kernels are called with raw pointers through ctypes, and the operators are
 defined from Python. Nothing in the libraries depends on the version of torch or Python.
 
-Not for newer torch, which has the stable lane: an operator defined here cannot be called without Python.
+Not for newer torch, which has the stable lane: an operator defined here cannot be called without Python. There, these
+functions find the type of an error that torch's stable ABI has lost (:mod:`extops._errors`).
 """
 
 import ctypes
@@ -43,21 +44,21 @@ _SMALL_CUDA_SIGNATURES: dict[str, tuple[Any, ...]] = {
     "lltm_input_backward": (c_int64, c_int64, c_int64, *[c_void_p] * 4),
 }
 
-_library = torch.library.Library("extops", "DEF")
+_library = torch.library.Library("extops", "FRAGMENT")
 
 
-def load(cpu: Path, cuda: Path | None = None) -> None:
-    """Defines the operators and registers the kernels of one or both libraries."""
-    cpu_library = ctypes.CDLL(str(cpu))
-    for schema in _schemas(cpu_library):
+def load(libraries: dict[str, Path]) -> None:
+    """Defines the operators and registers the kernels, by type of device."""
+    for schema in _schemas(libraries["cpu"]):
         _library.define(schema)
-    _register(_Cpu(cpu_library))
-    if cuda is not None:
-        _register(_Cuda(ctypes.CDLL(str(cuda))))
+    for name, library in libraries.items():
+        device = DEVICES[name](library)
+        for operator, function in OPERATORS.items():
+            _library.impl(operator, partial(function, device), device.key)
 
 
-def _schemas(library: ctypes.CDLL) -> list[str]:
-    read = library.extops_schema
+def _schemas(library: Path) -> list[str]:
+    read = ctypes.CDLL(str(library)).extops_schema
     read.argtypes, read.restype = (ctypes.c_size_t,), c_char_p
     schemas: list[str] = []
     while schema := read(len(schemas)):
@@ -65,7 +66,7 @@ def _schemas(library: ctypes.CDLL) -> list[str]:
     return schemas
 
 
-class _Device:
+class Device:
     """The entry points of one library, and how to call them."""
 
     key: str
@@ -73,7 +74,8 @@ class _Device:
     signatures: ClassVar[dict[str, tuple[Any, ...]]]
     small_signatures: ClassVar[dict[str, tuple[Any, ...]]]
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
         suffix = self.key.lower()
         self.kernels: dict[str, Callable[..., bytes | None]] = {}
         for name, signature in (self.signatures | self.small_signatures).items():
@@ -103,7 +105,7 @@ class _Device:
         raise NotImplementedError
 
 
-class _Cpu(_Device):
+class _Cpu(Device):
     key = "CPU"
     has_tf32 = False
     signatures: ClassVar = {k: (*v, c_int64, c_int64) for k, v in _SIGNATURES.items()}
@@ -129,7 +131,7 @@ class _Cpu(_Device):
         _check_success(self.kernels[name](*arguments, 0, like.shape[1]))
 
 
-class _Cuda(_Device):
+class _Cuda(Device):
     key = "CUDA"
     has_tf32 = True
     signatures: ClassVar = {k: (*v, c_void_p) for k, v in _SIGNATURES.items()}
@@ -141,6 +143,9 @@ class _Cuda(_Device):
             _check_success(self.kernels[name](*arguments, stream))
 
     run_whole = run
+
+
+DEVICES: dict[str, type[Device]] = {"cpu": _Cpu, "cuda": _Cuda}
 
 
 def _check_success(error: bytes | None) -> None:
@@ -158,18 +163,8 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-def _register(device: _Device) -> None:
-    """Registers every operator for one device."""
-    for operator in (
-        *(_lltm, _lltm_backward, _lltm_input_backward, _lltm_cell, _lltm_cell_backward),
-        *(_round_ste, _elementwise_mult, _elementwise_mult_out, _elementwise_mult_backward),
-    ):
-        name = operator.__name__.removeprefix("_")
-        _library.impl(name, partial(operator, device), device.key)
-
-
 def _lltm(
-    device: _Device,
+    device: Device,
     input: Tensor,
     weights: Tensor,
     bias: Tensor,
@@ -195,7 +190,7 @@ def _lltm(
 
 
 def _lltm_backward(
-    device: _Device,
+    device: Device,
     grad_h: Tensor | None,
     grad_cell: Tensor | None,
     input: Tensor,
@@ -229,7 +224,7 @@ def _lltm_backward(
 
 
 def _lltm_input_backward(
-    device: _Device, grad_gates: Tensor, weights: Tensor
+    device: Device, grad_gates: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
     op = "lltm_input_backward"
     _checks.check_input_backward(op, grad_gates, weights)
@@ -244,13 +239,13 @@ def _lltm_input_backward(
     return grads
 
 
-def _lltm_cell(device: _Device, gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+def _lltm_cell(device: Device, gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
     _checks.check_cell("lltm_cell", gates, "old_cell", old_cell)
     return _run_cell(device, None, gates.contiguous(), old_cell)
 
 
 def _run_cell(
-    device: _Device, bias: Tensor | None, gates: Tensor, old_cell: Tensor
+    device: Device, bias: Tensor | None, gates: Tensor, old_cell: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Adds the bias, where there is one, to the gates first."""
     bias = None if bias is None else bias.contiguous()
@@ -265,7 +260,7 @@ def _run_cell(
 
 
 def _lltm_cell_backward(
-    device: _Device,
+    device: Device,
     grad_h: Tensor | None,
     grad_cell: Tensor | None,
     gates: Tensor,
@@ -282,27 +277,27 @@ def _lltm_cell_backward(
     return grads
 
 
-def _round_ste(device: _Device, input: Tensor) -> Tensor:
+def _round_ste(device: Device, input: Tensor) -> Tensor:
     _checks.check_tensor("round_ste", "input", input)
     output = torch.empty_like(input)
     _elementwise(device, "round_ste", output, input)
     return output
 
 
-def _elementwise_mult(device: _Device, a: Tensor, b: Tensor) -> Tensor:
+def _elementwise_mult(device: Device, a: Tensor, b: Tensor) -> Tensor:
     _checks.check_factors("elementwise_mult", a, b)
     out = _checks.empty_product("elementwise_mult", a, b)
     _elementwise(device, "elementwise_mult", out, a, b)
     return out
 
 
-def _elementwise_mult_out(device: _Device, a: Tensor, b: Tensor, out: Tensor) -> None:
+def _elementwise_mult_out(device: Device, a: Tensor, b: Tensor, out: Tensor) -> None:
     _checks.check_product("elementwise_mult_out", a, b, out)
     _elementwise(device, "elementwise_mult", out, a, b)
 
 
 def _elementwise_mult_backward(
-    device: _Device, grad_output: Tensor, a: Tensor, b: Tensor
+    device: Device, grad_output: Tensor, a: Tensor, b: Tensor
 ) -> tuple[Tensor, Tensor]:
     _checks.check_mult_backward("elementwise_mult_backward", grad_output, a, b)
     grads = torch.empty_like(a), torch.empty_like(b)
@@ -329,7 +324,7 @@ def _gradient(gradient: Tensor | None) -> tuple[int | None, int, int]:
     return gradient.data_ptr(), row_stride, column_stride
 
 
-def _elementwise(device: _Device, name: str, output: Tensor, *others: Tensor) -> None:
+def _elementwise(device: Device, name: str, output: Tensor, *others: Tensor) -> None:
     """Calls a kernel of csrc/kernels/elementwise.h; the operands come outputs first."""
     operands = (output, *others)
     shape = output.shape
@@ -343,3 +338,13 @@ def _broadcast_strides(tensor: Tensor, shape: torch.Size) -> list[int]:
     missing = len(shape) - tensor.dim()
     own = zip(tensor.shape, tensor.stride(), shape[missing:], strict=True)
     return [0] * missing + [0 if size == 1 != to else stride for size, stride, to in own]
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    function.__name__.removeprefix("_"): function
+    for function in (
+        *(_lltm, _lltm_backward, _lltm_input_backward, _lltm_cell, _lltm_cell_backward),
+        *(_round_ste, _elementwise_mult, _elementwise_mult_out, _elementwise_mult_backward),
+    )
+}
+"""By name; each takes a device before its own arguments."""

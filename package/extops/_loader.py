@@ -86,14 +86,19 @@ def _import_torch() -> ModuleType:
 
 
 def _load(torch: ModuleType, names: list[_libraries.Library], libraries: dict[str, Path]) -> None:
+    devices = {_libraries.CPU: "cpu", _libraries.CUDA: "cuda"}
+    kernels = {devices[library]: libraries[library.name] for library in names}
     if lane == "stable":
         stable = {_libraries.CPU: _libraries.STABLE_CPU, _libraries.CUDA: _libraries.STABLE_CUDA}
         for library in names:
             torch.ops.load_library(libraries[stable[library].name])
+        from extops import _errors
+
+        _errors.keep_types(kernels)
     else:
         from extops import _legacy
 
-        _legacy.load(*(libraries[library.name] for library in names))
+        _legacy.load(kernels)
 
 
 def _why_not_loaded(error: Exception, torch_version: str) -> str:

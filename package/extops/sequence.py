@@ -28,8 +28,9 @@ def lltm_sequence(
         state: ``(h_0, c_0)``, the state before the first step, both ``[B, S]``.
         weights: ``[3S, S + I]``; the first ``S`` columns meet the hidden state.
         bias: ``[3S]``.
-        lengths: ``[B]``, integers: how many steps of each row count; beyond them the output is zero and the
-            state stays.
+        lengths: ``[B]``, integers from 0 to ``T``, on the CPU or on the device of ``input``: how many steps of each row
+            count. Beyond them the output and the gradient of ``input`` are zero, the state stays, and what ``input``
+            holds has no effect.
         batch_first: the layout of ``input`` and ``output``.
         reverse: goes from the last step to the first.
 
@@ -38,7 +39,9 @@ def lltm_sequence(
         both ``[B, S]``.
 
     Raises:
-        RuntimeError: a dtype, device, layout, number of dimensions or size does not fit; the message names it.
+        RuntimeError: a dtype, device, layout, number of dimensions or size does not fit, or one of ``lengths`` is out
+            of range; the message names it. Lengths on a GPU are checked there, since the host does not wait for them:
+            the message is then that of a device-side assertion, as for torch's own indices.
     """
     h, c = state
     _checks.check_tensor(_OP, "input", input)
@@ -46,6 +49,10 @@ def lltm_sequence(
     _check(input, h, c, weights, bias, lengths, batch_first)
     if batch_first:
         input = input.transpose(0, 1)
+    if lengths is not None:
+        counts = _which_steps_count(lengths, input)
+        # The gradient of the weights is a product with all of the input, and zero times infinity or NaN is NaN.
+        input = torch.where(counts, input, 0)
     state_size = h.shape[1]
     weights_h = weights[:, :state_size].t()
     # Not in 16-bit types: the input's part would be rounded before the hidden state's is added to it.
@@ -62,14 +69,36 @@ def lltm_sequence(
             h, c = new_h, new_c
             outputs.append(h)
         else:
-            counts = (lengths > t).unsqueeze(1)
-            h, c = torch.where(counts, new_h, h), torch.where(counts, new_c, c)
-            outputs.append(torch.where(counts, h, 0))
+            h, c = torch.where(counts[t], new_h, h), torch.where(counts[t], new_c, c)
+            outputs.append(torch.where(counts[t], h, 0))
     if reverse:
         outputs.reverse()
     time_axis = 1 if batch_first else 0
     output = torch.stack(outputs, time_axis) if outputs else _no_steps(input, h, batch_first)
     return output, (h, c)
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """The values behind a tensor of ``torch.func``: ``vmap`` has no rule for an assertion."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _which_steps_count(lengths: Tensor, input: Tensor) -> Tensor:
+    """``[T, B, 1]``: whether a step is within its row's length."""
+    # Small integer types hold no number of steps beyond their range, and unsigned ones cannot be compared.
+    numbers = lengths.to(torch.int64)
+    steps = len(input)
+    values = numbers if torch.compiler.is_compiling() else _unwrapped(numbers)
+    in_range = ((values >= 0) & (values <= steps)).all()
+    expected = f"{_OP}: expected `lengths` from 0 to {steps}, the number of steps of `input`"
+    try:
+        torch._assert_async(in_range, expected)
+    except RuntimeError:
+        raise RuntimeError(f"{expected}, but got {values.tolist()}") from None
+    numbers = numbers.to(input.device, non_blocking=True)
+    return (torch.arange(steps, device=input.device).unsqueeze(1) < numbers).unsqueeze(2)
 
 
 def _no_steps(input: Tensor, h: Tensor, batch_first: bool) -> Tensor:
@@ -108,8 +137,9 @@ def _check_lengths(lengths: Tensor, input: Tensor, batch: int) -> None:
         raise RuntimeError(
             f"{_OP}: expected `lengths` of an integer dtype, but got {lengths.dtype}"
         )
-    if lengths.device != input.device:
+    if lengths.device != input.device and lengths.device.type != "cpu":
         raise RuntimeError(
-            f"{_OP}: expected `lengths` on device {input.device}, the device of `input`, but got {lengths.device}"
+            f"{_OP}: expected `lengths` on the CPU or on device {input.device}, the device of `input`, "
+            f"but got {lengths.device}"
         )
     _checks.check_shape(_OP, "lengths", lengths, (batch,), "[batch]")

@@ -6,11 +6,24 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "tensor.h"
 
+// What the exception said that torch turned into an error code. Since torch 2.13; older ones print it.
+extern "C" [[gnu::weak, gnu::visibility("default")]] const char* torch_exception_get_what_without_backtrace();
+
 namespace extops::stable {
+
+// The type of torch's exception is lost: package/extops/_errors.py knows this error by "API call failed", and finds the
+// type again.
+inline void check(AOTITorchError code, const char* name) {
+  if (code == AOTI_TORCH_SUCCESS) return;
+  auto* const what = torch_exception_get_what_without_backtrace;
+  throw std::runtime_error(std::string(name) + ": torch's API call failed" + (what ? std::string(": ") + what() : ""));
+}
 
 // The dispatcher takes what is on its stack, so a tensor gets there by another handle.
 inline AtenTensorHandle new_handle(const Tensor& tensor) {
@@ -29,7 +42,7 @@ StableIValue box(const Value& value) {
 template <class... Arguments>
 Tensor call_aten(const char* name, const char* overload, const Arguments&... arguments) {
   std::array<StableIValue, sizeof...(Arguments)> stack{box(arguments)...};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION));
+  check(torch_call_dispatcher(name, overload, stack.data(), TORCH_ABI_VERSION), name);
   return Unbox<Tensor>::call(stack[0]);
 }
 
@@ -69,9 +82,11 @@ inline Tensor contiguous_copy(const Tensor& tensor) {
 // of a small problem cost more than the kernel.
 inline Tensor allocate(const Options& options, Sizes sizes, const int64_t* strides) {
   AtenTensorHandle result = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(sizes.size()), sizes.data(), strides, options.dtype, options.device_type,
-      options.device_index, &result));
+  check(
+      aoti_torch_empty_strided(
+          static_cast<int64_t>(sizes.size()), sizes.data(), strides, options.dtype, options.device_type,
+          options.device_index, &result),
+      "empty_strided");
   return Tensor(result);
 }
 

@@ -33,7 +33,7 @@ inline Tensor empty_product(const char* op, const Tensor& a, const Tensor& b) {
   if (has_sizes(a, sizes)) return allocate_like(a);
   if (has_sizes(b, sizes)) return allocate_like(b);
   std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
+  uint64_t stride = 1;  // of a shape too large to exist it overflows, and torch refuses the shape
   for (size_t d = sizes.size(); d-- > 0; stride *= std::max<int64_t>(sizes[d], 1)) strides[d] = stride;
   return allocate(a.options(), sizes, strides.data());
 }

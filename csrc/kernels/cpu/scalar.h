@@ -49,11 +49,14 @@ struct Compute<Half> {
 [[gnu::always_inline]] inline float load(Half value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
   const uint32_t magnitude = static_cast<uint32_t>(value.bits & 0x7fffu) << 13;
-  // Moves the exponent from bias 15 to bias 127; the product also normalises half's subnormals.
-  const float scaled = bit_cast<float>(magnitude) * 0x1p112f;
+  // Below 2^-14 the number is subnormal: 0.5 plus it has its bits as the last ones. The CPU may be told to take
+  // subnormal numbers for zero, and this way none meets its arithmetic.
+  const uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(0x3f000000u | (magnitude >> 13)) - 0.5f);
+  const uint32_t normal = magnitude + 0x38000000u;  // moves the exponent from bias 15 to bias 127
+  const uint32_t finite = magnitude < 0x00800000u ? subnormal : normal;
   const uint32_t special = magnitude | 0x7f800000u;
   const bool is_special = magnitude >= 0x0f800000u;
-  return bit_cast<float>(sign | (is_special ? special : bit_cast<uint32_t>(scaled)));
+  return bit_cast<float>(sign | (is_special ? special : finite));
 }
 
 [[gnu::always_inline]] inline void store(float& to, float value) { to = value; }

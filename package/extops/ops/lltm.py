@@ -1,6 +1,5 @@
 """One step of the LLTM cell."""
 
-import functools
 from typing import Any
 
 import torch
@@ -12,9 +11,9 @@ _OP = "lltm"
 _CAST_FROM = (torch.float32, torch.bfloat16, torch.float16)
 
 _eager_lltm = _autograd.eager(torch.ops.extops.lltm.default)
-_eager_lltm_in_tf32 = functools.partial(_eager_lltm, allow_tf32=True)
+_eager_lltm_in_tf32 = _autograd.eager(torch.ops.extops.lltm.default, allow_tf32=True)
 _eager_backward = _autograd.eager(torch.ops.extops.lltm_backward.default)
-_eager_backward_in_tf32 = functools.partial(_eager_backward, allow_tf32=True)
+_eager_backward_in_tf32 = _autograd.eager(torch.ops.extops.lltm_backward.default, allow_tf32=True)
 _eager_input_backward = _autograd.eager(torch.ops.extops.lltm_input_backward.default)
 _eager_cell = _autograd.eager(torch.ops.extops.lltm_cell.default)
 _eager_cell_backward = _autograd.eager(torch.ops.extops.lltm_cell_backward.default)
