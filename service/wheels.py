@@ -64,20 +64,18 @@ def build(
 ) -> Path:
     """Builds the wheel of `variant` into `dist` and returns its path.
 
-    The older wheel of the variant goes first, and the new one comes last, whole: a build that fails
-    or is killed leaves none, never a part of one or a stale one. Two builds of one variant take
-    turns.
+    It replaces the older wheel of the variant at the end: a build that fails or is killed leaves
+    that one as it was, and never a part of a new one. Two builds of one variant take turns.
     """
     make = make or repaired_wheel
     try:
         dist.mkdir(parents=True, exist_ok=True)
         with turn(variant) as work:
-            for old in published(variant, dist):
-                old.unlink()
-                passport(old).unlink(missing_ok=True)
-            return publish(make(variant, work), dist)
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
+            return publish(make(variant, work), variant, dist)
+    except BaseException as error:
+        for old in published(variant, dist):
+            print(f"extops: this build made no wheel; {old} is from an earlier one", flush=True)
+        if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
             raise
         raise ServiceError(
             f"there is no room to build {variant.name} ({error.strerror}: {error.filename}): "
@@ -114,8 +112,8 @@ def alone(name: str, what: str) -> Iterator[Path]:
         yield folder
 
 
-def publish(wheel: Path, dist: Path) -> Path:
-    """Copies `wheel` into `dist` in such a way that it appears there whole or not at all."""
+def publish(wheel: Path, variant: Variant, dist: Path) -> Path:
+    """Copies `wheel` into `dist`, where it appears whole or not at all, and then removes older ones."""
     # Within dist/, since a file can only be renamed into place within one file system. The name is
     # the same each time, so that what a killed build left is overwritten by the next.
     partial = dist / f".{wheel.name}.partial"
@@ -124,10 +122,14 @@ def publish(wheel: Path, dist: Path) -> Path:
         shutil.copyfile(wheel, partial)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
+        passport(target).unlink(missing_ok=True)  # it is that of the file which is replaced
         partial.replace(target)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+    for old in set(published(variant, dist)) - {target}:
+        old.unlink()
+        passport(old).unlink(missing_ok=True)
     return target
 
 
