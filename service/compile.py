@@ -223,7 +223,8 @@ def _build_info(
         "variant": variant.name,
         "cuda": toolkit.version if toolkit else None,
         "architectures": list(variant.architectures),
-        "torch_headers": torch_version,
+        # Without the label of torch's own build: what is used of the headers is the same in all.
+        "torch_headers": torch_version.partition("+")[0],
         "cxx": _output(cxx, "--version").partition("\n")[0],
         # In an image there is no git: who builds there passes what git says.
         "commit": os.environ.get("EXTOPS_COMMIT")

@@ -14,9 +14,11 @@ import fcntl
 import functools
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -162,8 +164,22 @@ def repaired_wheel(variant: Variant, work: Path) -> Path:
     wheel_path = run_for_wheel(
         [*repair, f"--wheel-dir={work / 'repaired'}", str(built)], work / "repaired", environment
     )
+    normalise(wheel_path)
     check.check(wheel_path, variant)
     return wheel_path
+
+
+def normalise(wheel: Path) -> None:
+    """Gives all files in `wheel` the mode 0644, and leaves out its entries of folders.
+
+    The modes they had follow the umask, and how the source archive was unpacked.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        files = [(info, archive.read(info)) for info in archive.infolist() if not info.is_dir()]
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for info, data in files:
+            info.external_attr = (stat.S_IFREG | 0o644) << 16
+            archive.writestr(info, data)
 
 
 def run_for_wheel(command: list[str], folder: Path, environment: dict[str, str]) -> Path:

@@ -57,7 +57,7 @@ def torch_headers(folder: Path, version: str) -> Path:
 
 @pytest.mark.parametrize(
     ("folder", "mode", "umask", "build_of_torch"),
-    [("it's a folder with spaces", 0o644, 0o022, "cpu")],
+    [("it's a folder with spaces", 0o600, 0o077, "cu999"), ("open", 0o777, 0o000, "cpu")],
 )
 def test_bytes_follow_from_the_sources(
     wheel: Path, tmp_path: Path, folder: str, mode: int, umask: int, build_of_torch: str
