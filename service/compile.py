@@ -226,9 +226,7 @@ def _build_info(
         # Without the label of torch's own build: what is used of the headers is the same in all.
         "torch_headers": torch_version.partition("+")[0],
         "cxx": _output(cxx, "--version").partition("\n")[0],
-        # In an image there is no git: who builds there passes what git says.
-        "commit": os.environ.get("EXTOPS_COMMIT")
-        or git("describe", "--always", "--abbrev=40", "--dirty"),
+        "commit": commit(),
     }
 
 
@@ -236,13 +234,37 @@ def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@functools.cache
+_DESCRIBE = ("describe", "--always", "--abbrev=40", "--dirty")
+
+
+def commit() -> str | None:
+    """The commit of the sources: EXTOPS_COMMIT, or else what git says; None where nobody knows.
+
+    In an image there is no git: who builds there passes the variable.
+    """
+    return os.environ.get("EXTOPS_COMMIT") or git(*_DESCRIBE)
+
+
+def why_no_commit() -> str:
+    """Why git does not say which commit the sources are of; empty where it does."""
+    done = _run_git(*_DESCRIBE)
+    return " ".join(done.stderr.split()) if done.returncode != 0 else ""
+
+
 def git(*arguments: str) -> str | None:
-    """What git says of the source tree, None where there is no git or no commit."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        return None
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    """What git says of the source tree; None where it says nothing."""
+    done = _run_git(*arguments)
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+@functools.cache
+def _run_git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    failed = functools.partial(subprocess.CompletedProcess, arguments, 1, "")
+    if not (ROOT / ".git").exists():  # git would look in the folders above, too
+        return failed(f"{ROOT} has no .git")
+    if shutil.which("git") is None:
+        return failed("there is no `git` command")
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from service import ROOT, ServiceError, errors_for_the_user, toolchain
-from service.compile import compile_report, git
+from service.compile import compile_report, git, why_no_commit
 from service.matrix import Cell, Variant, load
 
 DIST = ROOT / "dist"
@@ -203,6 +203,22 @@ def finished_wheel(variant: Variant, work: Path, folder: Path) -> Path:
     return found[-1]
 
 
+def say_what_was(done: str, wheel: Path) -> None:
+    """Prints the wheel's place, size and commit, and where it names no commit, why not."""
+    from service.check import Wheel  # which needs this module
+
+    commit = Wheel(wheel).info["commit"]
+    size = f"{wheel.stat().st_size / 1e6:.2f} MB"
+    print(f"extops: {done} {wheel} ({size}, {f'commit {commit}' if commit else 'no commit'})")
+    if not commit:
+        print(
+            "extops: note: this wheel names no commit "
+            f"({why_no_commit() or 'its build was not told which'}): to have it named, set "
+            "EXTOPS_COMMIT to what `git rev-parse HEAD` says, and SOURCE_DATE_EPOCH to what "
+            "`git log -1 --format=%ct` says, and build again"
+        )
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m service.wheels", description=build.__doc__)
@@ -220,7 +236,7 @@ def main() -> None:
         if arguments.finished:
             make = functools.partial(finished_wheel, folder=arguments.finished)
         wheel = build(variant, arguments.dist, make)
-    print(f"extops: built {wheel} ({wheel.stat().st_size / 1e6:.2f} MB)")
+    say_what_was("built", wheel)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def build(tree: Path, umask: int = 0o022, environment: dict[str, str] | None = N
         text=True,
     )
     assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith(f" MB, commit {OF_GIT['EXTOPS_COMMIT']})\n")
     (wheel,) = (tree / "dist").glob("*.whl")
     return wheel
 

@@ -66,6 +66,15 @@ def test_base_image_of_this_machine(
     assert "--build-arg BASE_IMAGE=mirror/ubuntu:22.04" in build_call(fake_docker)
 
 
+def test_the_commit_that_was_named_counts_and_not_that_of_git(
+    fake_docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXTOPS_COMMIT", "a-commit-of-elsewhere")
+    fake_docker.builds(WHEEL)
+    images.exported_wheel(CPU, tmp_path / "work")
+    assert "--build-arg EXTOPS_COMMIT=a-commit-of-elsewhere" in build_call(fake_docker)
+
+
 def test_settings_are_no_part_of_the_image(
     fake_docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

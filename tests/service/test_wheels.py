@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import small_wheels
 
 from service import ROOT, ServiceError, matrix, wheels
 
@@ -186,6 +188,78 @@ def test_two_builds_of_one_variant_take_turns(tmp_path: Path) -> None:
     said = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert "extops: waiting for another build of cpu to end\n" in said
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A source tree of its own, as far as `--finished` reads it, with a commit of real git's."""
+    tree = tmp_path / "repository"
+    for name in ("service", "package"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(ROOT / name, tree / name, ignore=ignored)
+    shutil.copy(ROOT / "matrix.toml", tree)
+    author = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    for command in (
+        ["init", "--quiet"],
+        [*author, "commit", "--quiet", "--allow-empty", "-m", "A"],
+    ):
+        subprocess.run(["git", *command], cwd=tree, check=True)
+    return tree
+
+
+def hand_over(tree: Path, wheel: Path, **environment: str) -> list[str]:
+    """What the command says that hands over a wheel of an image, as compose's `build` does."""
+    command = [sys.executable, "-m", "service.wheels", "cpu", f"--finished={wheel.parent}"]
+    clean = {name: value for name, value in os.environ.items() if name != "EXTOPS_COMMIT"}
+    done = subprocess.run(
+        command,
+        cwd=tree,
+        env={**clean, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_wheel_is_handed_over_with_the_commit_it_names(tmp_path: Path, repository: Path) -> None:
+    wheel = small_wheels.make(tmp_path / "image", "cpu", commit="0123456789abcdef")
+    assert hand_over(repository, wheel) == [
+        f"extops: built {repository / 'dist' / wheel.name} (0.00 MB, commit 0123456789abcdef)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        ("archive", "{tree} has no .git"),
+        ("no git", "there is no `git` command"),
+        (
+            "another owner",
+            "fatal: detected dubious ownership in repository at '{tree}' To add an "
+            "exception for this directory, call: git config --global --add safe.directory {tree}",
+        ),
+        ("not told", "its build was not told which"),
+    ],
+)
+def test_wheel_without_a_commit_says_why(
+    tmp_path: Path, repository: Path, case: str, reason: str
+) -> None:
+    environment = {}
+    if case == "archive":
+        shutil.rmtree(repository / ".git")
+    if case == "no git":
+        environment["PATH"] = str(tmp_path)
+    if case == "another owner":  # git's own switch, for its own tests
+        environment["GIT_TEST_ASSUME_DIFFERENT_OWNER"] = "1"
+    wheel = small_wheels.make(tmp_path / "image", "cpu", commit=None)
+    said, note = hand_over(repository, wheel, **environment)
+    assert said.endswith("(0.00 MB, no commit)")
+    assert note == (
+        f"extops: note: this wheel names no commit ({reason.format(tree=repository)}): to have "
+        "it named, set EXTOPS_COMMIT to what `git rev-parse HEAD` says, and SOURCE_DATE_EPOCH to "
+        "what `git log -1 --format=%ct` says, and build again"
+    )
 
 
 def test_no_wheel_says_how_to_build_it(tmp_path: Path) -> None:
