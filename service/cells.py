@@ -62,7 +62,7 @@ def main() -> None:
         if asked.verb == "test":
             sys.exit(test(cell, asked.arguments, asked.builder))
         wheel = build(cell, asked.builder)
-    print(f"extops: published {wheel} ({wheel.stat().st_size / 1e6:.2f} MB)")
+    wheels.say_what_was("published", wheel)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -113,6 +114,11 @@ def _torch_headers() -> tuple[Path, str]:
     return Path(spec.origin).parent / "include", version
 
 
+def _words(*words: object) -> str:
+    """Words of a command as a ninja file has them: quoted for the shell, `$` doubled for ninja."""
+    return shlex.join(map(str, words)).replace("$", "$$")
+
+
 def _relative(path: Path) -> Path:
     """Relative to the source tree, on whose place objects and compiler cache then do not depend."""
     return path.relative_to(ROOT)
@@ -134,15 +140,14 @@ def _write_ninja(
     with (folder / "build.ninja").open("w") as file:
         ninja = writer(file)
         ninja.variable("builddir", str(_relative(folder)))
-        ninja.variable("cxx", cxx)
+        ninja.variable("cxx", _words(cxx))
         ninja.variable("sanitizers", " ".join(sanitizers))
         ninja.variable("linking", _SANITIZERS_RUNTIME if sanitizers else _STRIP)
         compile_cxx = f"{launcher}$cxx -MD -MF $out.d $flags $sanitizers -c $in -o $out"
         ninja.rule("cxx", compile_cxx, depfile="$out.d", deps="gcc", description="C++ $in")
         if toolkit:
-            compile_cuda = (
-                f"{launcher}{toolkit.nvcc} -ccbin $cxx -MD -MF $out.d $flags -c $in -o $out"
-            )
+            nvcc = _words(toolkit.nvcc)
+            compile_cuda = f"{launcher}{nvcc} -ccbin $cxx -MD -MF $out.d $flags -c $in -o $out"
             ninja.rule("cuda", compile_cuda, depfile="$out.d", deps="gcc", description="CUDA $in")
         ninja.rule("stand-in", _STAND_IN, description="STAND-IN $out")
         ninja.rule("link", _LINK, description="LINK $out")
@@ -161,7 +166,7 @@ def _write_stand_ins(ninja: Any, folder: Path, cxx: str) -> None:
     baseline.write_sources(folder / "system", cxx)
     for name in baseline.LIBRARIES:
         path = _relative(folder / "system" / name)
-        variables = {"soname": name, "flags": " ".join(baseline.compiler_flags(path))}
+        variables = {"soname": name, "flags": _words(*baseline.compiler_flags(path))}
         sources = [str(source) for source in baseline.sources(path)]
         ninja.build(str(path), "stand-in", implicit=sources, variables=variables)
 
@@ -172,15 +177,17 @@ def _write_objects(
     native = native_libraries()
     cxx_flags = native.cxx_flags(library)
     if library.torch_links:
-        # Not -I: torch's headers are not held to our warnings. Their error messages hold paths.
-        cxx_flags += ["-isystem", str(headers), f"-ffile-prefix-map={headers}=torch"]
+        # Not -I: torch's headers are not held to our warnings. Their error messages hold paths, which
+        # GCC would take from the targets of links instead where those are shorter.
+        cxx_flags += ["-isystem", str(headers), "-fno-canonical-system-headers"]
+        cxx_flags.append(f"-ffile-prefix-map={headers}=torch")
     objects = []
     for source in library.sources(ROOT / "csrc"):
         cuda = source.suffix == ".cu"
         flags = native.nvcc_flags(variant.architectures) if cuda else cxx_flags
         target = str(_relative(folder / "objects" / f"{source.relative_to(ROOT / 'csrc')}.o"))
         rule = "cuda" if cuda else "cxx"
-        ninja.build(target, rule, str(_relative(source)), variables={"flags": " ".join(flags)})
+        ninja.build(target, rule, str(_relative(source)), variables={"flags": _words(*flags)})
         objects.append(target)
     return objects
 
@@ -213,7 +220,7 @@ def _write_link(
     ]
     flags += ["-lgcc", system[baseline.LIBGCC], system[baseline.LIBC], "-l:libc_nonshared.a"]
     flags.append(system[baseline.LOADER])
-    variables = {"flags": " ".join(flags), "soname": output.name}
+    variables = {"flags": _words(*flags), "soname": output.name}
     implicit = [*shared, *system.values()]
     ninja.build(str(_relative(output)), "link", objects, implicit=implicit, variables=variables)
     return output
@@ -226,11 +233,10 @@ def _build_info(
         "variant": variant.name,
         "cuda": toolkit.version if toolkit else None,
         "architectures": list(variant.architectures),
-        "torch_headers": torch_version,
+        # Without the label of torch's own build: what is used of the headers is the same in all.
+        "torch_headers": torch_version.partition("+")[0],
         "cxx": _output(cxx, "--version").partition("\n")[0],
-        # In an image there is no git: who builds there passes what git says.
-        "commit": os.environ.get("EXTOPS_COMMIT")
-        or git("describe", "--always", "--abbrev=40", "--dirty"),
+        "commit": commit(),
     }
 
 
@@ -238,13 +244,37 @@ def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@functools.cache
+_DESCRIBE = ("describe", "--always", "--abbrev=40", "--dirty")
+
+
+def commit() -> str | None:
+    """The commit of the sources: EXTOPS_COMMIT, or else what git says; None where nobody knows.
+
+    In an image there is no git: who builds there passes the variable.
+    """
+    return os.environ.get("EXTOPS_COMMIT") or git(*_DESCRIBE)
+
+
+def why_no_commit() -> str:
+    """Why git does not say which commit the sources are of; empty where it does."""
+    done = _run_git(*_DESCRIBE)
+    return " ".join(done.stderr.split()) if done.returncode != 0 else ""
+
+
 def git(*arguments: str) -> str | None:
-    """What git says of the source tree, None where there is no git or no commit."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        return None
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    """What git says of the source tree; None where it says nothing."""
+    done = _run_git(*arguments)
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+@functools.cache
+def _run_git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    failed = functools.partial(subprocess.CompletedProcess, arguments, 1, "")
+    if not (ROOT / ".git").exists():  # git would look in the folders above, too
+        return failed(f"{ROOT} has no .git")
+    if shutil.which("git") is None:
+        return failed("there is no `git` command")
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from service import ROOT, ServiceError
-from service.compile import git
+from service.compile import commit, git
 from service.matrix import Cell, Matrix, load
 
 # Passed on into the sessions in the image, without a part in the layer cache.
@@ -80,7 +80,7 @@ def _arguments(cell: Cell) -> dict[str, str]:
     found = {
         **build_arguments(cell),
         "BASE_IMAGE": base_image(cell),
-        "EXTOPS_COMMIT": git("describe", "--always", "--abbrev=40", "--dirty"),
+        "EXTOPS_COMMIT": commit(),
         "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH")
         or git("log", "-1", "--format=%ct"),
         "EXTOPS_ARCHITECTURES": os.environ.get("EXTOPS_ARCHITECTURES"),

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service import ROOT, ServiceError
-from service.compile import git
+from service.compile import commit
 from service.matrix import Variant, load
 
 if sys.version_info >= (3, 11):
@@ -140,11 +140,10 @@ def _compile(sources: Path, device: str, sanitized: bool, what: str) -> None:
     """Brings the libraries of the package up to date: only what changed is compiled again."""
     command = [sys.executable, "-m", "service.compile", variant_for(device).name]
     command += ["--into=package/extops", *(["--sanitized"] if sanitized else [])]
-    commit = git("describe", "--always", "--abbrev=40", "--dirty") or ""
     done = subprocess.run(
         command,
         cwd=sources,
-        env={**os.environ, "EXTOPS_COMMIT": commit, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "EXTOPS_COMMIT": commit() or "", "PYTHONDONTWRITEBYTECODE": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

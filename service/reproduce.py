@@ -22,7 +22,10 @@ from service.matrix import Cell, load
 # Where the copies go: neither the name nor the length of the path shall matter.
 FOLDERS = ("one", "another-folder/with-a-longer-path")
 
-_LEFT_OUT = (".nox", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis", "*.so")
+LEFT_OUT = shutil.ignore_patterns(
+    *(".nox", ".venv", "build", "dist", "site", "__pycache__", ".*_cache", ".hypothesis", "*.so")
+)
+"""What is no source, as `shutil.copytree` takes it."""
 
 
 def build(cell: Cell, copy: Path, options: place.Options) -> Path:
@@ -67,7 +70,7 @@ def reproduce(cell: Cell, options: place.Options) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="extops-reproduce-") as folder:
         copies = [Path(folder) / name for name in FOLDERS]
         for copy in copies:  # both first, since the tree may change while one is built
-            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*_LEFT_OUT))
+            shutil.copytree(ROOT, copy, ignore=LEFT_OUT)
         built = [build(cell, copy, options) for copy in copies]
         for name, wheel in zip(FOLDERS, built, strict=True):
             digest = hashlib.sha256(wheel.read_bytes()).hexdigest()

@@ -14,14 +14,16 @@ import fcntl
 import functools
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from service import ROOT, ServiceError, errors_for_the_user, toolchain
-from service.compile import compile_report, git
+from service.compile import compile_report, git, why_no_commit
 from service.matrix import Cell, Variant, load
 
 DIST = ROOT / "dist"
@@ -64,20 +66,18 @@ def build(
 ) -> Path:
     """Builds the wheel of `variant` into `dist` and returns its path.
 
-    The older wheel of the variant goes first, and the new one comes last, whole: a build that fails
-    or is killed leaves none, never a part of one or a stale one. Two builds of one variant take
-    turns.
+    It replaces the older wheel of the variant at the end: a build that fails or is killed leaves
+    that one as it was, and never a part of a new one. Two builds of one variant take turns.
     """
     make = make or repaired_wheel
     try:
         dist.mkdir(parents=True, exist_ok=True)
         with turn(variant) as work:
-            for old in published(variant, dist):
-                old.unlink()
-                passport(old).unlink(missing_ok=True)
-            return publish(make(variant, work), dist)
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
+            return publish(make(variant, work), variant, dist)
+    except BaseException as error:
+        for old in published(variant, dist):
+            print(f"extops: this build made no wheel; {old} is from an earlier one", flush=True)
+        if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
             raise
         raise ServiceError(
             f"there is no room to build {variant.name} ({error.strerror}: {error.filename}): "
@@ -114,8 +114,8 @@ def alone(name: str, what: str) -> Iterator[Path]:
         yield folder
 
 
-def publish(wheel: Path, dist: Path) -> Path:
-    """Copies `wheel` into `dist` in such a way that it appears there whole or not at all."""
+def publish(wheel: Path, variant: Variant, dist: Path) -> Path:
+    """Copies `wheel` into `dist`, where it appears whole or not at all, and then removes older ones."""
     # Within dist/, since a file can only be renamed into place within one file system. The name is
     # the same each time, so that what a killed build left is overwritten by the next.
     partial = dist / f".{wheel.name}.partial"
@@ -124,10 +124,14 @@ def publish(wheel: Path, dist: Path) -> Path:
         shutil.copyfile(wheel, partial)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
+        passport(target).unlink(missing_ok=True)  # it is that of the file which is replaced
         partial.replace(target)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+    for old in set(published(variant, dist)) - {target}:
+        old.unlink()
+        passport(old).unlink(missing_ok=True)
     return target
 
 
@@ -160,8 +164,22 @@ def repaired_wheel(variant: Variant, work: Path) -> Path:
     wheel_path = run_for_wheel(
         [*repair, f"--wheel-dir={work / 'repaired'}", str(built)], work / "repaired", environment
     )
+    normalise(wheel_path)
     check.check(wheel_path, variant)
     return wheel_path
+
+
+def normalise(wheel: Path) -> None:
+    """Gives all files in `wheel` the mode 0644, and leaves out its entries of folders.
+
+    The modes they had follow the umask, and how the source archive was unpacked.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        files = [(info, archive.read(info)) for info in archive.infolist() if not info.is_dir()]
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for info, data in files:
+            info.external_attr = (stat.S_IFREG | 0o644) << 16
+            archive.writestr(info, data)
 
 
 def run_for_wheel(command: list[str], folder: Path, environment: dict[str, str]) -> Path:
@@ -185,6 +203,22 @@ def finished_wheel(variant: Variant, work: Path, folder: Path) -> Path:
     return found[-1]
 
 
+def say_what_was(done: str, wheel: Path) -> None:
+    """Prints the wheel's place, size and commit, and where it names no commit, why not."""
+    from service.check import Wheel  # which needs this module
+
+    commit = Wheel(wheel).info["commit"]
+    size = f"{wheel.stat().st_size / 1e6:.2f} MB"
+    print(f"extops: {done} {wheel} ({size}, {f'commit {commit}' if commit else 'no commit'})")
+    if not commit:
+        print(
+            "extops: note: this wheel names no commit "
+            f"({why_no_commit() or 'its build was not told which'}): to have it named, set "
+            "EXTOPS_COMMIT to what `git rev-parse HEAD` says, and SOURCE_DATE_EPOCH to what "
+            "`git log -1 --format=%ct` says, and build again"
+        )
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m service.wheels", description=build.__doc__)
@@ -202,7 +236,7 @@ def main() -> None:
         if arguments.finished:
             make = functools.partial(finished_wheel, folder=arguments.finished)
         wheel = build(variant, arguments.dist, make)
-    print(f"extops: built {wheel} ({wheel.stat().st_size / 1e6:.2f} MB)")
+    say_what_was("built", wheel)
 
 
 if __name__ == "__main__":

@@ -26,11 +26,13 @@ Requires-Dist: torch>=2.4
 TAG = "py3-none-manylinux_2_28_x86_64"
 
 
-def make(dist: Path, variant: str, architectures: Sequence[str] = ()) -> Path:
+def make(
+    dist: Path, variant: str, architectures: Sequence[str] = (), commit: str | None = "0" * 40
+) -> Path:
     """Writes the wheel of a variant into `dist`; `extops.VARIANT` says which one was installed."""
     version = "0.1.0" if variant == matrix.RELEASE else f"0.1.0+{variant}"
     info = f"extops-{version}.dist-info"
-    build_info = {"variant": variant, "architectures": list(architectures), "commit": "0" * 40}
+    build_info = {"variant": variant, "architectures": list(architectures), "commit": commit}
     files = {
         "extops/__init__.py": f"VARIANT = {variant!r}\n",
         "extops/_build_info.json": json.dumps(build_info),

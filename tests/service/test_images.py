@@ -66,6 +66,15 @@ def test_base_image_of_this_machine(
     assert "--build-arg BASE_IMAGE=mirror/ubuntu:22.04" in build_call(fake_docker)
 
 
+def test_the_commit_that_was_named_counts_and_not_that_of_git(
+    fake_docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXTOPS_COMMIT", "a-commit-of-elsewhere")
+    fake_docker.builds(WHEEL)
+    images.exported_wheel(CPU, tmp_path / "work")
+    assert "--build-arg EXTOPS_COMMIT=a-commit-of-elsewhere" in build_call(fake_docker)
+
+
 def test_settings_are_no_part_of_the_image(
     fake_docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +154,7 @@ class Build:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-def test_ended_build_leaves_no_wheel(
+def test_ended_build_keeps_the_old_wheel(
     fake_docker: FakeDocker, tmp_path: Path, number: signal.Signals
 ) -> None:
     fake_docker.builds(WHEEL)
@@ -162,7 +171,7 @@ def test_ended_build_leaves_no_wheel(
         pipe.write_text("go on\n")  # the orphan, which ends as well now
     build.process.communicate()
     assert build.process.returncode != 0
-    assert list(dist.glob("*.whl")) == []
+    assert (dist / WHEEL).read_text() == "old"
     pipe.unlink()
     again = Build(tmp_path)
     again.process.communicate()

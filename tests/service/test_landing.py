@@ -283,6 +283,13 @@ def write_page(wheel: Wheel, folder: Path) -> str:
     return (folder / "site" / "index.html").read_text()
 
 
+def test_wheel_without_a_commit(tmp_path: Path) -> None:
+    wheel = Wheel(small_wheels.make(tmp_path, "cpu", commit=None))
+    page = write_page(wheel, tmp_path)
+    group = page[page.index('id="wheel-cpu"') :]
+    assert "names no commit" in group[: group.index("</th>")]
+
+
 @pytest.mark.parametrize(
     ("counts", "said"),
     [
