@@ -13,6 +13,7 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from service import ServiceError
 
@@ -82,8 +83,19 @@ def engine() -> str:
         raise ServiceError(f"the engine did not answer in {_ENGINE_TIMEOUT} seconds") from None
     except subprocess.CalledProcessError as error:
         said = error.stderr.strip().splitlines() or ["`docker` failed without a word"]
-        raise ServiceError(said[-1].rstrip(".")) from None
+        raise ServiceError(explained(said[-1].rstrip("."))) from None
     return f"Docker {version}"
+
+
+def explained(said: str, environ: Mapping[str, str] = os.environ) -> str:
+    """What was said when no engine answered; in our words where its socket is another group's."""
+    socket = Path(environ.get("DOCKER_HOST", "/var/run/docker.sock").removeprefix("unix://"))
+    if "permission denied" not in said.lower() or not socket.is_socket():
+        return said
+    return (
+        f"{socket} is open to the group {socket.group()}: run "
+        f'`sudo usermod --append --groups {socket.group()} "$USER"` and log in again'
+    )
 
 
 def _docker(*arguments: str) -> str:

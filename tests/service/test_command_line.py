@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,15 @@ def command(tree: Path, *arguments: str) -> list[str]:
     return [*nox, "--no-venv", "--no-install", *arguments]
 
 
-def nox(*arguments: str, tree: Path = ROOT, **environ: str) -> subprocess.CompletedProcess[str]:
+# root may do anything, whatever the modes of files say, unless it gives that up.
+UNPRIVILEGED = ("setpriv", "--bounding-set=-dac_override") if os.geteuid() == 0 else ()
+
+
+def nox(
+    *arguments: str, tree: Path = ROOT, under: Sequence[str] = (), **environ: str
+) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        command(tree, *arguments),
+        [*under, *command(tree, *arguments)],
         env={**os.environ, **environ},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -120,6 +127,32 @@ def test_build_takes_no_other_arguments(fake_docker: FakeDocker) -> None:
     takes = "a build takes the options --backend and --builder"
     assert done.stdout == f"extops: {takes}, but was given `local -x`\n"
     assert not (fake_docker.folder / "calls").exists()
+
+
+@pytest.mark.parametrize(
+    ("cell", "reason"),
+    [
+        ("3.14-cu121", "torch 2.4.1 has no wheel for Python 3.14"),
+        ("3.10-cu132", "torch 2.15.0 has no wheel for Python 3.10"),
+        ("3.13-release-torch2.4", "torch 2.4.1 has no wheel for Python 3.13"),
+    ],
+)
+def test_cell_without_a_torch_says_so(cell: str, reason: str) -> None:
+    expected = f"test-{cell}: there is no cell {cell!r} in matrix.toml: {reason}; the nearest are "
+    assert nox("-s", f"test-{cell}").stdout.startswith(expected)
+
+
+@pytest.mark.skipif(shutil.which("docker") is None, reason="there is no `docker` command")
+def test_engine_of_a_group(hung_engine: socket.socket) -> None:
+    path = Path(hung_engine.getsockname())
+    path.chmod(0)
+    done = nox("-s", f"build-{CELL}", "--", "--backend=docker", under=UNPRIVILEGED)
+    group = path.group()
+    assert done.stdout == (
+        f"extops: no Docker engine answers ({path} is open to the group {group}: run "
+        f'`sudo usermod --append --groups {group} "$USER"` and log in again): '
+        "start one, or use `--backend local`\n"
+    )
 
 
 def test_build_leaves_the_options_of_pytest_to_a_test(fake_docker: FakeDocker, tree: Path) -> None:
