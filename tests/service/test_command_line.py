@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -9,13 +10,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import small_wheels
 from fake_docker import FakeDocker
 
-from service import ROOT, place
+from service import ROOT, place, wheels
 
 CELL = f"{sys.version_info.major}.{sys.version_info.minor}-cpu"
 
@@ -168,3 +171,100 @@ def test_options_of_pytest_pass() -> None:
     assert {"--require-gpu", "--thorough", "--basetemp"} <= {*options}
     for option in options:
         assert place.options([option, "-k", "backend"], {})[1] == [option, "-k", "backend"]
+
+
+def copies(wheel: Path, *names: str) -> list[Path]:
+    """The wheel under other names."""
+    return [shutil.copy(wheel, wheel.parent / name) for name in names]
+
+
+def test_audit_judges_all_and_fails_at_the_end(tmp_path: Path) -> None:
+    """Eight files that are no wheel of ours, and between them one that is, without libraries."""
+    folder = tmp_path / "folder.whl"
+    folder.mkdir()
+    bare = small_wheels.make(tmp_path, "cpu")
+    named = ("renamed.whl", "numpy-2.4.6-py3-none-any.whl", f"{bare.stem}-1.whl")
+    misnamed = copies(bare, *named)
+    (other_version,) = copies(bare, bare.name.replace("0.1.0", "9.9.0"))
+    (truncated,) = copies(bare, bare.name.replace("manylinux_2_28", "manylinux_2_24"))
+    os.truncate(truncated, bare.stat().st_size // 2)
+    (spoiled,) = copies(bare, bare.name.replace("manylinux_2_28", "manylinux_2_17"))
+    middle = spoiled.read_bytes().index(b"VARIANT = ")
+    with spoiled.open("r+b") as file:
+        file.seek(middle)
+        file.write(b"variant")
+    missing = tmp_path / "missing.whl"
+    paths = [missing, folder, *misnamed, bare, other_version, truncated, spoiled]
+    done = nox("-s", "audit", "--", *map(str, paths))
+    assert done.returncode == 1
+    said = re.findall(r"^extops: (.*)$", done.stdout, re.MULTILINE)
+    expected = [
+        f"{missing} cannot be read: No such file or directory",
+        f"{folder} cannot be read: Is a directory",
+        *(f"{path} is not named extops-<version>-<python>-<abi>-<platform>" for path in misnamed),
+        f"{bare.name}: its tag is manylinux_2_28_x86_64, but auditwheel proves any",
+        f"{other_version} holds no extops-9.9.0+cpu.dist-info/METADATA, as its name promises",
+        f"{truncated} is no wheel: File is not a zip file",
+        f"{spoiled} is no wheel: Bad CRC-32 for file 'extops/__init__.py'",
+    ]
+    assert len(said) == len(expected)
+    for line, beginning in zip(said, expected, strict=True):
+        assert line.startswith(f"not fit to publish: {beginning}")
+    assert wheels.passport(bare).is_file()
+
+
+@pytest.mark.parametrize("record", ['{"contents": "0123', "{}", "[]"])
+def test_audit_with_a_record_of_tests_that_is_not_whole(tmp_path: Path, record: str) -> None:
+    bare = small_wheels.make(tmp_path, "cpu")
+    file = tmp_path / wheels.TESTS / CELL / "cpu.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(record)
+    done = nox("-s", "audit", "--", str(bare))
+    assert done.returncode == 1
+    beginning = f"extops: not fit to publish: {bare.name}: {file} is no whole record of tests"
+    assert f"\n{beginning}: delete it, or run `nox -s test-{CELL}` again; its tag is" in done.stdout
+    assert json.loads(wheels.passport(bare).read_text())["tests"] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("extops-foo.whl", "is not named extops-<version>-<python>-<abi>-<platform>.whl"),
+        (
+            "extops-9.9.0-py3-none-any.whl",
+            "holds no extops-9.9.0.dist-info/METADATA, as its name promises",
+        ),
+    ],
+)
+def test_index_with_a_foreign_wheel(tree: Path, name: str, expected: str) -> None:
+    (foreign,) = copies(small_wheels.make(tree / "dist", "cpu"), name)
+    done = nox("-s", "index", tree=tree)
+    assert done.returncode == 1
+    assert f"extops: {foreign} {expected}" in done.stdout
+    assert not (tree / "site").exists()
+
+
+def test_index_with_a_wheel_of_another_project(tree: Path) -> None:
+    """It has our name, and nothing of ours in it."""
+    foreign = small_wheels.make(tree / "dist", "cpu")
+    with zipfile.ZipFile(foreign) as wheel:
+        kept = {name: wheel.read(name) for name in wheel.namelist() if "/METADATA" in name}
+    with zipfile.ZipFile(foreign, "w") as wheel:
+        for name, data in kept.items():
+            wheel.writestr(name, data)
+    done = nox("-s", "index", tree=tree)
+    assert done.returncode == 1
+    assert f"extops: {foreign} holds no extops/_build_info.json that names " in done.stdout
+
+
+def test_lock_of_another_user(tree: Path) -> None:
+    """As `sudo nox` leaves one: it is there, and not ours to write."""
+    small_wheels.make(tree / "dist", "cpu")
+    lock = tree / "build" / "site.lock"
+    lock.parent.mkdir()
+    lock.touch()
+    lock.chmod(0o444)
+    done = nox("-s", "index", tree=tree, under=UNPRIVILEGED)
+    assert done.returncode == 1
+    denied = f"permission denied: {lock} belongs to {lock.owner()}"
+    assert f'extops: {denied}; run `sudo chown --recursive "$USER" {tree}`\n' in done.stdout
