@@ -8,6 +8,8 @@ run there what they would here. `-- --backend local` keeps them here.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import signal
 import sys
@@ -22,7 +24,14 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from service import ServiceError, mutants, place, toolchain, wheels  # noqa: E402
+from service import (  # noqa: E402
+    ServiceError,
+    errors_for_the_user,
+    mutants,
+    place,
+    toolchain,
+    wheels,
+)
 from service.matrix import Cell, load  # noqa: E402
 
 nox.needs_version = ">=2024.4.15"
@@ -50,14 +59,24 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def choose_place() -> place.Place:
-    """Where the sessions of the cells run: their Python depends on it, so it is settled here."""
+    """Where the sessions of the cells run: their Python depends on it, so it is settled here.
+
+    Only where one of them may run: an engine that hangs would hold up the other sessions, too.
+    """
     arguments, posargs = split_arguments(sys.argv[1:])
-    if {"-l", "--list", "--list-sessions"} & set(arguments):
-        return place.Place(docker=False, reason="nothing runs")
-    try:
-        return place.choose(place.options(posargs)[0].backend)
-    except ServiceError as error:
-        sys.exit(f"extops: {error}")
+    listed = {"-l", "--list", "--list-sessions"} & {*arguments}
+    chosen = " ".join([*arguments, os.environ.get("NOXSESSION", "")])
+    with errors_for_the_user():
+        options, others = place.options(posargs)
+        if others and re.search(r"\bbuild-\d", chosen) and not re.search(r"\btest\b", chosen):
+            raise ServiceError(
+                "a build takes the options --backend and --builder, but was given "
+                f"`{shlex.join(others)}`"
+            )
+        # By its name, or by a pattern: `-k` or `-p`.
+        if listed or not re.search(r"\b(build|test)-\d|(^| )--?[kp]", chosen):
+            return place.Place(docker=False, reason="no session of a cell was chosen")
+        return place.choose(options.backend)
 
 
 def refuse_unknown_cells(arguments: list[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +21,21 @@ class ServiceError(Exception):
 
 @contextlib.contextmanager
 def errors_for_the_user() -> Iterator[None]:
-    """Ends a command with the sentence of a `ServiceError`, and without a traceback."""
+    """Ends a command with the sentence of a `ServiceError`, and without a traceback.
+
+    The same where a file belongs to someone else, as all do that `sudo nox` leaves.
+    """
     try:
         yield
     except ServiceError as error:
         sys.exit(f"extops: {error}")
+    except PermissionError as error:
+        wanted = Path(error.filename)
+        there = next(path for path in (wanted, *wanted.parents) if os.path.lexists(path))
+        said = f"permission denied: {there} belongs to {there.owner()}"
+        if there.is_relative_to(ROOT):
+            said += f'; run `sudo chown --recursive "$USER" {shlex.quote(str(ROOT))}`'
+        sys.exit(f"extops: {said}")
 
 
 def native_libraries() -> ModuleType:

@@ -20,8 +20,8 @@ from service.check import Wheel, findings
 from service.matrix import load
 
 
-def passport(wheel: Wheel, records: Path) -> dict[str, Any]:
-    """All that is known of a wheel."""
+def passport(wheel: Wheel, tests: list[dict[str, Any]]) -> dict[str, Any]:
+    """All that is known of a wheel; `tests` are the test runs of its files."""
     variant = load().variant(wheel.info["variant"])
     data = wheel.path.read_bytes()
     return {
@@ -39,7 +39,7 @@ def passport(wheel: Wheel, records: Path) -> dict[str, Any]:
         "requires_python": wheel.metadata["Requires-Python"],
         "architectures": wheel.info["architectures"],
         "libraries": {name: _sha256(code) for name, code in wheel.libraries.items()},
-        "tests": tests_of(wheel, records),
+        "tests": tests,
         "rules": [
             {"rule": rule, "passed": not problems, "detail": "; ".join(problems)}
             for rule, problems in findings(wheel, variant).items()
@@ -56,15 +56,26 @@ def tests_of(wheel: Wheel, records: Path) -> list[dict[str, Any]]:
     found = []
     for cell in load().cells:
         for path in sorted((records / cell.name).glob("*.json")):
-            test = json.loads(path.read_text())
-            if test.pop("contents") == wheel.contents:
-                found.append({"cell": cell.name, **test})
+            try:
+                test = json.loads(path.read_text())
+                if test.pop("contents") == wheel.contents:
+                    found.append({"cell": cell.name, **test})
+            except (ValueError, KeyError, TypeError):
+                raise ServiceError(
+                    f"{path} is no whole record of tests: delete it, or run "
+                    f"`nox -s test-{cell.name}` again"
+                ) from None
     return found
 
 
 def audit(path: Path) -> list[str]:
     """Writes the wheel's passport, prints what is in it, and returns what is wrong."""
-    found = passport(Wheel(path), path.parent / wheels.TESTS)
+    wheel, problems = Wheel(path), []
+    try:
+        tests = tests_of(wheel, path.parent / wheels.TESTS)
+    except ServiceError as error:
+        tests, problems = [], [str(error)]
+    found = passport(wheel, tests)
     wheels.passport(path).write_text(json.dumps(found, indent=2) + "\n")
     print(f"{path.name} ({found['size'] / 1e6:.2f} MB, sha256 {found['sha256']})")
     for rule in found["rules"]:
@@ -74,7 +85,7 @@ def audit(path: Path) -> list[str]:
     if found["tests"]:
         print(tests_table(found))
     failed = [test["cell"] for test in found["tests"] if test["failed"]]
-    problems = [rule["detail"] for rule in found["rules"] if not rule["passed"]]
+    problems += [rule["detail"] for rule in found["rules"] if not rule["passed"]]
     return [*problems, *(f"its tests failed in {cell}" for cell in failed)]
 
 
@@ -94,8 +105,13 @@ def main() -> None:
     with errors_for_the_user():
         if not paths:
             raise ServiceError(f"there is no wheel in {wheels.DIST}: build one with `nox -s build`")
-        problems = {path.name: audit(path) for path in paths}
-    bad = [f"{name}: {'; '.join(found)}" for name, found in problems.items() if found]
+        bad = []
+        for path in paths:
+            try:
+                if problems := audit(path):
+                    bad.append(f"{path.name}: {'; '.join(problems)}")
+            except ServiceError as error:
+                bad.append(str(error))
     if bad:
         sys.exit("\n".join(f"extops: not fit to publish: {line}" for line in bad))
     print(f"extops: {len(paths)} of {len(paths)} wheels are fit to publish")

@@ -16,9 +16,9 @@ import json
 import re
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,11 @@ STABLE_TORCH_SYMBOLS = re.compile(r"(aoti_)?torch_\w+")
 OUR_SYMBOLS = re.compile(r"extops_\w+")
 # What GCC has every library ask for, to be used where it exists.
 GCC_HOOKS = re.compile(r"_ITM_\w+|__gmon_start__")
+
+_NAME = re.compile(r"extops-(\d[^-]*)-([^-]+-[^-]+)-([^-]+)\.whl")
+
+_FACTS = {"architectures", "commit", "cuda", "cxx", "torch_headers", "variant"}
+"""What a wheel says of its build."""
 
 METADATA_FILES = {"METADATA", "RECORD", "WHEEL", "top_level.txt", sbom.PATH, "licenses/LICENSE"}
 """What is in the .dist-info folder."""
@@ -88,12 +93,27 @@ class Wheel:
             with zipfile.ZipFile(path) as archive:
                 files = [name for name in archive.namelist() if not name.endswith("/")]
                 self.files = {name: archive.read(name) for name in files}
-            _, self.version, python, abi, self.platform = path.stem.split("-")
-        except (ValueError, zipfile.BadZipFile) as error:
+        except OSError as error:
+            raise ServiceError(f"{path} cannot be read: {error.strerror}") from None
+        # What zipfile raises for bytes that are no archive, or a spoiled or an encrypted one.
+        except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
             raise ServiceError(f"{path} is no wheel: {error}") from None
-        self.abi = f"{python}-{abi}"
+        named = _NAME.fullmatch(path.name)
+        if not named:
+            raise ServiceError(
+                f"{path} is not named extops-<version>-<python>-<abi>-<platform>.whl"
+            )
+        self.version, self.abi, self.platform = named.groups()
         self.dist_info = f"extops-{self.version}.dist-info"
         """The folder of its metadata."""
+        metadata = self.files.get(f"{self.dist_info}/METADATA")
+        if metadata is None:
+            raise ServiceError(
+                f"{path} holds no {self.dist_info}/METADATA, as its name promises: give it the name "
+                "that it was built with"
+            )
+        self.metadata = email.message_from_bytes(metadata)
+        """Its METADATA."""
 
     @functools.cached_property
     def libraries(self) -> dict[str, bytes]:
@@ -112,28 +132,26 @@ class Wheel:
         ]
 
     @functools.cached_property
-    def metadata(self) -> Message:
-        """Its METADATA; empty where it has none."""
-        return email.message_from_bytes(self.files.get(f"{self.dist_info}/METADATA", b""))
-
-    @functools.cached_property
     def info(self) -> dict[str, Any]:
         """What it says of its build."""
         try:
             info: dict[str, Any] = json.loads(self.files[f"extops/{BUILD_INFO}"])
-        except (KeyError, ValueError):
+            missing = _FACTS - info.keys()
+        except (KeyError, ValueError, AttributeError):
+            missing = _FACTS
+        if missing:
             raise ServiceError(
-                f"{self.path} holds no extops/{BUILD_INFO} that says what it was built for: "
+                f"{self.path} holds no extops/{BUILD_INFO} that names {', '.join(sorted(missing))}: "
                 "build it again"
-            ) from None
+            )
         return info
 
     @functools.cached_property
     def record(self) -> list[tuple[str, str]]:
         """The files and hashes that its RECORD names."""
-        lines = self.files.get(f"{self.dist_info}/RECORD", b"").decode().splitlines()
-        rows = [line.rsplit(",", 2) for line in lines]
-        return [(name, digest) for name, digest, _ in rows]
+        text = self.files.get(f"{self.dist_info}/RECORD", b"").decode(errors="replace")
+        rows = [line.rsplit(",", 2) for line in text.splitlines()]
+        return [(row[0], row[1]) for row in rows if len(row) == 3]
 
     @property
     def contents(self) -> str:
@@ -344,7 +362,14 @@ RULES: tuple[Rule, ...] = (
 
 def findings(wheel: Wheel, variant: Variant) -> dict[str, list[str]]:
     """What each rule finds wrong with `wheel` as the wheel of `variant`."""
-    return {rule.__name__: rule(wheel, variant) for rule in RULES}
+    return {rule.__name__: _apply(rule, wheel, variant) for rule in RULES}
+
+
+def _apply(rule: Rule, wheel: Wheel, variant: Variant) -> list[str]:
+    try:
+        return rule(wheel, variant)
+    except Exception as error:  # of pyelftools or auditwheel, say, about a library cut short
+        return [f"it cannot be judged: {type(error).__name__}: {error}"]
 
 
 def check(path: Path, variant: Variant) -> None:

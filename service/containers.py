@@ -19,7 +19,7 @@ import docker.errors
 import docker.types
 import requests
 
-from service import ROOT, ServiceError
+from service import ROOT, ServiceError, place
 
 NO_GPU = (
     "a GPU is required, but this Docker engine cannot give one to a container: install the NVIDIA "
@@ -78,7 +78,7 @@ def _engine() -> Iterator[Any]:
         raise ServiceError(f"the Docker engine refused: {error.explanation or error}") from None
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
         raise ServiceError(
-            f"no Docker engine answers ({error}): start one, or use `--backend local`"
+            f"no Docker engine answers ({place.explained(str(error))}): start one, or use `--backend local`"
         ) from None
 
 

@@ -160,10 +160,18 @@ class Matrix:
         if name not in cells:
             near = difflib.get_close_matches(name, cells, n=3, cutoff=0.0)
             raise ServiceError(
-                f"there is no cell {name!r} in matrix.toml; the nearest are {', '.join(near)} "
-                "(`nox --list` shows all)"
+                f"there is no cell {name!r} in matrix.toml{self._why_not(name)}; "
+                f"the nearest are {', '.join(near)} (`nox --list` shows all)"
             )
         return cells[name]
+
+    def _why_not(self, name: str) -> str:
+        """Why there is no cell of that name, where it is for want of a torch."""
+        python, _, rest = name.partition("-")
+        torches = [cell.torch for cell in self.cells if cell.name == f"{cell.python}-{rest}"]
+        if not torches or python not in {cell.python for cell in self.cells}:
+            return ""
+        return f": torch {torches[0]} has no wheel for Python {python}"
 
     def variant(self, name: str) -> Variant:
         """The variant of that name, as it is to be built: EXTOPS_ARCHITECTURES overrides its own."""

@@ -8,14 +8,20 @@ A session takes these options after `--`; what is not among them reaches pytest:
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from service import ServiceError
 
 BACKENDS = ("docker", "local")
+# Those of this module, and the suite's own (tests/conftest.py).
+_OPTIONS = ("--backend", "--builder", "--require-gpu", "--thorough")
+# How alike a misspelt option must be, of 1: pytest has none over 0.63, pip none over 0.7.
+_ALIKE = 0.8
 _ENGINE_TIMEOUT = 10  # seconds: an engine behind ssh needs a few, a dead one shall not hold us up
 
 
@@ -41,7 +47,16 @@ class Place:
 def options(
     arguments: Sequence[str], environ: Mapping[str, str] = os.environ
 ) -> tuple[Options, list[str]]:
-    """The options among `arguments`, and the other arguments."""
+    """The options among `arguments`, and the other arguments.
+
+    What is almost an option is an error: passed on, it would do nothing in a build, and stop a test
+    only after its image has been built.
+    """
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        near = difflib.get_close_matches(name, _OPTIONS, n=1, cutoff=_ALIKE)
+        if name.startswith("--") and near and name not in _OPTIONS:
+            raise ServiceError(f"there is no option {name}: did you mean {near[0]}?")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--backend", default=environ.get("EXTOPS_BACKEND") or None)
     parser.add_argument("--builder", default=environ.get("BUILDX_BUILDER") or None)
@@ -68,8 +83,19 @@ def engine() -> str:
         raise ServiceError(f"the engine did not answer in {_ENGINE_TIMEOUT} seconds") from None
     except subprocess.CalledProcessError as error:
         said = error.stderr.strip().splitlines() or ["`docker` failed without a word"]
-        raise ServiceError(said[-1].rstrip(".")) from None
+        raise ServiceError(explained(said[-1].rstrip("."))) from None
     return f"Docker {version}"
+
+
+def explained(said: str, environ: Mapping[str, str] = os.environ) -> str:
+    """What was said when no engine answered; in our words where its socket is another group's."""
+    socket = Path(environ.get("DOCKER_HOST", "/var/run/docker.sock").removeprefix("unix://"))
+    if "permission denied" not in said.lower() or not socket.is_socket():
+        return said
+    return (
+        f"{socket} is open to the group {socket.group()}: run "
+        f'`sudo usermod --append --groups {socket.group()} "$USER"` and log in again'
+    )
 
 
 def _docker(*arguments: str) -> str:

@@ -82,10 +82,10 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m service.reproduce", description=__doc__)
     parser.add_argument("sessions", nargs="+", help="which builds, e.g. build-3.11-cu130")
-    options, others = place.options(sys.argv[1:])
-    sessions = parser.parse_args(others).sessions
     end_tidily()
     with errors_for_the_user():
+        options, others = place.options(sys.argv[1:])
+        sessions = parser.parse_args(others).sessions
         cells = [load().cell(name.removeprefix("build-")) for name in sessions]
         found = {cell.name: reproduce(cell, options) for cell in cells}
     bad = [f"{name} differs in {'; '.join(what)}" for name, what in found.items() if what]

@@ -14,6 +14,8 @@ from email.message import Message
 from typing import Any
 from urllib.parse import quote
 
+from service import ServiceError
+
 PATH = "sboms/extops.cdx.json"
 """Inside the wheel's .dist-info folder."""
 
@@ -38,8 +40,10 @@ def text(metadata: bytes, info: Mapping[str, Any], libraries: Mapping[str, bytes
 def minimum_torch(metadata: Message) -> str:
     """The oldest torch that the wheel installs with."""
     requirements = metadata.get_all("Requires-Dist") or []
-    (version,) = (found for x in requirements if (found := x.removeprefix("torch>=")) != x)
-    return version
+    versions = [found for x in requirements if (found := x.removeprefix("torch>=")) != x]
+    if len(versions) != 1:
+        raise ServiceError("its METADATA does not require `torch>=` one version")
+    return versions[0]
 
 
 def _wheel(metadata: Message, info: Mapping[str, Any]) -> dict[str, Any]:

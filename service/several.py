@@ -147,12 +147,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m service.several", description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="how many builds at once (default: 2)")
     parser.add_argument("cells", nargs="*", help="which cells (default: one for each wheel)")
-    options, others = place.options(sys.argv[1:])
-    arguments = parser.parse_args(others)
-    if arguments.jobs < 1:
-        parser.error(f"--jobs is {arguments.jobs}, but a number of builds from 1 is expected")
     end_tidily()
     with errors_for_the_user():
+        options, others = place.options(sys.argv[1:])
+        arguments = parser.parse_args(others)
+        if arguments.jobs < 1:
+            parser.error(f"--jobs is {arguments.jobs}, but a number of builds from 1 is expected")
         cells = [load().cell(name) for name in dict.fromkeys(arguments.cells)]
         results = build(cells or list(load().default_cells), arguments.jobs, options)
     summary = ROOT / "build" / "summary.json"

@@ -138,9 +138,9 @@ def main() -> None:
     parser.add_argument(
         "--tests-only", action="store_true", help="test the wheels in dist/, and build none"
     )
-    options, others = place.options(sys.argv[1:])
-    arguments = parser.parse_args(others)
     with errors_for_the_user():
+        options, others = place.options(sys.argv[1:])
+        arguments = parser.parse_args(others)
         for name in arguments.cells:
             record(survey(load().cell(name), options, tests_only=arguments.tests_only))
     rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []

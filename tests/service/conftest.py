@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from fake_docker import SCRIPT, FakeDocker
 
-from service import ServiceError, place
+from service import ROOT, ServiceError, place
 
 
 @pytest.fixture
@@ -45,3 +46,18 @@ def small_image(engine: None) -> str:
         ):
             return image
     pytest.skip("the Docker engine has no ubuntu:22.04 or debian:bookworm-slim")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what a build needs, with a dist/ of its own."""
+    copy = tmp_path / "tree"
+    copy.mkdir()
+    skip = shutil.ignore_patterns("__pycache__", "*.so", "_build_info.json")
+    for name in ("csrc", "package", "service", "tests"):
+        shutil.copytree(ROOT / name, copy / name, ignore=skip)
+    for name in ("Dockerfile", ".dockerignore", "README.md", "matrix.toml", "noxfile.py"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("pyproject.toml", "setup.py"):
+        shutil.copy(ROOT / name, copy)
+    return copy

@@ -33,6 +33,7 @@ def make(
     version = "0.1.0" if variant == matrix.RELEASE else f"0.1.0+{variant}"
     info = f"extops-{version}.dist-info"
     build_info = {"variant": variant, "architectures": list(architectures), "commit": commit}
+    build_info |= {"cuda": None, "cxx": "g++ 12", "torch_headers": "2.13.0"}
     files = {
         "extops/__init__.py": f"VARIANT = {variant!r}\n",
         "extops/_build_info.json": json.dumps(build_info),

@@ -239,6 +239,15 @@ def test_files_left_out(forge: Forge) -> None:
     assert forge.findings() == {"files": [f"it lacks {name}" for name in missing]}
 
 
+def test_library_cut_short(forge: Forge) -> None:
+    forge.files["extops/libextops_cpu.so"] = forge.files["extops/libextops_cpu.so"][:1000]
+    found = forge.findings()
+    rules = {"manylinux_tag", "python_abi", "stable_abi", "gpu_code", "linked_libraries"}
+    assert set(found) == rules
+    for messages in found.values():
+        assert messages[0].startswith("it cannot be judged: ELFParseError: ")
+
+
 def test_file_that_was_changed(forge: Forge) -> None:
     forge.unrecorded["extops/reference.py"] = b"raise ImportError"
     message = "its RECORD is not right about extops/reference.py"
@@ -332,7 +341,7 @@ def test_what_is_no_wheel(tmp_path: Path) -> None:
     done = run_audit(wheel)
     assert (done.returncode, done.stderr) == (
         1,
-        f"extops: {wheel} is no wheel: File is not a zip file\n",
+        f"extops: not fit to publish: {wheel} is no wheel: File is not a zip file\n",
     )
 
 

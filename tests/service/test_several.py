@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -52,21 +51,6 @@ def test_unknown_cell() -> None:
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("extops: there is no cell '3.11-cu131' in matrix.toml; the nearest are ")
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A copy of what a build needs, with a dist/ of its own."""
-    copy = tmp_path / "tree"
-    copy.mkdir()
-    skip = shutil.ignore_patterns("__pycache__", "*.so", "_build_info.json")
-    for name in ("csrc", "package", "service", "tests"):
-        shutil.copytree(ROOT / name, copy / name, ignore=skip)
-    for name in ("Dockerfile", ".dockerignore", "README.md", "matrix.toml", "noxfile.py"):
-        shutil.copy(ROOT / name, copy)
-    for name in ("pyproject.toml", "setup.py"):
-        shutil.copy(ROOT / name, copy)
-    return copy
 
 
 def test_failures_end_the_table(tree: Path) -> None:
