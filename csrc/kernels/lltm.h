@@ -74,6 +74,13 @@ EXTOPS_API Error extops_lltm_backward_cuda(
 EXTOPS_API int64_t
 extops_lltm_backward_alignment_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
 
+// grad_bias, [3 * state_size]: the sum of grad_gates over the batch.
+EXTOPS_API Error extops_lltm_bias_backward_cuda(
+    ScalarType dtype, int64_t batch, int64_t state_size, const void* grad_gates, void* grad_bias, void* stream);
+
+EXTOPS_API int64_t
+extops_lltm_bias_backward_alignment_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
+
 // [grad_old_h | grad_input] = grad_gates * weights, all of them float32.
 EXTOPS_API Error extops_lltm_input_backward_cuda(
     int64_t batch, int64_t input_features, int64_t state_size, const void* grad_gates, const void* weights,

@@ -41,6 +41,7 @@ _SMALL_SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 _SMALL_CUDA_SIGNATURES: dict[str, tuple[Any, ...]] = {
     **_SMALL_SIGNATURES,
+    "lltm_bias_backward": (c_int32, c_int64, c_int64, *[c_void_p] * 2),
     "lltm_input_backward": (c_int64, c_int64, c_int64, *[c_void_p] * 4),
 }
 
@@ -209,7 +210,7 @@ def _lltm_backward(
     if not (alignment := device.alignment(op, *problem)):
         grad_gates, grad_old_cell = _lltm_cell_backward(device, grad_h, grad_cell, gates, new_cell)
         grad_weights = torch.mm(grad_gates.t(), torch.cat([old_h, input], dim=1))
-        return grad_gates, grad_old_cell, grad_weights, grad_gates.sum(0)
+        return grad_gates, grad_old_cell, grad_weights, _bias_backward(device, grad_gates, problem)
     inputs = [_dense(x, alignment) for x in (input, old_h, gates, new_cell)]
     grads = (
         gates.new_empty(batch, 3 * state_size),
@@ -221,6 +222,16 @@ def _lltm_backward(
     pointers = _pointers(*inputs, *grads)
     device.run_whole(op, new_cell, *problem, *upstream, *pointers)
     return grads
+
+
+def _bias_backward(device: Device, grad_gates: Tensor, problem: tuple[int, ...]) -> Tensor:
+    dtype, batch, _, state_size = problem
+    if not device.alignment("lltm_bias_backward", *problem):
+        return grad_gates.sum(0)
+    grad_bias = grad_gates.new_empty(3 * state_size)
+    pointers = _pointers(grad_gates, grad_bias)
+    device.run_whole("lltm_bias_backward", grad_gates, dtype, batch, state_size, *pointers)
+    return grad_bias
 
 
 def _lltm_input_backward(

@@ -11,8 +11,7 @@
 namespace {
 
 struct Cpu {
-  static constexpr bool kHasSmallInputBackward = false;
-  static constexpr bool kHasTf32 = false;
+  static constexpr bool kIsCuda = false;
   static constexpr auto* lltm = &extops_lltm_cpu;
   static constexpr auto* lltm_alignment = &extops_lltm_alignment_cpu;
   static constexpr auto* lltm_backward = &extops_lltm_backward_cpu;

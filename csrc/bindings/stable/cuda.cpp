@@ -12,12 +12,13 @@
 namespace {
 
 struct Cuda {
-  static constexpr bool kHasSmallInputBackward = true;
-  static constexpr bool kHasTf32 = true;
+  static constexpr bool kIsCuda = true;
   static constexpr auto* lltm = &extops_lltm_cuda;
   static constexpr auto* lltm_alignment = &extops_lltm_alignment_cuda;
   static constexpr auto* lltm_backward = &extops_lltm_backward_cuda;
   static constexpr auto* lltm_backward_alignment = &extops_lltm_backward_alignment_cuda;
+  static constexpr auto* lltm_bias_backward = &extops_lltm_bias_backward_cuda;
+  static constexpr auto* lltm_bias_backward_alignment = &extops_lltm_bias_backward_alignment_cuda;
   static constexpr auto* lltm_input_backward = &extops_lltm_input_backward_cuda;
   static constexpr auto* lltm_input_backward_alignment = &extops_lltm_input_backward_alignment_cuda;
   static constexpr auto* lltm_cell = &extops_lltm_cell_cuda;

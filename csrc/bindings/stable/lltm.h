@@ -1,8 +1,7 @@
 // The LLTM on torch's stable ABI.
 // A `Device` is a type with the kernels' entry points and a `run(tensor, numel, kernel)` that calls `kernel` with what
 // the entry points take last; `run_small(tensor, batch, features, state_size, kernel)` does so for the kernels that
-// take the whole of a small problem, of which `Device::kHasSmallInputBackward` tells whether it has the last.
-// `Device::kHasTf32` tells whether those can multiply in TF32.
+// take the whole of a small problem. Some kernels, and TF32, exist where `Device::kIsCuda` alone.
 #pragma once
 
 #include "aten.h"
@@ -29,7 +28,7 @@ inline Sizes check_cell(const char* op, const Tensor& gates, const char* name, c
 // How the device is to multiply.
 template <class Device>
 ScalarType product_dtype(ScalarType dtype, bool allow_tf32) {
-  return dtype == ScalarType::Float && Device::kHasTf32 && allow_tf32 ? ScalarType::TF32 : dtype;
+  return dtype == ScalarType::Float && Device::kIsCuda && allow_tf32 ? ScalarType::TF32 : dtype;
 }
 
 struct Gradient {
@@ -169,6 +168,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> small_lltm_backward(
   return {std::move(grad_gates), std::move(grad_old_cell), std::move(grad_weights), std::move(grad_bias)};
 }
 
+// The gradient of the bias, for a grad_gates of the binding's own.
+template <class Device>
+Tensor bias_backward(ScalarType dtype, const Tensor& grad_gates, int64_t batch, int64_t features, int64_t state_size) {
+  if constexpr (Device::kIsCuda) {
+    if (Device::lltm_bias_backward_alignment(dtype, batch, features, state_size) != 0) {
+      Tensor grad_bias = allocate(grad_gates.options(), 3 * state_size);
+      Device::run(grad_gates, 3 * state_size, [&](auto... where) {
+        return Device::lltm_bias_backward(
+            dtype, batch, state_size, grad_gates.data(), grad_bias.mutable_data(), where...);
+      });
+      return grad_bias;
+    }
+  }
+  return sum_rows(grad_gates);
+}
+
 template <class Device>
 std::tuple<Tensor, Tensor, Tensor, Tensor> lltm_backward(
     const std::optional<Tensor>& grad_h, const std::optional<Tensor>& grad_cell, const Tensor& input,
@@ -192,7 +207,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> lltm_backward(
   }
   auto [grad_gates, grad_old_cell] = lltm_cell_backward<Device>(grad_h, grad_cell, gates, new_cell);
   Tensor grad_weights = mm(transpose(grad_gates), cat_columns(old_h, input));
-  Tensor grad_bias = sum_rows(grad_gates);
+  Tensor grad_bias = bias_backward<Device>(dtype, grad_gates, batch, features, state_size);
   return {std::move(grad_gates), std::move(grad_old_cell), std::move(grad_weights), std::move(grad_bias)};
 }
 
@@ -211,7 +226,7 @@ std::tuple<Tensor, Tensor> lltm_input_backward(const Tensor& grad_gates, const T
       weights.sizes()[0] == 3 * state_size && features >= 0, kOp,
       ": expected `weights` to have shape [3*state_size, state_size + input_features] with state_size = ", state_size,
       ", but got ", to_string(weights.sizes()));
-  if constexpr (Device::kHasSmallInputBackward) {
+  if constexpr (Device::kIsCuda) {
     const ScalarType dtype = kernel_dtype(kOp, "grad_gates", options.dtype);
     if (Device::lltm_input_backward_alignment(dtype, batch, features, state_size) != 0) {
       const Dense g(grad_gates);

@@ -262,6 +262,38 @@ __global__ void __launch_bounds__(32 * kInputWarps) lltm_input_backward_kernel(
   }
 }
 
+// ---- backward of the bias: a block sums 32 columns of grad_gates, its warps some rows each ----
+
+constexpr int kSumWarps = 32;
+constexpr int kSumDepth = 4;  // rows that a lane loads before it uses the first
+
+template <class T>
+__global__ void __launch_bounds__(32 * kSumWarps)
+    lltm_bias_backward_kernel(int64_t rows, int64_t columns, const T* grad_gates, T* __restrict__ grad_bias) {
+  using C = typename Compute<T>::type;
+  __shared__ C partial[kSumWarps][32];
+  wait_for_previous_kernel();
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int64_t column = int64_t{blockIdx.x} * 32 + lane;
+  C sum = 0;
+  for (int64_t first = warp; first < rows; first += kSumWarps * kSumDepth) {
+    C values[kSumDepth];
+#pragma unroll
+    for (int d = 0; d < kSumDepth; ++d) {
+      const int64_t row = first + d * kSumWarps;
+      values[d] = row < rows && column < columns ? load(grad_gates[row * columns + column]) : C(0);
+    }
+#pragma unroll
+    for (C value : values) sum += value;
+  }
+  partial[warp][lane] = sum;
+  __syncthreads();
+  if (warp > 0 || column >= columns) return;
+  for (int other = 1; other < kSumWarps; ++other) sum += partial[other][lane];
+  store(grad_bias[column], sum);
+}
+
 // ---- which problems are for which kernels: read off an NVIDIA H200 ----
 
 // Below so many multiplications these kernels beat a library's product with the kernels that it needs beside it. In all
@@ -275,6 +307,7 @@ struct Limits {
 constexpr Limits kForwardLimits{13e6, 4e6, 8192, INT64_MAX};    // a warp goes through all columns
 constexpr Limits kBackwardLimits{130e6, 16e6, INT64_MAX, 256};  // a block goes through the whole batch
 constexpr Limits kInputLimits{8e6, 0, INT64_MAX, INT64_MAX};
+constexpr int64_t kSumRows = 4096;  // a library divides a column among blocks
 constexpr double kRowLimit = 64e6;
 constexpr int64_t kFewRows = 16;
 constexpr double kHopperFrom = 4e6;   // from so many on our own kernels for Hopper beat both
@@ -345,6 +378,10 @@ int64_t extops_lltm_backward_alignment_cuda(
     ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
   if (is_for_tensor_cores(dtype, batch, input_features, state_size)) return kChunkBytes;
   return is_within(kBackwardLimits, dtype, batch, input_features, state_size);
+}
+
+int64_t extops_lltm_bias_backward_alignment_cuda(ScalarType, int64_t batch, int64_t, int64_t) {
+  return batch <= kSumRows;
 }
 
 int64_t extops_lltm_input_backward_alignment_cuda(
@@ -426,6 +463,20 @@ Error extops_lltm_backward_cuda(
     const dim3 grid(ceil_div(sizes.columns(), kThreads), ceil_div(sizes.state_size, kBackwardUnits));
     launch(&lltm_backward_kernel<T>, {grid, kThreads}, static_cast<cudaStream_t>(stream), in);
     return launch_error("lltm_backward");
+  });
+}
+
+Error extops_lltm_bias_backward_cuda(
+    ScalarType dtype, int64_t batch, int64_t state_size, const void* grad_gates, void* grad_bias, void* stream) {
+  const int64_t columns = 3 * state_size;
+  if (columns == 0) return nullptr;
+  return dispatch(dtype, [&](auto scalar) {
+    using T = decltype(scalar);
+    const auto blocks = static_cast<unsigned>((columns + 31) / 32);
+    launch(
+        &lltm_bias_backward_kernel<T>, {blocks, 32 * kSumWarps}, static_cast<cudaStream_t>(stream), batch, columns,
+        static_cast<const T*>(grad_gates), static_cast<T*>(grad_bias));
+    return launch_error("lltm_bias_backward");
   });
 }
 
