@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,9 @@ def verdict(run: Run) -> tuple[str, str]:
     raise ServiceError(f"the tests did not run (exit code {run.code}): the messages above say why")
 
 
-def try_all(folder: Path, chosen: list[Mutant], device: str) -> tuple[Run, list[dict[str, Any]]]:
+def try_all(
+    folder: Path, chosen: list[Mutant], device: str, jobs: int
+) -> tuple[Run, list[dict[str, Any]]]:
     """Runs the tests on the package as it is, which must pass, and on each mutant."""
     arguments = choice(device)
     unspoilt = run_tests(folder, None, arguments, limit=_LIMIT)
@@ -48,10 +51,11 @@ def try_all(folder: Path, chosen: list[Mutant], device: str) -> tuple[Run, list[
         print(unspoilt.output[-3000:])
         raise ServiceError("the tests do not pass where nothing is broken: mend that first")
     print(f"extops: {unspoilt.passed} tests pass in {unspoilt.seconds} s", flush=True)
-    limit = 60 + 3 * unspoilt.seconds  # a mutant that takes so much longer hangs
+    limit = 60 + 3 * jobs * unspoilt.seconds  # a mutant that takes so much longer hangs
     rows = []
-    for number, mutant in enumerate(chosen, start=1):
-        run = run_tests(folder, mutant.name, arguments, limit=limit)
+    with ThreadPoolExecutor(jobs) as pool:
+        runs = pool.map(lambda x: run_tests(folder, x.name, arguments, limit=limit), chosen)
+    for number, (mutant, run) in enumerate(zip(chosen, runs, strict=True), start=1):
         outcome, by = verdict(run)
         print(f"extops: {number}/{len(chosen)} {mutant.name}: {outcome} {by}", flush=True)
         rows.append(
@@ -94,9 +98,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def test_mutants(folder: Path, chosen: list[Mutant], device: str, *, record: bool) -> None:
+def test_mutants(
+    folder: Path, chosen: list[Mutant], device: str, jobs: int, *, record: bool
+) -> None:
     """Tries all mutants in `folder`, and says what became of them; an error where one survives."""
-    unspoilt, rows = try_all(folder, chosen, device)
+    unspoilt, rows = try_all(folder, chosen, device, jobs)
     survivors = [row["mutant"] for row in rows if row["outcome"] != "killed"]
     print(table(rows))
     if record:
@@ -124,6 +130,7 @@ def main() -> None:
     halves = parser.add_mutually_exclusive_group()
     halves.add_argument("--build-only", type=Path, metavar="FOLDER", help="build into it, no tests")
     halves.add_argument("--use", type=Path, metavar="FOLDER", help="test what was built into it")
+    parser.add_argument("--jobs", type=int, default=1, help="how many to test at a time")
     parser.add_argument("names", nargs="*", help="which mutants (default: all, and record them)")
     arguments = parser.parse_args()
     end_tidily()
@@ -133,7 +140,7 @@ def main() -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Does what the command line says."""
-    device, names = arguments.device, arguments.names
+    device, names, jobs = arguments.device, arguments.names, arguments.jobs
     known = mutants(device)
     if unknown := set(names) - {mutant.name for mutant in known}:
         raise ServiceError(f"there is no mutant {', '.join(sorted(unknown))} of {device}")
@@ -142,11 +149,11 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.build_only:
         build(chosen, device, arguments.build_only)
     elif arguments.use:
-        test_mutants(arguments.use, by_tests, device, record=not names)
+        test_mutants(arguments.use, by_tests, device, jobs, record=not names)
     else:
         with tempfile.TemporaryDirectory(prefix="extops-mutants-") as folder:
             build(by_tests, device, Path(folder))
-            test_mutants(Path(folder), by_tests, device, record=not names)
+            test_mutants(Path(folder), by_tests, device, jobs, record=not names)
 
 
 if __name__ == "__main__":
