@@ -345,9 +345,11 @@ inline bool is_for_float32(ScalarType dtype, int64_t batch, int64_t input_featur
 // where TF32 is allowed: it would gain nothing.
 inline bool is_for_few_rows(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
   const bool is_half = dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
+  const int64_t vector = kChunkBytes / (is_half ? 2 : dtype == ScalarType::Double ? 8 : 4);
   constexpr int64_t kFewColumns = 256;
   const int64_t columns = state_size + input_features;
-  return columns <= kForwardLimits.columns && multiplications(1, input_features, state_size) < kRowLimit &&
+  return state_size % vector == 0 && input_features % vector == 0 && columns <= kForwardLimits.columns &&
+         multiplications(1, input_features, state_size) < kRowLimit &&
          (batch == 1 || (!is_half && batch <= kFewRows && columns >= kFewColumns));
 }
 
@@ -409,22 +411,20 @@ Error extops_lltm_cuda(
         static_cast<T*>(gates)};
     // Few rows are bound by the bandwidth of the weights.
     constexpr int kVector = kChunkBytes / sizeof(T);
-    if (is_for_few_rows(dtype, batch, input_features, state_size) && sizes.state_size % kVector == 0 &&
-        sizes.input_features % kVector == 0 && start_at_chunks({in.input, in.weights, in.old_h})) {
+    const bool are_aligned = start_at_chunks({in.input, in.weights, in.old_h});
+    if (are_aligned && is_for_few_rows(dtype, batch, input_features, state_size)) {
       if (batch == 1) return launch_small<SmallForwardTile<1, kVector, 4>>(in, static_cast<cudaStream_t>(stream));
       if constexpr (sizeof(T) >= 4) {
         return launch_small<SmallForwardTile<4, kVector, 2>>(in, static_cast<cudaStream_t>(stream));
       }
     }
     if constexpr (!std::is_same_v<T, double>) {
-      if (is_for_tensor_cores(dtype, batch, input_features, state_size) &&
-          start_at_chunks({in.input, in.weights, in.old_h})) {
+      if (are_aligned && is_for_tensor_cores(dtype, batch, input_features, state_size)) {
         return launch_on_tensor_cores(in, static_cast<cudaStream_t>(stream));
       }
     }
     if constexpr (std::is_same_v<T, float>) {
-      if (is_for_float32(dtype, batch, input_features, state_size) &&
-          start_at_chunks({in.input, in.weights, in.old_h})) {
+      if (are_aligned && is_for_float32(dtype, batch, input_features, state_size)) {
         return launch_in_float32(in, static_cast<cudaStream_t>(stream));
       }
     }
