@@ -1,5 +1,6 @@
-// What GPUs of compute capability 9.0 have of their own: warpgroups that multiply tiles out of shared memory, copies of
-// whole tiles that need no thread, and barriers that count what has arrived. nvcc compiles this for sm_90a alone.
+// What GPUs of compute capability 9.0 (Hopper) have of their own: wgmma, by which a warpgroup multiplies tiles in
+// shared memory; TMA, which copies whole tiles; mbarriers, which count what has arrived; and clusters of blocks with
+// distributed shared memory. nvcc compiles this for sm_90a alone.
 //
 // A tile in shared memory consists of rows of 128 bytes, whose 16-byte chunks are swapped about by the row's number, so
 // that no two of eight rows or columns meet in a bank ("128-byte swizzle"). It starts at a multiple of 1024 bytes.
@@ -23,7 +24,7 @@ constexpr int kWarpgroup = 128;  // threads
 template <class T>
 constexpr int kTileColumns = kTileRowBytes / static_cast<int>(sizeof(T));
 
-// For a parameter of a kernel that copies find by its address; what is compiled for older devices has no word for it.
+// TMA finds a tensor map by its address, so it must be a __grid_constant__ parameter. Older devices have none.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define EXTOPS_GRID_CONSTANT
 #else
@@ -36,37 +37,37 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The address of the same thing in another block of the cluster.
-__device__ inline uint32_t address_in_block(uint32_t address, int block) {
+// The same place in the shared memory of another block of the cluster.
+__device__ inline uint32_t peer_address(uint32_t address, int block) {
   uint32_t remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
   return remote;
 }
 
-// Until all threads of the cluster have arrived. Nothing is made visible: barriers do that.
+// Waits until all threads of the cluster have arrived. Makes no writes visible: the mbarriers do that.
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
-// What a thread has written to shared memory, for copies and warpgroups to read.
-__device__ inline void publish_to_async_units() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The proxy fence: lets TMA and wgmma (the async proxy) see what this thread has written to shared memory.
+__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// A barrier in shared memory. A phase ends when all expected arrivals and bytes are there.
-class Barrier {
+// An mbarrier in shared memory. A phase ends when all expected arrivals and bytes have come.
+class Mbarrier {
  public:
   __device__ void initialize(int arrivals) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(address()), "r"(arrivals) : "memory");
   }
 
-  // To be called once after all barriers are initialized.
+  // To be called once after all mbarriers are initialized.
   __device__ static void publish() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-  __device__ void arrive_expecting(int bytes) {
+  __device__ void arrive_expect_tx(int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
   }
 
   __device__ void arrive() { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address()) : "memory"); }
 
-  // Until phase number `phase` has ended; the last or the last but one can be asked for.
+  // Waits until phase number `phase` has ended; only the last two phases can be asked for.
   __device__ void wait(int phase) {
     uint32_t done = 0;
     while (done == 0) {
@@ -84,14 +85,14 @@ class Barrier {
   uint64_t state_;
 };
 
-// Has the description of a tensor at hand when the first copy asks for it.
+// Fetches a tensor map before the first copy needs it.
 __device__ inline void prefetch(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// A box of a tensor into shared memory; what is beyond the tensor's edges becomes zero. Its first element is at the
-// given coordinates, the fastest first. The bytes count at `barrier`.
-__device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int x, int y, const Barrier& barrier) {
+// Copies a box of a tensor into shared memory by TMA. What is beyond the tensor's edges becomes zero. The coordinates
+// of its first element come innermost first. The bytes count at `barrier`.
+__device__ inline void tma_load(uint32_t to, const CUtensorMap& from, int x, int y, const Mbarrier& barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
           "r"(to),
@@ -99,7 +100,7 @@ __device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int x, int
       : "memory");
 }
 
-__device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int x, int y, int z, const Barrier& barrier) {
+__device__ inline void tma_load(uint32_t to, const CUtensorMap& from, int x, int y, int z, const Mbarrier& barrier) {
   asm volatile(
       "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
       "[%5];" ::"r"(to),
@@ -107,11 +108,11 @@ __device__ inline void copy_box(uint32_t to, const CUtensorMap& from, int x, int
       : "memory");
 }
 
-// Shared memory into that of another block of the cluster.
-__device__ inline void copy_to_block(uint32_t to, uint32_t from, int bytes, const Barrier& barrier, int block) {
+// Copies shared memory into that of another block of the cluster.
+__device__ inline void copy_to_peer(uint32_t to, uint32_t from, int bytes, const Mbarrier& barrier, int block) {
   asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   address_in_block(to, block)),
-               "r"(from), "r"(bytes), "r"(address_in_block(barrier.address(), block))
+                   peer_address(to, block)),
+               "r"(from), "r"(bytes), "r"(peer_address(barrier.address(), block))
                : "memory");
 }
 
@@ -123,15 +124,15 @@ struct Accumulator {
   __device__ float& at(int j, int half, int i) { return values[4 * j + 2 * half + i]; }
 };
 
-// How a warpgroup finds the rows of a tile, for sums along the rows.
-__device__ inline uint64_t tile_descriptor(uint32_t address) {
+// Where wgmma finds a K-major tile: one whose rows run along K.
+__device__ inline uint64_t matrix_descriptor(uint32_t address) {
   constexpr uint64_t kBytesBetween8Rows = 8 * kTileRowBytes;
   return uint64_t{(address & 0x3ffff) >> 4} | uint64_t{1} << 16 | (kBytesBetween8Rows >> 4) << 32 | uint64_t{1} << 62;
 }
 
-// How it finds the columns of tiles of `kRows` rows that follow each other, for sums along the columns.
+// Where wgmma finds transposed tiles, whose columns run along K: tiles of `kRows` rows that follow each other.
 template <int kRows>
-__device__ inline uint64_t transposed_tile_descriptor(uint32_t address) {
+__device__ inline uint64_t transposed_matrix_descriptor(uint32_t address) {
   constexpr uint64_t kBytesBetweenTiles = kRows * kTileRowBytes;
   constexpr uint64_t kBytesBetween8Rows = 8 * kTileRowBytes;
   return uint64_t{(address & 0x3ffff) >> 4} | (kBytesBetweenTiles >> 4) << 16 | (kBytesBetween8Rows >> 4) << 32 |
@@ -152,10 +153,10 @@ __device__ inline uint64_t transposed_tile_descriptor(uint32_t address) {
 
 // result += a * b^T along 32 bytes of the rows, where a has 64 rows and b 128; float stands for TF32, whose further
 // bits are cut off. Where `kTransposed`, which 16-bit types can be, a and b lie in memory as their transposes: the sum
-// runs along 16 rows of 64 and 128 columns. Between begin_products and wait_for_products; until then nobody may touch
+// runs along 16 rows of 64 and 128 columns. Between wgmma_fence and wgmma_wait; until then nobody may touch
 // result.
 template <class T, bool kTransposed>
-__device__ inline void add_product(Accumulator& result, uint64_t a, uint64_t b, bool adds) {
+__device__ inline void wgmma(Accumulator& result, uint64_t a, uint64_t b, bool adds) {
   float (&c)[64] = result.values;
   if constexpr (std::is_same_v<T, float>) {
     static_assert(!kTransposed);
@@ -180,24 +181,24 @@ __device__ inline void add_product(Accumulator& result, uint64_t a, uint64_t b, 
   }
 }
 
-// The same along whole rows of two tiles.
+// The same along whole rows of two K-major tiles.
 template <class T>
-__device__ inline void add_tile_product(Accumulator& result, uint32_t a, uint32_t b, bool adds) {
+__device__ inline void multiply_tiles(Accumulator& result, uint32_t a, uint32_t b, bool adds) {
 #pragma unroll
   for (int bytes = 0; bytes < kTileRowBytes; bytes += 32) {
-    add_product<T, false>(result, tile_descriptor(a + bytes), tile_descriptor(b + bytes), adds || bytes > 0);
+    wgmma<T, false>(result, matrix_descriptor(a + bytes), matrix_descriptor(b + bytes), adds || bytes > 0);
   }
 }
 
 // The same along all of `kRows` rows: a is one tile of so many rows, b two of them, the columns side by side.
 template <class T, int kRows>
-__device__ inline void add_transposed_tile_product(Accumulator& result, uint32_t a, uint32_t b, bool adds) {
+__device__ inline void multiply_transposed_tiles(Accumulator& result, uint32_t a, uint32_t b, bool adds) {
   constexpr int kStep = 16;  // rows of one instruction
 #pragma unroll
   for (int row = 0; row < kRows; row += kStep) {
     const int bytes = row * kTileRowBytes;
-    add_product<T, true>(
-        result, transposed_tile_descriptor<kRows>(a + bytes), transposed_tile_descriptor<kRows>(b + bytes),
+    wgmma<T, true>(
+        result, transposed_matrix_descriptor<kRows>(a + bytes), transposed_matrix_descriptor<kRows>(b + bytes),
         adds || row > 0);
   }
 }
@@ -206,26 +207,26 @@ __device__ inline void add_transposed_tile_product(Accumulator& result, uint32_t
 #undef EXTOPS_8_OPERANDS
 #undef EXTOPS_64_REGISTERS
 
-__device__ inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Until all but the last `kPending` groups of products are done.
+// Waits until all but the last `kPending` committed groups of wgmma are done.
 template <int kPending>
-__device__ inline void wait_for_products() {
+__device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// The same, for a result of those that are.
+// The same where `result` is read next: keeps the compiler from reading it before.
 template <int kPending>
-__device__ inline void wait_for_products(Accumulator& result) {
-  wait_for_products<kPending>();
+__device__ inline void wgmma_wait(Accumulator& result) {
+  wgmma_wait<kPending>();
 #pragma unroll
-  for (float& value : result.values) asm volatile("" : "+f"(value)::"memory");  // not to be read before
+  for (float& value : result.values) asm volatile("" : "+f"(value)::"memory");
 }
 
 #endif
 
-// ---- on the host: tensors as the copies see them ----
+// ---- on the host: tensor maps ----
 
 // A function of the driver, which nothing here links; null where it has none of that name.
 template <class Function>
@@ -251,12 +252,11 @@ constexpr CUtensorMapDataType map_type(bool for_tensor_cores = true) {
   return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
-constexpr Error kCannotDescribe =
-    "lltm: the CUDA driver cannot make tensor maps of the tensors (cuTensorMapEncodeTiled)";
+constexpr Error kNoTensorMap = "lltm: the CUDA driver cannot make tensor maps of the tensors (cuTensorMapEncodeTiled)";
 
 // Describes boxes of `box_rows` (of each of the tensor's matrices) by 128 bytes to the copies.
 template <class T, int kRank>
-bool describe(
+bool make_tensor_map(
     CUtensorMap& map, CUtensorMapDataType type, const T* data, const cuuint64_t (&sizes)[kRank],
     const cuuint64_t (&row_bytes)[kRank - 1], cuuint32_t box_rows) {
   static const auto encode = driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");

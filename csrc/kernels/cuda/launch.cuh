@@ -76,11 +76,11 @@ struct Shape {
   dim3 grid;
   unsigned threads;
   unsigned shared_bytes = 0;
-  dim3 cluster = {0, 0, 0};  // none: a kernel that speaks of clusters must have one, if of a single block
+  dim3 cluster = {0, 0, 0};  // none; a kernel with cluster instructions needs one, even of a single block
 };
 
-// Launches a kernel that begins with `wait_for_previous_kernel`: its blocks may come while those of the kernel before
-// it end, where the device can do that.
+// Launches a kernel that calls `wait_for_previous_kernel`: by programmatic dependent launch, where the device has that,
+// its blocks start while those of the kernel before it end.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchAttribute attributes[2] = {};

@@ -40,14 +40,14 @@ struct BackwardMaps {
 
 template <int kStages>
 struct BackwardBarriers {
-  Barrier full[kStages];
-  Barrier empty[kStages];
+  Mbarrier full[kStages];
+  Mbarrier empty[kStages];
 };
 
 // Copies the K tile's columns of X.
 template <class T, class Tile>
-__device__ void copy_columns(
-    const Sizes& sizes, const BackwardMaps& maps, int k_tile, uint32_t stage, const Barrier& full) {
+__device__ void load_columns(
+    const Sizes& sizes, const BackwardMaps& maps, int k_tile, uint32_t stage, const Mbarrier& full) {
   const int row = k_tile * kTileRows;
 #pragma unroll
   for (int tile = 0; tile < Tile::kColumnTiles; ++tile) {
@@ -55,20 +55,20 @@ __device__ void copy_columns(
     const uint32_t to = stage + (kGates + tile) * kTileBytes;
     // A tile is old_h's or input's: state_size is a multiple of its width. Beyond both, TMA fills in zeros.
     if (column < sizes.state_size || sizes.input_features == 0) {
-      copy_box(to, maps.old_h, column, row, full);
+      tma_load(to, maps.old_h, column, row, full);
     } else {
-      copy_box(to, maps.input, column - sizes.state_size, row, full);
+      tma_load(to, maps.input, column - sizes.state_size, row, full);
     }
   }
 }
 
 // Copies the K tile's gradients of the block's units.
-__device__ inline void copy_gradients(
-    const Sizes& sizes, const BackwardMaps& maps, int k_tile, uint32_t stage, const Barrier& full) {
+__device__ inline void load_gradients(
+    const Sizes& sizes, const BackwardMaps& maps, int k_tile, uint32_t stage, const Mbarrier& full) {
 #pragma unroll
   for (int gate = 0; gate < kGates; ++gate) {
     const int column = gate * sizes.state_size + static_cast<int>(blockIdx.y) * kBlockUnits;
-    copy_box(stage + gate * kTileBytes, maps.grad_gates, column, k_tile * kTileRows, full);
+    tma_load(stage + gate * kTileBytes, maps.grad_gates, column, k_tile * kTileRows, full);
   }
 }
 
@@ -79,12 +79,12 @@ __device__ void fill_stages(
     BackwardBarriers<Tile::kStages>& barriers) {
   const int count = min(k_tiles, Tile::kStages);
   for (int k_tile = 0; k_tile < count; ++k_tile) {
-    barriers.full[k_tile].arrive_expecting(Tile::kStageBytes);
-    copy_columns<T, Tile>(sizes, maps, k_tile, stages + k_tile * Tile::kStageBytes, barriers.full[k_tile]);
+    barriers.full[k_tile].arrive_expect_tx(Tile::kStageBytes);
+    load_columns<T, Tile>(sizes, maps, k_tile, stages + k_tile * Tile::kStageBytes, barriers.full[k_tile]);
   }
   wait_for_previous_kernel();
   for (int k_tile = 0; k_tile < count; ++k_tile) {
-    copy_gradients(sizes, maps, k_tile, stages + k_tile * Tile::kStageBytes, barriers.full[k_tile]);
+    load_gradients(sizes, maps, k_tile, stages + k_tile * Tile::kStageBytes, barriers.full[k_tile]);
   }
 }
 
@@ -98,9 +98,9 @@ __device__ void refill_stage(
   const int stage = done % Tile::kStages;
   const uint32_t to = stages + stage * Tile::kStageBytes;
   barriers.empty[stage].wait(done / Tile::kStages);
-  barriers.full[stage].arrive_expecting(Tile::kStageBytes);
-  copy_columns<T, Tile>(sizes, maps, k_tile, to, barriers.full[stage]);
-  copy_gradients(sizes, maps, k_tile, to, barriers.full[stage]);
+  barriers.full[stage].arrive_expect_tx(Tile::kStageBytes);
+  load_columns<T, Tile>(sizes, maps, k_tile, to, barriers.full[stage]);
+  load_gradients(sizes, maps, k_tile, to, barriers.full[stage]);
 }
 
 // Lanes of a quad hold neighbouring pairs of four groups of eight columns; afterwards each has one group's eight. The
@@ -163,21 +163,21 @@ __device__ void consume(
     const int stage = k_tile % Tile::kStages;
     barriers.full[stage].wait(k_tile / Tile::kStages);
     const uint32_t gradients = stages + stage * Tile::kStageBytes;
-    begin_products();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Tile::kAccumulators; ++i) {
       const uint32_t columns = gradients + (kGates + i * kAccumulatorColumns / kTileColumns<T>)*kTileBytes;
-      add_transposed_tile_product<T, kTileRows>(sums[i], gradients + gate * kTileBytes, columns, k_tile > 0);
+      multiply_transposed_tiles<T, kTileRows>(sums[i], gradients + gate * kTileBytes, columns, k_tile > 0);
     }
-    commit_products();
+    wgmma_commit();
     if (k_tile > 0) {
-      wait_for_products<1>();
+      wgmma_wait<1>();
       if (threadIdx.x % 32 == 0) barriers.empty[(k_tile - 1) % Tile::kStages].arrive();
       if (threadIdx.x == 0) refill_stage<T, Tile>(in.sizes, maps, k_tile - 1, k_tiles, stages, barriers);
     }
   }
 #pragma unroll
-  for (Accumulator& each : sums) wait_for_products<0>(each);
+  for (Accumulator& each : sums) wgmma_wait<0>(each);
 #pragma unroll
   for (int i = 0; i < Tile::kAccumulators; ++i) {
     store_rows(in, gate, blockIdx.x * Tile::kColumns + i * kAccumulatorColumns, sums[i]);
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kBlockThreads)
       barriers.full[stage].initialize(1);
       barriers.empty[stage].initialize(kBlockThreads / 32);
     }
-    Barrier::publish();
+    Mbarrier::publish();
   }
   __syncthreads();
   const uint32_t stages = shared_address(shared);
@@ -224,13 +224,14 @@ Error launch_tile(const CellBackward<T>& in, cudaStream_t stream) {
   const cuuint64_t features = in.sizes.input_features;
   BackwardMaps maps{};
   const bool described =
-      describe<T, 2>(
+      make_tensor_map<T, 2>(
           maps.grad_gates, map_type<T>(), in.grad_gates, {kGates * state_size, batch},
           {kGates * state_size * sizeof(T)}, kTileRows) &&
-      describe<T, 2>(maps.old_h, map_type<T>(), in.old_h, {state_size, batch}, {state_size * sizeof(T)}, kTileRows) &&
-      (features == 0 ||
-       describe<T, 2>(maps.input, map_type<T>(), in.input, {features, batch}, {features * sizeof(T)}, kTileRows));
-  if (!described) return kCannotDescribe;
+      make_tensor_map<T, 2>(
+          maps.old_h, map_type<T>(), in.old_h, {state_size, batch}, {state_size * sizeof(T)}, kTileRows) &&
+      (features == 0 || make_tensor_map<T, 2>(
+                            maps.input, map_type<T>(), in.input, {features, batch}, {features * sizeof(T)}, kTileRows));
+  if (!described) return kNoTensorMap;
   constexpr auto kernel = &lltm_tensor_backward_kernel<T, Tile>;
   if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes, "lltm_backward")) return error;
   const dim3 grid(ceil_div(in.sizes.columns(), Tile::kColumns), ceil_div(in.sizes.state_size, kBlockUnits));

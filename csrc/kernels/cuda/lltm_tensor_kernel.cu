@@ -14,7 +14,7 @@ namespace extops::cuda {
 
 constexpr int kTileRows = 64;
 constexpr int kWarpRows = kTileRows / (kWarpgroup / 32);
-constexpr unsigned kMaxShares = kTileRows / kWarpRows;  // of a sum; a larger cluster costs more than it saves
+constexpr unsigned kMaxSplits = kTileRows / kWarpRows;  // of a sum; a larger cluster costs more than it saves
 
 enum class Math { kTensorCores, kFloat32 };
 
@@ -27,17 +27,17 @@ struct ForwardTile {
   static constexpr int kMultipliers = kMath == Math::kTensorCores ? kWarpgroup : 256;
   static constexpr int kThreads = kThreads_;          // the first multiply, and the one after them issues the copies
   static constexpr int kCellsAtOnce = kCellsAtOnce_;  // that a thread finishes
-  static constexpr int kStages = 6;                   // steps of the sum that are in shared memory at a time
-  static constexpr int kLines = 3 * kUnits;
-  static constexpr int kPitch = kLines % 16 == 0 ? kLines + 8 : kLines;  // no two of four rows of sums meet in a bank
+  static constexpr int kStages = 6;                   // K tiles in shared memory at a time
+  static constexpr int kN = 3 * kUnits;               // columns of the gates: three gates of each unit
+  static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;  // no two of four rows of sums meet in a bank
   static constexpr int kRowsBytes = kTileRows * kTileRowBytes;
-  static constexpr int kStageBytes = kRowsBytes + kLines * kTileRowBytes;
+  static constexpr int kStageBytes = kRowsBytes + kN * kTileRowBytes;
   static constexpr int kPartialBytes = kTileRows * kPitch * static_cast<int>(sizeof(float));
   static constexpr int kSharedBytes = kTileAlignment + kStages * kStageBytes + kPartialBytes;
 
-  static_assert(kLines <= 128 && kStageBytes % kTileAlignment == 0);
+  static_assert(kN <= 128 && kStageBytes % kTileAlignment == 0);
   static_assert(kPartialBytes <= kStages * kStageBytes);
-  static_assert(kMath == Math::kFloat32 || (128 - kLines) * kTileRowBytes <= kPartialBytes);  // read beyond the lines
+  static_assert(kMath == Math::kFloat32 || (128 - kN) * kTileRowBytes <= kPartialBytes);  // read beyond the lines
   static_assert(kPitch % 32 == 8 || kPitch % 32 == 24);
 };
 
@@ -51,45 +51,45 @@ struct ForwardMaps {
 
 template <int kStages>
 struct ForwardBarriers {
-  Barrier full[kStages];
-  Barrier empty[kStages];
-  Barrier sums;
+  Mbarrier full[kStages];
+  Mbarrier empty[kStages];
+  Mbarrier sums;
 };
 
-// Of one block: which steps of the sum are its own, and which rows it finishes.
+// A block's part of the cluster's tile: the K tiles that it multiplies, and the rows that it finishes.
 template <class T, class Tile>
-struct ForwardShare {
+struct SplitK {
   int first_row = blockIdx.y * kTileRows;
   int first_unit = blockIdx.x * Tile::kUnits;
   int index = blockIdx.z;
   int blocks = gridDim.z;
   int own_rows = kTileRows / blocks;
-  int first_step;
-  int steps;
+  int first_k_tile;
+  int k_tiles;
 
-  __device__ explicit ForwardShare(const Sizes& sizes) {
+  __device__ explicit SplitK(const Sizes& sizes) {
     const int all = (sizes.columns() + kTileColumns<T> - 1) / kTileColumns<T>;
-    first_step = all * index / blocks;
-    steps = all * (index + 1) / blocks - first_step;
+    first_k_tile = all * index / blocks;
+    k_tiles = all * (index + 1) / blocks - first_k_tile;
   }
 };
 
 template <class T, class Tile>
-__device__ void copy_steps(
-    const Sizes& sizes, const ForwardMaps& maps, const ForwardShare<T, Tile>& share, uint32_t stages,
+__device__ void load_k_tiles(
+    const Sizes& sizes, const ForwardMaps& maps, const SplitK<T, Tile>& split, uint32_t stages,
     ForwardBarriers<Tile::kStages>& barriers) {
-  for (int step = 0; step < share.steps; ++step) {
-    const int stage = step % Tile::kStages;
-    Barrier& full = barriers.full[stage];
-    if (step >= Tile::kStages) barriers.empty[stage].wait(step / Tile::kStages - 1);
-    full.arrive_expecting(Tile::kStageBytes);
+  for (int k_tile = 0; k_tile < split.k_tiles; ++k_tile) {
+    const int stage = k_tile % Tile::kStages;
+    Mbarrier& full = barriers.full[stage];
+    if (k_tile >= Tile::kStages) barriers.empty[stage].wait(k_tile / Tile::kStages - 1);
+    full.arrive_expect_tx(Tile::kStageBytes);
     const uint32_t to = stages + stage * Tile::kStageBytes;
-    const int k = (share.first_step + step) * kTileColumns<T>;
-    copy_box(to + Tile::kRowsBytes, maps.weights, k, share.first_unit, 0, full);
+    const int k = (split.first_k_tile + k_tile) * kTileColumns<T>;
+    tma_load(to + Tile::kRowsBytes, maps.weights, k, split.first_unit, 0, full);
     if (k < sizes.state_size) {
-      copy_box(to, maps.old_h, k, share.first_row, full);
+      tma_load(to, maps.old_h, k, split.first_row, full);
     } else {
-      copy_box(to, maps.input, k - sizes.state_size, share.first_row, full);
+      tma_load(to, maps.input, k - sizes.state_size, split.first_row, full);
     }
   }
 }
@@ -100,50 +100,51 @@ __device__ void sync_multipliers() {
 }
 
 template <class T, class Tile>
-__device__ void multiply_steps(
-    const ForwardShare<T, Tile>& share, uint32_t stages, ForwardBarriers<Tile::kStages>& barriers, Accumulator& sums) {
-  const auto multiply = [&](int step, bool adds) {
-    const int stage = step % Tile::kStages;
-    barriers.full[stage].wait(step / Tile::kStages);
+__device__ void multiply_k_tiles(
+    const SplitK<T, Tile>& split, uint32_t stages, ForwardBarriers<Tile::kStages>& barriers, Accumulator& sums) {
+  const auto multiply = [&](int k_tile, bool adds) {
+    const int stage = k_tile % Tile::kStages;
+    barriers.full[stage].wait(k_tile / Tile::kStages);
     const uint32_t rows = stages + stage * Tile::kStageBytes;
-    begin_products();
-    add_tile_product<T>(sums, rows, rows + Tile::kRowsBytes, adds);
-    commit_products();
+    wgmma_fence();
+    multiply_tiles<T>(sums, rows, rows + Tile::kRowsBytes, adds);
+    wgmma_commit();
   };
   multiply(0, false);
 #pragma unroll 1
-  for (int step = 1; step < share.steps; ++step) {
-    multiply(step, true);
-    wait_for_products<1>();
-    // The step before is done with.
-    if (threadIdx.x % 32 == 0) barriers.empty[(step - 1) % Tile::kStages].arrive();
+  for (int k_tile = 1; k_tile < split.k_tiles; ++k_tile) {
+    multiply(k_tile, true);
+    wgmma_wait<1>();
+    // The K tile before has been read.
+    if (threadIdx.x % 32 == 0) barriers.empty[(k_tile - 1) % Tile::kStages].arrive();
   }
-  wait_for_products<0>(sums);
+  wgmma_wait<0>(sums);
 }
 
-// Hands the sums of a warp's 16 rows to the block that finishes them; another one's go by way of `partial`.
+// Hands the sums of a warp's 16 rows to the block that finishes them: to a peer through distributed shared memory, from
+// `partial`.
 template <class T, class Tile>
-__device__ void send_sums(
-    const ForwardShare<T, Tile>& share, Accumulator& sums, float* partial, float* received, Barrier& barrier) {
+__device__ void send_partial_sums(
+    const SplitK<T, Tile>& split, Accumulator& sums, float* partial, float* received, Mbarrier& barrier) {
   const int lane = threadIdx.x % 32;
   const int row = threadIdx.x / 32 * kWarpRows;
-  const int owner = row / share.own_rows;
-  float* const place = received + (share.index * share.own_rows + row % share.own_rows) * Tile::kPitch;
-  float* const own = owner == share.index ? place : partial + row * Tile::kPitch;
+  const int owner = row / split.own_rows;
+  float* const place = received + (split.index * split.own_rows + row % split.own_rows) * Tile::kPitch;
+  float* const own = owner == split.index ? place : partial + row * Tile::kPitch;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float* line = own + (half * 8 + lane / 4) * Tile::kPitch + lane % 4 * 2;
 #pragma unroll
-    for (int j = 0; j < Tile::kLines / 8; ++j) {
+    for (int j = 0; j < Tile::kN / 8; ++j) {
       *reinterpret_cast<float2*>(line + 8 * j) = {sums.at(j, half, 0), sums.at(j, half, 1)};
     }
   }
-  publish_to_async_units();
+  fence_proxy_async();
   __syncwarp();
   if (lane > 0) return;
-  if (owner != share.index) {
+  if (owner != split.index) {
     constexpr int kBytes = kWarpRows * Tile::kPitch * static_cast<int>(sizeof(float));
-    copy_to_block(shared_address(place), shared_address(own), kBytes, barrier, owner);
+    copy_to_peer(shared_address(place), shared_address(own), kBytes, barrier, owner);
   }
   barrier.arrive();
 }
@@ -155,11 +156,11 @@ __device__ void send_sums(
 template <class Tile>
 struct Float32Sums {
   static constexpr int kRows = kTileRows / 8;
-  static constexpr int kLines = Tile::kLines / 16;
-  float values[kRows][kLines] = {};
+  static constexpr int kN = Tile::kN / 16;
+  float values[kRows][kN] = {};
 
   __device__ static int row(int i) { return i * 8 + threadIdx.x % 32 / 4; }
-  __device__ static int line(int j) { return threadIdx.x / 32 % 4 * (Tile::kLines / 4) + j * 4 + threadIdx.x % 4; }
+  __device__ static int line(int j) { return threadIdx.x / 32 % 4 * (Tile::kN / 4) + j * 4 + threadIdx.x % 4; }
   __device__ static bool is_second_half() { return threadIdx.x >= Tile::kMultipliers / 2; }
 };
 
@@ -173,31 +174,30 @@ __device__ inline float4 load_chunk(uint32_t tile, int row, int chunk) {
 }
 
 template <class T, class Tile>
-__device__ void multiply_steps(
-    const ForwardShare<T, Tile>& share, uint32_t stages, ForwardBarriers<Tile::kStages>& barriers,
-    Float32Sums<Tile>& sums) {
+__device__ void multiply_k_tiles(
+    const SplitK<T, Tile>& split, uint32_t stages, ForwardBarriers<Tile::kStages>& barriers, Float32Sums<Tile>& sums) {
   using Sums = Float32Sums<Tile>;
-  static_assert(Tile::kLines % 16 == 0);
+  static_assert(Tile::kN % 16 == 0);
   constexpr int kChunks = kTileRowBytes / kChunkBytes;
 #pragma unroll 1
-  for (int step = 0; step < share.steps; ++step) {
-    const int stage = step % Tile::kStages;
-    barriers.full[stage].wait(step / Tile::kStages);
+  for (int k_tile = 0; k_tile < split.k_tiles; ++k_tile) {
+    const int stage = k_tile % Tile::kStages;
+    barriers.full[stage].wait(k_tile / Tile::kStages);
     const uint32_t rows = stages + stage * Tile::kStageBytes;
     const int first = Sums::is_second_half() * kChunks / 2;
 #pragma unroll
     for (int i = 0; i < kChunks / 2; ++i) {
       const int chunk = first + i;
       float4 x[Sums::kRows];
-      float4 w[Sums::kLines];
+      float4 w[Sums::kN];
 #pragma unroll
       for (int i = 0; i < Sums::kRows; ++i) x[i] = load_chunk(rows, Sums::row(i), chunk);
 #pragma unroll
-      for (int j = 0; j < Sums::kLines; ++j) w[j] = load_chunk(rows + Tile::kRowsBytes, Sums::line(j), chunk);
+      for (int j = 0; j < Sums::kN; ++j) w[j] = load_chunk(rows + Tile::kRowsBytes, Sums::line(j), chunk);
 #pragma unroll
       for (int i = 0; i < Sums::kRows; ++i) {
 #pragma unroll
-        for (int j = 0; j < Sums::kLines; ++j) {
+        for (int j = 0; j < Sums::kN; ++j) {
           float& sum = sums.values[i][j];
           sum = fmaf(x[i].x, w[j].x, sum);
           sum = fmaf(x[i].y, w[j].y, sum);
@@ -211,37 +211,36 @@ __device__ void multiply_steps(
   }
 }
 
-// The same for sums in strict float32, after the two halves of them were added.
+// The same in strict float32: first adds up the two halves of each K tile.
 template <class T, class Tile>
-__device__ void send_sums(
-    const ForwardShare<T, Tile>& share, const Float32Sums<Tile>& sums, float* partial, float* received,
-    Barrier& barrier) {
+__device__ void send_partial_sums(
+    const SplitK<T, Tile>& split, const Float32Sums<Tile>& sums, float* partial, float* received, Mbarrier& barrier) {
   using Sums = Float32Sums<Tile>;
   const auto place_of = [&](int row) {
-    return received + (share.index * share.own_rows + row % share.own_rows) * Tile::kPitch;
+    return received + (split.index * split.own_rows + row % split.own_rows) * Tile::kPitch;
   };
   const auto for_each_sum = [&](auto function) {
 #pragma unroll
     for (int i = 0; i < Sums::kRows; ++i) {
       const int row = Sums::row(i);
-      float* const line = row / share.own_rows == share.index ? place_of(row) : partial + row * Tile::kPitch;
+      float* const line = row / split.own_rows == split.index ? place_of(row) : partial + row * Tile::kPitch;
 #pragma unroll
-      for (int j = 0; j < Sums::kLines; ++j) function(line[Sums::line(j)], sums.values[i][j]);
+      for (int j = 0; j < Sums::kN; ++j) function(line[Sums::line(j)], sums.values[i][j]);
     }
   };
   if (Sums::is_second_half()) for_each_sum([](float& place, float sum) { place = sum; });
   sync_multipliers<Tile>();
   if (!Sums::is_second_half()) for_each_sum([](float& place, float sum) { place += sum; });
-  publish_to_async_units();
+  fence_proxy_async();
   sync_multipliers<Tile>();
   constexpr int kGroups = kTileRows / kWarpRows;
   if (threadIdx.x % (Tile::kMultipliers / kGroups) != 0) return;
   const int row = threadIdx.x / (Tile::kMultipliers / kGroups) * kWarpRows;
-  const int owner = row / share.own_rows;
-  if (owner != share.index) {
+  const int owner = row / split.own_rows;
+  if (owner != split.index) {
     constexpr int kBytes = kWarpRows * Tile::kPitch * static_cast<int>(sizeof(float));
     const uint32_t from = shared_address(partial + row * Tile::kPitch);
-    copy_to_block(shared_address(place_of(row)), from, kBytes, barrier, owner);
+    copy_to_peer(shared_address(place_of(row)), from, kBytes, barrier, owner);
   }
   barrier.arrive();
 }
@@ -256,10 +255,10 @@ struct ForwardCell {
   float old_cell = 0;
 
   template <class Tile>
-  __device__ void load_inputs(const CellForward<T>& in, const ForwardShare<T, Tile>& share, int item) {
-    row = share.first_row + share.index * share.own_rows + item / Tile::kUnits;
-    unit = share.first_unit + item % Tile::kUnits;
-    exists = item < share.own_rows * Tile::kUnits && row < in.sizes.batch && unit < in.sizes.state_size;
+  __device__ void load_inputs(const CellForward<T>& in, const SplitK<T, Tile>& split, int item) {
+    row = split.first_row + split.index * split.own_rows + item / Tile::kUnits;
+    unit = split.first_unit + item % Tile::kUnits;
+    exists = item < split.own_rows * Tile::kUnits && row < in.sizes.batch && unit < in.sizes.state_size;
     if (!exists) return;
 #pragma unroll
     for (int g = 0; g < 3; ++g) bias[g] = load(in.bias[g * in.sizes.state_size + unit]);
@@ -284,24 +283,24 @@ struct ForwardCell {
   }
 };
 
-// Waits for the sums and finishes the block's rows. Each thread takes several cells at a time, so that their loads and
-// arithmetic overlap.
+// Waits for the partial sums and finishes the block's rows. Each thread takes several cells at a time, so that their
+// loads and arithmetic overlap.
 template <class T, class Tile>
-__device__ void finish_cells(
-    const CellForward<T>& in, const ForwardShare<T, Tile>& share, const float* received, Barrier& barrier) {
+__device__ void epilogue(
+    const CellForward<T>& in, const SplitK<T, Tile>& split, const float* received, Mbarrier& barrier) {
   constexpr int kCells = Tile::kCellsAtOnce;
-  const int items = share.own_rows * Tile::kUnits;
+  const int items = split.own_rows * Tile::kUnits;
   for (int first = 0; first < items; first += kCells * Tile::kThreads) {
     ForwardCell<T> cells[kCells];
 #pragma unroll
-    for (int i = 0; i < kCells; ++i) cells[i].load_inputs(in, share, first + i * Tile::kThreads + threadIdx.x);
+    for (int i = 0; i < kCells; ++i) cells[i].load_inputs(in, split, first + i * Tile::kThreads + threadIdx.x);
     barrier.wait(0);
     float sums[kCells][3] = {};
-    for (int block = 0; block < share.blocks; ++block) {
+    for (int block = 0; block < split.blocks; ++block) {
 #pragma unroll
       for (int i = 0; i < kCells; ++i) {
         const int item = min(first + i * Tile::kThreads + static_cast<int>(threadIdx.x), items - 1);
-        const float* line = received + (block * share.own_rows + item / Tile::kUnits) * Tile::kPitch;
+        const float* line = received + (block * split.own_rows + item / Tile::kUnits) * Tile::kPitch;
 #pragma unroll
         for (int g = 0; g < 3; ++g) sums[i][g] += line[g * Tile::kUnits + item % Tile::kUnits];
       }
@@ -319,7 +318,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(kTileAlignment) unsigned char shared[];
   __shared__ ForwardBarriers<Tile::kStages> barriers;
-  const ForwardShare<T, Tile> share(in.sizes);
+  const SplitK<T, Tile> split(in.sizes);
   float* const received = reinterpret_cast<float*>(shared + Tile::kStages * Tile::kStageBytes);
   if (threadIdx.x == 0) {
     prefetch(maps.old_h);
@@ -330,25 +329,26 @@ __global__ void __launch_bounds__(Tile::kThreads)
       barriers.empty[stage].initialize(Tile::kMultipliers / 32);
     }
     barriers.sums.initialize(1 + kTileRows / kWarpRows);
-    Barrier::publish();
-    barriers.sums.arrive_expecting(Tile::kPartialBytes / share.blocks * (share.blocks - 1));
+    Mbarrier::publish();
+    barriers.sums.arrive_expect_tx(Tile::kPartialBytes / split.blocks * (split.blocks - 1));
   }
   __syncthreads();
   arrive_at_cluster();
   wait_for_previous_kernel();
   if (threadIdx.x < Tile::kMultipliers) {
     std::conditional_t<Tile::kMath == Math::kTensorCores, Accumulator, Float32Sums<Tile>> sums;
-    multiply_steps<T, Tile>(share, shared_address(shared), barriers, sums);
+    multiply_k_tiles<T, Tile>(split, shared_address(shared), barriers, sums);
     // Partial sums go where other warps may still be reading, and to blocks that must have begun.
     sync_multipliers<Tile>();
     wait_for_cluster();
-    send_sums<T, Tile>(share, sums, reinterpret_cast<float*>(shared), received, barriers.sums);
+    send_partial_sums<T, Tile>(split, sums, reinterpret_cast<float*>(shared), received, barriers.sums);
   } else {
-    if (threadIdx.x == Tile::kMultipliers) copy_steps<T, Tile>(in.sizes, maps, share, shared_address(shared), barriers);
+    if (threadIdx.x == Tile::kMultipliers)
+      load_k_tiles<T, Tile>(in.sizes, maps, split, shared_address(shared), barriers);
     __syncwarp();
     wait_for_cluster();
   }
-  finish_cells<T, Tile>(in, share, received, barriers.sums);
+  epilogue<T, Tile>(in, split, received, barriers.sums);
   // No block may end while others send to it, or copy from it.
   arrive_at_cluster();
   wait_for_cluster();
@@ -358,21 +358,21 @@ __global__ void __launch_bounds__(Tile::kThreads)
 // ---- how it is launched ----
 
 template <class T, class Tile>
-bool describe(ForwardMaps& maps, const CellForward<T>& in) {
+bool make_tensor_map(ForwardMaps& maps, const CellForward<T>& in) {
   constexpr auto kType = map_type<T>(Tile::kMath == Math::kTensorCores);
   const cuuint64_t batch = in.sizes.batch;
   const cuuint64_t state_size = in.sizes.state_size;
   const cuuint64_t features = in.sizes.input_features;
   const cuuint64_t columns = in.sizes.columns();
   const cuuint64_t line = columns * sizeof(T);
-  return describe<T, 2>(maps.old_h, kType, in.old_h, {state_size, batch}, {state_size * sizeof(T)}, kTileRows) &&
+  return make_tensor_map<T, 2>(maps.old_h, kType, in.old_h, {state_size, batch}, {state_size * sizeof(T)}, kTileRows) &&
          (features == 0 ||
-          describe<T, 2>(maps.input, kType, in.input, {features, batch}, {features * sizeof(T)}, kTileRows)) &&
-         describe<T, 3>(
+          make_tensor_map<T, 2>(maps.input, kType, in.input, {features, batch}, {features * sizeof(T)}, kTileRows)) &&
+         make_tensor_map<T, 3>(
              maps.weights, kType, in.weights, {columns, state_size, 3}, {line, state_size * line}, Tile::kUnits);
 }
 
-// How many blocks share the sum, and how fast that is: the part of the device that is busy, at the tile's own speed.
+// How many blocks split K, and how fast that is: the part of the device that is busy, at the tile's own speed.
 struct Plan {
   dim3 grid;
   double speed;
@@ -380,24 +380,24 @@ struct Plan {
 
 template <class T, class Tile>
 Plan plan(const Sizes& sizes, unsigned multiprocessors) {
-  const unsigned steps = ceil_div(sizes.columns(), kTileColumns<T>);
+  const unsigned k_tiles = ceil_div(sizes.columns(), kTileColumns<T>);
   const unsigned tiles = ceil_div(sizes.state_size, Tile::kUnits) * ceil_div(sizes.batch, kTileRows);
-  unsigned shares = 1;
-  for (unsigned more = 2; more <= kMaxShares && more <= steps; more *= 2) {
-    // A cluster must fit one of the groups of multiprocessors, in which up to a tenth of them then find no other.
-    if (tiles * more <= (more == 2 ? multiprocessors : multiprocessors * 9 / 10)) shares = more;
+  unsigned splits = 1;
+  for (unsigned more = 2; more <= kMaxSplits && more <= k_tiles; more *= 2) {
+    // All blocks of a cluster run in one GPC, where up to a tenth of the multiprocessors may then be left over.
+    if (tiles * more <= (more == 2 ? multiprocessors : multiprocessors * 9 / 10)) splits = more;
   }
-  const unsigned blocks = tiles * shares;
+  const unsigned blocks = tiles * splits;
   const unsigned waves = (blocks + multiprocessors - 1) / multiprocessors;
   return {
-      {ceil_div(sizes.state_size, Tile::kUnits), ceil_div(sizes.batch, kTileRows), shares},
+      {ceil_div(sizes.state_size, Tile::kUnits), ceil_div(sizes.batch, kTileRows), splits},
       Tile::kSpeed * blocks / (waves * multiprocessors)};
 }
 
 template <class T, class Tile>
 Error launch_tile(const CellForward<T>& in, dim3 grid, cudaStream_t stream) {
   ForwardMaps maps{};
-  if (!describe<T, Tile>(maps, in)) return kCannotDescribe;
+  if (!make_tensor_map<T, Tile>(maps, in)) return kNoTensorMap;
   constexpr auto kernel = &lltm_tensor_kernel<T, Tile>;
   if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes, "lltm")) return error;
   launch(kernel, {grid, Tile::kThreads, Tile::kSharedBytes, {1, 1, grid.z}}, stream, in, maps);

@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kGradientThreads) lltm_tf32_backward_kernel(Ce
   const int first_column = blockIdx.x * Tile::kColumns;
   const uint32_t lines = shared_address(shared);
   const uint32_t columns = lines + Tile::kLinesBytes;
-  const auto copy_columns = [&](int first_row) {
+  const auto load_columns = [&](int first_row) {
     copy_transposed<Tile::kRows>(columns, Tile::kColumns, [&](int row, int column) -> Rows {
       const int k = first_column + column;
       const bool from_h = k < state_size;
@@ -160,42 +160,42 @@ __global__ void __launch_bounds__(kGradientThreads) lltm_tf32_backward_kernel(Ce
       return {first + (first_row + row) * stride, stride, k < sizes.columns() ? sizes.batch - first_row - row : 0};
     });
   };
-  const auto copy_gradients = [&](int first_row) {
+  const auto load_gradients = [&](int first_row) {
     copy_transposed<Tile::kRows>(lines, kBlockLines, [&](int row, int line) -> Rows {
       const int unit = first_unit + line % kBlockUnits;
       const float* first = in.grad_gates + (int64_t{first_row + row} * 3 + line / kBlockUnits) * state_size + unit;
       return {first, int64_t{3} * state_size, unit < state_size ? sizes.batch - first_row - row : 0};
     });
   };
-  copy_columns(0);
+  load_columns(0);
   wait_for_previous_kernel();
   BiasSums<float, kGradientThreads> bias(in, first_unit);
-  copy_gradients(0);
-  publish_to_async_units();
+  load_gradients(0);
+  fence_proxy_async();
   bias.add(bias_sums);
   __syncthreads();
   const int gate = threadIdx.x / kWarpgroup;
   Accumulator sums[Tile::kAccumulators];
   for (int first_row = 0;;) {
-    begin_products();
+    wgmma_fence();
 #pragma unroll
     for (int i = 0; i < Tile::kAccumulators; ++i) {
 #pragma unroll
       for (int tile = 0; tile < Tile::kTiles; ++tile) {
-        add_tile_product<float>(
+        multiply_tiles<float>(
             sums[i], lines + (tile * kBlockLines + gate * kBlockUnits) * kTileRowBytes,
             columns + (tile * Tile::kColumns + i * kProductColumns) * kTileRowBytes, first_row > 0 || tile > 0);
       }
     }
-    commit_products();
+    wgmma_commit();
 #pragma unroll
-    for (Accumulator& each : sums) wait_for_products<0>(each);
+    for (Accumulator& each : sums) wgmma_wait<0>(each);
     first_row += Tile::kRows;
     if (first_row >= sizes.batch) break;
     __syncthreads();
-    copy_columns(first_row);
-    copy_gradients(first_row);
-    publish_to_async_units();
+    load_columns(first_row);
+    load_gradients(first_row);
+    fence_proxy_async();
     __syncthreads();
   }
 #pragma unroll
