@@ -372,6 +372,31 @@ def test_float16_where_the_cpu_flushes_denormals(device: str) -> None:
         torch.set_flush_denormal(False)
 
 
+@by_device
+def test_many_dimensions_that_do_not_merge(device: str) -> None:
+    """More than torch takes on a GPU, so that the expected values are the CPU's."""
+    dim = 26
+    memory = torch.randn(2, dim)
+
+    def factors(memory: Tensor) -> list[Tensor]:
+        strides = [place % 2 for place in range(dim)]
+        return [
+            memory[0].as_strided((2,) * dim, strides),
+            memory[1].as_strided((2,) * dim, strides[::-1]),
+        ]
+
+    a, b = factors(memory)
+    assert torch.equal(extops.elementwise_mult(*factors(memory.to(device))).cpu(), a * b)
+
+
+@by_device
+def test_many_dimensions_of_one_element_or_none(device: str) -> None:
+    for shape in ((*[1] * 70, 3, 3), (0, *[2] * 60), (*[2] * 50, 0, 0)):
+        a, b = torch.randn(2, *shape, device=device)
+        assert torch.equal(extops.elementwise_mult(a, b.mT), a * b.mT)
+        assert torch.equal(extops.round_ste(a), extops.reference.round_ste(a))
+
+
 @by_dtype
 @by_device
 def test_multiply_of_extreme_values(device: str, dtype: torch.dtype) -> None:

@@ -2,12 +2,11 @@
 #pragma once
 
 #include <algorithm>
-#include <numeric>
 
 #include "elementwise.h"
 
-// As many as torch's own CUDA iterator takes, counted after merging.
-constexpr int kMaxDims = 25;
+// Counted without dimensions of one element. A tensor with more of them would have more than 2^48 elements.
+constexpr int kMaxDims = 48;
 
 template <int kOperands>
 struct ElementwiseLayout {
@@ -26,28 +25,31 @@ struct ElementwiseLayout {
   bool is_contiguous() const { return dim <= 1 && rows_are_dense(); }
 };
 
-// Orders the dimensions by the first output's strides, drops those of size one, and merges neighbours that every
-// operand walks through without a gap.
+// Drops the dimensions of one element, orders the others by the first output's strides, and merges neighbours that
+// every operand walks through without a gap.
 template <int kOperands>
 Error make_layout(int64_t dim, const int64_t* geometry, ElementwiseLayout<kOperands>& layout) {
-  constexpr int kTorchMaxDims = 64;
-  if (dim > kTorchMaxDims) return "elementwise kernel: a tensor has more than 64 dimensions";
+  layout.dim = 0;
+  layout.numel = 0;
+  if (std::find(geometry, geometry + dim, 0) != geometry + dim) return nullptr;
 
+  layout.numel = 1;
+  int64_t order[kMaxDims];
+  int count = 0;
+  for (int64_t d = 0; d < dim; ++d) {
+    layout.numel *= geometry[d];
+    if (geometry[d] == 1) continue;
+    if (count == kMaxDims) return "elementwise kernel: a tensor has more than 2^48 elements";
+    order[count++] = d;
+  }
   const int64_t* output_strides = geometry + dim;
-  int order[kTorchMaxDims];
-  std::iota(order, order + dim, 0);
-  std::stable_sort(order, order + dim, [&](int left, int right) {
+  std::stable_sort(order, order + count, [&](int64_t left, int64_t right) {
     return output_strides[left] != output_strides[right] ? output_strides[left] < output_strides[right] : left > right;
   });
 
-  layout.dim = 0;
-  layout.numel = 1;
-  for (int64_t position = 0; position < dim; ++position) {
-    const int source = order[position];
+  for (int position = 0; position < count; ++position) {
+    const int64_t source = order[position];
     const int64_t size = geometry[source];
-    layout.numel *= size;
-    if (size == 1) continue;
-
     const auto stride = [&](int operand) { return geometry[(1 + operand) * dim + source]; };
     bool merges = layout.dim > 0;
     for (int operand = 0; merges && operand < kOperands; ++operand) {
@@ -58,7 +60,6 @@ Error make_layout(int64_t dim, const int64_t* geometry, ElementwiseLayout<kOpera
       layout.sizes[layout.dim - 1] *= size;
       continue;
     }
-    if (layout.dim == kMaxDims) return "elementwise kernel: more than 25 dimensions that cannot be merged";
     layout.sizes[layout.dim] = size;
     for (int operand = 0; operand < kOperands; ++operand) layout.strides[operand][layout.dim] = stride(operand);
     ++layout.dim;

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <string>
 
 #include "../../kernels/types.h"
@@ -11,7 +12,9 @@
 
 namespace extops::stable {
 
-inline void check_success(Error error) { STD_TORCH_CHECK(error == nullptr, error); }
+inline void check_success(Error error) {
+  if (error != nullptr) throw std::runtime_error(error);
+}
 
 inline std::string to_string(Sizes sizes) {
   std::string text = "[";

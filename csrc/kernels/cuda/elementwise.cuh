@@ -1,7 +1,7 @@
 // Applies a function to every element of strided operands.
 #pragma once
 
-#include <cstring>
+#include <algorithm>
 #include <utility>
 
 #include "../elementwise_layout.h"
@@ -14,6 +14,8 @@ namespace extops::cuda {
 // dividends below 2^31.
 class Divisor {
  public:
+  static constexpr int kMaxDims = 30;  // each of two elements or more
+
   Divisor() = default;
   explicit Divisor(uint32_t divisor) : divisor_(divisor) {
     while ((uint64_t{1} << shift_) < divisor) ++shift_;
@@ -32,6 +34,8 @@ class Divisor {
 // The same interface for dividends of any size.
 class WideDivisor {
  public:
+  static constexpr int kMaxDims = ::kMaxDims;
+
   WideDivisor() = default;
   explicit WideDivisor(int64_t divisor) : divisor_(divisor) {}
 
@@ -52,12 +56,12 @@ struct Operands {
 template <class D, int kOperands>
 struct Strides {
   int dim;
-  D sizes[kMaxDims];
-  int64_t strides[kOperands][kMaxDims];
+  D sizes[D::kMaxDims];
+  int64_t strides[kOperands][D::kMaxDims];
 
   explicit Strides(const ElementwiseLayout<kOperands>& layout) : dim(layout.dim) {
     for (int d = 0; d < dim; ++d) sizes[d] = D(layout.sizes[d]);
-    std::memcpy(strides, layout.strides, sizeof(strides));
+    for (int k = 0; k < kOperands; ++k) std::copy_n(layout.strides[k], dim, strides[k]);
   }
 };
 
