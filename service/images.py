@@ -102,7 +102,7 @@ def bake_file(cells: list[Cell]) -> dict[str, Any]:
         target_name(cell): {
             "context": ".",
             "target": "export",
-            "args": build_arguments(cell),
+            "args": _arguments(cell),
             "output": [f"type=local,dest=build/bake/{cell.name}"],
         }
         for cell in cells

@@ -113,15 +113,13 @@ def advantage(wheel: Wheel, released: Wheel) -> str:
 
 
 def commands(wheel: Wheel) -> dict[str, str]:
-    """What to type for the wheel: the release is on PyPI, the others only here."""
-    if variant_of(wheel) == RELEASE:
-        return {"pip": f"pip install {PROJECT}", "uv": f"uv pip install {PROJECT}"}
+    """What to type for the wheel: besides this site it takes PyPI, which has torch."""
     # With its label: an installed extops of the same version is not replaced otherwise.
-    what = f"{PROJECT}=={wheel.version}"
+    what = PROJECT if variant_of(wheel) == RELEASE else f"{PROJECT}=={wheel.version}"
     where = SITE + index_path(variant_of(wheel))
     return {
-        "pip": f"pip install {what} --index-url {where}",
-        "uv": f"uv pip install {what} --default-index {where}",
+        "pip": f"pip install {what} --extra-index-url {where}",
+        "uv": f"uv pip install {what} --index {where}",
     }
 
 
@@ -231,7 +229,7 @@ def write(found: Sequence[Wheel], site: Path, matrix: Matrix, results: Path = RE
         # What the picker begins with, and what stands there without JavaScript.
         default={"python": matrix.default_python, "torch": matrix.headers_torch, "cuda": cuda},
         plain=offered.get(RELEASE) or offered.get(variant) or next(iter(offered.values())),
-        site="https://<this site>/",
+        site="https://<this-site>/",
         pythons=all_pythons(matrix),
         choices=known,
         cudas=cudas(matrix),

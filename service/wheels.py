@@ -214,8 +214,8 @@ def say_what_was(done: str, wheel: Path) -> None:
         print(
             "extops: note: this wheel names no commit "
             f"({why_no_commit() or 'its build was not told which'}): to have it named, set "
-            "EXTOPS_COMMIT to what `git rev-parse HEAD` says, and SOURCE_DATE_EPOCH to what "
-            "`git log -1 --format=%ct` says, and build again"
+            "EXTOPS_COMMIT to what `git describe --always --abbrev=40 --dirty` says, and "
+            "SOURCE_DATE_EPOCH to what `git log -1 --format=%ct` says, and build again"
         )
 
 

@@ -17,8 +17,10 @@ from service import matrix, site, wheels
 
 METADATA = """\
 Metadata-Version: 2.4
-Name: extops
+Name: {name}
 Version: {version}
+"""
+OURS = """\
 Summary: Operators for PyTorch
 Requires-Python: >=3.10
 Requires-Dist: torch>=2.4
@@ -31,23 +33,38 @@ def make(
 ) -> Path:
     """Writes the wheel of a variant into `dist`; `extops.VARIANT` says which one was installed."""
     version = "0.1.0" if variant == matrix.RELEASE else f"0.1.0+{variant}"
-    info = f"extops-{version}.dist-info"
     build_info = {"variant": variant, "architectures": list(architectures), "commit": commit}
     build_info |= {"cuda": None, "cxx": "g++ 12", "torch_headers": "2.13.0"}
     files = {
         "extops/__init__.py": f"VARIANT = {variant!r}\n",
         "extops/_build_info.json": json.dumps(build_info),
-        f"{info}/METADATA": METADATA.format(version=version),
+    }
+    return write(dist, "extops", version, files, OURS)
+
+
+def write(folder: Path, name: str, version: str, files: dict[str, str], metadata: str = "") -> Path:
+    """Writes a wheel of these files into `folder`."""
+    info = f"{name}-{version}.dist-info"
+    files = {
+        **files,
+        f"{info}/METADATA": METADATA.format(name=name, version=version) + metadata,
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: false\nTag: {TAG}\n",
     }
     record = f"{info}/RECORD"
-    files[record] = "".join(f"{name},,\n" for name in [*files, record])
-    dist.mkdir(exist_ok=True)
-    wheel = dist / f"extops-{version}-{TAG}.whl"
+    files[record] = "".join(f"{file},,\n" for file in [*files, record])
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel = folder / f"{name}-{version}-{TAG}.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
+        for file, content in files.items():
+            archive.writestr(file, content)
     return wheel
+
+
+def make_pypi(folder: Path) -> Path:
+    """Makes an index that has torch, in name at least, and no extops."""
+    torch = write(folder / "torch", "torch", "2.13.0", {"torch/__init__.py": ""})
+    (torch.parent / "index.html").write_text(f'<a href="{torch.name}">{torch.name}</a>')
+    return folder
 
 
 def make_site(folder: Path, *variants: str) -> Path:

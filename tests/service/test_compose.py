@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
+import small_wheels
 
 from service import ROOT, images, matrix
+from service.reproduce import LEFT_OUT
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -45,10 +51,36 @@ def test_commands_name_the_cell_of_their_image() -> None:
 
 def test_services() -> None:
     shown = {name for name, service in SERVICES.items() if "profiles" not in service}
-    assert shown == {"test", "build", "shell", "bench", "index"}
+    assert shown == {"test", "build", "shell", "bench", "site", "index"}
     gpu: dict[str, Any] = SERVICES["test-gpu"]
     assert gpu["profiles"] == ["gpu"]
     assert "--require-gpu" in command("test-gpu")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("engine")
+def test_index_comes_up_only_with_a_site(tmp_path: Path) -> None:
+    tree = Path(shutil.copytree(ROOT, tmp_path / f"extops-{os.getpid()}", ignore=LEFT_OUT))
+
+    def compose(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["docker", "compose", *arguments]
+        return subprocess.run(command, cwd=tree, capture_output=True, text=True)
+
+    try:
+        up = compose("up", "index")
+        assert (up.returncode, 'service "site" didn\'t complete' in up.stderr) == (1, True)
+        assert (
+            "extops: there is no wheel in /host/dist: build some" in compose("logs", "site").stdout
+        )
+        # The wheel of compose's own `build`, without what its comment tells to export.
+        small_wheels.make(tree / "dist", "cu130", ["9.0"], commit=None)
+        made = compose("run", "--rm", "site")
+        assert made.returncode == 0, made.stdout + made.stderr
+    finally:
+        compose("down", "--rmi=local")
+    page = tree / "site" / "index.html"
+    assert "names no commit" in page.read_text()
+    assert page.stat().st_uid == tree.stat().st_uid
 
 
 def test_stages_inherit_from_the_base_image() -> None:

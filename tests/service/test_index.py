@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,8 @@ from urllib.request import urlopen
 import pytest
 import small_wheels
 
-from service import ServiceError, index, matrix, site, wheels
+from service import ROOT, ServiceError, index, landing, matrix, site, wheels
+from service.check import Wheel
 
 MATRIX = matrix.load()
 CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -68,20 +72,42 @@ def uv(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "uv", *arguments]
 
 
-def install(
-    tool: str, python: Path, what: str, address: str, *more: str
-) -> subprocess.CompletedProcess[str]:
-    """Runs the page's command for a tool, with nobody's configuration."""
-    if tool == "pip":
-        command = [sys.executable, "-m", "pip", f"--python={python}", "install", "--no-cache-dir"]
-        command += [what, "--index-url", address]
-    else:
-        command = [*uv("pip", "install", "--no-config", "--no-cache"), f"--python={python}"]
-        command += [what, "--default-index", address]
+@pytest.fixture
+def pypi(tmp_path: Path) -> Iterator[str]:
+    """The address of what stands for PyPI."""
+    with small_wheels.served(small_wheels.make_pypi(tmp_path / "pypi")) as (address, _):
+        yield address
+
+
+def nobodys_settings(default: str) -> dict[str, str]:
+    """This environment, but with no configuration of pip and uv other than their default index."""
     settings = ("PIP_", "UV_")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(settings)}
-    clean["PIP_CONFIG_FILE"] = os.devnull
-    return subprocess.run([*command, *more], env=clean, capture_output=True, text=True)
+    pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": default, "PIP_NO_CACHE_DIR": "1"}
+    return {**clean, **pip, "UV_DEFAULT_INDEX": default, "UV_NO_CACHE": "1", "UV_NO_CONFIG": "1"}
+
+
+def install(
+    command: str, python: Path, default: str, *more: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command that the page prints."""
+    tool, *words = shlex.split(command)
+    runs = {"pip": [sys.executable, "-m", "pip", f"--python={python}"], "uv": uv()}[tool]
+    words += [f"--python={python}"] if tool == "uv" else []
+    return subprocess.run(
+        [*runs, *words, *more], env=nobodys_settings(default), capture_output=True, text=True
+    )
+
+
+def printed(tool: str, wheel: Path, address: str) -> str:
+    """What the page prints for a wheel and a tool, once a browser has filled in the address."""
+    return landing.commands(Wheel(wheel))[tool].replace(landing.SITE, address)
+
+
+def from_the_main_index(tool: str, address: str) -> str:
+    """The command that takes what the main index gives."""
+    option = {"pip": "pip install --extra-index-url", "uv": "uv pip install --index"}[tool]
+    return f"{option} {address}simple/ extops"
 
 
 def installed(python: Path) -> str:
@@ -107,18 +133,42 @@ def test_each_variant_has_its_own_index_and_the_release_the_main_one(tmp_path: P
 @pytest.mark.parametrize("python", [sys.executable, ANOTHER], ids=["this Python", "another"])
 @pytest.mark.parametrize("tool", ["pip", "uv"])
 def test_installers_get_the_wheel_that_was_asked_for(
-    tool: str, python: str | None, tmp_path: Path, released: tuple[str, list[str]]
+    tool: str, python: str | None, tmp_path: Path, released: tuple[str, list[str]], pypi: str
 ) -> None:
     if python is None:
         pytest.skip(f"there is no Python of the matrix here but {CURRENT}")
     environment = make_environment(python, tmp_path)
-    address = released[0]
-    assert install(tool, environment, "extops", f"{address}simple/", "--no-deps").returncode == 0
-    assert installed(environment) == "release"
-    # The same version but for the label, which is why the page's command names it.
-    labelled = ("extops==0.1.0+cu130", f"{address}cu130/simple/", "--no-deps")
-    assert install(tool, environment, *labelled).returncode == 0
-    assert installed(environment) == "cu130"
+    for variant in ("release", "cu130"):  # the same version but for the label
+        (wheel,) = wheels.published(MATRIX.variants[variant], tmp_path / "dist")
+        done = install(printed(tool, wheel, released[0]), environment, pypi)
+        assert done.returncode == 0, done.stderr
+        assert installed(environment) == variant
+
+
+CODE = re.findall("```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+INSTALL_LINES = re.findall(r"^.*(pip install \S*extops.*)$", "".join(CODE), re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", INSTALL_LINES)
+def test_install_lines_of_the_readme(line: str, tmp_path: Path, pypi: str) -> None:
+    """After the builds of the README, which leave several wheels in dist/."""
+    built = "cu130", "cpu"
+    with small_wheels.served(small_wheels.make_site(tmp_path, *built)) as (address, _):
+        venv.create(tmp_path / "fresh", with_pip=True)
+        tools = f"{tmp_path / 'fresh' / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-c", line.replace("http://localhost:8080/", address)],
+            cwd=tmp_path,
+            env={**nobodys_settings(pypi), "PATH": tools},
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    assert installed(tmp_path / "fresh" / "bin" / "python") == "cu130"
+
+
+def test_readme_says_how_to_install() -> None:
+    assert len(INSTALL_LINES) == 2
 
 
 @pytest.mark.parametrize("tool", ["pip", "uv"])
@@ -126,9 +176,9 @@ def test_metadata_is_enough_to_resolve(
     tool: str, environment: Path, released: tuple[str, list[str]]
 ) -> None:
     address, requests = released
-    done = install(tool, environment, "extops", f"{address}simple/")
+    done = install(from_the_main_index(tool, address), environment, f"{address}simple/")
     assert done.returncode != 0
-    assert "torch" in done.stderr  # which is neither in the environment nor in the index
+    assert "torch" in done.stderr  # which is neither in the environment nor in an index
     wheel = f"/site/wheels/extops-0.1.0-{small_wheels.TAG}.whl"
     assert f"{wheel}.metadata" in requests
     assert wheel not in requests
@@ -136,29 +186,26 @@ def test_metadata_is_enough_to_resolve(
 
 @pytest.mark.parametrize("tool", ["pip", "uv"])
 def test_without_a_release_the_main_index_gives_the_last_label(
-    tool: str, environment: Path, tmp_path: Path
+    tool: str, environment: Path, tmp_path: Path, pypi: str
 ) -> None:
     """Why each variant has an index of its own."""
-    with small_wheels.served(small_wheels.make_site(tmp_path, "cpu", "cu130", "cu121")) as (
-        address,
-        _,
-    ):
-        assert (
-            install(tool, environment, "extops", f"{address}simple/", "--no-deps").returncode == 0
-        )
+    folder = small_wheels.make_site(tmp_path, "cpu", "cu130", "cu121")
+    with small_wheels.served(folder) as (address, _):
+        done = install(from_the_main_index(tool, address), environment, pypi)
+    assert done.returncode == 0, done.stderr
     assert installed(environment) == "cu130"
 
 
 @pytest.mark.parametrize("tool", ["pip", "uv"])
 def test_a_wheel_that_was_tampered_with_is_refused(
-    tool: str, environment: Path, tmp_path: Path
+    tool: str, environment: Path, tmp_path: Path, pypi: str
 ) -> None:
     folder = small_wheels.make_site(tmp_path, "release")
     (wheel,) = folder.glob("wheels/*.whl")
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("extops/evil.py", "")
     with small_wheels.served(folder) as (address, _):
-        done = install(tool, environment, "extops", f"{address}simple/", "--no-deps")
+        done = install(from_the_main_index(tool, address), environment, pypi)
     assert done.returncode != 0
     assert "hash" in done.stderr.lower()
 
@@ -188,7 +235,7 @@ def test_links_are_relative(tmp_path: Path) -> None:
     for page in folder.rglob("index.*"):
         assert 'href="/' not in page.read_text()
         assert "://" not in page.read_text().replace("http://www.w3.org/2000/svg", "").replace(
-            "https://&lt;this site&gt;/", ""
+            "https://&lt;this-site&gt;/", ""
         )
 
 

@@ -95,11 +95,17 @@ def emulate(browser: Any, width: int = 1280, scheme: str = "light") -> None:
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
 
 
+def commands(what: str, index: str) -> list[str]:
+    """The commands for a wheel."""
+    return [
+        f"pip install {what} --extra-index-url {index}",
+        f"uv pip install {what} --index {index}",
+    ]
+
+
 def labelled(address: str, variant: str) -> list[str]:
     """The commands for a variant's own wheel."""
-    what = f"install extops==0.1.0+{variant} --"
-    where = f"{address}{variant}/simple/"
-    return [f"pip {what}index-url {where}", f"uv pip {what}default-index {where}"]
+    return commands(f"extops==0.1.0+{variant}", f"{address}{variant}/simple/")
 
 
 def variant_of(pick: dict[str, Any]) -> str | None:
@@ -123,7 +129,7 @@ def test_picker_offers_the_release_first(browser: Any, address: str) -> None:
             assert (pick["main"], pick["other"]) == (None, None)
             assert pick["why"].startswith("There is no such torch: ")
             continue
-        assert pick["main"] == ["pip install extops", "uv pip install extops"]
+        assert pick["main"] == commands("extops", f"{address}simple/")
         # Code for Blackwell, or no GPU code at all: the wheels that have something to say for them.
         better = {"cpu", "cu128", "cu130", "cu132"}
         assert pick["other"] == (labelled(address, variant) if variant in better else None)
@@ -224,7 +230,8 @@ def test_without_javascript(browser: Any, address: str) -> None:
     try:
         browser.get(address)
         assert not browser.find_element("css selector", "form").is_displayed()
-        assert browser.find_element("css selector", "#main .command").text == "pip install extops"
+        shown = browser.find_element("css selector", "#main .command").text
+        assert shown == commands("extops", "https://<this-site>/simple/")[0]
         assert not browser.find_element("css selector", "#main button").is_displayed()
         assert not browser.find_element("id", "other").is_displayed()
         assert "extops-0.1.0+cu130-" in browser.find_element("css selector", "table").text

@@ -256,9 +256,9 @@ def test_wheel_without_a_commit_says_why(
     said, note = hand_over(repository, wheel, **environment)
     assert said.endswith("(0.00 MB, no commit)")
     assert note == (
-        f"extops: note: this wheel names no commit ({reason.format(tree=repository)}): to have "
-        "it named, set EXTOPS_COMMIT to what `git rev-parse HEAD` says, and SOURCE_DATE_EPOCH to "
-        "what `git log -1 --format=%ct` says, and build again"
+        f"extops: note: this wheel names no commit ({reason.format(tree=repository)}): to have it "
+        "named, set EXTOPS_COMMIT to what `git describe --always --abbrev=40 --dirty` says, and "
+        "SOURCE_DATE_EPOCH to what `git log -1 --format=%ct` says, and build again"
     )
 
 
