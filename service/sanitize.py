@@ -77,11 +77,11 @@ def _runtime(name: str) -> str:
 _CALLS = ("test_golden", "test_values_of_gradients", "test_gradients_of_layouts")
 _TESTS = {
     "memcheck": ("test_values.py", *_CALLS, "test_expanded_upstream_gradients"),
-    # It fails in cuBLAS's own products of 16-bit types ("Internal Sanitizer Error"), which ours have
-    # nothing to do with: there, only what does without them.
+    # It ends in an "Internal Sanitizer Error" in cuBLAS's products of 16-bit types, and in kernels that multiply by
+    # tensor cores: so no 16-bit types but in the kernels for small problems.
     "racecheck": (
         *(f"({name} and not float16)" for name in _CALLS),
-        "test_same_bits_of_the_parameters_gradients",
+        "(test_same_bits_of_the_parameters_gradients and tutorial)",
     ),
     "synccheck": _CALLS,
     "initcheck": tuple(f"({name} and (float32 or bfloat16))" for name in _CALLS),
@@ -100,8 +100,8 @@ def compute_sanitizer(tool: str) -> Sanitizer:
     else:
         command += ["--kernel-name=kernel_substring=extops", f"--error-exitcode={_REPORTED}"]
     if tool == "racecheck":
-        # It takes accesses for races that are ordered by barriers which count bytes.
-        command += ["--kernel-name-exclude=kernel_substring=lltm_tensor_kernel"]
+        # It does not see that an mbarrier orders what TMA writes before what threads read.
+        command += ["--kernel-name-exclude=kernel_substring=lltm_tensor"]
     return Sanitizer(
         reports={tool: r"^=========.*\bextops::cuda::.*"},
         tests=_TESTS[tool],
