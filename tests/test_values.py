@@ -365,8 +365,8 @@ def test_float16_where_the_cpu_flushes_denormals(device: str) -> None:
                 )
             assert_same(extops.round_ste(layout), extops.reference.round_ste(layout))
         denormals = numbers[numbers.abs() < torch.finfo(torch.float16).tiny].view(-1, 1)
-        products, bias = denormals.new_zeros(len(denormals), 3), denormals.new_zeros(3)
-        _, new_cell = torch.ops.extops.lltm_cell(products, bias, denormals)
+        gates = denormals.new_zeros(len(denormals), 3)
+        _, new_cell = torch.ops.extops.lltm_cell(gates, denormals)
         assert_same(new_cell, denormals)
     finally:
         torch.set_flush_denormal(False)
