@@ -29,6 +29,7 @@ from service import (  # noqa: E402
     errors_for_the_user,
     mutants,
     place,
+    processes,
     toolchain,
     wheels,
 )
@@ -50,6 +51,7 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 
 
 signal.signal(signal.SIGTERM, interrupt)
+processes.end_with_parent()
 
 
 def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import runpy
@@ -18,7 +17,7 @@ from setuptools.command.build import build
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from service import ServiceError, compile, matrix, sbom  # noqa: E402
+from service import ServiceError, compile, matrix, sbom, wheels  # noqa: E402
 
 PACKAGE = ROOT / "package" / "extops"
 
@@ -57,7 +56,7 @@ class BuildLibraries(Command):
         self.set_undefined_options("build", ("build_lib", "build_lib"))
 
     def run(self) -> None:
-        outputs = compile.build(VARIANT, pass_fds=(LOCK.fileno(),))
+        outputs = compile.build(VARIANT)
         for stale in set(self._package().glob("libextops_*.so")):
             if stale.name not in {path.name for path in outputs}:
                 stale.unlink()  # of another variant, left by an earlier `pip install -e`
@@ -122,15 +121,13 @@ try:
     VARIANT = chosen_variant()
     FOLDER = compile.build_folder(VARIANT)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    # One build of a variant at a time; the next one waits here.
-    LOCK = (FOLDER / "setup.lock").open("w")
-    fcntl.flock(LOCK, fcntl.LOCK_EX)
-    setup(
-        version=version(),
-        cmdclass={"build": Build, "build_libraries": BuildLibraries, "bdist_wheel": BdistWheel},
-        distclass=BinaryDistribution,
-        # A folder for each variant: setuptools would mix their files otherwise.
-        options={"build": {"build_base": str(FOLDER)}, "egg_info": {"egg_base": str(FOLDER)}},
-    )
+    with wheels.alone(f"{VARIANT.name}/setup", f"compilation of {VARIANT.name}"):
+        setup(
+            version=version(),
+            cmdclass={"build": Build, "build_libraries": BuildLibraries, "bdist_wheel": BdistWheel},
+            distclass=BinaryDistribution,
+            # A folder for each variant: setuptools would mix their files otherwise.
+            options={"build": {"build_base": str(FOLDER)}, "egg_info": {"egg_base": str(FOLDER)}},
+        )
 except ServiceError as error:
     sys.exit(f"extops: {error}")

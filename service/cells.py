@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from service import errors_for_the_user, images, wheels
+from service import errors_for_the_user, images, processes, wheels
 from service.matrix import Cell, load
 
 
@@ -37,7 +37,10 @@ def test(cell: Cell, arguments: list[str], builder: str | None = None) -> int:
 
 
 def end_tidily() -> None:
-    """Makes a signal that asks this process to end, end it by way of its clean-up."""
+    """Makes a signal that asks this process to end, end it by way of its clean-up.
+
+    The end of the process of ours that started this one is such a signal, too.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -46,6 +49,7 @@ def end_tidily() -> None:
 
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, stop)
+    processes.end_with_parent()
 
 
 def main() -> None:

@@ -29,6 +29,7 @@ from service import (
     errors_for_the_user,
     memory_model,
     native_libraries,
+    processes,
     toolchain,
 )
 from service.matrix import Variant, load, release
@@ -52,17 +53,9 @@ def build_folder(variant: Variant) -> Path:
     return ROOT / "build" / variant.name
 
 
-def compile_report(variant: Variant) -> Path:
-    """A line on how long compiling took: pip, which calls us, shows nothing of a good build."""
-    return build_folder(variant) / "compiled.txt"
-
-
-def build(
-    variant: Variant, pass_fds: tuple[int, ...] = (), *, sanitized: bool = False
-) -> list[Path]:
+def build(variant: Variant, *, sanitized: bool = False) -> list[Path]:
     """Compiles the libraries of `variant`; returns them, and the file that says what was used.
 
-    `pass_fds` are inherited by ninja: a lock given here is held until the last compiler has ended.
     `sanitized` libraries check each of their memory accesses, and need the sanitizers' runtime.
     """
     cxx = toolchain.host_compiler()
@@ -76,24 +69,21 @@ def build(
     sanitizers = native_libraries().SANITIZERS if sanitized else ()
     outputs = _write_ninja(folder, variant, cxx, toolkit, headers, sanitizers)
     jobs = toolchain.parallel_jobs()
-    command = [
-        sys.executable,
-        "-m",
-        "ninja",
-        "-f",
-        str(_relative(folder / "build.ninja")),
-        f"-j{jobs}",
-    ]
+    # Not `python -m ninja`, which would not pass on the signal that ends it.
+    ninja = Path(importlib.import_module("ninja").BIN_DIR) / "ninja"
+    command = [str(ninja), "-f", str(_relative(folder / "build.ninja")), f"-j{jobs}"]
     start = time.monotonic()
-    if subprocess.run(command, cwd=ROOT, pass_fds=pass_fds).returncode != 0:
+    ended = subprocess.run(command, cwd=ROOT, preexec_fn=processes.terminate_with_parent)
+    if ended.returncode != 0:
         raise ServiceError(
             f"compiling the libraries of {variant.name} failed: the messages above say where"
         )
     seconds = time.monotonic() - start
     if toolkit:
         memory_model.check(folder / f"{native_libraries().CUDA.name}.so")
-    compile_report(variant).write_text(
-        f"compiled {variant.name} in {seconds:.1f} s, up to {jobs} files at once\n"
+    print(
+        f"extops: compiled {variant.name} in {seconds:.1f} s, up to {jobs} files at once",
+        flush=True,
     )
     info = folder / BUILD_INFO
     info.write_text(json.dumps(_build_info(variant, cxx, toolkit, torch_version), indent=2) + "\n")
@@ -284,6 +274,7 @@ def main() -> None:
     parser.add_argument("--into", type=Path, required=True, help="where to copy the libraries")
     parser.add_argument("--sanitized", action="store_true", help="with AddressSanitizer and UBSan")
     arguments = parser.parse_args()
+    processes.end_with_parent()
     with errors_for_the_user():
         outputs = build(load().variant(arguments.variant), sanitized=arguments.sanitized)
     arguments.into.mkdir(parents=True, exist_ok=True)

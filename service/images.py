@@ -7,7 +7,6 @@ builder. That also reaches builders on other machines, by their name.
 from __future__ import annotations
 
 import collections
-import contextlib
 import os
 import re
 import shlex
@@ -15,11 +14,10 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from service import ROOT, ServiceError
+from service import ROOT, ServiceError, processes
 from service.compile import commit, git
 from service.matrix import Cell, Matrix, load
 
@@ -137,9 +135,9 @@ def _build(cell: Cell, target: str, output: list[str], builder: str | None) -> N
     command += ["--provenance=false"]
     for name, value in _arguments(cell).items():
         command += ["--build-arg", f"{name}={value}"]
-    with _settings() as settings:
-        command += [f"--secret=id=settings,src={settings}"] if settings else []
-        code, last = follow([*command, str(ROOT)])
+    settings = _settings()
+    command += ["--secret=id=settings,env=EXTOPS_SETTINGS"] if settings else []
+    code, last = follow([*command, str(ROOT)], {**os.environ, "EXTOPS_SETTINGS": settings})
     if code != 0:
         raise ServiceError(_explain(cell, last))
 
@@ -154,17 +152,13 @@ def _explain(cell: Cell, last: list[str]) -> str:
     return f"{cell.name} failed in Docker: {why}"
 
 
-@contextlib.contextmanager
-def _settings() -> Iterator[Path | None]:
-    """A file of shell assignments for the sessions in the image; None where there are none."""
+def _settings() -> str:
+    """Shell assignments for the sessions in the image, empty where there are none.
+
+    They reach BuildKit through the environment: a file might hold an index's password, and stay.
+    """
     given = {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
-    if not given:
-        yield None
-        return
-    with tempfile.NamedTemporaryFile("w", prefix="extops-settings-") as file:
-        file.writelines(f"{name}={shlex.quote(value)}\n" for name, value in given.items())
-        file.flush()
-        yield Path(file.name)
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in given.items())
 
 
 def follow(
@@ -187,6 +181,7 @@ def follow(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            preexec_fn=processes.terminate_with_parent,
         )
     except FileNotFoundError:
         raise ServiceError(

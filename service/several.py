@@ -25,6 +25,8 @@ from service.matrix import Cell, load
 
 # BuildKit's plain progress: `#12 [build 4/5] COPY csrc csrc`.
 _STEP = re.compile(r"#\d+ (\[[\w-]+ +\d+/\d+\] .{,60})")
+# ninja's: `[3/27] CUDA csrc/kernels/cuda/lltm_kernel.cu`, in Docker behind BuildKit's own.
+_COMPILED = re.compile(r"(?:#\d+ [\d.]+ )?(\[\d+/\d+\] .*)")
 _LINES_OF_A_FAILURE = 15
 
 
@@ -96,7 +98,7 @@ class Builds:
             assert process.stdout is not None
             for line in process.stdout:
                 file.write(line)
-                found = images.SAID.match(line) or _STEP.match(line)
+                found = images.SAID.match(line) or _STEP.match(line) or _COMPILED.match(line)
                 if found:
                     print(f"[{cell.name}] {found[1].strip()}", flush=True)
         return process.returncode

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from service import ROOT, errors_for_the_user, images, place, wheels
+from service import ROOT, errors_for_the_user, images, place, processes, wheels
 from service.compile import BUILD_INFO
 from service.matrix import Cell, load
 
@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument(
         "--tests-only", action="store_true", help="test the wheels in dist/, and build none"
     )
+    processes.end_with_parent()
     with errors_for_the_user():
         options, others = place.options(sys.argv[1:])
         arguments = parser.parse_args(others)

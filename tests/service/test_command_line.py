@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import uuid
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -268,3 +271,100 @@ def test_lock_of_another_user(tree: Path) -> None:
     assert done.returncode == 1
     denied = f"permission denied: {lock} belongs to {lock.owner()}"
     assert f'extops: {denied}; run `sudo chown --recursive "$USER" {tree}`\n' in done.stdout
+
+
+def descendants(parent: int) -> list[int]:
+    """The processes that `parent` started, and those that these started."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [each for child in map(int, children) for each in (child, *descendants(child))]
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    """Kills this process alone, and waits until all that it started has ended."""
+    started = {each: os.pidfd_open(each) for each in descendants(process.pid)}
+    assert len(started) > 1
+    process.kill()
+    process.wait()
+    left = [each for each, end in started.items() if not select.select([end], [], [], 60)[0]]
+    for each in left:
+        os.kill(each, signal.SIGKILL)
+    assert left == []
+
+
+def start(
+    tree: Path, *arguments: str, until: str, **environ: str
+) -> tuple[subprocess.Popen[str], str]:
+    """Starts nox, and waits until it prints a line with `until` in it, which is returned, too."""
+    process = subprocess.Popen(
+        command(tree, *arguments),
+        env={**os.environ, **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if until in line:
+            return process, line
+    pytest.fail(f"{until!r} was not printed, but {''.join(said)}")
+
+
+def test_killed_build_leaves_no_compiler(tree: Path) -> None:
+    """It prints how far ninja is, too: without that, compiling is silent for minutes."""
+    build = ["-s", f"build-{CELL}", "--", "--backend=local"]
+    process, _ = start(tree, *build, until="] C++ csrc/kernels/", MAX_JOBS="2")
+    names = {Path(f"/proc/{each}/comm").read_text() for each in descendants(process.pid)}
+    assert {"ninja\n", "cc1plus\n"} <= names
+    kill(process)
+    assert not list((tree / "dist").glob("*"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["-s", f"build-{CELL}", "--"], ["-s", "build", "--", CELL]],
+    ids=["one", "several"],
+)
+def test_killed_build_in_docker_leaves_nothing(
+    small_image: str, tree: Path, arguments: list[str]
+) -> None:
+    """Neither BuildKit's client, nor a file with the address of an index, password and all."""
+    (tree / "Dockerfile").write_text(
+        f"FROM {small_image} AS export\n"
+        "RUN --mount=type=secret,id=settings"
+        " echo extops: $(wc -c < /run/secrets/settings) bytes; exec tail -f /dev/null\n"
+    )
+    password = uuid.uuid4().hex
+    index = f"https://user:{password}@example.org/simple"
+    temporary = tree.parent / "temporary"
+    temporary.mkdir()
+    environ = {"EXTOPS_TORCH_INDEX": index, "MAX_JOBS": "", "EXTOPS_FRESH": "1"}
+    environ["TMPDIR"] = str(temporary)
+    size = len(f"EXTOPS_TORCH_INDEX={index}\n")
+    until = f"extops: {size} bytes"
+    process, _ = start(tree, *arguments, "--backend=docker", until=until, **environ)
+    kill(process)
+    for folder in (tree, temporary):
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert not [path for path in files if password.encode() in path.read_bytes()]
+
+
+def test_next_build_names_the_process_that_it_waits_for(
+    fake_docker: FakeDocker, tree: Path
+) -> None:
+    fake_docker.says("building\n", code=1)
+    pipe = fake_docker.waits()
+    build = ["-s", f"build-{CELL}"]
+    first, _ = start(tree, *build, until="building")
+    second, said = start(tree, *build, until="extops: waiting for another build of cpu to end")
+    commands = {
+        each: Path(f"/proc/{each}/cmdline").read_text().rstrip("\0").replace("\0", " ")
+        for each in descendants(first.pid)
+    }
+    (holder,) = (each for each, command in commands.items() if "service.cells" in command)
+    assert said.endswith(f" to end: process {holder}, `{commands[holder]}`\n")
+    for process in (first, second):
+        pipe.write_text("go on\n")
+        process.communicate()
+        assert process.returncode == 1

@@ -173,21 +173,33 @@ def test_full_disk_keeps_the_old_wheel_and_says_so(tmp_path: Path) -> None:
 
 def test_two_builds_of_one_variant_take_turns(tmp_path: Path) -> None:
     program = f"""
-        import pathlib, time
+        import pathlib
         import service.wheels
         service.wheels.ROOT = root = pathlib.Path({str(tmp_path)!r})
         with service.wheels.turn(service.wheels.load().variant("cpu")) as work:
             (work / "mine").touch()
-            time.sleep(0.3)
+            print("building", flush=True)
+            input()
             assert [path.name for path in work.iterdir()] == ["mine"]
     """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    processes = [
-        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    said = [process.communicate()[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert "extops: waiting for another build of cpu to end\n" in said
+
+    def start(expected: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(expected)
+        return process
+
+    first = start("building\n")
+    wait = f"extops: waiting for another build of cpu to end: process {first.pid}, `"
+    for process in (first, start(wait)):
+        process.communicate("\n")
+        assert process.returncode == 0
 
 
 @pytest.fixture
