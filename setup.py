@@ -17,7 +17,15 @@ from setuptools.command.build import build
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from service import ServiceError, compile, matrix, sbom, wheels  # noqa: E402
+from service import (  # noqa: E402
+    ServiceError,
+    compile,
+    matrix,
+    memory_model,
+    native_libraries,
+    sbom,
+    wheels,
+)
 
 PACKAGE = ROOT / "package" / "extops"
 
@@ -57,6 +65,8 @@ class BuildLibraries(Command):
 
     def run(self) -> None:
         outputs = compile.build(VARIANT)
+        if VARIANT.cuda:
+            memory_model.check(outputs[0].with_name(f"{native_libraries().CUDA.name}.so"))
         for stale in set(self._package().glob("libextops_*.so")):
             if stale.name not in {path.name for path in outputs}:
                 stale.unlink()  # of another variant, left by an earlier `pip install -e`

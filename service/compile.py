@@ -27,7 +27,6 @@ from service import (
     ServiceError,
     baseline,
     errors_for_the_user,
-    memory_model,
     native_libraries,
     processes,
     toolchain,
@@ -79,8 +78,6 @@ def build(variant: Variant, *, sanitized: bool = False) -> list[Path]:
             f"compiling the libraries of {variant.name} failed: the messages above say where"
         )
     seconds = time.monotonic() - start
-    if toolkit:
-        memory_model.check(folder / f"{native_libraries().CUDA.name}.so")
     print(
         f"extops: compiled {variant.name} in {seconds:.1f} s, up to {jobs} files at once",
         flush=True,
