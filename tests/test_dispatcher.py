@@ -217,6 +217,49 @@ def test_compile_of_out_for_any_size() -> None:
             assert torch.equal(out, a * b)
 
 
+@pytest.mark.slow
+@by_device
+@pytest.mark.usefixtures("dynamo")
+def test_compile_of_out_that_overlaps(device: str) -> None:
+    """Compiled for memory of its own or for that of an input: `a` counts as it was before the call."""
+    needs_programs("c++")
+    compiled = torch.compile(
+        lambda a, b, out: extops.elementwise_mult(a, b, out=out), fullgraph=True, dynamic=False
+    )
+    views: list[Callable[[Tensor], tuple[Tensor, Tensor]]] = [
+        lambda memory: (memory[1:].clone(), memory[1:]),
+        lambda memory: (memory[1:].t(), memory[1:]),
+        lambda memory: (memory[:-1], memory[1:]),
+        lambda memory: (memory[1:], memory[:-1]),
+        lambda memory: (memory[1], memory[1:]),
+        lambda memory: (memory[1:], memory[1:]),
+    ]
+    b = torch.randn(65, 65, device=device)
+    for view in views:
+        a, out = view(torch.randn(66, 65, device=device))
+        expected = a * b
+        compiled(a, b, out)
+        assert torch.equal(out, expected)
+
+
+@by_device
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("dynamo")
+def test_compile_of_out_that_becomes_an_input(backend: str, device: str) -> None:
+    """The overlap begins within the graph."""
+    if backend == "inductor":
+        needs_programs("c++")
+
+    def power(b: Tensor) -> Tensor:
+        out = b + 1
+        extops.elementwise_mult(out.t(), b, out=out)
+        return extops.elementwise_mult(out.flip(0).t(), b, out=out)
+
+    b = torch.randn(65, 65, device=device)
+    compiled = torch.compile(power, fullgraph=True, backend=backend)
+    torch.testing.assert_close(compiled(b), power(b))
+
+
 @by_operator
 @pytest.mark.usefixtures("dynamo")
 def test_compile_for_any_batch_size(operator: Operator) -> None:

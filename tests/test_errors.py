@@ -263,6 +263,20 @@ def test_out_where_a_gradient_is_wanted(wanting: str, device: str) -> None:
 
 
 @by_device
+def test_out_of_inference_mode(device: str) -> None:
+    """torch refuses to write its tensors elsewhere, since it does not count what is written to them."""
+    with torch.inference_mode():
+        out = torch.full((6, 7), 7.0, device=device)
+    for a in (torch.ones(6, 7, device=device), out):
+        with expect_error(ELEMENTWISE_MULT, "out", "inference tensor", "inference_mode"):
+            extops.elementwise_mult(a, a, out=out)
+    assert bool((out == 7).all())
+    with torch.inference_mode():
+        extops.elementwise_mult(out, out, out=out)
+    assert bool((out == 49).all())
+
+
+@by_device
 @pytest.mark.parametrize("strides", [(0, 1), (1, 0), (1, 1), (6, 1), (3, 5)], ids=str)
 def test_out_of_elements_that_share_memory(strides: tuple[int, int], device: str) -> None:
     """What would be the value of an element that is written twice?"""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import pytest
 import torch
@@ -296,6 +297,35 @@ def test_retain_graph(operator: Operator, device: str) -> None:
         return  # its graph keeps no tensors, so nothing is freed
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         torch.autograd.grad(results, leaves, towards)
+
+
+WRITERS: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
+    "eager": lambda a, b, out: extops.elementwise_mult(a, b, out=out),
+    "overlapping": lambda a, b, out: extops.elementwise_mult(out.t(), b, out=out),
+    "compiled": torch.compile(
+        lambda a, b, out: extops.elementwise_mult(a, b, out=out),
+        fullgraph=True,
+        backend="aot_eager",
+    ),
+}
+
+
+@by_device
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS.keys())
+@pytest.mark.usefixtures("dynamo")
+def test_out_counts_as_a_write(
+    write: Callable[..., object], mode: Callable[[], AbstractContextManager[None]], device: str
+) -> None:
+    """A gradient that needs the values from before is an error, not a wrong gradient."""
+    a, b = torch.randn(2, 4, 4, device=device)
+    out = torch.randn(4, 4, device=device, requires_grad=True) * 2
+    loss = (out * out).sum()
+    with mode():
+        write(a, b, out)
+    assert out._version > 0
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 @by_dtype

@@ -1,13 +1,16 @@
-"""The transforms of torch.func: vmap, grad, jvp, and what is composed of them."""
+"""The transforms of torch.func, and forward-mode AD: alone and nested, eager, within torch.compile and around it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.utils._pytree import tree_map
 
 import extops
 from operators import (
@@ -17,9 +20,13 @@ from operators import (
     Tensors,
     as_tuple,
     by_device,
-    by_differentiable_operator,
     by_operator,
+    needs_programs,
+    upstream,
 )
+
+Function = Callable[..., Any]
+Transform = Callable[[Function], Function]
 
 BATCH = 3
 
@@ -31,13 +38,13 @@ def stacked_inputs(operator: Operator, device: str) -> Tensors:
 
 
 def loss_of(function: Callable[..., Tensor | Tensors]) -> Callable[..., Tensor]:
-    """A scalar that weighs every element of the results differently."""
+    """A scalar that weighs the square of every element of the results differently."""
 
     def loss(*inputs: Tensor) -> Tensor:
         total = inputs[0].new_zeros(())
         for result in as_tuple(function(*inputs)):
             weights = torch.linspace(-1, 2, result.numel(), dtype=result.dtype)
-            total = total + (result * weights.to(result.device).view(result.shape)).sum()
+            total = total + (result**2 * weights.to(result.device).view(result.shape)).sum()
         return total
 
     return loss
@@ -88,62 +95,163 @@ def test_vmap_of_the_batch(device: str) -> None:
     assert_same(vmap(row)(input, h, c), LLTM(input, weights, bias, h, c))
 
 
+def by_all_inputs(transform: Callable[..., Function]) -> Transform:
+    """A transform that is told by which inputs to differentiate: by all of them."""
+    return lambda function: (
+        lambda *inputs: transform(function, argnums=tuple(range(len(inputs))))(*inputs)
+    )
+
+
+def gradient(function: Function) -> Function:
+    return by_all_inputs(grad)(loss_of(function))
+
+
+def pulled_back(function: Function) -> Function:
+    def results_and_gradients(*inputs: Tensor) -> Any:
+        results, pull_back = vjp(function, *inputs)
+        return results, pull_back(tree_map(torch.ones_like, results))
+
+    return results_and_gradients
+
+
+def pushed_forward(function: Function) -> Function:
+    return lambda *inputs: jvp(function, inputs, tuple(torch.cos(tensor) for tensor in inputs))
+
+
+def mapped(function: Function) -> Function:
+    return lambda *inputs: vmap(function)(*(torch.stack([x, 2 * x, 3 * x]) for x in inputs))
+
+
+def with_dual_numbers(function: Function) -> Function:
+    """Forward-mode AD without torch.func."""
+
+    def results_and_tangents(*inputs: Tensor) -> list[Any]:
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(x, torch.cos(x)) for x in inputs]
+            unpacked = [forward_ad.unpack_dual(result) for result in as_tuple(function(*duals))]
+            return [(result.primal, result.tangent) for result in unpacked]
+
+    return results_and_tangents
+
+
+TRANSFORMS: Mapping[str, Transform] = {
+    "grad": gradient,
+    "vjp": pulled_back,
+    "jvp": pushed_forward,
+    "vmap": mapped,
+    "jacfwd": by_all_inputs(jacfwd),
+    "jacrev": by_all_inputs(jacrev),
+    "hessian": lambda function: hessian(loss_of(function), argnums=-1),
+    "grad_of_grad": lambda function: gradient(gradient(function)),
+    "grad_of_jvp": lambda function: gradient(lambda *inputs: pushed_forward(function)(*inputs)[1]),
+    "grad_of_vmap": lambda function: gradient(mapped(function)),
+    "jvp_of_grad": lambda function: pushed_forward(gradient(function)),
+    "jvp_of_jvp": lambda function: pushed_forward(
+        lambda *inputs: pushed_forward(function)(*inputs)[1]
+    ),
+    "vmap_of_grad": lambda function: mapped(gradient(function)),
+    "vmap_of_jvp": lambda function: mapped(pushed_forward(function)),
+    "vmap_of_vmap": lambda function: mapped(mapped(function)),
+    "forward_ad": with_dual_numbers,
+}
+by_transform = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
+
+
+def compiled(function: Function, backend: str = "aot_eager") -> Function:
+    return torch.compile(function, fullgraph=True, backend=backend)
+
+
+@by_device
+@by_transform
+@by_operator
+def test_transform(operator: Operator, transform: Transform, device: str) -> None:
+    inputs = operator.inputs("small", device)
+    assert_same(transform(operator.function)(*inputs), transform(operator.reference)(*inputs))
+
+
+@by_device
+@pytest.mark.parametrize("inside", [True, False], ids=["compiled", "of_compiled"])
+@by_transform
+@by_operator
+@pytest.mark.usefixtures("dynamo")
+def test_transform_and_compile(
+    operator: Operator, transform: Transform, inside: bool, device: str
+) -> None:
+    """The right value wherever plain PyTorch calls give one; an error at most where they do."""
+
+    def apply(function: Function) -> Function:
+        return compiled(transform(function)) if inside else transform(compiled(function))
+
+    inputs = operator.inputs("small", device)
+    try:
+        actual = apply(operator.function)(*inputs)
+    except Exception:
+        torch._dynamo.reset()
+        with pytest.raises(Exception):  # noqa: B017
+            apply(operator.reference)(*inputs)
+    else:
+        assert_same(actual, transform(operator.reference)(*inputs))
+
+
+@pytest.mark.slow
+@by_device
+@pytest.mark.parametrize("name", ["jvp", "vmap", "grad", "vmap_of_grad"])
+@by_operator
+@pytest.mark.usefixtures("dynamo")
+def test_transform_within_inductor(operator: Operator, name: str, device: str) -> None:
+    needs_programs("c++")
+    transform, inputs = TRANSFORMS[name], operator.inputs("small", device)
+    actual = compiled(transform(operator.function), "inductor")(*inputs)
+    assert_same(actual, transform(operator.reference)(*inputs))
+
+
+@pytest.mark.usefixtures("dynamo")
+@by_operator
+def test_transforms_of_an_exported_program(operator: Operator) -> None:
+    """Programs hold the registered operators, not the functions that call them."""
+
+    class Module(torch.nn.Module):
+        def forward(self, *inputs: Tensor) -> Tensors:
+            return operator(*inputs)
+
+    inputs = operator.inputs("small")
+    program = torch.export.export(Module(), inputs).module()
+    for name in ("jvp", "grad", "vmap", "forward_ad"):
+        transform = TRANSFORMS[name]
+        assert_same(transform(program)(*inputs), transform(operator.eager)(*inputs))
+
+
+# -- of a gradient that was recorded outside -------------------------------------------------------
+
+
+def recorded_gradient(operator: Operator, device: str) -> tuple[Function, Tensors]:
+    """The backward as a function of the upstream gradients, which it is linear in, and values for those."""
+    inputs = operator.inputs("small", device, requires_grad=True)
+    results = operator(*inputs)
+
+    def backward(*towards: Tensor) -> Tensors:
+        return torch.autograd.grad(results, inputs, towards, retain_graph=True)
+
+    return backward, upstream(results)
+
+
+@by_device
+@pytest.mark.parametrize("transform", [pushed_forward, with_dual_numbers])
+@by_operator
+def test_tangents_of_a_backward(operator: Operator, transform: Transform, device: str) -> None:
+    backward, towards = recorded_gradient(operator, device)
+    expected = [backward(*towards), backward(*(torch.cos(gradient) for gradient in towards))]
+    actual = transform(backward)(*towards)
+    by_gradient = zip(*actual, strict=True) if transform is with_dual_numbers else actual
+    assert_same([tuple(found) for found in by_gradient], expected)
+
+
 @by_device
 @by_operator
-def test_grad(operator: Operator, device: str) -> None:
-    inputs = operator.inputs("small", device)
-    places = tuple(range(len(inputs)))
-    actual = grad(loss_of(operator.function), argnums=places)(*inputs)
-    assert_same(actual, grad(loss_of(operator.reference), argnums=places)(*inputs))
-
-
-@by_device
-@by_operator
-def test_gradients_per_sample(operator: Operator, device: str) -> None:
-    """vmap of grad."""
-    inputs = stacked_inputs(operator, device)
-    places = tuple(range(len(inputs)))
-    actual = vmap(grad(loss_of(operator.function), argnums=places))(*inputs)
-    assert_same(actual, vmap(grad(loss_of(operator.reference), argnums=places))(*inputs))
-
-
-@by_device
-@by_operator
-def test_vjp(operator: Operator, device: str) -> None:
-    inputs = operator.inputs("small", device)
-    results, pull_back = vjp(operator.function, *inputs)
-    eager, eager_pull_back = vjp(operator.reference, *inputs)
-    assert_same(results, eager)
-    towards = torch.utils._pytree.tree_map(torch.ones_like, results)
-    assert_same(pull_back(towards), eager_pull_back(towards))
-
-
-@by_device
-@by_operator
-def test_jvp(operator: Operator, device: str) -> None:
-    inputs = operator.inputs("small", device)
-    tangents = tuple(torch.randn_like(tensor) for tensor in inputs)
-    actual = jvp(operator.function, inputs, tangents)
-    assert_same(actual, jvp(operator.reference, inputs, tangents))
-
-
-@by_device
-@pytest.mark.parametrize("jacobian", [jacfwd, jacrev])
-@by_operator
-def test_jacobians(operator: Operator, jacobian: Callable[..., Callable], device: str) -> None:
-    inputs = operator.inputs("small", device)
-    places = tuple(range(len(inputs)))
-    actual = jacobian(operator.function, argnums=places)(*inputs)
-    assert_same(actual, jacobian(operator.reference, argnums=places)(*inputs))
-
-
-@by_device
-@by_differentiable_operator
-def test_hessian(operator: Operator, device: str) -> None:
-    inputs = operator.inputs("small", device)
-    for place in range(len(inputs)):
-        actual = hessian(loss_of(operator.function), argnums=place)(*inputs)
-        assert_same(actual, hessian(loss_of(operator.reference), argnums=place)(*inputs))
+def test_vmap_of_a_backward(operator: Operator, device: str) -> None:
+    backward, towards = recorded_gradient(operator, device)
+    expected = [backward(*(n * gradient for gradient in towards)) for n in (1, 2, 3)]
+    assert_same(mapped(backward)(*towards), tuple(map(torch.stack, zip(*expected, strict=True))))
 
 
 @by_device

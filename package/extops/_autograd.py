@@ -13,20 +13,31 @@ from torch.autograd import forward_ad
 # Looked up once: every call asks.
 _is_compiling = torch.compiler.is_compiling
 _are_transforms_active = torch._C._are_functorch_transforms_active
-
-
-def needs_composite() -> bool:
-    """Whether only a composition of differentiable PyTorch calls gives the right answer here.
-
-    True under ``torch.func`` transforms and forward-mode AD, which a hand-written backward does not serve. While
-    ``torch.compile`` or ``torch.export`` traces, the operators carry registered gradients instead.
-    """
-    return not torch.compiler.is_compiling() and not is_plain()
+_is_tracing = torch._C._is_tracing
 
 
 def is_plain() -> bool:
-    """Whether a call is an ordinary eager one, with a hand-written backward at most."""
-    return not (_is_compiling() or _are_transforms_active() or forward_ad._current_level >= 0)
+    """Whether a call is an ordinary eager one, with a hand-written backward at most; others go to the dispatcher."""
+    return not (
+        _is_compiling()
+        or _are_transforms_active()
+        or _is_tracing()
+        or forward_ad._current_level >= 0
+    )
+
+
+def is_forward_mode() -> bool:
+    """Whether tensors may carry tangents; where forward-mode AD begins within a function that ``torch.compile`` traces,
+    the dispatcher does not know.
+    """
+    return forward_ad._current_level >= 0
+
+
+def needs_composite() -> bool:
+    """Whether only a composition of differentiable PyTorch calls gives the right gradient: where that is itself
+    differentiated, in reverse or in forward mode, or transformed by ``torch.func``.
+    """
+    return torch.is_grad_enabled() or _are_transforms_active() or is_forward_mode()
 
 
 below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
@@ -70,6 +81,27 @@ def eager(operator: torch._ops.OpOverload, **keywords: Any) -> Callable[..., Any
 _library = torch.library.Library("extops", "IMPL")
 
 
+def register(name: str, apply: Callable[..., Any], composite: Callable[..., Any]) -> None:
+    """Gives an operator that the dispatcher calls its gradient, by ``apply`` of an autograd Function.
+
+    Under ``torch.func`` transforms and forward-mode AD, which a hand-written backward does not serve, the operator is
+    ``composite``, a composition of differentiable PyTorch calls. The dispatcher is the place to decide this: it alone
+    sees what acts on a call while ``torch.compile`` traces, or on a program that ``torch.export`` made.
+    """
+    operator = getattr(torch.ops.extops, name).default
+
+    def with_gradient(*arguments: Any, **keywords: Any) -> Any:
+        if is_forward_mode():
+            return composite(*arguments, **keywords)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in arguments):
+            return apply(*arguments, **keywords)
+        with below_autograd():
+            return operator(*arguments, **keywords)
+
+    _library.impl(name, with_gradient, "Autograd")
+    _library.impl(name, composite, "FuncTorchDynamicLayerFrontMode")
+
+
 def has_no_gradient(name: str) -> None:
     """Has autograd pass over an operator, so that calls need no :data:`below_autograd`."""
     _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
@@ -93,20 +125,19 @@ def composite_gradients(
     needs_input_grad: Sequence[bool],
     grad_outputs: Sequence[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of ``composite(*inputs)``, themselves differentiable where grad mode is on."""
-    with torch.enable_grad():
-        # Views, since an input may depend on another one, or be the same: that is not this gradient's to follow.
-        inputs = [x.view_as(x) for x in inputs]
-        outputs = composite(*inputs)
-    present = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
-    wanted = [x for x, needed in zip(inputs, needs_input_grad, strict=True) if needed]
-    gradients = iter(
-        torch.autograd.grad(
-            [output for output, _ in present],
-            wanted,
-            [gradient for _, gradient in present],
-            create_graph=torch.is_grad_enabled(),
-            allow_unused=True,
-        )
-    )
-    return tuple(next(gradients) if needed else None for needed in needs_input_grad)
+    """The gradients of ``composite(*inputs)``, themselves differentiable where grad mode is on.
+
+    By ``torch.func``, whose transforms nest: this one serves within others, too.
+    """
+    wanted = [place for place, needed in enumerate(needs_input_grad) if needed]
+
+    def of_wanted(*chosen: Tensor) -> Any:
+        replaced = dict(zip(wanted, chosen, strict=True))
+        return composite(*(replaced.get(place, x) for place, x in enumerate(inputs)))
+
+    vjp = cast("Any", torch.func.vjp)
+    outputs, pull_back = vjp(of_wanted, *(inputs[place] for place in wanted))
+    upstream = zip(grad_outputs, outputs, strict=True)
+    found = pull_back(tuple(torch.zeros_like(o) if g is None else g for g, o in upstream))
+    gradients = dict(zip(wanted, found, strict=True))
+    return tuple(gradients.get(place) for place in range(len(inputs)))

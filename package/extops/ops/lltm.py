@@ -82,7 +82,7 @@ def lltm(
 def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     arguments = autocast(*arguments)
     _checks.check_lltm(_OP, *arguments)
-    if _autograd.needs_composite():
+    if _autograd.is_forward_mode():
         return reference.lltm(*arguments)
     new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments, allow_tf32=_allows_tf32())
     return new_h, new_cell
@@ -90,9 +90,9 @@ def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
 
 def lltm_cell(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`extops.reference.lltm_cell` by the fused kernels, for arguments that were checked."""
-    if _autograd.needs_composite():
-        return reference.lltm_cell(gates, old_cell)
-    if torch.compiler.is_compiling():
+    if not _autograd.is_plain():
+        if _autograd.is_forward_mode():
+            return reference.lltm_cell(gates, old_cell)
         new_h, new_cell = torch.ops.extops.lltm_cell.default(gates, old_cell)
     elif torch.is_grad_enabled() and (gates.requires_grad or old_cell.requires_grad):
         new_h, new_cell = _apply_cell(gates, old_cell)
@@ -117,8 +117,8 @@ def autocast(
     return cast(input), cast(weights), cast(bias), cast(h), cast(cell)
 
 
-# -- gradients: eager calls go through an autograd Function, at half the overhead of a registered one; the backward is
-#    the same
+# -- gradients: eager calls go straight to an autograd Function, at half the overhead of the dispatcher's way to one;
+#    the backward is the same
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -131,8 +131,8 @@ def _backward(
     ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, grad_gates: Tensor | None = None
 ) -> tuple[Tensor | None, ...]:
     input, weights, bias, old_h, old_cell, gates, new_cell = ctx.saved_tensors
-    needs_input, needs_weights, needs_bias, needs_old_h, _ = needs = ctx.needs_input_grad[:5]
-    if torch.is_grad_enabled() or grad_gates is not None:
+    needs_input, needs_weights, needs_bias, needs_old_h, _ = needs = ctx.needs_input_grad[-5:]
+    if _autograd.needs_composite() or grad_gates is not None:
         inputs = input, weights, bias, old_h, old_cell
         upstream = grad_h, grad_cell, grad_gates
         return _autograd.composite_gradients(_with_gates, inputs, needs, upstream)
@@ -174,6 +174,30 @@ class _LLTM(torch.autograd.Function):
 _apply_lltm = _autograd.apply(_LLTM)
 
 
+class _LLTMOperator(torch.autograd.Function):
+    """With the gates, which the operator returns and an eager call does without."""
+
+    @staticmethod
+    def forward(ctx: Any, allow_tf32: bool, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        operator = _eager_lltm_in_tf32 if allow_tf32 else _eager_lltm
+        with _autograd.below_autograd():
+            output: tuple[Tensor, Tensor, Tensor] = operator(*inputs)
+        _save_for_backward(ctx, inputs, output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *_backward(ctx, *gradients)
+
+
+_apply_operator = _autograd.apply(_LLTMOperator)
+_autograd.register(
+    "lltm",
+    lambda *inputs, allow_tf32=False: _apply_operator(allow_tf32, *inputs),
+    lambda *inputs, allow_tf32=False: _with_gates(*inputs),
+)
+
+
 def _save_cell_for_backward(
     ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]
 ) -> None:
@@ -185,8 +209,8 @@ def _cell_backward(
     ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     *inputs, new_cell = ctx.saved_tensors
-    if torch.is_grad_enabled():
-        needs, upstream = ctx.needs_input_grad[:2], (grad_h, grad_cell)
+    if _autograd.needs_composite():
+        needs, upstream = ctx.needs_input_grad, (grad_h, grad_cell)
         return _autograd.composite_gradients(reference.lltm_cell, inputs, needs, upstream)
     if grad_h is None and grad_cell is None:
         return None, None
@@ -206,18 +230,7 @@ class _LLTMCell(torch.autograd.Function):
 
 
 _apply_cell = _autograd.apply(_LLTMCell)
-
-
-def _setup_context(
-    ctx: Any, inputs: tuple[Tensor, ...], keyword_only_inputs: dict[str, bool], output: Any
-) -> None:
-    _save_for_backward(ctx, inputs, output)
-
-
-torch.library.register_autograd("extops::lltm", _backward, setup_context=_setup_context)
-torch.library.register_autograd(
-    "extops::lltm_cell", _cell_backward, setup_context=_save_cell_for_backward
-)
+_autograd.register("lltm_cell", _apply_cell, reference.lltm_cell)
 
 
 # -- shapes, for tracing

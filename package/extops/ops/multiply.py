@@ -10,6 +10,7 @@ from extops import _autograd, _checks, reference
 _OP = "elementwise_mult"
 
 _eager_mult = _autograd.eager(torch.ops.extops.elementwise_mult.default)
+_eager_mult_out = _autograd.eager(torch.ops.extops.elementwise_mult_out.default)
 _eager_backward = _autograd.eager(torch.ops.extops.elementwise_mult_backward.default)
 
 _autograd.has_no_gradient("elementwise_mult_backward")
@@ -53,10 +54,8 @@ def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tens
 
 
 def _transformed(a: Tensor, b: Tensor) -> Tensor:
-    if _autograd.needs_composite():
-        _checks.check_broadcast(_OP, a, b)
-        return reference.elementwise_mult(a, b)
-    return _call(a, b)
+    _checks.check_broadcast(_OP, a, b)
+    return reference.elementwise_mult(a, b) if _autograd.is_forward_mode() else _call(a, b)
 
 
 def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -69,6 +68,13 @@ def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
         raise RuntimeError(
             f"{_OP}: expected `out` to have a memory location of its own for each element, but got shape "
             f"{list(out.shape)} with strides {list(out.stride())}; pass out.contiguous() instead"
+        )
+    if torch.compiler.is_compiling():
+        return  # torch itself refuses what follows, and cannot trace the question
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{_OP}: `out` is an inference tensor, which torch lets nobody write outside of inference mode; "
+            "call it under torch.inference_mode() or pass out.clone() instead"
         )
 
 
@@ -84,17 +90,25 @@ def _shares_memory_within(tensor: Tensor) -> bool:
 
 
 def _multiply_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    if not torch.compiler.is_compiling() and not _can_write_directly(a, b, out):
+    if not _can_write_directly(a, b, out):
         return out.copy_(elementwise_mult(a, b))
-    torch.ops.extops.elementwise_mult_out.default(a, b, out)
+    with _autograd.below_autograd():
+        _eager_mult_out(a, b, out)
+    torch.autograd.graph.increment_version(out)  # which torch does for its own operators alone
     return out
 
 
 def _can_write_directly(a: Tensor, b: Tensor, out: Tensor) -> bool:
-    """Whether the kernel may write ``out`` while it reads ``a`` and ``b``, all of them plain memory."""
+    """Whether the kernel may write ``out`` while it reads ``a`` and ``b``, all of them plain memory.
+
+    What ``torch.compile`` traces is not: the same code may run on other memory, and inductor puts several tensors into
+    one place.
+    """
+    if not _autograd.is_plain():
+        return False
     negated_views = a.is_neg() or b.is_neg() or out.is_neg()
     overlap = _overlaps(out, a) or _overlaps(out, b)
-    return not (negated_views or overlap or _autograd.needs_composite())
+    return not (negated_views or overlap)
 
 
 def _overlaps(out: Tensor, input: Tensor) -> bool:
@@ -112,26 +126,22 @@ def _call(a: Tensor, b: Tensor) -> Tensor:
     return output
 
 
-def _needs_input_grad(ctx: Any) -> tuple[bool, bool]:
-    needs_a, needs_b = ctx.needs_input_grad[:2]  # torch appends its own to a registered gradient's
-    return needs_a, needs_b
-
-
 def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
     a, b = inputs
-    needs_a, needs_b = _needs_input_grad(ctx)
+    needs_a, needs_b = ctx.needs_input_grad
     ctx.shapes = a.shape, b.shape
     ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
 
 
 def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
     a, b = ctx.saved_tensors
-    needs_a, needs_b = _needs_input_grad(ctx)
+    needs_a, needs_b = ctx.needs_input_grad
     a_shape, b_shape = ctx.shapes
-    if needs_a and needs_b and a_shape == b_shape and not torch.is_grad_enabled():
+    composite = _autograd.needs_composite()
+    if needs_a and needs_b and a_shape == b_shape and not composite:
         grad_a, grad_b = _eager_backward(grad_output, a, b)
         return grad_a, grad_b
-    multiply = reference.elementwise_mult if torch.is_grad_enabled() else _call
+    multiply = reference.elementwise_mult if composite else _call
     return (
         multiply(grad_output, b).sum_to_size(a_shape) if needs_a else None,
         multiply(grad_output, a).sum_to_size(b_shape) if needs_b else None,
@@ -150,6 +160,7 @@ class _ElementwiseMult(torch.autograd.Function):
 
 
 _apply = _autograd.apply(_ElementwiseMult)
+_autograd.register("elementwise_mult", _apply, reference.elementwise_mult)
 
 
 @torch.library.register_fake("extops::elementwise_mult")
@@ -167,8 +178,3 @@ def _(a: Tensor, b: Tensor, out: Tensor) -> None:
 def _(grad_output: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     _checks.check_mult_backward("elementwise_mult_backward", grad_output, a, b)
     return torch.empty_like(a), torch.empty_like(b)
-
-
-torch.library.register_autograd(
-    "extops::elementwise_mult", _backward, setup_context=_save_for_backward
-)

@@ -47,8 +47,8 @@ def round_ste(input: Tensor) -> Tensor:
 
 
 def _transformed(input: Tensor) -> Tensor:
-    if _autograd.needs_composite():
-        _checks.check_tensor(_OP, "input", input)
+    _checks.check_tensor(_OP, "input", input)
+    if _autograd.is_forward_mode():
         return reference.round_ste(input)
     output: Tensor = torch.ops.extops.round_ste.default(input)
     return output
@@ -69,12 +69,10 @@ class _RoundSTE(torch.autograd.Function):
 
 
 _apply = _autograd.apply(_RoundSTE)
+_autograd.register("round_ste", _apply, reference.round_ste)
 
 
 @torch.library.register_fake("extops::round_ste")
 def _(input: Tensor) -> Tensor:
     _checks.check_tensor(_OP, "input", input)
     return torch.empty_like(input)
-
-
-torch.library.register_autograd("extops::round_ste", _backward)
