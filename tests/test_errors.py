@@ -395,7 +395,7 @@ def unaffordable_inputs(operator: Operator, device: str) -> Tensors:
     inputs = []
     for one, two in zip(operator.batch(1), operator.batch(2), strict=True):
         grows = [size < larger for size, larger in zip(one.shape, two.shape, strict=True)]
-        shape = [2**42 if batch else -1 for batch in grows]
+        shape = [2**46 if batch else -1 for batch in grows]
         inputs.append(one.to(device, torch.float32).expand(shape))
     return tuple(inputs)
 
@@ -427,7 +427,7 @@ def test_out_of_memory_of_a_registered_operator(name: str, device: str) -> None:
     def unaffordable(*shape: int) -> Tensor:
         is_parameter = shape[0] == 12  # all others have fewer rows
         return torch.randn(1, *shape[1:], device=device).expand(
-            12 if is_parameter else 2**42, *shape[1:]
+            12 if is_parameter else 2**46, *shape[1:]
         )
 
     first = next(REGISTERED[name](unaffordable))
@@ -492,18 +492,3 @@ def test_a_shape_too_large_for_any_memory(device: str) -> None:
         a.unsqueeze(1) * a
     with pytest.raises(RuntimeError, match=f"^{re.escape(str(expected.value))}$"):
         extops.elementwise_mult(a.unsqueeze(1), a)
-
-
-@pytest.mark.parametrize("device", [GPU])
-def test_an_error_of_a_product(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that has nothing to do with memory."""
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    inputs = LLTM.inputs("large", device)
-    torch.use_deterministic_algorithms(True)
-    try:
-        with pytest.raises(RuntimeError) as expected:
-            LLTM.eager(*inputs)
-        with pytest.raises(RuntimeError, match=f"^{re.escape(str(expected.value))}$"):
-            LLTM(*inputs)
-    finally:
-        torch.use_deterministic_algorithms(False)

@@ -125,11 +125,40 @@ def composite_gradients(
     needs_input_grad: Sequence[bool],
     grad_outputs: Sequence[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of ``composite(*inputs)``, themselves differentiable where grad mode is on.
-
-    By ``torch.func``, whose transforms nest: this one serves within others, too.
-    """
+    """The gradients of ``composite(*inputs)``, themselves differentiable where grad mode is on."""
     wanted = [place for place, needed in enumerate(needs_input_grad) if needed]
+    of = _gradients_by_transform if _are_transforms_active() else _gradients_by_engine
+    gradients = dict(zip(wanted, of(composite, inputs, wanted, grad_outputs), strict=True))
+    return tuple(gradients.get(place) for place in range(len(inputs)))
+
+
+def _gradients_by_engine(
+    composite: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    wanted: Sequence[int],
+    grad_outputs: Sequence[Tensor | None],
+) -> Sequence[Tensor | None]:
+    with torch.enable_grad():
+        # Views, since an input may depend on another one, or be the same: that is not this gradient's to follow.
+        inputs = [x.view_as(x) for x in inputs]
+        outputs = composite(*inputs)
+    present = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
+    return torch.autograd.grad(
+        [output for output, _ in present],
+        [inputs[place] for place in wanted],
+        [gradient for _, gradient in present],
+        create_graph=torch.is_grad_enabled(),
+        allow_unused=True,
+    )
+
+
+def _gradients_by_transform(
+    composite: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    wanted: Sequence[int],
+    grad_outputs: Sequence[Tensor | None],
+) -> Sequence[Tensor | None]:
+    """Within transforms of ``torch.func``, since these nest. Elsewhere they would refuse hooks of saved tensors."""
 
     def of_wanted(*chosen: Tensor) -> Any:
         replaced = dict(zip(wanted, chosen, strict=True))
@@ -138,6 +167,7 @@ def composite_gradients(
     vjp = cast("Any", torch.func.vjp)
     outputs, pull_back = vjp(of_wanted, *(inputs[place] for place in wanted))
     upstream = zip(grad_outputs, outputs, strict=True)
-    found = pull_back(tuple(torch.zeros_like(o) if g is None else g for g, o in upstream))
-    gradients = dict(zip(wanted, found, strict=True))
-    return tuple(gradients.get(place) for place in range(len(inputs)))
+    found: Sequence[Tensor] = pull_back(
+        tuple(torch.zeros_like(o) if g is None else g for g, o in upstream)
+    )
+    return found
