@@ -39,11 +39,11 @@ UNSPOILT = "unspoilt"
 
 # The tests that know all operators, those which find most first. Not those that compile code.
 _TEST_FILES = (
-    *("golden", "values", "gradients", "cuda", "sequence", "errors", "autocast"),
+    *("golden", "precision", "values", "gradients", "cuda", "sequence", "errors", "autocast"),
     *("lltm_module", "transforms", "dispatcher", "properties"),
 )
 _NOT_SLOW = "not slow and not large"
-_CHOICE = {"cpu": "not cuda and not aten", "cuda": "cuda and not aten"}
+_CHOICE = {"cpu": "not cuda and not aten", "cuda": "(cuda or gpu) and not aten"}
 
 
 @dataclass(frozen=True)
