@@ -315,7 +315,7 @@ def start(
 def test_killed_build_leaves_no_compiler(tree: Path) -> None:
     """It prints how far ninja is, too: without that, compiling is silent for minutes."""
     build = ["-s", f"build-{CELL}", "--", "--backend=local"]
-    process, _ = start(tree, *build, until="] C++ csrc/kernels/", MAX_JOBS="2")
+    process, _ = start(tree, *build, until="[8/", MAX_JOBS="4")  # of ninja
     names = {Path(f"/proc/{each}/comm").read_text() for each in descendants(process.pid)}
     assert {"ninja\n", "cc1plus\n"} <= names
     kill(process)
