@@ -30,11 +30,14 @@ from service import (  # noqa: E402
 PACKAGE = ROOT / "package" / "extops"
 
 
-def chosen_variant() -> matrix.Variant:
-    """The variant that EXTOPS_VARIANT names.
+def chosen_variant() -> matrix.Variant | None:
+    """The variant that EXTOPS_VARIANT names; None for the source archive, which serves all.
 
     There is no default: nobody shall get a CPU-only build by accident.
     """
+    # The second is what an installer asks before either: which tools it must install.
+    if {"sdist", "egg_info"} & set(sys.argv):
+        return None
     name = os.environ.get("EXTOPS_VARIANT")
     if not name:
         raise ServiceError(
@@ -48,7 +51,7 @@ def chosen_variant() -> matrix.Variant:
 def version() -> str:
     """The version of the wheel: the package's, with the variant's label."""
     plain: str = runpy.run_path(str(PACKAGE / "_version.py"))["__version__"]
-    return f"{plain}+{VARIANT.label}" if VARIANT.label else plain
+    return f"{plain}+{VARIANT.label}" if VARIANT and VARIANT.label else plain
 
 
 class BuildLibraries(Command):
@@ -64,6 +67,7 @@ class BuildLibraries(Command):
         self.set_undefined_options("build", ("build_lib", "build_lib"))
 
     def run(self) -> None:
+        assert VARIANT is not None
         outputs = compile.build(VARIANT)
         if VARIANT.cuda:
             memory_model.check(outputs[0].with_name(f"{native_libraries().CUDA.name}.so"))
@@ -129,15 +133,14 @@ class BdistWheel(bdist_wheel):
 
 try:
     VARIANT = chosen_variant()
-    FOLDER = compile.build_folder(VARIANT)
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    with wheels.alone(f"{VARIANT.name}/setup", f"compilation of {VARIANT.name}"):
+    NAME = VARIANT.name if VARIANT else "sdist"
+    with wheels.alone(f"{NAME}/setup", f"compilation of {NAME}") as folder:
         setup(
             version=version(),
             cmdclass={"build": Build, "build_libraries": BuildLibraries, "bdist_wheel": BdistWheel},
             distclass=BinaryDistribution,
             # A folder for each variant: setuptools would mix their files otherwise.
-            options={"build": {"build_base": str(FOLDER)}, "egg_info": {"egg_base": str(FOLDER)}},
+            options={"build": {"build_base": str(folder)}, "egg_info": {"egg_base": str(folder)}},
         )
 except ServiceError as error:
     sys.exit(f"extops: {error}")

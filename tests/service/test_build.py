@@ -70,3 +70,14 @@ def test_bytes_follow_from_the_sources(
     packages = torch_headers(tmp_path / folder / "packages", version)
     again = build(tree, umask, {"PYTHONPATH": str(packages)})
     assert reproduce.differences(wheel, again) == []
+
+
+def test_bytes_from_the_source_archive(wheel: Path, tmp_path: Path) -> None:
+    tree = copy_of_the_sources(tmp_path / "extops")
+    command = [sys.executable, "-m", "uv", "build", "--sdist", "--no-build-isolation", "--offline"]
+    subprocess.run([*command, f"--out-dir={tmp_path}", str(tree)], check=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    assert "+" not in archive.name  # it is of no variant
+    shutil.unpack_archive(archive, tmp_path / "unpacked")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    assert reproduce.differences(wheel, build(unpacked)) == []
