@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -58,6 +63,43 @@ def test_a_small_cell_in_any_number_of_threads(sizes: tuple[int, int, int]) -> N
         torch.set_num_threads(before)
     for other in found[1:]:
         torch.testing.assert_close(other, found[0])
+
+
+def test_threads_do_not_pile_up() -> None:
+    """However often their number changes, no more threads are kept than there are cores."""
+    input = torch.randn(2**20)
+    before = torch.get_num_threads()
+    try:
+        for threads in range(2, 20):
+            torch.set_num_threads(threads)
+            extops.round_ste(input)
+    finally:
+        torch.set_num_threads(before)
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("extops")]
+    assert len(ours) <= (os.cpu_count() or 1)
+
+
+CALL_AT_EXIT = """
+import atexit, torch, extops
+
+def at_exit():
+    print(extops.round_ste(torch.full((2**20,), 0.75)).sum().item())
+
+atexit.register(at_exit)
+torch.set_num_threads(4)
+at_exit()
+"""
+
+
+def test_a_call_while_the_interpreter_exits(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CALL_AT_EXIT],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [str(float(2**20))] * 2, done.stderr
 
 
 Step = Callable[[torch.nn.Module, Tensor], Tensor]

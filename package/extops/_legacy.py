@@ -123,9 +123,8 @@ class _Cpu(Device):
             return _check_success(kernel(*arguments, 0, numel))
         step = math.ceil(numel / threads)
         pieces = [(begin, min(begin + step, numel)) for begin in range(0, numel, step)]
-        tasks = [_pool(threads).submit(kernel, *arguments, *piece) for piece in pieces[1:]]
-        errors = [kernel(*arguments, *pieces[0]), *(task.result() for task in tasks)]
-        for error in errors:
+        others = [_begin(kernel, *arguments, *piece) for piece in pieces[1:]]
+        for error in [kernel(*arguments, *pieces[0]), *(wait() for wait in others)]:
             _check_success(error)
 
     def run_whole(self, name: str, like: Tensor, *arguments: Any) -> None:
@@ -154,10 +153,18 @@ def _check_success(error: bytes | None) -> None:
         raise RuntimeError(error.decode())
 
 
+def _begin(kernel: Callable[..., bytes | None], *arguments: Any) -> Callable[[], bytes | None]:
+    """Calls a kernel in another thread; what comes back waits for its result."""
+    try:
+        return _pool().submit(kernel, *arguments).result
+    except RuntimeError:  # once the interpreter is about to exit, no thread takes anything on
+        return partial(kernel, *arguments)
+
+
 @cache
-def _pool(threads: int) -> ThreadPoolExecutor:
+def _pool() -> ThreadPoolExecutor:
     """Threads that spend their time in kernels: ctypes lets go of the interpreter lock meanwhile."""
-    return ThreadPoolExecutor(threads - 1, thread_name_prefix="extops")
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="extops")
 
 
 # A forked child inherits the pool but none of its threads, and would wait for them for ever.
