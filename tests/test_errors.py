@@ -192,7 +192,7 @@ def test_lltm_sizes(argument: str, given: tuple[int, ...], expected: str, device
 @by_device
 def test_lltm_sizes_that_disagree_with_several(device: str) -> None:
     """Other features or another state size: the message names both shapes that disagree."""
-    with pytest.raises(RuntimeError, match=r"^lltm: .*`weights`.*\[12, 10\].*\[12, 9\]"):
+    with expect_error(LLTM, "input", "5 features", "weights", "[12, 10]", "[3, 6]", "[12, 9]"):
         call_with(LLTM, 0, lambda tensor: tensor.new_zeros(3, 6), device)
     with pytest.raises(RuntimeError, match=r"^lltm: .*\[\d+, \d+\].*got \[\d+, \d+\]"):
         call_with(LLTM, 3, lambda tensor: tensor.new_zeros(3, 6), device)
@@ -293,7 +293,7 @@ def test_out_of_elements_that_share_memory(strides: tuple[int, int], device: str
 def test_module(device: str) -> None:
     module = extops.LLTM(5, 4, device=device)
     h, c = torch.zeros(2, 3, 4, device=device)
-    with expect_error(LLTM, "weights", "[12, 10]", "got", "[12, 9]"):
+    with expect_error(LLTM, "input", "5 features", "got", "[3, 6]"):
         module(torch.zeros(3, 6, device=device), (h, c))
     with expect_error(LLTM, "input", "float64"):
         module(torch.zeros(3, 5, device=device, dtype=torch.int64), (h, c))
@@ -315,6 +315,51 @@ def test_layer(device: str) -> None:
         layer(input, (h_0, c_0[:1]))
     with pytest.raises(TypeError, match=r"^LLTMLayer: .*`c_0`.*torch.Tensor.*NoneType"):
         layer(input, (h_0, None))
+
+
+@by_device
+@pytest.mark.parametrize(
+    ("make", "given"),
+    [
+        (lambda x: None, "NoneType"),
+        (lambda x: (x, x, x), "tuple of 3 items"),
+        (lambda x: [x], "list of 1 items"),
+        (lambda x: x, "Tensor of 3 items"),
+        (lambda x: 7, "int"),
+    ],
+    ids=["none", "three", "one", "tensor", "number"],
+)
+def test_state_that_is_no_pair(make: Callable[[Tensor], object], given: str, device: str) -> None:
+    input, weights, bias, h, _ = LLTM.inputs("small", device, torch.float32)
+    state = make(h)
+    for name, call in {
+        "LLTM": lambda: extops.LLTM(5, 4, device=device)(input, state),
+        "LLTMLayer": lambda: extops.LLTMLayer(5, 4, device=device)(input, state),
+        "lltm_sequence": lambda: extops.lltm_sequence(input[None], state, weights, bias),
+    }.items():
+        if name == "LLTMLayer" and state is None:
+            continue  # where it stands for zeros
+        with pytest.raises(TypeError, match=rf"^{name}: .*`state`.*\(h, c\), but got {given}$"):
+            call()
+
+
+@by_device
+def test_state_that_holds_none(device: str) -> None:
+    input, *_ = LLTM.inputs("small", device, torch.float32)
+    with pytest.raises(TypeError, match=r"^lltm: .*`old_h`.*torch.Tensor.*NoneType"):
+        extops.LLTM(5, 4, device=device)(input, (None, None))
+    for steps in (input, input[None]):
+        with pytest.raises(TypeError, match=r"^LLTMLayer: .*`h_0`.*torch.Tensor.*NoneType"):
+            extops.LLTMLayer(5, 4, device=device)(steps, (None, None))
+
+
+@pytest.mark.parametrize("make", [extops.LLTM, extops.LLTMLayer])
+def test_sizes_of_a_module(make: Callable[..., object]) -> None:
+    for wrong in (-1, 2.5, "4"):
+        with pytest.raises(ValueError, match=rf"`input_features`.*at least 0, but got {wrong!r}$"):
+            make(wrong, 4)
+        with pytest.raises(ValueError, match=rf"`state_size`.*at least 0, but got {wrong!r}$"):
+            make(4, wrong)
 
 
 # -- the registered operators, called past the checks of the public functions ---------------------

@@ -108,6 +108,28 @@ def test_state_dicts(make: Make) -> None:
 
 
 @by_device
+@pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_trace(device: str) -> None:
+    """A traced module serves other sizes and has gradients, before it was saved and after."""
+    module = extops.LLTM(5, 4, device=device)
+    product = torch.jit.trace(extops.elementwise_mult, (torch.randn(3, 4, device=device),) * 2)
+    traced = torch.jit.trace(
+        module, (torch.randn(3, 5, device=device), (torch.zeros(3, 4, device=device),) * 2)
+    )
+    saved = io.BytesIO()
+    torch.jit.save(traced, saved)
+    saved.seek(0)
+    input, *state = (torch.randn(7, size, device=device) for size in (5, 4, 4))
+    results = module(input, state)
+    for twin in (traced, torch.jit.load(saved)):
+        found = twin(input, tuple(state))
+        torch.testing.assert_close(found, results)
+        torch.testing.assert_close(gradients(twin, found), gradients(module, module(input, state)))
+    assert torch.equal(product(*state), state[0] * state[1])
+
+
+@by_device
 @by_module
 def test_parameters_as_one_vector(make: Make, device: str) -> None:
     module, twin = make(5, 4, device=device), make(5, 4, device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import pytest
@@ -204,6 +205,32 @@ def test_shapes_are_those_of_lstm(options: dict[str, object], device: str) -> No
     assert [state.shape for state in ours[1]] == [state.shape for state in theirs[1]]
     state = tuple(torch.randn_like(tensor) for tensor in theirs[1])
     assert module(input, state)[0].shape == lstm(input, state)[0].shape
+
+
+def test_positional_arguments_are_those_of_lstm() -> None:
+    theirs = list(inspect.signature(torch.nn.RNNBase).parameters.values())[1:8]
+    ours = [
+        x
+        for x in inspect.signature(extops.LLTMLayer).parameters.values()
+        if x.kind != x.KEYWORD_ONLY
+    ]
+    assert [x.name for x in ours[2:]] == [x.name for x in theirs[2:]]
+    assert [x.default for x in ours] == [x.default for x in theirs]
+
+
+@by_device
+@by_options
+def test_without_bias(options: dict[str, object], device: str) -> None:
+    """No parameters, as in nn.LSTM, and the values of zeros."""
+    module = layer(device, bias=False, **options)
+    twin = layer(device, **options)
+    assert [name for name in twin.state_dict() if "weights" in name] == list(module.state_dict())
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    twin.load_state_dict(module.state_dict(), strict=False)
+    input = layer_input(device, module)
+    torch.testing.assert_close(module(input), twin(input))
 
 
 @by_device

@@ -15,6 +15,9 @@ _is_compiling = torch.compiler.is_compiling
 _are_transforms_active = torch._C._are_functorch_transforms_active
 _is_tracing = torch._C._is_tracing
 
+is_tracing: Callable[[], bool] = cast("Any", torch.jit).is_tracing
+"""Whether ``torch.jit.trace`` records a call; sizes are tensors there. Unlike the above, torch.compile can trace it."""
+
 
 def is_plain() -> bool:
     """Whether a call is an ordinary eager one, with a hand-written backward at most; others go to the dispatcher."""

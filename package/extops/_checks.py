@@ -110,11 +110,31 @@ def check_lltm(
     ):
         check_matches(op, name, tensor, "input", input)
     check_dims(op, "old_h", old_h, "batch, state_size")
-    batch, features = input.shape
-    state_size = old_h.shape[1]
+    batch, state_size = input.shape[0], old_h.shape[1]
     check_state(op, "old_h", old_h, batch, state_size)
     check_state(op, "old_cell", old_cell, batch, state_size)
-    check_parameters(op, weights, bias, features, state_size)
+    check_parameters(op, weights, bias, input, state_size)
+
+
+def as_pair(op: str, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The hidden and the cell state, where ``state`` is these two."""
+    try:
+        h, c = state
+    except (TypeError, ValueError):
+        items = f" of {len(state)} items" if hasattr(state, "__len__") else ""
+        raise TypeError(
+            f"{op}: expected `state` to be a pair of tensors, (h, c), but got {type(state).__name__}{items}"
+        ) from None
+    return h, c
+
+
+def check_layer_sizes(op: str, **sizes: int) -> None:
+    """The sizes that a module is made of."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 0:
+            raise ValueError(
+                f"{op}: expected `{name}` to be an integer of at least 0, but got {size!r}"
+            )
 
 
 def check_state(op: str, name: str, state: Tensor, batch: int, state_size: int) -> None:
@@ -123,10 +143,19 @@ def check_state(op: str, name: str, state: Tensor, batch: int, state_size: int) 
 
 
 def check_parameters(
-    op: str, weights: Tensor, bias: Tensor, features: int, state_size: int
+    op: str, weights: Tensor, bias: Tensor, input: Tensor, state_size: int
 ) -> None:
     """The LLTM's weights and bias, of the dtype and device they should have."""
+    features = input.shape[-1]
     shape = (3 * state_size, state_size + features)
+    if weights.dim() == 2 and weights.shape[0] == shape[0] and weights.shape[1] >= state_size:
+        taken = weights.shape[1] - state_size
+        if taken != features:
+            raise RuntimeError(
+                f"{op}: expected `input` of {taken} features to go with `weights`, or `weights` of shape "
+                f"[3*state_size, state_size + input_features] = {list(shape)} to go with `input`, but got `input` of "
+                f"shape {list(input.shape)} and `weights` of shape {list(weights.shape)}"
+            )
     check_shape(op, "weights", weights, shape, "[3*state_size, state_size + input_features]")
     check_shape(op, "bias", bias, (3 * state_size,), "[3*state_size]")
 

@@ -42,6 +42,16 @@ class LLTM(reference.LLTM):
 
     step = staticmethod(lltm)
 
+    def __init__(
+        self,
+        input_features: int,
+        state_size: int,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        _checks.check_layer_sizes("LLTM", input_features=input_features, state_size=state_size)
+        super().__init__(input_features, state_size, device, dtype)
+
     def forward(self, input: Tensor, state: State) -> State:
         """One step: ``input`` [B, I] and ``state = (h, c)`` of [B, S] each give ``(new_h, new_cell)``."""
         # Where torch.nn.Module keeps them, and looks last when asked for an attribute.
@@ -51,7 +61,7 @@ class LLTM(reference.LLTM):
             weights = self.weights
         if bias is None:
             bias = self.bias
-        return self.step(input, weights, bias, *state)
+        return self.step(input, weights, bias, *_checks.as_pair("LLTM", state))
 
 
 class RoundSTE(torch.nn.Module):
@@ -69,6 +79,7 @@ class LLTMLayer(torch.nn.Module):
         input_features: the size ``I`` of the input.
         state_size: the size ``S`` of the hidden and the cell state.
         num_layers: each layer after the first reads the output of the one before.
+        bias: whether there are biases; without, they count as zeros.
         batch_first: ``input`` and ``output`` are ``[B, T, ...]`` instead of ``[T, B, ...]``.
         dropout: the probability, in training, that an element between two layers is dropped.
         bidirectional: each layer also runs backwards in time; ``D`` below is then 2, else 1.
@@ -93,13 +104,16 @@ class LLTMLayer(torch.nn.Module):
         input_features: int,
         state_size: int,
         num_layers: int = 1,
+        bias: bool = True,
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
+        *,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        _checks.check_layer_sizes("LLTMLayer", input_features=input_features, state_size=state_size)
         if num_layers < 1:
             raise ValueError(
                 f"LLTMLayer: expected `num_layers` of at least 1, but got {num_layers}"
@@ -109,16 +123,18 @@ class LLTMLayer(torch.nn.Module):
         self.input_features = input_features
         self.state_size = state_size
         self.num_layers = num_layers
+        self.bias = bias
         self.batch_first = batch_first
         self.dropout = dropout
         self.bidirectional = bidirectional
         for layer in range(num_layers):
             features = input_features if layer == 0 else state_size * (1 + bidirectional)
             for suffix in self._suffixes(layer):
-                shapes = {
-                    "weights": (3 * state_size, state_size + features),
-                    "bias": (3 * state_size,),
+                shapes: dict[str, tuple[int, ...]] = {
+                    "weights": (3 * state_size, state_size + features)
                 }
+                if bias:
+                    shapes["bias"] = (3 * state_size,)
                 for name, shape in shapes.items():
                     empty = torch.empty(shape, device=device, dtype=dtype)
                     self.register_parameter(name + suffix, torch.nn.Parameter(empty))
@@ -134,6 +150,10 @@ class LLTMLayer(torch.nn.Module):
         self, input: Tensor | PackedSequence, state: State | None = None
     ) -> tuple[Tensor | PackedSequence, State]:
         """See the class."""
+        if state is not None:
+            state = _checks.as_pair("LLTMLayer", state)
+            for name, tensor in zip(("h_0", "c_0"), state, strict=True):
+                _checks.check_tensor("LLTMLayer", name, tensor)
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, state)
         _checks.check_tensor("LLTMLayer", "input", input)
@@ -174,7 +194,6 @@ class LLTMLayer(torch.nn.Module):
             zeros = input.new_zeros(shape)
             state = (zeros, zeros)
         for name, tensor in zip(("h_0", "c_0"), state, strict=True):
-            _checks.check_tensor("LLTMLayer", name, tensor)
             axes = "[D*num_layers, batch, state_size]"
             _checks.check_shape("LLTMLayer", name, tensor, shape, axes)
         initial = list(zip(state[0].unbind(0), state[1].unbind(0), strict=True))
@@ -184,12 +203,14 @@ class LLTMLayer(torch.nn.Module):
                 input = torch.nn.functional.dropout(input, self.dropout, self.training)
             outputs = []
             for direction, suffix in enumerate(self._suffixes(layer)):
+                # Not get_parameter(), which torch 2.4 cannot trace.
+                weights = getattr(self, "weights" + suffix)
+                bias = "bias" + suffix
                 output, final = lltm_sequence(
                     input,
                     initial[len(last)],
-                    # Not get_parameter(), which torch 2.4 cannot trace.
-                    getattr(self, "weights" + suffix),
-                    getattr(self, "bias" + suffix),
+                    weights,
+                    getattr(self, bias) if self.bias else weights.new_zeros(len(weights)),
                     lengths=lengths,
                     batch_first=self.batch_first,
                     reverse=direction == 1,
@@ -205,6 +226,6 @@ class LLTMLayer(torch.nn.Module):
     def extra_repr(self) -> str:
         """The sizes, for ``repr``."""
         return (
-            f"{self.input_features}, {self.state_size}, num_layers={self.num_layers}, batch_first={self.batch_first}, "
-            f"dropout={self.dropout}, bidirectional={self.bidirectional}"
+            f"{self.input_features}, {self.state_size}, num_layers={self.num_layers}, bias={self.bias}, "
+            f"batch_first={self.batch_first}, dropout={self.dropout}, bidirectional={self.bidirectional}"
         )

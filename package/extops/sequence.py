@@ -43,7 +43,7 @@ def lltm_sequence(
             of range; the message names it. Lengths on a GPU are checked there, since the host does not wait for them:
             the message is then that of a device-side assertion, as for torch's own indices.
     """
-    h, c = state
+    h, c = _checks.as_pair(_OP, state)
     _checks.check_tensor(_OP, "input", input)
     input, weights, bias, h, c = autocast(input, weights, bias, h, c)
     _check(input, h, c, weights, bias, lengths, batch_first)
@@ -120,10 +120,10 @@ def _check(
     for name, tensor in (("h_0", h), ("c_0", c), ("weights", weights), ("bias", bias)):
         _checks.check_matches(_OP, name, tensor, "input", input)
     _checks.check_dims(_OP, "h_0", h, "batch, state_size")
-    batch, features, state = input.shape[0 if batch_first else 1], input.shape[2], h.shape[1]
+    batch, state = input.shape[0 if batch_first else 1], h.shape[1]
     _checks.check_state(_OP, "h_0", h, batch, state)
     _checks.check_state(_OP, "c_0", c, batch, state)
-    _checks.check_parameters(_OP, weights, bias, features, state)
+    _checks.check_parameters(_OP, weights, bias, input, state)
     if lengths is not None:
         _check_lengths(lengths, input, batch)
 

@@ -1,9 +1,12 @@
 """One step of the LLTM cell."""
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from extops import _autograd, _checks, reference
 
@@ -81,7 +84,8 @@ def lltm(
 
 def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     arguments = autocast(*arguments)
-    _checks.check_lltm(_OP, *arguments)
+    if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
+        _checks.check_lltm(_OP, *arguments)
     if _autograd.is_forward_mode():
         return reference.lltm(*arguments)
     new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments, allow_tf32=_allows_tf32())
@@ -198,13 +202,6 @@ _autograd.register(
 )
 
 
-def _save_cell_for_backward(
-    ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]
-) -> None:
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs, output[1])
-
-
 def _cell_backward(
     ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None
 ) -> tuple[Tensor | None, ...]:
@@ -223,7 +220,8 @@ class _LLTMCell(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         with _autograd.below_autograd():
             output: tuple[Tensor, Tensor] = _eager_cell(*inputs)
-        _save_cell_for_backward(ctx, inputs, output)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, output[1])
         return output
 
     backward = staticmethod(_cell_backward)
@@ -300,3 +298,28 @@ def _(
     _checks.check_cell("lltm_cell_backward", gates, "new_cell", new_cell)
     _checks.check_cell_gradients("lltm_cell_backward", grad_h, grad_cell, new_cell)
     return gates.new_empty(*gates.shape), new_cell.new_empty(*new_cell.shape)
+
+
+# -- floating-point operations, as torch counts them: those of products of matrices alone
+
+
+@register_flop_formula(torch.ops.extops.lltm)
+def _(input: Sequence[int], weights: Sequence[int], *others: Any, **keywords: Any) -> int:
+    return 2 * input[0] * prod(weights)
+
+
+@register_flop_formula(torch.ops.extops.lltm_backward)
+def _(
+    grad_h: Any,
+    grad_cell: Any,
+    input: Sequence[int],
+    old_h: Sequence[int],
+    *others: Any,
+    **keywords: Any,
+) -> int:
+    return 2 * input[0] * 3 * old_h[1] * (old_h[1] + input[1])
+
+
+@register_flop_formula(torch.ops.extops.lltm_input_backward)
+def _(grad_gates: Sequence[int], weights: Sequence[int], **keywords: Any) -> int:
+    return 2 * grad_gates[0] * prod(weights)
