@@ -11,14 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
 import extops
 from operators import (
     ELEMENTWISE_MULT,
     GPU,
     LLTM,
-    LLTM_SEQUENCE,
     REGISTERED,
     Operator,
     Tensors,
@@ -314,21 +312,6 @@ def test_compile_of_a_module(device: str) -> None:
 
 
 # -- the counter of floating-point operations ------------------------------------------------------
-
-
-@by_device
-@pytest.mark.parametrize("operator", [LLTM, LLTM_SEQUENCE], ids=lambda operator: operator.name)
-def test_counted_operations(operator: Operator, device: str) -> None:
-    """Those of the products of matrices, forward and backward, as for the same in PyTorch calls."""
-    inputs = operator.inputs("odd", device, torch.float32)
-    counts = []
-    for function in (operator.function, operator.reference):
-        with FlopCounterMode(display=False) as forward:
-            results = as_tuple(function(*inputs))
-        with FlopCounterMode(display=False) as both:
-            gradients(function, inputs, tuple(map(torch.ones_like, results)))
-        counts.append((forward.get_total_flops(), both.get_total_flops()))
-    assert counts[0] == counts[1] and counts[0][0] > 0
 
 
 # -- torch.export --------------------------------------------------------------------------------

@@ -17,12 +17,14 @@ if sys.argv[:1] != ["-m"] or sys.orig_argv[-len(sys.argv)] not in ("extops", "-m
     _loader.load()
 
     # Operators can only be registered once the libraries are loaded.
-    from extops import reference
+    from extops import _flops, reference
     from extops.modules import LLTM, LLTMLayer, RoundSTE
     from extops.ops.lltm import lltm
     from extops.ops.multiply import elementwise_mult
     from extops.ops.rounding import round_ste
     from extops.sequence import lltm_sequence
+
+    _flops.provide()
 
 __all__ = [
     "LLTM",

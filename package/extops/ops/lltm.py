@@ -1,12 +1,9 @@
 """One step of the LLTM cell."""
 
-from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from extops import _autograd, _checks, reference
 
@@ -298,28 +295,3 @@ def _(
     _checks.check_cell("lltm_cell_backward", gates, "new_cell", new_cell)
     _checks.check_cell_gradients("lltm_cell_backward", grad_h, grad_cell, new_cell)
     return gates.new_empty(*gates.shape), new_cell.new_empty(*new_cell.shape)
-
-
-# -- floating-point operations, as torch counts them: those of products of matrices alone
-
-
-@register_flop_formula(torch.ops.extops.lltm)
-def _(input: Sequence[int], weights: Sequence[int], *others: Any, **keywords: Any) -> int:
-    return 2 * input[0] * prod(weights)
-
-
-@register_flop_formula(torch.ops.extops.lltm_backward)
-def _(
-    grad_h: Any,
-    grad_cell: Any,
-    input: Sequence[int],
-    old_h: Sequence[int],
-    *others: Any,
-    **keywords: Any,
-) -> int:
-    return 2 * input[0] * 3 * old_h[1] * (old_h[1] + input[1])
-
-
-@register_flop_formula(torch.ops.extops.lltm_input_backward)
-def _(grad_gates: Sequence[int], weights: Sequence[int], **keywords: Any) -> int:
-    return 2 * grad_gates[0] * prod(weights)

@@ -1,0 +1,67 @@
+"""The floating-point operations of the operators, for ``torch.utils.flop_counter``: those of products, as in torch."""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_COUNTER = "torch.utils.flop_counter"
+
+Shape = Sequence[int]
+
+
+def _lltm(input: Shape, weights: Shape, *_: Shape, **__: Any) -> int:
+    return 2 * input[0] * weights[0] * weights[1]
+
+
+def _lltm_backward(
+    grad_h: Shape | None,
+    grad_cell: Shape | None,
+    input: Shape,
+    old_h: Shape,
+    gates: Shape,
+    *_: Shape,
+    **__: Any,
+) -> int:
+    return 2 * gates[0] * gates[1] * (old_h[1] + input[1])
+
+
+def _register(counter: ModuleType) -> None:
+    operators = torch.ops.extops
+    # The product of lltm_input_backward is that of the forward, with the gates' gradient in the place of the input.
+    formulas = {"lltm": _lltm, "lltm_backward": _lltm_backward, "lltm_input_backward": _lltm}
+    for name, formula in formulas.items():
+        # Not by register_flop_formula: that of torch 2.4 files a formula where its counter does not look.
+        counter.flop_registry[getattr(operators, name)] = counter.shape_wrapper(formula)
+
+
+class _Finder(MetaPathFinder):
+    """Registers when torch's counter is imported: importing it takes triton with it, which few programs need."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != _COUNTER:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        loader: Any = spec and spec.loader
+        execute = loader.exec_module
+
+        def execute_and_register(module: ModuleType) -> None:
+            execute(module)
+            _register(module)
+
+        loader.exec_module = execute_and_register
+        return spec
+
+
+def provide() -> None:
+    """Makes the formulas known to torch's counter, at once or when that is imported."""
+    if _COUNTER in sys.modules:
+        _register(sys.modules[_COUNTER])
+    else:
+        sys.meta_path.insert(0, _Finder())
