@@ -26,9 +26,11 @@ import pytest
 import torch
 
 import extops
+from extops._devices import build_info
+from operators import needs_programs
 
 PACKAGE = Path(extops.__file__).parent
-VARIANT = json.loads((PACKAGE / "_build_info.json").read_text())["variant"]
+VARIANT = build_info().get("variant")
 REINSTALL = "pip install --force-reinstall --no-deps extops"
 UPDATE_DRIVER = "sudo ubuntu-drivers install && sudo reboot"
 LOOK = "python -m extops doctor"
@@ -184,6 +186,17 @@ def test_a_machine_that_fits(tmp_path: Path) -> None:
     version = re.escape(torch.__version__)
     assert re.search(rf"^torch +2\.4 or newer +{version} +fits$", done.stdout, re.MULTILINE)
     assert re.search(r"^glibc +2\.\d+ or newer +2\.\d+ +fits$", done.stdout, re.MULTILINE)
+
+
+def test_a_reader_that_has_seen_enough(machine: Machine) -> None:
+    """As `head -1` is: the doctor then ends without a traceback."""
+    command = [sys.executable, "-S", "-u", "-m", "extops", "doctor"]
+    environ = {**machine.environ, "PYTHONPATH": str(machine.package.parent)}
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command, env=environ, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert done.returncode == -signal.SIGPIPE and done.stderr == b""
 
 
 def test_usage(machine: Machine) -> None:
@@ -484,6 +497,22 @@ def test_just_in_time(machine: Machine) -> None:
     assert switch[0].startswith("EXTOPS_JIT is /nowhere: libraries are compiled from there")
     assert switch[1] == "unset EXTOPS_JIT"
     assert "which holds no folder `kernels`" in failure[0]
+
+
+def test_just_in_time_without_its_tools(machine: Machine) -> None:
+    """First without ninja, then with it, but no C++ compiler."""
+    needs_programs("ninja")
+    machine.install_torch()
+    machine.environ |= {"EXTOPS_JIT": str(PACKAGE / "csrc"), "PATH": str(machine.folder)}
+    machine.environ.pop("CXX", None)
+    _, problem = machine.doctor().problems
+    cause = "compiling just in time needs ninja, which is not on the PATH"
+    assert problem == (cause, "pip install ninja")
+    assert machine.import_error() == f"{cause}; run: pip install ninja (for more: {LOOK})"
+    (machine.folder / "ninja").symlink_to(shutil.which("ninja"))
+    _, (cause, command) = machine.doctor().problems
+    assert cause == "compiling just in time needs a C++ compiler, and c++ is not on the PATH"
+    assert command.startswith("sudo apt-get install g++  # ")
 
 
 # -- errors of the kernels -----------------------------------------------------------------------

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from extops import _jit
+from operators import needs_programs
+
 # What costs time or memory that a program which only calls the operators need not spend.
 DEFERRED = ("torch._dynamo", "torch._inductor", "torch.utils.cpp_extension", "torch.export._trace")
 
 
-def run_python(code: str, folder: Path) -> str:
+def run_python(code: str, folder: Path, environment: dict[str, str] | None = None) -> str:
     """Runs code in a fresh interpreter, away from any source tree."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -57,6 +60,20 @@ def test_import_before_torch_or_after_is_the_same(tmp_path: Path) -> None:
     before = run_python(f"import extops, torch; print({names})", tmp_path)
     after = run_python(f"import torch, extops; print({names})", tmp_path)
     assert before == after and "extops::lltm_cell" in before
+
+
+@pytest.mark.slow
+def test_just_in_time_in_any_folder(tmp_path: Path) -> None:
+    """Compiled into a folder with a relative path and a space in it."""
+    needs_programs("c++", "ninja")
+    environment = {
+        **os.environ,
+        "EXTOPS_JIT": str(_jit.packaged_csrc()),
+        "TORCH_EXTENSIONS_DIR": "a folder",
+    }
+    code = "import extops, torch; print(extops.round_ste(torch.tensor([0.2, 0.5])).tolist())"
+    assert run_python(code, tmp_path, environment).strip() == "[0.0, 1.0]"
+    assert list((tmp_path / "a folder").rglob("libextops_cpu.so"))
 
 
 @pytest.mark.gpu

@@ -5,11 +5,15 @@ and the GPU at hand, and recompiles what was edited.
 """
 
 import os
+import shlex
+import shutil
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
 from extops import _libraries
+from extops._loader import LoadError
 
 _PACKAGED_CSRC = Path(__file__).parent / "csrc"
 
@@ -31,7 +35,8 @@ def load(
     """Compiles what has changed of ``sources``, loads the library ``name`` and returns its file."""
     from torch.utils import cpp_extension
 
-    folder = Path(cpp_extension._get_build_directory(name, verbose=False))
+    _check_tools(cpp_extension, cuda)
+    folder = Path(cpp_extension._get_build_directory(name, verbose=False)).resolve()
     cpp_extension.load(
         name,
         [str(source) for source in sources],
@@ -43,6 +48,30 @@ def load(
         is_python_module=False,
     )
     return folder / f"{name}.so"
+
+
+def _check_tools(cpp_extension: ModuleType, cuda: bool) -> None:
+    """An error where a program that compiles is missing."""
+    need = "compiling just in time needs"
+    if not cpp_extension.is_ninja_available():
+        raise LoadError(f"{need} ninja, which is not on the PATH", "pip install ninja")
+    compiler = shlex.split(cpp_extension.get_cxx_compiler())[0]
+    if shutil.which(compiler) is None:
+        raise LoadError(
+            f"{need} a C++ compiler, and {compiler} is not on the PATH",
+            "sudo apt-get install g++  # or your system's way to one; CXX can name another",
+        )
+    toolkit = cpp_extension.CUDA_HOME
+    if cuda and (toolkit is None or not Path(toolkit, "bin", "nvcc").exists()):
+        raise LoadError(
+            f"{need} CUDA's compiler, and CUDA_HOME is {toolkit}, where there is no bin/nvcc",
+            "export CUDA_HOME=/usr/local/cuda  # or where your CUDA toolkit is",
+        )
+
+
+def _quoted(word: str) -> str:
+    """A word of a command in a ninja file: quoted for the shell, and for ninja."""
+    return shlex.quote(word).replace("$", "$$")
 
 
 def _architectures() -> tuple[str, ...]:
@@ -70,7 +99,7 @@ def build_libraries(csrc: Path, lane: str) -> dict[str, Path]:
             library.name,
             library.sources(csrc.resolve()),
             _libraries.cxx_flags(library),
-            [*links, *(f"-Wl,-rpath,{Path(link).parent}" for link in links)],
+            [_quoted(x) for link in links for x in (link, f"-Wl,-rpath,{Path(link).parent}")],
             cuda=library.cuda,
         )
     return built
