@@ -361,6 +361,24 @@ def test_export_for_any_batch_size(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(*other), model(*other))
 
 
+class Product(torch.nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return extops.elementwise_mult(a, b)
+
+
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize("shapes", [((5, 4), (4,)), ((5, 4, 3), (4, 3)), ((4,), (5, 4))], ids=str)
+def test_export_of_broadcasting_for_any_batch_size(shapes: tuple[tuple[int, ...], ...]) -> None:
+    """Also for one that equals a size of the other factor."""
+    factors = tuple(map(torch.randn, shapes))
+    batch = torch.export.Dim("batch", min=2, max=100)
+    dynamic = tuple({0: batch} if shape[0] == 5 else None for shape in shapes)
+    exported = torch.export.export(Product(), factors, dynamic_shapes=dynamic).module()
+    for size in (4, 7):
+        other = tuple(torch.randn(size, *x[1:]) if x[0] == 5 else torch.randn(x) for x in shapes)
+        assert torch.equal(exported(*other), other[0] * other[1])
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("dynamo")
 def test_aot_inductor(tmp_path: Path) -> None:

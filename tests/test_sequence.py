@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequenc
 
 import extops
 import operators
-from operators import Tensors, by_device, sequence, sequence_by_cells
+from operators import LLTM_SEQUENCE, Tensors, by_device, sequence, sequence_by_cells
 
 TIME, BATCH, FEATURES, STATE = 6, 3, 5, 4
 
@@ -293,3 +293,20 @@ def test_dropout_between_layers(device: str) -> None:
     assert torch.equal(module(input)[0], module(input)[0])
     alone = layer(device, dropout=0.5)  # one layer: there is nothing in between
     assert torch.equal(alone(input)[0], alone(input)[0])
+
+
+@by_device
+def test_no_steps_leave_the_callers_states_alone(device: str) -> None:
+    _, h_0, c_0, weights, bias = LLTM_SEQUENCE.inputs("one", device)
+    _, (h_n, c_n) = extops.lltm_sequence(weights.new_empty(0, 1, 1), (h_0, c_0), weights, bias)
+    assert torch.equal(h_n, h_0) and torch.equal(c_n, c_0)
+    assert h_n.data_ptr() != h_0.data_ptr() and c_n.data_ptr() != c_0.data_ptr()
+
+
+def test_sparse_lengths() -> None:
+    input, h_0, c_0, weights, bias = LLTM_SEQUENCE.inputs("one", "cpu")
+    lengths = torch.ones(1, dtype=torch.int64).to_sparse()
+    with pytest.raises(
+        RuntimeError, match=r"expected `lengths` to be a dense .* layout torch\.sparse_coo"
+    ):
+        extops.lltm_sequence(input, (h_0, c_0), weights, bias, lengths=lengths)

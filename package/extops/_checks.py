@@ -219,7 +219,7 @@ def check_product(op: str, a: Tensor, b: Tensor, out: Tensor) -> None:
     check_factors(op, a, b)
     check_matches(op, "out", out, "a", a)
     shape = broadcast_shape(op, a, b)
-    if out.shape != shape:
+    if not same_shape(out.shape, shape):
         raise RuntimeError(
             f"{op}: expected `out` to have shape {list(shape)}, the broadcast shape of `a` and `b`, "
             f"but got {list(out.shape)}"
@@ -238,14 +238,19 @@ def empty_product(op: str, a: Tensor, b: Tensor) -> Tensor:
     """A new tensor for a product, laid out like the first factor that has its shape."""
     shape = broadcast_shape(op, a, b)
     for factor in (a, b):
-        if factor.shape == shape:
+        if same_shape(factor.shape, shape):
             return torch.empty_like(factor)
     return a.new_empty(shape)
 
 
+def same_shape(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether two shapes are equal; compares no sizes of different ranks, on which a traced program would depend."""
+    return len(a) == len(b) and tuple(a) == tuple(b)
+
+
 def broadcast_shape(op: str, a: Tensor, b: Tensor) -> tuple[int, ...]:
     """The shape that ``a`` and ``b`` broadcast to."""
-    if a.shape == b.shape:
+    if same_shape(a.shape, b.shape):
         return tuple(a.shape)
     try:
         return tuple(torch.broadcast_shapes(a.shape, b.shape))

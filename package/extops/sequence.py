@@ -74,8 +74,9 @@ def lltm_sequence(
     if reverse:
         outputs.reverse()
     time_axis = 1 if batch_first else 0
-    output = torch.stack(outputs, time_axis) if outputs else _no_steps(input, h, batch_first)
-    return output, (h, c)
+    if not outputs:  # the caller's states stay the caller's
+        return _no_steps(input, h, batch_first), (h.clone(), c.clone())
+    return torch.stack(outputs, time_axis), (h, c)
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:
@@ -132,6 +133,10 @@ def _check_lengths(lengths: Tensor, input: Tensor, batch: int) -> None:
     if not isinstance(lengths, Tensor):
         raise TypeError(
             f"{_OP}: expected `lengths` to be a torch.Tensor, but got {type(lengths).__name__}"
+        )
+    if lengths.layout is not torch.strided:
+        raise RuntimeError(
+            f"{_OP}: expected `lengths` to be a dense (strided) tensor, but got layout {lengths.layout}"
         )
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
         raise RuntimeError(
