@@ -195,7 +195,9 @@ def run_tests(
         raise ServiceError(f"{folder} has no {name or UNSPOILT}: build all mutants again")
     with tempfile.TemporaryDirectory(prefix="extops-tests-") as temporary:
         work = Path(temporary)
-        shutil.copytree(ROOT / "tests", work / "tests", ignore=shutil.ignore_patterns("service"))
+        shutil.copytree(
+            ROOT / "tests", work / "tests", ignore=shutil.ignore_patterns("service", "torchwheels")
+        )
         shutil.copy(ROOT / "pyproject.toml", work)
         path = {}
         if folder:

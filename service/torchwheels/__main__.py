@@ -1,0 +1,5 @@
+"""`python -m torchwheels` is `torchwheels`."""
+
+from torchwheels.cli import main
+
+main()

@@ -1,0 +1,395 @@
+"""The rules that a wheel must keep, read from every library in it. None passes for want of something to look at."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import fnmatch
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from torchwheels import baseline
+from torchwheels.errors import UserError
+from torchwheels.releases import Cell, minor, numbers
+from torchwheels.stable_functions import first_releases, newest_release, oldest_release
+from torchwheels.wheel import (
+    BUILD_RECORD,
+    Library,
+    Wheel,
+    admitted,
+    demangle,
+    read,
+)
+
+_OLDER_NAMES = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+
+# What comes with torch itself, or with the packages that a torch of CUDA requires.
+_OF_TORCH = r"lib(torch(_cpu|_cuda\w*|_python|_global_deps)?|c10(_cuda)?|shm)"
+_OF_CUDA = (
+    r"lib(cudart|cublas(Lt)?|cudnn\w*|cufftw?|curand|cusolver(Mg)?|cusparse(Lt)?|cupti|cufile\w*|nccl|"
+    r"nvrtc(-builtins)?|nvJitLink|nvToolsExt|nvshmem\w*)"
+)
+_VERSION = r"([-.][0-9a-f]{8})?\.so[.\d]*"  # with the hash that tools give what they bundle
+_TORCHS_OWN = re.compile(_OF_TORCH + _VERSION)
+_CUDAS_OWN = re.compile(_OF_CUDA + _VERSION)
+_NEVER_BUNDLED = re.compile(rf"({_OF_TORCH}|{_OF_CUDA}|libcuda|libpython3[\w.]*?){_VERSION}")
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the project and the cell promise of a wheel."""
+
+    cell: Cell
+    manylinux: str
+    architectures: tuple[str, ...]
+    """GPU compute capabilities, as TORCH_CUDA_ARCH_LIST has them: `9.0`, `12.0+PTX`."""
+    size_budget: float = 0.0
+    """In MB (10**6 bytes); 0 where there is none."""
+    allow_libraries: tuple[str, ...] = ()
+    """Patterns of the further libraries that the wheel may bundle or need."""
+    torches: str = ""
+    """A specifier of the torches that its libraries serve, where the project declares one."""
+
+
+def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The version is the metadata's, and its label names the CUDA and the torch of the libraries."""
+    said = wheel.metadata["Version"]
+    if _normalised(said) != str(wheel.version) or said != _normalised(said):
+        yield f"its metadata have the version {said}, but its name {wheel.version}"
+    cell, text = expectation.cell, wheel.version.local or ""
+    cuda = re.search(r"(?<![a-z0-9])(cpu|cu\d+)(?![a-z0-9])", text)
+    torch = re.search(r"(?<![a-z0-9])torch(\d+\.\d+)(?![a-z0-9])", text)
+    if _is_classic(wheel) and not (cuda and torch):
+        yield (
+            f"its version {wheel.version} does not say for which CUDA and which torch it is, and its "
+            f"libraries serve one only: label it +{cell.label}.torch{minor(cell.torch)}"
+        )
+    if cuda and cuda[1] != cell.label:
+        yield f"its label says {cuda[1]}, but {cell.name} is {cell.label}"
+    if torch and torch[1] != minor(cell.torch):
+        yield f"its label says torch {torch[1]}, but {cell.name} has torch {cell.torch}"
+    if cell.cuda is None:
+        return  # the rules of GPU code and of needed libraries know that there must be none
+    if not SpecifierSet(wheel.cuda.what or "").contains(cell.cuda.version):
+        yield f"{wheel.cuda.why}, but {cell.name} has CUDA {cell.cuda.version}"
+    for name, library in wheel.libraries.items():
+        toolkit = library.gpu_code.toolkit
+        if toolkit and numbers(toolkit)[0] != numbers(cell.cuda.version)[0]:
+            yield f"{name} holds GPU code of CUDA {toolkit}, but {cell.name} has {cell.cuda.version}"
+
+
+def _normalised(version: str) -> str:
+    try:
+        return str(Version(version))
+    except InvalidVersion:
+        return f"no version: {version}"
+
+
+def _is_classic(wheel: Wheel) -> bool:
+    return any(wheel.torch_functions(library)[1] for library in wheel.libraries.values())
+
+
+def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The name's platform is the one that auditwheel proves, and as old as the cell wants."""
+    platforms = sorted({tag.platform for tag in wheel.tags}, key=_glibc)
+    proved = wheel.proved_platform
+    if _glibc(platforms[0]) != _glibc(proved):
+        yield f"its tag is {'.'.join(platforms)}, but auditwheel proves {proved}"
+    elif _glibc(proved) > _glibc(expectation.manylinux):
+        yield f"its tag is {'.'.join(platforms)}, but {expectation.manylinux} or older is wanted"
+
+
+def _glibc(platform: str) -> tuple[int, int]:
+    if older := _OLDER_NAMES.get(platform.partition("_")[0]):
+        return older
+    found = re.match(r"manylinux_(\d+)_(\d+)", platform)
+    return (int(found[1]), int(found[2])) if found else (99, 0)
+
+
+def python_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The name's tag promises no Python that a library does not serve."""
+    claimed = wheel.pythons.what
+    tag = min(f"{tag.interpreter}-{tag.abi}" for tag in wheel.tags)
+    for limit, why in wheel.python_limits.values():
+        if not _covers(limit, claimed):
+            yield f"its tag is {tag}, but {why}"
+    if not SpecifierSet(claimed or "").contains(expectation.cell.python):
+        yield f"its tag is {tag}, but {expectation.cell.name} has Python {expectation.cell.python}"
+
+
+def _covers(limit: str | None, claimed: str | None) -> bool:
+    """Whether a library of that limit serves every Python that the tag claims."""
+    if not claimed:  # py3-none: every Python, and every other implementation of it
+        return False
+    if claimed.startswith("=="):
+        python = claimed.removeprefix("==").removesuffix(".*")
+        return limit is None or SpecifierSet(limit).contains(python)
+    if limit is None or limit.startswith("=="):
+        return False
+    return numbers(claimed.removeprefix(">=")) >= numbers(limit.removeprefix(">="))
+
+
+def torch_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The libraries use nothing of torch that the oldest promised release lacks."""
+    one = SpecifierSet(f"=={minor(expectation.cell.torch)}.*")
+    declared = SpecifierSet(expectation.torches) if expectation.torches else None
+    promised = admitted(declared or wheel.torch_requirement or one) or admitted(one)
+    for name, library in wheel.libraries.items():
+        stable, classic = wheel.torch_functions(library)
+        if classic and declared and len(promised) > 1:
+            yield (
+                f"{name} uses {_some(classic)}, C++ of torch, which changes with every release, but "
+                f"torch{expectation.torches} is promised"
+            )
+        first = {x: first_releases()[x] for x in stable if x in first_releases()}
+        if unknown := [symbol for symbol in stable if symbol not in first]:
+            yield (
+                f"{name} uses {_some(unknown)}, which no torch up to {newest_release()} has in its list "
+                "of stable functions"
+            )
+        newer = [symbol for symbol in first if _is_newer(first[symbol], promised[0])]
+        if newer := sorted(newer, key=lambda symbol: numbers(first[symbol]), reverse=True):
+            yield (
+                f"{name} uses {_some(newer)}, which is in torch's stable ABI from {first[newer[0]]} on, "
+                f"but torch {promised[0]} is promised: compile with TORCH_TARGET_VERSION"
+            )
+
+
+def _is_newer(release: str, promised: str) -> bool:
+    """Whether a function of `release` is not in `promised`; what the oldest list has may be older."""
+    return release != oldest_release() and numbers(release) > numbers(promised)
+
+
+def _some(symbols: list[str]) -> str:
+    """The first of them, and how many more there are."""
+    more = f" (and {len(symbols) - 1} more)" if len(symbols) > 1 else ""
+    return f"{demangle(symbols[0])}{more}"
+
+
+def requirement(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The metadata require a torch that the libraries load under, and the cell's own."""
+    wanted, torch = wheel.torch_requirement, expectation.cell.torch
+    if wanted is None:
+        served = wheel.torches.what
+        right = f"=={minor(torch)}.*" if served is None else served
+        yield f"its metadata do not require torch: add `Requires-Dist: torch{right}`"
+    elif not wanted.contains(torch):
+        yield f"its metadata require torch{wanted}, but {expectation.cell.name} has torch {torch}"
+    elif _is_classic(wheel) and len(admitted(wanted)) != 1:
+        yield (
+            f"its metadata require {f'torch{wanted}' if wanted else 'any torch'}, but "
+            f"{wheel.torches.why}: require torch=={minor(torch)}.*"
+        )
+
+
+def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The kernels are there for every GPU architecture, and as PTX; a CPU wheel has none."""
+    cell, wanted = expectation.cell, expectation.architectures
+    found = {
+        name: library.gpu_code
+        for name, library in wheel.libraries.items()
+        if library.gpu_code and not _is_bundled(name, library)
+    }
+    if not cell.cuda:
+        yield from (f"{name} holds GPU code, but {cell.name} is without CUDA" for name in found)
+    elif not found:
+        yield (
+            f"it is silently CPU-only: no library holds GPU code, but {cell.name} wants it for "
+            f"{' '.join(wanted)}; its setup may ask for a GPU (`pretend-gpu = true`) or for a variable "
+            "of its own"
+        )
+    else:
+        for name, code in found.items():
+            # Code for 9.0a runs on every GPU of 9.0, and only there.
+            covered = {each.rstrip("abcdef") for each in code.machine_code}
+            names = [each.removesuffix("+PTX") for each in wanted]
+            lacking = [each for each in names if each not in covered | code.machine_code]
+            ptx = [each.removesuffix("+PTX") for each in wanted if each.endswith("+PTX")]
+            lacking += [f"{each} as PTX" for each in ptx if each not in code.ptx]
+            if lacking:
+                yield f"{name} holds no GPU code for {', '.join(lacking)}, but {cell.name} wants it"
+
+
+def bundled_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """No library of CUDA, torch or Python is packed, nor one of anyone else that is not allowed."""
+    for path, library in wheel.libraries.items():
+        if _is_bundled(path, library) and not _allowed(_names(path, library), expectation):
+            yield (
+                f"it bundles {path}: a process must not have two, so leave it to torch or the system, or "
+                "name it in `allow-libraries`"
+            )
+
+
+def _is_bundled(path: str, library: Library) -> bool:
+    """Whether it is not the project's own."""
+    grafted = PurePosixPath(path).parent.name.endswith(".libs")  # by auditwheel
+    return grafted or any(_NEVER_BUNDLED.fullmatch(name) for name in _names(path, library))
+
+
+def _names(path: str, library: Library) -> set[str]:
+    return {PurePosixPath(path).name, library.soname or ""}
+
+
+def _allowed(names: set[str], expectation: Expectation) -> bool:
+    return any(
+        fnmatch.fnmatchcase(name, each) for name in names for each in expectation.allow_libraries
+    )
+
+
+def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The libraries need what every Linux, torch or the wheel brings, and look in no one's folders."""
+    for path, library in wheel.libraries.items():
+        for name in library.needed:
+            if not (
+                name in wheel.brought.union(baseline.LIBRARIES)
+                or _TORCHS_OWN.fullmatch(name)
+                or (expectation.cell.cuda and _CUDAS_OWN.fullmatch(name))
+                or _allowed({name}, expectation)
+            ):
+                yield (
+                    f"{path} needs {name}, which a system may lack: link it statically, or name it in "
+                    "`allow-libraries`"
+                )
+        for folder in library.rpath:
+            if not folder.startswith("$ORIGIN"):
+                yield f"{path} looks for libraries in {folder or 'the current folder'} (its RPATH)"
+
+
+def fast_math(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """No library changes how the whole process computes, by being loaded."""
+    for path, library in wheel.libraries.items():
+        if library.start_up_sets_fast_math:
+            yield (
+                f"{path} makes the whole process flush denormal numbers to zero when it is loaded: link "
+                "without -ffast-math and -Ofast"
+            )
+
+
+def size(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The file keeps to the project's budget."""
+    megabytes = wheel.path.stat().st_size / 1e6
+    if 0 < expectation.size_budget < megabytes:
+        yield f"it has {megabytes:.2f} MB, over the {expectation.size_budget:g} MB allowed"
+
+
+def record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """RECORD names every file, with the hash that the file has, and no other."""
+    path = f"{wheel.dist_info}/RECORD"
+    lines = wheel.files.get(path, b"").decode(errors="replace").splitlines()
+    found = {row[0]: row[1] for row in csv.reader(lines) if len(row) == 3}
+    expected = {name: record_hash(data) for name, data in wheel.files.items()}
+    # Its own hash it cannot name.
+    expected[path] = found.get(path, "") if path in wheel.files else "none"
+    for name in sorted(expected.keys() | found.keys()):
+        if found.get(name, "") != expected.get(name):
+            yield f"its RECORD is not right about {name}"
+
+
+def record_hash(data: bytes) -> str:
+    """The hash of a file as RECORD has it."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+    return f"sha256={digest.rstrip('=')}"
+
+
+def build_record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The build record is there, and names the cell."""
+    if wheel.record is None:
+        yield f"it holds no build record ({wheel.dist_info}/{BUILD_RECORD})"
+        return
+    cell = expectation.cell
+    expected = {
+        "name": wheel.name,
+        "version": str(wheel.version),
+        "cell": cell.name,
+        "python": cell.python,
+        "torch": cell.torch,
+        "cuda": cell.cuda.version if cell.cuda else None,
+        "architectures": [*expectation.architectures],
+    }
+    for key in ("source", "cxx", "torchwheels", *(["nvcc"] if cell.cuda else [])):
+        if not wheel.record.get(key):
+            yield f"its build record names no {key}"
+    for key, value in expected.items():
+        if wheel.record.get(key) != value:
+            yield f"its build record has {key} {wheel.record.get(key)!r}, not {value!r}"
+
+
+def bill_of_materials(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The bill of materials is there, and is of these libraries, this version and the cell's torch."""
+    path = f"{wheel.dist_info}/sboms/{wheel.name}.cdx.json"
+    if path not in wheel.files:
+        yield f"it holds no bill of materials ({path})"
+        return
+    bill = json.loads(wheel.files[path])
+    subject = bill["metadata"]["component"]
+    if (subject["name"], subject["version"]) != (wheel.name, str(wheel.version)):
+        yield f"its bill of materials is of {subject['name']} {subject['version']}"
+    named = {each["name"]: _sha256(each) for each in bill["components"] if each["type"] == "file"}
+    hashes = {name: hashlib.sha256(wheel.files[name]).hexdigest() for name in wheel.libraries}
+    for name in sorted(hashes.keys() | named.keys()):
+        if hashes.get(name) != named.get(name):
+            yield f"its bill of materials is not right about {name}"
+    torches = [each["version"] for each in bill["components"] if each["name"] == "torch"]
+    if torches != [expectation.cell.torch]:
+        said = ", ".join(torches) or "none"
+        yield f"its bill of materials names torch {said}, not {expectation.cell.torch}"
+
+
+def _sha256(component: dict[str, Any]) -> str | None:
+    return next((x["content"] for x in component.get("hashes", []) if x["alg"] == "SHA-256"), None)
+
+
+Rule = Callable[[Wheel, Expectation], Iterator[str]]
+
+RULES: tuple[Rule, ...] = (
+    label,
+    platform_tag,
+    python_tag,
+    torch_symbols,
+    requirement,
+    gpu_code,
+    bundled_libraries,
+    needed_libraries,
+    fast_math,
+    size,
+    record,
+    build_record,
+    bill_of_materials,
+)
+
+# They judge what the metadata and the file say. The others judge libraries, and so fail where there is none.
+_OF_THE_FILE: frozenset[Rule] = frozenset({size, record, build_record})
+
+NO_LIBRARY = "it holds no shared library: its setup has compiled nothing"
+
+
+def findings(wheel: Wheel, expectation: Expectation) -> dict[str, list[str]]:
+    """What each rule finds wrong with the wheel."""
+    return {rule.__name__: _apply(rule, wheel, expectation) for rule in RULES}
+
+
+def _apply(rule: Rule, wheel: Wheel, expectation: Expectation) -> list[str]:
+    if not wheel.libraries and rule not in _OF_THE_FILE:
+        return [NO_LIBRARY]
+    try:
+        return [*rule(wheel, expectation)]
+    # Of auditwheel, say, or about a bill of materials that is no JSON.
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return [f"it cannot be judged: {type(error).__name__}: {error}"]
+
+
+def check(path: Path, expectation: Expectation) -> None:
+    """Raises an error that names all that is wrong with the wheel."""
+    found = findings(read(path), expectation)
+    # Several rules may say that there is no library.
+    problems = dict.fromkeys(problem for rule in found.values() for problem in rule)
+    if problems:
+        raise UserError(f"{path.name} is not fit to publish: {'; '.join(problems)}")

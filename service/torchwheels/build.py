@@ -1,0 +1,316 @@
+"""Builds a wheel beside the cell's torch, from a copy of the sources that stay untouched."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from torchwheels import audit, check_import, environments, finish, sources, toolchain, wheel
+from torchwheels.environments import Environment
+from torchwheels.errors import UserError
+from torchwheels.project import Project
+from torchwheels.releases import Cell, load
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_SINCE_1980 = "315532800"  # the oldest time that a zip file can name
+_LAST_LINES = 200
+
+# What a build prints, and the sentence for it; {0} is what the pattern's group found.
+_KNOWN_FAILURES = (
+    (
+        r"(?:Killed signal terminated program|died due to signal 9|signal 9 \(|\bKilled\b)",
+        "a compiler ran out of memory: build with fewer jobs at once (MAX_JOBS, now {jobs}, or the option "
+        "`memory-per-job`)",
+    ),
+    (
+        r"No space left on device",
+        "the disk is full: free some space and build again",
+    ),
+    (
+        r"The detected CUDA version \(([\d.]+)\) mismatches .*?\n?.*?compile\s+PyTorch \(([\d.]+)\)",
+        "CUDA {0} cannot compile for a torch of CUDA {1}: set CUDA_HOME to CUDA {1}, or unset it",
+    ),
+    (
+        r"ModuleNotFoundError: No module named '([^']+)'",
+        "its build imports {0}, which is not there: add it to `build-requires` in [tool.torchwheels] "
+        "(a file for `--config` where the project is not yours)",
+    ),
+    (
+        r"fatal error: (\S+): No such file",
+        "the header {0} is not there: install what has it (`system-packages` in a container, or "
+        "`build-requires`)",
+    ),
+    (
+        r"unsupported GNU version! (.*)",
+        "this g++ is too new for the cell's nvcc ({0}): put an older g++ first on PATH, or build with "
+        "`--backend docker`",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class _Build:
+    """A build of one cell: its folder, environments and compilers."""
+
+    project: Project
+    cell: Cell
+    work: Path
+    base: Environment
+    """Has the cell's torch, and is kept for other builds."""
+    environment: Environment
+    """Stands upon it, and is this build's own."""
+    compiler: toolchain.HostCompiler
+    toolkit: toolchain.CudaToolkit | None
+
+    @property
+    def home(self) -> Path:
+        """The home folder of all that runs in the build."""
+        return self.work / "home"
+
+
+def build_wheel(project: Project, cell: Cell, source: str, dist: Path) -> Path:
+    """Builds the wheel of `source` for `cell`; returns its path in `dist`.
+
+    It is there only once it has passed the audit and has been imported.
+    """
+    start = time.monotonic()
+    base = environments.with_torch(cell, toolchain.pip_toolkit(cell))
+    toolkit = toolchain.find_toolkit(cell, base.site_packages)
+    compiler = toolchain.host_compiler()
+    # One place for all builds of a cell: paths end up in hashes that no prefix map reaches.
+    with environments.alone(f"build/{cell.name}") as work:
+        shutil.rmtree(work)
+        (work / "home").mkdir(parents=True)
+        fetched = sources.fetch(source, work / "source")
+        folder = _project_folder(project, fetched.folder)
+        environment = environments.upon(base, work / "environment")
+        build = _Build(project, cell, work, base, environment, compiler, toolkit)
+        _install_requirements(build, folder)
+        variables = _variables(build)
+        built = _pip_wheel(build, folder, variables)
+        used = finish.Used(
+            cell=cell,
+            architectures=tuple(re.findall(r"[^; ]+", variables["TORCH_CUDA_ARCH_LIST"])),
+            origin=fetched.origin,
+            cxx=compiler.version,
+            nvcc=toolkit.version if toolkit else None,
+        )
+        provided = [base.site_packages / "torch" / "lib", *base.site_packages.glob("nvidia/*/lib")]
+        finished = finish.finish(built, work / "finished", used, provided)
+        check_wheel(finished, project, cell, used.architectures)
+        check_import.check_import(finished, base, project.imports)
+        target = _publish(finished, dist)
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
+    print(
+        f"torchwheels: built {target}, which imports beside torch {cell.torch} "
+        f"({target.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s, "
+        f"largest process {largest:.1f} GB)",
+        flush=True,
+    )
+    return target
+
+
+def check_wheel(path: Path, project: Project, cell: Cell, architectures: tuple[str, ...]) -> None:
+    """Raises an error that has a line for everything that the audit finds wrong with a wheel."""
+    expectation = audit.Expectation(
+        cell=cell,
+        manylinux=load().manylinux,
+        architectures=architectures,
+        size_budget=project.size_budget,
+        allow_libraries=project.allow_libraries,
+    )
+    found = audit.findings(wheel.read(path), expectation)
+    lines = [f"\n  {rule}: {text}" for rule, texts in found.items() for text in texts]
+    if lines:
+        raise UserError(f"{path.name} does not pass the audit:{''.join(lines)}")
+
+
+def _project_folder(project: Project, unpacked: Path) -> Path:
+    for patch in project.patches:
+        file = (project.folder / patch).resolve()
+        command = ["patch", "-p1", "--batch", f"--input={file}"]
+        done = subprocess.run(command, cwd=unpacked, capture_output=True, text=True)
+        if done.returncode != 0:
+            said = " ".join((done.stdout + done.stderr).split())
+            raise UserError(f"the patch {file} does not fit these sources: {said}")
+    folder = (unpacked / project.subdirectory).resolve()
+    if not folder.is_relative_to(unpacked.resolve()) or not any(
+        (folder / name).is_file() for name in ("setup.py", "pyproject.toml")
+    ):
+        raise UserError(
+            f"the source has neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}: "
+            "the option `subdirectory` says where its project is"
+        )
+    return folder
+
+
+def _install_requirements(build: _Build, folder: Path) -> None:
+    """Installs what the build requires, beside the cell's torch and never instead of it."""
+    file = folder / "pyproject.toml"
+    declared = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    said = declared.get("build-system", {}).get("requires", [])
+    requirements = []
+    for requirement in map(Requirement, [*said, *build.project.build_requires]):
+        if requirement.marker and not requirement.marker.evaluate():
+            continue
+        if requirement.name != "torch":
+            requirements.append(str(requirement))
+        elif not requirement.specifier.contains(build.cell.torch):
+            raise UserError(
+                f"its build requires {requirement}, and {build.cell.name} has torch {build.cell.torch}: "
+                "choose another cell (`torchwheels cells` lists all)"
+            )
+    constraint = build.work / "constraint.txt"
+    constraint.write_text(f"{environments.torch_requirement(build.cell)}\n")
+    if requirements:
+        variables = environments.clean_variables(build.home)
+        variables["PIP_CONSTRAINT"] = str(constraint)
+        environments.pip_install(build.environment, requirements, variables)
+
+
+def _variables(build: _Build) -> dict[str, str]:
+    """The variables of the build, and what they name: wrappers, links, what each Python runs first."""
+    cell, toolkit, work = build.cell, build.toolkit, build.work
+    prefixes = {
+        Path(sys.base_prefix): "/python",
+        build.base.folder: "/environment",
+        build.environment.folder: "/environment",
+        **({toolkit.home: "/cuda"} if toolkit else {}),
+        build.home: "/tmp",
+        work / "source": ".",
+    }
+    commands = [
+        toolchain.make_wrappers(work / "compilers", build.compiler, prefixes),
+        build.environment.folder / "bin",
+        build.base.folder / "bin",
+        *([toolkit.home / "bin"] if toolkit else []),
+        *toolchain.common_path(work),
+    ]
+    architectures = ";".join(cell.architectures)
+    memory = toolchain.MEMORY_PER_JOB["cuda" if cell.cuda else "cpu"]
+    jobs = str(toolchain.parallel_jobs(build.project.memory_per_job or memory))
+    variables = environments.clean_variables(build.home) | {
+        "PATH": os.pathsep.join(map(str, commands)),
+        "MAX_JOBS": jobs,
+        "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", _SINCE_1980),
+        "TORCH_CUDA_ARCH_LIST": architectures,
+        "FORCE_CUDA": "1" if toolkit else "0",
+    }
+    if toolkit:
+        toolchain.link_runtime(toolkit, work / "libraries")
+        variables |= {"CUDA_HOME": str(toolkit.home), "LIBRARY_PATH": str(work / "libraries")}
+    else:
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    _write_start(build)
+    values = {
+        "architectures": architectures,
+        "sm": ";".join(map(toolchain.sm, cell.architectures)),
+        "jobs": jobs,
+        "cuda_home": str(toolkit.home) if toolkit else "",
+    }
+    for name, template in build.project.environment.items():
+        try:
+            variables[name] = template.format(**values)
+        except (KeyError, IndexError, ValueError):
+            raise UserError(
+                f"the option `environment` sets {name} to {template!r}: it may hold "
+                f"{', '.join(f'{{{key}}}' for key in values)}, and other braces doubled"
+            ) from None
+    return variables
+
+
+def _write_start(build: _Build) -> None:
+    """Has each Python of the build run start_of_python.py first."""
+    name = "torchwheels_start"
+    start = build.environment.site_packages / f"{name}.py"
+    shutil.copyfile(toolchain.WRAPPERS / "start_of_python.py", start)
+    cuda = build.cell.cuda
+    pretended = cuda.architectures[-1].removesuffix("+PTX") if cuda else None
+    settings = {
+        "hide-toolkit": cuda is None,
+        "pretend-gpu": pretended if build.project.pretend_gpu else None,
+    }
+    start.with_suffix(".json").write_text(json.dumps(settings))
+    start.with_suffix(".pth").write_text(f"import {name}\n")
+
+
+def _pip_wheel(build: _Build, folder: Path, variables: Mapping[str, str]) -> Path:
+    """Builds the wheel as the project itself does."""
+    output = build.work / "built"
+    command = [str(build.environment.python), "-m", "pip", "wheel", "--verbose"]
+    command += ["--no-build-isolation", "--no-deps", "--no-cache-dir"]
+    command += [f"--wheel-dir={output}", str(folder)]
+    name, jobs = build.cell.name, variables["MAX_JOBS"]
+    print(f"torchwheels: building {name}, {jobs} jobs at once", flush=True)
+    code, printed = _follow(command, variables, build.work)
+    if code != 0:
+        raise UserError(f"{name} failed: {_explain(printed, jobs)}")
+    (built,) = output.glob("*.whl")
+    return built
+
+
+def _follow(command: list[str], variables: Mapping[str, str], folder: Path) -> tuple[int, str]:
+    """Runs `command`, passing on what it prints; returns its exit code and the last lines.
+
+    Whatever it has started ends with us.
+    """
+    last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+    with subprocess.Popen(
+        command,
+        env=dict(variables),
+        cwd=folder,
+        umask=0o022,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                last.append(line)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL if process.poll() is None else signal.SIGTERM)
+    return process.returncode, "".join(last)
+
+
+def _explain(printed: str, jobs: str) -> str:
+    for pattern, sentence in _KNOWN_FAILURES:
+        found = re.search(pattern, printed)
+        if found:
+            return sentence.format(*found.groups(), jobs=jobs)
+    return "the messages above say why"
+
+
+def _publish(finished: Path, dist: Path) -> Path:
+    """Copies `finished` into `dist`, where it appears whole or not at all."""
+    dist.mkdir(parents=True, exist_ok=True)
+    partial = dist / f".{finished.name}.partial"
+    try:
+        shutil.copyfile(finished, partial)
+        return partial.replace(dist / finished.name)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

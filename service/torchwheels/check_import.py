@@ -1,0 +1,91 @@
+"""Imports a wheel in an environment of its own with the cell's torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from torchwheels import environments, wheel
+from torchwheels.environments import Environment
+from torchwheels.errors import UserError
+
+# Each library is loaded in a process of its own, which has torch already: many packages load only
+# one of theirs, and some hide it when that fails. Then the modules are imported.
+_IMPORT = """
+import ctypes, importlib, json, os, sys, sysconfig, traceback
+import torch
+libraries, modules = json.loads(sys.argv[1])
+for library in libraries:
+    sys.stdout.flush(), sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            ctypes.CDLL(os.path.join(sysconfig.get_path("platlib"), library))
+        except OSError as error:
+            sys.stderr.write(f"{error}\\n"), sys.stderr.flush(), os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1] == 256:
+        sys.exit(1)
+for module in modules:
+    importlib.import_module(module)
+"""
+
+
+def check_import(path: Path, base: Environment, modules: Sequence[str] = ()) -> None:
+    """Raises an error where the wheel `path` does not import beside the torch of `base`."""
+    found = wheel.read(path)
+    libraries = [name for name in found.libraries if ".libs/" not in name]
+    modules = modules or top_level_modules(found.files)
+    with tempfile.TemporaryDirectory(prefix="torchwheels-import-") as folder:
+        environment = environments.upon(base, Path(folder) / "environment")
+        variables = environments.clean_variables(Path(folder))
+        environments.pip_install(environment, [str(path)], variables)
+        given = json.dumps([libraries, list(modules)])
+        done = subprocess.run(
+            [environment.python, "-c", _IMPORT, given],
+            env=variables,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode != 0:
+        last = (done.stderr.strip() or "it died without a word").splitlines()[-1]
+        raise UserError(f"{path.name} does not import: {demangled(last)}{_way_out(last)}")
+
+
+def top_level_modules(names: Iterable[str]) -> list[str]:
+    """What can be imported of the files of a wheel: packages and modules at its top."""
+    found = set()
+    for name in names:
+        top, _, rest = name.partition("/")
+        if top.endswith((".dist-info", ".data", ".libs")):
+            continue
+        if rest == "__init__.py" or re.fullmatch(r"__init__\.[\w.-]+\.so", rest):
+            found.add(top)
+        elif not rest and (top.endswith(".py") or top.endswith(".so")):
+            found.add(top.split(".")[0])
+    return sorted(found)
+
+
+def demangled(text: str) -> str:
+    """`text` with its C++ symbols as one reads them."""
+    return re.sub(r"\b_Z\w+", lambda symbol: wheel.demangle(symbol[0]), text)
+
+
+def _way_out(said: str) -> str:
+    if "undefined symbol" in said:
+        return (
+            ": the library was linked without what defines it, or is for another torch; add the library "
+            "to its setup.py (a patch), or choose another cell"
+        )
+    if "cannot open shared object" in said:
+        return (
+            ": the library is not packed in the wheel nor one of torch's; install it for the build"
+        )
+    if "No module named" in said:
+        return ": its metadata does not require that module; have the option `import` name what can be imported"
+    return ""

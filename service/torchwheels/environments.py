@@ -1,0 +1,153 @@
+"""Python environments: one with the cell's torch, kept between builds, and small ones upon it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchwheels.errors import UserError
+from torchwheels.releases import Cell, load, minor
+
+# All that a build sees of the variables of its caller; besides, what begins with PIP_.
+_KEPT = {
+    "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CCACHE_DIR",
+}  # fmt: skip
+
+
+def cache() -> Path:
+    """Where environments and sources are kept between builds."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("TORCHWHEELS_CACHE") or f"{home}/torchwheels").expanduser()
+
+
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[Path]:
+    """The folder `name` of the cache, which no other process uses until the end."""
+    folder = cache() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+def clean_variables(home: Path) -> dict[str, str]:
+    """The variables of a process that nothing of the caller's reaches but pip's configuration."""
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _KEPT or name.startswith("PIP_")
+    }
+    configuration = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    own = Path(f"{configuration}/pip/pip.conf").expanduser()
+    if own.is_file():  # pip would look for it in the home that it is given
+        variables.setdefault("PIP_CONFIG_FILE", str(own))
+    variables |= {"HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
+    return {**variables, "PYTHONDONTWRITEBYTECODE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    @property
+    def site_packages(self) -> Path:
+        """Where its packages are."""
+        (found,) = (self.folder / "lib").glob("python*/site-packages")
+        return found
+
+
+def find_python(version: str) -> str:
+    """The interpreter of that version: the one that runs this, PATH's, or uv's."""
+    if version == ".".join(map(str, sys.version_info[:2])):
+        return sys.executable
+    uv = shutil.which("uv")
+    candidates = [shutil.which(f"python{version}")]
+    if uv:
+        command = [uv, "python", "find", "--no-project", version]
+        candidates.append(subprocess.run(command, capture_output=True, text=True).stdout.strip())
+    for candidate in filter(None, candidates):
+        ask = [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        if subprocess.run(ask, capture_output=True, text=True).stdout.strip() == version:
+            return candidate
+    raise UserError(
+        f"there is no Python {version} on PATH: install one (`uv python install {version}` does), or "
+        "build with `--backend docker`"
+    )
+
+
+def torch_requirement(cell: Cell) -> str:
+    """The cell's torch; never a CPU-only one in a CUDA cell, which lacks what to link with."""
+    return f"torch=={cell.torch}" + (f",!={cell.torch}+cpu" if cell.cuda else "")
+
+
+def with_torch(cell: Cell, toolkit: tuple[str, ...]) -> Environment:
+    """An environment with the cell's torch, the build tools and pip's CUDA `toolkit`; kept."""
+    python = find_python(cell.python)
+    requirements = [*load().tools, torch_requirement(cell), *toolkit]
+    key = hashlib.sha256("\n".join([python, *requirements]).encode()).hexdigest()[:8]
+    with alone(f"environments/{cell.python}-torch{minor(cell.torch)}-{cell.label}-{key}") as folder:
+        environment = Environment(folder)
+        complete = folder / "complete"
+        if not complete.is_file():
+            shutil.rmtree(folder)
+            print(f"torchwheels: installing torch {cell.torch} for {cell.name}", flush=True)
+            subprocess.run([python, "-m", "venv", folder], check=True)
+            pip_install(environment, requirements, clean_variables(folder))
+            _check_cuda(environment, cell)
+            complete.touch()
+    return environment
+
+
+def upon(base: Environment, folder: Path) -> Environment:
+    """A new environment in `folder` that also has what `base` has, and cannot change that."""
+    subprocess.run([base.python, "-m", "venv", "--without-pip", folder], check=True)
+    environment = Environment(folder)
+    (environment.site_packages / "base.pth").write_text(f"{base.site_packages}\n")
+    return environment
+
+
+def pip_install(
+    environment: Environment, requirements: list[str], variables: Mapping[str, str]
+) -> None:
+    """Installs `requirements`; an error says which of them cannot be had."""
+    command = [str(environment.python), "-m", "pip", "install", "--quiet", *requirements]
+    done = subprocess.run(command, env=dict(variables), capture_output=True, text=True)
+    if done.returncode != 0:
+        lines = [x for x in done.stderr.splitlines() if x.startswith("ERROR:")] or [done.stderr]
+        if "No space left on device" in done.stderr:
+            lines = ["the disk is full; a CUDA cell takes about 6 GB"]
+        raise UserError(
+            f"pip cannot install {' '.join(requirements)} ({lines[-1].removeprefix('ERROR: ').strip()}):"
+            " check these names, the network and pip's configuration"
+        )
+
+
+def _check_cuda(environment: Environment, cell: Cell) -> None:
+    """Raises an error where the torch that pip chose is of another CUDA than the cell."""
+    version = environment.site_packages / "torch" / "version.py"
+    said: dict[str, str | None] = {}
+    exec(version.read_text(), said)
+    if cell.cuda is None:
+        return
+    if str(said["cuda"]).split(".")[0] != cell.cuda.version.split(".")[0]:
+        raise UserError(
+            f"{cell.name} needs a torch of CUDA {cell.cuda.version}, but pip installed "
+            f"{said['__version__']} of CUDA {said['cuda']}: let pip's configuration name an index with "
+            f"torch {cell.torch} for {cell.label}, or choose another cell"
+        )

@@ -1,0 +1,225 @@
+"""The finished wheel: proved tag, label, torch requirement, build record, bill of materials.
+
+The same build gives the same bytes: order, times and modes in the zip file do not depend on where
+and when it was made.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import email
+import email.message
+import email.policy
+import hashlib
+import io
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from torchwheels import __version__, wheel
+from torchwheels.errors import UserError
+from torchwheels.releases import Cell, minor
+
+_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a build used."""
+
+    cell: Cell
+    architectures: tuple[str, ...]
+    """GPU compute capabilities, as TORCH_CUDA_ARCH_LIST has them."""
+    origin: str
+    """A hash of the sources, or their commit."""
+    cxx: str
+    nvcc: str | None
+
+
+def finish(built: Path, work: Path, used: Used, provided: Iterable[Path]) -> Path:
+    """Makes the finished wheel of the one that was `built`, inside `work`.
+
+    The libraries in the folders `provided` are torch's, and not packed.
+    """
+    work.mkdir()
+    native = bool(wheel.read(built).libraries)
+    found = wheel.read(_repair(built, work, provided) if native else built)
+    if used.cell.cuda and native and not any(x.gpu_code for x in found.libraries.values()):
+        raise UserError(
+            f"{used.cell.name} gave a wheel that is silently CPU-only, without any GPU code: its setup.py "
+            "may ask for a GPU (`pretend-gpu = true` in [tool.torchwheels]), or for a variable of its "
+            "own (`environment`)"
+        )
+    classic = any(found.torch_functions(x)[1] for x in found.libraries.values())
+    version = _labelled(str(found.version), used.cell, classic) if native else str(found.version)
+    old = found.dist_info.removesuffix(".dist-info")
+    new = f"{old.rpartition('-')[0]}-{version}"
+    info = f"{new}.dist-info"
+    files = {  # the folders .dist-info and .data have the version in their names
+        re.sub(rf"^{re.escape(old)}(?=\.dist-info/|\.data/)", new, name): data
+        for name, data in found.files.items()
+    }
+    record = build_record(found.name, version, used)
+    libraries = {name: found.files[name] for name in found.libraries}
+    bill = bill_of_materials(record, libraries)
+    files |= {
+        f"{info}/METADATA": _metadata(files[f"{info}/METADATA"], version, used.cell, classic),
+        f"{info}/{wheel.BUILD_RECORD}": _json(record),
+        f"{info}/sboms/{found.name}.cdx.json": _json(bill),
+    }
+    target = work / "-".join([new, *found.path.name.split("-")[2:]])
+    write_wheel(target, files, f"{info}/RECORD")
+    return target
+
+
+def _repair(built: Path, work: Path, provided: Iterable[Path]) -> Path:
+    """Proves how old a Linux the wheel runs on, and packs libraries that no Linux has."""
+    folder = work / "repaired"
+    command = [sys.executable, "-m", "auditwheel", "repair", f"--wheel-dir={folder}"]
+    names = {x.name for place in provided for x in place.glob("*.so*")}
+    command += [f"--exclude={name}" for name in sorted(names)]
+    command += ["--exclude=libcuda.so.1"]  # the driver's
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    variables = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
+    done = subprocess.run(
+        [*command, str(built)], env={**variables, "PATH": path}, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        raise UserError(
+            f"auditwheel cannot prove which Linux {built.name} runs on: {said}; a library that it needs "
+            "must be on this machine (`system-packages`) or be one of torch's"
+        )
+    (repaired,) = folder.glob("*.whl")
+    return repaired
+
+
+def _labelled(version: str, cell: Cell, classic: bool) -> str:
+    """The version with a local label that says what the wheel is for: `1.0+cu130.torch2.13`.
+
+    What the project's own label says is kept.
+    """
+    public, _, own = version.partition("+")
+    parts = own.split(".") if own else []
+    for part in (cell.label, *([f"torch{minor(cell.torch)}"] if classic else [])):
+        if f".{part}." not in f".{own}.":
+            parts.append(part)
+    return f"{public}+{'.'.join(parts)}"
+
+
+def _metadata(data: bytes, version: str, cell: Cell, classic: bool) -> bytes:
+    """METADATA with the version, and for a classic wheel its one minor release of torch."""
+    policy = email.policy.compat32.clone(max_line_length=None)
+    message = email.message_from_bytes(data, policy=policy)
+    message.replace_header("Version", version)
+    if classic:
+        requirements = message.get_all("Requires-Dist") or []
+        del message["Requires-Dist"]
+        message["Requires-Dist"] = f"torch=={minor(cell.torch)}.*"
+        for requirement in requirements:
+            parsed = Requirement(requirement)
+            if canonicalize_name(parsed.name) != "torch" or parsed.marker:
+                message["Requires-Dist"] = requirement
+    return message.as_bytes(policy=policy)
+
+
+def build_record(name: str, version: str, used: Used) -> dict[str, Any]:
+    """What the wheel was built of and with: nothing that differs between two builds of the same."""
+    cell = used.cell
+    return {
+        "name": name,
+        "version": version,
+        "source": used.origin,
+        "cell": cell.name,
+        "python": cell.python,
+        "torch": cell.torch,
+        "cuda": cell.cuda.version if cell.cuda else None,
+        "architectures": list(used.architectures),
+        "cxx": used.cxx,
+        "nvcc": used.nvcc,
+        "torchwheels": __version__,
+    }
+
+
+def bill_of_materials(record: Mapping[str, Any], libraries: Mapping[str, bytes]) -> dict[str, Any]:
+    """The CycloneDX document of a wheel (PEP 770): what is in it, and what it was made with."""
+    properties = [
+        {
+            "name": f"torchwheels:{key}",
+            "value": " ".join(value) if key == "architectures" else value,
+        }
+        for key, value in record.items()
+        if key not in ("name", "version") and value
+    ]
+    purl = f"pkg:pypi/{record['name']}@{quote(record['version'])}"
+    subject = {
+        "type": "library",
+        "bom-ref": purl,
+        "name": record["name"],
+        "version": record["version"],
+        "purl": purl,
+        "properties": properties,
+    }
+    files = [
+        {
+            "type": "file",
+            "name": path,
+            "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(data).hexdigest()}],
+        }
+        for path, data in sorted(libraries.items())
+    ]
+    torch = {
+        "type": "library",
+        "name": "torch",
+        "version": record["torch"],
+        "purl": f"pkg:pypi/torch@{record['torch']}",
+    }
+    tools = [{"type": "application", "name": "g++", "version": record["cxx"]}]
+    if record["nvcc"]:
+        tools.append({"type": "application", "name": "nvcc", "version": record["nvcc"]})
+    excluded = [{**component, "scope": "excluded"} for component in [torch, *tools]]
+    return {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": subject},
+        "components": [*files, *excluded],
+    }
+
+
+def _json(document: Mapping[str, Any]) -> bytes:
+    return (json.dumps(document, indent=2) + "\n").encode()
+
+
+def write_wheel(path: Path, files: Mapping[str, bytes], record: str) -> None:
+    """Writes `files` and their RECORD into the wheel `path`: always the same bytes."""
+    rows = io.StringIO()
+    writer = csv.writer(rows, lineterminator="\n")
+    # The .dist-info folder comes last: pip finds it there without reading the rest.
+    names = sorted(files.keys() - {record}, key=lambda name: (".dist-info/" in name, name))
+    for name in names:
+        digest = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest()).rstrip(b"=")
+        writer.writerow([name, f"sha256={digest.decode()}", len(files[name])])
+    writer.writerow([record, "", ""])
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in [*names, record]:
+            entry = zipfile.ZipInfo(name, _TIME)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.create_system = 3  # Unix, whose modes these are
+            mode = 0o755 if ".data/scripts/" in name else 0o644
+            entry.external_attr = (stat.S_IFREG | mode) << 16
+            archive.writestr(entry, rows.getvalue() if name == record else files[name])

@@ -1,0 +1,115 @@
+"""What a project says of its wheels: `[tool.torchwheels]` in pyproject.toml, or a file of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torchwheels.errors import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@dataclass(frozen=True)
+class Tests:
+    """The project's own tests, which run away from its sources."""
+
+    requires: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Project:
+    """The table, whose keys have dashes where these names have underscores."""
+
+    source: str = "."
+    """As on the command line; a folder is relative to the file that says so."""
+    subdirectory: str = ""
+    """Where in the source the project is."""
+    cells: tuple[str, ...] = ()
+    """What `--all` builds: names, or patterns such as `3.1?-cu130*`; empty: all there are."""
+    build_requires: tuple[str, ...] = ()
+    """What pip installs for the build, beyond what the project's own pyproject.toml says."""
+    system_packages: tuple[str, ...] = ()
+    """What apt installs in the image."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the build; {architectures}, {sm}, {jobs} and {cuda_home} stand for the cell's."""
+    pretend_gpu: bool = False
+    """Whether `torch.cuda.is_available()` is true in the build of a CUDA cell."""
+    patches: tuple[str, ...] = ()
+    """Files for `patch -p1`."""
+    memory_per_job: float = 0.0
+    """GB that one compiler takes; 0: as measured for torch's headers."""
+    size_budget: float = 0.0
+    """MB that the wheel may have; 0: any."""
+    allow_libraries: tuple[str, ...] = ()
+    """Libraries of others that the wheel may hold."""
+    tests: Tests = Tests()
+    imports: tuple[str, ...] = field(default=(), metadata={"key": "import"})
+    """The modules that the smoke test imports; empty: all at the top of the wheel."""
+    folder: Path = field(default=Path(), metadata={"key": None})
+    """What paths in the table are relative to."""
+
+
+def load(file: Path) -> Project:
+    """The project that `file` describes: its `[tool.torchwheels]`, else the whole file."""
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no {file}: `--config` names a TOML file with the options, or the "
+            "pyproject.toml that has them under [tool.torchwheels]"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{file} is not TOML: {error}") from None
+    table = data if file.name != "pyproject.toml" else {}
+    table = data.get("tool", {}).get("torchwheels", table)
+    return dataclasses.replace(
+        _read(Project, table, f"{file}: [tool.torchwheels]"), folder=file.parent
+    )
+
+
+_Table = TypeVar("_Table", Project, Tests)
+
+
+def _read(kind: type[_Table], table: Mapping[str, Any], where: str) -> _Table:
+    options = {
+        key: option
+        for option in dataclasses.fields(kind)
+        if (key := option.metadata.get("key", option.name.replace("_", "-")))
+    }
+    values: dict[str, Any] = {}
+    defaults = kind()
+    for key, value in table.items():
+        if key not in options:
+            near = difflib.get_close_matches(key, options, n=1, cutoff=0.0)[0]
+            raise UserError(f"{where} has no option {key!r}: did you mean {near!r}?")
+        name = options[key].name
+        values[name] = _converted(value, getattr(defaults, name), f"{where}: {key}")
+    return kind(**values)
+
+
+def _converted(value: Any, default: Any, where: str) -> Any:
+    """`value` as what `default` is; an error where it is something else."""
+    if isinstance(default, Tests) and isinstance(value, dict):
+        return _read(Tests, value, where)
+    if isinstance(default, tuple):
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise UserError(f'{where} is {value!r}, but a list of texts is expected: ["...", "..."]')
+    if isinstance(default, float) and isinstance(value, (int, float)):
+        if not isinstance(value, bool) and value > 0:
+            return float(value)
+    elif isinstance(value, type(default)):
+        return value
+    names = {str: "a text", bool: "true or false", float: "a positive number"}
+    raise UserError(f"{where} is {value!r}, but {names.get(type(default), 'a table')} is expected")

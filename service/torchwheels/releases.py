@@ -1,0 +1,220 @@
+"""The table of torch releases (releases.toml), and the cells that follow from it."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchwheels.errors import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = Path(__file__).with_name("releases.toml")
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """`2.13.0+cpu` as (2, 13, 0), for comparing."""
+    return tuple(int(part) for part in version.partition("+")[0].split("."))
+
+
+def minor(version: str) -> str:
+    """`2.13.0+cpu` as `2.13`."""
+    return ".".join(version.partition("+")[0].split(".")[:2])
+
+
+@dataclass(frozen=True)
+class Torch:
+    """A release of torch, with the CUDA version of its default build on PyPI."""
+
+    version: str
+    cuda: str
+    pythons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """A CUDA version, and what its cells compile for and in."""
+
+    version: str
+    torch: str
+    image: str
+    architectures: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """`cu130` of CUDA 13.0."""
+        return f"cu{self.version.replace('.', '')}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What one wheel is built beside: a Python, a torch, and a CUDA version or none."""
+
+    python: str
+    torch: str
+    cuda: Cuda | None
+    image: str
+    names_torch: bool
+    """Whether the name holds the torch release; that of the CUDA version's own torch does not."""
+
+    @property
+    def label(self) -> str:
+        """`cu130`, or `cpu`."""
+        return self.cuda.label if self.cuda else "cpu"
+
+    @property
+    def name(self) -> str:
+        """For example `3.11-cu130`, `3.12-cpu` or `3.11-cu124-torch2.5`."""
+        name = f"{self.python}-{self.label}"
+        return f"{name}-torch{minor(self.torch)}" if self.names_torch else name
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The GPU compute capabilities to compile for."""
+        return self.cuda.architectures if self.cuda else ()
+
+
+@dataclass(frozen=True)
+class Releases:
+    """The whole table."""
+
+    manylinux: str
+    cpu: Mapping[str, str]
+    tools: tuple[str, ...]
+    toolkit: str
+    torches: tuple[Torch, ...]
+    cudas: Mapping[str, Cuda]
+
+    @functools.cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """Every cell there can be."""
+        found = []
+        for torch in self.torches:
+            cuda = self.cudas[torch.cuda]
+            for python in torch.pythons:
+                own = self.cpu["torch"] == torch.version
+                found.append(Cell(python, torch.version, None, self.cpu["image"], not own))
+                own = cuda.torch == torch.version
+                found.append(Cell(python, torch.version, cuda, cuda.image, not own))
+        return tuple(sorted(found, key=lambda cell: (cell.label, numbers(cell.python))))
+
+    def cell(self, name: str) -> Cell:
+        """The cell of that name; the torch may be named where it need not be."""
+        for cell in self.cells:
+            if name in (cell.name, f"{cell.python}-{cell.label}-torch{minor(cell.torch)}"):
+                return cell
+        near = difflib.get_close_matches(name, [x.name for x in self.cells], n=3, cutoff=0.0)
+        raise UserError(
+            f"there is no cell {name!r}{self._why_not(name)}: a cell is a Python and a CUDA version "
+            f"or `cpu`, perhaps with a torch, and the nearest are {', '.join(near)} "
+            "(`torchwheels cells` lists all)"
+        )
+
+    def _why_not(self, name: str) -> str:
+        """Why that cell cannot be, where its parts are known ones."""
+        python, _, rest = name.partition("-")
+        label, _, release = rest.partition("-torch")
+        cuda = next((cuda for cuda in self.cudas.values() if cuda.label == label), None)
+        if not release:
+            release = minor(cuda.torch) if cuda else minor(self.cpu["torch"])
+        torch = next((torch for torch in self.torches if minor(torch.version) == release), None)
+        if torch is None or (cuda is None and label != "cpu"):
+            return ""
+        if cuda and cuda.version != torch.cuda:
+            return f" (torch {torch.version} is built for CUDA {torch.cuda}, not {cuda.version})"
+        if python not in torch.pythons:
+            return f" (torch {torch.version} has no wheel for Python {python})"
+        return ""
+
+    def matching(self, patterns: Iterable[str]) -> tuple[Cell, ...]:
+        """The cells that `patterns` name, such as `3.11-cpu` or `3.1?-cu130*`."""
+        found: dict[str, Cell] = {}
+        for pattern in patterns:
+            matches = [x for x in self.cells if fnmatch.fnmatchcase(x.name, pattern)]
+            found |= {cell.name: cell for cell in matches or [self.cell(pattern)]}
+        return tuple(found.values())
+
+    def current_cell(self, python: Path) -> Cell:
+        """The cell of the torch that the interpreter `python` has."""
+        torch = _torch_of(python)
+        way_out = (
+            "name a cell, such as `--cell 3.11-cpu` or `--cell 3.11-cu130` (`torchwheels cells` lists "
+            "all), or run this in the environment whose torch the wheel is for"
+        )
+        if torch is None:
+            raise UserError(f"{python} has no torch that the wheel could be for: {way_out}")
+        for cell in self.cells:
+            if (
+                cell.python == torch["python"]
+                and minor(cell.torch) == minor(torch["version"])
+                and (cell.cuda.version if cell.cuda else None) == torch["cuda"]
+            ):
+                return cell
+        raise UserError(
+            f"there is no cell for the torch of {python} ({torch['version']} of CUDA "
+            f"{torch['cuda']}, Python {torch['python']}): {way_out}"
+        )
+
+
+def python_at_hand() -> Path:
+    """The interpreter of the active virtual environment, else the one that runs this."""
+    active = os.environ.get("VIRTUAL_ENV")
+    return Path(active) / "bin" / "python" if active else Path(sys.executable)
+
+
+# torch itself is not imported: it takes seconds, and an error of its own would be ours.
+_ASK = """
+import importlib.util, json, pathlib, runpy, sys
+spec = importlib.util.find_spec("torch")
+if spec is None or not spec.origin: sys.exit(print("null"))
+said = runpy.run_path(str(pathlib.Path(spec.origin).with_name("version.py")))
+python = ".".join(map(str, sys.version_info[:2]))
+print(json.dumps({"version": said["__version__"], "cuda": said["cuda"], "python": python}))
+"""
+
+
+def _torch_of(python: Path) -> dict[str, Any] | None:
+    done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise UserError(
+            f"{python} cannot say which torch it has: {done.stderr.strip().splitlines()[-1]}"
+        )
+    found: dict[str, Any] | None = json.loads(done.stdout)
+    return found
+
+
+def parse(data: Mapping[str, Any]) -> Releases:
+    """The table of a parsed file."""
+    return Releases(
+        manylinux=data["manylinux"],
+        cpu=data["cpu"],
+        tools=tuple(data["tools"]),
+        toolkit=data["toolkit"],
+        torches=tuple(
+            Torch(version, entry["cuda"], tuple(entry["pythons"]))
+            for version, entry in data["torch"].items()
+        ),
+        cudas={
+            version: Cuda(version, entry["torch"], entry["image"], tuple(entry["architectures"]))
+            for version, entry in data["cuda"].items()
+        },
+    )
+
+
+@functools.cache
+def load() -> Releases:
+    """The tool's own table."""
+    with FILE.open("rb") as file:
+        return parse(tomllib.load(file))

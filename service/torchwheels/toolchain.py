@@ -1,0 +1,237 @@
+"""Finds the compilers of a build, and says how many of them this machine can run at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchwheels import baseline
+from torchwheels.errors import UserError
+from torchwheels.releases import Cell, load, numbers
+
+MEMORY_PER_JOB = {"cpu": 1.5, "cuda": 3.1}
+"""GB: the largest compiler processes measured on a file that includes `torch/extension.h`."""
+
+WRAPPERS = Path(__file__).with_name("wrappers")
+"""Programs of a build's environment, rather than modules of this one."""
+WRAPPED = ("c++", "g++", "cc", "gcc")
+_COMMON_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+@dataclass(frozen=True)
+class CudaToolkit:
+    """A folder with nvcc in it, and the version that nvcc prints, e.g. `13.0.88`."""
+
+    home: Path
+    version: str
+
+
+def read_toolkit(home: Path) -> CudaToolkit:
+    """Asks the nvcc in `home` for its version."""
+    nvcc = home / "bin" / "nvcc"
+    if not nvcc.is_file():
+        raise UserError(
+            f"CUDA_HOME is {home}, but there is no {nvcc}: set it to the folder of a CUDA toolkit, or "
+            "unset it"
+        )
+    output = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\bV(\d+\.\d+(?:\.\d+)?)", output)
+    if found is None:
+        raise UserError(f"{nvcc} --version does not say which version it is: {output.strip()!r}")
+    return CudaToolkit(home, found[1])
+
+
+def pip_toolkit(cell: Cell) -> tuple[str, ...]:
+    """What pip must install to get the cell's CUDA compiler: nothing where CUDA_HOME has one."""
+    if cell.cuda is None or toolkit_of_cuda_home(cell):
+        return ()
+    if numbers(cell.cuda.version)[0] < 13:  # pip's wheels of CUDA 12 hold no nvcc
+        raise UserError(_no_toolkit(cell))
+    return (load().toolkit,)
+
+
+def toolkit_of_cuda_home(cell: Cell, environ: Mapping[str, str] = os.environ) -> CudaToolkit | None:
+    """The toolkit that CUDA_HOME names; None where it is unset or of another major version."""
+    home = environ.get("CUDA_HOME")
+    if not home or cell.cuda is None:
+        return None
+    toolkit = read_toolkit(Path(home))
+    same = numbers(toolkit.version)[0] == numbers(cell.cuda.version)[0]
+    return toolkit if same else None
+
+
+def find_toolkit(cell: Cell, site_packages: Path) -> CudaToolkit | None:
+    """The CUDA toolkit of the cell: CUDA_HOME's where it fits, else pip's; None in a CPU cell."""
+    if cell.cuda is None:
+        return None
+    toolkit = toolkit_of_cuda_home(cell)
+    home = site_packages / "nvidia" / f"cu{numbers(cell.cuda.version)[0]}"
+    if toolkit is None and (home / "bin" / "nvcc").is_file():
+        toolkit = read_toolkit(home)
+    if toolkit is None:
+        raise UserError(_no_toolkit(cell))
+    command = [str(toolkit.home / "bin" / "nvcc"), "--list-gpu-code"]
+    known = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    missing = [x for x in cell.architectures if f"sm_{sm(x)}" not in known]
+    if missing:
+        raise UserError(
+            f"CUDA {toolkit.version} at {toolkit.home} cannot compile for the GPU architectures "
+            f"{', '.join(missing)} of {cell.name}: set CUDA_HOME to CUDA {cell.cuda.version}"
+        )
+    return toolkit
+
+
+def sm(architecture: str) -> str:
+    """`90` of `9.0+PTX`."""
+    return architecture.removesuffix("+PTX").replace(".", "")
+
+
+def _no_toolkit(cell: Cell) -> str:
+    assert cell.cuda is not None
+    major = numbers(cell.cuda.version)[0]
+    home = os.environ.get("CUDA_HOME")
+    found = f"CUDA_HOME ({home}) is of CUDA {read_toolkit(Path(home)).version}" if home else ""
+    return (
+        f"{cell.name} needs a CUDA {major} compiler, and {found or 'CUDA_HOME is not set'}: set "
+        f"CUDA_HOME to a CUDA {major} toolkit ({cell.cuda.version} or newer), or build in the image "
+        f"{cell.image} with `--backend docker`"
+    )
+
+
+def link_runtime(toolkit: CudaToolkit, folder: Path) -> None:
+    """Gives the toolkit's libraries in `folder` the names that `-lcudart` and the like look for.
+
+    pip's toolkit has them with their version only.
+    """
+    folder.mkdir()
+    for library in sorted((toolkit.home / "lib").glob("lib*.so.*")):
+        plain = folder / f"{library.name.partition('.so')[0]}.so"
+        if not plain.exists() and not (library.parent / plain.name).exists():
+            plain.symlink_to(library)
+
+
+@dataclass(frozen=True)
+class HostCompiler:
+    """The C and C++ compilers of this machine, and what they say they are."""
+
+    cc: str
+    cxx: str
+    version: str
+
+
+def host_compiler() -> HostCompiler:
+    """gcc and g++, where PATH has them."""
+    cc, cxx = shutil.which("gcc"), shutil.which("g++")
+    if cc is None or cxx is None:
+        raise UserError(
+            "there is no C++ compiler g++ on PATH: install one, e.g. `apt-get install g++`"
+        )
+    said = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
+    return HostCompiler(cc, cxx, said.partition("\n")[0])
+
+
+def make_wrappers(folder: Path, compiler: HostCompiler, prefixes: Mapping[Path, str]) -> Path:
+    """Makes the compilers of a build in `folder`; returns the folder for PATH.
+
+    `prefixes` says what paths of this machine are called in what is built.
+    """
+    stand_ins = folder / "baseline"
+    baseline.make_stand_ins(stand_ins, compiler.cxx, load().manylinux)
+    commands = folder / "bin"
+    commands.mkdir()
+    maps = " ".join(f"-ffile-prefix-map={path}={name}" for path, name in prefixes.items())
+    settings = {
+        "cc": compiler.cc,
+        "cxx": compiler.cxx,
+        "launcher": shutil.which("ccache") or "",
+        "baseline": str(stand_ins),
+        # Error messages of torch's headers hold paths, which GCC would take from the targets of
+        # links instead where those are shorter.
+        "prefix_maps": f"{maps} -fno-canonical-system-headers",
+    }
+    lines = [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
+    (commands / "settings").write_text("".join(lines))
+    for name in WRAPPED:
+        shutil.copy(WRAPPERS / "compiler", commands / name)
+        (commands / name).chmod(0o755)
+    return commands
+
+
+def common_path(folder: Path) -> list[str]:
+    """The system's folders of commands, without any nvcc: a link in `folder` stands for each other."""
+    found = []
+    for number, common in enumerate(_COMMON_FOLDERS):
+        if not (Path(common) / "nvcc").exists():
+            found.append(common)
+            continue
+        shadow = folder / f"commands-{number}"
+        shadow.mkdir(parents=True)
+        for command in Path(common).iterdir():
+            if command.name != "nvcc":
+                (shadow / command.name).symlink_to(command)
+        found.append(str(shadow))
+    return found
+
+
+def parallel_jobs(
+    memory_per_job: float, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
+) -> int:
+    """How many compilers to run at once: MAX_JOBS, or what the cores and the memory (GB) allow."""
+    asked = environ.get("MAX_JOBS")
+    if asked:
+        if not asked.isdigit() or int(asked) == 0:
+            raise UserError(f"MAX_JOBS is {asked!r}, but a number of jobs from 1 is expected")
+        return int(asked)
+    cores = min([float(len(os.sched_getaffinity(0))), *_cpu_quotas(root)])
+    memory = min([_available_memory(root), *_memory_limits(root)])
+    return max(1, min(int(cores), int(memory / (memory_per_job * 1e9))))
+
+
+def _available_memory(root: Path) -> int:
+    found = re.search(
+        r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE
+    )
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def _cgroup_values(root: Path, controller: str, *names: str) -> Iterator[list[str]]:
+    """The words of the files `names` in this process's cgroup and those above, of both versions.
+
+    A container often sees its own cgroup mounted at the top, under another path than
+    /proc/self/cgroup says: walking up to the mount point finds it there.
+    """
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
+        inside = mount / path.lstrip("/")
+        for folder in (inside, *inside.parents):
+            if not folder.is_relative_to(mount):
+                break
+            files = [folder / name for name in names]
+            if all(file.is_file() for file in files):
+                yield [word for file in files for word in file.read_text().split()]
+
+
+def _cpu_quotas(root: Path) -> list[float]:
+    values = [
+        *_cgroup_values(root, "cpu", "cpu.max"),
+        *_cgroup_values(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
+    ]
+    return [int(quota) / int(period) for quota, period in values if quota not in ("max", "-1")]
+
+
+def _memory_limits(root: Path) -> list[int]:
+    values = [
+        *_cgroup_values(root, "memory", "memory.max"),
+        *_cgroup_values(root, "memory", "memory.limit_in_bytes"),
+    ]
+    return [int(limit) for (limit,) in values if limit != "max"]

@@ -1,0 +1,173 @@
+"""What a build sees of this machine: its compilers and memory, and nothing of its settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchwheels import environments, releases, toolchain
+from torchwheels.errors import UserError
+
+CELL = releases.load().cell("3.11-cu130")
+GB = 10**9
+
+
+def machine(root: Path, available: int, limit: str = "max", quota: str = "max 100000") -> Path:
+    """A machine made of files, whose control group is as seen in a container."""
+    (root / "proc" / "self").mkdir(parents=True)
+    (root / "proc" / "meminfo").write_text(f"MemAvailable:   {available // 1024} kB\n")
+    (root / "proc" / "self" / "cgroup").write_text("0::/docker/abc\n")
+    group = root / "sys" / "fs" / "cgroup"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text(f"{limit}\n")
+    (group / "cpu.max").write_text(f"{quota}\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("limits", "jobs"),
+    [
+        ({"available": 100 * GB}, len(os.sched_getaffinity(0))),
+        ({"available": 1 * GB}, 1),
+        ({"available": 100 * GB, "limit": str(3 * GB)}, 1),
+        ({"available": 100 * GB, "quota": "100000 100000"}, 1),
+    ],
+)
+def test_jobs_follow_cores_and_memory(tmp_path: Path, limits: dict[str, str], jobs: int) -> None:
+    root = machine(tmp_path, **limits)  # type: ignore[arg-type]
+    assert toolchain.parallel_jobs(2.5, {}, root) == jobs
+
+
+def test_max_jobs_is_followed(tmp_path: Path) -> None:
+    assert toolchain.parallel_jobs(2.5, {"MAX_JOBS": "7"}, machine(tmp_path, GB)) == 7
+    with pytest.raises(UserError, match="MAX_JOBS is 'two', but a number of jobs from 1"):
+        toolchain.parallel_jobs(2.5, {"MAX_JOBS": "two"}, tmp_path)
+
+
+def fake_toolkit(home: Path, version: str, codes: str = "75 80 86 90 100 120") -> Path:
+    """A toolkit whose nvcc only says what it is."""
+    (home / "bin").mkdir(parents=True)
+    known = "\\n".join(f"sm_{code}" for code in codes.split())
+    nvcc = home / "bin" / "nvcc"
+    nvcc.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo "release, V{version}" || printf "{known}\\n"\n'
+    )
+    nvcc.chmod(0o755)
+    return home
+
+
+def test_toolkit_is_that_of_cuda_home_or_pips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_toolkit(tmp_path / "nvidia" / "cu13", "13.4.1")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    assert toolchain.find_toolkit(CELL, tmp_path).version == "13.4.1"  # type: ignore[union-attr]
+    assert toolchain.pip_toolkit(CELL) == (releases.load().toolkit,)
+    monkeypatch.setenv("CUDA_HOME", str(fake_toolkit(tmp_path / "other-major", "12.4.131")))
+    assert toolchain.find_toolkit(CELL, tmp_path).version == "13.4.1"  # type: ignore[union-attr]
+    monkeypatch.setenv("CUDA_HOME", str(fake_toolkit(tmp_path / "own", "13.0.88")))
+    assert toolchain.find_toolkit(CELL, tmp_path).version == "13.0.88"  # type: ignore[union-attr]
+    assert toolchain.pip_toolkit(CELL) == ()
+
+
+@pytest.mark.parametrize(
+    ("cell", "version", "codes", "message"),
+    [
+        (
+            "3.11-cu130",
+            "12.4.131",
+            "90",
+            r"needs a CUDA 13 compiler, and CUDA_HOME .* is of CUDA 12",
+        ),
+        (
+            "3.11-cu124",
+            "13.0.88",
+            "90",
+            r"needs a CUDA 12 compiler, and CUDA_HOME .* is of CUDA 13",
+        ),
+        ("3.11-cu130", "13.0.88", "75 80 86 90 100", r"cannot compile for .* 12\.0\+PTX of 3\.11"),
+    ],
+)
+def test_errors_of_a_toolkit_that_does_not_fit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cell: str,
+    version: str,
+    codes: str,
+    message: str,
+) -> None:
+    monkeypatch.setenv("CUDA_HOME", str(fake_toolkit(tmp_path / "cuda", version, codes)))
+    with pytest.raises(UserError, match=message):
+        toolchain.find_toolkit(releases.load().cell(cell), tmp_path)
+
+
+def test_nvcc_of_the_system_is_out_of_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = tmp_path / "system"
+    system.mkdir()
+    for name in ("nvcc", "cmake"):
+        (system / name).touch(mode=0o755)
+    monkeypatch.setattr(toolchain, "_COMMON_FOLDERS", (str(system), "/usr/bin"))
+    path = os.pathsep.join(toolchain.common_path(tmp_path / "work"))
+    assert shutil.which("nvcc", path=path) is None
+    assert shutil.which("cmake", path=path) == str(tmp_path / "work" / "commands-0" / "cmake")
+
+
+def test_only_pips_configuration_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    configuration = tmp_path / "config" / "pip" / "pip.conf"
+    configuration.parent.mkdir(parents=True)
+    configuration.touch()
+    hostile = ("CFLAGS", "CXX", "CUDA_HOME", "PYTHONPATH", "LD_PRELOAD", "GITHUB_TOKEN")
+    for name in hostile:
+        monkeypatch.setenv(name, "leaks")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(configuration.parents[1]))
+    monkeypatch.delenv("PIP_CONFIG_FILE", raising=False)
+    monkeypatch.setenv("PIP_FIND_LINKS", "some-folder")
+    variables = environments.clean_variables(tmp_path / "home")
+    assert "leaks" not in variables.values()
+    assert variables["PIP_FIND_LINKS"] == "some-folder"
+    assert variables["PIP_CONFIG_FILE"] == str(configuration)
+    assert variables["HOME"] == str(tmp_path / "home")
+
+
+def test_missing_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"there is no Python 3\.99 on PATH: install one"):
+        environments.find_python("3.99")
+
+
+def start(folder: Path, ask: str, **settings: object) -> str:
+    """What a Python of a build says, beside a torch that has found a toolkit and no GPU."""
+    for name, text in {
+        "torch/__init__.py": "",
+        "torch/cuda.py": "is_available = lambda: False\n",
+        "torch/utils/__init__.py": "",
+        "torch/utils/cpp_extension.py": "CUDA_HOME = '/usr/local/cuda'\n",
+        "start.py": (toolchain.WRAPPERS / "start_of_python.py").read_text(),
+        "start.json": json.dumps({"hide-toolkit": False, "pretend-gpu": None, **settings}),
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    code = f"import start, torch.cuda, torch.utils.cpp_extension; print({ask})"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_gpu_is_pretended_only_where_asked(tmp_path: Path) -> None:
+    ask = "torch.cuda.is_available(), torch.cuda.get_device_capability(0)"
+    assert start(tmp_path, ask, **{"pretend-gpu": "12.0"}) == "True (12, 0)"
+    assert start(tmp_path, "torch.cuda.is_available()") == "False"
+
+
+def test_toolkit_of_the_system_is_hidden_from_torch_in_a_cpu_cell(tmp_path: Path) -> None:
+    ask = "torch.utils.cpp_extension.CUDA_HOME"
+    assert start(tmp_path, ask, **{"hide-toolkit": True}) == "None"
+    assert start(tmp_path, ask) == "/usr/local/cuda"

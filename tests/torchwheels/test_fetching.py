@@ -1,0 +1,132 @@
+"""Sources from a folder, an archive, an index, a commit; their code never runs."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from torchwheels import sources
+from torchwheels.errors import UserError
+
+SETUP = "raise SystemExit('setup.py ran')\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    for name in ("setup.py", "package/__init__.py", "build/old.o", "x.egg-info/PKG-INFO"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(SETUP)
+    return folder
+
+
+@pytest.fixture
+def archive(folder: Path, tmp_path: Path) -> Path:
+    archive = tmp_path / "some_project-1.5.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, "some_project-1.5")
+    return archive
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+FILES = {"setup.py", "package/__init__.py"}
+
+
+def test_folder_is_copied_without_what_earlier_builds_left(folder: Path, tmp_path: Path) -> None:
+    before = sources.hash_of_folder(folder)
+    fetched = sources.fetch(str(folder), tmp_path / "copy")
+    assert files(fetched.folder) == FILES
+    assert fetched.origin == f"sha256:{sources.hash_of_folder(fetched.folder)}"
+    assert sources.hash_of_folder(folder) == before
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_archive_is_unpacked(archive: Path, folder: Path, tmp_path: Path, kind: str) -> None:
+    if kind == "zip":
+        archive = tmp_path / "main.zip"
+        with zipfile.ZipFile(archive, "w") as zipped:
+            for name in FILES:
+                zipped.write(folder / name, f"project-main/{name}")
+    fetched = sources.fetch(str(archive), tmp_path / "copy")
+    assert files(fetched.folder) == FILES
+    assert fetched.origin == f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}"
+
+
+def test_archive_that_leaves_its_folder_is_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "evil.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("../evil"))
+    with pytest.raises(UserError, match="cannot be unpacked"):
+        sources.fetch(str(archive), tmp_path / "copy")
+
+
+def index(folder: Path, archive: Path, digest: str) -> str:
+    """An index in `folder`, with that archive in two versions, one of them yanked."""
+    page = folder / "some-project" / "index.html"
+    page.parent.mkdir(parents=True)
+    links = [
+        f'<a href="{archive.as_uri()}#sha256={digest}">{archive.name}</a>',
+        '<a href="some_project-1.4.tar.gz">some_project-1.4.tar.gz</a>',
+        '<a href="some_project-1.9.tar.gz" data-yanked="">some_project-1.9.tar.gz</a>',
+        '<a href="some_project-1.6-py3-none-any.whl">some_project-1.6-py3-none-any.whl</a>',
+    ]
+    page.write_text("\n".join(links))
+    return folder.as_uri()
+
+
+@pytest.fixture
+def only_index(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    monkeypatch.setenv("PIP_INDEX_URL", index(tmp_path / "simple", archive, digest))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    return tmp_path / "simple" / "some-project" / "index.html"
+
+
+@pytest.mark.usefixtures("only_index")
+@pytest.mark.parametrize("requirement", ["some.project==1.5", "Some-Project"])
+def test_requirement_is_downloaded_and_not_run(requirement: str, tmp_path: Path) -> None:
+    assert files(sources.fetch(requirement, tmp_path / "copy").folder) == FILES
+
+
+@pytest.mark.usefixtures("only_index")
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("some-project==7", "no sources of some-project==7: the newest versions are 1.5, 1.4"),
+        ("other-project==1", "no index that pip is configured for has sources of other-project"),
+        ("./no-folder", "there is no ./no-folder: a source is a folder, an archive"),
+        ("git+https://localhost/x", "git+https://localhost/x names no commit"),
+        ("git+file:///none@main", "git cannot fetch git+file:///none@main"),
+    ],
+)
+def test_error_says_what_a_source_is(source: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        sources.fetch(source, tmp_path / "copy")
+    assert message in str(error.value)
+
+
+def test_archive_with_another_hash_is_refused(only_index: Path, tmp_path: Path) -> None:
+    only_index.write_text(only_index.read_text().replace("sha256=", f"sha256={'0' * 64}&"))
+    with pytest.raises(UserError, match=r"some_project-1\.5\.tar\.gz is missing or not what"):
+        sources.fetch("some-project==1.5", tmp_path / "copy")
+
+
+def test_commit_is_cloned(folder: Path, tmp_path: Path) -> None:
+    git = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x"]
+    for command in (["init", "-q"], ["add", "setup.py"], ["commit", "-q", "-m", "x"]):
+        subprocess.run([*git, *command], check=True)
+    (folder / "setup.py").write_text("something newer")
+    head = subprocess.run(
+        [*git, "rev-parse", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
+    fetched = sources.fetch(f"git+{folder.as_uri()}@{head}", tmp_path / "copy")
+    assert fetched.origin == f"git:{head}"
+    assert (fetched.folder / "setup.py").read_text() == SETUP

@@ -1,0 +1,237 @@
+"""What is added to a wheel once it is built, and the import that it must pass."""
+
+from __future__ import annotations
+
+import email
+import io
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from torchwheels import check_import, environments, finish, releases, toolchain
+from torchwheels.errors import UserError
+from torchwheels.wheel import read
+
+CELL = releases.load().cell("3.11-cpu")
+CUDA_CELL = releases.load().cell("3.11-cu130")
+USED = finish.Used(CELL, (), "sha256:1", "g++ 12", None)
+
+CLASSIC = "namespace at { int version(); }\nint used() { return at::version(); }\n"
+PLAIN = 'extern "C" int used() { return 1; }\n'
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("compilers") / "compilers"
+    return str(toolchain.make_wrappers(folder, toolchain.host_compiler(), {}) / "g++")
+
+
+def library(compiler: str, folder: Path, code: str, *flags: str) -> bytes:
+    target = folder / "library.so"
+    command = [compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", target, *flags]
+    subprocess.run(command, input=code, text=True, check=True)
+    return target.read_bytes()
+
+
+def wheel(
+    folder: Path,
+    libraries: dict[str, bytes],
+    version: str = "1.5",
+    text: str = "",
+    mode: int = 0o644,
+) -> Path:
+    """A wheel as setuptools makes it, of a package `package` with that text."""
+    info = f"some_project-{version}.dist-info"
+    files: dict[str, str | bytes] = {
+        "package/__init__.py": text,
+        **libraries,
+        f"some_project-{version}.data/scripts/run": "#!python\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: some-project\nVersion: {version}\n"
+        'Requires-Dist: torch>=2\nRequires-Dist: idna; extra == "x"\nProvides-Extra: x\n\nAll of it: ü\n',
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux_x86_64\n",
+    }
+    record = f"{info}/RECORD"
+    files[record] = "".join(f"{name},,\n" for name in [*files, record])
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"some_project-{version}-cp311-cp311-linux_x86_64.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in files.items():
+            entry = zipfile.ZipInfo(name, (2026, 1, 1, mode % 24, 0, 0))
+            entry.external_attr = mode << 16
+            archive.writestr(entry, content)
+    return path
+
+
+def finished(path: Path, used: finish.Used = USED) -> Path:
+    return finish.finish(path, path.parent / "finished", used, [])
+
+
+def test_classic_wheel_gets_label_requirement_tag_record_and_bill(
+    compiler: str, tmp_path: Path
+) -> None:
+    built = wheel(tmp_path, {"package/_C.so": library(compiler, tmp_path, CLASSIC)})
+    result = finished(built)
+    name, version, _, _, platform = result.stem.split("-")
+    assert (name, version) == ("some_project", "1.5+cpu.torch2.13")
+    assert platform.startswith("manylinux")
+    contents = read(result).files
+    info = "some_project-1.5+cpu.torch2.13.dist-info"
+    metadata = email.message_from_bytes(contents[f"{info}/METADATA"])
+    assert metadata["Version"] == version
+    assert metadata.get_all("Requires-Dist") == ["torch==2.13.*", 'idna; extra == "x"']
+    assert "All of it: ü" in contents[f"{info}/METADATA"].decode()
+    for tag in platform.split("."):
+        assert f"Tag: cp311-cp311-{tag}\n" in contents[f"{info}/WHEEL"].decode()
+    record = json.loads(contents[f"{info}/torchwheels.json"])
+    assert record["source"] == "sha256:1"
+    assert (record["cell"], record["torch"], record["cuda"]) == ("3.11-cpu", "2.13.0", None)
+    bill = json.loads(contents[f"{info}/sboms/some-project.cdx.json"])
+    assert bill["metadata"]["component"]["version"] == version
+    assert [x["name"] for x in bill["components"]] == ["package/_C.so", "torch", "g++"]
+    assert f"some_project-{version}.data/scripts/run" in contents
+
+
+def test_bill_of_materials_follows_the_schema() -> None:
+    validation = pytest.importorskip("cyclonedx.validation.json")
+    schema = pytest.importorskip("cyclonedx.schema")
+    record = finish.build_record(
+        "some-project", "1.5+cu130", finish.Used(CUDA_CELL, ("9.0",), "x", "g++", "13.0")
+    )
+    bill = finish.bill_of_materials(record, {"package/_C.so": b"1"})
+    validator = validation.JsonStrictValidator(schema.SchemaVersion.V1_6)
+    assert validator.validate_str(json.dumps(bill)) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "label"),
+    [
+        ("1.5+abc", CLASSIC, "1.5+abc.cpu.torch2.13"),
+        ("1.5+cpu.torch2.13", CLASSIC, "1.5+cpu.torch2.13"),
+        ("1.5", PLAIN, "1.5+cpu"),
+    ],
+)
+def test_label_keeps_the_projects_own_and_names_torch_where_it_matters(
+    compiler: str, tmp_path: Path, version: str, code: str, label: str
+) -> None:
+    built = wheel(tmp_path, {"package/_C.so": library(compiler, tmp_path, code)}, version)
+    assert finished(built).name.split("-")[1] == label
+
+
+def test_pure_wheel_keeps_its_version_and_requirement(tmp_path: Path) -> None:
+    result = finished(wheel(tmp_path, {}))
+    assert result.name == "some_project-1.5-cp311-cp311-linux_x86_64.whl"
+    contents = read(result).files
+    assert b"Requires-Dist: torch>=2\n" in contents["some_project-1.5.dist-info/METADATA"]
+
+
+def test_modes_and_times_do_not_matter(compiler: str, tmp_path: Path) -> None:
+    data = {"package/_C.so": library(compiler, tmp_path, CLASSIC)}
+    one = finished(wheel(tmp_path / "one", data, mode=0o644))
+    other = finished(wheel(tmp_path / "other", data, mode=0o700))
+    assert one.read_bytes() == other.read_bytes()
+    with zipfile.ZipFile(one) as archive:
+        modes = {x.filename: x.external_attr >> 16 & 0o777 for x in archive.infolist()}
+    assert {name for name, mode in modes.items() if mode != 0o644} == {
+        "some_project-1.5+cpu.torch2.13.data/scripts/run"
+    }
+
+
+def test_record_is_right(compiler: str, tmp_path: Path) -> None:
+    result = finished(wheel(tmp_path, {"package/_C.so": library(compiler, tmp_path, CLASSIC)}))
+    rows = read(result).files["some_project-1.5+cpu.torch2.13.dist-info/RECORD"].decode()
+    named = [line.rsplit(",", 2)[0] for line in io.StringIO(rows)]
+    with zipfile.ZipFile(result) as archive:
+        assert named == archive.namelist()
+
+
+def test_silently_cpu_only_wheel_is_refused(compiler: str, tmp_path: Path) -> None:
+    built = wheel(tmp_path, {"package/_C.so": library(compiler, tmp_path, CLASSIC)})
+    used = finish.Used(CUDA_CELL, ("9.0",), "x", "g++ 12", "13.0.88")
+    with pytest.raises(
+        UserError, match=r"3\.11-cu130 gave a wheel that is silently CPU-only.*pretend"
+    ):
+        finished(built, used)
+
+
+def test_library_that_nobody_brings_is_refused(compiler: str, tmp_path: Path) -> None:
+    other = library(compiler, tmp_path, PLAIN, "-Wl,-soname,libelsewhere.so.1")
+    (tmp_path / "libelsewhere.so").write_bytes(other)
+    code = 'extern "C" int used();\nint uses() { return used(); }\n'
+    data = library(compiler, tmp_path, code, f"-L{tmp_path}", "-lelsewhere")
+    with pytest.raises(UserError, match=r"auditwheel cannot prove .*libelsewhere\.so\.1"):
+        finished(wheel(tmp_path, {"package/_C.so": data}))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> environments.Environment:
+    """An environment with pip, and a torch that is its name alone."""
+    environment = environments.Environment(tmp_path_factory.mktemp("base"))
+    subprocess.run([sys.executable, "-m", "venv", environment.folder], check=True)
+    info = environment.site_packages / "torch-2.13.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
+    (info / "INSTALLER").write_text("pip\n")
+    (environment.site_packages / "torch.py").touch()
+    return environment
+
+
+def tagged_for_this_python(path: Path) -> Path:
+    own = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    return path.rename(path.with_name(path.name.replace("cp311", own)))
+
+
+HIDES = """
+import contextlib, ctypes, pathlib
+with contextlib.suppress(OSError):
+    ctypes.CDLL(pathlib.Path(__file__).with_name("_C.so"))
+"""
+
+
+@pytest.mark.parametrize("text", ["", HIDES])
+def test_undefined_symbol_is_found_and_demangled(
+    compiler: str, tmp_path: Path, base: environments.Environment, text: str
+) -> None:
+    data = {"package/_C.so": library(compiler, tmp_path, CLASSIC)}
+    path = tagged_for_this_python(finished(wheel(tmp_path, data, text=text)))
+    with pytest.raises(
+        UserError, match=r"does not import: .*undefined symbol: at::version\(\): the"
+    ):
+        check_import.check_import(path, base)
+
+
+@pytest.mark.parametrize(
+    ("text", "modules", "message"),
+    [
+        ("import idna_of_nobody", (), "No module named 'idna_of_nobody': its metadata does not"),
+        ("", ("package.none",), "No module named 'package.none'"),
+        ("raise RuntimeError('not today')", (), "does not import: RuntimeError: not today"),
+    ],
+)
+def test_module_that_does_not_import(
+    compiler: str,
+    tmp_path: Path,
+    base: environments.Environment,
+    text: str,
+    modules: tuple[str, ...],
+    message: str,
+) -> None:
+    data = {"package/_C.so": library(compiler, tmp_path, PLAIN)}
+    path = tagged_for_this_python(finished(wheel(tmp_path, data, text=text)))
+    with pytest.raises(UserError) as error:
+        check_import.check_import(path, base, modules)
+    assert message in str(error.value)
+
+
+def test_wheel_that_imports_passes_and_leaves_the_base_as_it_was(
+    compiler: str, tmp_path: Path, base: environments.Environment
+) -> None:
+    before = sorted(base.site_packages.iterdir())
+    data = {"package/_C.so": library(compiler, tmp_path, PLAIN)}
+    check_import.check_import(
+        tagged_for_this_python(finished(wheel(tmp_path, data, text=HIDES))), base
+    )
+    assert sorted(base.site_packages.iterdir()) == before
