@@ -12,7 +12,6 @@ namespace extops::cuda {
 
 // A block computes the rows of grad_weights of its units, a warpgroup each gate's, for some columns.
 constexpr int kGradientThreads = 3 * kWarpgroup;
-constexpr int kChunk = kChunkBytes / static_cast<int>(sizeof(float));
 
 template <int kRows_, int kColumns_>
 struct GradientTile {
@@ -26,6 +25,7 @@ struct GradientTile {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
+constexpr int kChunk = kChunkBytes / static_cast<int>(sizeof(float));
 constexpr int kProductColumns = 128;  // of one product
 
 struct Chunk {
