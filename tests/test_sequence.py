@@ -131,7 +131,8 @@ def test_lengths_in_a_compiled_call(device: str) -> None:
 
 
 # What no sum hides: zero times these is not zero, or the product overflows.
-GARBAGE = [float("nan"), float("inf"), -float("inf"), 3e38]
+NAN = float("nan")
+GARBAGE = [NAN, float("inf"), -float("inf"), 3e38]
 
 
 @by_device
@@ -152,6 +153,46 @@ def test_garbage_in_the_padding(garbage: float, reverse: bool, device: str) -> N
     found = operators.gradients(run, (input.masked_fill(padding, garbage), *others), towards)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert bool((found[1][0] * padding == 0).all())
+
+
+@by_device
+def test_the_state_of_an_empty_row(device: str) -> None:
+    """A row without a step returns its state as it is, and adds nothing to any gradient."""
+    input, h, c, weights, bias = sequence_inputs(device)
+    lengths = torch.tensor([TIME, 2, 0], device=device)
+
+    def run(*inputs: Tensor) -> Tensors:
+        return sequence(*inputs, lengths=lengths)
+
+    garbage = [state.index_fill(0, torch.tensor(2, device=device), NAN) for state in (h, c)]
+    towards = operators.upstream(run(input, h, c, weights, bias))
+    (output, *expected), gradients = operators.gradients(run, (input, h, c, weights, bias), towards)
+    found, found_gradients = operators.gradients(run, (input, *garbage, weights, bias), towards)
+    torch.testing.assert_close((found[0], *found_gradients), (output, *gradients), rtol=0, atol=0)
+    for state, unharmed in zip(found[1:], expected, strict=True):
+        torch.testing.assert_close(state[:2], unharmed[:2], rtol=0, atol=0)
+        assert bool(state[2].isnan().all())
+
+
+@by_device
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+def test_gates_that_only_the_input_keeps_finite(reverse: bool, device: str) -> None:
+    """Without it, the candidate of float16 is infinite: so it would be beyond a row's length."""
+    weights = torch.tensor([[0.0, 0.0], [0.0, 0.0], [30000.0, -100.0]])
+    bias = torch.tensor([0.0, 0.0, 60000.0])
+    input = torch.full((2, 2, 1), 870.0)
+    input[1, 1] = 0.0
+    state = torch.full((2, 1), 0.9)
+    inputs = [tensor.to(device).half() for tensor in (input, state, state, weights, bias)]
+    lengths = torch.tensor([2, 1], device=device)
+
+    def run(*inputs: Tensor) -> Tensors:
+        return sequence(*inputs, lengths=lengths, reverse=reverse)
+
+    towards = operators.upstream(run(*inputs))
+    results, gradients = operators.gradients(run, tuple(inputs), towards)
+    for tensor in (*results, *gradients):
+        assert bool(tensor.isfinite().all())
 
 
 def test_errors() -> None:

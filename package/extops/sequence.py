@@ -61,22 +61,26 @@ def lltm_sequence(
     outputs: list[Tensor] = []
     steps = range(len(parts))
     for t in reversed(steps) if reverse else steps:
+        old_h, old_c = h, c
+        if lengths is not None:
+            # Beyond its length a row is computed from zeros: its gates are the bias, and nothing overflows.
+            h, c = torch.where(counts[t], h, 0), torch.where(counts[t], c, 0)
         if at_once:
-            new_h, new_c = lltm_cell(torch.addmm(parts[t], h, weights_h), c)
+            h, c = lltm_cell(torch.addmm(parts[t], h, weights_h), c)
         else:
-            new_h, new_c = lltm(parts[t], weights, bias, h, c)
-        if lengths is None:
-            h, c = new_h, new_c
-            outputs.append(h)
-        else:
-            h, c = torch.where(counts[t], new_h, h), torch.where(counts[t], new_c, c)
-            outputs.append(torch.where(counts[t], h, 0))
+            h, c = lltm(parts[t], weights, bias, h, c)
+        if lengths is not None:
+            h, c = torch.where(counts[t], h, old_h), torch.where(counts[t], c, old_c)
+        outputs.append(h)
     if reverse:
         outputs.reverse()
     time_axis = 1 if batch_first else 0
     if not outputs:  # the caller's states stay the caller's
         return _no_steps(input, h, batch_first), (h.clone(), c.clone())
-    return torch.stack(outputs, time_axis), (h, c)
+    output = torch.stack(outputs, time_axis)
+    if lengths is not None:
+        output = torch.where(counts.movedim(0, time_axis), output, 0)
+    return output, (h, c)
 
 
 def _unwrapped(tensor: Tensor) -> Tensor:
