@@ -264,6 +264,12 @@ by_case = pytest.mark.parametrize(
 )
 
 
+# Batch, features and state: one far beyond what the grid of a GPU has in two of its three dimensions.
+by_long_sizes = pytest.mark.parametrize(
+    "sizes", [(1, 2_200_000, 1), (2_200_000, 1, 1)], ids=["features", "batch"]
+)
+
+
 def needs_programs(*programs: str) -> None:
     """Skips the running test where the programs with which it compiles are missing."""
     missing = [program for program in programs if shutil.which(program) is None]

@@ -376,17 +376,6 @@ def test_large_multiply_of_broadcast_inputs() -> None:
 
 
 @pytest.mark.large
-def test_large_strided_inputs() -> None:
-    """Few elements, some of them more than 2**31 elements into their storage."""
-    needs_memory(12)
-    memory = huge(BOUNDARY + 4096, dtype=torch.bfloat16)
-    input = memory[:: BOUNDARY // 64]
-    assert input.stride(0) * (len(input) - 1) >= BOUNDARY
-    assert torch.equal(extops.round_ste(input), extops.reference.round_ste(input))
-    assert torch.equal(extops.elementwise_mult(input, input), input * input)
-
-
-@pytest.mark.large
 def test_large_lltm() -> None:
     """The pointwise part of the cell: more than 2**31 elements in each tensor."""
     needs_memory(64)
@@ -426,6 +415,40 @@ def test_large_lltm_from_its_inputs() -> None:
 
     outputs = tuple(result.detach() for result in results)
     assert_rows_agree(in_float32, (*outputs, *found), *leaves, grad_h, grad_cell, tolerance=2**-3)
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=dtype_name)
+@pytest.mark.parametrize(
+    ("batch", "features", "state"),
+    [(3, 2, 27_000), (2**16 + 3, 2**15 + 1, 1)],
+    ids=["weights", "input"],
+)
+def test_large_products(batch: int, features: int, state: int, dtype: torch.dtype) -> None:
+    """More than 2**31 elements in the weights, or in the input, and in its gradient."""
+    needs_memory(110)
+    shapes = (batch, features), (3 * state, state + features), (3 * state,), *[(batch, state)] * 2
+    inputs = tuple(huge(*shape, dtype=dtype) for shape in shapes)
+    assert max(tensor.numel() for tensor in inputs) > BOUNDARY
+    inputs[1].mul_((state + features) ** -0.5)
+    towards = tuple(huge(batch, state, dtype=dtype) for _ in range(2))
+
+    def run(function: Callable[..., Tensors], inputs: Tensors, towards: Tensors) -> Tensors:
+        leaves = tuple(tensor.requires_grad_() for tensor in inputs)
+        results = function(*leaves)
+        found = torch.autograd.grad(results, leaves, towards)
+        return *(result.detach() for result in results), *found
+
+    actual = run(LLTM, inputs, towards)
+    wider = torch.float64 if dtype is torch.float32 else torch.float32
+    inputs, towards = (
+        tuple(tensor.detach().to(wider) for tensor in tensors) for tensors in (inputs, towards)
+    )
+    expected = run(LLTM.eager, inputs, towards)
+    for ours, right in zip(actual, expected, strict=True):
+        limit = 16 * torch.finfo(dtype).eps * right.abs().max()
+        for rows, right_rows in zip(ours.split(2**12), right.split(2**12), strict=True):
+            assert bool((rows - right_rows).abs().max() <= limit)
 
 
 def pointwise(gates: Tensor, old_cell: Tensor) -> Tensors:

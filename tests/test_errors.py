@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -527,6 +530,36 @@ def test_out_of_memory_in_a_product(device: str) -> None:
     batch = [tensor.expand(ROWS, -1) for tensor in (input, h, c)]
     with little_memory(device, beyond=ROWS * 8 * 40), out_of_memory(device):
         extops.lltm(batch[0], weights, bias, *batch[1:])
+
+
+NO_MEMORY_FOR_A_KERNEL = """
+import resource, torch, extops
+torch.set_num_threads({threads})
+input, weights = torch.ones(16, 40_000), torch.ones(6, 40_002)  # a buffer of the kernel takes 2.5 MB
+bias, state = torch.zeros(6), torch.zeros(16, 2)
+extops.lltm(input, weights, bias, state, state)  # starts the threads
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**20,) * 2)
+try:
+    extops.lltm(input, weights, bias, state, state)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_kernel_that_finds_no_memory(threads: int, tmp_path: Path) -> None:
+    """An error, not the end of the process."""
+    done = subprocess.run(
+        [sys.executable, "-c", NO_MEMORY_FOR_A_KERNEL.format(threads=threads)],
+        # Of what was given back, nothing is left for the kernel to find.
+        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(2**17)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.startswith("lltm: not enough memory"), done.stderr
 
 
 @by_device

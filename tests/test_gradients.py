@@ -28,8 +28,10 @@ from operators import (
     by_differentiable_operator,
     by_dtype,
     by_layout,
+    by_long_sizes,
     by_operator,
     gradients,
+    lltm_inputs,
     offset,
     upstream,
 )
@@ -106,6 +108,16 @@ def test_gradients_of_tensors_that_start_anywhere(
 ) -> None:
     inputs = operator.inputs("tiles" if operator is LLTM else "odd", device, dtype)
     assert_right_gradients(operator, tuple(map(offset, inputs)))
+
+
+@by_dtype
+@by_device
+@by_long_sizes
+def test_gradients_of_long_sizes(
+    sizes: tuple[int, int, int], device: str, dtype: torch.dtype
+) -> None:
+    inputs = tuple(tensor.to(device, dtype) for tensor in lltm_inputs(*sizes))
+    assert_right_gradients(LLTM, inputs)
 
 
 @by_dtype

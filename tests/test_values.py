@@ -18,10 +18,12 @@ from operators import (
     by_device,
     by_dtype,
     by_layout,
+    by_long_sizes,
     by_operator,
     by_writable_layout,
     dtype_name,
     expanded,
+    lltm_inputs,
     negated,
     offset,
     padded,
@@ -374,6 +376,29 @@ def test_float16_where_the_cpu_flushes_denormals(device: str) -> None:
         torch.set_flush_denormal(False)
 
 
+@by_dtype
+@by_device
+@by_long_sizes
+def test_lltm_of_long_sizes(sizes: tuple[int, int, int], device: str, dtype: torch.dtype) -> None:
+    assert_right(LLTM, tuple(tensor.to(device, dtype) for tensor in lltm_inputs(*sizes)))
+
+
+@by_dtype
+@by_device
+@pytest.mark.parametrize("sizes", [(2**40, 0, 0), (0, 2**40, 0)], ids=str)
+def test_lltm_of_huge_tensors_without_elements(
+    sizes: tuple[int, int, int], device: str, dtype: torch.dtype
+) -> None:
+    """Nothing is to be computed, neither for each row nor for each column."""
+    batch, features, state = sizes
+    shapes = (batch, features), (3 * state, state + features), (3 * state,), *[(batch, state)] * 2
+    inputs = [torch.empty(s, device=device, dtype=dtype, requires_grad=True) for s in shapes]
+    results = LLTM(*inputs)
+    assert [result.shape for result in results] == [(batch, state)] * 2
+    found = torch.autograd.grad(results, inputs, results)
+    assert [gradient.shape for gradient in found] == list(shapes)
+
+
 @by_device
 def test_many_dimensions_that_do_not_merge(device: str) -> None:
     """More than torch takes on a GPU, so that the expected values are the CPU's."""
@@ -389,6 +414,27 @@ def test_many_dimensions_that_do_not_merge(device: str) -> None:
 
     a, b = factors(memory)
     assert torch.equal(extops.elementwise_mult(*factors(memory.to(device))).cpu(), a * b)
+
+
+@by_device
+@pytest.mark.large
+def test_elements_far_apart(device: str) -> None:
+    """Few elements, some of them more than 2**31 elements into their storage."""
+    memory = torch.empty(2**31 + 4096, dtype=torch.bfloat16, device=device)
+    a, b, out = (memory[start :: 2**25].copy_(torch.randn(65)) for start in (0, 1, 2))
+    assert_same(extops.round_ste(a), extops.reference.round_ste(a))
+    assert_same(extops.elementwise_mult(a, b, out=out), a * b)
+    rows = [tensor.view(5, 13).transpose(0, 1) for tensor in (a, b)]
+    assert_same(extops.elementwise_mult(*rows), rows[0] * rows[1])
+    grad_h, grad_cell = (tensor.view(13, 5) for tensor in (a, b))
+    gates, new_cell = torch.randn(13, 15).to(a), torch.randn(13, 5).to(a)
+    backward = torch.ops.extops.lltm_cell_backward
+    for found, expected in zip(
+        backward(grad_h, grad_cell, gates, new_cell),
+        backward(grad_h.contiguous(), grad_cell.contiguous(), gates, new_cell),
+        strict=True,
+    ):
+        assert_same(found, expected)
 
 
 @by_device

@@ -1,5 +1,6 @@
 // The LLTM cell of small problems in float32, product and pointwise part in one call. A library's product spends
 // most of its time there on choosing and packing.
+#include <new>
 #include <vector>
 
 #include "../lltm.h"
@@ -169,23 +170,29 @@ template <int kBytes>
 
 // Calls body(integral_constant), vectorised, with the bytes of the CPU's vectors.
 template <class Body>
-void vectorize_with_width(const Body& body) {
-  if (has_avx512()) {
-    vectorize([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 64>{}); });
-  } else {
-    vectorize([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 32>{}); });
+Error vectorize_with_width(const Body& body) {
+  try {
+    if (has_avx512()) {
+      vectorize([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 64>{}); });
+    } else {
+      vectorize([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 32>{}); });
+    }
+  } catch (const std::bad_alloc&) {  // which must not leave a function that is called as one of C
+    return "lltm: not enough memory for the buffers of the kernel for small problems";
   }
+  return nullptr;
 }
 
 constexpr Error kOnlyFloat32 = "lltm: the kernel for small problems takes float32";
 
 // Where this beats oneDNN and MKL: read off an AVX-512 CPU. A few rows leave most lanes of a vector empty, which pays
-// off only where next to nothing is to be computed.
+// off only where next to nothing is to be computed. Not where nothing is: a size beside one that is zero may be huge.
 bool is_small(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
   constexpr int64_t kRows = 16;
   const int64_t padded_batch = (batch + kRows - 1) / kRows * kRows;
   const double multiplications = 3.0 * padded_batch * state_size * (state_size + input_features);
-  return dtype == ScalarType::Float && multiplications < (4 * batch >= padded_batch ? 4e6 : 6e4);
+  const double limit = 4 * batch >= padded_batch ? 4e6 : 6e4;
+  return dtype == ScalarType::Float && multiplications > 0 && multiplications < limit;
 }
 
 }  // namespace
@@ -209,7 +216,7 @@ Error extops_lltm_cpu(
   const Sizes sizes{batch, input_features, state_size};
   const Part part{begin, end};
   if (dtype != ScalarType::Float) return kOnlyFloat32;
-  vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
+  return vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
     multiply_by_weights<bytes>(
         sizes, part, static_cast<const float*>(input), static_cast<const float*>(weights),
         static_cast<const float*>(old_h), static_cast<float*>(gates));
@@ -219,7 +226,6 @@ Error extops_lltm_cpu(
           static_cast<float*>(new_h), static_cast<float*>(new_cell), row * state_size + begin, row * state_size + end);
     }
   });
-  return nullptr;
 }
 
 Error extops_lltm_backward_cpu(
@@ -233,7 +239,7 @@ Error extops_lltm_backward_cpu(
   const Gradient<float> upstream_h{static_cast<const float*>(grad_h), grad_h_row_stride, grad_h_column_stride};
   const Gradient<float> upstream_cell{
       static_cast<const float*>(grad_cell), grad_cell_row_stride, grad_cell_column_stride};
-  vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
+  return vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
     for (int64_t row = 0; row < batch; ++row) {
       cell_backward(
           state_size, upstream_h, upstream_cell, static_cast<const float*>(gates), static_cast<const float*>(new_cell),
@@ -245,5 +251,4 @@ Error extops_lltm_backward_cpu(
         static_cast<const float*>(grad_gates), static_cast<float*>(grad_weights));
     sum_rows(sizes, part, static_cast<const float*>(grad_gates), static_cast<float*>(grad_bias));
   });
-  return nullptr;
 }
