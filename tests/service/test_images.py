@@ -58,22 +58,25 @@ def test_wheel_comes_out_of_the_image(fake_docker: FakeDocker, tmp_path: Path) -
     assert "--build-arg BASE_IMAGE=ubuntu:22.04" in call
 
 
-def test_base_image_of_this_machine(
-    fake_docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("variable", "value", "argument"),
+    [
+        ("EXTOPS_BASE_IMAGE", "mirror/ubuntu:22.04", "BASE_IMAGE"),
+        ("EXTOPS_COMMIT", "a-commit-of-elsewhere", "EXTOPS_COMMIT"),
+    ],
+)
+def test_environment_overrides_an_argument(
+    fake_docker: FakeDocker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    argument: str,
 ) -> None:
-    monkeypatch.setenv("EXTOPS_BASE_IMAGE", "mirror/ubuntu:22.04")
+    monkeypatch.setenv(variable, value)
     fake_docker.builds(WHEEL)
     images.exported_wheel(CPU, tmp_path / "work")
-    assert "--build-arg BASE_IMAGE=mirror/ubuntu:22.04" in build_call(fake_docker)
-
-
-def test_the_commit_that_was_named_counts_and_not_that_of_git(
-    fake_docker: FakeDocker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EXTOPS_COMMIT", "a-commit-of-elsewhere")
-    fake_docker.builds(WHEEL)
-    images.exported_wheel(CPU, tmp_path / "work")
-    assert "--build-arg EXTOPS_COMMIT=a-commit-of-elsewhere" in build_call(fake_docker)
+    assert f"--build-arg {argument}={value}" in build_call(fake_docker)
 
 
 def test_settings_are_no_part_of_the_image(
