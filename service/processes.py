@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 
 _PARENT = "EXTOPS_PARENT"
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
@@ -23,4 +24,5 @@ def end_with_parent() -> None:
 
 def terminate_with_parent() -> None:
     """Has the kernel send this process SIGTERM when its parent ends: a `preexec_fn`."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if sys.platform == "linux":  # others build in Docker, too
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -98,10 +98,15 @@ class Builds:
             assert process.stdout is not None
             for line in process.stdout:
                 file.write(line)
-                found = images.SAID.match(line) or _STEP.match(line) or _COMPILED.match(line)
-                if found:
-                    print(f"[{cell.name}] {found[1].strip()}", flush=True)
+                if step := progress(line):
+                    print(f"[{cell.name}] {step}", flush=True)
         return process.returncode
+
+
+def progress(line: str) -> str | None:
+    """What to show of a line that a build prints, None where it is for the log alone."""
+    found = images.SAID.match(line) or _STEP.match(line) or _COMPILED.match(line)
+    return found[1].strip() if found else None
 
 
 def log_file(cell: Cell) -> Path:

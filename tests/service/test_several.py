@@ -27,6 +27,20 @@ def test_table() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("#17 72.31 extops: compiled cpu in 69.1 s", "extops: compiled cpu in 69.1 s"),
+        ("#12 [build 4/5] COPY csrc csrc", "[build 4/5] COPY csrc csrc"),
+        ("#17 9.7 [3/27] CUDA csrc/kernels/a.cu", "[3/27] CUDA csrc/kernels/a.cu"),
+        ("[3/27] CUDA csrc/kernels/a.cu", "[3/27] CUDA csrc/kernels/a.cu"),
+        ("#17 81.85 Fixed-up wheel written", None),
+    ],
+)
+def test_lines_that_are_shown(line: str, shown: str | None) -> None:
+    assert several.progress(f"{line}\n") == shown
+
+
 def test_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MAX_JOBS", raising=False)
     monkeypatch.setattr(several.toolchain, "parallel_jobs", lambda: 8)
