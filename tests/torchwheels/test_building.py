@@ -184,6 +184,14 @@ def test_command_line_prints_one_sentence(
     assert "3.11-cu124-torch2.5" in capsys.readouterr().out
 
 
+def test_strangers_code_does_not_run_unasked(classic: Path) -> None:
+    spoil(classic, f"open({str(classic / 'ran')!r}, 'w')")
+    with pytest.raises(SystemExit) as error:
+        cli.main(["build", str(classic), "--cell", "3.11-cpu"])
+    assert "runs its own code with your rights: give `--backend local`" in str(error.value.code)
+    assert not (classic / "ran").exists()
+
+
 @pytest.mark.slow
 def test_torchsort_from_pypi(tmp_path: Path) -> None:
     """Installs torch into an environment of its own: minutes, the first time."""
