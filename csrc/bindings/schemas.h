@@ -1,24 +1,28 @@
-// The operator schemas: the one place where an operator's name, arguments and results are written down.
+// All operators: the one place where bindings learn of them.
 #pragma once
 
-namespace extops {
+#include <cstddef>
 
-inline constexpr const char* kSchemas[] = {
-    // gates = [old_h | input] weights^T + bias; allow_tf32 is torch's switch for products of float32 on CUDA, which has
-    // no function in the stable ABI; products by torch itself look at the switch alone
-    "lltm(Tensor input, Tensor weights, Tensor bias, Tensor old_h, Tensor old_cell, *, bool allow_tf32=False)"
-    " -> (Tensor new_h, Tensor new_cell, Tensor gates)",
-    "lltm_backward(Tensor? grad_h, Tensor? grad_cell, Tensor input, Tensor old_h, Tensor gates, Tensor new_cell,"
-    " *, bool allow_tf32=False)"
-    " -> (Tensor grad_gates, Tensor grad_old_cell, Tensor grad_weights, Tensor grad_bias)",
-    "lltm_input_backward(Tensor grad_gates, Tensor weights) -> (Tensor grad_old_h, Tensor grad_input)",
-    "lltm_cell(Tensor gates, Tensor old_cell) -> (Tensor new_h, Tensor new_cell)",
-    "lltm_cell_backward(Tensor? grad_h, Tensor? grad_cell, Tensor gates, Tensor new_cell)"
-    " -> (Tensor grad_gates, Tensor grad_old_cell)",
-    "round_ste(Tensor input) -> Tensor",
-    "elementwise_mult(Tensor a, Tensor b) -> Tensor",
-    "elementwise_mult_out(Tensor a, Tensor b, Tensor(a!) out) -> ()",
-    "elementwise_mult_backward(Tensor grad_output, Tensor a, Tensor b) -> (Tensor grad_a, Tensor grad_b)",
-};
+#include "../elementwise/operators.h"
+#include "../kernels/lltm.h"
 
-}  // namespace extops
+// The operators with a table (kernels/table.h): the name, the struct of the table, and what it takes besides tensors.
+// Products of float32 on CUDA may be computed in TF32 where torch's switch allows it, for which the stable ABI has no
+// function; products by torch itself look at the switch alone.
+// clang-format off
+#define EXTOPS_OPERATORS(OPERATOR)                                  \
+  OPERATOR(lltm, LltmForward, ", *, bool allow_tf32=False")         \
+  OPERATOR(lltm_backward, LltmBackward, ", *, bool allow_tf32=False") \
+  OPERATOR(lltm_input_backward, LltmInputBackward, "")              \
+  OPERATOR(lltm_cell, LltmCell, "")                                 \
+  OPERATOR(lltm_cell_backward, LltmCellBackward, "")
+// clang-format on
+
+// The schema of each operator, null past the last; those of elementwise operators come last, in the order of their
+// kernels.
+EXTOPS_API const char* extops_schema(size_t index);
+
+// Of an operator with a table, the names of the sizes in the kernel's struct and the rows; empty for others. These are
+// for bindings that are not compiled.
+EXTOPS_API const char* extops_sizes(size_t index);
+EXTOPS_API const char* extops_rows(size_t index);

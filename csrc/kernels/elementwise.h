@@ -1,4 +1,4 @@
-// The interface that all elementwise operators share.
+// The interface of all elementwise kernels, in the order of csrc/elementwise/operators.h.
 //
 // data[operand]           first element of each operand: the outputs, then the inputs
 // geometry[1 + operand]   rows of `dim` numbers: the common sizes, then the strides of each operand (in elements; 0
@@ -8,9 +8,20 @@
 // caller chooses the threads. A CUDA function enqueues on `stream` of the current device and does not wait.
 #pragma once
 
+#include <cstddef>
+
 #include "types.h"
 
-using ElementwiseCpu =
-    Error(ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, int64_t begin, int64_t end);
+struct ElementwiseCpu {
+  const char* schema;
+  Error (*run)(ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, int64_t begin, int64_t end);
+};
 
-using ElementwiseCuda = Error(ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, void* stream);
+struct ElementwiseCuda {
+  const char* schema;
+  Error (*run)(ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, void* stream);
+};
+
+// Null past the last.
+EXTOPS_API const ElementwiseCpu* extops_elementwise_cpu(size_t index);
+EXTOPS_API const ElementwiseCuda* extops_elementwise_cuda(size_t index);

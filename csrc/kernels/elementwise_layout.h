@@ -39,7 +39,7 @@ Error make_layout(int64_t dim, const int64_t* geometry, ElementwiseLayout<kOpera
   for (int64_t d = 0; d < dim; ++d) {
     layout.numel *= geometry[d];
     if (geometry[d] == 1) continue;
-    if (count == kMaxDims) return "elementwise kernel: a tensor has more than 2^48 elements";
+    if (count == kMaxDims) return "a tensor has more than 2^48 elements";
     order[count++] = d;
   }
   const int64_t* output_strides = geometry + dim;

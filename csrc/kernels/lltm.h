@@ -1,90 +1,117 @@
-// The LLTM cell. With gates = [old_h | input] * weights^T + bias, [batch, 3 * state_size], in three blocks of columns:
+// The LLTM cell. With gates = [old_h | input] * weights^T + bias, in three blocks of columns:
 //
 //   input_gate, output_gate, candidate = gates
 //   new_cell = old_cell + elu(candidate) * sigmoid(input_gate)
 //   new_h    = tanh(new_cell) * sigmoid(output_gate)
 //
-// input is [batch, input_features], weights [3 * state_size, state_size + input_features], bias [3 * state_size], every
-// other tensor [batch, state_size]. All are contiguous, except the two upstream gradients, which carry a row and a
-// column stride (in elements; 0 for an expanded one) and may be null where a gradient is absent.
-//
-// A CPU function computes the elements [begin, end) of batch * state_size, so that the caller chooses the threads.
 // A CUDA function enqueues on `stream` of the current device and does not wait.
 #pragma once
 
+#include "table.h"
 #include "types.h"
 
-// The pointwise part, fed by a product of the caller's. Where `bias` is not null it is added to the gates, in place; in
-// a 16-bit type the product must hold it already, since it would be rounded before the sum otherwise.
-EXTOPS_API Error extops_lltm_cell_cpu(
-    ScalarType dtype, int64_t batch, int64_t state_size, const void* bias, void* gates, const void* old_cell,
-    void* new_h, void* new_cell, int64_t begin, int64_t end);
+#define EXTOPS_LLTM_SIZES batch, input_features, state_size
 
-EXTOPS_API Error extops_lltm_cell_cuda(
-    ScalarType dtype, int64_t batch, int64_t state_size, const void* bias, void* gates, const void* old_cell,
-    void* new_h, void* new_cell, void* stream);
+struct LltmSizes {
+  int64_t EXTOPS_LLTM_SIZES;
+
+  int64_t columns() const { return state_size + input_features; }
+};
+
+// clang-format off
+#define EXTOPS_LLTM(IN, UPSTREAM, OUT)                      \
+  IN(input, batch, input_features)                          \
+  IN(weights, 3*state_size, state_size + input_features)    \
+  IN(bias, 3*state_size)                                    \
+  IN(old_h, batch, state_size)                              \
+  IN(old_cell, batch, state_size)                           \
+  OUT(new_h, batch, state_size)                             \
+  OUT(new_cell, batch, state_size)                          \
+  OUT(gates, batch, 3*state_size)
+
+#define EXTOPS_LLTM_BACKWARD(IN, UPSTREAM, OUT)             \
+  UPSTREAM(grad_h, batch, state_size)                       \
+  UPSTREAM(grad_cell, batch, state_size)                    \
+  IN(input, batch, input_features)                          \
+  IN(old_h, batch, state_size)                              \
+  IN(gates, batch, 3*state_size)                            \
+  IN(new_cell, batch, state_size)                           \
+  OUT(grad_gates, batch, 3*state_size)                      \
+  OUT(grad_old_cell, batch, state_size)                     \
+  OUT(grad_weights, 3*state_size, state_size + input_features) \
+  OUT(grad_bias, 3*state_size)
+
+#define EXTOPS_LLTM_INPUT_BACKWARD(IN, UPSTREAM, OUT)       \
+  IN(grad_gates, batch, 3*state_size)                       \
+  IN(weights, 3*state_size, state_size + input_features)    \
+  OUT(grad_old_h, batch, state_size)                        \
+  OUT(grad_input, batch, input_features)
+
+#define EXTOPS_LLTM_BIAS_BACKWARD(IN, UPSTREAM, OUT)        \
+  IN(grad_gates, batch, 3*state_size)                       \
+  OUT(grad_bias, 3*state_size)
+
+#define EXTOPS_LLTM_CELL(IN, UPSTREAM, OUT)                 \
+  IN(gates, batch, 3*state_size)                            \
+  IN(old_cell, batch, state_size)                           \
+  OUT(new_h, batch, state_size)                             \
+  OUT(new_cell, batch, state_size)
+
+#define EXTOPS_LLTM_CELL_WITH_BIAS(IN, UPSTREAM, OUT)       \
+  IN(bias, 3*state_size)                                    \
+  EXTOPS_LLTM_CELL(IN, UPSTREAM, OUT)
+
+#define EXTOPS_LLTM_CELL_BACKWARD(IN, UPSTREAM, OUT)        \
+  UPSTREAM(grad_h, batch, state_size)                       \
+  UPSTREAM(grad_cell, batch, state_size)                    \
+  IN(gates, batch, 3*state_size)                            \
+  IN(new_cell, batch, state_size)                           \
+  OUT(grad_gates, batch, 3*state_size)                      \
+  OUT(grad_old_cell, batch, state_size)
+// clang-format on
+
+#define EXTOPS_LLTM_ARGUMENTS(Name, TABLE) EXTOPS_ARGUMENTS(Name, LltmSizes, EXTOPS_LLTM_SIZES, TABLE)
+EXTOPS_LLTM_ARGUMENTS(LltmForward, EXTOPS_LLTM)
+EXTOPS_LLTM_ARGUMENTS(LltmBackward, EXTOPS_LLTM_BACKWARD)
+EXTOPS_LLTM_ARGUMENTS(LltmInputBackward, EXTOPS_LLTM_INPUT_BACKWARD)
+EXTOPS_LLTM_ARGUMENTS(LltmBiasBackward, EXTOPS_LLTM_BIAS_BACKWARD)
+EXTOPS_LLTM_ARGUMENTS(LltmCell, EXTOPS_LLTM_CELL)
+EXTOPS_LLTM_ARGUMENTS(LltmCellWithBias, EXTOPS_LLTM_CELL_WITH_BIAS)
+EXTOPS_LLTM_ARGUMENTS(LltmCellBackward, EXTOPS_LLTM_CELL_BACKWARD)
+
+// ---- the pointwise part, fed by a product of the caller's ----
+// A CPU function computes the elements [begin, end) of batch * state_size, so that the caller chooses the threads.
+
+// Where `bias` is not null it is added to `gates`, in place; in a 16-bit type the product must hold it already, since
+// it would be rounded before the sum otherwise.
+EXTOPS_API Error extops_lltm_cell_cpu(ScalarType dtype, const LltmCellWithBias& arguments, int64_t begin, int64_t end);
+EXTOPS_API Error extops_lltm_cell_cuda(ScalarType dtype, const LltmCellWithBias& arguments, void* stream);
 
 // Its backward. grad_bias is the sum of grad_gates over the batch, and the caller's to make.
-EXTOPS_API Error extops_lltm_cell_backward_cpu(
-    ScalarType dtype, int64_t batch, int64_t state_size, const void* grad_h, int64_t grad_h_row_stride,
-    int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride, int64_t grad_cell_column_stride,
-    const void* gates, const void* new_cell, void* grad_gates, void* grad_old_cell, int64_t begin, int64_t end);
+EXTOPS_API Error
+extops_lltm_cell_backward_cpu(ScalarType dtype, const LltmCellBackward& arguments, int64_t begin, int64_t end);
+EXTOPS_API Error extops_lltm_cell_backward_cuda(ScalarType dtype, const LltmCellBackward& arguments, void* stream);
 
-EXTOPS_API Error extops_lltm_cell_backward_cuda(
-    ScalarType dtype, int64_t batch, int64_t state_size, const void* grad_h, int64_t grad_h_row_stride,
-    int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride, int64_t grad_cell_column_stride,
-    const void* gates, const void* new_cell, void* grad_gates, void* grad_old_cell, void* stream);
+// ---- the whole of a problem, where a library's product does not pay off ----
+// Each is right at any size; the function after it says where it is fast: 0 means nowhere, else tensors must start at
+// multiples of so many bytes. A CPU function, in float32 only, computes the elements [begin, end) of each row of
+// state_size elements, and of each of the three blocks of columns of gates and gradients.
 
-// The whole of a problem, where a library's product does not pay off; on the CPU in float32 only. Each is right at any
-// size; the function after it says where it is fast: 0 means nowhere, else tensors must start at multiples of so many
-// bytes. A CPU function computes the elements [begin, end) of each row of
-// state_size elements, and of each of the three blocks of columns of gates and gradients, so that the caller chooses
-// the threads.
-EXTOPS_API Error extops_lltm_cpu(
-    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
-    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* gates, int64_t begin,
-    int64_t end);
-
-EXTOPS_API int64_t
-extops_lltm_alignment_cpu(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
-
-EXTOPS_API Error extops_lltm_cuda(
-    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
-    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* gates, void* stream);
-
-EXTOPS_API int64_t
-extops_lltm_alignment_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
+EXTOPS_API Error extops_lltm_cpu(ScalarType dtype, const LltmForward& arguments, int64_t begin, int64_t end);
+EXTOPS_API int64_t extops_lltm_alignment_cpu(ScalarType dtype, const LltmSizes& sizes);
+EXTOPS_API Error extops_lltm_cuda(ScalarType dtype, const LltmForward& arguments, void* stream);
+EXTOPS_API int64_t extops_lltm_alignment_cuda(ScalarType dtype, const LltmSizes& sizes);
 
 // The backward of the pointwise part together with grad_weights and grad_bias.
-EXTOPS_API Error extops_lltm_backward_cpu(
-    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* grad_h,
-    int64_t grad_h_row_stride, int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride,
-    int64_t grad_cell_column_stride, const void* input, const void* old_h, const void* gates, const void* new_cell,
-    void* grad_gates, void* grad_old_cell, void* grad_weights, void* grad_bias, int64_t begin, int64_t end);
+EXTOPS_API Error extops_lltm_backward_cpu(ScalarType dtype, const LltmBackward& arguments, int64_t begin, int64_t end);
+EXTOPS_API int64_t extops_lltm_backward_alignment_cpu(ScalarType dtype, const LltmSizes& sizes);
+EXTOPS_API Error extops_lltm_backward_cuda(ScalarType dtype, const LltmBackward& arguments, void* stream);
+EXTOPS_API int64_t extops_lltm_backward_alignment_cuda(ScalarType dtype, const LltmSizes& sizes);
 
-EXTOPS_API int64_t
-extops_lltm_backward_alignment_cpu(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
+// The sum of grad_gates over the batch.
+EXTOPS_API Error extops_lltm_bias_backward_cuda(ScalarType dtype, const LltmBiasBackward& arguments, void* stream);
+EXTOPS_API int64_t extops_lltm_bias_backward_alignment_cuda(ScalarType dtype, const LltmSizes& sizes);
 
-EXTOPS_API Error extops_lltm_backward_cuda(
-    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* grad_h,
-    int64_t grad_h_row_stride, int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride,
-    int64_t grad_cell_column_stride, const void* input, const void* old_h, const void* gates, const void* new_cell,
-    void* grad_gates, void* grad_old_cell, void* grad_weights, void* grad_bias, void* stream);
-
-EXTOPS_API int64_t
-extops_lltm_backward_alignment_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
-
-// grad_bias, [3 * state_size]: the sum of grad_gates over the batch.
-EXTOPS_API Error extops_lltm_bias_backward_cuda(
-    ScalarType dtype, int64_t batch, int64_t state_size, const void* grad_gates, void* grad_bias, void* stream);
-
-EXTOPS_API int64_t
-extops_lltm_bias_backward_alignment_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
-
-// [grad_old_h | grad_input] = grad_gates * weights, all of them float32.
-EXTOPS_API Error extops_lltm_input_backward_cuda(
-    int64_t batch, int64_t input_features, int64_t state_size, const void* grad_gates, const void* weights,
-    void* grad_old_h, void* grad_input, void* stream);
-
-EXTOPS_API int64_t
-extops_lltm_input_backward_alignment_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size);
+// [grad_old_h | grad_input] = grad_gates * weights, in float32 only.
+EXTOPS_API Error extops_lltm_input_backward_cuda(ScalarType dtype, const LltmInputBackward& arguments, void* stream);
+EXTOPS_API int64_t extops_lltm_input_backward_alignment_cuda(ScalarType dtype, const LltmSizes& sizes);

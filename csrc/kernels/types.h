@@ -26,5 +26,5 @@ Error dispatch_as(ScalarType dtype, const Function& function) {
     case ScalarType::Half:
       return function(Half{});
   }
-  return "extops kernel: expected dtype float64, float32, bfloat16 or float16";
+  return "expected dtype float64, float32, bfloat16 or float16";
 }

@@ -17,7 +17,7 @@ FAILURES = (RuntimeError, TypeError, AttributeError)
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def explain(check: Callable[..., None], *arguments: Any) -> None:
+def explain(check: Callable[..., object], *arguments: Any) -> None:
     """To be called where an operator failed: raises the message of ``check``, if that finds what was wrong.
 
     Kernels check what they are given, too: asking for permission first would cost each good call microseconds.
@@ -96,26 +96,6 @@ def check_shape(op: str, name: str, tensor: Tensor, shape: Sequence[int], axes: 
         )
 
 
-def check_lltm(
-    op: str, input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
-) -> None:
-    """The arguments of one step."""
-    check_tensor(op, "input", input)
-    check_dims(op, "input", input, "batch, input_features")
-    for name, tensor in (
-        ("weights", weights),
-        ("bias", bias),
-        ("old_h", old_h),
-        ("old_cell", old_cell),
-    ):
-        check_matches(op, name, tensor, "input", input)
-    check_dims(op, "old_h", old_h, "batch, state_size")
-    batch, state_size = input.shape[0], old_h.shape[1]
-    check_state(op, "old_h", old_h, batch, state_size)
-    check_state(op, "old_cell", old_cell, batch, state_size)
-    check_parameters(op, weights, bias, input, state_size)
-
-
 def as_pair(op: str, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """The hidden and the cell state, where ``state`` is these two."""
     try:
@@ -137,124 +117,20 @@ def check_layer_sizes(op: str, **sizes: int) -> None:
             )
 
 
-def check_state(op: str, name: str, state: Tensor, batch: int, state_size: int) -> None:
-    """A hidden or cell state."""
-    check_shape(op, name, state, (batch, state_size), "[batch, state_size]")
-
-
-def check_parameters(
-    op: str, weights: Tensor, bias: Tensor, input: Tensor, state_size: int
-) -> None:
-    """The LLTM's weights and bias, of the dtype and device they should have."""
-    features = input.shape[-1]
-    shape = (3 * state_size, state_size + features)
-    if weights.dim() == 2 and weights.shape[0] == shape[0] and weights.shape[1] >= state_size:
-        taken = weights.shape[1] - state_size
-        if taken != features:
-            raise RuntimeError(
-                f"{op}: expected `input` of {taken} features to go with `weights`, or `weights` of shape "
-                f"[3*state_size, state_size + input_features] = {list(shape)} to go with `input`, but got `input` of "
-                f"shape {list(input.shape)} and `weights` of shape {list(weights.shape)}"
-            )
-    check_shape(op, "weights", weights, shape, "[3*state_size, state_size + input_features]")
-    check_shape(op, "bias", bias, (3 * state_size,), "[3*state_size]")
-
-
-def check_cell(op: str, gates: Tensor, cell_name: str, cell: Tensor) -> None:
-    """``gates`` [batch, 3 * state_size] and a cell state."""
-    check_tensor(op, cell_name, cell)
-    check_dims(op, cell_name, cell, "batch, state_size")
-    check_matches(op, "gates", gates, cell_name, cell)
-    batch, state_size = cell.shape
-    check_shape(op, "gates", gates, (batch, 3 * state_size), "[batch, 3*state_size]")
-
-
-def check_cell_gradients(
-    op: str, grad_h: Tensor | None, grad_cell: Tensor | None, new_cell: Tensor
-) -> None:
-    """Upstream gradients like the cell state, either of them absent."""
-    for name, gradient in (("grad_h", grad_h), ("grad_cell", grad_cell)):
-        if gradient is not None:
-            check_matches(op, name, gradient, "new_cell", new_cell)
-            check_shape(op, name, gradient, new_cell.shape, "that of `new_cell`")
-
-
-def check_backward_inputs(op: str, input: Tensor, old_h: Tensor, new_cell: Tensor) -> None:
-    """The forward's inputs beside the cell state that it made."""
-    check_matches(op, "input", input, "new_cell", new_cell)
-    check_matches(op, "old_h", old_h, "new_cell", new_cell)
-    check_dims(op, "input", input, "batch, input_features")
-    check_shape(op, "old_h", old_h, new_cell.shape, "that of `new_cell`")
-    check_shape(op, "input", input, (new_cell.shape[0], input.shape[1]), "[batch, input_features]")
-
-
-def check_input_backward(op: str, grad_gates: Tensor, weights: Tensor) -> None:
-    """``grad_gates`` [batch, 3 * state_size] and the weights that it goes through."""
-    check_tensor(op, "grad_gates", grad_gates)
-    check_dims(op, "grad_gates", grad_gates, "batch, 3*state_size")
-    check_matches(op, "weights", weights, "grad_gates", grad_gates)
-    check_dims(op, "weights", weights, "3*state_size, state_size + input_features")
-    columns = grad_gates.shape[1]
-    if columns % 3 != 0 or weights.shape[0] != columns or weights.shape[1] < columns // 3:
-        raise RuntimeError(
-            f"{op}: expected `weights` to have shape [3*state_size, state_size + input_features] with "
-            f"3*state_size = {columns}, but got {list(weights.shape)}"
-        )
-
-
-def check_factors(op: str, a: Tensor, b: Tensor) -> None:
-    """Two tensors of one dtype and device."""
-    check_tensor(op, "a", a)
-    check_matches(op, "b", b, "a", a)
-
-
-def check_broadcast(op: str, a: Tensor, b: Tensor) -> None:
-    """Two factors of shapes that broadcast."""
-    check_factors(op, a, b)
-    broadcast_shape(op, a, b)
-
-
-def check_product(op: str, a: Tensor, b: Tensor, out: Tensor) -> None:
-    """Two factors and a tensor that holds their product."""
-    check_factors(op, a, b)
-    check_matches(op, "out", out, "a", a)
-    shape = broadcast_shape(op, a, b)
-    if not same_shape(out.shape, shape):
-        raise RuntimeError(
-            f"{op}: expected `out` to have shape {list(shape)}, the broadcast shape of `a` and `b`, "
-            f"but got {list(out.shape)}"
-        )
-
-
-def check_mult_backward(op: str, grad_output: Tensor, a: Tensor, b: Tensor) -> None:
-    """Two factors and an upstream gradient, all of one shape."""
-    check_factors(op, a, b)
-    check_matches(op, "grad_output", grad_output, "a", a)
-    check_shape(op, "b", b, a.shape, "that of `a`")
-    check_shape(op, "grad_output", grad_output, a.shape, "that of `a`")
-
-
-def empty_product(op: str, a: Tensor, b: Tensor) -> Tensor:
-    """A new tensor for a product, laid out like the first factor that has its shape."""
-    shape = broadcast_shape(op, a, b)
-    for factor in (a, b):
-        if same_shape(factor.shape, shape):
-            return torch.empty_like(factor)
-    return a.new_empty(shape)
-
-
 def same_shape(a: Sequence[int], b: Sequence[int]) -> bool:
     """Whether two shapes are equal; compares no sizes of different ranks, on which a traced program would depend."""
     return len(a) == len(b) and tuple(a) == tuple(b)
 
 
-def broadcast_shape(op: str, a: Tensor, b: Tensor) -> tuple[int, ...]:
-    """The shape that ``a`` and ``b`` broadcast to."""
-    if same_shape(a.shape, b.shape):
-        return tuple(a.shape)
+def broadcast_shape(op: str, named: Sequence[tuple[str, Tensor]]) -> tuple[int, ...]:
+    """The shape that tensors broadcast to."""
+    shapes = [x.shape for _, x in named]
+    if all(same_shape(shape, shapes[0]) for shape in shapes):
+        return tuple(shapes[0])
     try:
-        return tuple(torch.broadcast_shapes(a.shape, b.shape))
+        return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError:
+        given = [f"`{name}` of shape {list(x.shape)}" for name, x in named]
         raise RuntimeError(
-            f"{op}: `a` of shape {list(a.shape)} and `b` of shape {list(b.shape)} cannot be broadcast together"
+            f"{op}: {', '.join(given[:-1])} and {given[-1]} cannot be broadcast together"
         ) from None

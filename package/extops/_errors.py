@@ -22,7 +22,7 @@ def keep_types(libraries: dict[str, Path]) -> None:
     def device(name: str) -> _legacy.Device:
         return _legacy.DEVICES[name](libraries[name])
 
-    for name, again in _legacy.OPERATORS.items():
+    for name, again in _legacy.operators().items():
         operator = getattr(torch.ops.extops, name).default
         operator._op = _explained(operator._op, again, device)
 

@@ -86,8 +86,11 @@ def _import_torch() -> ModuleType:
 
 
 def _load(torch: ModuleType, names: list[_libraries.Library], libraries: dict[str, Path]) -> None:
+    from extops import _schemas
+
     devices = {_libraries.CPU: "cpu", _libraries.CUDA: "cuda"}
     kernels = {devices[library]: libraries[library.name] for library in names}
+    _schemas.load(kernels["cpu"])
     if lane == "stable":
         stable = {_libraries.CPU: _libraries.STABLE_CPU, _libraries.CUDA: _libraries.STABLE_CUDA}
         for library in names:
@@ -99,6 +102,7 @@ def _load(torch: ModuleType, names: list[_libraries.Library], libraries: dict[st
         from extops import _legacy
 
         _legacy.load(kernels)
+    _schemas.register_fakes()
 
 
 def _why_not_loaded(error: Exception, torch_version: str) -> str:

@@ -1,7 +1,7 @@
 """The operators in plain PyTorch calls: what the kernels are compared with, and what stands in for them where only a
 composition of differentiable calls will do (double backward, forward-mode AD, ``torch.func``).
 
-Nothing here checks its input or touches a compiled library.
+Nothing here checks its input.
 """
 
 import math
@@ -9,6 +9,9 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from extops._elementwise import reference_of
+from extops.ops import multiply, rounding
 
 
 def lltm_gates(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor) -> Tensor:
@@ -30,17 +33,8 @@ def lltm(
     return lltm_cell(lltm_gates(input, weights, bias, old_h), old_cell)
 
 
-def round_ste(input: Tensor) -> Tensor:
-    """See :func:`extops.round_ste`."""
-    below = torch.floor(input)
-    rounded = below + (input - below >= 0.5)
-    # Exact: the distance to the nearest integer fits the format, and adding it back gives that integer.
-    return input + torch.where(torch.isfinite(input), rounded - input, 0).detach()
-
-
-def elementwise_mult(a: Tensor, b: Tensor) -> Tensor:
-    """See :func:`extops.elementwise_mult`."""
-    return a * b
+elementwise_mult = reference_of(multiply._multiply)
+round_ste = reference_of(rounding.round_ste)
 
 
 class LLTM(torch.nn.Module):

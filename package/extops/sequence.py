@@ -4,10 +4,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from extops import _checks
+from extops import _checks, _schemas
 from extops.ops.lltm import autocast, lltm, lltm_cell
 
 _OP = "lltm_sequence"
+
+
+def _schema(axes: str) -> _schemas.Operator:
+    rows = [
+        _schemas.Row("input", axes),
+        *(_schemas.Row(x, "batch, state_size") for x in ("h_0", "c_0")),
+    ]
+    rows += [x for x in _schemas.OPERATORS["lltm"].arguments if x.name in ("weights", "bias")]
+    return _schemas.Operator(
+        _OP, "", tuple(rows), (), sizes=("time", "batch", "input_features", "state_size")
+    )
+
+
+_TIME_FIRST = _schema("time, batch, input_features")
+_BATCH_FIRST = _schema("batch, time, input_features")
 
 
 def lltm_sequence(
@@ -120,15 +135,8 @@ def _check(
     lengths: Tensor | None,
     batch_first: bool,
 ) -> None:
-    axes = "batch, time, input_features" if batch_first else "time, batch, input_features"
-    _checks.check_dims(_OP, "input", input, axes)
-    for name, tensor in (("h_0", h), ("c_0", c), ("weights", weights), ("bias", bias)):
-        _checks.check_matches(_OP, name, tensor, "input", input)
-    _checks.check_dims(_OP, "h_0", h, "batch, state_size")
-    batch, state = input.shape[0 if batch_first else 1], h.shape[1]
-    _checks.check_state(_OP, "h_0", h, batch, state)
-    _checks.check_state(_OP, "c_0", c, batch, state)
-    _checks.check_parameters(_OP, weights, bias, input, state)
+    schema = _BATCH_FIRST if batch_first else _TIME_FIRST
+    batch = schema.check(input, h, c, weights, bias)["batch"]
     if lengths is not None:
         _check_lengths(lengths, input, batch)
 

@@ -12,8 +12,10 @@
 
 namespace extops::stable {
 
-inline void check_success(Error error) {
-  if (error != nullptr) throw std::runtime_error(error);
+constexpr int64_t kPointwiseGrain = 8192;  // elements below which another thread costs more than it saves
+
+inline void check_success(const char* op, Error error) {
+  if (error != nullptr) throw std::runtime_error(std::string(op) + ": " + error);
 }
 
 inline std::string to_string(Sizes sizes) {
@@ -28,7 +30,8 @@ inline const char* dtype_name(int32_t dtype) {
   return torch::headeronly::toString(to<torch::headeronly::ScalarType>(from(dtype)));
 }
 
-inline ScalarType kernel_dtype(const char* op, const char* name, int32_t dtype) {
+inline ScalarType kernel_dtype(const char* op, const char* name, const Tensor& tensor) {
+  const int32_t dtype = tensor.options().dtype;
   if (dtype == aoti_torch_dtype_float32()) return ScalarType::Float;
   if (dtype == aoti_torch_dtype_bfloat16()) return ScalarType::BFloat16;
   if (dtype == aoti_torch_dtype_float16()) return ScalarType::Half;

@@ -3,6 +3,7 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -23,7 +24,7 @@ struct Options {
 // each result: of a small problem that is a good part of the call.
 class Tensor {
  public:
-  explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
+  explicit Tensor(AtenTensorHandle handle = nullptr) : handle_(handle) {}
 
   AtenTensorHandle get() const { return handle_.get(); }
   AtenTensorHandle release() { return handle_.release(); }
@@ -75,28 +76,24 @@ struct Unbox<bool> {
   static bool call(StableIValue value) { return torch::stable::detail::to<bool>(value); }
 };
 
-template <class... Results, class... Arguments, size_t... kArgument, size_t... kResult>
+template <class Results, class... Arguments, size_t... kArgument, size_t... kResult>
 void call_boxed(
-    std::tuple<Results...> (*kernel)(const Arguments&...), StableIValue* stack, uint64_t arguments, uint64_t results,
-    std::index_sequence<kArgument...>, std::index_sequence<kResult...>) {
-  STD_TORCH_CHECK(
-      arguments == sizeof...(Arguments) && results == sizeof...(Results), "extops: a kernel does not fit its schema");
+    Results (*kernel)(const Arguments&...), StableIValue* stack, std::index_sequence<kArgument...>,
+    std::index_sequence<kResult...>) {
   // Braces, so that an argument that cannot be taken leaves those before it to be deleted.
   const std::tuple<Arguments...> taken{Unbox<Arguments>::call(stack[kArgument])...};
-  [[maybe_unused]] std::tuple<Results...> made = kernel(std::get<kArgument>(taken)...);
-  ((stack[kResult] = torch::stable::detail::from(std::get<kResult>(made).release())), ...);
+  Results made = kernel(std::get<kArgument>(taken)...);
+  ((stack[kResult] = torch::stable::detail::from(made[kResult].release())), ...);
 }
 
 template <auto kKernel>
 struct Boxed;
 
 // A kernel as the dispatcher calls it: arguments come on the stack, which owns them, and results take their places.
-template <class... Results, class... Arguments, std::tuple<Results...> (*kKernel)(const Arguments&...)>
+template <size_t kResults, class... Arguments, std::array<Tensor, kResults> (*kKernel)(const Arguments&...)>
 struct Boxed<kKernel> {
-  static void call(StableIValue* stack, uint64_t arguments, uint64_t results) {
-    call_boxed(
-        kKernel, stack, arguments, results, std::index_sequence_for<Arguments...>(),
-        std::index_sequence_for<Results...>());
+  static void call(StableIValue* stack, uint64_t, uint64_t) {
+    call_boxed(kKernel, stack, std::index_sequence_for<Arguments...>(), std::make_index_sequence<kResults>());
   }
 };
 

@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "../../elementwise/function.h"
 #include "../elementwise_layout.h"
 #include "half.h"
 #include "scalar.h"
@@ -13,14 +14,14 @@
 
 namespace extops::cpu {
 
-// `function(inputs..., outputs&...)` works on one element in the compute type.
-template <int kOutputs, int kInputs, class T, class Function>
+template <class Function, class T>
 class ElementwiseLoop {
  public:
+  static constexpr int kOutputs = Operands<Function>::kOutputs;
+  static constexpr int kInputs = Operands<Function>::kInputs;
   static constexpr int kOperands = kOutputs + kInputs;
 
-  ElementwiseLoop(const ElementwiseLayout<kOperands>& layout, void* const* data, const Function& function)
-      : layout_(layout), function_(function) {
+  ElementwiseLoop(const ElementwiseLayout<kOperands>& layout, void* const* data) : layout_(layout) {
     for (int operand = 0; operand < kOperands; ++operand) data_[operand] = static_cast<T*>(data[operand]);
   }
 
@@ -116,26 +117,23 @@ class ElementwiseLoop {
 #pragma GCC ivdep
     for (int64_t j = 0; j < count; ++j) {
       C results[kOutputs];
-      function_(C(load(std::get<Inputs>(inputs)[j]))..., results[Outputs]...);
+      Function{}(C(load(std::get<Inputs>(inputs)[j]))..., results[Outputs]...);
       (store(std::get<Outputs>(outputs)[j], results[Outputs]), ...);
     }
   }
 
   const ElementwiseLayout<kOperands>& layout_;
-  const Function& function_;
   T* data_[kOperands];
 };
 
-// The body of an elementwise operator's CPU entry point (ElementwiseCpu).
-template <int kOutputs, int kInputs, class Function>
+template <class Function>
 Error elementwise(
-    ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, int64_t begin, int64_t end,
-    const Function& function) {
-  ElementwiseLayout<kOutputs + kInputs> layout;
+    ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, int64_t begin, int64_t end) {
+  ElementwiseLayout<Operands<Function>::kOutputs + Operands<Function>::kInputs> layout;
   if (const Error error = make_layout(dim, geometry, layout)) return error;
   if (begin >= end) return nullptr;
   return dispatch(dtype, [&](auto scalar) -> Error {
-    const ElementwiseLoop<kOutputs, kInputs, decltype(scalar), Function> loop(layout, data, function);
+    const ElementwiseLoop<Function, decltype(scalar)> loop(layout, data);
     vectorize([&]() __attribute__((always_inline)) { loop.run(begin, end); });
     return nullptr;
   });

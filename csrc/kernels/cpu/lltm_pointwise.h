@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "../table.h"
 #include "math.h"
 #include "scalar.h"
 
@@ -79,6 +80,11 @@ template <class T>
 // An upstream gradient: absent, expanded or strided.
 template <class T>
 struct Gradient {
+  explicit Gradient(const Upstream& upstream)
+      : data(static_cast<const T*>(upstream.data)),
+        row_stride(upstream.row_stride),
+        column_stride(upstream.column_stride) {}
+
   const T* data;
   int64_t row_stride;
   int64_t column_stride;

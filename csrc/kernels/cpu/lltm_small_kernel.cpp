@@ -10,14 +10,7 @@
 namespace extops::cpu {
 namespace {
 
-struct Sizes {
-  int64_t batch;
-  int64_t input_features;
-  int64_t state_size;
-
-  int64_t columns() const { return state_size + input_features; }
-  int64_t lines() const { return 3 * state_size; }
-};
+using Sizes = LltmSizes;
 
 // The lines [begin, end) of each of the three blocks of lines, and so of the columns of the states.
 struct Part {
@@ -81,7 +74,7 @@ template <int kRows, int kVectors, int kBytes>
 template <int kRows, class Body>
 [[gnu::always_inline]] inline void for_each_tile(const Sizes& sizes, const Part& part, const Body& body) {
   const int64_t count = part.end - part.begin;
-  for (int64_t line = part.begin; line < sizes.lines(); line += sizes.state_size) {
+  for (int64_t line = part.begin; line < 3 * sizes.state_size; line += sizes.state_size) {
     if (count < kRows) {
       for (int64_t first = 0; first < count; ++first) body(std::integral_constant<int, 1>{}, line + first);
     } else {
@@ -114,7 +107,7 @@ template <int kBytes>
       multiply_long_tile<lines, 1, kBytes>(
           columns, weights + line * columns, columns, 1, transposed.data(), kLanes, tile, kLanes);
       for (int64_t r = 0; r < rows; ++r) {
-        float* __restrict to = products + (first_row + r) * sizes.lines() + line;
+        float* __restrict to = products + (first_row + r) * 3 * sizes.state_size + line;
         for (int l = 0; l < lines; ++l) to[l] = tile[l * kLanes + r];
       }
     });
@@ -144,12 +137,12 @@ template <int kBytes>
     int64_t column = 0;
     for (; column + kVectors * kLanes <= columns; column += kVectors * kLanes) {
       multiply_long_tile<lines, kVectors, kBytes>(
-          sizes.batch, factors, 1, sizes.lines(), joined.data() + column, padded, to + column, columns);
+          sizes.batch, factors, 1, 3 * sizes.state_size, joined.data() + column, padded, to + column, columns);
     }
     for (; column < columns; column += kLanes) {
       float tile[lines * kLanes];
       multiply_long_tile<lines, 1, kBytes>(
-          sizes.batch, factors, 1, sizes.lines(), joined.data() + column, padded, tile, kLanes);
+          sizes.batch, factors, 1, 3 * sizes.state_size, joined.data() + column, padded, tile, kLanes);
       const int64_t count = std::min<int64_t>(kLanes, columns - column);
       for (int l = 0; l < lines; ++l) std::copy_n(tile + l * kLanes, count, to + l * columns + column);
     }
@@ -159,10 +152,10 @@ template <int kBytes>
 [[gnu::always_inline]] inline void sum_rows(const Sizes& sizes, const Part& part, const float* from, float* to) {
   const int64_t count = part.end - part.begin;
   std::vector<double> sums(count);
-  for (int64_t line = part.begin; line < sizes.lines(); line += sizes.state_size) {
+  for (int64_t line = part.begin; line < 3 * sizes.state_size; line += sizes.state_size) {
     std::fill(sums.begin(), sums.end(), 0);
     for (int64_t r = 0; r < sizes.batch; ++r) {
-      for (int64_t k = 0; k < count; ++k) sums[k] += from[r * sizes.lines() + line + k];
+      for (int64_t k = 0; k < count; ++k) sums[k] += from[r * 3 * sizes.state_size + line + k];
     }
     for (int64_t k = 0; k < count; ++k) to[line + k] = static_cast<float>(sums[k]);
   }
@@ -178,16 +171,17 @@ Error vectorize_with_width(const Body& body) {
       vectorize([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 32>{}); });
     }
   } catch (const std::bad_alloc&) {  // which must not leave a function that is called as one of C
-    return "lltm: not enough memory for the buffers of the kernel for small problems";
+    return "not enough memory for the buffers of the kernel for small problems";
   }
   return nullptr;
 }
 
-constexpr Error kOnlyFloat32 = "lltm: the kernel for small problems takes float32";
+constexpr Error kOnlyFloat32 = "the kernel for small problems takes float32";
 
 // Where this beats oneDNN and MKL: read off an AVX-512 CPU. A few rows leave most lanes of a vector empty, which pays
 // off only where next to nothing is to be computed. Not where nothing is: a size beside one that is zero may be huge.
-bool is_small(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+bool is_small(ScalarType dtype, const Sizes& sizes) {
+  const auto& [batch, input_features, state_size] = sizes;
   constexpr int64_t kRows = 16;
   const int64_t padded_batch = (batch + kRows - 1) / kRows * kRows;
   const double multiplications = 3.0 * padded_batch * state_size * (state_size + input_features);
@@ -200,55 +194,43 @@ bool is_small(ScalarType dtype, int64_t batch, int64_t input_features, int64_t s
 
 using namespace extops::cpu;
 
-int64_t extops_lltm_alignment_cpu(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  return is_small(dtype, batch, input_features, state_size);
-}
+int64_t extops_lltm_alignment_cpu(ScalarType dtype, const LltmSizes& sizes) { return is_small(dtype, sizes); }
 
-int64_t extops_lltm_backward_alignment_cpu(
-    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  return is_small(dtype, batch, input_features, state_size);
-}
+int64_t extops_lltm_backward_alignment_cpu(ScalarType dtype, const LltmSizes& sizes) { return is_small(dtype, sizes); }
 
-Error extops_lltm_cpu(
-    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
-    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* gates, int64_t begin,
-    int64_t end) {
-  const Sizes sizes{batch, input_features, state_size};
-  const Part part{begin, end};
+Error extops_lltm_cpu(ScalarType dtype, const LltmForward& in, int64_t begin, int64_t end) {
   if (dtype != ScalarType::Float) return kOnlyFloat32;
+  auto* const gates = static_cast<float*>(in.gates);
   return vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
     multiply_by_weights<bytes>(
-        sizes, part, static_cast<const float*>(input), static_cast<const float*>(weights),
-        static_cast<const float*>(old_h), static_cast<float*>(gates));
-    for (int64_t row = 0; row < batch; ++row) {
+        in.sizes, Part{begin, end}, static_cast<const float*>(in.input), static_cast<const float*>(in.weights),
+        static_cast<const float*>(in.old_h), gates);
+    const int64_t state_size = in.sizes.state_size;
+    for (int64_t row = 0; row < in.sizes.batch; ++row) {
       cell(
-          state_size, static_cast<const float*>(bias), static_cast<float*>(gates), static_cast<const float*>(old_cell),
-          static_cast<float*>(new_h), static_cast<float*>(new_cell), row * state_size + begin, row * state_size + end);
+          state_size, static_cast<const float*>(in.bias), gates, static_cast<const float*>(in.old_cell),
+          static_cast<float*>(in.new_h), static_cast<float*>(in.new_cell), row * state_size + begin,
+          row * state_size + end);
     }
   });
 }
 
-Error extops_lltm_backward_cpu(
-    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* grad_h,
-    int64_t grad_h_row_stride, int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride,
-    int64_t grad_cell_column_stride, const void* input, const void* old_h, const void* gates, const void* new_cell,
-    void* grad_gates, void* grad_old_cell, void* grad_weights, void* grad_bias, int64_t begin, int64_t end) {
-  const Sizes sizes{batch, input_features, state_size};
-  const Part part{begin, end};
+Error extops_lltm_backward_cpu(ScalarType dtype, const LltmBackward& in, int64_t begin, int64_t end) {
   if (dtype != ScalarType::Float) return kOnlyFloat32;
-  const Gradient<float> upstream_h{static_cast<const float*>(grad_h), grad_h_row_stride, grad_h_column_stride};
-  const Gradient<float> upstream_cell{
-      static_cast<const float*>(grad_cell), grad_cell_row_stride, grad_cell_column_stride};
+  const Gradient<float> grad_h(in.grad_h);
+  const Gradient<float> grad_cell(in.grad_cell);
+  auto* const grad_gates = static_cast<float*>(in.grad_gates);
   return vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
-    for (int64_t row = 0; row < batch; ++row) {
+    const Part part{begin, end};
+    const int64_t state_size = in.sizes.state_size;
+    for (int64_t row = 0; row < in.sizes.batch; ++row) {
       cell_backward(
-          state_size, upstream_h, upstream_cell, static_cast<const float*>(gates), static_cast<const float*>(new_cell),
-          static_cast<float*>(grad_gates), static_cast<float*>(grad_old_cell), row * state_size + begin,
-          row * state_size + end);
+          state_size, grad_h, grad_cell, static_cast<const float*>(in.gates), static_cast<const float*>(in.new_cell),
+          grad_gates, static_cast<float*>(in.grad_old_cell), row * state_size + begin, row * state_size + end);
     }
     multiply_gradients<bytes>(
-        sizes, part, static_cast<const float*>(input), static_cast<const float*>(old_h),
-        static_cast<const float*>(grad_gates), static_cast<float*>(grad_weights));
-    sum_rows(sizes, part, static_cast<const float*>(grad_gates), static_cast<float*>(grad_bias));
+        in.sizes, part, static_cast<const float*>(in.input), static_cast<const float*>(in.old_h), grad_gates,
+        static_cast<float*>(in.grad_weights));
+    sum_rows(in.sizes, part, grad_gates, static_cast<float*>(in.grad_bias));
   });
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "../../elementwise/function.h"
 #include "../elementwise_layout.h"
 #include "launch.cuh"
 #include "scalar.cuh"
@@ -49,7 +50,7 @@ class WideDivisor {
 constexpr int kItemsPerThread = 4;
 
 template <class T, int kOperands>
-struct Operands {
+struct Pointers {
   T* data[kOperands];
 };
 
@@ -77,7 +78,7 @@ __device__ void apply(
 // Where an element of each operand lies.
 template <class Index, class D, class T, int kOperands>
 __device__ void locate(
-    Index item, const Operands<T, kOperands>& operands, const Strides<D, kOperands>& layout, T** pointers) {
+    Index item, const Pointers<T, kOperands>& operands, const Strides<D, kOperands>& layout, T** pointers) {
 #pragma unroll
   for (int k = 0; k < kOperands; ++k) pointers[k] = operands.data[k];
   for (int d = 0; d < layout.dim; ++d) {
@@ -106,7 +107,7 @@ __device__ void apply_vectors(const Function& function, Vector<T, kVector>* outp
 // Every operand is dense, aligned for vectors, and visited in the order of its memory.
 template <int kOutputs, int kInputs, int kVector, class T, class Function>
 __global__ void __launch_bounds__(kThreads)
-    contiguous_kernel(int64_t numel, Operands<T, kOutputs + kInputs> operands, Function function) {
+    contiguous_kernel(int64_t numel, Pointers<T, kOutputs + kInputs> operands, Function function) {
   using V = Vector<T, kVector>;
   const int64_t vectors = numel / kVector;
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -134,7 +135,7 @@ __global__ void __launch_bounds__(kThreads)
 
 template <int kOutputs, int kInputs, class Index, class D, class T, class Function>
 __global__ void __launch_bounds__(kThreads) strided_kernel(
-    int64_t numel, Operands<T, kOutputs + kInputs> operands, Strides<D, kOutputs + kInputs> layout, Function function) {
+    int64_t numel, Pointers<T, kOutputs + kInputs> operands, Strides<D, kOutputs + kInputs> layout, Function function) {
   constexpr int kOperands = kOutputs + kInputs;
   constexpr int64_t kTile = int64_t{kThreads} * kItemsPerThread;
   for (int64_t tile = blockIdx.x * kTile; tile < numel; tile += gridDim.x * kTile) {
@@ -166,7 +167,7 @@ __global__ void __launch_bounds__(kThreads) strided_kernel(
 // Every operand's innermost rows are dense, or one element that is broadcast; the layout counts them in vectors.
 template <int kOutputs, int kInputs, int kVector, class T, class Function>
 __global__ void __launch_bounds__(kThreads) broadcast_kernel(
-    int64_t vectors, Operands<T, kOutputs + kInputs> operands, Strides<Divisor, kOutputs + kInputs> layout,
+    int64_t vectors, Pointers<T, kOutputs + kInputs> operands, Strides<Divisor, kOutputs + kInputs> layout,
     Function function) {
   using V = Vector<T, kVector>;
   const int64_t step = int64_t{gridDim.x} * blockDim.x;
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(kThreads) broadcast_kernel(
 }
 
 template <class T, int kVector, int kOperands>
-bool is_aligned(const Operands<T, kOperands>& operands) {
+bool is_aligned(const Pointers<T, kOperands>& operands) {
   return std::all_of(operands.data, operands.data + kOperands, [](const T* pointer) {
     return reinterpret_cast<uintptr_t>(pointer) % alignof(Vector<T, kVector>) == 0;
   });
@@ -215,12 +216,11 @@ bool count_in_vectors(ElementwiseLayout<kOperands>& layout) {
   return true;
 }
 
-// The body of an elementwise operator's CUDA entry point (ElementwiseCuda). `function(inputs..., outputs&...)` works on
-// one element in the compute type.
-template <int kOutputs, int kInputs, class Function>
-Error elementwise(
-    const char* name, ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, void* stream_handle,
-    const Function& function) {
+template <class Function>
+Error elementwise(ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, void* stream_handle) {
+  constexpr Function function;
+  constexpr int kOutputs = Operands<Function>::kOutputs;
+  constexpr int kInputs = Operands<Function>::kInputs;
   constexpr int kOperands = kOutputs + kInputs;
   ElementwiseLayout<kOperands> layout;
   if (const Error error = make_layout(dim, geometry, layout)) return error;
@@ -228,7 +228,7 @@ Error elementwise(
   const auto stream = static_cast<cudaStream_t>(stream_handle);
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
-    Operands<T, kOperands> operands;
+    Pointers<T, kOperands> operands;
     for (int k = 0; k < kOperands; ++k) operands.data[k] = static_cast<T*>(data[k]);
     constexpr int kVector = 16 / sizeof(T);
     if (layout.is_contiguous() && is_aligned<T, kVector>(operands)) {
@@ -245,7 +245,7 @@ Error elementwise(
       strided_kernel<kOutputs, kInputs, int64_t><<<blocks_for(layout.numel, kItemsPerThread), kThreads, 0, stream>>>(
           layout.numel, operands, Strides<WideDivisor, kOperands>(layout), function);
     }
-    return launch_error(name);
+    return launch_error();
   });
 }
 

@@ -252,7 +252,7 @@ constexpr CUtensorMapDataType map_type(bool for_tensor_cores = true) {
   return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
-constexpr Error kNoTensorMap = "lltm: the CUDA driver cannot make tensor maps of the tensors (cuTensorMapEncodeTiled)";
+constexpr Error kNoTensorMap = "the CUDA driver cannot make tensor maps of the tensors (cuTensorMapEncodeTiled)";
 
 // Describes boxes of `box_rows` (of each of the tensor's matrices) by 128 bytes to the copies.
 template <class T, int kRank>

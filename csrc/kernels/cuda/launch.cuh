@@ -42,7 +42,7 @@ struct ArchitectureList {
 
 // To be called right after a launch: what was wrong with it, or with an earlier one that failed asynchronously. Where
 // GPU, driver and this build do not fit together, the doctor knows what mends it.
-inline Error launch_error(const char* kernel) {
+inline Error launch_error() {
   const cudaError_t status = cudaGetLastError();
   if (status == cudaSuccess) return nullptr;
   thread_local char message[512];
@@ -55,11 +55,11 @@ inline Error launch_error(const char* kernel) {
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
     std::snprintf(
-        message, sizeof(message), "%s: this GPU is of compute capability %d.%d, and this extops was compiled for%s%s",
-        kernel, major, minor, architectures, kDoctor);
+        message, sizeof(message), "this GPU is of compute capability %d.%d, and this extops was compiled for%s%s",
+        major, minor, architectures, kDoctor);
   } else {
     const bool unfit = status == cudaErrorInsufficientDriver || status == cudaErrorUnsupportedPtxVersion;
-    std::snprintf(message, sizeof(message), "%s: %s%s", kernel, cudaGetErrorString(status), unfit ? kDoctor : "");
+    std::snprintf(message, sizeof(message), "%s%s", cudaGetErrorString(status), unfit ? kDoctor : "");
   }
   return message;
 }
@@ -117,14 +117,14 @@ __device__ inline void wait_for_previous_kernel() {
 
 // Lets a kernel have more shared memory than every device has.
 template <auto kKernel>
-Error allow_shared_memory(int bytes, const char* name) {
+Error allow_shared_memory(int bytes) {
   static std::atomic<uint64_t> allowed{0};  // a bit for each device
   int device = 0;
   cudaGetDevice(&device);
   const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
   if (allowed.load(std::memory_order_relaxed) & bit) return nullptr;
   cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (const Error error = launch_error(name)) return error;
+  if (const Error error = launch_error()) return error;
   allowed.fetch_or(bit, std::memory_order_relaxed);
   return nullptr;
 }

@@ -127,41 +127,39 @@ void with_vector_width(
 
 using namespace extops::cuda;
 
-Error extops_lltm_cell_cuda(
-    ScalarType dtype, int64_t batch, int64_t state_size, const void* bias, void* gates, const void* old_cell,
-    void* new_h, void* new_cell, void* stream) {
-  const int64_t elements = batch * state_size;
+Error extops_lltm_cell_cuda(ScalarType dtype, const LltmCellWithBias& in, void* stream) {
+  const int64_t state_size = in.sizes.state_size;
+  const int64_t elements = in.sizes.batch * state_size;
   if (elements == 0) return nullptr;
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
-    with_vector_width<T>(elements, state_size, {bias, gates, old_cell, new_h, new_cell}, [&](auto width) {
-      const int64_t items = elements / width;
-      launch(
-          &lltm_cell_kernel<T, width>, {blocks_for(items), kThreads}, static_cast<cudaStream_t>(stream), items,
-          state_size, static_cast<const T*>(bias), static_cast<T*>(gates), static_cast<const T*>(old_cell),
-          static_cast<T*>(new_h), static_cast<T*>(new_cell));
-    });
-    return launch_error("lltm_cell");
+    with_vector_width<T>(
+        elements, state_size, {in.bias, in.gates, in.old_cell, in.new_h, in.new_cell}, [&](auto width) {
+          const int64_t items = elements / width;
+          launch(
+              &lltm_cell_kernel<T, width>, {blocks_for(items), kThreads}, static_cast<cudaStream_t>(stream), items,
+              state_size, static_cast<const T*>(in.bias), static_cast<T*>(const_cast<void*>(in.gates)),
+              static_cast<const T*>(in.old_cell), static_cast<T*>(in.new_h), static_cast<T*>(in.new_cell));
+        });
+    return launch_error();
   });
 }
 
-Error extops_lltm_cell_backward_cuda(
-    ScalarType dtype, int64_t batch, int64_t state_size, const void* grad_h, int64_t grad_h_row_stride,
-    int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride, int64_t grad_cell_column_stride,
-    const void* gates, const void* new_cell, void* grad_gates, void* grad_old_cell, void* stream) {
-  const int64_t elements = batch * state_size;
+Error extops_lltm_cell_backward_cuda(ScalarType dtype, const LltmCellBackward& in, void* stream) {
+  const int64_t state_size = in.sizes.state_size;
+  const int64_t elements = in.sizes.batch * state_size;
   if (elements == 0) return nullptr;
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
-    const Gradient<T> upstream_h{static_cast<const T*>(grad_h), grad_h_row_stride, grad_h_column_stride};
-    const Gradient<T> upstream_cell{static_cast<const T*>(grad_cell), grad_cell_row_stride, grad_cell_column_stride};
-    with_vector_width<T>(elements, state_size, {gates, new_cell, grad_gates, grad_old_cell}, [&](auto width) {
-      const int64_t items = elements / width;
-      launch(
-          &lltm_cell_backward_kernel<T, width>, {blocks_for(items), kThreads}, static_cast<cudaStream_t>(stream), items,
-          state_size, upstream_h, upstream_cell, static_cast<const T*>(gates), static_cast<const T*>(new_cell),
-          static_cast<T*>(grad_gates), static_cast<T*>(grad_old_cell));
-    });
-    return launch_error("lltm_cell_backward");
+    with_vector_width<T>(
+        elements, state_size, {in.gates, in.new_cell, in.grad_gates, in.grad_old_cell}, [&](auto width) {
+          const int64_t items = elements / width;
+          launch(
+              &lltm_cell_backward_kernel<T, width>, {blocks_for(items), kThreads}, static_cast<cudaStream_t>(stream),
+              items, state_size, make_gradient<T>(in.grad_h), make_gradient<T>(in.grad_cell),
+              static_cast<const T*>(in.gates), static_cast<const T*>(in.new_cell), static_cast<T*>(in.grad_gates),
+              static_cast<T*>(in.grad_old_cell));
+        });
+    return launch_error();
   });
 }

@@ -1,6 +1,7 @@
 // The arithmetic of one LLTM cell, shared by all its kernels.
 #pragma once
 
+#include "../table.h"
 #include "scalar.cuh"
 
 namespace extops::cuda {
@@ -85,5 +86,10 @@ struct Gradient {
     return data == nullptr ? 0 : load(data[row * row_stride + column * column_stride]);
   }
 };
+
+template <class T>
+Gradient<T> make_gradient(const Upstream& upstream) {
+  return {static_cast<const T*>(upstream.data), upstream.row_stride, upstream.column_stride};
+}
 
 }  // namespace extops::cuda

@@ -1,6 +1,7 @@
 // What the LLTM kernels that compute a product of their own have in common.
 #pragma once
 
+#include "../lltm.h"
 #include "launch.cuh"
 #include "lltm_pointwise.cuh"
 
@@ -18,6 +19,17 @@ inline unsigned ceil_div(int a, int b) { return static_cast<unsigned>((a + b - 1
 
 template <class T>
 struct CellForward {
+  CellForward(const Sizes& sizes, const LltmForward& in)
+      : sizes(sizes),
+        input(static_cast<const T*>(in.input)),
+        weights(static_cast<const T*>(in.weights)),
+        bias(static_cast<const T*>(in.bias)),
+        old_h(static_cast<const T*>(in.old_h)),
+        old_cell(static_cast<const T*>(in.old_cell)),
+        new_h(static_cast<T*>(in.new_h)),
+        new_cell(static_cast<T*>(in.new_cell)),
+        gates(static_cast<T*>(in.gates)) {}
+
   Sizes sizes;
   const T* input;
   const T* weights;
@@ -31,6 +43,19 @@ struct CellForward {
 
 template <class T>
 struct CellBackward {
+  CellBackward(const Sizes& sizes, const LltmBackward& in)
+      : sizes(sizes),
+        grad_h(make_gradient<T>(in.grad_h)),
+        grad_cell(make_gradient<T>(in.grad_cell)),
+        input(static_cast<const T*>(in.input)),
+        old_h(static_cast<const T*>(in.old_h)),
+        gates(static_cast<const T*>(in.gates)),
+        new_cell(static_cast<const T*>(in.new_cell)),
+        grad_gates(static_cast<T*>(in.grad_gates)),
+        grad_old_cell(static_cast<T*>(in.grad_old_cell)),
+        grad_weights(static_cast<T*>(in.grad_weights)),
+        grad_bias(static_cast<T*>(in.grad_bias)) {}
+
   Sizes sizes;
   Gradient<T> grad_h;
   Gradient<T> grad_cell;

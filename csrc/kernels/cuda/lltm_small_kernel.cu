@@ -116,7 +116,7 @@ template <class Tile, class T>
 Error launch_small(const CellForward<T>& in, cudaStream_t stream) {
   const dim3 grid(ceil_div(in.sizes.batch, Tile::kRows), ceil_div(in.sizes.state_size, kForwardWarps));
   launch(&lltm_kernel<T, Tile>, {grid, 32 * kForwardWarps}, stream, in);
-  return launch_error("lltm");
+  return launch_error();
 }
 
 // ---- backward of the parameters: a block computes a few units' rows of grad_weights for some columns ----
@@ -313,183 +313,147 @@ constexpr int64_t kFewRows = 16;
 constexpr double kHopperFrom = 4e6;   // from so many on our own kernels for Hopper beat both
 constexpr int64_t kHopperRows = 512;  // the most that was measured
 
-inline double multiplications(int64_t batch, int64_t input_features, int64_t state_size) {
-  return 3.0 * batch * state_size * (state_size + input_features);
-}
+inline double multiplications(const LltmSizes& sizes) { return 3.0 * sizes.batch * sizes.state_size * sizes.columns(); }
 
-inline bool is_within(
-    const Limits& limits, ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+// On other GPUs nothing was measured: there a library multiplies.
+inline bool is_hopper() { return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9; }
+
+inline bool is_within(const Limits& limits, ScalarType dtype, const LltmSizes& sizes) {
   const double most = dtype == ScalarType::Float ? limits.strict_float32 : limits.others;
-  return batch <= limits.batch && state_size + input_features <= limits.columns &&
-         multiplications(batch, input_features, state_size) < most;
+  return is_hopper() && sizes.batch <= limits.batch && sizes.columns() <= limits.columns &&
+         multiplications(sizes) < most;
 }
 
 // What the kernels for Hopper take, and where they gain by it.
-inline bool is_for_hopper(int64_t bytes, int64_t batch, int64_t input_features, int64_t state_size) {
-  return batch <= kHopperRows && multiplications(batch, input_features, state_size) >= kHopperFrom &&
-         state_size * bytes % 128 == 0 && input_features * bytes % kChunkBytes == 0 && has_hopper_tensor_cores();
+inline bool is_for_hopper(int64_t bytes, const LltmSizes& sizes) {
+  return sizes.batch <= kHopperRows && multiplications(sizes) >= kHopperFrom && sizes.state_size * bytes % 128 == 0 &&
+         sizes.input_features * bytes % kChunkBytes == 0 && has_hopper_tensor_cores();
 }
 
-inline bool is_for_tensor_cores(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+inline bool is_for_tensor_cores(ScalarType dtype, const LltmSizes& sizes) {
   if (dtype == ScalarType::Float || dtype == ScalarType::Double) return false;
   // A library multiplies a single row in full precision.
-  if (dtype == ScalarType::TF32 && batch == 1) return false;
-  return is_for_hopper(dtype == ScalarType::TF32 ? 4 : 2, batch, input_features, state_size);
+  if (dtype == ScalarType::TF32 && sizes.batch == 1) return false;
+  return is_for_hopper(dtype == ScalarType::TF32 ? 4 : 2, sizes);
 }
 
-inline bool is_for_float32(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  return dtype == ScalarType::Float && batch > kFewRows && is_for_hopper(4, batch, input_features, state_size);
+inline bool is_for_float32(ScalarType dtype, const LltmSizes& sizes) {
+  return dtype == ScalarType::Float && sizes.batch > kFewRows && is_for_hopper(4, sizes);
 }
 
 // A few rows' time is that of reading the weights, for which it suffices that a lane multiplies a vector of them. Also
 // where TF32 is allowed: it would gain nothing.
-inline bool is_for_few_rows(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
+inline bool is_for_few_rows(ScalarType dtype, const LltmSizes& sizes) {
   const bool is_half = dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
   const int64_t vector = kChunkBytes / (is_half ? 2 : dtype == ScalarType::Double ? 8 : 4);
   constexpr int64_t kFewColumns = 256;
-  const int64_t columns = state_size + input_features;
+  const auto& [batch, input_features, state_size] = sizes;
+  const int64_t columns = sizes.columns();
   return state_size % vector == 0 && input_features % vector == 0 && columns <= kForwardLimits.columns &&
-         multiplications(1, input_features, state_size) < kRowLimit &&
-         (batch == 1 || (!is_half && batch <= kFewRows && columns >= kFewColumns));
+         multiplications({1, input_features, state_size}) < kRowLimit &&
+         (batch == 1 || (!is_half && batch <= kFewRows && columns >= kFewColumns)) && is_hopper();
 }
 
-inline Sizes make_sizes(int64_t batch, int64_t input_features, int64_t state_size) {
-  return {static_cast<int>(batch), static_cast<int>(input_features), static_cast<int>(state_size)};
+inline Sizes make_sizes(const LltmSizes& sizes) {
+  return {static_cast<int>(sizes.batch), static_cast<int>(sizes.input_features), static_cast<int>(sizes.state_size)};
 }
 
 // Sizes are 32-bit numbers inside these kernels, whatever the strides.
-inline Error check_sizes(int64_t batch, int64_t input_features, int64_t state_size) {
-  const bool fits = batch <= INT32_MAX / 2 && 3 * state_size <= INT32_MAX / 2 && input_features <= INT32_MAX / 2;
-  return fits ? nullptr : "lltm: the kernel for small problems takes sizes below 2**30";
+inline Error check_sizes(const LltmSizes& sizes) {
+  constexpr int64_t kMost = INT32_MAX / 2;
+  const bool fits = sizes.batch <= kMost && 3 * sizes.state_size <= kMost && sizes.input_features <= kMost;
+  return fits ? nullptr : "the kernel for small problems takes sizes below 2**30";
 }
 
 }  // namespace extops::cuda
 
 using namespace extops::cuda;
 
-int64_t extops_lltm_alignment_cuda(ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  if (is_for_few_rows(dtype, batch, input_features, state_size) ||
-      is_for_tensor_cores(dtype, batch, input_features, state_size) ||
-      is_for_float32(dtype, batch, input_features, state_size)) {
+int64_t extops_lltm_alignment_cuda(ScalarType dtype, const LltmSizes& sizes) {
+  if (is_for_few_rows(dtype, sizes) || is_for_tensor_cores(dtype, sizes) || is_for_float32(dtype, sizes)) {
     return kChunkBytes;
   }
-  return is_within(kForwardLimits, dtype, batch, input_features, state_size);
+  return is_within(kForwardLimits, dtype, sizes);
 }
 
-int64_t extops_lltm_backward_alignment_cuda(
-    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  if (is_for_tensor_cores(dtype, batch, input_features, state_size)) return kChunkBytes;
-  return is_within(kBackwardLimits, dtype, batch, input_features, state_size);
+int64_t extops_lltm_backward_alignment_cuda(ScalarType dtype, const LltmSizes& sizes) {
+  return is_for_tensor_cores(dtype, sizes) ? kChunkBytes : is_within(kBackwardLimits, dtype, sizes);
 }
 
-int64_t extops_lltm_bias_backward_alignment_cuda(ScalarType, int64_t batch, int64_t, int64_t) {
-  return batch <= kSumRows;
+int64_t extops_lltm_bias_backward_alignment_cuda(ScalarType, const LltmSizes& sizes) {
+  return is_hopper() && sizes.batch <= kSumRows;
 }
 
-int64_t extops_lltm_input_backward_alignment_cuda(
-    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size) {
-  return is_within(kInputLimits, dtype, batch, input_features, state_size);
+int64_t extops_lltm_input_backward_alignment_cuda(ScalarType dtype, const LltmSizes& sizes) {
+  return is_within(kInputLimits, dtype, sizes);
 }
 
-Error extops_lltm_cuda(
-    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* input, const void* weights,
-    const void* bias, const void* old_h, const void* old_cell, void* new_h, void* new_cell, void* gates, void* stream) {
-  if (batch * state_size == 0) return nullptr;
-  if (const Error error = check_sizes(batch, input_features, state_size)) return error;
-  const Sizes sizes = make_sizes(batch, input_features, state_size);
+Error extops_lltm_cuda(ScalarType dtype, const LltmForward& arguments, void* stream_handle) {
+  const LltmSizes& sizes = arguments.sizes;
+  if (sizes.batch * sizes.state_size == 0) return nullptr;
+  if (const Error error = check_sizes(sizes)) return error;
+  const auto stream = static_cast<cudaStream_t>(stream_handle);
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
-    const CellForward<T> in{
-        sizes,
-        static_cast<const T*>(input),
-        static_cast<const T*>(weights),
-        static_cast<const T*>(bias),
-        static_cast<const T*>(old_h),
-        static_cast<const T*>(old_cell),
-        static_cast<T*>(new_h),
-        static_cast<T*>(new_cell),
-        static_cast<T*>(gates)};
+    const CellForward<T> in(make_sizes(sizes), arguments);
     // Few rows are bound by the bandwidth of the weights.
     constexpr int kVector = kChunkBytes / sizeof(T);
     const bool are_aligned = start_at_chunks({in.input, in.weights, in.old_h});
-    if (are_aligned && is_for_few_rows(dtype, batch, input_features, state_size)) {
-      if (batch == 1) return launch_small<SmallForwardTile<1, kVector, 4>>(in, static_cast<cudaStream_t>(stream));
-      if constexpr (sizeof(T) >= 4) {
-        return launch_small<SmallForwardTile<4, kVector, 2>>(in, static_cast<cudaStream_t>(stream));
-      }
+    if (are_aligned && is_for_few_rows(dtype, sizes)) {
+      if (sizes.batch == 1) return launch_small<SmallForwardTile<1, kVector, 4>>(in, stream);
+      if constexpr (sizeof(T) >= 4) return launch_small<SmallForwardTile<4, kVector, 2>>(in, stream);
     }
     if constexpr (!std::is_same_v<T, double>) {
-      if (are_aligned && is_for_tensor_cores(dtype, batch, input_features, state_size)) {
-        return launch_on_tensor_cores(in, static_cast<cudaStream_t>(stream));
-      }
+      if (are_aligned && is_for_tensor_cores(dtype, sizes)) return launch_on_tensor_cores(in, stream);
     }
     if constexpr (std::is_same_v<T, float>) {
-      if (are_aligned && is_for_float32(dtype, batch, input_features, state_size)) {
-        return launch_in_float32(in, static_cast<cudaStream_t>(stream));
-      }
+      if (are_aligned && is_for_float32(dtype, sizes)) return launch_in_float32(in, stream);
     }
-    return launch_small<SmallForwardTile<2, 1, 6>>(in, static_cast<cudaStream_t>(stream));
+    return launch_small<SmallForwardTile<2, 1, 6>>(in, stream);
   });
 }
 
-Error extops_lltm_backward_cuda(
-    ScalarType dtype, int64_t batch, int64_t input_features, int64_t state_size, const void* grad_h,
-    int64_t grad_h_row_stride, int64_t grad_h_column_stride, const void* grad_cell, int64_t grad_cell_row_stride,
-    int64_t grad_cell_column_stride, const void* input, const void* old_h, const void* gates, const void* new_cell,
-    void* grad_gates, void* grad_old_cell, void* grad_weights, void* grad_bias, void* stream) {
-  if (state_size == 0) return nullptr;
-  if (const Error error = check_sizes(batch, input_features, state_size)) return error;
-  const Sizes sizes = make_sizes(batch, input_features, state_size);
+Error extops_lltm_backward_cuda(ScalarType dtype, const LltmBackward& arguments, void* stream_handle) {
+  const LltmSizes& sizes = arguments.sizes;
+  if (sizes.state_size == 0) return nullptr;
+  if (const Error error = check_sizes(sizes)) return error;
+  const auto stream = static_cast<cudaStream_t>(stream_handle);
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
-    const CellBackward<T> in{
-        sizes,
-        {static_cast<const T*>(grad_h), grad_h_row_stride, grad_h_column_stride},
-        {static_cast<const T*>(grad_cell), grad_cell_row_stride, grad_cell_column_stride},
-        static_cast<const T*>(input),
-        static_cast<const T*>(old_h),
-        static_cast<const T*>(gates),
-        static_cast<const T*>(new_cell),
-        static_cast<T*>(grad_gates),
-        static_cast<T*>(grad_old_cell),
-        static_cast<T*>(grad_weights),
-        static_cast<T*>(grad_bias)};
+    const CellBackward<T> in(make_sizes(sizes), arguments);
     if constexpr (!std::is_same_v<T, double>) {
-      if (is_for_tensor_cores(dtype, batch, input_features, state_size) &&
-          start_at_chunks({in.input, in.old_h, in.grad_gates, in.grad_weights})) {
-        return launch_on_tensor_cores(in, static_cast<cudaStream_t>(stream));
+      if (is_for_tensor_cores(dtype, sizes) && start_at_chunks({in.input, in.old_h, in.grad_gates, in.grad_weights})) {
+        return launch_on_tensor_cores(in, stream);
       }
     }
-    const dim3 grid(ceil_div(sizes.columns(), kThreads), ceil_div(sizes.state_size, kBackwardUnits));
-    launch(&lltm_backward_kernel<T>, {grid, kThreads}, static_cast<cudaStream_t>(stream), in);
-    return launch_error("lltm_backward");
+    const dim3 grid(ceil_div(in.sizes.columns(), kThreads), ceil_div(in.sizes.state_size, kBackwardUnits));
+    launch(&lltm_backward_kernel<T>, {grid, kThreads}, stream, in);
+    return launch_error();
   });
 }
 
-Error extops_lltm_bias_backward_cuda(
-    ScalarType dtype, int64_t batch, int64_t state_size, const void* grad_gates, void* grad_bias, void* stream) {
-  const int64_t columns = 3 * state_size;
+Error extops_lltm_bias_backward_cuda(ScalarType dtype, const LltmBiasBackward& in, void* stream) {
+  const int64_t columns = 3 * in.sizes.state_size;
   if (columns == 0) return nullptr;
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
     const auto blocks = static_cast<unsigned>((columns + 31) / 32);
     launch(
-        &lltm_bias_backward_kernel<T>, {blocks, 32 * kSumWarps}, static_cast<cudaStream_t>(stream), batch, columns,
-        static_cast<const T*>(grad_gates), static_cast<T*>(grad_bias));
-    return launch_error("lltm_bias_backward");
+        &lltm_bias_backward_kernel<T>, {blocks, 32 * kSumWarps}, static_cast<cudaStream_t>(stream), in.sizes.batch,
+        columns, static_cast<const T*>(in.grad_gates), static_cast<T*>(in.grad_bias));
+    return launch_error();
   });
 }
 
-Error extops_lltm_input_backward_cuda(
-    int64_t batch, int64_t input_features, int64_t state_size, const void* grad_gates, const void* weights,
-    void* grad_old_h, void* grad_input, void* stream) {
-  if (batch * (state_size + input_features) == 0) return nullptr;
-  if (const Error error = check_sizes(batch, input_features, state_size)) return error;
-  const Sizes sizes = make_sizes(batch, input_features, state_size);
+Error extops_lltm_input_backward_cuda(ScalarType dtype, const LltmInputBackward& in, void* stream) {
+  if (dtype != ScalarType::Float) return "the kernel for small problems takes float32";
+  if (in.sizes.batch * in.sizes.columns() == 0) return nullptr;
+  if (const Error error = check_sizes(in.sizes)) return error;
+  const Sizes sizes = make_sizes(in.sizes);
   const unsigned grid = ceil_div(sizes.batch, kInputRows) * ceil_div(sizes.columns(), 32);
   launch(
       &lltm_input_backward_kernel, {grid, 32 * kInputWarps}, static_cast<cudaStream_t>(stream), sizes,
-      static_cast<const float*>(grad_gates), static_cast<const float*>(weights), static_cast<float*>(grad_old_h),
-      static_cast<float*>(grad_input));
-  return launch_error("lltm_input_backward");
+      static_cast<const float*>(in.grad_gates), static_cast<const float*>(in.weights),
+      static_cast<float*>(in.grad_old_h), static_cast<float*>(in.grad_input));
+  return launch_error();
 }

@@ -233,10 +233,10 @@ Error launch_tile(const CellBackward<T>& in, cudaStream_t stream) {
                             maps.input, map_type<T>(), in.input, {features, batch}, {features * sizeof(T)}, kTileRows));
   if (!described) return kNoTensorMap;
   constexpr auto kernel = &lltm_tensor_backward_kernel<T, Tile>;
-  if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes, "lltm_backward")) return error;
+  if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes)) return error;
   const dim3 grid(ceil_div(in.sizes.columns(), Tile::kColumns), ceil_div(in.sizes.state_size, kBlockUnits));
   launch(kernel, {grid, kBlockThreads, Tile::kSharedBytes}, stream, in, maps);
-  return launch_error("lltm_backward");
+  return launch_error();
 }
 
 template <class T>

@@ -399,9 +399,9 @@ Error launch_tile(const CellForward<T>& in, dim3 grid, cudaStream_t stream) {
   ForwardMaps maps{};
   if (!make_tensor_map<T, Tile>(maps, in)) return kNoTensorMap;
   constexpr auto kernel = &lltm_tensor_kernel<T, Tile>;
-  if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes, "lltm")) return error;
+  if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes)) return error;
   launch(kernel, {grid, Tile::kThreads, Tile::kSharedBytes, {1, 1, grid.z}}, stream, in, maps);
-  return launch_error("lltm");
+  return launch_error();
 }
 
 // Takes the fastest of several tiles; of equals the first.

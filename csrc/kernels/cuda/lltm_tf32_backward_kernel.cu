@@ -211,10 +211,10 @@ __global__ void __launch_bounds__(kGradientThreads) lltm_tf32_backward_kernel(Ce
 template <class Tile>
 Error launch_tile(const CellBackward<float>& in, cudaStream_t stream) {
   constexpr auto kernel = &lltm_tf32_backward_kernel<Tile>;
-  if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes, "lltm_backward")) return error;
+  if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes)) return error;
   const dim3 grid(ceil_div(in.sizes.columns(), Tile::kColumns), ceil_div(in.sizes.state_size, kBlockUnits));
   launch(kernel, {grid, kGradientThreads, Tile::kSharedBytes}, stream, in);
-  return launch_error("lltm_backward");
+  return launch_error();
 }
 
 template <>

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autograd, _checks, reference
+from extops import _autograd, _checks, _schemas, reference
 
 _OP = "lltm"
 _CAST_FROM = (torch.float32, torch.bfloat16, torch.float16)
@@ -19,6 +19,7 @@ _eager_cell = _autograd.eager(torch.ops.extops.lltm_cell.default)
 _eager_cell_backward = _autograd.eager(torch.ops.extops.lltm_cell_backward.default)
 
 _allows_tf32 = _autograd.allows_tf32
+_check = _schemas.OPERATORS[_OP].check
 
 for _name in ("lltm_backward", "lltm_input_backward", "lltm_cell_backward"):
     _autograd.has_no_gradient(_name)
@@ -74,7 +75,7 @@ def lltm(
             with _autograd.below_autograd():
                 new_h, new_cell, _ = operator(input, weights, bias, old_h, old_cell)
     except _checks.FAILURES:
-        _checks.explain(_checks.check_lltm, _OP, input, weights, bias, old_h, old_cell)
+        _checks.explain(_check, input, weights, bias, old_h, old_cell)
         raise
     return new_h, new_cell
 
@@ -82,7 +83,7 @@ def lltm(
 def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     arguments = autocast(*arguments)
     if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
-        _checks.check_lltm(_OP, *arguments)
+        _check(*arguments)
     if _autograd.is_forward_mode():
         return reference.lltm(*arguments)
     new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments, allow_tf32=_allows_tf32())
@@ -226,72 +227,3 @@ class _LLTMCell(torch.autograd.Function):
 
 _apply_cell = _autograd.apply(_LLTMCell)
 _autograd.register("lltm_cell", _apply_cell, reference.lltm_cell)
-
-
-# -- shapes, for tracing
-
-
-@torch.library.register_fake("extops::lltm")
-def _(
-    input: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    old_h: Tensor,
-    old_cell: Tensor,
-    *,
-    allow_tf32: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    _checks.check_lltm("lltm", input, weights, bias, old_h, old_cell)
-    batch, state_size = old_cell.shape
-    states = old_cell.new_empty(batch, state_size), old_cell.new_empty(batch, state_size)
-    return *states, old_cell.new_empty(batch, 3 * state_size)
-
-
-@torch.library.register_fake("extops::lltm_backward")
-def _(
-    grad_h: Tensor | None,
-    grad_cell: Tensor | None,
-    input: Tensor,
-    old_h: Tensor,
-    gates: Tensor,
-    new_cell: Tensor,
-    *,
-    allow_tf32: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    op = "lltm_backward"
-    _checks.check_cell(op, gates, "new_cell", new_cell)
-    _checks.check_cell_gradients(op, grad_h, grad_cell, new_cell)
-    _checks.check_backward_inputs(op, input, old_h, new_cell)
-    (batch, features), state_size = input.shape, new_cell.shape[1]
-    return (
-        gates.new_empty(batch, 3 * state_size),
-        gates.new_empty(batch, state_size),
-        gates.new_empty(3 * state_size, state_size + features),
-        gates.new_empty(3 * state_size),
-    )
-
-
-@torch.library.register_fake("extops::lltm_input_backward")
-def _(grad_gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    _checks.check_input_backward("lltm_input_backward", grad_gates, weights)
-    batch, state_size = grad_gates.shape[0], grad_gates.shape[1] // 3
-    grad_old_h = grad_gates.new_empty(batch, state_size)
-    return grad_old_h, grad_gates.new_empty(batch, weights.shape[1] - state_size)
-
-
-@torch.library.register_fake("extops::lltm_cell")
-def _(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
-    _checks.check_cell("lltm_cell", gates, "old_cell", old_cell)
-    return old_cell.new_empty(*old_cell.shape), old_cell.new_empty(*old_cell.shape)
-
-
-@torch.library.register_fake("extops::lltm_cell_backward")
-def _(
-    grad_h: Tensor | None,
-    grad_cell: Tensor | None,
-    gates: Tensor,
-    new_cell: Tensor,
-) -> tuple[Tensor, Tensor]:
-    _checks.check_cell("lltm_cell_backward", gates, "new_cell", new_cell)
-    _checks.check_cell_gradients("lltm_cell_backward", grad_h, grad_cell, new_cell)
-    return gates.new_empty(*gates.shape), new_cell.new_empty(*new_cell.shape)

@@ -1,19 +1,52 @@
 """Elementwise multiplication."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from extops import _autograd, _checks, reference
+from extops import _autograd, _schemas
+from extops._elementwise import Gradient, elementwise
 
 _OP = "elementwise_mult"
 
-_eager_mult = _autograd.eager(torch.ops.extops.elementwise_mult.default)
 _eager_mult_out = _autograd.eager(torch.ops.extops.elementwise_mult_out.default)
 _eager_backward = _autograd.eager(torch.ops.extops.elementwise_mult_backward.default)
-
 _autograd.has_no_gradient("elementwise_mult_backward")
+
+
+class _Product(Gradient):
+    """Keeps only the factors that the wanted gradients need; with both wanted, one kernel computes both."""
+
+    def save(self, ctx: Any, *inputs: Tensor) -> None:
+        """See :class:`Gradient`."""
+        a, b = inputs
+        needs_a, needs_b = ctx.needs_input_grad
+        ctx.shapes = a.shape, b.shape
+        ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
+
+    def backward(
+        self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        """See :class:`Gradient`."""
+        a, b = ctx.saved_tensors
+        needs_a, needs_b = ctx.needs_input_grad
+        a_shape, b_shape = ctx.shapes
+        composite = _autograd.needs_composite()
+        if needs_a and needs_b and a_shape == b_shape and not composite:
+            grad_a, grad_b = _eager_backward(grad_output, a, b)
+            return grad_a, grad_b
+        multiply = reference if composite else torch.ops.extops.elementwise_mult.default
+        return (
+            multiply(grad_output, b).sum_to_size(a_shape) if needs_a else None,
+            multiply(grad_output, a).sum_to_size(b_shape) if needs_b else None,
+        )
+
+
+@elementwise(_OP, _Product())
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
+    return a * b
 
 
 def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -35,32 +68,14 @@ def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tens
     Raises:
         RuntimeError: a dtype, device, layout or shape does not fit, or ``out`` is given where a gradient is wanted.
     """
-    if out is not None:
-        _check_out(a, b, out)
-        return _multiply_into(a, b, out)
-    try:
-        if not _autograd.is_plain():
-            return _transformed(a, b)
-        output: Tensor
-        if (a.requires_grad or b.requires_grad) and torch.is_grad_enabled():
-            output = _apply(a, b)
-        else:
-            with _autograd.below_autograd():
-                output = _eager_mult(a, b)
-    except _checks.FAILURES:
-        _checks.explain(_checks.check_broadcast, _OP, a, b)
-        raise
-    return output
-
-
-def _transformed(a: Tensor, b: Tensor) -> Tensor:
-    if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
-        _checks.check_broadcast(_OP, a, b)
-    return reference.elementwise_mult(a, b) if _autograd.is_forward_mode() else _call(a, b)
+    if out is None:
+        return _multiply(a, b)
+    _check_out(a, b, out)
+    return _multiply_into(a, b, out)
 
 
 def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
-    _checks.check_product(_OP, a, b, out)
+    _schemas.OPERATORS[_OP + "_out"].check(a, b, out, op=_OP)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, out)):
         raise RuntimeError(
             f"{_OP}: `out` cannot be used where a gradient is wanted; call it under torch.no_grad() or without `out`"
@@ -92,7 +107,7 @@ def _shares_memory_within(tensor: Tensor) -> bool:
 
 def _multiply_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     if not _can_write_directly(a, b, out):
-        return out.copy_(elementwise_mult(a, b))
+        return out.copy_(_multiply(a, b))
     with _autograd.below_autograd():
         _eager_mult_out(a, b, out)
     torch.autograd.graph.increment_version(out)  # which torch does for its own operators alone
@@ -120,62 +135,3 @@ def _overlaps(out: Tensor, input: Tensor) -> bool:
         and out.stride() == input.stride()
     )
     return _autograd.is_alias_of(out, input) and not same_elements
-
-
-def _call(a: Tensor, b: Tensor) -> Tensor:
-    output: Tensor = torch.ops.extops.elementwise_mult.default(a, b)
-    return output
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    a, b = inputs
-    needs_a, needs_b = ctx.needs_input_grad
-    ctx.shapes = a.shape, b.shape
-    ctx.save_for_backward(a if needs_b else None, b if needs_a else None)
-
-
-def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    a, b = ctx.saved_tensors
-    needs_a, needs_b = ctx.needs_input_grad
-    a_shape, b_shape = ctx.shapes
-    composite = _autograd.needs_composite()
-    if needs_a and needs_b and a_shape == b_shape and not composite:
-        grad_a, grad_b = _eager_backward(grad_output, a, b)
-        return grad_a, grad_b
-    multiply = reference.elementwise_mult if composite else _call
-    return (
-        multiply(grad_output, b).sum_to_size(a_shape) if needs_a else None,
-        multiply(grad_output, a).sum_to_size(b_shape) if needs_b else None,
-    )
-
-
-class _ElementwiseMult(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        with _autograd.below_autograd():
-            output: Tensor = _eager_mult(a, b)
-        _save_for_backward(ctx, (a, b), output)
-        return output
-
-    backward = staticmethod(_backward)
-
-
-_apply = _autograd.apply(_ElementwiseMult)
-_autograd.register("elementwise_mult", _apply, reference.elementwise_mult)
-
-
-@torch.library.register_fake("extops::elementwise_mult")
-def _(a: Tensor, b: Tensor) -> Tensor:
-    _checks.check_factors(_OP, a, b)
-    return _checks.empty_product(_OP, a, b)
-
-
-@torch.library.register_fake("extops::elementwise_mult_out")
-def _(a: Tensor, b: Tensor, out: Tensor) -> None:
-    _checks.check_product("elementwise_mult_out", a, b, out)
-
-
-@torch.library.register_fake("extops::elementwise_mult_backward")
-def _(grad_output: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    _checks.check_mult_backward("elementwise_mult_backward", grad_output, a, b)
-    return torch.empty_like(a), torch.empty_like(b)

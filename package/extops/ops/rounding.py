@@ -1,17 +1,12 @@
 """Straight-through rounding."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from extops import _autograd, _checks, reference
-
-_OP = "round_ste"
-
-_eager_round = _autograd.eager(torch.ops.extops.round_ste.default)
+from extops._elementwise import StraightThrough, elementwise
 
 
+@elementwise("round_ste", StraightThrough())
 def round_ste(input: Tensor) -> Tensor:
     r"""Rounds to the nearest integer, halves upwards, and lets the gradient through unchanged.
 
@@ -31,48 +26,7 @@ def round_ste(input: Tensor) -> Tensor:
 
     Source: the straight-through estimator of Bengio, Léonard and Courville, 2013 (arXiv:1308.3432).
     """
-    try:
-        if not _autograd.is_plain():
-            return _transformed(input)
-        output: Tensor
-        if input.requires_grad and torch.is_grad_enabled():
-            output = _apply(input)
-        else:
-            with _autograd.below_autograd():
-                output = _eager_round(input)
-    except _checks.FAILURES:
-        _checks.explain(_checks.check_tensor, _OP, "input", input)
-        raise
-    return output
-
-
-def _transformed(input: Tensor) -> Tensor:
-    _checks.check_tensor(_OP, "input", input)
-    if _autograd.is_forward_mode():
-        return reference.round_ste(input)
-    output: Tensor = torch.ops.extops.round_ste.default(input)
-    return output
-
-
-def _backward(ctx: Any, grad_output: Tensor) -> Tensor:
-    return grad_output
-
-
-class _RoundSTE(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input: Tensor) -> Tensor:
-        with _autograd.below_autograd():
-            output: Tensor = _eager_round(input)
-        return output
-
-    backward = staticmethod(_backward)
-
-
-_apply = _autograd.apply(_RoundSTE)
-_autograd.register("round_ste", _apply, reference.round_ste)
-
-
-@torch.library.register_fake("extops::round_ste")
-def _(input: Tensor) -> Tensor:
-    _checks.check_tensor(_OP, "input", input)
-    return torch.empty_like(input)
+    below = torch.floor(input)
+    rounded = below + (input - below >= 0.5)
+    # Exact: the distance to the nearest integer fits the format, and adding it back gives that integer.
+    return input + torch.where(torch.isfinite(input), rounded - input, 0).detach()

@@ -1,0 +1,98 @@
+// Checks an operator's tensors and calls its kernels, by the table of the operator (kernels/table.h).
+#pragma once
+
+#include <array>
+#include <initializer_list>
+#include <vector>
+
+#include "../../kernels/table.h"
+#include "aten.h"
+#include "checks.h"
+
+namespace extops::stable {
+
+inline Sizes matrix_sizes(const char* op, const char* name, const Tensor& tensor) {
+  STD_TORCH_CHECK(
+      tensor.dim() == 2, op, ": expected `", name, "` to have 2 dimensions, but got ", tensor.dim(), ": ",
+      to_string(tensor.sizes()));
+  return tensor.sizes();
+}
+
+using Tensors = std::initializer_list<const Tensor*>;
+
+// Compares tensors with the rows of a table, the results' rows aside. One that is absent is a null pointer.
+class Check {
+ public:
+  Check(const char* op, Tensors tensors, const char* like_name, const Tensor& like)
+      : op_(op), next_(tensors.begin()), like_name_(like_name), like_(like.options()) {}
+
+  void in(const void*, const char* name, Sizes sizes) {
+    const Tensor* const tensor = *next_++;
+    if (tensor == nullptr) return;
+    check_matches(op_, name, *tensor, like_name_, like_);
+    check_sizes(op_, name, *tensor, sizes);
+  }
+  void upstream(const Upstream&, const char* name, Sizes sizes) { in(nullptr, name, sizes); }
+  void out(const void*, const char*, Sizes) {}
+
+ private:
+  const char* op_;
+  const Tensor* const* next_;
+  const char* like_name_;
+  Options like_;
+};
+
+// Fills a kernel's struct: from tensors, in copies where they are not as the kernel wants them, and from new ones.
+template <int kResults>
+class Fill {
+ public:
+  Fill(Tensors tensors, const Options& options, int64_t alignment)
+      : next_(tensors.begin()), options_(options), alignment_(alignment) {
+    copies_.reserve(tensors.size());
+  }
+
+  void in(const void*& data, const char*, Sizes) {
+    const Tensor* const tensor = *next_++;
+    data = tensor == nullptr ? nullptr : copies_.emplace_back(*tensor, alignment_).data();
+  }
+  void upstream(Upstream& upstream, const char*, Sizes) {
+    const Tensor* const tensor = *next_++;
+    upstream = tensor == nullptr ? Upstream{} : Upstream{tensor->data(), tensor->strides()[0], tensor->strides()[1]};
+  }
+  void out(void*& data, const char*, Sizes sizes) {
+    results[made_] = sizes.size() == 1 ? allocate(options_, sizes[0]) : allocate(options_, sizes[0], sizes[1]);
+    data = results[made_++].mutable_data();
+  }
+
+  std::array<Tensor, kResults> results;
+
+ private:
+  const Tensor* const* next_;
+  Options options_;
+  int64_t alignment_;
+  std::vector<Dense> copies_;
+  int made_ = 0;
+};
+
+template <class Arguments, class SizesOf>
+void check(const char* op, const SizesOf& sizes, Tensors tensors, const char* like_name, const Tensor& like) {
+  Arguments arguments{};
+  arguments.sizes = sizes;
+  Check check(op, tensors, like_name, like);
+  Arguments::visit(arguments, check);
+}
+
+// Calls a kernel with tensors that were checked. `count` and `grain` say how its work may be divided among threads.
+template <class Device, class Arguments, class Kernel, class SizesOf>
+std::array<Tensor, Arguments::kResults> run(
+    const char* op, Kernel kernel, ScalarType dtype, const SizesOf& sizes, Tensors tensors, const Tensor& like,
+    int64_t count, int64_t grain, int64_t alignment = 1) {
+  Arguments arguments{};
+  arguments.sizes = sizes;
+  Fill<Arguments::kResults> fill(tensors, like.options(), alignment);
+  Arguments::visit(arguments, fill);
+  Device::run(op, like, count, grain, [&](auto... where) { return kernel(dtype, arguments, where...); });
+  return std::move(fill.results);
+}
+
+}  // namespace extops::stable

@@ -1,0 +1,144 @@
+"""Declares elementwise operators: the eager call, the gradient, the place in transforms."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, Protocol
+
+import torch
+from torch import Tensor
+
+from extops import _autograd, _checks, _schemas
+
+P = ParamSpec("P")
+
+# Every call asks.
+is_plain, below_autograd, is_grad_enabled = (
+    _autograd.is_plain,
+    _autograd.below_autograd,
+    torch.is_grad_enabled,
+)
+
+
+class Gradient(Protocol):
+    """The backward of an operator, on tensors that the kernels take."""
+
+    def save(self, ctx: Any, *inputs: Tensor) -> None:
+        """Keeps what :meth:`backward` needs, as ``torch.autograd.Function`` does."""
+
+    def backward(
+        self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        """A gradient for each input; None where ``ctx.needs_input_grad`` is False.
+
+        Only of differentiable PyTorch calls where ``_autograd.needs_composite()``.
+        """
+
+
+class StraightThrough(Gradient):
+    """The gradient passes as it is."""
+
+    def save(self, ctx: Any, *inputs: Tensor) -> None:
+        """Nothing is needed."""
+
+    def backward(
+        self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        """See :class:`Gradient`."""
+        return (grad_output,)
+
+
+class ByKernel(Gradient):
+    """An operator ``<name>_backward`` takes ``grad_output`` and all inputs, and gives all gradients."""
+
+    def __init__(self, name: str) -> None:
+        self.operator = _autograd.eager(getattr(torch.ops.extops, name).default)
+        _autograd.has_no_gradient(name)
+
+    def save(self, ctx: Any, *inputs: Tensor) -> None:
+        """All inputs."""
+        ctx.save_for_backward(*inputs)
+
+    def backward(
+        self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]
+    ) -> tuple[Tensor | None, ...]:
+        """See :class:`Gradient`."""
+        inputs = ctx.saved_tensors
+        if _autograd.needs_composite():
+            needs, upstream = ctx.needs_input_grad, (grad_output,)
+            return _autograd.composite_gradients(
+                lambda *x: (reference(*x),), inputs, needs, upstream
+            )
+        gradients = self.operator(grad_output, *inputs)
+        gradients = (gradients,) if isinstance(gradients, Tensor) else gradients
+        needed = zip(ctx.needs_input_grad, gradients, inputs, strict=True)
+        return tuple(g.sum_to_size(x.shape) if needs else None for needs, g, x in needed)
+
+
+def elementwise(
+    name: str, gradient: Gradient
+) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
+    """Makes a public function of a registered elementwise operator.
+
+    What is decorated is the reference: the operator in plain PyTorch calls, which :func:`reference_of` gives back. It
+    stands in for the kernels where only a composition of differentiable calls will do.
+    """
+
+    def decorate(reference: Callable[P, Tensor]) -> Callable[P, Tensor]:
+        operator = getattr(torch.ops.extops, name).default
+        fast = _autograd.without_frames(operator)
+        schema = _schemas.OPERATORS[name]
+        signature = inspect.signature(reference)
+        save = gradient.save
+        names = tuple(signature.parameters)
+        composite: Callable[..., Any] = reference
+
+        def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+            with below_autograd():
+                output: Tensor = fast(*inputs)
+            save(ctx, *inputs)
+            return output
+
+        def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+            return gradient.backward(ctx, grad_output, composite)
+
+        methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        apply = _autograd.apply(type(name, (torch.autograd.Function,), methods))
+        _autograd.register(name, apply, composite)
+
+        def transformed(*inputs: Any) -> Any:
+            if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
+                schema.check(*inputs)
+            return composite(*inputs) if _autograd.is_forward_mode() else operator(*inputs)
+
+        @functools.wraps(reference)
+        def call(*inputs: Any, **named: Any) -> Any:
+            if named:
+                inputs += tuple([named.pop(x) for x in names[len(inputs) :] if x in named])
+                if named:
+                    signature.bind(*inputs, **named)  # raises what Python says of such a call
+            try:
+                if not is_plain():
+                    return transformed(*inputs)
+                for x in inputs:
+                    if x.requires_grad and is_grad_enabled():
+                        return apply(*inputs)
+                with below_autograd():
+                    return fast(*inputs)
+            except _checks.FAILURES:
+                signature.bind(*inputs)
+                _checks.explain(schema.check, *inputs)
+                if is_plain():
+                    with below_autograd():
+                        operator(*inputs)  # which raises what torch raised, see extops._errors
+                raise
+
+        return call
+
+    return decorate
+
+
+def reference_of(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """An elementwise operator in plain PyTorch calls."""
+    reference: Callable[P, Tensor] = inspect.unwrap(function)
+    return reference

@@ -1,0 +1,180 @@
+"""The operators as the library describes them (``csrc/bindings/schemas.h``), and what follows: checks, new tensors."""
+
+import ctypes
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from extops import _checks
+
+OPERATORS: dict[str, "Operator"] = {}
+"""All operators by name, in the library's order; filled once, by the loader."""
+
+Dimension = tuple[tuple[int, str], ...]
+"""A sum of sizes, such as 3 * state_size."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tensor of an operator: an argument or a result."""
+
+    name: str
+    axes: str = ""
+    """The shape in words, such as "batch, 3*state_size"; empty for that of an elementwise operator."""
+    optional: bool = False
+    shape: tuple[Dimension, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        dimensions = self.axes.split(", ") if self.axes else []
+        terms = [re.findall(r"(?:(\d+)\*)?(\w+)", dimension) for dimension in dimensions]
+        shape = tuple(tuple((int(n or 1), size) for n, size in sum_) for sum_ in terms)
+        object.__setattr__(self, "shape", shape)
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator, whose tensors have the shapes of a table or, for an elementwise one, shapes that broadcast."""
+
+    name: str
+    schema: str
+    arguments: tuple[Row, ...]
+    results: tuple[Row, ...]
+    out: str = ""
+    """The argument into which an elementwise operator writes, if that is none of its own results."""
+    sizes: tuple[str, ...] = ()
+    """Of a table: in the order of the kernel's struct."""
+
+    def check(self, *tensors: Tensor | None, op: str = "") -> dict[str, int]:
+        """Compares the arguments with what the operator takes; returns the sizes of a table.
+
+        Args:
+            tensors: in the operator's order; None where one is absent.
+            op: the name for messages, if not the operator's own.
+        """
+        op = op or self.name
+        arguments: list[tuple[Row, Any]] = list(zip(self.arguments, tensors, strict=True))
+        present = [(row, x) for row, x in arguments if not (x is None and row.optional)]
+        required = [(row, x) for row, x in present if not row.optional]
+        like_row, like = required[0]
+        _checks.check_tensor(op, like_row.name, like)
+        for row, tensor in present:
+            _checks.check_matches(op, row.name, tensor, like_row.name, like)
+        if not self.sizes:
+            self._check_broadcast(op, present)
+            return {}
+        for row, tensor in present:
+            _checks.check_dims(op, row.name, tensor, row.axes)
+        sizes, sources = _find_sizes(present)
+        for row, tensor in present:
+            expected = shape_of(row, sizes)
+            if not _checks.same_shape(tensor.shape, expected):
+                found = {size: sources[size] for terms in row.shape for _, size in terms}
+                origin = [
+                    f"{size} from `{x}` of shape {list(y.shape)}" for size, (x, y) in found.items()
+                ]
+                raise RuntimeError(
+                    f"{op}: expected `{row.name}` to have shape [{row.axes}] = {list(expected)}, but got "
+                    f"{list(tensor.shape)} (with {', '.join(origin)})"
+                )
+        return sizes
+
+    def _check_broadcast(self, op: str, present: list[tuple[Row, Any]]) -> None:
+        inputs = [(row.name, x) for row, x in present if row.name != self.out]
+        shape = _checks.broadcast_shape(op, inputs)
+        for row, tensor in present:
+            if row.name == self.out and not _checks.same_shape(tensor.shape, shape):
+                names = " and ".join(f"`{name}`" for name, _ in inputs)
+                raise RuntimeError(
+                    f"{op}: expected `{row.name}` to have shape {list(shape)}, the broadcast shape of {names}, "
+                    f"but got {list(tensor.shape)}"
+                )
+
+    def new_results(self, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        """New tensors for the results, for arguments that are not checked yet."""
+        sizes = self.check(*tensors)
+        if self.sizes:
+            like = next(x for x in tensors if x is not None)
+            return tuple(like.new_empty(shape_of(row, sizes)) for row in self.results)
+        named = {
+            row.name: x for row, x in zip(self.arguments, tensors, strict=True) if x is not None
+        }
+        shape = _checks.broadcast_shape(self.name, list(named.items()))
+        return tuple(
+            _new_elementwise(named, row.name.removeprefix("grad_"), shape) for row in self.results
+        )
+
+
+def shape_of(row: Row, sizes: dict[str, int]) -> tuple[int, ...]:
+    """The shape of a tensor for the sizes of a problem."""
+    return tuple(sum(n * sizes[size] for n, size in terms) for terms in row.shape)
+
+
+def _new_elementwise(named: dict[str, Tensor], like: str, shape: tuple[int, ...]) -> Tensor:
+    """Laid out like one of the arguments or, where that is not of the shape, like the first that is."""
+    for tensor in (named.get(like), *named.values()):
+        if tensor is not None and _checks.same_shape(tensor.shape, shape):
+            return torch.empty_like(tensor)
+    return next(iter(named.values())).new_empty(shape)
+
+
+def _find_sizes(
+    present: Sequence[tuple[Row, Any]],
+) -> tuple[dict[str, int], dict[str, tuple[str, Any]]]:
+    """The sizes that the shapes give, first from dimensions that are nothing else, then from sums; and from whom."""
+    sizes: dict[str, int] = {}
+    sources: dict[str, tuple[str, Any]] = {}
+    for may_be_sum in (False, True):
+        for row, tensor in present:
+            for terms, length in zip(row.shape, tensor.shape, strict=True):
+                unknown = [(n, size) for n, size in terms if size not in sizes]
+                if len(unknown) == 1 and (may_be_sum or terms == ((1, unknown[0][1]),)):
+                    ((n, size),) = unknown
+                    known = sum(m * sizes[other] for m, other in terms if other != size)
+                    sizes[size] = max((length - known) // n, 0) if may_be_sum else length
+                    sources[size] = row.name, tensor
+    return sizes, sources
+
+
+def load(path: Path) -> None:
+    """Fills :data:`OPERATORS` from what the library of kernels for the CPU says."""
+    library = ctypes.CDLL(str(path))
+    texts = (library.extops_schema, library.extops_sizes, library.extops_rows)
+    for function in texts:
+        function.argtypes, function.restype = (ctypes.c_size_t,), ctypes.c_char_p
+    while texts[0](len(OPERATORS)):
+        operator = _parse(*(function(len(OPERATORS)).decode() for function in texts))
+        OPERATORS[operator.name] = operator
+
+
+def register_fakes() -> None:
+    """Tells torch the results' shapes of all operators, for tracing."""
+    for operator in OPERATORS.values():
+
+        def fake(*tensors: Tensor | None, of: Operator = operator, **_: Any) -> Any:
+            results = of.new_results(*tensors)
+            return None if of.out else results if len(results) > 1 else results[0]
+
+        torch.library.register_fake(f"extops::{operator.name}", fake)
+
+
+def _parse(schema: str, sizes: str, rows: str) -> Operator:
+    name, _, signature = schema.partition("(")
+    arguments, _, results = signature.rpartition(") -> ")
+    if sizes:
+        found = re.findall(r"(-> )?Tensor(\??) (\w+)\[(.*?)\]", rows)
+        inputs = [Row(row, axes, bool(mark)) for arrow, mark, row, axes in found if not arrow]
+        outputs = [Row(row, axes) for arrow, _, row, axes in found if arrow]
+        return Operator(name, schema, tuple(inputs), tuple(outputs), sizes=tuple(sizes.split(", ")))
+    found = re.findall(r"Tensor(\(a!\))? (\w+)", arguments)
+    return Operator(
+        name,
+        schema,
+        tuple(Row(row) for _, row in found),
+        tuple(Row(row) for row in re.findall(r"Tensor ?(\w*)", results)),
+        out="".join(row for mark, row in found if mark),
+    )
