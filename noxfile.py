@@ -257,7 +257,7 @@ def bench(session: nox.Session) -> None:
         session.error(f"dist/ has no CUDA wheel: build one with `nox -s build-{python}-cu130`")
     cell = MATRIX.cell(f"{python}-{built[-1] if cuda else 'cpu'}")
     install_torch(session, cell.torch)
-    session.install(*MATRIX.tools["build"], *MATRIX.tools["test"], *MATRIX.tools["bench"])
+    session.install(*MATRIX.tools["build"], *MATRIX.tools["test"])
     if cuda:
         session.install("--force-reinstall", "--no-deps", str(wheels.wheel_for(cell)))
     else:
