@@ -131,6 +131,7 @@ def test_wheel(session: nox.Session, *arguments: str, success_codes: Iterable[in
             Path(folder) / "tests",
             ignore=shutil.ignore_patterns("service", "torchwheels"),
         )
+        shutil.copytree(ROOT / "examples", Path(folder) / "examples")
         shutil.copy(ROOT / "pyproject.toml", folder)
         with session.chdir(folder):
             command = ["python", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
