@@ -190,8 +190,6 @@ def add_sessions(cell: Cell) -> None:
 
 refuse_unknown_cells(sys.argv[1:])
 PLACE = choose_place()
-for each in MATRIX.cells:
-    add_sessions(each)
 
 
 @nox.session(python=False)
@@ -302,6 +300,18 @@ def index(session: nox.Session) -> None:
 
 
 @nox.session(reuse_venv=True)
+def docs(session: nox.Session) -> None:
+    """Makes the documentation, docs/_build/html or the folder after `--`; a warning is an error."""
+    cell = MATRIX.cell(f"{sys.version_info.major}.{sys.version_info.minor}-cpu")
+    install_torch(session, cell.torch)
+    session.install(*MATRIX.tools["build"], *MATRIX.tools["index"], *MATRIX.tools["docs"])
+    session.install("--quiet", "./service")  # whose help it shows
+    install_new_wheel(session, cell)
+    target = session.posargs or ["docs/_build/html"]
+    session.run("sphinx-build", "--fail-on-warning", "--keep-going", "docs", *target)
+
+
+@nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
     """Checks style and types of the sources, without changing them."""
     session.install(*MATRIX.tools["lint"], *MATRIX.tools["build"], *MATRIX.tools["test"])
@@ -364,3 +374,8 @@ def newest(session: nox.Session) -> None:
         # Whatever pytest's exit code, a signal's too: that they do not pass, or crash, is a result.
         test_wheel(session, f"--record={record}", success_codes=range(-64, 6))
         session.run("python", "-m", "service.newest", wheel.name, str(record))
+
+
+# Last, so that `nox --list` begins with the sessions above.
+for each in MATRIX.cells:
+    add_sessions(each)

@@ -1,7 +1,7 @@
 """The few figures of a run that the README, the documentation and the plots show: `summary.json`.
 
 `python -m benchmarks.report` writes it beside the report. It is small, so it stays in the repository, where the raw
-samples do not.
+samples do not. `python -m benchmarks.summary` prints the README's table.
 """
 
 from __future__ import annotations
@@ -174,3 +174,8 @@ def shown(median: float | None, *, bold: bool) -> str:
     if median is None:
         return "–"
     return f"**{digits(median)}**" if bold else digits(median)
+
+
+if __name__ == "__main__":
+    results = Path(__file__).parent / "results"
+    print(step_table(Summary.read(results / "nvidia-h200" / NAME)))

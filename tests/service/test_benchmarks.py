@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,14 @@ def test_the_plot_shows_every_median_and_the_floor(standard: Result, tmp_path: P
     text = (tmp_path / "step.svg").read_text()
     for shown in ("torch.compile", "16.0 µs", "8.00 µs", "20.0 µs", "B 16, I 32, S 128", "floor"):
         assert shown in text.replace("\N{NO-BREAK SPACE}", " "), shown
+
+
+def test_readme_shows_the_speed() -> None:
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(r"<!-- speed:begin -->\n(.*?)\n<!-- speed:end -->", readme, re.DOTALL)
+    assert found, "README.md has no table between <!-- speed:begin --> and <!-- speed:end -->"
+    known = Summary.read(ROOT / "benchmarks" / "results" / "nvidia-h200" / summary.NAME)
+    assert found[1] == summary.step_table(known), "renew it with `python -m benchmarks.summary`"
 
 
 def test_what_is_tracked_of_the_results_is_small() -> None:
