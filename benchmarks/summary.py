@@ -141,32 +141,25 @@ def write(result: Result, file: Path) -> None:
 def step_table(summary: Summary) -> str:
     """One step in float32: the time of each implementation, in µs."""
     measures = {label: f"{summary.number}_{work}" for work, label in WORKS.items()}
-    variants = (EAGER, COMPILE, PRODUCT, OURS)
-    return "\n".join(table("batch, input, state", summary.chosen("cell"), measures, variants))
+    return "\n".join(table(summary, measures, (EAGER, COMPILE, PRODUCT, OURS)))
 
 
 def protocol_table(summary: Summary) -> str:
     """One step in float32 by the tutorial's protocol, in µs."""
     measures = {"forward": "tutorial_forward", "backward": "tutorial_backward"}
-    variants = (EAGER, ATEN, TUTORIAL, COMPILE, OURS)
-    return "\n".join(table("batch, input, state", summary.chosen("cell"), measures, variants))
+    return "\n".join(table(summary, measures, (EAGER, ATEN, TUTORIAL, COMPILE, OURS)))
 
 
-def table(
-    head: str, cases: list[Case], measures: dict[str, str], variants: Iterable[str]
-) -> Iterator[str]:
-    """A Markdown table: a row for each case, a column for each variant and measure, ours in bold."""
+def table(summary: Summary, measures: dict[str, str], variants: Iterable[str]) -> Iterator[str]:
+    """A Markdown table: a row for each size and measure, a column for each variant, ours in bold."""
+    cases = summary.chosen("cell")
     names = [name for name in variants if any(name in case.medians for case in cases)]
-    heads = [f"{label}:<br>{LABELS.get(name, name)}" for label in measures for name in names]
-    yield f"| {head} | " + " | ".join(heads) + " |"
-    yield "|---|" + "---:|" * len(heads)
+    yield f"| batch, input, state | | {' | '.join(LABELS.get(name, name) for name in names)} |"
+    yield "|---|---|" + "---:|" * len(names)
     for case in cases:
-        cells = [
-            shown(case.median(name, measure), bold=name == OURS)
-            for measure in measures.values()
-            for name in names
-        ]
-        yield f"| {case.title} | " + " | ".join(cells) + " |"
+        for label, measure in measures.items():
+            cells = [shown(case.median(name, measure), bold=name == OURS) for name in names]
+            yield f"| {case.title} | {label} | {' | '.join(cells)} |"
 
 
 def shown(median: float | None, *, bold: bool) -> str:

@@ -109,6 +109,10 @@ def options() -> Iterator[str]:
             continue
         simple = isinstance(node.value, ast.Constant) and node.value.value != ""
         default = f"`{ast.unparse(node.value).lower()}`" if simple and node.value else "–"
+        kind = classes.get(ast.unparse(node.annotation))
+        if kind:  # a table of its own
+            keys = ", ".join(f"`{ast.unparse(field.target)}`" for field, _ in explained(kind.body))
+            text = f"{ast.get_docstring(kind)} A table with {keys}."
         yield f"| `{key}` | {default} | {text} |"
 
 

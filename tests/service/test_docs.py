@@ -165,4 +165,5 @@ def test_messages_are_those_of_the_sources() -> None:
     assert len(messages) > 10
     known = literals() + (ROOT / "csrc" / "kernels" / "cuda" / "launch.cuh").read_text()
     for message in messages:
-        assert "".join(message) in known, message
+        for part in "".join(message).split("…"):
+            assert part.strip() in known, message
