@@ -79,6 +79,7 @@ RUN --mount=type=cache,target=/root/.cache/pip --mount=type=secret,id=settings \
 FROM test-tools AS test
 COPY pyproject.toml ./
 COPY tests tests
+COPY examples examples
 COPY --from=wheel / dist/
 CMD ["sh", "-c", "exec nox -r -s \"test-${CELL}\""]
 

@@ -131,6 +131,7 @@ def test_wheel(session: nox.Session, *arguments: str, success_codes: Iterable[in
             Path(folder) / "tests",
             ignore=shutil.ignore_patterns("service", "torchwheels"),
         )
+        shutil.copytree(ROOT / "examples", Path(folder) / "examples")
         shutil.copy(ROOT / "pyproject.toml", folder)
         with session.chdir(folder):
             command = ["python", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
@@ -189,8 +190,6 @@ def add_sessions(cell: Cell) -> None:
 
 refuse_unknown_cells(sys.argv[1:])
 PLACE = choose_place()
-for each in MATRIX.cells:
-    add_sessions(each)
 
 
 @nox.session(python=False)
@@ -257,7 +256,7 @@ def bench(session: nox.Session) -> None:
         session.error(f"dist/ has no CUDA wheel: build one with `nox -s build-{python}-cu130`")
     cell = MATRIX.cell(f"{python}-{built[-1] if cuda else 'cpu'}")
     install_torch(session, cell.torch)
-    session.install(*MATRIX.tools["build"], *MATRIX.tools["test"], *MATRIX.tools["bench"])
+    session.install(*MATRIX.tools["build"], *MATRIX.tools["test"])
     if cuda:
         session.install("--force-reinstall", "--no-deps", str(wheels.wheel_for(cell)))
     else:
@@ -298,6 +297,18 @@ def index(session: nox.Session) -> None:
     """Makes a package index and its landing page, site/, from the wheels in dist/."""
     session.install(*MATRIX.tools["index"])
     session.run("python", "-m", "service.site")
+
+
+@nox.session(reuse_venv=True)
+def docs(session: nox.Session) -> None:
+    """Makes the documentation, docs/_build/html or the folder after `--`; a warning is an error."""
+    cell = MATRIX.cell(f"{sys.version_info.major}.{sys.version_info.minor}-cpu")
+    install_torch(session, cell.torch)
+    session.install(*MATRIX.tools["build"], *MATRIX.tools["index"], *MATRIX.tools["docs"])
+    session.install("--quiet", "./service")  # whose help it shows
+    install_new_wheel(session, cell)
+    target = session.posargs or ["docs/_build/html"]
+    session.run("sphinx-build", "--fail-on-warning", "--keep-going", "docs", *target)
 
 
 @nox.session(reuse_venv=True)
@@ -363,3 +374,8 @@ def newest(session: nox.Session) -> None:
         # Whatever pytest's exit code, a signal's too: that they do not pass, or crash, is a result.
         test_wheel(session, f"--record={record}", success_codes=range(-64, 6))
         session.run("python", "-m", "service.newest", wheel.name, str(record))
+
+
+# Last, so that `nox --list` begins with the sessions above.
+for each in MATRIX.cells:
+    add_sessions(each)

@@ -1,4 +1,4 @@
-"""The command line: measures, prints, and writes `result.json`, then the report and its plots.
+"""The command line: measures, prints, and writes `result.json`, then the report, the summary and the plots.
 
     python -m benchmarks                   # the CPU
     python -m benchmarks --device cuda

@@ -1,8 +1,8 @@
-"""Makes the Markdown report and the plots from a `result.json` and nothing else.
+"""Makes the Markdown report, the summary and the plots from a `result.json` and nothing else.
 
     python -m benchmarks.report benchmarks/results/cpu/result.json
 
-`report.md` and the plots (where matplotlib is installed) go beside the JSON.
+`report.md`, `summary.json` and the plots (where matplotlib is installed) go beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from benchmarks import summary
 from benchmarks.names import CPU_THREADS, STANDARD
 from benchmarks.results import CaseResult, Result, Spread, digits
 from benchmarks.targets import Target, against_peers, losses, targets, words
@@ -42,31 +43,33 @@ median. Inputs stay where they are from call to call: what fits a cache is in it
 Two peers are measured in several forms, and each figure is that of the fastest, which stands beside it. The *best
 product* is that of `mm`, `addmm` and `linear`, chosen for each matrix product by itself (forward; gradient of the
 weights; of the input); the times of those that a step needs are added round by round. The *best torch.compile* is that
-of static shapes, dynamic shapes and static shapes with `max-autotune-no-cudagraphs`. The JSON has all forms.
+of static shapes, dynamic shapes and static shapes with `max-autotune-no-cudagraphs`. The raw samples have all forms.
 """
 
 
 def make(file: Path) -> None:
-    """Writes the report and the plots of `file`."""
+    """Writes the report, the summary and the plots of `file`."""
     result = Result.read(file)
+    small = file.with_name(summary.NAME)
+    summary.write(result, small)
     plots: list[str] = []
     if importlib.util.find_spec("matplotlib"):
         from benchmarks import plots as plotting
 
-        plots = plotting.make(result, file.parent)
+        plots = plotting.make(small)
     else:
-        print(f"no plots: install matplotlib, then run python -m benchmarks.report {file}")
+        print(f"no plots: install matplotlib, then run python -m benchmarks.plots {small}")
     report = file.parent / "report.md"
-    report.write_text("\n".join(lines_of(result, plots)) + "\n")
+    report.write_text("\n".join(lines_of(result)) + "\n")
     found = [*chain.from_iterable(against_peers(result).values()), *targets(result)]
     missed = [row for row in target_rows(found) if row[-1] != "met"]
     print(f"{len(found) - len(missed)} of {len(found)} targets met; the others:")
     for what, ratio, goal, figure, verdict in missed:
         print(f"{verdict:13}{what}: {ratio} {figure}, target {goal}")
-    print(f"wrote {report}" + (f" and {', '.join(plots)}" if plots else ""))
+    print("wrote", ", ".join([report.name, small.name, *plots]), "into", file.parent)
 
 
-def lines_of(result: Result, plots: list[str]) -> Iterator[str]:
+def lines_of(result: Result) -> Iterator[str]:
     """The whole report."""
     yield f"# Benchmark: {result.data['environment']['device_name']}\n"
     yield from conditions(result)
@@ -79,9 +82,6 @@ def lines_of(result: Result, plots: list[str]) -> Iterator[str]:
     yield "\n## Where we lose\n"
     yield from loss_table(result)
     yield from headlines(result)
-    if plots:
-        yield "\n## Plots\n"
-        yield from (f"![{Path(plot).stem}]({plot})\n" for plot in plots)
     yield from sections(result)
 
 

@@ -33,7 +33,7 @@ def run(
     commit: str | None = None,
     resume: bool = False,
 ) -> None:
-    """Measures, and leaves `result.json`, `report.md` and the plots in `output`."""
+    """Measures, and leaves the samples, the report, the summary and the plots in `output`."""
     unknown = set(groups) - set(GROUPS)
     if unknown:
         sys.exit(f"benchmarks: no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}")

@@ -24,11 +24,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 BENCHMARK = "nvidia-h200"
 NEWEST_TORCH = "newest-torch.json"
 PLOTS = {
-    "tutorial.svg": "LLTM, one step, by the tutorial's protocol, at three sizes",
-    "cell.svg": "LLTM, one step, against the batch",
-    "sequence.svg": "LLTM, whole sequences",
-    "multiply.svg": "Elementwise multiplication, against the number of elements",
-    "round.svg": "Straight-through rounding, against the number of elements",
+    "step.svg": "LLTM, one step at three sizes, beside other implementations",
+    "sequence.svg": "LLTM, whole sequences, beside torch's own layers",
 }
 
 # What NVIDIA calls the GPUs of a compute capability.
@@ -237,7 +234,7 @@ def write(found: Sequence[Wheel], site: Path, matrix: Matrix, results: Path = RE
         groups=groups(matrix, runs(rows, found)),
         newest=read_json(results / NEWEST_TORCH),
         plots=plots(results / BENCHMARK, site / "benchmarks"),
-        measured=read_json(results / BENCHMARK / "result.json", {"environment": None})[
+        measured=read_json(results / BENCHMARK / "summary.json", {"environment": None})[
             "environment"
         ],
     )

@@ -1,4 +1,4 @@
-"""Reads matrix.toml. `python -m service.matrix` prints the README's table of it.
+"""Reads matrix.toml. `python -m service.matrix` prints the README's table of the wheels.
 
 `python -m service.matrix --bake` prints a file for `docker buildx bake`.
 """
@@ -193,7 +193,7 @@ class Matrix:
     def table(self) -> str:
         """The cells as a Markdown table."""
         rows = [
-            "| session suffix | torch | lane | Python | CUDA | GPU architectures | base image |"
+            "| session suffix | torch | binding | Python | CUDA | GPU architectures | base image |"
         ]
         rows.append("|---|---|---|---|---|---|---|")
         for variant in self.variants.values():
@@ -207,6 +207,29 @@ class Matrix:
                     f"`{variant.image}`",
                 ]
                 rows.append(f"| {' | '.join(row)} |")
+        return "\n".join(rows)
+
+    def variants_table(self) -> str:
+        """The wheels as a Markdown table: what each one is tested with."""
+        rows = [
+            "| wheel | torch | Python | CUDA | GPUs (compute capability) |",
+            "|---|---|---|---|---|",
+        ]
+        for variant in self.variants.values():
+            torch = [v.rpartition(".")[0] for v in sorted(variant.torch, key=release)]
+            pythons = sorted(
+                {python for v in variant.torch for python in self.pythons[v]}, key=release
+            )
+            known = [
+                f"{each[0]}–{each[-1]}" if len(each) > 1 else each[0] for each in (torch, pythons)
+            ]
+            row = [
+                f"`{variant.name}`",
+                *known,
+                variant.cuda or "–",
+                " ".join(variant.architectures) or "–",
+            ]
+            rows.append(f"| {' | '.join(row)} |")
         return "\n".join(rows)
 
 
@@ -249,7 +272,7 @@ def main() -> None:
     parser.add_argument("cells", nargs="*", help="with --bake: which cells (default: one a wheel)")
     arguments = parser.parse_args()
     if not arguments.bake:
-        print(load().table())
+        print(load().variants_table())
         return
     from service import images  # which needs this module
 

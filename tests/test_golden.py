@@ -1,9 +1,8 @@
-"""Values and gradients that were computed in float64 without PyTorch (`data/golden.npz`)."""
+"""Values and gradients that were computed without PyTorch: `data/golden.py`, `data/golden.npz`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,15 @@ from torch import Tensor
 import extops
 import extops.aten
 import extops.reference
+from data import golden as generator
 from operators import LLTM, by_device, dtype_name, needs_programs
 
-GOLDEN = np.load(Path(__file__).parent / "data" / "golden.npz")
-CASES = sorted({key.split("/")[1] for key in GOLDEN.files if key.startswith("lltm/")})
+KEPT = np.load(generator.FILE)
+GOLDEN = generator.golden_arrays() | dict(KEPT)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 by_golden_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=dtype_name)
-by_case = pytest.mark.parametrize("case", CASES)
+by_case = pytest.mark.parametrize("case", generator.CASES)
 by_implementation = pytest.mark.parametrize(
     "function",
     [
@@ -48,6 +48,14 @@ def assert_close(name: str, actual: Tensor, expected: Tensor) -> None:
         atol=tolerance * scale,
         msg=lambda message: f"{name}: {message}",
     )
+
+
+def test_the_generator_makes_the_file() -> None:
+    made = generator.kept(generator.golden_arrays())
+    assert made.keys() == set(KEPT.files), "renew the file with `python tests/data/golden.py`"
+    for key, array in made.items():
+        assert array.shape == KEPT[key].shape, key
+        assert array.tobytes() == KEPT[key].tobytes(), key
 
 
 @by_golden_dtype

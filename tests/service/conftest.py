@@ -54,7 +54,7 @@ def tree(tmp_path: Path) -> Path:
     copy = tmp_path / "tree"
     copy.mkdir()
     skip = shutil.ignore_patterns("__pycache__", "*.so", "_build_info.json")
-    for name in ("csrc", "package", "service", "tests"):
+    for name in ("csrc", "examples", "package", "service", "tests"):
         shutil.copytree(ROOT / name, copy / name, ignore=skip)
     for name in ("Dockerfile", ".dockerignore", "README.md", "matrix.toml", "noxfile.py"):
         shutil.copy(ROOT / name, copy)

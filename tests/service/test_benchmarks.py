@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import report, targets
+from benchmarks import plots, report, summary, targets
 from benchmarks.results import Result, Spread
 from benchmarks.samples import median, quantile, ratio
+from benchmarks.summary import Summary
+from service import ROOT
 
 OURS = {
     "tutorial_forward": [10.0, 20.0, 30.0],
@@ -249,6 +252,63 @@ def test_the_report_holds_the_figures(tmp_path: Path) -> None:
     assert (
         "| multiply | forward, wall time | torch.mul | 1 of 1 | 0.667 (0.667–0.705): 2^10" in text
     )
+
+
+@pytest.fixture
+def standard(gpu: Result) -> Result:
+    """A standard cell, the tutorial's kernel queued, and a case that no summary holds."""
+    gpu.data["cases"][0]["variants"] |= {
+        "tutorial kernel": variant({"queued_forward": [19.0, 21.0, 20.0]}),
+        "trivial kernel": variant({"device_forward": [1.0] * 3}),
+    }
+    other = copy.deepcopy(gpu.data["cases"][0])
+    gpu.data["cases"][0]["size"] = {"B": 16, "I": 32, "S": 128}
+    gpu.data["cases"].append(other)
+    return gpu
+
+
+def test_the_summary_holds_the_medians(standard: Result, tmp_path: Path) -> None:
+    file = tmp_path / summary.NAME
+    summary.write(standard, file)
+    made = Summary.read(file)
+    assert (made.environment["device_name"], made.number) == ("A processor", "device")
+    (cell,) = made.cases
+    assert cell.size == {"B": 16, "I": 32, "S": 128}
+    assert cell.floor == {"forward": 4}
+    assert cell.medians.keys() == {
+        *("best torch.compile", "best product", "extops", "tutorial kernel"),
+    }
+    assert cell.median("best torch.compile", "device_forward") == 16
+    assert cell.median("tutorial kernel", "device_forward") == 20  # the queued figure
+    assert cell.median("tutorial kernel", "device_forward_backward") is None
+    assert summary.step_table(made).splitlines()[-2:] == [
+        "| 16, 32, 128 | forward | 16.0 | 8.00 | **9.00** |",
+        "| 16, 32, 128 | forward + backward | 40.0 | 14.0 | **20.0** |",
+    ]
+
+
+def test_the_plot_shows_every_median_and_the_floor(standard: Result, tmp_path: Path) -> None:
+    file = tmp_path / summary.NAME
+    summary.write(standard, file)
+    assert plots.make(file) == ["step.svg"]
+    text = (tmp_path / "step.svg").read_text()
+    for shown in ("torch.compile", "16.0 µs", "8.00 µs", "20.0 µs", "B 16, I 32, S 128", "floor"):
+        assert shown in text.replace("\N{NO-BREAK SPACE}", " "), shown
+
+
+def test_readme_shows_the_speed() -> None:
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(r"<!-- speed:begin -->\n(.*?)\n<!-- speed:end -->", readme, re.DOTALL)
+    assert found, "README.md has no table between <!-- speed:begin --> and <!-- speed:end -->"
+    known = Summary.read(ROOT / "benchmarks" / "results" / "nvidia-h200" / summary.NAME)
+    assert found[1] == summary.step_table(known), "renew it with `python -m benchmarks.summary`"
+
+
+def test_what_is_tracked_of_the_results_is_small() -> None:
+    folders = (ROOT / "benchmarks" / "results", ROOT / "tests" / "data")
+    files = [x for folder in folders for x in folder.rglob("*.*") if x.name != "result.json"]
+    assert sum(x.stat().st_size for x in files if "__pycache__" not in x.parts) < 600_000
+    assert (ROOT / "tests" / "data" / "golden.npz").stat().st_size < 50_000
 
 
 def test_a_variant_that_fails_does_not_end_the_run() -> None:

@@ -145,13 +145,18 @@ def test_installers_get_the_wheel_that_was_asked_for(
         assert installed(environment) == variant
 
 
-CODE = re.findall("```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-INSTALL_LINES = re.findall(r"^.*(pip install \S*extops.*)$", "".join(CODE), re.MULTILINE)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CODE = "".join(
+    block
+    for page in PAGES
+    for block in re.findall("```bash\n(.*?)```", page.read_text(), re.DOTALL)
+)
+INSTALL_LINES = sorted({*re.findall(r"^.*(pip install \S*extops.*)$", CODE, re.MULTILINE)})
 
 
 @pytest.mark.parametrize("line", INSTALL_LINES)
-def test_install_lines_of_the_readme(line: str, tmp_path: Path, pypi: str) -> None:
-    """After the builds of the README, which leave several wheels in dist/."""
+def test_install_lines_of_the_pages(line: str, tmp_path: Path, pypi: str) -> None:
+    """After the builds that they name, which leave several wheels in dist/."""
     built = "cu130", "cpu"
     with small_wheels.served(small_wheels.make_site(tmp_path, *built)) as (address, _):
         venv.create(tmp_path / "fresh", with_pip=True)
@@ -167,7 +172,7 @@ def test_install_lines_of_the_readme(line: str, tmp_path: Path, pypi: str) -> No
     assert installed(tmp_path / "fresh" / "bin" / "python") == "cu130"
 
 
-def test_readme_says_how_to_install() -> None:
+def test_pages_say_how_to_install() -> None:
     assert len(INSTALL_LINES) == 2
 
 

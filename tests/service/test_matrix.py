@@ -32,7 +32,7 @@ def test_nox_lists_exactly_the_cells() -> None:
     assert done.returncode == 0, done.stderr
     listed = set(re.findall(r"^[-*] (\S+)", done.stdout, re.MULTILINE))
     cells = {f"{verb}-{cell.name}" for cell in MATRIX.cells for verb in ("build", "test")}
-    others = {"audit", "bench", "build", "index", "lint", "matrix", "newest", "notes"}
+    others = {"audit", "bench", "build", "docs", "index", "lint", "matrix", "newest", "notes"}
     others |= {"mutate", "reproduce", "sanitize", "survey", "test"}
     assert listed == cells | others
 
@@ -104,11 +104,11 @@ def test_default_cells_make_every_wheel() -> None:
         matrix.parse(data)
 
 
-def test_readme_shows_the_matrix() -> None:
+def test_readme_shows_the_wheels() -> None:
     readme = (ROOT / "README.md").read_text()
-    found = re.search(r"<!-- matrix:begin -->\n(.*?)\n<!-- matrix:end -->", readme, re.DOTALL)
-    assert found, "README.md has no table between <!-- matrix:begin --> and <!-- matrix:end -->"
-    assert found[1].strip() == MATRIX.table(), "renew it with `python -m service.matrix`"
+    found = re.search(r"<!-- wheels:begin -->\n(.*?)\n<!-- wheels:end -->", readme, re.DOTALL)
+    assert found, "README.md has no table between <!-- wheels:begin --> and <!-- wheels:end -->"
+    assert found[1].strip() == MATRIX.variants_table(), "renew it with `python -m service.matrix`"
 
 
 def test_torch_versions_agree() -> None:

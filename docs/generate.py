@@ -1,0 +1,142 @@
+"""Writes the parts of the pages that are facts of the repository: tables, options, help texts.
+
+Each is read from the one place where it stands, so a page cannot disagree with it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import summary
+from service import ROOT, audit, matrix
+
+FOLDER = ROOT / "docs" / "_generated"
+RESULTS = ROOT / "benchmarks" / "results"
+TORCHWHEELS = ROOT / "service" / "torchwheels"
+DEVICES = ("nvidia-h200", "cpu")
+
+
+def version() -> str:
+    """The version of extops."""
+    text = (ROOT / "package" / "extops" / "_version.py").read_text()
+    (found,) = re.findall(r'^__version__ = "(.+)"', text, re.MULTILINE)
+    return str(found)
+
+
+def write() -> None:
+    """Writes all parts, and the plots beside them."""
+    FOLDER.mkdir(exist_ok=True)
+    parts = {
+        "matrix": matrix.load().table(),
+        "variants": matrix.load().variants_table(),
+        "release": audit.tests_table(read(RESULTS / "release.passport.json")),
+        "torchwheels-help": "\n".join(help_texts()),
+        "torchwheels-options": "\n".join(options()),
+        "torchwheels-rules": "\n".join(rules()),
+    }
+    for device in DEVICES:
+        known = summary.Summary.read(RESULTS / device / summary.NAME)
+        report = (RESULTS / device / "report.md").read_text()
+        parts |= {
+            f"step-{device}": summary.step_table(known),
+            f"protocol-{device}": summary.protocol_table(known),
+            f"losses-{device}": section(report, "Where we lose"),
+        }
+        for plot in (RESULTS / device).glob("*.svg"):
+            shutil.copyfile(plot, FOLDER / f"{device}-{plot.name}")
+    for name, text in parts.items():
+        file = FOLDER / f"{name}.md"
+        if (
+            not file.is_file() or file.read_text() != f"{text}\n"
+        ):  # Sphinx reads again what is newer
+            file.write_text(f"{text}\n")
+
+
+def read(file: Path) -> Any:
+    """What a JSON file holds."""
+    return json.loads(file.read_text())
+
+
+def section(report: str, heading: str) -> str:
+    """What stands under a heading of the second level."""
+    found = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", report, re.DOTALL | re.MULTILINE)
+    assert found, f"there is no section {heading!r}"
+    return found[1].strip()
+
+
+def help_texts() -> Iterator[str]:
+    """What `torchwheels` and its commands print for `--help`."""
+    overview = help_of()
+    yield from ("```text", overview.rstrip(), "```")
+    for command in re.findall(r"^    (\w+)  ", overview, re.MULTILINE):
+        yield from (f"\n### `torchwheels {command}`\n", "```text", help_of(command).rstrip(), "```")
+
+
+def help_of(*command: str) -> str:
+    """The help of a command."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torchwheels", *command, "--help"],
+        env={**os.environ, "PYTHONPATH": str(TORCHWHEELS.parent), "COLUMNS": "80"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def options() -> Iterator[str]:
+    """The keys of `[tool.torchwheels]`, as the class that they fill explains them."""
+    classes = {
+        node.name: node
+        for node in ast.parse((TORCHWHEELS / "project.py").read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+    yield from ("| option | default | what it says |", "|---|---|---|")
+    for node, text in explained(classes["Project"].body):
+        name = ast.unparse(node.target).replace("_", "-")
+        renamed = re.search(r"'key': (\S+?)}", ast.unparse(node))
+        key = ast.literal_eval(renamed[1]) if renamed else name
+        if key is None:
+            continue
+        simple = isinstance(node.value, ast.Constant) and node.value.value != ""
+        default = f"`{ast.unparse(node.value).lower()}`" if simple and node.value else "–"
+        kind = classes.get(ast.unparse(node.annotation))
+        if kind:  # a table of its own
+            keys = ", ".join(f"`{ast.unparse(field.target)}`" for field, _ in explained(kind.body))
+            text = f"{ast.get_docstring(kind)} A table with {keys}."
+        yield f"| `{key}` | {default} | {text} |"
+
+
+def explained(body: list[ast.stmt]) -> Iterator[tuple[ast.AnnAssign, str]]:
+    """The fields of a class, each with the text below it."""
+    for field, below in zip(body, [*body[1:], ast.Pass()], strict=True):
+        if isinstance(field, ast.AnnAssign):
+            text = ast.literal_eval(below.value) if isinstance(below, ast.Expr) else ""
+            yield field, " ".join(text.split())
+
+
+def rules() -> Iterator[str]:
+    """The rules of the audit, as their functions explain them."""
+    tree = ast.parse((TORCHWHEELS / "audit.py").read_text())
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    yield from ("| rule | what holds |", "|---|---|")
+    for name in names_in(tree.body, "RULES"):
+        text = ast.get_docstring(functions[name]) or ""
+        yield f"| `{name}` | {text.splitlines()[0]} |"
+
+
+def names_in(body: Iterable[ast.stmt], variable: str) -> list[str]:
+    """The names in the tuple that is assigned to a variable."""
+    for node in body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == variable:
+            return [ast.unparse(each) for each in getattr(node.value, "elts", [])]
+    raise LookupError(variable)

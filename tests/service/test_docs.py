@@ -1,0 +1,169 @@
+"""The README and the documentation: their code runs, their links lead somewhere, their messages exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from service import ROOT, audit, wheels
+
+DOCS = ROOT / "docs"
+PAGES = [
+    *ROOT.glob("*.md"),
+    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.glob("reports/*.md")),
+    ROOT / "benchmarks" / "README.md",
+]
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+# Where the commands of the pages are run, or why they cannot be.
+ELSEWHERE = {
+    r"^(\S*/)?nox .*": "test_sessions_that_pages_name_exist looks for the sessions, which take minutes",
+    r"^python3 -m venv \.venv && .*/nox -s (build-3\.11-cu130|test)$": "its first half downloads nox; the "
+    "second is a session",
+    r"^python3 -m venv .*&& \S+/pip install ": "downloads PyTorch",
+    r"^pip install dist/extops-": "test_index.py runs it",
+    r"^pip install \./service$": "the session docs runs it",
+    r"^torchwheels build ": "compiles for minutes; tests/torchwheels builds other projects",
+    r"^docker compose |^export EXTOPS_COMMIT=": "test_compose.py runs the services",
+    r"docker buildx (bake|imagetools)": "test_compose.py and test_images.py run bake; a registry is not at hand",
+    r"^python examples/": "tests/test_examples.py runs it",
+    r"^EXTOPS_JIT=csrc ": "compiles for minutes; test_imports.py loads libraries that were compiled so",
+    r"^(EXTOPS_ARCHITECTURES=\S+ )?python -m service\.(mutate|sanitize) ": "needs a GPU",
+    r"^python -m benchmarks\.(report|plots) ": "test_benchmarks.py makes both",
+    r"^git tag |^cp .* && gh release ": "releases",
+    r"^gh attestation verify ": "needs a release",
+}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands() -> Iterator[str]:
+    """Each command line of the pages, without its comment."""
+    for page in PAGES:
+        for line in "".join(blocks(page, "bash")).splitlines():
+            command = re.sub(r"\s+#.*", "", line).strip()
+            if command:
+                yield command
+
+
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=str)
+def test_python_code_runs(page: Path) -> None:
+    pytest.importorskip("extops")
+    code = "\n".join(blocks(page, "python"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def is_tried_elsewhere(command: str) -> bool:
+    return any(re.search(pattern, command) for pattern in ELSEWHERE)
+
+
+@pytest.mark.parametrize("command", sorted({x for x in commands() if not is_tried_elsewhere(x)}))
+def test_commands_run(command: str) -> None:
+    if command.startswith("python -m extops"):
+        pytest.importorskip("extops")
+    words = shlex.split(command.replace("python ", f"{shlex.quote(sys.executable)} ", 1))
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_reason_is_needed() -> None:
+    for pattern in ELSEWHERE:
+        assert any(re.search(pattern, command) for command in commands()), pattern
+
+
+def test_sessions_that_pages_name_exist() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nox", "--noxfile", ROOT / "noxfile.py", "--list"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    sessions = set(re.findall(r"^[-*] (\S+)", done.stdout, re.MULTILINE))
+    text = "\n".join([*commands(), *(page.read_text() for page in PAGES)])
+    named = {
+        name
+        for names in re.findall(r"nox -s ((?:[a-z][\w.-]* ?)+)", text)
+        for name in re.findall(r"[\w.-]*\w", names)
+        if re.fullmatch(r"[a-z]+(-\d\.\d+-[\w.-]+)?", name)
+    }
+    assert {"build-3.11-cu130", "test", "docs"} <= named
+    assert {name for name in named if "-" in name or name not in sessions} <= sessions
+
+
+def anchors(text: str) -> set[str]:
+    """The places of a page that a link can name."""
+    headings = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@by_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert "_generated" in path or file.exists(), target
+        if anchor:
+            assert anchor in anchors(file.read_text()), target
+
+
+def test_parts_that_are_included_are_made(monkeypatch: Any, tmp_path: Path) -> None:
+    made = generate()
+    monkeypatch.setattr(made, "FOLDER", tmp_path)
+    made.write()
+    text = "".join(page.read_text() for page in DOCS.glob("*.md"))
+    for name in re.findall(r"_generated/([\w.-]+)", text):
+        assert (tmp_path / name).stat().st_size > 0, name
+    passport = wheels.ROOT / "benchmarks" / "results" / "release.passport.json"
+    assert (tmp_path / "release.md").read_text() == f"{audit.tests_table(made.read(passport))}\n"
+    assert (
+        "| `size-budget` | `0.0` | MB that the wheel may have"
+        in (tmp_path / "torchwheels-options.md").read_text()
+    )
+
+
+def literals() -> str:
+    """All texts in the Python sources, those around a value of an f-string apart."""
+    found = []
+    for folder in ("package", "service"):
+        for path in (ROOT / folder).rglob("*.py"):
+            nodes = ast.walk(ast.parse(path.read_text()))
+            found += [
+                node.value
+                for node in nodes
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            ]
+    return "\n".join(found) + (ROOT / "noxfile.py").read_text()
+
+
+def test_messages_are_those_of_the_sources() -> None:
+    page = (DOCS / "troubleshooting.md").read_text()
+    messages = re.findall(r"^(?:`` (.+) ``|`(.+)`)\n: ", page, re.MULTILINE)
+    assert len(messages) > 10
+    known = literals() + (ROOT / "csrc" / "kernels" / "cuda" / "launch.cuh").read_text()
+    for message in messages:
+        for part in "".join(message).split("…"):
+            assert part.strip() in known, message

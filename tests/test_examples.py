@@ -1,0 +1,58 @@
+"""The programs of examples/, as a user runs them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from operators import by_device, needs_programs
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(name: str, *arguments: str | Path) -> str:
+    command = [sys.executable, EXAMPLES / f"{name}.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_example_has_a_test() -> None:
+    tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
+    assert {file.stem for file in EXAMPLES.glob("*.py")} <= tested
+
+
+@by_device
+def test_sequence(device: str, tmp_path: Path) -> None:
+    plot = tmp_path / "loss.png"
+    output = run("sequence", "--device", device, "--plot", plot)
+    for layer in ("LLTMLayer", "LSTM"):
+        found = re.search(rf"{layer} .* s, loss ([\d.]+) -> .*held-out text ([\d.]+)", output)
+        assert found, output
+        first, held_out = map(float, found.groups())
+        assert 7.5 < first < 8.5  # bits per byte: it knows nothing
+        assert held_out < 4
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@by_device
+def test_binary_codes(device: str) -> None:
+    output = run("binary_codes", "--device", device)
+    losses = dict(re.findall(r"^(\w[\w ]*\w) +[\d.]+ s, loss ([\d.]+)", output, re.MULTILINE))
+    assert float(losses["round_ste"]) < 0.7 * float(losses["rounded in the end"])
+    assert "differ: while (0), " in output
+
+
+@pytest.mark.slow
+@by_device
+def test_own_operator(device: str) -> None:
+    needs_programs("c++", "ninja", *["nvcc"] * (device == "cuda"))
+    output = run("own_operator", "--device", device)
+    difference = re.search("torch's softsign: (.*)", output)
+    assert difference, output
+    assert float(difference[1]) < 1e-15
+    assert "opcheck finds no fault" in output
