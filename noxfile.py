@@ -72,7 +72,7 @@ def choose_place() -> place.Place:
         options, others = place.options(posargs)
         if others and re.search(r"\bbuild-\d", chosen) and not re.search(r"\btest\b", chosen):
             raise ServiceError(
-                "a build takes the options --backend and --builder, but was given "
+                "a build takes the options --backend, --builder and --source, but was given "
                 f"`{shlex.join(others)}`"
             )
         # By its name, or by a pattern: `-k` or `-p`.
@@ -158,8 +158,20 @@ def test_cell(session: nox.Session, cell: Cell) -> None:
         test_wheel(session, *(record if set(chosen) <= {"--require-gpu"} else []), *chosen)
 
 
+def build_other_source(session: nox.Session, cell: Cell, options: place.Options) -> None:
+    """Builds the wheel of another project, which `--source` names."""
+    session.install("--editable", "./service")
+    command = ["torchwheels", "build", str(options.source), f"--cell={cell.name}"]
+    command += [f"--backend={options.backend}"] if options.backend else []
+    command += [f"--builder={options.builder}"] if options.builder else []
+    run_patiently(session, *command)
+
+
 def run_cell(session: nox.Session, verb: str, cell: Cell) -> None:
     """Builds or tests the cell, where it was chosen to."""
+    options = place.options(session.posargs)[0]
+    if verb == "build" and options.source:
+        return build_other_source(session, cell, options)
     print(f"extops: {PLACE}", flush=True)
     try:
         if PLACE.docker:
@@ -230,7 +242,9 @@ def test(session: nox.Session) -> None:
     chosen = place.options(session.posargs)[1]
     test_wheel(session, *chosen)
     if chosen in ([], ["--thorough"]):  # others choose among the wheel's tests
-        session.run("python", "-m", "pytest", "-p", "no:cacheprovider", "tests/service", *chosen)
+        session.install("--editable", "./service")
+        for own in ("tests/service", "tests/torchwheels"):
+            session.run("python", "-m", "pytest", "-p", "no:cacheprovider", own, *chosen)
 
 
 def asks_for_cuda(arguments: list[str]) -> bool:

@@ -19,7 +19,7 @@ from service import ServiceError
 
 BACKENDS = ("docker", "local")
 # Those of this module, and the suite's own (tests/conftest.py).
-_OPTIONS = ("--backend", "--builder", "--require-gpu", "--thorough")
+_OPTIONS = ("--backend", "--builder", "--source", "--require-gpu", "--thorough")
 # How alike a misspelt option must be, of 1: pytest has none over 0.63, pip none over 0.7.
 _ALIKE = 0.8
 _ENGINE_TIMEOUT = 10  # seconds: an engine behind ssh needs a few, a dead one shall not hold us up
@@ -31,6 +31,7 @@ class Options:
 
     backend: str | None = None
     builder: str | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ def options(
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--backend", default=environ.get("EXTOPS_BACKEND") or None)
     parser.add_argument("--builder", default=environ.get("BUILDX_BUILDER") or None)
+    parser.add_argument("--source")
     try:
         known, others = parser.parse_known_args(list(arguments))
     except argparse.ArgumentError as error:
@@ -69,7 +71,7 @@ def options(
             f"the backend is {known.backend!r}, but {' or '.join(BACKENDS)} is expected "
             "(--backend, or EXTOPS_BACKEND)"
         )
-    return Options(known.backend, known.builder), others
+    return Options(known.backend, known.builder, known.source), others
 
 
 def engine() -> str:

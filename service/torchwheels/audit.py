@@ -18,7 +18,8 @@ from packaging.version import InvalidVersion, Version
 
 from torchwheels import baseline
 from torchwheels.errors import UserError
-from torchwheels.releases import Cell, minor, numbers
+from torchwheels.project import Project
+from torchwheels.releases import Cell, load, minor, numbers
 from torchwheels.stable_functions import first_releases, newest_release, oldest_release
 from torchwheels.wheel import (
     BUILD_RECORD,
@@ -386,10 +387,21 @@ def _apply(rule: Rule, wheel: Wheel, expectation: Expectation) -> list[str]:
         return [f"it cannot be judged: {type(error).__name__}: {error}"]
 
 
-def check(path: Path, expectation: Expectation) -> None:
-    """Raises an error that names all that is wrong with the wheel."""
-    found = findings(read(path), expectation)
-    # Several rules may say that there is no library.
-    problems = dict.fromkeys(problem for rule in found.values() for problem in rule)
-    if problems:
-        raise UserError(f"{path.name} is not fit to publish: {'; '.join(problems)}")
+def expectation_of(project: Project, cell: Cell) -> Expectation:
+    """What `project` promises of its wheel for `cell`."""
+    return Expectation(
+        cell=cell,
+        manylinux=load().manylinux,
+        architectures=project.architectures(cell),
+        size_budget=project.size_budget,
+        allow_libraries=project.allow_libraries,
+        torches=project.torch,
+    )
+
+
+def check(path: Path, project: Project, cell: Cell) -> None:
+    """Raises an error that has a line for everything that is wrong with the wheel."""
+    found = findings(read(path), expectation_of(project, cell))
+    lines = [f"\n  {rule}: {text}" for rule, texts in found.items() for text in texts]
+    if lines:
+        raise UserError(f"{path.name} does not pass the audit:{''.join(lines)}")

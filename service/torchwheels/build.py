@@ -19,11 +19,12 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from torchwheels import audit, check_import, environments, finish, sources, toolchain, wheel
+from torchwheels import audit, check_import, environments, finish, toolchain
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Cell, load
+from torchwheels.releases import Cell
+from torchwheels.sources import Fetched
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -86,8 +87,8 @@ class _Build:
         return self.work / "home"
 
 
-def build_wheel(project: Project, cell: Cell, source: str, dist: Path) -> Path:
-    """Builds the wheel of `source` for `cell`; returns its path in `dist`.
+def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Path:
+    """Builds the wheel of `source` for `cell`, on this machine; returns its path in `dist`.
 
     It is there only once it has passed the audit and has been imported.
     """
@@ -99,8 +100,8 @@ def build_wheel(project: Project, cell: Cell, source: str, dist: Path) -> Path:
     with environments.alone(f"build/{cell.name}") as work:
         shutil.rmtree(work)
         (work / "home").mkdir(parents=True)
-        fetched = sources.fetch(source, work / "source")
-        folder = _project_folder(project, fetched.folder)
+        shutil.copytree(source.folder, work / "source", symlinks=True)
+        folder = _project_folder(project, work / "source")
         environment = environments.upon(base, work / "environment")
         build = _Build(project, cell, work, base, environment, compiler, toolkit)
         _install_requirements(build, folder)
@@ -108,16 +109,16 @@ def build_wheel(project: Project, cell: Cell, source: str, dist: Path) -> Path:
         built = _pip_wheel(build, folder, variables)
         used = finish.Used(
             cell=cell,
-            architectures=tuple(re.findall(r"[^; ]+", variables["TORCH_CUDA_ARCH_LIST"])),
-            origin=fetched.origin,
+            architectures=project.architectures(cell),
+            origin=source.origin,
             cxx=compiler.version,
             nvcc=toolkit.version if toolkit else None,
         )
         provided = [base.site_packages / "torch" / "lib", *base.site_packages.glob("nvidia/*/lib")]
         finished = finish.finish(built, work / "finished", used, provided)
-        check_wheel(finished, project, cell, used.architectures)
+        audit.check(finished, project, cell)
         check_import.check_import(finished, base, project.imports)
-        target = _publish(finished, dist)
+        target = publish(finished, dist)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
     print(
         f"torchwheels: built {target}, which imports beside torch {cell.torch} "
@@ -128,24 +129,10 @@ def build_wheel(project: Project, cell: Cell, source: str, dist: Path) -> Path:
     return target
 
 
-def check_wheel(path: Path, project: Project, cell: Cell, architectures: tuple[str, ...]) -> None:
-    """Raises an error that has a line for everything that the audit finds wrong with a wheel."""
-    expectation = audit.Expectation(
-        cell=cell,
-        manylinux=load().manylinux,
-        architectures=architectures,
-        size_budget=project.size_budget,
-        allow_libraries=project.allow_libraries,
-    )
-    found = audit.findings(wheel.read(path), expectation)
-    lines = [f"\n  {rule}: {text}" for rule, texts in found.items() for text in texts]
-    if lines:
-        raise UserError(f"{path.name} does not pass the audit:{''.join(lines)}")
-
-
 def _project_folder(project: Project, unpacked: Path) -> Path:
     for patch in project.patches:
-        file = (project.folder / patch).resolve()
+        assert project.file is not None
+        file = (project.file.parent / patch).resolve()
         command = ["patch", "-p1", "--batch", f"--input={file}"]
         done = subprocess.run(command, cwd=unpacked, capture_output=True, text=True)
         if done.returncode != 0:
@@ -204,14 +191,12 @@ def _variables(build: _Build) -> dict[str, str]:
         *([toolkit.home / "bin"] if toolkit else []),
         *toolchain.common_path(work),
     ]
-    architectures = ";".join(cell.architectures)
     memory = toolchain.MEMORY_PER_JOB["cuda" if cell.cuda else "cpu"]
     jobs = str(toolchain.parallel_jobs(build.project.memory_per_job or memory))
     variables = environments.clean_variables(build.home) | {
         "PATH": os.pathsep.join(map(str, commands)),
         "MAX_JOBS": jobs,
         "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", _SINCE_1980),
-        "TORCH_CUDA_ARCH_LIST": architectures,
         "FORCE_CUDA": "1" if toolkit else "0",
     }
     if toolkit:
@@ -220,20 +205,8 @@ def _variables(build: _Build) -> dict[str, str]:
     else:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     _write_start(build)
-    values = {
-        "architectures": architectures,
-        "sm": ";".join(map(toolchain.sm, cell.architectures)),
-        "jobs": jobs,
-        "cuda_home": str(toolkit.home) if toolkit else "",
-    }
-    for name, template in build.project.environment.items():
-        try:
-            variables[name] = template.format(**values)
-        except (KeyError, IndexError, ValueError):
-            raise UserError(
-                f"the option `environment` sets {name} to {template!r}: it may hold "
-                f"{', '.join(f'{{{key}}}' for key in values)}, and other braces doubled"
-            ) from None
+    cuda_home = str(toolkit.home) if toolkit else ""
+    variables |= build.project.variables(cell, jobs, cuda_home)
     return variables
 
 
@@ -304,7 +277,7 @@ def _explain(printed: str, jobs: str) -> str:
     return "the messages above say why"
 
 
-def _publish(finished: Path, dist: Path) -> Path:
+def publish(finished: Path, dist: Path) -> Path:
     """Copies `finished` into `dist`, where it appears whole or not at all."""
     dist.mkdir(parents=True, exist_ok=True)
     partial = dist / f".{finished.name}.partial"

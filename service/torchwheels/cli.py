@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import json
+import shutil
+import signal
 import sys
-from collections.abc import Sequence
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from torchwheels import build, project, releases, wheel
+from torchwheels import (
+    audit,
+    build,
+    containers,
+    passports,
+    project,
+    releases,
+    site,
+    sources,
+    testing,
+)
+from torchwheels.containers import Engine
 from torchwheels.errors import UserError
+from torchwheels.project import Project
 from torchwheels.releases import Cell
+from torchwheels.sources import Fetched
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `torchwheels`: an error is one sentence, and exit code 1."""
     given = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _stop)
     try:
         given.run(given)
     except UserError as error:
@@ -23,16 +44,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
+def _stop(number: int, frame: object) -> None:
+    """Treats a polite request to end like Ctrl-C, which cleans up."""
+    raise KeyboardInterrupt
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchwheels", description="Wheels of PyTorch extensions, from untouched sources."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    build = commands.add_parser("build", help="build, audit and import a wheel")
-    build.add_argument(
+    config = argparse.ArgumentParser(add_help=False)
+    config.add_argument("--config", type=Path, help="a TOML file with the options of the project")
+    dist = argparse.ArgumentParser(add_help=False)
+    dist.add_argument("--dist", type=Path, default=Path("dist"), help="where wheels are")
+    place = argparse.ArgumentParser(add_help=False)
+    place.add_argument(
+        "--backend",
+        choices=["docker", "local"],
+        help="where the project's own code runs: in the cell's image, or on this machine (default: docker)",
+    )
+    place.add_argument("--builder", help="a builder of `docker buildx ls`, also of another machine")
+    source = argparse.ArgumentParser(add_help=False)
+    source.add_argument(
         "source", help="NAME==VERSION from PyPI, a folder, an archive, or git+URL@COMMIT"
     )
-    which = build.add_mutually_exclusive_group()
+    source.add_argument("--origin", help=argparse.SUPPRESS)  # of a copy, in a container
+
+    command = commands.add_parser(
+        "build", help="build, audit and import wheels", parents=[source, config, dist, place]
+    )
+    which = command.add_mutually_exclusive_group()
     which.add_argument(
         "--cell",
         action="append",
@@ -40,71 +82,211 @@ def _parser() -> argparse.ArgumentParser:
         help="a Python and a CUDA, such as 3.11-cpu or 3.11-cu130 (repeatable; default: as the torch at hand)",
     )
     which.add_argument("--all", action="store_true", help="all cells of the project")
-    build.add_argument(
-        "--backend", choices=["local"], help="where the source's own code runs: on this machine"
+    command.set_defaults(run=_build)
+    command = commands.add_parser(
+        "test", help="run the project's tests on a wheel", parents=[source, config, dist, place]
     )
-    build.add_argument("--config", type=Path, help="a TOML file with the options of the project")
-    build.add_argument("--dist", type=Path, default=Path("dist"), help="where wheels go")
-    build.set_defaults(run=_build)
-    audit = commands.add_parser("audit", help="judge finished wheels")
-    audit.add_argument("wheel", type=Path, nargs="+", help="a wheel that torchwheels has built")
-    audit.add_argument("--config", type=Path, help="a TOML file with the options of the project")
-    audit.set_defaults(run=_audit)
-    cells = commands.add_parser("cells", help="list the cells there can be")
-    cells.set_defaults(run=_cells)
+    command.add_argument("--cell", required=True, help="which Python, CUDA and torch")
+    command.add_argument("--wheel", type=Path, help="which wheel (default: the cell's in --dist)")
+    command.add_argument("--require-gpu", action="store_true", help="let no GPU test be skipped")
+    command.add_argument("--results", type=Path, help=argparse.SUPPRESS)  # in a container
+    command.add_argument("arguments", nargs="*", help="after `--`: for the tests' command")
+    command.set_defaults(run=_test)
+    command = commands.add_parser(
+        "audit", help="judge wheels, and write a passport beside each", parents=[config, dist]
+    )
+    command.add_argument("wheel", type=Path, nargs="*", help="which (default: all in --dist)")
+    command.set_defaults(run=_audit)
+    command = commands.add_parser("index", help="make a package index and its page", parents=[dist])
+    command.add_argument("--site", type=Path, default=Path("site"), help="where to")
+    command.set_defaults(run=_index)
+    command = commands.add_parser(
+        "reproduce", help="build twice, and compare", parents=[source, config, place]
+    )
+    command.add_argument("--cell", action="append", required=True, help="which (repeatable)")
+    command.set_defaults(run=_reproduce)
+    command = commands.add_parser("matrix", help="say which jobs CI starts", parents=[config])
+    command.add_argument("cells", choices=["small", "full"], help="which cells of the project")
+    command.set_defaults(run=_matrix)
+    command = commands.add_parser("cells", help="list the cells there can be")
+    command.set_defaults(run=_cells)
     return parser
 
 
 def _build(given: argparse.Namespace) -> None:
     options = _project(given.source, given.config)
-    failed = 0
     cells = _chosen_cells(given, options)
-    if given.backend != "local":
-        raise UserError(
-            f"building {given.source} runs its own code with your rights: give `--backend local` if you "
-            "trust it; building in a container is not there yet"
-        )
+    engine = _engine(given)
+    with _fetched(given) as source:
+        _build_cells(options, cells, source, given.dist, engine)
+
+
+def _build_cells(
+    options: Project, cells: Sequence[Cell], source: Fetched, dist: Path, engine: Engine | None,
+    fresh: bool = False,
+) -> list[Path]:  # fmt: skip
+    """Builds the wheels of `cells` into `dist`: in containers all at once, here one by one."""
+    if engine:
+        with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
+            built = containers.build_wheels(engine, options, cells, source, Path(work), fresh)
+            targets = []
+            for cell in cells:
+                # Again, and here: what the project's code did to the tool there does not count.
+                audit.check(built[cell.name], options, cell)
+                targets.append(build.publish(built[cell.name], dist))
+                print(
+                    f"torchwheels: built {targets[-1]} in {containers.base_image(cell)}", flush=True
+                )
+            return targets
+    targets, failures = [], []
     for cell in cells:
         try:
-            build.build_wheel(options, cell, given.source, given.dist)
+            targets.append(build.build_wheel(options, cell, source, dist))
         except UserError as error:
             if len(cells) == 1:
                 raise
             print(f"torchwheels: {error}", file=sys.stderr, flush=True)
-            failed += 1
-    if failed:
-        raise UserError(f"{failed} of {len(cells)} cells failed, as said above")
+            failures.append(cell.name)
+    if failures:
+        raise UserError(f"{len(failures)} of {len(cells)} cells failed: {', '.join(failures)}")
+    return targets
 
 
-def _project(source: str, config: Path | None) -> project.Project:
+def _engine(given: argparse.Namespace) -> Engine | None:
+    """The Docker engine for the code of a project; None where it shall run here."""
+    if given.backend == "local":
+        return None
+    try:
+        return containers.find_engine(given.builder)
+    except UserError as error:
+        raise UserError(
+            f"no Docker engine answers ({error}), and {given.source} runs its own code with your rights "
+            "outside of one: start an engine, or give `--backend local` if you trust it"
+        ) from None
+
+
+@contextlib.contextmanager
+def _fetched(given: argparse.Namespace) -> Iterator[Fetched]:
+    """The sources of a command, in a folder that goes away at the end."""
+    with tempfile.TemporaryDirectory(prefix="torchwheels-sources-") as work:
+        found = sources.fetch(given.source, Path(work) / "source")
+        yield dataclasses.replace(found, origin=given.origin or found.origin)
+
+
+def _project(source: str, config: Path | None) -> Project:
     """The options of `--config`, else those of the folder that is the source."""
     if config:
         return project.load(config)
     own = Path(source) / "pyproject.toml"
-    return project.load(own) if own.is_file() else project.Project()
+    return project.load(own) if own.is_file() else Project()
 
 
-def _chosen_cells(given: argparse.Namespace, options: project.Project) -> tuple[Cell, ...]:
+def _chosen_cells(given: argparse.Namespace, options: Project) -> tuple[Cell, ...]:
     table = releases.load()
     if given.cell:
         return tuple(table.cell(name) for name in given.cell)
     if given.all:
-        return table.matching(options.cells) if options.cells else table.cells
+        return options.chosen_cells()
     return (table.current_cell(releases.python_at_hand()),)
 
 
-def _audit(given: argparse.Namespace) -> None:
-    options = project.load(given.config) if given.config else project.Project()
-    for path in given.wheel:
-        record = wheel.read(path).record
-        if record is None:
-            raise UserError(
-                f"{path.name} has no build record that says which cell it is for: build it with "
-                "`torchwheels build`"
+def _test(given: argparse.Namespace) -> None:
+    options = _project(given.source, given.config)
+    cell = releases.load().cell(given.cell)
+    path = given.wheel or testing.find_wheel(given.dist, cell)
+    if not options.tests.paths and not options.tests.command:
+        raise UserError(
+            "the project names no tests: the option `tests` says where they are, such as "
+            '`tests = { paths = ["tests"] }` in [tool.torchwheels]'
+        )
+    engine = _engine(given)
+    with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
+        results = given.results or Path(work)
+        results.mkdir(exist_ok=True)
+        if engine:
+            code = containers.run_tests(
+                engine, options, cell, path, source.folder, _test_arguments(given), results
             )
-        cell = releases.load().cell(record["cell"])
-        build.check_wheel(path, options, cell, tuple(record["architectures"]))
-        print(f"torchwheels: {path.name} passes the audit of {cell.name}", flush=True)
+        else:
+            code = testing.run_here(
+                options, cell, path, source.folder, given.arguments, given.require_gpu, results
+            )
+        if not given.results:
+            testing.keep_record(results, path, cell, given.dist)
+    if code:
+        raise UserError(f"the tests of {path.name} fail in {cell.name} (exit code {code})")
+
+
+def _test_arguments(given: argparse.Namespace) -> list[str]:
+    options = ["--require-gpu"] if given.require_gpu else []
+    return [*options, *(["--", *given.arguments] if given.arguments else [])]
+
+
+def _audit(given: argparse.Namespace) -> None:
+    options = project.load(given.config) if given.config else _project(".", None)
+    paths = given.wheel or sorted(given.dist.glob("*.whl"))
+    if not paths:
+        raise UserError(f"there is no wheel in {given.dist}: build one first")
+    bad = []
+    for path in paths:
+        passport = passports.write_passport(path, options)
+        print(f"{path.name} ({passport['size'] / 1e6:.2f} MB, sha256 {passport['sha256']})")
+        for rule in passport["rules"]:
+            line = f"  {'ok  ' if rule['passed'] else 'FAIL'}  {rule['rule']}  {rule['detail']}"
+            print(line.rstrip())
+        if found := passports.problems(passport):
+            bad.append(f"\n  {path.name}: {'; '.join(found)}")
+    if bad:
+        raise UserError(f"not fit to publish:{''.join(bad)}")
+    print(f"torchwheels: {len(paths)} of {len(paths)} wheels are fit to publish", flush=True)
+
+
+def _index(given: argparse.Namespace) -> None:
+    names = site.make_site(given.dist, given.site)
+    print(f"torchwheels: made {given.site} with {', '.join(names)}", flush=True)
+
+
+def _reproduce(given: argparse.Namespace) -> None:
+    options, engine = _project(given.source, given.config), _engine(given)
+    cells = [releases.load().cell(name) for name in given.cell]
+    with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
+        moved = Path(work) / "another-folder" / "with-a-longer-name"
+        shutil.copytree(source.folder, moved, symlinks=True)
+        for cell in cells:
+            wheels = [
+                _build_cells(options, [cell], each, Path(work) / name, engine, fresh=True)[0]
+                for name, each in (
+                    ("one", source),
+                    ("two", dataclasses.replace(source, folder=moved)),
+                )
+            ]
+            if found := differences(*wheels):
+                raise UserError(f"{cell.name} is not reproducible: {'; '.join(found)}")
+            print(
+                f"torchwheels: built twice, and equal byte by byte: {cell.name}, sha256 "
+                f"{testing.sha256(wheels[0])}",
+                flush=True,
+            )
+
+
+def differences(first: Path, second: Path) -> list[str]:
+    """What differs between two wheels; empty where they are equal byte by byte."""
+    if first.name != second.name:
+        return [f"the names {first.name} and {second.name}"]
+    if first.read_bytes() == second.read_bytes():
+        return []
+    with zipfile.ZipFile(first) as one, zipfile.ZipFile(second) as other:
+        names = sorted({*one.namelist(), *other.namelist()})
+        ours, theirs = ({x: z.read(x) for x in z.namelist()} for z in (one, other))
+    found = [name for name in names if ours.get(name) != theirs.get(name)]
+    return found or ["the archives themselves, in none of their files"]
+
+
+def _matrix(given: argparse.Namespace) -> None:
+    options = project.load(given.config) if given.config else _project(".", None)
+    chosen = options.small_cells() if given.cells == "small" else options.chosen_cells()
+    jobs = [{"cell": cell.name, "python": cell.python} for cell in chosen]
+    print(f"cells={json.dumps(jobs)}")
 
 
 def _cells(given: argparse.Namespace) -> None:

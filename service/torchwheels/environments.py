@@ -108,7 +108,12 @@ def with_torch(cell: Cell, toolkit: tuple[str, ...]) -> Environment:
             shutil.rmtree(folder)
             print(f"torchwheels: installing torch {cell.torch} for {cell.name}", flush=True)
             subprocess.run([python, "-m", "venv", folder], check=True)
-            pip_install(environment, requirements, clean_variables(folder))
+            variables = clean_variables(folder)
+            pip_install(environment, [*load().tools], variables)
+            # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
+            index = os.environ.get("TORCHWHEELS_TORCH_INDEX")
+            options = [f"--index-url={index}"] if index else []
+            pip_install(environment, [*options, torch_requirement(cell), *toolkit], variables)
             _check_cuda(environment, cell)
             complete.touch()
     return environment
@@ -151,3 +156,7 @@ def _check_cuda(environment: Environment, cell: Cell) -> None:
             f"{said['__version__']} of CUDA {said['cuda']}: let pip's configuration name an index with "
             f"torch {cell.torch} for {cell.label}, or choose another cell"
         )
+
+
+if __name__ == "__main__":  # of an image, where CUDA_HOME has the toolkit
+    with_torch(load().cell(sys.argv[1]), ())

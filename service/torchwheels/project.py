@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torchwheels.errors import UserError
+from torchwheels.releases import Cell, sm
+from torchwheels.releases import load as load_releases
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,6 +40,8 @@ class Project:
     """Where in the source the project is."""
     cells: tuple[str, ...] = ()
     """What `--all` builds: names, or patterns such as `3.1?-cu130*`; empty: all there are."""
+    small: tuple[str, ...] = ()
+    """Those of them that CI builds for each change; empty: the first."""
     build_requires: tuple[str, ...] = ()
     """What pip installs for the build, beyond what the project's own pyproject.toml says."""
     system_packages: tuple[str, ...] = ()
@@ -53,11 +58,45 @@ class Project:
     """MB that the wheel may have; 0: any."""
     allow_libraries: tuple[str, ...] = ()
     """Libraries of others that the wheel may hold."""
+    torch: str = ""
+    """The torches that it serves, as a specifier, where it keeps to torch's stable ABI."""
     tests: Tests = Tests()
     imports: tuple[str, ...] = field(default=(), metadata={"key": "import"})
     """The modules that the smoke test imports; empty: all at the top of the wheel."""
-    folder: Path = field(default=Path(), metadata={"key": None})
-    """What paths in the table are relative to."""
+    file: Path | None = field(default=None, metadata={"key": None})
+    """Where all this was read; paths in it are relative to its folder."""
+
+    def chosen_cells(self) -> tuple[Cell, ...]:
+        """What `--all` builds."""
+        return load_releases().matching(self.cells) if self.cells else load_releases().cells
+
+    def small_cells(self) -> tuple[Cell, ...]:
+        """What CI builds for each change."""
+        return load_releases().matching(self.small) if self.small else self.chosen_cells()[:1]
+
+    def variables(self, cell: Cell, jobs: str = "1", cuda_home: str = "") -> dict[str, str]:
+        """The variables of a build of `cell` that depend on the project."""
+        architectures = ";".join(cell.architectures)
+        values = {
+            "architectures": architectures,
+            "sm": ";".join(map(sm, cell.architectures)),
+            "jobs": jobs,
+            "cuda_home": cuda_home,
+        }
+        found = {"TORCH_CUDA_ARCH_LIST": architectures}
+        for name, template in self.environment.items():
+            try:
+                found[name] = template.format(**values)
+            except (KeyError, IndexError, ValueError):
+                raise UserError(
+                    f"the option `environment` sets {name} to {template!r}: it may hold "
+                    f"{', '.join(f'{{{key}}}' for key in values)}, and other braces doubled"
+                ) from None
+        return found
+
+    def architectures(self, cell: Cell) -> tuple[str, ...]:
+        """The GPU compute capabilities that a wheel of `cell` has code for."""
+        return tuple(re.findall(r"[^; ]+", self.variables(cell)["TORCH_CUDA_ARCH_LIST"]))
 
 
 def load(file: Path) -> Project:
@@ -73,9 +112,7 @@ def load(file: Path) -> Project:
         raise UserError(f"{file} is not TOML: {error}") from None
     table = data if file.name != "pyproject.toml" else {}
     table = data.get("tool", {}).get("torchwheels", table)
-    return dataclasses.replace(
-        _read(Project, table, f"{file}: [tool.torchwheels]"), folder=file.parent
-    )
+    return dataclasses.replace(_read(Project, table, f"{file}: [tool.torchwheels]"), file=file)
 
 
 _Table = TypeVar("_Table", Project, Tests)

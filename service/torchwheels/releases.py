@@ -34,6 +34,11 @@ def minor(version: str) -> str:
     return ".".join(version.partition("+")[0].split(".")[:2])
 
 
+def sm(architecture: str) -> str:
+    """`90` of `9.0+PTX`."""
+    return architecture.removesuffix("+PTX").replace(".", "")
+
+
 @dataclass(frozen=True)
 class Torch:
     """A release of torch, with the CUDA version of its default build on PyPI."""
@@ -93,6 +98,7 @@ class Releases:
     manylinux: str
     cpu: Mapping[str, str]
     tools: tuple[str, ...]
+    uv: str
     toolkit: str
     torches: tuple[Torch, ...]
     cudas: Mapping[str, Cuda]
@@ -201,6 +207,7 @@ def parse(data: Mapping[str, Any]) -> Releases:
         manylinux=data["manylinux"],
         cpu=data["cpu"],
         tools=tuple(data["tools"]),
+        uv=data["uv"],
         toolkit=data["toolkit"],
         torches=tuple(
             Torch(version, entry["cuda"], tuple(entry["pythons"]))

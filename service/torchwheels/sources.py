@@ -17,7 +17,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,11 @@ _LEFTOVERS = {"build", "dist", ".nox", ".venv", "venv"}
 
 @dataclass(frozen=True)
 class Fetched:
-    """Sources, and what identifies them: a hash, or a commit."""
+    """Sources, what identifies them (a hash, or a commit), and what any version of them is from."""
 
     folder: Path
     origin: str
+    project: str = ""
 
 
 def fetch(source: str, into: Path) -> Fetched:
@@ -50,15 +51,16 @@ def fetch(source: str, into: Path) -> Fetched:
     if source.startswith("git+"):
         return _clone(source, into)
     if path.is_dir():
-        return _copy(path, into)
+        return replace(_copy(path, into), project=str(path.resolve()))
     if path.is_file():
-        return _unpack(path, into)
+        return replace(_unpack(path, into), project=str(path.resolve()))
     try:
         requirement = Requirement(source)
     except InvalidRequirement:
         raise UserError(f"there is no {source}: {EXPECTED}") from None
     with tempfile.TemporaryDirectory(prefix="torchwheels-") as folder:
-        return _unpack(_download(requirement, Path(folder)), into)
+        found = _unpack(_download(requirement, Path(folder)), into)
+    return replace(found, project=requirement.name)
 
 
 def _copy(folder: Path, into: Path) -> Fetched:
@@ -131,7 +133,7 @@ def _clone(source: str, into: Path) -> Fetched:
             raise UserError(f"git cannot fetch {source} ({said}): check the address and the commit")
     show = ["git", "-C", str(into), "rev-parse", "HEAD"]
     head = subprocess.run(show, capture_output=True, text=True, check=True).stdout.strip()
-    return Fetched(into, f"git:{head}")
+    return Fetched(into, f"git:{head}", url)
 
 
 def _download(requirement: Requirement, folder: Path) -> Path:

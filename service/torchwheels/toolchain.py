@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torchwheels import baseline
 from torchwheels.errors import UserError
-from torchwheels.releases import Cell, load, numbers
+from torchwheels.releases import Cell, load, numbers, sm
 
 MEMORY_PER_JOB = {"cpu": 1.5, "cuda": 3.1}
 """GB: the largest compiler processes measured on a file that includes `torch/extension.h`."""
@@ -85,11 +85,6 @@ def find_toolkit(cell: Cell, site_packages: Path) -> CudaToolkit | None:
             f"{', '.join(missing)} of {cell.name}: set CUDA_HOME to CUDA {cell.cuda.version}"
         )
     return toolkit
-
-
-def sm(architecture: str) -> str:
-    """`90` of `9.0+PTX`."""
-    return architecture.removesuffix("+PTX").replace(".", "")
 
 
 def _no_toolkit(cell: Cell) -> str:

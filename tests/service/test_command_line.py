@@ -130,7 +130,7 @@ def test_misspelt_option(fake_docker: FakeDocker, session: str, arguments: str, 
 def test_build_takes_no_other_arguments(fake_docker: FakeDocker) -> None:
     done = nox("-s", f"build-{CELL}", "--", "local", "-x")
     assert done.returncode != 0
-    takes = "a build takes the options --backend and --builder"
+    takes = "a build takes the options --backend, --builder and --source"
     assert done.stdout == f"extops: {takes}, but was given `local -x`\n"
     assert not (fake_docker.folder / "calls").exists()
 

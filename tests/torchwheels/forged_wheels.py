@@ -149,7 +149,7 @@ class Forge:
         }
         return {
             "METADATA": "\n".join(lines).encode(),
-            "WHEEL": f"Tag: {self.tag}-{self.platform}_x86_64\n".encode(),
+            "WHEEL": f"Wheel-Version: 1.0\nTag: {self.tag}-{self.platform}_x86_64\n".encode(),
             BUILD_RECORD: json.dumps(record).encode(),
             BILL_OF_MATERIALS: json.dumps(bill).encode(),
         }

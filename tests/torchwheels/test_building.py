@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,13 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
     return releases.load().cell(f"{python}-cpu-torch{releases.minor(torch.__version__)}")
 
 
+def fetched(folder: Path) -> sources.Fetched:
+    """The sources in `folder`, as the command line fetches them."""
+    with tempfile.TemporaryDirectory() as name:
+        origin = sources.fetch(str(folder), Path(name) / "source").origin
+    return sources.Fetched(folder, origin)
+
+
 def ask(wheel: Path, folder: Path, question: str) -> str:
     """What the package in `wheel` answers."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
@@ -56,7 +64,7 @@ def test_builds_the_same_wheel_twice_whatever_the_host_says(
     classic: Path, cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = sources.hash_of_folder(classic)
-    first = build.build_wheel(project.Project(), cell, str(classic), tmp_path / "dist")
+    first = build.build_wheel(project.Project(), cell, fetched(classic), tmp_path / "dist")
     assert sources.hash_of_folder(classic) == before
     assert first.name.startswith(f"classic_extension-1.2+cpu.torch{releases.minor(cell.torch)}-")
     assert "-manylinux_2_" in first.name
@@ -73,7 +81,7 @@ def test_builds_the_same_wheel_twice_whatever_the_host_says(
     moved = classic.rename(tmp_path / "another" / "place")
     old = os.umask(0o077)
     try:
-        second = build.build_wheel(project.Project(), cell, str(moved), tmp_path / "again")
+        second = build.build_wheel(project.Project(), cell, fetched(moved), tmp_path / "again")
     finally:
         os.umask(old)
     assert second.read_bytes() == first.read_bytes()
@@ -112,7 +120,7 @@ def test_failures_are_explained(
 ) -> None:
     spoil(classic, text)
     with pytest.raises(UserError) as error:
-        build.build_wheel(project.Project(), cell, str(classic), tmp_path / "dist")
+        build.build_wheel(project.Project(), cell, fetched(classic), tmp_path / "dist")
     assert message in str(error.value)
     assert cell.name in str(error.value)
     assert not (tmp_path / "dist").exists()
@@ -129,7 +137,10 @@ def test_failures_are_explained(
             project.Project(subdirectory="../.."),
             "has neither a setup.py nor a pyproject.toml in ..",
         ),
-        (project.Project(patches=("x.patch",)), "x.patch does not fit these sources"),
+        (
+            project.Project(patches=("x.patch",), file=Path("options.toml")),
+            "x.patch does not fit these sources",
+        ),
         (project.Project(build_requires=("torch<2",)), "its build requires torch<2, and 3."),
         (
             project.Project(environment={"ARCHS": "{archs}"}),
@@ -141,7 +152,7 @@ def test_options_that_do_not_fit(
     classic: Path, cell: Cell, tmp_path: Path, options: project.Project, message: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        build.build_wheel(options, cell, str(classic), tmp_path / "dist")
+        build.build_wheel(options, cell, fetched(classic), tmp_path / "dist")
     assert message in str(error.value)
 
 
@@ -164,10 +175,10 @@ def test_patches_and_environment_reach_the_build(
     (tmp_path / "own.patch").write_text(PATCH)
     monkeypatch.setenv("MAX_JOBS", "3")
     options = project.Project(
-        patches=("own.patch",), environment={"OWN": "{jobs} {{x}}"}, folder=tmp_path
+        patches=("own.patch",), environment={"OWN": "{jobs} {{x}}"}, file=tmp_path / "options.toml"
     )
     with pytest.raises(UserError, match="the messages above say why"):
-        build.build_wheel(options, cell, str(classic), tmp_path / "dist")
+        build.build_wheel(options, cell, fetched(classic), tmp_path / "dist")
     assert "OWN is 3 {x}" in capsys.readouterr().out
 
 
@@ -184,11 +195,15 @@ def test_command_line_prints_one_sentence(
     assert "3.11-cu124-torch2.5" in capsys.readouterr().out
 
 
-def test_strangers_code_does_not_run_unasked(classic: Path) -> None:
+def test_strangers_code_does_not_run_unasked(
+    classic: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
     spoil(classic, f"open({str(classic / 'ran')!r}, 'w')")
     with pytest.raises(SystemExit) as error:
         cli.main(["build", str(classic), "--cell", "3.11-cpu"])
-    assert "runs its own code with your rights: give `--backend local`" in str(error.value.code)
+    assert "no Docker engine answers (there is no `docker` command)" in str(error.value.code)
+    assert "runs its own code with your rights outside of one" in str(error.value.code)
     assert not (classic / "ran").exists()
 
 

@@ -29,7 +29,7 @@ def test_options_of_a_file_outside(tmp_path: Path) -> None:
     assert options.imports == ("a.b",)
     assert options.environment == {"TCNN_CUDA_ARCHITECTURES": "{sm}"}
     assert options.tests == project.Tests(paths=("test",), command="pytest -x")
-    assert options.folder == tmp_path
+    assert options.file == tmp_path / "options.toml"
 
 
 def test_table_in_pyproject(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from forged_wheels import BILL_OF_MATERIALS, CLASSIC, LIBRARY, STABLE, Forge, Nvcc, find_nvcc
 
-from torchwheels import audit, releases
+from torchwheels import audit, project, releases
 from torchwheels.errors import UserError
 from torchwheels.wheel import BUILD_RECORD
 
@@ -412,10 +412,11 @@ def test_wheel_without_a_library(forge: Forge) -> None:
 
 def test_all_that_is_wrong_is_said_at_once(forge: Forge) -> None:
     forge.requires, forge.unrecorded = [], {"tinyops/more.py": b""}
-    with pytest.raises(
-        UserError, match=r"not fit to publish: .*torch==2\.13\.\*`; its RECORD is not"
-    ):
-        audit.check(forge.wheel(), forge.expectation)
+    said = (
+        r"does not pass the audit:\n  requirement: .*torch==2\.13\.\*`\n  record: its RECORD is not"
+    )
+    with pytest.raises(UserError, match=said):
+        audit.check(forge.wheel(), project.Project(), forge.cell)
 
 
 def test_every_rule_is_broken_here() -> None:

@@ -1,0 +1,128 @@
+"""Runs the tests of a project on its finished wheel, away from the sources."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+
+from torchwheels import environments, toolchain, wheel
+from torchwheels.errors import UserError
+from torchwheels.project import Project
+from torchwheels.releases import Cell
+from torchwheels.wheel import Wheel
+
+RECORD = "record.json"
+"""What a run of the tests leaves in the folder of its results."""
+
+_PLUGIN = "torchwheels_pytest"
+
+
+def find_wheel(dist: Path, cell: Cell) -> Path:
+    """The newest wheel in `dist` that serves `cell`: the cell's own, or one for several cells."""
+    found = [each for path in dist.glob("*.whl") if serves(each := wheel.read(path), cell)]
+    if not found:
+        raise UserError(
+            f"there is no wheel for {cell.name} in {dist}: build it with `nox -s build-{cell.name}` or "
+            f"`torchwheels build SOURCE --cell {cell.name}`"
+        )
+    return max(found, key=lambda each: each.path.stat().st_mtime).path
+
+
+def serves(found: Wheel, cell: Cell) -> bool:
+    """Whether a wheel is for the Python, the CUDA and the torch of `cell`, by what it holds and says."""
+    record = found.record or {}
+    if record.get("cell") == cell.name:
+        return True
+    return (
+        record.get("cuda") == (cell.cuda.version if cell.cuda else None)
+        and SpecifierSet(found.pythons.what or "").contains(cell.python)
+        and found.torches.what is not None
+        and SpecifierSet(found.torches.what).contains(cell.torch)
+        and (found.torch_requirement or SpecifierSet()).contains(cell.torch)
+    )
+
+
+def run_here(
+    project: Project,
+    cell: Cell,
+    path: Path,
+    sources: Path,
+    arguments: Sequence[str],
+    require_gpu: bool,
+    results: Path,
+) -> int:
+    """Runs the tests of the wheel `path` on this machine; returns the exit code of their command.
+
+    `arguments` are added to the command. The record of the run is in the folder `results` then.
+    """
+    base = environments.with_torch(cell, toolchain.pip_toolkit(cell))
+    tests = project.tests
+    with tempfile.TemporaryDirectory(prefix="torchwheels-tests-") as name:
+        folder = Path(name)
+        home = folder / "home"
+        home.mkdir()
+        environment = environments.upon(base, folder / "environment")
+        variables = environments.clean_variables(home)
+        constraint = folder / "constraint.txt"
+        constraint.write_text(f"{environments.torch_requirement(cell)}\n")
+        requirements = [str(path.resolve()), "pytest", *tests.requires]
+        environments.pip_install(
+            environment, requirements, variables | {"PIP_CONSTRAINT": str(constraint)}
+        )
+        work = folder / "work"
+        work.mkdir()
+        for each in tests.paths:
+            _copy(sources / project.subdirectory, each, work)
+        shutil.copy(toolchain.WRAPPERS / f"{_PLUGIN}.py", environment.site_packages)
+        commands = [environment.folder / "bin", base.folder / "bin", os.environ["PATH"]]
+        variables |= {
+            "PATH": os.pathsep.join(map(str, commands)),
+            "PYTEST_PLUGINS": _PLUGIN,
+            "TORCHWHEELS_RECORD": str(results / RECORD),
+        }
+        for kept in ("CUDA_VISIBLE_DEVICES", "CUDA_HOME"):
+            if kept in os.environ:
+                variables[kept] = os.environ[kept]
+        if require_gpu:
+            variables["TORCHWHEELS_REQUIRE_GPU"] = "1"
+        command = shlex.split(tests.command) or ["python", "-m", "pytest", *tests.paths]
+        print(f"torchwheels: testing {path.name} in {cell.name}", flush=True)
+        return subprocess.run([*command, *arguments], cwd=work, env=variables).returncode
+
+
+def _copy(folder: Path, path: str, into: Path) -> None:
+    source, target = folder / path, into / path
+    if not source.exists() or not source.resolve().is_relative_to(folder.resolve()):
+        raise UserError(f"the option `tests.paths` names {path}, which the sources do not have")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, target)
+
+
+def keep_record(results: Path, path: Path, cell: Cell, dist: Path) -> None:
+    """Puts the record of a run into `dist`/tests, for the passport of the wheel."""
+    file = results / RECORD
+    if not file.is_file():
+        return
+    record = {"cell": cell.name, "sha256": sha256(path), **json.loads(file.read_text())}
+    device = re.sub(r"[^a-z0-9]+", "-", record["device"].lower())
+    target = dist / "tests" / cell.name / f"{record['sha256'][:12]}-{device}.json"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

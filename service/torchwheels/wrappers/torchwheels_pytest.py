@@ -1,0 +1,63 @@
+"""A pytest plugin: leaves a record of the run, and with TORCHWHEELS_REQUIRE_GPU lets no GPU test be skipped.
+
+A copy of this file lies beside the tests of a wheel, and imports nothing of torchwheels.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_ABOUT_GPUS = re.compile(r"gpu|cuda", re.IGNORECASE)
+
+
+def gpu_name() -> str | None:
+    """The first GPU that torch sees."""
+    import torch
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Ends the run at once where there is no GPU and one is required."""
+    if os.environ.get("TORCHWHEELS_REQUIRE_GPU") and not gpu_name():
+        raise pytest.UsageError(
+            "--require-gpu: torch sees no GPU here: install the NVIDIA driver, or leave it out"
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Makes the skip of a test for want of a GPU a failure, where one is required."""
+    report = yield
+    if os.environ.get("TORCHWHEELS_REQUIRE_GPU") and report.skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        if _ABOUT_GPUS.search(str(reason)):
+            report.outcome = "failed"
+            report.longrepr = f"--require-gpu: a GPU test was skipped: {reason}"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Writes what was tested, where, and how it went."""
+    import torch
+
+    count = {name: len(found) for name, found in terminalreporter.stats.items()}
+    record = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": gpu_name() or "CPU",
+        "passed": count.get("passed", 0),
+        "failed": count.get("failed", 0) + count.get("error", 0),
+        "skipped": count.get("skipped", 0),
+    }
+    Path(os.environ["TORCHWHEELS_RECORD"]).write_text(json.dumps(record))
