@@ -13,8 +13,6 @@ _eager_mult = _autograd.eager(torch.ops.extops.elementwise_mult.default)
 _eager_mult_out = _autograd.eager(torch.ops.extops.elementwise_mult_out.default)
 _eager_backward = _autograd.eager(torch.ops.extops.elementwise_mult_backward.default)
 
-_autograd.has_no_gradient("elementwise_mult_backward")
-
 
 def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
     r"""The product of two tensors, element by element.
@@ -56,15 +54,12 @@ def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tens
 def _transformed(a: Tensor, b: Tensor) -> Tensor:
     if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
         _checks.check_broadcast(_OP, a, b)
-    return reference.elementwise_mult(a, b) if _autograd.is_forward_mode() else _call(a, b)
+    return _call(a, b)
 
 
 def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     _checks.check_product(_OP, a, b, out)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, out)):
-        raise RuntimeError(
-            f"{_OP}: `out` cannot be used where a gradient is wanted; call it under torch.no_grad() or without `out`"
-        )
+    _refuse_gradients(a, b, out)
     if _shares_memory_within(out):
         raise RuntimeError(
             f"{_OP}: expected `out` to have a memory location of its own for each element, but got shape "
@@ -76,6 +71,13 @@ def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
         raise RuntimeError(
             f"{_OP}: `out` is an inference tensor, which torch lets nobody write outside of inference mode; "
             "call it under torch.inference_mode() or pass out.clone() instead"
+        )
+
+
+def _refuse_gradients(a: Tensor, b: Tensor, out: Tensor) -> None:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, out)):
+        raise RuntimeError(
+            f"{_OP}: `out` cannot be used where a gradient is wanted; call it under torch.no_grad() or without `out`"
         )
 
 
@@ -93,10 +95,15 @@ def _shares_memory_within(tensor: Tensor) -> bool:
 def _multiply_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     if not _can_write_directly(a, b, out):
         return out.copy_(elementwise_mult(a, b))
-    with _autograd.below_autograd():
-        _eager_mult_out(a, b, out)
-    torch.autograd.graph.increment_version(out)  # which torch does for its own operators alone
+    _write(a, b, out)
     return out
+
+
+def _write(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """The kernel, and the count of writes, which torch keeps for its own operators alone."""
+    with _autograd.below_counting():
+        _eager_mult_out(a, b, out)
+    torch.autograd.graph.increment_version(out)
 
 
 def _can_write_directly(a: Tensor, b: Tensor, out: Tensor) -> bool:
@@ -140,7 +147,8 @@ def _backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, Tensor | No
     a_shape, b_shape = ctx.shapes
     composite = _autograd.needs_composite()
     if needs_a and needs_b and a_shape == b_shape and not composite:
-        grad_a, grad_b = _eager_backward(grad_output, a, b)
+        with _autograd.below_autograd():
+            grad_a, grad_b = _eager_backward(grad_output, a, b)
         return grad_a, grad_b
     multiply = reference.elementwise_mult if composite else _call
     return (
@@ -162,6 +170,12 @@ class _ElementwiseMult(torch.autograd.Function):
 
 _apply = _autograd.apply(_ElementwiseMult)
 _autograd.register("elementwise_mult", _apply, reference.elementwise_mult)
+_autograd.register_write("elementwise_mult_out", _write, _refuse_gradients)
+_autograd.register(
+    "elementwise_mult_backward",
+    reference.elementwise_mult_backward,
+    reference.elementwise_mult_backward,
+)
 
 
 @torch.library.register_fake("extops::elementwise_mult")

@@ -48,8 +48,6 @@ def round_ste(input: Tensor) -> Tensor:
 
 def _transformed(input: Tensor) -> Tensor:
     _checks.check_tensor(_OP, "input", input)
-    if _autograd.is_forward_mode():
-        return reference.round_ste(input)
     output: Tensor = torch.ops.extops.round_ste.default(input)
     return output
 
