@@ -313,6 +313,31 @@ def index(session: nox.Session) -> None:
     session.run("python", "-m", "service.site")
 
 
+@nox.session(python="3.11", reuse_venv=True)
+@nox.parametrize("torch", ["2.4.1", MATRIX.headers_torch], ids=["legacy", "stable"])
+def guide(session: nox.Session, torch: str) -> None:
+    """Adds the operator of docs/write-an-operator.md to a copy of the tree, and tests it under an old and a new torch."""
+    install_torch(session, torch)
+    session.install(*MATRIX.tools["test"], *MATRIX.tools["build"])
+    tree = Path(session.create_tmp()).resolve() / "tree"
+    shutil.rmtree(tree, ignore_errors=True)
+    session.run("python", "tests/service/guide.py", str(tree))
+    here = {
+        "EXTOPS_JIT": "csrc",
+        "PYTHONPATH": "package",
+        "TORCH_EXTENSIONS_DIR": str(tree / "build"),
+    }
+    with session.chdir(tree):
+        chosen = (
+            "-k",
+            "softsign",
+            "--ignore=tests/service",
+            "--ignore=tests/torchwheels",
+            *session.posargs,
+        )
+        session.run("python", "-m", "pytest", "-p", "no:cacheprovider", "tests", *chosen, env=here)
+
+
 @nox.session(reuse_venv=True)
 def docs(session: nox.Session) -> None:
     """Makes the documentation, docs/_build/html or the folder after `--`; a warning is an error."""

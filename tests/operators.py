@@ -244,7 +244,14 @@ LLTM_SEQUENCE = Operator(
     ulps=8,  # the product of each step is made of two, and errors travel from step to step
 )
 
-OPERATORS = (LLTM, ROUND_STE, ELEMENTWISE_MULT, LLTM_SEQUENCE)
+# A new operator's samples come here.
+
+OPERATORS = (
+    LLTM,
+    ROUND_STE,
+    ELEMENTWISE_MULT,
+    LLTM_SEQUENCE,
+)
 
 by_device = pytest.mark.parametrize("device", ["cpu", GPU])
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
@@ -481,49 +488,38 @@ def lltm_cell_backward_calls(make: Maker) -> Iterator[Call]:
     yield call(make(0, 4), make(0, 4), make(0, 12), make(0, 4))
 
 
-def round_ste_calls(make: Maker) -> Iterator[Call]:
-    yield call(make(5, 7))
-    yield call(make())
-    yield call(make(0, 3))
-    yield call(transposed(make(5, 7)))
-    yield call(make(2, 3, 4, 5).to(memory_format=torch.channels_last))
-    yield call(sliced(make(5, 7)))
+def elementwise_calls(make: Maker, arguments: int, out: bool) -> Iterator[Call]:
+    """Calls of an elementwise operator: its first two inputs broadcast where it has as many."""
+    shapes = {"square": (4, 5), "scalar": (), "empty": (0, 3)}
+    for shape in shapes.values():
+        yield elementwise_call([make(*shape) for _ in range(arguments)], make(*shape), out)
+    laid_out = [transposed(make(4, 5)), sliced(make(4, 5)), make(4, 5)]
+    yield elementwise_call(laid_out[:arguments], transposed(make(4, 5)), out)
+    images = [make(2, 3, 4, 5).to(memory_format=torch.channels_last) for _ in range(arguments)]
+    yield elementwise_call(images, make(2, 3, 4, 5), out)
+    broadcast = [make(4, 1), make(5), make(1, 1).expand(4, 5)]
+    yield elementwise_call(broadcast[:arguments], make(4, 5 if arguments > 1 else 1), out)
 
 
-def elementwise_mult_calls(make: Maker) -> Iterator[Call]:
-    yield call(make(4, 5), make(4, 5))
-    yield call(make(4, 1), make(5))
-    yield call(make(), make(2, 3))
-    yield call(make(0, 3), make(1, 3))
-    yield call(transposed(make(4, 5)), transposed(make(4, 5)))
-    yield call(make(1, 5).expand(4, 5), sliced(make(4, 5)))
+def elementwise_call(inputs: list[Tensor], output: Tensor, out: bool) -> Call:
+    return call(*inputs, out=output) if out else call(*inputs)
 
 
-def elementwise_mult_out_calls(make: Maker) -> Iterator[Call]:
-    yield call(make(4, 5), make(4, 5), out=make(4, 5))
-    yield call(make(4, 1), make(5), out=make(4, 5))
-    yield call(make(4, 5), make(4, 5), out=transposed(make(4, 5)))
-    yield call(make(0, 3), make(0, 3), out=make(0, 3))
-
-
-def elementwise_mult_backward_calls(make: Maker) -> Iterator[Call]:
-    yield call(make(4, 5), make(4, 5), make(4, 5))
-    yield call(make(1, 1).expand(4, 5), transposed(make(4, 5)), make(4, 5))
-    yield call(make(4, 5), make(4, 1).expand(4, 5), make(5).expand(4, 5))
-    yield call(make(0, 3), make(0, 3), make(0, 3))
-
-
-REGISTERED: Mapping[str, Callable[[Maker], Iterator[Call]]] = {
+WITH_TABLES: Mapping[str, Callable[[Maker], Iterator[Call]]] = {
     "lltm": lltm_calls,
     "lltm_backward": lltm_backward_calls,
     "lltm_input_backward": lltm_input_backward_calls,
     "lltm_cell": lltm_cell_calls,
     "lltm_cell_backward": lltm_cell_backward_calls,
-    "round_ste": round_ste_calls,
-    "elementwise_mult": elementwise_mult_calls,
-    "elementwise_mult_out": elementwise_mult_out_calls,
-    "elementwise_mult_backward": elementwise_mult_backward_calls,
 }
+
+
+def calls_by_schema(name: str) -> Callable[[Maker], Iterator[Call]]:
+    """Calls of an elementwise operator."""
+    arguments = getattr(torch.ops.extops, name).default._schema.arguments
+    written = sum(argument.alias_info is not None for argument in arguments)
+    inputs = len(arguments) - written
+    return lambda make: elementwise_calls(make, inputs, out=bool(written))
 
 
 def registered_names() -> list[str]:
@@ -531,3 +527,8 @@ def registered_names() -> list[str]:
     names = torch._C._dispatch_get_all_op_names()
     prefix = "extops::"
     return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
+REGISTERED: Mapping[str, Callable[[Maker], Iterator[Call]]] = WITH_TABLES | {
+    name: calls_by_schema(name) for name in registered_names() if name not in WITH_TABLES
+}

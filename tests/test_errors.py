@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import extops
 from operators import (
@@ -23,6 +24,7 @@ from operators import (
     LLTM_SEQUENCE,
     OPERATORS,
     REGISTERED,
+    WITH_TABLES,
     Call,
     Operator,
     Tensors,
@@ -262,8 +264,19 @@ def test_out_layout(device: str) -> None:
 def test_out_where_a_gradient_is_wanted(wanting: str, device: str) -> None:
     tensors = {name: torch.randn(6, 7, device=device) for name in ("a", "b", "out")}
     tensors[wanting].requires_grad_()
-    with expect_error(ELEMENTWISE_MULT, "out", "gradient", "no_grad"):
-        extops.elementwise_mult(tensors["a"], tensors["b"], out=tensors["out"])
+    for function in (extops.elementwise_mult, torch.ops.extops.elementwise_mult_out):
+        with expect_error(ELEMENTWISE_MULT, "out", "gradient", "no_grad"):
+            function(tensors["a"], tensors["b"], out=tensors["out"])
+
+
+@by_device
+def test_registered_out_where_tangents_are_wanted(device: str) -> None:
+    a, out = torch.randn(2, 6, 7, device=device)
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(RuntimeError, match=r"elementwise_mult_out .*forward-mode"),
+    ):
+        torch.ops.extops.elementwise_mult_out(forward_ad.make_dual(a, a), a, out)
 
 
 @by_device
@@ -299,8 +312,13 @@ def test_module(device: str) -> None:
     h, c = torch.zeros(2, 3, 4, device=device)
     with expect_error(LLTM, "weights", "got [12, 9]", "input_features from `input`", "[3, 6]"):
         module(torch.zeros(3, 6, device=device), (h, c))
-    with expect_error(LLTM, "input", "float64"):
-        module(torch.zeros(3, 5, device=device, dtype=torch.int64), (h, c))
+    for state in ((h, c), None):
+        with expect_error(LLTM, "input", "float64"):
+            module(torch.zeros(3, 5, device=device, dtype=torch.int64), state)
+    with expect_error(LLTM, "input", "2 dimensions", "got 1 dimension: [5]"):
+        module(torch.zeros(5, device=device))
+    with pytest.raises(TypeError, match=r"^lltm: .*`input`.*torch.Tensor.*list"):
+        module([1.0])
 
 
 @by_device
@@ -341,7 +359,7 @@ def test_state_that_is_no_pair(make: Callable[[Tensor], object], given: str, dev
         "LLTMLayer": lambda: extops.LLTMLayer(5, 4, device=device)(input, state),
         "lltm_sequence": lambda: extops.lltm_sequence(input[None], state, weights, bias),
     }.items():
-        if name == "LLTMLayer" and state is None:
+        if name != "lltm_sequence" and state is None:
             continue  # where it stands for zeros
         with pytest.raises(TypeError, match=rf"^{name}: .*`state`.*\(h, c\), but got {given}$"):
             call()
@@ -359,11 +377,29 @@ def test_state_that_holds_none(device: str) -> None:
 
 @pytest.mark.parametrize("make", [extops.LLTM, extops.LLTMLayer])
 def test_sizes_of_a_module(make: Callable[..., object]) -> None:
-    for wrong in (-1, 2.5, "4"):
+    for wrong in (-1, 2.5, "4", True):
         with pytest.raises(ValueError, match=rf"`input_features`.*at least 0, but got {wrong!r}$"):
             make(wrong, 4)
         with pytest.raises(ValueError, match=rf"`state_size`.*at least 0, but got {wrong!r}$"):
             make(4, wrong)
+
+
+@pytest.mark.parametrize("make", [extops.LLTM, extops.LLTMLayer])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.float8_e5m2], ids=str)
+def test_dtype_of_a_module(dtype: torch.dtype, make: Callable[..., object]) -> None:
+    with pytest.raises(ValueError, match=rf"`dtype`.*floating-point.*float16.*but got {dtype}$"):
+        make(5, 4, dtype=dtype)
+
+
+def test_options_of_a_layer() -> None:
+    for wrong in (0, 1.0, True):
+        with pytest.raises(ValueError, match=rf"`num_layers`.*at least 1, but got {wrong!r}$"):
+            extops.LLTMLayer(5, 4, wrong)
+    for wrong in (-0.1, 1.5, float("nan"), "0.5", True):
+        with pytest.raises(ValueError, match=rf"`dropout`.*from 0 to 1, but got {wrong!r}$"):
+            extops.LLTMLayer(5, 4, 2, dropout=wrong)
+    with pytest.warns(UserWarning, match=r"LLTMLayer: `dropout`.*between layers.*num_layers=1"):
+        extops.LLTMLayer(5, 4, dropout=0.5)
 
 
 # -- the registered operators, called past the checks of the public functions ---------------------
@@ -378,11 +414,17 @@ BAD_TENSORS: dict[str, Callable[[Tensor], Tensor]] = {
     "smaller": lambda tensor: tensor.new_zeros([*tensor.shape[:-1], tensor.shape[-1] - 1]),
     "more_dimensions": lambda tensor: tensor.new_zeros([7, 3, *tensor.shape]),
 }
-NOT_BAD = {
-    "round_ste": {"another_dtype", "another_device", "larger", "smaller", "more_dimensions"},
-    "elementwise_mult": {"more_dimensions"},  # broadcasts
-    "elementwise_mult_backward": {"more_dimensions"},
-}
+
+
+def not_bad(name: str) -> set[str]:
+    """What an elementwise operator takes: shapes that broadcast and, of a single input, anything."""
+    first = next(REGISTERED[name](maker("cpu")))
+    if name in WITH_TABLES or first.keywords:
+        return set()
+    alone = {"another_dtype", "another_device", "larger", "smaller"}
+    return {"more_dimensions"} | (alone if len(first.arguments) == 1 else set())
+
+
 # The place of an argument whose last size no other argument repeats.
 FREE_SIZE = {"lltm_backward": 2, "lltm_input_backward": 1}
 
@@ -394,7 +436,7 @@ FREE_SIZE = {"lltm_backward": 2, "lltm_input_backward": 1}
         pytest.param(name, bad, id=f"{name}-{bad}")
         for name in REGISTERED
         for bad in BAD_TENSORS
-        if bad not in NOT_BAD.get(name, ())
+        if bad not in not_bad(name)
     ],
 )
 def test_registered_operators(name: str, bad: str, device: str) -> None:

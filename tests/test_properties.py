@@ -62,8 +62,10 @@ def sequence_shapes(time: int, batch: int, features: int, state: int) -> tuple[S
 SHAPES: dict[str, st.SearchStrategy[tuple[Shape, ...]]] = {
     LLTM.name: st.builds(lltm_shapes, sizes, sizes, sizes),
     LLTM_SEQUENCE.name: st.builds(sequence_shapes, st.integers(1, 3), sizes, sizes, sizes),
-    ROUND_STE.name: any_shape.map(lambda shape: (shape,)),
-    ELEMENTWISE_MULT.name: two_shapes,
+}
+SHAPES_OF_ELEMENTWISE: dict[int, st.SearchStrategy[tuple[Shape, ...]]] = {
+    1: any_shape.map(lambda shape: (shape,)),
+    2: two_shapes,
 }
 
 
@@ -101,7 +103,8 @@ def laid_out(draw: Draw, values: Tensor) -> Tensor:
 
 @st.composite
 def inputs_of(draw: Draw, operator: Operator, dtype: torch.dtype, device: str) -> Tensors:
-    shapes = draw(SHAPES[operator.name])
+    elementwise = SHAPES_OF_ELEMENTWISE.get(len(operator.arguments))
+    shapes = draw(SHAPES.get(operator.name, elementwise))
     inputs = [draw(laid_out(draw(numbers(shape)).to(device, dtype))) for shape in shapes]
     if "bias" in operator.arguments and draw(st.booleans()):
         inputs[operator.arguments.index("bias")] = cancelling_bias(operator, inputs)

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -52,8 +52,8 @@ class ByKernel(Gradient):
     """An operator ``<name>_backward`` takes ``grad_output`` and all inputs, and gives all gradients."""
 
     def __init__(self, name: str) -> None:
+        self.name = name
         self.operator = _autograd.eager(getattr(torch.ops.extops, name).default)
-        _autograd.has_no_gradient(name)
 
     def save(self, ctx: Any, *inputs: Tensor) -> None:
         """All inputs."""
@@ -69,7 +69,8 @@ class ByKernel(Gradient):
             return _autograd.composite_gradients(
                 lambda *x: (reference(*x),), inputs, needs, upstream
             )
-        gradients = self.operator(grad_output, *inputs)
+        with below_autograd():
+            gradients = self.operator(grad_output, *inputs)
         gradients = (gradients,) if isinstance(gradients, Tensor) else gradients
         needed = zip(ctx.needs_input_grad, gradients, inputs, strict=True)
         return tuple(g.sum_to_size(x.shape) if needs else None for needs, g, x in needed)
@@ -105,11 +106,13 @@ def elementwise(
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         apply = _autograd.apply(type(name, (torch.autograd.Function,), methods))
         _autograd.register(name, apply, composite)
+        if isinstance(gradient, ByKernel):
+            register_backward(gradient.name, reference)
 
         def transformed(*inputs: Any) -> Any:
             if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
                 schema.check(*inputs)
-            return composite(*inputs) if _autograd.is_forward_mode() else operator(*inputs)
+            return operator(*inputs)
 
         @functools.wraps(reference)
         def call(*inputs: Any, **named: Any) -> Any:
@@ -136,6 +139,18 @@ def elementwise(
         return call
 
     return decorate
+
+
+def register_backward(name: str, reference: Callable[..., Tensor]) -> None:
+    """Gives a gradient to an operator that is the gradient of another one, which compiled code calls."""
+
+    def composite(*tensors: Tensor) -> Any:
+        grad_output, *inputs = torch.broadcast_tensors(*tensors)
+        _, pull_back = cast("Any", torch.func.vjp)(reference, *inputs)
+        gradients = pull_back(grad_output)
+        return gradients if len(gradients) > 1 else gradients[0]
+
+    _autograd.register(name, composite, composite)
 
 
 def reference_of(function: Callable[P, Tensor]) -> Callable[P, Tensor]:

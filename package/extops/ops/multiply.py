@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from extops import _autograd, _schemas
-from extops._elementwise import Gradient, elementwise
+from extops._elementwise import Gradient, elementwise, reference_of, register_backward
 
 _OP = "elementwise_mult"
 
 _eager_mult_out = _autograd.eager(torch.ops.extops.elementwise_mult_out.default)
 _eager_backward = _autograd.eager(torch.ops.extops.elementwise_mult_backward.default)
-_autograd.has_no_gradient("elementwise_mult_backward")
 
 
 class _Product(Gradient):
@@ -35,18 +34,23 @@ class _Product(Gradient):
         a_shape, b_shape = ctx.shapes
         composite = _autograd.needs_composite()
         if needs_a and needs_b and a_shape == b_shape and not composite:
-            grad_a, grad_b = _eager_backward(grad_output, a, b)
+            with _autograd.below_autograd():
+                grad_a, grad_b = _eager_backward(grad_output, a, b)
             return grad_a, grad_b
-        multiply = reference if composite else torch.ops.extops.elementwise_mult.default
+        product = reference if composite else torch.ops.extops.elementwise_mult.default
         return (
-            multiply(grad_output, b).sum_to_size(a_shape) if needs_a else None,
-            multiply(grad_output, a).sum_to_size(b_shape) if needs_b else None,
+            product(grad_output, b).sum_to_size(a_shape) if needs_a else None,
+            product(grad_output, a).sum_to_size(b_shape) if needs_b else None,
         )
 
 
 @elementwise(_OP, _Product())
-def _multiply(a: Tensor, b: Tensor) -> Tensor:
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """:func:`elementwise_mult` without ``out``."""
     return a * b
+
+
+register_backward("elementwise_mult_backward", reference_of(multiply))
 
 
 def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -69,17 +73,14 @@ def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tens
         RuntimeError: a dtype, device, layout or shape does not fit, or ``out`` is given where a gradient is wanted.
     """
     if out is None:
-        return _multiply(a, b)
+        return multiply(a, b)
     _check_out(a, b, out)
     return _multiply_into(a, b, out)
 
 
 def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     _schemas.OPERATORS[_OP + "_out"].check(a, b, out, op=_OP)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, out)):
-        raise RuntimeError(
-            f"{_OP}: `out` cannot be used where a gradient is wanted; call it under torch.no_grad() or without `out`"
-        )
+    _refuse_gradients(a, b, out)
     if _shares_memory_within(out):
         raise RuntimeError(
             f"{_OP}: expected `out` to have a memory location of its own for each element, but got shape "
@@ -91,6 +92,13 @@ def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
         raise RuntimeError(
             f"{_OP}: `out` is an inference tensor, which torch lets nobody write outside of inference mode; "
             "call it under torch.inference_mode() or pass out.clone() instead"
+        )
+
+
+def _refuse_gradients(a: Tensor, b: Tensor, out: Tensor) -> None:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, out)):
+        raise RuntimeError(
+            f"{_OP}: `out` cannot be used where a gradient is wanted; call it under torch.no_grad() or without `out`"
         )
 
 
@@ -107,11 +115,16 @@ def _shares_memory_within(tensor: Tensor) -> bool:
 
 def _multiply_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     if not _can_write_directly(a, b, out):
-        return out.copy_(_multiply(a, b))
-    with _autograd.below_autograd():
-        _eager_mult_out(a, b, out)
-    torch.autograd.graph.increment_version(out)  # which torch does for its own operators alone
+        return out.copy_(multiply(a, b))
+    _write(a, b, out)
     return out
+
+
+def _write(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """The kernel, and the count of writes, which torch keeps for its own operators alone."""
+    with _autograd.below_counting():
+        _eager_mult_out(a, b, out)
+    torch.autograd.graph.increment_version(out)
 
 
 def _can_write_directly(a: Tensor, b: Tensor, out: Tensor) -> bool:
@@ -135,3 +148,6 @@ def _overlaps(out: Tensor, input: Tensor) -> bool:
         and out.stride() == input.stride()
     )
     return _autograd.is_alias_of(out, input) and not same_elements
+
+
+_autograd.register_write("elementwise_mult_out", _write, _refuse_gradients)
