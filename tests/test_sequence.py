@@ -94,9 +94,44 @@ def test_lengths_out_of_range(wrong: list[int], device: str) -> None:
 
 
 def test_a_length_that_no_signed_integer_holds() -> None:
-    lengths = torch.tensor([TIME, 2, 2**63 + 2], dtype=torch.uint64)
-    with pytest.raises(RuntimeError, match="expected `lengths` from 0 to 6"):
-        sequence(*sequence_inputs("cpu"), lengths=lengths)
+    wrong = [TIME, 2, 2**63 + 2]
+    with pytest.raises(
+        RuntimeError,
+        match=re.escape(
+            f"expected `lengths` from 0 to 6, the number of steps of `input`, but got {wrong}"
+        ),
+    ):
+        sequence(*sequence_inputs("cpu"), lengths=torch.tensor(wrong, dtype=torch.uint64))
+
+
+@by_device
+def test_lengths_out_of_range_within_a_gradient(device: str) -> None:
+    """Where tensors that are made have no values of their own in torch 2.4."""
+    input, *others = sequence_inputs(device)
+    lengths = torch.tensor([TIME + 1, 2, 0])
+
+    def total(input: Tensor) -> Tensor:
+        return sequence(input, *others, lengths=lengths)[0].sum()
+
+    with pytest.raises(
+        RuntimeError,
+        match=re.escape(f"from 0 to {TIME}, the number of steps of `input`, but got [7, 2, 0]"),
+    ):
+        torch.func.grad(total)(input)
+
+
+@pytest.mark.parametrize("wrong", [[TIME + 1, 2, 0], [TIME, -1, 0]], ids=str)
+def test_traced_lengths_out_of_range(wrong: list[int]) -> None:
+    """torch.jit.trace leaves out assertions, since no result depends on them."""
+    inputs = sequence_inputs("cpu")
+    traced = torch.jit.trace(
+        lambda lengths, *inputs: sequence(*inputs, lengths=lengths),
+        (torch.tensor([TIME, 2, 0]), *inputs),
+    )
+    lengths = torch.tensor([1, 5, 3])
+    torch.testing.assert_close(traced(lengths, *inputs), sequence(*inputs, lengths=lengths))
+    with pytest.raises(RuntimeError, match="index out of range"):
+        traced(torch.tensor(wrong), *inputs)
 
 
 @by_device

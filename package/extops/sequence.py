@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from extops import _checks, _schemas
+from extops import _autograd, _checks, _schemas
 from extops.ops.lltm import autocast, lltm, lltm_cell
 
 _OP = "lltm_sequence"
@@ -56,7 +56,8 @@ def lltm_sequence(
     Raises:
         RuntimeError: a dtype, device, layout, number of dimensions or size does not fit, or one of ``lengths`` is out
             of range; the message names it. Lengths on a GPU are checked there, since the host does not wait for them:
-            the message is then that of a device-side assertion, as for torch's own indices.
+            the message is then that of a device-side assertion, as for torch's own indices. Code that
+            ``torch.jit.trace`` made of this function refuses them as an index that is out of range.
     """
     h, c = _checks.as_pair(_OP, state)
     _checks.check_tensor(_OP, "input", input)
@@ -116,7 +117,11 @@ def _which_steps_count(lengths: Tensor, input: Tensor) -> Tensor:
     try:
         torch._assert_async(in_range, expected)
     except RuntimeError:
-        raise RuntimeError(f"{expected}, but got {values.tolist()}") from None
+        with torch._C._DisableFuncTorch():  # within whose transforms new tensors have no values
+            given = _unwrapped(lengths).tolist()
+        raise RuntimeError(f"{expected}, but got {given}") from None
+    if _autograd.is_tracing():  # a trace leaves out assertions, but not what the result depends on
+        numbers = torch.arange(steps + 1, device=numbers.device).index_select(0, numbers)
     numbers = numbers.to(input.device, non_blocking=True)
     return (torch.arange(steps, device=input.device).unsqueeze(1) < numbers).unsqueeze(2)
 
