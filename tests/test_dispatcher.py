@@ -34,6 +34,12 @@ from operators import (
     upstream,
 )
 
+GRADIENTS = (
+    "elementwise_mult_backward",
+    "lltm_backward",
+    "lltm_input_backward",
+    "lltm_cell_backward",
+)
 DIFFERENTIABLE = ("elementwise_mult", "lltm", "lltm_cell", "round_ste")
 
 by_registered = pytest.mark.parametrize("name", REGISTERED)
@@ -54,7 +60,7 @@ def test_every_registered_operator_has_samples() -> None:
 
 
 def test_differentiable_operators_have_autograd() -> None:
-    assert [name for name in DIFFERENTIABLE if not has_autograd(name)] == []
+    assert [name for name in (*DIFFERENTIABLE, *GRADIENTS) if not has_autograd(name)] == []
 
 
 @by_dtype
@@ -72,6 +78,14 @@ def test_opcheck_with_gradients(name: str, device: str) -> None:
     make = maker(device)
     for call in REGISTERED[name](make):
         torch.library.opcheck(overload(name), call.requiring_grad().arguments)
+
+
+@by_device
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_of_gradients(name: str, device: str) -> None:
+    """Of the operators that compiled backwards call, in both modes."""
+    call = next(REGISTERED[name](maker(device, torch.float64))).requiring_grad()
+    assert torch.autograd.gradcheck(overload(name), call.arguments, check_forward_ad=True)
 
 
 # -- without data --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import extops
 from operators import (
@@ -262,8 +263,19 @@ def test_out_layout(device: str) -> None:
 def test_out_where_a_gradient_is_wanted(wanting: str, device: str) -> None:
     tensors = {name: torch.randn(6, 7, device=device) for name in ("a", "b", "out")}
     tensors[wanting].requires_grad_()
-    with expect_error(ELEMENTWISE_MULT, "out", "gradient", "no_grad"):
-        extops.elementwise_mult(tensors["a"], tensors["b"], out=tensors["out"])
+    for function in (extops.elementwise_mult, torch.ops.extops.elementwise_mult_out):
+        with expect_error(ELEMENTWISE_MULT, "out", "gradient", "no_grad"):
+            function(tensors["a"], tensors["b"], out=tensors["out"])
+
+
+@by_device
+def test_registered_out_where_tangents_are_wanted(device: str) -> None:
+    a, out = torch.randn(2, 6, 7, device=device)
+    with (
+        forward_ad.dual_level(),
+        pytest.raises(RuntimeError, match=r"elementwise_mult_out .*forward-mode"),
+    ):
+        torch.ops.extops.elementwise_mult_out(forward_ad.make_dual(a, a), a, out)
 
 
 @by_device

@@ -313,6 +313,7 @@ def test_retain_graph(operator: Operator, device: str) -> None:
 
 WRITERS: dict[str, Callable[[Tensor, Tensor, Tensor], object]] = {
     "eager": lambda a, b, out: extops.elementwise_mult(a, b, out=out),
+    "registered": lambda a, b, out: torch.ops.extops.elementwise_mult_out(a, b, out),
     "overlapping": lambda a, b, out: extops.elementwise_mult(out.t(), b, out=out),
     "compiled": torch.compile(
         lambda a, b, out: extops.elementwise_mult(a, b, out=out),

@@ -218,16 +218,20 @@ def test_transforms_of_an_exported_program(operator: Operator) -> None:
     program = torch.export.export(Module(), inputs).module()
     for name in ("jvp", "grad", "vmap", "forward_ad"):
         transform = TRANSFORMS[name]
-        assert_same(transform(program)(*inputs), transform(operator.eager)(*inputs))
+        expected = transform(operator.eager)(*inputs)
+        assert_same(transform(program)(*inputs), expected)
+        assert_same(compiled(transform(lambda *x: program(*x)))(*inputs), expected)
 
 
 # -- of a gradient that was recorded outside -------------------------------------------------------
 
 
-def recorded_gradient(operator: Operator, device: str) -> tuple[Function, Tensors]:
+def recorded_gradient(
+    operator: Operator, device: str, run: Function | None = None
+) -> tuple[Function, Tensors]:
     """The backward as a function of the upstream gradients, which it is linear in, and values for those."""
     inputs = operator.inputs("small", device, requires_grad=True)
-    results = operator(*inputs)
+    results = as_tuple((run or operator.function)(*inputs))
 
     def backward(*towards: Tensor) -> Tensors:
         return torch.autograd.grad(results, inputs, towards, retain_graph=True)
@@ -244,6 +248,17 @@ def test_tangents_of_a_backward(operator: Operator, transform: Transform, device
     actual = transform(backward)(*towards)
     by_gradient = zip(*actual, strict=True) if transform is with_dual_numbers else actual
     assert_same([tuple(found) for found in by_gradient], expected)
+
+
+@by_device
+@by_operator
+@pytest.mark.usefixtures("dynamo")
+def test_tangents_of_a_compiled_backward(operator: Operator, device: str) -> None:
+    """It calls the backward's operators, as dual numbers come to them."""
+    backward, towards = recorded_gradient(operator, device, compiled(operator.function))
+    expected = [backward(*towards), backward(*(torch.cos(gradient) for gradient in towards))]
+    actual = zip(*with_dual_numbers(backward)(*towards), strict=True)
+    assert_same([tuple(found) for found in actual], expected)
 
 
 @by_device

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -21,30 +21,35 @@ is_tracing: Callable[[], bool] = cast("Any", torch.jit).is_tracing
 
 def is_plain() -> bool:
     """Whether a call is an ordinary eager one, with a hand-written backward at most; others go to the dispatcher."""
-    return not (
-        _is_compiling()
-        or _are_transforms_active()
-        or _is_tracing()
-        or forward_ad._current_level >= 0
-    )
+    return not (_is_compiling() or _are_transforms_active() or _is_tracing() or _is_forward_mode())
 
 
-def is_forward_mode() -> bool:
-    """Whether tensors may carry tangents; where forward-mode AD begins within a function that ``torch.compile`` traces,
-    the dispatcher does not know.
-    """
+def _is_forward_mode() -> bool:
     return forward_ad._current_level >= 0
+
+
+def has_tangents(tensors: Iterable[Any]) -> bool:
+    """Whether forward-mode AD follows one of them; they know it in compiled code, too, where no level is entered."""
+    return any(
+        isinstance(x, Tensor) and forward_ad.unpack_dual(x, level=0).tangent is not None
+        for x in tensors
+    )
 
 
 def needs_composite() -> bool:
     """Whether only a composition of differentiable PyTorch calls gives the right gradient: where that is itself
     differentiated, in reverse or in forward mode, or transformed by ``torch.func``.
     """
-    return torch.is_grad_enabled() or _are_transforms_active() or is_forward_mode()
+    return torch.is_grad_enabled() or _are_transforms_active() or _is_forward_mode()
 
 
 below_autograd: Callable[[], AbstractContextManager[None]] = torch._C._AutoDispatchBelowAutograd
 """Calls within go straight to the kernels: the caller has seen to the gradient."""
+
+below_counting: Callable[[], AbstractContextManager[None]] = (
+    torch._C._AutoDispatchBelowADInplaceOrView
+)
+"""The same for an operator that writes: the caller also sees to the count of writes."""
 
 is_autocasting: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Whether autocast is on for any type of device."""
@@ -99,9 +104,11 @@ def register(name: str, apply: Callable[..., Any], composite: Callable[..., Any]
     operator = getattr(torch.ops.extops, name).default
 
     def with_gradient(*arguments: Any, **keywords: Any) -> Any:
-        if is_forward_mode():
+        if has_tangents(arguments):
             return composite(*arguments, **keywords)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in arguments):
+        if torch.is_grad_enabled() and any(
+            isinstance(x, Tensor) and x.requires_grad for x in arguments
+        ):
             return apply(*arguments, **keywords)
         with below_autograd():
             return operator(*arguments, **keywords)
@@ -110,9 +117,31 @@ def register(name: str, apply: Callable[..., Any], composite: Callable[..., Any]
     _library.impl(name, composite, "FuncTorchDynamicLayerFrontMode")
 
 
-def has_no_gradient(name: str) -> None:
-    """Has autograd pass over an operator, so that calls need no :data:`below_autograd`."""
-    _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+def register_backward(name: str, reference: Callable[..., Any]) -> None:
+    """Gives the operator that computes all gradients of ``reference``, from that of its output, a gradient itself."""
+
+    def gradients(grad_output: Tensor, *inputs: Tensor) -> Any:
+        wanted = (True,) * len(inputs)
+        return composite_gradients(lambda *x: (reference(*x),), inputs, wanted, (grad_output,))
+
+    register(name, gradients, gradients)
+
+
+def register_write(name: str, write: Callable[..., None], check: Callable[..., None]) -> None:
+    """Has a call of an operator that writes into an argument go through ``write``, which counts it; ``check`` refuses
+    arguments that want a gradient.
+    """
+    operator = getattr(torch.ops.extops, name).default
+
+    def without_gradient(*arguments: Any) -> None:
+        check(*arguments)
+        if has_tangents(arguments):
+            raise RuntimeError(f"{name} writes no tangents; call it outside of forward-mode AD")
+        with below_autograd():
+            operator(*arguments)
+
+    _library.impl(name, write, "ADInplaceOrView")
+    _library.impl(name, without_gradient, "Autograd")
 
 
 def apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:

@@ -53,7 +53,6 @@ class ByKernel(Gradient):
 
     def __init__(self, name: str) -> None:
         self.operator = _autograd.eager(getattr(torch.ops.extops, name).default)
-        _autograd.has_no_gradient(name)
 
     def save(self, ctx: Any, *inputs: Tensor) -> None:
         """All inputs."""
@@ -69,7 +68,8 @@ class ByKernel(Gradient):
             return _autograd.composite_gradients(
                 lambda *x: (reference(*x),), inputs, needs, upstream
             )
-        gradients = self.operator(grad_output, *inputs)
+        with below_autograd():
+            gradients = self.operator(grad_output, *inputs)
         gradients = (gradients,) if isinstance(gradients, Tensor) else gradients
         needed = zip(ctx.needs_input_grad, gradients, inputs, strict=True)
         return tuple(g.sum_to_size(x.shape) if needs else None for needs, g, x in needed)
@@ -105,11 +105,13 @@ def elementwise(
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         apply = _autograd.apply(type(name, (torch.autograd.Function,), methods))
         _autograd.register(name, apply, composite)
+        if f"{name}_backward" in _schemas.OPERATORS:
+            _autograd.register_backward(f"{name}_backward", composite)
 
         def transformed(*inputs: Any) -> Any:
             if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
                 schema.check(*inputs)
-            return composite(*inputs) if _autograd.is_forward_mode() else operator(*inputs)
+            return operator(*inputs)
 
         @functools.wraps(reference)
         def call(*inputs: Any, **named: Any) -> Any:

@@ -33,6 +33,44 @@ def lltm(
     return lltm_cell(lltm_gates(input, weights, bias, old_h), old_cell)
 
 
+def lltm_cell_backward(
+    grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, new_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`lltm_cell` for its gates and its old cell state."""
+    zeros = torch.zeros_like(new_cell)
+    grad_h, grad_cell = (zeros if g is None else g for g in (grad_h, grad_cell))
+    before_input, before_output, candidate = gates.chunk(3, dim=1)
+    input_gate, output_gate = torch.sigmoid(before_input), torch.sigmoid(before_output)
+    squashed = torch.tanh(new_cell)
+    grad_new_cell = grad_cell + grad_h * output_gate * (1 - squashed**2)
+    grad_gates = (
+        grad_new_cell * F.elu(candidate) * input_gate * (1 - input_gate),
+        grad_h * squashed * output_gate * (1 - output_gate),
+        grad_new_cell * input_gate * torch.exp(candidate.clamp(max=0)),
+    )
+    return torch.cat(grad_gates, dim=1), grad_new_cell
+
+
+def lltm_backward(
+    grad_h: Tensor | None,
+    grad_cell: Tensor | None,
+    input: Tensor,
+    old_h: Tensor,
+    gates: Tensor,
+    new_cell: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of :func:`lltm` for its gates, its old cell state, its weights and its bias."""
+    grad_gates, grad_old_cell = lltm_cell_backward(grad_h, grad_cell, gates, new_cell)
+    grad_weights = grad_gates.t() @ torch.cat([old_h, input], dim=1)
+    return grad_gates, grad_old_cell, grad_weights, grad_gates.sum(0)
+
+
+def lltm_input_backward(grad_gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`lltm_gates` for the hidden state and the input."""
+    state_size = len(weights) // 3
+    return grad_gates @ weights[:, :state_size], grad_gates @ weights[:, state_size:]
+
+
 elementwise_mult = reference_of(multiply._multiply)
 round_ste = reference_of(rounding.round_ste)
 

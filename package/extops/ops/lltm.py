@@ -21,9 +21,6 @@ _eager_cell_backward = _autograd.eager(torch.ops.extops.lltm_cell_backward.defau
 _allows_tf32 = _autograd.allows_tf32
 _check = _schemas.OPERATORS[_OP].check
 
-for _name in ("lltm_backward", "lltm_input_backward", "lltm_cell_backward"):
-    _autograd.has_no_gradient(_name)
-
 
 def lltm(
     input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
@@ -84,8 +81,6 @@ def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     arguments = autocast(*arguments)
     if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
         _check(*arguments)
-    if _autograd.is_forward_mode():
-        return reference.lltm(*arguments)
     new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments, allow_tf32=_allows_tf32())
     return new_h, new_cell
 
@@ -93,8 +88,6 @@ def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
 def lltm_cell(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`extops.reference.lltm_cell` by the fused kernels, for arguments that were checked."""
     if not _autograd.is_plain():
-        if _autograd.is_forward_mode():
-            return reference.lltm_cell(gates, old_cell)
         new_h, new_cell = torch.ops.extops.lltm_cell.default(gates, old_cell)
     elif torch.is_grad_enabled() and (gates.requires_grad or old_cell.requires_grad):
         new_h, new_cell = _apply_cell(gates, old_cell)
@@ -141,15 +134,17 @@ def _backward(
     if grad_h is None and grad_cell is None:
         return (None,) * 5
     grad_weights = grad_bias = grad_input = grad_old_h = None
-    if needs_weights or needs_bias:
-        operator = _eager_backward_in_tf32 if input.is_cuda and _allows_tf32() else _eager_backward
-        grad_gates, grad_old_cell, grad_weights, grad_bias = operator(
-            grad_h, grad_cell, input, old_h, gates, new_cell
-        )
-    else:
-        grad_gates, grad_old_cell = _eager_cell_backward(grad_h, grad_cell, gates, new_cell)
-    if needs_input or needs_old_h:
-        grad_old_h, grad_input = _eager_input_backward(grad_gates, weights)
+    with _autograd.below_autograd():
+        if needs_weights or needs_bias:
+            in_tf32 = input.is_cuda and _allows_tf32()
+            operator = _eager_backward_in_tf32 if in_tf32 else _eager_backward
+            grad_gates, grad_old_cell, grad_weights, grad_bias = operator(
+                grad_h, grad_cell, input, old_h, gates, new_cell
+            )
+        else:
+            grad_gates, grad_old_cell = _eager_cell_backward(grad_h, grad_cell, gates, new_cell)
+        if needs_input or needs_old_h:
+            grad_old_h, grad_input = _eager_input_backward(grad_gates, weights)
     return grad_input, grad_weights, grad_bias, grad_old_h, grad_old_cell
 
 
@@ -209,7 +204,9 @@ def _cell_backward(
         return _autograd.composite_gradients(reference.lltm_cell, inputs, needs, upstream)
     if grad_h is None and grad_cell is None:
         return None, None
-    gradients: tuple[Tensor, ...] = _eager_cell_backward(grad_h, grad_cell, inputs[0], new_cell)
+    gradients: tuple[Tensor, ...]
+    with _autograd.below_autograd():
+        gradients = _eager_cell_backward(grad_h, grad_cell, inputs[0], new_cell)
     return gradients
 
 
@@ -227,3 +224,18 @@ class _LLTMCell(torch.autograd.Function):
 
 _apply_cell = _autograd.apply(_LLTMCell)
 _autograd.register("lltm_cell", _apply_cell, reference.lltm_cell)
+
+
+# -- of operators that are gradients themselves, which compiled code calls
+
+
+def _lltm_backward(*inputs: Any, allow_tf32: bool = False) -> tuple[Tensor, ...]:
+    return reference.lltm_backward(*inputs)
+
+
+for _name, _composite in (
+    ("lltm_backward", _lltm_backward),
+    ("lltm_input_backward", reference.lltm_input_backward),
+    ("lltm_cell_backward", reference.lltm_cell_backward),
+):
+    _autograd.register(_name, _composite, _composite)

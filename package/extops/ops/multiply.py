@@ -13,7 +13,6 @@ _OP = "elementwise_mult"
 
 _eager_mult_out = _autograd.eager(torch.ops.extops.elementwise_mult_out.default)
 _eager_backward = _autograd.eager(torch.ops.extops.elementwise_mult_backward.default)
-_autograd.has_no_gradient("elementwise_mult_backward")
 
 
 class _Product(Gradient):
@@ -35,7 +34,8 @@ class _Product(Gradient):
         a_shape, b_shape = ctx.shapes
         composite = _autograd.needs_composite()
         if needs_a and needs_b and a_shape == b_shape and not composite:
-            grad_a, grad_b = _eager_backward(grad_output, a, b)
+            with _autograd.below_autograd():
+                grad_a, grad_b = _eager_backward(grad_output, a, b)
             return grad_a, grad_b
         multiply = reference if composite else torch.ops.extops.elementwise_mult.default
         return (
@@ -76,10 +76,7 @@ def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tens
 
 def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
     _schemas.OPERATORS[_OP + "_out"].check(a, b, out, op=_OP)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, out)):
-        raise RuntimeError(
-            f"{_OP}: `out` cannot be used where a gradient is wanted; call it under torch.no_grad() or without `out`"
-        )
+    _refuse_gradients(a, b, out)
     if _shares_memory_within(out):
         raise RuntimeError(
             f"{_OP}: expected `out` to have a memory location of its own for each element, but got shape "
@@ -91,6 +88,13 @@ def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
         raise RuntimeError(
             f"{_OP}: `out` is an inference tensor, which torch lets nobody write outside of inference mode; "
             "call it under torch.inference_mode() or pass out.clone() instead"
+        )
+
+
+def _refuse_gradients(a: Tensor, b: Tensor, out: Tensor) -> None:
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (a, b, out)):
+        raise RuntimeError(
+            f"{_OP}: `out` cannot be used where a gradient is wanted; call it under torch.no_grad() or without `out`"
         )
 
 
@@ -108,10 +112,18 @@ def _shares_memory_within(tensor: Tensor) -> bool:
 def _multiply_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     if not _can_write_directly(a, b, out):
         return out.copy_(_multiply(a, b))
-    with _autograd.below_autograd():
-        _eager_mult_out(a, b, out)
-    torch.autograd.graph.increment_version(out)  # which torch does for its own operators alone
+    _write(a, b, out)
     return out
+
+
+def _write(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """The kernel, and the count of writes, which torch keeps for its own operators alone."""
+    with _autograd.below_counting():
+        _eager_mult_out(a, b, out)
+    torch.autograd.graph.increment_version(out)
+
+
+_autograd.register_write("elementwise_mult_out", _write, _refuse_gradients)
 
 
 def _can_write_directly(a: Tensor, b: Tensor, out: Tensor) -> bool:
