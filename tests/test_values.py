@@ -353,6 +353,32 @@ def test_round_of_denormals(device: str, dtype: torch.dtype) -> None:
     assert_same(extops.round_ste(input), torch.zeros_like(input))
 
 
+@pytest.mark.parametrize(
+    ("dtype", "bits", "exponent", "quiet"),
+    [
+        (torch.float16, torch.int16, 0x7C00, 0x200),
+        (torch.bfloat16, torch.int16, 0x7F80, 0x40),
+        (torch.float32, torch.int32, 0x7F800000, 0x400000),
+        (torch.float64, torch.int64, 0x7FF << 52, 1 << 51),
+    ],
+    ids=str,
+)
+def test_sign_and_payload_of_nan(
+    dtype: torch.dtype, bits: torch.dtype, exponent: int, quiet: int
+) -> None:
+    """They stay, as in torch, in vectors and in what is left of them; GPUs convert to one NaN."""
+    positive = [exponent + payload for payload in (1, quiet, quiet + 1, 2 * quiet - 1)]
+    given = torch.tensor(positive, dtype=torch.int64)
+    given = torch.cat([given, given + torch.iinfo(bits).min]).to(bits).repeat(5)[:37]
+    expected = given | quiet
+    one = torch.ones((), dtype=dtype)
+    for found in (
+        extops.round_ste(given.view(dtype)),
+        extops.elementwise_mult(given.view(dtype), one),
+    ):
+        assert_same(found.view(bits), expected)
+
+
 @by_device
 def test_float16_where_the_cpu_flushes_denormals(device: str) -> None:
     """That is about float32, in which the CPU computes: float16's denormals are normal numbers there."""

@@ -78,7 +78,9 @@ struct Compute<Half> {
   const uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
   const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
-  const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  // Of NaN the payload's upper bits stay, as by the CPU's own instruction.
+  const uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  const uint32_t special = magnitude > 0x7f800000u ? nan : 0x7c00u;
   to.bits = static_cast<uint16_t>(sign | (magnitude >= 0x47800000u ? special : finite));
 }
 

@@ -13,7 +13,7 @@ def round_ste(input: Tensor) -> Tensor:
     .. math:: \text{output} = \lfloor \text{input} + 1/2 \rfloor, \qquad
               \frac{\partial \text{output}}{\partial \text{input}} := 1
 
-    The rounding is exact: the largest number below one half gives 0. Infinities and NaN come out as they went in.
+    The rounding is exact: the largest number below one half gives 0. Infinities come out as they went in, NaN as NaN.
 
     Args:
         input: any shape and strides; float64, float32, bfloat16 or float16.
