@@ -311,8 +311,13 @@ def test_module(device: str) -> None:
     h, c = torch.zeros(2, 3, 4, device=device)
     with expect_error(LLTM, "weights", "got [12, 9]", "input_features from `input`", "[3, 6]"):
         module(torch.zeros(3, 6, device=device), (h, c))
-    with expect_error(LLTM, "input", "float64"):
-        module(torch.zeros(3, 5, device=device, dtype=torch.int64), (h, c))
+    for state in ((h, c), None):
+        with expect_error(LLTM, "input", "float64"):
+            module(torch.zeros(3, 5, device=device, dtype=torch.int64), state)
+    with expect_error(LLTM, "input", "2 dimensions", "got 1 dimension: [5]"):
+        module(torch.zeros(5, device=device))
+    with pytest.raises(TypeError, match=r"^lltm: .*`input`.*torch.Tensor.*list"):
+        module([1.0])
 
 
 @by_device
@@ -353,7 +358,7 @@ def test_state_that_is_no_pair(make: Callable[[Tensor], object], given: str, dev
         "LLTMLayer": lambda: extops.LLTMLayer(5, 4, device=device)(input, state),
         "lltm_sequence": lambda: extops.lltm_sequence(input[None], state, weights, bias),
     }.items():
-        if name == "LLTMLayer" and state is None:
+        if name != "lltm_sequence" and state is None:
             continue  # where it stands for zeros
         with pytest.raises(TypeError, match=rf"^{name}: .*`state`.*\(h, c\), but got {given}$"):
             call()
@@ -371,11 +376,29 @@ def test_state_that_holds_none(device: str) -> None:
 
 @pytest.mark.parametrize("make", [extops.LLTM, extops.LLTMLayer])
 def test_sizes_of_a_module(make: Callable[..., object]) -> None:
-    for wrong in (-1, 2.5, "4"):
+    for wrong in (-1, 2.5, "4", True):
         with pytest.raises(ValueError, match=rf"`input_features`.*at least 0, but got {wrong!r}$"):
             make(wrong, 4)
         with pytest.raises(ValueError, match=rf"`state_size`.*at least 0, but got {wrong!r}$"):
             make(4, wrong)
+
+
+@pytest.mark.parametrize("make", [extops.LLTM, extops.LLTMLayer])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.float8_e5m2], ids=str)
+def test_dtype_of_a_module(dtype: torch.dtype, make: Callable[..., object]) -> None:
+    with pytest.raises(ValueError, match=rf"`dtype`.*floating-point.*float16.*but got {dtype}$"):
+        make(5, 4, dtype=dtype)
+
+
+def test_options_of_a_layer() -> None:
+    for wrong in (0, 1.0, True):
+        with pytest.raises(ValueError, match=rf"`num_layers`.*at least 1, but got {wrong!r}$"):
+            extops.LLTMLayer(5, 4, wrong)
+    for wrong in (-0.1, 1.5, float("nan"), "0.5", True):
+        with pytest.raises(ValueError, match=rf"`dropout`.*from 0 to 1, but got {wrong!r}$"):
+            extops.LLTMLayer(5, 4, 2, dropout=wrong)
+    with pytest.warns(UserWarning, match=r"LLTMLayer: `dropout`.*between layers.*num_layers=1"):
+        extops.LLTMLayer(5, 4, dropout=0.5)
 
 
 # -- the registered operators, called past the checks of the public functions ---------------------

@@ -113,6 +113,16 @@ def test_on_meta_then_materialised() -> None:
     assert all(bool(torch.isfinite(result).all()) for result in module(*module_inputs()))
 
 
+@by_device
+@pytest.mark.parametrize("make", [extops.LLTM, extops.reference.LLTM])
+def test_without_a_state(make: type[nn.Module], device: str) -> None:
+    """It counts as zeros, as for nn.LSTMCell."""
+    module = make(5, 4, device=device)
+    input = torch.randn(3, 5, device=device)
+    zeros = torch.zeros(3, 4, device=device)
+    torch.testing.assert_close(module(input), module(input, (zeros, zeros)), rtol=0, atol=0)
+
+
 def test_repr_shows_the_sizes() -> None:
     text = repr(extops.LLTM(37, 41))
     assert text.startswith("LLTM(") and "37" in text and "41" in text

@@ -108,13 +108,22 @@ def as_pair(op: str, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return h, c
 
 
-def check_layer_sizes(op: str, **sizes: int) -> None:
+def check_layer_sizes(op: str, at_least: int = 0, **sizes: int) -> None:
     """The sizes that a module is made of."""
     for name, size in sizes.items():
-        if not isinstance(size, int) or size < 0:
+        if not isinstance(size, int) or isinstance(size, bool) or size < at_least:
             raise ValueError(
-                f"{op}: expected `{name}` to be an integer of at least 0, but got {size!r}"
+                f"{op}: expected `{name}` to be an integer of at least {at_least}, but got {size!r}"
             )
+
+
+def check_layer_dtype(op: str, dtype: torch.dtype | None) -> None:
+    """The dtype that a module is made of; none is torch's default."""
+    if dtype is not None and dtype not in FLOATING:
+        raise ValueError(
+            f"{op}: expected `dtype` to be a floating-point dtype (float64, float32, bfloat16, float16), "
+            f"but got {dtype}"
+        )
 
 
 def same_shape(a: Sequence[int], b: Sequence[int]) -> bool:

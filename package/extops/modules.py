@@ -1,6 +1,8 @@
 """The operators as ``torch.nn`` modules."""
 
 import math
+import numbers
+import warnings
 
 import torch
 from torch import Tensor
@@ -31,7 +33,8 @@ class LLTM(reference.LLTM):
         bias: ``[3S]``. Both are initialised uniformly in :math:`\pm 1/\sqrt{S}`.
 
     Shape:
-        ``rnn(input, (h, c)) -> (new_h, new_cell)``, with ``input`` of ``[B, I]`` and all others of ``[B, S]``.
+        ``rnn(input, (h, c)) -> (new_h, new_cell)``, with ``input`` of ``[B, I]`` and all others of ``[B, S]``; the
+        state is zeros if not given.
 
     Example::
 
@@ -50,10 +53,15 @@ class LLTM(reference.LLTM):
         dtype: torch.dtype | None = None,
     ) -> None:
         _checks.check_layer_sizes("LLTM", input_features=input_features, state_size=state_size)
+        _checks.check_layer_dtype("LLTM", dtype)
         super().__init__(input_features, state_size, device, dtype)
 
-    def forward(self, input: Tensor, state: State) -> State:
+    def forward(self, input: Tensor, state: State | None = None) -> State:
         """One step: ``input`` [B, I] and ``state = (h, c)`` of [B, S] each give ``(new_h, new_cell)``."""
+        if state is None:
+            _checks.check_tensor("lltm", "input", input)
+            _checks.check_dims("lltm", "input", input, "batch, input_features")
+            state = self.zero_state(input)
         # Where torch.nn.Module keeps them, and looks last when asked for an attribute.
         parameters = self._parameters
         weights, bias = parameters.get("weights"), parameters.get("bias")
@@ -114,12 +122,18 @@ class LLTMLayer(torch.nn.Module):
     ) -> None:
         super().__init__()
         _checks.check_layer_sizes("LLTMLayer", input_features=input_features, state_size=state_size)
-        if num_layers < 1:
+        _checks.check_layer_sizes("LLTMLayer", at_least=1, num_layers=num_layers)
+        _checks.check_layer_dtype("LLTMLayer", dtype)
+        is_number = isinstance(dropout, numbers.Real) and not isinstance(dropout, bool)
+        if not (is_number and 0 <= dropout <= 1):
             raise ValueError(
-                f"LLTMLayer: expected `num_layers` of at least 1, but got {num_layers}"
+                f"LLTMLayer: expected `dropout` to be a number from 0 to 1, but got {dropout!r}"
             )
-        if not 0 <= dropout <= 1:
-            raise ValueError(f"LLTMLayer: expected `dropout` from 0 to 1, but got {dropout}")
+        if dropout > 0 and num_layers == 1:
+            warnings.warn(
+                "LLTMLayer: `dropout` acts between layers, and so not at all with num_layers=1",
+                stacklevel=2,
+            )
         self.input_features = input_features
         self.state_size = state_size
         self.num_layers = num_layers

@@ -102,9 +102,17 @@ class LLTM(torch.nn.Module):
         for parameter in self.parameters():
             torch.nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(self, input: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def zero_state(self, input: Tensor) -> tuple[Tensor, Tensor]:
+        """The state where none is given: zeros."""
+        zeros = input.new_zeros(input.shape[0], self.state_size)
+        return zeros, zeros
+
+    def forward(
+        self, input: Tensor, state: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """One step: ``input`` [B, I] and ``state = (h, c)`` of [B, S] each give ``(new_h, new_cell)``."""
-        return self.step(input, self.weights, self.bias, *state)
+        old_h, old_cell = self.zero_state(input) if state is None else state
+        return self.step(input, self.weights, self.bias, old_h, old_cell)
 
     def extra_repr(self) -> str:
         """The sizes, for ``repr``."""
