@@ -8,26 +8,25 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 _COUNTER = "torch.utils.flop_counter"
 
-Shape = Sequence[int]
 
-
-def _lltm(input: Shape, weights: Shape, *_: Shape, **__: Any) -> int:
-    return 2 * input[0] * weights[0] * weights[1]
+def _lltm(input: Tensor, weights: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * input.shape[0] * weights.numel()
 
 
 def _lltm_backward(
-    grad_h: Shape | None,
-    grad_cell: Shape | None,
-    input: Shape,
-    old_h: Shape,
-    gates: Shape,
-    *_: Shape,
+    grad_h: Tensor | None,
+    grad_cell: Tensor | None,
+    input: Tensor,
+    old_h: Tensor,
+    gates: Tensor,
+    *_: Any,
     **__: Any,
 ) -> int:
-    return 2 * gates[0] * gates[1] * (old_h[1] + input[1])
+    return 2 * gates.numel() * (old_h.shape[1] + input.shape[1])
 
 
 def _register(counter: ModuleType) -> None:
@@ -35,8 +34,10 @@ def _register(counter: ModuleType) -> None:
     # The product of lltm_input_backward is that of the forward, with the gates' gradient in the place of the input.
     formulas = {"lltm": _lltm, "lltm_backward": _lltm_backward, "lltm_input_backward": _lltm}
     for name, formula in formulas.items():
-        # Not by register_flop_formula: that of torch 2.4 files a formula where its counter does not look.
-        counter.flop_registry[getattr(operators, name)] = counter.shape_wrapper(formula)
+        operator = getattr(operators, name)
+        counter.register_flop_formula(operator, get_raw=True)(formula)
+        # Torch 2.4 files it under the overload alone, where its counter does not look.
+        counter.flop_registry.setdefault(operator, formula)
 
 
 class _Finder(MetaPathFinder):
