@@ -49,7 +49,7 @@ def prepare_process(device: str, scratch: str) -> None:
     if device == "cpu":
         # Threads stay on their cores. Not for a GPU: compilers that torch starts would share one core.
         os.environ.setdefault("OMP_PROC_BIND", "true")
-    # Empty caches: the first call's time is that of a first call.
+    # Empty caches: the report tells what it takes to fill them.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{scratch}/inductor")
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{scratch}/extensions")
     # The ninja that is installed beside this Python, where its environment is not activated.

@@ -55,11 +55,6 @@ class Case:
         return 5e-3 if self.group == "cell" else 3e-3
 
     @property
-    def reports_first_call(self) -> bool:
-        """Whether the report tells the first call's time: torch.compile's caches then hold nothing of this case."""
-        return self.group == "cell" and self.mode == "float32"
-
-    @property
     def title(self) -> str:
         """For people."""
         size = ",".join(f"{key}={value}" for key, value in self.size.items())

@@ -281,14 +281,14 @@ def columns(cases: list[CaseResult], measure: str) -> list[str]:
 
 
 def first_calls(cases: list[CaseResult]) -> Iterator[str]:
-    """What the first call costs: compiling, for those that compile."""
+    """What the first call costs in a process that finds compiled code in the caches."""
     cases = [case for case in cases if case.size in STANDARD and case.mode == "float32"]
     if not cases:
         return
     yield "\n### First call, s\n"
     yield (
-        "Until the first gradients: for torch.compile it is the compile time, with what the modes before left in its "
-        "caches. Extensions that are compiled just in time were compiled before; see the end.\n"
+        "Until the first gradients: for torch.compile with full caches, as in every process but a machine's first. "
+        "What it took to fill them, and to compile extensions just in time, is at the end.\n"
     )
     yield from noted(cases, "first_call_seconds", "{:.2g}".format)
 

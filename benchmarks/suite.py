@@ -173,8 +173,7 @@ def build_extensions(device: str, todo: list[Case]) -> dict[str, Any]:
     if device == "cuda":
         for name in tutorial_style.EXTENSIONS:
             builds[f"tutorial {name}"] = lambda name=name: tutorial_style.build_seconds(name)  # type: ignore[misc]
-    # Not for those whose first call is reported.
-    compiled = [case for case in todo if case.compiled and not case.reports_first_call]
+    compiled = [case for case in todo if case.compiled]
     if compiled:
         builds["torch.compile ahead of the cases"] = lambda: fill_caches(compiled)
     say(f"compiling {', '.join(builds)} ...")
