@@ -143,7 +143,9 @@ class Machine:
     def doctor(self) -> Findings:
         """What the doctor finds."""
         done = self.python("-m", "extops", "doctor", "--json")
-        assert done.stderr == ""
+        # Torch 2.4 says so when its tools for compiling are imported, where there is nvcc and no GPU.
+        remark = r"No CUDA runtime is found, using CUDA_HOME='.*'\n"
+        assert re.fullmatch(rf"({remark})?", done.stderr)
         findings = Findings(json.loads(done.stdout))
         assert done.returncode == (1 if findings.problems else 0)
         return findings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 
 import pytest
@@ -12,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequenc
 
 import extops
 import operators
-from operators import LLTM_SEQUENCE, Tensors, by_device, sequence, sequence_by_cells
+from operators import LLTM_SEQUENCE, Tensors, by_device, by_dtype, sequence, sequence_by_cells
 
 TIME, BATCH, FEATURES, STATE = 6, 3, 5, 4
 
@@ -165,17 +166,23 @@ def test_lengths_in_a_compiled_call(device: str) -> None:
             compiled(lengths + 1)
 
 
-# What no sum hides: zero times these is not zero, or the product overflows.
+# What no sum hides: zero times these is not zero, or the product overflows. The number is of float32 and stands for the
+# largest of each dtype.
 NAN = float("nan")
 GARBAGE = [NAN, float("inf"), -float("inf"), 3e38]
 
 
+@by_dtype
 @by_device
 @pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("garbage", GARBAGE, ids=str)
-def test_garbage_in_the_padding(garbage: float, reverse: bool, device: str) -> None:
+def test_garbage_in_the_padding(
+    garbage: float, reverse: bool, device: str, dtype: torch.dtype
+) -> None:
     """It reaches no output and no gradient, and its own gradient is zero."""
-    input, *others = (tensor.float() for tensor in sequence_inputs(device))
+    input, *others = (tensor.to(dtype) for tensor in sequence_inputs(device))
+    if math.isfinite(garbage):
+        garbage = torch.finfo(dtype).max
     lengths = torch.tensor([TIME, 2, 0], device=device)
     padding = (torch.arange(TIME, device=device)[:, None] >= lengths)[:, :, None]
 
@@ -190,10 +197,11 @@ def test_garbage_in_the_padding(garbage: float, reverse: bool, device: str) -> N
     assert bool((found[1][0] * padding == 0).all())
 
 
+@by_dtype
 @by_device
-def test_the_state_of_an_empty_row(device: str) -> None:
+def test_the_state_of_an_empty_row(device: str, dtype: torch.dtype) -> None:
     """A row without a step returns its state as it is, and adds nothing to any gradient."""
-    input, h, c, weights, bias = sequence_inputs(device)
+    input, h, c, weights, bias = (tensor.to(dtype) for tensor in sequence_inputs(device))
     lengths = torch.tensor([TIME, 2, 0], device=device)
 
     def run(*inputs: Tensor) -> Tensors:
