@@ -316,7 +316,7 @@ def index(session: nox.Session) -> None:
 @nox.session(python="3.11", reuse_venv=True)
 @nox.parametrize("torch", ["2.4.1", MATRIX.headers_torch], ids=["legacy", "stable"])
 def guide(session: nox.Session, torch: str) -> None:
-    """Adds the operator of docs/write-an-operator.md to a copy of the tree, and tests it under an old and a new torch."""
+    """Adds the operator of docs/write-an-operator.md to a copy of the tree, and tests it with either binding."""
     install_torch(session, torch)
     session.install(*MATRIX.tools["test"], *MATRIX.tools["build"])
     tree = Path(session.create_tmp()).resolve() / "tree"

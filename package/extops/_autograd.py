@@ -168,8 +168,6 @@ def _gradients_by_engine(
     with torch.enable_grad():
         # Views, since an input may depend on another one, or be the same: that is not this gradient's to follow.
         inputs = [x.view_as(x) for x in inputs]
-        for place in wanted:
-            inputs[place].requires_grad_()
         outputs = composite(*inputs)
     present = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
     return torch.autograd.grad(

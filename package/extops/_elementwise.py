@@ -52,7 +52,6 @@ class ByKernel(Gradient):
     """An operator ``<name>_backward`` takes ``grad_output`` and all inputs, and gives all gradients."""
 
     def __init__(self, name: str) -> None:
-        self.name = name
         self.operator = _autograd.eager(getattr(torch.ops.extops, name).default)
 
     def save(self, ctx: Any, *inputs: Tensor) -> None:
@@ -106,8 +105,8 @@ def elementwise(
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         apply = _autograd.apply(type(name, (torch.autograd.Function,), methods))
         _autograd.register(name, apply, composite)
-        if isinstance(gradient, ByKernel):
-            register_backward(gradient.name, reference)
+        if f"{name}_backward" in _schemas.OPERATORS:
+            register_backward(f"{name}_backward", composite)
 
         def transformed(*inputs: Any) -> Any:
             if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check

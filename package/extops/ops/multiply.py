@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from extops import _autograd, _schemas
-from extops._elementwise import Gradient, elementwise, reference_of, register_backward
+from extops._elementwise import Gradient, elementwise
 
 _OP = "elementwise_mult"
 
@@ -48,9 +48,6 @@ class _Product(Gradient):
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """:func:`elementwise_mult` without ``out``."""
     return a * b
-
-
-register_backward("elementwise_mult_backward", reference_of(multiply))
 
 
 def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
