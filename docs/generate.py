@@ -38,7 +38,7 @@ def write() -> None:
     parts = {
         "matrix": matrix.load().table(),
         "variants": matrix.load().variants_table(),
-        "release": audit.tests_table(read(RESULTS / "release.passport.json")),
+        "release": tested(read(RESULTS / "release.passport.json")),
         "torchwheels-help": "\n".join(help_texts()),
         "torchwheels-options": "\n".join(options()),
         "torchwheels-rules": "\n".join(rules()),
@@ -64,6 +64,12 @@ def write() -> None:
 def read(file: Path) -> Any:
     """What a JSON file holds."""
     return json.loads(file.read_text())
+
+
+def tested(passport: dict[str, Any]) -> str:
+    """Which wheel passed its tests where."""
+    wheel = f"`{passport['wheel']}`, built from commit `{passport['commit'][:12]}`:"
+    return f"{wheel}\n\n{audit.tests_table(passport)}"
 
 
 def section(report: str, heading: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from service import ROOT, audit, wheels
+from service import ROOT, audit
 
 DOCS = ROOT / "docs"
 PAGES = [
@@ -137,8 +137,10 @@ def test_parts_that_are_included_are_made(monkeypatch: Any, tmp_path: Path) -> N
     text = "".join(page.read_text() for page in DOCS.glob("*.md"))
     for name in re.findall(r"_generated/([\w.-]+)", text):
         assert (tmp_path / name).stat().st_size > 0, name
-    passport = wheels.ROOT / "benchmarks" / "results" / "release.passport.json"
-    assert (tmp_path / "release.md").read_text() == f"{audit.tests_table(made.read(passport))}\n"
+    passport = made.read(ROOT / "benchmarks" / "results" / "release.passport.json")
+    release = (tmp_path / "release.md").read_text()
+    assert passport["wheel"] in release
+    assert audit.tests_table(passport) in release
     assert (
         "| `size-budget` | `0.0` | MB that the wheel may have"
         in (tmp_path / "torchwheels-options.md").read_text()
