@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -86,6 +87,20 @@ def test_commands_run(command: str) -> None:
     words = shlex.split(command.replace("python ", f"{shlex.quote(sys.executable)} ", 1))
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_noxfile_of_a_maintainer_gives_the_sessions(tmp_path: Path) -> None:
+    text = (DOCS / "torchwheels.md").read_text()
+    files = re.findall(r"^```{code-block} \w+\n:caption: (\S+)\n\n(.*?)^```", text, re.S | re.M)
+    for name, content in files:
+        (tmp_path / name).write_text(content)
+    command = [sys.executable, "-m", "nox", "--list"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "service")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    listed = set(re.findall(r"^[-*] (\S+)", done.stdout, re.MULTILINE))
+    assert {*("build", "test", "audit", "index", "reproduce", "matrix")} < listed
+    assert {"build-3.11-cpu", "test-3.12-cu130"} < listed
 
 
 def test_every_reason_is_needed() -> None:
