@@ -362,7 +362,10 @@ def lint(session: nox.Session) -> None:
     session.run("mypy", *own, "package", "service", "noxfile.py", "setup.py")
     session.run("mypy", "-p", "torchwheels", env={"MYPYPATH": "service"})
     sources = [
-        path for path in (ROOT / "csrc").rglob("*") if path.suffix in (".h", ".cuh", ".cpp", ".cu")
+        path
+        for folder in ("csrc", "examples")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".h", ".cuh", ".cpp", ".cu")
     ]
     session.run("clang-format", "--dry-run", "-Werror", *map(str, sources))
     session.run("shellcheck", ".ci/run")

@@ -14,7 +14,6 @@ from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 
 from benchmarks.names import (
-    ATEN,
     COMPILE,
     EAGER,
     GRU,
@@ -26,7 +25,7 @@ from benchmarks.names import (
     TUTORIAL_LOOP,
 )
 from benchmarks.results import digits
-from benchmarks.summary import CELL, LABELS, SEQUENCE, WORKS, Case, Summary
+from benchmarks.summary import LABELS, SEQUENCE, WORKS, Case, Summary
 
 matplotlib.use("svg")
 # The same summary gives the same file; text stays text.
@@ -37,7 +36,6 @@ COLOURS = {
     OURS: "#d55e00",
     EAGER: "#0072b2",
     LOOP: "#0072b2",
-    ATEN: "#56b4e9",
     TUTORIAL: "#009e73",
     TUTORIAL_LOOP: "#009e73",
     COMPILE: "#cc79a7",
@@ -46,6 +44,7 @@ COLOURS = {
     GRU: "#f0e442",
 }
 FLOOR: Any = {"color": "black", "linewidth": 2, "linestyle": ":"}
+CELL = (EAGER, TUTORIAL, COMPILE, PRODUCT, OURS)
 STEP, SEQUENCES = "step.svg", "sequence.svg"
 
 
@@ -73,7 +72,7 @@ def bars(heading: str, cases: list[Case], variants: tuple[str, ...], number: str
     known = [
         x for x in variants if any(case.median(x, y) for case in cases for y in measures.values())
     ]
-    height = 1 + len(cases) * (0.9 + 0.22 * len(measures) * (len(known) + 1.3))
+    height = 1 + len(cases) * (0.9 + 0.19 * len(measures) * (len(known) + 1.3))
     figure, grid = plt.subplots(
         len(cases), 1, figsize=(5, height), squeeze=False, layout="constrained"
     )

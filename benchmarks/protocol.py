@@ -33,7 +33,7 @@ Sampler = Callable[[], dict[str, float]]
 # Few enough that no launch waits for room in the driver's queue of about a thousand.
 ISSUED_AT_ONCE = 10
 Seconds = float
-"""What one sampler may take of a round: enough for many calls, little enough for variants to meet the same weather."""
+"""What one sampler may take of a round: enough for many calls, little enough for all variants to meet the same load."""
 
 
 def wait_for(device: str) -> Callable[[], None]:

@@ -89,21 +89,21 @@ def conditions(result: Result) -> Iterator[str]:
     """Machine, versions, clocks, load."""
     environment = result.data["environment"]
     build = environment.get("extops_build") or {}
-    weather = [case["weather"] for case in result.data["cases"]]
-    loads = [each["load"] for each in weather]
+    found = [case["conditions"] for case in result.data["cases"]]
+    loads = [each["load"] for each in found]
     rows = {
         "date": environment["date"],
         "commit": environment["commit"],
         "processor": f"{environment['processor']}, {environment['cores']} cores",
         "system": f"{environment['system']}, Python {environment['python']}",
         "torch": f"{environment['torch']}, CPU capability {environment['torch_cpu_capability']}",
-        "extops": f"{environment['extops']}, {environment['extops_lane']} lane"
+        "extops": f"{environment['extops']}, {environment['extops_binding']} binding"
         + "".join(f", {key} {plain(x)}" for key, x in build.items() if x and key != "commit"),
         "rounds": f"{result.data['rounds']}; the run took {environment.get('seconds', '?')} s",
         "load average": f"{min(loads)} to {max(loads)}" if loads else "",
     }
     if result.device == "cuda":
-        rows |= gpu_conditions(environment, weather)
+        rows |= gpu_conditions(environment, found)
     for each in result.data["ceilings"]:
         speeds = [f"{mode} {x / 1e12:.3g}" for mode, x in each["flop_per_second"].items()]
         suffix = f", threads: {each['threads']}" if each["threads"] else ""
@@ -119,10 +119,10 @@ def plain(value: object) -> str:
 
 
 def gpu_conditions(
-    environment: dict[str, object], weather: list[dict[str, object]]
+    environment: dict[str, object], found: list[dict[str, object]]
 ) -> dict[str, str]:
     """What a GPU has besides."""
-    clocks = sorted({str(each["clocks.sm"]) for each in weather if "clocks.sm" in each})
+    clocks = sorted({str(each["clocks.sm"]) for each in found if "clocks.sm" in each})
     return {
         "GPU": f"{environment['device_name']}, compute capability "
         f"{environment['compute_capability']}, {environment['multiprocessors']} multiprocessors, "

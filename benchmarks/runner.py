@@ -45,7 +45,7 @@ def run_case(case: Case, rounds: int) -> dict[str, Any]:
         **{key: getattr(case, key) for key in ("group", "operator", "size", "mode")},
         "threads": case.threads or None,
         "work": case.work(),
-        "weather": environment.weather(case.device),
+        "conditions": environment.conditions(case.device),
         "seconds": round(time.perf_counter() - start, 2),
         "variants": records,
     }

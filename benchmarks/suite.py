@@ -77,7 +77,7 @@ def run(
         write(file, result)
         say(table.of_case(record))
     result["environment"]["seconds"] = round(time.perf_counter() - start)
-    result["environment"]["weather_at_end"] = environment.weather(device)
+    result["environment"]["conditions_at_end"] = environment.conditions(device)
     write(file, result)
     finish(file)
 

@@ -54,7 +54,8 @@ def visit_inline(translator: Any, node: Any) -> None:
 
 def visit_block(translator: Any, node: Any) -> None:
     """Writes a formula on lines of its own."""
-    translator.body.append(mathml(node.astext(), block=True))
+    formula = mathml(node.astext(), block=True)
+    translator.body.append(f'<div class="formula">{formula}</div>')
     raise SkipNode
 
 

@@ -38,7 +38,7 @@ def write() -> None:
     parts = {
         "matrix": matrix.load().table(),
         "variants": matrix.load().variants_table(),
-        "release": audit.tests_table(read(RESULTS / "release.passport.json")),
+        "release": tested(read(RESULTS / "release.passport.json")),
         "torchwheels-help": "\n".join(help_texts()),
         "torchwheels-options": "\n".join(options()),
         "torchwheels-rules": "\n".join(rules()),
@@ -66,6 +66,12 @@ def read(file: Path) -> Any:
     return json.loads(file.read_text())
 
 
+def tested(passport: dict[str, Any]) -> str:
+    """Which wheel passed its tests where."""
+    wheel = f"`{passport['wheel']}`, built from commit `{passport['commit'][:12]}`:"
+    return f"{wheel}\n\n{audit.tests_table(passport)}"
+
+
 def section(report: str, heading: str) -> str:
     """What stands under a heading of the second level."""
     found = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", report, re.DOTALL | re.MULTILINE)
@@ -77,7 +83,7 @@ def help_texts() -> Iterator[str]:
     """What `torchwheels` and its commands print for `--help`."""
     overview = help_of()
     yield from ("```text", overview.rstrip(), "```")
-    for command in re.findall(r"^    (\w+)  ", overview, re.MULTILINE):
+    for command in re.findall(r"^    (\w+)(?:  |$)", overview, re.MULTILINE):
         yield from (f"\n### `torchwheels {command}`\n", "```text", help_of(command).rstrip(), "```")
 
 

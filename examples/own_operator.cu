@@ -1,9 +1,9 @@
 // The same operator on a GPU. The operators themselves are declared in own_operator.cpp.
 
 #include <ATen/ATen.h>
-#include <ATen/cuda/CUDAContext.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <torch/library.h>
 
 namespace {
@@ -32,7 +32,7 @@ at::Tensor softsign(const at::Tensor& input) {
   const at::Tensor x = input.contiguous();
   at::Tensor output = at::empty_like(x);
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "softsign", [&] {
-    softsign_kernel<<<blocks(x.numel()), kThreads, 0, at::cuda::getCurrentCUDAStream()>>>(
+    softsign_kernel<<<blocks(x.numel()), kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
         x.const_data_ptr<scalar_t>(), output.mutable_data_ptr<scalar_t>(), x.numel());
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
@@ -44,9 +44,8 @@ at::Tensor softsign_backward(const at::Tensor& grad_output, const at::Tensor& in
   const at::Tensor g = grad_output.contiguous(), x = input.contiguous();
   at::Tensor grad_input = at::empty_like(x);
   AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "softsign_backward", [&] {
-    softsign_backward_kernel<<<blocks(x.numel()), kThreads, 0, at::cuda::getCurrentCUDAStream()>>>(
-        g.const_data_ptr<scalar_t>(), x.const_data_ptr<scalar_t>(),
-        grad_input.mutable_data_ptr<scalar_t>(), x.numel());
+    softsign_backward_kernel<<<blocks(x.numel()), kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
+        g.const_data_ptr<scalar_t>(), x.const_data_ptr<scalar_t>(), grad_input.mutable_data_ptr<scalar_t>(), x.numel());
   });
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return grad_input;

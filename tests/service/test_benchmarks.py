@@ -63,7 +63,7 @@ def case(size: dict[str, int], variants: dict[str, Any], **more: Any) -> dict[st
         "threads": 1,
         "size": size,
         "work": work,
-        "weather": {"load": 0.5},
+        "conditions": {"load": 0.5},
         "variants": variants,
         **more,
     }
@@ -83,7 +83,7 @@ DATA = {
         "torch": "2.13.0",
         "torch_cpu_capability": "AVX2",
         "extops": "0.1.0",
-        "extops_lane": "stable",
+        "extops_binding": "stable",
         "extops_build": {},
         "commit": "0123456789ab",
         "seconds": 12,
