@@ -32,7 +32,7 @@ def describe(device: str) -> dict[str, Any]:
         "torch_cuda": torch.version.cuda,
         "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "extops": extops.__version__,
-        "extops_binding": _loader.lane,
+        "extops_binding": _loader.binding,
         "extops_build": _devices.build_info(),
         "commit": commit(),
         "omp_proc_bind": os.environ.get("OMP_PROC_BIND"),

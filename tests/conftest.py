@@ -99,7 +99,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     from extops import _loader
 
     return (
-        f"extops {extops.__version__} ({_loader.lane} lane), "
+        f"extops {extops.__version__} ({_loader.binding} binding), "
         f"torch {torch.__version__}, {gpu_count()} GPU(s): {gpu_name() or 'no CUDA GPU'}"
     )
 

@@ -268,7 +268,7 @@ def test_undefined_symbol(machine: Machine) -> None:
 
 
 def cannot_load(machine: Machine, library: bytes, reason: str) -> None:
-    """Puts the library in the place of the one that the stable lane loads first."""
+    """Puts the library in the place of the one that the stable binding loads first."""
     (machine.package / "libextops_stable_cpu.so").write_bytes(library)
     machine.pretend_torch(code=LOADS)
     cause = (

@@ -1,4 +1,4 @@
-"""``python -m extops doctor``: what extops was built for, what is found here, whether it fits, and what mends it.
+"""``python -m extops doctor``: what extops was built for, what is found here, whether it fits, and what to do.
 
 It changes nothing and needs no network. It looks from outside first, and where nothing is wrong so far, it imports
 extops and calls an operator.
@@ -38,7 +38,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Problem:
-    """Why extops does not work here, and the command that mends it."""
+    """Why extops does not work here, and the command that fixes it."""
 
     cause: str
     command: str

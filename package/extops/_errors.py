@@ -1,4 +1,4 @@
-"""Errors of torch within an operator, for the stable lane.
+"""Errors of torch within an operator, for the stable binding.
 
 Torch's stable ABI turns an exception into an error code, and its type is lost: running out of memory on a GPU would no
 longer be a ``torch.OutOfMemoryError``. A call that failed there is therefore made once more by way of the legacy

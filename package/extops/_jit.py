@@ -84,15 +84,15 @@ def _architectures() -> tuple[str, ...]:
     return tuple(f"{major}.{minor}" for major, minor in sorted(found))
 
 
-def build_libraries(csrc: Path, lane: str) -> dict[str, Path]:
-    """All libraries that the torch at hand can use in this lane, from the sources in ``csrc``."""
+def build_libraries(csrc: Path, binding: str) -> dict[str, Path]:
+    """All libraries that the torch at hand can use in this binding, from the sources in ``csrc``."""
     if not (csrc / "kernels").is_dir():
         raise ImportError(
             f"EXTOPS_JIT is set to {csrc}, which holds no folder `kernels`; set it to the folder csrc of a checkout"
         )
     built: dict[str, Path] = {}
     for library in _libraries.libraries(cuda=torch.cuda.is_available()):
-        if library.torch_links and lane != "stable":
+        if library.torch_links and binding != "stable":
             continue
         links = [str(built[name]) for name in library.links]
         built[library.name] = load(

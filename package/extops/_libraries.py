@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STABLE_TORCH = (2, 10)
-"""The oldest torch whose stable ABI the `stable` libraries use; older ones get the legacy lane."""
+"""The oldest torch whose stable ABI the `stable` libraries use; older ones get the legacy binding."""
 
 HOST_FLAGS = ("-O3", "-fPIC", "-fvisibility=hidden")
 WARNINGS = ("-Wall", "-Wextra", "-Werror")

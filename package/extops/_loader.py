@@ -1,14 +1,14 @@
 """Finds, checks and loads the compiled libraries, and says what does not fit.
 
 The wheel holds two libraries of kernels that know nothing of torch, ``libextops_cpu`` and ``libextops_cuda``, and above
-each of them a binding on torch's stable ABI. Which binding is used, the *lane*, follows from the torch that is found:
+each of them a binding on torch's stable ABI. The torch that is found decides which binding is used:
 
-======  ==============  ================================================================================
-lane    torch           binding
-======  ==============  ================================================================================
-stable  2.10 and newer  ``libextops_stable_cpu``, ``libextops_stable_cuda``
-legacy  2.4 to 2.9      :mod:`extops._legacy`: raw pointers through ctypes, operators defined from Python
-======  ==============  ================================================================================
+=======  ==============  ================================================================================
+binding  torch           how
+=======  ==============  ================================================================================
+stable   2.10 and newer  ``libextops_stable_cpu``, ``libextops_stable_cuda``
+legacy   2.4 to 2.9      :mod:`extops._legacy`: raw pointers through ctypes, operators defined from Python
+=======  ==============  ================================================================================
 """
 
 import os
@@ -27,12 +27,12 @@ REINSTALL = "pip install --force-reinstall --no-deps extops"
 
 _FOLDER = Path(__file__).parent
 
-lane = ""
+binding = ""
 """``"stable"`` or ``"legacy"``, once loaded."""
 
 
 class LoadError(ImportError):
-    """extops cannot work here: for what cause, and the command that mends it."""
+    """extops cannot work here: for what cause, and the command that fixes it."""
 
     def __init__(self, cause: str, command: str) -> None:
         super().__init__(f"{cause}; run: {command} (for more: python -m extops doctor)")
@@ -42,10 +42,10 @@ class LoadError(ImportError):
 
 def load() -> None:
     """Loads what serves the torch at hand; called once, by ``import extops``."""
-    global lane
+    global binding
     torch = _import_torch()
     version = check_torch(torch.__version__)
-    lane = "stable" if version >= _libraries.STABLE_TORCH else "legacy"
+    binding = "stable" if version >= _libraries.STABLE_TORCH else "legacy"
     libraries = _find_libraries()
     names = [_libraries.CPU]
     if torch.version.cuda is not None and _libraries.CUDA.name in libraries:
@@ -91,7 +91,7 @@ def _load(torch: ModuleType, names: list[_libraries.Library], libraries: dict[st
     devices = {_libraries.CPU: "cpu", _libraries.CUDA: "cuda"}
     kernels = {devices[library]: libraries[library.name] for library in names}
     _schemas.load(kernels["cpu"])
-    if lane == "stable":
+    if binding == "stable":
         stable = {_libraries.CPU: _libraries.STABLE_CPU, _libraries.CUDA: _libraries.STABLE_CUDA}
         for library in names:
             torch.ops.load_library(libraries[stable[library].name])
@@ -129,7 +129,7 @@ def _find_libraries() -> dict[str, Path]:
     if sources:
         from extops import _jit
 
-        return _jit.build_libraries(Path(sources), lane)
+        return _jit.build_libraries(Path(sources), binding)
     found = {path.stem: path for path in _FOLDER.glob("libextops_*.so")}
     missing = [x.name for x in _libraries.libraries(cuda=False) if x.name not in found]
     if missing:

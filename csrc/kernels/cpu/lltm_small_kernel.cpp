@@ -1,5 +1,5 @@
-// The LLTM cell of small problems in float32, product and pointwise part in one call. A library's product spends
-// most of its time there on choosing and packing.
+// The LLTM cell of small problems in float32, product and pointwise part in one call. A library's product spends most
+// of its time there on choosing a kernel and packing operands.
 #include <new>
 #include <vector>
 
@@ -12,7 +12,7 @@ namespace {
 
 using Sizes = LltmSizes;
 
-// The lines [begin, end) of each of the three blocks of lines, and so of the columns of the states.
+// The rows [begin, end) of each gate's block of weights, which are columns of the states.
 struct Part {
   int64_t begin;
   int64_t end;

@@ -1,5 +1,5 @@
-// The element types of CPU kernels, their conversions. Conversions are plain
-// integer arithmetic, so that the compiler vectorises them with any instruction set.
+// The element types of CPU kernels and their conversions: plain integer arithmetic, so that the compiler vectorises
+// them with any instruction set.
 #pragma once
 
 #include <cstdint>

@@ -37,14 +37,14 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The same place in the shared memory of another block of the cluster.
+// Maps an address of shared memory to the same place in another block of the cluster.
 __device__ inline uint32_t peer_address(uint32_t address, int block) {
   uint32_t remote;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(block));
   return remote;
 }
 
-// Waits until all threads of the cluster have arrived. Makes no writes visible: the mbarriers do that.
+// Barrier of the whole cluster. It makes no writes visible: the mbarriers do that.
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
@@ -90,8 +90,8 @@ __device__ inline void prefetch(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-// Copies a box of a tensor into shared memory by TMA. What is beyond the tensor's edges becomes zero. The coordinates
-// of its first element come innermost first. The bytes count at `barrier`.
+// Copies a box of a tensor into shared memory by TMA. Elements beyond the tensor's edges become zero. Coordinates come
+// innermost first. The bytes are counted by `barrier`.
 __device__ inline void tma_load(uint32_t to, const CUtensorMap& from, int x, int y, const Mbarrier& barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
@@ -124,13 +124,14 @@ struct Accumulator {
   __device__ float& at(int j, int half, int i) { return values[4 * j + 2 * half + i]; }
 };
 
-// Where wgmma finds a K-major tile: one whose rows run along K.
+// The wgmma descriptor of a K-major tile: one whose rows run along K.
 __device__ inline uint64_t matrix_descriptor(uint32_t address) {
   constexpr uint64_t kBytesBetween8Rows = 8 * kTileRowBytes;
   return uint64_t{(address & 0x3ffff) >> 4} | uint64_t{1} << 16 | (kBytesBetween8Rows >> 4) << 32 | uint64_t{1} << 62;
 }
 
-// Where wgmma finds transposed tiles, whose columns run along K: tiles of `kRows` rows that follow each other.
+// The wgmma descriptor of transposed (MN-major) tiles, whose columns run along K: tiles of `kRows` rows that follow
+// each other.
 template <int kRows>
 __device__ inline uint64_t transposed_matrix_descriptor(uint32_t address) {
   constexpr uint64_t kBytesBetweenTiles = kRows * kTileRowBytes;
@@ -139,7 +140,7 @@ __device__ inline uint64_t transposed_matrix_descriptor(uint32_t address) {
          uint64_t{1} << 62;
 }
 
-// A macro, since a template cannot make operands of an instruction.
+// A macro, since a template cannot make the operands of inline assembly.
 #define EXTOPS_64_REGISTERS                                                                                         \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "  \

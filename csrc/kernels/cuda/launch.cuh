@@ -20,7 +20,7 @@ inline unsigned blocks_for(int64_t items, int64_t items_per_thread = 1) {
   return static_cast<unsigned>(std::clamp<int64_t>((items + per_block - 1) / per_block, 1, kMaxBlocks));
 }
 
-// A number about the current device.
+// An attribute of the current device.
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0;
   int value = 0;
@@ -41,7 +41,7 @@ struct ArchitectureList {
 };
 
 // To be called right after a launch: what was wrong with it, or with an earlier one that failed asynchronously. Where
-// GPU, driver and this build do not fit together, the doctor knows what mends it.
+// GPU, driver and this build do not fit together, the doctor knows what to do.
 inline Error launch_error() {
   const cudaError_t status = cudaGetLastError();
   if (status == cudaSuccess) return nullptr;
@@ -71,12 +71,12 @@ inline int driver_version() {
   return version;
 }
 
-// How a kernel is laid out over the device.
+// The launch configuration.
 struct Shape {
   dim3 grid;
   unsigned threads;
   unsigned shared_bytes = 0;
-  dim3 cluster = {0, 0, 0};  // none; a kernel with cluster instructions needs one, even of a single block
+  dim3 cluster = {0, 0, 0};  // zeros: no clusters. A kernel with cluster instructions needs one, if only of one block
 };
 
 // Launches a kernel that calls `wait_for_previous_kernel`: by programmatic dependent launch, where the device has that,
@@ -115,7 +115,7 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
-// Lets a kernel have more shared memory than every device has.
+// Raises a kernel's limit of dynamic shared memory beyond 48 KB, once for each device.
 template <auto kKernel>
 Error allow_shared_memory(int bytes) {
   static std::atomic<uint64_t> allowed{0};  // a bit for each device
@@ -129,8 +129,7 @@ Error allow_shared_memory(int bytes) {
   return nullptr;
 }
 
-// Whether the tensor cores of compute capability 9.0 are there, and in this build: kernels for them are empty in
-// others.
+// Whether this is a Hopper GPU and this build has code for sm_90a. In other builds the kernels for Hopper are empty.
 inline bool has_hopper_tensor_cores() {
 #ifdef EXTOPS_SM90A
   return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
@@ -140,10 +139,10 @@ inline bool has_hopper_tensor_cores() {
 #endif
 }
 
-// The widest access to memory, and what copies of tiles start at.
+// The widest access to memory, and the alignment that copies of tiles need.
 constexpr int kChunkBytes = 16;
 
-// Whether copies of chunks may start at each of these.
+// Whether all of these have that alignment.
 inline bool start_at_chunks(std::initializer_list<const void*> data) {
   return std::all_of(data.begin(), data.end(), [](const void* pointer) {
     return reinterpret_cast<uintptr_t>(pointer) % kChunkBytes == 0;

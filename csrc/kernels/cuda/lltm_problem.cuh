@@ -1,4 +1,4 @@
-// What the LLTM kernels that compute a product of their own have in common.
+// Arguments of the LLTM kernels that contain the product.
 #pragma once
 
 #include "../lltm.h"

@@ -1,5 +1,5 @@
 // The LLTM cell of small problems: product and pointwise part in one kernel, forward and backward. A library's product
-// is at its worst there, and what counts is how many loads are in flight and how few kernels there are.
+// is bound by latency there: what counts are many loads in flight and few kernels.
 //
 // X stands for [old_h | input], which is never made: a column below state_size is old_h's, the others are input's.
 
@@ -9,7 +9,7 @@
 // Named, not anonymous: nvcc would put the path of this file into the kernels' names, and no two builds be the same.
 namespace extops::cuda {
 
-// ---- forward: a warp computes one unit for a few rows; its lanes share the columns of X ----
+// ---- forward: a warp computes one unit for a few rows; its lanes split K, the columns of X ----
 
 constexpr int kForwardWarps = 4;
 
@@ -29,8 +29,8 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T>
   using V = Vector<T, kVector>;
   using C = typename Compute<T>::type;
   const Sizes sizes = in.sizes;
-  // Nothing is written where something is read: without this the compiler orders loads and stores. Only where they are
-  // written, since `__restrict__` on what is read allows non-coherent loads: see wait_for_previous_kernel.
+  // No store touches what is loaded: `__restrict__` tells the compiler, which may then move loads up. Not on the
+  // inputs, where it would allow non-coherent loads: see wait_for_previous_kernel.
   const T* const input = in.input;
   const T* const weights = in.weights;
   const T* const old_h = in.old_h;
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T>
   const bool finishes = lane < kForwardRows && row < sizes.batch;
   const int64_t cell = int64_t{row} * state_size + unit;
 
-  // What comes last is asked for first.
+  // Loads for the epilogue are issued before the loop, so that they arrive meanwhile.
   C gate_bias[3] = {};
   C old_c = 0;
   if (finishes) {
@@ -207,12 +207,11 @@ __global__ void __launch_bounds__(kThreads) lltm_backward_kernel(CellBackward<T>
   }
 }
 
-// ---- backward of the inputs, float32: a block computes 32 columns of grad_X for a few rows; its warps share the sum
-// ----
+// ---- backward of the inputs, float32: a block computes 32 columns of grad_X for a few rows; its warps split K ----
 
 constexpr int kInputRows = 2;
 constexpr int kInputWarps = 16;
-constexpr int kInputDepth = 8;  // lines of weights that a lane loads before it uses the first
+constexpr int kInputDepth = 8;  // rows of weights that a lane loads before it uses the first
 
 __global__ void __launch_bounds__(32 * kInputWarps) lltm_input_backward_kernel(
     Sizes sizes, const float* grad_gates, const float* weights, float* __restrict__ grad_old_h,
@@ -222,7 +221,7 @@ __global__ void __launch_bounds__(32 * kInputWarps) lltm_input_backward_kernel(
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
   const int columns = sizes.columns();
-  // In one dimension of the grid: the others end at 65535.
+  // A grid of one dimension: the others end at 65535.
   const int column_blocks = (columns + 31) / 32;
   const int k = static_cast<int>(blockIdx.x) % column_blocks * 32 + lane;
   const int first_row = static_cast<int>(blockIdx.x) / column_blocks * kInputRows;
@@ -310,7 +309,7 @@ constexpr Limits kInputLimits{8e6, 0, INT64_MAX, INT64_MAX};
 constexpr int64_t kSumRows = 4096;  // a library divides a column among blocks
 constexpr double kRowLimit = 64e6;
 constexpr int64_t kFewRows = 16;
-constexpr double kHopperFrom = 4e6;   // from so many on our own kernels for Hopper beat both
+constexpr double kHopperFrom = 4e6;   // multiplications from which on the kernels for Hopper are fastest
 constexpr int64_t kHopperRows = 512;  // the most that was measured
 
 inline double multiplications(const LltmSizes& sizes) { return 3.0 * sizes.batch * sizes.state_size * sizes.columns(); }
@@ -324,7 +323,7 @@ inline bool is_within(const Limits& limits, ScalarType dtype, const LltmSizes& s
          multiplications(sizes) < most;
 }
 
-// What the kernels for Hopper take, and where they gain by it.
+// Whether the kernels for Hopper take such a problem and are the fastest for it.
 inline bool is_for_hopper(int64_t bytes, const LltmSizes& sizes) {
   return sizes.batch <= kHopperRows && multiplications(sizes) >= kHopperFrom && sizes.state_size * bytes % 128 == 0 &&
          sizes.input_features * bytes % kChunkBytes == 0 && has_hopper_tensor_cores();
@@ -341,8 +340,8 @@ inline bool is_for_float32(ScalarType dtype, const LltmSizes& sizes) {
   return dtype == ScalarType::Float && sizes.batch > kFewRows && is_for_hopper(4, sizes);
 }
 
-// A few rows' time is that of reading the weights, for which it suffices that a lane multiplies a vector of them. Also
-// where TF32 is allowed: it would gain nothing.
+// With few rows the time is that of reading the weights, and vector loads suffice. Also where TF32 is allowed, which
+// would gain nothing.
 inline bool is_for_few_rows(ScalarType dtype, const LltmSizes& sizes) {
   const bool is_half = dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
   const int64_t vector = kChunkBytes / (is_half ? 2 : dtype == ScalarType::Double ? 8 : 4);
@@ -396,7 +395,7 @@ Error extops_lltm_cuda(ScalarType dtype, const LltmForward& arguments, void* str
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
     const CellForward<T> in(make_sizes(sizes), arguments);
-    // Few rows are bound by the bandwidth of the weights.
+    // Problems of few rows are bound by the bandwidth at which weights arrive.
     constexpr int kVector = kChunkBytes / sizeof(T);
     const bool are_aligned = start_at_chunks({in.input, in.weights, in.old_h});
     if (are_aligned && is_for_few_rows(dtype, sizes)) {

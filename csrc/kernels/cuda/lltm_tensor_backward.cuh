@@ -1,4 +1,4 @@
-// What the backwards of the LLTM cell for tensor cores have in common, in 16-bit types and in TF32.
+// Shared by the LLTM cell's backward kernels for tensor cores, in 16-bit types and in TF32.
 #pragma once
 
 #include "../lltm.h"
@@ -22,7 +22,7 @@ Error launch_cell_backward(const CellBackward<T>& in, cudaStream_t stream) {
       in.grad_old_cell, stream);
 }
 
-// Whether blocks of so many columns leave work for every multiprocessor, or nearly.
+// Whether blocks of so many columns give (nearly) every multiprocessor one.
 inline bool fills_the_device(const Sizes& sizes, int columns) {
   const unsigned blocks = ceil_div(sizes.columns(), columns) * ceil_div(sizes.state_size, kBlockUnits);
   return blocks >= static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount)) * 9 / 10;

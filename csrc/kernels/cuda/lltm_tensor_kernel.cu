@@ -121,8 +121,7 @@ __device__ void multiply_k_tiles(
   wgmma_wait<0>(sums);
 }
 
-// Hands the sums of a warp's 16 rows to the block that finishes them: to a peer through distributed shared memory, from
-// `partial`.
+// Sends the partial sums of a warp's 16 rows to the block that finishes them, through distributed shared memory.
 template <class T, class Tile>
 __device__ void send_partial_sums(
     const SplitK<T, Tile>& split, Accumulator& sums, float* partial, float* received, Mbarrier& barrier) {
