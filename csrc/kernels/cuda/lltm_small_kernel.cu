@@ -196,8 +196,8 @@ __global__ void __launch_bounds__(kThreads) lltm_backward_kernel(CellBackward<T>
   for (int g = 0; g < 3; ++g) {
 #pragma unroll
     for (int u = 0; u < kBackwardUnits; ++u) {
-      const int64_t line = int64_t{g} * state_size + first_unit + u;
-      if (k < columns && first_unit + u < state_size) store(in.grad_weights[line * columns + k], sums[g][u]);
+      const int64_t weight_row = int64_t{g} * state_size + first_unit + u;
+      if (k < columns && first_unit + u < state_size) store(in.grad_weights[weight_row * columns + k], sums[g][u]);
     }
   }
   if (sums_bias) {
@@ -225,19 +225,19 @@ __global__ void __launch_bounds__(32 * kInputWarps) lltm_input_backward_kernel(
   const int column_blocks = (columns + 31) / 32;
   const int k = static_cast<int>(blockIdx.x) % column_blocks * 32 + lane;
   const int first_row = static_cast<int>(blockIdx.x) / column_blocks * kInputRows;
-  const int lines = 3 * sizes.state_size;
+  const int weight_rows = 3 * sizes.state_size;
   float sums[kInputRows] = {};
-  for (int line0 = warp; line0 < lines; line0 += kInputWarps * kInputDepth) {
+  for (int weight_row0 = warp; weight_row0 < weight_rows; weight_row0 += kInputWarps * kInputDepth) {
     float w[kInputDepth];
     float gradients[kInputDepth][kInputRows];
 #pragma unroll
     for (int d = 0; d < kInputDepth; ++d) {
-      const int line = line0 + kInputWarps * d;
-      w[d] = line < lines && k < columns ? weights[int64_t{line} * columns + k] : 0.f;
+      const int weight_row = weight_row0 + kInputWarps * d;
+      w[d] = weight_row < weight_rows && k < columns ? weights[int64_t{weight_row} * columns + k] : 0.f;
 #pragma unroll
       for (int r = 0; r < kInputRows; ++r) {
-        const bool inside = line < lines && first_row + r < sizes.batch;
-        gradients[d][r] = inside ? grad_gates[int64_t{first_row + r} * lines + line] : 0.f;
+        const bool inside = weight_row < weight_rows && first_row + r < sizes.batch;
+        gradients[d][r] = inside ? grad_gates[int64_t{first_row + r} * weight_rows + weight_row] : 0.f;
       }
     }
 #pragma unroll

@@ -8,7 +8,7 @@ namespace extops::cuda {
 
 // A block of the backward for tensor cores has the rows of grad_weights of so many units, for each of the three gates.
 constexpr int kBlockUnits = 64;
-constexpr int kBlockLines = 3 * kBlockUnits;
+constexpr int kBlockGradients = 3 * kBlockUnits;
 
 // The pointwise kernel of the backward.
 template <class T>
@@ -28,19 +28,19 @@ inline bool fills_the_device(const Sizes& sizes, int columns) {
   return blocks >= static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount)) * 9 / 10;
 }
 
-// The sum of the batch's gradients for some of the block's lines, which the blocks of all columns share. Loads first,
-// adds later.
+// grad_bias: the sum over the batch of the block's columns of grad_gates, which are divided among the blocks of a row
+// of the grid. It loads first and adds later, so that the loads overlap the product.
 template <class T, int kThreads>
 class BiasSums {
  public:
   __device__ BiasSums(const CellBackward<T>& in, int first_unit)
-      : lines_((kBlockLines + gridDim.x - 1) / gridDim.x),
-        parts_(kThreads / lines_),
-        part_(threadIdx.x / lines_),
-        line_(blockIdx.x * lines_ + threadIdx.x % lines_) {
-    const int unit = first_unit + line_ % kBlockUnits;
-    exists_ = line_ < kBlockLines && part_ < parts_ && unit < in.sizes.state_size;
-    place_ = int64_t{line_ / kBlockUnits} * in.sizes.state_size + unit;
+      : gradients_((kBlockGradients + gridDim.x - 1) / gridDim.x),
+        parts_(kThreads / gradients_),
+        part_(threadIdx.x / gradients_),
+        gradient_(blockIdx.x * gradients_ + threadIdx.x % gradients_) {
+    const int unit = first_unit + gradient_ % kBlockUnits;
+    exists_ = gradient_ < kBlockGradients && part_ < parts_ && unit < in.sizes.state_size;
+    place_ = int64_t{gradient_ / kBlockUnits} * in.sizes.state_size + unit;
     stride_ = int64_t{3} * in.sizes.state_size;
     rows_ = exists_ ? in.sizes.batch : 0;
     from_ = in.grad_gates + place_;
@@ -62,7 +62,7 @@ class BiasSums {
   __device__ void finish(const float* shared, T* grad_bias) const {
     if (!exists_ || part_ != 0) return;
     float sum = 0;
-    for (int part = 0; part < parts_; ++part) sum += shared[threadIdx.x + part * lines_];
+    for (int part = 0; part < parts_; ++part) sum += shared[threadIdx.x + part * gradients_];
     store(grad_bias[place_], sum);
   }
 
@@ -77,10 +77,10 @@ class BiasSums {
     }
   }
 
-  int lines_;
+  int gradients_;
   int parts_;
   int part_;
-  int line_;
+  int gradient_;
   bool exists_;
   int rows_;
   int64_t place_;

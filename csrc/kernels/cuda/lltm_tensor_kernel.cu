@@ -37,7 +37,8 @@ struct ForwardTile {
 
   static_assert(kN <= 128 && kStageBytes % kTileAlignment == 0);
   static_assert(kPartialBytes <= kStages * kStageBytes);
-  static_assert(kMath == Math::kFloat32 || (128 - kN) * kTileRowBytes <= kPartialBytes);  // read beyond the lines
+  static_assert(
+      kMath == Math::kFloat32 || (128 - kN) * kTileRowBytes <= kPartialBytes);  // wgmma reads beyond the N rows
   static_assert(kPitch % 32 == 8 || kPitch % 32 == 24);
 };
 
@@ -132,10 +133,10 @@ __device__ void send_partial_sums(
   float* const own = owner == split.index ? place : partial + row * Tile::kPitch;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float* line = own + (half * 8 + lane / 4) * Tile::kPitch + lane % 4 * 2;
+    float* sums_row = own + (half * 8 + lane / 4) * Tile::kPitch + lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < Tile::kN / 8; ++j) {
-      *reinterpret_cast<float2*>(line + 8 * j) = {sums.at(j, half, 0), sums.at(j, half, 1)};
+      *reinterpret_cast<float2*>(sums_row + 8 * j) = {sums.at(j, half, 0), sums.at(j, half, 1)};
     }
   }
   fence_proxy_async();
@@ -150,7 +151,7 @@ __device__ void send_partial_sums(
 
 // What a thread holds of the sums in strict float32. Shared memory hands a lane 16 bytes in the time of four
 // multiply-adds, so that each loaded chunk must meet many others: a lane has every eighth row and every fourth of its
-// warp's lines, whose chunks lie in all banks. Four warps have a quarter of the lines each; four more do so for the
+// warp's columns, whose chunks lie in all banks. Four warps have a quarter of the columns each; four more do so for the
 // other half of each K tile.
 template <class Tile>
 struct Float32Sums {
@@ -159,7 +160,7 @@ struct Float32Sums {
   float values[kRows][kN] = {};
 
   __device__ static int row(int i) { return i * 8 + threadIdx.x % 32 / 4; }
-  __device__ static int line(int j) { return threadIdx.x / 32 % 4 * (Tile::kN / 4) + j * 4 + threadIdx.x % 4; }
+  __device__ static int column(int j) { return threadIdx.x / 32 % 4 * (Tile::kN / 4) + j * 4 + threadIdx.x % 4; }
   __device__ static bool is_second_half() { return threadIdx.x >= Tile::kMultipliers / 2; }
 };
 
@@ -192,7 +193,7 @@ __device__ void multiply_k_tiles(
 #pragma unroll
       for (int i = 0; i < Sums::kRows; ++i) x[i] = load_chunk(rows, Sums::row(i), chunk);
 #pragma unroll
-      for (int j = 0; j < Sums::kN; ++j) w[j] = load_chunk(rows + Tile::kRowsBytes, Sums::line(j), chunk);
+      for (int j = 0; j < Sums::kN; ++j) w[j] = load_chunk(rows + Tile::kRowsBytes, Sums::column(j), chunk);
 #pragma unroll
       for (int i = 0; i < Sums::kRows; ++i) {
 #pragma unroll
@@ -222,9 +223,9 @@ __device__ void send_partial_sums(
 #pragma unroll
     for (int i = 0; i < Sums::kRows; ++i) {
       const int row = Sums::row(i);
-      float* const line = row / split.own_rows == split.index ? place_of(row) : partial + row * Tile::kPitch;
+      float* const sums_row = row / split.own_rows == split.index ? place_of(row) : partial + row * Tile::kPitch;
 #pragma unroll
-      for (int j = 0; j < Sums::kN; ++j) function(line[Sums::line(j)], sums.values[i][j]);
+      for (int j = 0; j < Sums::kN; ++j) function(sums_row[Sums::column(j)], sums.values[i][j]);
     }
   };
   if (Sums::is_second_half()) for_each_sum([](float& place, float sum) { place = sum; });
@@ -299,9 +300,9 @@ __device__ void epilogue(
 #pragma unroll
       for (int i = 0; i < kCells; ++i) {
         const int item = min(first + i * Tile::kThreads + static_cast<int>(threadIdx.x), items - 1);
-        const float* line = received + (block * split.own_rows + item / Tile::kUnits) * Tile::kPitch;
+        const float* sums_row = received + (block * split.own_rows + item / Tile::kUnits) * Tile::kPitch;
 #pragma unroll
-        for (int g = 0; g < 3; ++g) sums[i][g] += line[g * Tile::kUnits + item % Tile::kUnits];
+        for (int g = 0; g < 3; ++g) sums[i][g] += sums_row[g * Tile::kUnits + item % Tile::kUnits];
       }
     }
 #pragma unroll
@@ -363,12 +364,13 @@ bool make_tensor_map(ForwardMaps& maps, const CellForward<T>& in) {
   const cuuint64_t state_size = in.sizes.state_size;
   const cuuint64_t features = in.sizes.input_features;
   const cuuint64_t columns = in.sizes.columns();
-  const cuuint64_t line = columns * sizeof(T);
+  const cuuint64_t row_bytes = columns * sizeof(T);
   return make_tensor_map<T, 2>(maps.old_h, kType, in.old_h, {state_size, batch}, {state_size * sizeof(T)}, kTileRows) &&
          (features == 0 ||
           make_tensor_map<T, 2>(maps.input, kType, in.input, {features, batch}, {features * sizeof(T)}, kTileRows)) &&
          make_tensor_map<T, 3>(
-             maps.weights, kType, in.weights, {columns, state_size, 3}, {line, state_size * line}, Tile::kUnits);
+             maps.weights, kType, in.weights, {columns, state_size, 3}, {row_bytes, state_size * row_bytes},
+             Tile::kUnits);
 }
 
 // How many blocks split K, and how fast that is: the part of the device that is busy, at the tile's own speed.

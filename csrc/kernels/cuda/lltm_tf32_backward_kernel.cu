@@ -19,8 +19,8 @@ struct GradientTile {
   static constexpr int kColumns = kColumns_;
   static constexpr int kAccumulators = kColumns / 128;
   static constexpr int kTiles = kRows / kTileColumns<float>;  // side by side, of 128 bytes of the batch
-  static constexpr int kLinesBytes = kTiles * kBlockLines * kTileRowBytes;
-  static constexpr int kSharedBytes = kTileAlignment + kLinesBytes + kTiles * kColumns * kTileRowBytes;
+  static constexpr int kGradientBytes = kTiles * kBlockGradients * kTileRowBytes;
+  static constexpr int kSharedBytes = kTileAlignment + kGradientBytes + kTiles * kColumns * kTileRowBytes;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -59,15 +59,15 @@ struct Rows {
   int rows;
 };
 
-// Which line of a result has a column of the matrix, or the reverse: such that a lane, which has the columns 2 * q and
-// 2 * q + 1 of every eight, gets a chunk of neighbours.
-__device__ inline int line_of(int q, int i) { return i / 2 * 8 + q * 2 + i % 2; }
+// The row of a transposed tile that holds a column of the matrix. A lane of an accumulator has the columns 2 * q and
+// 2 * q + 1 of every eight: in this order its results are neighbours in memory, which it stores by chunks.
+__device__ inline int transposed_row(int q, int i) { return i / 2 * 8 + q * 2 + i % 2; }
 
-// Copies `lines` columns of a matrix of kRows rows to tiles in shared memory, as their rows. A lane takes blocks of
+// Copies `columns` columns of a matrix of kRows rows to tiles in shared memory, as their rows. A lane takes blocks of
 // kChunk by kChunk and turns them over in registers. `matrix(row, column)` gives the Rows from there.
 template <int kRows, class Matrix>
-__device__ void copy_transposed(uint32_t to, int lines, const Matrix& matrix) {
-  constexpr int kGroup = 4 * kChunk;  // columns in whose order line_of changes something
+__device__ void copy_transposed(uint32_t to, int columns, const Matrix& matrix) {
+  constexpr int kGroup = 4 * kChunk;  // columns that transposed_row reorders
   constexpr int kWarpBlocks = 4;      // that a warp has below each other; it has 32 columns
   constexpr int kDown = kRows / kChunk / kWarpBlocks;
   constexpr int kAtOnce = 2;
@@ -76,7 +76,7 @@ __device__ void copy_transposed(uint32_t to, int lines, const Matrix& matrix) {
   const int q = lane % 4;
   const int group = lane / 8 % 2 * kGroup;
   const int block_in_warp = lane / 4 % 2 + lane / 16 * 2;
-  const int items = lines / 32 * kDown;
+  const int items = columns / 32 * kDown;
   for (int first = threadIdx.x / 32; first < items; first += kAtOnce * kWarps) {
     Chunk chunks[kAtOnce][kChunk];
 #pragma unroll
@@ -96,24 +96,25 @@ __device__ void copy_transposed(uint32_t to, int lines, const Matrix& matrix) {
 #pragma unroll
       for (Chunk& chunk : chunks[a]) chunk.round();
       const int block = item % kDown * kWarpBlocks + block_in_warp;
-      const uint32_t tile = to + block / 8 * lines * kTileRowBytes;
+      const uint32_t tile = to + block / 8 * columns * kTileRowBytes;
 #pragma unroll
       for (int j = 0; j < kChunk; ++j) {
-        Chunk line;
+        Chunk transposed;
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i) line.registers[i] = chunks[a][i].registers[j];
-        const int row = item / kDown * 32 + group + line_of(q, j);
+        for (int i = 0; i < kChunk; ++i) transposed.registers[i] = chunks[a][i].registers[j];
+        const int row = item / kDown * 32 + group + transposed_row(q, j);
         asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(
                          tile + row * kTileRowBytes + (block % 8 ^ row % 8) * kChunkBytes),
-                     "r"(line.registers[0]), "r"(line.registers[1]), "r"(line.registers[2]), "r"(line.registers[3])
+                     "r"(transposed.registers[0]), "r"(transposed.registers[1]), "r"(transposed.registers[2]),
+                     "r"(transposed.registers[3])
                      : "memory");
       }
     }
   }
 }
 
-// Writes a warpgroup's 64 lines for 128 columns, from `first_column` on.
-__device__ inline void store_lines(
+// Epilogue: writes a warpgroup's 64 rows of grad_weights for 128 columns, from `first_column` on.
+__device__ inline void store_accumulator(
     const CellBackward<float>& in, int gate, int first_unit, int first_column, Accumulator& sums) {
   constexpr int kGroup = 4 * kChunk;
   const Sizes sizes = in.sizes;
@@ -121,7 +122,7 @@ __device__ inline void store_lines(
   const int column = first_column + lane % 4 * kChunk;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    // The reverse of line_of, within the warpgroup.
+    // The reverse of transposed_row, within the warpgroup.
     const int row = threadIdx.x % kWarpgroup / 32 * 16 + half * 8 + lane / 4;
     const int unit = first_unit + row / kGroup * kGroup + row % 8 / 2 * kChunk + row % kGroup / 8 * 2 + row % 2;
     if (unit >= sizes.state_size) continue;
@@ -149,8 +150,8 @@ __global__ void __launch_bounds__(kGradientThreads) lltm_tf32_backward_kernel(Ce
   const int state_size = sizes.state_size;
   const int first_unit = blockIdx.y * kBlockUnits;
   const int first_column = blockIdx.x * Tile::kColumns;
-  const uint32_t lines = shared_address(shared);
-  const uint32_t columns = lines + Tile::kLinesBytes;
+  const uint32_t gradients = shared_address(shared);
+  const uint32_t columns = gradients + Tile::kGradientBytes;
   const auto load_columns = [&](int first_row) {
     copy_transposed<Tile::kRows>(columns, Tile::kColumns, [&](int row, int column) -> Rows {
       const int k = first_column + column;
@@ -161,9 +162,9 @@ __global__ void __launch_bounds__(kGradientThreads) lltm_tf32_backward_kernel(Ce
     });
   };
   const auto load_gradients = [&](int first_row) {
-    copy_transposed<Tile::kRows>(lines, kBlockLines, [&](int row, int line) -> Rows {
-      const int unit = first_unit + line % kBlockUnits;
-      const float* first = in.grad_gates + (int64_t{first_row + row} * 3 + line / kBlockUnits) * state_size + unit;
+    copy_transposed<Tile::kRows>(gradients, kBlockGradients, [&](int row, int column) -> Rows {
+      const int unit = first_unit + column % kBlockUnits;
+      const float* first = in.grad_gates + (int64_t{first_row + row} * 3 + column / kBlockUnits) * state_size + unit;
       return {first, int64_t{3} * state_size, unit < state_size ? sizes.batch - first_row - row : 0};
     });
   };
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(kGradientThreads) lltm_tf32_backward_kernel(Ce
 #pragma unroll
       for (int tile = 0; tile < Tile::kTiles; ++tile) {
         multiply_tiles<float>(
-            sums[i], lines + (tile * kBlockLines + gate * kBlockUnits) * kTileRowBytes,
+            sums[i], gradients + (tile * kBlockGradients + gate * kBlockUnits) * kTileRowBytes,
             columns + (tile * Tile::kColumns + i * kProductColumns) * kTileRowBytes, first_row > 0 || tile > 0);
       }
     }
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(kGradientThreads) lltm_tf32_backward_kernel(Ce
   }
 #pragma unroll
   for (int i = 0; i < Tile::kAccumulators; ++i) {
-    store_lines(in, gate, first_unit, first_column + i * kProductColumns, sums[i]);
+    store_accumulator(in, gate, first_unit, first_column + i * kProductColumns, sums[i]);
   }
   bias.finish(bias_sums, in.grad_bias);
 #endif
