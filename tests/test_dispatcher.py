@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -401,3 +403,61 @@ def test_aot_inductor(tmp_path: Path) -> None:
         for batch in (3, 11):
             inputs = model_inputs("cpu", batch)
             torch.testing.assert_close(tuple(loaded(*inputs)), model(*inputs))
+
+
+# -- private names of torch ----------------------------------------------------------------------
+
+
+def test_private_names_that_are_in_use() -> None:
+    """All of them, in every torch that is tested: where one is gone, calls take the slower way of the next test."""
+    assert None not in extops._autograd.PRIVATE.values()
+
+
+WITHOUT_A_PRIVATE_NAME = """
+import torch
+
+private = torch._C
+
+
+class Lacking:
+    def __getattr__(self, name):
+        if name == {missing!r}:
+            raise AttributeError(name)
+        return getattr(private, name)
+
+
+torch._C = Lacking()
+import extops
+
+torch._C = private
+assert not extops._autograd.is_plain()
+
+make = lambda *shape: torch.randn(shape, dtype=torch.float64, requires_grad=True)
+cell = make(3, 5), make(12, 9), make(12), make(3, 4), make(3, 4)
+for name, inputs in dict(
+    lltm=cell, elementwise_mult=(make(3, 4), make(4)), round_ste=(make(3, 4),)
+).items():
+    ours, reference = getattr(extops, name), getattr(extops.reference, name)
+    torch.testing.assert_close(ours(*inputs), reference(*inputs))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(*inputs), reference(*inputs))
+    for function in (ours, torch.compile(ours, backend="aot_eager", fullgraph=True)):
+        def loss(f):
+            out = f(*inputs)
+            return sum(x.square().sum() for x in (out if isinstance(out, tuple) else (out,)))
+        gradients = [torch.autograd.grad(loss(f), inputs) for f in (function, reference)]
+        torch.testing.assert_close(*gradients)
+    if name != "round_ste":
+        assert torch.autograd.gradgradcheck(ours, inputs)
+out = torch.empty(3, 4)
+a = torch.randn(3, 4)
+assert extops.elementwise_mult(a, a, out=out) is out and torch.equal(out, a * a)
+assert out._version == 1
+"""
+
+
+@pytest.mark.parametrize("missing", extops._autograd.PRIVATE)
+def test_without_a_private_name(missing: str) -> None:
+    code = WITHOUT_A_PRIVATE_NAME.format(missing=missing)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -101,7 +101,7 @@ class _Cuda(Device):
         self, op: str, like: Tensor, count: int, grain: int, kernel: Kernel, *arguments: Any
     ) -> None:
         with torch.cuda.device(like.device):
-            stream = torch._C._cuda_getCurrentRawStream(like.device.index)
+            stream = torch.cuda.current_stream(like.device).cuda_stream
             _check_success(op, kernel(*arguments, stream))
 
 

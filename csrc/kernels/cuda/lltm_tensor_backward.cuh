@@ -16,10 +16,19 @@ Error launch_cell_backward(const CellBackward<T>& in, cudaStream_t stream) {
   constexpr ScalarType kDtype = std::is_same_v<T, float>    ? ScalarType::Float
                                 : std::is_same_v<T, __half> ? ScalarType::Half
                                                             : ScalarType::BFloat16;
+  const auto upstream = [](const Gradient<T>& gradient) {
+    return Upstream{gradient.data, gradient.row_stride, gradient.column_stride};
+  };
   return extops_lltm_cell_backward_cuda(
-      kDtype, in.sizes.batch, in.sizes.state_size, in.grad_h.data, in.grad_h.row_stride, in.grad_h.column_stride,
-      in.grad_cell.data, in.grad_cell.row_stride, in.grad_cell.column_stride, in.gates, in.new_cell, in.grad_gates,
-      in.grad_old_cell, stream);
+      kDtype,
+      {{in.sizes.batch, in.sizes.input_features, in.sizes.state_size},
+       upstream(in.grad_h),
+       upstream(in.grad_cell),
+       in.gates,
+       in.new_cell,
+       in.grad_gates,
+       in.grad_old_cell},
+      stream);
 }
 
 // Whether blocks of so many columns give (nearly) every multiprocessor one.
