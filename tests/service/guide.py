@@ -27,7 +27,7 @@ def apply(guide: Path, tree: Path) -> None:
     """A caption is a new file's path, or that of a file and, after "below", a text of the line above the block."""
     for caption, text in BLOCK.findall(guide.read_text()):
         name, _, above = caption.partition(", below ")
-        path = tree / name
+        path = tree / name.strip("`")
         if not above:
             path.write_text(text)
             continue

@@ -115,7 +115,7 @@ def test_sessions_that_pages_name_exist() -> None:
         text=True,
         check=True,
     )
-    sessions = set(re.findall(r"^[-*] (\S+)", done.stdout, re.MULTILINE))
+    sessions = set(re.findall(r"^[-*] ([\w.-]+)", done.stdout, re.MULTILINE))
     text = "\n".join([*commands(), *(page.read_text() for page in PAGES)])
     named = {
         name
@@ -143,6 +143,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert "_generated" in path or file.exists(), target
         if anchor:
             assert anchor in anchors(file.read_text()), target
+
+
+@by_page
+def test_files_that_pages_name_exist(page: Path) -> None:
+    folders = "csrc|package|service|tests|benchmarks|docs(?!/_build)|examples"
+    for name in re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text()):
+        assert (ROOT / name).exists() or (page.parent / name).exists(), name
 
 
 def test_parts_that_are_included_are_made(monkeypatch: Any, tmp_path: Path) -> None:
