@@ -1,8 +1,7 @@
-"""Builds the wheel of one variant: setuptools' side of it. service/compile.py compiles."""
+"""Compiles one variant: setuptools' side of it. service/compile.py compiles, and torchwheels makes the wheel."""
 
 from __future__ import annotations
 
-import json
 import os
 import runpy
 import shutil
@@ -17,21 +16,13 @@ from setuptools.command.build import build
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from service import (  # noqa: E402
-    ServiceError,
-    compile,
-    matrix,
-    memory_model,
-    native_libraries,
-    sbom,
-    wheels,
-)
+from service import ServiceError, compile, memory_model, native_libraries  # noqa: E402
 
 PACKAGE = ROOT / "package" / "extops"
 
 
-def chosen_variant() -> matrix.Variant | None:
-    """The variant that EXTOPS_VARIANT names; None for the source archive, which serves all.
+def chosen_variant() -> str | None:
+    """What EXTOPS_VARIANT names; None for the source archive, which serves all.
 
     There is no default: nobody shall get a CPU-only build by accident.
     """
@@ -41,17 +32,11 @@ def chosen_variant() -> matrix.Variant | None:
     name = os.environ.get("EXTOPS_VARIANT")
     if not name:
         raise ServiceError(
-            "building extops from source needs to know for what: set EXTOPS_VARIANT to one of "
-            f"{', '.join(matrix.load().variants)}, or run `nox -s build-3.11-cu130` or the like, "
-            "or install a wheel"
+            "building extops from source needs to know for what: set EXTOPS_VARIANT to `cpu`, or to "
+            "another name for one with CUDA, or run `nox -s build-3.11-cu130` or the like, or install "
+            "a wheel"
         )
-    return matrix.load().variant(name)
-
-
-def version() -> str:
-    """The version of the wheel: the package's, with the variant's label."""
-    plain: str = runpy.run_path(str(PACKAGE / "_version.py"))["__version__"]
-    return f"{plain}+{VARIANT.label}" if VARIANT and VARIANT.label else plain
+    return name
 
 
 class BuildLibraries(Command):
@@ -69,7 +54,7 @@ class BuildLibraries(Command):
     def run(self) -> None:
         assert VARIANT is not None
         outputs = compile.build(VARIANT)
-        if VARIANT.cuda:
+        if VARIANT != "cpu":
             memory_model.check(outputs[0].with_name(f"{native_libraries().CUDA.name}.so"))
         for stale in set(self._package().glob("libextops_*.so")):
             if stale.name not in {path.name for path in outputs}:
@@ -119,28 +104,17 @@ class BdistWheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
 
-    def write_wheelfile(self, wheelfile_base: str, *arguments: str, **options: str) -> None:
-        super().write_wheelfile(wheelfile_base, *arguments, **options)
-        assert self.bdist_dir is not None
-        # Here, where all other files of the wheel lie ready, and none is recorded yet.
-        dist_info, package = Path(wheelfile_base), Path(self.bdist_dir) / "extops"
-        libraries = {path.name: path.read_bytes() for path in package.glob("*.so")}
-        info = json.loads((package / compile.BUILD_INFO).read_text())
-        document = dist_info / sbom.PATH
-        document.parent.mkdir()
-        document.write_text(sbom.text((dist_info / "METADATA").read_bytes(), info, libraries))
-
 
 try:
     VARIANT = chosen_variant()
-    NAME = VARIANT.name if VARIANT else "sdist"
-    with wheels.alone(f"{NAME}/setup", f"compilation of {NAME}") as folder:
-        setup(
-            version=version(),
-            cmdclass={"build": Build, "build_libraries": BuildLibraries, "bdist_wheel": BdistWheel},
-            distclass=BinaryDistribution,
-            # A folder for each variant: setuptools would mix their files otherwise.
-            options={"build": {"build_base": str(folder)}, "egg_info": {"egg_base": str(folder)}},
-        )
+    # A folder for each variant: setuptools would mix their files otherwise.
+    folder = str(ROOT / "build" / (VARIANT or "sdist"))
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    setup(
+        version=runpy.run_path(str(PACKAGE / "_version.py"))["__version__"],
+        cmdclass={"build": Build, "build_libraries": BuildLibraries, "bdist_wheel": BdistWheel},
+        distclass=BinaryDistribution,
+        options={"build": {"build_base": folder}, "egg_info": {"egg_base": folder}},
+    )
 except ServiceError as error:
     sys.exit(f"extops: {error}")

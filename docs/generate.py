@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import summary
-from service import ROOT, audit, matrix
+from service import ROOT, tables
 
 FOLDER = ROOT / "docs" / "_generated"
 RESULTS = ROOT / "benchmarks" / "results"
@@ -36,8 +36,8 @@ def write() -> None:
     """Writes all parts, and the plots beside them."""
     FOLDER.mkdir(exist_ok=True)
     parts = {
-        "matrix": matrix.load().table(),
-        "variants": matrix.load().variants_table(),
+        "matrix": tables.cells_table(),
+        "variants": tables.wheels_table(),
         "release": tested(read(RESULTS / "release.passport.json")),
         "torchwheels-help": "\n".join(help_texts()),
         "torchwheels-options": "\n".join(options()),
@@ -69,7 +69,7 @@ def read(file: Path) -> Any:
 def tested(passport: dict[str, Any]) -> str:
     """Which wheel passed its tests where."""
     wheel = f"`{passport['wheel']}`, built from commit `{passport['commit'][:12]}`:"
-    return f"{wheel}\n\n{audit.tests_table(passport)}"
+    return f"{wheel}\n\n{tables.tests_table(passport)}"
 
 
 def section(report: str, heading: str) -> str:

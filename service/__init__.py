@@ -1,41 +1,46 @@
-"""The build-and-test service: what the nox sessions call. It is no part of the wheel."""
+"""What only extops has around its build: compiling, breaking and watching its kernels, releasing it.
+
+Building, testing and judging wheels is torchwheels', in the folder of that name. None of this is part
+of the wheel.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
-import shlex
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 """The top of the source tree."""
 
 
 class ServiceError(Exception):
-    """Something the user can mend; the message is one sentence that says how."""
+    """Something the user can put right; the message is one sentence that says how."""
 
 
 @contextlib.contextmanager
 def errors_for_the_user() -> Iterator[None]:
-    """Ends a command with the sentence of a `ServiceError`, and without a traceback.
-
-    The same where a file belongs to someone else, as all do that `sudo nox` leaves.
-    """
+    """Ends a command with the sentence of a `ServiceError`, and without a traceback."""
     try:
         yield
     except ServiceError as error:
         sys.exit(f"extops: {error}")
-    except PermissionError as error:
-        wanted = Path(error.filename)
-        there = next(path for path in (wanted, *wanted.parents) if os.path.lexists(path))
-        said = f"permission denied: {there} belongs to {there.owner()}"
-        if there.is_relative_to(ROOT):
-            said += f'; run `sudo chown --recursive "$USER" {shlex.quote(str(ROOT))}`'
-        sys.exit(f"extops: {said}")
+
+
+def end_tidily() -> None:
+    """Makes a signal that asks this process to end, end it by way of its clean-up."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)  # a second one shall not break off the clean-up
+        sys.exit(128 + number)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, stop)
 
 
 def native_libraries() -> ModuleType:

@@ -23,7 +23,6 @@ from pathlib import Path
 
 from service import ROOT, ServiceError
 from service.compile import commit
-from service.matrix import Variant, load
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,7 +33,7 @@ FILE = ROOT / "tests" / "mutants.toml"
 DEVICES = ("cpu", "cuda")
 
 # What `python -m service.compile` reads.
-_SOURCES = ("csrc", "package", "service", "matrix.toml")
+_SOURCES = ("csrc", "package", "service")
 UNSPOILT = "unspoilt"
 
 # The tests that know all operators, those which find most first. Not those that compile code.
@@ -97,14 +96,6 @@ def mutants(device: str) -> list[Mutant]:
     return [Mutant(**entry) for entry in tomllib.loads(FILE.read_text())[device]]
 
 
-def variant_for(device: str) -> Variant:
-    """What is built to be tested on `device`: for CUDA, the first whose compiler pip has."""
-    for variant in load().variants.values():
-        if variant.toolkit if device == "cuda" else not variant.cuda:
-            return load().variant(variant.name)  # with the architectures asked for
-    raise ServiceError(f"matrix.toml has no variant that can be built here for {device}")
-
-
 def build(chosen: Sequence[Mutant], device: str, folder: Path, *, sanitized: bool = False) -> None:
     """Compiles the package and each mutant of it into `folder`."""
     if (folder / UNSPOILT).exists():
@@ -138,7 +129,7 @@ def _copy_sources(to: Path) -> None:
 
 def _compile(sources: Path, device: str, sanitized: bool, what: str) -> None:
     """Brings the libraries of the package up to date: only what changed is compiled again."""
-    command = [sys.executable, "-m", "service.compile", variant_for(device).name]
+    command = [sys.executable, "-m", "service.compile", device]
     command += ["--into=package/extops", *(["--sanitized"] if sanitized else [])]
     done = subprocess.run(
         command,

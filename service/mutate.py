@@ -2,7 +2,7 @@
 
 `python -m service.mutate` does so on the CPU. For CUDA the two halves may be on two machines:
 
-    EXTOPS_ARCHITECTURES=9.0 python -m service.mutate --device cuda --build-only FOLDER
+    TORCH_CUDA_ARCH_LIST=9.0 python -m service.mutate --device cuda --build-only FOLDER
     python -m service.mutate --device cuda --use FOLDER
 """
 
@@ -18,8 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from service import ROOT, ServiceError, errors_for_the_user
-from service.cells import end_tidily
+from service import ROOT, ServiceError, end_tidily, errors_for_the_user
 from service.mutants import DEVICES, UNSPOILT, Mutant, Run, build, choice, mutants, run_tests
 
 RESULTS = ROOT / "benchmarks" / "results"

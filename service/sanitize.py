@@ -11,15 +11,17 @@ sees nothing would otherwise look like code without mistakes.
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shutil
 import subprocess
+import sysconfig
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service import ServiceError, errors_for_the_user, toolchain
-from service.cells import end_tidily
+from service import ServiceError, end_tidily, errors_for_the_user
 from service.mutants import DEVICES, Mutant, Run, build, choice, mutants, run_tests
 
 _LIMIT = 1800
@@ -66,7 +68,7 @@ def compiled_in() -> Sanitizer:
 
 
 def _runtime(name: str) -> str:
-    command = [toolchain.host_compiler(), f"-print-file-name={name}"]
+    command = ["g++", f"-print-file-name={name}"]
     path = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     if not Path(path).is_absolute():
         raise ServiceError(f"g++ has no {name}: install its sanitizers, e.g. `apt-get install g++`")
@@ -93,9 +95,29 @@ _TESTS = {
 }
 
 
+def find_compute_sanitizer() -> Path:
+    """NVIDIA's checker of memory accesses and races: the system's, or the one pip installed."""
+    from_pip = sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/compute-sanitizer"))
+    found = [*systems_compute_sanitizer(), *from_pip]
+    if not found:
+        raise ServiceError(
+            "there is no compute-sanitizer in CUDA_HOME or on PATH: set CUDA_HOME to the directory "
+            "of a CUDA toolkit, or run `pip install nvidia-cuda-sanitizer-api`"
+        )
+    return found[0]
+
+
+def systems_compute_sanitizer() -> list[Path]:
+    """That of CUDA_HOME, or on PATH."""
+    home = os.environ.get("CUDA_HOME")
+    path = os.pathsep.join([*([f"{home}/bin"] if home else []), os.environ.get("PATH", "")])
+    found = shutil.which("compute-sanitizer", path=path)
+    return [Path(found)] if found else []
+
+
 def compute_sanitizer(tool: str) -> Sanitizer:
     """A tool of NVIDIA's compute-sanitizer."""
-    command = [str(toolchain.find_compute_sanitizer()), f"--tool={tool}", "--show-backtrace=device"]
+    command = [str(find_compute_sanitizer()), f"--tool={tool}", "--show-backtrace=device"]
     # torch tries calls of the driver that may fail.
     command += ["--report-api-errors=no"]
     if tool == "initcheck":

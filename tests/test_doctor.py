@@ -106,7 +106,10 @@ class Machine:
         other = self.folder / "other"
         (other / "torch").mkdir(parents=True)
         installed = Path(torch.__file__).parent
-        for entry in installed.parent.iterdir():
+        # Its environment may stand upon another, which has torch.
+        folders = (installed.parent, PACKAGE.parent)
+        entries = {entry.name: entry for folder in folders for entry in folder.iterdir()}
+        for entry in entries.values():
             if entry != installed and not entry.name.startswith("extops"):
                 (other / entry.name).symlink_to(entry)
         for entry in installed.iterdir():
@@ -403,7 +406,7 @@ def test_driver_too_old(
     ("build", "command"),
     [
         (CUDA, REINSTALL),
-        (RELEASE, "EXTOPS_ARCHITECTURES=3.7 nox -s build-3."),
+        (RELEASE, "TORCHWHEELS_ARCHITECTURES=3.7 nox -s build-3."),
     ],
     ids=["cu130", "release"],
 )

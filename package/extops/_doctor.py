@@ -215,7 +215,7 @@ def _command_for(report: Report, gpu: _machine.Gpu) -> str:
         return _loader.REINSTALL
     python = dotted(sys.version_info[:2])
     architecture = dotted(gpu.capability)
-    return f"EXTOPS_ARCHITECTURES={architecture} nox -s build-{python}-release  # in a checkout of the sources"
+    return f"TORCHWHEELS_ARCHITECTURES={architecture} nox -s build-{python}-release  # in a checkout of the sources"
 
 
 def try_out(report: Report) -> None:

@@ -68,12 +68,15 @@ def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     cell, text = expectation.cell, wheel.version.local or ""
     cuda = re.search(r"(?<![a-z0-9])(cpu|cu\d+)(?![a-z0-9])", text)
     torch = re.search(r"(?<![a-z0-9])torch(\d+\.\d+)(?![a-z0-9])", text)
-    if _is_classic(wheel) and not (cuda and torch):
+    if cell.is_release:
+        if text:
+            yield f"its version {wheel.version} has a label, but {cell.name} has none"
+    elif _is_classic(wheel) and not (cuda and torch):
         yield (
             f"its version {wheel.version} does not say for which CUDA and which torch it is, and its "
             f"libraries serve one only: label it +{cell.label}.torch{minor(cell.torch)}"
         )
-    if cuda and cuda[1] != cell.label:
+    if cuda and cuda[1] != cell.label and not cell.is_release:
         yield f"its label says {cuda[1]}, but {cell.name} is {cell.label}"
     if torch and torch[1] != minor(cell.torch):
         yield f"its label says torch {torch[1]}, but {cell.name} has torch {cell.torch}"

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ else:
 
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
 _LAST_LINES = 200
+_PATIENCE = 5  # seconds for the last of the output
 
 # What a build prints, and the sentence for it; {0} is what the pattern's group found.
 _KNOWN_FAILURES = (
@@ -80,6 +82,7 @@ class _Build:
     """Stands upon it, and is this build's own."""
     compiler: toolchain.HostCompiler
     toolkit: toolchain.CudaToolkit | None
+    origin: str
 
     @property
     def home(self) -> Path:
@@ -93,7 +96,10 @@ def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Pa
     It is there only once it has passed the audit and has been imported.
     """
     start = time.monotonic()
-    base = environments.with_torch(cell, toolchain.pip_toolkit(cell))
+    cell = project.cell_to_build(cell)
+    toolkit_requirement = toolchain.pip_toolkit(cell)
+    any_cuda = bool(project.stable)
+    base = environments.with_torch(cell, toolkit_requirement, any_cuda)
     toolkit = toolchain.find_toolkit(cell, base.site_packages)
     compiler = toolchain.host_compiler()
     # One place for all builds of a cell: paths end up in hashes that no prefix map reaches.
@@ -103,7 +109,7 @@ def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Pa
         shutil.copytree(source.folder, work / "source", symlinks=True)
         folder = _project_folder(project, work / "source")
         environment = environments.upon(base, work / "environment")
-        build = _Build(project, cell, work, base, environment, compiler, toolkit)
+        build = _Build(project, cell, work, base, environment, compiler, toolkit, source.origin)
         _install_requirements(build, folder)
         variables = _variables(build)
         built = _pip_wheel(build, folder, variables)
@@ -206,7 +212,7 @@ def _variables(build: _Build) -> dict[str, str]:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     _write_start(build)
     cuda_home = str(toolkit.home) if toolkit else ""
-    variables |= build.project.variables(cell, jobs, cuda_home)
+    variables |= build.project.variables(cell, jobs, cuda_home, build.origin)
     return variables
 
 
@@ -243,10 +249,10 @@ def _pip_wheel(build: _Build, folder: Path, variables: Mapping[str, str]) -> Pat
 def _follow(command: list[str], variables: Mapping[str, str], folder: Path) -> tuple[int, str]:
     """Runs `command`, passing on what it prints; returns its exit code and the last lines.
 
-    Whatever it has started ends with us.
+    Whatever it has started ends with it, or at the latest with us.
     """
     last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-    with subprocess.Popen(
+    process = subprocess.Popen(
         command,
         env=dict(variables),
         cwd=folder,
@@ -257,15 +263,23 @@ def _follow(command: list[str], variables: Mapping[str, str], folder: Path) -> t
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-    ) as process:
+    )
+
+    def pass_on() -> None:
         assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                last.append(line)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL if process.poll() is None else signal.SIGTERM)
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last.append(line)
+
+    # Not until the end of the output: a process that the build leaves behind could hold that open.
+    reader = threading.Thread(target=pass_on, daemon=True)
+    reader.start()
+    try:
+        process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    reader.join(_PATIENCE)
     return process.returncode, "".join(last)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import dataclasses
 import json
+import os
+import shlex
 import shutil
 import signal
 import sys
@@ -31,15 +34,35 @@ from torchwheels.project import Project
 from torchwheels.releases import Cell
 from torchwheels.sources import Fetched
 
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `torchwheels`: an error is one sentence, and exit code 1."""
-    given = _parser().parse_args(arguments)
+    words = [*(sys.argv[1:] if arguments is None else arguments)]
+    end = words.index("--") if "--" in words else len(words)
+    given = _parser().parse_args(words[:end])
+    given.arguments = words[end + 1 :]
     signal.signal(signal.SIGTERM, _stop)
+    if os.environ.get("TORCHWHEELS_PARENT") == str(os.getppid()) and sys.platform == "linux":
+        # The kernel tells us when nox is gone, also where it was killed and could not.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         given.run(given)
     except UserError as error:
         sys.exit(f"torchwheels: {error}")
+    except PermissionError as error:
+        there = Path(error.filename)
+        while not there.exists():
+            there = there.parent
+        sys.exit(
+            f"torchwheels: permission denied: {there} belongs to {there.owner()}; run "
+            f'`sudo chown --recursive "$USER" {shlex.quote(str(there))}`, or use another folder'
+        )
+    except OSError as error:
+        if error.filename is None:
+            raise
+        sys.exit(f"torchwheels: {error.strerror}: {error.filename}")
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -64,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=["docker", "local"],
         help="where the project's own code runs: in the cell's image, or on this machine (default: docker)",
     )
+    place.set_defaults(backend=os.environ.get("TORCHWHEELS_BACKEND") or None)
     place.add_argument("--builder", help="a builder of `docker buildx ls`, also of another machine")
     source = argparse.ArgumentParser(add_help=False)
     source.add_argument(
@@ -84,13 +108,14 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--all", action="store_true", help="all cells of the project")
     command.set_defaults(run=_build)
     command = commands.add_parser(
-        "test", help="run the project's tests on a wheel", parents=[source, config, dist, place]
+        "test",
+        help="run the project's tests on a wheel; what follows `--` is for their command",
+        parents=[source, config, dist, place],
     )
     command.add_argument("--cell", required=True, help="which Python, CUDA and torch")
     command.add_argument("--wheel", type=Path, help="which wheel (default: the cell's in --dist)")
     command.add_argument("--require-gpu", action="store_true", help="let no GPU test be skipped")
     command.add_argument("--results", type=Path, help=argparse.SUPPRESS)  # in a container
-    command.add_argument("arguments", nargs="*", help="after `--`: for the tests' command")
     command.set_defaults(run=_test)
     command = commands.add_parser(
         "audit", help="judge wheels, and write a passport beside each", parents=[config, dist]
@@ -104,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
         "reproduce", help="build twice, and compare", parents=[source, config, place]
     )
     command.add_argument("--cell", action="append", required=True, help="which (repeatable)")
-    command.set_defaults(run=_reproduce)
+    command.set_defaults(run=_reproduce, all=False)
     command = commands.add_parser("matrix", help="say which jobs CI starts", parents=[config])
     command.add_argument("cells", choices=["small", "full"], help="which cells of the project")
     command.set_defaults(run=_matrix)
@@ -182,17 +207,17 @@ def _project(source: str, config: Path | None) -> Project:
 
 
 def _chosen_cells(given: argparse.Namespace, options: Project) -> tuple[Cell, ...]:
-    table = releases.load()
-    if given.cell:
-        return tuple(table.cell(name) for name in given.cell)
     if given.all:
-        return options.chosen_cells()
-    return (table.current_cell(releases.python_at_hand()),)
+        return options.cells_to_build(options.chosen_cells())
+    table = options.releases
+    found = [table.cell(name) for name in given.cell]
+    found = found or [table.current_cell(releases.python_at_hand())]
+    return tuple(map(options.cell_to_build, found))
 
 
 def _test(given: argparse.Namespace) -> None:
     options = _project(given.source, given.config)
-    cell = releases.load().cell(given.cell)
+    cell = options.releases.cell(given.cell)
     path = given.wheel or testing.find_wheel(given.dist, cell)
     if not options.tests.paths and not options.tests.command:
         raise UserError(
@@ -248,7 +273,7 @@ def _index(given: argparse.Namespace) -> None:
 
 def _reproduce(given: argparse.Namespace) -> None:
     options, engine = _project(given.source, given.config), _engine(given)
-    cells = [releases.load().cell(name) for name in given.cell]
+    cells = _chosen_cells(given, options)
     with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
         moved = Path(work) / "another-folder" / "with-a-longer-name"
         shutil.copytree(source.folder, moved, symlinks=True)
@@ -285,8 +310,15 @@ def differences(first: Path, second: Path) -> list[str]:
 def _matrix(given: argparse.Namespace) -> None:
     options = project.load(given.config) if given.config else _project(".", None)
     chosen = options.small_cells() if given.cells == "small" else options.chosen_cells()
-    jobs = [{"cell": cell.name, "python": cell.python} for cell in chosen]
-    print(f"cells={json.dumps(jobs)}")
+    # On a GPU one Python will do: the kernels know nothing of it.
+    gpu = {(x.label, x.torch): x for x in reversed(chosen) if x.cuda}
+    for name, cells in (
+        ("build", options.cells_to_build(chosen)),
+        ("test", chosen),
+        ("gpu", tuple(reversed(gpu.values()))),
+    ):
+        jobs = [{"cell": x.name, "label": x.label, "python": x.python} for x in cells]
+        print(f"{name}={json.dumps(jobs)}")
 
 
 def _cells(given: argparse.Namespace) -> None:

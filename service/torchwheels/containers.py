@@ -131,7 +131,8 @@ def build_wheels(
             arguments = {
                 "COMMAND": shlex.join(["python", "-m", *command]),
                 "PROJECT": hashlib.sha256(source.project.encode()).hexdigest()[:16],
-                "MAX_JOBS": os.environ.get("MAX_JOBS"),
+                "STABLE": project.stable,
+                **{x: os.environ.get(x) for x in ("MAX_JOBS", "TORCHWHEELS_ARCHITECTURES")},
                 **({"CCACHE_RECACHE": "1", "FRESH": uuid.uuid4().hex} if fresh else {}),
             }
             targets[_target(cell)]["args"] |= {k: v for k, v in arguments.items() if v}
@@ -174,18 +175,23 @@ def base_image(cell: Cell) -> str:
 
 def _image(project: Project, cell: Cell) -> dict[str, Any]:
     """What the targets of a cell share."""
-    arguments = {
+    arguments = {**build_arguments(project, cell), "REQUIREMENTS": " ".join(_own_requirements())}
+    secrets = ["id=settings,env=TORCHWHEELS_SETTINGS"] if _settings() else []
+    return {"context": str(Path(__file__).parent), "args": arguments, "secret": secrets}
+
+
+def build_arguments(project: Project, cell: Cell) -> dict[str, str]:
+    """The arguments of the Dockerfile that follow from the project and the table of releases."""
+    return {
         "BASE_IMAGE": base_image(cell),
         "CELL": cell.name,
+        "RELEASE": project.release,
         "PYTHON": cell.python,
         # Where NVIDIA's images have it; none of them sets the variable.
         "CUDA_HOME": "/usr/local/cuda" if cell.cuda else "",
         "UV": load().uv,
-        "REQUIREMENTS": " ".join(_own_requirements()),
         "SYSTEM_PACKAGES": " ".join(project.system_packages),
     }
-    secrets = ["id=settings,env=TORCHWHEELS_SETTINGS"] if _settings() else []
-    return {"context": str(Path(__file__).parent), "args": arguments, "secret": secrets}
 
 
 def _own_requirements() -> list[str]:

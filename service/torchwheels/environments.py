@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchwheels.errors import UserError
+from torchwheels.project import Project
 from torchwheels.releases import Cell, load, minor
 
 # All that a build sees of the variables of its caller; besides, what begins with PIP_.
@@ -35,7 +36,11 @@ def alone(name: str) -> Iterator[Path]:
     folder = cache() / name
     folder.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"torchwheels: waiting for another process that uses {folder}", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
 
 
@@ -96,12 +101,16 @@ def torch_requirement(cell: Cell) -> str:
     return f"torch=={cell.torch}" + (f",!={cell.torch}+cpu" if cell.cuda else "")
 
 
-def with_torch(cell: Cell, toolkit: tuple[str, ...]) -> Environment:
-    """An environment with the cell's torch, the build tools and pip's CUDA `toolkit`; kept."""
-    python = find_python(cell.python)
+def with_torch(cell: Cell, toolkit: tuple[str, ...], any_cuda: bool = False) -> Environment:
+    """An environment with the cell's torch, the build tools and pip's CUDA `toolkit`; kept.
+
+    `any_cuda`: of whichever CUDA that torch is.
+    """
+    python = os.path.realpath(find_python(cell.python))  # not that of a virtual environment
     requirements = [*load().tools, torch_requirement(cell), *toolkit]
     key = hashlib.sha256("\n".join([python, *requirements]).encode()).hexdigest()[:8]
-    with alone(f"environments/{cell.python}-torch{minor(cell.torch)}-{cell.label}-{key}") as folder:
+    label = "any" if any_cuda and cell.cuda else cell.label
+    with alone(f"environments/{cell.python}-torch{minor(cell.torch)}-{label}-{key}") as folder:
         environment = Environment(folder)
         complete = folder / "complete"
         if not complete.is_file():
@@ -114,7 +123,8 @@ def with_torch(cell: Cell, toolkit: tuple[str, ...]) -> Environment:
             index = os.environ.get("TORCHWHEELS_TORCH_INDEX")
             options = [f"--index-url={index}"] if index else []
             pip_install(environment, [*options, torch_requirement(cell), *toolkit], variables)
-            _check_cuda(environment, cell)
+            if not any_cuda:
+                _check_cuda(environment, cell)
             complete.touch()
     return environment
 
@@ -158,5 +168,13 @@ def _check_cuda(environment: Environment, cell: Cell) -> None:
         )
 
 
-if __name__ == "__main__":  # of an image, where CUDA_HOME has the toolkit
-    with_torch(load().cell(sys.argv[1]), ())
+def main() -> None:
+    """Makes the environment of an image, whose CUDA_HOME has the toolkit: for a project that says no more."""
+    name, release, stable = sys.argv[1:]
+    options = Project(release=release, stable=stable)
+    cell = options.cell_to_build(options.releases.cell(name))
+    with_torch(cell, (), any_cuda=bool(stable or release))
+
+
+if __name__ == "__main__":
+    main()

@@ -113,6 +113,8 @@ def _labelled(version: str, cell: Cell, classic: bool) -> str:
     What the project's own label says is kept.
     """
     public, _, own = version.partition("+")
+    if cell.is_release:
+        return version
     parts = own.split(".") if own else []
     for part in (cell.label, *([f"torch{minor(cell.torch)}"] if classic else [])):
         if f".{part}." not in f".{own}.":

@@ -13,7 +13,6 @@ from typing import Any
 from torchwheels import audit, wheel
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import load
 from torchwheels.testing import sha256
 
 
@@ -30,7 +29,7 @@ def write_passport(path: Path, project: Project) -> dict[str, Any]:
             f"{path.name} has no build record that says which cell it is for: build it with "
             "`torchwheels build`"
         )
-    cell = load().cell(found.record["cell"])
+    cell = project.cell_to_build(project.releases.cell(found.record["cell"]))
     digest = sha256(path)
     passport = {
         "wheel": path.name,

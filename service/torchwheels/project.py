@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torchwheels.errors import UserError
-from torchwheels.releases import Cell, sm
+from torchwheels.releases import Cell, Releases, sm
 from torchwheels.releases import load as load_releases
 
 if sys.version_info >= (3, 11):
@@ -28,6 +29,8 @@ class Tests:
     requires: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     command: str = ""
+    require_gpu: str = ""
+    """What their command takes for `--require-gpu`, where it knows better than the tool which skips are sound."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Project:
     subdirectory: str = ""
     """Where in the source the project is."""
     cells: tuple[str, ...] = ()
-    """What `--all` builds: names, or patterns such as `3.1?-cu130*`; empty: all there are."""
+    """What `--all` is: names, or patterns such as `3.1?-cu130*`; empty: all there are."""
     small: tuple[str, ...] = ()
     """Those of them that CI builds for each change; empty: the first."""
     build_requires: tuple[str, ...] = ()
@@ -47,7 +50,8 @@ class Project:
     system_packages: tuple[str, ...] = ()
     """What apt installs in the image."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the build; {architectures}, {sm}, {jobs} and {cuda_home} stand for the cell's."""
+    """Variables of the build; {label}, {architectures}, {sm}, {jobs}, {cuda_home} and {origin}
+    (the commit of the sources, or their hash) stand for the build's."""
     pretend_gpu: bool = False
     """Whether `torch.cuda.is_available()` is true in the build of a CUDA cell."""
     patches: tuple[str, ...] = ()
@@ -58,6 +62,13 @@ class Project:
     """MB that the wheel may have; 0: any."""
     allow_libraries: tuple[str, ...] = ()
     """Libraries of others that the wheel may hold."""
+    stable: str = ""
+    """The torch to build beside, where the libraries keep to torch's stable ABI and to no Python's.
+
+    One wheel then serves every Python and every torch of its CUDA version.
+    """
+    release: str = ""
+    """The CUDA version of a wheel without a label, which a torch of any CUDA takes: cells `3.11-release`."""
     torch: str = ""
     """The torches that it serves, as a specifier, where it keeps to torch's stable ABI."""
     tests: Tests = Tests()
@@ -66,22 +77,51 @@ class Project:
     file: Path | None = field(default=None, metadata={"key": None})
     """Where all this was read; paths in it are relative to its folder."""
 
+    @functools.cached_property
+    def releases(self) -> Releases:
+        """The table of torch releases, with the cells that this project adds."""
+        table = load_releases()
+        if self.release and self.release not in table.cudas:
+            raise UserError(
+                f"the option `release` is {self.release!r}, but one of {', '.join(table.cudas)} is expected"
+            )
+        return dataclasses.replace(table, release=self.release)
+
     def chosen_cells(self) -> tuple[Cell, ...]:
-        """What `--all` builds."""
-        return load_releases().matching(self.cells) if self.cells else load_releases().cells
+        """What the project is tested with."""
+        return self.releases.matching(self.cells) if self.cells else self.releases.cells
 
     def small_cells(self) -> tuple[Cell, ...]:
-        """What CI builds for each change."""
-        return load_releases().matching(self.small) if self.small else self.chosen_cells()[:1]
+        """What CI takes of them for each change."""
+        return self.releases.matching(self.small) if self.small else self.chosen_cells()[:1]
 
-    def variables(self, cell: Cell, jobs: str = "1", cuda_home: str = "") -> dict[str, str]:
+    def cells_to_build(self, cells: Iterable[Cell]) -> tuple[Cell, ...]:
+        """The cells whose wheels serve all of `cells`: where one wheel serves several, one of them."""
+        if not self.stable:
+            return tuple(cells)
+        found: dict[str, Cell] = {}
+        for cell in sorted(cells, key=lambda cell: cell.names_torch):
+            found.setdefault(cell.label, cell)
+        return tuple(map(self.cell_to_build, found.values()))
+
+    def cell_to_build(self, cell: Cell) -> Cell:
+        """The cell, with the torch that its wheel is built beside."""
+        if not self.stable:
+            return cell
+        return dataclasses.replace(cell, torch=self.stable, names_torch=False)
+
+    def variables(
+        self, cell: Cell, jobs: str = "1", cuda_home: str = "", origin: str = ""
+    ) -> dict[str, str]:
         """The variables of a build of `cell` that depend on the project."""
         architectures = ";".join(cell.architectures)
         values = {
+            "label": cell.label,
             "architectures": architectures,
             "sm": ";".join(map(sm, cell.architectures)),
             "jobs": jobs,
             "cuda_home": cuda_home,
+            "origin": origin,
         }
         found = {"TORCH_CUDA_ARCH_LIST": architectures}
         for name, template in self.environment.items():

@@ -7,6 +7,7 @@ import fnmatch
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+RELEASE = "release"
+"""What cells of the wheel without a label have in its place."""
 
 FILE = Path(__file__).with_name("releases.toml")
 
@@ -73,10 +77,14 @@ class Cell:
     image: str
     names_torch: bool
     """Whether the name holds the torch release; that of the CUDA version's own torch does not."""
+    is_release: bool = False
+    """Whether its wheel has no label, and is for a torch of any CUDA."""
 
     @property
     def label(self) -> str:
-        """`cu130`, or `cpu`."""
+        """`cu130`, `cpu` or `release`."""
+        if self.is_release:
+            return RELEASE
         return self.cuda.label if self.cuda else "cpu"
 
     @property
@@ -88,7 +96,14 @@ class Cell:
     @property
     def architectures(self) -> tuple[str, ...]:
         """The GPU compute capabilities to compile for."""
-        return self.cuda.architectures if self.cuda else ()
+        asked = os.environ.get("TORCHWHEELS_ARCHITECTURES", "").split()
+        for architecture in asked:
+            if not re.fullmatch(r"\d+\.\d(\+PTX)?", architecture):
+                raise UserError(
+                    f"TORCHWHEELS_ARCHITECTURES names {architecture!r}, but GPU compute capabilities "
+                    "such as `8.0 9.0+PTX` are expected"
+                )
+        return (tuple(asked) or self.cuda.architectures) if self.cuda else ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +117,8 @@ class Releases:
     toolkit: str
     torches: tuple[Torch, ...]
     cudas: Mapping[str, Cuda]
+    release: str = ""
+    """The CUDA version of the wheel without a label, where the project has one."""
 
     @functools.cached_property
     def cells(self) -> tuple[Cell, ...]:
@@ -114,6 +131,11 @@ class Releases:
                 found.append(Cell(python, torch.version, None, self.cpu["image"], not own))
                 own = cuda.torch == torch.version
                 found.append(Cell(python, torch.version, cuda, cuda.image, not own))
+                if self.release:
+                    cuda_of_release = self.cudas[self.release]
+                    own = self.cpu["torch"] == torch.version
+                    image = cuda_of_release.image
+                    found.append(Cell(python, torch.version, cuda_of_release, image, not own, True))
         return tuple(sorted(found, key=lambda cell: (cell.label, numbers(cell.python))))
 
     def cell(self, name: str) -> Cell:
@@ -136,7 +158,7 @@ class Releases:
         if not release:
             release = minor(cuda.torch) if cuda else minor(self.cpu["torch"])
         torch = next((torch for torch in self.torches if minor(torch.version) == release), None)
-        if torch is None or (cuda is None and label != "cpu"):
+        if torch is None or (cuda is None and label not in ("cpu", RELEASE)):
             return ""
         if cuda and cuda.version != torch.cuda:
             return f" (torch {torch.version} is built for CUDA {torch.cuda}, not {cuda.version})"

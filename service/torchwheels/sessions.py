@@ -7,8 +7,11 @@ add_sessions()
 from __future__ import annotations
 
 import argparse
+import difflib
+import os
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import nox
@@ -17,51 +20,71 @@ from torchwheels import containers, project
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 
+_OPTIONS = ("--source", "--backend", "--builder", "--dist", "--config", "--require-gpu")
+# How alike a misspelt option must be, of 1: pytest has none over 0.63, pip none over 0.7.
+_ALIKE = 0.8
 
-def add_sessions(file: Path = Path("pyproject.toml")) -> None:
+
+def add_sessions(tool: str = "", quick_test: bool = True) -> None:
     """Adds build-<cell>, test-<cell>, build, test, audit, index, reproduce and matrix.
 
-    After `--` they take the options of the command `torchwheels`, and `--source` another source.
+    After `--` they take the options of the command `torchwheels`, `--source` for another source, and
+    those of a test what its command takes. `tool` is what pip installs to have torchwheels, where it
+    is not beside nox. Without `quick_test` the project has a session `test` of its own.
     """
     try:
-        options = project.load(file.resolve())
+        options = project.load(Path("pyproject.toml").resolve())
         cells, small = options.chosen_cells(), options.small_cells()
+        for argument in takewhile(lambda argument: argument != "--", sys.argv[1:]):
+            verb, dash, name = argument.partition("-")
+            if verb in ("build", "test") and dash:
+                options.releases.cell(name)  # which names the nearest; nox itself names none
     except UserError as error:
         sys.exit(f"torchwheels: {error}")
     nox.options.sessions = ["test"]
+
+    def add(name: str, what: str, *commands: Sequence[str], of_sources: bool = True) -> None:
+        def run(session: nox.Session) -> None:
+            for command in commands:
+                given = [*command, *session.posargs]
+                try:
+                    run_tool(
+                        session, *(_with_source(given, options) if of_sources else given), tool=tool
+                    )
+                except UserError as error:
+                    session.error(str(error))
+
+        run.__doc__ = what
+        nox.session(name=name, python=None if tool else False, reuse_venv=True)(run)
+
     for cell in cells:
         which = f"--cell={cell.name}"
-        _add(f"build-{cell.name}", f"Builds the wheel of {cell.name}.", [["build", which]], options)
-        _add(f"test-{cell.name}", f"Tests the wheel of {cell.name}.", [["test", which]], options)
+        add(f"build-{cell.name}", f"Builds the wheel of {cell.name}.", ["build", which])
+        add(f"test-{cell.name}", f"Tests the wheel of {cell.name}.", ["test", which])
     quick = f"--cell={small[0].name}"
-    what = f"The quick default: builds the wheel of {small[0].name}, and tests it."
-    _add("test", what, [["build", quick], ["test", quick]], options)
-    _add("build", "Builds all wheels: `-- --cell 3.11-cpu` some.", [["build"]], options)
-    what = "Builds twice, and compares the bytes: `-- --cell 3.11-cpu`."
-    _add("reproduce", what, [["reproduce"]], options)
+    if quick_test:
+        what = f"The quick default: builds {small[0].name}, and tests it."
+        add("test", what, ["build", quick], ["test", quick])
+    add("build", "Builds all wheels, or with `-- --cell 3.11-cpu` some.", ["build"])
+    add("reproduce", "Builds twice, and compares: `-- --cell 3.11-cpu`.", ["reproduce"])
     for name, what in {
         "audit": "Judges the wheels in dist/, and writes a passport beside each.",
         "index": "Makes a package index and its page, site/, of the wheels in dist/.",
         "matrix": "Says which jobs CI starts: `-- small`, or `full`.",
     }.items():
-        _add(name, what, [[name]], None)
+        add(name, what, [name], of_sources=False)
 
 
-def _add(name: str, what: str, commands: Sequence[list[str]], options: Project | None) -> None:
-    """Adds a session that runs `commands` of the tool; `options` where they are about sources."""
-
-    def run(session: nox.Session) -> None:
-        for command in commands:
-            given = [*command, *session.posargs]
-            if options:
-                given = _with_source(given, options)
-            if name == "build" and not any(x.startswith("--cell") for x in given):
-                given.append("--all")
-            tool = [sys.executable, "-m", "torchwheels"]
-            session.run(*tool, *given, external=True, interrupt_timeout=3, terminate_timeout=30)
-
-    run.__doc__ = what
-    nox.session(name=name, python=False)(run)
+def run_tool(session: nox.Session, *arguments: str, tool: str = "") -> None:
+    """Runs the command `torchwheels`, which cleans up at the end: that takes longer than nox waits."""
+    if tool:
+        session.install("--quiet", "--editable", tool)
+    python = "python" if tool else sys.executable
+    command = [python, "-m", "torchwheels", *arguments]
+    variables = {**os.environ, "TORCHWHEELS_PARENT": str(os.getpid())}
+    session.run(
+        *command, env=variables, external=not tool, interrupt_timeout=3, terminate_timeout=30
+    )
 
 
 def _with_source(given: list[str], options: Project) -> list[str]:
@@ -69,22 +92,41 @@ def _with_source(given: list[str], options: Project) -> list[str]:
 
     The project's own code may run on this machine where no Docker engine answers, nobody else's.
     """
-    command, *arguments = given
-    end = arguments.index("--") if "--" in arguments else len(arguments)
+    for argument in given:
+        name = argument.partition("=")[0]
+        near = difflib.get_close_matches(name, _OPTIONS, n=1, cutoff=_ALIKE)
+        if name.startswith("--") and near and name not in (*_OPTIONS, "--cell"):
+            raise UserError(f"there is no option {name}: did you mean {near[0]}?")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--source")
-    parser.add_argument("--backend")
-    known, others = parser.parse_known_args(arguments[:end])
+    parser.add_argument("command")
+    parser.add_argument("--cell", action="append", default=[])
+    parser.add_argument("--require-gpu", action="store_true")
+    for option in _OPTIONS[:-1]:
+        parser.add_argument(option)
+    known, others = parser.parse_known_args(given)
+    if known.command != "test":  # `-- build-3.11-cu130`, or without `build-`
+        known.cell += [x.removeprefix("build-") for x in others if not x.startswith("-")]
+        others = [x for x in others if x.startswith("-")]
     assert options.file is not None
-    found = [command, known.source or str(options.file.parent / options.source)]
-    if known.backend:
-        found.append(f"--backend={known.backend}")
-    elif not known.source:
-        try:
-            containers.find_engine()
-        except UserError as error:
-            print(f"torchwheels: building here: no Docker engine answers ({error})", flush=True)
-            found.append("--backend=local")
+    found = [known.command, known.source or str(options.file.parent / options.source)]
+    found += [f"--cell={cell}" for cell in known.cell]
+    if known.command == "build" and not known.cell:
+        found.append("--all")
     if not known.source:
-        found.append(f"--config={options.file}")
-    return [*found, *others, *arguments[end:]]
+        known.config = known.config or options.file
+        known.backend = known.backend or _backend()
+    for option in ("backend", "builder", "dist", "config"):
+        value = getattr(known, option)
+        found += [f"--{option}={value}"] if value else []
+    found += ["--require-gpu"] if known.require_gpu else []
+    return [*found, *(["--", *others] if known.command == "test" and others else others)]
+
+
+def _backend() -> str | None:
+    """Where the project's own code runs: here only where no engine answers."""
+    try:
+        containers.find_engine()
+    except UserError as error:
+        print(f"torchwheels: backend local: no Docker engine answers ({error})", flush=True)
+        return "local"
+    return None

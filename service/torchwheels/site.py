@@ -1,8 +1,9 @@
 """Makes a static package index, and a page that says what is in it: what any web server then serves.
 
-index.html      the page
-simple/         the index of all projects (PEP 503, 658, 691, 714)
-wheels/         the wheels, the metadata of each, and its passport
+index.html        the page
+simple/           the index of all projects (PEP 503, 658, 691, 714)
+cu130/simple/     the index of the wheels with that label, and so on
+wheels/           the wheels, the metadata of each, and its passport
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ pre {{ background: #f3f3f3; padding: .6rem; overflow-x: auto }}
 <h1>{title}</h1>
 {sections}
 <script>
-for (const e of document.querySelectorAll(".index")) e.textContent = new URL("simple/", location.href).href;
+for (const e of document.querySelectorAll(".index")) e.textContent = new URL(e.textContent, location.href).href;
 </script>
 </html>
 """
 _SECTION = """<h2>{name}</h2>
-<table><tr><th>version<th>Python<th>torch<th>CUDA<th>GPU architectures<th>MB<th>tests</tr>
+<table><tr><th>version<th>Python<th>torch<th>CUDA<th>GPU architectures<th>MB<th>tests<th>to install</tr>
 {rows}
 </table>
-<p>To install the newest, into an environment that has the torch which it is for or gets it from PyPI:</p>
-<pre>pip install "{name}=={version}" --extra-index-url <span class="index">simple/</span></pre>
-<pre>uv pip install "{name}=={version}" --extra-index-url <span class="index">simple/</span></pre>
 """
+_COMMANDS = (
+    '<code>pip install "{wanted}" --extra-index-url <span class="index">{index}</span></code><br>'
+    '<code>uv pip install "{wanted}" --extra-index-url <span class="index">{index}</span></code>'
+)
 
 
 def make_site(dist: Path, site: Path) -> list[str]:
@@ -58,9 +60,23 @@ def make_site(dist: Path, site: Path) -> list[str]:
     with tempfile.TemporaryDirectory(prefix=".site-", dir=site.parent) as work:
         new = Path(work) / "new"
         (new / "wheels").mkdir(parents=True)
-        for passports in projects.values():
-            _write_project(passports, dist, new)
-        _write_index(new / "simple", {"projects": [{"name": name} for name in projects]})
+        listed: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        for name, passports in projects.items():
+            entries = [(label(x), _copy_wheel(x, dist, new / "wheels")) for x in passports]
+            # Installers prefer a version with a label to the same one without, and of two labels the
+            # one that sorts last, whatever the machine: where there is a wheel without, it is alone.
+            plain = [entry for each, entry in entries if not each]
+            listed.setdefault("simple", {})[name] = plain or [entry for _, entry in entries]
+            for each, entry in entries:
+                listed.setdefault(index_of(each), {}).setdefault(name, [])
+                if each:
+                    listed[index_of(each)][name].append(entry)
+        for path, found in listed.items():
+            _write_index(new / path, {"projects": [{"name": name} for name in found]})
+            for name, files in found.items():
+                up = "../" * (path.count("/") + 2)
+                files = [{**file, "url": f"{up}wheels/{file['url']}"} for file in files]
+                _write_index(new / path / name, {"name": name, "files": files})
         sections = "".join(_section(name, found) for name, found in projects.items())
         title = html.escape(f"Wheels of {', '.join(projects)}")
         (new / "index.html").write_text(_PAGE.format(title=title, sections=sections))
@@ -71,32 +87,32 @@ def make_site(dist: Path, site: Path) -> list[str]:
     return list(projects)
 
 
-def _write_project(passports: list[dict[str, Any]], dist: Path, site: Path) -> None:
-    """Copies the wheels of one project, and lists them."""
-    files = []
-    for passport in passports:
-        path = dist / passport["wheel"]
-        found = wheel.read(path)
-        metadata = found.files[f"{found.dist_info}/METADATA"]
-        target = site / "wheels" / path.name
-        shutil.copyfile(path, target)
-        target.with_name(f"{path.name}.metadata").write_bytes(metadata)
-        shutil.copyfile(passport_file(path), passport_file(target))
-        files.append(
-            {
-                "filename": path.name,
-                "url": f"../../wheels/{quote(path.name)}",
-                "hashes": {"sha256": passport["sha256"]},
-                "requires-python": passport["requires_python"],
-                "core-metadata": {"sha256": hashlib.sha256(metadata).hexdigest()},
-                "size": passport["size"],
-            }
-        )
-    name = passports[0]["name"]
-    _write_index(
-        site / "simple" / name,
-        {"name": name, "versions": [x["version"] for x in passports], "files": files},
-    )
+def label(passport: dict[str, Any]) -> str:
+    """The local label of the wheel's version, empty where it has none."""
+    return Version(passport["version"]).local or ""
+
+
+def index_of(label: str) -> str:
+    """Where the wheels of a label are listed."""
+    return f"{label}/simple" if label else "simple"
+
+
+def _copy_wheel(passport: dict[str, Any], dist: Path, folder: Path) -> dict[str, Any]:
+    """Copies a wheel with its metadata and passport; returns how an index lists it."""
+    path = dist / passport["wheel"]
+    found = wheel.read(path)
+    metadata = found.files[f"{found.dist_info}/METADATA"]
+    shutil.copyfile(path, folder / path.name)
+    (folder / f"{path.name}.metadata").write_bytes(metadata)
+    shutil.copyfile(passport_file(path), passport_file(folder / path.name))
+    return {
+        "filename": path.name,
+        "url": quote(path.name),
+        "hashes": {"sha256": passport["sha256"]},
+        "requires-python": passport["requires_python"],
+        "core-metadata": {"sha256": hashlib.sha256(metadata).hexdigest()},
+        "size": passport["size"],
+    }
 
 
 def _write_index(folder: Path, listing: dict[str, Any]) -> None:
@@ -129,16 +145,18 @@ def _section(name: str, passports: list[dict[str, Any]]) -> str:
     rows = []
     for passport in reversed(passports):
         build, tests = passport["build"], passport["tests"]
-        passed = ", ".join(f"{x['passed']} passed on {x['device']}" for x in tests)
-        cells = [
-            f'<a href="wheels/{quote(passport["wheel"])}">{html.escape(passport["version"])}</a>',
-            html.escape(passport["serves"]["python"] or "any"),
-            html.escape(passport["serves"]["torch"] or "any"),
-            html.escape(build["cuda"] or "–"),
-            html.escape(" ".join(build["architectures"]) or "–"),
+        torches = [x.removeprefix("torch") for x in passport["requires"] if x.startswith("torch")]
+        passed = ", ".join(f"{x['passed']} passed in {x['cell']} on {x['device']}" for x in tests)
+        texts = [
+            passport["serves"]["python"] or "any",
+            ", ".join(torches) or "any",
+            build["cuda"] or "–",
+            " ".join(build["architectures"]) or "–",
             f"{passport['size'] / 1e6:.2f}",
-            html.escape(passed or "none"),
+            passed or "none",
         ]
+        link = f'<a href="wheels/{quote(passport["wheel"])}">{html.escape(passport["version"])}</a>'
+        wanted, index = f"{name}=={passport['version']}", f"{index_of(label(passport))}/"
+        cells = [link, *map(html.escape, texts), _COMMANDS.format(wanted=wanted, index=index)]
         rows.append(f"<tr><td>{'<td>'.join(cells)}</tr>")
-    version = html.escape(passports[-1]["version"])
-    return _SECTION.format(name=html.escape(name), rows="\n".join(rows), version=version)
+    return _SECTION.format(name=html.escape(name), rows="\n".join(rows))

@@ -32,7 +32,7 @@ EXPECTED = (
     "`git+URL@COMMIT`"
 )
 _TIMEOUT = 60  # seconds without an answer
-# What earlier builds leave in a folder, and setuptools would pack again.
+# What earlier builds leave in a folder, and setuptools would pack again. What git keeps may hold a password.
 _LEFTOVERS = {"build", "dist", ".nox", ".venv", "venv"}
 
 
@@ -51,7 +51,9 @@ def fetch(source: str, into: Path) -> Fetched:
     if source.startswith("git+"):
         return _clone(source, into)
     if path.is_dir():
-        return replace(_copy(path, into), project=str(path.resolve()))
+        found = replace(_copy(path, into), project=str(path.resolve()))
+        commit = _commit_of(path)
+        return replace(found, origin=f"git:{commit}") if commit else found
     if path.is_file():
         return replace(_unpack(path, into), project=str(path.resolve()))
     try:
@@ -69,11 +71,25 @@ def _copy(folder: Path, into: Path) -> Fetched:
         return {
             name
             for name in names
-            if name == "__pycache__" or (top and (name in _LEFTOVERS or name.endswith(".egg-info")))
+            if name in ("__pycache__", ".git")
+            or (top and (name in _LEFTOVERS or name.endswith(".egg-info")))
         }
 
     shutil.copytree(folder, into, symlinks=True, ignore=leftovers)
     return Fetched(into, f"sha256:{hash_of_folder(into)}")
+
+
+def _commit_of(folder: Path) -> str | None:
+    """The commit of a git repository in which nothing has been changed since."""
+    if not (folder / ".git").exists() or shutil.which("git") is None:
+        return None
+    commands = (["status", "--porcelain"], ["rev-parse", "HEAD"])
+    done = [
+        subprocess.run(["git", *x], cwd=folder, capture_output=True, text=True) for x in commands
+    ]
+    if any(x.returncode != 0 for x in done) or done[0].stdout:
+        return None
+    return done[1].stdout.strip()
 
 
 def hash_of_folder(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -40,15 +41,18 @@ def find_wheel(dist: Path, cell: Cell) -> Path:
 
 def serves(found: Wheel, cell: Cell) -> bool:
     """Whether a wheel is for the Python, the CUDA and the torch of `cell`, by what it holds and says."""
-    record = found.record or {}
-    if record.get("cell") == cell.name:
+    built_in = (found.record or {}).get("cell", "")
+    if built_in == cell.name:
         return True
+    if not re.fullmatch(rf"[^-]+-{cell.label}(-.*)?", built_in):
+        return False
+    # Where the libraries use torch's C++, they say which torch; else the metadata do.
+    classic = any(found.torch_functions(each)[1] for each in found.libraries.values())
+    torches = found.torches.what if classic else str(found.torch_requirement or "")
     return (
-        record.get("cuda") == (cell.cuda.version if cell.cuda else None)
+        torches is not None
+        and SpecifierSet(torches).contains(cell.torch)
         and SpecifierSet(found.pythons.what or "").contains(cell.python)
-        and found.torches.what is not None
-        and SpecifierSet(found.torches.what).contains(cell.torch)
-        and (found.torch_requirement or SpecifierSet()).contains(cell.torch)
     )
 
 
@@ -65,7 +69,10 @@ def run_here(
 
     `arguments` are added to the command. The record of the run is in the folder `results` then.
     """
-    base = environments.with_torch(cell, toolchain.pip_toolkit(cell))
+    toolkit: tuple[str, ...] = ()
+    with contextlib.suppress(UserError):  # tests need no compiler
+        toolkit = toolchain.pip_toolkit(cell)
+    base = environments.with_torch(cell, toolkit, any_cuda=cell.is_release)
     tests = project.tests
     with tempfile.TemporaryDirectory(prefix="torchwheels-tests-") as name:
         folder = Path(name)
@@ -93,9 +100,11 @@ def run_here(
         for kept in ("CUDA_VISIBLE_DEVICES", "CUDA_HOME"):
             if kept in os.environ:
                 variables[kept] = os.environ[kept]
-        if require_gpu:
-            variables["TORCHWHEELS_REQUIRE_GPU"] = "1"
         command = shlex.split(tests.command) or ["python", "-m", "pytest", *tests.paths]
+        if require_gpu and tests.require_gpu:
+            command.append(tests.require_gpu)
+        elif require_gpu:
+            variables["TORCHWHEELS_REQUIRE_GPU"] = "1"
         print(f"torchwheels: testing {path.name} in {cell.name}", flush=True)
         return subprocess.run([*command, *arguments], cwd=work, env=variables).returncode
 

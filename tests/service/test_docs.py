@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from service import ROOT, audit
+from service import ROOT, tables
 
 DOCS = ROOT / "docs"
 PAGES = [
@@ -33,14 +33,13 @@ ELSEWHERE = {
     r"^python3 -m venv \.venv && .*/nox -s (build-3\.11-cu130|test)$": "its first half downloads nox; the "
     "second is a session",
     r"^python3 -m venv .*&& \S+/pip install ": "downloads PyTorch",
-    r"^pip install dist/extops-": "test_index.py runs it",
+    r"^pip install dist/extops-": "test_maintainers_path.py runs the like",
     r"^pip install \./service$": "the session docs runs it",
     r"^torchwheels build ": "compiles for minutes; tests/torchwheels builds other projects",
-    r"^docker compose |^export EXTOPS_COMMIT=": "test_compose.py runs the services",
-    r"docker buildx (bake|imagetools)": "test_compose.py and test_images.py run bake; a registry is not at hand",
+    r"^docker compose ": "test_compose.py compares what the services are",
     r"^python examples/": "tests/test_examples.py runs it",
     r"^EXTOPS_JIT=csrc ": "compiles for minutes; test_imports.py loads libraries that were compiled so",
-    r"^(EXTOPS_ARCHITECTURES=\S+ )?python -m service\.(mutate|sanitize) ": "needs a GPU",
+    r"^(TORCH_CUDA_ARCH_LIST=\S+ )?python -m service\.(mutate|sanitize) ": "needs a GPU",
     r"^python -m benchmarks\.(report|plots) ": "test_benchmarks.py makes both",
     r"^git tag |^cp .* && gh release ": "releases",
     r"^gh attestation verify ": "needs a release",
@@ -162,7 +161,7 @@ def test_parts_that_are_included_are_made(monkeypatch: Any, tmp_path: Path) -> N
     passport = made.read(ROOT / "benchmarks" / "results" / "release.passport.json")
     release = (tmp_path / "release.md").read_text()
     assert passport["wheel"] in release
-    assert audit.tests_table(passport) in release
+    assert tables.tests_table(passport) in release
     assert (
         "| `size-budget` | `0.0` | MB that the wheel may have"
         in (tmp_path / "torchwheels-options.md").read_text()

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service import ROOT, ServiceError, mutants, mutate, sanitize, toolchain
-from service.matrix import load
+from service import ROOT, ServiceError, mutants, mutate, sanitize
 from service.mutants import Mutant, Run
 
 ALL = [mutant for device in mutants.DEVICES for mutant in mutants.mutants(device)]
@@ -149,17 +148,19 @@ def test_reports_of_the_compilers_sanitizers() -> None:
     assert all(Path(library).is_file() for library in tool.environment["LD_PRELOAD"].split(":"))
 
 
-def test_compute_sanitizer_is_found_or_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(
-        ServiceError, match=r"no compute-sanitizer in CUDA_HOME .*pip install nvidia"
-    ):
-        toolchain.find_compute_sanitizer({}, tmp_path)
-    assert toolchain.missing_sanitizer({}) == load().tools["sanitizer"]
+def test_compute_sanitizer_is_the_systems_or_pips(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setattr(sanitize.sysconfig, "get_path", lambda name: str(tmp_path))
+    with pytest.raises(ServiceError, match="pip install nvidia-cuda-sanitizer-api"):
+        sanitize.find_compute_sanitizer()
     from_pip = tmp_path / "nvidia" / "cu13" / "bin" / "compute-sanitizer"
-    from_pip.parent.mkdir(parents=True)
-    from_pip.write_text("#!/bin/sh\n")
-    from_pip.chmod(0o755)
-    assert toolchain.find_compute_sanitizer({}, tmp_path) == from_pip
-    environ = {"CUDA_HOME": str(tmp_path / "nvidia" / "cu13")}
-    assert toolchain.find_compute_sanitizer(environ, tmp_path / "none") == from_pip
-    assert toolchain.missing_sanitizer(environ) == ()
+    own = tmp_path / "home" / "bin" / "compute-sanitizer"
+    for program in (from_pip, own):
+        program.parent.mkdir(parents=True)
+        program.touch(mode=0o755)
+    assert sanitize.find_compute_sanitizer() == from_pip
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    assert sanitize.find_compute_sanitizer() == own

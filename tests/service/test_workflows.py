@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import json
 import re
 import subprocess
@@ -11,11 +14,13 @@ from typing import Any
 
 import pytest
 
-from service import ROOT, ServiceError, ci, matrix
+from service import ROOT, tables
+from torchwheels import cli, project
+from torchwheels.releases import numbers
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 
-MATRIX = matrix.load()
+OPTIONS = project.load(ROOT / "pyproject.toml")
 FOLDER = ROOT / ".github"
 FILES = sorted([*FOLDER.glob("workflows/*.yml"), *FOLDER.glob("actions/*/action.yml")])
 WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in FOLDER.glob("workflows/*.yml")}
@@ -41,6 +46,17 @@ def sessions() -> set[str]:
     return set(re.findall(r"^[-*] (\S+)", done.stdout, re.MULTILINE))
 
 
+@functools.cache
+def jobs(cells: str) -> dict[str, list[dict[str, str]]]:
+    """What `nox -s matrix` hands on."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        cli.main(["matrix", cells, f"--config={ROOT / 'pyproject.toml'}"])
+    return {
+        name: json.loads(text)
+        for name, text in (line.split("=", 1) for line in out.getvalue().splitlines())
+    }
+
+
 def values(job: dict[str, Any], expression: str) -> Iterator[str]:
     """What a variable of a step stands for, in all jobs that the matrix makes of `job`."""
     name = re.fullmatch(r"\${{ matrix\.(\w+) }}", expression)
@@ -51,14 +67,14 @@ def values(job: dict[str, Any], expression: str) -> Iterator[str]:
         return
     kind = re.fullmatch(r"\${{ fromJson\(needs\.\w+\.outputs\.(\w+)\) }}", rows["include"])
     assert kind
-    for row in ci.jobs(MATRIX, MATRIX.cells)[kind[1]]:
+    for row in jobs("full")[kind[1]]:
         yield row[name[1]]
 
 
 def named_sessions(job: dict[str, Any], step: dict[str, Any]) -> Iterator[str]:
     """The sessions that a step runs, and those that it names after `--`."""
-    for word in re.findall(r"nox -s (\S+)|-- (build-\S+|\"\$SESSION\")", step["run"]):
-        name = "".join(word).strip('"')
+    for word in re.findall(r"nox -s (\S+)", step["run"]):
+        name = word.strip('"')
         variable = re.search(r"\$([A-Z_]+)$", name)
         if variable is None:
             yield name
@@ -124,44 +140,43 @@ def test_only_a_tag_releases() -> None:
 
 def test_setup_runs_nox_on_the_default_python() -> None:
     setup = yaml.safe_load((FOLDER / "actions" / "setup" / "action.yml").read_text())
-    default = MATRIX.default_python
+    default = jobs("full")["build"][0]["python"]
     assert setup["inputs"]["python"]["default"] == default
     assert setup["runs"]["steps"][0]["with"]["python-version"].split()[-1] == default
 
 
 def test_jobs_of_the_full_matrix() -> None:
-    jobs = ci.jobs(MATRIX, MATRIX.cells)
-    assert [job["cell"] for job in jobs["test"]] == [cell.name for cell in MATRIX.cells]
-    assert [job["variant"] for job in jobs["build"]] == list(MATRIX.variants)
-    on_gpu = {(cell.variant.name, cell.torch) for cell in MATRIX.cells if cell.variant.cuda}
-    cells = [MATRIX.cell(job["cell"]) for job in jobs["gpu"]]
-    assert {(cell.variant.name, cell.torch) for cell in cells} == on_gpu
+    cells = OPTIONS.chosen_cells()
+    assert [job["cell"] for job in jobs("full")["test"]] == [cell.name for cell in cells]
+    labels = {cell.label for cell in cells}
+    assert sorted(job["label"] for job in jobs("full")["build"]) == sorted(labels)
+    on_gpu = {(cell.label, cell.torch) for cell in cells if cell.cuda}
+    found = [OPTIONS.releases.cell(job["cell"]) for job in jobs("full")["gpu"]]
+    assert {(cell.label, cell.torch) for cell in found} == on_gpu
+    assert {cell.python for cell in found} == {"3.11"}
     # More than GitHub starts for one matrix would not start at all.
-    assert len(jobs["test"]) <= 256
+    assert len(cells) <= 256
 
 
 def test_jobs_of_the_small_matrix() -> None:
-    jobs = ci.jobs(MATRIX, MATRIX.small)
-    assert {job["variant"] for job in jobs["test"]} == {job["variant"] for job in jobs["build"]}
-    small = {(cell.lane, cell.python) for cell in MATRIX.small}
-    pythons = [cell.python for cell in MATRIX.cells]
-    oldest, newest = min(pythons, key=matrix.release), max(pythons, key=matrix.release)
-    assert {oldest, newest} <= {python for _, python in small}
-    assert {lane for lane, _ in small} == {"stable", "legacy"}
+    small = jobs("small")
+    assert {job["label"] for job in small["test"]} == {job["label"] for job in small["build"]}
+    cells = OPTIONS.small_cells()
+    pythons = {cell.python for cell in OPTIONS.chosen_cells()}
+    oldest, newest = min(pythons, key=numbers), max(pythons, key=numbers)
+    assert {oldest, newest} <= {cell.python for cell in cells}
+    assert {tables.binding(cell.torch) for cell in cells} == {"stable", "legacy"}
+    assert set(small) == set(WORKFLOWS["checks"]["jobs"]["matrix"]["outputs"])
 
 
-def test_the_session_prints_what_a_step_hands_on() -> None:
-    command = [sys.executable, "-m", "nox", "--noxfile", str(ROOT / "noxfile.py")]
-    command += ["-s", "matrix", "--", "small"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    outputs = dict(line.split("=", 1) for line in done.stdout.splitlines())
-    assert {name: json.loads(value) for name, value in outputs.items()} == ci.jobs(
-        MATRIX, MATRIX.small
-    )
-    assert set(outputs) == set(WORKFLOWS["checks"]["jobs"]["matrix"]["outputs"])
+def test_readme_shows_the_wheels() -> None:
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(r"<!-- wheels:begin -->\n(.*?)\n<!-- wheels:end -->", readme, re.DOTALL)
+    assert found, "README.md has no table between <!-- wheels:begin --> and <!-- wheels:end -->"
+    assert found[1].strip() == tables.wheels_table(), "renew it with `python -m service.tables`"
 
 
-def test_small_names_cells_that_exist() -> None:
-    data = matrix.tomllib.loads(matrix.FILE.read_text())
-    with pytest.raises(ServiceError, match=r"`small` names the cell 3\.9-cpu, which is none"):
-        matrix.parse({**data, "small": ["3.9-cpu"]})
+def test_the_release_that_the_documentation_shows_has_passed() -> None:
+    passport = json.loads((ROOT / "benchmarks" / "results" / "release.passport.json").read_text())
+    assert all(rule["passed"] for rule in passport["rules"])
+    assert all(test["passed"] and not test["failed"] for test in passport["tests"])

@@ -10,6 +10,8 @@ import pytest
 
 HERE = Path(__file__).parent
 
+collect_ignore = ["classic"]  # whose tests are of its wheel
+
 # At the end: an installed one comes first, and the folder has modules with names of the standard
 # library's.
 sys.path.append(str(HERE.parents[1] / "service"))

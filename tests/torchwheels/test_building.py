@@ -35,7 +35,7 @@ HOSTILE = {
 def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
     """The CPU cell of these tests' own Python and torch, whose environment is theirs."""
     base = environments.Environment(Path(sys.prefix))
-    monkeypatch.setattr(environments, "with_torch", lambda cell, toolkit: base)
+    monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
     monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "cache"))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return releases.load().cell(f"{python}-cpu-torch{releases.minor(torch.__version__)}")
@@ -144,7 +144,7 @@ def test_failures_are_explained(
         (project.Project(build_requires=("torch<2",)), "its build requires torch<2, and 3."),
         (
             project.Project(environment={"ARCHS": "{archs}"}),
-            "sets ARCHS to '{archs}': it may hold {architectures}, {sm}, {jobs}, {cuda_home}",
+            "sets ARCHS to '{archs}': it may hold {label}, {architectures}, {sm}, {jobs}, {cuda_home}, {origin}",
         ),
     ],
 )

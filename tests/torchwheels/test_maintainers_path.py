@@ -44,13 +44,12 @@ def sources_with_tests(folder: Path, test: str) -> Path:
 @pytest.mark.parametrize(
     ("test", "require_gpu", "code", "counts"),
     [
-        ("def test_it(): import tinyops", False, 0, (1, 0, 0)),
-        ("def test_it(): assert 0", False, 1, (0, 1, 0)),
         (
-            "import pytest\n@pytest.mark.skip('no CUDA')\ndef test_it(): pass",
+            "import pytest\ndef test_passes(): import tinyops\ndef test_fails(): assert 0\n"
+            "@pytest.mark.skip('no CUDA')\ndef test_skipped(): pass",
             False,
-            0,
-            (0, 0, 1),
+            1,
+            (1, 1, 1),
         ),
         ("def test_it(): pass", True, 4, None),
     ],
@@ -67,7 +66,7 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     if require_gpu and torch.cuda.is_available():
         pytest.skip("this machine has the GPU that the test wants absent")
     base = environments.Environment(Path(sys.prefix))
-    monkeypatch.setattr(environments, "with_torch", lambda cell, toolkit: base)
+    monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
     monkeypatch.setattr(environments, "torch_requirement", lambda cell: "torch")
     folder = sources_with_tests(tmp_path / "source", test)
     (folder / "tinyops.py").write_text("raise RuntimeError('the sources')\n")
@@ -108,6 +107,7 @@ def test_passport_and_index_hold_what_there_is(
     made = tmp_path / "site"
     page = (made / "index.html").read_text()
     assert f'pip install "tinyops=={passport["version"]}" --extra-index-url' in page
+    assert (made / passport["version"].partition("+")[2] / "simple" / "tinyops").is_dir()
     listing = json.loads((made / "simple" / "tinyops" / "index.json").read_text())
     assert [x["filename"] for x in listing["files"]] == [wheel.name]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--isolated"]
@@ -141,31 +141,83 @@ def test_audit_says_what_is_not_fit(
 def test_matrix_is_the_projects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = sources_with_tests(tmp_path / "source", "") / "pyproject.toml"
     cli.main(["matrix", "small", f"--config={config}"])
-    assert capsys.readouterr().out == 'cells=[{"cell": "3.11-cpu", "python": "3.11"}]\n'
+    job = '[{"cell": "3.11-cpu", "label": "cpu", "python": "3.11"}]'
+    assert capsys.readouterr().out == f"build={job}\ntest={job}\ngpu=[]\n"
     cli.main(["matrix", "full", f"--config={config}"])
-    assert [x["cell"] for x in json.loads(capsys.readouterr().out.removeprefix("cells="))] == [
-        *(f"3.1{minor}-cu130" for minor in range(5)),
-        "3.11-cpu",
-    ]
+    jobs = dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines())
+    cells = {name: [x["cell"] for x in json.loads(text)] for name, text in jobs.items()}
+    cuda = [f"3.1{minor}-cu130" for minor in range(5)]
+    assert cells == {
+        "build": [*cuda, "3.11-cpu"],
+        "test": [*cuda, "3.11-cpu"],
+        "gpu": ["3.10-cu130"],
+    }
 
 
-def test_two_lines_make_the_sessions(tmp_path: Path) -> None:
-    folder = sources_with_tests(tmp_path / "source", "")
-    (folder / "noxfile.py").write_text(
-        "from torchwheels.sessions import add_sessions\nadd_sessions()\n"
+def test_one_wheel_serves_all_cells_of_a_stable_project() -> None:
+    options = project.Project(
+        stable="2.13.0", release="12.4", cells=("3.11-*", "3.1?-cu128*", "3.12-release*")
     )
-    command = [sys.executable, "-m", "nox", "--list"]
+    built = {x.name: x.torch for x in options.cells_to_build(options.chosen_cells())}
+    labels = ("cpu", "cu121", "cu124", "cu126", "cu128", "cu130", "cu132", "release")
+    assert built == {f"3.11-{label}": "2.13.0" for label in labels}
+    release = options.releases.cell("3.12-release-torch2.5")
+    assert (release.torch, release.label) == ("2.5.1", "release")
+    assert release.architectures == releases.load().cudas["12.4"].architectures
+    with pytest.raises(UserError, match=r"the option `release` is '12\.5', but one of 12\.1, 12"):
+        print(project.Project(release="12.5").releases)
+
+
+def nox(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """nox, with the torchwheels of these tests."""
     path = str(Path(releases.__file__).parents[1])
-    done = subprocess.run(
-        command,
+    return subprocess.run(
+        [sys.executable, "-m", "nox", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
-        check=True,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
-    names = {*re.findall(r"^[*-] (\S+) ->", done.stdout.decode(), re.MULTILINE)}
+
+
+def maintained(folder: Path) -> Path:
+    """A project with a noxfile of two lines."""
+    sources_with_tests(folder, "")
+    (folder / "noxfile.py").write_text(
+        "from torchwheels.sessions import add_sessions\nadd_sessions()\n"
+    )
+    return folder
+
+
+def test_two_lines_make_the_sessions(tmp_path: Path) -> None:
+    done = nox(maintained(tmp_path / "source"), "--list")
+    names = {*re.findall(r"^[*-] (\S+) ->", done.stdout, re.MULTILINE)}
     assert names == {
         *(f"{verb}-3.1{minor}-cu130" for verb in ("build", "test") for minor in range(5)),
         *("build-3.11-cpu", "test-3.11-cpu", "build", "test", "audit", "index"),
         *("reproduce", "matrix"),
     }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["-s", "build-3.14-cu121"],
+            "there is no cell '3.14-cu121' (torch 2.4.1 has no wheel for Python 3.14)",
+        ),
+        (["-s", "test-3.11-cpu", "--", "--require-gup"], "did you mean --require-gpu?"),
+        (["-s", "build", "--", "--backned=local"], "did you mean --backend?"),
+        (["-s", "audit"], "torchwheels: there is no wheel in dist: build one first"),
+        (
+            ["-s", "test-3.11-cpu", "--", "--backend=local"],
+            "there is no wheel for 3.11-cpu in dist: build it with `nox -s build-3.11-cpu`",
+        ),
+    ],
+)
+def test_errors_of_sessions(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = nox(maintained(tmp_path / "source"), *arguments)
+    assert done.returncode != 0
+    assert message in done.stdout
+    assert "Traceback" not in done.stdout

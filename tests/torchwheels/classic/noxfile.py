@@ -1,0 +1,3 @@
+from torchwheels.sessions import add_sessions
+
+add_sessions()

@@ -1,0 +1,148 @@
+"""What the images get, where no Docker engine answers, and what becomes of a hostile source in one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from torchwheels import build, cli, containers, environments, project, releases
+from torchwheels.errors import UserError
+
+CELL = releases.load().cell("3.11-cu130")
+
+
+@pytest.fixture
+def engine() -> None:
+    """Skips where no Docker engine answers."""
+    try:
+        containers.find_engine()
+    except UserError as error:
+        pytest.skip(f"no Docker engine answers: {error}")
+
+
+def fake_docker(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A command `docker` that answers as an engine does, and in `buildx bake` runs `script`."""
+    command = folder / "bin" / "docker"
+    command.parent.mkdir()
+    command.write_text(
+        f'#!/bin/sh\n[ "$1 $2" = "buildx bake" ] || {{ echo 26.1.5; exit 0; }}\ncat > {folder}/bake.json\n{script}\n'
+    )
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("ERROR: pull access denied", r"a base image \(ubuntu:22\.04\) is not here"),
+        ("write: no space left on device", "the disk of the Docker engine is full"),
+        ("Cannot connect to the Docker daemon", "does not answer any more: start it and try again"),
+        ("#12 3.4 torchwheels: 3.11-cpu failed: why", "in Docker: 3.11-cpu failed: why"),
+        ("nothing", "in Docker: the messages above say why"),
+    ],
+)
+def test_failures_of_the_engine_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, message: str
+) -> None:
+    fake_docker(tmp_path, monkeypatch, f"echo '{said}'; exit 1")
+    source = tmp_path / "source"
+    source.mkdir()
+    with pytest.raises(SystemExit, match=message):
+        cli.main(["build", str(source), "--cell=3.11-cpu"])
+
+
+def test_image_gets_what_the_table_and_the_project_say() -> None:
+    options = project.Project(system_packages=("libfoo-dev",), release="12.4")
+    assert containers.build_arguments(options, CELL) == {
+        "BASE_IMAGE": "nvidia/cuda:13.0.2-devel-ubuntu22.04",
+        "CELL": "3.11-cu130",
+        "RELEASE": "12.4",
+        "PYTHON": "3.11",
+        "CUDA_HOME": "/usr/local/cuda",
+        "UV": releases.load().uv,
+        "SYSTEM_PACKAGES": "libfoo-dev",
+    }
+
+
+def test_a_socket_of_a_group_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        path = tmp_path / "docker.sock"
+        listener.bind(str(path))
+        said = containers._explained("permission denied", {"DOCKER_HOST": f"unix://{path}"})
+    assert f"{path} is open to the group {path.group()}: run `sudo usermod" in said
+
+
+HOSTILE = """
+import os, pathlib, subprocess, sys
+def tried(what, run):
+    try:
+        print("HOSTILE", what, run(), flush=True)
+    except OSError as error:
+        print("HOSTILE", what, type(error).__name__, flush=True)
+tried("writes its sources", lambda: pathlib.Path("/source/left").write_text("x"))
+tried("sees the host", lambda: pathlib.Path({marker!r}).read_text())
+tried("reads the environment", lambda: "password" in str(os.environ))
+home = pathlib.Path("/root")
+tried("reads credentials", lambda: any((home / x).exists() for x in (".netrc", ".ssh", ".docker")))
+tried("has the engine", lambda: os.path.exists("/var/run/docker.sock"))
+tried("forks", lambda: subprocess.Popen(["sleep", "987654"], start_new_session=True).pid > 0)
+tried("gets a terabyte", lambda: os.posix_fallocate(os.open("full", os.O_CREAT | os.O_RDWR), 0, 10**12))
+sys.exit(1)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_hostile_source_can_and_cannot_do(
+    engine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    marker = tmp_path / "marker"
+    marker.write_text("of the host")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "setup.py").write_text(HOSTILE.format(marker=str(marker)))
+    monkeypatch.setenv("PIP_PASSWORD", "password")
+    monkeypatch.setenv("GITHUB_TOKEN", "password")
+    with pytest.raises(SystemExit, match=r"in Docker: 3\.11-cpu failed"):
+        cli.main(["build", str(source), "--cell=3.11-cpu", "--backend=docker"])
+    out = capfd.readouterr().out
+    said = dict(
+        line.partition("HOSTILE ")[2].rsplit(" ", 1)
+        for line in out.splitlines()
+        if "HOSTILE " in line
+    )
+    assert said == {
+        "writes its sources": "OSError",
+        "sees the host": "FileNotFoundError",
+        "reads the environment": "False",
+        "reads credentials": "False",
+        "has the engine": "False",
+        "forks": "True",
+        "gets a terabyte": "OSError",
+    }
+    assert [x.name for x in source.iterdir()] == ["setup.py"]
+    # What it started ended with its container.
+    assert b"sleep\x00987654" not in b"".join(
+        x.read_bytes() for x in Path("/proc").glob("[0-9]*/cmdline") if x.exists()
+    )
+
+
+def test_what_a_build_starts_here_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _ = build._follow(
+        ["sh", "-c", "sleep 876543 & sleep 876543 & echo started; exit 3"],
+        environments.clean_variables(tmp_path),
+        tmp_path,
+    )
+    assert code == 3
+    for _ in range(100):
+        done = subprocess.run(["pgrep", "-f", "^sleep 876543"], capture_output=True)
+        if done.returncode:
+            return
+        time.sleep(0.05)
+    pytest.fail("what the build started still runs")
