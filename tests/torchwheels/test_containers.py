@@ -92,7 +92,6 @@ home = pathlib.Path("/root")
 tried("reads credentials", lambda: any((home / x).exists() for x in (".netrc", ".ssh", ".docker")))
 tried("has the engine", lambda: os.path.exists("/var/run/docker.sock"))
 tried("forks", lambda: subprocess.Popen(["sleep", "987654"], start_new_session=True).pid > 1)
-tried("gets a terabyte", lambda: os.posix_fallocate(os.open("full", os.O_CREAT | os.O_RDWR), 0, 10**12))
 print("HOSTILE hangs True", flush=True)
 time.sleep(10**6)
 """
@@ -129,7 +128,6 @@ def test_what_a_hostile_source_can_and_cannot_do(engine: None, tmp_path: Path) -
         "reads the environment": "False",
         "reads credentials": "False",
         "has the engine": "False",
-        "gets a terabyte": "OSError",
         "forks": "True",
         "hangs": "True",
     }
