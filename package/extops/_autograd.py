@@ -47,10 +47,11 @@ def _is_forward_mode() -> bool:
 
 def has_tangents(tensors: Iterable[Any]) -> bool:
     """Whether forward-mode AD follows one of them; they know it in compiled code, too, where no level is entered."""
-    return any(
-        isinstance(x, Tensor) and forward_ad.unpack_dual(x, level=0).tangent is not None
-        for x in tensors
-    )
+    with torch._C._DisableTorchDispatch():  # or a program that is traced would hold the question
+        return any(
+            isinstance(x, Tensor) and forward_ad.unpack_dual(x, level=0).tangent is not None
+            for x in tensors
+        )
 
 
 def needs_composite() -> bool:
