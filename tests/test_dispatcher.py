@@ -167,6 +167,19 @@ def test_registered_out_within_inductor() -> None:
     torch.testing.assert_close(out, expected)
 
 
+def test_tensors_that_wrap_others() -> None:
+    """A subclass whose memory is that of its parts gives what they give, `out` included."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    a, b = torch.randn(3, 4), torch.randn(3, 4)
+    both, out = TwoTensor(a, b), TwoTensor(torch.zeros(3, 4), torch.zeros(3, 4))
+    extops.elementwise_mult(both, both, out=out)
+    for part, found in ((a, out.a), (b, out.b)):
+        assert torch.equal(found, part * part)
+    rounded = extops.round_ste(both)
+    assert torch.equal(rounded.b, extops.round_ste(b))
+
+
 # -- torch.compile -------------------------------------------------------------------------------
 
 

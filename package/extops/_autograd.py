@@ -51,7 +51,9 @@ def has_tangents(tensors: Iterable[Any]) -> bool:
     """Whether forward-mode AD follows one of them; they know it in compiled code, too, where no level is entered."""
     with _unrecorded():  # or a program that is traced would hold the question
         return any(
-            isinstance(x, Tensor) and forward_ad.unpack_dual(x, level=0).tangent is not None
+            isinstance(x, Tensor)
+            and x.layout is torch.strided  # others are refused, and not all can be asked
+            and forward_ad.unpack_dual(x, level=0).tangent is not None
             for x in tensors
         )
 
