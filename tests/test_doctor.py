@@ -558,7 +558,7 @@ def test_kernel_for_other_gpus(machine: Machine) -> None:
 
 
 def relabelled(data: bytes) -> bytes:
-    """Renames the architecture in the header of each piece of GPU code; see service/check.py."""
+    """Renames the architecture in the header of each piece of GPU code; they begin with a magic number."""
     found = bytearray(data)
     for place in gpu_code(data):
         struct.pack_into("<I", found, place + 28, 255)
