@@ -84,7 +84,7 @@ def build_cpu_wheel(session: nox.Session, dist: str) -> Path:
 def test(session: nox.Session) -> None:
     """The quick default: builds the CPU wheel and tests it and the service; all with `-- --thorough`."""
     install_torch(session, OPTIONS.stable)
-    session.install(*OPTIONS.tests.requires, *TOOLS["nox"], *TOOLS["service"], *TOOLS["uv"])
+    session.install(*OPTIONS.tests.requires, *TOOLS["nox"], *TOOLS["service"])
     with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
         wheel = build_cpu_wheel(session, dist)
         session.install("--force-reinstall", "--no-deps", str(wheel))

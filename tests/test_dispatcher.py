@@ -7,12 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import getitem
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import extops
 from operators import (
@@ -138,6 +140,44 @@ def test_fake_of_strides(operator: Operator) -> None:
         fake_results = operator(*(mode.from_tensor(tensor) for tensor in inputs))
     for actual, expected in zip(fake_results, operator(*inputs), strict=True):
         assert_same_metadata(actual, expected)
+
+
+@by_device
+@by_registered
+def test_a_traced_call_is_one_node(name: str, device: str) -> None:
+    """What the operator asks of its arguments leaves none; inductor replaces some calls, and counts on it."""
+    call = next(REGISTERED[name](maker(device)))
+    graph = make_fx(functools.partial(overload(name), **call.keywords))(*call.arguments).graph
+    called = [node.target for node in graph.nodes if node.op == "call_function"]
+    assert [target for target in called if target is not getitem] == [overload(name)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("dynamo")
+def test_registered_out_within_inductor() -> None:
+    needs_programs("c++")
+
+    def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+        torch.ops.extops.elementwise_mult_out(a, b, out)
+        return out + 1
+
+    a, b, out = torch.randn(3, 5)
+    expected = a * b
+    torch.testing.assert_close(torch.compile(product, fullgraph=True)(a, b, out), expected + 1)
+    torch.testing.assert_close(out, expected)
+
+
+def test_tensors_that_wrap_others() -> None:
+    """A subclass whose memory is that of its parts gives what they give, `out` included."""
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    a, b = torch.randn(3, 4), torch.randn(3, 4)
+    both, out = TwoTensor(a, b), TwoTensor(torch.zeros(3, 4), torch.zeros(3, 4))
+    extops.elementwise_mult(both, both, out=out)
+    for part, found in ((a, out.a), (b, out.b)):
+        assert torch.equal(found, part * part)
+    rounded = extops.round_ste(both)
+    assert torch.equal(rounded.b, extops.round_ste(b))
 
 
 # -- torch.compile -------------------------------------------------------------------------------

@@ -146,8 +146,8 @@ class Machine:
     def doctor(self) -> Findings:
         """What the doctor finds."""
         done = self.python("-m", "extops", "doctor", "--json")
-        # Torch 2.4 says so when its tools for compiling are imported, where there is nvcc and no GPU.
-        remark = r"No CUDA runtime is found, using CUDA_HOME='.*'\n"
+        # Some torches say so when their tools for compiling are imported, where there is nvcc and no GPU.
+        remark = r".*No CUDA runtime is found, using CUDA_HOME='.*'\n"
         assert re.fullmatch(rf"({remark})?", done.stderr)
         findings = Findings(json.loads(done.stdout))
         assert done.returncode == (1 if findings.problems else 0)
@@ -558,7 +558,7 @@ def test_kernel_for_other_gpus(machine: Machine) -> None:
 
 
 def relabelled(data: bytes) -> bytes:
-    """Renames the architecture in the header of each piece of GPU code; see service/check.py."""
+    """Renames the architecture in the header of each piece of GPU code; they begin with a magic number."""
     found = bytearray(data)
     for place in gpu_code(data):
         struct.pack_into("<I", found, place + 28, 255)

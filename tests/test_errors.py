@@ -410,6 +410,12 @@ BAD_TENSORS: dict[str, Callable[[Tensor], Tensor]] = {
     "another_dtype": lambda tensor: tensor.double(),
     "another_device": lambda tensor: tensor.to("meta"),
     "sparse": lambda tensor: tensor.to_sparse(),
+    "jagged": lambda tensor: torch.nested.nested_tensor(
+        [torch.zeros(2), torch.zeros(3)],
+        dtype=tensor.dtype,
+        device=tensor.device,
+        layout=torch.jagged,
+    ),
     "larger": lambda tensor: tensor.new_zeros([*tensor.shape[:-1], tensor.shape[-1] + 1]),
     "smaller": lambda tensor: tensor.new_zeros([*tensor.shape[:-1], tensor.shape[-1] - 1]),
     "more_dimensions": lambda tensor: tensor.new_zeros([7, 3, *tensor.shape]),

@@ -17,6 +17,7 @@ PRIVATE = {
         "_are_functorch_transforms_active",
         "_AutoDispatchBelowAutograd",
         "_AutoDispatchBelowADInplaceOrView",
+        "_DisableTorchDispatch",
         "_is_any_autocast_enabled",
     )
 }
@@ -28,6 +29,7 @@ _are_private = None not in PRIVATE.values() and hasattr(forward_ad, "_current_le
 # Looked up once: every call asks.
 _is_compiling = torch.compiler.is_compiling
 _are_transforms_active = PRIVATE["_are_functorch_transforms_active"] or (lambda: True)
+_unrecorded = PRIVATE["_DisableTorchDispatch"] or contextlib.nullcontext
 
 is_tracing: Callable[[], bool] = cast("Any", torch.jit).is_tracing
 """Whether ``torch.jit.trace`` records a call; sizes are tensors there."""
@@ -47,10 +49,13 @@ def _is_forward_mode() -> bool:
 
 def has_tangents(tensors: Iterable[Any]) -> bool:
     """Whether forward-mode AD follows one of them; they know it in compiled code, too, where no level is entered."""
-    return any(
-        isinstance(x, Tensor) and forward_ad.unpack_dual(x, level=0).tangent is not None
-        for x in tensors
-    )
+    with _unrecorded():  # or a program that is traced would hold the question
+        return any(
+            isinstance(x, Tensor)
+            and x.layout is torch.strided  # others are refused, and not all can be asked
+            and forward_ad.unpack_dual(x, level=0).tangent is not None
+            for x in tensors
+        )
 
 
 def needs_composite() -> bool:

@@ -86,15 +86,16 @@ def _import_torch() -> ModuleType:
 
 
 def _load(torch: ModuleType, names: list[_libraries.Library], libraries: dict[str, Path]) -> None:
-    from extops import _schemas
-
     devices = {_libraries.CPU: "cpu", _libraries.CUDA: "cuda"}
     kernels = {devices[library]: libraries[library.name] for library in names}
-    _schemas.load(kernels["cpu"])
-    if binding == "stable":
+    if binding == "stable":  # first, since what keeps a library from loading is what is to be said
         stable = {_libraries.CPU: _libraries.STABLE_CPU, _libraries.CUDA: _libraries.STABLE_CUDA}
         for library in names:
             torch.ops.load_library(libraries[stable[library].name])
+    from extops import _schemas
+
+    _schemas.load(kernels["cpu"])
+    if binding == "stable":
         from extops import _errors
 
         _errors.keep_types(kernels)
