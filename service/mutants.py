@@ -34,7 +34,7 @@ DEVICES = ("cpu", "cuda")
 
 # What `python -m service.compile` reads.
 _SOURCES = ("csrc", "package", "service")
-UNSPOILT = "unspoilt"
+ORIGINAL = "original"
 
 # The tests that know all operators, those which find most first. Not those that compile code.
 _TEST_FILES = (
@@ -98,20 +98,20 @@ def mutants(device: str) -> list[Mutant]:
 
 def build(chosen: Sequence[Mutant], device: str, folder: Path, *, sanitized: bool = False) -> None:
     """Compiles the package and each mutant of it into `folder`."""
-    if (folder / UNSPOILT).exists():
+    if (folder / ORIGINAL).exists():
         raise ServiceError(f"{folder} holds mutants already: remove it, or name another folder")
     with tempfile.TemporaryDirectory(prefix="extops-sources-") as temporary:
         sources = Path(temporary)
         _copy_sources(sources)
         _compile(sources, device, sanitized, "the sources as they are")
-        shutil.copytree(sources / "package", folder / UNSPOILT)
+        shutil.copytree(sources / "package", folder / ORIGINAL)
         wrong = []
         for number, mutant in enumerate(chosen, start=1):
             print(f"extops: building {number}/{len(chosen)} {mutant.name}", flush=True)
             try:
                 with _spoilt(sources / mutant.file, mutant):
                     _compile(sources, device, sanitized, mutant.name)
-                    _keep_changes(sources / "package", folder / UNSPOILT, folder / mutant.name)
+                    _keep_changes(sources / "package", folder / ORIGINAL, folder / mutant.name)
             except ServiceError as error:
                 wrong.append(str(error))
     if wrong:
@@ -154,11 +154,11 @@ def _spoilt(file: Path, mutant: Mutant) -> Iterator[None]:
         file.write_text(text)
 
 
-def _keep_changes(package: Path, unspoilt: Path, to: Path) -> None:
+def _keep_changes(package: Path, original: Path, to: Path) -> None:
     changed = [
         path.relative_to(package)
         for path in sorted(package.rglob("*"))
-        if path.is_file() and not filecmp.cmp(path, unspoilt / path.relative_to(package), False)
+        if path.is_file() and not filecmp.cmp(path, original / path.relative_to(package), False)
     ]
     if not changed:
         raise ServiceError(f"{to.name} changes nothing: it compiles to the very same libraries")
@@ -182,8 +182,8 @@ def run_tests(
     takes theirs. What still runs after `limit` seconds is killed. Without a `folder` the extops
     that is installed is tested.
     """
-    if folder and not (folder / (name or UNSPOILT)).is_dir():
-        raise ServiceError(f"{folder} has no {name or UNSPOILT}: build all mutants again")
+    if folder and not (folder / (name or ORIGINAL)).is_dir():
+        raise ServiceError(f"{folder} has no {name or ORIGINAL}: build all mutants again")
     with tempfile.TemporaryDirectory(prefix="extops-tests-") as temporary:
         work = Path(temporary)
         shutil.copytree(
@@ -193,7 +193,7 @@ def run_tests(
         path = {}
         if folder:
             path = {"PYTHONPATH": str(work / "package")}
-            for part in (UNSPOILT, name) if name else (UNSPOILT,):
+            for part in (ORIGINAL, name) if name else (ORIGINAL,):
                 shutil.copytree(folder / part, work / "package", dirs_exist_ok=True)
         # Not all of the output is pytest's to capture: sanitizers write below Python.
         pytest = [sys.executable, "-m", "pytest", "-v", "-x", "--tb=short", "--capture=sys"]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from service import ROOT, ServiceError, end_tidily, errors_for_the_user
-from service.mutants import DEVICES, UNSPOILT, Mutant, Run, build, choice, mutants, run_tests
+from service.mutants import DEVICES, ORIGINAL, Mutant, Run, build, choice, mutants, run_tests
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -45,12 +45,12 @@ def try_all(
 ) -> tuple[Run, list[dict[str, Any]]]:
     """Runs the tests on the package as it is, which must pass, and on each mutant."""
     arguments = choice(device)
-    unspoilt = run_tests(folder, None, arguments, limit=_LIMIT)
-    if unspoilt.code != 0 or not unspoilt.passed:
-        print(unspoilt.output[-3000:])
-        raise ServiceError("the tests do not pass where nothing is broken: mend that first")
-    print(f"extops: {unspoilt.passed} tests pass in {unspoilt.seconds} s", flush=True)
-    limit = 60 + 3 * jobs * unspoilt.seconds  # a mutant that takes so much longer hangs
+    original = run_tests(folder, None, arguments, limit=_LIMIT)
+    if original.code != 0 or not original.passed:
+        print(original.output[-3000:])
+        raise ServiceError("the tests do not pass where nothing is broken: fix that first")
+    print(f"extops: {original.passed} tests pass in {original.seconds} s", flush=True)
+    limit = 60 + 3 * jobs * original.seconds  # a mutant that takes so much longer hangs
     rows = []
     with ThreadPoolExecutor(jobs) as pool:
         runs = pool.map(lambda x: run_tests(folder, x.name, arguments, limit=limit), chosen)
@@ -67,7 +67,7 @@ def try_all(
                 "seconds": run.seconds,
             }
         )
-    return unspoilt, rows
+    return original, rows
 
 
 def describe(folder: Path, device: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def describe(folder: Path, device: str) -> dict[str, Any]:
         "import json; from benchmarks import environment; "
         f"print(json.dumps(environment.describe({device!r})))"
     )
-    path = {"PYTHONPATH": str((folder / UNSPOILT).resolve())}
+    path = {"PYTHONPATH": str((folder / ORIGINAL).resolve())}
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
@@ -101,13 +101,13 @@ def test_mutants(
     folder: Path, chosen: list[Mutant], device: str, jobs: int, *, record: bool
 ) -> None:
     """Tries all mutants in `folder`, and says what became of them; an error where one survives."""
-    unspoilt, rows = try_all(folder, chosen, device, jobs)
+    original, rows = try_all(folder, chosen, device, jobs)
     survivors = [row["mutant"] for row in rows if row["outcome"] != "killed"]
     print(table(rows))
     if record:
         result = {
             **describe(folder, device),
-            "tests": unspoilt.passed,
+            "tests": original.passed,
             "killed": len(rows) - len(survivors),
             "survived": len(survivors),
             "mutants": rows,

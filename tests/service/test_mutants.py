@@ -105,7 +105,7 @@ def test_what_hangs_is_killed_and_what_is_tested_is_the_mutant(
     )
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
     for name, value in {
-        mutants.UNSPOILT: "1",
+        mutants.ORIGINAL: "1",
         "wrong": "2\ndef wait(): return False",
         "hangs": "2\ndef wait(): import signal; signal.pause()",
     }.items():
