@@ -151,16 +151,19 @@ __device__ CellSlopes<C> cell_slopes(const SequenceBackward<T>& in, int64_t plac
       i * (gates[2] > 0 ? C(1) : 1 + candidate_value)};
 }
 
-// By kernels that hold the recurrent weights for all steps: in the registers of one block (a small state), and in the
-// shared memory of a group of blocks on Hopper. The workspace is 0 where a kernel does not serve the problem.
-int64_t small_workspace(ScalarType dtype, const LltmSequenceSizes& sizes);
-template <class T>
-Error launch_small(const SequenceForward<T>& in, bool fast, cudaStream_t stream);
-template <class T>
-Error launch_small(const SequenceBackward<T>& in, bool fast, cudaStream_t stream);
+// The kernels that hold the recurrent weights for all steps: in the registers of one block (a small state), of a
+// cluster of blocks, or in the shared memory of a group of blocks. The latter two are for Hopper.
+bool is_for_blocks(ScalarType dtype, const LltmSequenceSizes& sizes);
+Error launch_blocks(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
+Error launch_blocks(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
 
-int64_t group_workspace(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
-Error launch_group(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
-Error launch_group(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
+bool is_for_clusters(ScalarType dtype, const LltmSequenceSizes& sizes);
+Error launch_clusters(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
+Error launch_clusters(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
+
+bool is_for_groups(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
+int64_t group_workspace(ScalarType dtype, const LltmSequenceSizes& sizes);
+Error launch_groups(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
+Error launch_groups(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
 
 }  // namespace extops::cuda

@@ -614,17 +614,23 @@ auto with_group_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const Fun
   }
 }
 
-int64_t group_workspace(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
-  const int64_t bytes = dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ? 2 : 4;
+inline int64_t element_bytes(ScalarType dtype) {
+  return dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ? 2 : 4;
+}
+
+bool is_for_groups(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
   // TMA copies rows that start at chunks.
-  if (dtype == ScalarType::Double || !has_hopper_tensor_cores() || sizes.state_size * bytes % kChunkBytes != 0 ||
-      sizes.batch * sizes.state_size * sizes.time == 0) {
-    return 0;
+  if (dtype == ScalarType::Double || !has_hopper_tensor_cores() ||
+      sizes.state_size * element_bytes(dtype) % kChunkBytes != 0) {
+    return false;
   }
   const auto fits = [&](auto tile) { return plan_group<decltype(tile)>(sizes).stages > 0; };
-  const bool is_served = backward ? with_group_tile<Pass::kBackward>(dtype, sizes, fits)
-                                  : with_group_tile<Pass::kForward>(dtype, sizes, fits);
-  return is_served ? GroupWorkspace(bytes, sizes).bytes : 0;
+  return backward ? with_group_tile<Pass::kBackward>(dtype, sizes, fits)
+                  : with_group_tile<Pass::kForward>(dtype, sizes, fits);
+}
+
+int64_t group_workspace(ScalarType dtype, const LltmSequenceSizes& sizes) {
+  return GroupWorkspace(element_bytes(dtype), sizes).bytes;
 }
 
 template <class Tile, class Arguments>
@@ -650,7 +656,7 @@ Error launch_group_tile(
   return launch_error();
 }
 
-Error launch_group(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {
+Error launch_groups(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {
   return with_group_tile<Pass::kForward>(dtype, in.sizes, [&](auto tile) -> Error {
     using Tile = decltype(tile);
     using T = typename Tile::T;
@@ -667,7 +673,7 @@ Error launch_group(ScalarType dtype, const LltmSequence& in, cudaStream_t stream
   });
 }
 
-Error launch_group(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream) {
+Error launch_groups(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream) {
   return with_group_tile<Pass::kBackward>(dtype, in.sizes, [&](auto tile) -> Error {
     using Tile = decltype(tile);
     using T = typename Tile::T;

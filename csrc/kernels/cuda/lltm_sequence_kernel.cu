@@ -87,38 +87,61 @@ inline Error check_sizes(const LltmSequenceSizes& sizes) {
   return fits ? nullptr : "the kernels for sequences take sizes below 2**29";
 }
 
+enum class Kernel { kNone, kBlocks, kClusters, kGroups };
+
+Kernel choose_kernel(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+  if (sizes.time * sizes.batch * sizes.state_size == 0) return Kernel::kNone;
+  if (is_for_blocks(dtype, sizes)) return Kernel::kBlocks;
+  if (is_for_clusters(dtype, sizes)) return Kernel::kClusters;
+  return is_for_groups(dtype, sizes, backward) ? Kernel::kGroups : Kernel::kNone;
+}
+
+int64_t workspace(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+  switch (choose_kernel(dtype, sizes, backward)) {
+    case Kernel::kNone:
+      return 0;
+    case Kernel::kGroups:
+      return group_workspace(dtype, sizes);
+    default:
+      return 1;
+  }
+}
+
+template <class Arguments>
+Error launch_sequence(ScalarType dtype, const Arguments& in, void* stream_handle, bool backward) {
+  if (const Error error = check_sizes(in.sizes)) return error;
+  const auto stream = static_cast<cudaStream_t>(stream_handle);
+  switch (choose_kernel(dtype, in.sizes, backward)) {
+    case Kernel::kBlocks:
+      return launch_blocks(dtype, in, stream);
+    case Kernel::kClusters:
+      return launch_clusters(dtype, in, stream);
+    case Kernel::kGroups:
+      return launch_groups(dtype, in, stream);
+    case Kernel::kNone:
+      break;
+  }
+  return "no kernel computes all steps of such a sequence";
+}
+
 }  // namespace extops::cuda
 
 using namespace extops::cuda;
 
 int64_t extops_lltm_sequence_workspace_cuda(ScalarType dtype, const LltmSequenceSizes& sizes) {
-  const int64_t small = small_workspace(dtype, sizes);
-  return small > 0 ? small : group_workspace(dtype, sizes, false);
+  return workspace(dtype, sizes, false);
 }
 
 int64_t extops_lltm_sequence_backward_workspace_cuda(ScalarType dtype, const LltmSequenceSizes& sizes) {
-  const int64_t small = small_workspace(dtype, sizes);
-  return small > 0 ? small : group_workspace(dtype, sizes, true);
+  return workspace(dtype, sizes, true);
 }
 
-Error extops_lltm_sequence_cuda(ScalarType dtype, const LltmSequence& in, void* stream_handle) {
-  if (const Error error = check_sizes(in.sizes)) return error;
-  const auto stream = static_cast<cudaStream_t>(stream_handle);
-  if (small_workspace(dtype, in.sizes) == 0) return launch_group(dtype, in, stream);
-  return dispatch(dtype, [&](auto scalar) {
-    using T = decltype(scalar);
-    return launch_small(SequenceForward<T>(in), dtype != ScalarType::Float, stream);
-  });
+Error extops_lltm_sequence_cuda(ScalarType dtype, const LltmSequence& in, void* stream) {
+  return launch_sequence(dtype, in, stream, false);
 }
 
-Error extops_lltm_sequence_backward_cuda(ScalarType dtype, const LltmSequenceBackward& in, void* stream_handle) {
-  if (const Error error = check_sizes(in.sizes)) return error;
-  const auto stream = static_cast<cudaStream_t>(stream_handle);
-  if (small_workspace(dtype, in.sizes) == 0) return launch_group(dtype, in, stream);
-  return dispatch(dtype, [&](auto scalar) {
-    using T = decltype(scalar);
-    return launch_small(SequenceBackward<T>(in), dtype != ScalarType::Float, stream);
-  });
+Error extops_lltm_sequence_backward_cuda(ScalarType dtype, const LltmSequenceBackward& in, void* stream) {
+  return launch_sequence(dtype, in, stream, true);
 }
 
 Error extops_lltm_sequence_step_cuda(ScalarType dtype, const LltmSequence& in, void* stream) {

@@ -302,12 +302,9 @@ inline int rows_of_a_block(int64_t batch) {
   return static_cast<int>(std::clamp<int64_t>((batch + multiprocessors - 1) / multiprocessors, 1, kMaxRows));
 }
 
-int64_t small_workspace(ScalarType dtype, const LltmSequenceSizes& sizes) {
-  if (dtype == ScalarType::Double || sizes.state_size > kMaxState || sizes.batch * sizes.state_size * sizes.time == 0) {
-    return 0;
-  }
-  const bool serves = rows_of_a_block(sizes.batch) <= kRowsWhereGroupsWin || group_workspace(dtype, sizes, true) == 0;
-  return serves ? 1 : 0;
+bool is_for_blocks(ScalarType dtype, const LltmSequenceSizes& sizes) {
+  return dtype != ScalarType::Double && sizes.state_size <= kMaxState &&
+         (rows_of_a_block(sizes.batch) < kRowsWhereGroupsWin || !is_for_groups(dtype, sizes, true));
 }
 
 template <class Arguments>
@@ -336,28 +333,31 @@ Error launch_backward(const SequenceBackward<T>& in, cudaStream_t stream) {
       in, stream);
 }
 
-template <class T>
-Error launch_small(const SequenceForward<T>& in, bool fast, cudaStream_t stream) {
-  if constexpr (!std::is_same_v<T, double>) {
-    return fast ? launch_forward<T, true>(in, stream) : launch_forward<T, kIsHalf<T>>(in, stream);
+template <class Function>
+Error dispatch_blocks(ScalarType dtype, const Function& function) {
+  constexpr std::bool_constant<true> kFast;
+  switch (dtype) {
+    case ScalarType::Half:
+      return function(__half{}, kFast);
+    case ScalarType::BFloat16:
+      return function(__nv_bfloat16{}, kFast);
+    case ScalarType::TF32:
+      return function(float{}, kFast);
+    default:
+      return function(float{}, std::bool_constant<false>{});
   }
-  return "the kernel for small states takes no float64";
 }
 
-template <class T>
-Error launch_small(const SequenceBackward<T>& in, bool fast, cudaStream_t stream) {
-  if constexpr (!std::is_same_v<T, double>) {
-    return fast ? launch_backward<T, true>(in, stream) : launch_backward<T, kIsHalf<T>>(in, stream);
-  }
-  return "the kernel for small states takes no float64";
+Error launch_blocks(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {
+  return dispatch_blocks(dtype, [&](auto scalar, auto fast) {
+    return launch_forward<decltype(scalar), fast>(SequenceForward<decltype(scalar)>(in), stream);
+  });
 }
 
-#define EXTOPS_INSTANTIATE(T)                                                 \
-  template Error launch_small(const SequenceForward<T>&, bool, cudaStream_t); \
-  template Error launch_small(const SequenceBackward<T>&, bool, cudaStream_t);
-EXTOPS_INSTANTIATE(double)
-EXTOPS_INSTANTIATE(float)
-EXTOPS_INSTANTIATE(__half)
-EXTOPS_INSTANTIATE(__nv_bfloat16)
+Error launch_blocks(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream) {
+  return dispatch_blocks(dtype, [&](auto scalar, auto fast) {
+    return launch_backward<decltype(scalar), fast>(SequenceBackward<decltype(scalar)>(in), stream);
+  });
+}
 
 }  // namespace extops::cuda
