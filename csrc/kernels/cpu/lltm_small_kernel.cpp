@@ -1,6 +1,5 @@
 // The LLTM cell of small problems in float32, product and pointwise part in one call. A library's product spends most
 // of its time there on choosing a kernel and packing operands.
-#include <new>
 #include <vector>
 
 #include "../lltm.h"
@@ -159,21 +158,6 @@ template <int kBytes>
     }
     for (int64_t k = 0; k < count; ++k) to[line + k] = static_cast<float>(sums[k]);
   }
-}
-
-// Calls body(integral_constant), vectorised, with the bytes of the CPU's vectors.
-template <class Body>
-Error vectorize_with_width(const Body& body) {
-  try {
-    if (has_avx512()) {
-      vectorize([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 64>{}); });
-    } else {
-      vectorize([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 32>{}); });
-    }
-  } catch (const std::bad_alloc&) {  // which must not leave a function that is called as one of C
-    return "not enough memory for the buffers of the kernel for small problems";
-  }
-  return nullptr;
 }
 
 constexpr Error kOnlyFloat32 = "the kernel for small problems takes float32";

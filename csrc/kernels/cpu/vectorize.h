@@ -1,6 +1,11 @@
 // Runs a loop compiled for the widest vector instructions of the CPU at hand.
 #pragma once
 
+#include <new>
+#include <type_traits>
+
+#include "../types.h"
+
 namespace extops::cpu {
 
 #if defined(__x86_64__)
@@ -41,5 +46,20 @@ void vectorize(const Body& body) {
 }
 
 #endif
+
+// Calls body(integral_constant), vectorised, with the bytes of the CPU's vectors.
+template <class Body>
+Error vectorize_with_width(const Body& body) {
+  try {
+    if (has_avx512()) {
+      vectorize([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 64>{}); });
+    } else {
+      vectorize([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 32>{}); });
+    }
+  } catch (const std::bad_alloc&) {  // which must not leave a function that is called as one of C
+    return "not enough memory for the buffers of a CPU kernel";
+  }
+  return nullptr;
+}
 
 }  // namespace extops::cpu
