@@ -98,8 +98,12 @@ class Operator:
         """New tensors for the results, for arguments that are not checked yet."""
         sizes = self.check(*tensors)
         if self.sizes:
-            like = next(x for x in tensors if x is not None)
-            return tuple(like.new_empty(shape_of(row, sizes)) for row in self.results)
+            rows = zip(self.arguments, tensors, strict=True)
+            required = [x for row, x in rows if x is not None and not row.optional]
+            sequences = [x for x in required if x.dim() == 3]
+            batch_first = bool(sequences) and is_batch_first(sequences[0])
+            shapes = (shape_of(row, sizes) for row in self.results)
+            return tuple(_new(shape, required[0], batch_first) for shape in shapes)
         named = {
             row.name: x for row, x in zip(self.arguments, tensors, strict=True) if x is not None
         }
@@ -112,6 +116,18 @@ class Operator:
 def shape_of(row: Row, sizes: dict[str, int]) -> tuple[int, ...]:
     """The shape of a tensor for the sizes of a problem."""
     return tuple(sum(n * sizes[size] for n, size in terms) for terms in row.shape)
+
+
+def is_batch_first(tensor: Tensor) -> bool:
+    """Whether the memory of a tensor of ``[time, batch, ...]`` is in the order of the samples, not of the steps."""
+    return tensor.stride(0) < tensor.stride(1)
+
+
+def _new(shape: tuple[int, ...], like: Tensor, batch_first: bool) -> Tensor:
+    if not (batch_first and len(shape) == 3):
+        return like.new_empty(shape)
+    time, batch, columns = shape
+    return like.new_empty((batch, time, columns)).transpose(0, 1)
 
 
 def _new_elementwise(named: dict[str, Tensor], like: str, shape: tuple[int, ...]) -> Tensor:
@@ -156,7 +172,7 @@ def register_fakes() -> None:
     for operator in OPERATORS.values():
 
         def fake(*tensors: Tensor | None, of: Operator = operator, **_: Any) -> Any:
-            results = of.new_results(*tensors)
+            results = of.new_results(*tensors[: len(of.arguments)])
             return None if of.out else results if len(results) > 1 else results[0]
 
         torch.library.register_fake(f"extops::{operator.name}", fake)
