@@ -269,7 +269,8 @@ def _transposed(sequence: Tensor, batch_first: bool) -> Tensor:
 
 def _rows(sequence: Tensor, batch_first: bool) -> Tensor:
     """A tensor of ``[time, batch, columns]`` as a matrix, in the order of its memory."""
-    return _transposed(sequence, batch_first).flatten(0, 1)
+    time, batch, columns = sequence.shape
+    return _transposed(sequence, batch_first).reshape(time * batch, columns)
 
 
 _apply = _autograd.apply(_Sequence)
