@@ -419,19 +419,21 @@ class Call:
     """A call of a registered operator."""
 
     arguments: tuple[Tensor | None, ...]
-    keywords: Mapping[str, Tensor]
+    keywords: Mapping[str, Any]
 
     def requiring_grad(self) -> Call:
         return Call(
             tuple(
-                None if tensor is None else tensor.detach().requires_grad_()
+                tensor.detach().requires_grad_()
+                if tensor is not None and tensor.is_floating_point()
+                else tensor
                 for tensor in self.arguments
             ),
             self.keywords,
         )
 
 
-def call(*arguments: Tensor | None, **keywords: Tensor) -> Call:
+def call(*arguments: Tensor | None, **keywords: Any) -> Call:
     return Call(arguments, keywords)
 
 
@@ -488,6 +490,41 @@ def lltm_cell_backward_calls(make: Maker) -> Iterator[Call]:
     yield call(make(0, 4), make(0, 4), make(0, 12), make(0, 4))
 
 
+def lltm_sequence_calls(make: Maker) -> Iterator[Call]:
+    def arguments(time: int, batch: int, features: int, state: int) -> Tensors:
+        weights = make(3 * state, state + features), make(3 * state)
+        return make(time, batch, features), *weights, make(batch, state), make(batch, state)
+
+    small = arguments(4, 3, 5, 2)
+    lengths = torch.tensor([4, 0, 2], device=small[0].device)
+    yield call(*small, None)
+    yield call(*small, lengths, reverse=True)
+    yield call(transposed(make(4, 3, 5)), *map(transposed, small[1:]), lengths)
+    yield call(make(3, 4, 5).transpose(0, 1), *small[1:], None, reverse=True)
+    yield call(make(3, 1).expand(4, 3, 5), *small[1:], None)
+    for sizes in ((0, 3, 5, 2), (4, 0, 5, 2), (4, 3, 0, 2), (4, 3, 5, 0), (2, 19, 70, 65)):
+        yield call(*arguments(*sizes), None)
+
+
+def lltm_sequence_backward_calls(make: Maker) -> Iterator[Call]:
+    def arguments(time: int, batch: int, features: int, state: int) -> Tensors:
+        gradients = make(time, batch, state), make(batch, state), make(batch, state)
+        gates, cells = make(time, batch, 3 * state), make(time, batch, state)
+        return *gradients, make(3 * state, state + features), gates, cells
+
+    small = arguments(4, 3, 5, 2)
+    lengths = torch.tensor([4, 0, 2], device=small[0].device)
+    yield call(*small, None)
+    yield call(*small, lengths, reverse=True)
+    yield call(None, *small[1:], lengths)
+    yield call(small[0], None, None, *small[3:], None, reverse=True)
+    yield call(make(1, 1, 1).expand(4, 3, 2), *map(transposed, small[1:]), None)
+    batch_first = make(3, 4, 6).transpose(0, 1)
+    yield call(*small[:4], batch_first, small[5], lengths, reverse=True)
+    for sizes in ((0, 3, 5, 2), (4, 0, 5, 2), (4, 3, 0, 2), (4, 3, 5, 0), (2, 19, 70, 65)):
+        yield call(*arguments(*sizes), None)
+
+
 def elementwise_calls(make: Maker, arguments: int, out: bool) -> Iterator[Call]:
     """Calls of an elementwise operator: its first two inputs broadcast where it has as many."""
     shapes = {"square": (4, 5), "scalar": (), "empty": (0, 3)}
@@ -511,6 +548,8 @@ WITH_TABLES: Mapping[str, Callable[[Maker], Iterator[Call]]] = {
     "lltm_input_backward": lltm_input_backward_calls,
     "lltm_cell": lltm_cell_calls,
     "lltm_cell_backward": lltm_cell_backward_calls,
+    "lltm_sequence": lltm_sequence_calls,
+    "lltm_sequence_backward": lltm_sequence_backward_calls,
 }
 
 

@@ -71,7 +71,8 @@ def test_opcheck(name: str, device: str, dtype: torch.dtype) -> None:
 def test_opcheck_with_gradients(name: str, device: str) -> None:
     make = maker(device)
     for call in REGISTERED[name](make):
-        torch.library.opcheck(overload(name), call.requiring_grad().arguments)
+        call = call.requiring_grad()
+        torch.library.opcheck(overload(name), call.arguments, dict(call.keywords))
 
 
 @by_device
