@@ -5,8 +5,7 @@
 #include "../kernels/lltm_sequence.h"
 #include "../kernels/table.h"
 
-#define EXTOPS_LLTM_SEQUENCE_SIZES \
-  time, batch, input_features, state_size, time_stride, batch_stride, reverse, step
+#define EXTOPS_LLTM_SEQUENCE_SIZES time, batch, input_features, state_size, time_stride, batch_stride, reverse, step
 
 // clang-format off
 #define EXTOPS_LLTM_SEQUENCE(IN, UPSTREAM, OUT)             \

@@ -32,9 +32,8 @@ Tensor make_sequence(const LltmSequenceSizes& sizes, int64_t columns, const Make
 }
 
 inline Tensor allocate(const Options& options, const LltmSequenceSizes& sizes, int64_t columns) {
-  return make_sequence(sizes, columns, [&](Sizes shape, Sizes strides) {
-    return allocate(options, shape, strides.data());
-  });
+  return make_sequence(
+      sizes, columns, [&](Sizes shape, Sizes strides) { return allocate(options, shape, strides.data()); });
 }
 
 // The rows of a tensor of [time, batch, columns] in the order of memory, as a matrix: in place where they are at a
@@ -115,8 +114,7 @@ void run_steps(
     const Tensor& h_n) {
   LltmSequenceSizes& sizes = arguments.sizes;
   const Tensor weights_h = transpose(weights_of_state(weights, sizes));
-  const Tensor workspace =
-      allocate_bytes(h_0.options(), sizes.batch * sizes.state_size * compute_bytes(dtype));
+  const Tensor workspace = allocate_bytes(h_0.options(), sizes.batch * sizes.state_size * compute_bytes(dtype));
   arguments.workspace = workspace.mutable_data();
   for (sizes.step = 0; sizes.step < sizes.time; ++sizes.step) {
     const Tensor recurrent = multiply<Device>(dtype, sizes.step == 0 ? h_0 : h_n, weights_h);
@@ -191,12 +189,10 @@ std::array<Tensor, 5> lltm_sequence(
 // From the last step of the forward to its first, and once more for the gradient of the first state.
 template <class Device>
 void run_steps_backward(
-    const char* op, ScalarType dtype, LltmSequenceBackward arguments, const Tensor& weights,
-    const Tensor& grad_gates) {
+    const char* op, ScalarType dtype, LltmSequenceBackward arguments, const Tensor& weights, const Tensor& grad_gates) {
   LltmSequenceSizes& sizes = arguments.sizes;
   const Tensor weights_h = weights_of_state(weights, sizes);
-  const Tensor workspace =
-      allocate_bytes(weights.options(), 2 * sizes.batch * sizes.state_size * compute_bytes(dtype));
+  const Tensor workspace = allocate_bytes(weights.options(), 2 * sizes.batch * sizes.state_size * compute_bytes(dtype));
   arguments.workspace = workspace.mutable_data();
   const int64_t row = 3 * sizes.state_size;
   const int64_t shape[] = {sizes.batch, row};
@@ -210,16 +206,14 @@ void run_steps_backward(
           multiply<Device>(dtype, reinterpret(grad_gates, Sizes(shape, 2), Sizes(strides, 2), offset), weights_h);
     }
     arguments.recurrent = data_of(recurrent);
-    Device::run(op, weights, 0, 0, [&](auto stream) {
-      return Device::lltm_sequence_step_backward(dtype, arguments, stream);
-    });
+    Device::run(
+        op, weights, 0, 0, [&](auto stream) { return Device::lltm_sequence_step_backward(dtype, arguments, stream); });
   }
 }
 
 template <class Device>
 void run_sequence_backward(
-    const char* op, ScalarType dtype, LltmSequenceBackward arguments, const Tensor& weights,
-    const Tensor& grad_gates) {
+    const char* op, ScalarType dtype, LltmSequenceBackward arguments, const Tensor& weights, const Tensor& grad_gates) {
   std::optional<Tensor> workspace;
   if constexpr (Device::kIsCuda) {
     const int64_t bytes = Device::lltm_sequence_backward_workspace(dtype, arguments.sizes);
@@ -259,8 +253,7 @@ std::array<Tensor, 3> lltm_sequence_backward(
 
   Tensor grad_gates = allocate(options, sizes, 3 * sizes.state_size);
   if (cells.numel() == 0) {
-    return {
-        std::move(grad_gates), hand_on(get(grad_h_n), options, sizes), hand_on(get(grad_c_n), options, sizes)};
+    return {std::move(grad_gates), hand_on(get(grad_h_n), options, sizes), hand_on(get(grad_c_n), options, sizes)};
   }
   Tensor grad_h_0 = allocate(options, sizes.batch, sizes.state_size);
   Tensor grad_c_0 = allocate(options, sizes.batch, sizes.state_size);
