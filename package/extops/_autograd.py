@@ -218,12 +218,12 @@ def _gradients_by_engine(
 ) -> Sequence[Tensor | None]:
     with torch.enable_grad():
         # Views, since an input may depend on another one, or be the same: that is not this gradient's to follow.
-        inputs = [x if x is None else x.view_as(x) for x in inputs]
-        outputs = composite(*inputs)
+        views = [x if x is None else x.view_as(x) for x in inputs]
+        outputs = composite(*views)
     present = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
     return torch.autograd.grad(
         [output for output, _ in present],
-        [inputs[place] for place in wanted],
+        [x for place in wanted if (x := views[place]) is not None],
         [gradient for _, gradient in present],
         create_graph=torch.is_grad_enabled(),
         allow_unused=True,

@@ -5,6 +5,7 @@ Nothing here checks its input.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -156,7 +157,7 @@ def _order(time: int, reverse: bool) -> range:
     return range(time)[::-1] if reverse else range(time)
 
 
-def _stack(steps: list[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
+def _stack(steps: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
     """What was made step by step, in the order of time."""
     return [torch.stack(x) for x in zip(*(steps[::-1] if reverse else steps), strict=True)]
 
