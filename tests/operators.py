@@ -213,14 +213,28 @@ def sequence(
 
 
 def sequence_by_cells(
-    input: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor
+    input: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    batch_first: bool = False,
+    reverse: bool = False,
 ) -> Tensors:
     """The definition: one cell after another."""
+    if batch_first:
+        input = input.transpose(0, 1)
     outputs = []
-    for step in input:
-        h, c = extops.reference.lltm(step, weights, bias, h, c)
-        outputs.append(h)
-    return torch.stack(outputs), h, c
+    steps = list(enumerate(input))
+    for t, step in reversed(steps) if reverse else steps:
+        new_h, new_c = extops.reference.lltm(step, weights, bias, h, c)
+        counts = torch.ones_like(h[:, :1]).bool() if lengths is None else (t < lengths)[:, None]
+        h, c = torch.where(counts, new_h, h), torch.where(counts, new_c, c)
+        outputs.append(torch.where(counts, new_h, 0))
+    output = torch.stack(outputs[::-1] if reverse else outputs)
+    return output.transpose(0, 1) if batch_first else output, h, c
 
 
 LLTM_SEQUENCE = Operator(

@@ -432,7 +432,7 @@ def not_bad(name: str) -> set[str]:
 
 
 # The place of an argument whose last size no other argument repeats.
-FREE_SIZE = {"lltm_backward": 2, "lltm_input_backward": 1}
+FREE_SIZE = {"lltm_backward": 2, "lltm_input_backward": 1, "lltm_sequence_backward": 3}
 
 
 @by_device

@@ -312,8 +312,8 @@ def _lltm_sequence(
     allow_tf32: bool = False,
 ) -> tuple[Tensor, ...]:
     name = "lltm_sequence"
-    results = _schemas.OPERATORS[name].new_results(input, weights, bias, h_0, c_0)
-    sizes = _sequence_sizes(name, input, weights, lengths, reverse)
+    results = _schemas.OPERATORS[name].new_results(input, weights, bias, h_0, c_0, lengths)
+    sizes = _sequence_sizes(input, weights, reverse)
     output, h_n, _, gates, cells = results
     state_size, batch_first = h_0.shape[1], _schemas.is_batch_first(input)
     rows, weights_of_input = _rows(input, batch_first), weights[:, state_size:].t()
@@ -356,9 +356,10 @@ def _lltm_sequence_backward(
     allow_tf32: bool = False,
 ) -> tuple[Tensor, ...]:
     name, upstream = "lltm_sequence_backward", (grad_h_n, grad_c_n)
-    results = _schemas.OPERATORS[name].new_results(grad_output, *upstream, weights, gates, cells)
+    tensors = grad_output, *upstream, weights, gates, cells
+    results = _schemas.OPERATORS[name].new_results(*tensors, lengths)
     time, _, state_size = cells.shape
-    sizes = _sequence_sizes(name, gates, weights, lengths, reverse)
+    sizes = _sequence_sizes(gates, weights, reverse)
     grad_gates, *grad_states = results
     if cells.numel() == 0:
         for result, gradient in zip(grad_states, upstream, strict=True):
@@ -376,31 +377,19 @@ def _lltm_sequence_backward(
             return None
         return _dense(_rows(x, batch_first) if x.dim() == 3 else x, _SEQUENCE_ALIGNMENT)
 
-    dtype, batch_first = (
-        device.product_dtype(gates.dtype, allow_tf32),
-        _schemas.is_batch_first(gates),
-    )
-    tensors = *(dense(x) for x in (grad_output, *upstream, weights, gates, cells)), lengths
-    _run_sequence(device, name, dtype, sizes, tensors, results, recurrent)
+    batch_first = _schemas.is_batch_first(gates)
+    dtype = device.product_dtype(gates.dtype, allow_tf32)
+    operands = *(dense(x) for x in tensors), lengths
+    _run_sequence(device, name, dtype, sizes, operands, results, recurrent)
     return results
 
 
-def _sequence_sizes(
-    op: str, like: Tensor, weights: Tensor, lengths: Tensor | None, reverse: bool
-) -> list[int]:
+def _sequence_sizes(like: Tensor, weights: Tensor, reverse: bool) -> list[int]:
     """The sizes, in the order of the kernel's struct, of a sequence laid out like one of its tensors."""
     time, batch, _ = like.shape
-    if lengths is not None:
-        same = lengths.dtype is torch.int64 and lengths.device == like.device
-        if not (same and lengths.shape == (batch,)):
-            raise RuntimeError(
-                f"{op}: expected `lengths` of shape [{batch}], dtype torch.int64 and device {like.device}, but got "
-                f"{list(lengths.shape)}, {lengths.dtype} and {lengths.device}"
-            )
-    strides = (1, time) if _schemas.is_batch_first(like) else (batch, 1)
     state_size = len(weights) // 3
-    features = weights.shape[1] - state_size
-    return [time, batch, features, state_size, *strides, int(reverse), 0]
+    strides = (1, time) if _schemas.is_batch_first(like) else (batch, 1)
+    return [time, batch, weights.shape[1] - state_size, state_size, *strides, int(reverse), 0]
 
 
 def _rows(sequence: Tensor, batch_first: bool) -> Tensor:

@@ -95,15 +95,21 @@ class Operator:
                 )
 
     def new_results(self, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        """New tensors for the results, for arguments that are not checked yet."""
-        sizes = self.check(*tensors)
+        """New tensors for the results, for arguments that are not checked yet: those of the table, then lengths where
+        the operator takes them.
+        """
+        count = len(self.arguments)
+        sizes = self.check(*tensors[:count])
         if self.sizes:
-            rows = zip(self.arguments, tensors, strict=True)
-            required = [x for row, x in rows if x is not None and not row.optional]
-            sequences = [x for x in required if x.dim() == 3]
+            rows = zip(self.arguments, tensors[:count], strict=True)
+            like, *others = [x for row, x in rows if x is not None and not row.optional]
+            for lengths in tensors[count:]:
+                if lengths is not None:
+                    _checks.check_int64_lengths(self.name, lengths, like, sizes["batch"])
+            sequences = [x for x in (like, *others) if x.dim() == 3]
             batch_first = bool(sequences) and is_batch_first(sequences[0])
             shapes = (shape_of(row, sizes) for row in self.results)
-            return tuple(_new(shape, required[0], batch_first) for shape in shapes)
+            return tuple(_new(shape, like, batch_first) for shape in shapes)
         named = {
             row.name: x for row, x in zip(self.arguments, tensors, strict=True) if x is not None
         }
@@ -172,7 +178,7 @@ def register_fakes() -> None:
     for operator in OPERATORS.values():
 
         def fake(*tensors: Tensor | None, of: Operator = operator, **_: Any) -> Any:
-            results = of.new_results(*tensors[: len(of.arguments)])
+            results = of.new_results(*tensors)
             return None if of.out else results if len(results) > 1 else results[0]
 
         torch.library.register_fake(f"extops::{operator.name}", fake)

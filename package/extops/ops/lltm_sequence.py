@@ -120,7 +120,7 @@ def _checked(lengths: Tensor, input: Tensor) -> Tensor:
     """Lengths as the operator takes them: of int64, on the device of ``input`` and in range."""
     # Small integer types hold no number of steps beyond their range, and unsigned ones cannot be compared.
     numbers = lengths.to(torch.int64)
-    steps = len(input)
+    steps = input.shape[0]
     values = numbers if torch.compiler.is_compiling() else _unwrapped(numbers)
     in_range = ((values >= 0) & (values <= steps)).all()
     expected = f"{_OP}: expected `lengths` from 0 to {steps}, the number of steps of `input`"
