@@ -151,12 +151,12 @@ def _register_publicly(name: str, composite: Callable[..., Any]) -> None:
     operator = getattr(torch.ops.extops, name).default
     options = [argument for argument in operator._schema.arguments if argument.kwarg_only]
 
-    def save(ctx: Any, inputs: tuple[Tensor | None, ...], *_: Any, **options: Any) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.options = options
-
     def save_with_options(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-        save(ctx, inputs, **keyword_only_inputs)
+        ctx.save_for_backward(*inputs)
+        ctx.options = keyword_only_inputs
+
+    def save(ctx: Any, inputs: Any, output: Any) -> None:
+        save_with_options(ctx, inputs, {}, output)
 
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         def outputs(*inputs: Tensor | None) -> tuple[Tensor, ...]:

@@ -317,10 +317,9 @@ def _lltm_sequence(
     output, h_n, _, gates, cells = results
     state_size, batch_first = h_0.shape[1], _schemas.is_batch_first(input)
     rows, weights_of_input = _rows(input, batch_first), weights[:, state_size:].t()
-    if input.dtype.itemsize == 2:
-        products = _multiply(rows, weights_of_input)
-    else:
-        products = torch.mm(rows, weights_of_input, out=_rows(gates, batch_first))
+    # The kernel may write the gates where it reads the products.
+    memory = None if input.dtype.itemsize == 2 else _rows(gates, batch_first)
+    products = _multiply(rows, weights_of_input, memory)
     if output.numel() == 0:
         return (
             output,
@@ -398,13 +397,17 @@ def _rows(sequence: Tensor, batch_first: bool) -> Tensor:
     return (sequence.transpose(0, 1) if batch_first else sequence).reshape(time * batch, columns)
 
 
-def _multiply(a: Tensor, b: Tensor) -> Tensor:
-    """A product, in float32 of 16-bit types: rounded to these, it would lose what the sum of it and others needs."""
-    if a.dtype.itemsize > 2:
-        return torch.mm(a, b)
-    if a.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):  # since torch 2.8
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return torch.mm(a.float(), b.float())
+def _multiply(a: Tensor, b: Tensor, product: Tensor | None = None) -> Tensor:
+    """A product, in float32 of 16-bit types: rounded to these, it would lose what the sum of it and others needs.
+
+    Written into a tensor, since autocast leaves that alone.
+    """
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    if product is None:
+        product = a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
+    if dtype is not a.dtype and a.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):  # torch 2.8
+        return torch.mm(a, b, out_dtype=dtype, out=product)
+    return torch.mm(a.to(dtype), b.to(dtype), out=product)
 
 
 def _run_sequence(

@@ -48,13 +48,18 @@ Tensor call_aten(const char* name, const char* overload, const Arguments&... arg
 
 inline Tensor mm(const Tensor& a, const Tensor& b) { return call_aten("aten::mm", "", a, b); }
 
-// The product in float32 of factors in 16-bit types.
-inline Tensor mm_float32_cuda(const Tensor& a, const Tensor& b) {
-  return call_aten("aten::mm", "dtype", a, b, torch::headeronly::ScalarType::Float);
-}
-
 inline Tensor to_float32(const Tensor& tensor) {
   return call_aten("aten::to", "dtype", tensor, torch::headeronly::ScalarType::Float, false, false, std::nullopt);
+}
+
+// Writes a product. Autocast leaves it alone, unlike one that returns a new tensor.
+inline void mm_into(const Tensor& a, const Tensor& b, const Tensor& product) {
+  call_aten("aten::mm", "out", a, b, product);
+}
+
+// The same in float32, of factors in 16-bit types on CUDA.
+inline void mm_float32_into(const Tensor& a, const Tensor& b, const Tensor& product) {
+  call_aten("aten::mm", "dtype_out", a, b, torch::headeronly::ScalarType::Float, product);
 }
 
 // input * weights^T, and the bias added before the sum is rounded.

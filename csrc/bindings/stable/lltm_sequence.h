@@ -75,12 +75,17 @@ inline bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtyp
 // A product in the compute type: rounded to 16 bits, it would lose what the sum of it and others needs.
 template <class Device>
 Tensor multiply(ScalarType dtype, const Tensor& a, const Tensor& b) {
-  if (!is_half(dtype)) return mm(a, b);
-  if constexpr (Device::kIsCuda) {
-    return mm_float32_cuda(a, b);
+  Options options = a.options();
+  if (is_half(dtype)) options.dtype = aoti_torch_dtype_float32();
+  Tensor product = allocate(options, a.sizes()[0], b.sizes()[1]);
+  if (!is_half(dtype)) {
+    mm_into(a, b, product);
+  } else if constexpr (Device::kIsCuda) {
+    mm_float32_into(a, b, product);
   } else {
-    return mm(to_float32(a), to_float32(b));
+    mm_into(to_float32(a), to_float32(b), product);
   }
+  return product;
 }
 
 inline int64_t compute_bytes(ScalarType dtype) { return dtype == ScalarType::Double ? 8 : 4; }
