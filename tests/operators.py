@@ -194,8 +194,10 @@ ELEMENTWISE_MULT = Operator(
 )
 
 
-def sequence_inputs(time: int, batch: int, features: int, state: int) -> Tensors:
-    _, weights, bias, h_0, c_0 = lltm_inputs(batch, features, state)
+def sequence_inputs(
+    time: int, batch: int, features: int, state: int, spread: float = 1.0
+) -> Tensors:
+    _, weights, bias, h_0, c_0 = lltm_inputs(batch, features, state, spread)
     (input,) = normal((time, batch, features))
     return input, h_0, c_0, weights, bias
 

@@ -121,9 +121,12 @@ def _checked(lengths: Tensor, input: Tensor) -> Tensor:
     # Small integer types hold no number of steps beyond their range, and unsigned ones cannot be compared.
     numbers = lengths.to(torch.int64)
     steps = input.shape[0]
-    values = numbers if torch.compiler.is_compiling() else _unwrapped(numbers)
+    if torch.compiler.is_compiling():  # for any number of steps, so that the message has none
+        values, limit = numbers, "the number of steps of `input`"
+    else:
+        values, limit = _unwrapped(numbers), f"{steps}, the number of steps of `input`"
     in_range = ((values >= 0) & (values <= steps)).all()
-    expected = f"{_OP}: expected `lengths` from 0 to {steps}, the number of steps of `input`"
+    expected = f"{_OP}: expected `lengths` from 0 to {limit}"
     try:
         torch._assert_async(in_range, expected)
     except RuntimeError:
