@@ -6,6 +6,7 @@ import functools
 import inspect
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -310,35 +311,37 @@ def lengths_of(time: int, batch: int, device: str) -> Tensor:
     return (torch.arange(batch, device=device) * 5 + time) % (time + 1)
 
 
-def assert_right(
-    time: int,
-    batch: int,
-    features: int,
-    state: int,
+def compared(
+    sizes: tuple[int, int, int, int],
     device: str,
     dtype: torch.dtype,
     options: dict[str, Any],
     spread: float = 1.0,
-) -> None:
-    """Checks the results and all gradients against the loop's and those in float64."""
-    inputs = operators.sequence_inputs(time, batch, features, state, spread)
-    inputs = tuple(x.to(device, dtype) for x in inputs)
+) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """The name of each result and each gradient, its value, the loop's and that in float64."""
+    time, batch, _, _ = sizes
+    inputs = tuple(x.to(device, dtype) for x in operators.sequence_inputs(*sizes, spread))
     if options.get("lengths"):
         options = {**options, "lengths": lengths_of(time, batch, device)}
     if options.get("batch_first"):
         inputs = inputs[0].transpose(0, 1).contiguous(), *inputs[1:]
     ours, loop = (functools.partial(f, **options) for f in (sequence, sequence_by_cells))
-    towards = upstream(ours(*inputs))
-    found = operators.gradients(ours, inputs, towards)
-    eager = operators.gradients(loop, inputs, towards)
+    # Gradients add up over time: those of many steps are beyond float16 otherwise.
+    towards = tuple(x / time**0.5 for x in upstream(ours(*inputs)))
     doubles = [tuple(x.double() for x in tensors) for tensors in (inputs, towards)]
-    exact = operators.gradients(loop, *doubles)
+    found = [
+        operators.gradients(ours, inputs, towards),
+        operators.gradients(loop, inputs, towards),
+        operators.gradients(loop, *doubles),
+    ]
     names = *LLTM_SEQUENCE.results, *LLTM_SEQUENCE.arguments
-    values = (
-        tuple(x.detach() for x in (*results, *grads)) for results, grads in (found, eager, exact)
-    )
-    for name, *of_name in zip(names, *values, strict=True):
-        operators.assert_as_accurate_as_eager(name, *of_name, LLTM_SEQUENCE.ulps)
+    values = ([x.detach() for x in (*results, *grads)] for results, grads in found)
+    yield from zip(names, *values, strict=True)
+
+
+def assert_right(*problem: Any) -> None:
+    for values in compared(*problem):
+        operators.assert_as_accurate_as_eager(*values, LLTM_SEQUENCE.ulps)
 
 
 @by_dtype
@@ -349,7 +352,7 @@ def test_odd_sizes(
     size: tuple[int, int], options: dict[str, Any], device: str, dtype: torch.dtype
 ) -> None:
     state, batch = size
-    assert_right(5, batch, 7, state, device, dtype, options)
+    assert_right((5, batch, 7, state), device, dtype, options)
 
 
 @by_options_of_a_call
@@ -362,15 +365,20 @@ def test_sizes_of_every_kernel(
     state, batch = size
     dtype = torch.float32 if precision == "tf32" else getattr(torch, precision)
     with tf32(allowed=precision == "tf32"):
-        assert_right(4, batch, 40, state, device, dtype, options)
+        assert_right((4, batch, 40, state), device, dtype, options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @by_device
 @by_reverse
 def test_a_thousand_steps(reverse: bool, device: str, dtype: torch.dtype) -> None:
-    """Errors travel from step to step."""
-    assert_right(1000, 16, 5, 33, device, dtype, {"reverse": reverse}, spread=0.5)
+    """Errors travel from step to step, and with larger weights soon have nothing to do with where they began. The
+    largest one is a matter of luck then, so the mean square counts.
+    """
+    sizes, options = (1000, 16, 5, 33), {"reverse": reverse}
+    for name, ours, eager, exact in compared(sizes, device, dtype, options, 0.25):
+        error, eager_error = ((x.double() - exact).norm().item() for x in (ours, eager))
+        assert error <= 1.5 * eager_error, name
 
 
 @by_device
