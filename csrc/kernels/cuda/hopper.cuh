@@ -255,13 +255,13 @@ constexpr CUtensorMapDataType map_type(bool for_tensor_cores = true) {
 
 constexpr Error kNoTensorMap = "the CUDA driver cannot make tensor maps of the tensors (cuTensorMapEncodeTiled)";
 
-// Describes boxes of `box_rows` (of each of the tensor's matrices) by 128 bytes to the copies.
+// Describes boxes of `box_rows` by 128 bytes, of so many of the tensor's matrices, to the copies.
 template <class T, int kRank>
 bool make_tensor_map(
     CUtensorMap& map, CUtensorMapDataType type, const T* data, const cuuint64_t (&sizes)[kRank],
-    const cuuint64_t (&row_bytes)[kRank - 1], cuuint32_t box_rows) {
+    const cuuint64_t (&row_bytes)[kRank - 1], cuuint32_t box_rows, cuuint32_t box_matrices = 1) {
   static const auto encode = driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
-  const cuuint32_t box[] = {kTileColumns<T>, box_rows, 3};
+  const cuuint32_t box[] = {kTileColumns<T>, box_rows, box_matrices};
   const cuuint32_t steps[] = {1, 1, 1};
   return encode != nullptr &&
          encode(

@@ -370,7 +370,7 @@ bool make_tensor_map(ForwardMaps& maps, const CellForward<T>& in) {
           make_tensor_map<T, 2>(maps.input, kType, in.input, {features, batch}, {features * sizeof(T)}, kTileRows)) &&
          make_tensor_map<T, 3>(
              maps.weights, kType, in.weights, {columns, state_size, 3}, {row_bytes, state_size * row_bytes},
-             Tile::kUnits);
+             Tile::kUnits, 3);
 }
 
 // How many blocks split K, and how fast that is: the part of the device that is busy, at the tile's own speed.

@@ -1,0 +1,169 @@
+// Arguments of the kernels of a whole sequence.
+#pragma once
+
+#include "../lltm_sequence.h"
+#include "launch.cuh"
+#include "lltm_pointwise.cuh"
+
+namespace extops::cuda {
+
+// Where the steps of a sequence lie, and which of them count.
+struct Steps {
+  int time;
+  int batch;
+  int state_size;
+  int64_t columns;  // of the weights
+  int64_t time_stride;
+  int64_t batch_stride;
+  const int64_t* lengths;
+  bool reverse;
+
+  Steps(const LltmSequenceSizes& sizes, const int64_t* lengths)
+      : time(static_cast<int>(sizes.time)),
+        batch(static_cast<int>(sizes.batch)),
+        state_size(static_cast<int>(sizes.state_size)),
+        columns(sizes.columns()),
+        time_stride(sizes.time_stride),
+        batch_stride(sizes.batch_stride),
+        lengths(lengths),
+        reverse(sizes.reverse != 0) {}
+
+  __device__ int64_t row(int t, int sample) const { return t * time_stride + sample * batch_stride; }
+  __device__ int length(int sample) const { return lengths == nullptr ? time : static_cast<int>(lengths[sample]); }
+  // The time of a step, numbered in the order of the forward's computation.
+  __device__ int time_of(int step) const { return reverse ? time - 1 - step : step; }
+  // The last step that counts, in that order.
+  __device__ int last_time(int length) const { return reverse ? 0 : length - 1; }
+};
+
+template <class T>
+struct SequenceForward {
+  using C = typename Compute<T>::type;
+
+  explicit SequenceForward(const LltmSequence& in)
+      : steps(in.sizes, in.lengths),
+        products(static_cast<const C*>(in.products)),
+        weights(static_cast<const T*>(in.weights)),
+        bias(static_cast<const T*>(in.bias)),
+        h_0(static_cast<const T*>(in.h_0)),
+        c_0(static_cast<const T*>(in.c_0)),
+        output(static_cast<T*>(in.output)),
+        h_n(static_cast<T*>(in.h_n)),
+        c_n(static_cast<T*>(in.c_n)),
+        gates(static_cast<T*>(in.gates)),
+        cells(static_cast<T*>(in.cells)) {}
+
+  Steps steps;
+  const C* products;
+  const T* weights;
+  const T* bias;
+  const T* h_0;
+  const T* c_0;
+  T* output;
+  T* h_n;
+  T* c_n;
+  T* gates;
+  T* cells;
+};
+
+template <class T>
+struct SequenceBackward {
+  explicit SequenceBackward(const LltmSequenceBackward& in)
+      : steps(in.sizes, in.lengths),
+        grad_output(static_cast<const T*>(in.grad_output)),
+        grad_h_n(static_cast<const T*>(in.grad_h_n)),
+        grad_c_n(static_cast<const T*>(in.grad_c_n)),
+        weights(static_cast<const T*>(in.weights)),
+        gates(static_cast<const T*>(in.gates)),
+        cells(static_cast<const T*>(in.cells)),
+        grad_gates(static_cast<T*>(in.grad_gates)),
+        grad_h_0(static_cast<T*>(in.grad_h_0)),
+        grad_c_0(static_cast<T*>(in.grad_c_0)) {}
+
+  Steps steps;
+  const T* grad_output;
+  const T* grad_h_n;
+  const T* grad_c_n;
+  const T* weights;
+  const T* gates;
+  const T* cells;
+  T* grad_gates;
+  T* grad_h_0;
+  T* grad_c_0;
+};
+
+template <class T>
+__device__ typename Compute<T>::type load_if_present(const T* data, int64_t at) {
+  return data == nullptr ? 0 : load(data[at]);
+}
+
+// One cell at one step: `place` counts rows of [time, batch]. Returns the new state; h as it is kept, in T.
+template <bool kFast, class T, class C>
+__device__ CellState<C> finish_cell(
+    const SequenceForward<T>& in, int64_t place, int unit, const C (&sums)[3], C old_cell) {
+  const int state_size = in.steps.state_size;
+  C gates[3];
+#pragma unroll
+  for (int g = 0; g < 3; ++g) {
+    T rounded;
+    store(rounded, sums[g]);
+    in.gates[(place * 3 + g) * state_size + unit] = rounded;
+    gates[g] = load(rounded);  // as the backward will see it
+  }
+  const CellState<C> state = cell_forward<C, kFast>(gates[0], gates[1], gates[2], old_cell);
+  store(in.cells[place * state_size + unit], state.cell);
+  store(in.output[place * state_size + unit], state.h);
+  return state;
+}
+
+// What a step that does not count leaves behind.
+template <class T>
+__device__ void skip_cell(const SequenceForward<T>& in, int64_t place, int unit) {
+  const int state_size = in.steps.state_size;
+#pragma unroll
+  for (int g = 0; g < 3; ++g) store(in.gates[(place * 3 + g) * state_size + unit], 0);
+  store(in.cells[place * state_size + unit], 0);
+  store(in.output[place * state_size + unit], 0);
+}
+
+// How the gradients of a step depend on that of h: all but the first of these also on that of the cell state, so that
+// they can be computed before either is known.
+template <class C>
+struct CellSlopes {
+  C output_gate;  // by grad_h
+  C cell;         // by grad_h
+  C input_gate;   // by grad_cell
+  C candidate;    // by grad_cell
+};
+
+template <bool kFast, class T, class C>
+__device__ CellSlopes<C> cell_slopes(const SequenceBackward<T>& in, int64_t place, int unit) {
+  const int state_size = in.steps.state_size;
+  C gates[3];
+#pragma unroll
+  for (int g = 0; g < 3; ++g) gates[g] = load(in.gates[(place * 3 + g) * state_size + unit]);
+  const C candidate_value = elu<C, kFast>(gates[2]);
+  const C i = sigmoid<C, kFast>(gates[0]);
+  const C o = sigmoid<C, kFast>(gates[1]);
+  const C tanh_cell = hyperbolic_tangent<C, kFast>(load(in.cells[place * state_size + unit]));
+  return {
+      tanh_cell * o * (1 - o), o * (1 - tanh_cell * tanh_cell), candidate_value * i * (1 - i),
+      i * (gates[2] > 0 ? C(1) : 1 + candidate_value)};
+}
+
+// The kernels that hold the recurrent weights for all steps: in the registers of one block (a small state), of a
+// cluster of blocks, or in the shared memory of a group of blocks. The latter two are for Hopper.
+bool is_for_blocks(ScalarType dtype, const LltmSequenceSizes& sizes);
+Error launch_blocks(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
+Error launch_blocks(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
+
+bool is_for_clusters(ScalarType dtype, const LltmSequenceSizes& sizes);
+Error launch_clusters(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
+Error launch_clusters(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
+
+bool is_for_groups(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
+int64_t group_workspace(ScalarType dtype, const LltmSequenceSizes& sizes);
+Error launch_groups(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
+Error launch_groups(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
+
+}  // namespace extops::cuda

@@ -1,0 +1,693 @@
+// A whole sequence on Hopper GPUs in one kernel. A group of blocks computes some tiles of 64 samples; each block has
+// some units, whose recurrent weights stay in its shared memory for all steps. What the blocks of a group exchange
+// after each step (forward: h, backward: the gradients of the gates) goes through the second-level cache: the block
+// writes it and raises the tile's counter, and the others' TMA copies it once the counter says that all have written.
+// Products are by tensor cores (wgmma) in 16-bit types and TF32, by multiply-adds (FFMA) in strict float32.
+//
+// Blocks that wait for each other must all be running: the launch is cooperative, which guarantees it or fails.
+#include "../lltm_sequence.h"
+#include "hopper.cuh"
+#include "lltm_sequence.cuh"
+
+// Named, not anonymous: nvcc would put the path of this file into the kernels' names, and no two builds be the same.
+namespace extops::cuda {
+
+constexpr int kTileRows = 64;
+constexpr int kTileBytes = kTileRows * kTileRowBytes;
+constexpr int kWorkers = 256;  // threads that compute; one more issues the copies
+constexpr int kGroupThreads = kWorkers + 32;
+constexpr int kMaxStages = 16;
+constexpr int kCounterBytes = 128;  // each in a line of its own
+
+enum class Math { kTensorCores, kFloat32 };
+enum class Pass { kForward, kBackward };
+
+template <class T_, Math kMath_, Pass kPass_, int kUnits_>
+struct GroupTile {
+  using T = T_;
+  static constexpr Math kMath = kMath_;
+  static constexpr Pass kPass = kPass_;
+  static constexpr int kUnits = kUnits_;
+  static constexpr int kN = kPass == Pass::kForward ? 3 * kUnits : kUnits;  // columns of the product
+  static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;                 // no two of four rows meet in a bank
+  static constexpr int kPartialBytes = kTileRows * kPitch * static_cast<int>(sizeof(float));
+  static constexpr int kWeightBytes = kN * kTileRowBytes;  // of each K tile
+  static constexpr int kCells = kTileRows * kUnits / kWorkers;
+  static constexpr int kMultipliers = kMath == Math::kTensorCores ? kWarpgroup : kWorkers;
+  // In float32 a warp has 64 rows of all columns, or of half of them, and the warps split K.
+  static constexpr int kColumnGroups = kN > 24 ? 2 : 1;
+  static constexpr int kParts = 8 / kColumnGroups;
+
+  static_assert(kWeightBytes % kTileAlignment == 0 && kN % 8 == 0);
+};
+
+// How much of the shared memory is for what, and how the tiles are divided among the groups.
+struct GroupPlan {
+  int k_tiles;
+  int stages;
+  int tiles;
+  dim3 grid;  // units, groups
+  int shared_bytes;
+};
+
+// Of a kernel's workspace: a counter for each tile; in the forward the last two h, [2, batch, pitch]; the cell state or
+// its gradient in float32.
+struct GroupWorkspace {
+  int64_t h;
+  int64_t cell;
+  int64_t bytes;
+
+  GroupWorkspace(int64_t element, const LltmSequenceSizes& sizes) {
+    constexpr int64_t kAlignment = 256;
+    const auto aligned = [](int64_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; };
+    h = aligned((sizes.batch + kTileRows - 1) / kTileRows * kCounterBytes);
+    cell = h + aligned(2 * sizes.batch * sizes.state_size * element);
+    bytes = cell + aligned(sizes.batch * sizes.state_size * 4);
+  }
+};
+
+template <class T>
+struct GroupBuffers {
+  unsigned* counters;
+  T* h;
+  float* cell;
+
+  GroupBuffers(void* workspace, const LltmSequenceSizes& sizes) {
+    const GroupWorkspace at(sizeof(T), sizes);
+    char* const start = static_cast<char*>(workspace);
+    counters = reinterpret_cast<unsigned*>(start);
+    h = reinterpret_cast<T*>(start + at.h);
+    cell = reinterpret_cast<float*>(start + at.cell);
+  }
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// A counter in global memory that the blocks of a group raise.
+class Arrivals {
+ public:
+  __device__ Arrivals(unsigned* counters, int tile) : counter_(counters + tile * (kCounterBytes / sizeof(unsigned))) {}
+
+  __device__ void arrive() const { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter_) : "memory"); }
+
+  __device__ void wait(unsigned count) const {
+    unsigned seen = 0;
+    do {
+      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter_) : "memory");
+    } while (seen < count);
+  }
+
+ private:
+  unsigned* counter_;
+};
+
+// Lets copies by TMA, in this block and in others, see what this thread has written to global memory.
+__device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+__device__ inline void sync_workers() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
+
+struct GroupBarriers {
+  Mbarrier full[kMaxStages];
+  Mbarrier empty[kMaxStages];
+};
+
+// The K tiles of one product after the other in a ring of stages.
+struct Ring {
+  uint32_t first;
+  int stages;
+  GroupBarriers& barriers;
+  int stage = 0;
+  int round = 0;
+
+  __device__ uint32_t tile() const { return first + stage * kTileBytes; }
+  __device__ void advance() {
+    if (++stage < stages) return;
+    stage = 0;
+    ++round;
+  }
+};
+
+template <int kN>
+struct TensorSums {
+  float values[kN / 2];
+};
+
+#define EXTOPS_OPERANDS_4(c) "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+#define EXTOPS_OPERANDS_8(c) EXTOPS_OPERANDS_4(c), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+#define EXTOPS_OPERANDS_12(c) EXTOPS_OPERANDS_8(c), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11])
+#define EXTOPS_OPERANDS_24(c)                                                                                       \
+  EXTOPS_OPERANDS_12(c), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), \
+      "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
+#define EXTOPS_REGISTERS_4 "%0, %1, %2, %3"
+#define EXTOPS_REGISTERS_8 EXTOPS_REGISTERS_4 ", %4, %5, %6, %7"
+#define EXTOPS_REGISTERS_12 EXTOPS_REGISTERS_8 ", %8, %9, %10, %11"
+#define EXTOPS_REGISTERS_24 EXTOPS_REGISTERS_12 ", %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
+// `a` and `b` are the numbers of the operands after the registers, `p` that of the predicate.
+#define EXTOPS_WGMMA(n, registers, a, b, p, shape_and_types, more)                                            \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #p                                                  \
+               ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape_and_types " {" EXTOPS_REGISTERS_##registers \
+               "}, %" #a ", %" #b ", adds, 1, 1" more ";\n}"                                                  \
+               : EXTOPS_OPERANDS_##registers(c)                                                               \
+               : "l"(x), "l"(w), "r"(static_cast<int>(adds)))
+#define EXTOPS_WGMMA_OF(shape_and_types, more)                                     \
+  if constexpr (kN == 8) EXTOPS_WGMMA(8, 4, 4, 5, 6, shape_and_types, more);       \
+  if constexpr (kN == 16) EXTOPS_WGMMA(16, 8, 8, 9, 10, shape_and_types, more);    \
+  if constexpr (kN == 24) EXTOPS_WGMMA(24, 12, 12, 13, 14, shape_and_types, more); \
+  if constexpr (kN == 48) EXTOPS_WGMMA(48, 24, 24, 25, 26, shape_and_types, more)
+
+// sums += x * w^T along 32 bytes of the rows, where x has 64 rows and w kN.
+template <class T, int kN>
+__device__ inline void narrow_wgmma(TensorSums<kN>& sums, uint64_t x, uint64_t w, bool adds) {
+  float (&c)[kN / 2] = sums.values;
+  if constexpr (std::is_same_v<T, float>) {
+    EXTOPS_WGMMA_OF("k8.f32.tf32.tf32", "");
+  } else if constexpr (std::is_same_v<T, __half>) {
+    EXTOPS_WGMMA_OF("k16.f32.f16.f16", ", 0, 0");
+  } else {
+    EXTOPS_WGMMA_OF("k16.f32.bf16.bf16", ", 0, 0");
+  }
+}
+
+// A warpgroup's product of a tile with the block's weights, whose sums it leaves in `partial`, [64, kPitch].
+template <class Tile>
+__device__ void multiply_by_tensor_cores(const GroupPlan& plan, uint32_t weights, Ring& ring, float* partial) {
+  using T = typename Tile::T;
+  TensorSums<Tile::kN> sums;
+  for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
+    ring.barriers.full[ring.stage].wait(ring.round);
+    const uint32_t x = ring.tile();
+    const uint32_t w = weights + k_tile * Tile::kWeightBytes;
+    wgmma_fence();
+#pragma unroll
+    for (int bytes = 0; bytes < kTileRowBytes; bytes += 32) {
+      narrow_wgmma<T>(sums, matrix_descriptor(x + bytes), matrix_descriptor(w + bytes), k_tile > 0 || bytes > 0);
+    }
+    wgmma_commit();
+    if (k_tile > 0) {
+      wgmma_wait<1>();
+      // The K tile before has been read.
+      const int previous = ring.stage > 0 ? ring.stage - 1 : ring.stages - 1;
+      if (threadIdx.x % 32 == 0) ring.barriers.empty[previous].arrive();
+    }
+    ring.advance();
+  }
+  wgmma_wait<0>();
+#pragma unroll
+  for (float& value : sums.values) asm volatile("" : "+f"(value)::"memory");
+  const int last = ring.stage > 0 ? ring.stage - 1 : ring.stages - 1;
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) ring.barriers.empty[last].arrive();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float* const row = partial + (threadIdx.x / 32 * 16 + half * 8 + lane / 4) * Tile::kPitch + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < Tile::kN / 8; ++j) {
+      *reinterpret_cast<float2*>(row + 8 * j) = {sums.values[4 * j + 2 * half], sums.values[4 * j + 2 * half + 1]};
+    }
+  }
+}
+
+// Chunk number `chunk` of a row of a tile in shared memory.
+__device__ inline float4 load_chunk(uint32_t tile, int row, int chunk) {
+  float4 values;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
+               : "r"(tile + row * kTileRowBytes + (chunk ^ row % 8) * kChunkBytes));
+  return values;
+}
+
+// The same in strict float32, by all workers. Shared memory hands a lane 16 bytes in the time of four multiply-adds, so
+// that each loaded chunk must meet many others: a lane has every eighth row and every fourth of its warp's columns,
+// whose chunks lie in all banks.
+template <class Tile>
+__device__ void multiply_in_float32(const GroupPlan& plan, uint32_t weights, Ring& ring, float* partial) {
+  constexpr int kRows = kTileRows / 8;
+  constexpr int kColumns = Tile::kN / Tile::kColumnGroups / 4;
+  constexpr int kChunks = kTileRowBytes / kChunkBytes;
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  const int part = warp / Tile::kColumnGroups;
+  const int first_column = warp % Tile::kColumnGroups * (Tile::kN / Tile::kColumnGroups) + lane % 4;
+  float sums[kRows][kColumns] = {};
+#pragma unroll 1
+  for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
+    ring.barriers.full[ring.stage].wait(ring.round);
+    const uint32_t tile = ring.tile();
+    const uint32_t tile_weights = weights + k_tile * Tile::kWeightBytes;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks / Tile::kParts; ++chunk) {
+      const int k = chunk * Tile::kParts + part;
+      float4 x[kRows];
+      float4 w[kColumns];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) x[i] = load_chunk(tile, i * 8 + lane / 4, k);
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) w[j] = load_chunk(tile_weights, first_column + 4 * j, k);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          float& sum = sums[i][j];
+          sum = fmaf(x[i].x, w[j].x, sum);
+          sum = fmaf(x[i].y, w[j].y, sum);
+          sum = fmaf(x[i].z, w[j].z, sum);
+          sum = fmaf(x[i].w, w[j].w, sum);
+        }
+      }
+    }
+    __syncwarp();
+    if (lane == 0) ring.barriers.empty[ring.stage].arrive();
+    ring.advance();
+  }
+  // One part after the other, so that the sums have one order.
+  for (int turn = 0; turn < Tile::kParts; ++turn) {
+    if (turn > 0) sync_workers();
+    if (turn != part) continue;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      float* const row = partial + (i * 8 + lane / 4) * Tile::kPitch + first_column;
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) row[4 * j] = turn == 0 ? sums[i][j] : row[4 * j] + sums[i][j];
+    }
+  }
+}
+
+template <class Tile>
+__device__ void multiply(const GroupPlan& plan, uint32_t weights, Ring& ring, float* partial) {
+  if constexpr (Tile::kMath == Math::kFloat32) {
+    multiply_in_float32<Tile>(plan, weights, ring, partial);
+  } else if (threadIdx.x < kWarpgroup) {
+    multiply_by_tensor_cores<Tile>(plan, weights, ring, partial);
+  }
+  sync_workers();
+}
+
+// Puts the block's weights into shared memory, as K-major tiles with 128-byte swizzle: row n of the forward is gate n /
+// kUnits of unit n % kUnits, along h; row n of the backward is unit n, along the gates of all units.
+template <class Tile>
+__device__ void load_weights(
+    const Steps& steps, const typename Tile::T* weights, const GroupPlan& plan, unsigned char* to) {
+  using T = typename Tile::T;
+  constexpr int kColumns = kTileColumns<T>;
+  const int first_unit = blockIdx.x * Tile::kUnits;
+  const int depth = plan.k_tiles * kColumns;
+  constexpr bool kIsForward = Tile::kPass == Pass::kForward;
+  for (int item = threadIdx.x; item < Tile::kN * depth; item += kGroupThreads) {
+    // Neighbouring threads read neighbouring columns of the weights.
+    const int n = kIsForward ? item / depth : item % Tile::kN;
+    const int k = kIsForward ? item % depth : item / Tile::kN;
+    const int unit = first_unit + n % Tile::kUnits;
+    const int weight_row = kIsForward ? n / Tile::kUnits * steps.state_size + unit : k;
+    const int column = kIsForward ? k : unit;
+    const bool exists = unit < steps.state_size && (kIsForward ? k < steps.state_size : k < 3 * steps.state_size);
+    T value;
+    store(value, 0);
+    if (exists) value = weights[weight_row * steps.columns + column];
+    if constexpr (std::is_same_v<T, float> && Tile::kMath == Math::kTensorCores) {
+      uint32_t rounded;
+      asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
+      value = __uint_as_float(rounded);
+    }
+    const int chunk = k % kColumns * static_cast<int>(sizeof(T)) / kChunkBytes;
+    const int inside = k % kColumns * static_cast<int>(sizeof(T)) % kChunkBytes;
+    *reinterpret_cast<T*>(
+        to + k / kColumns * Tile::kWeightBytes + n * kTileRowBytes + (chunk ^ n % 8) * kChunkBytes + inside) = value;
+  }
+}
+
+// One of the cells that a thread computes in each step of a tile.
+template <class Tile>
+struct GroupCell {
+  int row;  // within the tile
+  int column;
+  int sample;
+  int unit;
+  int length;
+  bool exists;
+
+  __device__ GroupCell(const Steps& steps, int tile, int i) {
+    const int item = i * kWorkers + static_cast<int>(threadIdx.x);
+    row = item / Tile::kUnits;
+    column = item % Tile::kUnits;
+    sample = tile * kTileRows + row;
+    unit = static_cast<int>(blockIdx.x) * Tile::kUnits + column;
+    exists = sample < steps.batch && unit < steps.state_size;
+    length = exists ? steps.length(sample) : 0;
+  }
+
+  __device__ int64_t state(const Steps& steps) const { return int64_t{sample} * steps.state_size + unit; }
+};
+
+// Issues the copies of what each step's product needs.
+template <class Tile>
+__device__ void load_tiles(
+    const Steps& steps, const GroupPlan& plan, const CUtensorMap& map, unsigned* counters, Ring ring) {
+  constexpr bool kIsForward = Tile::kPass == Pass::kForward;
+  const int products = kIsForward ? steps.time : steps.time + 1;
+  for (int step = kIsForward ? 0 : 1; step < products; ++step) {
+    // Forward: the slot of h that the step before has written. Backward: the time of the step before.
+    const int matrix = kIsForward ? step & 1 : steps.time_of(steps.time - step);
+    for (int tile = blockIdx.y; tile < plan.tiles; tile += gridDim.y) {
+      Arrivals(counters, tile).wait(gridDim.x * (kIsForward ? step + 1 : step));
+      fence_proxy_async_global();
+      for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
+        Mbarrier& full = ring.barriers.full[ring.stage];
+        if (ring.round > 0) ring.barriers.empty[ring.stage].wait(ring.round - 1);
+        full.arrive_expect_tx(kTileBytes);
+        tma_load(ring.tile(), map, k_tile * kTileColumns<typename Tile::T>, tile * kTileRows, matrix, full);
+        ring.advance();
+      }
+    }
+  }
+}
+
+// All workers have written what other blocks read.
+__device__ inline void arrive_for_group(unsigned* counters, int tile) {
+  fence_proxy_async_global();
+  sync_workers();
+  if (threadIdx.x == 0) Arrivals(counters, tile).arrive();
+}
+
+template <class Tile>
+__device__ void start_forward(
+    const SequenceForward<typename Tile::T>& in, const GroupPlan& plan, const GroupBuffers<typename Tile::T>& buffers) {
+  for (int tile = blockIdx.y; tile < plan.tiles; tile += gridDim.y) {
+    for (int i = 0; i < Tile::kCells; ++i) {
+      const GroupCell<Tile> cell(in.steps, tile, i);
+      if (!cell.exists) continue;
+      const int64_t at = cell.state(in.steps);
+      buffers.h[at] = in.h_0[at];
+      buffers.cell[at] = load(in.c_0[at]);
+      if (cell.length > 0) continue;
+      in.h_n[at] = in.h_0[at];
+      in.c_n[at] = in.c_0[at];
+    }
+    arrive_for_group(buffers.counters, tile);
+  }
+}
+
+template <class Tile>
+__device__ void forward_step(
+    const SequenceForward<typename Tile::T>& in, const GroupPlan& plan, const GroupBuffers<typename Tile::T>& buffers,
+    int step, int tile, uint32_t weights, Ring& ring, float* partial) {
+  using T = typename Tile::T;
+  const Steps& steps = in.steps;
+  const int t = steps.time_of(step);
+  float sums[Tile::kCells][3];
+  float old_cells[Tile::kCells];
+#pragma unroll
+  for (int i = 0; i < Tile::kCells; ++i) {
+    const GroupCell<Tile> cell(steps, tile, i);
+    const bool counts = cell.exists && t < cell.length;
+#pragma unroll
+    for (int g = 0; g < 3; ++g) {
+      const int column = g * steps.state_size + cell.unit;
+      sums[i][g] =
+          counts ? in.products[steps.row(t, cell.sample) * 3 * steps.state_size + column] + load(in.bias[column]) : 0;
+    }
+    old_cells[i] = counts ? buffers.cell[cell.state(steps)] : 0;
+  }
+  multiply<Tile>(plan, weights, ring, partial);
+  T* const next_h = buffers.h + ((step + 1) & 1) * int64_t{steps.batch} * steps.state_size;
+  CellState<float> states[Tile::kCells];
+#pragma unroll
+  for (int i = 0; i < Tile::kCells; ++i) {
+    const GroupCell<Tile> cell(steps, tile, i);
+    if (!cell.exists) continue;
+    float gates[3];
+#pragma unroll
+    for (int g = 0; g < 3; ++g) {
+      sums[i][g] += partial[cell.row * Tile::kPitch + g * Tile::kUnits + cell.column];
+      T rounded;
+      store(rounded, sums[i][g]);
+      gates[g] = load(rounded);  // as the backward will see it
+    }
+    states[i] = cell_forward<float, Tile::kMath == Math::kTensorCores>(gates[0], gates[1], gates[2], old_cells[i]);
+    const int64_t at = cell.state(steps);
+    if (t < cell.length) {
+      store(next_h[at], states[i].h);
+    } else {
+      // Before a row's first step it has its first state; after its last one nobody reads it.
+      next_h[at] = in.h_0[at];
+    }
+  }
+  // The others wait for h alone.
+  arrive_for_group(buffers.counters, tile);
+#pragma unroll
+  for (int i = 0; i < Tile::kCells; ++i) {
+    const GroupCell<Tile> cell(steps, tile, i);
+    if (!cell.exists) continue;
+    const int64_t place = steps.row(t, cell.sample);
+    if (t >= cell.length) {
+      skip_cell(in, place, cell.unit);
+      continue;
+    }
+    const int64_t at = cell.state(steps);
+#pragma unroll
+    for (int g = 0; g < 3; ++g) store(in.gates[(place * 3 + g) * steps.state_size + cell.unit], sums[i][g]);
+    store(in.cells[place * steps.state_size + cell.unit], states[i].cell);
+    store(in.output[place * steps.state_size + cell.unit], states[i].h);
+    buffers.cell[at] = states[i].cell;
+    if (t != steps.last_time(cell.length)) continue;
+    store(in.h_n[at], states[i].h);
+    store(in.c_n[at], states[i].cell);
+  }
+}
+
+// The gradients of a step, and at the end those of the first state: `step` counts in the order of the backward.
+template <class Tile>
+__device__ void backward_step(
+    const SequenceBackward<typename Tile::T>& in, const GroupPlan& plan, const GroupBuffers<typename Tile::T>& buffers,
+    int step, int tile, uint32_t weights, Ring& ring, float* partial) {
+  using T = typename Tile::T;
+  const Steps& steps = in.steps;
+  const int t = step < steps.time ? steps.time_of(steps.time - 1 - step) : -1;
+  const int previous = step > 0 ? steps.time_of(steps.time - step) : -1;
+  CellSlopes<float> slopes[Tile::kCells];
+  float grad_h[Tile::kCells];
+  float grad_cell[Tile::kCells];
+#pragma unroll
+  for (int i = 0; i < Tile::kCells; ++i) {
+    const GroupCell<Tile> cell(steps, tile, i);
+    if (!cell.exists) continue;
+    const int64_t at = cell.state(steps);
+    grad_h[i] = 0;
+    const bool is_first = step < steps.time && t == steps.last_time(cell.length);
+    grad_cell[i] = is_first || cell.length == 0 ? load_if_present(in.grad_c_n, at) : step > 0 ? buffers.cell[at] : 0;
+    if (step == steps.time || t >= cell.length) continue;
+    const int64_t place = steps.row(t, cell.sample);
+    slopes[i] = cell_slopes<Tile::kMath == Math::kTensorCores, T, float>(in, place, cell.unit);
+    grad_h[i] = load_if_present(in.grad_output, place * steps.state_size + cell.unit);
+    if (is_first) grad_h[i] += load_if_present(in.grad_h_n, at);
+  }
+  if (step > 0) multiply<Tile>(plan, weights, ring, partial);
+#pragma unroll
+  for (int i = 0; i < Tile::kCells; ++i) {
+    const GroupCell<Tile> cell(steps, tile, i);
+    if (!cell.exists) continue;
+    const int64_t at = cell.state(steps);
+    const bool counts = step < steps.time && t < cell.length;
+    const float from_previous =
+        step > 0 && previous < cell.length ? partial[cell.row * Tile::kPitch + cell.column] : 0.f;
+    if (step == steps.time || (step > 0 && previous < cell.length && !counts)) {
+      // The row is done.
+      if (cell.length == 0) {
+        store(in.grad_h_0[at], load_if_present(in.grad_h_n, at));
+        store(in.grad_c_0[at], grad_cell[i]);
+      } else if (previous < cell.length) {
+        store(in.grad_h_0[at], from_previous);
+        store(in.grad_c_0[at], grad_cell[i]);
+      }
+    }
+    if (step == steps.time) continue;
+    T* const grad_gates = in.grad_gates + steps.row(t, cell.sample) * 3 * steps.state_size + cell.unit;
+    float gradients[3] = {};
+    if (counts) {
+      const bool is_first = t == steps.last_time(cell.length);
+      const float upstream = grad_h[i] + (is_first ? 0.f : from_previous);
+      grad_cell[i] += upstream * slopes[i].cell;
+      gradients[0] = grad_cell[i] * slopes[i].input_gate;
+      gradients[1] = upstream * slopes[i].output_gate;
+      gradients[2] = grad_cell[i] * slopes[i].candidate;
+      buffers.cell[at] = grad_cell[i];
+    }
+#pragma unroll
+    for (int g = 0; g < 3; ++g) store(grad_gates[g * steps.state_size], gradients[g]);
+  }
+  if (step < steps.time) {
+    arrive_for_group(buffers.counters, tile);
+  } else {
+    sync_workers();  // the next tile's product goes where this one's was read
+  }
+}
+
+#endif
+
+template <class Tile, class Arguments>
+__global__ void __launch_bounds__(kGroupThreads) lltm_sequence_group_kernel(
+    Arguments in, GroupPlan plan, GroupBuffers<typename Tile::T> buffers, const EXTOPS_GRID_CONSTANT CUtensorMap map) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  constexpr bool kIsForward = Tile::kPass == Pass::kForward;
+  extern __shared__ __align__(kTileAlignment) unsigned char shared[];
+  __shared__ GroupBarriers barriers;
+  const int weight_bytes = plan.k_tiles * Tile::kWeightBytes;
+  float* const partial = reinterpret_cast<float*>(shared + weight_bytes + plan.stages * kTileBytes);
+  if (threadIdx.x == 0) {
+    prefetch(map);
+    for (int stage = 0; stage < plan.stages; ++stage) {
+      barriers.full[stage].initialize(1);
+      barriers.empty[stage].initialize(Tile::kMultipliers / 32);
+    }
+    Mbarrier::publish();
+  }
+  load_weights<Tile>(in.steps, in.weights, plan, shared);
+  fence_proxy_async();
+  __syncthreads();
+  Ring ring{shared_address(shared + weight_bytes), plan.stages, barriers};
+  if (threadIdx.x >= kWorkers) {
+    if (threadIdx.x == kWorkers) load_tiles<Tile>(in.steps, plan, map, buffers.counters, ring);
+    return;
+  }
+  if constexpr (kIsForward) start_forward<Tile>(in, plan, buffers);
+  for (int step = 0; step < in.steps.time + !kIsForward; ++step) {
+    for (int tile = blockIdx.y; tile < plan.tiles; tile += gridDim.y) {
+      if constexpr (kIsForward) {
+        forward_step<Tile>(in, plan, buffers, step, tile, shared_address(shared), ring, partial);
+      } else {
+        backward_step<Tile>(in, plan, buffers, step, tile, shared_address(shared), ring, partial);
+      }
+    }
+  }
+#endif
+}
+
+// ---- how it is launched ----
+
+inline int round_up_division(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
+
+// How a tile would divide the problem; no stages where it does not fit.
+template <class Tile>
+GroupPlan plan_group(const LltmSequenceSizes& sizes) {
+  constexpr int kIsForward = Tile::kPass == Pass::kForward;
+  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const int shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024;  // the barriers are static
+  GroupPlan plan{};
+  plan.k_tiles =
+      round_up_division(kIsForward ? sizes.state_size : 3 * sizes.state_size, kTileColumns<typename Tile::T>);
+  plan.tiles = round_up_division(sizes.batch, kTileRows);
+  const int64_t weights = int64_t{plan.k_tiles} * Tile::kWeightBytes;
+  const int64_t stages = (shared - Tile::kPartialBytes - weights) / kTileBytes;
+  const int blocks = round_up_division(sizes.state_size, Tile::kUnits);
+  if (stages < 2 || blocks > multiprocessors) return plan;
+  plan.stages = static_cast<int>(std::min<int64_t>({stages, kMaxStages, std::max(plan.k_tiles, 2)}));
+  plan.grid = dim3(blocks, std::min(plan.tiles, multiprocessors / blocks));
+  plan.shared_bytes = static_cast<int>(weights) + plan.stages * kTileBytes + Tile::kPartialBytes;
+  return plan;
+}
+
+inline int tiles_of_a_block(const GroupPlan& plan) {
+  return plan.stages == 0 ? INT32_MAX : round_up_division(plan.tiles, plan.grid.y);
+}
+
+// Calls function(Tile) with the tile that leaves a block the fewest tiles of samples; of equals the one of fewer units.
+template <class T, Math kMath, Pass kPass, class Function>
+auto with_best_tile(const LltmSequenceSizes& sizes, const Function& function) {
+  using Narrow = GroupTile<T, kMath, kPass, 8>;
+  using Wide = GroupTile<T, kMath, kPass, 16>;
+  const bool wide = tiles_of_a_block(plan_group<Wide>(sizes)) < tiles_of_a_block(plan_group<Narrow>(sizes));
+  return wide ? function(Wide{}) : function(Narrow{});
+}
+
+template <Pass kPass, class Function>
+auto with_group_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
+  switch (dtype) {
+    case ScalarType::TF32:
+      // A library multiplies a single row in full precision.
+      if (sizes.batch == 1) return with_best_tile<float, Math::kFloat32, kPass>(sizes, function);
+      return with_best_tile<float, Math::kTensorCores, kPass>(sizes, function);
+    case ScalarType::BFloat16:
+      return with_best_tile<__nv_bfloat16, Math::kTensorCores, kPass>(sizes, function);
+    case ScalarType::Half:
+      return with_best_tile<__half, Math::kTensorCores, kPass>(sizes, function);
+    default:
+      return with_best_tile<float, Math::kFloat32, kPass>(sizes, function);
+  }
+}
+
+inline int64_t element_bytes(ScalarType dtype) {
+  return dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ? 2 : 4;
+}
+
+bool is_for_groups(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+  // TMA copies rows that start at chunks.
+  if (dtype == ScalarType::Double || !has_hopper_tensor_cores() ||
+      sizes.state_size * element_bytes(dtype) % kChunkBytes != 0) {
+    return false;
+  }
+  const auto fits = [&](auto tile) { return plan_group<decltype(tile)>(sizes).stages > 0; };
+  return backward ? with_group_tile<Pass::kBackward>(dtype, sizes, fits)
+                  : with_group_tile<Pass::kForward>(dtype, sizes, fits);
+}
+
+int64_t group_workspace(ScalarType dtype, const LltmSequenceSizes& sizes) {
+  return GroupWorkspace(element_bytes(dtype), sizes).bytes;
+}
+
+template <class Tile, class Arguments>
+Error launch_group_tile(
+    const Arguments& in, const LltmSequenceSizes& sizes, void* workspace, const CUtensorMap& map, cudaStream_t stream) {
+  const GroupPlan plan = plan_group<Tile>(sizes);
+  const GroupBuffers<typename Tile::T> buffers(workspace, sizes);
+  cudaMemsetAsync(buffers.counters, 0, plan.tiles * kCounterBytes, stream);
+  constexpr auto kernel = &lltm_sequence_group_kernel<Tile, Arguments>;
+  const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024;
+  if (const Error error = allow_shared_memory<kernel>(most)) return error;
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = plan.grid;
+  config.blockDim = kGroupThreads;
+  config.dynamicSmemBytes = plan.shared_bytes;
+  config.stream = stream;
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
+  cudaLaunchKernelEx(&config, kernel, in, plan, buffers, map);
+  return launch_error();
+}
+
+Error launch_groups(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {
+  return with_group_tile<Pass::kForward>(dtype, in.sizes, [&](auto tile) -> Error {
+    using Tile = decltype(tile);
+    using T = typename Tile::T;
+    const cuuint64_t batch = in.sizes.batch;
+    const cuuint64_t state_size = in.sizes.state_size;
+    const cuuint64_t row_bytes = state_size * sizeof(T);
+    CUtensorMap map;
+    if (!make_tensor_map<T, 3>(
+            map, map_type<T>(Tile::kMath == Math::kTensorCores), GroupBuffers<T>(in.workspace, in.sizes).h,
+            {state_size, batch, 2}, {row_bytes, batch * row_bytes}, kTileRows)) {
+      return kNoTensorMap;
+    }
+    return launch_group_tile<Tile>(SequenceForward<T>(in), in.sizes, in.workspace, map, stream);
+  });
+}
+
+Error launch_groups(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream) {
+  return with_group_tile<Pass::kBackward>(dtype, in.sizes, [&](auto tile) -> Error {
+    using Tile = decltype(tile);
+    using T = typename Tile::T;
+    const auto& sizes = in.sizes;
+    const cuuint64_t row_bytes = 3 * sizes.state_size * sizeof(T);
+    CUtensorMap map;
+    if (!make_tensor_map<T, 3>(
+            map, map_type<T>(Tile::kMath == Math::kTensorCores), static_cast<const T*>(in.grad_gates),
+            {cuuint64_t(3 * sizes.state_size), cuuint64_t(sizes.batch), cuuint64_t(sizes.time)},
+            {sizes.batch_stride * row_bytes, sizes.time_stride * row_bytes}, kTileRows)) {
+      return kNoTensorMap;
+    }
+    return launch_group_tile<Tile>(SequenceBackward<T>(in), sizes, in.workspace, map, stream);
+  });
+}
+
+}  // namespace extops::cuda
