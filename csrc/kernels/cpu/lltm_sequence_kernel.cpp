@@ -360,7 +360,7 @@ template <template <class, int> class Direction, class Arguments>
 Error run(ScalarType dtype, const Arguments& arguments, int64_t begin, int64_t end) {
   return dispatch(dtype, [&](auto scalar) -> Error {
     if (begin >= end || arguments.sizes.state_size == 0) return nullptr;
-    return vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
+    return try_vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
       Direction<decltype(scalar), bytes>(arguments, begin, end).run();
     });
   });
