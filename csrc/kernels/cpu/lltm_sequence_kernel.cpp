@@ -12,9 +12,6 @@ namespace {
 
 constexpr int kGates = 3;
 
-template <int kBytes>
-constexpr int kTileRows = kBytes == 64 ? 8 : 4;  // as many as leave the sums in registers
-
 template <class C, int kBytes>
 struct alignas(kBytes) Vector {
   static constexpr int kLanes = kBytes / sizeof(C);
@@ -31,43 +28,61 @@ template <class T, class C>
   for (int64_t j = 0; j < count; ++j) store(to[j], from[j]);
 }
 
-// to[r * to_stride + v * v_stride] = sum over d of a[r * a_stride + d] * b[d * kVectors + v]. Sums of a few terms are
-// added up, so that the error of long ones stays small. An element's terms come in the same order in a tile of any
-// number of rows.
+// The operands of to[r * to_stride + v * v_stride] = sum over d of a[r * a_stride + d] * b[d * kVectors + v].
+template <class C, int kBytes>
+struct Product {
+  int64_t depth;
+  const C* a;
+  int64_t a_stride;
+  const Vector<C, kBytes>* b;
+  Vector<C, kBytes>* to;
+  int64_t to_stride;
+  int64_t v_stride;
+};
+
+// The terms [begin, end) of kRows rows, added to those before.
 template <int kRows, int kVectors, class C, int kBytes>
 [[gnu::always_inline]] inline void multiply_tile(
-    int64_t depth, const C* a, int64_t a_stride, const Vector<C, kBytes>* b, Vector<C, kBytes>* to, int64_t to_stride,
-    int64_t v_stride) {
+    const Product<C, kBytes>& product, int64_t row, int64_t begin, int64_t end) {
   typedef C V __attribute__((vector_size(kBytes), may_alias));
-  constexpr int64_t kTerms = 128;
-  for (int64_t first = 0; first < depth; first += kTerms) {
-    V sums[kRows][kVectors] = {};
-    const int64_t end = std::min(first + kTerms, depth);
-    for (int64_t d = first; d < end; ++d) {
-      const V* values = reinterpret_cast<const V*>(b + d * kVectors);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        const C factor = a[r * a_stride + d];
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sums[r][v] += factor * values[v];
-      }
-    }
+  const C* const a = product.a + row * product.a_stride;
+  V sums[kRows][kVectors] = {};
+  for (int64_t d = begin; d < end; ++d) {
+    const V* values = reinterpret_cast<const V*>(product.b + d * kVectors);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
+      const C factor = a[r * product.a_stride + d];
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        V& total = *reinterpret_cast<V*>(to + r * to_stride + v * v_stride);
-        total = first == 0 ? sums[r][v] : total + sums[r][v];
-      }
+      for (int v = 0; v < kVectors; ++v) sums[r][v] += factor * values[v];
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      V& total = *reinterpret_cast<V*>(product.to + (row + r) * product.to_stride + v * product.v_stride);
+      total = begin == 0 ? sums[r][v] : total + sums[r][v];
     }
   }
 }
 
-// Calls body(integral_constant rows, first) for tiles of at most kRows of the rows [first, end).
-template <int kRows, class Body>
-[[gnu::always_inline]] inline void for_each_tile(int64_t first, int64_t end, const Body& body) {
-  for (; first + kRows <= end; first += kRows) body(std::integral_constant<int, kRows>{}, first);
-  if constexpr (kRows > 1) for_each_tile<kRows / 2>(first, end, body);
+template <int kRows, int kVectors, class C, int kBytes>
+[[gnu::always_inline]] inline void multiply_tiles(
+    const Product<C, kBytes>& product, int64_t row, int64_t rows, int64_t begin, int64_t end) {
+  for (; row + kRows <= rows; row += kRows) multiply_tile<kRows, kVectors>(product, row, begin, end);
+  if constexpr (kRows > 1) multiply_tiles<kRows / 2, kVectors>(product, row, rows, begin, end);
+}
+
+// All rows pass through as many lines of `b` as stay in the first-level cache before the next ones. The sums of those
+// lines are added up, so that the error of long sums stays small, and in the same order for each row, in a tile of any
+// size.
+template <int kVectors, class C, int kBytes>
+[[gnu::always_inline]] inline void multiply(const Product<C, kBytes>& product, int64_t rows) {
+  constexpr int kMostRows = kBytes == 64 ? 8 : 4;  // as many as leave the sums in registers
+  constexpr int64_t kTerms = 128;
+  for (int64_t first = 0; first < product.depth; first += kTerms) {
+    multiply_tiles<kMostRows, kVectors>(product, 0, rows, first, std::min(first + kTerms, product.depth));
+  }
 }
 
 // A sample of the batch, and how many steps of it count.
@@ -163,7 +178,13 @@ class Forward {
     for (int64_t step = 0; step < in_.sizes.time; ++step) {
       const int64_t t = in_.sizes.reverse ? in_.sizes.time - 1 - step : step;
       const int64_t count = slice_.count_rows(t);
-      for (int64_t v = 0; v < slice_.vectors; ++v) multiply(v, count);
+      for (int64_t v = 0; v < slice_.vectors; ++v) {
+        multiply<kGates>(
+            Product<C, kBytes>{
+                slice_.units, h_[0].at, slice_.vectors * kLanes, &weights_[v * slice_.units * kGates], &gates_[v],
+                slice_.vectors * kGates, slice_.vectors},
+            count);
+      }
       for (int64_t r = 0; r < count; ++r) update(t, r);
     }
     slice_.clear_padding(in_.output, slice_.units);
@@ -177,16 +198,6 @@ class Forward {
   using C = typename Compute<T>::type;
   using Vec = Vector<C, kBytes>;
   static constexpr int kLanes = Vec::kLanes;
-
-  [[gnu::always_inline]] void multiply(int64_t v, int64_t count) {
-    const int64_t vectors = slice_.vectors;
-    const Vec* const weights = weights_.data() + v * slice_.units * kGates;
-    for_each_tile<kTileRows<kBytes>>(0, count, [&](auto rows, int64_t first) __attribute__((always_inline)) {
-      multiply_tile<rows, kGates>(
-          slice_.units, h_[first * vectors].at, vectors * kLanes, weights, &gates_[first * vectors * kGates + v],
-          vectors * kGates, vectors);
-    });
-  }
 
   [[gnu::always_inline]] void update(int64_t t, int64_t r) {
     const int64_t units = slice_.units;
@@ -254,7 +265,12 @@ class Backward {
       const int64_t t = in_.sizes.reverse ? step : in_.sizes.time - 1 - step;
       const int64_t count = slice_.count_rows(t);
       for (int64_t r = 0; r < count; ++r) update(t, r);
-      for (int64_t v = 0; v < slice_.vectors; v += kGroup) multiply(v, count);
+      for (int64_t v = 0; v < slice_.vectors; v += kGroup) {
+        multiply<kGroup>(
+            Product<C, kBytes>{
+                columns(), grad_gates_.data(), columns(), &weights_[v * columns()], &grad_h_[v], slice_.vectors, 1},
+            count);
+      }
     }
     slice_.clear_padding(in_.grad_gates, columns());
     slice_.store_state(grad_h_, in_.grad_h_0);
@@ -268,15 +284,6 @@ class Backward {
   static constexpr int kGroup = 2;  // vectors of units in a tile
 
   int64_t columns() const { return kGates * slice_.units; }
-
-  [[gnu::always_inline]] void multiply(int64_t v, int64_t count) {
-    const Vec* const weights = weights_.data() + v * columns();
-    for_each_tile<kTileRows<kBytes>>(0, count, [&](auto rows, int64_t first) __attribute__((always_inline)) {
-      multiply_tile<rows, kGroup>(
-          columns(), grad_gates_.data() + first * columns(), columns(), weights, &grad_h_[first * slice_.vectors + v],
-          slice_.vectors, 1);
-    });
-  }
 
   [[gnu::always_inline]] void update(int64_t t, int64_t r) {
     const int64_t units = slice_.units;
