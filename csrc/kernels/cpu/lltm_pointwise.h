@@ -10,17 +10,8 @@
 namespace extops::cpu {
 
 template <class C>
-struct State {
-  C h;
-  C cell;
-};
-
-// The state after a step, from the gates' pre-activations.
-template <class C>
-[[gnu::always_inline]] inline State<C> next_state(C input_gate, C output_gate, C candidate, C old_cell) {
-  const C elu = candidate < 0 ? expm1(candidate < 0 ? candidate : C(0)) : candidate;  // a zero keeps its sign
-  const C cell = old_cell + elu * sigmoid(input_gate);
-  return {tanh(cell) * sigmoid(output_gate), cell};
+[[gnu::always_inline]] inline C elu(C x) {
+  return x < 0 ? expm1(x < 0 ? x : C(0)) : x;  // a zero keeps its sign
 }
 
 template <class C>
@@ -31,15 +22,13 @@ struct CellGradients {
   C old_cell;
 };
 
-// The gradients of the pre-activations and of the cell state before the step.
+// The gradients of the gates' pre-activations and of the cell state before the step, from i = sigmoid(input_gate),
+// o = sigmoid(output_gate), the candidate's pre-activation and the tanh of the cell state.
 template <class C>
 [[gnu::always_inline]] inline CellGradients<C> cell_gradients(
-    C input_gate, C output_gate, C candidate, C new_cell, C grad_h, C grad_cell) {
+    C i, C o, C candidate, C tanh_cell, C grad_h, C grad_cell) {
   const C tail = expm1(candidate > 0 ? C(0) : candidate);
   const C elu = candidate > 0 ? candidate : tail;
-  const C i = sigmoid(input_gate);
-  const C o = sigmoid(output_gate);
-  const C tanh_cell = tanh(new_cell);
   const C dc = grad_cell + grad_h * o * (1 - tanh_cell * tanh_cell);
   return {dc * elu * i * (1 - i), grad_h * tanh_cell * o * (1 - o), dc * i * (1 + tail), dc};
 }
@@ -103,9 +92,9 @@ template <class T>
         T* __restrict c = new_cell + first;
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; ++j) {
-          const State<C> state = next_state<C>(at.input_gate(j), at.output_gate(j), at.candidate(j), load(old_c[j]));
-          store(c[j], state.cell);
-          store(h[j], state.h);
+          const C cell = load(old_c[j]) + elu<C>(at.candidate(j)) * sigmoid<C>(at.input_gate(j));
+          store(c[j], cell);
+          store(h[j], tanh(cell) * sigmoid<C>(at.output_gate(j)));
         }
       });
 }
@@ -160,7 +149,8 @@ template <class T>
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; ++j) {
           const CellGradients<C> gradients = cell_gradients<C>(
-              at.input_gate(j), at.output_gate(j), at.candidate(j), load(cell[j]), upstream_h[j], upstream_cell[j]);
+              sigmoid<C>(at.input_gate(j)), sigmoid<C>(at.output_gate(j)), at.candidate(j), tanh<C>(load(cell[j])),
+              upstream_h[j], upstream_cell[j]);
           store(grad_old_c[j], gradients.old_cell);
           store(grad_input_gate[j], gradients.input_gate);
           store(grad_output_gate[j], gradients.output_gate);

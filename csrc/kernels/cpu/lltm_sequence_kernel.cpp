@@ -12,80 +12,77 @@ namespace {
 
 constexpr int kGates = 3;
 
-template <int kBytes>
-constexpr int kTileRows = kBytes == 64 ? 8 : 4;  // as many as leave the sums in registers
-
 template <class C, int kBytes>
 struct alignas(kBytes) Vector {
   static constexpr int kLanes = kBytes / sizeof(C);
   C at[kLanes];
 };
 
-// The first `count` elements; the others are zero.
-template <class Vec, class T>
-[[gnu::always_inline]] inline Vec load_vector(const T* from, int64_t count) {
-  Vec result = {};
-  if (count >= Vec::kLanes) {
-    for (int j = 0; j < Vec::kLanes; ++j) result.at[j] = load(from[j]);
-  } else {
-    for (int j = 0; j < count; ++j) result.at[j] = load(from[j]);
-  }
-  return result;
+template <class T, class C>
+[[gnu::always_inline]] inline void load_row(const T* __restrict from, C* __restrict to, int64_t count) {
+  for (int64_t j = 0; j < count; ++j) to[j] = load(from[j]);
 }
 
-template <class Vec, class T>
-[[gnu::always_inline]] inline void store_vector(const Vec& from, T* to, int64_t count) {
-  if (count >= Vec::kLanes) {
-    for (int j = 0; j < Vec::kLanes; ++j) store(to[j], from.at[j]);
-  } else {
-    for (int j = 0; j < count; ++j) store(to[j], from.at[j]);
-  }
+template <class T, class C>
+[[gnu::always_inline]] inline void store_row(const C* __restrict from, T* __restrict to, int64_t count) {
+  for (int64_t j = 0; j < count; ++j) store(to[j], from[j]);
 }
 
-// Stores the elements and leaves what is read back.
-template <class Vec, class T>
-[[gnu::always_inline]] inline void round_and_store(Vec& values, T* to, int64_t count) {
-  for (auto& value : values.at) {
-    T rounded;
-    store(rounded, value);
-    value = load(rounded);
-  }
-  store_vector(values, to, count);
-}
+// The operands of to[r * to_stride + v * v_stride] = sum over d of a[r * a_stride + d] * b[d * kVectors + v].
+template <class C, int kBytes>
+struct Product {
+  int64_t depth;
+  const C* a;
+  int64_t a_stride;
+  const Vector<C, kBytes>* b;
+  Vector<C, kBytes>* to;
+  int64_t to_stride;
+  int64_t v_stride;
+};
 
-// to[r * to_stride + v] = sum over d of a[r * a_stride + d] * b[d * kVectors + v]. Sums of a few terms are added up, so
-// that the error of long ones stays small. An element's terms come in the same order in a tile of any number of rows.
+// The terms [begin, end) of kRows rows, added to those before.
 template <int kRows, int kVectors, class C, int kBytes>
 [[gnu::always_inline]] inline void multiply_tile(
-    int64_t depth, const C* a, int64_t a_stride, const Vector<C, kBytes>* b, Vector<C, kBytes>* to, int64_t to_stride) {
+    const Product<C, kBytes>& product, int64_t row, int64_t begin, int64_t end) {
   typedef C V __attribute__((vector_size(kBytes), may_alias));
-  constexpr int64_t kTerms = 128;
-  for (int64_t first = 0; first < depth; first += kTerms) {
-    V sums[kRows][kVectors] = {};
-    const int64_t end = std::min(first + kTerms, depth);
-    for (int64_t d = first; d < end; ++d) {
-      const V* values = reinterpret_cast<const V*>(b + d * kVectors);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        const C factor = a[r * a_stride + d];
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sums[r][v] += factor * values[v];
-      }
-    }
+  const C* const a = product.a + row * product.a_stride;
+  V sums[kRows][kVectors] = {};
+  for (int64_t d = begin; d < end; ++d) {
+    const V* values = reinterpret_cast<const V*>(product.b + d * kVectors);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      V* total = reinterpret_cast<V*>(to + r * to_stride);
+      const C factor = a[r * product.a_stride + d];
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) total[v] = first == 0 ? sums[r][v] : total[v] + sums[r][v];
+      for (int v = 0; v < kVectors; ++v) sums[r][v] += factor * values[v];
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      V& total = *reinterpret_cast<V*>(product.to + (row + r) * product.to_stride + v * product.v_stride);
+      total = begin == 0 ? sums[r][v] : total + sums[r][v];
     }
   }
 }
 
-// Calls body(integral_constant rows, first) for tiles of at most kRows of the rows [first, end).
-template <int kRows, class Body>
-[[gnu::always_inline]] inline void for_each_tile(int64_t first, int64_t end, const Body& body) {
-  for (; first + kRows <= end; first += kRows) body(std::integral_constant<int, kRows>{}, first);
-  if constexpr (kRows > 1) for_each_tile<kRows / 2>(first, end, body);
+template <int kRows, int kVectors, class C, int kBytes>
+[[gnu::always_inline]] inline void multiply_tiles(
+    const Product<C, kBytes>& product, int64_t row, int64_t rows, int64_t begin, int64_t end) {
+  for (; row + kRows <= rows; row += kRows) multiply_tile<kRows, kVectors>(product, row, begin, end);
+  if constexpr (kRows > 1) multiply_tiles<kRows / 2, kVectors>(product, row, rows, begin, end);
+}
+
+// All rows pass through as many lines of `b` as stay in the first-level cache before the next ones. The sums of those
+// lines are added up, so that the error of long sums stays small, and in the same order for each row, in a tile of any
+// size.
+template <int kVectors, class C, int kBytes>
+[[gnu::always_inline]] inline void multiply(const Product<C, kBytes>& product, int64_t rows) {
+  constexpr int kMostRows = kBytes == 64 ? 8 : 4;  // as many as leave the sums in registers
+  constexpr int64_t kTerms = 128;
+  for (int64_t first = 0; first < product.depth; first += kTerms) {
+    multiply_tiles<kMostRows, kVectors>(product, 0, rows, first, std::min(first + kTerms, product.depth));
+  }
 }
 
 // A sample of the batch, and how many steps of it count.
@@ -132,22 +129,15 @@ struct Slice {
   // A state of [batch, units], or zeros, by the slice's rows.
   [[gnu::always_inline]] std::vector<Vec> load_state(const void* from) const {
     std::vector<Vec> state(rows.size() * vectors);
-    if (from == nullptr) return state;
-    for (size_t r = 0; r < rows.size(); ++r) {
-      const T* row = static_cast<const T*>(from) + rows[r].sample * units;
-      for (int64_t v = 0; v < vectors; ++v) {
-        state[r * vectors + v] = load_vector<Vec>(row + v * kLanes, units - v * kLanes);
-      }
+    for (size_t r = 0; from != nullptr && r < rows.size(); ++r) {
+      load_row(static_cast<const T*>(from) + rows[r].sample * units, state[r * vectors].at, units);
     }
     return state;
   }
 
   [[gnu::always_inline]] void store_state(const std::vector<Vec>& state, void* to) const {
     for (size_t r = 0; r < rows.size(); ++r) {
-      T* row = static_cast<T*>(to) + rows[r].sample * units;
-      for (int64_t v = 0; v < vectors; ++v) {
-        store_vector(state[r * vectors + v], row + v * kLanes, units - v * kLanes);
-      }
+      store_row(state[r * vectors].at, static_cast<T*>(to) + rows[r].sample * units, units);
     }
   }
 
@@ -169,21 +159,18 @@ class Forward {
         slice_(in.sizes, in.lengths, begin, end, 1),
         weights_(slice_.vectors * kGates * slice_.units),
         bias_(slice_.vectors * kGates),
-        sums_(slice_.rows.size() * kGates),
+        gates_(slice_.rows.size() * slice_.vectors * kGates),
         h_(slice_.load_state(in.h_0)),
-        next_h_(h_),
         cells_(slice_.load_state(in.c_0)) {
-    const T* weights = static_cast<const T*>(in.weights);
+    const T* const weights = static_cast<const T*>(in.weights);
     const int64_t units = slice_.units;
-    for (int64_t line = 0; line < kGates * units; ++line) {
-      const int64_t gate = line / units;
-      const int64_t unit = line % units;
-      const int64_t v = unit / kLanes;
-      const int64_t lane = unit % kLanes;
-      for (int64_t k = 0; k < units; ++k) {
-        weights_[(v * units + k) * kGates + gate].at[lane] = load(weights[line * in.sizes.columns() + k]);
+    for (int64_t gate = 0; gate < kGates; ++gate) {
+      for (int64_t unit = 0; unit < units; ++unit) {
+        const T* const line = weights + (gate * units + unit) * in.sizes.columns();
+        Vec* const to = weights_.data() + unit / kLanes * units * kGates + gate;
+        for (int64_t k = 0; k < units; ++k) to[k * kGates].at[unit % kLanes] = load(line[k]);
       }
-      bias_[v * kGates + gate].at[lane] = load(static_cast<const T*>(in.bias)[line]);
+      load_row(static_cast<const T*>(in.bias) + gate * units, bias_[gate * slice_.vectors].at, units);
     }
   }
 
@@ -192,17 +179,19 @@ class Forward {
       const int64_t t = in_.sizes.reverse ? in_.sizes.time - 1 - step : step;
       const int64_t count = slice_.count_rows(t);
       for (int64_t v = 0; v < slice_.vectors; ++v) {
-        multiply(v, count);
-        for (int64_t r = 0; r < count; ++r) update(t, r, v);
+        multiply<kGates>(
+            Product<C, kBytes>{
+                slice_.units, h_[0].at, slice_.vectors * kLanes, &weights_[v * slice_.units * kGates], &gates_[v],
+                slice_.vectors * kGates, slice_.vectors},
+            count);
       }
-      // Rows that do not count keep their state: before their first step both buffers hold it.
-      h_.swap(next_h_);
+      for (int64_t r = 0; r < count; ++r) update(t, r);
     }
     slice_.clear_padding(in_.output, slice_.units);
     slice_.clear_padding(in_.gates, kGates * slice_.units);
     slice_.clear_padding(in_.cells, slice_.units);
+    slice_.store_state(h_, in_.h_n);
     slice_.store_state(cells_, in_.c_n);
-    store_last_h();
   }
 
  private:
@@ -210,59 +199,43 @@ class Forward {
   using Vec = Vector<C, kBytes>;
   static constexpr int kLanes = Vec::kLanes;
 
-  [[gnu::always_inline]] void multiply(int64_t v, int64_t count) {
-    const int64_t stride = slice_.vectors * kLanes;
-    const Vec* const weights = weights_.data() + v * slice_.units * kGates;
-    for_each_tile<kTileRows<kBytes>>(0, count, [&](auto rows, int64_t first) __attribute__((always_inline)) {
-      multiply_tile<rows, kGates>(
-          slice_.units, h_.data()->at + first * stride, stride, weights, sums_.data() + first * kGates, kGates);
-    });
-  }
-
-  [[gnu::always_inline]] void update(int64_t t, int64_t r, int64_t v) {
+  [[gnu::always_inline]] void update(int64_t t, int64_t r) {
     const int64_t units = slice_.units;
-    const int64_t unit = v * kLanes;
-    const int64_t count = units - unit;
+    const int64_t padded = slice_.vectors * kLanes;
     const int64_t row = slice_.offset(t, slice_.rows[r]);
-    Vec gates[kGates];
-    for (int g = 0; g < kGates; ++g) {
-      const int64_t at = (row * kGates + g) * units + unit;
-      const Vec& bias = bias_[v * kGates + g];
-      const Vec& sums = sums_[r * kGates + g];
-      gates[g] = load_vector<Vec>(static_cast<const C*>(in_.products) + at, count);
-      for (int j = 0; j < kLanes; ++j) gates[g].at[j] = gates[g].at[j] + bias.at[j] + sums.at[j];
-      round_and_store(gates[g], static_cast<T*>(in_.gates) + at, count);
-    }
-    Vec& cells = cells_[r * slice_.vectors + v];
-    Vec& h = next_h_[r * slice_.vectors + v];
+    C* const gates = gates_[r * slice_.vectors * kGates].at;
+    for (int64_t gate = 0; gate < kGates; ++gate) {
+      const int64_t at = (row * kGates + gate) * units;
+      const C* const products = static_cast<const C*>(in_.products) + at;
+      const C* const bias = bias_[gate * slice_.vectors].at;
+      C* const sums = gates + gate * padded;
+      T* const to = static_cast<T*>(in_.gates) + at;
 #pragma GCC ivdep
-    for (int j = 0; j < kLanes; ++j) {
-      const State<C> next = next_state(gates[0].at[j], gates[1].at[j], gates[2].at[j], cells.at[j]);
-      cells.at[j] = next.cell;
-      h.at[j] = next.h;
+      for (int64_t j = 0; j < units; ++j) {
+        store(to[j], products[j] + bias[j] + sums[j]);
+        sums[j] = load(to[j]);
+      }
     }
-    store_vector(cells, static_cast<T*>(in_.cells) + row * units + unit, count);
-    round_and_store(h, static_cast<T*>(in_.output) + row * units + unit, count);
-  }
-
-  // The buffers of h were swapped after the last step of each row, and maybe again.
-  void store_last_h() const {
-    for (const Row& row : slice_.rows) {
-      const int64_t last = in_.sizes.reverse ? 0 : row.length - 1;
-      const int64_t units = slice_.units;
-      const T* from = row.length == 0 ? static_cast<const T*>(in_.h_0) + row.sample * units
-                                      : static_cast<const T*>(in_.output) + slice_.offset(last, row) * units;
-      std::copy_n(from, units, static_cast<T*>(in_.h_n) + row.sample * units);
-    }
+    C* const cells = cells_[r * slice_.vectors].at;
+    C* const h = h_[r * slice_.vectors].at;
+    // One function a loop: a long chain of operations leaves the CPU waiting for its results.
+#pragma GCC ivdep
+    for (int64_t j = 0; j < 2 * padded; ++j) gates[j] = sigmoid(gates[j]);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) cells[j] += elu(gates[2 * padded + j]) * gates[j];
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) h[j] = tanh(cells[j]) * gates[padded + j];
+    store_row(cells, static_cast<T*>(in_.cells) + row * units, units);
+    store_row(h, static_cast<T*>(in_.output) + row * units, units);
+    load_row(static_cast<const T*>(in_.output) + row * units, h, units);
   }
 
   const LltmSequence& in_;
   Slice<T, kBytes> slice_;
   std::vector<Vec> weights_;  // [vectors of units, units, gates]
-  std::vector<Vec> bias_;     // [vectors of units, gates]
-  std::vector<Vec> sums_;     // [rows, gates], for one vector of units
+  std::vector<Vec> bias_;     // [gates, vectors of units]
+  std::vector<Vec> gates_;    // [rows, gates, vectors of units]
   std::vector<Vec> h_;        // [rows, vectors of units]
-  std::vector<Vec> next_h_;
   std::vector<Vec> cells_;
 };
 
@@ -273,15 +246,16 @@ class Backward {
       : in_(in),
         slice_(in.sizes, in.lengths, begin, end, kGroup),
         weights_(slice_.vectors * columns()),
+        row_(slice_.vectors * (kGates + 1)),
         grad_gates_(slice_.rows.size() * columns()),
         grad_h_(slice_.load_state(in.grad_h_n)),
         grad_cells_(slice_.load_state(in.grad_c_n)) {
-    const T* weights = static_cast<const T*>(in.weights);
     for (int64_t d = 0; d < columns(); ++d) {
-      const T* const line = weights + d * in.sizes.columns();
-      for (int64_t v = 0; v < slice_.vectors; ++v) {
-        weights_[(v / kGroup * columns() + d) * kGroup + v % kGroup] =
-            load_vector<Vec>(line + v * kLanes, slice_.units - v * kLanes);
+      const T* const line = static_cast<const T*>(in.weights) + d * in.sizes.columns();
+      for (int64_t unit = 0; unit < slice_.units; unit += kGroup * kLanes) {
+        load_row(
+            line + unit, weights_[unit / kLanes * columns() + d * kGroup].at,
+            std::min<int64_t>(kGroup * kLanes, slice_.units - unit));
       }
     }
   }
@@ -290,10 +264,13 @@ class Backward {
     for (int64_t step = 0; step < in_.sizes.time; ++step) {
       const int64_t t = in_.sizes.reverse ? step : in_.sizes.time - 1 - step;
       const int64_t count = slice_.count_rows(t);
-      for (int64_t r = 0; r < count; ++r) {
-        for (int64_t unit = 0; unit < slice_.units; unit += kLanes) update(t, r, unit);
+      for (int64_t r = 0; r < count; ++r) update(t, r);
+      for (int64_t v = 0; v < slice_.vectors; v += kGroup) {
+        multiply<kGroup>(
+            Product<C, kBytes>{
+                columns(), grad_gates_.data(), columns(), &weights_[v * columns()], &grad_h_[v], slice_.vectors, 1},
+            count);
       }
-      for (int64_t v = 0; v < slice_.vectors; v += kGroup) multiply(v, count);
     }
     slice_.clear_padding(in_.grad_gates, columns());
     slice_.store_state(grad_h_, in_.grad_h_0);
@@ -308,49 +285,45 @@ class Backward {
 
   int64_t columns() const { return kGates * slice_.units; }
 
-  [[gnu::always_inline]] void multiply(int64_t v, int64_t count) {
-    const Vec* const weights = weights_.data() + v * columns();
-    for_each_tile<kTileRows<kBytes>>(0, count, [&](auto rows, int64_t first) __attribute__((always_inline)) {
-      multiply_tile<rows, kGroup>(
-          columns(), grad_gates_.data() + first * columns(), columns(), weights,
-          grad_h_.data() + first * slice_.vectors + v, slice_.vectors);
-    });
-  }
-
-  [[gnu::always_inline]] void update(int64_t t, int64_t r, int64_t unit) {
+  [[gnu::always_inline]] void update(int64_t t, int64_t r) {
     const int64_t units = slice_.units;
-    const int64_t count = units - unit;
+    const int64_t padded = slice_.vectors * kLanes;
     const int64_t row = slice_.offset(t, slice_.rows[r]);
-    Vec gates[kGates];
-    for (int g = 0; g < kGates; ++g) {
-      gates[g] = load_vector<Vec>(static_cast<const T*>(in_.gates) + (row * kGates + g) * units + unit, count);
+    C* const gates = row_[0].at;
+    C* const cells = gates + kGates * padded;
+    C* const grad_h = grad_h_[r * slice_.vectors].at;
+    C* const grad_cells = grad_cells_[r * slice_.vectors].at;
+    for (int64_t gate = 0; gate < kGates; ++gate) {
+      load_row(static_cast<const T*>(in_.gates) + (row * kGates + gate) * units, gates + gate * padded, units);
     }
-    const Vec cells = load_vector<Vec>(static_cast<const T*>(in_.cells) + row * units + unit, count);
-    Vec grad_h = grad_h_[r * slice_.vectors + unit / kLanes];
-    Vec& grad_cells = grad_cells_[r * slice_.vectors + unit / kLanes];
+    load_row(static_cast<const T*>(in_.cells) + row * units, cells, units);
     if (in_.grad_output != nullptr) {
-      const Vec grad_output = load_vector<Vec>(static_cast<const T*>(in_.grad_output) + row * units + unit, count);
-      for (int j = 0; j < kLanes; ++j) grad_h.at[j] += grad_output.at[j];
-    }
-    Vec grad_gates[kGates];
+      const T* const grad_output = static_cast<const T*>(in_.grad_output) + row * units;
 #pragma GCC ivdep
-    for (int j = 0; j < kLanes; ++j) {
-      const CellGradients<C> grads =
-          cell_gradients(gates[0].at[j], gates[1].at[j], gates[2].at[j], cells.at[j], grad_h.at[j], grad_cells.at[j]);
-      grad_gates[0].at[j] = grads.input_gate;
-      grad_gates[1].at[j] = grads.output_gate;
-      grad_gates[2].at[j] = grads.candidate;
-      grad_cells.at[j] = grads.old_cell;
+      for (int64_t j = 0; j < units; ++j) grad_h[j] += load(grad_output[j]);
     }
-    for (int g = 0; g < kGates; ++g) {
-      round_and_store(grad_gates[g], static_cast<T*>(in_.grad_gates) + (row * kGates + g) * units + unit, count);
-      store_vector(grad_gates[g], grad_gates_.data() + r * columns() + g * units + unit, count);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < 2 * padded; ++j) gates[j] = sigmoid(gates[j]);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) cells[j] = tanh(cells[j]);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) {
+      const CellGradients<C> gradients =
+          cell_gradients(gates[j], gates[padded + j], gates[2 * padded + j], cells[j], grad_h[j], grad_cells[j]);
+      gates[j] = gradients.input_gate;
+      gates[padded + j] = gradients.output_gate;
+      gates[2 * padded + j] = gradients.candidate;
+      grad_cells[j] = gradients.old_cell;
     }
+    T* const grad_gates = static_cast<T*>(in_.grad_gates) + row * columns();
+    for (int64_t gate = 0; gate < kGates; ++gate) store_row(gates + gate * padded, grad_gates + gate * units, units);
+    load_row(grad_gates, &grad_gates_[r * columns()], columns());
   }
 
   const LltmSequenceBackward& in_;
   Slice<T, kBytes> slice_;
   std::vector<Vec> weights_;   // [groups of vectors of units, columns, kGroup]
+  std::vector<Vec> row_;       // gates, or their gradients, and cells: [gates + 1, vectors of units]
   std::vector<C> grad_gates_;  // [rows, columns]
   std::vector<Vec> grad_h_;    // [rows, vectors of units]
   std::vector<Vec> grad_cells_;
@@ -360,7 +333,7 @@ template <template <class, int> class Direction, class Arguments>
 Error run(ScalarType dtype, const Arguments& arguments, int64_t begin, int64_t end) {
   return dispatch(dtype, [&](auto scalar) -> Error {
     if (begin >= end || arguments.sizes.state_size == 0) return nullptr;
-    return vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
+    return try_vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
       Direction<decltype(scalar), bytes>(arguments, begin, end).run();
     });
   });

@@ -185,7 +185,7 @@ int64_t extops_lltm_backward_alignment_cpu(ScalarType dtype, const LltmSizes& si
 Error extops_lltm_cpu(ScalarType dtype, const LltmForward& in, int64_t begin, int64_t end) {
   if (dtype != ScalarType::Float) return kOnlyFloat32;
   auto* const gates = static_cast<float*>(in.gates);
-  return vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
+  return try_vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
     multiply_by_weights<bytes>(
         in.sizes, Part{begin, end}, static_cast<const float*>(in.input), static_cast<const float*>(in.weights),
         static_cast<const float*>(in.old_h), gates);
@@ -204,7 +204,7 @@ Error extops_lltm_backward_cpu(ScalarType dtype, const LltmBackward& in, int64_t
   const Gradient<float> grad_h(in.grad_h);
   const Gradient<float> grad_cell(in.grad_cell);
   auto* const grad_gates = static_cast<float*>(in.grad_gates);
-  return vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
+  return try_vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
     const Part part{begin, end};
     const int64_t state_size = in.sizes.state_size;
     for (int64_t row = 0; row < in.sizes.batch; ++row) {
