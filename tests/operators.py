@@ -194,8 +194,10 @@ ELEMENTWISE_MULT = Operator(
 )
 
 
-def sequence_inputs(time: int, batch: int, features: int, state: int) -> Tensors:
-    _, weights, bias, h_0, c_0 = lltm_inputs(batch, features, state)
+def sequence_inputs(
+    time: int, batch: int, features: int, state: int, spread: float = 1.0
+) -> Tensors:
+    _, weights, bias, h_0, c_0 = lltm_inputs(batch, features, state, spread)
     (input,) = normal((time, batch, features))
     return input, h_0, c_0, weights, bias
 
@@ -213,14 +215,28 @@ def sequence(
 
 
 def sequence_by_cells(
-    input: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor
+    input: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    batch_first: bool = False,
+    reverse: bool = False,
 ) -> Tensors:
     """The definition: one cell after another."""
+    if batch_first:
+        input = input.transpose(0, 1)
     outputs = []
-    for step in input:
-        h, c = extops.reference.lltm(step, weights, bias, h, c)
-        outputs.append(h)
-    return torch.stack(outputs), h, c
+    steps = list(enumerate(input))
+    for t, step in reversed(steps) if reverse else steps:
+        new_h, new_c = extops.reference.lltm(step, weights, bias, h, c)
+        counts = torch.ones_like(h[:, :1]).bool() if lengths is None else (t < lengths)[:, None]
+        h, c = torch.where(counts, new_h, h), torch.where(counts, new_c, c)
+        outputs.append(torch.where(counts, new_h, 0))
+    output = torch.stack(outputs[::-1] if reverse else outputs)
+    return output.transpose(0, 1) if batch_first else output, h, c
 
 
 LLTM_SEQUENCE = Operator(
@@ -419,19 +435,21 @@ class Call:
     """A call of a registered operator."""
 
     arguments: tuple[Tensor | None, ...]
-    keywords: Mapping[str, Tensor]
+    keywords: Mapping[str, Any]
 
     def requiring_grad(self) -> Call:
         return Call(
             tuple(
-                None if tensor is None else tensor.detach().requires_grad_()
+                tensor.detach().requires_grad_()
+                if tensor is not None and tensor.is_floating_point()
+                else tensor
                 for tensor in self.arguments
             ),
             self.keywords,
         )
 
 
-def call(*arguments: Tensor | None, **keywords: Tensor) -> Call:
+def call(*arguments: Tensor | None, **keywords: Any) -> Call:
     return Call(arguments, keywords)
 
 
@@ -488,6 +506,41 @@ def lltm_cell_backward_calls(make: Maker) -> Iterator[Call]:
     yield call(make(0, 4), make(0, 4), make(0, 12), make(0, 4))
 
 
+def lltm_sequence_calls(make: Maker) -> Iterator[Call]:
+    def arguments(time: int, batch: int, features: int, state: int) -> Tensors:
+        weights = make(3 * state, state + features), make(3 * state)
+        return make(time, batch, features), *weights, make(batch, state), make(batch, state)
+
+    small = arguments(2, 3, 5, 4)
+    lengths = torch.tensor([2, 0, 1], device=small[0].device)
+    yield call(*small, None)
+    yield call(*small, lengths, reverse=True)
+    yield call(*map(transposed, small), lengths)
+    yield call(make(3, 2, 5).transpose(0, 1), *small[1:], None, reverse=True)
+    yield call(make(3, 1).expand(2, 3, 5), *small[1:], None)
+    for sizes in ((0, 3, 5, 4), (2, 0, 5, 4), (2, 3, 0, 4), (2, 3, 5, 0), (2, 19, 70, 65)):
+        yield call(*arguments(*sizes), None)
+
+
+def lltm_sequence_backward_calls(make: Maker) -> Iterator[Call]:
+    def arguments(time: int, batch: int, features: int, state: int) -> Tensors:
+        gradients = make(time, batch, state), make(batch, state), make(batch, state)
+        gates, cells = make(time, batch, 3 * state), make(time, batch, state)
+        return *gradients, make(3 * state, state + features), gates, cells
+
+    small = arguments(2, 3, 5, 4)
+    lengths = torch.tensor([2, 0, 1], device=small[0].device)
+    yield call(*small, None)
+    yield call(*small, lengths, reverse=True)
+    yield call(None, *small[1:], lengths)
+    yield call(small[0], None, None, *small[3:], None, reverse=True)
+    yield call(make(1, 1, 1).expand(2, 3, 4), *map(transposed, small[1:]), None)
+    batch_first = make(3, 2, 12).transpose(0, 1)
+    yield call(*small[:4], batch_first, small[5], lengths, reverse=True)
+    for sizes in ((0, 3, 5, 4), (2, 0, 5, 4), (2, 3, 0, 4), (2, 3, 5, 0), (2, 19, 70, 65)):
+        yield call(*arguments(*sizes), None)
+
+
 def elementwise_calls(make: Maker, arguments: int, out: bool) -> Iterator[Call]:
     """Calls of an elementwise operator: its first two inputs broadcast where it has as many."""
     shapes = {"square": (4, 5), "scalar": (), "empty": (0, 3)}
@@ -511,6 +564,8 @@ WITH_TABLES: Mapping[str, Callable[[Maker], Iterator[Call]]] = {
     "lltm_input_backward": lltm_input_backward_calls,
     "lltm_cell": lltm_cell_calls,
     "lltm_cell_backward": lltm_cell_backward_calls,
+    "lltm_sequence": lltm_sequence_calls,
+    "lltm_sequence_backward": lltm_sequence_backward_calls,
 }
 
 

@@ -71,7 +71,8 @@ def test_opcheck(name: str, device: str, dtype: torch.dtype) -> None:
 def test_opcheck_with_gradients(name: str, device: str) -> None:
     make = maker(device)
     for call in REGISTERED[name](make):
-        torch.library.opcheck(overload(name), call.requiring_grad().arguments)
+        call = call.requiring_grad()
+        torch.library.opcheck(overload(name), call.arguments, dict(call.keywords))
 
 
 @by_device
@@ -474,10 +475,27 @@ assert not extops._autograd.is_plain()
 
 make = lambda *shape: torch.randn(shape, dtype=torch.float64, requires_grad=True)
 cell = make(3, 5), make(12, 9), make(12), make(3, 4), make(3, 4)
+lengths = torch.tensor([2, 0, 1])
+
+
+def in_reverse(input, weights, bias, h, c):
+    output, last = extops.lltm_sequence(input, (h, c), weights, bias, lengths=lengths, reverse=True)
+    return output, *last
+
+
+def in_reverse_by_cells(*inputs):
+    return extops.reference.lltm_sequence(*inputs, lengths, reverse=True)[:3]
+
+
 for name, inputs in dict(
-    lltm=cell, elementwise_mult=(make(3, 4), make(4)), round_ste=(make(3, 4),)
+    lltm=cell,
+    lltm_sequence=(make(2, 3, 5), *cell[1:]),
+    elementwise_mult=(make(3, 4), make(4)),
+    round_ste=(make(3, 4),),
 ).items():
     ours, reference = getattr(extops, name), getattr(extops.reference, name)
+    if name == "lltm_sequence":
+        ours, reference = in_reverse, in_reverse_by_cells
     torch.testing.assert_close(ours(*inputs), reference(*inputs))
     with torch.no_grad():
         torch.testing.assert_close(ours(*inputs), reference(*inputs))

@@ -337,7 +337,10 @@ def test_what_tracing_accepts_the_kernels_accept(
             arguments[place] = data.draw(numbers(tuple(shape))).to(arguments[place])
     actual = shapes_or_refusal(name, Call(tuple(arguments), call.keywords))
     on_meta = [x if x is None else torch.empty_like(x, device="meta") for x in arguments]
-    keywords = {key: torch.empty_like(x, device="meta") for key, x in call.keywords.items()}
+    keywords = {
+        key: torch.empty_like(x, device="meta") if isinstance(x, Tensor) else x
+        for key, x in call.keywords.items()
+    }
     assert actual == shapes_or_refusal(name, Call(tuple(on_meta), keywords))
 
 

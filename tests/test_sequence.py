@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import re
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence, pad_sequence
 
 import extops
 import operators
-from operators import LLTM_SEQUENCE, Tensors, by_device, by_dtype, sequence, sequence_by_cells
+from operators import (
+    GPU,
+    LLTM_SEQUENCE,
+    Tensors,
+    by_device,
+    by_dtype,
+    sequence,
+    sequence_by_cells,
+    upstream,
+)
+from test_precision import tf32
 
 TIME, BATCH, FEATURES, STATE = 6, 3, 5, 4
 
@@ -22,6 +36,9 @@ def sequence_inputs(device: str, time: int = TIME) -> Tensors:
     """The input, h_0, c_0, weights and bias of one layer."""
     inputs = operators.sequence_inputs(time, BATCH, FEATURES, STATE)
     return tuple(tensor.to(device) for tensor in inputs)
+
+
+by_reverse = pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 
 
 @by_device
@@ -33,13 +50,27 @@ def test_batch_first(device: str) -> None:
 
 
 @by_device
-@pytest.mark.parametrize("time", [0, 1])
-def test_short_sequences(time: int, device: str) -> None:
-    input, h, c, weights, bias = sequence_inputs(device, time)
-    output, h_n, c_n = sequence(input, h, c, weights, bias)
-    assert output.shape == (time, BATCH, STATE)
-    if time == 0:
-        torch.testing.assert_close([h_n, c_n], [h, c])
+@by_reverse
+def test_one_step(reverse: bool, device: str) -> None:
+    inputs = sequence_inputs(device, 1)
+    torch.testing.assert_close(sequence(*inputs, reverse=reverse), sequence_by_cells(*inputs))
+
+
+@by_device
+@by_reverse
+@pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
+def test_no_steps(batch_first: bool, reverse: bool, device: str) -> None:
+    """The states and their gradients pass unchanged, and no other argument has an effect."""
+    input, *others = (x.requires_grad_() for x in sequence_inputs(device, 0))
+    steps = input.transpose(0, 1) if batch_first else input
+    output, *last = sequence(steps, *others, batch_first=batch_first, reverse=reverse)
+    assert output.shape == ((BATCH, 0, STATE) if batch_first else (0, BATCH, STATE))
+    h, c, weights, bias = others
+    torch.testing.assert_close(last, [h, c])
+    towards = upstream(tuple(last))
+    found = torch.autograd.grad(last, [input, *others], towards)
+    zeros = torch.zeros_like(input), torch.zeros_like(weights), torch.zeros_like(bias)
+    torch.testing.assert_close(found, (zeros[0], *towards, *zeros[1:]))
 
 
 @by_device
@@ -162,7 +193,7 @@ def test_lengths_in_a_compiled_call(device: str) -> None:
     lengths = torch.tensor([TIME, 2, 0], dtype=torch.int8, device=device)
     torch.testing.assert_close(compiled(lengths), outputs(lengths))
     if device == "cpu":
-        with pytest.raises(RuntimeError, match="expected `lengths` from 0 to 6"):
+        with pytest.raises(RuntimeError, match="expected `lengths` from 0 to the number of steps"):
             compiled(lengths + 1)
 
 
@@ -174,7 +205,7 @@ GARBAGE = [NAN, float("inf"), -float("inf"), 3e38]
 
 @by_dtype
 @by_device
-@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+@by_reverse
 @pytest.mark.parametrize("garbage", GARBAGE, ids=str)
 def test_garbage_in_the_padding(
     garbage: float, reverse: bool, device: str, dtype: torch.dtype
@@ -218,7 +249,7 @@ def test_the_state_of_an_empty_row(device: str, dtype: torch.dtype) -> None:
 
 
 @by_device
-@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+@by_reverse
 def test_gates_that_only_the_input_keeps_finite(reverse: bool, device: str) -> None:
     """Without it, the candidate of float16 is infinite: so it would be beyond a row's length."""
     weights = torch.tensor([[0.0, 0.0], [0.0, 0.0], [30000.0, -100.0]])
@@ -256,6 +287,249 @@ def test_errors() -> None:
         sequence(input, h, c, weights, bias, lengths=torch.ones(3, device="meta").long())
     with pytest.raises(TypeError, match=r"^lltm_sequence: .*`lengths`.*torch.Tensor.*list"):
         sequence(input, h, c, weights, bias, lengths=[1, 2, 3])
+
+
+# -- values and gradients of each way to compute them ---------------------------------------------
+
+# State sizes with remainders for every vector and tile, and those for which GPUs have kernels of all steps; batches of
+# one row, of a tile, of several and with a remainder.
+ODD = [(1, 5), (13, 2), (33, 17), (127, 3)]
+SIZES = [(state, batch) for state in (64, 128, 200, 256, 512, 1024) for batch in (1, 16, 64, 130)]
+OPTIONS_OF_A_CALL: list[dict[str, Any]] = [
+    {},
+    {"reverse": True, "batch_first": True},
+    {"lengths": True, "batch_first": True},
+    {"lengths": True, "reverse": True},
+]
+by_options_of_a_call = pytest.mark.parametrize(
+    "options", OPTIONS_OF_A_CALL, ids=lambda it: "-".join(it) or "plain"
+)
+
+
+def lengths_of(time: int, batch: int, device: str) -> Tensor:
+    """Some rows count to the end, some not at all."""
+    return (torch.arange(batch, device=device) * 5 + time) % (time + 1)
+
+
+def compared(
+    sizes: tuple[int, int, int, int],
+    device: str,
+    dtype: torch.dtype,
+    options: dict[str, Any],
+    spread: float = 1.0,
+) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """The name of each result and each gradient, its value, the loop's and that in float64."""
+    time, batch, _, _ = sizes
+    inputs = tuple(x.to(device, dtype) for x in operators.sequence_inputs(*sizes, spread))
+    if options.get("lengths"):
+        options = {**options, "lengths": lengths_of(time, batch, device)}
+    if options.get("batch_first"):
+        inputs = inputs[0].transpose(0, 1).contiguous(), *inputs[1:]
+    ours, loop = (functools.partial(f, **options) for f in (sequence, sequence_by_cells))
+    # Gradients add up over time: those of many steps are beyond float16 otherwise.
+    towards = tuple(x / time**0.5 for x in upstream(ours(*inputs)))
+    doubles = [tuple(x.double() for x in tensors) for tensors in (inputs, towards)]
+    found = [
+        operators.gradients(ours, inputs, towards),
+        operators.gradients(loop, inputs, towards),
+        operators.gradients(loop, *doubles),
+    ]
+    names = *LLTM_SEQUENCE.results, *LLTM_SEQUENCE.arguments
+    values = ([x.detach() for x in (*results, *grads)] for results, grads in found)
+    yield from zip(names, *values, strict=True)
+
+
+def assert_right(*problem: Any) -> None:
+    for values in compared(*problem):
+        operators.assert_as_accurate_as_eager(*values, LLTM_SEQUENCE.ulps)
+
+
+@by_dtype
+@by_device
+@by_options_of_a_call
+@pytest.mark.parametrize("size", ODD, ids=str)
+def test_odd_sizes(
+    size: tuple[int, int], options: dict[str, Any], device: str, dtype: torch.dtype
+) -> None:
+    state, batch = size
+    assert_right((5, batch, 7, state), device, dtype, options)
+
+
+@by_options_of_a_call
+@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("precision", ["float64", "float32", "tf32", "bfloat16", "float16"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_sizes_of_every_kernel(
+    size: tuple[int, int], precision: str, options: dict[str, Any], device: str
+) -> None:
+    state, batch = size
+    dtype = torch.float32 if precision == "tf32" else getattr(torch, precision)
+    with tf32(allowed=precision == "tf32"):
+        assert_right((4, batch, 40, state), device, dtype, options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@by_device
+@by_reverse
+def test_a_thousand_steps(reverse: bool, device: str, dtype: torch.dtype) -> None:
+    """Errors travel from step to step, and with larger weights soon have nothing to do with where they began. The
+    largest one is a matter of luck then, so the mean square counts.
+    """
+    sizes, options = (1000, 16, 5, 33), {"reverse": reverse}
+    for name, ours, eager, exact in compared(sizes, device, dtype, options, 0.25):
+        error, eager_error = ((x.double() - exact).norm().item() for x in (ours, eager))
+        assert error <= 1.5 * eager_error, name
+
+
+@by_device
+@by_options_of_a_call
+def test_gradients_of_any_order(options: dict[str, Any], device: str) -> None:
+    inputs = tuple(x.to(device).requires_grad_() for x in operators.sequence_inputs(3, 2, 2, 2))
+    if options.get("lengths"):
+        options = {**options, "lengths": torch.tensor([2, 1], device=device)}
+    if options.get("batch_first"):
+        inputs = inputs[0].detach().transpose(0, 1).contiguous().requires_grad_(), *inputs[1:]
+    run = functools.partial(sequence, **options)
+    assert gradcheck(run, inputs, check_forward_ad=True)
+    assert gradgradcheck(run, inputs, check_fwd_over_rev=True)
+
+
+@by_dtype
+@by_device
+@by_options_of_a_call
+def test_same_bits_on_every_run(options: dict[str, Any], device: str, dtype: torch.dtype) -> None:
+    inputs = tuple(x.to(device, dtype) for x in operators.sequence_inputs(6, 33, 40, 128))
+    if options.get("batch_first"):
+        inputs = inputs[0].transpose(0, 1).contiguous(), *inputs[1:]
+    if options.get("lengths"):
+        options = {**options, "lengths": lengths_of(6, 33, device)}
+    run = functools.partial(sequence, **options)
+    towards = upstream(run(*inputs))
+    first, *others = (operators.gradients(run, inputs, towards) for _ in range(3))
+    for other in others:
+        for tensors, same in zip(first, other, strict=True):
+            assert all(map(torch.equal, tensors, same))
+
+
+@by_device
+def test_batch_first_is_not_copied(device: str) -> None:
+    """Nor are the results: they are laid out like the input."""
+    input, h, c, weights, bias = (x.to(device).float() for x in sequence_inputs(device))
+    input = input.transpose(0, 1).contiguous().requires_grad_()
+    sequence(input, h, c, weights, bias, batch_first=True)  # what is loaded once
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        output, *last = sequence(input, h, c, weights, bias, batch_first=True)
+    assert not {"aten::clone", "aten::copy_"} & {event.key for event in profile.key_averages()}
+    (gradient,) = torch.autograd.grad([output, *last], input, upstream((output, *last)))
+    assert output.is_contiguous() and gradient.is_contiguous()
+
+
+@by_device
+def test_what_is_kept_for_the_backward(device: str) -> None:
+    """The arguments and, for each step, the output, the cell state and three gates: an LSTM has four."""
+    inputs = tuple(x.requires_grad_() for x in sequence_inputs(device))
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        results = sequence(*inputs)
+    assert sum(kept.values()) == sum(x.numel() for x in inputs) + 5 * TIME * BATCH * STATE
+    del results
+
+
+@by_device
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast(dtype: torch.dtype, device: str) -> None:
+    """Computed in the lower precision; gradients have the dtype of their arguments."""
+    leaves = tuple(x.float().requires_grad_() for x in sequence_inputs(device))
+    with torch.autocast(device, dtype):
+        results = sequence(*leaves)
+    expected = sequence(*(x.detach().to(dtype) for x in leaves))
+    torch.testing.assert_close(results, expected, rtol=0, atol=0)
+    for gradient in torch.autograd.grad(results, leaves, upstream(results)):
+        assert gradient.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        torch.ones(BATCH, dtype=torch.int32),
+        torch.ones(BATCH),
+        torch.ones(BATCH + 1, dtype=torch.int64),
+        torch.ones(BATCH, 1, dtype=torch.int64),
+        torch.ones(BATCH, dtype=torch.int64, device="meta"),
+    ],
+    ids=["int32", "float32", "longer", "two_dimensions", "device"],
+)
+def test_lengths_of_the_registered_operator(wrong: Tensor) -> None:
+    input, h, c, weights, bias = sequence_inputs("cpu")
+    with pytest.raises(RuntimeError, match="`lengths`"):
+        torch.ops.extops.lltm_sequence(input, weights, bias, h, c, wrong)
+
+
+# -- as one operator, for any number of steps ------------------------------------------------------
+
+
+@by_device
+@by_options_of_a_call
+@pytest.mark.usefixtures("dynamo")
+def test_compiled_for_any_number_of_steps(options: dict[str, Any], device: str) -> None:
+    """One compilation, forward and backward, of one call of the operator, whatever the time and the batch."""
+    targets: list[object] = []
+
+    def backend(module: torch.fx.GraphModule, example: Any) -> Any:
+        targets.extend(node.target for node in module.graph.nodes)
+        return torch._dynamo.lookup_backend("aot_eager")(module, example)
+
+    def run(lengths: Tensor | None, *inputs: Tensor) -> Tensors:
+        return sequence(*inputs, **{**options, "lengths": lengths})
+
+    compiled = torch.compile(run, fullgraph=True, backend=backend, dynamic=True)
+    torch._dynamo.utils.counters.clear()
+    for time, batch in ((6, 3), (7, 2), (40, 8)):  # of which none is a size of the others
+        inputs = tuple(x.to(device) for x in operators.sequence_inputs(time, batch, 5, 4))
+        if options.get("batch_first"):
+            inputs = inputs[0].transpose(0, 1).contiguous(), *inputs[1:]
+        lengths = lengths_of(time, batch, device) if options.get("lengths") else None
+        towards = upstream(run(lengths, *inputs))
+        actual, expected = (
+            operators.gradients(functools.partial(f, lengths), inputs, towards)
+            for f in (compiled, run)
+        )
+        torch.testing.assert_close(actual, expected)
+    assert targets.count(torch.ops.extops.lltm_sequence.default) == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
+def test_exported_for_any_number_of_steps(batch_first: bool) -> None:
+    module = extops.LLTMLayer(FEATURES, STATE, bidirectional=True, batch_first=batch_first)
+    time, batch = (torch.export.Dim(name, min=2, max=1000) for name in ("time", "batch"))
+    leading = {0: batch, 1: time} if batch_first else {0: time, 1: batch}
+    example = (torch.randn(5, 7, FEATURES),)
+    program = torch.export.export(module, example, dynamic_shapes=(leading,)).module()
+    for shape in ((3, 4), (11, 2)):
+        input = torch.randn(*shape, FEATURES)
+        torch.testing.assert_close(program(input), module(input))
+
+
+@pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
+def test_traced_for_any_number_of_steps(batch_first: bool) -> None:
+    def run(*inputs: Tensor) -> Tensors:
+        return sequence(*inputs, batch_first=batch_first, reverse=True)
+
+    def inputs(time: int) -> Tensors:
+        input, *others = sequence_inputs("cpu", time)
+        return input.transpose(0, 1) if batch_first else input, *others
+
+    traced = torch.jit.trace(run, inputs(4))
+    for time in (2, 9):
+        others = inputs(time)
+        torch.testing.assert_close(traced(*others), run(*others))
 
 
 # -- the module, shaped like nn.LSTM -------------------------------------------------------------

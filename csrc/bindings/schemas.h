@@ -5,17 +5,22 @@
 
 #include "../elementwise/operators.h"
 #include "../kernels/lltm.h"
+#include "lltm_sequence.h"
 
-// The operators with a table (kernels/table.h): the name, the struct of the table, and what it takes besides tensors.
+// The operators with a table (kernels/table.h): the name, the struct of the table, and what it takes besides.
 // Products of float32 on CUDA may be computed in TF32 where torch's switch allows it, for which the stable ABI has no
 // function; products by torch itself look at the switch alone.
+#define EXTOPS_LLTM_SEQUENCE_OPTIONS ", Tensor? lengths, *, bool reverse=False, bool allow_tf32=False"
+
 // clang-format off
 #define EXTOPS_OPERATORS(OPERATOR)                                  \
   OPERATOR(lltm, LltmForward, ", *, bool allow_tf32=False")         \
   OPERATOR(lltm_backward, LltmBackward, ", *, bool allow_tf32=False") \
   OPERATOR(lltm_input_backward, LltmInputBackward, "")              \
   OPERATOR(lltm_cell, LltmCell, "")                                 \
-  OPERATOR(lltm_cell_backward, LltmCellBackward, "")
+  OPERATOR(lltm_cell_backward, LltmCellBackward, "")                \
+  OPERATOR(lltm_sequence, LltmSequenceTensors, EXTOPS_LLTM_SEQUENCE_OPTIONS) \
+  OPERATOR(lltm_sequence_backward, LltmSequenceBackwardTensors, EXTOPS_LLTM_SEQUENCE_OPTIONS)
 // clang-format on
 
 // The schema of each operator, null past the last; those of elementwise operators come last, in the order of their

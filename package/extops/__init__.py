@@ -20,9 +20,9 @@ if sys.argv[:1] != ["-m"] or sys.orig_argv[-len(sys.argv)] not in ("extops", "-m
     from extops import _flops, reference
     from extops.modules import LLTM, LLTMLayer, RoundSTE
     from extops.ops.lltm import lltm
+    from extops.ops.lltm_sequence import lltm_sequence
     from extops.ops.multiply import elementwise_mult
     from extops.ops.rounding import round_ste
-    from extops.sequence import lltm_sequence
 
     _flops.provide()
 

@@ -106,13 +106,13 @@ def eager(operator: torch._ops.OpOverload, **keywords: Any) -> Callable[..., Any
     if keywords:
         call = functools.partial(call, **keywords)
 
-    def eager_call(*arguments: Any) -> Any:
+    def eager_call(*arguments: Any, **options: Any) -> Any:
         try:
-            return call(*arguments)
+            return call(*arguments, **options)
         except RuntimeError:
             pass
         return operator(
-            *arguments, **keywords
+            *arguments, **keywords, **options
         )  # which raises what torch raised, see extops._errors
 
     return eager_call
@@ -151,17 +151,18 @@ def _register_publicly(name: str, composite: Callable[..., Any]) -> None:
     operator = getattr(torch.ops.extops, name).default
     options = [argument for argument in operator._schema.arguments if argument.kwarg_only]
 
-    def outputs(*inputs: Tensor) -> tuple[Tensor, ...]:
-        result = composite(*inputs)
-        return result if isinstance(result, tuple) else (result,)
-
-    def save(ctx: Any, inputs: tuple[Tensor, ...], *_: Any, **__: Any) -> None:
-        ctx.save_for_backward(*inputs)
-
     def save_with_options(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-        save(ctx, inputs)
+        ctx.save_for_backward(*inputs)
+        ctx.options = keyword_only_inputs
+
+    def save(ctx: Any, inputs: Any, output: Any) -> None:
+        save_with_options(ctx, inputs, {}, output)
 
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        def outputs(*inputs: Tensor | None) -> tuple[Tensor, ...]:
+            result = composite(*inputs, **ctx.options)
+            return result if isinstance(result, tuple) else (result,)
+
         needs = ctx.needs_input_grad[: len(ctx.saved_tensors)]
         return composite_gradients(outputs, ctx.saved_tensors, needs, grad_outputs)
 
@@ -198,7 +199,7 @@ def apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 def composite_gradients(
     composite: Callable[..., Any],
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Tensor | None],
     needs_input_grad: Sequence[bool],
     grad_outputs: Sequence[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
@@ -211,18 +212,18 @@ def composite_gradients(
 
 def _gradients_by_engine(
     composite: Callable[..., Any],
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Tensor | None],
     wanted: Sequence[int],
     grad_outputs: Sequence[Tensor | None],
 ) -> Sequence[Tensor | None]:
     with torch.enable_grad():
         # Views, since an input may depend on another one, or be the same: that is not this gradient's to follow.
-        inputs = [x.view_as(x) for x in inputs]
-        outputs = composite(*inputs)
+        views = [x if x is None else x.view_as(x) for x in inputs]
+        outputs = composite(*views)
     present = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
     return torch.autograd.grad(
         [output for output, _ in present],
-        [inputs[place] for place in wanted],
+        [x for place in wanted if (x := views[place]) is not None],
         [gradient for _, gradient in present],
         create_graph=torch.is_grad_enabled(),
         allow_unused=True,
@@ -231,7 +232,7 @@ def _gradients_by_engine(
 
 def _gradients_by_transform(
     composite: Callable[..., Any],
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Tensor | None],
     wanted: Sequence[int],
     grad_outputs: Sequence[Tensor | None],
 ) -> Sequence[Tensor | None]:

@@ -96,6 +96,16 @@ def check_shape(op: str, name: str, tensor: Tensor, shape: Sequence[int], axes: 
         )
 
 
+def check_int64_lengths(op: str, lengths: Tensor, like: Tensor, batch: int) -> None:
+    """How many steps of each row count, as kernels read them."""
+    if lengths.dtype is torch.int64 and lengths.device == like.device and lengths.dim() == 1:
+        return check_shape(op, "lengths", lengths, (batch,), "[batch]")
+    raise RuntimeError(
+        f"{op}: expected `lengths` of 1 dimension, dtype torch.int64 and device {like.device}, "
+        f"but got {lengths.dim()}, {lengths.dtype} and {lengths.device}"
+    )
+
+
 def as_pair(op: str, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """The hidden and the cell state, where ``state`` is these two."""
     try:

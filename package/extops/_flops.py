@@ -29,10 +29,33 @@ def _lltm_backward(
     return 2 * gates.numel() * (old_h.shape[1] + input.shape[1])
 
 
+def _lltm_sequence(input: Tensor, weights: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * input.shape[0] * input.shape[1] * weights.numel()
+
+
+def _lltm_sequence_backward(
+    grad_output: Tensor | None,
+    grad_h_n: Tensor | None,
+    grad_c_n: Tensor | None,
+    weights: Tensor,
+    gates: Tensor,
+    cells: Tensor,
+    *_: Any,
+    **__: Any,
+) -> int:
+    return 2 * gates.numel() * cells.shape[2]
+
+
 def _register(counter: ModuleType) -> None:
     operators = torch.ops.extops
     # The product of lltm_input_backward is that of the forward, with the gates' gradient in the place of the input.
-    formulas = {"lltm": _lltm, "lltm_backward": _lltm_backward, "lltm_input_backward": _lltm}
+    formulas = {
+        "lltm": _lltm,
+        "lltm_backward": _lltm_backward,
+        "lltm_input_backward": _lltm,
+        "lltm_sequence": _lltm_sequence,
+        "lltm_sequence_backward": _lltm_sequence_backward,
+    }
     for name, formula in formulas.items():
         operator = getattr(operators, name)
         counter.register_flop_formula(operator, get_raw=True)(formula)

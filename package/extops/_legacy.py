@@ -149,7 +149,7 @@ def _run(
     dtype: int,
     sizes: Sequence[int],
     tensors: Sequence[Tensor | None],
-    results: Sequence[Tensor],
+    results: Sequence[Tensor | None],
     *,
     upstream: Sequence[Tensor | None] = (),
     count: int,
@@ -162,7 +162,8 @@ def _run(
     pointers = [0 if x is None else x.data_ptr() for x in (*dense, *results)]
     words = [*sizes, *(number for triple in strided for number in triple), *pointers]
     entry = device.entry(kernel, c_char_p, c_int32, c_void_p, *device.where)
-    device.run(kernel, results[0], count, grain, entry, dtype, (c_int64 * len(words))(*words))
+    like = next(x for x in results if x is not None)
+    device.run(kernel, like, count, grain, entry, dtype, (c_int64 * len(words))(*words))
 
 
 def _dense(tensor: Tensor, alignment: int) -> Tensor:
@@ -292,6 +293,153 @@ def _lltm_input_backward(
     return results
 
 
+# -- whole sequences: the kernel's struct is the sizes, what it reads and what it writes (csrc/kernels/lltm_sequence.h)
+
+_SEQUENCE_ALIGNMENT = 16
+"""In bytes, of every tensor that a kernel gets."""
+
+
+def _lltm_sequence(
+    device: Device,
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    lengths: Tensor | None,
+    *,
+    reverse: bool = False,
+    allow_tf32: bool = False,
+) -> tuple[Tensor, ...]:
+    name = "lltm_sequence"
+    results = _schemas.OPERATORS[name].new_results(input, weights, bias, h_0, c_0, lengths)
+    sizes = _sequence_sizes(input, weights, reverse)
+    output, h_n, _, gates, cells = results
+    state_size, batch_first = h_0.shape[1], _schemas.is_batch_first(input)
+    rows, weights_of_input = _rows(input, batch_first), weights[:, state_size:].t()
+    # The kernel may write the gates where it reads the products.
+    memory = None if input.dtype.itemsize == 2 else _rows(gates, batch_first)
+    products = _multiply(rows, weights_of_input, memory)
+    if output.numel() == 0:
+        return (
+            output,
+            *(x.clone(memory_format=torch.contiguous_format) for x in (h_0, c_0)),
+            gates,
+            cells,
+        )
+
+    def recurrent(step: int) -> Tensor:
+        return _multiply(h_n if step > 0 else h_0, weights[:, :state_size].t())
+
+    dtype = device.product_dtype(input.dtype, allow_tf32)
+    tensors = (
+        products,
+        *(_dense(x, _SEQUENCE_ALIGNMENT) for x in (weights, bias, h_0, c_0)),
+        lengths,
+    )
+    _run_sequence(device, name, dtype, sizes, tensors, results, recurrent)
+    return results
+
+
+def _lltm_sequence_backward(
+    device: Device,
+    grad_output: Tensor | None,
+    grad_h_n: Tensor | None,
+    grad_c_n: Tensor | None,
+    weights: Tensor,
+    gates: Tensor,
+    cells: Tensor,
+    lengths: Tensor | None,
+    *,
+    reverse: bool = False,
+    allow_tf32: bool = False,
+) -> tuple[Tensor, ...]:
+    name, upstream = "lltm_sequence_backward", (grad_h_n, grad_c_n)
+    tensors = grad_output, *upstream, weights, gates, cells
+    results = _schemas.OPERATORS[name].new_results(*tensors, lengths)
+    time, _, state_size = cells.shape
+    sizes = _sequence_sizes(gates, weights, reverse)
+    grad_gates, *grad_states = results
+    if cells.numel() == 0:
+        for result, gradient in zip(grad_states, upstream, strict=True):
+            result.zero_() if gradient is None else result.copy_(gradient)
+        return results
+
+    def recurrent(step: int) -> Tensor | None:
+        if step == 0:
+            return None
+        before = grad_gates[step - 1 if reverse else time - step]
+        return _multiply(before, weights[:, :state_size])
+
+    def dense(x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        return _dense(_rows(x, batch_first) if x.dim() == 3 else x, _SEQUENCE_ALIGNMENT)
+
+    batch_first = _schemas.is_batch_first(gates)
+    dtype = device.product_dtype(gates.dtype, allow_tf32)
+    operands = *(dense(x) for x in tensors), lengths
+    _run_sequence(device, name, dtype, sizes, operands, results, recurrent)
+    return results
+
+
+def _sequence_sizes(like: Tensor, weights: Tensor, reverse: bool) -> list[int]:
+    """The sizes, in the order of the kernel's struct, of a sequence laid out like one of its tensors."""
+    time, batch, _ = like.shape
+    state_size = len(weights) // 3
+    strides = (1, time) if _schemas.is_batch_first(like) else (batch, 1)
+    return [time, batch, weights.shape[1] - state_size, state_size, *strides, int(reverse), 0]
+
+
+def _rows(sequence: Tensor, batch_first: bool) -> Tensor:
+    """A tensor of ``[time, batch, columns]`` as a matrix, in the order of its memory."""
+    time, batch, columns = sequence.shape
+    return (sequence.transpose(0, 1) if batch_first else sequence).reshape(time * batch, columns)
+
+
+def _multiply(a: Tensor, b: Tensor, product: Tensor | None = None) -> Tensor:
+    """A product, in float32 of 16-bit types: rounded to these, it would lose what the sum of it and others needs.
+
+    Written into a tensor, since autocast leaves that alone.
+    """
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    if product is None:
+        product = a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
+    if dtype is not a.dtype and a.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):  # torch 2.8
+        return torch.mm(a, b, out_dtype=dtype, out=product)
+    return torch.mm(a.to(dtype), b.to(dtype), out=product)
+
+
+def _run_sequence(
+    device: Device,
+    name: str,
+    dtype: int,
+    sizes: list[int],
+    tensors: Sequence[Tensor | None],
+    results: Sequence[Tensor],
+    recurrent: Callable[[int], Tensor | None],
+) -> None:
+    """All steps by one kernel or, where a GPU has none for the problem, a product and a kernel for each."""
+    time, batch, _, state_size, *_ = sizes
+    if not device.is_cuda:
+        grain = 1 + 250_000 // (3 * time * state_size**2)
+        arguments = (*tensors, None), (*results, None)
+        return _run(device, name, dtype, sizes, *arguments, count=batch, grain=grain)
+    like, backward = results[0], name.endswith("_backward")
+    workspace_of = device.entry(f"{name}_workspace", c_int64, c_int32, c_void_p)
+    if size := workspace_of(dtype, (c_int64 * len(sizes))(*sizes)):
+        workspace = like.new_empty(size, dtype=torch.uint8)
+        arguments = (*tensors, None), (*results, workspace)
+        return _run(device, name, dtype, sizes, *arguments, count=0)
+    compute = torch.promote_types(like.dtype, torch.float32)
+    workspace = like.new_empty(1 + backward, batch, state_size, dtype=compute)
+    for step in range(time + backward):
+        sizes[-1] = step
+        arguments = (*tensors, recurrent(step)), (*results, workspace)
+        kernel = name.replace("sequence", "sequence_step")
+        _run(device, kernel, dtype, sizes, *arguments, count=0)
+
+
 # -- elementwise operators
 
 
@@ -326,7 +474,10 @@ def _broadcast_strides(tensor: Tensor, shape: torch.Size) -> list[int]:
 
 def operators() -> dict[str, Callable[..., Any]]:
     """By name; each takes a device before its own arguments."""
-    with_table = (_lltm, _lltm_backward, _lltm_input_backward, _lltm_cell, _lltm_cell_backward)
+    with_table = (
+        *(_lltm, _lltm_backward, _lltm_input_backward, _lltm_cell, _lltm_cell_backward),
+        *(_lltm_sequence, _lltm_sequence_backward),
+    )
     found: dict[str, Callable[..., Any]] = {f.__name__.removeprefix("_"): f for f in with_table}
     elementwise = [x for x in _schemas.OPERATORS.values() if not x.sizes]
     for index, operator in enumerate(elementwise):

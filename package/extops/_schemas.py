@@ -95,11 +95,21 @@ class Operator:
                 )
 
     def new_results(self, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        """New tensors for the results, for arguments that are not checked yet."""
-        sizes = self.check(*tensors)
+        """New tensors for the results, for arguments that are not checked yet: those of the table, then lengths where
+        the operator takes them.
+        """
+        count = len(self.arguments)
+        sizes = self.check(*tensors[:count])
         if self.sizes:
-            like = next(x for x in tensors if x is not None)
-            return tuple(like.new_empty(shape_of(row, sizes)) for row in self.results)
+            rows = zip(self.arguments, tensors[:count], strict=True)
+            like, *others = [x for row, x in rows if x is not None and not row.optional]
+            for lengths in tensors[count:]:
+                if lengths is not None:
+                    _checks.check_int64_lengths(self.name, lengths, like, sizes["batch"])
+            sequences = [x for x in (like, *others) if x.dim() == 3]
+            batch_first = bool(sequences) and is_batch_first(sequences[0])
+            shapes = (shape_of(row, sizes) for row in self.results)
+            return tuple(_new(shape, like, batch_first) for shape in shapes)
         named = {
             row.name: x for row, x in zip(self.arguments, tensors, strict=True) if x is not None
         }
@@ -112,6 +122,18 @@ class Operator:
 def shape_of(row: Row, sizes: dict[str, int]) -> tuple[int, ...]:
     """The shape of a tensor for the sizes of a problem."""
     return tuple(sum(n * sizes[size] for n, size in terms) for terms in row.shape)
+
+
+def is_batch_first(tensor: Tensor) -> bool:
+    """Whether the memory of a tensor of ``[time, batch, ...]`` is in the order of the samples, not of the steps."""
+    return tensor.stride(0) < tensor.stride(1)
+
+
+def _new(shape: tuple[int, ...], like: Tensor, batch_first: bool) -> Tensor:
+    if not (batch_first and len(shape) == 3):
+        return like.new_empty(shape)
+    time, batch, columns = shape
+    return like.new_empty((batch, time, columns)).transpose(0, 1)
 
 
 def _new_elementwise(named: dict[str, Tensor], like: str, shape: tuple[int, ...]) -> Tensor:

@@ -10,8 +10,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from extops import _checks, reference
 from extops.ops.lltm import lltm
+from extops.ops.lltm_sequence import lltm_sequence
 from extops.ops.rounding import round_ste
-from extops.sequence import lltm_sequence
 
 State = tuple[Tensor, Tensor]
 

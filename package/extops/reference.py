@@ -5,6 +5,7 @@ Nothing here checks its input.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +71,95 @@ def lltm_input_backward(grad_gates: Tensor, weights: Tensor) -> tuple[Tensor, Te
     """The gradients of :func:`lltm_gates` for the hidden state and the input."""
     state_size = len(weights) // 3
     return grad_gates @ weights[:, :state_size], grad_gates @ weights[:, state_size:]
+
+
+def steps_that_count(lengths: Tensor, time: int) -> Tensor:
+    """``[T, B, 1]``: whether a step is within its row's length."""
+    return (torch.arange(time, device=lengths.device).unsqueeze(1) < lengths).unsqueeze(2)
+
+
+def lltm_sequence(
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """:func:`extops.lltm_sequence` of an input ``[T, B, I]``: the output, the last hidden and cell state, and the gates
+    and the cell state of every step.
+    """
+    h, c = h_0.clone(), c_0.clone()
+    if len(input) == 0:
+        gates = F.linear(input, weights[:, h.shape[1] :], bias)
+        output, _, cells = gates.chunk(3, dim=2)
+        return output, h, c, gates, cells
+    if lengths is not None:
+        counts = steps_that_count(lengths, len(input))
+        # The gradient of the weights is a product with all of the input, and zero times infinity or NaN is NaN.
+        input = torch.where(counts, input, 0)
+    steps = []
+    for t in _order(len(input), reverse):
+        old_h, old_c = h, c
+        if lengths is not None:
+            # Beyond its length a row is computed from zeros: its gates are the bias, and nothing overflows.
+            h, c = torch.where(counts[t], h, 0), torch.where(counts[t], c, 0)
+        gates = lltm_gates(input[t], weights, bias, h)
+        h, c = lltm_cell(gates, c)
+        if lengths is not None:
+            h, c = torch.where(counts[t], h, old_h), torch.where(counts[t], c, old_c)
+        steps.append((h, gates, c))
+    output, gates, cells = _stack(steps, reverse)
+    if lengths is not None:
+        output = torch.where(counts, output, 0)
+    return output, h, c, gates, cells
+
+
+def lltm_sequence_backward(
+    grad_output: Tensor | None,
+    grad_h_n: Tensor | None,
+    grad_c_n: Tensor | None,
+    weights: Tensor,
+    gates: Tensor,
+    cells: Tensor,
+    lengths: Tensor | None = None,
+    *,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of :func:`lltm_sequence` for its gates and both of its first states."""
+    time, batch, state_size = cells.shape
+    zeros = cells.new_zeros(batch, state_size)
+    grad_h, grad_c = ((zeros if g is None else g).clone() for g in (grad_h_n, grad_c_n))
+    if time == 0:
+        return gates.clone(), grad_h, grad_c
+    if lengths is not None:
+        counts = steps_that_count(lengths, time)
+        gates, cells = torch.where(counts, gates, 0), torch.where(counts, cells, 0)
+    steps = []
+    for t in _order(time, not reverse):
+        later_h, later_c = grad_h, grad_c
+        towards = grad_h if grad_output is None else grad_h + grad_output[t]
+        grad_gates, grad_c = lltm_cell_backward(towards, grad_c, gates[t], cells[t])
+        if lengths is not None:
+            grad_gates = torch.where(counts[t], grad_gates, 0)
+        grad_h = grad_gates @ weights[:, :state_size]
+        if lengths is not None:
+            grad_h = torch.where(counts[t], grad_h, later_h)
+            grad_c = torch.where(counts[t], grad_c, later_c)
+        steps.append((grad_gates,))
+    (grad_of_all_gates,) = _stack(steps, not reverse)
+    return grad_of_all_gates, grad_h, grad_c
+
+
+def _order(time: int, reverse: bool) -> range:
+    return range(time)[::-1] if reverse else range(time)
+
+
+def _stack(steps: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
+    """What was made step by step, in the order of time."""
+    return [torch.stack(x) for x in zip(*(steps[::-1] if reverse else steps), strict=True)]
 
 
 elementwise_mult = reference_of(_multiply)

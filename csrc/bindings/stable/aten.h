@@ -48,6 +48,20 @@ Tensor call_aten(const char* name, const char* overload, const Arguments&... arg
 
 inline Tensor mm(const Tensor& a, const Tensor& b) { return call_aten("aten::mm", "", a, b); }
 
+inline Tensor to_float32(const Tensor& tensor) {
+  return call_aten("aten::to", "dtype", tensor, torch::headeronly::ScalarType::Float, false, false, std::nullopt);
+}
+
+// Writes a product. Autocast leaves it alone, unlike one that returns a new tensor.
+inline void mm_into(const Tensor& a, const Tensor& b, const Tensor& product) {
+  call_aten("aten::mm", "out", a, b, product);
+}
+
+// The same in float32, of factors in 16-bit types on CUDA.
+inline void mm_float32_into(const Tensor& a, const Tensor& b, const Tensor& product) {
+  call_aten("aten::mm", "dtype_out", a, b, torch::headeronly::ScalarType::Float, product);
+}
+
 // input * weights^T, and the bias added before the sum is rounded.
 inline Tensor linear(const Tensor& input, const Tensor& weights, const Tensor& bias) {
   return call_aten("aten::linear", "", input, weights, std::optional(new_handle(bias)));
@@ -105,6 +119,25 @@ inline Tensor allocate_like(const Tensor& like) {
   if (like.is_contiguous()) return allocate(like.options(), like.sizes(), like.strides().data());
   const auto none = std::nullopt;
   return call_aten("aten::empty_like", "", like, none, none, none, none, none);
+}
+
+inline Tensor allocate_bytes(Options options, int64_t size) {
+  options.dtype = aoti_torch_dtype_uint8();
+  return allocate(options, size);
+}
+
+inline Tensor zeros(const Options& options, int64_t rows, int64_t columns) {
+  return call_aten("aten::zero_", "", allocate(options, rows, columns));
+}
+
+// The same memory as a tensor of other sizes and strides, from `offset` elements on.
+inline Tensor reinterpret(const Tensor& tensor, Sizes sizes, Sizes strides, int64_t offset = 0) {
+  AtenTensorHandle result = nullptr;
+  check(
+      aoti_torch__reinterpret_tensor(
+          tensor.get(), static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), offset, &result),
+      "reinterpret_tensor");
+  return Tensor(result);
 }
 
 // The elements of a tensor one after another from a multiple of `alignment` bytes on, in place or in a copy.

@@ -2,6 +2,7 @@
 #include "elementwise.h"
 #include "glibc.h"
 #include "lltm.h"
+#include "lltm_sequence.h"
 
 namespace {
 
@@ -13,6 +14,8 @@ struct Cpu {
   static constexpr auto* lltm_backward_alignment = &extops_lltm_backward_alignment_cpu;
   static constexpr auto* lltm_cell = &extops_lltm_cell_cpu;
   static constexpr auto* lltm_cell_backward = &extops_lltm_cell_backward_cpu;
+  static constexpr auto* lltm_sequence = &extops_lltm_sequence_cpu;
+  static constexpr auto* lltm_sequence_backward = &extops_lltm_sequence_backward_cpu;
 
   static constexpr auto* elementwise = &extops_elementwise_cpu;
 
@@ -32,5 +35,6 @@ STABLE_TORCH_LIBRARY(extops, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(extops, CPU, library) {
   extops::stable::register_lltm<Cpu>(library);
+  extops::stable::register_lltm_sequence<Cpu>(library);
   extops::stable::register_elementwise<Cpu>(library);
 }

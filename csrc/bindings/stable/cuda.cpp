@@ -4,6 +4,7 @@
 #include "elementwise.h"
 #include "glibc.h"
 #include "lltm.h"
+#include "lltm_sequence.h"
 
 namespace {
 
@@ -19,6 +20,12 @@ struct Cuda {
   static constexpr auto* lltm_input_backward_alignment = &extops_lltm_input_backward_alignment_cuda;
   static constexpr auto* lltm_cell = &extops_lltm_cell_cuda;
   static constexpr auto* lltm_cell_backward = &extops_lltm_cell_backward_cuda;
+  static constexpr auto* lltm_sequence = &extops_lltm_sequence_cuda;
+  static constexpr auto* lltm_sequence_workspace = &extops_lltm_sequence_workspace_cuda;
+  static constexpr auto* lltm_sequence_step = &extops_lltm_sequence_step_cuda;
+  static constexpr auto* lltm_sequence_backward = &extops_lltm_sequence_backward_cuda;
+  static constexpr auto* lltm_sequence_backward_workspace = &extops_lltm_sequence_backward_workspace_cuda;
+  static constexpr auto* lltm_sequence_step_backward = &extops_lltm_sequence_step_backward_cuda;
 
   static constexpr auto* elementwise = &extops_elementwise_cuda;
 
@@ -36,5 +43,6 @@ struct Cuda {
 
 STABLE_TORCH_LIBRARY_IMPL(extops, CUDA, library) {
   extops::stable::register_lltm<Cuda>(library);
+  extops::stable::register_lltm_sequence<Cuda>(library);
   extops::stable::register_elementwise<Cuda>(library);
 }

@@ -11,11 +11,15 @@
 
 namespace extops::stable {
 
-inline Sizes matrix_sizes(const char* op, const char* name, const Tensor& tensor) {
+inline Sizes sizes_of(const char* op, const char* name, const Tensor& tensor, int64_t dimensions) {
   STD_TORCH_CHECK(
-      tensor.dim() == 2, op, ": expected `", name, "` to have 2 dimensions, but got ", tensor.dim(), ": ",
-      to_string(tensor.sizes()));
+      tensor.dim() == dimensions, op, ": expected `", name, "` to have ", dimensions, " dimensions, but got ",
+      tensor.dim(), ": ", to_string(tensor.sizes()));
   return tensor.sizes();
+}
+
+inline Sizes matrix_sizes(const char* op, const char* name, const Tensor& tensor) {
+  return sizes_of(op, name, tensor, 2);
 }
 
 using Tensors = std::initializer_list<const Tensor*>;

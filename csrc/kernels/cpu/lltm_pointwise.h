@@ -9,6 +9,30 @@
 
 namespace extops::cpu {
 
+template <class C>
+[[gnu::always_inline]] inline C elu(C x) {
+  return x < 0 ? expm1(x < 0 ? x : C(0)) : x;  // a zero keeps its sign
+}
+
+template <class C>
+struct CellGradients {
+  C input_gate;
+  C output_gate;
+  C candidate;
+  C old_cell;
+};
+
+// The gradients of the gates' pre-activations and of the cell state before the step, from i = sigmoid(input_gate),
+// o = sigmoid(output_gate), the candidate's pre-activation and the tanh of the cell state.
+template <class C>
+[[gnu::always_inline]] inline CellGradients<C> cell_gradients(
+    C i, C o, C candidate, C tanh_cell, C grad_h, C grad_cell) {
+  const C tail = expm1(candidate > 0 ? C(0) : candidate);
+  const C elu = candidate > 0 ? candidate : tail;
+  const C dc = grad_cell + grad_h * o * (1 - tanh_cell * tanh_cell);
+  return {dc * elu * i * (1 - i), grad_h * tanh_cell * o * (1 - o), dc * i * (1 + tail), dc};
+}
+
 // Calls body(first, row, column, count) for each piece of a row within the elements [begin, end).
 template <class Body>
 [[gnu::always_inline]] inline void for_each_row_piece(
@@ -68,9 +92,7 @@ template <class T>
         T* __restrict c = new_cell + first;
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; ++j) {
-          const C z = at.candidate(j);
-          const C elu = z < 0 ? expm1(z < 0 ? z : C(0)) : z;  // a zero keeps its sign
-          const C cell = load(old_c[j]) + elu * sigmoid<C>(at.input_gate(j));
+          const C cell = load(old_c[j]) + elu<C>(at.candidate(j)) * sigmoid<C>(at.input_gate(j));
           store(c[j], cell);
           store(h[j], tanh(cell) * sigmoid<C>(at.output_gate(j)));
         }
@@ -126,17 +148,13 @@ template <class T>
         T* __restrict grad_old_c = grad_old_cell + first;
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; ++j) {
-          const C z = at.candidate(j);
-          const C tail = expm1(z > 0 ? C(0) : z);
-          const C elu = z > 0 ? z : tail;
-          const C i = sigmoid<C>(at.input_gate(j));
-          const C o = sigmoid<C>(at.output_gate(j));
-          const C tanh_cell = tanh<C>(load(cell[j]));
-          const C dc = upstream_cell[j] + upstream_h[j] * o * (1 - tanh_cell * tanh_cell);
-          store(grad_old_c[j], dc);
-          store(grad_input_gate[j], dc * elu * i * (1 - i));
-          store(grad_output_gate[j], upstream_h[j] * tanh_cell * o * (1 - o));
-          store(grad_candidate[j], dc * i * (1 + tail));
+          const CellGradients<C> gradients = cell_gradients<C>(
+              sigmoid<C>(at.input_gate(j)), sigmoid<C>(at.output_gate(j)), at.candidate(j), tanh<C>(load(cell[j])),
+              upstream_h[j], upstream_cell[j]);
+          store(grad_old_c[j], gradients.old_cell);
+          store(grad_input_gate[j], gradients.input_gate);
+          store(grad_output_gate[j], gradients.output_gate);
+          store(grad_candidate[j], gradients.candidate);
         }
       });
 }

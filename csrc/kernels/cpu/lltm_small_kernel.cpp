@@ -1,6 +1,5 @@
 // The LLTM cell of small problems in float32, product and pointwise part in one call. A library's product spends most
 // of its time there on choosing a kernel and packing operands.
-#include <new>
 #include <vector>
 
 #include "../lltm.h"
@@ -161,21 +160,6 @@ template <int kBytes>
   }
 }
 
-// Calls body(integral_constant), vectorised, with the bytes of the CPU's vectors.
-template <class Body>
-Error vectorize_with_width(const Body& body) {
-  try {
-    if (has_avx512()) {
-      vectorize([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 64>{}); });
-    } else {
-      vectorize([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 32>{}); });
-    }
-  } catch (const std::bad_alloc&) {  // which must not leave a function that is called as one of C
-    return "not enough memory for the buffers of the kernel for small problems";
-  }
-  return nullptr;
-}
-
 constexpr Error kOnlyFloat32 = "the kernel for small problems takes float32";
 
 // Where this beats oneDNN and MKL: read off an AVX-512 CPU. A few rows leave most lanes of a vector empty, which pays
@@ -201,7 +185,7 @@ int64_t extops_lltm_backward_alignment_cpu(ScalarType dtype, const LltmSizes& si
 Error extops_lltm_cpu(ScalarType dtype, const LltmForward& in, int64_t begin, int64_t end) {
   if (dtype != ScalarType::Float) return kOnlyFloat32;
   auto* const gates = static_cast<float*>(in.gates);
-  return vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
+  return try_vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
     multiply_by_weights<bytes>(
         in.sizes, Part{begin, end}, static_cast<const float*>(in.input), static_cast<const float*>(in.weights),
         static_cast<const float*>(in.old_h), gates);
@@ -220,7 +204,7 @@ Error extops_lltm_backward_cpu(ScalarType dtype, const LltmBackward& in, int64_t
   const Gradient<float> grad_h(in.grad_h);
   const Gradient<float> grad_cell(in.grad_cell);
   auto* const grad_gates = static_cast<float*>(in.grad_gates);
-  return vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
+  return try_vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
     const Part part{begin, end};
     const int64_t state_size = in.sizes.state_size;
     for (int64_t row = 0; row < in.sizes.batch; ++row) {

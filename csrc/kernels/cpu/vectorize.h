@@ -1,6 +1,11 @@
 // Runs a loop compiled for the widest vector instructions of the CPU at hand.
 #pragma once
 
+#include <new>
+#include <type_traits>
+
+#include "../types.h"
+
 namespace extops::cpu {
 
 #if defined(__x86_64__)
@@ -23,23 +28,43 @@ inline bool has_avx512() {
   return has;
 }
 
+inline bool has_avx2() {
+  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return has;
+}
+
+// The body is given the bytes of a vector, as an integral_constant.
 template <class Body>
-void vectorize(const Body& body) {
-  static const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (has_avx512()) return run_avx512(body);
-  if (has_avx2) return run_avx2(body);
-  body();
+void vectorize_with_width(const Body& body) {
+  if (has_avx512())
+    return run_avx512([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 64>{}); });
+  if (has_avx2()) return run_avx2([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 32>{}); });
+  body(std::integral_constant<int, 16>{});
 }
 
 #else
 
-inline bool has_avx512() { return false; }
-
 template <class Body>
-void vectorize(const Body& body) {
-  body();
+void vectorize_with_width(const Body& body) {
+  body(std::integral_constant<int, 16>{});
 }
 
 #endif
+
+template <class Body>
+void vectorize(const Body& body) {
+  vectorize_with_width([&](auto) __attribute__((always_inline)) { body(); });
+}
+
+// For bodies that allocate: they are called from functions of C, which no exception may leave.
+template <class Body>
+Error try_vectorize_with_width(const Body& body) {
+  try {
+    vectorize_with_width(body);
+  } catch (const std::bad_alloc&) {
+    return "not enough memory for the buffers of a CPU kernel";
+  }
+  return nullptr;
+}
 
 }  // namespace extops::cpu

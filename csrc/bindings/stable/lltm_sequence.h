@@ -1,0 +1,292 @@
+// The LLTM over whole sequences on torch's stable ABI; see lltm.h for what a `Device` is.
+#pragma once
+
+#include "../../kernels/lltm_sequence.h"
+#include "../lltm_sequence.h"
+#include "lltm.h"
+
+namespace extops::stable {
+
+constexpr int64_t kSequenceAlignment = 16;  // in bytes, of every tensor that a kernel gets
+
+inline LltmSequenceSizes sequence_sizes(Sizes steps, int64_t input_features, int64_t state_size, bool reverse) {
+  return {steps[0], steps[1], input_features, state_size, 0, 0, reverse, 0};
+}
+
+// The memory of all tensors of [time, batch, ...] is in the order of `like`: by steps or, if its batch is first, by
+// samples.
+inline LltmSequenceSizes laid_out_like(LltmSequenceSizes sizes, const Tensor& like) {
+  const bool batch_first = like.strides()[0] < like.strides()[1];
+  sizes.time_stride = batch_first ? 1 : std::max<int64_t>(sizes.batch, 1);
+  sizes.batch_stride = batch_first ? std::max<int64_t>(sizes.time, 1) : 1;
+  return sizes;
+}
+
+// Calls make(sizes, strides) for a dense tensor of [time, batch, columns].
+template <class Make>
+Tensor make_sequence(const LltmSequenceSizes& sizes, int64_t columns, const Make& make) {
+  const int64_t step = std::max<int64_t>(columns, 1);
+  const int64_t shape[] = {sizes.time, sizes.batch, columns};
+  const int64_t strides[] = {sizes.time_stride * step, sizes.batch_stride * step, 1};
+  return make(Sizes(shape, 3), Sizes(strides, 3));
+}
+
+inline Tensor allocate(const Options& options, const LltmSequenceSizes& sizes, int64_t columns) {
+  return make_sequence(
+      sizes, columns, [&](Sizes shape, Sizes strides) { return allocate(options, shape, strides.data()); });
+}
+
+// The rows of a tensor of [time, batch, columns] in the order of memory, as a matrix: in place where they are at a
+// regular distance, which must be their length if they are to be `dense`, else in a copy.
+inline Tensor rows_of(const Tensor& tensor, const LltmSequenceSizes& sizes, bool dense) {
+  const int outer = sizes.time_stride < sizes.batch_stride ? 1 : 0;
+  const int inner = 1 - outer;
+  const Sizes shape = tensor.sizes();
+  const Sizes strides = tensor.strides();
+  const int64_t columns = shape[2];
+  const int64_t rows = shape[0] * shape[1];
+  const int64_t distance = std::max<int64_t>(shape[inner] == 1 ? strides[outer] : strides[inner], 1);
+  const bool regular = shape[outer] == 1 || strides[outer] == shape[inner] * distance;
+  const bool aligned = reinterpret_cast<uintptr_t>(tensor.data()) % kSequenceAlignment == 0;
+  const int64_t matrix[] = {rows, columns};
+  if (regular && (columns <= 1 || strides[2] == 1) && (dense ? distance == columns && aligned : distance >= columns)) {
+    const int64_t in_place[] = {distance, 1};
+    return reinterpret(tensor, Sizes(matrix, 2), Sizes(in_place, 2));
+  }
+  const int64_t ordered_shape[] = {shape[outer], shape[inner], columns};
+  const int64_t ordered_strides[] = {strides[outer], strides[inner], strides[2]};
+  const int64_t in_copy[] = {std::max<int64_t>(columns, 1), 1};
+  return reinterpret(
+      contiguous_copy(reinterpret(tensor, Sizes(ordered_shape, 3), Sizes(ordered_strides, 3))), Sizes(matrix, 2),
+      Sizes(in_copy, 2));
+}
+
+// The part of the weights that meets the hidden state, [3 * state_size, state_size], or the input.
+inline Tensor weights_of_state(const Tensor& weights, const LltmSequenceSizes& sizes) {
+  return columns(weights, 0, sizes.state_size);
+}
+
+inline Tensor weights_of_input(const Tensor& weights, const LltmSequenceSizes& sizes) {
+  return columns(weights, sizes.state_size, sizes.input_features);
+}
+
+inline bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtype == ScalarType::BFloat16; }
+
+// A product in the compute type: rounded to 16 bits, it would lose what the sum of it and others needs.
+template <class Device>
+Tensor multiply(ScalarType dtype, const Tensor& a, const Tensor& b) {
+  Options options = a.options();
+  if (is_half(dtype)) options.dtype = aoti_torch_dtype_float32();
+  Tensor product = allocate(options, a.sizes()[0], b.sizes()[1]);
+  if (!is_half(dtype)) {
+    mm_into(a, b, product);
+  } else if constexpr (Device::kIsCuda) {
+    mm_float32_into(a, b, product);
+  } else {
+    mm_into(to_float32(a), to_float32(b), product);
+  }
+  return product;
+}
+
+inline int64_t compute_bytes(ScalarType dtype) { return dtype == ScalarType::Double ? 8 : 4; }
+
+// Rows of the batch below which another thread costs more than it saves.
+inline int64_t grain_of_rows(const LltmSequenceSizes& sizes) {
+  constexpr int64_t kMultiplications = 250000;
+  return 1 + kMultiplications / std::max<int64_t>(3 * sizes.time * sizes.state_size * sizes.state_size, 1);
+}
+
+inline std::optional<Dense> check_lengths(
+    const char* op, const Tensor* lengths, const LltmSequenceSizes& sizes, const Options& like) {
+  if (lengths == nullptr) return std::nullopt;
+  check_matches(op, "lengths", *lengths, "input", {aoti_torch_dtype_int64(), like.device_type, like.device_index});
+  check_sizes(op, "lengths", *lengths, {sizes.batch});
+  return std::make_optional<Dense>(*lengths);
+}
+
+// Null for a tensor that is absent.
+template <class Held>
+const void* data_of(const std::optional<Held>& held) {
+  return held.has_value() ? held->data() : nullptr;
+}
+
+// -- forward
+
+// A product of the library's and a kernel for each step.
+template <class Device>
+void run_steps(
+    const char* op, ScalarType dtype, LltmSequence arguments, const Tensor& weights, const Tensor& h_0,
+    const Tensor& h_n) {
+  LltmSequenceSizes& sizes = arguments.sizes;
+  const Tensor weights_h = transpose(weights_of_state(weights, sizes));
+  const Tensor workspace = allocate_bytes(h_0.options(), sizes.batch * sizes.state_size * compute_bytes(dtype));
+  arguments.workspace = workspace.mutable_data();
+  for (sizes.step = 0; sizes.step < sizes.time; ++sizes.step) {
+    const Tensor recurrent = multiply<Device>(dtype, sizes.step == 0 ? h_0 : h_n, weights_h);
+    arguments.recurrent = recurrent.data();
+    Device::run(op, h_0, 0, 0, [&](auto stream) { return Device::lltm_sequence_step(dtype, arguments, stream); });
+  }
+}
+
+template <class Device>
+void run_sequence(
+    const char* op, ScalarType dtype, LltmSequence arguments, const Tensor& weights, const Tensor& h_0,
+    const Tensor& h_n) {
+  std::optional<Tensor> workspace;
+  if constexpr (Device::kIsCuda) {
+    const int64_t bytes = Device::lltm_sequence_workspace(dtype, arguments.sizes);
+    if (bytes == 0) return run_steps<Device>(op, dtype, arguments, weights, h_0, h_n);
+    workspace = allocate_bytes(h_0.options(), bytes);
+    arguments.workspace = workspace->mutable_data();
+  }
+  Device::run(op, h_0, arguments.sizes.batch, grain_of_rows(arguments.sizes), [&](auto... where) {
+    return Device::lltm_sequence(dtype, arguments, where...);
+  });
+}
+
+template <class Device>
+std::array<Tensor, 5> lltm_sequence(
+    const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& h_0, const Tensor& c_0,
+    const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32) {
+  constexpr const char* kOp = "lltm_sequence";
+  const Sizes steps = sizes_of(kOp, "input", input, 3);
+  const LltmSequenceSizes sizes =
+      laid_out_like(sequence_sizes(steps, steps[2], matrix_sizes(kOp, "h_0", h_0)[1], reverse), input);
+  check<LltmSequenceTensors>(kOp, sizes, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
+  const Options options = input.options();
+  const std::optional<Dense> counts = check_lengths(kOp, get(lengths), sizes, options);
+  const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
+
+  const Tensor products =
+      multiply<Device>(dtype, rows_of(input, sizes, false), transpose(weights_of_input(weights, sizes)));
+  Tensor gates = is_half(dtype) ? allocate(options, sizes, 3 * sizes.state_size)
+                                : make_sequence(sizes, 3 * sizes.state_size, [&](Sizes shape, Sizes strides) {
+                                    return reinterpret(products, shape, strides);
+                                  });
+  Tensor output = allocate(options, sizes, sizes.state_size);
+  Tensor cells = allocate(options, sizes, sizes.state_size);
+  if (output.numel() == 0) {
+    return {std::move(output), contiguous_copy(h_0), contiguous_copy(c_0), std::move(gates), std::move(cells)};
+  }
+  Tensor h_n = allocate(options, sizes.batch, sizes.state_size);
+  Tensor c_n = allocate(options, sizes.batch, sizes.state_size);
+  const Dense dense_weights(weights, kSequenceAlignment), dense_bias(bias, kSequenceAlignment);
+  const Dense dense_h_0(h_0, kSequenceAlignment), dense_c_0(c_0, kSequenceAlignment);
+  LltmSequence arguments{};
+  arguments.sizes = sizes;
+  arguments.products = products.data();
+  arguments.weights = dense_weights.data();
+  arguments.bias = dense_bias.data();
+  arguments.h_0 = dense_h_0.data();
+  arguments.c_0 = dense_c_0.data();
+  arguments.lengths = static_cast<const int64_t*>(data_of(counts));
+  arguments.output = output.mutable_data();
+  arguments.h_n = h_n.mutable_data();
+  arguments.c_n = c_n.mutable_data();
+  arguments.gates = gates.mutable_data();
+  arguments.cells = cells.mutable_data();
+  run_sequence<Device>(kOp, dtype, arguments, weights, h_0, h_n);
+  return {std::move(output), std::move(h_n), std::move(c_n), std::move(gates), std::move(cells)};
+}
+
+// -- backward
+
+// From the last step of the forward to its first, and once more for the gradient of the first state.
+template <class Device>
+void run_steps_backward(
+    const char* op, ScalarType dtype, LltmSequenceBackward arguments, const Tensor& weights, const Tensor& grad_gates) {
+  LltmSequenceSizes& sizes = arguments.sizes;
+  const Tensor weights_h = weights_of_state(weights, sizes);
+  const Tensor workspace = allocate_bytes(weights.options(), 2 * sizes.batch * sizes.state_size * compute_bytes(dtype));
+  arguments.workspace = workspace.mutable_data();
+  const int64_t row = 3 * sizes.state_size;
+  const int64_t shape[] = {sizes.batch, row};
+  const int64_t strides[] = {sizes.batch_stride * row, 1};
+  for (sizes.step = 0; sizes.step <= sizes.time; ++sizes.step) {
+    std::optional<Tensor> recurrent;
+    if (sizes.step > 0) {
+      const int64_t before = sizes.reverse ? sizes.step - 1 : sizes.time - sizes.step;
+      const int64_t offset = before * sizes.time_stride * row;
+      recurrent =
+          multiply<Device>(dtype, reinterpret(grad_gates, Sizes(shape, 2), Sizes(strides, 2), offset), weights_h);
+    }
+    arguments.recurrent = data_of(recurrent);
+    Device::run(
+        op, weights, 0, 0, [&](auto stream) { return Device::lltm_sequence_step_backward(dtype, arguments, stream); });
+  }
+}
+
+template <class Device>
+void run_sequence_backward(
+    const char* op, ScalarType dtype, LltmSequenceBackward arguments, const Tensor& weights, const Tensor& grad_gates) {
+  std::optional<Tensor> workspace;
+  if constexpr (Device::kIsCuda) {
+    const int64_t bytes = Device::lltm_sequence_backward_workspace(dtype, arguments.sizes);
+    if (bytes == 0) return run_steps_backward<Device>(op, dtype, arguments, weights, grad_gates);
+    workspace = allocate_bytes(weights.options(), bytes);
+    arguments.workspace = workspace->mutable_data();
+  }
+  Device::run(op, weights, arguments.sizes.batch, grain_of_rows(arguments.sizes), [&](auto... where) {
+    return Device::lltm_sequence_backward(dtype, arguments, where...);
+  });
+}
+
+inline std::optional<Dense> dense(const Tensor* tensor) {
+  return tensor == nullptr ? std::nullopt : std::make_optional<Dense>(*tensor, kSequenceAlignment);
+}
+
+// The gradient that a sequence without an element hands on.
+inline Tensor hand_on(const Tensor* gradient, const Options& options, const LltmSequenceSizes& sizes) {
+  return gradient == nullptr ? zeros(options, sizes.batch, sizes.state_size) : contiguous_copy(*gradient);
+}
+
+template <class Device>
+std::array<Tensor, 3> lltm_sequence_backward(
+    const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_h_n,
+    const std::optional<Tensor>& grad_c_n, const Tensor& weights, const Tensor& gates, const Tensor& cells,
+    const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32) {
+  constexpr const char* kOp = "lltm_sequence_backward";
+  const Sizes steps = sizes_of(kOp, "cells", cells, 3);
+  sizes_of(kOp, "gates", gates, 3);
+  const int64_t features = std::max<int64_t>(matrix_sizes(kOp, "weights", weights)[1] - steps[2], 0);
+  const LltmSequenceSizes sizes = laid_out_like(sequence_sizes(steps, features, steps[2], reverse), gates);
+  const Tensors tensors{get(grad_output), get(grad_h_n), get(grad_c_n), &weights, &gates, &cells};
+  check<LltmSequenceBackwardTensors>(kOp, sizes, tensors, "cells", cells);
+  const Options options = gates.options();
+  const std::optional<Dense> counts = check_lengths(kOp, get(lengths), sizes, options);
+  const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
+
+  Tensor grad_gates = allocate(options, sizes, 3 * sizes.state_size);
+  if (cells.numel() == 0) {
+    return {std::move(grad_gates), hand_on(get(grad_h_n), options, sizes), hand_on(get(grad_c_n), options, sizes)};
+  }
+  Tensor grad_h_0 = allocate(options, sizes.batch, sizes.state_size);
+  Tensor grad_c_0 = allocate(options, sizes.batch, sizes.state_size);
+  std::optional<Tensor> dense_grad_output;
+  if (get(grad_output) != nullptr) dense_grad_output = rows_of(*grad_output, sizes, true);
+  const Tensor dense_gates = rows_of(gates, sizes, true), dense_cells = rows_of(cells, sizes, true);
+  const std::optional<Dense> dense_grad_h_n = dense(get(grad_h_n)), dense_grad_c_n = dense(get(grad_c_n));
+  const Dense dense_weights(weights, kSequenceAlignment);
+  LltmSequenceBackward arguments{};
+  arguments.sizes = sizes;
+  arguments.grad_output = data_of(dense_grad_output);
+  arguments.grad_h_n = data_of(dense_grad_h_n);
+  arguments.grad_c_n = data_of(dense_grad_c_n);
+  arguments.weights = dense_weights.data();
+  arguments.gates = dense_gates.data();
+  arguments.cells = dense_cells.data();
+  arguments.lengths = static_cast<const int64_t*>(data_of(counts));
+  arguments.grad_gates = grad_gates.mutable_data();
+  arguments.grad_h_0 = grad_h_0.mutable_data();
+  arguments.grad_c_0 = grad_c_0.mutable_data();
+  run_sequence_backward<Device>(kOp, dtype, arguments, weights, grad_gates);
+  return {std::move(grad_gates), std::move(grad_h_0), std::move(grad_c_0)};
+}
+
+template <class Device>
+void register_lltm_sequence(torch::stable::detail::StableLibrary& library) {
+  library.impl("lltm_sequence", &Boxed<&lltm_sequence<Device>>::call);
+  library.impl("lltm_sequence_backward", &Boxed<&lltm_sequence_backward<Device>>::call);
+}
+
+}  // namespace extops::stable

@@ -1,0 +1,354 @@
+// The LLTM over whole sequences. The rows of a batch do not depend on each other, so that a slice of them runs through
+// all steps without waiting for another; the recurrent weights are packed once for all steps.
+#include <algorithm>
+#include <vector>
+
+#include "../lltm_sequence.h"
+#include "lltm_pointwise.h"
+#include "vectorize.h"
+
+namespace extops::cpu {
+namespace {
+
+constexpr int kGates = 3;
+
+template <class C, int kBytes>
+struct alignas(kBytes) Vector {
+  static constexpr int kLanes = kBytes / sizeof(C);
+  C at[kLanes];
+};
+
+template <class T, class C>
+[[gnu::always_inline]] inline void load_row(const T* __restrict from, C* __restrict to, int64_t count) {
+  for (int64_t j = 0; j < count; ++j) to[j] = load(from[j]);
+}
+
+template <class T, class C>
+[[gnu::always_inline]] inline void store_row(const C* __restrict from, T* __restrict to, int64_t count) {
+  for (int64_t j = 0; j < count; ++j) store(to[j], from[j]);
+}
+
+// The operands of to[r * to_stride + v * v_stride] = sum over d of a[r * a_stride + d] * b[d * kVectors + v].
+template <class C, int kBytes>
+struct Product {
+  int64_t depth;
+  const C* a;
+  int64_t a_stride;
+  const Vector<C, kBytes>* b;
+  Vector<C, kBytes>* to;
+  int64_t to_stride;
+  int64_t v_stride;
+};
+
+// The terms [begin, end) of kRows rows, added to those before.
+template <int kRows, int kVectors, class C, int kBytes>
+[[gnu::always_inline]] inline void multiply_tile(
+    const Product<C, kBytes>& product, int64_t row, int64_t begin, int64_t end) {
+  typedef C V __attribute__((vector_size(kBytes), may_alias));
+  const C* const a = product.a + row * product.a_stride;
+  V sums[kRows][kVectors] = {};
+  for (int64_t d = begin; d < end; ++d) {
+    const V* values = reinterpret_cast<const V*>(product.b + d * kVectors);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const C factor = a[r * product.a_stride + d];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[r][v] += factor * values[v];
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      V& total = *reinterpret_cast<V*>(product.to + (row + r) * product.to_stride + v * product.v_stride);
+      total = begin == 0 ? sums[r][v] : total + sums[r][v];
+    }
+  }
+}
+
+template <int kRows, int kVectors, class C, int kBytes>
+[[gnu::always_inline]] inline void multiply_tiles(
+    const Product<C, kBytes>& product, int64_t row, int64_t rows, int64_t begin, int64_t end) {
+  for (; row + kRows <= rows; row += kRows) multiply_tile<kRows, kVectors>(product, row, begin, end);
+  if constexpr (kRows > 1) multiply_tiles<kRows / 2, kVectors>(product, row, rows, begin, end);
+}
+
+// All rows pass through as many lines of `b` as stay in the first-level cache before the next ones. The sums of those
+// lines are added up, so that the error of long sums stays small, and in the same order for each row, in a tile of any
+// size.
+template <int kVectors, class C, int kBytes>
+[[gnu::always_inline]] inline void multiply(const Product<C, kBytes>& product, int64_t rows) {
+  constexpr int kMostRows = kBytes == 64 ? 8 : 4;  // as many as leave the sums in registers
+  constexpr int64_t kTerms = 128;
+  for (int64_t first = 0; first < product.depth; first += kTerms) {
+    multiply_tiles<kMostRows, kVectors>(product, 0, rows, first, std::min(first + kTerms, product.depth));
+  }
+}
+
+// A sample of the batch, and how many steps of it count.
+struct Row {
+  int64_t sample;
+  int64_t length;
+};
+
+// The rows of a slice, the longest first, so that those which count at a step come before the others.
+std::vector<Row> longest_first(int64_t time, const int64_t* lengths, int64_t begin, int64_t end) {
+  std::vector<Row> rows;
+  for (int64_t sample = begin; sample < end; ++sample) {
+    rows.push_back({sample, lengths == nullptr ? time : std::clamp<int64_t>(lengths[sample], 0, time)});
+  }
+  std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.length > b.length; });
+  return rows;
+}
+
+// What forward and backward share.
+template <class T, int kBytes>
+struct Slice {
+  using C = typename Compute<T>::type;
+  using Vec = Vector<C, kBytes>;
+  static constexpr int kLanes = Vec::kLanes;
+
+  const LltmSequenceSizes& sizes;
+  int64_t units;    // in a row
+  int64_t vectors;  // that hold them, the last one padded with zeros
+  std::vector<Row> rows;
+
+  Slice(const LltmSequenceSizes& sizes, const int64_t* lengths, int64_t begin, int64_t end, int64_t group)
+      : sizes(sizes),
+        units(sizes.state_size),
+        vectors((units + group * kLanes - 1) / (group * kLanes) * group),
+        rows(longest_first(sizes.time, lengths, begin, end)) {}
+
+  int64_t count_rows(int64_t t) const {
+    return std::partition_point(rows.begin(), rows.end(), [t](const Row& row) { return row.length > t; }) -
+           rows.begin();
+  }
+
+  int64_t offset(int64_t t, const Row& row) const { return t * sizes.time_stride + row.sample * sizes.batch_stride; }
+
+  // A state of [batch, units], or zeros, by the slice's rows.
+  [[gnu::always_inline]] std::vector<Vec> load_state(const void* from) const {
+    std::vector<Vec> state(rows.size() * vectors);
+    for (size_t r = 0; from != nullptr && r < rows.size(); ++r) {
+      load_row(static_cast<const T*>(from) + rows[r].sample * units, state[r * vectors].at, units);
+    }
+    return state;
+  }
+
+  [[gnu::always_inline]] void store_state(const std::vector<Vec>& state, void* to) const {
+    for (size_t r = 0; r < rows.size(); ++r) {
+      store_row(state[r * vectors].at, static_cast<T*>(to) + rows[r].sample * units, units);
+    }
+  }
+
+  // Zeros for the steps that do not count, in a tensor of [time, batch, width].
+  void clear_padding(void* tensor, int64_t width) const {
+    for (const Row& row : rows) {
+      for (int64_t t = row.length; t < sizes.time; ++t) {
+        std::fill_n(static_cast<T*>(tensor) + offset(t, row) * width, width, T{});
+      }
+    }
+  }
+};
+
+template <class T, int kBytes>
+class Forward {
+ public:
+  [[gnu::always_inline]] Forward(const LltmSequence& in, int64_t begin, int64_t end)
+      : in_(in),
+        slice_(in.sizes, in.lengths, begin, end, 1),
+        weights_(slice_.vectors * kGates * slice_.units),
+        bias_(slice_.vectors * kGates),
+        gates_(slice_.rows.size() * slice_.vectors * kGates),
+        h_(slice_.load_state(in.h_0)),
+        cells_(slice_.load_state(in.c_0)) {
+    const T* const weights = static_cast<const T*>(in.weights);
+    const int64_t units = slice_.units;
+    for (int64_t gate = 0; gate < kGates; ++gate) {
+      for (int64_t unit = 0; unit < units; ++unit) {
+        const T* const line = weights + (gate * units + unit) * in.sizes.columns();
+        Vec* const to = weights_.data() + unit / kLanes * units * kGates + gate;
+        for (int64_t k = 0; k < units; ++k) to[k * kGates].at[unit % kLanes] = load(line[k]);
+      }
+      load_row(static_cast<const T*>(in.bias) + gate * units, bias_[gate * slice_.vectors].at, units);
+    }
+  }
+
+  [[gnu::always_inline]] void run() {
+    for (int64_t step = 0; step < in_.sizes.time; ++step) {
+      const int64_t t = in_.sizes.reverse ? in_.sizes.time - 1 - step : step;
+      const int64_t count = slice_.count_rows(t);
+      for (int64_t v = 0; v < slice_.vectors; ++v) {
+        multiply<kGates>(
+            Product<C, kBytes>{
+                slice_.units, h_[0].at, slice_.vectors * kLanes, &weights_[v * slice_.units * kGates], &gates_[v],
+                slice_.vectors * kGates, slice_.vectors},
+            count);
+      }
+      for (int64_t r = 0; r < count; ++r) update(t, r);
+    }
+    slice_.clear_padding(in_.output, slice_.units);
+    slice_.clear_padding(in_.gates, kGates * slice_.units);
+    slice_.clear_padding(in_.cells, slice_.units);
+    slice_.store_state(h_, in_.h_n);
+    slice_.store_state(cells_, in_.c_n);
+  }
+
+ private:
+  using C = typename Compute<T>::type;
+  using Vec = Vector<C, kBytes>;
+  static constexpr int kLanes = Vec::kLanes;
+
+  [[gnu::always_inline]] void update(int64_t t, int64_t r) {
+    const int64_t units = slice_.units;
+    const int64_t padded = slice_.vectors * kLanes;
+    const int64_t row = slice_.offset(t, slice_.rows[r]);
+    C* const gates = gates_[r * slice_.vectors * kGates].at;
+    for (int64_t gate = 0; gate < kGates; ++gate) {
+      const int64_t at = (row * kGates + gate) * units;
+      const C* const products = static_cast<const C*>(in_.products) + at;
+      const C* const bias = bias_[gate * slice_.vectors].at;
+      C* const sums = gates + gate * padded;
+      T* const to = static_cast<T*>(in_.gates) + at;
+#pragma GCC ivdep
+      for (int64_t j = 0; j < units; ++j) {
+        store(to[j], products[j] + bias[j] + sums[j]);
+        sums[j] = load(to[j]);
+      }
+    }
+    C* const cells = cells_[r * slice_.vectors].at;
+    C* const h = h_[r * slice_.vectors].at;
+    // One function a loop: a long chain of operations leaves the CPU waiting for its results.
+#pragma GCC ivdep
+    for (int64_t j = 0; j < 2 * padded; ++j) gates[j] = sigmoid(gates[j]);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) cells[j] += elu(gates[2 * padded + j]) * gates[j];
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) h[j] = tanh(cells[j]) * gates[padded + j];
+    store_row(cells, static_cast<T*>(in_.cells) + row * units, units);
+    store_row(h, static_cast<T*>(in_.output) + row * units, units);
+    load_row(static_cast<const T*>(in_.output) + row * units, h, units);
+  }
+
+  const LltmSequence& in_;
+  Slice<T, kBytes> slice_;
+  std::vector<Vec> weights_;  // [vectors of units, units, gates]
+  std::vector<Vec> bias_;     // [gates, vectors of units]
+  std::vector<Vec> gates_;    // [rows, gates, vectors of units]
+  std::vector<Vec> h_;        // [rows, vectors of units]
+  std::vector<Vec> cells_;
+};
+
+template <class T, int kBytes>
+class Backward {
+ public:
+  [[gnu::always_inline]] Backward(const LltmSequenceBackward& in, int64_t begin, int64_t end)
+      : in_(in),
+        slice_(in.sizes, in.lengths, begin, end, kGroup),
+        weights_(slice_.vectors * columns()),
+        row_(slice_.vectors * (kGates + 1)),
+        grad_gates_(slice_.rows.size() * columns()),
+        grad_h_(slice_.load_state(in.grad_h_n)),
+        grad_cells_(slice_.load_state(in.grad_c_n)) {
+    for (int64_t d = 0; d < columns(); ++d) {
+      const T* const line = static_cast<const T*>(in.weights) + d * in.sizes.columns();
+      for (int64_t unit = 0; unit < slice_.units; unit += kGroup * kLanes) {
+        load_row(
+            line + unit, weights_[unit / kLanes * columns() + d * kGroup].at,
+            std::min<int64_t>(kGroup * kLanes, slice_.units - unit));
+      }
+    }
+  }
+
+  [[gnu::always_inline]] void run() {
+    for (int64_t step = 0; step < in_.sizes.time; ++step) {
+      const int64_t t = in_.sizes.reverse ? step : in_.sizes.time - 1 - step;
+      const int64_t count = slice_.count_rows(t);
+      for (int64_t r = 0; r < count; ++r) update(t, r);
+      for (int64_t v = 0; v < slice_.vectors; v += kGroup) {
+        multiply<kGroup>(
+            Product<C, kBytes>{
+                columns(), grad_gates_.data(), columns(), &weights_[v * columns()], &grad_h_[v], slice_.vectors, 1},
+            count);
+      }
+    }
+    slice_.clear_padding(in_.grad_gates, columns());
+    slice_.store_state(grad_h_, in_.grad_h_0);
+    slice_.store_state(grad_cells_, in_.grad_c_0);
+  }
+
+ private:
+  using C = typename Compute<T>::type;
+  using Vec = Vector<C, kBytes>;
+  static constexpr int kLanes = Vec::kLanes;
+  static constexpr int kGroup = 2;  // vectors of units in a tile
+
+  int64_t columns() const { return kGates * slice_.units; }
+
+  [[gnu::always_inline]] void update(int64_t t, int64_t r) {
+    const int64_t units = slice_.units;
+    const int64_t padded = slice_.vectors * kLanes;
+    const int64_t row = slice_.offset(t, slice_.rows[r]);
+    C* const gates = row_[0].at;
+    C* const cells = gates + kGates * padded;
+    C* const grad_h = grad_h_[r * slice_.vectors].at;
+    C* const grad_cells = grad_cells_[r * slice_.vectors].at;
+    for (int64_t gate = 0; gate < kGates; ++gate) {
+      load_row(static_cast<const T*>(in_.gates) + (row * kGates + gate) * units, gates + gate * padded, units);
+    }
+    load_row(static_cast<const T*>(in_.cells) + row * units, cells, units);
+    if (in_.grad_output != nullptr) {
+      const T* const grad_output = static_cast<const T*>(in_.grad_output) + row * units;
+#pragma GCC ivdep
+      for (int64_t j = 0; j < units; ++j) grad_h[j] += load(grad_output[j]);
+    }
+#pragma GCC ivdep
+    for (int64_t j = 0; j < 2 * padded; ++j) gates[j] = sigmoid(gates[j]);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) cells[j] = tanh(cells[j]);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) {
+      const CellGradients<C> gradients =
+          cell_gradients(gates[j], gates[padded + j], gates[2 * padded + j], cells[j], grad_h[j], grad_cells[j]);
+      gates[j] = gradients.input_gate;
+      gates[padded + j] = gradients.output_gate;
+      gates[2 * padded + j] = gradients.candidate;
+      grad_cells[j] = gradients.old_cell;
+    }
+    T* const grad_gates = static_cast<T*>(in_.grad_gates) + row * columns();
+    for (int64_t gate = 0; gate < kGates; ++gate) store_row(gates + gate * padded, grad_gates + gate * units, units);
+    load_row(grad_gates, &grad_gates_[r * columns()], columns());
+  }
+
+  const LltmSequenceBackward& in_;
+  Slice<T, kBytes> slice_;
+  std::vector<Vec> weights_;   // [groups of vectors of units, columns, kGroup]
+  std::vector<Vec> row_;       // gates, or their gradients, and cells: [gates + 1, vectors of units]
+  std::vector<C> grad_gates_;  // [rows, columns]
+  std::vector<Vec> grad_h_;    // [rows, vectors of units]
+  std::vector<Vec> grad_cells_;
+};
+
+template <template <class, int> class Direction, class Arguments>
+Error run(ScalarType dtype, const Arguments& arguments, int64_t begin, int64_t end) {
+  return dispatch(dtype, [&](auto scalar) -> Error {
+    if (begin >= end || arguments.sizes.state_size == 0) return nullptr;
+    return try_vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
+      Direction<decltype(scalar), bytes>(arguments, begin, end).run();
+    });
+  });
+}
+
+}  // namespace
+}  // namespace extops::cpu
+
+using namespace extops::cpu;
+
+Error extops_lltm_sequence_cpu(ScalarType dtype, const LltmSequence& arguments, int64_t begin, int64_t end) {
+  return run<Forward>(dtype, arguments, begin, end);
+}
+
+Error extops_lltm_sequence_backward_cpu(
+    ScalarType dtype, const LltmSequenceBackward& arguments, int64_t begin, int64_t end) {
+  return run<Backward>(dtype, arguments, begin, end);
+}

@@ -1,0 +1,296 @@
+"""The LLTM over a whole sequence."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from extops import _autograd, _checks, _schemas, reference
+from extops.ops.lltm import autocast
+
+_OP = "lltm_sequence"
+
+_operator = torch.ops.extops.lltm_sequence.default
+_eager = _autograd.eager(_operator)
+_eager_backward = _autograd.eager(torch.ops.extops.lltm_sequence_backward.default)
+
+_allows_tf32 = _autograd.allows_tf32
+
+_TIME_FIRST = _schemas.OPERATORS[_OP]
+_BATCH_FIRST = dataclasses.replace(
+    _TIME_FIRST,
+    arguments=(_schemas.Row("input", "batch, time, input_features"), *_TIME_FIRST.arguments[1:]),
+)
+
+
+def lltm_sequence(
+    input: Tensor,
+    state: tuple[Tensor, Tensor],
+    weights: Tensor,
+    bias: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    batch_first: bool = False,
+    reverse: bool = False,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """:func:`extops.lltm` at every step of a sequence, with the input's part of the matrix product done for all steps
+    at once.
+
+    Args:
+        input: ``[T, B, I]``, or ``[B, T, I]`` with ``batch_first``.
+        state: ``(h_0, c_0)``, the state before the first step, both ``[B, S]``.
+        weights: ``[3S, S + I]``; the first ``S`` columns meet the hidden state.
+        bias: ``[3S]``.
+        lengths: ``[B]``, integers from 0 to ``T``, on the CPU or on the device of ``input``: how many steps of each row
+            count. Beyond them the output and the gradient of ``input`` are zero, the state stays, and what ``input``
+            holds has no effect.
+        batch_first: the layout of ``input`` and ``output``.
+        reverse: goes from the last step to the first.
+
+    Returns:
+        ``output, (h_n, c_n)``: the hidden state after every step, ``[T, B, S]`` or ``[B, T, S]``, and the last state,
+        both ``[B, S]``.
+
+    Raises:
+        RuntimeError: a dtype, device, layout, number of dimensions or size does not fit, or one of ``lengths`` is out
+            of range; the message names it. Lengths on a GPU are checked there, since the host does not wait for them:
+            the message is then that of a device-side assertion, as for torch's own indices. Code that
+            ``torch.jit.trace`` made of this function refuses them as an index that is out of range.
+    """
+    h, c = _checks.as_pair(_OP, state)
+    try:
+        if _autograd.is_autocasting() or not _autograd.is_plain():
+            input, weights, bias, h, c = autocast(input, weights, bias, h, c)
+        if lengths is not None:
+            _check(input, h, c, weights, bias, lengths, batch_first)
+        steps = input.transpose(0, 1) if batch_first else input
+        if lengths is not None:
+            lengths = _checked(lengths, steps)
+        if _autograd.is_plain():
+            output, h_n, c_n = _run(steps, weights, bias, h, c, lengths, reverse)
+        else:
+            if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
+                _check(input, h, c, weights, bias, lengths, batch_first)
+            arguments = steps, weights, bias, h, c, lengths
+            output, h_n, c_n, _, _ = _operator(
+                *arguments, reverse=reverse, allow_tf32=_allows_tf32()
+            )
+    except (*_checks.FAILURES, IndexError):
+        _checks.explain(_check, input, h, c, weights, bias, lengths, batch_first)
+        raise
+    return output.transpose(0, 1) if batch_first else output, (h_n, c_n)
+
+
+def _run(
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    h_0: Tensor,
+    c_0: Tensor,
+    lengths: Tensor | None,
+    reverse: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A plain call."""
+    allow_tf32 = input.is_cuda and _allows_tf32()
+    arguments = input, weights, bias, h_0, c_0, lengths
+    if torch.is_grad_enabled() and (
+        weights.requires_grad
+        or bias.requires_grad
+        or input.requires_grad
+        or h_0.requires_grad
+        or c_0.requires_grad
+    ):
+        output, h_n, c_n, _, _ = _apply(reverse, allow_tf32, *arguments)
+    else:
+        with _autograd.below_autograd():
+            output, h_n, c_n, _, _ = _eager(*arguments, reverse=reverse, allow_tf32=allow_tf32)
+    return output, h_n, c_n
+
+
+def _unwrapped(tensor: Tensor) -> Tensor:
+    """The values behind a tensor of ``torch.func``: ``vmap`` has no rule for an assertion."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def _checked(lengths: Tensor, input: Tensor) -> Tensor:
+    """Lengths as the operator takes them: of int64, on the device of ``input`` and in range."""
+    # Small integer types hold no number of steps beyond their range, and unsigned ones cannot be compared.
+    numbers = lengths.to(torch.int64)
+    steps = input.shape[0]
+    if torch.compiler.is_compiling():  # for any number of steps, so that the message has none
+        values, limit = numbers, "the number of steps of `input`"
+    else:
+        values, limit = _unwrapped(numbers), f"{steps}, the number of steps of `input`"
+    in_range = ((values >= 0) & (values <= steps)).all()
+    expected = f"{_OP}: expected `lengths` from 0 to {limit}"
+    try:
+        torch._assert_async(in_range, expected)
+    except RuntimeError:
+        with torch._C._DisableFuncTorch():  # within whose transforms new tensors have no values
+            given = _unwrapped(lengths).tolist()
+        raise RuntimeError(f"{expected}, but got {given}") from None
+    if _autograd.is_tracing():  # a trace leaves out assertions, but not what the result depends on
+        numbers = torch.arange(steps + 1, device=numbers.device).index_select(0, numbers)
+    return numbers.to(input.device, non_blocking=True)
+
+
+def _check(
+    input: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    lengths: Tensor | None,
+    batch_first: bool,
+) -> None:
+    schema = _BATCH_FIRST if batch_first else _TIME_FIRST
+    batch = schema.check(input, weights, bias, h, c)["batch"]
+    if lengths is not None:
+        _check_lengths(lengths, input, batch)
+
+
+def _check_lengths(lengths: Tensor, input: Tensor, batch: int) -> None:
+    if not isinstance(lengths, Tensor):
+        raise TypeError(
+            f"{_OP}: expected `lengths` to be a torch.Tensor, but got {type(lengths).__name__}"
+        )
+    if lengths.layout is not torch.strided:
+        raise RuntimeError(
+            f"{_OP}: expected `lengths` to be a dense (strided) tensor, but got layout {lengths.layout}"
+        )
+    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
+        raise RuntimeError(
+            f"{_OP}: expected `lengths` of an integer dtype, but got {lengths.dtype}"
+        )
+    if lengths.device != input.device and lengths.device.type != "cpu":
+        raise RuntimeError(
+            f"{_OP}: expected `lengths` on the CPU or on device {input.device}, the device of `input`, "
+            f"but got {lengths.device}"
+        )
+    _checks.check_shape(_OP, "lengths", lengths, (batch,), "[batch]")
+
+
+# -- gradients: eager calls go straight to an autograd Function, at half the overhead of the dispatcher's way to one;
+#    the backward is the same
+
+
+class _Sequence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, reverse: bool, allow_tf32: bool, *inputs: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        with _autograd.below_autograd():
+            results: tuple[Tensor, ...] = _eager(*inputs, reverse=reverse, allow_tf32=allow_tf32)
+        output, _, _, gates, cells = results
+        ctx.reverse = reverse
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, output, gates, cells)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
+        *inputs, lengths, output, gates, cells = ctx.saved_tensors
+        needs = ctx.needs_input_grad[2:7]
+        if _autograd.needs_composite() or towards[3] is not None or towards[4] is not None:
+            composite = functools.partial(
+                reference.lltm_sequence, lengths=lengths, reverse=ctx.reverse
+            )
+            found = _autograd.composite_gradients(composite, inputs, needs, towards)
+        elif all(gradient is None for gradient in towards):
+            found = (None,) * 5
+        else:
+            with _autograd.below_autograd():
+                found = _gradients(
+                    inputs, lengths, output, gates, cells, towards[:3], needs, ctx.reverse
+                )
+        return None, None, *found, None
+
+
+def _gradients(
+    inputs: list[Tensor],
+    lengths: Tensor | None,
+    output: Tensor,
+    gates: Tensor,
+    cells: Tensor,
+    towards: tuple[Tensor | None, ...],
+    needs: tuple[bool, ...],
+    reverse: bool,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of ``input``, ``weights``, ``bias``, ``h_0`` and ``c_0`` that are needed."""
+    input, weights, _, h_0, _ = inputs
+    needs_input, needs_weights, needs_bias, _, _ = needs
+    allow_tf32 = input.is_cuda and _allows_tf32()
+    grad_gates, grad_h_0, grad_c_0 = _eager_backward(
+        *towards, weights, gates, cells, lengths, reverse=reverse, allow_tf32=allow_tf32
+    )
+    batch_first = _schemas.is_batch_first(gates)
+    rows = _rows(grad_gates, batch_first)
+    grad_input = grad_weights = None
+    if needs_input:
+        of_rows = torch.mm(rows, weights[:, h_0.shape[1] :])
+        grad_input = _transposed(of_rows.view(_transposed(input, batch_first).shape), batch_first)
+    if needs_weights:
+        factors = _factors(input, h_0, output, lengths, batch_first, reverse)
+        grad_weights = torch.mm(rows.t(), _rows(factors, batch_first))
+    return grad_input, grad_weights, rows.sum(0) if needs_bias else None, grad_h_0, grad_c_0
+
+
+def _factors(
+    input: Tensor,
+    h_0: Tensor,
+    output: Tensor,
+    lengths: Tensor | None,
+    batch_first: bool,
+    reverse: bool,
+) -> Tensor:
+    """``[h | input]`` with the hidden state before each step: what the weights met."""
+    time, batch, features = input.shape
+    state_size = h_0.shape[1]
+    outer, inner = (batch, time) if batch_first else (time, batch)
+    factors = _transposed(input.new_empty(outer, inner, state_size + features), batch_first)
+    factors[:, :, state_size:] = input
+    old_h = factors[:, :, :state_size]
+    first, others = (slice(-1, None), slice(-1)) if reverse else (slice(1), slice(1, None))
+    old_h[first] = h_0
+    old_h[others] = output[slice(1, None) if reverse else slice(-1)]
+    if lengths is None:
+        return factors
+    if reverse:
+        is_last = torch.arange(time, device=input.device).unsqueeze(1) == lengths - 1
+        old_h.copy_(torch.where(is_last.unsqueeze(2), h_0, old_h))
+    # What does not count may be infinite or NaN, and zero times that is NaN.
+    return torch.where(reference.steps_that_count(lengths, time), factors, 0)
+
+
+def _transposed(sequence: Tensor, batch_first: bool) -> Tensor:
+    return sequence.transpose(0, 1) if batch_first else sequence
+
+
+def _rows(sequence: Tensor, batch_first: bool) -> Tensor:
+    """A tensor of ``[time, batch, columns]`` as a matrix, in the order of its memory."""
+    time, batch, columns = sequence.shape
+    return _transposed(sequence, batch_first).reshape(time * batch, columns)
+
+
+_apply = _autograd.apply(_Sequence)
+_autograd.register(
+    _OP,
+    lambda *inputs, reverse=False, allow_tf32=False: _apply(reverse, allow_tf32, *inputs),
+    lambda *inputs, reverse=False, allow_tf32=False: reference.lltm_sequence(
+        *inputs, reverse=reverse
+    ),
+)
+
+
+def _composite_backward(
+    *inputs: Any, reverse: bool = False, allow_tf32: bool = False
+) -> tuple[Tensor, ...]:
+    return reference.lltm_sequence_backward(*inputs, reverse=reverse)
+
+
+# For compiled code, which calls it.
+_autograd.register(f"{_OP}_backward", _composite_backward, _composite_backward)
