@@ -387,8 +387,8 @@ def test_sizes_of_every_kernel(
 @by_device
 @by_reverse
 def test_a_thousand_steps(reverse: bool, device: str, dtype: torch.dtype) -> None:
-    """Errors travel from step to step, and in some samples grow until they have nothing to do with where they began. The
-    largest ones are a matter of luck then, and so is a mean, so the median counts.
+    """Errors travel from step to step, and in some samples grow until they have nothing to do with where they began.
+    The largest ones are a matter of luck then, and so is a mean, so the median counts.
     """
     sizes, options = (1000, 16, 5, 33), {"reverse": reverse}
     for name, ours, eager, exact in compared(sizes, device, dtype, options, 0.25):
