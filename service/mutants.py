@@ -197,6 +197,8 @@ def run_tests(
                 shutil.copytree(folder / part, work / "package", dirs_exist_ok=True)
         # Not all of the output is pytest's to capture: sanitizers write below Python.
         pytest = [sys.executable, "-m", "pytest", "-v", "-x", "--tb=short", "--capture=sys"]
+        # The summary of warnings names tests, too, after the one that failed.
+        pytest += ["--disable-warnings"]
         command = [*under, *pytest, "-p", "no:cacheprovider", *arguments]
         return _run(command, work, {**os.environ, **path, **(environment or {})}, limit)
 

@@ -23,6 +23,7 @@ from operators import (
     Operator,
     Tensors,
     as_tuple,
+    assert_as_accurate_as_eager,
     by_operator,
     dtype_name,
     gradients,
@@ -439,16 +440,14 @@ def test_large_products(batch: int, features: int, state: int, dtype: torch.dtyp
         found = torch.autograd.grad(results, leaves, towards)
         return *(result.detach() for result in results), *found
 
-    actual = run(LLTM, inputs, towards)
-    wider = torch.float64 if dtype is torch.float32 else torch.float32
+    actual, eager = (run(function, inputs, towards) for function in (LLTM, LLTM.eager))
     inputs, towards = (
-        tuple(tensor.detach().to(wider) for tensor in tensors) for tensors in (inputs, towards)
+        tuple(tensor.detach().double() for tensor in tensors) for tensors in (inputs, towards)
     )
-    expected = run(LLTM.eager, inputs, towards)
-    for ours, right in zip(actual, expected, strict=True):
-        limit = 16 * torch.finfo(dtype).eps * right.abs().max()
-        for rows, right_rows in zip(ours.split(2**12), right.split(2**12), strict=True):
-            assert bool((rows - right_rows).abs().max() <= limit)
+    exact = run(LLTM.eager, inputs, towards)
+    names = *LLTM.results, *LLTM.arguments
+    for name, *values in zip(names, actual, eager, exact, strict=True):
+        assert_as_accurate_as_eager(name, *values, LLTM.ulps)
 
 
 def pointwise(gates: Tensor, old_cell: Tensor) -> Tensors:

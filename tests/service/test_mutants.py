@@ -101,7 +101,9 @@ def test_what_hangs_is_killed_and_what_is_tested_is_the_mutant(
     (tmp_path / "tests").mkdir()
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / "tests" / "test_it.py").write_text(
-        "import extops\ndef test_it(): assert extops.value == 1 or extops.wait()\n"
+        "import warnings\nimport extops\n"
+        "def test_that_warns(): warnings.warn('listed after all tests')\n"
+        "def test_it(): assert extops.value == 1 or extops.wait()\n"
     )
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
     for name, value in {
@@ -114,7 +116,7 @@ def test_what_hangs_is_killed_and_what_is_tested_is_the_mutant(
         name: mutants.run_tests(tmp_path / "built", name, ["tests"], limit=limit)
         for name, limit in ((None, 60), ("wrong", 60), ("hangs", 15))
     }
-    assert (runs[None].code, runs[None].passed) == (0, 1)
+    assert (runs[None].code, runs[None].passed) == (0, 2)
     assert mutate.verdict(runs["wrong"]) == ("killed", "tests/test_it.py::test_it")
     with pytest.raises(ServiceError, match=r"has no gone: build .* again"):
         mutants.run_tests(tmp_path / "built", "gone", ["tests"], limit=60)

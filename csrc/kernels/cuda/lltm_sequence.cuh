@@ -136,19 +136,24 @@ struct CellSlopes {
   C candidate;    // by grad_cell
 };
 
+template <bool kFast, class C>
+__device__ CellSlopes<C> cell_slopes(const C (&gates)[3], C cell) {
+  const C candidate_value = elu<C, kFast>(gates[2]);
+  const C i = sigmoid<C, kFast>(gates[0]);
+  const C o = sigmoid<C, kFast>(gates[1]);
+  const C tanh_cell = hyperbolic_tangent<C, kFast>(cell);
+  return {
+      tanh_cell * o * (1 - o), o * (1 - tanh_cell * tanh_cell), candidate_value * i * (1 - i),
+      i * (gates[2] > 0 ? C(1) : 1 + candidate_value)};
+}
+
 template <bool kFast, class T, class C>
 __device__ CellSlopes<C> cell_slopes(const SequenceBackward<T>& in, int64_t place, int unit) {
   const int state_size = in.steps.state_size;
   C gates[3];
 #pragma unroll
   for (int g = 0; g < 3; ++g) gates[g] = load(in.gates[(place * 3 + g) * state_size + unit]);
-  const C candidate_value = elu<C, kFast>(gates[2]);
-  const C i = sigmoid<C, kFast>(gates[0]);
-  const C o = sigmoid<C, kFast>(gates[1]);
-  const C tanh_cell = hyperbolic_tangent<C, kFast>(load(in.cells[place * state_size + unit]));
-  return {
-      tanh_cell * o * (1 - o), o * (1 - tanh_cell * tanh_cell), candidate_value * i * (1 - i),
-      i * (gates[2] > 0 ? C(1) : 1 + candidate_value)};
+  return cell_slopes<kFast>(gates, C(load(in.cells[place * state_size + unit])));
 }
 
 // The kernels that hold the recurrent weights for all steps: in the registers of one block (a small state), of a

@@ -1,8 +1,8 @@
-// A whole sequence on Hopper GPUs, for states of up to 512: a cluster of blocks computes eight samples. Each block has
-// 32 units, whose recurrent weights its threads hold in registers for all steps. What the blocks exchange after each
-// step (forward: h, backward: the gradients of the gates) goes straight into each other's shared memory, where an
-// mbarrier counts the bytes. Products are by tensor cores (mma.sync) in 16-bit types and TF32, by multiply-adds (FFMA)
-// in strict float32.
+// A whole sequence on Hopper GPUs, for states of up to 512: a cluster of blocks computes eight or sixteen samples. Each
+// block has 32 units, whose recurrent weights its threads hold in registers for all steps. What the blocks exchange
+// after each step (forward: h, backward: the gradients of the gates) goes straight into each other's shared memory,
+// where an mbarrier counts the bytes. Products are by tensor cores (mma.sync) in 16-bit types and TF32, by
+// multiply-adds (FFMA) in strict float32.
 //
 // All blocks of a cluster run at the same time, and clusters do not wait for each other.
 #include "hopper.cuh"
@@ -13,32 +13,35 @@ namespace extops::cuda {
 
 constexpr int kClusterThreads = 512;
 constexpr int kClusterWarps = kClusterThreads / 32;
-constexpr int kClusterUnits = 32;                               // of a block
-constexpr int kClusterSamples = 8;                              // of a cluster
-constexpr int kClusterCells = kClusterUnits * kClusterSamples;  // one for each thread of the first warps
+constexpr int kClusterUnits = 32;  // of a block
+constexpr int kTileSamples = 8;    // of a product
+constexpr int kTileCells = kClusterUnits * kTileSamples;
 
 enum class ClusterMath { kTensorCores, kFloat32 };
 enum class ClusterPass { kForward, kBackward };
 
-template <class T_, ClusterMath kMath_, ClusterPass kPass_, int kBlocks_>
+template <class T_, ClusterMath kMath_, ClusterPass kPass_, int kBlocks_, int kSamples_>
 struct ClusterTile {
   using T = T_;
   static constexpr ClusterMath kMath = kMath_;
   static constexpr bool kIsForward = kPass_ == ClusterPass::kForward;
   static constexpr bool kIsFast = kMath == ClusterMath::kTensorCores;
   static constexpr int kBlocks = kBlocks_;
+  static constexpr int kSamples = kSamples_;
+  static constexpr int kCells = kClusterUnits * kSamples;          // each of a thread
   static constexpr int kValues = kIsForward ? 1 : 3;               // that a cell sends
   static constexpr int kN = kClusterUnits * (kIsForward ? 3 : 1);  // sums of a sample in a block
   static constexpr int kSourceK = kClusterUnits * kValues;         // K of what one block sends
   static constexpr int kK = kBlocks * kSourceK;
   static constexpr int kRowBytes = kSourceK * static_cast<int>(sizeof(T));
-  static constexpr int kSourceBytes = kClusterSamples * kRowBytes;
+  static constexpr int kSourceBytes = kSamples * kRowBytes;
   static constexpr int kSlotBytes = kBlocks * kSourceBytes;
   // How the warps divide the product.
   static constexpr int kNGroups = kIsForward ? 2 : 1;
   static constexpr int kKGroups = kClusterWarps / kNGroups;
-  static constexpr int kPartialBytes = kKGroups * kN * kClusterSamples * static_cast<int>(sizeof(float));
+  static constexpr int kPartialBytes = kKGroups * kN * kSamples * static_cast<int>(sizeof(float));
   static constexpr int kSharedBytes = 2 * kSlotBytes + kPartialBytes;
+  static_assert(kCells <= kClusterThreads);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -50,19 +53,6 @@ __device__ constexpr int swizzle(int sample, int chunk) {
 }
 
 // The rank of this block in its cluster is blockIdx.x, which runs over all its blocks.
-
-// Writes to shared memory of a block of the cluster; its mbarrier counts the bytes.
-__device__ inline void store_async(uint32_t to, uint32_t barrier, const uint32_t (&words)[4]) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
-               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(barrier)
-               : "memory");
-}
-
-__device__ inline void store_async(uint32_t to, uint32_t barrier, const uint32_t (&words)[2]) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(to),
-               "r"(words[0]), "r"(words[1]), "r"(barrier)
-               : "memory");
-}
 
 __device__ inline float round_to_tf32(float value) {
   uint32_t rounded;
@@ -144,32 +134,34 @@ class TensorProduct {
     }
   }
 
-  // The sums of a slot's values, to be added up over the K groups: partial is [K group, sum, sample].
+  // The sums of a slot's values, to be added up over the K groups: partial is [K group, tile of samples, sum, sample].
   __device__ void multiply(const unsigned char* slot, float* partial) const {
-    float sums[kTiles][4] = {};
-    const int sample = lane() / 4;
+#pragma unroll 1
+    for (int samples = 0; samples < Tile::kSamples; samples += kTileSamples) {
+      float sums[kTiles][4] = {};
+      const int sample = samples + lane() / 4;
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      const int k = first_k() + i * kStep;
-      const unsigned char* row = slot + k / Tile::kSourceK * Tile::kSourceBytes + sample * Tile::kRowBytes;
-      const int chunk = k % Tile::kSourceK * static_cast<int>(sizeof(T)) / kChunkBytes;
-      uint32_t values[2];
+      for (int i = 0; i < kSteps; ++i) {
+        const int k = first_k() + i * kStep;
+        const unsigned char* row = slot + k / Tile::kSourceK * Tile::kSourceBytes + sample * Tile::kRowBytes;
+        const int chunk = k % Tile::kSourceK * static_cast<int>(sizeof(T)) / kChunkBytes;
+        uint32_t values[2];
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        values[r] =
-            *reinterpret_cast<const uint32_t*>(row + swizzle<T>(sample, chunk + r) * kChunkBytes + lane() % 4 * 4);
+        for (int r = 0; r < 2; ++r) {
+          const unsigned char* from = row + swizzle<T>(sample, chunk + r) * kChunkBytes + lane() % 4 * 4;
+          values[r] = *reinterpret_cast<const uint32_t*>(from);
+        }
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) mma(sums[tile], weights_[i][tile], values, T{});
       }
+      float* const to = partial + place(warp() % Tile::kKGroups, first_n() + lane() / 4, samples) + lane() % 4 * 2;
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) mma(sums[tile], weights_[i][tile], values, T{});
-    }
-    float* const group = partial + (warp() % Tile::kKGroups) * Tile::kN * kClusterSamples;
+      for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int n = first_n() + tile * 16 + half * 8 + lane() / 4;
-        *reinterpret_cast<float2*>(group + n * kClusterSamples + lane() % 4 * 2) = {
-            sums[tile][2 * half], sums[tile][2 * half + 1]};
+        for (int half = 0; half < 2; ++half) {
+          float2* const pair = reinterpret_cast<float2*>(to + (tile * 16 + half * 8) * kTileSamples);
+          *pair = {sums[tile][2 * half], sums[tile][2 * half + 1]};
+        }
       }
     }
   }
@@ -178,9 +170,7 @@ class TensorProduct {
   __device__ static float sum(const float* partial, int n, int sample) {
     float total = 0;
 #pragma unroll
-    for (int group = 0; group < Tile::kKGroups; ++group) {
-      total += partial[(group * Tile::kN + n) * kClusterSamples + sample];
-    }
+    for (int group = 0; group < Tile::kKGroups; ++group) total += partial[place(group, n, sample)];
     return total;
   }
 
@@ -189,6 +179,10 @@ class TensorProduct {
   __device__ static int warp() { return threadIdx.x / 32; }
   __device__ static int first_n() { return warp() / Tile::kKGroups * (kTiles * 16); }
   __device__ static int first_k() { return warp() % Tile::kKGroups * kWarpK; }
+  __device__ static int place(int group, int n, int sample) {
+    const int tile = group * (Tile::kSamples / kTileSamples) + sample / kTileSamples;
+    return (tile * Tile::kN + n) * kTileSamples + sample % kTileSamples;
+  }
 
   uint32_t weights_[kSteps][kTiles][4];
 };
@@ -217,7 +211,9 @@ class Float32Product {
   static constexpr int kHalfChunks = Tile::kBlocks / 2 * kRowChunks;
   static constexpr int kChunks = kHalfChunks / kLanes;
   static constexpr int kFloats = kChunkBytes / static_cast<int>(sizeof(float));
-  static constexpr int kPass = kClusterSamples / 2;  // samples at a time, for want of registers
+  static constexpr int kPass = kTileSamples / 2;  // samples at a time, for want of registers
+  static constexpr int kKept = kIsForward ? 3 : 1;
+  static constexpr int kTilePartial = 2 * kKept * kTileCells;
   static_assert(kHalfChunks % kLanes == 0 && kRowChunks % 8 == 0);
 
  public:
@@ -235,49 +231,35 @@ class Float32Product {
     }
   }
 
+  // Partial is [tile of samples, half of K, sum, cell].
   __device__ void multiply(const unsigned char* slot, float* partial) const {
-    float kept[2 * kSums];  // of the samples lane % 4 and lane % 4 + 4
+#pragma unroll 1
+    for (int samples = 0; samples < Tile::kSamples; samples += kTileSamples) {
+      float kept[2 * kSums];  // of the samples lane % 4 and lane % 4 + 4 of the tile
 #pragma unroll
-    for (int pass = 0; pass < 2; ++pass) {
-      float sums[kPass * kSums] = {};
+      for (int pass = 0; pass < 2; ++pass) {
+        float sums[kPass * kSums] = {};
+        multiply_samples(slot + samples * Tile::kRowBytes, pass * kPass, sums);
+        exchange_halves<2 * kSums>(sums, 2);
+        exchange_halves<kSums>(sums, 1);
 #pragma unroll
-      for (int i = 0; i < kChunks; ++i) {
-        const unsigned char* source = slot + chunk(i) / kRowChunks * Tile::kSourceBytes;
-        const int column = chunk(i) % kRowChunks;
-#pragma unroll
-        for (int p = 0; p < kPass; ++p) {
-          const int sample = pass * kPass + p;
-          const float4 x = *reinterpret_cast<const float4*>(
-              source + sample * Tile::kRowBytes + swizzle<float>(sample, column) * kChunkBytes);
-#pragma unroll
-          for (int s = 0; s < kSums; ++s) {
-            float& sum = sums[p * kSums + s];
-            sum = fmaf(x.x, weights_[i][s][0], sum);
-            sum = fmaf(x.y, weights_[i][s][1], sum);
-            sum = fmaf(x.z, weights_[i][s][2], sum);
-            sum = fmaf(x.w, weights_[i][s][3], sum);
-          }
-        }
+        for (int s = 0; s < kSums; ++s) kept[pass * kSums + s] = sums[s];
       }
-      exchange_halves<2 * kSums>(sums, 2);
-      exchange_halves<kSums>(sums, 1);
+      exchange_halves<kSums>(kept, 4);
+      if constexpr (!kIsForward) {
+        exchange_halves<2>(kept, 16);
+        exchange_halves<1>(kept, 8);
+      }
+      float* const to = partial + samples / kTileSamples * kTilePartial + warp() / 8 * kKept * kTileCells;
 #pragma unroll
-      for (int s = 0; s < kSums; ++s) kept[pass * kSums + s] = sums[s];
+      for (int s = 0; s < kKept; ++s) to[s * kTileCells + threadIdx.x % kTileCells] = kept[s];
     }
-    exchange_halves<kSums>(kept, 4);
-    if constexpr (!kIsForward) {
-      exchange_halves<2>(kept, 16);
-      exchange_halves<1>(kept, 8);
-    }
-    constexpr int kKept = kIsForward ? 3 : 1;
-#pragma unroll
-    for (int s = 0; s < kKept; ++s) partial[(warp() / 8 * kKept + s) * kClusterCells + threadIdx.x % 256] = kept[s];
   }
 
-  __device__ static float sum(const float* partial, int n, int) {
-    constexpr int kKept = kIsForward ? 3 : 1;
-    const float* const mine = partial + n / kClusterUnits * kClusterCells + threadIdx.x;
-    return mine[0] + mine[kKept * kClusterCells];
+  __device__ static float sum(const float* partial, int n, int sample) {
+    const float* const first =
+        partial + sample / kTileSamples * kTilePartial + n / kClusterUnits * kTileCells + threadIdx.x % kTileCells;
+    return first[0] + first[kKept * kTileCells];
   }
 
  private:
@@ -285,6 +267,29 @@ class Float32Product {
   __device__ static int unit() { return warp() % 8 * 4 + static_cast<int>(threadIdx.x) % 32 / 8; }
   __device__ static int chunk(int i) {
     return warp() / 8 * kHalfChunks + i * kLanes + static_cast<int>(threadIdx.x) % kLanes;
+  }
+
+  // Sums of kPass samples from `first` on: sums is [sample, sum].
+  __device__ void multiply_samples(const unsigned char* slot, int first, float (&sums)[kPass * kSums]) const {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const unsigned char* source = slot + chunk(i) / kRowChunks * Tile::kSourceBytes;
+      const int column = chunk(i) % kRowChunks;
+#pragma unroll
+      for (int p = 0; p < kPass; ++p) {
+        const int sample = first + p;
+        const float4 x = *reinterpret_cast<const float4*>(
+            source + sample * Tile::kRowBytes + swizzle<float>(sample, column) * kChunkBytes);
+#pragma unroll
+        for (int s = 0; s < kSums; ++s) {
+          float& sum = sums[p * kSums + s];
+          sum = fmaf(x.x, weights_[i][s][0], sum);
+          sum = fmaf(x.y, weights_[i][s][1], sum);
+          sum = fmaf(x.z, weights_[i][s][2], sum);
+          sum = fmaf(x.w, weights_[i][s][3], sum);
+        }
+      }
+    }
   }
 
   float weights_[kChunks][kSums][kFloats];
@@ -296,7 +301,8 @@ using ClusterProduct =
 
 // ---- the exchange ----
 
-// The cell of a thread of the first warps.
+// The cell of a thread.
+template <class Tile>
 struct ClusterCell {
   int column;  // unit within the block
   int row;     // sample within the cluster
@@ -306,39 +312,39 @@ struct ClusterCell {
   bool exists;
 
   __device__ explicit ClusterCell(const Steps& steps)
-      : column(static_cast<int>(threadIdx.x) / kClusterSamples),
-        row(static_cast<int>(threadIdx.x) % kClusterSamples),
+      : column(static_cast<int>(threadIdx.x) % kTileCells / kTileSamples),
+        row(static_cast<int>(threadIdx.x) / kTileCells * kTileSamples + static_cast<int>(threadIdx.x) % kTileSamples),
         unit(static_cast<int>(blockIdx.x) * kClusterUnits + column),
-        sample(static_cast<int>(blockIdx.y) * kClusterSamples + row),
-        exists(threadIdx.x < kClusterCells && unit < steps.state_size && sample < steps.batch) {
+        sample(static_cast<int>(blockIdx.y) * Tile::kSamples + row),
+        exists(threadIdx.x < Tile::kCells && unit < steps.state_size && sample < steps.batch) {
     length = exists ? steps.length(sample) : 0;
   }
 };
 
-// Sends a cell's values to all blocks of the cluster, together with those of its three neighbours: four units of the
-// same sample, which are in lanes 8 apart. Each of them sends to a quarter of the blocks.
+// Puts the cells' values into this block's part of a slot, and copies that to all other blocks of the cluster. The
+// slot's mbarrier counts what this block and the others have sent.
 template <class Tile>
 __device__ void send(
-    const ClusterCell& cell, const typename Tile::T (&values)[Tile::kValues], uint32_t slot, const Mbarrier& barrier) {
+    const ClusterCell<Tile>& cell, const typename Tile::T (&values)[Tile::kValues], unsigned char* slot,
+    Mbarrier& full) {
   using T = typename Tile::T;
-  constexpr int kNeighbours = 4;
-  constexpr int kWords = kNeighbours * static_cast<int>(sizeof(T)) / 4;
-  const int lane = threadIdx.x % 32;
+  const int rank = static_cast<int>(blockIdx.x);
+  unsigned char* const part = slot + rank * Tile::kSourceBytes;
 #pragma unroll
   for (int v = 0; v < Tile::kValues; ++v) {
-    T together[kNeighbours];
-#pragma unroll
-    for (int j = 0; j < kNeighbours; ++j) together[j] = __shfl_sync(0xffffffff, values[v], lane % 8 + 8 * j);
-    uint32_t words[kWords];
-    memcpy(words, together, sizeof(words));
-    const int bytes = (v * kClusterUnits + cell.column / kNeighbours * kNeighbours) * static_cast<int>(sizeof(T));
-    const uint32_t to = slot + static_cast<int>(blockIdx.x) * Tile::kSourceBytes + cell.row * Tile::kRowBytes +
-                        swizzle<T>(cell.row, bytes / kChunkBytes) * kChunkBytes + bytes % kChunkBytes;
-#pragma unroll
-    for (int i = 0; i < Tile::kBlocks / kNeighbours; ++i) {
-      const int block = lane / 8 + i * kNeighbours;
-      store_async(peer_address(to, block), peer_address(barrier.address(), block), words);
-    }
+    const int bytes = (v * kClusterUnits + cell.column) * static_cast<int>(sizeof(T));
+    *reinterpret_cast<T*>(
+        part + cell.row * Tile::kRowBytes + swizzle<T>(cell.row, bytes / kChunkBytes) * kChunkBytes +
+        bytes % kChunkBytes) = values[v];
+  }
+  fence_proxy_async();
+  asm volatile("bar.sync 1, %0;" ::"n"(Tile::kCells) : "memory");
+  const int block = static_cast<int>(threadIdx.x);
+  if (block >= Tile::kBlocks) return;
+  if (block == rank) {
+    full.arrive_expect_tx((Tile::kBlocks - 1) * Tile::kSourceBytes);
+  } else {
+    copy_to_peer(shared_address(part), shared_address(part), Tile::kSourceBytes, full, block);
   }
 }
 
@@ -358,7 +364,7 @@ __device__ void run_forward(
   const Steps& steps = in.steps;
   const int state_size = steps.state_size;
   const ClusterProduct<Tile> product(steps, in.weights);
-  const ClusterCell cell(steps);
+  const ClusterCell<Tile> cell(steps);
   const int64_t at = int64_t{cell.sample} * state_size + cell.unit;
   float old_cell = cell.exists ? load(in.c_0[at]) : 0.f;
   if (cell.exists && cell.length == 0) {
@@ -378,12 +384,10 @@ __device__ void run_forward(
   for (int step = 0; step < steps.time; ++step) {
     const int t = steps.time_of(step);
     const bool is_last = step + 1 == steps.time;
-    Mbarrier& next_full = full[(step + 1) & 1];
-    if (threadIdx.x == 0 && !is_last) next_full.arrive_expect_tx(Tile::kSlotBytes);
     if (step > 0) full[step & 1].wait((step - 1) / 2);
     product.multiply(slots + (step & 1) * Tile::kSlotBytes, partial);
     __syncthreads();
-    if (threadIdx.x >= kClusterCells) continue;
+    if (threadIdx.x >= Tile::kCells) continue;
     float sums[3];
 #pragma unroll
     for (int g = 0; g < 3; ++g) {
@@ -399,7 +403,7 @@ __device__ void run_forward(
     const float h = counts ? state.h : cell.exists ? load(in.h_0[at]) : 0.f;
     if (!is_last) {
       const T sent[1] = {as_operand<T, kIsTf32>(h)};
-      send<Tile>(cell, sent, shared_address(slots + ((step + 1) & 1) * Tile::kSlotBytes), next_full);
+      send<Tile>(cell, sent, slots + ((step + 1) & 1) * Tile::kSlotBytes, full[(step + 1) & 1]);
     }
     fetch(step + 1);
     if (!cell.exists) continue;
@@ -427,7 +431,7 @@ __device__ void run_backward(
   const Steps& steps = in.steps;
   const int state_size = steps.state_size;
   const ClusterProduct<Tile> product(steps, in.weights);
-  const ClusterCell cell(steps);
+  const ClusterCell<Tile> cell(steps);
   const int64_t at = int64_t{cell.sample} * state_size + cell.unit;
   float grad_h = cell.exists ? load_if_present(in.grad_h_n, at) : 0.f;
   float grad_cell = cell.exists ? load_if_present(in.grad_c_n, at) : 0.f;
@@ -445,14 +449,12 @@ __device__ void run_backward(
   // Step number `time` has but a product: the gradient of h_0.
   for (int step = 0; step <= steps.time; ++step) {
     const int t = step < steps.time ? steps.time_of(steps.time - 1 - step) : INT32_MAX;
-    Mbarrier& next_full = full[(step + 1) & 1];
-    if (threadIdx.x == 0 && step < steps.time) next_full.arrive_expect_tx(Tile::kSlotBytes);
     if (step > 0) {
       full[step & 1].wait((step - 1) / 2);
       product.multiply(slots + (step & 1) * Tile::kSlotBytes, partial);
       __syncthreads();
     }
-    if (threadIdx.x >= kClusterCells) continue;
+    if (threadIdx.x >= Tile::kCells) continue;
     // From the row's first step on, and where it has gone on since, until it is done.
     if (has_begun) grad_h = ClusterProduct<Tile>::sum(partial, cell.column, cell.row);
     has_begun = t < cell.length;
@@ -468,7 +470,7 @@ __device__ void run_backward(
     const T sent[3] = {
         as_operand<T, kIsTf32>(gradients[0]), as_operand<T, kIsTf32>(gradients[1]),
         as_operand<T, kIsTf32>(gradients[2])};
-    send<Tile>(cell, sent, shared_address(slots + ((step + 1) & 1) * Tile::kSlotBytes), next_full);
+    send<Tile>(cell, sent, slots + ((step + 1) & 1) * Tile::kSlotBytes, full[(step + 1) & 1]);
     if (cell.exists) {
       T* const to = in.grad_gates + steps.row(t, cell.sample) * 3 * state_size + cell.unit;
 #pragma unroll
@@ -496,10 +498,10 @@ __global__ void __launch_bounds__(kClusterThreads) lltm_sequence_cluster_kernel(
   }
   if constexpr (Tile::kIsForward) {
     // Every block reads the first state itself.
-    for (int item = threadIdx.x; item < Tile::kBlocks * kClusterCells; item += kClusterThreads) {
+    for (int item = threadIdx.x; item < Tile::kBlocks * Tile::kCells; item += kClusterThreads) {
       const int unit = item % (Tile::kBlocks * kClusterUnits);
       const int row = item / (Tile::kBlocks * kClusterUnits);
-      const int sample = static_cast<int>(blockIdx.y) * kClusterSamples + row;
+      const int sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
       const bool exists = unit < in.steps.state_size && sample < in.steps.batch;
       const float value = exists ? load(in.h_0[int64_t{sample} * in.steps.state_size + unit]) : 0.f;
       const int bytes = unit % kClusterUnits * static_cast<int>(sizeof(T));
@@ -532,8 +534,12 @@ template <ClusterPass kPass, class Function>
 auto with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
   const auto with_blocks = [&](auto scalar, auto math) {
     using T = decltype(scalar);
-    if (sizes.state_size <= 8 * kClusterUnits) return function(ClusterTile<T, math, kPass, 8>{});
-    return function(ClusterTile<T, math, kPass, 16>{});
+    if (sizes.state_size <= 8 * kClusterUnits) {
+      if (sizes.batch <= 112) return function(ClusterTile<T, math, kPass, 8, 8>{});
+      return function(ClusterTile<T, math, kPass, 8, 16>{});
+    }
+    if (sizes.batch <= 48) return function(ClusterTile<T, math, kPass, 16, 8>{});
+    return function(ClusterTile<T, math, kPass, 16, 16>{});
   };
   constexpr std::integral_constant<ClusterMath, ClusterMath::kTensorCores> kTensorCores;
   constexpr std::integral_constant<ClusterMath, ClusterMath::kFloat32> kFloat32;
@@ -552,9 +558,9 @@ auto with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const F
 }
 
 bool is_for_clusters(ScalarType dtype, const LltmSequenceSizes& sizes) {
-  constexpr int64_t kMostSamples = 128;
+  const int64_t most_samples = sizes.state_size <= 8 * kClusterUnits ? 224 : 96;
   return dtype != ScalarType::Double && has_hopper_tensor_cores() && sizes.state_size <= kMaxClusterState &&
-         sizes.batch <= kMostSamples;
+         sizes.batch <= most_samples;
 }
 
 template <class Tile, class Arguments>
@@ -568,7 +574,7 @@ Error launch_cluster_tile(const Arguments& in, cudaStream_t stream) {
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {Tile::kBlocks, 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(Tile::kBlocks, (in.steps.batch + kClusterSamples - 1) / kClusterSamples);
+  config.gridDim = dim3(Tile::kBlocks, (in.steps.batch + Tile::kSamples - 1) / Tile::kSamples);
   config.blockDim = kClusterThreads;
   config.dynamicSmemBytes = Tile::kSharedBytes;
   config.stream = stream;

@@ -46,7 +46,8 @@ struct GroupPlan {
   int k_tiles;
   int stages;
   int tiles;
-  dim3 grid;  // units, groups
+  int partial_offset;  // bytes of shared memory before the sums
+  dim3 grid;           // units, groups
   int shared_bytes;
 };
 
@@ -197,6 +198,8 @@ __device__ void multiply_by_tensor_cores(const GroupPlan& plan, uint32_t weights
   const int last = ring.stage > 0 ? ring.stage - 1 : ring.stages - 1;
   const int lane = threadIdx.x % 32;
   if (lane == 0) ring.barriers.empty[last].arrive();
+  // The sums may go where other warps of the warpgroup still read.
+  asm volatile("bar.sync 2, %0;" ::"n"(kWarpgroup) : "memory");
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float* const row = partial + (threadIdx.x / 32 * 16 + half * 8 + lane / 4) * Tile::kPitch + lane % 4 * 2;
@@ -259,9 +262,9 @@ __device__ void multiply_in_float32(const GroupPlan& plan, uint32_t weights, Rin
     if (lane == 0) ring.barriers.empty[ring.stage].arrive();
     ring.advance();
   }
-  // One part after the other, so that the sums have one order.
+  // One part after the other, so that the sums have one order; and they may go where other warps still read.
   for (int turn = 0; turn < Tile::kParts; ++turn) {
-    if (turn > 0) sync_workers();
+    sync_workers();
     if (turn != part) continue;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -361,9 +364,9 @@ __device__ void load_tiles(
   }
 }
 
-// All workers have written what other blocks read.
+// All workers have written what other blocks read, and have read the sums, which may be where the next copies go.
 __device__ inline void arrive_for_group(unsigned* counters, int tile) {
-  fence_proxy_async_global();
+  asm volatile("fence.proxy.async;" ::: "memory");
   sync_workers();
   if (threadIdx.x == 0) Arrivals(counters, tile).arrive();
 }
@@ -531,7 +534,7 @@ __global__ void __launch_bounds__(kGroupThreads) lltm_sequence_group_kernel(
   extern __shared__ __align__(kTileAlignment) unsigned char shared[];
   __shared__ GroupBarriers barriers;
   const int weight_bytes = plan.k_tiles * Tile::kWeightBytes;
-  float* const partial = reinterpret_cast<float*>(shared + weight_bytes + plan.stages * kTileBytes);
+  float* const partial = reinterpret_cast<float*>(shared + plan.partial_offset);
   if (threadIdx.x == 0) {
     prefetch(map);
     for (int stage = 0; stage < plan.stages; ++stage) {
@@ -544,19 +547,19 @@ __global__ void __launch_bounds__(kGroupThreads) lltm_sequence_group_kernel(
   fence_proxy_async();
   __syncthreads();
   Ring ring{shared_address(shared + weight_bytes), plan.stages, barriers};
-  if (threadIdx.x >= kWorkers) {
-    if (threadIdx.x == kWorkers) load_tiles<Tile>(in.steps, plan, map, buffers.counters, ring);
-    return;
-  }
-  if constexpr (kIsForward) start_forward<Tile>(in, plan, buffers);
-  for (int step = 0; step < in.steps.time + !kIsForward; ++step) {
-    for (int tile = blockIdx.y; tile < plan.tiles; tile += gridDim.y) {
-      if constexpr (kIsForward) {
-        forward_step<Tile>(in, plan, buffers, step, tile, shared_address(shared), ring, partial);
-      } else {
-        backward_step<Tile>(in, plan, buffers, step, tile, shared_address(shared), ring, partial);
+  if (threadIdx.x < kWorkers) {
+    if constexpr (kIsForward) start_forward<Tile>(in, plan, buffers);
+    for (int step = 0; step < in.steps.time + !kIsForward; ++step) {
+      for (int tile = blockIdx.y; tile < plan.tiles; tile += gridDim.y) {
+        if constexpr (kIsForward) {
+          forward_step<Tile>(in, plan, buffers, step, tile, shared_address(shared), ring, partial);
+        } else {
+          backward_step<Tile>(in, plan, buffers, step, tile, shared_address(shared), ring, partial);
+        }
       }
     }
+  } else if (threadIdx.x == kWorkers) {
+    load_tiles<Tile>(in.steps, plan, map, buffers.counters, ring);
   }
 #endif
 }
@@ -575,13 +578,18 @@ GroupPlan plan_group(const LltmSequenceSizes& sizes) {
   plan.k_tiles =
       round_up_division(kIsForward ? sizes.state_size : 3 * sizes.state_size, kTileColumns<typename Tile::T>);
   plan.tiles = round_up_division(sizes.batch, kTileRows);
-  const int64_t weights = int64_t{plan.k_tiles} * Tile::kWeightBytes;
-  const int64_t stages = (shared - Tile::kPartialBytes - weights) / kTileBytes;
   const int blocks = round_up_division(sizes.state_size, Tile::kUnits);
-  if (stages < 2 || blocks > multiprocessors) return plan;
-  plan.stages = static_cast<int>(std::min<int64_t>({stages, kMaxStages, std::max(plan.k_tiles, 2)}));
+  if (blocks > multiprocessors) return plan;
   plan.grid = dim3(blocks, std::min(plan.tiles, multiprocessors / blocks));
-  plan.shared_bytes = static_cast<int>(weights) + plan.stages * kTileBytes + Tile::kPartialBytes;
+  // A block of one tile copies nothing before its sums are read: they go where the copies go.
+  const bool is_single = plan.tiles <= static_cast<int>(plan.grid.y);
+  const int64_t weights = int64_t{plan.k_tiles} * Tile::kWeightBytes;
+  const int64_t stages = (shared - (is_single ? 0 : Tile::kPartialBytes) - weights) / kTileBytes;
+  if (stages < 2) return plan;
+  plan.stages = static_cast<int>(std::min<int64_t>({stages, kMaxStages, std::max(plan.k_tiles, 2)}));
+  plan.partial_offset = static_cast<int>(weights) + (is_single ? 0 : plan.stages * kTileBytes);
+  plan.shared_bytes = static_cast<int>(weights) + plan.stages * kTileBytes + (is_single ? 0 : Tile::kPartialBytes);
+  static_assert(Tile::kPartialBytes <= 2 * kTileBytes);
   return plan;
 }
 
