@@ -85,18 +85,6 @@ def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     return new_h, new_cell
 
 
-def lltm_cell(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`extops.reference.lltm_cell` by the fused kernels, for arguments that were checked."""
-    if not _autograd.is_plain():
-        new_h, new_cell = torch.ops.extops.lltm_cell.default(gates, old_cell)
-    elif torch.is_grad_enabled() and (gates.requires_grad or old_cell.requires_grad):
-        new_h, new_cell = _apply_cell(gates, old_cell)
-    else:
-        with _autograd.below_autograd():
-            new_h, new_cell = _eager_cell(gates, old_cell)
-    return new_h, new_cell
-
-
 def autocast(
     input: Tensor, weights: Tensor, bias: Tensor, h: Tensor, cell: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
