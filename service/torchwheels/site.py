@@ -4,6 +4,7 @@ index.html        the page
 simple/           the index of all projects (PEP 503, 658, 691, 714)
 cu130/simple/     the index of the wheels with that label, and so on
 wheels/           the wheels, the metadata of each, and its passport
+docs/             the documentation, where there is dist/docs
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import html
 import json
 import shutil
 import tempfile
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from torchwheels import wheel
 from torchwheels.passports import passport_file, read_passports
+from torchwheels.releases import Cell, load, minor
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -31,13 +36,28 @@ table {{ border-collapse: collapse }} td, th {{ border: 1px solid #bbb; padding:
 pre {{ background: #f3f3f3; padding: .6rem; overflow-x: auto }}
 </style>
 <h1>{title}</h1>
-{sections}
+{documentation}{sections}
 <script>
 for (const e of document.querySelectorAll(".index")) e.textContent = new URL(e.textContent, location.href).href;
+for (const form of document.forms) {{
+  const {{rows, project}} = JSON.parse(form.dataset.choices), answer = form.querySelector("output");
+  form.oninput = () => {{
+    const [python, torch, cuda] = [...form.querySelectorAll("select")].map((each) => each.value);
+    const row = document.getElementById(rows[`${{python}} ${{torch}} ${{cuda}}`]);
+    const cell = `${{python}}-${{cuda === "CPU" ? "cpu" : "cu" + cuda.replace(".", "")}}-torch${{torch}}`;
+    answer.replaceChildren(...(row ? row.lastElementChild.cloneNode(true).childNodes
+      : [`There is no wheel for these. To build one: torchwheels build ${{project}} --cell ${{cell}}`]));
+  }};
+  form.oninput();
+}}
 </script>
 </html>
 """
 _SECTION = """<h2>{name}</h2>
+<form data-choices="{choices}">
+{selects}
+<p><output></output></p>
+</form>
 <table><tr><th>version<th>Python<th>torch<th>CUDA<th>GPU architectures<th>MB<th>tests<th>to install</tr>
 {rows}
 </table>
@@ -77,9 +97,16 @@ def make_site(dist: Path, site: Path) -> list[str]:
                 up = "../" * (path.count("/") + 2)
                 files = [{**file, "url": f"{up}wheels/{file['url']}"} for file in files]
                 _write_index(new / path / name, {"name": name, "files": files})
-        sections = "".join(_section(name, found) for name, found in projects.items())
-        title = html.escape(f"Wheels of {', '.join(projects)}")
-        (new / "index.html").write_text(_PAGE.format(title=title, sections=sections))
+        documentation = ""
+        if (dist / "docs").is_dir():
+            shutil.copytree(dist / "docs", new / "docs")
+            documentation = '<p><a href="docs/">Documentation</a></p>\n'
+        page = _PAGE.format(
+            title=html.escape(f"Wheels of {', '.join(projects)}"),
+            documentation=documentation,
+            sections="".join(_section(name, found) for name, found in projects.items()),
+        )
+        (new / "index.html").write_text(page)
         new.chmod(0o755)
         if site.exists():
             site.rename(Path(work) / "old")
@@ -140,6 +167,49 @@ def _write_index(folder: Path, listing: dict[str, Any]) -> None:
     (folder / "index.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
+def choices(passports: Iterable[dict[str, Any]]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """The wheel for each Python, torch and CUDA (`CPU` for none) that there is one for.
+
+    It is that of the newest version, and where that has several, the one without a label.
+    """
+    found = {}
+    for passport in sorted(
+        passports, key=lambda x: (Version(Version(x["version"]).public), not label(x))
+    ):
+        for cell in load().cells:
+            if _serves(passport, cell):
+                cuda = cell.cuda.version if cell.cuda else "CPU"
+                found[cell.python, minor(cell.torch), cuda] = passport
+    return found
+
+
+def _serves(passport: dict[str, Any], cell: Cell) -> bool:
+    required = [Requirement(x) for x in passport["requires"]]
+    return (
+        (not label(passport) or passport["build"]["cuda"] == (cell.cuda and cell.cuda.version))
+        and SpecifierSet(passport["serves"]["python"] or "").contains(cell.python)
+        and SpecifierSet(passport["requires_python"] or "").contains(cell.python)
+        and all(x.specifier.contains(cell.torch) for x in required if x.name == "torch")
+    )
+
+
+def _selects(found: Collection[tuple[str, str, str]]) -> str:
+    """Menus of what there are wheels for; what is chosen at first has one."""
+
+    def order(value: str) -> Version:
+        return Version("0" if value == "CPU" else value)
+
+    first = max(found, key=lambda each: [order(value) for value in each], default=("", "", ""))
+    lines = []
+    for position, name in enumerate(("Python", "torch", "CUDA")):
+        options = [
+            f"<option{' selected' if value == first[position] else ''}>{value}"
+            for value in sorted({each[position] for each in found}, key=order, reverse=True)
+        ]
+        lines.append(f"<label>{name} <select>{''.join(options)}</select></label>")
+    return "\n".join(lines)
+
+
 def _section(name: str, passports: list[dict[str, Any]]) -> str:
     """What the page says of one project, the newest version first."""
     rows = []
@@ -158,5 +228,12 @@ def _section(name: str, passports: list[dict[str, Any]]) -> str:
         link = f'<a href="wheels/{quote(passport["wheel"])}">{html.escape(passport["version"])}</a>'
         wanted, index = f"{name}=={passport['version']}", f"{index_of(label(passport))}/"
         cells = [link, *map(html.escape, texts), _COMMANDS.format(wanted=wanted, index=index)]
-        rows.append(f"<tr><td>{'<td>'.join(cells)}</tr>")
-    return _SECTION.format(name=html.escape(name), rows="\n".join(rows))
+        rows.append(f'<tr id="{html.escape(passport["wheel"])}"><td>{"<td>".join(cells)}</tr>')
+    offered = choices(passports)
+    known = {" ".join(key): wheel["wheel"] for key, wheel in offered.items()}
+    return _SECTION.format(
+        name=html.escape(name),
+        choices=html.escape(json.dumps({"project": name, "rows": known})),
+        selects=_selects(offered),
+        rows="\n".join(rows),
+    )
