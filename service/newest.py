@@ -1,4 +1,4 @@
-"""Records how the tests of a published wheel went with the newest torch.
+"""Says how the tests of a published wheel went with the newest torch, and adds it to the wheel's passport.
 
 `nox -s newest` runs this with the Python whose environment holds the two, after the tests.
 """
@@ -16,8 +16,6 @@ from typing import Any
 
 from service import ROOT
 
-RESULT = ROOT / "benchmarks" / "results" / "newest-torch.json"
-
 
 def counts(folder: Path) -> dict[str, int]:
     """How many tests passed, failed and were skipped, from the record that the tests left.
@@ -30,16 +28,21 @@ def counts(folder: Path) -> dict[str, int]:
     }
 
 
-def record(wheel: str, folder: Path, result: Path) -> dict[str, Any]:
-    """Writes the result to the file `result`, and returns it."""
+def record(passport: Path, folder: Path) -> dict[str, Any]:
+    """Adds the run to the file `passport` where there is one, for the index; returns what it was."""
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    torch, python = importlib.metadata.version("torch"), platform.python_version()
     found = {
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "torch": importlib.metadata.version("torch"),
-        "python": platform.python_version(),
-        "wheel": wheel,
+        "cell": f"Python {python} with the newest torch, {torch}, on {today}",
+        "torch": torch,
+        "python": python,
+        "device": "CPU",
         **counts(folder),
     }
-    result.write_text(json.dumps(found, indent=2) + "\n")
+    if passport.is_file():
+        known = json.loads(passport.read_text())
+        known["tests"].append(found)
+        passport.write_text(json.dumps(known, indent=2) + "\n")
     return found
 
 
@@ -49,11 +52,12 @@ def main() -> None:
     parser.add_argument("wheel", help="the file name of the wheel under test")
     parser.add_argument("folder", type=Path, help="where the tests left their record")
     arguments = parser.parse_args()
-    found = record(arguments.wheel, arguments.folder, RESULT)
+    passport = (ROOT / "dist" / arguments.wheel).with_suffix(".passport.json")
+    found = record(passport, arguments.folder)
     said = f"{found['passed']} passed, {found['failed']} failed, {found['skipped']} skipped"
-    print(f"extops: {found['wheel']} with torch {found['torch']}: {said}; see {RESULT}")
+    print(f"extops: {arguments.wheel} with torch {found['torch']}: {said}")
     if found["failed"] or not found["passed"]:
-        sys.exit(f"extops: {found['wheel']} does not pass with torch {found['torch']}")
+        sys.exit(f"extops: {arguments.wheel} does not pass with torch {found['torch']}")
 
 
 if __name__ == "__main__":

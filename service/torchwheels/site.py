@@ -216,14 +216,17 @@ def _section(name: str, passports: list[dict[str, Any]]) -> str:
     for passport in reversed(passports):
         build, tests = passport["build"], passport["tests"]
         torches = [x.removeprefix("torch") for x in passport["requires"] if x.startswith("torch")]
-        passed = ", ".join(f"{x['passed']} passed in {x['cell']} on {x['device']}" for x in tests)
+        ran = [
+            f"{x['passed']} passed, {x['failed']} failed in {x['cell']} on {x['device']}"
+            for x in tests
+        ]
         texts = [
             passport["serves"]["python"] or "any",
             ", ".join(torches) or "any",
             build["cuda"] or "–",
             " ".join(build["architectures"]) or "–",
             f"{passport['size'] / 1e6:.2f}",
-            passed or "none",
+            "; ".join(ran) or "none",
         ]
         link = f'<a href="wheels/{quote(passport["wheel"])}">{html.escape(passport["version"])}</a>'
         wanted, index = f"{name}=={passport['version']}", f"{index_of(label(passport))}/"

@@ -121,6 +121,8 @@ def test_passport_and_index_hold_what_there_is(
 def test_page_offers_what_there_is_and_says_how_to_install_it(forge: Forge, tmp_path: Path) -> None:
     dist, wheel = tmp_path / "dist", forge.wheel()
     passport = passports.write_passport(wheel, project.Project())
+    run = {"cell": "3.11-cpu", "device": "CPU", "passed": 3, "failed": 1}
+    passports.passport_file(wheel).write_text(json.dumps({**passport, "tests": [run, run]}))
     (dist / "docs").mkdir()
     (dist / "docs" / "index.html").write_text("how to use it")
     site.make_site(dist, tmp_path / "site")
@@ -134,6 +136,8 @@ def test_page_offers_what_there_is_and_says_how_to_install_it(forge: Forge, tmp_
     }
     (row,) = re.findall(rf'<tr id="{re.escape(wheel.name)}">(.*)</tr>', page)
     assert f'pip install "tinyops=={passport["version"]}" --extra-index-url' in row
+    one = "3 passed, 1 failed in 3.11-cpu on CPU"
+    assert f"<td>{one}; {one}<td>" in row
     chosen = re.findall(r"<label>(\w+) <select><option selected>(\S+)</select>", page)
     assert chosen == [("Python", "3.11"), ("torch", "2.13"), ("CUDA", "CPU")]
 
