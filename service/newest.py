@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import importlib.metadata
 import json
@@ -47,17 +46,13 @@ def record(passport: Path, folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m service.newest", description=__doc__)
-    parser.add_argument("wheel", help="the file name of the wheel under test")
-    parser.add_argument("folder", type=Path, help="where the tests left their record")
-    arguments = parser.parse_args()
-    passport = (ROOT / "dist" / arguments.wheel).with_suffix(".passport.json")
-    found = record(passport, arguments.folder)
+    """The command line: the file name of the wheel, and the folder where the tests left their record."""
+    wheel, folder = sys.argv[1:]
+    found = record((ROOT / "dist" / wheel).with_suffix(".passport.json"), Path(folder))
     said = f"{found['passed']} passed, {found['failed']} failed, {found['skipped']} skipped"
-    print(f"extops: {arguments.wheel} with torch {found['torch']}: {said}")
+    print(f"extops: {wheel} with torch {found['torch']}: {said}")
     if found["failed"] or not found["passed"]:
-        sys.exit(f"extops: {arguments.wheel} does not pass with torch {found['torch']}")
+        sys.exit(f"extops: {wheel} does not pass with torch {found['torch']}")
 
 
 if __name__ == "__main__":

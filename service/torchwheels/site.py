@@ -14,7 +14,7 @@ import html
 import json
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -33,20 +33,28 @@ _PAGE = """<!doctype html>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }}
 table {{ border-collapse: collapse }} td, th {{ border: 1px solid #bbb; padding: .3rem .6rem; text-align: left }}
-pre {{ background: #f3f3f3; padding: .6rem; overflow-x: auto }}
+output {{ display: block; margin: .6rem 0 }}
 </style>
 <h1>{title}</h1>
 {documentation}{sections}
 <script>
 for (const e of document.querySelectorAll(".index")) e.textContent = new URL(e.textContent, location.href).href;
 for (const form of document.forms) {{
-  const {{rows, project}} = JSON.parse(form.dataset.choices), answer = form.querySelector("output");
+  const rows = JSON.parse(form.dataset.rows), answer = form.querySelector("output");
+  const known = Object.keys(rows).map((each) => each.split(" "));
+  const menus = ["Python", "torch", "CUDA"].map((name, place) => {{
+    const menu = document.createElement("select");
+    for (const value of new Set(known.map((each) => each[place]))) menu.add(new Option(value));
+    menu.value = known[0]?.[place];
+    answer.before(`${{name}} `, menu, " ");
+    return menu;
+  }});
   form.oninput = () => {{
-    const [python, torch, cuda] = [...form.querySelectorAll("select")].map((each) => each.value);
+    const [python, torch, cuda] = menus.map((menu) => menu.value);
     const row = document.getElementById(rows[`${{python}} ${{torch}} ${{cuda}}`]);
     const cell = `${{python}}-${{cuda === "CPU" ? "cpu" : "cu" + cuda.replace(".", "")}}-torch${{torch}}`;
     answer.replaceChildren(...(row ? row.lastElementChild.cloneNode(true).childNodes
-      : [`There is no wheel for these. To build one: torchwheels build ${{project}} --cell ${{cell}}`]));
+      : [`There is no wheel for these. To build one: torchwheels build ${{form.name}} --cell ${{cell}}`]));
   }};
   form.oninput();
 }}
@@ -54,10 +62,7 @@ for (const form of document.forms) {{
 </html>
 """
 _SECTION = """<h2>{name}</h2>
-<form data-choices="{choices}">
-{selects}
-<p><output></output></p>
-</form>
+<form name="{name}" data-rows="{rows_chosen}"><output></output></form>
 <table><tr><th>version<th>Python<th>torch<th>CUDA<th>GPU architectures<th>MB<th>tests<th>to install</tr>
 {rows}
 </table>
@@ -167,19 +172,19 @@ def _write_index(folder: Path, listing: dict[str, Any]) -> None:
     (folder / "index.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
-def choices(passports: Iterable[dict[str, Any]]) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """The wheel for each Python, torch and CUDA (`CPU` for none) that there is one for.
+def choices(passports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The wheel for each Python, torch and CUDA (`CPU` for none) that there is one for, the newest first.
 
     It is that of the newest version, and where that has several, the one without a label.
     """
     found = {}
-    for passport in sorted(
-        passports, key=lambda x: (Version(Version(x["version"]).public), not label(x))
-    ):
-        for cell in load().cells:
+    order = sorted(passports, key=lambda x: (Version(Version(x["version"]).public), not label(x)))
+    cells = sorted(load().cells, key=lambda x: (*map(Version, (x.python, x.torch)), x.label))
+    for cell in reversed(cells):
+        for passport in order:
             if _serves(passport, cell):
                 cuda = cell.cuda.version if cell.cuda else "CPU"
-                found[cell.python, minor(cell.torch), cuda] = passport
+                found[f"{cell.python} {minor(cell.torch)} {cuda}"] = passport
     return found
 
 
@@ -191,23 +196,6 @@ def _serves(passport: dict[str, Any], cell: Cell) -> bool:
         and SpecifierSet(passport["requires_python"] or "").contains(cell.python)
         and all(x.specifier.contains(cell.torch) for x in required if x.name == "torch")
     )
-
-
-def _selects(found: Collection[tuple[str, str, str]]) -> str:
-    """Menus of what there are wheels for; what is chosen at first has one."""
-
-    def order(value: str) -> Version:
-        return Version("0" if value == "CPU" else value)
-
-    first = max(found, key=lambda each: [order(value) for value in each], default=("", "", ""))
-    lines = []
-    for position, name in enumerate(("Python", "torch", "CUDA")):
-        options = [
-            f"<option{' selected' if value == first[position] else ''}>{value}"
-            for value in sorted({each[position] for each in found}, key=order, reverse=True)
-        ]
-        lines.append(f"<label>{name} <select>{''.join(options)}</select></label>")
-    return "\n".join(lines)
 
 
 def _section(name: str, passports: list[dict[str, Any]]) -> str:
@@ -232,11 +220,7 @@ def _section(name: str, passports: list[dict[str, Any]]) -> str:
         wanted, index = f"{name}=={passport['version']}", f"{index_of(label(passport))}/"
         cells = [link, *map(html.escape, texts), _COMMANDS.format(wanted=wanted, index=index)]
         rows.append(f'<tr id="{html.escape(passport["wheel"])}"><td>{"<td>".join(cells)}</tr>')
-    offered = choices(passports)
-    known = {" ".join(key): wheel["wheel"] for key, wheel in offered.items()}
+    chosen = {key: wheel["wheel"] for key, wheel in choices(passports).items()}
     return _SECTION.format(
-        name=html.escape(name),
-        choices=html.escape(json.dumps({"project": name, "rows": known})),
-        selects=_selects(offered),
-        rows="\n".join(rows),
+        name=html.escape(name), rows_chosen=html.escape(json.dumps(chosen)), rows="\n".join(rows)
     )
