@@ -51,7 +51,8 @@ def main(which: str, *arguments: str) -> int:
             if test.name not in KEPT:
                 test.unlink()
         for each in {ours, tree}:
-            commit = ["git", "commit", "--all", "--quiet", "--message=tried by act"]
+            identity = ["-c", "user.name=act", "-c", "user.email=act@localhost"]
+            commit = ["git", *identity, "commit", "--quiet", "--message=tried by act"]
             subprocess.run(["git", "add", "--all"], cwd=each, check=True)
             subprocess.run(commit, cwd=each, check=True)
         (folder / "artifacts").mkdir()
