@@ -66,9 +66,11 @@ def command(which: str, tree: Path, folder: Path, *arguments: str) -> list[str]:
     used = {
         found
         for file in [*tree.glob(".github/**/*.yml"), *(folder / "extops").glob(".github/**/*.yml")]
-        for found in re.findall(r"uses: ((actions/)([\w-]+)@\w+)", file.read_text())
+        for found in re.findall(r"uses: (actions/([\w-]+)@\w+)", file.read_text())
     }
-    stand_ins = {action: HERE / "act" / name for action, _, name in used}
+    stand_ins = {
+        action: HERE / "act" / name for action, name in used if (HERE / "act" / name).is_dir()
+    }
     stand_ins[f"{OURS}@here"] = folder / "extops"
     return [
         *("act", event, f"--workflows=.github/workflows/{workflow}.yml"),
