@@ -88,7 +88,10 @@ def foreign(rows: list[dict[str, Any]]) -> str:
             ]
             said += [str(row["seconds"]), f"{row['GB']:.1f}", f"{row['MB']:.2f}", f"`{row['tag']}`"]
             said += [" ".join(row["architectures"]) or "–"]
-            said += [", ".join(row["broken rules"]) or "passed", "; ".join(runs) or row.get("untested", "not run")]
+            said += [
+                ", ".join(row["broken rules"]) or "passed",
+                "; ".join(runs) or row.get("untested", "not run"),
+            ]
         lines.append((*said, f"`{row['command']}`"))
     return tables.markdown((*columns, "audit", "own tests", "command"), lines)
 
