@@ -221,6 +221,13 @@ def lint_workflows(session: nox.Session) -> None:
         session.run("check-jsonschema", "--builtin-schema", schema, *map(str, files))
 
 
+@nox.session(reuse_venv=True)
+def act(session: nox.Session) -> None:
+    """Runs a workflow here, with stand-ins for GitHub's own actions: `-- main`, or `-- sample`."""
+    session.install(*TOOLS["act"])
+    session.run("python", "tests/service/act.py", *session.posargs)
+
+
 @nox.session(python=False)
 def notes(session: nox.Session) -> None:
     """Checks that a tag can be released, and writes its notes: `nox -s notes -- v0.1.0`."""
