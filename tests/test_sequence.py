@@ -364,10 +364,8 @@ def test_sizes_of_every_kernel(
 ) -> None:
     state, batch = size
     sizes = (4, batch, 40, state)
-    if precision != "tf32" or batch == 1:
-        dtype = torch.float32 if precision == "tf32" else getattr(torch, precision)
-        with tf32(allowed=precision == "tf32"):
-            assert_right(sizes, device, dtype, options)
+    if precision != "tf32":
+        assert_right(sizes, device, getattr(torch, precision), options)
         return
     # A library does not always use TF32 where it may. Eager's float16 rounds to as many bits.
     with tf32(allowed=True):
@@ -387,12 +385,12 @@ def test_sizes_of_every_kernel(
 @by_device
 @by_reverse
 def test_a_thousand_steps(reverse: bool, device: str, dtype: torch.dtype) -> None:
-    """Errors travel from step to step, and in some samples grow until they have nothing to do with where they began.
-    The largest ones are a matter of luck then, and so is a mean, so the median counts.
+    """Errors travel from step to step. With larger weights they would grow until they have nothing to do with where
+    they began, and their size be a matter of luck.
     """
     sizes, options = (1000, 16, 5, 33), {"reverse": reverse}
-    for name, ours, eager, exact in compared(sizes, device, dtype, options, 0.25):
-        error, eager_error = ((x.double() - exact).abs().median().item() for x in (ours, eager))
+    for name, ours, eager, exact in compared(sizes, device, dtype, options, 0.05):
+        error, eager_error = ((x.double() - exact).norm().item() for x in (ours, eager))
         assert error <= 1.5 * eager_error, f"{name}: error {error:.3g}, eager's {eager_error:.3g}"
 
 

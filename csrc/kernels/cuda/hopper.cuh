@@ -263,11 +263,20 @@ bool make_tensor_map(
   static const auto encode = driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   const cuuint32_t box[] = {kTileColumns<T>, box_rows, box_matrices};
   const cuuint32_t steps[] = {1, 1, 1};
-  return encode != nullptr &&
-         encode(
-             &map, type, kRank, const_cast<T*>(data), sizes, row_bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  if (encode == nullptr) return false;
+  const auto make = [&] {
+    return encode(
+               &map, type, kRank, const_cast<T*>(data), sizes, row_bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+               CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+  };
+  if (make()) return true;
+  // The driver needs a current context. A thread has none before its first call of the runtime that needs one, such as
+  // autograd's thread in the first backward of a process.
+  int device = 0;
+  cudaGetDevice(&device);
+  cudaSetDevice(device);
+  return make();
 }
 
 }  // namespace extops::cuda

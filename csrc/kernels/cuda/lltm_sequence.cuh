@@ -29,7 +29,10 @@ struct Steps {
         reverse(sizes.reverse != 0) {}
 
   __device__ int64_t row(int t, int sample) const { return t * time_stride + sample * batch_stride; }
-  __device__ int length(int sample) const { return lengths == nullptr ? time : static_cast<int>(lengths[sample]); }
+  // Within the sequence, whatever `lengths` hold: their range is the caller's to check.
+  __device__ int length(int sample) const {
+    return lengths == nullptr ? time : static_cast<int>(max(min(lengths[sample], int64_t{time}), int64_t{0}));
+  }
   // The time of a step, numbered in the order of the forward's computation.
   __device__ int time_of(int step) const { return reverse ? time - 1 - step : step; }
   // The last step that counts, in that order.
