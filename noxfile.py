@@ -146,7 +146,7 @@ def mutate(session: nox.Session) -> None:
 @nox.session(python="3.11", reuse_venv=True)
 @nox.parametrize("torch", ["2.4.1", OPTIONS.stable], ids=["legacy", "stable"])
 def guide(session: nox.Session, torch: str) -> None:
-    """Adds the operator of docs/write-an-operator.md to a copy of the tree, and tests it with either binding."""
+    """Adds the operators of docs/write-an-operator.md to a copy of the tree, and tests them with either binding."""
     install_torch(session, torch)
     session.install(*OPTIONS.tests.requires, *TOOLS["build"])
     tree = Path(session.create_tmp()).resolve() / "tree"
@@ -160,7 +160,7 @@ def guide(session: nox.Session, torch: str) -> None:
     with session.chdir(tree):
         chosen = (
             "-k",
-            "softsign",
+            "softsign or matmul_tanh",
             "--ignore=tests/service",
             "--ignore=tests/torchwheels",
             *session.posargs,
@@ -219,6 +219,13 @@ def lint_workflows(session: nox.Session) -> None:
         ("vendor.dependabot", [folder / "dependabot.yml"]),
     ):
         session.run("check-jsonschema", "--builtin-schema", schema, *map(str, files))
+
+
+@nox.session(reuse_venv=True)
+def act(session: nox.Session) -> None:
+    """Runs a workflow here, with stand-ins for GitHub's own actions: `-- main`, or `-- sample`."""
+    session.install(*TOOLS["act"])
+    session.run("python", "tests/service/act.py", *session.posargs)
 
 
 @nox.session(python=False)

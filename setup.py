@@ -21,22 +21,8 @@ from service import ServiceError, compile, memory_model, native_libraries  # noq
 PACKAGE = ROOT / "package" / "extops"
 
 
-def chosen_variant() -> str | None:
-    """What EXTOPS_VARIANT names; None for the source archive, which serves all.
-
-    There is no default: nobody shall get a CPU-only build by accident.
-    """
-    # The second is what an installer asks before either: which tools it must install.
-    if {"sdist", "egg_info"} & set(sys.argv):
-        return None
-    name = os.environ.get("EXTOPS_VARIANT")
-    if not name:
-        raise ServiceError(
-            "building extops from source needs to know for what: set EXTOPS_VARIANT to `cpu`, or to "
-            "another name for one with CUDA, or run `nox -s build-3.11-cu130` or the like, or install "
-            "a wheel"
-        )
-    return name
+VARIANT = os.environ.get("EXTOPS_VARIANT")
+"""Unset for the source archive, which serves all."""
 
 
 class BuildLibraries(Command):
@@ -52,10 +38,16 @@ class BuildLibraries(Command):
         self.set_undefined_options("build", ("build_lib", "build_lib"))
 
     def run(self) -> None:
-        assert VARIANT is not None
+        if not VARIANT:  # no default: nobody shall get a CPU-only build by accident
+            raise ServiceError(
+                "building extops from source needs to know for what: set EXTOPS_VARIANT to `cpu`, or to "
+                "another name for one with CUDA, or run `nox -s build-3.11-cu130` or the like, or install "
+                "a wheel"
+            )
         outputs = compile.build(VARIANT)
         if VARIANT != "cpu":
             memory_model.check(outputs[0].with_name(f"{native_libraries().CUDA.name}.so"))
+        self._package().mkdir(parents=True, exist_ok=True)
         for stale in set(self._package().glob("libextops_*.so")):
             if stale.name not in {path.name for path in outputs}:
                 stale.unlink()  # of another variant, left by an earlier `pip install -e`
@@ -84,7 +76,7 @@ class BuildLibraries(Command):
 class Build(build):
     """Starts from an empty folder: setuptools would pack what an earlier build left there."""
 
-    sub_commands: ClassVar[list[Any]] = [*build.sub_commands, ("build_libraries", None)]
+    sub_commands: ClassVar[list[Any]] = [("build_libraries", None), *build.sub_commands]
 
     def run(self) -> None:
         shutil.rmtree(self.build_lib, ignore_errors=True)
@@ -106,7 +98,6 @@ class BdistWheel(bdist_wheel):
 
 
 try:
-    VARIANT = chosen_variant()
     # A folder for each variant: setuptools would mix their files otherwise.
     folder = str(ROOT / "build" / (VARIANT or "sdist"))
     Path(folder).mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from benchmarks.cell import Cell, cell_variants
 from benchmarks.elementwise import elementwise_variants
-from benchmarks.names import COMPILE, CPU_THREADS, PEERS, REDUCE_OVERHEAD, STANDARD, SWEEP
+from benchmarks.names import (
+    COMPILE,
+    CPU_THREADS,
+    PEERS,
+    REDUCE_OVERHEAD,
+    SEQUENCE_SWEEP,
+    SEQUENCES,
+    STANDARD,
+    SWEEP,
+)
 from benchmarks.sequence import Steps, sequence_variants
 from benchmarks.variant import Makers
 
@@ -71,7 +80,7 @@ class Case:
         cell = Cell(batch, features, state, self.device, dtype)
         if self.operator == "sequence":
             data = Steps(self.size["T"], cell)
-            return sequence_variants(data), None
+            return sequence_variants(data, context=self.context), None
         makers = cell_variants(cell, compiled=self.compiled, context=self.context)
         return makers, cell.expected
 
@@ -142,12 +151,19 @@ def cuda_cases() -> Iterator[Case]:
     for mode in MODES:
         for shape in SWEEP:
             yield Case("sweep", "cell", bis(*shape), mode, **quick)
-    whole: Plan = {"device": WEIGHTS, "wall": WEIGHTS}
-    for steps, modes in ((32, tuple(MODES)), (256, ("tf32", "bfloat16"))):
-        for mode in modes:
-            for batch, _, state in STANDARD:
-                size = {"T": steps, **bis(batch, state, state)}
-                yield Case("sequence", "sequence", size, mode, plan=whole, graph_calls=1, **gpu)
+    whole: dict[str, Any] = {
+        "plan": {"device": WEIGHTS, "wall": WEIGHTS},
+        "graph_calls": 1,
+        **gpu,
+    }
+    for mode in MODES:
+        for steps, *shape in SEQUENCES:
+            size = {"T": steps, **bis(*shape)}
+            yield Case("sequence", "sequence", size, mode, **whole)
+    for mode in MODES:
+        for steps, *shape in SEQUENCE_SWEEP:
+            size = {"T": steps, **bis(*shape)}
+            yield Case("sequence", "sequence", size, mode, context=False, **whole)
 
 
 def cpu_cases() -> Iterator[Case]:

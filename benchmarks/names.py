@@ -39,6 +39,25 @@ STANDARD = ((16, 32, 128), (64, 512, 512), (128, 1024, 1024))
 BATCHES = tuple((batch, *shape[1:]) for shape in STANDARD for batch in (1, 8, 256))
 SWEEP = ((13, 33, 127), (24, 200, 384), (512, 512, 512), *BATCHES)
 """More of them, by device time alone on a GPU."""
+SEQUENCES = ((256, 16, 128, 128), (256, 64, 512, 512), (128, 128, 1024, 1024))
+"""Steps, batch, input features and state size of whole sequences on a GPU."""
+SEQUENCE_SWEEP = (
+    (256, 1, 64, 64),
+    (256, 8, 128, 128),
+    (32, 16, 128, 128),
+    (1024, 16, 128, 128),
+    (256, 256, 128, 128),
+    (256, 256, 256, 256),
+    (256, 1, 512, 512),
+    (32, 64, 512, 512),
+    (1024, 8, 512, 512),
+    (100, 256, 512, 512),
+    (128, 8, 1024, 1024),
+    (64, 64, 2048, 2048),
+    (77, 13, 33, 127),
+    (100, 24, 200, 384),
+)
+"""More of them, without the loops."""
 PRECISIONS = ("float32", "tf32", "bfloat16")
 CPU_THREADS = (1, 2)
 SMALL, LARGE_CPU, LARGE_CUDA = 2**10, 2**24, 2**28

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.names import PEERS, PRODUCT
-from benchmarks.samples import median, quantile, ratio
 
 _PEER_OF = {form: peer for peer, forms in PEERS.items() for form in forms}
 _PRODUCTS = {
@@ -31,10 +31,17 @@ class Spread:
     @classmethod
     def of(cls, samples: list[float]) -> Spread:
         """From samples, at least one."""
-        return cls(median(samples), quantile(samples, 0.1), quantile(samples, 0.9))
+        at_least_two = samples * 2 if len(samples) == 1 else samples
+        p10, *_, p90 = statistics.quantiles(at_least_two, n=10, method="inclusive")
+        return cls(statistics.median(samples), p10, p90)
 
     def __str__(self) -> str:
         return f"{digits(self.median)} ({digits(self.p10)}–{digits(self.p90)})"
+
+
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> list[float]:
+    """The ratios round by round."""
+    return [a / b for a, b in zip(numerator, denominator, strict=True)]
 
 
 def digits(value: float) -> str:
@@ -101,7 +108,7 @@ class CaseResult:
             found = [(form, samples) for form, samples in tried if samples]
             if not found:
                 return "", None
-            form, samples = min(found, key=lambda each: median(each[1]))
+            form, samples = min(found, key=lambda each: statistics.median(each[1]))
             forms.append(form.removeprefix("torch.compile "))
             parts.append(samples)
         name = " + ".join(forms if len(set(forms)) > 1 else forms[:1])

@@ -31,8 +31,8 @@ class Steps:
         self.grad = torch.randn(*shape, self.cell.state_size, **make)
 
 
-def sequence_variants(data: Steps) -> Makers:
-    """Makers of the variants over a whole sequence."""
+def sequence_variants(data: Steps, *, context: bool = True) -> Makers:
+    """Makers of the variants over a whole sequence, with those that only give context."""
     cell = data.cell
     makers: Makers = {
         LOOP: lambda: loop_variant(data, cell.module(reference.LLTM)),
@@ -45,8 +45,10 @@ def sequence_variants(data: Steps) -> Makers:
         LSTM: lambda: library_variant(data, torch.nn.LSTM),
         GRU: lambda: library_variant(data, torch.nn.GRU),
     }
-    if cell.device == "cpu":
+    if cell.device == "cpu" or not context:
         del makers[TUTORIAL_LOOP]
+    if not context:
+        del makers[LOOP]
     return makers
 
 
@@ -88,7 +90,7 @@ def layer_variant(data: Steps) -> Variant:
 
 
 def library_variant(data: Steps, kind: type[torch.nn.LSTM] | type[torch.nn.GRU]) -> Variant:
-    """torch's own layers, for context: by cuDNN on a GPU; GRU has as many gates as LLTM, LSTM one more."""
+    """torch's own layers: by cuDNN on a GPU; GRU has as many gates as LLTM, LSTM one more."""
     cell = data.cell
     module = kind(cell.input_features, cell.state_size, device=cell.device, dtype=cell.dtype)
     h, c = (each.unsqueeze(0) for each in cell.state)

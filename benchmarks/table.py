@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
-
-from benchmarks.samples import median
 
 
 def of_ceilings(ceilings: list[dict[str, Any]]) -> str:
@@ -31,7 +30,7 @@ def of_case(record: dict[str, Any]) -> str:
         cells = []
         for measure in measures:
             samples = variant["samples"].get(measure)
-            cells.append(f"{median(samples):.4g}" if samples else "–")
+            cells.append(f"{statistics.median(samples):.4g}" if samples else "–")
         cells.append(f"{variant.get('first_call_seconds', float('nan')):.2f}")
         line = f"{name:30}" + "".join(f"{cell:>18}" for cell in cells)
         if "all" in variant["failed"]:

@@ -39,6 +39,7 @@ def write() -> None:
         "matrix": tables.cells_table(),
         "variants": tables.wheels_table(),
         "release": tested(read(RESULTS / "release.passport.json")),
+        "torchwheels-foreign": foreign(read(RESULTS / "foreign.json")),
         "torchwheels-help": "\n".join(help_texts()),
         "torchwheels-options": "\n".join(options()),
         "torchwheels-rules": "\n".join(rules()),
@@ -70,6 +71,29 @@ def tested(passport: dict[str, Any]) -> str:
     """Which wheel passed its tests where."""
     wheel = f"`{passport['wheel']}`, built from commit `{passport['commit'][:12]}`:"
     return f"{wheel}\n\n{tables.tests_table(passport)}"
+
+
+def foreign(rows: list[dict[str, Any]]) -> str:
+    """The wheels of projects of others, each with the command that makes the row."""
+    columns = ("wheel", "torch", "seconds", "largest process, GB", "MB", "platform", "GPU code")
+    lines = []
+    for row in rows:
+        said = [f"`{row['project']}` `{row['cell']}`", row["torch"]]
+        if "skipped" in row:
+            said += [row["skipped"], *["–"] * 6]
+        else:
+            runs = [
+                f"{x['passed']} passed, {x['failed']} failed, {x['skipped']} skipped on {x['device']}"
+                for x in row["tests"]
+            ]
+            said += [str(row["seconds"]), f"{row['GB']:.1f}", f"{row['MB']:.2f}", f"`{row['tag']}`"]
+            said += [" ".join(row["architectures"]) or "–"]
+            said += [
+                ", ".join(row["broken rules"]) or "passed",
+                "; ".join(runs) or row.get("untested", "not run"),
+            ]
+        lines.append((*said, f"`{row['command']}`"))
+    return tables.markdown((*columns, "audit", "own tests", "command"), lines)
 
 
 def section(report: str, heading: str) -> str:

@@ -7,12 +7,13 @@ of the wheel.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import functools
+import runpy
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, SimpleNamespace
 
 ROOT = Path(__file__).resolve().parent.parent
 """The top of the source tree."""
@@ -43,14 +44,8 @@ def end_tidily() -> None:
         signal.signal(each, stop)
 
 
-def native_libraries() -> ModuleType:
-    """`extops._libraries`, loaded by its path: the build runs where extops is not installed."""
-    name = "extops_libraries"
-    if name not in sys.modules:
-        path = ROOT / "package" / "extops" / "_libraries.py"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # dataclasses look their module up while it is executed
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+@functools.cache
+def native_libraries() -> SimpleNamespace:
+    """What `extops._libraries` defines, by its path: the build runs where extops is not installed."""
+    path = ROOT / "package" / "extops" / "_libraries.py"
+    return SimpleNamespace(**runpy.run_path(str(path), run_name="extops_libraries"))

@@ -1,11 +1,10 @@
-"""Records how the tests of a published wheel went with the newest torch.
+"""Says how the tests of a published wheel went with the newest torch, and adds it to the wheel's passport.
 
 `nox -s newest` runs this with the Python whose environment holds the two, after the tests.
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import importlib.metadata
 import json
@@ -15,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from service import ROOT
-
-RESULT = ROOT / "benchmarks" / "results" / "newest-torch.json"
 
 
 def counts(folder: Path) -> dict[str, int]:
@@ -30,30 +27,32 @@ def counts(folder: Path) -> dict[str, int]:
     }
 
 
-def record(wheel: str, folder: Path, result: Path) -> dict[str, Any]:
-    """Writes the result to the file `result`, and returns it."""
+def record(passport: Path, folder: Path) -> dict[str, Any]:
+    """Adds the run to the file `passport` where there is one, for the index; returns what it was."""
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    torch, python = importlib.metadata.version("torch"), platform.python_version()
     found = {
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "torch": importlib.metadata.version("torch"),
-        "python": platform.python_version(),
-        "wheel": wheel,
+        "cell": f"Python {python} with the newest torch, {torch}, on {today}",
+        "torch": torch,
+        "python": python,
+        "device": "CPU",
         **counts(folder),
     }
-    result.write_text(json.dumps(found, indent=2) + "\n")
+    if passport.is_file():
+        known = json.loads(passport.read_text())
+        known["tests"].append(found)
+        passport.write_text(json.dumps(known, indent=2) + "\n")
     return found
 
 
 def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m service.newest", description=__doc__)
-    parser.add_argument("wheel", help="the file name of the wheel under test")
-    parser.add_argument("folder", type=Path, help="where the tests left their record")
-    arguments = parser.parse_args()
-    found = record(arguments.wheel, arguments.folder, RESULT)
+    """The command line: the file name of the wheel, and the folder where the tests left their record."""
+    wheel, folder = sys.argv[1:]
+    found = record((ROOT / "dist" / wheel).with_suffix(".passport.json"), Path(folder))
     said = f"{found['passed']} passed, {found['failed']} failed, {found['skipped']} skipped"
-    print(f"extops: {found['wheel']} with torch {found['torch']}: {said}; see {RESULT}")
+    print(f"extops: {wheel} with torch {found['torch']}: {said}")
     if found["failed"] or not found["passed"]:
-        sys.exit(f"extops: {found['wheel']} does not pass with torch {found['torch']}")
+        sys.exit(f"extops: {wheel} does not pass with torch {found['torch']}")
 
 
 if __name__ == "__main__":

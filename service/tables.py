@@ -34,7 +34,7 @@ def cells_table() -> str:
         )
         for (_, torch), cells in groups.items()
     ]
-    return _markdown((*columns, "base image"), rows)
+    return markdown((*columns, "base image"), rows)
 
 
 def wheels_table() -> str:
@@ -52,14 +52,14 @@ def wheels_table() -> str:
         )
         for label, cells in groups.items()
     ]
-    return _markdown(columns, rows)
+    return markdown(columns, rows)
 
 
 def tests_table(passport: dict[str, Any]) -> str:
     """The test runs of a passport."""
     columns = ("cell", "Python", "torch", "device", "passed", "failed", "skipped")
     rows = [tuple(str(test[name.lower()]) for name in columns) for test in passport["tests"]]
-    return _markdown(columns, rows)
+    return markdown(columns, rows)
 
 
 def _span(versions: Iterable[str]) -> str:
@@ -71,7 +71,8 @@ def _cuda(cell: Cell) -> tuple[str, str]:
     return cell.cuda.version if cell.cuda else "–", " ".join(cell.architectures) or "–"
 
 
-def _markdown(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+def markdown(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A table."""
     head, *body = (f"| {' | '.join(line)} |" for line in (columns, *rows))
     return "\n".join([head, f"|{'---|' * len(columns)}", *body])
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import extops
 import extops.reference
+from extops import _schemas
 
 Tensors = tuple[Tensor, ...]
 Sample = Callable[[], Tensors]
@@ -461,50 +462,26 @@ def maker(device: str, dtype: torch.dtype = torch.float32) -> Maker:
     return lambda *shape: torch.randn(shape, device=device, dtype=dtype)
 
 
-def lltm_calls(make: Maker) -> Iterator[Call]:
-    yield call(make(3, 5), make(12, 9), make(12), make(3, 4), make(3, 4))
-    yield call(make(2, 1), make(6, 3), make(1).expand(6), make(2, 2), make(2, 1).expand(2, 2))
-    yield call(make(0, 5), make(12, 9), make(12), make(0, 4), make(0, 4))
-    yield call(
-        transposed(make(3, 5)), transposed(make(12, 9)), make(12), sliced(make(3, 4)), make(3, 4)
-    )
-    yield call(make(96, 200), make(900, 500), make(900), make(96, 300), make(96, 300))
+def calls_by_table(name: str) -> Callable[[Maker], Iterator[Call]]:
+    """Calls of an operator with a table: rows of 3, which no other size is."""
+    operator = _schemas.OPERATORS[name]
 
+    def calls(make: Maker) -> Iterator[Call]:
+        def tensors(*sizes: int) -> Tensors:
+            named = dict(zip(operator.sizes, sizes, strict=False))
+            return tuple(make(*_schemas.shape_of(row, named)) for row in operator.arguments)
 
-def lltm_backward_calls(make: Maker) -> Iterator[Call]:
-    grads = make(3, 4), make(3, 4)
-    saved = make(3, 5), make(3, 4), make(3, 12), make(3, 4)
-    yield call(*grads, *saved)
-    yield call(None, grads[1], *saved)
-    yield call(make(1, 1).expand(3, 4), None, *saved)
-    yield call(*(transposed(tensor) for tensor in (*grads, *saved)))
-    yield call(make(0, 4), make(0, 4), make(0, 5), make(0, 4), make(0, 12), make(0, 4))
-    wide = (make(160, 400) for _ in range(2))
-    saved = make(160, 300), make(160, 400), make(160, 1200), make(160, 400)
-    yield call(*wide, *saved)
+        small = tensors(3, 5, 4, 2)
+        yield call(*small)
+        for place, row in enumerate(operator.arguments):
+            if row.optional:
+                yield call(*small[:place], None, *small[place + 1 :])
+        for layout in (transposed, sliced, expanded, one_value):
+            yield call(*(layout(tensor) for tensor in small))
+        yield call(*tensors(0, 5, 4, 2))
+        yield call(*tensors(160, 300, 400, 2))
 
-
-def lltm_input_backward_calls(make: Maker) -> Iterator[Call]:
-    yield call(make(3, 12), make(12, 9))
-    yield call(make(3, 12), make(12, 4))
-    yield call(make(0, 12), make(12, 9))
-    yield call(transposed(make(3, 12)), sliced(make(12, 9)))
-    yield call(make(70, 900), make(900, 500))
-
-
-def lltm_cell_calls(make: Maker) -> Iterator[Call]:
-    yield call(make(3, 12), make(3, 4))
-    yield call(make(1, 3).expand(2, 3), make(2, 1))
-    yield call(make(0, 12), make(0, 4))
-    yield call(transposed(make(3, 12)), sliced(make(3, 4)))
-
-
-def lltm_cell_backward_calls(make: Maker) -> Iterator[Call]:
-    yield call(make(3, 4), make(3, 4), make(3, 12), make(3, 4))
-    yield call(None, make(3, 4), make(3, 12), make(3, 4))
-    yield call(make(3, 4), None, make(3, 12), make(3, 4))
-    yield call(make(1, 1).expand(3, 4), transposed(make(3, 4)), make(3, 12), make(3, 4))
-    yield call(make(0, 4), make(0, 4), make(0, 12), make(0, 4))
+    return calls
 
 
 def lltm_sequence_calls(make: Maker) -> Iterator[Call]:
@@ -557,17 +534,6 @@ def elementwise_call(inputs: list[Tensor], output: Tensor, out: bool) -> Call:
     return call(*inputs, out=output) if out else call(*inputs)
 
 
-WITH_TABLES: Mapping[str, Callable[[Maker], Iterator[Call]]] = {
-    "lltm": lltm_calls,
-    "lltm_backward": lltm_backward_calls,
-    "lltm_input_backward": lltm_input_backward_calls,
-    "lltm_cell": lltm_cell_calls,
-    "lltm_cell_backward": lltm_cell_backward_calls,
-    "lltm_sequence": lltm_sequence_calls,
-    "lltm_sequence_backward": lltm_sequence_backward_calls,
-}
-
-
 def calls_by_schema(name: str) -> Callable[[Maker], Iterator[Call]]:
     """Calls of an elementwise operator."""
     arguments = getattr(torch.ops.extops, name).default._schema.arguments
@@ -583,6 +549,9 @@ def registered_names() -> list[str]:
     return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
+WITH_TABLES: Mapping[str, Callable[[Maker], Iterator[Call]]] = {
+    name: calls_by_table(name) for name in registered_names() if _schemas.OPERATORS[name].sizes
+} | {"lltm_sequence": lltm_sequence_calls, "lltm_sequence_backward": lltm_sequence_backward_calls}
 REGISTERED: Mapping[str, Callable[[Maker], Iterator[Call]]] = WITH_TABLES | {
     name: calls_by_schema(name) for name in registered_names() if name not in WITH_TABLES
 }

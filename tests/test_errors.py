@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import extops
+from extops import _schemas
 from operators import (
     ELEMENTWISE_MULT,
     GPU,
@@ -431,8 +432,16 @@ def not_bad(name: str) -> set[str]:
     return {"more_dimensions"} | (alone if len(first.arguments) == 1 else set())
 
 
-# The place of an argument whose last size no other argument repeats.
-FREE_SIZE = {"lltm_backward": 2, "lltm_input_backward": 1, "lltm_sequence_backward": 3}
+def free_size(name: str) -> int | None:
+    """The place of an argument whose last dimension has a size that no other one repeats."""
+    rows = _schemas.OPERATORS[name].arguments if name in WITH_TABLES else ()
+    sizes = [size for row in rows for terms in row.shape for _, size in terms]
+    free = [
+        place
+        for place, row in enumerate(rows)
+        if any(sizes.count(size) == 1 for _, size in row.shape[-1])
+    ]
+    return free[0] if free else None
 
 
 @by_device
@@ -448,7 +457,7 @@ FREE_SIZE = {"lltm_backward": 2, "lltm_input_backward": 1, "lltm_sequence_backwa
 def test_registered_operators(name: str, bad: str, device: str) -> None:
     """Each argument made bad in turn is an error of Python, never a crash or a result."""
     first = next(REGISTERED[name](maker(device)))
-    free = FREE_SIZE.get(name) if bad in ("larger", "smaller") else None
+    free = free_size(name) if bad in ("larger", "smaller") else None
     for wrong in with_each_made_bad(first, BAD_TENSORS[bad], free):
         with pytest.raises(RuntimeError):
             getattr(torch.ops.extops, name)(*wrong.arguments, **wrong.keywords)
@@ -526,10 +535,8 @@ def test_out_of_memory_of_a_registered_operator(name: str, device: str) -> None:
         if len(shape) == 3:
             time, _, columns = shape
             return torch.randn(time, 1, columns, device=device).expand(time, 2**46, columns)
-        is_parameter = shape[0] == 12  # all others have fewer rows
-        return torch.randn(1, *shape[1:], device=device).expand(
-            12 if is_parameter else 2**46, *shape[1:]
-        )
+        rows = shape[0] if shape[0] > 4 else 2**46  # no batch has as many
+        return torch.randn(1, *shape[1:], device=device).expand(rows, *shape[1:])
 
     first = next(REGISTERED[name](unaffordable))
     with out_of_memory(device):

@@ -26,7 +26,9 @@ struct Operator {
 #define EXTOPS_TABLE(name, Arguments, options) \
   {make_schema(#name, Arguments::kRows, options), Arguments::kSizes, Arguments::kRows},
 #define EXTOPS_ELEMENTWISE_TABLE(Function, schema) {schema, "", ""},
-const Operator kOperators[] = {EXTOPS_OPERATORS(EXTOPS_TABLE) EXTOPS_ELEMENTWISE(EXTOPS_ELEMENTWISE_TABLE)};
+#define EXTOPS_GENERIC_TABLE(name, Arguments) EXTOPS_TABLE(name, Arguments, "")
+const Operator kOperators[] = {EXTOPS_OPERATORS(EXTOPS_TABLE, EXTOPS_GENERIC_TABLE)
+                                   EXTOPS_ELEMENTWISE(EXTOPS_ELEMENTWISE_TABLE)};
 
 }  // namespace
 

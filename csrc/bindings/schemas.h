@@ -10,10 +10,14 @@
 // The operators with a table (kernels/table.h): the name, the struct of the table, and what it takes besides.
 // Products of float32 on CUDA may be computed in TF32 where torch's switch allows it, for which the stable ABI has no
 // function; products by torch itself look at the switch alone.
+//
+// GENERIC(name, struct) is an operator that takes nothing besides, and that one kernel computes for every problem:
+// `extops_<name>_cpu`, for the rows [begin, end) of the first result, and `extops_<name>_cuda`. It needs no binding of
+// its own.
 #define EXTOPS_LLTM_SEQUENCE_OPTIONS ", Tensor? lengths, *, bool reverse=False, bool allow_tf32=False"
 
 // clang-format off
-#define EXTOPS_OPERATORS(OPERATOR)                                  \
+#define EXTOPS_OPERATORS(OPERATOR, GENERIC)                         \
   OPERATOR(lltm, LltmForward, ", *, bool allow_tf32=False")         \
   OPERATOR(lltm_backward, LltmBackward, ", *, bool allow_tf32=False") \
   OPERATOR(lltm_input_backward, LltmInputBackward, "")              \

@@ -1,7 +1,8 @@
 // An operator with kernels of its own states its tensors once, in a table with a row for each:
 //
 //   IN(name, dimensions...)         an input; contiguous when the kernel gets it
-//   UPSTREAM(name, dimensions...)   a gradient of two dimensions that may be absent and may have any strides
+//   UPSTREAM(name, dimensions...)   a gradient of two dimensions that may be absent and may have any strides; these
+//                                   rows come first
 //   OUT(name, dimensions...)        a new tensor for a result
 //
 // The dimensions are expressions of the operator's sizes, which are listed once, too. From these come the struct that
@@ -29,7 +30,11 @@ struct Upstream {
 #define EXTOPS_UPSTREAM_VISIT(name, ...) visitor.upstream(arguments.name, #name, {__VA_ARGS__});
 #define EXTOPS_OUT_VISIT(name, ...) visitor.out(arguments.name, #name, {__VA_ARGS__});
 
-#define EXTOPS_NO_COUNT(...)
+// A size that stands alone is passed by reference, for the visitor to set; a computed dimension is not.
+#define EXTOPS_IN_INFER(name, ...) visitor.in(#name, __VA_ARGS__);
+#define EXTOPS_UPSTREAM_INFER(name, ...) visitor.upstream(#name, __VA_ARGS__);
+
+#define EXTOPS_NOTHING(...)
 #define EXTOPS_COUNT(...) +1
 #define EXTOPS_TEXT(...) #__VA_ARGS__
 
@@ -42,11 +47,18 @@ struct Upstream {
                                                                                                        \
     static constexpr const char* kSizes = EXTOPS_TEXT(SIZES);                                          \
     static constexpr const char* kRows = TABLE(EXTOPS_IN_TEXT, EXTOPS_UPSTREAM_TEXT, EXTOPS_OUT_TEXT); \
-    static constexpr int kResults = 0 TABLE(EXTOPS_NO_COUNT, EXTOPS_NO_COUNT, EXTOPS_COUNT);           \
+    static constexpr int kInputs = 0 TABLE(EXTOPS_COUNT, EXTOPS_COUNT, EXTOPS_NOTHING);                \
+    static constexpr int kResults = 0 TABLE(EXTOPS_NOTHING, EXTOPS_NOTHING, EXTOPS_COUNT);             \
                                                                                                        \
     template <class Visitor>                                                                           \
     static void visit(Name& arguments, Visitor& visitor) {                                             \
       [[maybe_unused]] const auto& [SIZES] = arguments.sizes;                                          \
       TABLE(EXTOPS_IN_VISIT, EXTOPS_UPSTREAM_VISIT, EXTOPS_OUT_VISIT)                                  \
+    }                                                                                                  \
+                                                                                                       \
+    template <class Visitor>                                                                           \
+    static void infer(Name& arguments, Visitor& visitor) {                                             \
+      [[maybe_unused]] auto& [SIZES] = arguments.sizes;                                                \
+      TABLE(EXTOPS_IN_INFER, EXTOPS_UPSTREAM_INFER, EXTOPS_NOTHING)                                    \
     }                                                                                                  \
   };

@@ -6,6 +6,7 @@ these functions find the type of an error that torch's stable ABI has lost (:mod
 """
 
 import ctypes
+import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -440,10 +441,28 @@ def _run_sequence(
         _run(device, kernel, dtype, sizes, *arguments, count=0)
 
 
+# -- operators whose kernel serves every problem
+
+
+def _generic(operator: _schemas.Operator, device: Device, *tensors: Tensor | None) -> Any:
+    """An operator whose kernel serves every problem; threads divide the rows of the first result."""
+    results = operator.new_results(*tensors)
+    sizes = _problem(operator.name, *tensors)
+    optional = sum(row.optional for row in operator.arguments)
+    count = len(results[0])
+    _run(
+        *(device, operator.name, _DTYPES[results[0].dtype], sizes, tensors[optional:], results),
+        upstream=tensors[:optional],
+        count=count,
+        grain=1 + _POINTWISE_GRAIN * count // max(results[0].numel(), 1),
+    )
+    return results if len(results) > 1 else results[0]
+
+
 # -- elementwise operators
 
 
-def _elementwise(device: Device, operator: _schemas.Operator, index: int, *tensors: Tensor) -> Any:
+def _elementwise(operator: _schemas.Operator, index: int, device: Device, *tensors: Tensor) -> Any:
     """Calls kernel ``index`` of csrc/kernels/elementwise.h."""
     new = operator.new_results(*tensors)
     inputs, outputs = (tensors[:-1], tensors[-1:]) if operator.out else (tensors, new)
@@ -479,11 +498,10 @@ def operators() -> dict[str, Callable[..., Any]]:
         *(_lltm_sequence, _lltm_sequence_backward),
     )
     found: dict[str, Callable[..., Any]] = {f.__name__.removeprefix("_"): f for f in with_table}
-    elementwise = [x for x in _schemas.OPERATORS.values() if not x.sizes]
-    for index, operator in enumerate(elementwise):
-
-        def call(device: Device, *tensors: Tensor, of: Any = (operator, index)) -> Any:
-            return _elementwise(device, *of, *tensors)
-
-        found[operator.name] = call
+    elementwise = itertools.count()  # their kernels are in this order
+    for name, operator in _schemas.OPERATORS.items():
+        if operator.sizes:
+            found.setdefault(name, partial(_generic, operator))
+        else:
+            found[name] = partial(_elementwise, operator, next(elementwise))
     return found

@@ -1,19 +1,43 @@
 """The operators as ``torch.nn`` modules."""
 
+import functools
 import math
 import numbers
 import warnings
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from extops import _checks, reference
+from extops import _autograd, _checks, reference
 from extops.ops.lltm import lltm
 from extops.ops.lltm_sequence import lltm_sequence
 from extops.ops.rounding import round_ste
 
 State = tuple[Tensor, Tensor]
+T = TypeVar("T")
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _both(device: torch.device, one: Callable[[], T], other: Callable[[], T]) -> tuple[T, T]:
+    """The results of two calls; on a GPU they run side by side, since small ones leave most of it idle."""
+    if device.type != "cuda" or not _autograd.is_plain():
+        return one(), other()
+    stream = torch.cuda.current_stream(device)
+    side = _side_stream(device)
+    side.wait_stream(stream)
+    with torch.cuda.stream(side):
+        beside = other()
+    result = one()
+    # Memory of the side stream is used anew only by calls there, which have waited for all of this stream's first.
+    stream.wait_stream(side)
+    return result, beside
 
 
 class LLTM(reference.LLTM):
@@ -215,24 +239,34 @@ class LLTMLayer(torch.nn.Module):
         for layer in range(self.num_layers):
             if layer > 0:
                 input = torch.nn.functional.dropout(input, self.dropout, self.training)
-            outputs = []
-            for direction, suffix in enumerate(self._suffixes(layer)):
-                # Not get_parameter(), which torch 2.4 cannot trace.
-                weights = getattr(self, "weights" + suffix)
-                bias = "bias" + suffix
-                output, final = lltm_sequence(
-                    input,
-                    initial[len(last)],
-                    weights,
-                    getattr(self, bias) if self.bias else weights.new_zeros(len(weights)),
-                    lengths=lengths,
-                    batch_first=self.batch_first,
-                    reverse=direction == 1,
+            runs = [
+                functools.partial(self._run, suffix, input, state, lengths, reverse)
+                for reverse, suffix, state in zip(
+                    (False, True), self._suffixes(layer), initial[len(last) :], strict=False
                 )
-                outputs.append(output)
-                last.append(final)
+            ]
+            results = _both(input.device, *runs) if self.bidirectional else (runs[0](),)
+            last += [final for _, final in results]
+            outputs = [output for output, _ in results]
             input = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
         return input, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
+
+    def _run(
+        self, suffix: str, input: Tensor, state: State, lengths: Tensor | None, reverse: bool
+    ) -> tuple[Tensor, State]:
+        """One direction of a layer."""
+        # Not get_parameter(), which torch 2.4 cannot trace.
+        weights = getattr(self, "weights" + suffix)
+        bias = getattr(self, "bias" + suffix) if self.bias else weights.new_zeros(len(weights))
+        return lltm_sequence(
+            input,
+            state,
+            weights,
+            bias,
+            lengths=lengths,
+            batch_first=self.batch_first,
+            reverse=reverse,
+        )
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"_l{layer}", f"_l{layer}_reverse"][: 1 + self.bidirectional]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from extops._elementwise import reference_of
+from extops._operator import reference_of
 from extops.ops.multiply import multiply as _multiply
 from extops.ops.rounding import round_ste as _round_ste
 

@@ -4,6 +4,7 @@ index.html        the page
 simple/           the index of all projects (PEP 503, 658, 691, 714)
 cu130/simple/     the index of the wheels with that label, and so on
 wheels/           the wheels, the metadata of each, and its passport
+docs/             the documentation, where there is dist/docs
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ import html
 import json
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from torchwheels import wheel
 from torchwheels.passports import passport_file, read_passports
+from torchwheels.releases import Cell, load, minor
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -28,16 +33,36 @@ _PAGE = """<!doctype html>
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }}
 table {{ border-collapse: collapse }} td, th {{ border: 1px solid #bbb; padding: .3rem .6rem; text-align: left }}
-pre {{ background: #f3f3f3; padding: .6rem; overflow-x: auto }}
+output {{ display: block; margin: .6rem 0 }}
 </style>
 <h1>{title}</h1>
-{sections}
+{documentation}{sections}
 <script>
 for (const e of document.querySelectorAll(".index")) e.textContent = new URL(e.textContent, location.href).href;
+for (const form of document.forms) {{
+  const rows = JSON.parse(form.dataset.rows), answer = form.querySelector("output");
+  const known = Object.keys(rows).map((each) => each.split(" "));
+  const menus = ["Python", "torch", "CUDA"].map((name, place) => {{
+    const menu = document.createElement("select");
+    for (const value of new Set(known.map((each) => each[place]))) menu.add(new Option(value));
+    menu.value = known[0]?.[place];
+    answer.before(`${{name}} `, menu, " ");
+    return menu;
+  }});
+  form.oninput = () => {{
+    const [python, torch, cuda] = menus.map((menu) => menu.value);
+    const row = document.getElementById(rows[`${{python}} ${{torch}} ${{cuda}}`]);
+    const cell = `${{python}}-${{cuda === "CPU" ? "cpu" : "cu" + cuda.replace(".", "")}}-torch${{torch}}`;
+    answer.replaceChildren(...(row ? row.lastElementChild.cloneNode(true).childNodes
+      : [`There is no wheel for these. To build one: torchwheels build ${{form.name}} --cell ${{cell}}`]));
+  }};
+  form.oninput();
+}}
 </script>
 </html>
 """
 _SECTION = """<h2>{name}</h2>
+<form name="{name}" data-rows="{rows_chosen}"><output></output></form>
 <table><tr><th>version<th>Python<th>torch<th>CUDA<th>GPU architectures<th>MB<th>tests<th>to install</tr>
 {rows}
 </table>
@@ -77,9 +102,16 @@ def make_site(dist: Path, site: Path) -> list[str]:
                 up = "../" * (path.count("/") + 2)
                 files = [{**file, "url": f"{up}wheels/{file['url']}"} for file in files]
                 _write_index(new / path / name, {"name": name, "files": files})
-        sections = "".join(_section(name, found) for name, found in projects.items())
-        title = html.escape(f"Wheels of {', '.join(projects)}")
-        (new / "index.html").write_text(_PAGE.format(title=title, sections=sections))
+        documentation = ""
+        if (dist / "docs").is_dir():
+            shutil.copytree(dist / "docs", new / "docs")
+            documentation = '<p><a href="docs/">Documentation</a></p>\n'
+        page = _PAGE.format(
+            title=html.escape(f"Wheels of {', '.join(projects)}"),
+            documentation=documentation,
+            sections="".join(_section(name, found) for name, found in projects.items()),
+        )
+        (new / "index.html").write_text(page)
         new.chmod(0o755)
         if site.exists():
             site.rename(Path(work) / "old")
@@ -140,23 +172,55 @@ def _write_index(folder: Path, listing: dict[str, Any]) -> None:
     (folder / "index.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
+def choices(passports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The wheel for each Python, torch and CUDA (`CPU` for none) that there is one for, the newest first.
+
+    It is that of the newest version, and where that has several, the one without a label.
+    """
+    found = {}
+    order = sorted(passports, key=lambda x: (Version(Version(x["version"]).public), not label(x)))
+    cells = sorted(load().cells, key=lambda x: (*map(Version, (x.python, x.torch)), x.label))
+    for cell in reversed(cells):
+        for passport in order:
+            if _serves(passport, cell):
+                cuda = cell.cuda.version if cell.cuda else "CPU"
+                found[f"{cell.python} {minor(cell.torch)} {cuda}"] = passport
+    return found
+
+
+def _serves(passport: dict[str, Any], cell: Cell) -> bool:
+    required = [Requirement(x) for x in passport["requires"]]
+    return (
+        (not label(passport) or passport["build"]["cuda"] == (cell.cuda and cell.cuda.version))
+        and SpecifierSet(passport["serves"]["python"] or "").contains(cell.python)
+        and SpecifierSet(passport["requires_python"] or "").contains(cell.python)
+        and all(x.specifier.contains(cell.torch) for x in required if x.name == "torch")
+    )
+
+
 def _section(name: str, passports: list[dict[str, Any]]) -> str:
     """What the page says of one project, the newest version first."""
     rows = []
     for passport in reversed(passports):
         build, tests = passport["build"], passport["tests"]
         torches = [x.removeprefix("torch") for x in passport["requires"] if x.startswith("torch")]
-        passed = ", ".join(f"{x['passed']} passed in {x['cell']} on {x['device']}" for x in tests)
+        ran = [
+            f"{x['passed']} passed, {x['failed']} failed in {x['cell']} on {x['device']}"
+            for x in tests
+        ]
         texts = [
             passport["serves"]["python"] or "any",
             ", ".join(torches) or "any",
             build["cuda"] or "–",
             " ".join(build["architectures"]) or "–",
             f"{passport['size'] / 1e6:.2f}",
-            passed or "none",
+            "; ".join(ran) or "none",
         ]
         link = f'<a href="wheels/{quote(passport["wheel"])}">{html.escape(passport["version"])}</a>'
         wanted, index = f"{name}=={passport['version']}", f"{index_of(label(passport))}/"
         cells = [link, *map(html.escape, texts), _COMMANDS.format(wanted=wanted, index=index)]
-        rows.append(f"<tr><td>{'<td>'.join(cells)}</tr>")
-    return _SECTION.format(name=html.escape(name), rows="\n".join(rows))
+        rows.append(f'<tr id="{html.escape(passport["wheel"])}"><td>{"<td>".join(cells)}</tr>')
+    chosen = {key: wheel["wheel"] for key, wheel in choices(passports).items()}
+    return _SECTION.format(
+        name=html.escape(name), rows_chosen=html.escape(json.dumps(chosen)), rows="\n".join(rows)
+    )

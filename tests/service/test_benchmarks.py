@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import plots, report, summary, targets
-from benchmarks.results import Result, Spread
-from benchmarks.samples import median, quantile, ratio
+from benchmarks.results import Result, Spread, ratio
 from benchmarks.summary import Summary
 from service import ROOT
 
@@ -136,9 +135,8 @@ def gpu(result: Result) -> Result:
 
 def test_quantiles_are_interpolated() -> None:
     samples = [float(value) for value in range(11, 0, -1)]
-    assert quantile(samples, 0.1) == 2
-    assert quantile(samples, 0.9) == 10
-    assert median([4.0, 1.0, 2.0, 3.0]) == 2.5
+    assert Spread.of(samples) == Spread(6, 2, 10)
+    assert Spread.of([4.0, 1.0, 2.0, 3.0]).median == 2.5
     assert Spread.of([7.0]) == Spread(7, 7, 7)
 
 

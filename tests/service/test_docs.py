@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -16,7 +17,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks import foreign
 from service import ROOT, tables
+from torchwheels import project
 
 DOCS = ROOT / "docs"
 PAGES = [
@@ -190,3 +193,19 @@ def test_messages_are_those_of_the_sources() -> None:
     for message in messages:
         for part in "".join(message).split("…"):
             assert part.strip() in known, message
+
+
+def test_each_foreign_project_has_a_row_for_each_kind_of_cell() -> None:
+    rows = json.loads(foreign.RESULTS.read_text())
+    assert {row["project"] for row in rows} == {
+        f"{name}=={version}" for name, (version, _) in foreign.PROJECTS.items()
+    }
+    for name in foreign.PROJECTS:
+        assert project.load(ROOT / "benchmarks" / "foreign" / f"{name}.toml").tests.paths
+        cells = [row["cell"] for row in rows if row["project"].startswith(f"{name}==")]
+        kinds = sorted(re.search(r"-(cpu|cu12|cu13)", cell)[1] for cell in cells)
+        assert kinds == ["cpu", "cu12", "cu13"]
+    built = [row for row in rows if "skipped" not in row]
+    assert len({row["cell"].partition("-")[0] for row in built}) >= 2
+    assert len({row["torch"] for row in built}) >= 2
+    assert all(row["command"] in generate().foreign(rows) for row in rows)

@@ -45,17 +45,15 @@ def run(folder: Path, tests: str) -> Path:
     ],
     ids=["tests", "import-error"],
 )
-def test_record(tmp_path: Path, tests: str, counts: dict[str, int]) -> None:
-    result = tmp_path / "newest.json"
-    found = newest.record(WHEEL, run(tmp_path, tests), result)
-    assert json.loads(result.read_text()) == found
-    assert len(found.pop("date")) == len("2026-11-20")
-    assert found == {
-        "torch": importlib.metadata.version("torch"),
-        "python": platform.python_version(),
-        "wheel": WHEEL,
-        **counts,
-    }
+def test_run_is_added_to_the_passport(tmp_path: Path, tests: str, counts: dict[str, int]) -> None:
+    passport = tmp_path / "wheel.passport.json"
+    passport.write_text(json.dumps({"tests": ["an earlier run"]}))
+    found = newest.record(passport, run(tmp_path, tests))
+    assert json.loads(passport.read_text()) == {"tests": ["an earlier run", found]}
+    torch = importlib.metadata.version("torch")
+    assert f"with the newest torch, {torch}, on 20" in found.pop("cell")
+    python = platform.python_version()
+    assert found == {"torch": torch, "python": python, "device": "CPU", **counts}
 
 
 def test_tests_that_do_not_even_start(tmp_path: Path) -> None:
@@ -75,7 +73,7 @@ def test_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: dict[str, int], passes: bool
 ) -> None:
     (tmp_path / "cpu.json").write_text(json.dumps(record))
-    monkeypatch.setattr(newest, "RESULT", tmp_path / "result.json")
+    monkeypatch.setattr(newest, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["newest", WHEEL, str(tmp_path)])
     if passes:
         newest.main()

@@ -115,15 +115,18 @@ def spoil(classic: Path, text: str) -> None:
         ("raise SystemExit(3)", "the messages above say why"),
     ],
 )
-def test_failures_are_explained(
+def test_failures_are_explained_and_leave_the_old_wheel(
     classic: Path, cell: Cell, tmp_path: Path, text: str, message: str
 ) -> None:
     spoil(classic, text)
+    old = tmp_path / "dist" / "classic_extension-1.0-py3-none-any.whl"
+    old.parent.mkdir()
+    old.write_bytes(b"old")
     with pytest.raises(UserError) as error:
         build.build_wheel(project.Project(), cell, fetched(classic), tmp_path / "dist")
     assert message in str(error.value)
     assert cell.name in str(error.value)
-    assert not (tmp_path / "dist").exists()
+    assert [(x, x.read_bytes()) for x in old.parent.iterdir()] == [(old, b"old")]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forged_wheels import Forge
 
 from torchwheels import build, cli, containers, environments, project, releases
 from torchwheels.errors import UserError
@@ -76,6 +78,26 @@ def test_a_socket_of_a_group_is_explained(tmp_path: Path, monkeypatch: pytest.Mo
         listener.bind(str(path))
         said = containers._explained("permission denied", {"DOCKER_HOST": f"unix://{path}"})
     assert f"{path} is open to the group {path.group()}: run `sudo usermod" in said
+
+
+@pytest.mark.slow
+def test_compose_serves_an_index_of_the_wheels_in_dist(engine: None, tmp_path: Path) -> None:
+    """The services of this repository, in a folder with a wheel that keeps the rules."""
+    root = Path(__file__).parents[2]
+    tree, tool = tmp_path / "tree", Path("service/torchwheels")
+    shutil.copytree(root / tool, tree / tool, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "docker-compose.yml", tree)
+    (tree / "dist").mkdir()
+    wheel = Forge(tree / "dist").wheel()
+    compose = ["docker", "compose", "--project-name=served-by-a-test"]
+    download = [sys.executable, "-m", "pip", "download", "--isolated", "--no-deps", "--retries=9"]
+    download += ["--index-url=http://localhost:8080/simple/", f"--dest={tmp_path}", "tinyops"]
+    try:
+        subprocess.run([*compose, "up", "--detach", "index"], cwd=tree, check=True)
+        subprocess.run(download, check=True)
+    finally:
+        subprocess.run([*compose, "down", "--rmi=local", "--volumes"], cwd=tree, check=True)
+    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
 
 
 HOSTILE = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -115,6 +116,42 @@ def test_passport_and_index_hold_what_there_is(
     command += [f"--find-links={(made / 'simple' / 'tinyops' / 'index.html').as_uri()}", "tinyops"]
     subprocess.run(command, check=True)
     assert (tmp_path / "got" / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_page_offers_what_there_is_and_says_how_to_install_it(forge: Forge, tmp_path: Path) -> None:
+    dist, wheel = tmp_path / "dist", forge.wheel()
+    passport = passports.write_passport(wheel, project.Project())
+    run = {"cell": "3.11-cpu", "device": "CPU", "passed": 3, "failed": 1}
+    passports.passport_file(wheel).write_text(json.dumps({**passport, "tests": [run, run]}))
+    (dist / "docs").mkdir()
+    (dist / "docs" / "index.html").write_text("how to use it")
+    site.make_site(dist, tmp_path / "site")
+    page = (tmp_path / "site" / "index.html").read_text()
+    (link,) = re.findall(r'<a href="(\S+)">Documentation</a>', page)
+    assert (tmp_path / "site" / link / "index.html").read_text() == "how to use it"
+    (data,) = re.findall(r'<form name="tinyops" data-rows="(.*)"><output>', page)
+    assert json.loads(html.unescape(data)) == {"3.11 2.13 CPU": wheel.name}
+    (row,) = re.findall(rf'<tr id="{re.escape(wheel.name)}">(.*)</tr>', page)
+    assert f'pip install "tinyops=={passport["version"]}" --extra-index-url' in row
+    one = "3 passed, 1 failed in 3.11-cpu on CPU"
+    assert f"<td>{one}; {one}<td>" in row
+
+
+def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None:
+    serves, requires = {"python": ""}, ["torch>=2.10", "numpy"]
+    common = {"serves": serves, "requires": requires, "requires_python": ">=3.12"}
+    wheels = [
+        {"version": version, "build": {"cuda": cuda}, **common}
+        for version, cuda in (("2.0", "12.4"), ("2.0+cu130", "13.0"), ("1.0", "12.4"))
+    ]
+    wheels.append({**wheels[1], "version": "2.1+cu130"})
+    found = {key: wheel["version"] for key, wheel in site.choices(wheels).items()}
+    assert found["3.12 2.10 12.8"] == found["3.14 2.13 CPU"] == "2.0"
+    assert found["3.12 2.13 13.0"] == "2.1+cu130"
+    assert next(iter(found)) == "3.14 2.15 13.2"
+    pythons, torches, _ = ({*each} for each in zip(*map(str.split, found), strict=True))
+    assert pythons == {"3.12", "3.13", "3.14"}
+    assert torches == {f"2.{minor}" for minor in range(10, 16)}
 
 
 def test_a_passport_of_another_file_is_refused(forge: Forge, tmp_path: Path) -> None:

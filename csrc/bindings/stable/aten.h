@@ -104,6 +104,13 @@ inline Tensor allocate(const Options& options, Sizes sizes, const int64_t* strid
   return Tensor(result);
 }
 
+// Those of a contiguous tensor, written to `strides`.
+inline const int64_t* contiguous_strides(Sizes sizes, int64_t* strides) {
+  uint64_t stride = 1;  // of a shape too large to exist it overflows, and torch refuses the shape
+  for (size_t d = sizes.size(); d-- > 0; stride *= std::max<int64_t>(sizes[d], 1)) strides[d] = stride;
+  return strides;
+}
+
 inline Tensor allocate(const Options& options, int64_t rows, int64_t columns) {
   const int64_t sizes[] = {rows, columns};
   const int64_t strides[] = {std::max<int64_t>(columns, 1), 1};

@@ -1,5 +1,6 @@
 // Defines the operators and registers their CPU kernels, on torch's stable ABI.
 #include "elementwise.h"
+#include "generic.h"
 #include "glibc.h"
 #include "lltm.h"
 #include "lltm_sequence.h"
@@ -37,4 +38,6 @@ STABLE_TORCH_LIBRARY_IMPL(extops, CPU, library) {
   extops::stable::register_lltm<Cpu>(library);
   extops::stable::register_lltm_sequence<Cpu>(library);
   extops::stable::register_elementwise<Cpu>(library);
+#define EXTOPS_IMPL(name, Arguments) EXTOPS_GENERIC_IMPL(library, Cpu, cpu, name, Arguments)
+  EXTOPS_OPERATORS(EXTOPS_NOTHING, EXTOPS_IMPL)
 }

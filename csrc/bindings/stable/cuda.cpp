@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/accelerator.h>
 
 #include "elementwise.h"
+#include "generic.h"
 #include "glibc.h"
 #include "lltm.h"
 #include "lltm_sequence.h"
@@ -45,4 +46,6 @@ STABLE_TORCH_LIBRARY_IMPL(extops, CUDA, library) {
   extops::stable::register_lltm<Cuda>(library);
   extops::stable::register_lltm_sequence<Cuda>(library);
   extops::stable::register_elementwise<Cuda>(library);
+#define EXTOPS_IMPL(name, Arguments) EXTOPS_GENERIC_IMPL(library, Cuda, cuda, name, Arguments)
+  EXTOPS_OPERATORS(EXTOPS_NOTHING, EXTOPS_IMPL)
 }

@@ -87,9 +87,7 @@ inline Tensor allocate_result(const ElementwiseOperands& operands, size_t like, 
     if (has_sizes(inputs[k], sizes)) return allocate_like(inputs[k]);
   }
   std::vector<int64_t> strides(sizes.size());
-  uint64_t stride = 1;  // of a shape too large to exist it overflows, and torch refuses the shape
-  for (size_t d = sizes.size(); d-- > 0; stride *= std::max<int64_t>(sizes[d], 1)) strides[d] = stride;
-  return allocate(inputs[0].options(), sizes, strides.data());
+  return allocate(inputs[0].options(), sizes, contiguous_strides(sizes, strides.data()));
 }
 
 // Sizes and strides as kernels take them, see kernels/elementwise.h.

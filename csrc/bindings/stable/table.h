@@ -27,13 +27,14 @@ using Tensors = std::initializer_list<const Tensor*>;
 // Compares tensors with the rows of a table, the results' rows aside. One that is absent is a null pointer.
 class Check {
  public:
-  Check(const char* op, Tensors tensors, const char* like_name, const Tensor& like)
-      : op_(op), next_(tensors.begin()), like_name_(like_name), like_(like.options()) {}
+  Check(const char* op, const Tensor* const* tensors, const char* like_name, const Tensor& like)
+      : op_(op), next_(tensors), like_name_(like_name), like_(like.options()) {}
 
   void in(const void*, const char* name, Sizes sizes) {
     const Tensor* const tensor = *next_++;
     if (tensor == nullptr) return;
     check_matches(op_, name, *tensor, like_name_, like_);
+    sizes_of(op_, name, *tensor, static_cast<int64_t>(sizes.size()));
     check_sizes(op_, name, *tensor, sizes);
   }
   void upstream(const Upstream&, const char* name, Sizes sizes) { in(nullptr, name, sizes); }
@@ -47,12 +48,12 @@ class Check {
 };
 
 // Fills a kernel's struct: from tensors, in copies where they are not as the kernel wants them, and from new ones.
-template <int kResults>
+template <class Arguments>
 class Fill {
  public:
-  Fill(Tensors tensors, const Options& options, int64_t alignment)
-      : next_(tensors.begin()), options_(options), alignment_(alignment) {
-    copies_.reserve(tensors.size());
+  Fill(const Tensor* const* tensors, const Options& options, int64_t alignment)
+      : next_(tensors), options_(options), alignment_(alignment) {
+    copies_.reserve(Arguments::kInputs);
   }
 
   void in(const void*& data, const char*, Sizes) {
@@ -64,11 +65,13 @@ class Fill {
     upstream = tensor == nullptr ? Upstream{} : Upstream{tensor->data(), tensor->strides()[0], tensor->strides()[1]};
   }
   void out(void*& data, const char*, Sizes sizes) {
-    results[made_] = sizes.size() == 1 ? allocate(options_, sizes[0]) : allocate(options_, sizes[0], sizes[1]);
+    std::array<int64_t, 4> strides;
+    STD_TORCH_CHECK(sizes.size() <= strides.size(), "tables have tensors of ", strides.size(), " dimensions at most");
+    results[made_] = allocate(options_, sizes, contiguous_strides(sizes, strides.data()));
     data = results[made_++].mutable_data();
   }
 
-  std::array<Tensor, kResults> results;
+  std::array<Tensor, Arguments::kResults> results;
 
  private:
   const Tensor* const* next_;
@@ -82,7 +85,7 @@ template <class Arguments, class SizesOf>
 void check(const char* op, const SizesOf& sizes, Tensors tensors, const char* like_name, const Tensor& like) {
   Arguments arguments{};
   arguments.sizes = sizes;
-  Check check(op, tensors, like_name, like);
+  Check check(op, tensors.begin(), like_name, like);
   Arguments::visit(arguments, check);
 }
 
@@ -93,7 +96,7 @@ std::array<Tensor, Arguments::kResults> run(
     int64_t count, int64_t grain, int64_t alignment = 1) {
   Arguments arguments{};
   arguments.sizes = sizes;
-  Fill<Arguments::kResults> fill(tensors, like.options(), alignment);
+  Fill<Arguments> fill(tensors.begin(), like.options(), alignment);
   Arguments::visit(arguments, fill);
   Device::run(op, like, count, grain, [&](auto... where) { return kernel(dtype, arguments, where...); });
   return std::move(fill.results);

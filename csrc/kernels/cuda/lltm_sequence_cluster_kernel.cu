@@ -549,9 +549,7 @@ auto with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const F
     case ScalarType::Half:
       return with_blocks(__half{}, kTensorCores);
     case ScalarType::TF32:
-      // A library multiplies a single row in full precision.
-      if (sizes.batch > 1) return with_blocks(float{}, kTensorCores);
-      [[fallthrough]];
+      return with_blocks(float{}, kTensorCores);
     default:
       return with_blocks(float{}, kFloat32);
   }

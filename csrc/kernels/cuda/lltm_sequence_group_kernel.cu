@@ -610,8 +610,6 @@ template <Pass kPass, class Function>
 auto with_group_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
   switch (dtype) {
     case ScalarType::TF32:
-      // A library multiplies a single row in full precision.
-      if (sizes.batch == 1) return with_best_tile<float, Math::kFloat32, kPass>(sizes, function);
       return with_best_tile<float, Math::kTensorCores, kPass>(sizes, function);
     case ScalarType::BFloat16:
       return with_best_tile<__nv_bfloat16, Math::kTensorCores, kPass>(sizes, function);

@@ -87,6 +87,11 @@ inline Error check_sizes(const LltmSequenceSizes& sizes) {
   return fits ? nullptr : "the kernels for sequences take sizes below 2**29";
 }
 
+// How to multiply: a library multiplies a single row in full precision, whatever is allowed.
+inline ScalarType product_dtype(ScalarType dtype, const LltmSequenceSizes& sizes) {
+  return dtype == ScalarType::TF32 && sizes.batch == 1 ? ScalarType::Float : dtype;
+}
+
 enum class Kernel { kNone, kBlocks, kClusters, kGroups };
 
 Kernel choose_kernel(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
@@ -97,6 +102,7 @@ Kernel choose_kernel(ScalarType dtype, const LltmSequenceSizes& sizes, bool back
 }
 
 int64_t workspace(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+  dtype = product_dtype(dtype, sizes);
   switch (choose_kernel(dtype, sizes, backward)) {
     case Kernel::kNone:
       return 0;
@@ -110,6 +116,7 @@ int64_t workspace(ScalarType dtype, const LltmSequenceSizes& sizes, bool backwar
 template <class Arguments>
 Error launch_sequence(ScalarType dtype, const Arguments& in, void* stream_handle, bool backward) {
   if (const Error error = check_sizes(in.sizes)) return error;
+  dtype = product_dtype(dtype, in.sizes);
   const auto stream = static_cast<cudaStream_t>(stream_handle);
   switch (choose_kernel(dtype, in.sizes, backward)) {
     case Kernel::kBlocks:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from extops import _autograd, _schemas
-from extops._elementwise import Gradient, elementwise
+from extops._operator import Gradient, operator
 
 _OP = "elementwise_mult"
 
@@ -18,7 +18,7 @@ _eager_backward = _autograd.eager(torch.ops.extops.elementwise_mult_backward.def
 class _Product(Gradient):
     """Keeps only the factors that the wanted gradients need; with both wanted, one kernel computes both."""
 
-    def save(self, ctx: Any, *inputs: Tensor) -> None:
+    def save(self, ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """See :class:`Gradient`."""
         a, b = inputs
         needs_a, needs_b = ctx.needs_input_grad
@@ -44,7 +44,7 @@ class _Product(Gradient):
         )
 
 
-@elementwise(_OP, _Product())
+@operator(_OP, _Product())
 def multiply(a: Tensor, b: Tensor) -> Tensor:
     """:func:`elementwise_mult` without ``out``."""
     return a * b

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from extops._elementwise import StraightThrough, elementwise
+from extops._operator import StraightThrough, operator
 
 
-@elementwise("round_ste", StraightThrough())
+@operator("round_ste", StraightThrough())
 def round_ste(input: Tensor) -> Tensor:
     r"""Rounds to the nearest integer, halves upwards, and lets the gradient through unchanged.
 

@@ -1,4 +1,4 @@
-"""Declares elementwise operators: the eager call, the gradient, the place in transforms."""
+"""Declares operators of tensors alone that have one result: the eager call, the gradient, the place in transforms."""
 
 import functools
 import inspect
@@ -23,7 +23,7 @@ is_plain, below_autograd, is_grad_enabled = (
 class Gradient(Protocol):
     """The backward of an operator, on tensors that the kernels take."""
 
-    def save(self, ctx: Any, *inputs: Tensor) -> None:
+    def save(self, ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Keeps what :meth:`backward` needs, as ``torch.autograd.Function`` does."""
 
     def backward(
@@ -38,7 +38,7 @@ class Gradient(Protocol):
 class StraightThrough(Gradient):
     """The gradient passes as it is."""
 
-    def save(self, ctx: Any, *inputs: Tensor) -> None:
+    def save(self, ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Nothing is needed."""
 
     def backward(
@@ -54,7 +54,7 @@ class ByKernel(Gradient):
     def __init__(self, name: str) -> None:
         self.operator = _autograd.eager(getattr(torch.ops.extops, name).default)
 
-    def save(self, ctx: Any, *inputs: Tensor) -> None:
+    def save(self, ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """All inputs."""
         ctx.save_for_backward(*inputs)
 
@@ -75,18 +75,16 @@ class ByKernel(Gradient):
         return tuple(g.sum_to_size(x.shape) if needs else None for needs, g, x in needed)
 
 
-def elementwise(
-    name: str, gradient: Gradient
-) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
-    """Makes a public function of a registered elementwise operator.
+def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
+    """Makes a public function of a registered operator.
 
     What is decorated is the reference: the operator in plain PyTorch calls, which :func:`reference_of` gives back. It
     stands in for the kernels where only a composition of differentiable calls will do.
     """
 
     def decorate(reference: Callable[P, Tensor]) -> Callable[P, Tensor]:
-        operator = getattr(torch.ops.extops, name).default
-        fast = _autograd.without_frames(operator)
+        registered = getattr(torch.ops.extops, name).default
+        fast = _autograd.without_frames(registered)
         schema = _schemas.OPERATORS[name]
         signature = inspect.signature(reference)
         save = gradient.save
@@ -96,7 +94,7 @@ def elementwise(
         def forward(ctx: Any, *inputs: Tensor) -> Tensor:
             with below_autograd():
                 output: Tensor = fast(*inputs)
-            save(ctx, *inputs)
+            save(ctx, inputs, output)
             return output
 
         def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
@@ -111,7 +109,7 @@ def elementwise(
         def transformed(*inputs: Any) -> Any:
             if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
                 schema.check(*inputs)
-            return operator(*inputs)
+            return registered(*inputs)
 
         @functools.wraps(reference)
         def call(*inputs: Any, **named: Any) -> Any:
@@ -132,7 +130,7 @@ def elementwise(
                 _checks.explain(schema.check, *inputs)
                 if is_plain():
                     with below_autograd():
-                        operator(*inputs)  # which raises what torch raised, see extops._errors
+                        registered(*inputs)  # which raises what torch raised, see extops._errors
                 raise
 
         return call
@@ -153,6 +151,6 @@ def register_backward(name: str, reference: Callable[..., Tensor]) -> None:
 
 
 def reference_of(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """An elementwise operator in plain PyTorch calls."""
+    """The operator in plain PyTorch calls."""
     reference: Callable[P, Tensor] = inspect.unwrap(function)
     return reference
