@@ -43,8 +43,8 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nox_lists_exactly_the_cells() -> None:
     listed = set(re.findall(r"^[-*] (\S+)", nox("--list").stdout, re.MULTILINE))
     cells = {f"{verb}-{x.name}" for x in OPTIONS.chosen_cells() for verb in ("build", "test")}
-    others = {"audit", "bench", "build", "docs", "index", "lint", "matrix", "newest", "notes"}
-    others |= {"guide(legacy)", "guide(stable)", "mutate", "reproduce", "sanitize", "test"}
+    others = {"act", "audit", "bench", "build", "docs", "index", "lint", "matrix", "mutate"}
+    others |= {"guide(legacy)", "guide(stable)", "newest", "notes", "reproduce", "sanitize", "test"}
     assert listed == cells | others
 
 
