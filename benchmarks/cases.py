@@ -142,12 +142,19 @@ def cuda_cases() -> Iterator[Case]:
     for mode in MODES:
         for shape in SWEEP:
             yield Case("sweep", "cell", bis(*shape), mode, **quick)
-    whole: Plan = {"device": WEIGHTS, "wall": WEIGHTS}
-    for steps, modes in ((32, tuple(MODES)), (256, ("tf32", "bfloat16"))):
-        for mode in modes:
-            for batch, _, state in STANDARD:
-                size = {"T": steps, **bis(batch, state, state)}
-                yield Case("sequence", "sequence", size, mode, plan=whole, graph_calls=1, **gpu)
+    whole: dict[str, Any] = {
+        "plan": {"device": WEIGHTS, "wall": WEIGHTS},
+        "graph_calls": 1,
+        **gpu,
+    }
+    for mode in MODES:
+        for steps, *shape in SEQUENCES:
+            size = {"T": steps, **bis(*shape)}
+            yield Case("sequence", "sequence", size, mode, **whole)
+    for mode in MODES:
+        for steps, *shape in SEQUENCE_SWEEP:
+            size = {"T": steps, **bis(*shape)}
+            yield Case("sequences", "sequence", size, mode, context=False, **whole)
 
 
 def cpu_cases() -> Iterator[Case]:

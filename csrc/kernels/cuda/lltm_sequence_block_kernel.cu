@@ -300,7 +300,6 @@ Error dispatch_blocks(ScalarType dtype, const LltmSequenceSizes& sizes, const Fu
       if (fills_device(sizes.batch)) return function(scalar, chunks, std::integral_constant<int, kMaxRows>{}, fast);
       return function(scalar, chunks, std::integral_constant<int, 1>{}, fast);
     };
-    if (sizes.state_size <= 32) return with_rows(std::integral_constant<int, 2>{});
     if (sizes.state_size <= 64) return with_rows(std::integral_constant<int, 4>{});
     return with_rows(std::integral_constant<int, kMaxChunks>{});
   };
