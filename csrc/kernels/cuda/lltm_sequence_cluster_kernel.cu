@@ -14,8 +14,6 @@ namespace extops::cuda {
 constexpr int kClusterThreads = 512;
 constexpr int kClusterWarps = kClusterThreads / 32;
 constexpr int kClusterUnits = 32;  // of a block
-constexpr int kTileSamples = 8;    // of a product
-constexpr int kTileCells = kClusterUnits * kTileSamples;
 
 enum class ClusterMath { kTensorCores, kFloat32 };
 enum class ClusterPass { kForward, kBackward };
@@ -45,6 +43,9 @@ struct ClusterTile {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+constexpr int kTileSamples = 8;  // of a product
+constexpr int kTileCells = kClusterUnits * kTileSamples;
 
 // Where a chunk of 16 bytes of a sample's row lies, so that the same chunk of eight rows is in all banks.
 template <class T>
