@@ -1,6 +1,8 @@
 // The LLTM over whole sequences. The rows of a batch do not depend on each other, so that a slice of them runs through
 // all steps without waiting for another; the recurrent weights are packed once for all steps.
 #include <algorithm>
+#include <cstdlib>
+#include <new>
 #include <vector>
 
 #include "../lltm_sequence.h"
@@ -17,6 +19,25 @@ struct alignas(kBytes) Vector {
   static constexpr int kLanes = kBytes / sizeof(C);
   C at[kLanes];
 };
+
+// The library's own allocator calls an operator new for wide alignments, which older C++ libraries lack.
+template <class V>
+struct AlignedAllocator {
+  using value_type = V;
+
+  V* allocate(size_t count) {
+    void* const memory = std::aligned_alloc(alignof(V), std::max<size_t>(count, 1) * sizeof(V));
+    if (memory == nullptr) throw std::bad_alloc();
+    return static_cast<V*>(memory);
+  }
+  void deallocate(V* memory, size_t) { std::free(memory); }
+
+  friend bool operator==(const AlignedAllocator&, const AlignedAllocator&) { return true; }
+  friend bool operator!=(const AlignedAllocator&, const AlignedAllocator&) { return false; }
+};
+
+template <class V>
+using Vectors = std::vector<V, AlignedAllocator<V>>;
 
 template <class T, class C>
 [[gnu::always_inline]] inline void load_row(const T* __restrict from, C* __restrict to, int64_t count) {
@@ -127,15 +148,15 @@ struct Slice {
   int64_t offset(int64_t t, const Row& row) const { return t * sizes.time_stride + row.sample * sizes.batch_stride; }
 
   // A state of [batch, units], or zeros, by the slice's rows.
-  [[gnu::always_inline]] std::vector<Vec> load_state(const void* from) const {
-    std::vector<Vec> state(rows.size() * vectors);
+  [[gnu::always_inline]] Vectors<Vec> load_state(const void* from) const {
+    Vectors<Vec> state(rows.size() * vectors);
     for (size_t r = 0; from != nullptr && r < rows.size(); ++r) {
       load_row(static_cast<const T*>(from) + rows[r].sample * units, state[r * vectors].at, units);
     }
     return state;
   }
 
-  [[gnu::always_inline]] void store_state(const std::vector<Vec>& state, void* to) const {
+  [[gnu::always_inline]] void store_state(const Vectors<Vec>& state, void* to) const {
     for (size_t r = 0; r < rows.size(); ++r) {
       store_row(state[r * vectors].at, static_cast<T*>(to) + rows[r].sample * units, units);
     }
@@ -244,11 +265,11 @@ class Forward {
 
   const LltmSequence& in_;
   Slice<T, kBytes> slice_;
-  std::vector<Vec> weights_;  // [vectors of units, units, gates]
-  std::vector<Vec> bias_;     // [gates, vectors of units]
-  std::vector<Vec> gates_;    // [rows, gates, vectors of units]
-  std::vector<Vec> h_;        // [rows, vectors of units]
-  std::vector<Vec> cells_;
+  Vectors<Vec> weights_;  // [vectors of units, units, gates]
+  Vectors<Vec> bias_;     // [gates, vectors of units]
+  Vectors<Vec> gates_;    // [rows, gates, vectors of units]
+  Vectors<Vec> h_;        // [rows, vectors of units]
+  Vectors<Vec> cells_;
 };
 
 template <class T, int kBytes>
@@ -334,11 +355,11 @@ class Backward {
 
   const LltmSequenceBackward& in_;
   Slice<T, kBytes> slice_;
-  std::vector<Vec> weights_;   // [groups of vectors of units, columns, kGroup]
-  std::vector<Vec> row_;       // gates, or their gradients, and cells: [gates + 1, vectors of units]
+  Vectors<Vec> weights_;       // [groups of vectors of units, columns, kGroup]
+  Vectors<Vec> row_;           // gates, or their gradients, and cells: [gates + 1, vectors of units]
   std::vector<C> grad_gates_;  // [rows, columns]
-  std::vector<Vec> grad_h_;    // [rows, vectors of units]
-  std::vector<Vec> grad_cells_;
+  Vectors<Vec> grad_h_;        // [rows, vectors of units]
+  Vectors<Vec> grad_cells_;
 };
 
 template <template <class, int> class Direction, class Arguments>
