@@ -41,6 +41,13 @@ SWEEP = ((13, 33, 127), (24, 200, 384), (512, 512, 512), *BATCHES)
 """More of them, by device time alone on a GPU."""
 SEQUENCES = ((256, 16, 128, 128), (256, 64, 512, 512), (128, 128, 1024, 1024))
 """Steps, batch, input features and state size of whole sequences on a GPU."""
+SEQUENCE_GOALS: dict[str, tuple[tuple[float, float], ...]] = {
+    "float32": ((2.5, 2.5), (1.5, 1.5), (1.3, 1.3)),
+    "tf32": ((2.5, 2), (4, 3), (1.3, 1.2)),
+    "bfloat16": ((12, 10), (6, 4), (1.3, 1.2)),
+}
+"""What the faster of cuDNN's LSTM and GRU shall take, relative to ours, at each of these sizes: forward, and with the
+gradients. At other sizes 1."""
 SEQUENCE_SWEEP = (
     (256, 1, 64, 64),
     (256, 8, 128, 128),

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import summary
-from benchmarks.names import CPU_THREADS, STANDARD
+from benchmarks.names import (
+    CPU_THREADS,
+    GRU,
+    LSTM,
+    OURS,
+    SEQUENCE_GOALS,
+    SEQUENCES,
+    STANDARD,
+)
 from benchmarks.results import CaseResult, Result, Spread, digits
 from benchmarks.targets import Target, against_peers, losses, targets, words
 
@@ -76,9 +84,12 @@ def lines_of(result: Result) -> Iterator[str]:
     yield f"\n## How to read it\n\n{READING}"
     yield "## Targets\n"
     yield "Met or not is the median's, to two digits after the point.\n"
-    yield from peer_table(result)
-    heads = ["what", "ratio", "target", "measured", "verdict"]
-    yield from table(heads, target_rows(targets(result)))
+    if any(result.cases("cell")):
+        yield from peer_table(result)
+        heads = ["what", "ratio", "target", "measured", "verdict"]
+        yield from table(heads, target_rows(targets(result)))
+    if result.device == "cuda":
+        yield from sequence_table(result)
     yield "\n## Where we lose\n"
     yield from loss_table(result)
     yield from headlines(result)
@@ -155,6 +166,34 @@ def peer_table(result: Result) -> Iterator[str]:
         ([title, *(peer_cell(target) for target in row)] for title, row in found.items()),
     )
     yield ""
+
+
+def sequence_table(result: Result) -> Iterator[str]:
+    """Each sequence beside the faster of torch's layers: the ratio, bold where the target is missed."""
+    cases = list(result.cases("sequence"))
+    if not cases:
+        return
+    yield "\nSequences: the faster of cuDNN's LSTM and GRU / extops (**bold**: not met):\n"
+    rows = []
+    for case in cases:
+        goals = dict(zip(SEQUENCES, SEQUENCE_GOALS[case.mode], strict=True))
+        goal = dict(zip(summary.WORKS, goals.get(case.size, (1, 1)), strict=True))
+        row = [case.title]
+        for work in summary.WORKS:
+            row.append(f"≥ {goal[work]:g}")
+            for number in ("device", "wall"):
+                ratios = (
+                    case.ratio((peer, f"{number}_{work}"), (OURS, f"{number}_{work}"))
+                    for peer in (LSTM, GRU)
+                )
+                found = [ratio.median for ratio in ratios if ratio]
+                shown = digits(min(found)) if found else "–"
+                missed = found and round(min(found), 2) < goal[work]
+                row.append(f"**{shown}**" if missed else shown)
+        rows.append(row)
+    columns = ("target", "device time", "wall time")
+    heads = [f"{label}: {column}" for label in summary.WORKS.values() for column in columns]
+    yield from table([shape_of(cases[0]), *heads], rows)
 
 
 def peer_cell(target: Target) -> str:

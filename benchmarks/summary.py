@@ -21,6 +21,7 @@ from benchmarks.names import (
     LSTM,
     OURS,
     PRODUCT,
+    SEQUENCES,
     STANDARD,
     TUTORIAL,
     TUTORIAL_LOOP,
@@ -97,8 +98,9 @@ def summarise(result: Result) -> dict[str, Any]:
         if case.operator == "cell" and case.size in STANDARD:
             measures = [f"{each}_{work}" for each in (number, "queued") for work in WORKS]
             kept = medians(case, CELL, [*measures, "tutorial_forward", "tutorial_backward"])
-        elif case.operator == "sequence":
-            kept = medians(case, SEQUENCE, [f"wall_{work}" for work in WORKS])
+        elif case.operator == "sequence" and (number == "wall" or case.size in SEQUENCES):
+            numbers = dict.fromkeys((number, "wall"))
+            kept = medians(case, SEQUENCE, [f"{each}_{work}" for each in numbers for work in WORKS])
         else:
             continue
         floors = {work: result.floor(case, work) for work in WORKS}
@@ -150,6 +152,23 @@ def protocol_table(summary: Summary) -> str:
     return "\n".join(table(summary, measures, (EAGER, ATEN, TUTORIAL, COMPILE, OURS)))
 
 
+def sequence_table(summary: Summary) -> str:
+    """Whole sequences in each precision: device time in ms, ours in bold."""
+    heads = [f"{label}: {name}" for label in WORKS.values() for name in ("cuDNN", OURS)]
+    lines = [
+        f"| steps, batch, input, state | precision | {' | '.join(heads)} |",
+        "|---|---|" + "---:|" * len(heads),
+    ]
+    for case in summary.chosen("sequence", mode=None):
+        cells = []
+        for work in WORKS:
+            times = [case.median(name, f"{summary.number}_{work}") for name in (LSTM, GRU, OURS)]
+            *peers, ours = (time / 1000 for time in times if time)
+            cells += [digits(min(peers)), f"**{digits(ours)}**"]
+        lines.append(f"| {case.title} | {case.mode} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def table(summary: Summary, measures: dict[str, str], variants: Iterable[str]) -> Iterator[str]:
     """A Markdown table: a row for each size and measure, a column for each variant, ours in bold."""
     cases = summary.chosen("cell")
@@ -171,4 +190,5 @@ def shown(median: float | None, *, bold: bool) -> str:
 
 if __name__ == "__main__":
     results = Path(__file__).parent / "results"
+    print(sequence_table(Summary.read(results / "nvidia-h200-sequences" / NAME)))
     print(step_table(Summary.read(results / "nvidia-h200" / NAME)))

@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -294,12 +295,19 @@ def test_the_plot_shows_every_median_and_the_floor(standard: Result, tmp_path: P
         assert shown in text.replace("\N{NO-BREAK SPACE}", " "), shown
 
 
-def test_readme_shows_the_speed() -> None:
+@pytest.mark.parametrize(
+    ("name", "folder", "table"),
+    [
+        ("sequences", "nvidia-h200-sequences", summary.sequence_table),
+        ("speed", "nvidia-h200", summary.step_table),
+    ],
+)
+def test_readme_shows_the_speed(name: str, folder: str, table: Callable[[Summary], str]) -> None:
     readme = (ROOT / "README.md").read_text()
-    found = re.search(r"<!-- speed:begin -->\n(.*?)\n<!-- speed:end -->", readme, re.DOTALL)
-    assert found, "README.md has no table between <!-- speed:begin --> and <!-- speed:end -->"
-    known = Summary.read(ROOT / "benchmarks" / "results" / "nvidia-h200" / summary.NAME)
-    assert found[1] == summary.step_table(known), "renew it with `python -m benchmarks.summary`"
+    found = re.search(rf"<!-- {name}:begin -->\n(.*?)\n<!-- {name}:end -->", readme, re.DOTALL)
+    assert found, f"README.md has no table between <!-- {name}:begin --> and <!-- {name}:end -->"
+    known = Summary.read(ROOT / "benchmarks" / "results" / folder / summary.NAME)
+    assert found[1] == table(known), "renew it with `python -m benchmarks.summary`"
 
 
 def test_what_is_tracked_of_the_results_is_small() -> None:
