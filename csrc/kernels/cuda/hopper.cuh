@@ -21,6 +21,8 @@ constexpr int kTileRowBytes = 128;
 constexpr int kTileAlignment = 1024;
 constexpr int kWarpgroup = 128;  // threads
 
+enum class Math { kTensorCores, kFloat32 };
+
 template <class T>
 constexpr int kTileColumns = kTileRowBytes / static_cast<int>(sizeof(T));
 
@@ -32,6 +34,13 @@ constexpr int kTileColumns = kTileRowBytes / static_cast<int>(sizeof(T));
 #endif
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Rounded to the ten bits that tensor cores take of float32; they would cut off the others.
+__device__ inline float round_to_tf32(float value) {
+  uint32_t rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
+  return __uint_as_float(rounded);
+}
 
 __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -123,6 +132,15 @@ struct Accumulator {
 
   __device__ float& at(int j, int half, int i) { return values[4 * j + 2 * half + i]; }
 };
+
+// Chunk number `chunk` of 16 bytes of a row of a tile in shared memory.
+__device__ inline float4 load_chunk(uint32_t tile, int row, int chunk) {
+  float4 values;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
+               : "r"(tile + row * kTileRowBytes + (chunk ^ row % 8) * kChunkBytes));
+  return values;
+}
 
 // The wgmma descriptor of a K-major tile: one whose rows run along K.
 __device__ inline uint64_t matrix_descriptor(uint32_t address) {

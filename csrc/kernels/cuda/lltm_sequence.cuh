@@ -7,6 +7,8 @@
 
 namespace extops::cuda {
 
+enum class Pass { kForward, kBackward };
+
 // Where the steps of a sequence lie, and which of them count.
 struct Steps {
   int time;

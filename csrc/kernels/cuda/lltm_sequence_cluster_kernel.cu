@@ -15,15 +15,12 @@ constexpr int kClusterThreads = 512;
 constexpr int kClusterWarps = kClusterThreads / 32;
 constexpr int kClusterUnits = 32;  // of a block
 
-enum class ClusterMath { kTensorCores, kFloat32 };
-enum class ClusterPass { kForward, kBackward };
-
-template <class T_, ClusterMath kMath_, ClusterPass kPass_, int kBlocks_, int kSamples_>
+template <class T_, Math kMath_, Pass kPass_, int kBlocks_, int kSamples_>
 struct ClusterTile {
   using T = T_;
-  static constexpr ClusterMath kMath = kMath_;
-  static constexpr bool kIsForward = kPass_ == ClusterPass::kForward;
-  static constexpr bool kIsFast = kMath == ClusterMath::kTensorCores;
+  static constexpr Math kMath = kMath_;
+  static constexpr bool kIsForward = kPass_ == Pass::kForward;
+  static constexpr bool kIsFast = kMath == Math::kTensorCores;
   static constexpr int kBlocks = kBlocks_;
   static constexpr int kSamples = kSamples_;
   static constexpr int kCells = kClusterUnits * kSamples;          // each of a thread
@@ -54,12 +51,6 @@ __device__ constexpr int swizzle(int sample, int chunk) {
 }
 
 // The rank of this block in its cluster is blockIdx.x, which runs over all its blocks.
-
-__device__ inline float round_to_tf32(float value) {
-  uint32_t rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
-  return __uint_as_float(rounded);
-}
 
 // A weight of the product: sum number n of a sample along K, which runs over the blocks' values, each in the order in
 // which it sends them.
@@ -297,8 +288,7 @@ class Float32Product {
 };
 
 template <class Tile>
-using ClusterProduct =
-    std::conditional_t<Tile::kMath == ClusterMath::kTensorCores, TensorProduct<Tile>, Float32Product<Tile>>;
+using ClusterProduct = std::conditional_t<Tile::kMath == Math::kTensorCores, TensorProduct<Tile>, Float32Product<Tile>>;
 
 // ---- the exchange ----
 
@@ -531,7 +521,7 @@ __global__ void __launch_bounds__(kClusterThreads) lltm_sequence_cluster_kernel(
 
 constexpr int kMaxClusterState = 16 * kClusterUnits;
 
-template <ClusterPass kPass, class Function>
+template <Pass kPass, class Function>
 auto with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
   const auto with_blocks = [&](auto scalar, auto math) {
     using T = decltype(scalar);
@@ -542,8 +532,8 @@ auto with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const F
     if (sizes.batch <= 48) return function(ClusterTile<T, math, kPass, 16, 8>{});
     return function(ClusterTile<T, math, kPass, 16, 16>{});
   };
-  constexpr std::integral_constant<ClusterMath, ClusterMath::kTensorCores> kTensorCores;
-  constexpr std::integral_constant<ClusterMath, ClusterMath::kFloat32> kFloat32;
+  constexpr std::integral_constant<Math, Math::kTensorCores> kTensorCores;
+  constexpr std::integral_constant<Math, Math::kFloat32> kFloat32;
   switch (dtype) {
     case ScalarType::BFloat16:
       return with_blocks(__nv_bfloat16{}, kTensorCores);
@@ -584,14 +574,14 @@ Error launch_cluster_tile(const Arguments& in, cudaStream_t stream) {
 }
 
 Error launch_clusters(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {
-  return with_cluster_tile<ClusterPass::kForward>(dtype, in.sizes, [&](auto tile) -> Error {
+  return with_cluster_tile<Pass::kForward>(dtype, in.sizes, [&](auto tile) -> Error {
     using Tile = decltype(tile);
     return launch_cluster_tile<Tile>(SequenceForward<typename Tile::T>(in), stream);
   });
 }
 
 Error launch_clusters(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream) {
-  return with_cluster_tile<ClusterPass::kBackward>(dtype, in.sizes, [&](auto tile) -> Error {
+  return with_cluster_tile<Pass::kBackward>(dtype, in.sizes, [&](auto tile) -> Error {
     using Tile = decltype(tile);
     return launch_cluster_tile<Tile>(SequenceBackward<typename Tile::T>(in), stream);
   });

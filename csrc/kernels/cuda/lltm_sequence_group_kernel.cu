@@ -19,9 +19,6 @@ constexpr int kGroupThreads = kWorkers + 32;
 constexpr int kMaxStages = 16;
 constexpr int kCounterBytes = 128;  // each in a line of its own
 
-enum class Math { kTensorCores, kFloat32 };
-enum class Pass { kForward, kBackward };
-
 template <class T_, Math kMath_, Pass kPass_, int kUnits_>
 struct GroupTile {
   using T = T_;
@@ -210,15 +207,6 @@ __device__ void multiply_by_tensor_cores(const GroupPlan& plan, uint32_t weights
   }
 }
 
-// Chunk number `chunk` of a row of a tile in shared memory.
-__device__ inline float4 load_chunk(uint32_t tile, int row, int chunk) {
-  float4 values;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
-               : "r"(tile + row * kTileRowBytes + (chunk ^ row % 8) * kChunkBytes));
-  return values;
-}
-
 // The same in strict float32, by all workers. Shared memory hands a lane 16 bytes in the time of four multiply-adds, so
 // that each loaded chunk must meet many others: a lane has every eighth row and every fourth of its warp's columns,
 // whose chunks lie in all banks.
@@ -307,9 +295,7 @@ __device__ void load_weights(
     store(value, 0);
     if (exists) value = weights[weight_row * steps.columns + column];
     if constexpr (std::is_same_v<T, float> && Tile::kMath == Math::kTensorCores) {
-      uint32_t rounded;
-      asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
-      value = __uint_as_float(rounded);
+      value = round_to_tf32(value);
     }
     const int chunk = k % kColumns * static_cast<int>(sizeof(T)) / kChunkBytes;
     const int inside = k % kColumns * static_cast<int>(sizeof(T)) % kChunkBytes;

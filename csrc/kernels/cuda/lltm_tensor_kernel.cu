@@ -16,8 +16,6 @@ constexpr int kTileRows = 64;
 constexpr int kWarpRows = kTileRows / (kWarpgroup / 32);
 constexpr unsigned kMaxSplits = kTileRows / kWarpRows;  // of a sum; a larger cluster costs more than it saves
 
-enum class Math { kTensorCores, kFloat32 };
-
 template <Math kMath_, int kUnits_, int kThreads_, int kCellsAtOnce_>
 struct ForwardTile {
   static constexpr Math kMath = kMath_;
@@ -163,15 +161,6 @@ struct Float32Sums {
   __device__ static int column(int j) { return threadIdx.x / 32 % 4 * (Tile::kN / 4) + j * 4 + threadIdx.x % 4; }
   __device__ static bool is_second_half() { return threadIdx.x >= Tile::kMultipliers / 2; }
 };
-
-// Chunk number `chunk` of a row of a tile in shared memory.
-__device__ inline float4 load_chunk(uint32_t tile, int row, int chunk) {
-  float4 values;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
-               : "r"(tile + row * kTileRowBytes + (chunk ^ row % 8) * kChunkBytes));
-  return values;
-}
 
 template <class T, class Tile>
 __device__ void multiply_k_tiles(
