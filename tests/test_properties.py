@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import extops
+from extops import _schemas
 from operators import (
     DTYPES,
     ELEMENTWISE_MULT,
-    LLTM,
-    LLTM_SEQUENCE,
     REGISTERED,
     ROUND_STE,
     Call,
@@ -49,24 +48,21 @@ two_shapes = hypothesis_numpy.mutually_broadcastable_shapes(
 ).map(lambda shapes: shapes.input_shapes)
 
 
-def lltm_shapes(batch: int, features: int, state: int) -> tuple[Shape, ...]:
-    parameters = (3 * state, state + features), (3 * state,)
-    return (batch, features), *parameters, (batch, state), (batch, state)
-
-
-def sequence_shapes(time: int, batch: int, features: int, state: int) -> tuple[Shape, ...]:
-    input, *parameters, h_0, c_0 = lltm_shapes(batch, features, state)
-    return (time, *input), h_0, c_0, *parameters
-
-
-SHAPES: dict[str, st.SearchStrategy[tuple[Shape, ...]]] = {
-    LLTM.name: st.builds(lltm_shapes, sizes, sizes, sizes),
-    LLTM_SEQUENCE.name: st.builds(sequence_shapes, st.integers(1, 3), sizes, sizes, sizes),
-}
 SHAPES_OF_ELEMENTWISE: dict[int, st.SearchStrategy[tuple[Shape, ...]]] = {
     1: any_shape.map(lambda shape: (shape,)),
     2: two_shapes,
 }
+
+
+def shapes_of(operator: Operator) -> st.SearchStrategy[tuple[Shape, ...]]:
+    schema = _schemas.OPERATORS[operator.name]
+    if not schema.sizes:
+        return SHAPES_OF_ELEMENTWISE[len(operator.arguments)]
+    drawn = {size: st.integers(1, 3) if size == "time" else sizes for size in schema.sizes}
+    rows = {row.name: row for row in schema.arguments}
+    return st.fixed_dictionaries(drawn).map(
+        lambda found: tuple(_schemas.shape_of(rows[name], found) for name in operator.arguments)
+    )
 
 
 @st.composite
@@ -103,8 +99,7 @@ def laid_out(draw: Draw, values: Tensor) -> Tensor:
 
 @st.composite
 def inputs_of(draw: Draw, operator: Operator, dtype: torch.dtype, device: str) -> Tensors:
-    elementwise = SHAPES_OF_ELEMENTWISE.get(len(operator.arguments))
-    shapes = draw(SHAPES.get(operator.name, elementwise))
+    shapes = draw(shapes_of(operator))
     inputs = [draw(laid_out(draw(numbers(shape)).to(device, dtype))) for shape in shapes]
     if "bias" in operator.arguments and draw(st.booleans()):
         inputs[operator.arguments.index("bias")] = cancelling_bias(operator, inputs)
