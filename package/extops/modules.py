@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 from extops import _autograd, _checks, reference
 from extops.ops.lltm import lltm
@@ -201,46 +201,67 @@ class LLTMLayer(torch.nn.Module):
                 f"but got {input.dim()}: {list(input.shape)}"
             )
         if input.dim() == 2:
-            time_axis = 1 if self.batch_first else 0
+            batch_axis = 0 if self.batch_first else 1
             batched = None if state is None else (state[0].unsqueeze(1), state[1].unsqueeze(1))
-            output, (h, c) = self._forward_padded(input.unsqueeze(1 - time_axis), batched, None)
-            return output.squeeze(1 - time_axis), (h.squeeze(1), c.squeeze(1))
-        return self._forward_padded(input, state, None)
+            output, (h, c) = self._forward_batch(input.unsqueeze(batch_axis), batched)
+            return output.squeeze(batch_axis), (h.squeeze(1), c.squeeze(1))
+        return self._forward_batch(input, state)
+
+    def _forward_batch(self, input: Tensor, state: State | None) -> tuple[Tensor, State]:
+        state = self._checked_state(input, input.shape[0 if self.batch_first else 1], state)
+        return self._forward_padded(input, state, None, batch_first=self.batch_first)
 
     def _forward_packed(
         self, input: PackedSequence, state: State | None
     ) -> tuple[PackedSequence, State]:
-        padded, lengths = pad_packed_sequence(input, batch_first=self.batch_first)
-        output, state = self._forward_padded(padded, state, lengths.to(padded.device))
-        packed = pack_padded_sequence(
-            output,
-            lengths,
-            batch_first=self.batch_first,
-            enforce_sorted=input.sorted_indices is None,
+        """The rows stay in the order of their lengths, in which they are packed."""
+        data, batch_sizes, to_sorted, to_original = input
+        steps, batch = len(batch_sizes), int(batch_sizes[0])
+        h, c = self._checked_state(data, batch, state)
+        if to_sorted is not None:
+            h, c = (x.index_select(1, to_sorted) for x in (h, c))
+        times = torch.repeat_interleave(batch_sizes)
+        before = batch_sizes.cumsum(0) - batch_sizes
+        places = (times * batch + torch.arange(len(times)) - before[times]).to(data.device)
+        lengths = (batch_sizes.unsqueeze(1) > torch.arange(batch)).sum(0)
+        padded = data.new_zeros(steps * batch, *data.shape[1:]).index_copy(0, places, data)
+        output, (h, c) = self._forward_padded(
+            padded.view(steps, batch, *data.shape[1:]), (h, c), lengths, batch_first=False
         )
-        return packed, state
+        if to_original is not None:
+            h, c = (x.index_select(1, to_original) for x in (h, c))
+        packed = output.flatten(0, 1).index_select(0, places)
+        return PackedSequence(packed, batch_sizes, to_sorted, to_original), (h, c)
 
-    def _forward_padded(
-        self, input: Tensor, state: State | None, lengths: Tensor | None
-    ) -> tuple[Tensor, State]:
-        shape = (
-            self.num_layers * (1 + self.bidirectional),
-            input.shape[0 if self.batch_first else 1],
-            self.state_size,
-        )
+    def _checked_state(self, input: Tensor, batch: int, state: State | None) -> State:
+        """The given state, or zeros."""
+        shape = (self.num_layers * (1 + self.bidirectional), batch, self.state_size)
         if state is None:
             zeros = input.new_zeros(shape)
-            state = (zeros, zeros)
+            return zeros, zeros
         for name, tensor in zip(("h_0", "c_0"), state, strict=True):
             axes = "[D*num_layers, batch, state_size]"
             _checks.check_shape("LLTMLayer", name, tensor, shape, axes)
+        return state
+
+    def _forward_padded(
+        self, input: Tensor, state: State, lengths: Tensor | None, *, batch_first: bool
+    ) -> tuple[Tensor, State]:
         initial = list(zip(state[0].unbind(0), state[1].unbind(0), strict=True))
         last: list[State] = []
         for layer in range(self.num_layers):
             if layer > 0:
                 input = torch.nn.functional.dropout(input, self.dropout, self.training)
             runs = [
-                functools.partial(self._run, suffix, input, state, lengths, reverse)
+                functools.partial(
+                    self._run,
+                    suffix,
+                    input,
+                    state,
+                    lengths,
+                    reverse=reverse,
+                    batch_first=batch_first,
+                )
                 for reverse, suffix, state in zip(
                     (False, True), self._suffixes(layer), initial[len(last) :], strict=False
                 )
@@ -252,7 +273,14 @@ class LLTMLayer(torch.nn.Module):
         return input, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
 
     def _run(
-        self, suffix: str, input: Tensor, state: State, lengths: Tensor | None, reverse: bool
+        self,
+        suffix: str,
+        input: Tensor,
+        state: State,
+        lengths: Tensor | None,
+        *,
+        reverse: bool,
+        batch_first: bool,
     ) -> tuple[Tensor, State]:
         """One direction of a layer."""
         # Not get_parameter(), which torch 2.4 cannot trace.
@@ -264,7 +292,7 @@ class LLTMLayer(torch.nn.Module):
             weights,
             bias,
             lengths=lengths,
-            batch_first=self.batch_first,
+            batch_first=batch_first,
             reverse=reverse,
         )
 
