@@ -110,8 +110,7 @@ def _unpack(archive: Path, into: Path) -> Fetched:
                     zipped.extractall(name)
             else:
                 with tarfile.open(archive) as tar:
-                    # A member shall not leave the folder; Pythons before 3.11.4 may lack the filter.
-                    tar.extraction_filter = getattr(tarfile, "data_filter", _refuse)
+                    _keep_inside(tar)
                     tar.extractall(name)
         except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
             raise UserError(f"{archive} cannot be unpacked ({error}): {EXPECTED}") from None
@@ -122,11 +121,15 @@ def _unpack(archive: Path, into: Path) -> Fetched:
     return Fetched(into, f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}")
 
 
-def _refuse(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
-    raise UserError(
-        f"Python {sys.version.split()[0]} cannot unpack archives of others safely: use 3.11.4 or newer, "
-        "or unpack it yourself and name the folder"
-    )
+def _keep_inside(tar: tarfile.TarFile) -> None:
+    """No member shall leave the folder."""
+    if hasattr(tarfile, "data_filter"):
+        tar.extraction_filter = tarfile.data_filter
+        return
+    for member in tar:  # Pythons before 3.11.4 know no filter
+        path = Path(member.name)
+        if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
+            raise tarfile.TarError(f"{member.name} is a link, a device or outside of the folder")
 
 
 def _clone(source: str, into: Path) -> Fetched:

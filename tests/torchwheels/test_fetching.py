@@ -60,10 +60,14 @@ def test_archive_is_unpacked(archive: Path, folder: Path, tmp_path: Path, kind: 
     assert fetched.origin == f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}"
 
 
-def test_archive_that_leaves_its_folder_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", ["", "../../evil"], ids=["file", "link"])
+def test_archive_that_leaves_its_folder_is_refused(link: str, tmp_path: Path) -> None:
     archive = tmp_path / "evil.tar.gz"
+    member = tarfile.TarInfo("project/link" if link else "../evil")
+    if link:
+        member.type, member.linkname = tarfile.SYMTYPE, link
     with tarfile.open(archive, "w:gz") as tar:
-        tar.addfile(tarfile.TarInfo("../evil"))
+        tar.addfile(member)
     with pytest.raises(UserError, match="cannot be unpacked"):
         sources.fetch(str(archive), tmp_path / "copy")
 
