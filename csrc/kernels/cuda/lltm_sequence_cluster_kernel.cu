@@ -69,29 +69,17 @@ __device__ typename Tile::T weight_at(const Steps& steps, const typename Tile::T
 
 // ---- products by tensor cores: m16n8k16 or, in TF32, m16n8k8, whose M are the sums and whose N the samples ----
 
-__device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __nv_bfloat16) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-__device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], __half) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-__device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], float) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
+#define EXTOPS_MMA(T, shape_and_types)                                                              \
+  __device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], T) { \
+    asm volatile("mma.sync.aligned." shape_and_types                                                \
+                 " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                 \
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));               \
+  }
+EXTOPS_MMA(__nv_bfloat16, "m16n8k16.row.col.f32.bf16.bf16.f32")
+EXTOPS_MMA(__half, "m16n8k16.row.col.f32.f16.f16.f32")
+EXTOPS_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
+#undef EXTOPS_MMA
 
 // A warp's part of the product, with its weights.
 template <class Tile>
@@ -519,18 +507,28 @@ __global__ void __launch_bounds__(kClusterThreads) lltm_sequence_cluster_kernel(
 
 // ---- how it is launched ----
 
-constexpr int kMaxClusterState = 16 * kClusterUnits;
+constexpr int kSmallCluster = 8;  // blocks
+constexpr int kLargeCluster = 16;
+constexpr int kFewSamples = 8;  // of a cluster
+constexpr int kManySamples = 16;
+constexpr int kMaxClusterState = kLargeCluster * kClusterUnits;
+
+inline bool is_small(const LltmSequenceSizes& sizes) { return sizes.state_size <= kSmallCluster * kClusterUnits; }
+
+// How many clusters run at the same time, read off an NVIDIA H200.
+inline int64_t clusters_at_once(const LltmSequenceSizes& sizes) { return is_small(sizes) ? 14 : 6; }
 
 template <Pass kPass, class Function>
 auto with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
   const auto with_blocks = [&](auto scalar, auto math) {
     using T = decltype(scalar);
-    if (sizes.state_size <= 8 * kClusterUnits) {
-      if (sizes.batch <= 112) return function(ClusterTile<T, math, kPass, 8, 8>{});
-      return function(ClusterTile<T, math, kPass, 8, 16>{});
+    const bool is_few = sizes.batch <= kFewSamples * clusters_at_once(sizes);
+    if (is_small(sizes)) {
+      if (is_few) return function(ClusterTile<T, math, kPass, kSmallCluster, kFewSamples>{});
+      return function(ClusterTile<T, math, kPass, kSmallCluster, kManySamples>{});
     }
-    if (sizes.batch <= 48) return function(ClusterTile<T, math, kPass, 16, 8>{});
-    return function(ClusterTile<T, math, kPass, 16, 16>{});
+    if (is_few) return function(ClusterTile<T, math, kPass, kLargeCluster, kFewSamples>{});
+    return function(ClusterTile<T, math, kPass, kLargeCluster, kManySamples>{});
   };
   constexpr std::integral_constant<Math, Math::kTensorCores> kTensorCores;
   constexpr std::integral_constant<Math, Math::kFloat32> kFloat32;
@@ -547,9 +545,8 @@ auto with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const F
 }
 
 bool is_for_clusters(ScalarType dtype, const LltmSequenceSizes& sizes) {
-  const int64_t most_samples = sizes.state_size <= 8 * kClusterUnits ? 224 : 96;
   return dtype != ScalarType::Double && has_hopper_tensor_cores() && sizes.state_size <= kMaxClusterState &&
-         sizes.batch <= most_samples;
+         sizes.batch <= kManySamples * clusters_at_once(sizes);
 }
 
 template <class Tile, class Arguments>
