@@ -61,18 +61,18 @@ def lltm_sequence(
     """
     h, c = _checks.as_pair(_OP, state)
     try:
-        if _autograd.is_autocasting() or not _autograd.is_plain():
+        is_plain = _autograd.is_plain()
+        if _autograd.is_autocasting() or not is_plain:
             input, weights, bias, h, c = autocast(input, weights, bias, h, c)
-        if lengths is not None:
+        # Within a trace sizes are tensors, which the kernels check.
+        if lengths is not None or not (is_plain or _autograd.is_tracing()):
             _check(input, h, c, weights, bias, lengths, batch_first)
         steps = input.transpose(0, 1) if batch_first else input
         if lengths is not None:
             lengths = _checked(lengths, steps)
-        if _autograd.is_plain():
+        if is_plain:
             output, h_n, c_n = _run(steps, weights, bias, h, c, lengths, reverse)
         else:
-            if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
-                _check(input, h, c, weights, bias, lengths, batch_first)
             arguments = steps, weights, bias, h, c, lengths
             output, h_n, c_n, _, _ = _operator(
                 *arguments, reverse=reverse, allow_tf32=_allows_tf32()
