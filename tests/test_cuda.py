@@ -239,6 +239,7 @@ import ctypes, os, torch, extops
 input, state = torch.zeros(6, 3, 5, device="cuda"), torch.zeros(3, 4, device="cuda")
 weights, bias = torch.zeros(12, 9, device="cuda"), torch.zeros(12, device="cuda")
 lengths = torch.tensor([6, 7, 0], device="cuda")
+weights @ weights.T  # cuBLAS starts here: after the GPU has refused, it would fail with a message of its own
 try:
     extops.lltm_sequence(input, (state, state), weights, bias, lengths=lengths)
     torch.cuda.synchronize()
