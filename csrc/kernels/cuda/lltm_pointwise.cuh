@@ -22,16 +22,30 @@ __device__ inline float fast_expm1(float x) {
   return fabsf(x) < 0.25f ? series : __expf(x) - 1;
 }
 
+// 1 / x for x from 1 to infinity, to the last bit but one: a division has a branch for the numbers below.
+__device__ inline float reciprocal(float x) {
+  const float estimate = __fdividef(1, x);
+  const float better = fmaf(fmaf(-x, estimate, 1.f), estimate, estimate);
+  return x > 1e37f ? estimate : better;
+}
+__device__ inline double reciprocal(double x) { return 1 / x; }
+
 template <class C, bool kFast>
 __device__ C sigmoid(C x) {
   if constexpr (kFast) return __fdividef(1, 1 + __expf(-x));
-  return 1 / (1 + exponential(-x));
+  return reciprocal(1 + exponential(-x));
 }
 
 template <class C, bool kFast>
 __device__ C elu(C x) {
-  if constexpr (kFast) return x > 0 ? x : fast_expm1(x);
-  return x > 0 ? x : expm1(x);
+  const C below = x > 0 ? 0 : x;  // so that no branch is needed
+  C tail;
+  if constexpr (kFast) {
+    tail = fast_expm1(below);
+  } else {
+    tail = expm1(below);
+  }
+  return x > 0 ? x : tail;
 }
 
 template <class C, bool kFast>

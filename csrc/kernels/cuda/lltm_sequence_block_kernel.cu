@@ -1,10 +1,10 @@
 // A whole sequence of a small state in one kernel: a block computes one sample or two, and its threads hold all of the
-// recurrent weights in registers, in float32: a thread has 4 * kChunks of each of four sums. No block waits for
-// another.
+// recurrent weights in registers, in float32: up to 192 in a thread. No block waits for another.
 //
-// Shared memory hands a lane 16 bytes in the time of four multiply-adds, so that each chunk which a thread loads must
-// meet the weights of several sums. A step has two halves, each followed by a barrier of the block: the product and
-// what each sum needs alone, and what a cell needs of its three gates.
+// Shared memory hands a lane 16 bytes in the time of four multiply-adds, so each chunk that a thread loads must meet
+// the weights of several sums: of six in the forward, of eight in the backward. Lanes of a warp add up the sums by
+// shuffles, and one of them then has all that a cell needs. So a step has one barrier of the block, with two buffers in
+// turn.
 #include "lltm_sequence.cuh"
 
 // Named, not anonymous: nvcc would put the path of this file into the kernels' names, and no two builds be the same.
@@ -15,143 +15,202 @@ constexpr int kMaxChunks = 8;
 constexpr int kUnitsOfChunk = 16;
 constexpr int kMaxState = kMaxChunks * kUnitsOfChunk;
 constexpr int kMaxRows = 2;  // samples of a block
+constexpr int kUnitsOfWarp = 16;
 
-// Where a block's samples are in [time, batch, ...], step by step: the row of the first sample.
-struct Place {
-  int64_t row;
-  int64_t step;
+constexpr int threads_of(int chunks) { return chunks * kUnitsOfChunk / kUnitsOfWarp * 32; }
 
-  __device__ Place(const Steps& steps, int first_sample, bool backward) {
-    const bool descends = steps.reverse != backward;
-    row = steps.row(descends ? steps.time - 1 : 0, first_sample);
-    step = descends ? -steps.time_stride : steps.time_stride;
-  }
+// Which steps of a sample count, in the order of the computation.
+struct Counted {
+  int first;
+  unsigned count;
+
+  __device__ Counted(const Steps& steps, int length, bool backward)
+      : first(steps.reverse != backward ? steps.time - length : 0), count(length) {}
+
+  __device__ bool operator()(int step) const { return static_cast<unsigned>(step - first) < count; }
 };
 
-// Adds up four sums over four lanes: the lane with number q among them keeps sum number q, in sums[0].
-__device__ inline void transpose_and_add(float (&sums)[4]) {
-  const int lane = threadIdx.x;
+// Adds sums to those of the lane whose number differs in the bit `mask`: the lane without it keeps the first half of
+// the sums, the other one the second, both in the first half of the array.
+template <int kCount>
+__device__ __forceinline__ void exchange_halves(float* sums, int mask) {
+  const bool is_second = threadIdx.x & mask;
 #pragma unroll
-  for (int mask = 2; mask > 0; mask /= 2) {
-#pragma unroll
-    for (int i = 0; i < mask; ++i) {
-      const float sent = lane & mask ? sums[i] : sums[mask + i];
-      const float kept = lane & mask ? sums[mask + i] : sums[i];
-      sums[i] = kept + __shfl_xor_sync(0xffffffff, sent, mask);
-    }
+  for (int i = 0; i < kCount / 2; ++i) {
+    const float sent = is_second ? sums[i] : sums[kCount / 2 + i];
+    const float kept = is_second ? sums[kCount / 2 + i] : sums[i];
+    sums[i] = kept + __shfl_xor_sync(0xffffffff, sent, mask);
   }
 }
 
+// Adds up the sums of two neighbours for each row of a block. Of two rows, the first lane keeps those of the first; one
+// row is kept by both.
+template <int kRows, int kCount>
+__device__ __forceinline__ void add_neighbours(float (&sums)[kRows * kCount]) {
+  if constexpr (kRows > 1) {
+    exchange_halves<kRows * kCount>(sums, 1);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sums[i] += __shfl_xor_sync(0xffffffff, sums[i], 1);
+  }
+}
+
+template <class T>
+__device__ void swap(T& a, T& b) {
+  const T former = a;
+  a = b;
+  b = former;
+}
+
 // sums[j] += weights[j] * values, along chunks that are `stride` floats apart.
-template <int kChunks>
-__device__ void multiply(float (&sums)[4], const float (&weights)[4][kChunks][kQuad], const float* values, int stride) {
+template <int kSums, int kChunks>
+__device__ __forceinline__ void multiply(
+    float (&sums)[kSums], const float (&weights)[kSums][kChunks][kQuad], const float* values, int stride) {
 #pragma unroll
   for (int i = 0; i < kChunks; ++i) {
     const float4 x = *reinterpret_cast<const float4*>(values + i * stride);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      sums[j] = fmaf(x.x, weights[j][i][0], sums[j]);
-      sums[j] = fmaf(x.y, weights[j][i][1], sums[j]);
-      sums[j] = fmaf(x.z, weights[j][i][2], sums[j]);
-      sums[j] = fmaf(x.w, weights[j][i][3], sums[j]);
-    }
+    for (int j = 0; j < kSums; ++j) sums[j] = fmaf(x.x, weights[j][i][0], sums[j]);
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) sums[j] = fmaf(x.y, weights[j][i][1], sums[j]);
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) sums[j] = fmaf(x.z, weights[j][i][2], sums[j]);
+#pragma unroll
+    for (int j = 0; j < kSums; ++j) sums[j] = fmaf(x.w, weights[j][i][3], sums[j]);
   }
 }
 
-// A thread for each gate of each unit. Four neighbours compute their four sums together: each has every fourth chunk.
-// Then a thread for each cell.
+// What a thread has between two products: a cell. Where a block has one row, two neighbours have the same cell, and
+// each stores a part of the results.
+template <int kRows>
+struct Owner {
+  int row;
+  int unit;
+  bool exists;
+  bool stores_gates;
+  bool stores_state;
+  int64_t at;         // in [time, batch, state_size]
+  int64_t step_size;  // from one step to the next
+
+  __device__ Owner(const Steps& steps, int first_sample, int unit, bool backward) : unit(unit) {
+    const int lane = threadIdx.x & 1;
+    row = kRows > 1 ? lane : 0;
+    exists = unit < steps.state_size && first_sample + row < steps.batch;
+    stores_gates = exists && (kRows > 1 || lane == 0);
+    stores_state = exists && (kRows > 1 || lane == 1);
+    const bool descends = steps.reverse != backward;
+    at = steps.row(descends ? steps.time - 1 : 0, first_sample + row) * steps.state_size;
+    step_size = (descends ? -steps.time_stride : steps.time_stride) * steps.state_size;
+  }
+
+  __device__ int64_t gates() const { return 3 * at + unit; }
+  __device__ int64_t state() const { return at + unit; }
+};
+
+// Four lanes compute the six sums of two units: each has every fourth chunk of h.
 template <class T, int kChunks, int kRows, bool kFast>
-__global__ void __launch_bounds__(3 * kChunks * kUnitsOfChunk) lltm_sequence_block_kernel(SequenceForward<T> in) {
+__global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_kernel(SequenceForward<T> in) {
   constexpr int kUnits = kChunks * kUnitsOfChunk;
-  __shared__ __align__(16) float h[kRows][kUnits];
-  __shared__ float activations[kRows][3][kUnits];
+  constexpr int kLanes = 4;
+  constexpr int kSums = 6;
+  __shared__ __align__(16) float h[2][kRows][kUnits];
   const Steps& steps = in.steps;
   const int state_size = steps.state_size;
   const int first_sample = static_cast<int>(blockIdx.x) * kRows;
-  const int gate = static_cast<int>(threadIdx.x) / kUnits;
-  const int unit = static_cast<int>(threadIdx.x) % kUnits;
-  const int lane = unit % 4;
-  const bool exists = unit < state_size;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int first_unit = static_cast<int>(threadIdx.x) / kLanes * 2;
+  const Owner<kRows> owner(steps, first_sample, first_unit + lane / 2, false);
 
-  float weights[4][kChunks][kQuad];
+  float weights[kSums][kChunks][kQuad];
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const int row = unit - lane + j;
-    const T* const from = in.weights + (int64_t{gate} * state_size + row) * steps.columns;
+  for (int j = 0; j < kSums; ++j) {
+    const int unit = first_unit + j / 3;
+    const T* const from = in.weights + (int64_t{j % 3} * state_size + unit) * steps.columns;
 #pragma unroll
     for (int i = 0; i < kChunks * kQuad; ++i) {
-      const int k = (i / kQuad * 4 + lane) * kQuad + i % kQuad;
-      weights[j][i / kQuad][i % kQuad] = row < state_size && k < state_size ? load(from[k]) : 0.f;
+      const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
+      weights[j][i / kQuad][i % kQuad] = unit < state_size && k < state_size ? load(from[k]) : 0.f;
     }
   }
-  const float bias = exists ? load(in.bias[gate * state_size + unit]) : 0.f;
-  int lengths[kRows];
+  float bias[3] = {};
+  if (owner.exists) {
 #pragma unroll
-  for (int row = 0; row < kRows; ++row) {
-    lengths[row] = first_sample + row < steps.batch ? steps.length(first_sample + row) : 0;
+    for (int g = 0; g < 3; ++g) bias[g] = load(in.bias[g * state_size + owner.unit]);
   }
-  // This thread's cell: that of row number `gate`.
-  const bool has_cell = exists && gate < kRows && first_sample + gate < steps.batch;
-  const int64_t state = int64_t{first_sample + gate} * state_size + unit;
-  const int length = has_cell ? steps.length(first_sample + gate) : 0;
-  float cell = has_cell ? load(in.c_0[state]) : 0.f;
-  if (gate < kRows) h[gate][unit] = has_cell ? load(in.h_0[state]) : 0.f;
-  __syncthreads();
+  const auto length_of = [&](int row) {
+    return first_sample + row < steps.batch ? steps.length(first_sample + row) : 0;
+  };
+  const Counted counted(steps, owner.exists ? length_of(owner.row) : 0, false);
+  const Counted counted_by_row[] = {{steps, length_of(0), false}, {steps, length_of(kRows - 1), false}};
+  const int64_t state = int64_t{first_sample + owner.row} * state_size + owner.unit;
+  float cell = owner.exists ? load(in.c_0[state]) : 0.f;
+  float own_h = owner.exists ? load(in.h_0[state]) : 0.f;
+  const float* read = &h[0][0][lane * kQuad];
+  const float* other = &h[1][0][lane * kQuad];
+  float* write = &h[1][owner.row][owner.unit];
+  float* other_write = &h[0][owner.row][owner.unit];
+  *other_write = own_h;
 
-  Place place(steps, first_sample, false);
-  const auto gate_at = [&](int64_t of, int row) {
-    return ((of + row * steps.batch_stride) * 3 + gate) * state_size + unit;
-  };
+  const float* from = in.products + owner.gates();
+  T* gates = in.gates + owner.gates();
+  T* cells = in.cells + owner.state();
+  T* output = in.output + owner.state();
   // The products of the next step, on their way.
-  float next[kRows] = {};
-  const auto fetch = [&](int step, int64_t of) {
-    const int t = steps.time_of(step);
+  float next[3] = {};
+  const auto fetch = [&](int step) {
+    if (counted(step)) {
 #pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      if (step < steps.time && exists && t < lengths[row]) next[row] = in.products[gate_at(of, row)];
+      for (int g = 0; g < 3; ++g) next[g] = from[g * state_size];
     }
+    from += 3 * owner.step_size;
   };
-  fetch(0, place.row);
-  for (int step = 0; step < steps.time; ++step, place.row += place.step) {
-    const int t = steps.time_of(step);
-    float products[kRows];
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) products[row] = next[row];
-    fetch(step + 1, place.row + place.step);
+  fetch(0);
+  __syncthreads();
+  for (int step = 0; step < steps.time; ++step) {
+    float found[kRows * 3];
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
-      float sums[4] = {};
-      if (t < lengths[row]) {
-        multiply<kChunks>(sums, weights, &h[row][lane * kQuad], 4 * kQuad);
-        transpose_and_add(sums);
-        sums[0] += bias + products[row];
-      }
-      T rounded;
-      store(rounded, sums[0]);
-      const float z = load(rounded);  // as the backward will see it
-      activations[row][gate][unit] = gate == 2 ? elu<float, kFast>(z) : sigmoid<float, kFast>(z);
-      if (exists && first_sample + row < steps.batch) in.gates[gate_at(place.row, row)] = rounded;
+      float sums[kSums] = {};
+      if (counted_by_row[row](step)) multiply(sums, weights, read + row * kUnits, kLanes * kQuad);
+      exchange_halves<kSums>(sums, 2);
+#pragma unroll
+      for (int g = 0; g < 3; ++g) found[row * 3 + g] = sums[g];
     }
-    __syncthreads();
-    if (has_cell) {
-      T new_h, new_cell;
-      store(new_h, 0);
-      store(new_cell, 0);
-      if (t < length) {
-        const float (&of)[3][kUnits] = activations[gate];
-        cell += of[2][unit] * of[0][unit];
-        store(new_cell, cell);
-        store(new_h, hyperbolic_tangent<float, kFast>(cell) * of[1][unit]);
-        h[gate][unit] = load(new_h);
-      }
-      const int64_t at = (place.row + gate * steps.batch_stride) * state_size + unit;
-      in.cells[at] = new_cell;
-      in.output[at] = new_h;
+    add_neighbours<kRows, 3>(found);
+    float sums[3];
+#pragma unroll
+    for (int g = 0; g < 3; ++g) sums[g] = found[g] + (next[g] + bias[g]);
+    fetch(step + 1);
+    // Without a branch, which would cost more than it saves.
+    const bool counts = counted(step);
+    T rounded[3];
+#pragma unroll
+    for (int g = 0; g < 3; ++g) store(rounded[g], counts ? sums[g] : 0.f);
+    const CellState<float> result =
+        cell_forward<float, kFast>(load(rounded[0]), load(rounded[1]), load(rounded[2]), cell);
+    T new_h, new_cell;
+    store(new_h, counts ? result.h : 0.f);
+    store(new_cell, counts ? result.cell : 0.f);
+    own_h = counts ? load(new_h) : own_h;
+    cell = counts ? result.cell : cell;
+    *write = own_h;
+    if (owner.stores_gates) {
+#pragma unroll
+      for (int g = 0; g < 3; ++g) gates[g * state_size] = rounded[g];
     }
+    if (owner.stores_state) {
+      *cells = new_cell;
+      *output = new_h;
+    }
+    gates += 3 * owner.step_size;
+    cells += owner.step_size;
+    output += owner.step_size;
+    swap(read, other);
+    swap(write, other_write);
     __syncthreads();
   }
-  if (!has_cell) return;
-  store(in.h_n[state], h[gate][unit]);
+  if (!owner.stores_state) return;
+  store(in.h_n[state], own_h);
   store(in.c_n[state], cell);
 }
 
@@ -162,121 +221,103 @@ struct Saved {
   float grad_output;
 };
 
-// For the product a thread has four units, and a twelfth of all gates. Between two products a third of the threads has
-// the cells of the first sample, another one those of the second; the last third computes the slopes of the next step,
-// from what it loaded a step before.
+// Sixteen lanes compute the sums of eight units: each has every sixteenth chunk of the gates' gradients.
 template <class T, int kChunks, int kRows, bool kFast>
-__global__ void __launch_bounds__(3 * kChunks * kUnitsOfChunk)
-    lltm_sequence_block_backward_kernel(SequenceBackward<T> in) {
+__global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_backward_kernel(SequenceBackward<T> in) {
   constexpr int kUnits = kChunks * kUnitsOfChunk;
-  constexpr int kParts = 12;
-  constexpr int kSlopesRole = 2;
-  __shared__ __align__(16) float gradients[kRows][3 * kUnits];
-  __shared__ __align__(16) float partial[kRows][kParts][kUnits];
-  __shared__ CellSlopes<float> slopes[2][kRows][kUnits];
-  __shared__ float grad_outputs[2][kRows][kUnits];
+  constexpr int kLanes = 16;
+  constexpr int kSums = 8;
+  constexpr int kOwnChunks = 3 * kUnits / (kLanes * kQuad);
+  __shared__ __align__(16) float gradients[2][kRows][3 * kUnits];
   const Steps& steps = in.steps;
   const int state_size = steps.state_size;
   const int first_sample = static_cast<int>(blockIdx.x) * kRows;
-  const int role = static_cast<int>(threadIdx.x) / kUnits;
-  const int unit = static_cast<int>(threadIdx.x) % kUnits;
-  const bool exists = unit < state_size;
-  const int first_unit = static_cast<int>(threadIdx.x) % (kUnits / 4) * 4;
-  const int part = static_cast<int>(threadIdx.x) / (kUnits / 4);
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int first_unit = static_cast<int>(threadIdx.x) / kLanes * kSums;
+  const Owner<kRows> owner(steps, first_sample, first_unit + lane / 2, true);
 
-  float weights[4][kChunks][kQuad];
+  float weights[kSums][kOwnChunks][kQuad];
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
+  for (int j = 0; j < kSums; ++j) {
 #pragma unroll
-    for (int i = 0; i < kChunks * kQuad; ++i) {
-      const int k = part * kChunks * kQuad + i;
+    for (int i = 0; i < kOwnChunks * kQuad; ++i) {
+      const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
       const bool inside = k % kUnits < state_size && first_unit + j < state_size;
       const int64_t row = int64_t{k / kUnits} * state_size + k % kUnits;
       weights[j][i / kQuad][i % kQuad] = inside ? load(in.weights[row * steps.columns + first_unit + j]) : 0.f;
     }
   }
-  int lengths[kRows];
-#pragma unroll
-  for (int row = 0; row < kRows; ++row) {
-    lengths[row] = first_sample + row < steps.batch ? steps.length(first_sample + row) : 0;
-  }
-  const bool has_cell = exists && role < kRows && first_sample + role < steps.batch;
-  const int64_t state = int64_t{first_sample + role} * state_size + unit;
-  const int length = has_cell ? steps.length(first_sample + role) : 0;
-  float grad_h = has_cell ? load_if_present(in.grad_h_n, state) : 0.f;
-  float grad_cell = has_cell ? load_if_present(in.grad_c_n, state) : 0.f;
+  const auto length_of = [&](int row) {
+    return first_sample + row < steps.batch ? steps.length(first_sample + row) : 0;
+  };
+  const Counted counted(steps, owner.exists ? length_of(owner.row) : 0, true);
+  const Counted counted_by_row[] = {{steps, length_of(0), true}, {steps, length_of(kRows - 1), true}};
+  const int64_t state = int64_t{first_sample + owner.row} * state_size + owner.unit;
+  float grad_h = owner.exists ? load_if_present(in.grad_h_n, state) : 0.f;
+  float grad_cell = owner.exists ? load_if_present(in.grad_c_n, state) : 0.f;
+  const float* read = &gradients[0][0][lane * kQuad];
+  const float* other = &gradients[1][0][lane * kQuad];
+  float* write = &gradients[0][owner.row][owner.unit];
+  float* other_write = &gradients[1][owner.row][owner.unit];
 
-  Place place(steps, first_sample, true);
-  const auto time_of = [&](int step) { return steps.time_of(steps.time - 1 - step); };
-  Saved next[kRows] = {};
-  const auto fetch = [&](int step, int64_t of) {
-    if (step >= steps.time || !exists) return;
+  const T* gates = in.gates + owner.gates();
+  int64_t at = owner.state();
+  T* grad_gates = in.grad_gates + owner.gates();
+  // What the next steps need of the forward: on its way, and turned into slopes a step before it is needed.
+  Saved next = {};
+  const auto fetch = [&](int step) {
+    if (counted(step)) {
 #pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      if (time_of(step) >= lengths[row]) continue;
-      const int64_t at = of + row * steps.batch_stride;
-#pragma unroll
-      for (int g = 0; g < 3; ++g) next[row].gates[g] = load(in.gates[(at * 3 + g) * state_size + unit]);
-      next[row].cell = load(in.cells[at * state_size + unit]);
-      next[row].grad_output = load_if_present(in.grad_output, at * state_size + unit);
+      for (int g = 0; g < 3; ++g) next.gates[g] = load(gates[g * state_size]);
+      next.cell = load(in.cells[at]);
+      next.grad_output = load_if_present(in.grad_output, at);
     }
+    gates += 3 * owner.step_size;
+    at += owner.step_size;
   };
-  const auto compute_slopes = [&](int step) {
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
-      slopes[step & 1][row][unit] = cell_slopes<kFast>(next[row].gates, next[row].cell);
-      grad_outputs[step & 1][row][unit] = next[row].grad_output;
-    }
+  CellSlopes<float> slopes;
+  float grad_output;
+  const auto advance = [&](int step) {
+    slopes = cell_slopes<kFast>(next.gates, next.cell);
+    grad_output = next.grad_output;
+    fetch(step + 1);
   };
-  if (role == kSlopesRole) {
-    fetch(0, place.row);
-    compute_slopes(0);
-    fetch(1, place.row + place.step);
-  }
-  __syncthreads();
-  bool has_begun = false;
-  for (int step = 0; step <= steps.time; ++step, place.row += place.step) {
-    const int t = step < steps.time ? time_of(step) : INT32_MAX;
-    if (role == kSlopesRole) {
-      compute_slopes(step + 1);
-      fetch(step + 2, place.row + 2 * place.step);
-    } else if (role < kRows) {
-      if (has_begun) {
-        grad_h = 0;
+  fetch(0);
+  advance(0);
+  for (int step = 0; step < steps.time; ++step) {
+    const bool counts = counted(step);
+    const float upstream = grad_h + grad_output;
+    grad_cell = counts ? grad_cell + upstream * slopes.cell : grad_cell;
+    T rounded[3];
+    store(rounded[0], counts ? grad_cell * slopes.input_gate : 0.f);
+    store(rounded[1], counts ? upstream * slopes.output_gate : 0.f);
+    store(rounded[2], counts ? grad_cell * slopes.candidate : 0.f);
 #pragma unroll
-        for (int p = 0; p < kParts; ++p) grad_h += partial[role][p][unit];
-      }
-      has_begun = t < length;
-      float found[3] = {};
-      if (has_begun) {
-        const CellSlopes<float> slope = slopes[step & 1][role][unit];
-        const float upstream = grad_h + grad_outputs[step & 1][role][unit];
-        grad_cell += upstream * slope.cell;
-        found[0] = grad_cell * slope.input_gate;
-        found[1] = upstream * slope.output_gate;
-        found[2] = grad_cell * slope.candidate;
-      }
-      const int64_t at = (place.row + role * steps.batch_stride) * 3 * state_size + unit;
-#pragma unroll
-      for (int g = 0; g < 3; ++g) {
-        T rounded;
-        store(rounded, found[g]);
-        gradients[role][g * kUnits + unit] = load(rounded);
-        if (has_cell && step < steps.time) in.grad_gates[at + g * state_size] = rounded;
-      }
-    }
-    if (step == steps.time) break;
+    for (int g = 0; g < 3; ++g) write[g * kUnits] = load(rounded[g]);
     __syncthreads();
+    // Behind the barrier, where the product waits for shared memory.
+    if (owner.stores_gates) {
+#pragma unroll
+      for (int g = 0; g < 3; ++g) grad_gates[g * state_size] = rounded[g];
+    }
+    grad_gates += 3 * owner.step_size;
+    advance(step + 1);
+    float found[kRows];
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
-      if (t >= lengths[row]) continue;
-      float sums[4] = {};
-      multiply<kChunks>(sums, weights, &gradients[row][part * kChunks * kQuad], kQuad);
-      *reinterpret_cast<float4*>(&partial[row][part][first_unit]) = {sums[0], sums[1], sums[2], sums[3]};
+      float sums[kSums] = {};
+      if (counted_by_row[row](step)) multiply(sums, weights, read + row * 3 * kUnits, kLanes * kQuad);
+      exchange_halves<kSums>(sums, 8);
+      exchange_halves<kSums / 2>(sums, 4);
+      exchange_halves<kSums / 4>(sums, 2);
+      found[row] = sums[0];
     }
-    __syncthreads();
+    add_neighbours<kRows, 1>(found);
+    grad_h = counts ? found[0] : grad_h;
+    swap(read, other);
+    swap(write, other_write);
   }
-  if (!has_cell) return;
+  if (!owner.stores_state) return;
   store(in.grad_h_0[state], grad_h);
   store(in.grad_c_0[state], grad_cell);
 }
@@ -319,7 +360,7 @@ Error dispatch_blocks(ScalarType dtype, const LltmSequenceSizes& sizes, const Fu
 template <int kChunks, int kRows, class Arguments>
 Error launch_rows(void (*kernel)(Arguments), const Arguments& in, cudaStream_t stream) {
   const unsigned blocks = (in.steps.batch + kRows - 1) / kRows;
-  kernel<<<blocks, 3 * kChunks * kUnitsOfChunk, 0, stream>>>(in);
+  kernel<<<blocks, threads_of(kChunks), 0, stream>>>(in);
   return launch_error();
 }
 
