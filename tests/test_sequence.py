@@ -13,7 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import (
+    PackedSequence,
+    pack_padded_sequence,
+    pack_sequence,
+    pad_packed_sequence,
+    pad_sequence,
+)
 
 import extops
 import operators
@@ -71,6 +77,27 @@ def test_no_steps(batch_first: bool, reverse: bool, device: str) -> None:
     found = torch.autograd.grad(last, [input, *others], towards)
     zeros = torch.zeros_like(input), torch.zeros_like(weights), torch.zeros_like(bias)
     torch.testing.assert_close(found, (zeros[0], *towards, *zeros[1:]))
+
+
+@by_device
+@pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
+@pytest.mark.parametrize(
+    ("time", "batch", "state"), [(TIME, 1, 1), (TIME, 3, 1), (1, 3, 1), (TIME, 3, STATE)]
+)
+def test_expanded_tensors(
+    time: int, batch: int, state: int, batch_first: bool, device: str
+) -> None:
+    """Rows that are one in memory, of one column too: an input, and what sum() sends to the output."""
+    _, *others = (x.to(device) for x in operators.sequence_inputs(time, batch, 1, state))
+    leading = (batch, time) if batch_first else (time, batch)
+    row = torch.randn(leading[0], 1, 1, device=device, dtype=others[0].dtype)
+    for expanded in (row.expand(*leading, 1), row[:1].expand(*leading, 1)):
+        dense = expanded.contiguous().requires_grad_()
+        expected = sequence(dense, *others, batch_first=batch_first)
+        torch.testing.assert_close(sequence(expanded, *others, batch_first=batch_first), expected)
+        (of_sum,) = torch.autograd.grad(expected[0].sum(), dense, retain_graph=True)
+        (of_ones,) = torch.autograd.grad(expected[0], dense, torch.ones_like(expected[0]))
+        torch.testing.assert_close(of_sum, of_ones)
 
 
 @by_device
@@ -246,6 +273,21 @@ def test_the_state_of_an_empty_row(device: str, dtype: torch.dtype) -> None:
     for state, unharmed in zip(found[1:], expected, strict=True):
         torch.testing.assert_close(state[:2], unharmed[:2], rtol=0, atol=0)
         assert bool(state[2].isnan().all())
+
+
+@by_device
+@pytest.mark.parametrize("weight", [math.inf, math.nan], ids=str)
+def test_gradient_of_the_padding_beside_weights_that_are_not_finite(
+    weight: float, device: str
+) -> None:
+    input, h, c, weights, bias = sequence_inputs(device)
+    input.requires_grad_()
+    weights[1, -1] = weight
+    lengths = torch.tensor([TIME, 2, 0])
+    output, _, _ = sequence(input, h, c, weights, bias, lengths=lengths)
+    (found,) = torch.autograd.grad(output.sum(), input)
+    for row, length in enumerate(lengths.tolist()):
+        assert bool((found[length:, row] == 0).all())
 
 
 @by_device
@@ -652,6 +694,48 @@ def test_packed_sequences(enforce_sorted: bool, options: dict[str, object], devi
         expected.append(alone)
         torch.testing.assert_close([h_n[:, row], c_n[:, row]], [h_1, c_1])
     torch.testing.assert_close(output, pad_sequence(expected, batch_first=True))
+
+
+def test_packed_sequences_beside_another_default_device() -> None:
+    module = layer("cpu")
+    packed = pack_sequence([torch.randn(3, FEATURES, dtype=torch.float64)])
+    expected, _ = module(packed)
+    with torch.device("meta"):
+        found, _ = module(packed)
+    torch.testing.assert_close(found.data, expected.data)
+
+
+@by_device
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_traced_packed_sequences(device: str) -> None:
+    """For other lengths and another batch, also where the count of all rows is the same."""
+
+    class Packed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer(device)
+
+        def forward(self, input: Tensor, lengths: Tensor) -> Tensors:
+            output, (h, c) = self.layer(pack_padded_sequence(input, lengths))
+            return output.data, h, c
+
+    def inputs(lengths: list[int]) -> Tensors:
+        padded = torch.randn(lengths[0], len(lengths), FEATURES, dtype=torch.float64, device=device)
+        return padded, torch.tensor(lengths)
+
+    module = Packed()
+    traced = torch.jit.trace(module, inputs([5, 2]))
+    for lengths in ([5, 2], [3, 2, 2], [6], [4, 4, 4, 1]):
+        others = inputs(lengths)
+        torch.testing.assert_close(traced(*others), module(*others))
+
+
+@pytest.mark.parametrize("shape", [(2, STATE), (1, 1, STATE), ()], ids=str)
+def test_a_state_of_another_shape_in_a_call_without_a_batch(shape: tuple[int, ...]) -> None:
+    expected = f"expected `h_0` to have shape [D*num_layers, state_size] = [1, {STATE}], but got {list(shape)}"
+    with pytest.raises(RuntimeError, match=re.escape(expected)):
+        extops.LLTMLayer(FEATURES, STATE)(torch.zeros(TIME, FEATURES), (torch.zeros(shape),) * 2)
 
 
 @by_device

@@ -510,7 +510,11 @@ def test_round_of_every_number_of_16_bits(device: str, dtype: torch.dtype) -> No
     below = exact.floor()
     expected = torch.where(exact - below >= 0.5, below + 1, below)
     expected = torch.where(exact.isfinite(), expected, exact).to(device, dtype)
-    assert_same(extops.round_ste(every.to(device)), expected)
+    found = extops.round_ste(every.to(device))
+    assert_same(found, expected)
+    within_a_transform = torch.vmap(extops.round_ste)(every.to(device))
+    assert_same(within_a_transform, expected)
+    assert torch.equal(signs(within_a_transform), signs(found))
 
 
 # -- out= ----------------------------------------------------------------------------------------

@@ -202,13 +202,15 @@ class LLTMLayer(torch.nn.Module):
             )
         if input.dim() == 2:
             batch_axis = 0 if self.batch_first else 1
-            batched = None if state is None else (state[0].unsqueeze(1), state[1].unsqueeze(1))
-            output, (h, c) = self._forward_batch(input.unsqueeze(batch_axis), batched)
+            h, c = self._checked_state(input, state)
+            output, (h, c) = self._forward_padded(
+                input.unsqueeze(batch_axis),
+                (h.unsqueeze(1), c.unsqueeze(1)),
+                None,
+                batch_first=self.batch_first,
+            )
             return output.squeeze(batch_axis), (h.squeeze(1), c.squeeze(1))
-        return self._forward_batch(input, state)
-
-    def _forward_batch(self, input: Tensor, state: State | None) -> tuple[Tensor, State]:
-        state = self._checked_state(input, input.shape[0 if self.batch_first else 1], state)
+        state = self._checked_state(input, state, input.shape[0 if self.batch_first else 1])
         return self._forward_padded(input, state, None, batch_first=self.batch_first)
 
     def _forward_packed(
@@ -216,14 +218,18 @@ class LLTMLayer(torch.nn.Module):
     ) -> tuple[PackedSequence, State]:
         """The rows stay in the order of their lengths, in which they are packed."""
         data, batch_sizes, to_sorted, to_original = input
-        steps, batch = len(batch_sizes), int(batch_sizes[0])
-        h, c = self._checked_state(data, batch, state)
+        # Within a trace both are tensors, and so of any size.
+        steps, batch = batch_sizes.shape[0], batch_sizes[0]
+        if not _autograd.is_tracing():
+            batch = int(batch)
+        h, c = self._checked_state(data, state, batch)
         if to_sorted is not None:
             h, c = (x.index_select(1, to_sorted) for x in (h, c))
         times = torch.repeat_interleave(batch_sizes)
         before = batch_sizes.cumsum(0) - batch_sizes
-        places = (times * batch + torch.arange(len(times)) - before[times]).to(data.device)
-        lengths = (batch_sizes.unsqueeze(1) > torch.arange(batch)).sum(0)
+        count_to = functools.partial(torch.arange, device=batch_sizes.device)
+        places = (times * batch + count_to(times.shape[0]) - before[times]).to(data.device)
+        lengths = (batch_sizes.unsqueeze(1) > count_to(batch)).sum(0)
         padded = data.new_zeros(steps * batch, *data.shape[1:]).index_copy(0, places, data)
         output, (h, c) = self._forward_padded(
             padded.view(steps, batch, *data.shape[1:]), (h, c), lengths, batch_first=False
@@ -233,14 +239,14 @@ class LLTMLayer(torch.nn.Module):
         packed = output.flatten(0, 1).index_select(0, places)
         return PackedSequence(packed, batch_sizes, to_sorted, to_original), (h, c)
 
-    def _checked_state(self, input: Tensor, batch: int, state: State | None) -> State:
-        """The given state, or zeros."""
-        shape = (self.num_layers * (1 + self.bidirectional), batch, self.state_size)
+    def _checked_state(self, input: Tensor, state: State | None, *batch: int) -> State:
+        """The given state, or zeros; with no size of a batch, that of one row."""
+        shape = (self.num_layers * (1 + self.bidirectional), *batch, self.state_size)
         if state is None:
             zeros = input.new_zeros(shape)
             return zeros, zeros
         for name, tensor in zip(("h_0", "c_0"), state, strict=True):
-            axes = "[D*num_layers, batch, state_size]"
+            axes = f"[D*num_layers, {'batch, ' if batch else ''}state_size]"
             _checks.check_shape("LLTMLayer", name, tensor, shape, axes)
         return state
 

@@ -45,17 +45,19 @@ inline Tensor rows_of(const Tensor& tensor, const LltmSequenceSizes& sizes, bool
   const Sizes strides = tensor.strides();
   const int64_t columns = shape[2];
   const int64_t rows = shape[0] * shape[1];
-  const int64_t distance = std::max<int64_t>(shape[inner] == 1 ? strides[outer] : strides[inner], 1);
+  const int64_t row = std::max<int64_t>(columns, 1);
+  // Not at a stride of 0: each row of an expanded tensor is the same one.
+  const int64_t distance = rows <= 1 ? row : shape[inner] == 1 ? strides[outer] : strides[inner];
   const bool regular = shape[outer] == 1 || strides[outer] == shape[inner] * distance;
   const bool aligned = reinterpret_cast<uintptr_t>(tensor.data()) % kSequenceAlignment == 0;
   const int64_t matrix[] = {rows, columns};
-  if (regular && (columns <= 1 || strides[2] == 1) && (dense ? distance == columns && aligned : distance >= columns)) {
+  if (regular && (columns <= 1 || strides[2] == 1) && (dense ? distance == row && aligned : distance >= row)) {
     const int64_t in_place[] = {distance, 1};
     return reinterpret(tensor, Sizes(matrix, 2), Sizes(in_place, 2));
   }
   const int64_t ordered_shape[] = {shape[outer], shape[inner], columns};
   const int64_t ordered_strides[] = {strides[outer], strides[inner], strides[2]};
-  const int64_t in_copy[] = {std::max<int64_t>(columns, 1), 1};
+  const int64_t in_copy[] = {row, 1};
   return reinterpret(
       contiguous_copy(reinterpret(tensor, Sizes(ordered_shape, 3), Sizes(ordered_strides, 3))), Sizes(matrix, 2),
       Sizes(in_copy, 2));

@@ -236,6 +236,9 @@ def _gradients(
     if needs_input:
         of_rows = torch.mm(rows, weights[:, h_0.shape[1] :])
         grad_input = _transposed(of_rows.view(_transposed(input, batch_first).shape), batch_first)
+        if lengths is not None:  # a weight may be infinite or NaN, and zero times that is NaN
+            counts = reference.steps_that_count(lengths, input.shape[0])
+            grad_input = torch.where(counts, grad_input, 0)
     if needs_weights:
         factors = _factors(input, h_0, output, lengths, batch_first, reverse)
         grad_weights = torch.mm(rows.t(), _rows(factors, batch_first))

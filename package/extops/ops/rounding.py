@@ -27,6 +27,7 @@ def round_ste(input: Tensor) -> Tensor:
     Source: the straight-through estimator of Bengio, Léonard and Courville, 2013 (arXiv:1308.3432).
     """
     below = torch.floor(input)
-    rounded = below + (input - below >= 0.5)
-    # Exact: the distance to the nearest integer fits the format, and adding it back gives that integer.
-    return input + torch.where(torch.isfinite(input), rounded - input, 0).detach()
+    distance = below + (input - below >= 0.5) - input
+    # Exact: the distance to the nearest integer fits the format, and adding it back gives that integer. An integer or
+    # an infinity keeps its value and, with a zero of this sign, that of a zero.
+    return input + torch.where(input == below, -0.0, distance).detach()
