@@ -1,5 +1,5 @@
-// A whole sequence on Hopper GPUs in one kernel. A group of blocks computes some tiles of 64 samples; each block has
-// some units, whose recurrent weights stay in its shared memory for all steps. What the blocks of a group exchange
+// A whole sequence on Hopper GPUs in one kernel. A group of blocks computes some tiles of samples; each block has some
+// units, whose recurrent weights stay in its shared memory for all steps. What the blocks of a group exchange
 // after each step (forward: h, backward: the gradients of the gates) goes through the second-level cache: the block
 // writes it and raises the tile's counter, and the others' TMA copies it once the counter says that all have written.
 // Products are by tensor cores (wgmma) in 16-bit types and TF32, by multiply-adds (FFMA) in strict float32.
@@ -13,29 +13,32 @@
 namespace extops::cuda {
 
 constexpr int kTileRows = 64;
-constexpr int kTileBytes = kTileRows * kTileRowBytes;
+constexpr int kFewRows = 8;    // of a tile in strict float32, where a batch would fill little of the other
 constexpr int kWorkers = 256;  // threads that compute; one more issues the copies
 constexpr int kGroupThreads = kWorkers + 32;
 constexpr int kMaxStages = 16;
 constexpr int kCounterBytes = 128;  // each in a line of its own
 
-template <class T_, Math kMath_, Pass kPass_, int kUnits_>
+template <class T_, Math kMath_, Pass kPass_, int kUnits_, int kRows_>
 struct GroupTile {
   using T = T_;
   static constexpr Math kMath = kMath_;
   static constexpr Pass kPass = kPass_;
   static constexpr int kUnits = kUnits_;
+  static constexpr int kRows = kRows_;
+  static constexpr int kBytes = kRows * kTileRowBytes;
   static constexpr int kN = kPass == Pass::kForward ? 3 * kUnits : kUnits;  // columns of the product
   static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;                 // no two of four rows meet in a bank
-  static constexpr int kPartialBytes = kTileRows * kPitch * static_cast<int>(sizeof(float));
+  static constexpr int kPartialBytes = kRows * kPitch * static_cast<int>(sizeof(float));
   static constexpr int kWeightBytes = kN * kTileRowBytes;  // of each K tile
-  static constexpr int kCells = kTileRows * kUnits / kWorkers;
+  static constexpr int kCells = (kRows * kUnits + kWorkers - 1) / kWorkers;
   static constexpr int kMultipliers = kMath == Math::kTensorCores ? kWarpgroup : kWorkers;
-  // In float32 a warp has 64 rows of all columns, or of half of them, and the warps split K.
+  // In float32 a warp has all rows of all columns, or of half of them, and the warps split K.
   static constexpr int kColumnGroups = kN > 24 ? 2 : 1;
   static constexpr int kParts = 8 / kColumnGroups;
 
   static_assert(kWeightBytes % kTileAlignment == 0 && kN % 8 == 0);
+  static_assert(kRows == kTileRows || kMath == Math::kFloat32);  // wgmma has 64 rows
 };
 
 // How much of the shared memory is for what, and how the tiles are divided among the groups.
@@ -43,6 +46,7 @@ struct GroupPlan {
   int k_tiles;
   int stages;
   int tiles;
+  int copied_rows;     // of a tile: all, or as many as there are
   int partial_offset;  // bytes of shared memory before the sums
   dim3 grid;           // units, groups
   int shared_bytes;
@@ -58,7 +62,7 @@ struct GroupWorkspace {
   GroupWorkspace(int64_t element, const LltmSequenceSizes& sizes) {
     constexpr int64_t kAlignment = 256;
     const auto aligned = [](int64_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; };
-    h = aligned((sizes.batch + kTileRows - 1) / kTileRows * kCounterBytes);
+    h = aligned((sizes.batch + kFewRows - 1) / kFewRows * kCounterBytes);
     cell = h + aligned(2 * sizes.batch * sizes.state_size * element);
     bytes = cell + aligned(sizes.batch * sizes.state_size * 4);
   }
@@ -112,12 +116,13 @@ struct GroupBarriers {
 // The K tiles of one product after the other in a ring of stages.
 struct Ring {
   uint32_t first;
+  int stage_bytes;
   int stages;
   GroupBarriers& barriers;
   int stage = 0;
   int round = 0;
 
-  __device__ uint32_t tile() const { return first + stage * kTileBytes; }
+  __device__ uint32_t tile() const { return first + stage * stage_bytes; }
   __device__ void advance() {
     if (++stage < stages) return;
     stage = 0;
@@ -166,7 +171,7 @@ __device__ inline void narrow_wgmma(TensorSums<kN>& sums, uint64_t x, uint64_t w
   }
 }
 
-// A warpgroup's product of a tile with the block's weights, whose sums it leaves in `partial`, [64, kPitch].
+// A warpgroup's product of a tile with the block's weights, whose sums it leaves in `partial`, [kRows, kPitch].
 template <class Tile>
 __device__ void multiply_by_tensor_cores(const GroupPlan& plan, uint32_t weights, Ring& ring, float* partial) {
   using T = typename Tile::T;
@@ -212,7 +217,7 @@ __device__ void multiply_by_tensor_cores(const GroupPlan& plan, uint32_t weights
 // whose chunks lie in all banks.
 template <class Tile>
 __device__ void multiply_in_float32(const GroupPlan& plan, uint32_t weights, Ring& ring, float* partial) {
-  constexpr int kRows = kTileRows / 8;
+  constexpr int kRows = Tile::kRows / 8;
   constexpr int kColumns = Tile::kN / Tile::kColumnGroups / 4;
   constexpr int kChunks = kTileRowBytes / kChunkBytes;
   const int lane = threadIdx.x % 32;
@@ -318,9 +323,9 @@ struct GroupCell {
     const int item = i * kWorkers + static_cast<int>(threadIdx.x);
     row = item / Tile::kUnits;
     column = item % Tile::kUnits;
-    sample = tile * kTileRows + row;
+    sample = tile * Tile::kRows + row;
     unit = static_cast<int>(blockIdx.x) * Tile::kUnits + column;
-    exists = sample < steps.batch && unit < steps.state_size;
+    exists = row < Tile::kRows && sample < steps.batch && unit < steps.state_size;
     length = exists ? steps.length(sample) : 0;
   }
 
@@ -342,8 +347,8 @@ __device__ void load_tiles(
       for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
         Mbarrier& full = ring.barriers.full[ring.stage];
         if (ring.round > 0) ring.barriers.empty[ring.stage].wait(ring.round - 1);
-        full.arrive_expect_tx(kTileBytes);
-        tma_load(ring.tile(), map, k_tile * kTileColumns<typename Tile::T>, tile * kTileRows, matrix, full);
+        full.arrive_expect_tx(plan.copied_rows * kTileRowBytes);
+        tma_load(ring.tile(), map, k_tile * kTileColumns<typename Tile::T>, tile * Tile::kRows, matrix, full);
         ring.advance();
       }
     }
@@ -532,7 +537,7 @@ __global__ void __launch_bounds__(kGroupThreads) lltm_sequence_group_kernel(
   load_weights<Tile>(in.steps, in.weights, plan, shared);
   fence_proxy_async();
   __syncthreads();
-  Ring ring{shared_address(shared + weight_bytes), plan.stages, barriers};
+  Ring ring{shared_address(shared + weight_bytes), Tile::kBytes, plan.stages, barriers};
   if (threadIdx.x < kWorkers) {
     if constexpr (kIsForward) start_forward<Tile>(in, plan, buffers);
     for (int step = 0; step < in.steps.time + !kIsForward; ++step) {
@@ -563,19 +568,20 @@ GroupPlan plan_group(const LltmSequenceSizes& sizes) {
   GroupPlan plan{};
   plan.k_tiles =
       round_up_division(kIsForward ? sizes.state_size : 3 * sizes.state_size, kTileColumns<typename Tile::T>);
-  plan.tiles = round_up_division(sizes.batch, kTileRows);
+  plan.tiles = round_up_division(sizes.batch, Tile::kRows);
+  plan.copied_rows = static_cast<int>(std::min<int64_t>(sizes.batch, Tile::kRows));
   const int blocks = round_up_division(sizes.state_size, Tile::kUnits);
   if (blocks > multiprocessors) return plan;
   plan.grid = dim3(blocks, std::min(plan.tiles, multiprocessors / blocks));
   // A block of one tile copies nothing before its sums are read: they go where the copies go.
   const bool is_single = plan.tiles <= static_cast<int>(plan.grid.y);
   const int64_t weights = int64_t{plan.k_tiles} * Tile::kWeightBytes;
-  const int64_t stages = (shared - (is_single ? 0 : Tile::kPartialBytes) - weights) / kTileBytes;
+  const int64_t stages = (shared - (is_single ? 0 : Tile::kPartialBytes) - weights) / Tile::kBytes;
   if (stages < 2) return plan;
   plan.stages = static_cast<int>(std::min<int64_t>({stages, kMaxStages, std::max(plan.k_tiles, 2)}));
-  plan.partial_offset = static_cast<int>(weights) + (is_single ? 0 : plan.stages * kTileBytes);
-  plan.shared_bytes = static_cast<int>(weights) + plan.stages * kTileBytes + (is_single ? 0 : Tile::kPartialBytes);
-  static_assert(Tile::kPartialBytes <= 2 * kTileBytes);
+  plan.partial_offset = static_cast<int>(weights) + (is_single ? 0 : plan.stages * Tile::kBytes);
+  plan.shared_bytes = static_cast<int>(weights) + plan.stages * Tile::kBytes + (is_single ? 0 : Tile::kPartialBytes);
+  static_assert(Tile::kPartialBytes <= 2 * Tile::kBytes);
   return plan;
 }
 
@@ -584,10 +590,10 @@ inline int tiles_of_a_block(const GroupPlan& plan) {
 }
 
 // Calls function(Tile) with the tile that leaves a block the fewest tiles of samples; of equals the one of fewer units.
-template <class T, Math kMath, Pass kPass, class Function>
+template <class T, Math kMath, Pass kPass, int kRows = kTileRows, class Function>
 auto with_best_tile(const LltmSequenceSizes& sizes, const Function& function) {
-  using Narrow = GroupTile<T, kMath, kPass, 8>;
-  using Wide = GroupTile<T, kMath, kPass, 16>;
+  using Narrow = GroupTile<T, kMath, kPass, 8, kRows>;
+  using Wide = GroupTile<T, kMath, kPass, 16, kRows>;
   const bool wide = tiles_of_a_block(plan_group<Wide>(sizes)) < tiles_of_a_block(plan_group<Narrow>(sizes));
   return wide ? function(Wide{}) : function(Narrow{});
 }
@@ -602,6 +608,7 @@ auto with_group_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const Fun
     case ScalarType::Half:
       return with_best_tile<__half, Math::kTensorCores, kPass>(sizes, function);
     default:
+      if (sizes.batch <= 2 * kFewRows) return with_best_tile<float, Math::kFloat32, kPass, kFewRows>(sizes, function);
       return with_best_tile<float, Math::kFloat32, kPass>(sizes, function);
   }
 }
@@ -658,7 +665,7 @@ Error launch_groups(ScalarType dtype, const LltmSequence& in, cudaStream_t strea
     CUtensorMap map;
     if (!make_tensor_map<T, 3>(
             map, map_type<T>(Tile::kMath == Math::kTensorCores), GroupBuffers<T>(in.workspace, in.sizes).h,
-            {state_size, batch, 2}, {row_bytes, batch * row_bytes}, kTileRows)) {
+            {state_size, batch, 2}, {row_bytes, batch * row_bytes}, plan_group<Tile>(in.sizes).copied_rows)) {
       return kNoTensorMap;
     }
     return launch_group_tile<Tile>(SequenceForward<T>(in), in.sizes, in.workspace, map, stream);
@@ -675,7 +682,7 @@ Error launch_groups(ScalarType dtype, const LltmSequenceBackward& in, cudaStream
     if (!make_tensor_map<T, 3>(
             map, map_type<T>(Tile::kMath == Math::kTensorCores), static_cast<const T*>(in.grad_gates),
             {cuuint64_t(3 * sizes.state_size), cuuint64_t(sizes.batch), cuuint64_t(sizes.time)},
-            {sizes.batch_stride * row_bytes, sizes.time_stride * row_bytes}, kTileRows)) {
+            {sizes.batch_stride * row_bytes, sizes.time_stride * row_bytes}, plan_group<Tile>(sizes).copied_rows)) {
       return kNoTensorMap;
     }
     return launch_group_tile<Tile>(SequenceBackward<T>(in), sizes, in.workspace, map, stream);
