@@ -161,6 +161,19 @@ __device__ CellSlopes<C> cell_slopes(const SequenceBackward<T>& in, int64_t plac
   return cell_slopes<kFast>(gates, C(load(in.cells[place * state_size + unit])));
 }
 
+// Adds sums to those of the lane whose number differs in the bit `mask`: the lane without it keeps the first half of
+// the sums, the other one the second, both in the first half of the array.
+template <int kCount>
+__device__ __forceinline__ void exchange_halves(float* sums, int mask) {
+  const bool is_second = threadIdx.x & mask;
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const float sent = is_second ? sums[i] : sums[kCount / 2 + i];
+    const float kept = is_second ? sums[kCount / 2 + i] : sums[i];
+    sums[i] = kept + __shfl_xor_sync(0xffffffff, sent, mask);
+  }
+}
+
 // The kernels that hold the recurrent weights for all steps: in the registers of one block (a small state), of a
 // cluster of blocks, or in the shared memory of a group of blocks. The latter two are for Hopper.
 bool is_for_blocks(ScalarType dtype, const LltmSequenceSizes& sizes);

@@ -30,19 +30,6 @@ struct Counted {
   __device__ bool operator()(int step) const { return static_cast<unsigned>(step - first) < count; }
 };
 
-// Adds sums to those of the lane whose number differs in the bit `mask`: the lane without it keeps the first half of
-// the sums, the other one the second, both in the first half of the array.
-template <int kCount>
-__device__ __forceinline__ void exchange_halves(float* sums, int mask) {
-  const bool is_second = threadIdx.x & mask;
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
-    const float sent = is_second ? sums[i] : sums[kCount / 2 + i];
-    const float kept = is_second ? sums[kCount / 2 + i] : sums[i];
-    sums[i] = kept + __shfl_xor_sync(0xffffffff, sent, mask);
-  }
-}
-
 // Adds up the sums of two neighbours for each row of a block. Of two rows, the first lane keeps those of the first; one
 // row is kept by both.
 template <int kRows, int kCount>

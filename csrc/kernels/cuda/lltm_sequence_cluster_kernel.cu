@@ -11,9 +11,9 @@
 // Named, not anonymous: nvcc would put the path of this file into the kernels' names, and no two builds be the same.
 namespace extops::cuda {
 
-constexpr int kClusterThreads = 512;
-constexpr int kClusterWarps = kClusterThreads / 32;
 constexpr int kClusterUnits = 32;  // of a block
+constexpr int kTileSamples = 8;    // of a product
+constexpr int kTileCells = kClusterUnits * kTileSamples;
 
 template <class T_, Math kMath_, Pass kPass_, int kBlocks_, int kSamples_>
 struct ClusterTile {
@@ -23,7 +23,11 @@ struct ClusterTile {
   static constexpr bool kIsFast = kMath == Math::kTensorCores;
   static constexpr int kBlocks = kBlocks_;
   static constexpr int kSamples = kSamples_;
-  static constexpr int kCells = kClusterUnits * kSamples;          // each of a thread
+  // Weights fill the registers. FFMA needs more of them for its sums, and has fewer threads, each with more weights.
+  static constexpr int kThreads = kIsFast ? 512 : kTileCells;
+  static constexpr int kCells = kClusterUnits * kSamples;
+  static constexpr int kOwners = kCells < kThreads ? kCells : kThreads;  // threads that have cells
+  static constexpr int kOwnCells = kCells / kOwners;
   static constexpr int kValues = kIsForward ? 1 : 3;               // that a cell sends
   static constexpr int kN = kClusterUnits * (kIsForward ? 3 : 1);  // sums of a sample in a block
   static constexpr int kSourceK = kClusterUnits * kValues;         // K of what one block sends
@@ -31,23 +35,21 @@ struct ClusterTile {
   static constexpr int kRowBytes = kSourceK * static_cast<int>(sizeof(T));
   static constexpr int kSourceBytes = kSamples * kRowBytes;
   static constexpr int kSlotBytes = kBlocks * kSourceBytes;
-  // How the warps divide the product.
+  // How the warps divide a product by tensor cores.
   static constexpr int kNGroups = kIsForward ? 2 : 1;
-  static constexpr int kKGroups = kClusterWarps / kNGroups;
-  static constexpr int kPartialBytes = kKGroups * kN * kSamples * static_cast<int>(sizeof(float));
+  static constexpr int kKGroups = kThreads / 32 / kNGroups;
+  static constexpr int kPartialBytes = (kIsFast ? kKGroups : 1) * kN * kSamples * static_cast<int>(sizeof(float));
   static constexpr int kSharedBytes = 2 * kSlotBytes + kPartialBytes;
-  static_assert(kCells <= kClusterThreads);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-constexpr int kTileSamples = 8;  // of a product
-constexpr int kTileCells = kClusterUnits * kTileSamples;
-
-// Where a chunk of 16 bytes of a sample's row lies, so that the same chunk of eight rows is in all banks.
-template <class T>
+// Where a chunk of 16 bytes of a sample's row lies: the tensor cores take the same chunk of eight rows, which must be
+// in all banks.
+template <class Tile>
 __device__ constexpr int swizzle(int sample, int chunk) {
-  return sizeof(T) == 2 ? chunk ^ (sample / 2 & 3) : chunk ^ (sample & 7);
+  if constexpr (!Tile::kIsFast) return chunk;
+  return sizeof(typename Tile::T) == 2 ? chunk ^ (sample / 2 & 3) : chunk ^ (sample & 7);
 }
 
 // The rank of this block in its cluster is blockIdx.x, which runs over all its blocks.
@@ -128,7 +130,7 @@ class TensorProduct {
         uint32_t values[2];
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const unsigned char* from = row + swizzle<T>(sample, chunk + r) * kChunkBytes + lane() % 4 * 4;
+          const unsigned char* from = row + swizzle<Tile>(sample, chunk + r) * kChunkBytes + lane() % 4 * 4;
           values[r] = *reinterpret_cast<const uint32_t*>(from);
         }
 #pragma unroll
@@ -145,6 +147,8 @@ class TensorProduct {
       }
     }
   }
+
+  __device__ static void wait_for_sums() { __syncthreads(); }
 
   // Sum number n of a sample.
   __device__ static float sum(const float* partial, int n, int sample) {
@@ -169,110 +173,112 @@ class TensorProduct {
 
 // ---- products in strict float32: the lanes of a warp split K, and exchange their sums by shuffles ----
 
-template <int kHalf, int kSize>
-__device__ void exchange_halves(float (&values)[kSize], int mask) {
-  const bool is_upper = threadIdx.x & mask;
-#pragma unroll
-  for (int i = 0; i < kHalf; ++i) {
-    const float sent = is_upper ? values[i] : values[kHalf + i];
-    const float kept = is_upper ? values[kHalf + i] : values[i];
-    values[i] = kept + __shfl_xor_sync(0xffffffff, sent, mask);
-  }
-}
-
-// A warp has four units, and half of K. Forward: a lane has one unit's three gates, and every eighth chunk of K;
-// backward: four units, and every 32nd chunk.
+// A warp has four units. Forward: a lane has the gates of two of them and a sixteenth of K, backward all four units and
+// a 32nd of K. After the exchange, each lane has the sums of a cell.
 template <class Tile>
 class Float32Product {
-  static constexpr bool kIsForward = Tile::kIsForward;
-  static constexpr int kSums = kIsForward ? 3 : 4;
-  static constexpr int kLanes = kIsForward ? 8 : 32;  // that split K
-  static constexpr int kRowChunks = Tile::kRowBytes / kChunkBytes;
-  static constexpr int kHalfChunks = Tile::kBlocks / 2 * kRowChunks;
-  static constexpr int kChunks = kHalfChunks / kLanes;
+  static constexpr int kUnits = Tile::kIsForward ? 2 : 4;
+  static constexpr int kGates = Tile::kIsForward ? 3 : 1;  // sums of a cell
+  static constexpr int kParts = Tile::kIsForward ? 2 : 4;  // of K, each of eight lanes
+  static constexpr int kChunks = Tile::kBlocks * Tile::kValues / kParts;
   static constexpr int kFloats = kChunkBytes / static_cast<int>(sizeof(float));
-  static constexpr int kPass = kTileSamples / 2;  // samples at a time, for want of registers
-  static constexpr int kKept = kIsForward ? 3 : 1;
-  static constexpr int kTilePartial = 2 * kKept * kTileCells;
-  static_assert(kHalfChunks % kLanes == 0 && kRowChunks % 8 == 0);
+  static constexpr int kPair = 2;  // samples at a time, for want of registers
+  static_assert(kChunks % Tile::kValues == 0 && Tile::kRowBytes == Tile::kValues * 8 * kChunkBytes);
 
  public:
   __device__ Float32Product(const Steps& steps, const float* weights) {
+    const int warp = threadIdx.x / 32;
+    const int first_unit = warp * 4 + (Tile::kIsForward ? static_cast<int>(threadIdx.x) % 32 / 16 * 2 : 0);
 #pragma unroll
     for (int i = 0; i < kChunks; ++i) {
+      const int first_k = ((part() * kChunks + i) * 8 + static_cast<int>(threadIdx.x) % 8) * kFloats;
 #pragma unroll
-      for (int s = 0; s < kSums; ++s) {
+      for (int unit = 0; unit < kUnits; ++unit) {
 #pragma unroll
-        for (int j = 0; j < kFloats; ++j) {
-          const int n = kIsForward ? s * kClusterUnits + unit() : warp() % 8 * 4 + s;
-          weights_[i][s][j] = weight_at<Tile>(steps, weights, n, chunk(i) * kFloats + j);
+        for (int gate = 0; gate < kGates; ++gate) {
+#pragma unroll
+          for (int j = 0; j < kFloats; ++j) {
+            const int n = gate * kClusterUnits + first_unit + unit;
+            weights_[i][unit][gate][j] = weight_at<Tile>(steps, weights, n, first_k + j);
+          }
         }
       }
     }
   }
 
-  // Partial is [tile of samples, half of K, sum, cell].
+  // Partial is [tile of samples, sum of a cell, thread].
   __device__ void multiply(const unsigned char* slot, float* partial) const {
+    const unsigned char* from =
+        slot + part() * (kChunks / Tile::kValues) * Tile::kSourceBytes + threadIdx.x % 8 * kChunkBytes;
 #pragma unroll 1
-    for (int samples = 0; samples < Tile::kSamples; samples += kTileSamples) {
-      float kept[2 * kSums];  // of the samples lane % 4 and lane % 4 + 4 of the tile
+    for (int tile = 0; tile < Tile::kSamples / kTileSamples; ++tile) {
+      float halves[2 * kGates];
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        float pairs[2 * kGates];
 #pragma unroll
-      for (int pass = 0; pass < 2; ++pass) {
-        float sums[kPass * kSums] = {};
-        multiply_samples(slot + samples * Tile::kRowBytes, pass * kPass, sums);
-        exchange_halves<2 * kSums>(sums, 2);
-        exchange_halves<kSums>(sums, 1);
+        for (int pair = 0; pair < 2; ++pair) {
+          float sums[kUnits * kPair * kGates] = {};
+          multiply_pair(from, sums);
+          from += kPair * Tile::kRowBytes;
+          if constexpr (kUnits == 4) exchange_halves<4 * kPair * kGates>(sums, 16);
+          exchange_halves<2 * kPair * kGates>(sums, 8);
+          exchange_halves<kPair * kGates>(sums, 1);
 #pragma unroll
-        for (int s = 0; s < kSums; ++s) kept[pass * kSums + s] = sums[s];
+          for (int gate = 0; gate < kGates; ++gate) pairs[pair * kGates + gate] = sums[gate];
+        }
+        exchange_halves<2 * kGates>(pairs, 2);
+#pragma unroll
+        for (int gate = 0; gate < kGates; ++gate) {
+          if (half == 0) halves[gate] = pairs[gate];
+          halves[kGates + gate] = pairs[gate];
+        }
       }
-      exchange_halves<kSums>(kept, 4);
-      if constexpr (!kIsForward) {
-        exchange_halves<2>(kept, 16);
-        exchange_halves<1>(kept, 8);
-      }
-      float* const to = partial + samples / kTileSamples * kTilePartial + warp() / 8 * kKept * kTileCells;
+      exchange_halves<2 * kGates>(halves, 4);
 #pragma unroll
-      for (int s = 0; s < kKept; ++s) to[s * kTileCells + threadIdx.x % kTileCells] = kept[s];
+      for (int gate = 0; gate < kGates; ++gate)
+        partial[(tile * kGates + gate) * kTileCells + threadIdx.x] = halves[gate];
     }
   }
 
+  // What this thread has computed itself.
   __device__ static float sum(const float* partial, int n, int sample) {
-    const float* const first =
-        partial + sample / kTileSamples * kTilePartial + n / kClusterUnits * kTileCells + threadIdx.x % kTileCells;
-    return first[0] + first[kKept * kTileCells];
+    return partial[(sample / kTileSamples * kGates + n / kClusterUnits) * kTileCells + threadIdx.x];
   }
+
+  __device__ static void wait_for_sums() {}
 
  private:
-  __device__ static int warp() { return threadIdx.x / 32; }
-  __device__ static int unit() { return warp() % 8 * 4 + static_cast<int>(threadIdx.x) % 32 / 8; }
-  __device__ static int chunk(int i) {
-    return warp() / 8 * kHalfChunks + i * kLanes + static_cast<int>(threadIdx.x) % kLanes;
-  }
+  __device__ static int part() { return static_cast<int>(threadIdx.x) % (kParts * 8) / 8; }
 
-  // Sums of kPass samples from `first` on: sums is [sample, sum].
-  __device__ void multiply_samples(const unsigned char* slot, int first, float (&sums)[kPass * kSums]) const {
+  // sums is [unit, sample, gate].
+  __device__ void multiply_pair(const unsigned char* from, float (&sums)[kUnits * kPair * kGates]) const {
+    const auto chunk = [&](int i) {
+      const int group = i / kPair;
+      const int offset = group / Tile::kValues * Tile::kSourceBytes + group % Tile::kValues * 8 * kChunkBytes;
+      return *reinterpret_cast<const float4*>(from + offset + i % kPair * Tile::kRowBytes);
+    };
+    float4 next = chunk(0);
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      const unsigned char* source = slot + chunk(i) / kRowChunks * Tile::kSourceBytes;
-      const int column = chunk(i) % kRowChunks;
+    for (int i = 0; i < kChunks * kPair; ++i) {
+      const float4 x = next;
+      if (i + 1 < kChunks * kPair) next = chunk(i + 1);
 #pragma unroll
-      for (int p = 0; p < kPass; ++p) {
-        const int sample = first + p;
-        const float4 x = *reinterpret_cast<const float4*>(
-            source + sample * Tile::kRowBytes + swizzle<float>(sample, column) * kChunkBytes);
+      for (int unit = 0; unit < kUnits; ++unit) {
 #pragma unroll
-        for (int s = 0; s < kSums; ++s) {
-          float& sum = sums[p * kSums + s];
-          sum = fmaf(x.x, weights_[i][s][0], sum);
-          sum = fmaf(x.y, weights_[i][s][1], sum);
-          sum = fmaf(x.z, weights_[i][s][2], sum);
-          sum = fmaf(x.w, weights_[i][s][3], sum);
+        for (int gate = 0; gate < kGates; ++gate) {
+          float& sum = sums[(unit * kPair + i % kPair) * kGates + gate];
+          const float(&w)[kFloats] = weights_[i / kPair][unit][gate];
+          sum = fmaf(x.x, w[0], sum);
+          sum = fmaf(x.y, w[1], sum);
+          sum = fmaf(x.z, w[2], sum);
+          sum = fmaf(x.w, w[3], sum);
         }
       }
     }
   }
 
-  float weights_[kChunks][kSums][kFloats];
+  float weights_[kChunks][kUnits][kGates][kFloats];
 };
 
 template <class Tile>
@@ -280,44 +286,49 @@ using ClusterProduct = std::conditional_t<Tile::kMath == Math::kTensorCores, Ten
 
 // ---- the exchange ----
 
-// The cell of a thread.
+// A cell of a thread.
 template <class Tile>
 struct ClusterCell {
   int column;  // unit within the block
   int row;     // sample within the cluster
   int unit;
   int sample;
-  int length;
   bool exists;
 
-  __device__ explicit ClusterCell(const Steps& steps)
-      : column(static_cast<int>(threadIdx.x) % kTileCells / kTileSamples),
-        row(static_cast<int>(threadIdx.x) / kTileCells * kTileSamples + static_cast<int>(threadIdx.x) % kTileSamples),
-        unit(static_cast<int>(blockIdx.x) * kClusterUnits + column),
-        sample(static_cast<int>(blockIdx.y) * Tile::kSamples + row),
-        exists(threadIdx.x < Tile::kCells && unit < steps.state_size && sample < steps.batch) {
-    length = exists ? steps.length(sample) : 0;
+  __device__ ClusterCell(const Steps& steps, int i) {
+    const int item = i * Tile::kThreads + static_cast<int>(threadIdx.x);
+    column = item % kTileCells / kTileSamples;
+    row = item / kTileCells * kTileSamples + item % kTileSamples;
+    unit = static_cast<int>(blockIdx.x) * kClusterUnits + column;
+    sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
+    exists = item < Tile::kCells && unit < steps.state_size && sample < steps.batch;
   }
+
+  __device__ int64_t state(const Steps& steps) const { return int64_t{sample} * steps.state_size + unit; }
 };
 
-// Puts the cells' values into this block's part of a slot, and copies that to all other blocks of the cluster. The
-// slot's mbarrier counts what this block and the others have sent.
+// Puts a cell's values into this block's part of a slot.
 template <class Tile>
-__device__ void send(
-    const ClusterCell<Tile>& cell, const typename Tile::T (&values)[Tile::kValues], unsigned char* slot,
-    Mbarrier& full) {
+__device__ void put(
+    const ClusterCell<Tile>& cell, const typename Tile::T (&values)[Tile::kValues], unsigned char* slot) {
   using T = typename Tile::T;
-  const int rank = static_cast<int>(blockIdx.x);
-  unsigned char* const part = slot + rank * Tile::kSourceBytes;
+  unsigned char* const row = slot + blockIdx.x * Tile::kSourceBytes + cell.row * Tile::kRowBytes;
 #pragma unroll
   for (int v = 0; v < Tile::kValues; ++v) {
     const int bytes = (v * kClusterUnits + cell.column) * static_cast<int>(sizeof(T));
-    *reinterpret_cast<T*>(
-        part + cell.row * Tile::kRowBytes + swizzle<T>(cell.row, bytes / kChunkBytes) * kChunkBytes +
-        bytes % kChunkBytes) = values[v];
+    *reinterpret_cast<T*>(row + swizzle<Tile>(cell.row, bytes / kChunkBytes) * kChunkBytes + bytes % kChunkBytes) =
+        values[v];
   }
+}
+
+// Copies this block's part of a slot to all other blocks of the cluster. The slot's mbarrier counts what this block and
+// the others have sent.
+template <class Tile>
+__device__ void send(unsigned char* slot, Mbarrier& full) {
+  const int rank = static_cast<int>(blockIdx.x);
+  unsigned char* const part = slot + rank * Tile::kSourceBytes;
   fence_proxy_async();
-  asm volatile("bar.sync 1, %0;" ::"n"(Tile::kCells) : "memory");
+  asm volatile("bar.sync 1, %0;" ::"n"(Tile::kOwners) : "memory");
   const int block = static_cast<int>(threadIdx.x);
   if (block >= Tile::kBlocks) return;
   if (block == rank) {
@@ -343,62 +354,79 @@ __device__ void run_forward(
   const Steps& steps = in.steps;
   const int state_size = steps.state_size;
   const ClusterProduct<Tile> product(steps, in.weights);
-  const ClusterCell<Tile> cell(steps);
-  const int64_t at = int64_t{cell.sample} * state_size + cell.unit;
-  float old_cell = cell.exists ? load(in.c_0[at]) : 0.f;
-  if (cell.exists && cell.length == 0) {
-    in.h_n[at] = in.h_0[at];
-    in.c_n[at] = in.c_0[at];
-  }
+  int lengths[Tile::kOwnCells];
+  float old_cells[Tile::kOwnCells];
   // The products of the step, on their way since the one before.
-  float next[3] = {};
+  float next[Tile::kOwnCells][3] = {};
   const auto fetch = [&](int step) {
-    const int t = steps.time_of(step);
-    if (!cell.exists || step >= steps.time || t >= cell.length) return;
-    const float* from = in.products + steps.row(t, cell.sample) * 3 * state_size + cell.unit;
 #pragma unroll
-    for (int g = 0; g < 3; ++g) next[g] = from[g * state_size];
+    for (int i = 0; i < Tile::kOwnCells; ++i) {
+      const ClusterCell<Tile> cell(steps, i);
+      const int t = steps.time_of(step);
+      if (!cell.exists || step >= steps.time || t >= lengths[i]) continue;
+      const float* from = in.products + steps.row(t, cell.sample) * 3 * state_size + cell.unit;
+#pragma unroll
+      for (int g = 0; g < 3; ++g) next[i][g] = from[g * state_size];
+    }
   };
+#pragma unroll
+  for (int i = 0; i < Tile::kOwnCells; ++i) {
+    const ClusterCell<Tile> cell(steps, i);
+    const int64_t at = cell.state(steps);
+    lengths[i] = cell.exists ? steps.length(cell.sample) : 0;
+    old_cells[i] = cell.exists ? load(in.c_0[at]) : 0.f;
+    if (cell.exists && lengths[i] == 0) {
+      in.h_n[at] = in.h_0[at];
+      in.c_n[at] = in.c_0[at];
+    }
+  }
   fetch(0);
   for (int step = 0; step < steps.time; ++step) {
     const int t = steps.time_of(step);
-    const bool is_last = step + 1 == steps.time;
     if (step > 0) full[step & 1].wait((step - 1) / 2);
     product.multiply(slots + (step & 1) * Tile::kSlotBytes, partial);
-    __syncthreads();
-    if (threadIdx.x >= Tile::kCells) continue;
-    float sums[3];
+    product.wait_for_sums();
+    if (threadIdx.x >= Tile::kOwners) continue;
+    float sums[Tile::kOwnCells][3];
+    CellState<float> states[Tile::kOwnCells];
+    unsigned char* const slot = slots + ((step + 1) & 1) * Tile::kSlotBytes;
 #pragma unroll
-    for (int g = 0; g < 3; ++g) {
-      const float bias = cell.exists ? load(in.bias[g * state_size + cell.unit]) : 0.f;
-      sums[g] = ClusterProduct<Tile>::sum(partial, g * kClusterUnits + cell.column, cell.row) + next[g] + bias;
-      T rounded;
-      store(rounded, sums[g]);
-      sums[g] = load(rounded);  // as the backward will see it
-    }
-    const bool counts = t < cell.length;
-    const CellState<float> state = cell_forward<float, Tile::kIsFast>(sums[0], sums[1], sums[2], old_cell);
-    // Before a row's first step it has its first state; after its last one nobody reads it.
-    const float h = counts ? state.h : cell.exists ? load(in.h_0[at]) : 0.f;
-    if (!is_last) {
+    for (int i = 0; i < Tile::kOwnCells; ++i) {
+      const ClusterCell<Tile> cell(steps, i);
+#pragma unroll
+      for (int g = 0; g < 3; ++g) {
+        const float bias = cell.exists ? load(in.bias[g * state_size + cell.unit]) : 0.f;
+        sums[i][g] = product.sum(partial, g * kClusterUnits + cell.column, cell.row) + next[i][g] + bias;
+        T rounded;
+        store(rounded, sums[i][g]);
+        sums[i][g] = load(rounded);  // as the backward will see it
+      }
+      states[i] = cell_forward<float, Tile::kIsFast>(sums[i][0], sums[i][1], sums[i][2], old_cells[i]);
+      // Before a row's first step it has its first state; after its last one nobody reads it.
+      const float h = t < lengths[i] ? states[i].h : cell.exists ? load(in.h_0[cell.state(steps)]) : 0.f;
       const T sent[1] = {as_operand<T, kIsTf32>(h)};
-      send<Tile>(cell, sent, slots + ((step + 1) & 1) * Tile::kSlotBytes, full[(step + 1) & 1]);
+      put<Tile>(cell, sent, slot);
     }
+    if (step + 1 < steps.time) send<Tile>(slot, full[(step + 1) & 1]);
     fetch(step + 1);
-    if (!cell.exists) continue;
-    const int64_t place = steps.row(t, cell.sample);
-    if (!counts) {
-      skip_cell(in, place, cell.unit);
-      continue;
-    }
 #pragma unroll
-    for (int g = 0; g < 3; ++g) store(in.gates[(place * 3 + g) * state_size + cell.unit], sums[g]);
-    store(in.cells[place * state_size + cell.unit], state.cell);
-    store(in.output[place * state_size + cell.unit], state.h);
-    old_cell = state.cell;
-    if (t != steps.last_time(cell.length)) continue;
-    store(in.h_n[at], state.h);
-    store(in.c_n[at], state.cell);
+    for (int i = 0; i < Tile::kOwnCells; ++i) {
+      const ClusterCell<Tile> cell(steps, i);
+      if (!cell.exists) continue;
+      const int64_t place = steps.row(t, cell.sample);
+      if (t >= lengths[i]) {
+        skip_cell(in, place, cell.unit);
+        continue;
+      }
+#pragma unroll
+      for (int g = 0; g < 3; ++g) store(in.gates[(place * 3 + g) * state_size + cell.unit], sums[i][g]);
+      store(in.cells[place * state_size + cell.unit], states[i].cell);
+      store(in.output[place * state_size + cell.unit], states[i].h);
+      old_cells[i] = states[i].cell;
+      if (t != steps.last_time(lengths[i])) continue;
+      store(in.h_n[cell.state(steps)], states[i].h);
+      store(in.c_n[cell.state(steps)], states[i].cell);
+    }
   }
 }
 
@@ -407,65 +435,89 @@ __device__ void run_backward(
     const SequenceBackward<typename Tile::T>& in, unsigned char* slots, float* partial, Mbarrier (&full)[2]) {
   using T = typename Tile::T;
   constexpr bool kIsTf32 = std::is_same_v<T, float> && Tile::kIsFast;
+  constexpr int kOwnCells = Tile::kOwnCells;
   const Steps& steps = in.steps;
   const int state_size = steps.state_size;
   const ClusterProduct<Tile> product(steps, in.weights);
-  const ClusterCell<Tile> cell(steps);
-  const int64_t at = int64_t{cell.sample} * state_size + cell.unit;
-  float grad_h = cell.exists ? load_if_present(in.grad_h_n, at) : 0.f;
-  float grad_cell = cell.exists ? load_if_present(in.grad_c_n, at) : 0.f;
-  CellSlopes<float> slopes{};
-  float grad_output = 0;
+  int lengths[kOwnCells];
+  float grad_h[kOwnCells];
+  float grad_cell[kOwnCells];
+  CellSlopes<float> slopes[kOwnCells] = {};
+  float grad_output[kOwnCells] = {};
+  bool has_begun[kOwnCells] = {};
+#pragma unroll
+  for (int i = 0; i < kOwnCells; ++i) {
+    const ClusterCell<Tile> cell(steps, i);
+    lengths[i] = cell.exists ? steps.length(cell.sample) : 0;
+    grad_h[i] = cell.exists ? load_if_present(in.grad_h_n, cell.state(steps)) : 0.f;
+    grad_cell[i] = cell.exists ? load_if_present(in.grad_c_n, cell.state(steps)) : 0.f;
+  }
   const auto fetch = [&](int step) {
-    const int t = steps.time_of(steps.time - 1 - step);
-    if (!cell.exists || step >= steps.time || t >= cell.length) return;
-    const int64_t place = steps.row(t, cell.sample);
-    slopes = cell_slopes<Tile::kIsFast, T, float>(in, place, cell.unit);
-    grad_output = load_if_present(in.grad_output, place * state_size + cell.unit);
+#pragma unroll
+    for (int i = 0; i < kOwnCells; ++i) {
+      const ClusterCell<Tile> cell(steps, i);
+      const int t = steps.time_of(steps.time - 1 - step);
+      if (!cell.exists || step >= steps.time || t >= lengths[i]) continue;
+      const int64_t place = steps.row(t, cell.sample);
+      slopes[i] = cell_slopes<Tile::kIsFast, T, float>(in, place, cell.unit);
+      grad_output[i] = load_if_present(in.grad_output, place * state_size + cell.unit);
+    }
   };
   fetch(0);
-  bool has_begun = false;
   // Step number `time` has but a product: the gradient of h_0.
   for (int step = 0; step <= steps.time; ++step) {
     const int t = step < steps.time ? steps.time_of(steps.time - 1 - step) : INT32_MAX;
     if (step > 0) {
       full[step & 1].wait((step - 1) / 2);
       product.multiply(slots + (step & 1) * Tile::kSlotBytes, partial);
-      __syncthreads();
+      product.wait_for_sums();
     }
-    if (threadIdx.x >= Tile::kCells) continue;
-    // From the row's first step on, and where it has gone on since, until it is done.
-    if (has_begun) grad_h = ClusterProduct<Tile>::sum(partial, cell.column, cell.row);
-    has_begun = t < cell.length;
+    if (threadIdx.x >= Tile::kOwners) continue;
+    unsigned char* const slot = slots + ((step + 1) & 1) * Tile::kSlotBytes;
+    float gradients[kOwnCells][3] = {};
+#pragma unroll
+    for (int i = 0; i < kOwnCells; ++i) {
+      const ClusterCell<Tile> cell(steps, i);
+      // From the row's first step on, and where it has gone on since, until it is done.
+      if (has_begun[i]) grad_h[i] = product.sum(partial, cell.column, cell.row);
+      has_begun[i] = t < lengths[i];
+      if (has_begun[i]) {
+        const float upstream = grad_h[i] + grad_output[i];
+        grad_cell[i] += upstream * slopes[i].cell;
+        gradients[i][0] = grad_cell[i] * slopes[i].input_gate;
+        gradients[i][1] = upstream * slopes[i].output_gate;
+        gradients[i][2] = grad_cell[i] * slopes[i].candidate;
+      }
+      const T sent[3] = {
+          as_operand<T, kIsTf32>(gradients[i][0]), as_operand<T, kIsTf32>(gradients[i][1]),
+          as_operand<T, kIsTf32>(gradients[i][2])};
+      if (step < steps.time) put<Tile>(cell, sent, slot);
+    }
     if (step == steps.time) break;
-    float gradients[3] = {};
-    if (has_begun) {
-      const float upstream = grad_h + grad_output;
-      grad_cell += upstream * slopes.cell;
-      gradients[0] = grad_cell * slopes.input_gate;
-      gradients[1] = upstream * slopes.output_gate;
-      gradients[2] = grad_cell * slopes.candidate;
-    }
-    const T sent[3] = {
-        as_operand<T, kIsTf32>(gradients[0]), as_operand<T, kIsTf32>(gradients[1]),
-        as_operand<T, kIsTf32>(gradients[2])};
-    send<Tile>(cell, sent, slots + ((step + 1) & 1) * Tile::kSlotBytes, full[(step + 1) & 1]);
-    if (cell.exists) {
+    send<Tile>(slot, full[(step + 1) & 1]);
+#pragma unroll
+    for (int i = 0; i < kOwnCells; ++i) {
+      const ClusterCell<Tile> cell(steps, i);
+      if (!cell.exists) continue;
       T* const to = in.grad_gates + steps.row(t, cell.sample) * 3 * state_size + cell.unit;
 #pragma unroll
-      for (int g = 0; g < 3; ++g) store(to[g * state_size], gradients[g]);
+      for (int g = 0; g < 3; ++g) store(to[g * state_size], gradients[i][g]);
     }
     fetch(step + 1);
   }
-  if (!cell.exists) return;
-  store(in.grad_h_0[at], grad_h);
-  store(in.grad_c_0[at], grad_cell);
+#pragma unroll
+  for (int i = 0; i < kOwnCells; ++i) {
+    const ClusterCell<Tile> cell(steps, i);
+    if (!cell.exists) continue;
+    store(in.grad_h_0[cell.state(steps)], grad_h[i]);
+    store(in.grad_c_0[cell.state(steps)], grad_cell[i]);
+  }
 }
 
 #endif
 
 template <class Tile, class Arguments>
-__global__ void __launch_bounds__(kClusterThreads) lltm_sequence_cluster_kernel(Arguments in) {
+__global__ void __launch_bounds__(Tile::kThreads) lltm_sequence_cluster_kernel(Arguments in) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using T = typename Tile::T;
   extern __shared__ __align__(kTileAlignment) unsigned char slots[];
@@ -477,7 +529,7 @@ __global__ void __launch_bounds__(kClusterThreads) lltm_sequence_cluster_kernel(
   }
   if constexpr (Tile::kIsForward) {
     // Every block reads the first state itself.
-    for (int item = threadIdx.x; item < Tile::kBlocks * Tile::kCells; item += kClusterThreads) {
+    for (int item = threadIdx.x; item < Tile::kBlocks * Tile::kCells; item += Tile::kThreads) {
       const int unit = item % (Tile::kBlocks * kClusterUnits);
       const int row = item / (Tile::kBlocks * kClusterUnits);
       const int sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
@@ -486,9 +538,9 @@ __global__ void __launch_bounds__(kClusterThreads) lltm_sequence_cluster_kernel(
       const int bytes = unit % kClusterUnits * static_cast<int>(sizeof(T));
       *reinterpret_cast<T*>(
           slots + unit / kClusterUnits * Tile::kSourceBytes + row * Tile::kRowBytes +
-          swizzle<T>(row, bytes / kChunkBytes) * kChunkBytes + bytes % kChunkBytes) = as_operand < T,
-                                                                       std::is_same_v<T, float> &&
-                                                                           Tile::kIsFast > (value);
+          swizzle<Tile>(row, bytes / kChunkBytes) * kChunkBytes + bytes % kChunkBytes) = as_operand < T,
+                                                                          std::is_same_v<T, float> &&
+                                                                              Tile::kIsFast > (value);
     }
   }
   __syncthreads();
@@ -561,7 +613,7 @@ Error launch_cluster_tile(const Arguments& in, cudaStream_t stream) {
   cluster.val.clusterDim = {Tile::kBlocks, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(Tile::kBlocks, (in.steps.batch + Tile::kSamples - 1) / Tile::kSamples);
-  config.blockDim = kClusterThreads;
+  config.blockDim = Tile::kThreads;
   config.dynamicSmemBytes = Tile::kSharedBytes;
   config.stream = stream;
   config.attrs = &cluster;
