@@ -467,6 +467,58 @@ def test_same_bits_on_every_run(options: dict[str, Any], device: str, dtype: tor
 
 
 @by_device
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=operators.dtype_name)
+def test_the_state_of_a_long_sequence_within_a_transform(dtype: torch.dtype, device: str) -> None:
+    """In float32 there too: in 16 bits a running sum stops to grow."""
+    inputs = [x.to(device, dtype) for x in operators.sequence_inputs(1000, 3, 4, 8)]
+    inputs[-1] = inputs[-1] + torch.tensor([0.0] * 16 + [0.3] * 8, device=device, dtype=dtype)
+
+    def last_cell(input: Tensor, bias: Tensor) -> Tensor:
+        others = (x.to(input.dtype) for x in inputs[1:-1])
+        return sequence(input, *others, bias)[2]
+
+    input, bias = inputs[0], inputs[-1].requires_grad_()
+    exact = last_cell(input.double(), bias.double())
+    (exact_gradient,) = torch.autograd.grad(exact.sum(), bias)
+    batched = torch.vmap(last_cell, in_dims=(0, None))(input.unsqueeze(0), bias)[0]
+    torch.testing.assert_close(batched.double(), exact, rtol=2e-2, atol=2e-2)
+    for create_graph in (False, True):
+        loss = last_cell(input, bias).sum()
+        (found,) = torch.autograd.grad(loss, bias, create_graph=create_graph)
+        error = (found - exact_gradient).double().norm() / exact_gradient.double().norm()
+        assert error < 2e-2, create_graph
+
+
+@by_device
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_lengths_changed_before_the_backward(dtype: torch.dtype, device: str) -> None:
+    with torch.inference_mode():
+        made = torch.tensor([TIME, 2, 0], dtype=dtype, device=device)
+    inputs = [x.requires_grad_() for x in sequence_inputs(device)]
+    expected = torch.autograd.grad(sequence(*inputs, lengths=made)[0].sum(), inputs)
+    lengths = made.clone()
+    output, _, _ = sequence(*inputs, lengths=lengths)
+    lengths.zero_()
+    torch.testing.assert_close(torch.autograd.grad(output.sum(), inputs), expected)
+
+
+@by_device
+def test_all_results_of_the_registered_operator_beyond_lengths(device: str) -> None:
+    """Zeros, of which none has a gradient, in a plain call and within a transform."""
+    input, h, c, weights, bias = sequence_inputs(device)
+    lengths = torch.tensor([TIME, 2, 0], device=device)
+
+    def run(bias: Tensor) -> list[Tensor]:
+        results = torch.ops.extops.lltm_sequence(input, weights, bias, h, c, lengths)
+        beyond = ~extops.reference.steps_that_count(lengths, TIME)
+        return [torch.where(beyond, x, 0) for x in (results[0], *results[3:])]
+
+    within_a_transform, pull_back = torch.func.vjp(run, bias)
+    (gradient,) = pull_back([torch.ones_like(x) for x in within_a_transform])
+    assert all(bool((x == 0).all()) for x in (*run(bias), *within_a_transform, gradient))
+
+
+@by_device
 def test_batch_first_is_not_copied(device: str) -> None:
     """Nor are the results: they are laid out like the input."""
     input, h, c, weights, bias = (x.to(device).float() for x in sequence_inputs(device))

@@ -5,7 +5,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -219,9 +219,8 @@ class LLTMLayer(torch.nn.Module):
         """The rows stay in the order of their lengths, in which they are packed."""
         data, batch_sizes, to_sorted, to_original = input
         # Within a trace both are tensors, and so of any size.
-        steps, batch = batch_sizes.shape[0], batch_sizes[0]
-        if not _autograd.is_tracing():
-            batch = int(batch)
+        steps = batch_sizes.shape[0]
+        batch: Any = batch_sizes[0] if _autograd.is_tracing() else int(batch_sizes[0])
         h, c = self._checked_state(data, state, batch)
         if to_sorted is not None:
             h, c = (x.index_select(1, to_sorted) for x in (h, c))
@@ -263,14 +262,12 @@ class LLTMLayer(torch.nn.Module):
                     self._run,
                     suffix,
                     input,
-                    state,
+                    initial[len(last) + direction],
                     lengths,
-                    reverse=reverse,
+                    reverse=direction == 1,
                     batch_first=batch_first,
                 )
-                for reverse, suffix, state in zip(
-                    (False, True), self._suffixes(layer), initial[len(last) :], strict=False
-                )
+                for direction, suffix in enumerate(self._suffixes(layer))
             ]
             results = _both(input.device, *runs) if self.bidirectional else (runs[0](),)
             last += [final for _, final in results]

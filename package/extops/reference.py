@@ -4,16 +4,22 @@ composition of differentiable calls will do (double backward, forward-mode AD, `
 Nothing here checks its input.
 """
 
+import contextlib
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from extops import _autograd
 from extops._operator import reference_of
 from extops.ops.multiply import multiply as _multiply
 from extops.ops.rounding import round_ste as _round_ste
+
+P = ParamSpec("P")
 
 
 def lltm_gates(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor) -> Tensor:
@@ -78,6 +84,27 @@ def steps_that_count(lengths: Tensor, time: int) -> Tensor:
     return (torch.arange(time, device=lengths.device).unsqueeze(1) < lengths).unsqueeze(2)
 
 
+_AS_IT_IS = contextlib.nullcontext()
+
+
+def _in_float32(function: Callable[P, tuple[Tensor, ...]]) -> Callable[P, tuple[Tensor, ...]]:
+    """Computes in float32 what is of 16 bits, as the kernels do: over a sequence the cell state is a running sum."""
+
+    @functools.wraps(function)
+    def wide(*arguments: P.args, **options: P.kwargs) -> tuple[Tensor, ...]:
+        tensors: Any = arguments
+        first = next(x for x in tensors if x is not None)
+        if first.dtype.itemsize > 2:
+            return function(*arguments, **options)
+        is_autocasting = _autograd.is_autocasting()
+        with torch.autocast(first.device.type, enabled=False) if is_autocasting else _AS_IT_IS:
+            wider = (x if x is None or x.dtype is not first.dtype else x.float() for x in tensors)
+            return tuple(x.to(first.dtype) for x in function(*wider, **options))
+
+    return wide
+
+
+@_in_float32
 def lltm_sequence(
     input: Tensor,
     weights: Tensor,
@@ -111,12 +138,14 @@ def lltm_sequence(
         if lengths is not None:
             h, c = torch.where(counts[t], h, old_h), torch.where(counts[t], c, old_c)
         steps.append((h, gates, c))
-    output, gates, cells = _stack(steps, reverse)
+    stacked = _stack(steps, reverse)
     if lengths is not None:
-        output = torch.where(counts, output, 0)
+        stacked = [torch.where(counts, x, 0) for x in stacked]
+    output, gates, cells = stacked
     return output, h, c, gates, cells
 
 
+@_in_float32
 def lltm_sequence_backward(
     grad_output: Tensor | None,
     grad_h_n: Tensor | None,

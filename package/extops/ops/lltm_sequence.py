@@ -51,7 +51,7 @@ def lltm_sequence(
 
     Returns:
         ``output, (h_n, c_n)``: the hidden state after every step, ``[T, B, S]`` or ``[B, T, S]``, and the last state,
-        both ``[B, S]``.
+        both ``[B, S]``. In memory the output is by steps or by rows, as ``input`` is.
 
     Raises:
         RuntimeError: a dtype, device, layout, number of dimensions or size does not fit, or one of ``lengths`` is out
@@ -121,8 +121,9 @@ def _unwrapped(tensor: Tensor) -> Tensor:
 
 def _checked(lengths: Tensor, input: Tensor) -> Tensor:
     """Lengths as the operator takes them: of int64, on the device of ``input`` and in range."""
-    # Small integer types hold no number of steps beyond their range, and unsigned ones cannot be compared.
-    numbers = lengths.to(torch.int64)
+    # Small integer types hold no number of steps beyond their range, and unsigned ones cannot be compared. A copy, so
+    # that the caller may go on with the tensor before the backward.
+    numbers = lengths.to(torch.int64, copy=True)
     steps = input.shape[0]
     if torch.compiler.is_compiling():  # for any number of steps, so that the message has none
         values, limit = numbers, "the number of steps of `input`"
