@@ -52,7 +52,7 @@ def main(which: str, *arguments: str) -> int:
         )
         for test in tree.glob("tests/**/test_*.py"):
             if test.name not in KEPT:
-                test.unlink()
+                test.write_text("")  # and not gone, since sessions name some
         for each in {ours, tree}:
             identity = ["-c", "user.name=act", "-c", "user.email=act@localhost"]
             commit = ["git", *identity, "commit", "--quiet", "--message=tried by act"]
