@@ -58,8 +58,9 @@ def measure(name: str, cell: str, arguments: list[str]) -> dict[str, Any]:
     found = BUILT.search(run_tool("build", f"{name}=={version}", *options))
     if not found:
         sys.exit(f"{name} is not built: the messages above say why")
-    run_tool("test", f"git+https://github.com/{repository}", *options)
-    return row(DIST / found[1], int(found[2]), float(found[3]), config, arguments)
+    wheel = DIST / found[1]
+    run_tool("test", f"git+https://github.com/{repository}", f"--wheel={wheel}", *options)
+    return row(wheel, int(found[2]), float(found[3]), config, arguments)
 
 
 def row(
