@@ -20,7 +20,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OURS = "OWNER/extops"
 CELL = '"3.11-cpu"'
-KEPT = {"test_golden.py", "test_compose.py", "test_cells.py", "test_add_one.py"}
+# test_values.py has what `nox -s sanitize` plants reported.
+KEPT = {"test_golden.py", "test_values.py", "test_compose.py", "test_cells.py", "test_add_one.py"}
 
 
 def main(which: str, *arguments: str) -> int:
