@@ -4,6 +4,10 @@
 
 Further arguments, such as `--backend local`, are for `torchwheels build` and `torchwheels test`. The sources
 are PyPI's; those of the tests, which PyPI's lack, are the repository's.
+
+    python -m benchmarks.foreign --add RECORD...   # of the tests of such a wheel on another machine
+
+A record is what `torchwheels test` leaves: the wheel's sha256, the device, and how many tests passed.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ PROJECTS = {
 
 RESULTS = ROOT / "benchmarks" / "results" / "foreign.json"
 DIST = ROOT / "build" / "foreign"
+OF_A_RUN = ("device", "passed", "failed", "skipped")
 BUILT = re.compile(r"built \S*?([^/\s]+\.whl), which .* (\d+) s, largest process ([\d.]+) GB")
 
 
@@ -53,8 +58,9 @@ def measure(name: str, cell: str, arguments: list[str]) -> dict[str, Any]:
     found = BUILT.search(run_tool("build", f"{name}=={version}", *options))
     if not found:
         sys.exit(f"{name} is not built: the messages above say why")
-    run_tool("test", f"git+https://github.com/{repository}", *options)
-    return row(DIST / found[1], int(found[2]), float(found[3]), config, arguments)
+    wheel = DIST / found[1]
+    run_tool("test", f"git+https://github.com/{repository}", f"--wheel={wheel}", *options)
+    return row(wheel, int(found[2]), float(found[3]), config, arguments)
 
 
 def row(
@@ -70,13 +76,11 @@ def row(
         "seconds": seconds,
         "GB": gigabytes,
         "MB": passport["size"] / 1e6,
+        "sha256": passport["sha256"],
         "tag": passport["tags"][0],
         "architectures": build["architectures"],
         "broken rules": [x["rule"] for x in passport["rules"] if not x["passed"]],
-        "tests": [
-            {x: run[x] for x in ("device", "passed", "failed", "skipped")}
-            for run in passport["tests"]
-        ],
+        "tests": [{x: run[x] for x in OF_A_RUN} for run in passport["tests"]],
         "command": " ".join(
             ["python -m benchmarks.foreign", config.stem, build["cell"], *arguments]
         ),
@@ -90,5 +94,20 @@ def keep(new: dict[str, Any]) -> None:
     RESULTS.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=2) + "\n")
 
 
+def add(file: Path) -> None:
+    """Puts a run of tests on another machine into the row of the wheel that was tested."""
+    run = json.loads(file.read_text())
+    for found in json.loads(RESULTS.read_text()):
+        if found.get("sha256") == run["sha256"]:
+            others = [each for each in found["tests"] if each["device"] != run["device"]]
+            keep({**found, "tests": [*others, {x: run[x] for x in OF_A_RUN}]})
+            return
+    sys.exit(f"{file} is of a wheel that has no row: sha256 {run['sha256']}")
+
+
 if __name__ == "__main__":
-    keep(measure(sys.argv[1], sys.argv[2], sys.argv[3:]))
+    if sys.argv[1] == "--add":
+        for name in sys.argv[2:]:
+            add(Path(name))
+    else:
+        keep(measure(sys.argv[1], sys.argv[2], sys.argv[3:]))

@@ -55,8 +55,9 @@ _KNOWN_FAILURES = (
         "the Docker engine does not answer any more: start it and try again, or use `--backend local`",
     ),
 )
-# The tool's own sentence inside BuildKit's plain progress: `#12 3.456 torchwheels: 3.11-cpu failed`.
-_SAID = re.compile(r"(?:#\d+ [\d.]+ )?torchwheels: (.*)")
+# The tool's own sentence inside BuildKit's plain progress, `#12 3.456 torchwheels: 3.11-cpu failed`, and
+# the indented lines that go on with it.
+_SAID = re.compile(r"^(?:#\d+ [\d.]+ )?torchwheels: (.*(?:\n#\d+ [\d.]+   .*)*)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ def _bake(engine: Engine, targets: Mapping[str, Any], cells: Sequence[Cell]) -> 
     for pattern, sentence in _KNOWN_FAILURES:
         if re.search(pattern, text):
             raise UserError(sentence.format(", ".join({base_image(cell) for cell in cells})))
-    said = [found[1] for line in last if (found := _SAID.match(line))]
+    said = [re.sub(r"\n#\d+ [\d.]+ ", "\n", found) for found in _SAID.findall(text)]
     raise UserError(f"in Docker: {said[-1] if said else 'the messages above say why'}")
 
 

@@ -20,7 +20,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OURS = "OWNER/extops"
 CELL = '"3.11-cpu"'
-KEPT = {"test_golden.py", "test_compose.py", "test_cells.py", "test_add_one.py"}
+# test_values.py has what `nox -s sanitize` plants reported.
+KEPT = {"test_golden.py", "test_values.py", "test_compose.py", "test_cells.py", "test_add_one.py"}
 
 
 def main(which: str, *arguments: str) -> int:
@@ -35,6 +36,9 @@ def main(which: str, *arguments: str) -> int:
         for file in ours.glob(".github/**/*.yml"):
             text = re.sub(r"\$/(\.github/\S+)", rf"{here}\1{at}", file.read_text())
             file.write_text(text)
+        if which == "main":  # whose lint asks for `$/`
+            rule = "rules: { self-repository: { disable: true } }\n"
+            (ours / ".github" / "zizmor.yml").write_text(rule)
         tree = ours
         if which == "sample":
             tree = folder / "sample"
@@ -49,7 +53,7 @@ def main(which: str, *arguments: str) -> int:
         )
         for test in tree.glob("tests/**/test_*.py"):
             if test.name not in KEPT:
-                test.unlink()
+                test.write_text("")  # and not gone, since sessions name some
         for each in {ours, tree}:
             identity = ["-c", "user.name=act", "-c", "user.email=act@localhost"]
             commit = ["git", *identity, "commit", "--quiet", "--message=tried by act"]

@@ -209,3 +209,22 @@ def test_each_foreign_project_has_a_row_for_each_kind_of_cell() -> None:
     assert len({row["cell"].partition("-")[0] for row in built}) >= 2
     assert len({row["torch"] for row in built}) >= 2
     assert all(row["command"] in generate().foreign(rows) for row in rows)
+
+
+def test_a_run_on_another_machine_is_added_to_the_row_of_its_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = {"device": "CPU", "passed": 1, "failed": 0, "skipped": 2}
+    rows = [{"project": x, "cell": "c", "sha256": x * 64, "tests": [run]} for x in ("a", "b")]
+    monkeypatch.setattr(foreign, "RESULTS", tmp_path / "results.json")
+    foreign.RESULTS.write_text(json.dumps(rows))
+    record = tmp_path / "record.json"
+    for passed in (7, 8):  # the second takes the place of the first
+        on_gpu = {"device": "GPU", "passed": passed, "failed": 0, "skipped": 0}
+        record.write_text(json.dumps({"sha256": "b" * 64, "torch": "2.11.0", **on_gpu}))
+        foreign.add(record)
+        rows[1]["tests"] = [run, on_gpu]
+        assert json.loads(foreign.RESULTS.read_text()) == rows
+    record.write_text(json.dumps({"sha256": "c" * 64}))
+    with pytest.raises(SystemExit, match=r"record\.json is of a wheel that has no row: sha256 ccc"):
+        foreign.add(record)

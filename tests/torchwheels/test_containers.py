@@ -46,6 +46,10 @@ def fake_docker(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
         ("write: no space left on device", "the disk of the Docker engine is full"),
         ("Cannot connect to the Docker daemon", "does not answer any more: start it and try again"),
         ("#12 3.4 torchwheels: 3.11-cpu failed: why", "in Docker: 3.11-cpu failed: why"),
+        (
+            "#12 3.4 torchwheels: x.whl does not pass the audit:\n#12 3.4   size: 6.14 MB\n#12 ERROR",
+            r"in Docker: x\.whl does not pass the audit:\n  size: 6\.14 MB$",
+        ),
         ("nothing", "in Docker: the messages above say why"),
     ],
 )
