@@ -137,7 +137,8 @@ def _checked(lengths: Tensor, input: Tensor) -> Tensor:
         with torch._C._DisableFuncTorch():  # within whose transforms new tensors have no values
             given = _unwrapped(lengths).tolist()
         raise RuntimeError(f"{expected}, but got {given}") from None
-    if _autograd.is_tracing():  # a trace leaves out assertions, but not what the result depends on
+    # A trace, and compiled code of torch 2.4, leave out assertions, but not what the result depends on.
+    if _autograd.is_tracing() or torch.compiler.is_compiling():
         numbers = torch.arange(steps + 1, device=numbers.device).index_select(0, numbers)
     return numbers.to(input.device, non_blocking=True)
 
