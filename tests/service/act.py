@@ -3,7 +3,8 @@
     nox -s act -- sample    # a project of others, whose CI calls torchwheels.yml
     nox -s act -- main      # extops; further arguments are act's, such as `--job sanitize`
 
-The cells are one CPU cell, and the tests a few: it is the workflow that is tried.
+The cells are a CPU cell and, of extops, that of the release for one kind of GPU. The tests are a few: it is the
+workflow that is tried.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OURS = "OWNER/extops"
-CELL = '"3.11-cpu"'
+CELLS = {"main": '["3.11-cpu", "3.11-release"]', "sample": '["3.11-cpu"]'}
 # test_values.py has what `nox -s sanitize` plants reported.
 KEPT = {"test_golden.py", "test_values.py", "test_compose.py", "test_cells.py", "test_add_one.py"}
 
@@ -48,9 +49,8 @@ def main(which: str, *arguments: str) -> int:
             subprocess.run(["git", "init", "--quiet"], cwd=tree, check=True)
         table = tree / "pyproject.toml"
         text = re.sub(r"(?m)^(small|cells) = .*\n", "", table.read_text())
-        table.write_text(
-            text.replace("[tool.torchwheels]", f"[tool.torchwheels]\ncells = [{CELL}]")
-        )
+        cells = f"cells = {CELLS[which]}\nsmall = {CELLS[which]}"
+        table.write_text(text.replace("[tool.torchwheels]", f"[tool.torchwheels]\n{cells}"))
         for test in tree.glob("tests/**/test_*.py"):
             if test.name not in KEPT:
                 test.write_text("")  # and not gone, since sessions name some
@@ -81,6 +81,7 @@ def command(which: str, tree: Path, folder: Path, *arguments: str) -> list[str]:
         *("--platform=ubuntu-24.04=-self-hosted", "--action-offline-mode", "--no-cache-server"),
         *(f"--local-repository={action}={path}" for action, path in stand_ins.items()),
         *(f"--env={name}={value}" for name, value in os.environ.items() if name.startswith("PIP_")),
+        "--env=TORCHWHEELS_ARCHITECTURES=9.0",
         *(f"--env=ACT_TREE={tree}", f"--env=ACT_ARTIFACTS={folder / 'artifacts'}"),
         *arguments,
     ]
