@@ -400,6 +400,16 @@ def test_odd_sizes(
     assert_right((5, batch, 7, state), device, dtype, options)
 
 
+@by_dtype
+@by_device
+@pytest.mark.parametrize(("features", "state"), [(1, 4), (4, 1)])
+def test_many_rows_of_one_column(
+    features: int, state: int, device: str, dtype: torch.dtype
+) -> None:
+    """For whose product libraries have a way of their own."""
+    assert_right((2, 3000, features, state), device, dtype, {})
+
+
 @by_options_of_a_call
 @pytest.mark.parametrize("device", [GPU])
 @pytest.mark.parametrize("precision", ["float64", "float32", "tf32", "bfloat16", "float16"])

@@ -220,7 +220,9 @@ def test_transforms_of_an_exported_program(operator: Operator) -> None:
         transform = TRANSFORMS[name]
         expected = transform(operator.eager)(*inputs)
         assert_same(transform(program)(*inputs), expected)
-        assert_same(compiled(transform(lambda *x: program(*x)))(*inputs), expected)
+        # Dynamo of torch 2.6 refuses the hooks of any program.
+        if not torch.__version__.startswith("2.6."):
+            assert_same(compiled(transform(lambda *x: program(*x)))(*inputs), expected)
 
 
 # -- of a gradient that was recorded outside -------------------------------------------------------

@@ -46,8 +46,6 @@ Tensor call_aten(const char* name, const char* overload, const Arguments&... arg
   return Unbox<Tensor>::call(stack[0]);
 }
 
-inline Tensor mm(const Tensor& a, const Tensor& b) { return call_aten("aten::mm", "", a, b); }
-
 inline Tensor to_float32(const Tensor& tensor) {
   return call_aten("aten::to", "dtype", tensor, torch::headeronly::ScalarType::Float, false, false, std::nullopt);
 }
@@ -90,6 +88,15 @@ inline Tensor sum_rows(const Tensor& matrix) {
 
 inline Tensor contiguous_copy(const Tensor& tensor) {
   return call_aten("aten::clone", "", tensor, std::optional(torch::headeronly::MemoryFormat::Contiguous));
+}
+
+inline Tensor mm(const Tensor& a, const Tensor& b) {
+  const bool is_column = b.sizes()[1] == 1 && b.strides()[0] != 1;
+  // On the CPU, torch 2.10 reads wrong numbers where that is in a 16-bit type.
+  if (is_column && a.options().device_type == aoti_torch_device_type_cpu()) {
+    return call_aten("aten::mm", "", a, contiguous_copy(b));
+  }
+  return call_aten("aten::mm", "", a, b);
 }
 
 // A new tensor. Straight to the allocator: by way of the dispatcher, which looks its operators up by name, the results

@@ -236,7 +236,10 @@ def _gradients(
     rows = _rows(grad_gates, batch_first)
     grad_input = grad_weights = None
     if needs_input:
-        of_rows = torch.mm(rows, weights[:, h_0.shape[1] :])
+        of_input = weights[:, h_0.shape[1] :]
+        if input.shape[2] == 1:  # torch 2.10 reads wrong numbers in one column of 16 bits
+            of_input = of_input.contiguous()
+        of_rows = torch.mm(rows, of_input)
         grad_input = _transposed(of_rows.view(_transposed(input, batch_first).shape), batch_first)
         if lengths is not None:  # a weight may be infinite or NaN, and zero times that is NaN
             counts = reference.steps_that_count(lengths, input.shape[0])
