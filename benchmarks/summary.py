@@ -189,6 +189,6 @@ def shown(median: float | None, *, bold: bool) -> str:
 
 
 if __name__ == "__main__":
-    results = Path(__file__).parent / "results"
-    print(sequence_table(Summary.read(results / "nvidia-h200-sequences" / NAME)))
-    print(step_table(Summary.read(results / "nvidia-h200" / NAME)))
+    known = Summary.read(Path(__file__).parent / "results" / "nvidia-h200" / NAME)
+    print(sequence_table(known))
+    print(step_table(known))

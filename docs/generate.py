@@ -23,7 +23,6 @@ FOLDER = ROOT / "docs" / "_generated"
 RESULTS = ROOT / "benchmarks" / "results"
 TORCHWHEELS = ROOT / "service" / "torchwheels"
 DEVICES = ("nvidia-h200", "cpu")
-SEQUENCES = "nvidia-h200-sequences"
 
 
 def version() -> str:
@@ -45,17 +44,11 @@ def write() -> None:
         "torchwheels-options": "\n".join(options()),
         "torchwheels-rules": "\n".join(rules()),
     }
-    known = summary.Summary.read(RESULTS / SEQUENCES / summary.NAME)
-    report = (RESULTS / SEQUENCES / "report.md").read_text()
-    parts |= {
-        SEQUENCES: summary.sequence_table(known),
-        f"losses-{SEQUENCES}": section(report, "Where we lose"),
-    }
-    shutil.copyfile(RESULTS / SEQUENCES / "sequence.svg", FOLDER / f"{SEQUENCES}.svg")
     for device in DEVICES:
         known = summary.Summary.read(RESULTS / device / summary.NAME)
         report = (RESULTS / device / "report.md").read_text()
         parts |= {
+            f"sequence-{device}": summary.sequence_table(known),
             f"step-{device}": summary.step_table(known),
             f"protocol-{device}": summary.protocol_table(known),
             f"losses-{device}": section(report, "Where we lose"),

@@ -296,17 +296,14 @@ def test_the_plot_shows_every_median_and_the_floor(standard: Result, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("name", "folder", "table"),
-    [
-        ("sequences", "nvidia-h200-sequences", summary.sequence_table),
-        ("speed", "nvidia-h200", summary.step_table),
-    ],
+    ("name", "table"),
+    [("sequences", summary.sequence_table), ("speed", summary.step_table)],
 )
-def test_readme_shows_the_speed(name: str, folder: str, table: Callable[[Summary], str]) -> None:
+def test_readme_shows_the_speed(name: str, table: Callable[[Summary], str]) -> None:
     readme = (ROOT / "README.md").read_text()
     found = re.search(rf"<!-- {name}:begin -->\n(.*?)\n<!-- {name}:end -->", readme, re.DOTALL)
     assert found, f"README.md has no table between <!-- {name}:begin --> and <!-- {name}:end -->"
-    known = Summary.read(ROOT / "benchmarks" / "results" / folder / summary.NAME)
+    known = Summary.read(ROOT / "benchmarks" / "results" / "nvidia-h200" / summary.NAME)
     assert found[1] == table(known), "renew it with `python -m benchmarks.summary`"
 
 
