@@ -235,13 +235,13 @@ def test_a_failed_launch_is_an_error_of_python(name: str, tmp_path: Path) -> Non
 
 
 LENGTHS_OUT_OF_RANGE = """
-import ctypes, os, torch, extops
+import contextlib, ctypes, os, torch, extops
 input, state = torch.zeros(6, 3, 5, device="cuda"), torch.zeros(3, 4, device="cuda")
 weights, bias = torch.zeros(12, 9, device="cuda"), torch.zeros(12, device="cuda")
 lengths = torch.tensor([6, 7, 0], device="cuda")
-weights @ weights.T  # cuBLAS starts here: after the GPU has refused, it would fail with a message of its own
-try:
+with contextlib.suppress(RuntimeError):  # also of cuBLAS, which may notice first and names itself alone
     extops.lltm_sequence(input, (state, state), weights, bias, lengths=lengths)
+try:
     torch.cuda.synchronize()
 except RuntimeError as error:
     print(error, flush=True)
