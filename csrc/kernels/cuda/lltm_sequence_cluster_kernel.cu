@@ -268,7 +268,7 @@ class Float32Product {
 #pragma unroll
         for (int gate = 0; gate < kGates; ++gate) {
           float& sum = sums[(unit * kPair + i % kPair) * kGates + gate];
-          const float(&w)[kFloats] = weights_[i / kPair][unit][gate];
+          const float (&w)[kFloats] = weights_[i / kPair][unit][gate];
           sum = fmaf(x.x, w[0], sum);
           sum = fmaf(x.y, w[1], sum);
           sum = fmaf(x.z, w[2], sum);
