@@ -218,7 +218,9 @@ def _chosen_cells(given: argparse.Namespace, options: Project) -> tuple[Cell, ..
 def _test(given: argparse.Namespace) -> None:
     options = _project(given.source, given.config)
     cell = options.releases.cell(given.cell)
-    path = given.wheel or testing.find_wheel(given.dist, cell)
+    is_own = options.file and options.file.parent.resolve() == Path(given.source).resolve()
+    name = options.name if is_own else ""
+    path = given.wheel or testing.find_wheel(given.dist, cell, name)
     if not options.tests.paths and not options.tests.command:
         raise UserError(
             "the project names no tests: the option `tests` says where they are, such as "

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from packaging.utils import canonicalize_name
+
 from torchwheels.errors import UserError
 from torchwheels.releases import Cell, Releases, sm
 from torchwheels.releases import load as load_releases
@@ -76,6 +78,8 @@ class Project:
     """The modules that the smoke test imports; empty: all at the top of the wheel."""
     file: Path | None = field(default=None, metadata={"key": None})
     """Where all this was read; paths in it are relative to its folder."""
+    name: str = field(default="", metadata={"key": None})
+    """Of the distribution, where the same file says it."""
 
     @functools.cached_property
     def releases(self) -> Releases:
@@ -152,7 +156,9 @@ def load(file: Path) -> Project:
         raise UserError(f"{file} is not TOML: {error}") from None
     table = data if file.name != "pyproject.toml" else {}
     table = data.get("tool", {}).get("torchwheels", table)
-    return dataclasses.replace(_read(Project, table, f"{file}: [tool.torchwheels]"), file=file)
+    name = canonicalize_name(data.get("project", {}).get("name", ""))
+    found = _read(Project, table, f"{file}: [tool.torchwheels]")
+    return dataclasses.replace(found, file=file, name=name)
 
 
 _Table = TypeVar("_Table", Project, Tests)

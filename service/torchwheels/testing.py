@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from torchwheels import environments, toolchain, wheel
 from torchwheels.errors import UserError
@@ -28,15 +29,32 @@ RECORD = "record.json"
 _PLUGIN = "torchwheels_pytest"
 
 
-def find_wheel(dist: Path, cell: Cell) -> Path:
-    """The newest wheel in `dist` that serves `cell`: the cell's own, or one for several cells."""
-    found = [each for path in dist.glob("*.whl") if serves(each := wheel.read(path), cell)]
+def find_wheel(dist: Path, cell: Cell, project: str = "") -> Path:
+    """The newest wheel in `dist` that serves `cell`: the cell's own, or one for several cells.
+
+    Where the name of the project is not known, `dist` must have wheels of one alone.
+    """
+    found = [
+        each
+        for path in dist.glob("*.whl")
+        if project in ("", _project_of(path)) and serves(each := wheel.read(path), cell)
+    ]
+    names = sorted({_project_of(each.path) for each in found})
+    if len(names) > 1:
+        raise UserError(
+            f"{dist} has wheels of several projects for {cell.name}, {' and '.join(names)}: say which "
+            "one to test, with `--wheel PATH`"
+        )
     if not found:
         raise UserError(
             f"there is no wheel for {cell.name} in {dist}: build it with `nox -s build-{cell.name}` or "
             f"`torchwheels build SOURCE --cell {cell.name}`"
         )
     return max(found, key=lambda each: each.path.stat().st_mtime).path
+
+
+def _project_of(path: Path) -> str:
+    return canonicalize_name(path.name.split("-")[0])
 
 
 def serves(found: Wheel, cell: Cell) -> bool:

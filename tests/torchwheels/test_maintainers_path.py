@@ -94,6 +94,18 @@ def test_a_wheel_is_found_for_the_cells_that_it_serves(forge: Forge, tmp_path: P
             testing.find_wheel(tmp_path / "dist", table.cell(name))
 
 
+def test_the_wheel_of_another_project_is_not_taken(forge: Forge, tmp_path: Path) -> None:
+    wheel = forge.wheel()
+    other = wheel.with_name(wheel.name.replace("tinyops", "other_ops"))
+    other.write_bytes(wheel.read_bytes())
+    assert testing.find_wheel(tmp_path / "dist", forge.cell, "tinyops") == wheel
+    with pytest.raises(UserError, match=r"several projects for 3\.11-cpu, other-ops and tiny"):
+        testing.find_wheel(tmp_path / "dist", forge.cell)
+    table = "[project]\nname = 'Tiny_Ops'\n[tool.torchwheels]\n"
+    (tmp_path / "pyproject.toml").write_text(table)
+    assert project.load(tmp_path / "pyproject.toml").name == "tiny-ops"
+
+
 def test_passport_and_index_hold_what_there_is(
     forge: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
