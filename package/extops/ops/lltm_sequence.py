@@ -95,7 +95,7 @@ def _run(
     """A plain call."""
     if lengths is None and input.shape[0] == 1:  # for which the cell has kernels of its own
         h_n, c_n = lltm(input[0], weights, bias, h_0, c_0)
-        return h_n.clone().unsqueeze(0), h_n, c_n
+        return torch.stack((h_n,)), h_n, c_n
     allow_tf32 = input.is_cuda and _allows_tf32()
     arguments = input, weights, bias, h_0, c_0, lengths
     if torch.is_grad_enabled() and (
