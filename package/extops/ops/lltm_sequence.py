@@ -234,6 +234,7 @@ def _gradients(
     )
     batch_first = _schemas.is_batch_first(gates)
     rows = _rows(grad_gates, batch_first)
+    counts = None if lengths is None else reference.steps_that_count(lengths, input.shape[0])
     grad_input = grad_weights = None
     if needs_input:
         of_input = weights[:, h_0.shape[1] :]
@@ -241,11 +242,12 @@ def _gradients(
             of_input = of_input.contiguous()
         of_rows = torch.mm(rows, of_input)
         grad_input = _transposed(of_rows.view(_transposed(input, batch_first).shape), batch_first)
-        if lengths is not None:  # a weight may be infinite or NaN, and zero times that is NaN
-            counts = reference.steps_that_count(lengths, input.shape[0])
+        if counts is not None:  # a weight may be infinite or NaN, and zero times that is NaN
             grad_input = torch.where(counts, grad_input, 0)
     if needs_weights:
         factors = _factors(input, h_0, output, lengths, batch_first, reverse)
+        if counts is not None:  # and so may be what does not count
+            factors = torch.where(counts, factors, 0)
         grad_weights = torch.mm(rows.t(), _rows(factors, batch_first))
     return grad_input, grad_weights, rows.sum(0) if needs_bias else None, grad_h_0, grad_c_0
 
@@ -268,13 +270,10 @@ def _factors(
     first, others = (slice(-1, None), slice(-1)) if reverse else (slice(1), slice(1, None))
     old_h[first] = h_0
     old_h[others] = output[slice(1, None) if reverse else slice(-1)]
-    if lengths is None:
-        return factors
-    if reverse:
+    if lengths is not None and reverse:
         is_last = torch.arange(time, device=input.device).unsqueeze(1) == lengths - 1
         old_h.copy_(torch.where(is_last.unsqueeze(2), h_0, old_h))
-    # What does not count may be infinite or NaN, and zero times that is NaN.
-    return torch.where(reference.steps_that_count(lengths, time), factors, 0)
+    return factors
 
 
 def _transposed(sequence: Tensor, batch_first: bool) -> Tensor:
