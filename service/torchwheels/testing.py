@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 
 from torchwheels import environments, toolchain, wheel
 from torchwheels.errors import UserError
@@ -37,9 +36,9 @@ def find_wheel(dist: Path, cell: Cell, project: str = "") -> Path:
     found = [
         each
         for path in dist.glob("*.whl")
-        if project in ("", _project_of(path)) and serves(each := wheel.read(path), cell)
+        if serves(each := wheel.read(path), cell) and project in ("", each.name)
     ]
-    names = sorted({_project_of(each.path) for each in found})
+    names = sorted({each.name for each in found})
     if len(names) > 1:
         raise UserError(
             f"{dist} has wheels of several projects for {cell.name}, {' and '.join(names)}: say which "
@@ -51,10 +50,6 @@ def find_wheel(dist: Path, cell: Cell, project: str = "") -> Path:
             f"`torchwheels build SOURCE --cell {cell.name}`"
         )
     return max(found, key=lambda each: each.path.stat().st_mtime).path
-
-
-def _project_of(path: Path) -> str:
-    return canonicalize_name(path.name.split("-")[0])
 
 
 def serves(found: Wheel, cell: Cell) -> bool:
