@@ -53,9 +53,22 @@ __device__ inline uint32_t peer_address(uint32_t address, int block) {
   return remote;
 }
 
+// The same for a pointer.
+template <class T>
+__device__ inline const T* peer_pointer(const T* pointer, int block) {
+  uint64_t remote;
+  asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(pointer), "r"(block));
+  return reinterpret_cast<const T*>(remote);
+}
+
 // Barrier of the whole cluster. It makes no writes visible: the mbarriers do that.
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
+
+// The same, after which each thread of the cluster sees what the others have written.
+__device__ inline void sync_cluster() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
 
 // The proxy fence: lets TMA and wgmma (the async proxy) see what this thread has written to shared memory.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -125,10 +138,11 @@ __device__ inline void copy_to_peer(uint32_t to, uint32_t from, int bytes, const
                : "memory");
 }
 
-// What the threads of a warpgroup hold of a 64 x 128 result. Warp w has the rows from 16 * w; of those, lane l has l /
+// What the threads of a warpgroup hold of a 64 x kN result. Warp w has the rows from 16 * w; of those, lane l has l /
 // 4 and l / 4 + 8, in the columns 8 * j + 2 * (l % 4) and the next.
+template <int kN>
 struct Accumulator {
-  float values[64];
+  float values[kN / 2];
 
   __device__ float& at(int j, int half, int i) { return values[4 * j + 2 * half + i]; }
 };
@@ -158,51 +172,72 @@ __device__ inline uint64_t transposed_matrix_descriptor(uint32_t address) {
          uint64_t{1} << 62;
 }
 
-// A macro, since a template cannot make the operands of inline assembly.
-#define EXTOPS_64_REGISTERS                                                                                         \
-  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "  \
-  "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, adds, 1, 1"
-#define EXTOPS_8_OPERANDS(c, i)                                                                               \
-  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), \
-      "+f"(c[i + 7])
-#define EXTOPS_64_OPERANDS(c)                                                                           \
-  EXTOPS_8_OPERANDS(c, 0), EXTOPS_8_OPERANDS(c, 8), EXTOPS_8_OPERANDS(c, 16), EXTOPS_8_OPERANDS(c, 24), \
-      EXTOPS_8_OPERANDS(c, 32), EXTOPS_8_OPERANDS(c, 40), EXTOPS_8_OPERANDS(c, 48), EXTOPS_8_OPERANDS(c, 56)
+// Macros, since a template cannot make the operands of inline assembly.
+#define EXTOPS_OPERANDS_4(c) "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+#define EXTOPS_OPERANDS_8(c) EXTOPS_OPERANDS_4(c), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
+#define EXTOPS_OPERANDS_12(c) EXTOPS_OPERANDS_8(c), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11])
+#define EXTOPS_OPERANDS_24(c)                                                                                       \
+  EXTOPS_OPERANDS_12(c), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), \
+      "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
+#define EXTOPS_OPERANDS_36(c)                                                                                       \
+  EXTOPS_OPERANDS_24(c), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), \
+      "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35])
+#define EXTOPS_OPERANDS_48(c)                                                                                       \
+  EXTOPS_OPERANDS_36(c), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), \
+      "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47])
+#define EXTOPS_OPERANDS_60(c)                                                                                       \
+  EXTOPS_OPERANDS_48(c), "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), \
+      "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59])
+#define EXTOPS_OPERANDS_64(c) EXTOPS_OPERANDS_60(c), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+#define EXTOPS_REGISTERS_4 "%0, %1, %2, %3"
+#define EXTOPS_REGISTERS_8 EXTOPS_REGISTERS_4 ", %4, %5, %6, %7"
+#define EXTOPS_REGISTERS_12 EXTOPS_REGISTERS_8 ", %8, %9, %10, %11"
+#define EXTOPS_REGISTERS_24 EXTOPS_REGISTERS_12 ", %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
+#define EXTOPS_REGISTERS_36 EXTOPS_REGISTERS_24 ", %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35"
+#define EXTOPS_REGISTERS_48 EXTOPS_REGISTERS_36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define EXTOPS_REGISTERS_60 EXTOPS_REGISTERS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59"
+#define EXTOPS_REGISTERS_64 EXTOPS_REGISTERS_60 ", %60, %61, %62, %63"
+// `a` and `b` are the numbers of the operands after the registers, `p` that of the predicate.
+#define EXTOPS_WGMMA(n, registers, a_, b_, p_, shape_and_types, more)                                         \
+  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #p_                                                 \
+               ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape_and_types " {" EXTOPS_REGISTERS_##registers \
+               "}, %" #a_ ", %" #b_ ", adds, 1, 1" more ";\n}"                                                \
+               : EXTOPS_OPERANDS_##registers(c)                                                               \
+               : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
+#define EXTOPS_WGMMA_OF(shape_and_types, more)                                       \
+  if constexpr (kN == 8) EXTOPS_WGMMA(8, 4, 4, 5, 6, shape_and_types, more);         \
+  if constexpr (kN == 16) EXTOPS_WGMMA(16, 8, 8, 9, 10, shape_and_types, more);      \
+  if constexpr (kN == 24) EXTOPS_WGMMA(24, 12, 12, 13, 14, shape_and_types, more);   \
+  if constexpr (kN == 48) EXTOPS_WGMMA(48, 24, 24, 25, 26, shape_and_types, more);   \
+  if constexpr (kN == 72) EXTOPS_WGMMA(72, 36, 36, 37, 38, shape_and_types, more);   \
+  if constexpr (kN == 96) EXTOPS_WGMMA(96, 48, 48, 49, 50, shape_and_types, more);   \
+  if constexpr (kN == 120) EXTOPS_WGMMA(120, 60, 60, 61, 62, shape_and_types, more); \
+  if constexpr (kN == 128) EXTOPS_WGMMA(128, 64, 64, 65, 66, shape_and_types, more)
 
-// result += a * b^T along 32 bytes of the rows, where a has 64 rows and b 128; float stands for TF32, whose further
-// bits are cut off. Where `kTransposed`, which 16-bit types can be, a and b lie in memory as their transposes: the sum
-// runs along 16 rows of 64 and 128 columns. Between wgmma_fence and wgmma_wait; until then nobody may touch
-// result.
-template <class T, bool kTransposed>
-__device__ inline void wgmma(Accumulator& result, uint64_t a, uint64_t b, bool adds) {
-  float (&c)[64] = result.values;
+// result += a * b^T along 32 bytes of the rows, where a has 64 rows and b kN; float stands for TF32, whose further bits
+// are cut off. Where `kTransposed`, which 16-bit types can be, a and b lie in memory as their transposes: the sum runs
+// along 16 rows of 64 and kN columns. Between wgmma_fence and wgmma_wait; until then nobody may touch result.
+template <class T, bool kTransposed, int kN>
+__device__ inline void wgmma(Accumulator<kN>& result, uint64_t a, uint64_t b, bool adds) {
+  float (&c)[kN / 2] = result.values;
+  static_assert(kN == 8 || kN == 16 || kN == 24 || kN == 48 || kN == 72 || kN == 96 || kN == 120 || kN == 128);
   if constexpr (std::is_same_v<T, float>) {
     static_assert(!kTransposed);
-    asm volatile(
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %66, "
-        "0;\nwgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 " EXTOPS_64_REGISTERS ";\n}"
-        : EXTOPS_64_OPERANDS(c)
-        : "l"(a), "l"(b), "r"(static_cast<int>(adds)));
+    EXTOPS_WGMMA_OF("k8.f32.tf32.tf32", "");
+  } else if constexpr (std::is_same_v<T, __half> && kTransposed) {
+    EXTOPS_WGMMA_OF("k16.f32.f16.f16", ", 1, 1");
   } else if constexpr (std::is_same_v<T, __half>) {
-    asm volatile(
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %66, "
-        "0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " EXTOPS_64_REGISTERS ", %67, %67;\n}"
-        : EXTOPS_64_OPERANDS(c)
-        : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(kTransposed ? 1 : 0));
+    EXTOPS_WGMMA_OF("k16.f32.f16.f16", ", 0, 0");
+  } else if constexpr (kTransposed) {
+    EXTOPS_WGMMA_OF("k16.f32.bf16.bf16", ", 1, 1");
   } else {
-    static_assert(std::is_same_v<T, __nv_bfloat16>);
-    asm volatile(
-        "{\n.reg .pred adds;\nsetp.ne.b32 adds, %66, "
-        "0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " EXTOPS_64_REGISTERS ", %67, %67;\n}"
-        : EXTOPS_64_OPERANDS(c)
-        : "l"(a), "l"(b), "r"(static_cast<int>(adds)), "n"(kTransposed ? 1 : 0));
+    EXTOPS_WGMMA_OF("k16.f32.bf16.bf16", ", 0, 0");
   }
 }
 
 // The same along whole rows of two K-major tiles.
-template <class T>
-__device__ inline void multiply_tiles(Accumulator& result, uint32_t a, uint32_t b, bool adds) {
+template <class T, int kN>
+__device__ inline void multiply_tiles(Accumulator<kN>& result, uint32_t a, uint32_t b, bool adds) {
 #pragma unroll
   for (int bytes = 0; bytes < kTileRowBytes; bytes += 32) {
     wgmma<T, false>(result, matrix_descriptor(a + bytes), matrix_descriptor(b + bytes), adds || bytes > 0);
@@ -211,7 +246,7 @@ __device__ inline void multiply_tiles(Accumulator& result, uint32_t a, uint32_t 
 
 // The same along all of `kRows` rows: a is one tile of so many rows, b two of them, the columns side by side.
 template <class T, int kRows>
-__device__ inline void multiply_transposed_tiles(Accumulator& result, uint32_t a, uint32_t b, bool adds) {
+__device__ inline void multiply_transposed_tiles(Accumulator<128>& result, uint32_t a, uint32_t b, bool adds) {
   constexpr int kStep = 16;  // rows of one instruction
 #pragma unroll
   for (int row = 0; row < kRows; row += kStep) {
@@ -221,10 +256,6 @@ __device__ inline void multiply_transposed_tiles(Accumulator& result, uint32_t a
         adds || row > 0);
   }
 }
-
-#undef EXTOPS_64_OPERANDS
-#undef EXTOPS_8_OPERANDS
-#undef EXTOPS_64_REGISTERS
 
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -236,8 +267,8 @@ __device__ inline void wgmma_wait() {
 }
 
 // The same where `result` is read next: keeps the compiler from reading it before.
-template <int kPending>
-__device__ inline void wgmma_wait(Accumulator& result) {
+template <int kPending, int kN>
+__device__ inline void wgmma_wait(Accumulator<kN>& result) {
   wgmma_wait<kPending>();
 #pragma unroll
   for (float& value : result.values) asm volatile("" : "+f"(value)::"memory");

@@ -130,61 +130,17 @@ struct Ring {
   }
 };
 
-template <int kN>
-struct TensorSums {
-  float values[kN / 2];
-};
-
-#define EXTOPS_OPERANDS_4(c) "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-#define EXTOPS_OPERANDS_8(c) EXTOPS_OPERANDS_4(c), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
-#define EXTOPS_OPERANDS_12(c) EXTOPS_OPERANDS_8(c), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11])
-#define EXTOPS_OPERANDS_24(c)                                                                                       \
-  EXTOPS_OPERANDS_12(c), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), \
-      "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
-#define EXTOPS_REGISTERS_4 "%0, %1, %2, %3"
-#define EXTOPS_REGISTERS_8 EXTOPS_REGISTERS_4 ", %4, %5, %6, %7"
-#define EXTOPS_REGISTERS_12 EXTOPS_REGISTERS_8 ", %8, %9, %10, %11"
-#define EXTOPS_REGISTERS_24 EXTOPS_REGISTERS_12 ", %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
-// `a` and `b` are the numbers of the operands after the registers, `p` that of the predicate.
-#define EXTOPS_WGMMA(n, registers, a, b, p, shape_and_types, more)                                            \
-  asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #p                                                  \
-               ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape_and_types " {" EXTOPS_REGISTERS_##registers \
-               "}, %" #a ", %" #b ", adds, 1, 1" more ";\n}"                                                  \
-               : EXTOPS_OPERANDS_##registers(c)                                                               \
-               : "l"(x), "l"(w), "r"(static_cast<int>(adds)))
-#define EXTOPS_WGMMA_OF(shape_and_types, more)                                     \
-  if constexpr (kN == 8) EXTOPS_WGMMA(8, 4, 4, 5, 6, shape_and_types, more);       \
-  if constexpr (kN == 16) EXTOPS_WGMMA(16, 8, 8, 9, 10, shape_and_types, more);    \
-  if constexpr (kN == 24) EXTOPS_WGMMA(24, 12, 12, 13, 14, shape_and_types, more); \
-  if constexpr (kN == 48) EXTOPS_WGMMA(48, 24, 24, 25, 26, shape_and_types, more)
-
-// sums += x * w^T along 32 bytes of the rows, where x has 64 rows and w kN.
-template <class T, int kN>
-__device__ inline void narrow_wgmma(TensorSums<kN>& sums, uint64_t x, uint64_t w, bool adds) {
-  float (&c)[kN / 2] = sums.values;
-  if constexpr (std::is_same_v<T, float>) {
-    EXTOPS_WGMMA_OF("k8.f32.tf32.tf32", "");
-  } else if constexpr (std::is_same_v<T, __half>) {
-    EXTOPS_WGMMA_OF("k16.f32.f16.f16", ", 0, 0");
-  } else {
-    EXTOPS_WGMMA_OF("k16.f32.bf16.bf16", ", 0, 0");
-  }
-}
-
 // A warpgroup's product of a tile with the block's weights, whose sums it leaves in `partial`, [kRows, kPitch].
 template <class Tile>
 __device__ void multiply_by_tensor_cores(const GroupPlan& plan, uint32_t weights, Ring& ring, float* partial) {
   using T = typename Tile::T;
-  TensorSums<Tile::kN> sums;
+  Accumulator<Tile::kN> sums;
   for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
     ring.barriers.full[ring.stage].wait(ring.round);
     const uint32_t x = ring.tile();
     const uint32_t w = weights + k_tile * Tile::kWeightBytes;
     wgmma_fence();
-#pragma unroll
-    for (int bytes = 0; bytes < kTileRowBytes; bytes += 32) {
-      narrow_wgmma<T>(sums, matrix_descriptor(x + bytes), matrix_descriptor(w + bytes), k_tile > 0 || bytes > 0);
-    }
+    multiply_tiles<T>(sums, x, w, k_tile > 0);
     wgmma_commit();
     if (k_tile > 0) {
       wgmma_wait<1>();
@@ -194,9 +150,7 @@ __device__ void multiply_by_tensor_cores(const GroupPlan& plan, uint32_t weights
     }
     ring.advance();
   }
-  wgmma_wait<0>();
-#pragma unroll
-  for (float& value : sums.values) asm volatile("" : "+f"(value)::"memory");
+  wgmma_wait<0>(sums);
   const int last = ring.stage > 0 ? ring.stage - 1 : ring.stages - 1;
   const int lane = threadIdx.x % 32;
   if (lane == 0) ring.barriers.empty[last].arrive();

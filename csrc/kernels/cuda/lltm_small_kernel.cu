@@ -4,6 +4,7 @@
 // X stands for [old_h | input], which is never made: a column below state_size is old_h's, the others are input's.
 
 #include "../lltm.h"
+#include "hopper.cuh"
 #include "lltm_problem.cuh"
 
 // Named, not anonymous: nvcc would put the path of this file into the kernels' names, and no two builds be the same.
@@ -122,13 +123,15 @@ Error launch_small(const CellForward<T>& in, cudaStream_t stream) {
 // ---- backward of the parameters: a block computes a few units' rows of grad_weights for some columns ----
 
 constexpr int kBackwardUnits = 4;
-constexpr int kBackwardRows = 64;  // of the batch, in shared memory at a time
+constexpr int kBackwardSums = 3 * kBackwardUnits;  // of a thread
+constexpr int kBackwardRows = 64;                  // of the batch, in shared memory at a time
+constexpr int kBackwardSplits = 4;                 // of a long batch, among the blocks of a cluster
 
 // Fills `shared` with the gradients of some rows of gates as they are stored, rounded to T; the first column of
 // blocks stores them.
 template <class T, class C>
 __device__ void load_gate_gradients(
-    const CellBackward<T>& in, int first_row, int first_unit, C (&shared)[kBackwardRows][3][kBackwardUnits]) {
+    const CellBackward<T>& in, int first_row, int end, int first_unit, C (&shared)[kBackwardRows][3][kBackwardUnits]) {
   const int state_size = in.sizes.state_size;
   for (int item = threadIdx.x; item < kBackwardRows * kBackwardUnits; item += blockDim.x) {
     const int u = item % kBackwardUnits;
@@ -136,7 +139,7 @@ __device__ void load_gate_gradients(
     const int row = first_row + r;
     const int unit = first_unit + u;
     T rounded[3];
-    if (row < in.sizes.batch && unit < state_size) {
+    if (row < end && unit < state_size) {
       const int64_t at = int64_t{row} * 3 * state_size + unit;
       const int64_t cell = int64_t{row} * state_size + unit;
       C gates[3];
@@ -157,7 +160,7 @@ __device__ void load_gate_gradients(
   }
 }
 
-template <class T>
+template <class T, bool kSplits>
 __global__ void __launch_bounds__(kThreads) lltm_backward_kernel(CellBackward<T> in) {
   using C = typename Compute<T>::type;
   __shared__ __align__(16) C gradients[kBackwardRows][3][kBackwardUnits];
@@ -169,14 +172,21 @@ __global__ void __launch_bounds__(kThreads) lltm_backward_kernel(CellBackward<T>
   const bool from_h = k < state_size;
   const T* x = from_h ? in.old_h + k : in.input + (k - state_size);
   const int64_t x_stride = from_h ? state_size : in.sizes.input_features;
-  const bool sums_bias = blockIdx.x == 0 && threadIdx.x < 3 * kBackwardUnits;
+  const bool sums_bias = blockIdx.x == 0 && threadIdx.x < kBackwardSums;
+  int begin = 0;
+  int end = in.sizes.batch;
+  if constexpr (kSplits) {
+    const int rows = (end + kBackwardSplits - 1) / kBackwardSplits;
+    begin = rows * blockIdx.z;
+    end = min(end, begin + rows);
+  }
   C sums[3][kBackwardUnits] = {};
   C bias_sum = 0;
-  for (int first_row = 0; first_row < in.sizes.batch; first_row += kBackwardRows) {
+  for (int first_row = begin; first_row < end; first_row += kBackwardRows) {
     __syncthreads();
-    load_gate_gradients(in, first_row, first_unit, gradients);
+    load_gate_gradients(in, first_row, end, first_unit, gradients);
     __syncthreads();
-    const int rows = min(in.sizes.batch - first_row, kBackwardRows);
+    const int rows = min(end - first_row, kBackwardRows);
     if (k < columns) {
 #pragma unroll 8
       for (int r = 0; r < rows; ++r) {
@@ -192,19 +202,63 @@ __global__ void __launch_bounds__(kThreads) lltm_backward_kernel(CellBackward<T>
       for (int r = 0; r < rows; ++r) bias_sum += (&gradients[r][0][0])[threadIdx.x];
     }
   }
-#pragma unroll
-  for (int g = 0; g < 3; ++g) {
-#pragma unroll
-    for (int u = 0; u < kBackwardUnits; ++u) {
-      const int64_t weight_row = int64_t{g} * state_size + first_unit + u;
-      if (k < columns && first_unit + u < state_size) store(in.grad_weights[weight_row * columns + k], sums[g][u]);
-    }
-  }
-  if (sums_bias) {
+  const auto store_weight = [&](int g, int u, C sum) {
+    const int64_t weight_row = int64_t{g} * state_size + first_unit + u;
+    if (k < columns && first_unit + u < state_size) store(in.grad_weights[weight_row * columns + k], sum);
+  };
+  const auto store_bias = [&](C sum) {
     const int unit = first_unit + static_cast<int>(threadIdx.x) % kBackwardUnits;
     const int gate = static_cast<int>(threadIdx.x) / kBackwardUnits;
-    if (unit < state_size) store(in.grad_bias[gate * state_size + unit], bias_sum);
+    if (sums_bias && unit < state_size) store(in.grad_bias[gate * state_size + unit], sum);
+  };
+  if constexpr (!kSplits) {
+#pragma unroll
+    for (int g = 0; g < 3; ++g) {
+#pragma unroll
+      for (int u = 0; u < kBackwardUnits; ++u) store_weight(g, u, sums[g][u]);
+    }
+    store_bias(bias_sum);
+  } else {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    // Each block of the cluster adds up the sums of one unit; the first also those of the bias.
+    static_assert(kBackwardUnits == kBackwardSplits);
+    extern __shared__ __align__(16) unsigned char shared[];
+    auto* const partial = reinterpret_cast<C(*)[kThreads]>(shared);
+#pragma unroll
+    for (int g = 0; g < 3; ++g) {
+#pragma unroll
+      for (int u = 0; u < kBackwardUnits; ++u) partial[u * 3 + g][threadIdx.x] = sums[g][u];
+    }
+    partial[kBackwardSums][threadIdx.x] = bias_sum;
+    sync_cluster();
+    const auto add_up = [&](int i) {
+      C sum = 0;
+#pragma unroll
+      for (int block = 0; block < kBackwardSplits; ++block) sum += *peer_pointer(&partial[i][threadIdx.x], block);
+      return sum;
+    };
+    const int u = blockIdx.z;
+#pragma unroll
+    for (int g = 0; g < 3; ++g) store_weight(g, u, add_up(u * 3 + g));
+    if (u == 0) store_bias(add_up(kBackwardSums));
+    sync_cluster();  // no block may end while others read from it
+#endif
   }
+}
+
+template <class T>
+Error launch_small(const CellBackward<T>& in, cudaStream_t stream) {
+  dim3 grid(ceil_div(in.sizes.columns(), kThreads), ceil_div(in.sizes.state_size, kBackwardUnits));
+  const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  if (in.sizes.batch <= kBackwardRows || grid.x * grid.y * kBackwardSplits > multiprocessors ||
+      !has_hopper_tensor_cores()) {
+    launch(&lltm_backward_kernel<T, false>, {grid, kThreads}, stream, in);
+  } else {
+    grid.z = kBackwardSplits;
+    const unsigned shared_bytes = (kBackwardSums + 1) * kThreads * sizeof(typename Compute<T>::type);
+    launch(&lltm_backward_kernel<T, true>, {grid, kThreads, shared_bytes, {1, 1, kBackwardSplits}}, stream, in);
+  }
+  return launch_error();
 }
 
 // ---- backward of the inputs, float32: a block computes 32 columns of grad_X for a few rows; its warps split K ----
@@ -309,8 +363,9 @@ constexpr Limits kInputLimits{8e6, 0, INT64_MAX, INT64_MAX};
 constexpr int64_t kSumRows = 4096;  // a library divides a column among blocks
 constexpr double kRowLimit = 64e6;
 constexpr int64_t kFewRows = 16;
-constexpr double kHopperFrom = 4e6;   // multiplications from which on the kernels for Hopper are fastest
-constexpr int64_t kHopperRows = 512;  // the most that was measured
+constexpr double kHopperFrom = 4e6;         // multiplications from which on the kernels for Hopper are fastest
+constexpr int64_t kHopperRows = 512;        // the most that was measured
+constexpr int64_t kTf32BackwardRows = 256;  // above, a library's product is faster
 
 inline double multiplications(const LltmSizes& sizes) { return 3.0 * sizes.batch * sizes.state_size * sizes.columns(); }
 
@@ -334,6 +389,18 @@ inline bool is_for_tensor_cores(ScalarType dtype, const LltmSizes& sizes) {
   // A library multiplies a single row in full precision.
   if (dtype == ScalarType::TF32 && sizes.batch == 1) return false;
   return is_for_hopper(dtype == ScalarType::TF32 ? 4 : 2, sizes);
+}
+
+// TF32 shortens no backward of few rows, whose time is that of storing grad_weights.
+inline bool is_for_small_backward(ScalarType dtype, const LltmSizes& sizes) {
+  const bool is_few_in_tf32 = dtype == ScalarType::TF32 && sizes.batch <= kFewRows;
+  return is_within(kBackwardLimits, is_few_in_tf32 ? ScalarType::Float : dtype, sizes);
+}
+
+inline bool is_for_tensor_backward(ScalarType dtype, const LltmSizes& sizes) {
+  if (!is_for_tensor_cores(dtype, sizes)) return false;
+  if (dtype == ScalarType::TF32) return sizes.batch <= kTf32BackwardRows && !is_for_small_backward(dtype, sizes);
+  return sizes.batch <= kBackwardRows || !is_for_small_backward(dtype, sizes);
 }
 
 inline bool is_for_float32(ScalarType dtype, const LltmSizes& sizes) {
@@ -376,7 +443,7 @@ int64_t extops_lltm_alignment_cuda(ScalarType dtype, const LltmSizes& sizes) {
 }
 
 int64_t extops_lltm_backward_alignment_cuda(ScalarType dtype, const LltmSizes& sizes) {
-  return is_for_tensor_cores(dtype, sizes) ? kChunkBytes : is_within(kBackwardLimits, dtype, sizes);
+  return is_for_tensor_backward(dtype, sizes) ? kChunkBytes : is_for_small_backward(dtype, sizes);
 }
 
 int64_t extops_lltm_bias_backward_alignment_cuda(ScalarType, const LltmSizes& sizes) {
@@ -421,13 +488,12 @@ Error extops_lltm_backward_cuda(ScalarType dtype, const LltmBackward& arguments,
     using T = decltype(scalar);
     const CellBackward<T> in(make_sizes(sizes), arguments);
     if constexpr (!std::is_same_v<T, double>) {
-      if (is_for_tensor_cores(dtype, sizes) && start_at_chunks({in.input, in.old_h, in.grad_gates, in.grad_weights})) {
+      if (is_for_tensor_backward(dtype, sizes) &&
+          start_at_chunks({in.input, in.old_h, in.grad_gates, in.grad_weights})) {
         return launch_on_tensor_cores(in, stream);
       }
     }
-    const dim3 grid(ceil_div(in.sizes.columns(), kThreads), ceil_div(in.sizes.state_size, kBackwardUnits));
-    launch(&lltm_backward_kernel<T>, {grid, kThreads}, stream, in);
-    return launch_error();
+    return launch_small(in, stream);
   });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../lltm.h"
+#include "hopper.cuh"
 #include "lltm_problem.cuh"
 
 namespace extops::cuda {
@@ -9,6 +10,7 @@ namespace extops::cuda {
 // A block of the backward for tensor cores has the rows of grad_weights of so many units, for each of the three gates.
 constexpr int kBlockUnits = 64;
 constexpr int kBlockGradients = 3 * kBlockUnits;
+constexpr int kBackwardThreads = 3 * kWarpgroup;  // the first of which issues the copies, too
 
 // The pointwise kernel of the backward.
 template <class T>
@@ -37,65 +39,31 @@ inline bool fills_the_device(const Sizes& sizes, int columns) {
   return blocks >= static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount)) * 9 / 10;
 }
 
-// grad_bias: the sum over the batch of the block's columns of grad_gates, which are divided among the blocks of a row
-// of the grid. It loads first and adds later, so that the loads overlap the product.
-template <class T, int kThreads>
-class BiasSums {
- public:
-  __device__ BiasSums(const CellBackward<T>& in, int first_unit)
-      : gradients_((kBlockGradients + gridDim.x - 1) / gridDim.x),
-        parts_(kThreads / gradients_),
-        part_(threadIdx.x / gradients_),
-        gradient_(blockIdx.x * gradients_ + threadIdx.x % gradients_) {
-    const int unit = first_unit + gradient_ % kBlockUnits;
-    exists_ = gradient_ < kBlockGradients && part_ < parts_ && unit < in.sizes.state_size;
-    place_ = int64_t{gradient_ / kBlockUnits} * in.sizes.state_size + unit;
-    stride_ = int64_t{3} * in.sizes.state_size;
-    rows_ = exists_ ? in.sizes.batch : 0;
-    from_ = in.grad_gates + place_;
-    load_rows(0);
-  }
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-  __device__ void add(float* shared) {
+// A thread's part of grad_bias, the sum of grad_gates over the batch: the blocks of a row of the grid divide their
+// columns, and the threads of a block the rows of these.
+struct BiasColumn {
+  int state_size;
+  int gradients = (kBlockGradients + gridDim.x - 1) / gridDim.x;
+  int parts = kBackwardThreads / gradients;
+  int part = threadIdx.x / gradients;
+  int gradient = blockIdx.x * gradients + threadIdx.x % gradients;
+  int unit = blockIdx.y * kBlockUnits + gradient % kBlockUnits;
+  bool exists = gradient < kBlockGradients && part < parts && unit < state_size;
+
+  __device__ int64_t place() const { return int64_t{gradient / kBlockUnits} * state_size + unit; }
+
+  // Adds up what the threads have put into `sums`.
+  template <class T>
+  __device__ void finish(const float* sums, T* grad_bias) const {
+    if (!exists || part != 0) return;
     float sum = 0;
-    for (int first = kLoads * parts_;; first += kLoads * parts_) {
-#pragma unroll
-      for (float value : loaded_) sum += value;
-      if (first >= rows_) break;
-      load_rows(first);
-    }
-    shared[threadIdx.x] = sum;
+    for (int each = 0; each < parts; ++each) sum += sums[threadIdx.x + each * gradients];
+    store(grad_bias[place()], sum);
   }
-
-  // After a barrier.
-  __device__ void finish(const float* shared, T* grad_bias) const {
-    if (!exists_ || part_ != 0) return;
-    float sum = 0;
-    for (int part = 0; part < parts_; ++part) sum += shared[threadIdx.x + part * gradients_];
-    store(grad_bias[place_], sum);
-  }
-
- private:
-  static constexpr int kLoads = 8;
-
-  __device__ void load_rows(int first) {
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int row = first + part_ + i * parts_;
-      loaded_[i] = row < rows_ ? load(from_[row * stride_]) : 0;
-    }
-  }
-
-  int gradients_;
-  int parts_;
-  int part_;
-  int gradient_;
-  bool exists_;
-  int rows_;
-  int64_t place_;
-  int64_t stride_;
-  const T* from_;
-  float loaded_[kLoads];
 };
+
+#endif
 
 }  // namespace extops::cuda

@@ -18,7 +18,6 @@ constexpr int kGates = 3;
 constexpr int kTileRows = 64;  // of the batch: a K tile
 constexpr int kTileBytes = kTileRows * kTileRowBytes;
 constexpr int kAccumulatorColumns = 128;
-constexpr int kBlockThreads = kGates * kWarpgroup;  // the first of which issues the copies, too
 
 template <int kColumns_, int kStages_>
 struct BackwardTile {
@@ -126,7 +125,8 @@ __device__ inline void transpose_quad(uint32_t (&pairs)[4]) {
 
 // Epilogue: writes a warpgroup's 64 rows of grad_weights for 128 columns, 16 bytes a lane.
 template <class T>
-__device__ void store_rows(const CellBackward<T>& in, int gate, int first_column, Accumulator& sums) {
+__device__ void store_rows(
+    const CellBackward<T>& in, int gate, int first_column, Accumulator<kAccumulatorColumns>& sums) {
   constexpr int kGroups = 4;  // of eight columns, that a quad exchanges
   const Sizes sizes = in.sizes;
   const int lane = threadIdx.x % 32;
@@ -153,12 +153,32 @@ __device__ void store_rows(const CellBackward<T>& in, int gate, int first_column
   }
 }
 
+// Adds a thread's rows of a K tile, from shared memory. The product runs meanwhile.
+template <class T>
+__device__ float sum_rows(const BiasColumn& bias, uint32_t gradients) {
+  float sum = 0;
+  if (!bias.exists) return sum;
+  const uint32_t tile = gradients + bias.gradient / kBlockUnits * kTileBytes;
+  const int byte = bias.gradient % kBlockUnits * static_cast<int>(sizeof(T));
+#pragma unroll 4
+  for (int row = bias.part; row < kTileRows; row += bias.parts) {
+    uint16_t bits;
+    asm volatile("ld.shared.u16 %0, [%1];"
+                 : "=h"(bits)
+                 : "r"(tile + row * kTileRowBytes + (byte ^ row % 8 * kChunkBytes)));
+    sum += load(reinterpret_cast<const T&>(bits));
+  }
+  return sum;
+}
+
+// Returns the thread's sum for grad_bias.
 template <class T, class Tile>
-__device__ void consume(
+__device__ float consume(
     const CellBackward<T>& in, const BackwardMaps& maps, int k_tiles, uint32_t stages,
-    BackwardBarriers<Tile::kStages>& barriers) {
+    BackwardBarriers<Tile::kStages>& barriers, const BiasColumn& bias) {
+  float bias_sum = 0;
   const int gate = threadIdx.x / kWarpgroup;
-  Accumulator sums[Tile::kAccumulators];
+  Accumulator<kAccumulatorColumns> sums[Tile::kAccumulators];
   for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
     const int stage = k_tile % Tile::kStages;
     barriers.full[stage].wait(k_tile / Tile::kStages);
@@ -170,6 +190,8 @@ __device__ void consume(
       multiply_transposed_tiles<T, kTileRows>(sums[i], gradients + gate * kTileBytes, columns, k_tile > 0);
     }
     wgmma_commit();
+    bias_sum += sum_rows<T>(bias, gradients);
+    __syncwarp();
     if (k_tile > 0) {
       wgmma_wait<1>();
       if (threadIdx.x % 32 == 0) barriers.empty[(k_tile - 1) % Tile::kStages].arrive();
@@ -177,27 +199,28 @@ __device__ void consume(
     }
   }
 #pragma unroll
-  for (Accumulator& each : sums) wgmma_wait<0>(each);
+  for (Accumulator<kAccumulatorColumns>& each : sums) wgmma_wait<0>(each);
 #pragma unroll
   for (int i = 0; i < Tile::kAccumulators; ++i) {
     store_rows(in, gate, blockIdx.x * Tile::kColumns + i * kAccumulatorColumns, sums[i]);
   }
+  return bias_sum;
 }
 
 #endif
 
 // Starts while the pointwise kernel that fills grad_gates runs.
 template <class T, class Tile>
-__global__ void __launch_bounds__(kBlockThreads)
+__global__ void __launch_bounds__(kBackwardThreads)
     lltm_tensor_backward_kernel(CellBackward<T> in, const EXTOPS_GRID_CONSTANT BackwardMaps maps) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(kTileAlignment) unsigned char shared[];
   __shared__ BackwardBarriers<Tile::kStages> barriers;
-  __shared__ float bias_sums[kBlockThreads];
+  __shared__ float bias_sums[kBackwardThreads];
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       barriers.full[stage].initialize(1);
-      barriers.empty[stage].initialize(kBlockThreads / 32);
+      barriers.empty[stage].initialize(kBackwardThreads / 32);
     }
     Mbarrier::publish();
   }
@@ -207,9 +230,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (threadIdx.x == 0) fill_stages<T, Tile>(in.sizes, maps, k_tiles, stages, barriers);
   __syncwarp();
   wait_for_previous_kernel();
-  BiasSums<T, kBlockThreads> bias(in, blockIdx.y * kBlockUnits);
-  bias.add(bias_sums);
-  consume<T, Tile>(in, maps, k_tiles, stages, barriers);
+  const BiasColumn bias{in.sizes.state_size};
+  bias_sums[threadIdx.x] = consume<T, Tile>(in, maps, k_tiles, stages, barriers, bias);
   __syncthreads();
   bias.finish(bias_sums, in.grad_bias);
 #endif
@@ -235,7 +257,7 @@ Error launch_tile(const CellBackward<T>& in, cudaStream_t stream) {
   constexpr auto kernel = &lltm_tensor_backward_kernel<T, Tile>;
   if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes)) return error;
   const dim3 grid(ceil_div(in.sizes.columns(), Tile::kColumns), ceil_div(in.sizes.state_size, kBlockUnits));
-  launch(kernel, {grid, kBlockThreads, Tile::kSharedBytes}, stream, in, maps);
+  launch(kernel, {grid, kBackwardThreads, Tile::kSharedBytes}, stream, in, maps);
   return launch_error();
 }
 

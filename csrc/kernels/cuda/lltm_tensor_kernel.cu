@@ -12,31 +12,30 @@
 // Named, not anonymous: nvcc would put the path of this file into the kernels' names, and no two builds be the same.
 namespace extops::cuda {
 
-constexpr int kTileRows = 64;
-constexpr int kWarpRows = kTileRows / (kWarpgroup / 32);
-constexpr unsigned kMaxSplits = kTileRows / kWarpRows;  // of a sum; a larger cluster costs more than it saves
+constexpr int kWarpgroupRows = 64;
+constexpr int kWarpRows = kWarpgroupRows / (kWarpgroup / 32);
+constexpr unsigned kMaxSplits = 4;  // of a sum; a larger cluster costs more than it saves
 
-template <Math kMath_, int kUnits_, int kThreads_, int kCellsAtOnce_>
+template <Math kMath_, int kRows_, int kUnits_, int kThreads_, int kCellsAtOnce_>
 struct ForwardTile {
   static constexpr Math kMath = kMath_;
+  static constexpr int kRows = kRows_;
   static constexpr int kUnits = kUnits_;
   // Of a busy multiprocessor, relative to others of the same math: in float32 wide tiles load less for each product.
   static constexpr double kSpeed = kMath == Math::kFloat32 && kUnits == 16 ? 0.64 : 1;
-  static constexpr int kMultipliers = kMath == Math::kTensorCores ? kWarpgroup : 256;
-  static constexpr int kThreads = kThreads_;          // the first multiply, and the one after them issues the copies
-  static constexpr int kCellsAtOnce = kCellsAtOnce_;  // that a thread finishes
-  static constexpr int kStages = 6;                   // K tiles in shared memory at a time
-  static constexpr int kN = 3 * kUnits;               // columns of the gates: three gates of each unit
+  static constexpr int kMultipliers = kMath == Math::kTensorCores ? kRows / kWarpgroupRows * kWarpgroup : 256;
+  static constexpr int kThreads = kThreads_;           // the first multiply, and the one after them issues the copies
+  static constexpr int kCellsAtOnce = kCellsAtOnce_;   // that a thread finishes
+  static constexpr int kStages = kRows == 64 ? 6 : 4;  // K tiles in shared memory at a time
+  static constexpr int kN = 3 * kUnits;                // columns of the gates: three gates of each unit
   static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;  // no two of four rows of sums meet in a bank
-  static constexpr int kRowsBytes = kTileRows * kTileRowBytes;
+  static constexpr int kRowsBytes = kRows * kTileRowBytes;
   static constexpr int kStageBytes = kRowsBytes + kN * kTileRowBytes;
-  static constexpr int kPartialBytes = kTileRows * kPitch * static_cast<int>(sizeof(float));
+  static constexpr int kPartialBytes = kRows * kPitch * static_cast<int>(sizeof(float));
   static constexpr int kSharedBytes = kTileAlignment + kStages * kStageBytes + kPartialBytes;
 
   static_assert(kN <= 128 && kStageBytes % kTileAlignment == 0);
   static_assert(kPartialBytes <= kStages * kStageBytes);
-  static_assert(
-      kMath == Math::kFloat32 || (128 - kN) * kTileRowBytes <= kPartialBytes);  // wgmma reads beyond the N rows
   static_assert(kPitch % 32 == 8 || kPitch % 32 == 24);
 };
 
@@ -58,11 +57,11 @@ struct ForwardBarriers {
 // A block's part of the cluster's tile: the K tiles that it multiplies, and the rows that it finishes.
 template <class T, class Tile>
 struct SplitK {
-  int first_row = blockIdx.y * kTileRows;
+  int first_row = blockIdx.y * Tile::kRows;
   int first_unit = blockIdx.x * Tile::kUnits;
   int index = blockIdx.z;
   int blocks = gridDim.z;
-  int own_rows = kTileRows / blocks;
+  int own_rows = Tile::kRows / blocks;
   int first_k_tile;
   int k_tiles;
 
@@ -100,13 +99,15 @@ __device__ void sync_multipliers() {
 
 template <class T, class Tile>
 __device__ void multiply_k_tiles(
-    const SplitK<T, Tile>& split, uint32_t stages, ForwardBarriers<Tile::kStages>& barriers, Accumulator& sums) {
+    const SplitK<T, Tile>& split, uint32_t stages, ForwardBarriers<Tile::kStages>& barriers,
+    Accumulator<Tile::kN>& sums) {
   const auto multiply = [&](int k_tile, bool adds) {
     const int stage = k_tile % Tile::kStages;
     barriers.full[stage].wait(k_tile / Tile::kStages);
     const uint32_t rows = stages + stage * Tile::kStageBytes;
+    const uint32_t own_rows = rows + threadIdx.x / kWarpgroup * kWarpgroupRows * kTileRowBytes;
     wgmma_fence();
-    multiply_tiles<T>(sums, rows, rows + Tile::kRowsBytes, adds);
+    multiply_tiles<T>(sums, own_rows, rows + Tile::kRowsBytes, adds);
     wgmma_commit();
   };
   multiply(0, false);
@@ -123,7 +124,7 @@ __device__ void multiply_k_tiles(
 // Sends the partial sums of a warp's 16 rows to the block that finishes them, through distributed shared memory.
 template <class T, class Tile>
 __device__ void send_partial_sums(
-    const SplitK<T, Tile>& split, Accumulator& sums, float* partial, float* received, Mbarrier& barrier) {
+    const SplitK<T, Tile>& split, Accumulator<Tile::kN>& sums, float* partial, float* received, Mbarrier& barrier) {
   const int lane = threadIdx.x % 32;
   const int row = threadIdx.x / 32 * kWarpRows;
   const int owner = row / split.own_rows;
@@ -153,7 +154,7 @@ __device__ void send_partial_sums(
 // other half of each K tile.
 template <class Tile>
 struct Float32Sums {
-  static constexpr int kRows = kTileRows / 8;
+  static constexpr int kRows = Tile::kRows / 8;
   static constexpr int kN = Tile::kN / 16;
   float values[kRows][kN] = {};
 
@@ -222,7 +223,7 @@ __device__ void send_partial_sums(
   if (!Sums::is_second_half()) for_each_sum([](float& place, float sum) { place += sum; });
   fence_proxy_async();
   sync_multipliers<Tile>();
-  constexpr int kGroups = kTileRows / kWarpRows;
+  constexpr int kGroups = Tile::kRows / kWarpRows;
   if (threadIdx.x % (Tile::kMultipliers / kGroups) != 0) return;
   const int row = threadIdx.x / (Tile::kMultipliers / kGroups) * kWarpRows;
   const int owner = row / split.own_rows;
@@ -317,7 +318,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
       barriers.full[stage].initialize(1);
       barriers.empty[stage].initialize(Tile::kMultipliers / 32);
     }
-    barriers.sums.initialize(1 + kTileRows / kWarpRows);
+    barriers.sums.initialize(1 + Tile::kRows / kWarpRows);
     Mbarrier::publish();
     barriers.sums.arrive_expect_tx(Tile::kPartialBytes / split.blocks * (split.blocks - 1));
   }
@@ -325,7 +326,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
   arrive_at_cluster();
   wait_for_previous_kernel();
   if (threadIdx.x < Tile::kMultipliers) {
-    std::conditional_t<Tile::kMath == Math::kTensorCores, Accumulator, Float32Sums<Tile>> sums;
+    std::conditional_t<Tile::kMath == Math::kTensorCores, Accumulator<Tile::kN>, Float32Sums<Tile>> sums;
     multiply_k_tiles<T, Tile>(split, shared_address(shared), barriers, sums);
     // Partial sums go where other warps may still be reading, and to blocks that must have begun.
     sync_multipliers<Tile>();
@@ -354,9 +355,10 @@ bool make_tensor_map(ForwardMaps& maps, const CellForward<T>& in) {
   const cuuint64_t features = in.sizes.input_features;
   const cuuint64_t columns = in.sizes.columns();
   const cuuint64_t row_bytes = columns * sizeof(T);
-  return make_tensor_map<T, 2>(maps.old_h, kType, in.old_h, {state_size, batch}, {state_size * sizeof(T)}, kTileRows) &&
+  return make_tensor_map<T, 2>(
+             maps.old_h, kType, in.old_h, {state_size, batch}, {state_size * sizeof(T)}, Tile::kRows) &&
          (features == 0 ||
-          make_tensor_map<T, 2>(maps.input, kType, in.input, {features, batch}, {features * sizeof(T)}, kTileRows)) &&
+          make_tensor_map<T, 2>(maps.input, kType, in.input, {features, batch}, {features * sizeof(T)}, Tile::kRows)) &&
          make_tensor_map<T, 3>(
              maps.weights, kType, in.weights, {columns, state_size, 3}, {row_bytes, state_size * row_bytes},
              Tile::kUnits, 3);
@@ -371,7 +373,7 @@ struct Plan {
 template <class T, class Tile>
 Plan plan(const Sizes& sizes, unsigned multiprocessors) {
   const unsigned k_tiles = ceil_div(sizes.columns(), kTileColumns<T>);
-  const unsigned tiles = ceil_div(sizes.state_size, Tile::kUnits) * ceil_div(sizes.batch, kTileRows);
+  const unsigned tiles = ceil_div(sizes.state_size, Tile::kUnits) * ceil_div(sizes.batch, Tile::kRows);
   unsigned splits = 1;
   for (unsigned more = 2; more <= kMaxSplits && more <= k_tiles; more *= 2) {
     // All blocks of a cluster run in one GPC, where up to a tenth of the multiprocessors may then be left over.
@@ -380,7 +382,7 @@ Plan plan(const Sizes& sizes, unsigned multiprocessors) {
   const unsigned blocks = tiles * splits;
   const unsigned waves = (blocks + multiprocessors - 1) / multiprocessors;
   return {
-      {ceil_div(sizes.state_size, Tile::kUnits), ceil_div(sizes.batch, kTileRows), splits},
+      {ceil_div(sizes.state_size, Tile::kUnits), ceil_div(sizes.batch, Tile::kRows), splits},
       Tile::kSpeed * blocks / (waves * multiprocessors)};
 }
 
@@ -416,8 +418,13 @@ Error launch_best_tile(const CellForward<T>& in, cudaStream_t stream) {
 template <class T>
 Error launch_on_tensor_cores(const CellForward<T>& in, cudaStream_t stream) {
   constexpr Math kMath = Math::kTensorCores;
-  return launch_best_tile<
-      T, ForwardTile<kMath, 24, 256, 2>, ForwardTile<kMath, 32, 512, 2>, ForwardTile<kMath, 40, 512, 3>>(in, stream);
+  using Tile = ForwardTile<kMath, 64, 40, 512, 3>;
+  // Where tiles of 64 rows occupy the device without splitting K, tiles of 128 load the weights half as often.
+  const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  if (in.sizes.batch > kWarpgroupRows && plan<T, Tile>(in.sizes, multiprocessors).grid.z == 1) {
+    return launch_best_tile<T, ForwardTile<kMath, 128, 32, 512, 2>, ForwardTile<kMath, 128, 40, 512, 3>>(in, stream);
+  }
+  return launch_best_tile<T, ForwardTile<kMath, 64, 24, 256, 2>, ForwardTile<kMath, 64, 32, 512, 2>, Tile>(in, stream);
 }
 
 template Error launch_on_tensor_cores(const CellForward<float>&, cudaStream_t);
@@ -426,7 +433,7 @@ template Error launch_on_tensor_cores(const CellForward<__nv_bfloat16>&, cudaStr
 
 Error launch_in_float32(const CellForward<float>& in, cudaStream_t stream) {
   constexpr Math kMath = Math::kFloat32;
-  return launch_best_tile<float, ForwardTile<kMath, 32, 288, 2>, ForwardTile<kMath, 16, 288, 2>>(in, stream);
+  return launch_best_tile<float, ForwardTile<kMath, 64, 32, 288, 2>, ForwardTile<kMath, 64, 16, 288, 2>>(in, stream);
 }
 
 }  // namespace extops::cuda

@@ -11,8 +11,6 @@
 namespace extops::cuda {
 
 // A block computes the rows of grad_weights of its units, a warpgroup each gate's, for some columns.
-constexpr int kGradientThreads = 3 * kWarpgroup;
-
 template <int kRows_, int kColumns_>
 struct GradientTile {
   static constexpr int kRows = kRows_;  // of the batch, at a time
@@ -71,7 +69,7 @@ __device__ void copy_transposed(uint32_t to, int columns, const Matrix& matrix) 
   constexpr int kWarpBlocks = 4;      // that a warp has below each other; it has 32 columns
   constexpr int kDown = kRows / kChunk / kWarpBlocks;
   constexpr int kAtOnce = 2;
-  constexpr int kWarps = kGradientThreads / 32;
+  constexpr int kWarps = kBackwardThreads / 32;
   const int lane = threadIdx.x % 32;
   const int q = lane % 4;
   const int group = lane / 8 % 2 * kGroup;
@@ -115,7 +113,7 @@ __device__ void copy_transposed(uint32_t to, int columns, const Matrix& matrix) 
 
 // Epilogue: writes a warpgroup's 64 rows of grad_weights for 128 columns, from `first_column` on.
 __device__ inline void store_accumulator(
-    const CellBackward<float>& in, int gate, int first_unit, int first_column, Accumulator& sums) {
+    const CellBackward<float>& in, int gate, int first_unit, int first_column, Accumulator<kProductColumns>& sums) {
   constexpr int kGroup = 4 * kChunk;
   const Sizes sizes = in.sizes;
   const int lane = threadIdx.x % 32;
@@ -138,14 +136,54 @@ __device__ inline void store_accumulator(
   }
 }
 
+// Adds up a column of grad_gates, not from shared memory, where it is rounded. It loads first and adds later, so that
+// the loads overlap the product.
+class BiasSum {
+ public:
+  __device__ BiasSum(const BiasColumn& bias, const CellBackward<float>& in)
+      : bias_(bias),
+        rows_(bias.exists ? in.sizes.batch : 0),
+        stride_(int64_t{3} * bias.state_size),
+        from_(in.grad_gates + bias.place()) {
+    load_rows(0);
+  }
+
+  __device__ float add() {
+    float sum = 0;
+    for (int first = kLoads * bias_.parts;; first += kLoads * bias_.parts) {
+#pragma unroll
+      for (float value : loaded_) sum += value;
+      if (first >= rows_) return sum;
+      load_rows(first);
+    }
+  }
+
+ private:
+  static constexpr int kLoads = 8;
+
+  __device__ void load_rows(int first) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int row = first + bias_.part + i * bias_.parts;
+      loaded_[i] = row < rows_ ? from_[row * stride_] : 0;
+    }
+  }
+
+  BiasColumn bias_;
+  int rows_;
+  int64_t stride_;
+  const float* from_;
+  float loaded_[kLoads];
+};
+
 #endif
 
 // Starts while the pointwise kernel that fills grad_gates runs.
 template <class Tile>
-__global__ void __launch_bounds__(kGradientThreads) lltm_tf32_backward_kernel(CellBackward<float> in) {
+__global__ void __launch_bounds__(kBackwardThreads) lltm_tf32_backward_kernel(CellBackward<float> in) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(kTileAlignment) unsigned char shared[];
-  __shared__ float bias_sums[kGradientThreads];
+  __shared__ float bias_sums[kBackwardThreads];
   const Sizes sizes = in.sizes;
   const int state_size = sizes.state_size;
   const int first_unit = blockIdx.y * kBlockUnits;
@@ -170,13 +208,14 @@ __global__ void __launch_bounds__(kGradientThreads) lltm_tf32_backward_kernel(Ce
   };
   load_columns(0);
   wait_for_previous_kernel();
-  BiasSums<float, kGradientThreads> bias(in, first_unit);
+  const BiasColumn bias{state_size};
+  BiasSum bias_sum(bias, in);
   load_gradients(0);
   fence_proxy_async();
-  bias.add(bias_sums);
+  bias_sums[threadIdx.x] = bias_sum.add();
   __syncthreads();
   const int gate = threadIdx.x / kWarpgroup;
-  Accumulator sums[Tile::kAccumulators];
+  Accumulator<kProductColumns> sums[Tile::kAccumulators];
   for (int first_row = 0;;) {
     wgmma_fence();
 #pragma unroll
@@ -190,7 +229,7 @@ __global__ void __launch_bounds__(kGradientThreads) lltm_tf32_backward_kernel(Ce
     }
     wgmma_commit();
 #pragma unroll
-    for (Accumulator& each : sums) wgmma_wait<0>(each);
+    for (Accumulator<kProductColumns>& each : sums) wgmma_wait<0>(each);
     first_row += Tile::kRows;
     if (first_row >= sizes.batch) break;
     __syncthreads();
@@ -214,7 +253,7 @@ Error launch_tile(const CellBackward<float>& in, cudaStream_t stream) {
   constexpr auto kernel = &lltm_tf32_backward_kernel<Tile>;
   if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes)) return error;
   const dim3 grid(ceil_div(in.sizes.columns(), Tile::kColumns), ceil_div(in.sizes.state_size, kBlockUnits));
-  launch(kernel, {grid, kGradientThreads, Tile::kSharedBytes}, stream, in);
+  launch(kernel, {grid, kBackwardThreads, Tile::kSharedBytes}, stream, in);
   return launch_error();
 }
 
