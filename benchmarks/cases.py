@@ -12,16 +12,24 @@ from torch import Tensor
 from benchmarks.cell import Cell, cell_variants
 from benchmarks.elementwise import elementwise_variants
 from benchmarks.names import (
+    BIDIRECTIONAL,
     COMPILE,
     CPU_THREADS,
     PEERS,
+    RAGGED,
     REDUCE_OVERHEAD,
     SEQUENCE_SWEEP,
     SEQUENCES,
     STANDARD,
     SWEEP,
 )
-from benchmarks.sequence import Steps, sequence_variants
+from benchmarks.sequence import (
+    Steps,
+    bidirectional_variants,
+    packed_variants,
+    ragged_variants,
+    sequence_variants,
+)
 from benchmarks.variant import Makers
 
 GROUPS = ("cell", "elementwise", "sweep", "sequence")
@@ -78,8 +86,15 @@ class Case:
             return elementwise_variants(self.operator, numel, self.device, dtype), None
         batch, features, state = (self.size[key] for key in ("B", "I", "S"))
         cell = Cell(batch, features, state, self.device, dtype)
-        if self.operator == "sequence":
+        if "T" in self.size:
             data = Steps(self.size["T"], cell)
+            others = {
+                "ragged": ragged_variants,
+                "packed": packed_variants,
+                "bidirectional": bidirectional_variants,
+            }
+            if self.operator in others:
+                return others[self.operator](data), None
             return sequence_variants(data, context=self.context), None
         makers = cell_variants(cell, compiled=self.compiled, context=self.context)
         return makers, cell.expected
@@ -93,6 +108,8 @@ class Case:
         steps = self.size.get("T", 1)
         if steps == 1:
             return cell
+        if self.operator != "sequence":
+            return {}  # depends on the lengths, or on the directions
         return {
             work: {"flop": each["flop"] * steps, "bytes": each["bytes"]}
             for work, each in cell.items()
@@ -160,6 +177,12 @@ def cuda_cases() -> Iterator[Case]:
         for steps, *shape in SEQUENCES:
             size = {"T": steps, **bis(*shape)}
             yield Case("sequence", "sequence", size, mode, **whole)
+    for operator in ("ragged", "packed"):
+        size = {"T": RAGGED[0], **bis(*RAGGED[1:])}
+        yield Case("sequence", operator, size, "tf32", plan={"wall": WEIGHTS}, **gpu)
+    for mode in MODES:
+        size = {"T": BIDIRECTIONAL[0], **bis(*BIDIRECTIONAL[1:])}
+        yield Case("sequence", "bidirectional", size, mode, **whole)
     for mode in MODES:
         for steps, *shape in SEQUENCE_SWEEP:
             size = {"T": steps, **bis(*shape)}

@@ -22,6 +22,7 @@ MUL = "torch.mul"
 ROUND = "torch.round"
 LOOP = "eager loop"
 TUTORIAL_LOOP = "tutorial kernel in a loop"
+ONE_DIRECTION = "extops, one direction"
 LSTM = "nn.LSTM"
 GRU = "nn.GRU"
 
@@ -31,7 +32,7 @@ PEERS = {COMPILE: (STATIC, DYNAMIC, MAX_AUTOTUNE), PRODUCT: (MM, ADDMM, LINEAR)}
 QUEUED = (TUTORIAL, OURS, COPY)
 """What is also timed without a graph: the first cannot be captured, and a graph copies memory more slowly."""
 
-NO_RIVALS = (OURS, PRODUCT, TRIVIAL, COPY, LSTM_CELL)
+NO_RIVALS = (OURS, ONE_DIRECTION, PRODUCT, TRIVIAL, COPY, LSTM_CELL)
 """Floors and ourselves, and what computes another function; `torch.mul` is no rival of `round` either."""
 
 STANDARD = ((16, 32, 128), (64, 512, 512), (128, 1024, 1024))
@@ -48,6 +49,10 @@ SEQUENCE_GOALS: dict[str, tuple[tuple[float, float], ...]] = {
 }
 """What the faster of cuDNN's LSTM and GRU shall take, relative to ours, at each of these sizes: forward, and with the
 gradients. At other sizes 1."""
+RAGGED = SEQUENCES[1]
+"""Of lengths from 1 to the number of steps, in TF32: as `lengths` (`ragged`) and as a `PackedSequence` (`packed`)."""
+BIDIRECTIONAL = SEQUENCES[0]
+"""Both directions beside one."""
 SEQUENCE_SWEEP = (
     (256, 1, 64, 64),
     (256, 8, 128, 128),

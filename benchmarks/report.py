@@ -263,7 +263,7 @@ def sections(result: Result) -> Iterator[str]:
     """The figures themselves."""
     works = ("forward", "forward_backward", "forward_backward_all")
     numbers = ("device", "queued", "host", "wall") if result.device == "cuda" else ("wall",)
-    for operator in ("cell", "multiply", "round", "sequence"):
+    for operator in ("cell", "multiply", "round", "sequence", "ragged", "packed", "bidirectional"):
         cases = list(result.cases(operator))
         if not cases:
             continue

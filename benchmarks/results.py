@@ -57,7 +57,7 @@ class CaseResult:
 
     @property
     def operator(self) -> str:
-        """`cell`, `multiply`, `round` or `sequence`."""
+        """`cell`, `multiply`, `round`, `sequence`, `ragged`, `packed` or `bidirectional`."""
         return str(self.data["operator"])
 
     @property

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import extops
 from benchmarks import tutorial_style
 from benchmarks.cell import Cell
-from benchmarks.names import GRU, LOOP, LSTM, OURS, TUTORIAL_LOOP
+from benchmarks.names import GRU, LOOP, LSTM, ONE_DIRECTION, OURS, TUTORIAL_LOOP
 from benchmarks.variant import DEFAULT_STREAM, Makers, Variant
 from extops import reference
 
@@ -29,6 +31,12 @@ class Steps:
         make: Any = {"device": self.cell.device, "dtype": self.cell.dtype}
         self.input = torch.randn(*shape, self.cell.input_features, **make)
         self.grad = torch.randn(*shape, self.cell.state_size, **make)
+        # Uniform from one step to all.
+        self.lengths = torch.randint(1, self.steps + 1, (self.cell.batch,))
+
+    def packed(self) -> PackedSequence:
+        """The input as torch's layers take sequences of several lengths."""
+        return pack_padded_sequence(self.input, self.lengths, enforce_sorted=False)
 
 
 def sequence_variants(data: Steps, *, context: bool = True) -> Makers:
@@ -50,6 +58,57 @@ def sequence_variants(data: Steps, *, context: bool = True) -> Makers:
     if not context:
         del makers[LOOP]
     return makers
+
+
+def ragged_variants(data: Steps) -> Makers:
+    """Those of sequences of several lengths: ours by `lengths`."""
+    weights, bias = data.cell.model.parameters()
+    lengths = data.lengths.to(data.cell.device)
+
+    def run() -> Tensor:
+        return extops.lltm_sequence(data.input, data.cell.state, weights, bias, lengths=lengths)[0]
+
+    return {
+        **packed_variants(data),
+        OURS: lambda: sequence_variant(run, (weights, bias), data.grad),
+    }
+
+
+def packed_variants(data: Steps) -> Makers:
+    """Those of a `PackedSequence`, by modules."""
+    kinds = {OURS: extops.LLTMLayer, LSTM: torch.nn.LSTM, GRU: torch.nn.GRU}
+    return {name: functools.partial(packed_variant, data, kind) for name, kind in kinds.items()}
+
+
+def packed_variant(data: Steps, kind: Callable[..., torch.nn.Module]) -> Variant:
+    """A layer on a `PackedSequence`."""
+    cell = data.cell
+    module = kind(cell.input_features, cell.state_size, device=cell.device, dtype=cell.dtype)
+    packed = data.packed()
+    grad = torch.randn_like(module(packed)[0].data)
+    return sequence_variant(lambda: module(packed)[0].data, tuple(module.parameters()), grad)
+
+
+def bidirectional_variants(data: Steps) -> Makers:
+    """Ours in both directions, and in one."""
+    directions = {OURS: True, ONE_DIRECTION: False}
+    return {
+        name: functools.partial(directed_variant, data, both) for name, both in directions.items()
+    }
+
+
+def directed_variant(data: Steps, bidirectional: bool) -> Variant:
+    """`extops.LLTMLayer` in one direction or in both."""
+    cell = data.cell
+    module = extops.LLTMLayer(
+        cell.input_features,
+        cell.state_size,
+        bidirectional=bidirectional,
+        device=cell.device,
+        dtype=cell.dtype,
+    )
+    grad = torch.randn_like(module(data.input)[0])
+    return sequence_variant(lambda: module(data.input)[0], tuple(module.parameters()), grad)
 
 
 def sequence_variant(

@@ -6,16 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from benchmarks.names import (
+    BIDIRECTIONAL,
     COMPILE,
     COPY,
     CPU_THREADS,
     EAGER,
+    GRU,
     LARGE_CUDA,
+    LSTM,
     MUL,
     NO_RIVALS,
+    ONE_DIRECTION,
     OURS,
     PRECISIONS,
     PRODUCT,
+    RAGGED,
     SMALL,
     STANDARD,
     SWEEP,
@@ -145,6 +150,14 @@ def cuda_targets(result: Result) -> Iterator[Target]:
     yield rounding.faster("queued_forward", COPY, 0.98)
     yield rounding.within("device_forward_backward", OURS, 1.02, "device_forward")
     yield from overhead_targets(result, "host", None)
+    for operator in ("ragged", "packed"):
+        ragged = Chooser(result, operator, RAGGED, "tf32", None)
+        for measure, bound in (("wall_forward", 3), ("wall_forward_backward", 2)):
+            yield from (ragged.faster(measure, peer, bound) for peer in (LSTM, GRU))
+    for mode in PRECISIONS:
+        both = Chooser(result, "bidirectional", BIDIRECTIONAL, mode, None)
+        for measure in ("device_forward", "device_forward_backward"):
+            yield both.within(measure, ONE_DIRECTION, 1.2)
 
 
 def cpu_targets(result: Result) -> Iterator[Target]:
