@@ -135,19 +135,23 @@ template <class Tile>
 __device__ void multiply_by_tensor_cores(const GroupPlan& plan, uint32_t weights, Ring& ring, float* partial) {
   using T = typename Tile::T;
   Accumulator<Tile::kN> sums;
-  for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
+  const auto multiply = [&](int k_tile, bool adds) {
     ring.barriers.full[ring.stage].wait(ring.round);
-    const uint32_t x = ring.tile();
-    const uint32_t w = weights + k_tile * Tile::kWeightBytes;
     wgmma_fence();
-    multiply_tiles<T>(sums, x, w, k_tile > 0);
+    multiply_tiles<T>(sums, ring.tile(), weights + k_tile * Tile::kWeightBytes, adds);
     wgmma_commit();
-    if (k_tile > 0) {
-      wgmma_wait<1>();
-      // The K tile before has been read.
-      const int previous = ring.stage > 0 ? ring.stage - 1 : ring.stages - 1;
-      if (threadIdx.x % 32 == 0) ring.barriers.empty[previous].arrive();
-    }
+  };
+  // Apart, since a compiler that does not see who writes the sums first would make each product wait for the one
+  // before.
+  multiply(0, false);
+  ring.advance();
+#pragma unroll 1
+  for (int k_tile = 1; k_tile < plan.k_tiles; ++k_tile) {
+    multiply(k_tile, true);
+    wgmma_wait<1>();
+    // The K tile before has been read.
+    const int previous = ring.stage > 0 ? ring.stage - 1 : ring.stages - 1;
+    if (threadIdx.x % 32 == 0) ring.barriers.empty[previous].arrive();
     ring.advance();
   }
   wgmma_wait<0>(sums);
