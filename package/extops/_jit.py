@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 
 from extops import _libraries
-from extops._loader import LoadError
+from extops_doctor import LoadError
 
 _PACKAGED_CSRC = Path(__file__).parent / "csrc"
 
