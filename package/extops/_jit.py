@@ -36,7 +36,10 @@ def load(
     from torch.utils import cpp_extension
 
     _check_tools(cpp_extension, cuda)
-    folder = Path(cpp_extension._get_build_directory(name, verbose=False)).resolve()
+    root = os.environ.get("TORCH_EXTENSIONS_DIR")
+    root = root or Path(cpp_extension.get_default_build_root(), f"torch-{torch.__version__}")
+    folder = Path(root, name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
     cpp_extension.load(
         name,
         [str(source) for source in sources],

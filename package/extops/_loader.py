@@ -72,7 +72,7 @@ def _load(torch: ModuleType, names: list[_libraries.Library], libraries: dict[st
     if binding == "stable":
         from extops import _errors
 
-        _errors.keep_types(kernels)
+        _errors.libraries.update(kernels)
     else:
         from extops import _legacy
 

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, Protocol, cast
 import torch
 from torch import Tensor
 
-from extops import _autograd, _checks, _schemas
+from extops import _autograd, _checks, _errors, _private, _schemas
 
 P = ParamSpec("P")
 
@@ -52,7 +52,7 @@ class ByKernel(Gradient):
     """An operator ``<name>_backward`` takes ``grad_output`` and all inputs, and gives all gradients."""
 
     def __init__(self, name: str) -> None:
-        self.operator = _autograd.eager(getattr(torch.ops.extops, name).default)
+        self.operator = _autograd.eager(name)
 
     def save(self, ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """All inputs."""
@@ -84,7 +84,7 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
 
     def decorate(reference: Callable[P, Tensor]) -> Callable[P, Tensor]:
         registered = getattr(torch.ops.extops, name).default
-        fast = _autograd.without_frames(registered)
+        fast = _private.without_frames(name)
         schema = _schemas.OPERATORS[name]
         signature = inspect.signature(reference)
         save = gradient.save
@@ -101,7 +101,7 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
             return gradient.backward(ctx, grad_output, composite)
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        apply = _autograd.apply(type(name, (torch.autograd.Function,), methods))
+        apply = _private.apply(type(name, (torch.autograd.Function,), methods))
         _autograd.register(name, apply, composite)
         if f"{name}_backward" in _schemas.OPERATORS:
             register_backward(f"{name}_backward", composite)
@@ -125,12 +125,11 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
                         return apply(*inputs)
                 with below_autograd():
                     return fast(*inputs)
-            except _checks.FAILURES:
+            except _checks.FAILURES as error:
                 signature.bind(*inputs)
                 _checks.explain(schema.check, *inputs)
-                if is_plain():
-                    with below_autograd():
-                        registered(*inputs)  # which raises what torch raised, see extops._errors
+                if isinstance(error, RuntimeError):
+                    _errors.raise_original(error, name, *inputs)
                 raise
 
         return call

@@ -87,7 +87,7 @@ class LLTM(reference.LLTM):
             _checks.check_dims("lltm", "input", input, "batch, input_features")
             state = self.zero_state(input)
         # Where torch.nn.Module keeps them, and looks last when asked for an attribute.
-        parameters = self._parameters
+        parameters = vars(self).get("_parameters", {})
         weights, bias = parameters.get("weights"), parameters.get("bias")
         if weights is None:  # made by torch.nn.utils, or of a replica
             weights = self.weights

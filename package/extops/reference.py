@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from extops import _autograd
+from extops import _private
 from extops._operator import reference_of
 from extops.ops.multiply import multiply as _multiply
 from extops.ops.rounding import round_ste as _round_ste
@@ -96,7 +96,7 @@ def _in_float32(function: Callable[P, tuple[Tensor, ...]]) -> Callable[P, tuple[
         first = next(x for x in tensors if x is not None)
         if first.dtype.itemsize > 2:
             return function(*arguments, **options)
-        is_autocasting = _autograd.is_autocasting()
+        is_autocasting = _private.is_autocasting()
         with torch.autocast(first.device.type, enabled=False) if is_autocasting else _AS_IT_IS:
             wider = (x if x is None or x.dtype is not first.dtype else x.float() for x in tensors)
             return tuple(x.to(first.dtype) for x in function(*wider, **options))

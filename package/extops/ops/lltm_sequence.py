@@ -2,21 +2,22 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from extops import _autograd, _checks, _schemas, reference
+from extops import _autograd, _checks, _private, _schemas, reference
 from extops.ops.lltm import autocast, lltm
 
 _OP = "lltm_sequence"
 
 _operator = torch.ops.extops.lltm_sequence.default
-_eager = _autograd.eager(_operator)
-_eager_backward = _autograd.eager(torch.ops.extops.lltm_sequence_backward.default)
+_eager = _autograd.eager(_OP)
+_eager_backward = _autograd.eager("lltm_sequence_backward")
 
-_allows_tf32 = _autograd.allows_tf32
+_allows_tf32 = _private.allows_tf32
 
 _TIME_FIRST = _schemas.OPERATORS[_OP]
 _BATCH_FIRST = dataclasses.replace(
@@ -62,7 +63,7 @@ def lltm_sequence(
     h, c = _checks.as_pair(_OP, state)
     try:
         is_plain = _autograd.is_plain()
-        if _autograd.is_autocasting() or not is_plain:
+        if _private.is_autocasting() or not is_plain:
             input, weights, bias, h, c = autocast(input, weights, bias, h, c)
         # Within a trace sizes are tensors, which the kernels check.
         if lengths is not None or not (is_plain or _autograd.is_tracing()):
@@ -112,35 +113,36 @@ def _run(
     return output, h_n, c_n
 
 
-def _unwrapped(tensor: Tensor) -> Tensor:
-    """The values behind a tensor of ``torch.func``: ``vmap`` has no rule for an assertion."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
-
-
 def _checked(lengths: Tensor, input: Tensor) -> Tensor:
     """Lengths as the operator takes them: of int64, on the device of ``input`` and in range."""
     # Small integer types hold no number of steps beyond their range, and unsigned ones cannot be compared. A copy, so
     # that the caller may go on with the tensor before the backward.
     numbers = lengths.to(torch.int64, copy=True)
     steps = input.shape[0]
+    assert_async = _private.assert_async
+    if assert_async is not None:
+        _check_range(assert_async, lengths, numbers, steps)
+    # A trace, and compiled code of torch 2.4, leave out assertions, but not what the result depends on.
+    if assert_async is None or _autograd.is_tracing() or torch.compiler.is_compiling():
+        numbers = torch.arange(steps + 1, device=numbers.device).index_select(0, numbers)
+    return numbers.to(input.device, non_blocking=True)
+
+
+def _check_range(
+    assert_async: Callable[[Tensor, str], None], lengths: Tensor, numbers: Tensor, steps: int
+) -> None:
     if torch.compiler.is_compiling():  # for any number of steps, so that the message has none
         values, limit = numbers, "the number of steps of `input`"
     else:
-        values, limit = _unwrapped(numbers), f"{steps}, the number of steps of `input`"
+        values, limit = _private.unwrapped(numbers), f"{steps}, the number of steps of `input`"
     in_range = ((values >= 0) & (values <= steps)).all()
     expected = f"{_OP}: expected `lengths` from 0 to {limit}"
     try:
-        torch._assert_async(in_range, expected)
+        assert_async(in_range, expected)
     except RuntimeError:
-        with torch._C._DisableFuncTorch():  # within whose transforms new tensors have no values
-            given = _unwrapped(lengths).tolist()
+        with _private.outside_transforms():  # within which new tensors have no values
+            given = _private.unwrapped(lengths).tolist()
         raise RuntimeError(f"{expected}, but got {given}") from None
-    # A trace, and compiled code of torch 2.4, leave out assertions, but not what the result depends on.
-    if _autograd.is_tracing() or torch.compiler.is_compiling():
-        numbers = torch.arange(steps + 1, device=numbers.device).index_select(0, numbers)
-    return numbers.to(input.device, non_blocking=True)
 
 
 def _check(
@@ -286,7 +288,7 @@ def _rows(sequence: Tensor, batch_first: bool) -> Tensor:
     return _transposed(sequence, batch_first).reshape(time * batch, columns)
 
 
-_apply = _autograd.apply(_Sequence)
+_apply = _private.apply(_Sequence)
 _autograd.register(
     _OP,
     lambda *inputs, reverse=False, allow_tf32=False: _apply(reverse, allow_tf32, *inputs),

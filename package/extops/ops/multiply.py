@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autograd, _schemas
+from extops import _autograd, _private, _schemas
 from extops._operator import Gradient, operator
 
 _OP = "elementwise_mult"
 
-_eager_mult_out = _autograd.eager(torch.ops.extops.elementwise_mult_out.default)
-_eager_backward = _autograd.eager(torch.ops.extops.elementwise_mult_backward.default)
+_eager_mult_out = _autograd.eager("elementwise_mult_out")
+_eager_backward = _autograd.eager("elementwise_mult_backward")
 
 
 class _Product(Gradient):
@@ -119,7 +119,7 @@ def _multiply_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 
 def _write(a: Tensor, b: Tensor, out: Tensor) -> None:
     """The kernel, and the count of writes, which torch keeps for its own operators alone."""
-    with _autograd.below_counting():
+    with _private.below_counting():
         _eager_mult_out(a, b, out)
     torch.autograd.graph.increment_version(out)
 
