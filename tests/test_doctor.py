@@ -528,7 +528,9 @@ def test_just_in_time_without_its_tools(machine: Machine) -> None:
     """First without ninja, then with it, but no C++ compiler."""
     needs_programs("ninja")
     machine.install_torch()
-    machine.environ |= {"EXTOPS_JIT": str(PACKAGE / "csrc"), "PATH": str(machine.folder)}
+    sources = machine.folder / "csrc"
+    (sources / "kernels").mkdir(parents=True)
+    machine.environ |= {"EXTOPS_JIT": str(sources), "PATH": str(machine.folder)}
     machine.environ.pop("CXX", None)
     _, problem = machine.doctor().problems
     cause = "compiling just in time needs ninja, which is not on the PATH"

@@ -15,15 +15,6 @@ import torch
 from extops import _libraries
 from extops_doctor import LoadError
 
-_PACKAGED_CSRC = Path(__file__).parent / "csrc"
-
-
-def packaged_csrc() -> Path:
-    """The C++/CUDA sources: inside the wheel, or beside the package in a checkout."""
-    if _PACKAGED_CSRC.is_dir():
-        return _PACKAGED_CSRC
-    return Path(__file__).parents[2] / "csrc"
-
 
 def load(
     name: str,

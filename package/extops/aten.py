@@ -5,6 +5,7 @@ comparison, and as the smallest example of a just-in-time extension. The same co
 """
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ class LLTM(reference.LLTM):
 
 @cache
 def _operators() -> Any:
-    _jit.load("extops_aten", [_jit.packaged_csrc() / "aten" / "lltm.cpp"])
+    _jit.load("extops_aten", [Path(__file__).with_suffix(".cpp")])
     return torch.ops.extops_aten
 
 

@@ -32,12 +32,7 @@ inline AtenTensorHandle new_handle(const Tensor& tensor) {
   return handle;
 }
 
-inline StableIValue box(const Tensor& tensor) { return torch::stable::detail::from(new_handle(tensor)); }
-
-template <class Value>
-StableIValue box(const Value& value) {
-  return torch::stable::detail::from(value);
-}
+inline StableIValue box(const Tensor& tensor) { return box(new_handle(tensor)); }
 
 template <class... Arguments>
 Tensor call_aten(const char* name, const char* overload, const Arguments&... arguments) {
@@ -92,7 +87,7 @@ inline Tensor contiguous_copy(const Tensor& tensor) {
 
 inline Tensor mm(const Tensor& a, const Tensor& b) {
   const bool is_column = b.sizes()[1] == 1 && b.strides()[0] != 1;
-  // On the CPU, torch 2.10 reads wrong numbers where that is in a 16-bit type.
+  // On the CPU, torch 2.7 to 2.10 read wrong numbers where that is in a 16-bit type.
   if (is_column && a.options().device_type == aoti_torch_device_type_cpu()) {
     return call_aten("aten::mm", "", a, contiguous_copy(b));
   }

@@ -167,21 +167,21 @@ void call_elementwise(StableIValue* stack, uint64_t, uint64_t) {
     return kernel->run(dtype, geometry.dim(), geometry.numbers(), geometry.data(), where...);
   });
   for (size_t k = 0; k < schema.likes.size(); ++k) {
-    stack[k] = torch::stable::detail::from(operands.outputs[k].release());
+    stack[k] = box(operands.outputs[k].release());
   }
 }
 
 #define EXTOPS_ONE(...) +1
 constexpr size_t kElementwiseOperators = 0 EXTOPS_ELEMENTWISE(EXTOPS_ONE);
 
-template <class Device, size_t... kIndex>
-void register_elementwise(torch::stable::detail::StableLibrary& library, std::index_sequence<kIndex...>) {
+template <class Device, size_t... kIndex, class Library>
+void register_elementwise(Library& library, std::index_sequence<kIndex...>) {
   const auto name = [](size_t index) { return ElementwiseSchema(Device::elementwise(index)->schema).op; };
   (library.impl(name(kIndex).c_str(), &call_elementwise<Device, kIndex>), ...);
 }
 
-template <class Device>
-void register_elementwise(torch::stable::detail::StableLibrary& library) {
+template <class Device, class Library>
+void register_elementwise(Library& library) {
   register_elementwise<Device>(library, std::make_index_sequence<kElementwiseOperators>());
 }
 

@@ -131,8 +131,8 @@ std::array<Tensor, 2> lltm_input_backward(const Tensor& grad_gates, const Tensor
   return {mm(grad_gates, columns(weights, 0, state_size)), mm(grad_gates, columns(weights, state_size, features))};
 }
 
-template <class Device>
-void register_lltm(torch::stable::detail::StableLibrary& library) {
+template <class Device, class Library>
+void register_lltm(Library& library) {
   library.impl("lltm", &Boxed<&lltm<Device>>::call);
   library.impl("lltm_backward", &Boxed<&lltm_backward<Device>>::call);
   library.impl("lltm_input_backward", &Boxed<&lltm_input_backward<Device>>::call);

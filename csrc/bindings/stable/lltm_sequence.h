@@ -285,8 +285,8 @@ std::array<Tensor, 3> lltm_sequence_backward(
   return {std::move(grad_gates), std::move(grad_h_0), std::move(grad_c_0)};
 }
 
-template <class Device>
-void register_lltm_sequence(torch::stable::detail::StableLibrary& library) {
+template <class Device, class Library>
+void register_lltm_sequence(Library& library) {
   library.impl("lltm_sequence", &Boxed<&lltm_sequence<Device>>::call);
   library.impl("lltm_sequence_backward", &Boxed<&lltm_sequence_backward<Device>>::call);
 }
