@@ -28,8 +28,8 @@ def explain(check: Callable[..., object], *arguments: Any) -> None:
         raise error from None
 
 
-def check_tensor(op: str, name: str, tensor: Tensor) -> None:
-    """A dense floating-point tensor on a device that has kernels."""
+def check_dense(op: str, name: str, tensor: Tensor) -> None:
+    """A tensor of any dtype, on any device, whose elements lie at strides."""
     if not isinstance(tensor, Tensor):
         raise TypeError(
             f"{op}: expected `{name}` to be a torch.Tensor, but got {type(tensor).__name__}"
@@ -44,6 +44,11 @@ def check_tensor(op: str, name: str, tensor: Tensor) -> None:
             f"{op}: expected `{name}` to be a dense (strided) tensor, but got a nested tensor; "
             "call .to_padded_tensor(0.0) first"
         )
+
+
+def check_tensor(op: str, name: str, tensor: Tensor) -> None:
+    """A dense floating-point tensor on a device that has kernels."""
+    check_dense(op, name, tensor)
     if tensor.dtype not in FLOATING:
         raise RuntimeError(
             f"{op}: expected `{name}` of a floating-point dtype (float64, float32, bfloat16, float16), "

@@ -174,6 +174,12 @@ def _dense(tensor: Tensor, alignment: int) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """A product. On a CPU, torch 2.7 to 2.10 read wrong numbers in a column of a 16-bit type at a stride."""
+    is_column = b.shape[1] == 1 and b.stride(0) != 1
+    return torch.mm(a, b.contiguous() if is_column and not b.is_cuda else b)
+
+
 def _lltm(
     device: Device,
     input: Tensor,
@@ -288,7 +294,7 @@ def _lltm_input_backward(
     dtype = _DTYPES[weights.dtype]
     if not (device.is_cuda and device.alignment(name, dtype, sizes)):
         of_h, of_input = weights.split([state_size, features], dim=1)
-        return torch.mm(grad_gates, of_h), torch.mm(grad_gates, of_input)
+        return mm(grad_gates, of_h), mm(grad_gates, of_input)
     results = weights.new_empty(batch, state_size), weights.new_empty(batch, features)
     _run(device, name, dtype, sizes, tensors, results, count=state_size)
     return results
@@ -317,9 +323,9 @@ def _lltm_sequence(
     sizes = _sequence_sizes(input, weights, reverse)
     output, h_n, _, gates, cells = results
     state_size, batch_first = h_0.shape[1], _schemas.is_batch_first(input)
-    rows, weights_of_input = _rows(input, batch_first), weights[:, state_size:].t()
+    rows, weights_of_input = _schemas.rows(input, batch_first), weights[:, state_size:].t()
     # The kernel may write the gates where it reads the products.
-    memory = None if input.dtype.itemsize == 2 else _rows(gates, batch_first)
+    memory = None if input.dtype.itemsize == 2 else _schemas.rows(gates, batch_first)
     products = _multiply(rows, weights_of_input, memory)
     if output.numel() == 0:
         return (
@@ -375,7 +381,7 @@ def _lltm_sequence_backward(
     def dense(x: Tensor | None) -> Tensor | None:
         if x is None:
             return None
-        return _dense(_rows(x, batch_first) if x.dim() == 3 else x, _SEQUENCE_ALIGNMENT)
+        return _dense(_schemas.rows(x, batch_first) if x.dim() == 3 else x, _SEQUENCE_ALIGNMENT)
 
     batch_first = _schemas.is_batch_first(gates)
     dtype = device.product_dtype(gates.dtype, allow_tf32)
@@ -390,12 +396,6 @@ def _sequence_sizes(like: Tensor, weights: Tensor, reverse: bool) -> list[int]:
     state_size = len(weights) // 3
     strides = (1, time) if _schemas.is_batch_first(like) else (batch, 1)
     return [time, batch, weights.shape[1] - state_size, state_size, *strides, int(reverse), 0]
-
-
-def _rows(sequence: Tensor, batch_first: bool) -> Tensor:
-    """A tensor of ``[time, batch, columns]`` as a matrix, in the order of its memory."""
-    time, batch, columns = sequence.shape
-    return (sequence.transpose(0, 1) if batch_first else sequence).reshape(time * batch, columns)
 
 
 def _multiply(a: Tensor, b: Tensor, product: Tensor | None = None) -> Tensor:

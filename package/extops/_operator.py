@@ -24,7 +24,7 @@ class Gradient(Protocol):
     """The backward of an operator, on tensors that the kernels take."""
 
     def save(self, ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keeps what :meth:`backward` needs, as ``torch.autograd.Function`` does."""
+        """Keeps what :meth:`backward` needs, as ``torch.autograd.Function`` does; nothing unless overridden."""
 
     def backward(
         self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]
@@ -37,9 +37,6 @@ class Gradient(Protocol):
 
 class StraightThrough(Gradient):
     """The gradient passes as it is."""
-
-    def save(self, ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Nothing is needed."""
 
     def backward(
         self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]

@@ -129,6 +129,12 @@ def is_batch_first(tensor: Tensor) -> bool:
     return tensor.stride(0) < tensor.stride(1)
 
 
+def rows(sequence: Tensor, batch_first: bool) -> Tensor:
+    """A tensor of ``[time, batch, columns]`` as a matrix, in the order of its memory."""
+    time, batch, columns = sequence.shape
+    return (sequence.transpose(0, 1) if batch_first else sequence).reshape(time * batch, columns)
+
+
 def _new(shape: tuple[int, ...], like: Tensor, batch_first: bool) -> Tensor:
     if not (batch_first and len(shape) == 3):
         return like.new_empty(shape)

@@ -10,11 +10,13 @@ namespace extops::stable {
 
 inline int64_t elements(const LltmSizes& sizes) { return sizes.batch * sizes.state_size; }
 
-// Columns of the state below which another thread costs more than it saves.
-inline int64_t grain_of_whole(const LltmSizes& sizes) {
-  constexpr int64_t kMultiplications = 250000;
-  return 1 + kMultiplications / std::max<int64_t>(3 * sizes.batch * sizes.columns(), 1);
-}
+// Pieces of work of so many multiplications each, below which another thread costs more than it saves.
+inline int64_t grain_of(int64_t multiplications) { return 1 + 250000 / std::max<int64_t>(multiplications, 1); }
+
+// A piece is a column of the state.
+inline int64_t grain_of_whole(const LltmSizes& sizes) { return grain_of(3 * sizes.batch * sizes.columns()); }
+
+inline bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtype == ScalarType::BFloat16; }
 
 // How the device is to multiply.
 template <class Device>
@@ -72,10 +74,9 @@ std::array<Tensor, 3> lltm(
         kOp, Device::lltm, dtype, sizes, tensors, input, sizes.state_size, grain_of_whole(sizes), alignment);
   }
   // The kernel adds the bias at no cost, but not where the product would be rounded before.
-  const bool is_half = dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
   const Tensor x = cat_columns(old_h, input);
-  Tensor gates = is_half ? linear(x, weights, bias) : linear(x, weights);
-  auto [new_h, new_cell] = run_cell<Device>(kOp, dtype, sizes, is_half ? nullptr : &bias, gates, old_cell);
+  Tensor gates = is_half(dtype) ? linear(x, weights, bias) : linear(x, weights);
+  auto [new_h, new_cell] = run_cell<Device>(kOp, dtype, sizes, is_half(dtype) ? nullptr : &bias, gates, old_cell);
   return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }
 

@@ -72,8 +72,6 @@ inline Tensor weights_of_input(const Tensor& weights, const LltmSequenceSizes& s
   return columns(weights, sizes.state_size, sizes.input_features);
 }
 
-inline bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtype == ScalarType::BFloat16; }
-
 // A product in the compute type: rounded to 16 bits, it would lose what the sum of it and others needs.
 template <class Device>
 Tensor multiply(ScalarType dtype, const Tensor& a, const Tensor& b) {
@@ -92,10 +90,9 @@ Tensor multiply(ScalarType dtype, const Tensor& a, const Tensor& b) {
 
 inline int64_t compute_bytes(ScalarType dtype) { return dtype == ScalarType::Double ? 8 : 4; }
 
-// Rows of the batch below which another thread costs more than it saves.
+// A piece is a row of the batch.
 inline int64_t grain_of_rows(const LltmSequenceSizes& sizes) {
-  constexpr int64_t kMultiplications = 250000;
-  return 1 + kMultiplications / std::max<int64_t>(3 * sizes.time * sizes.state_size * sizes.state_size, 1);
+  return grain_of(3 * sizes.time * sizes.state_size * sizes.state_size);
 }
 
 inline std::optional<Dense> check_lengths(

@@ -33,23 +33,18 @@ inline bool has_avx2() {
   return has;
 }
 
+#endif
+
 // The body is given the bytes of a vector, as an integral_constant.
 template <class Body>
 void vectorize_with_width(const Body& body) {
+#if defined(__x86_64__)
   if (has_avx512())
     return run_avx512([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 64>{}); });
   if (has_avx2()) return run_avx2([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 32>{}); });
-  body(std::integral_constant<int, 16>{});
-}
-
-#else
-
-template <class Body>
-void vectorize_with_width(const Body& body) {
-  body(std::integral_constant<int, 16>{});
-}
-
 #endif
+  body(std::integral_constant<int, 16>{});
+}
 
 template <class Body>
 void vectorize(const Body& body) {

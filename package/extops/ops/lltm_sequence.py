@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autograd, _checks, _private, _schemas, reference
+from extops import _autograd, _checks, _legacy, _private, _schemas, reference
 from extops.ops.lltm import autocast, lltm
 
 _OP = "lltm_sequence"
@@ -115,9 +115,11 @@ def _run(
 
 def _checked(lengths: Tensor, input: Tensor) -> Tensor:
     """Lengths as the operator takes them: of int64, on the device of ``input`` and in range."""
-    # Small integer types hold no number of steps beyond their range, and unsigned ones cannot be compared. A copy, so
-    # that the caller may go on with the tensor before the backward.
-    numbers = lengths.to(torch.int64, copy=True)
+    # Small integer types hold no number of steps beyond their range, and unsigned ones cannot be compared. The caller
+    # may change the tensor before a backward, or before it has reached the GPU: these read a copy. A trace is the same
+    # with gradients and without.
+    copy = torch.is_grad_enabled() or lengths.device != input.device or _autograd.is_tracing()
+    numbers = lengths.to(torch.int64, copy=copy)
     steps = input.shape[0]
     assert_async = _private.assert_async
     if assert_async is not None:
@@ -161,14 +163,7 @@ def _check(
 
 
 def _check_lengths(lengths: Tensor, input: Tensor, batch: int) -> None:
-    if not isinstance(lengths, Tensor):
-        raise TypeError(
-            f"{_OP}: expected `lengths` to be a torch.Tensor, but got {type(lengths).__name__}"
-        )
-    if lengths.layout is not torch.strided:
-        raise RuntimeError(
-            f"{_OP}: expected `lengths` to be a dense (strided) tensor, but got layout {lengths.layout}"
-        )
+    _checks.check_dense(_OP, "lengths", lengths)
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
         raise RuntimeError(
             f"{_OP}: expected `lengths` of an integer dtype, but got {lengths.dtype}"
@@ -235,14 +230,11 @@ def _gradients(
         *towards, weights, gates, cells, lengths, reverse=reverse, allow_tf32=allow_tf32
     )
     batch_first = _schemas.is_batch_first(gates)
-    rows = _rows(grad_gates, batch_first)
+    rows = _schemas.rows(grad_gates, batch_first)
     counts = None if lengths is None else reference.steps_that_count(lengths, input.shape[0])
     grad_input = grad_weights = None
     if needs_input:
-        of_input = weights[:, h_0.shape[1] :]
-        if input.shape[2] == 1:  # torch 2.10 reads wrong numbers in one column of 16 bits
-            of_input = of_input.contiguous()
-        of_rows = torch.mm(rows, of_input)
+        of_rows = _legacy.mm(rows, weights[:, h_0.shape[1] :])
         grad_input = _transposed(of_rows.view(_transposed(input, batch_first).shape), batch_first)
         if counts is not None:  # a weight may be infinite or NaN, and zero times that is NaN
             grad_input = torch.where(counts, grad_input, 0)
@@ -250,7 +242,7 @@ def _gradients(
         factors = _factors(input, h_0, output, lengths, batch_first, reverse)
         if counts is not None:  # and so may be what does not count
             factors = torch.where(counts, factors, 0)
-        grad_weights = torch.mm(rows.t(), _rows(factors, batch_first))
+        grad_weights = torch.mm(rows.t(), _schemas.rows(factors, batch_first))
     return grad_input, grad_weights, rows.sum(0) if needs_bias else None, grad_h_0, grad_c_0
 
 
@@ -280,12 +272,6 @@ def _factors(
 
 def _transposed(sequence: Tensor, batch_first: bool) -> Tensor:
     return sequence.transpose(0, 1) if batch_first else sequence
-
-
-def _rows(sequence: Tensor, batch_first: bool) -> Tensor:
-    """A tensor of ``[time, batch, columns]`` as a matrix, in the order of its memory."""
-    time, batch, columns = sequence.shape
-    return _transposed(sequence, batch_first).reshape(time * batch, columns)
 
 
 _apply = _private.apply(_Sequence)
