@@ -1,4 +1,4 @@
-"""What the operators share in how they meet autograd."""
+"""What the operators share in their gradients."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -22,16 +22,19 @@ is_tracing: Callable[[], bool] = cast("Any", torch.jit).is_tracing
 
 
 def is_plain() -> bool:
-    """Whether a call is an ordinary eager one, with a hand-written backward at most; others go to the dispatcher."""
+    """Whether a call is an ordinary eager one, with the hand-written backward at most; others go to the dispatcher."""
     return not (_is_compiling() or _are_transforms_active() or _is_tracing() or _is_forward_mode())
 
 
 def has_tangents(tensors: Iterable[Any]) -> bool:
-    """Whether forward-mode AD follows one of them; they know it in compiled code, too, where no level is entered."""
-    with _private.unrecorded():  # or a program that is traced would hold the question
+    """Whether a tensor has a tangent of forward-mode AD. In compiled code, where no level is entered, only the tensors
+    know.
+    """
+    with _private.unrecorded():  # else a traced program would record the question
         return any(
             isinstance(x, Tensor)
-            and x.layout is torch.strided  # others are refused, and not all can be asked
+            and x.layout
+            is torch.strided  # other layouts are refused later, and some cannot be asked
             and forward_ad.unpack_dual(x, level=0).tangent is not None
             for x in tensors
         )
@@ -106,17 +109,17 @@ def _register_publicly(name: str, composite: Callable[..., Any]) -> None:
         needs = ctx.needs_input_grad[: len(ctx.saved_tensors)]
         return composite_gradients(outputs, ctx.saved_tensors, needs, grad_outputs)
 
-    if not name.endswith("_backward"):  # which only calls of private names lead to
+    if not name.endswith("_backward"):  # called only where the private names are in use
         keep = save_with_options if "*, " in _schemas.OPERATORS[name].schema else save
         torch.library.register_autograd(f"extops::{name}", backward, setup_context=keep)
 
 
 def register_write(name: str, write: Callable[..., None], check: Callable[..., None]) -> None:
-    """Has a call of an operator that writes into an argument go through ``write``, which counts it; ``check`` refuses
-    arguments that want a gradient.
+    """Makes calls of an operator that writes into an argument go through ``write``, which increments its version;
+    ``check`` refuses arguments that require a gradient.
     """
     if not _private.may_bypass_autograd:
-        return  # the only caller that counts its writes is the public function, which copies then
+        return  # the public function then writes by ``copy_``, which increments the version
     operator = eager(name)
 
     def without_gradient(*arguments: Any) -> None:
@@ -150,7 +153,7 @@ def _gradients_by_engine(
     grad_outputs: Sequence[Tensor | None],
 ) -> Sequence[Tensor | None]:
     with torch.enable_grad():
-        # Views, since an input may depend on another one, or be the same: that is not this gradient's to follow.
+        # Views: an input may depend on another one or be the same tensor, and these gradients must not follow that.
         views = [x if x is None else x.view_as(x) for x in inputs]
         outputs = composite(*views)
     present = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
@@ -169,7 +172,7 @@ def _gradients_by_transform(
     wanted: Sequence[int],
     grad_outputs: Sequence[Tensor | None],
 ) -> Sequence[Tensor | None]:
-    """Within transforms of ``torch.func``, since these nest. Elsewhere they would refuse hooks of saved tensors."""
+    """For use within transforms of ``torch.func``, which nest. Elsewhere they would refuse hooks on saved tensors."""
 
     def of_wanted(*chosen: Tensor) -> Any:
         replaced = dict(zip(wanted, chosen, strict=True))

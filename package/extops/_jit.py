@@ -69,7 +69,7 @@ def _quoted(word: str) -> str:
 
 
 def _architectures() -> tuple[str, ...]:
-    """The compute capabilities of the GPUs here; none where torch is told by TORCH_CUDA_ARCH_LIST."""
+    """The compute capabilities of the GPUs here; none where TORCH_CUDA_ARCH_LIST names them."""
     if os.environ.get("TORCH_CUDA_ARCH_LIST"):
         return ()
     found = {

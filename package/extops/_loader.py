@@ -39,7 +39,7 @@ def load() -> None:
         names.append(_libraries.CUDA)
     try:
         _load(torch, names, libraries)
-    except (OSError, AttributeError) as error:  # the latter of a function that a library lacks
+    except (OSError, AttributeError) as error:  # the latter where a library lacks a function
         raise LoadError(_why_not_loaded(error, torch.__version__), REINSTALL) from error
     devices.add("cpu")
     if _libraries.CUDA in names:
@@ -62,7 +62,7 @@ def _import_torch() -> ModuleType:
 def _load(torch: ModuleType, names: list[_libraries.Library], libraries: dict[str, Path]) -> None:
     devices = {_libraries.CPU: "cpu", _libraries.CUDA: "cuda"}
     kernels = {devices[library]: libraries[library.name] for library in names}
-    if binding == "stable":  # first, since what keeps a library from loading is what is to be said
+    if binding == "stable":  # first: if one does not load, this error is the one to report
         stable = {_libraries.CPU: _libraries.STABLE_CPU, _libraries.CUDA: _libraries.STABLE_CUDA}
         for library in names:
             torch.ops.load_library(libraries[stable[library].name])
@@ -81,7 +81,7 @@ def _load(torch: ModuleType, names: list[_libraries.Library], libraries: dict[st
 
 
 def _why_not_loaded(error: Exception, torch_version: str) -> str:
-    """What the dynamic linker said; it is the cause of the error where torch puts words of its own before it."""
+    """The reason in the words of the dynamic linker, whose error torch wraps in one of its own."""
     linker = str(error.__cause__ or error)
     variant = build_info().get("variant", "compiled just in time")
     if found := re.search(r"version `(\w+?)_([\d.]+)' not found \(required by (\S+)\)", linker):

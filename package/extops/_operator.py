@@ -1,4 +1,4 @@
-"""Declares operators of tensors alone that have one result: the eager call, the gradient, the place in transforms."""
+"""Declares operators that take only tensors and have one result: eager calls, gradients, behaviour in transforms."""
 
 import functools
 import inspect
@@ -113,7 +113,7 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
             if named:
                 inputs += tuple([named.pop(x) for x in names[len(inputs) :] if x in named])
                 if named:
-                    signature.bind(*inputs, **named)  # raises what Python says of such a call
+                    signature.bind(*inputs, **named)  # raises Python's error for such a call
             try:
                 if not is_plain():
                     return transformed(*inputs)
@@ -135,7 +135,7 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
 
 
 def register_backward(name: str, reference: Callable[..., Tensor]) -> None:
-    """Gives a gradient to an operator that is the gradient of another one, which compiled code calls."""
+    """Makes the operator that computes another one's gradient differentiable: compiled code calls it."""
 
     def composite(*tensors: Tensor) -> Any:
         grad_output, *inputs = torch.broadcast_tensors(*tensors)

@@ -1,4 +1,4 @@
-"""The LLTM in C++ with ATen calls only, hand-written backward included: the tutorial's second rung.
+"""The LLTM in C++ with ATen calls only, hand-written backward included, as in PyTorch's tutorial.
 
 Compiled on first use by ``torch.utils.cpp_extension.load`` (seconds, and needs a C++ compiler and ninja); kept for
 comparison, and as the smallest example of a just-in-time extension. The same code serves CPU and CUDA tensors.

@@ -88,7 +88,7 @@ _AS_IT_IS = contextlib.nullcontext()
 
 
 def _in_float32(function: Callable[P, tuple[Tensor, ...]]) -> Callable[P, tuple[Tensor, ...]]:
-    """Computes in float32 what is of 16 bits, as the kernels do: over a sequence the cell state is a running sum."""
+    """Computes with 16-bit types in float32, as the kernels do: over a sequence the cell state is a running sum."""
 
     @functools.wraps(function)
     def wide(*arguments: P.args, **options: P.kwargs) -> tuple[Tensor, ...]:
@@ -187,7 +187,7 @@ def _order(time: int, reverse: bool) -> range:
 
 
 def _stack(steps: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
-    """What was made step by step, in the order of time."""
+    """The results of single steps, stacked in the order of time."""
     return [torch.stack(x) for x in zip(*(steps[::-1] if reverse else steps), strict=True)]
 
 

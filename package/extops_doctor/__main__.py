@@ -78,7 +78,7 @@ class Report:
 
 
 def look(package: Path) -> Report:
-    """All that can be found from outside."""
+    """What can be found without importing extops."""
     distribution = _machine.find_distribution(package)
     version = runpy.run_path(str(package / "_version.py"))["__version__"]
     torch, driver = _machine.find_torch(), _machine.find_driver()
@@ -144,7 +144,7 @@ def _check_cuda(report: Report, torch: _machine.Torch, gpus: tuple[_machine.Gpu,
 
 
 def _list_gpus(report: Report, driver: _machine.Driver | None) -> None:
-    """For information, where no wheel's CUDA code is going to run."""
+    """For information: no CUDA code of extops is going to run here."""
     verdict = "not used" if report.build else "not checked"
     report.add("driver", "-", f"CUDA {dotted(driver.cuda)}" if driver else "none", verdict)
     for gpu in driver.gpus if driver else ():
@@ -247,7 +247,7 @@ def try_out(report: Report) -> None:
 
 
 def check_surroundings(report: Report) -> None:
-    """What changes which extops is used: the likeliest cause where something is wrong, else worth a note."""
+    """Looks for what decides which extops is used: a likely cause where something is wrong, else worth a note."""
     found = []
     if copies := _machine.find_hidden_copies(Path(report.folder)):
         others = " and ".join(map(str, copies))

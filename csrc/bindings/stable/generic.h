@@ -11,7 +11,7 @@
 
 namespace extops::stable {
 
-// Takes the arguments off the dispatcher's stack, and the sizes from those dimensions that are a size and nothing else.
+// Takes the arguments off the dispatcher's stack, and reads the sizes from dimensions that are a single size.
 template <class Arguments>
 class Take {
  public:

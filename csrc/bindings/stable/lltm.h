@@ -1,6 +1,6 @@
 // The LLTM on torch's stable ABI.
 // A `Device` is a type with the kernels' entry points and a `run(op, tensor, count, grain, kernel)` that calls `kernel`
-// with what the entry points take last. Some kernels, and TF32, exist where `Device::kIsCuda` alone.
+// with what the entry points take last. Some kernels, and TF32, exist only where `Device::kIsCuda`.
 #pragma once
 
 #include "../../kernels/lltm.h"
@@ -18,7 +18,7 @@ inline int64_t grain_of_whole(const LltmSizes& sizes) { return grain_of(3 * size
 
 inline bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtype == ScalarType::BFloat16; }
 
-// How the device is to multiply.
+// The dtype, or TF32 where the device may compute products in it.
 template <class Device>
 ScalarType product_dtype(ScalarType dtype, bool allow_tf32) {
   return dtype == ScalarType::Float && Device::kIsCuda && allow_tf32 ? ScalarType::TF32 : dtype;
@@ -73,7 +73,7 @@ std::array<Tensor, 3> lltm(
     return run<Device, LltmForward>(
         kOp, Device::lltm, dtype, sizes, tensors, input, sizes.state_size, grain_of_whole(sizes), alignment);
   }
-  // The kernel adds the bias at no cost, but not where the product would be rounded before.
+  // The kernel adds the bias at no cost. In 16-bit types linear() does, before it rounds the product.
   const Tensor x = cat_columns(old_h, input);
   Tensor gates = is_half(dtype) ? linear(x, weights, bias) : linear(x, weights);
   auto [new_h, new_cell] = run_cell<Device>(kOp, dtype, sizes, is_half(dtype) ? nullptr : &bias, gates, old_cell);

@@ -31,8 +31,8 @@ struct Options {
   int32_t device_index;
 };
 
-// A tensor with one owner. torch::stable::Tensor counts its owners, in a block that it allocates for each argument and
-// each result: of a small problem that is a good part of the call.
+// A tensor with one owner. torch::stable::Tensor, which TORCH_BOX hands to kernels, counts its owners in memory that it
+// allocates for each argument and each result, and that takes a good part of a small call.
 class Tensor {
  public:
   explicit Tensor(AtenTensorHandle handle = nullptr) : handle_(handle) {}
@@ -91,7 +91,7 @@ template <class Results, class... Arguments, size_t... kArgument, size_t... kRes
 void call_boxed(
     Results (*kernel)(const Arguments&...), StableIValue* stack, std::index_sequence<kArgument...>,
     std::index_sequence<kResult...>) {
-  // Braces, so that an argument that cannot be taken leaves those before it to be deleted.
+  // Braces: if an argument cannot be taken, those before it are deleted.
   const std::tuple<Arguments...> taken{Unbox<Arguments>::call(stack[kArgument])...};
   Results made = kernel(std::get<kArgument>(taken)...);
   ((stack[kResult] = box(made[kResult].release())), ...);

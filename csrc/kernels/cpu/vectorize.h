@@ -51,7 +51,7 @@ void vectorize(const Body& body) {
   vectorize_with_width([&](auto) __attribute__((always_inline)) { body(); });
 }
 
-// For bodies that allocate: they are called from functions of C, which no exception may leave.
+// For bodies that allocate: no exception may leave the extern "C" functions that call them.
 template <class Body>
 Error try_vectorize_with_width(const Body& body) {
   try {

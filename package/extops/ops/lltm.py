@@ -100,8 +100,8 @@ def autocast(
     return cast(input), cast(weights), cast(bias), cast(h), cast(cell)
 
 
-# -- gradients: eager calls go straight to an autograd Function, at half the overhead of the dispatcher's way to one;
-#    the backward is the same
+# -- gradients: eager calls go straight to an autograd Function, which halves the overhead of going by the dispatcher;
+#    both share the backward
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -160,7 +160,7 @@ _apply_lltm = _private.apply(_LLTM)
 
 
 class _LLTMOperator(torch.autograd.Function):
-    """With the gates, which the operator returns and an eager call does without."""
+    """Also returns the gates, as the operator does; an eager call does not need them."""
 
     @staticmethod
     def forward(ctx: Any, allow_tf32: bool, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -214,7 +214,7 @@ _apply_cell = _private.apply(_LLTMCell)
 _autograd.register("lltm_cell", _apply_cell, reference.lltm_cell)
 
 
-# -- of operators that are gradients themselves, which compiled code calls
+# -- gradients of the operators that compute gradients, which compiled code calls
 
 
 def _lltm_backward(*inputs: Any, allow_tf32: bool = False) -> tuple[Tensor, ...]:

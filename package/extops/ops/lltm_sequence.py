@@ -133,7 +133,7 @@ def _checked(lengths: Tensor, input: Tensor) -> Tensor:
 def _check_range(
     assert_async: Callable[[Tensor, str], None], lengths: Tensor, numbers: Tensor, steps: int
 ) -> None:
-    if torch.compiler.is_compiling():  # for any number of steps, so that the message has none
+    if torch.compiler.is_compiling():  # for any number of steps: the message cannot name it
         values, limit = numbers, "the number of steps of `input`"
     else:
         values, limit = _private.unwrapped(numbers), f"{steps}, the number of steps of `input`"
@@ -176,8 +176,7 @@ def _check_lengths(lengths: Tensor, input: Tensor, batch: int) -> None:
     _checks.check_shape(_OP, "lengths", lengths, (batch,), "[batch]")
 
 
-# -- gradients: eager calls go straight to an autograd Function, at half the overhead of the dispatcher's way to one;
-#    the backward is the same
+# -- gradients: eager calls go straight to an autograd Function, as in lltm.py
 
 
 class _Sequence(torch.autograd.Function):
@@ -240,7 +239,7 @@ def _gradients(
             grad_input = torch.where(counts, grad_input, 0)
     if needs_weights:
         factors = _factors(input, h_0, output, lengths, batch_first, reverse)
-        if counts is not None:  # and so may be what does not count
+        if counts is not None:  # so may be the factors of steps that do not count
             factors = torch.where(counts, factors, 0)
         grad_weights = torch.mm(rows.t(), _schemas.rows(factors, batch_first))
     return grad_input, grad_weights, rows.sum(0) if needs_bias else None, grad_h_0, grad_c_0
@@ -254,7 +253,7 @@ def _factors(
     batch_first: bool,
     reverse: bool,
 ) -> Tensor:
-    """``[h | input]`` with the hidden state before each step: what the weights met."""
+    """``[h | input]`` of each step, which the weights were multiplied by; ``h`` is the state before the step."""
     time, batch, features = input.shape
     state_size = h_0.shape[1]
     outer, inner = (batch, time) if batch_first else (time, batch)
