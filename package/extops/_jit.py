@@ -27,9 +27,8 @@ def load(
     from torch.utils import cpp_extension
 
     _check_tools(cpp_extension, cuda)
-    root = os.environ.get("TORCH_EXTENSIONS_DIR")
-    root = root or Path(cpp_extension.get_default_build_root(), f"torch-{torch.__version__}")
-    folder = Path(root, name).resolve()
+    default = Path(cpp_extension.get_default_build_root(), f"torch-{torch.__version__}")
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or default, name).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     cpp_extension.load(
         name,

@@ -25,6 +25,7 @@ class Gradient(Protocol):
 
     def save(self, ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Keeps what :meth:`backward` needs, as ``torch.autograd.Function`` does; nothing unless overridden."""
+        return
 
     def backward(
         self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]
