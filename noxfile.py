@@ -193,7 +193,7 @@ def lint(session: nox.Session) -> None:
     session.run("mypy", *own, env={"MYPYPATH": "service"})
     sources = [
         path
-        for folder in ("csrc", "examples")
+        for folder in ("csrc", "examples", "package")
         for path in (ROOT / folder).rglob("*")
         if path.suffix in (".h", ".cuh", ".cpp", ".cu")
     ]

@@ -26,7 +26,7 @@ VARIANT = os.environ.get("EXTOPS_VARIANT")
 
 
 class BuildLibraries(Command):
-    """Compiles the libraries, and puts them and a copy of the sources into the package."""
+    """Compiles the libraries, and puts them into the package."""
 
     user_options: ClassVar[list[tuple[str, str, str]]] = []
 
@@ -56,8 +56,6 @@ class BuildLibraries(Command):
             # By way of another name: a process that has the old library loaded keeps it.
             shutil.copy2(built, target.with_name(f".{target.name}"))
             target.with_name(f".{target.name}").replace(target)
-        if not self.editable_mode:
-            shutil.copytree(ROOT / "csrc", self._package() / "csrc", dirs_exist_ok=True)
 
     def _package(self) -> Path:
         assert self.build_lib is not None

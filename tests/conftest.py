@@ -170,7 +170,7 @@ def contents() -> str:
     """Identifies the installed package: a hash of the hashes that its RECORD holds of its files."""
     files = importlib.metadata.files("extops") or []
     lines = sorted(f"{file} {file.hash.value}" for file in files if file.hash)
-    ours = [line for line in lines if line.startswith("extops/") and ".pyc" not in line]
+    ours = [line for line in lines if re.match(r"extops(_doctor)?/", line) and ".pyc" not in line]
     return hashlib.sha256("\n".join(ours).encode()).hexdigest()
 
 

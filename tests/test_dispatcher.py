@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import extops
+from extops import _private
 from operators import (
     ELEMENTWISE_MULT,
     GPU,
@@ -450,28 +453,79 @@ def test_aot_inductor(tmp_path: Path) -> None:
 
 
 def test_private_names_that_are_in_use() -> None:
-    """All of them, in every torch that is tested: where one is gone, calls take the slower way of the next test."""
-    assert None not in extops._autograd.PRIVATE.values()
+    """All of them, in every torch that is tested: where one is gone, its replacement is in use."""
+    assert [name for name, found in _private.IN_USE.items() if not found] == []
+    assert len(_private.IN_USE) >= 14
 
+
+def test_private_names_stand_in_one_place() -> None:
+    """What begins with an underscore, in an attribute of what was imported from torch."""
+    package = Path(extops.__file__).parent
+    found = set()
+    for path in package.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        imports = [x for x in ast.walk(tree) if isinstance(x, ast.Import | ast.ImportFrom)]
+        of_torch = {"torch"} | {
+            alias.asname or alias.name
+            for x in imports
+            if isinstance(x, ast.ImportFrom) and (x.module or "").split(".")[0] == "torch"
+            for alias in x.names
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and re.match("_[a-z]", node.attr):
+                root = node.value
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                if isinstance(root, ast.Name) and root.id in of_torch:
+                    found.add(path.name)
+    assert found == {"_private.py"}
+
+
+def test_the_mark_of_a_constant() -> None:
+    """What the public function sets, which imports the compiler."""
+    constant = torch.compiler.assume_constant_result(lambda: None)
+    assert vars(constant) == {"_dynamo_marked_constant": True}
+
+
+# Without these, no call passes by the dispatcher's keys for autograd.
+BYPASS = (
+    "_C._are_functorch_transforms_active",
+    "_C._AutoDispatchBelowAutograd",
+    "_C._AutoDispatchBelowADInplaceOrView",
+    "_C._DisableTorchDispatch",
+    "autograd.forward_ad._current_level",
+)
 
 WITHOUT_A_PRIVATE_NAME = """
+import operator, sys, types
 import torch
+import torch.autograd.forward_ad
 
-private = torch._C
-
-
-class Lacking:
-    def __getattr__(self, name):
-        if name == {missing!r}:
-            raise AttributeError(name)
-        return getattr(private, name)
+missing = {missing!r}
+owner, _, name = missing.rpartition(".")
+owner = operator.attrgetter(owner)(torch) if owner else torch
 
 
-torch._C = Lacking()
+def hiding(get):
+    def hide(self, attribute):
+        if attribute == name and sys._getframe(1).f_globals["__name__"] == "extops._private":
+            raise AttributeError(attribute)
+        return get(self, attribute)
+
+    return hide
+
+
+if isinstance(owner, types.ModuleType):
+    base = types.ModuleType
+    owner.__class__ = type("Lacking", (base,), dict(__getattribute__=hiding(base.__getattribute__)))
+elif owner is torch.autograd.Function:
+    type(owner).__getattribute__ = hiding(type.__getattribute__)
+else:
+    owner.__getattribute__ = hiding(object.__getattribute__)
 import extops
 
-torch._C = private
-assert not extops._autograd.is_plain()
+assert [name for name, found in extops._private.IN_USE.items() if not found] == [missing]
+assert extops._autograd.is_plain() == {is_plain}
 
 make = lambda *shape: torch.randn(shape, dtype=torch.float64, requires_grad=True)
 cell = make(3, 5), make(12, 9), make(12), make(3, 4), make(3, 4)
@@ -511,11 +565,24 @@ out = torch.empty(3, 4)
 a = torch.randn(3, 4)
 assert extops.elementwise_mult(a, a, out=out) is out and torch.equal(out, a * a)
 assert out._version == 1
+
+try:
+    in_reverse(make(1, 3, 5), *cell[1:])
+except (RuntimeError, IndexError) as error:
+    assert "from 0 to 1" in str(error) or "out of range" in str(error), error
+else:
+    raise AssertionError("2 is not a number of steps from 0 to 1")
+assert not extops._private.allows_tf32()
+torch.set_float32_matmul_precision("high")
+assert extops._private.allows_tf32()
+assert not extops._private.is_tracing()
+traced = torch.jit.trace(extops.round_ste, torch.randn(2))
+torch.testing.assert_close(traced(a), a.add(0.5).floor())
 """
 
 
-@pytest.mark.parametrize("missing", extops._autograd.PRIVATE)
+@pytest.mark.parametrize("missing", _private.IN_USE)
 def test_without_a_private_name(missing: str) -> None:
-    code = WITHOUT_A_PRIVATE_NAME.format(missing=missing)
+    code = WITHOUT_A_PRIVATE_NAME.format(missing=missing, is_plain=missing not in BYPASS)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""`python -m extops doctor` and the import error: each mismatch is provoked, and has to be named.
+"""`python -m extops_doctor` and the import error: each mismatch is provoked, and has to be named.
 
 Each runs in a Python of its own, which sees a copy of the installed extops, spoiled where the test
 says so, and a torch: the installed one, or one that can only say what it is. A driver with GPUs is
@@ -33,7 +33,7 @@ PACKAGE = Path(extops.__file__).parent
 VARIANT = build_info().get("variant")
 REINSTALL = "pip install --force-reinstall --no-deps extops"
 UPDATE_DRIVER = "sudo ubuntu-drivers install && sudo reboot"
-LOOK = "python -m extops doctor"
+LOOK = "python -m extops_doctor"
 
 pytestmark = pytest.mark.skipif(
     "EXTOPS_JIT" in os.environ, reason="EXTOPS_JIT is set: there is no wheel to spoil"
@@ -78,7 +78,9 @@ class Machine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.package = folder / "site" / "extops"
-        shutil.copytree(PACKAGE, self.package, ignore=shutil.ignore_patterns("__pycache__"))
+        for package in (PACKAGE, PACKAGE.with_name("extops_doctor")):
+            copy = self.package.with_name(package.name)
+            shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
         for info in PACKAGE.parent.glob("extops-*.dist-info"):
             shutil.copytree(info, self.package.with_name(info.name))
         self.path = [self.package.parent]
@@ -141,11 +143,11 @@ class Machine:
         """The last line of the traceback of `import extops`."""
         done = self.python("-c", "import extops")
         assert done.returncode == 1, done.stdout
-        return done.stderr.splitlines()[-1].removeprefix("extops._loader.LoadError: ")
+        return done.stderr.splitlines()[-1].removeprefix("extops_doctor.LoadError: ")
 
     def doctor(self) -> Findings:
         """What the doctor finds."""
-        done = self.python("-m", "extops", "doctor", "--json")
+        done = self.python("-m", "extops_doctor", "--json")
         # Some torches say so when their tools for compiling are imported, where there is nvcc and no GPU.
         remark = r".*No CUDA runtime is found, using CUDA_HOME='.*'\n"
         assert re.fullmatch(rf"({remark})?", done.stderr)
@@ -180,7 +182,7 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_a_machine_that_fits(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "extops", "doctor"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-m", "extops_doctor"], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
     devices = "cpu and cuda" if torch.cuda.is_available() else "cpu"
@@ -195,7 +197,7 @@ def test_a_machine_that_fits(tmp_path: Path) -> None:
 
 def test_a_reader_that_has_seen_enough(machine: Machine) -> None:
     """As `head -1` is: the doctor then ends without a traceback."""
-    command = [sys.executable, "-S", "-u", "-m", "extops", "doctor"]
+    command = [sys.executable, "-S", "-u", "-m", "extops_doctor"]
     environ = {**machine.environ, "PYTHONPATH": str(machine.package.parent)}
     reader, writer = os.pipe()
     os.close(reader)
@@ -205,9 +207,27 @@ def test_a_reader_that_has_seen_enough(machine: Machine) -> None:
 
 
 def test_usage(machine: Machine) -> None:
-    done = machine.python("-m", "extops", "docter")
+    done = machine.python("-m", "extops_doctor", "--jsn")
     assert done.returncode == 2
-    assert "invalid choice: 'docter' (choose from" in done.stderr
+    assert "python -m extops_doctor: error: unrecognized arguments: --jsn" in done.stderr
+
+
+def test_the_command_of_before(machine: Machine) -> None:
+    """It says the way, whether extops can be imported or not."""
+    done = machine.python("-m", "extops", "doctor")
+    assert done.returncode == 1
+    assert done.stderr.endswith(f" (for more: {LOOK})\n")  # there is no torch
+    machine.install_torch()
+    done = machine.python("-m", "extops", "doctor")
+    assert done.returncode == 1
+    assert done.stderr.endswith(f"extops: run {LOOK}\n")
+
+
+def test_no_extops(machine: Machine) -> None:
+    shutil.rmtree(machine.package)
+    done = machine.python("-m", "extops_doctor")
+    assert done.returncode == 1
+    assert done.stderr == f"{sys.executable} has no extops; run: pip install --no-deps extops\n"
 
 
 # -- torch ---------------------------------------------------------------------------------------
@@ -225,7 +245,7 @@ def test_torch_too_old(machine: Machine) -> None:
     cause = f"extops {extops.__version__} needs torch 2.4 or newer, but found torch 2.1.0+cu118"
     command = 'pip install "torch>=2.4"'
     assert machine.import_error() == f"{cause}; run: {command} (for more: {LOOK})"
-    done = machine.python("-mextops", "doctor")
+    done = machine.python("-mextops_doctor")
     assert done.returncode == 1
     assert f"\nproblem: {cause}\n    run: {command}\n" in done.stdout
     row = r"^torch +2\.4 or newer +2\.1\.0\+cu118 +DOES NOT FIT$"
@@ -264,7 +284,7 @@ def test_undefined_symbol(machine: Machine) -> None:
     done = machine.python("-c", "import extops")
     assert "libextops_cpu.so: undefined symbol: _ZN3c104goneEv\n" in done.stderr
     assert done.stderr.splitlines()[-1] == (
-        f"extops._loader.LoadError: extops {extops.__version__} ({VARIANT}) cannot load its libraries "
+        f"extops_doctor.LoadError: extops {extops.__version__} ({VARIANT}) cannot load its libraries "
         f"under torch {torch.__version__}: libextops_cpu.so needs the symbol _ZN3c104goneEv, which "
         f"this torch does not have; run: {REINSTALL} (for more: {LOOK})"
     )
@@ -308,7 +328,7 @@ def test_library_that_crashes(machine: Machine) -> None:
     code = "#include <cstdlib>\n__attribute__((constructor)) static void crash() { std::abort(); }"
     (machine.package / "libextops_stable_cpu.so").write_bytes(compiled(code))
     machine.pretend_torch(code=LOADS)
-    done = machine.python("-m", "extops", "doctor")
+    done = machine.python("-m", "extops_doctor")
     assert done.returncode == -signal.SIGABRT
     assert re.search(r"^torch +2\.4 or newer +2\.13\.0 +fits$", done.stdout, re.MULTILINE)
 
@@ -508,7 +528,9 @@ def test_just_in_time_without_its_tools(machine: Machine) -> None:
     """First without ninja, then with it, but no C++ compiler."""
     needs_programs("ninja")
     machine.install_torch()
-    machine.environ |= {"EXTOPS_JIT": str(PACKAGE / "csrc"), "PATH": str(machine.folder)}
+    sources = machine.folder / "csrc"
+    (sources / "kernels").mkdir(parents=True)
+    machine.environ |= {"EXTOPS_JIT": str(sources), "PATH": str(machine.folder)}
     machine.environ.pop("CXX", None)
     _, problem = machine.doctor().problems
     cause = "compiling just in time needs ninja, which is not on the PATH"

@@ -33,6 +33,7 @@ from operators import (
     gradients,
     lltm_inputs,
     offset,
+    sequence_inputs,
     upstream,
 )
 
@@ -546,3 +547,23 @@ def test_nan_is_never_lost(spoilt: str, device: str, dtype: torch.dtype) -> None
     for name in ("bias", "old_cell"):
         place = LLTM.arguments.index(name)
         assert torch.equal(actual[place].isnan(), expected[place].isnan()), name
+
+
+@by_device
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("features", "state"), [(1, 30), (30, 1)], ids=["input", "state"])
+@pytest.mark.parametrize("operator", [LLTM, LLTM_SEQUENCE], ids=lambda operator: operator.name)
+def test_many_rows_by_one_column_of_the_weights(
+    operator: Operator, features: int, state: int, dtype: torch.dtype, device: str
+) -> None:
+    """Products in which torch 2.7 to 2.10 read wrong numbers on a CPU, from about a thousand rows on."""
+    rows = (4096,) if operator is LLTM else (4, 1024)
+    make = lltm_inputs if operator is LLTM else sequence_inputs
+    inputs = tuple(x.to(device, dtype) for x in make(*rows, features, state))
+    exact = tuple(x.double() for x in inputs)
+    towards = upstream(operator(*inputs))
+    _, found = gradients(operator, inputs, towards)
+    _, expected = gradients(operator, exact, tuple(x.double() for x in towards))
+    for one, other in zip(found, expected, strict=True):
+        if len(other) >= 1024 or other.dim() == 3:  # of rows, not sums over them
+            torch.testing.assert_close(one.double(), other, rtol=0.02, atol=0.05)

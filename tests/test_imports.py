@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from extops import _jit
-from operators import needs_programs
 
 # What costs time or memory that a program which only calls the operators need not spend.
 DEFERRED = ("torch._dynamo", "torch._inductor", "torch.utils.cpp_extension", "torch.export._trace")
@@ -62,20 +58,6 @@ def test_import_before_torch_or_after_is_the_same(tmp_path: Path) -> None:
     assert before == after and "extops::lltm_cell" in before
 
 
-@pytest.mark.slow
-def test_just_in_time_in_any_folder(tmp_path: Path) -> None:
-    """Compiled into a folder with a relative path and a space in it."""
-    needs_programs("c++", "ninja")
-    environment = {
-        **os.environ,
-        "EXTOPS_JIT": str(_jit.packaged_csrc()),
-        "TORCH_EXTENSIONS_DIR": "a folder",
-    }
-    code = "import extops, torch; print(extops.round_ste(torch.tensor([0.2, 0.5])).tolist())"
-    assert run_python(code, tmp_path, environment).strip() == "[0.0, 1.0]"
-    assert list((tmp_path / "a folder").rglob("libextops_cpu.so"))
-
-
 @pytest.mark.gpu
 def test_a_child_process_may_use_the_gpu(tmp_path: Path) -> None:
     """Importing leaves no CUDA context behind: after a fork, CUDA would refuse to work."""
@@ -97,3 +79,11 @@ def test_the_installed_version_is_the_imported_one() -> None:
 
     installed = importlib.metadata.version("extops")
     assert installed == extops.__version__ or installed.startswith(f"{extops.__version__}+")
+
+
+def test_the_package_holds_the_one_source_that_it_compiles() -> None:
+    import extops
+
+    package = Path(extops.__file__).parent
+    sources = [path.name for path in package.rglob("*") if path.suffix in (".cpp", ".h", ".cu")]
+    assert sources == ["aten.cpp"]

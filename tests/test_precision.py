@@ -288,13 +288,13 @@ def allowed_when_traced(inputs: Tensors) -> bool:
     ],
 )
 def test_operators_see_torchs_switch(turn_on: Any) -> None:
-    from extops import _autograd
+    from extops import _private
 
     inputs = LLTM.inputs("small", dtype=torch.float32)
-    assert not _autograd.allows_tf32()
+    assert not _private.allows_tf32()
     assert allowed_when_traced(inputs) is False
     turn_on()
-    assert _autograd.allows_tf32()
+    assert _private.allows_tf32()
     assert allowed_when_traced(inputs) is True
 
 

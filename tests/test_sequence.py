@@ -545,6 +545,20 @@ def test_batch_first_is_not_copied(device: str) -> None:
 
 
 @by_device
+@pytest.mark.parametrize("has_backward", [True, False])
+def test_lengths_are_copied_for_a_backward_only(has_backward: bool, device: str) -> None:
+    input, h, c, weights, bias = sequence_inputs(device)
+    lengths = torch.tensor([TIME, 2, 0], device=device)
+    with (
+        torch.set_grad_enabled(has_backward),
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile,
+    ):
+        sequence(input, h, c, weights, bias, lengths=lengths)
+    copies = [event for event in profile.key_averages() if event.key == "aten::_to_copy"]
+    assert len(copies) == has_backward
+
+
+@by_device
 def test_what_is_kept_for_the_backward(device: str) -> None:
     """The arguments and, for each step, the output, the cell state and three gates: an LSTM has four."""
     inputs = tuple(x.requires_grad_() for x in sequence_inputs(device))

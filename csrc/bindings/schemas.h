@@ -7,11 +7,11 @@
 #include "../kernels/lltm.h"
 #include "lltm_sequence.h"
 
-// The operators with a table (kernels/table.h): the name, the struct of the table, and what it takes besides.
-// Products of float32 on CUDA may be computed in TF32 where torch's switch allows it, for which the stable ABI has no
-// function; products by torch itself look at the switch alone.
+// The operators with a table (kernels/table.h): the name, the struct of the table, and the arguments after those of the
+// table. `allow_tf32` is the position of torch's switch for products of float32 on CUDA, which the stable ABI cannot
+// ask for; torch's own products look at the switch themselves.
 //
-// GENERIC(name, struct) is an operator that takes nothing besides, and that one kernel computes for every problem:
+// GENERIC(name, struct) is an operator without further arguments whose kernel serves every problem:
 // `extops_<name>_cpu`, for the rows [begin, end) of the first result, and `extops_<name>_cuda`. It needs no binding of
 // its own.
 #define EXTOPS_LLTM_SEQUENCE_OPTIONS ", Tensor? lengths, *, bool reverse=False, bool allow_tf32=False"
@@ -31,7 +31,7 @@
 // kernels.
 EXTOPS_API const char* extops_schema(size_t index);
 
-// Of an operator with a table, the names of the sizes in the kernel's struct and the rows; empty for others. These are
-// for bindings that are not compiled.
+// The names of the sizes in the kernel's struct, and the rows of the table; empty for an operator without one. The
+// binding in Python reads them.
 EXTOPS_API const char* extops_sizes(size_t index);
 EXTOPS_API const char* extops_rows(size_t index);

@@ -12,7 +12,7 @@ struct RoundHalfUp {
   template <class C>
   EXTOPS_FUNCTION void operator()(C x, C& result) const {
     const C below = std::floor(x);
-    result = x - below >= C(0.5) ? below + 1 : below;  // of infinities and NaN the difference is NaN: not larger
+    result = x - below >= C(0.5) ? below + 1 : below;  // x - below is NaN for infinities and NaN: not larger
   }
 };
 

@@ -5,7 +5,7 @@
 
 #include "elementwise.h"
 
-// Counted without dimensions of one element. A tensor with more of them would have more than 2^48 elements.
+// Dimensions of size 1 do not count. A tensor with more of the others would have more than 2^48 elements.
 constexpr int kMaxDims = 48;
 
 template <int kOperands>

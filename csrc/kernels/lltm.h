@@ -79,7 +79,7 @@ EXTOPS_LLTM_ARGUMENTS(LltmCell, EXTOPS_LLTM_CELL)
 EXTOPS_LLTM_ARGUMENTS(LltmCellWithBias, EXTOPS_LLTM_CELL_WITH_BIAS)
 EXTOPS_LLTM_ARGUMENTS(LltmCellBackward, EXTOPS_LLTM_CELL_BACKWARD)
 
-// ---- the pointwise part, fed by a product of the caller's ----
+// ---- the pointwise part, after a product by the caller ----
 // A CPU function computes the elements [begin, end) of batch * state_size, so that the caller chooses the threads.
 
 // Where `bias` is not null it is added to `gates`, in place; in a 16-bit type the product must hold it already, since
@@ -92,9 +92,9 @@ EXTOPS_API Error
 extops_lltm_cell_backward_cpu(ScalarType dtype, const LltmCellBackward& arguments, int64_t begin, int64_t end);
 EXTOPS_API Error extops_lltm_cell_backward_cuda(ScalarType dtype, const LltmCellBackward& arguments, void* stream);
 
-// ---- the whole of a problem, where a library's product does not pay off ----
-// Each is right at any size; the function after it says where it is fast: 0 means nowhere, else tensors must start at
-// multiples of so many bytes. A CPU function, in float32 only, computes the elements [begin, end) of each row of
+// ---- whole problems, for sizes at which a library's product is slower ----
+// Each is correct at any size. The function after it says whether it is the faster way: 0 if not, else the alignment
+// of the tensors in bytes. A CPU function, in float32 only, computes the elements [begin, end) of each row of
 // state_size elements, and of each of the three blocks of columns of gates and gradients.
 
 EXTOPS_API Error extops_lltm_cpu(ScalarType dtype, const LltmForward& arguments, int64_t begin, int64_t end);

@@ -2,8 +2,8 @@
 //
 //   gates[t] = products[t] + bias + h[t - 1] * weights_h^T        weights_h: the first state_size columns of weights
 //
-// and the cell as ever. Where `lengths` are given, a row's steps from its length on do not count: its state stays, its
-// output and gradients of gates are zero, and nothing of its products is read.
+// followed by the cell as in lltm.h. Where `lengths` are given, a row's steps from its length on do not count: its
+// state stays, its output and its gradients of gates are zero, and its products are not read.
 //
 // In 16-bit types, products, the cell state between the steps and the gradients of both states are float32 (the
 // "compute type", which is the dtype itself for the others); what is kept for the backward is of the dtype.

@@ -38,8 +38,8 @@ struct Upstream {
 #define EXTOPS_COUNT(...) +1
 #define EXTOPS_TEXT(...) #__VA_ARGS__
 
-// `SIZES` are the names in `Sizes`. A pointer or a number of 64 bits a field, so that a binding that is not compiled
-// can fill the struct by the text of the rows.
+// `SIZES` are the names in `Sizes`. Each field has 64 bits, so that the binding in Python can fill the struct from the
+// text of the rows.
 #define EXTOPS_ARGUMENTS(Name, Sizes, SIZES, TABLE)                                                    \
   struct Name {                                                                                        \
     Sizes sizes;                                                                                       \

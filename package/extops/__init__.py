@@ -3,28 +3,23 @@
 Every operator runs on CPU and CUDA in float64, float32, bfloat16 and float16, takes any strides, has exact gradients of
 any order, and works under ``torch.compile``, ``torch.export``, autocast, CUDA graphs and ``torch.func``.
 
-Where it cannot be imported or gives an error on the GPU, ``python -m extops doctor`` says why.
+Where it cannot be imported or gives an error on the GPU, ``python -m extops_doctor`` says why.
 """
 
-import sys
-
+from extops import _loader
 from extops._version import __version__
 
-# `python -m extops doctor` runs this file first, and has to get past it where nothing below works.
-if sys.argv[:1] != ["-m"] or sys.orig_argv[-len(sys.argv)] not in ("extops", "-mextops"):
-    from extops import _loader
+_loader.load()
 
-    _loader.load()
+# Operators can only be registered once the libraries are loaded.
+from extops import _flops, reference
+from extops.modules import LLTM, LLTMLayer, RoundSTE
+from extops.ops.lltm import lltm
+from extops.ops.lltm_sequence import lltm_sequence
+from extops.ops.multiply import elementwise_mult
+from extops.ops.rounding import round_ste
 
-    # Operators can only be registered once the libraries are loaded.
-    from extops import _flops, reference
-    from extops.modules import LLTM, LLTMLayer, RoundSTE
-    from extops.ops.lltm import lltm
-    from extops.ops.lltm_sequence import lltm_sequence
-    from extops.ops.multiply import elementwise_mult
-    from extops.ops.rounding import round_ste
-
-    _flops.provide()
+_flops.provide()
 
 __all__ = [
     "LLTM",

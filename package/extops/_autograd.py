@@ -1,58 +1,40 @@
-"""What the operators share in how they meet autograd."""
+"""What the operators share in their gradients."""
 
-import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-PRIVATE = {
-    name: getattr(torch._C, name, None)
-    for name in (
-        "_are_functorch_transforms_active",
-        "_AutoDispatchBelowAutograd",
-        "_AutoDispatchBelowADInplaceOrView",
-        "_DisableTorchDispatch",
-        "_is_any_autocast_enabled",
-    )
-}
-"""Names that torch does not promise to keep, for what has no public name. Where a torch lacks one, no call is plain:
-all go to the dispatcher, with the gradient of :func:`_register_publicly`."""
-
-_are_private = None not in PRIVATE.values() and hasattr(forward_ad, "_current_level")
+from extops import _errors, _private, _schemas
 
 # Looked up once: every call asks.
 _is_compiling = torch.compiler.is_compiling
-_are_transforms_active = PRIVATE["_are_functorch_transforms_active"] or (lambda: True)
-_unrecorded = PRIVATE["_DisableTorchDispatch"] or contextlib.nullcontext
+_are_transforms_active = _private.are_transforms_active
+_is_tracing = _private.is_tracing
+_is_forward_mode = _private.is_forward_mode
+below_autograd = _private.below_autograd
 
 is_tracing: Callable[[], bool] = cast("Any", torch.jit).is_tracing
 """Whether ``torch.jit.trace`` records a call; sizes are tensors there."""
 
-# Faster than the public name, by 0.1 µs, but nothing that torch.compile can trace.
-_is_tracing = getattr(torch._C, "_is_tracing", is_tracing)
-
 
 def is_plain() -> bool:
-    """Whether a call is an ordinary eager one, with a hand-written backward at most; others go to the dispatcher."""
+    """Whether a call is an ordinary eager one, with the hand-written backward at most; others go to the dispatcher."""
     return not (_is_compiling() or _are_transforms_active() or _is_tracing() or _is_forward_mode())
 
 
-def _is_forward_mode() -> bool:
-    return not _are_private or forward_ad._current_level >= 0
-
-
 def has_tangents(tensors: Iterable[Any]) -> bool:
-    """Whether forward-mode AD follows one of them; they know it in compiled code, too, where no level is entered."""
-    with _unrecorded():  # or a program that is traced would hold the question
+    """Whether a tensor has a tangent of forward-mode AD. In compiled code, where no level is entered, only the tensors
+    know.
+    """
+    with _private.unrecorded():  # else a traced program would record the question
         return any(
             isinstance(x, Tensor)
-            and x.layout is torch.strided  # others are refused, and not all can be asked
+            and x.layout
+            is torch.strided  # other layouts are refused later, and some cannot be asked
             and forward_ad.unpack_dual(x, level=0).tangent is not None
             for x in tensors
         )
@@ -65,55 +47,18 @@ def needs_composite() -> bool:
     return torch.is_grad_enabled() or _are_transforms_active() or _is_forward_mode()
 
 
-below_autograd: Callable[[], AbstractContextManager[None]] = (
-    PRIVATE["_AutoDispatchBelowAutograd"] or contextlib.nullcontext
-)
-"""Calls within go straight to the kernels: the caller has seen to the gradient."""
-
-below_counting: Callable[[], AbstractContextManager[None]] = (
-    PRIVATE["_AutoDispatchBelowADInplaceOrView"] or contextlib.nullcontext
-)
-"""The same for an operator that writes: the caller also sees to the count of writes."""
-
-is_autocasting: Callable[[], bool] = PRIVATE["_is_any_autocast_enabled"] or (lambda: True)
-"""Whether autocast may be on for some type of device."""
-
-
-# These are faster than torch.backends.cuda.matmul by 0.7 µs.
-if hasattr(torch._C, "_get_fp32_precision_getter"):  # since torch 2.9
-
-    def allows_tf32() -> bool:
-        """Whether torch's switch lets products of float32 matrices on CUDA be computed in TF32."""
-        return torch._C._get_fp32_precision_getter("cuda", "matmul") == "tf32"
-
-    # What torch.compiler.assume_constant_result does, but for importing the compiler. Code compiled for one position of
-    # the switch is guarded by it.
-    cast("Any", allows_tf32)._dynamo_marked_constant = True
-else:
-    allows_tf32 = getattr(
-        torch._C, "_get_cublas_allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32
-    )
-
-
-def without_frames(operator: torch._ops.OpOverload) -> Callable[..., Any]:
-    """The operator without the Python frames that tracing and lost errors need, which cost half as much as a call."""
-    return cast("Callable[..., Any]", inspect.unwrap(getattr(operator, "_op", operator)))
-
-
-def eager(operator: torch._ops.OpOverload, **keywords: Any) -> Callable[..., Any]:
-    """The operator for eager calls: :func:`without_frames` unless it fails."""
-    call = without_frames(operator)
+def eager(name: str, **keywords: Any) -> Callable[..., Any]:
+    """The operator ``name`` for eager calls."""
+    call = _private.without_frames(name)
     if keywords:
         call = functools.partial(call, **keywords)
 
     def eager_call(*arguments: Any, **options: Any) -> Any:
         try:
             return call(*arguments, **options)
-        except RuntimeError:
-            pass
-        return operator(
-            *arguments, **keywords, **options
-        )  # which raises what torch raised, see extops._errors
+        except RuntimeError as error:
+            _errors.raise_original(error, name, *arguments, **keywords, **options)
+            raise
 
     return eager_call
 
@@ -128,9 +73,9 @@ def register(name: str, apply: Callable[..., Any], composite: Callable[..., Any]
     ``composite``, a composition of differentiable PyTorch calls. The dispatcher is the place to decide this: it alone
     sees what acts on a call while ``torch.compile`` traces, or on a program that ``torch.export`` made.
     """
-    if not _are_private:
+    if not _private.may_bypass_autograd:
         return _register_publicly(name, composite)
-    operator = getattr(torch.ops.extops, name).default
+    operator = eager(name)
 
     def with_gradient(*arguments: Any, **keywords: Any) -> Any:
         if has_tangents(arguments):
@@ -148,8 +93,6 @@ def register(name: str, apply: Callable[..., Any], composite: Callable[..., Any]
 
 def _register_publicly(name: str, composite: Callable[..., Any]) -> None:
     """By names that torch promises to keep: slower, and without forward-mode AD, which raises an error."""
-    operator = getattr(torch.ops.extops, name).default
-    options = [argument for argument in operator._schema.arguments if argument.kwarg_only]
 
     def save_with_options(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
         ctx.save_for_backward(*inputs)
@@ -166,18 +109,18 @@ def _register_publicly(name: str, composite: Callable[..., Any]) -> None:
         needs = ctx.needs_input_grad[: len(ctx.saved_tensors)]
         return composite_gradients(outputs, ctx.saved_tensors, needs, grad_outputs)
 
-    if not name.endswith("_backward"):  # which only calls of private names lead to
-        keep = save_with_options if options else save
+    if not name.endswith("_backward"):  # called only where the private names are in use
+        keep = save_with_options if "*, " in _schemas.OPERATORS[name].schema else save
         torch.library.register_autograd(f"extops::{name}", backward, setup_context=keep)
 
 
 def register_write(name: str, write: Callable[..., None], check: Callable[..., None]) -> None:
-    """Has a call of an operator that writes into an argument go through ``write``, which counts it; ``check`` refuses
-    arguments that want a gradient.
+    """Makes calls of an operator that writes into an argument go through ``write``, which increments its version;
+    ``check`` refuses arguments that require a gradient.
     """
-    if not _are_private:
-        return  # the only caller that counts its writes is the public function, which copies then
-    operator = getattr(torch.ops.extops, name).default
+    if not _private.may_bypass_autograd:
+        return  # the public function then writes by ``copy_``, which increments the version
+    operator = eager(name)
 
     def without_gradient(*arguments: Any) -> None:
         check(*arguments)
@@ -188,13 +131,6 @@ def register_write(name: str, write: Callable[..., None], check: Callable[..., N
 
     _library.impl(name, write, "ADInplaceOrView")
     _library.impl(name, without_gradient, "Autograd")
-
-
-def apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """``function.apply`` for plain calls (:func:`is_plain`), without what it does for ``torch.func``."""
-    # The engine's way to the backward is through a method that looks for it first, in each call.
-    cast("Any", function)._backward_cls.apply = function.backward
-    return cast("Callable[..., Any]", cast("Any", super(torch.autograd.Function, function)).apply)
 
 
 def composite_gradients(
@@ -217,7 +153,7 @@ def _gradients_by_engine(
     grad_outputs: Sequence[Tensor | None],
 ) -> Sequence[Tensor | None]:
     with torch.enable_grad():
-        # Views, since an input may depend on another one, or be the same: that is not this gradient's to follow.
+        # Views: an input may depend on another one or be the same tensor, and these gradients must not follow that.
         views = [x if x is None else x.view_as(x) for x in inputs]
         outputs = composite(*views)
     present = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
@@ -236,7 +172,7 @@ def _gradients_by_transform(
     wanted: Sequence[int],
     grad_outputs: Sequence[Tensor | None],
 ) -> Sequence[Tensor | None]:
-    """Within transforms of ``torch.func``, since these nest. Elsewhere they would refuse hooks of saved tensors."""
+    """For use within transforms of ``torch.func``, which nest. Elsewhere they would refuse hooks on saved tensors."""
 
     def of_wanted(*chosen: Tensor) -> Any:
         replaced = dict(zip(wanted, chosen, strict=True))

@@ -1,10 +1,10 @@
 """Which types of device have kernels here, and why others have none."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from extops._version import __version__
+from extops_doctor import read_build_info
 
 devices = {"meta"}
 """Filled by the loader; tensors on ``meta`` have no data to work on, and need no kernel."""
@@ -12,8 +12,7 @@ devices = {"meta"}
 
 def build_info() -> dict[str, Any]:
     """What the installed libraries were built from and with; empty where they were compiled just in time."""
-    path = Path(__file__).with_name("_build_info.json")
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    return read_build_info(Path(__file__).parent)
 
 
 def why_no_kernels(device: str) -> str:

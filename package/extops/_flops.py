@@ -48,7 +48,7 @@ def _lltm_sequence_backward(
 
 def _register(counter: ModuleType) -> None:
     operators = torch.ops.extops
-    # The product of lltm_input_backward is that of the forward, with the gates' gradient in the place of the input.
+    # lltm_input_backward multiplies as the forward does, with the gradient of the gates in place of the input.
     formulas = {
         "lltm": _lltm,
         "lltm_backward": _lltm_backward,
@@ -59,12 +59,12 @@ def _register(counter: ModuleType) -> None:
     for name, formula in formulas.items():
         operator = getattr(operators, name)
         counter.register_flop_formula(operator, get_raw=True)(formula)
-        # Torch 2.4 files it under the overload alone, where its counter does not look.
+        # Torch 2.4 registers it for the overload alone, where its counter does not look.
         counter.flop_registry.setdefault(operator, formula)
 
 
 class _Finder(MetaPathFinder):
-    """Registers when torch's counter is imported: importing it takes triton with it, which few programs need."""
+    """Registers the formulas when torch's counter is imported. Importing it here would import triton, too."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -13,16 +13,7 @@ from types import ModuleType
 import torch
 
 from extops import _libraries
-from extops._loader import LoadError
-
-_PACKAGED_CSRC = Path(__file__).parent / "csrc"
-
-
-def packaged_csrc() -> Path:
-    """The C++/CUDA sources: inside the wheel, or beside the package in a checkout."""
-    if _PACKAGED_CSRC.is_dir():
-        return _PACKAGED_CSRC
-    return Path(__file__).parents[2] / "csrc"
+from extops_doctor import LoadError
 
 
 def load(
@@ -36,7 +27,9 @@ def load(
     from torch.utils import cpp_extension
 
     _check_tools(cpp_extension, cuda)
-    folder = Path(cpp_extension._get_build_directory(name, verbose=False)).resolve()
+    default = Path(cpp_extension.get_default_build_root(), f"torch-{torch.__version__}")
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or default, name).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
     cpp_extension.load(
         name,
         [str(source) for source in sources],
@@ -75,7 +68,7 @@ def _quoted(word: str) -> str:
 
 
 def _architectures() -> tuple[str, ...]:
-    """The compute capabilities of the GPUs here; none where torch is told by TORCH_CUDA_ARCH_LIST."""
+    """The compute capabilities of the GPUs here; none where TORCH_CUDA_ARCH_LIST names them."""
     if os.environ.get("TORCH_CUDA_ARCH_LIST"):
         return ()
     found = {

@@ -1,8 +1,8 @@
 """The legacy binding, for torch 2.4 to 2.9: kernels are called with raw pointers through ctypes, and the operators are
 defined from Python. Nothing in the libraries depends on the version of torch or Python.
 
-Not for newer torch, which has the stable binding: an operator defined here cannot be called without Python. There,
-these functions find the type of an error that torch's stable ABI has lost (:mod:`extops._errors`).
+Newer torch has the stable binding, whose operators can be called without Python. There, these functions only find the
+type of an error that torch's stable ABI has lost (:mod:`extops._errors`).
 """
 
 import ctypes
@@ -60,11 +60,11 @@ class Device:
         return self._entries[name]
 
     def product_dtype(self, dtype: torch.dtype, allow_tf32: bool) -> int:
-        """How to multiply, in the kernels' numbers."""
+        """The kernels' number of the dtype, or of TF32 where products may be computed in it."""
         return _TF32 if self.is_cuda and allow_tf32 and dtype is torch.float32 else _DTYPES[dtype]
 
     def alignment(self, name: str, dtype: int, sizes: Sequence[int]) -> int:
-        """0 where the kernel ``name`` for a whole problem does not pay off, else what its tensors must start at."""
+        """The alignment, in bytes, of the tensors of the kernel ``name``; 0 where another way is faster."""
         entry = self.entry(f"{name}_alignment", c_int64, c_int32, c_void_p)
         return int(entry(dtype, (c_int64 * len(sizes))(*sizes)))
 
@@ -118,16 +118,16 @@ def _check_success(op: str, error: bytes | None) -> None:
 
 
 def _begin(kernel: Kernel, *arguments: Any) -> Callable[[], bytes | None]:
-    """Calls a kernel in another thread; what comes back waits for its result."""
+    """Calls a kernel in another thread; the function that is returned waits for the result."""
     try:
         return _pool().submit(kernel, *arguments).result
-    except RuntimeError:  # once the interpreter is about to exit, no thread takes anything on
+    except RuntimeError:  # the interpreter is about to exit: threads accept no work
         return partial(kernel, *arguments)
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    """Threads that spend their time in kernels: ctypes lets go of the interpreter lock meanwhile."""
+    """Threads for kernels: ctypes releases the interpreter lock while one runs."""
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="extops")
 
 
@@ -139,7 +139,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def _problem(operator: str, *tensors: Tensor | None) -> list[int]:
-    """The sizes, in the order of the kernel's struct, of arguments that it checks."""
+    """Checks the arguments; returns the sizes in the order of the kernel's struct."""
     found = _schemas.OPERATORS[operator].check(*tensors)
     return [found.get(size, 0) for size in _schemas.OPERATORS[operator].sizes]
 
@@ -168,10 +168,16 @@ def _run(
 
 
 def _dense(tensor: Tensor, alignment: int) -> Tensor:
-    """The elements one after another from a multiple of ``alignment`` bytes on, in place or in a copy."""
+    """The tensor, or a copy if it is not contiguous or not aligned to ``alignment`` bytes."""
     if tensor.is_contiguous() and tensor.data_ptr() % alignment == 0:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """A product. On a CPU, torch 2.7 to 2.10 read wrong numbers in a column of a 16-bit type at a stride."""
+    is_column = b.shape[1] == 1 and b.stride(0) != 1
+    return torch.mm(a, b.contiguous() if is_column and not b.is_cuda else b)
 
 
 def _lltm(
@@ -193,7 +199,7 @@ def _lltm(
         results = new_h, new_cell, gates
         _run(device, "lltm", dtype, sizes, tensors, results, count=state_size, alignment=alignment)
         return results
-    # The kernel adds the bias at no cost, but not where the product would be rounded before.
+    # The kernel adds the bias at no cost. In 16-bit types linear() does, before it rounds the product.
     is_half = input.dtype.itemsize == 2
     x = torch.cat([old_h, input], dim=1)
     gates = torch.nn.functional.linear(x, weights, bias if is_half else None)
@@ -210,7 +216,7 @@ def _run_cell(
     old_cell: Tensor,
     results: Sequence[Tensor],
 ) -> None:
-    """Adds the bias, where there is one, to the gates first."""
+    """The pointwise part; a bias that is given is added to the gates first."""
     count, grain = old_cell.numel(), _POINTWISE_GRAIN
     tensors = bias, gates, old_cell
     _run(device, "lltm_cell", dtype, sizes, tensors, results, count=count, grain=grain)
@@ -288,7 +294,7 @@ def _lltm_input_backward(
     dtype = _DTYPES[weights.dtype]
     if not (device.is_cuda and device.alignment(name, dtype, sizes)):
         of_h, of_input = weights.split([state_size, features], dim=1)
-        return torch.mm(grad_gates, of_h), torch.mm(grad_gates, of_input)
+        return mm(grad_gates, of_h), mm(grad_gates, of_input)
     results = weights.new_empty(batch, state_size), weights.new_empty(batch, features)
     _run(device, name, dtype, sizes, tensors, results, count=state_size)
     return results
@@ -317,9 +323,9 @@ def _lltm_sequence(
     sizes = _sequence_sizes(input, weights, reverse)
     output, h_n, _, gates, cells = results
     state_size, batch_first = h_0.shape[1], _schemas.is_batch_first(input)
-    rows, weights_of_input = _rows(input, batch_first), weights[:, state_size:].t()
+    rows, weights_of_input = _schemas.rows(input, batch_first), weights[:, state_size:].t()
     # The kernel may write the gates where it reads the products.
-    memory = None if input.dtype.itemsize == 2 else _rows(gates, batch_first)
+    memory = None if input.dtype.itemsize == 2 else _schemas.rows(gates, batch_first)
     products = _multiply(rows, weights_of_input, memory)
     if output.numel() == 0:
         return (
@@ -375,7 +381,7 @@ def _lltm_sequence_backward(
     def dense(x: Tensor | None) -> Tensor | None:
         if x is None:
             return None
-        return _dense(_rows(x, batch_first) if x.dim() == 3 else x, _SEQUENCE_ALIGNMENT)
+        return _dense(_schemas.rows(x, batch_first) if x.dim() == 3 else x, _SEQUENCE_ALIGNMENT)
 
     batch_first = _schemas.is_batch_first(gates)
     dtype = device.product_dtype(gates.dtype, allow_tf32)
@@ -392,16 +398,10 @@ def _sequence_sizes(like: Tensor, weights: Tensor, reverse: bool) -> list[int]:
     return [time, batch, weights.shape[1] - state_size, state_size, *strides, int(reverse), 0]
 
 
-def _rows(sequence: Tensor, batch_first: bool) -> Tensor:
-    """A tensor of ``[time, batch, columns]`` as a matrix, in the order of its memory."""
-    time, batch, columns = sequence.shape
-    return (sequence.transpose(0, 1) if batch_first else sequence).reshape(time * batch, columns)
-
-
 def _multiply(a: Tensor, b: Tensor, product: Tensor | None = None) -> Tensor:
-    """A product, in float32 of 16-bit types: rounded to these, it would lose what the sum of it and others needs.
+    """A product, which the kernel adds to others: of 16-bit types in float32, since rounding it first loses digits.
 
-    Written into a tensor, since autocast leaves that alone.
+    Written into a given tensor, since autocast does not change the dtype of that.
     """
     dtype = torch.promote_types(a.dtype, torch.float32)
     if product is None:
@@ -420,7 +420,7 @@ def _run_sequence(
     results: Sequence[Tensor],
     recurrent: Callable[[int], Tensor | None],
 ) -> None:
-    """All steps by one kernel or, where a GPU has none for the problem, a product and a kernel for each."""
+    """All steps in one kernel or, where a GPU has none for the problem, a product and a kernel for each step."""
     time, batch, _, state_size, *_ = sizes
     if not device.is_cuda:
         grain = 1 + 250_000 // (3 * time * state_size**2)

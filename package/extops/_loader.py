@@ -13,17 +13,13 @@ legacy   2.4 to 2.9      :mod:`extops._legacy`: raw pointers through ctypes, ope
 
 import os
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 from extops import _libraries
 from extops._devices import build_info, devices
 from extops._version import __version__
-
-MINIMUM_TORCH = (2, 4)
-
-REINSTALL = "pip install --force-reinstall --no-deps extops"
+from extops_doctor import REINSTALL, LoadError, check_torch
 
 _FOLDER = Path(__file__).parent
 
@@ -31,20 +27,11 @@ binding = ""
 """``"stable"`` or ``"legacy"``, once loaded."""
 
 
-class LoadError(ImportError):
-    """extops cannot work here: for what cause, and the command that fixes it."""
-
-    def __init__(self, cause: str, command: str) -> None:
-        super().__init__(f"{cause}; run: {command} (for more: python -m extops doctor)")
-        self.cause = cause
-        self.command = command
-
-
 def load() -> None:
     """Loads what serves the torch at hand; called once, by ``import extops``."""
     global binding
     torch = _import_torch()
-    version = check_torch(torch.__version__)
+    version = check_torch(__version__, torch.__version__)
     binding = "stable" if version >= _libraries.STABLE_TORCH else "legacy"
     libraries = _find_libraries()
     names = [_libraries.CPU]
@@ -52,24 +39,11 @@ def load() -> None:
         names.append(_libraries.CUDA)
     try:
         _load(torch, names, libraries)
-    except (OSError, AttributeError) as error:  # the latter of a function that a library lacks
+    except (OSError, AttributeError) as error:  # the latter where a library lacks a function
         raise LoadError(_why_not_loaded(error, torch.__version__), REINSTALL) from error
     devices.add("cpu")
     if _libraries.CUDA in names:
         devices.add("cuda")
-
-
-def check_torch(version: str | None) -> tuple[int, int]:
-    """The release of torch, None where there is no torch; an error where it does not serve."""
-    minimum = ".".join(map(str, MINIMUM_TORCH))
-    command = f'pip install "torch>={minimum}"'
-    need = f"extops {__version__} needs torch {minimum} or newer"
-    if version is None:
-        raise LoadError(f"{need}, and {sys.executable} has none", command)
-    major, minor = re.findall(r"\d+", version)[:2]
-    if (int(major), int(minor)) < MINIMUM_TORCH:
-        raise LoadError(f"{need}, but found torch {version}", command)
-    return int(major), int(minor)
 
 
 def _import_torch() -> ModuleType:
@@ -77,7 +51,7 @@ def _import_torch() -> ModuleType:
         import torch
     except Exception as error:  # a library that torch lacks is an OSError, and there are others
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            check_torch(None)
+            check_torch(__version__, None)
         raise LoadError(
             f"extops {__version__} needs torch, and `import torch` fails here: {error}",
             "pip install --force-reinstall torch",
@@ -88,7 +62,7 @@ def _import_torch() -> ModuleType:
 def _load(torch: ModuleType, names: list[_libraries.Library], libraries: dict[str, Path]) -> None:
     devices = {_libraries.CPU: "cpu", _libraries.CUDA: "cuda"}
     kernels = {devices[library]: libraries[library.name] for library in names}
-    if binding == "stable":  # first, since what keeps a library from loading is what is to be said
+    if binding == "stable":  # first: if one does not load, this error is the one to report
         stable = {_libraries.CPU: _libraries.STABLE_CPU, _libraries.CUDA: _libraries.STABLE_CUDA}
         for library in names:
             torch.ops.load_library(libraries[stable[library].name])
@@ -98,7 +72,7 @@ def _load(torch: ModuleType, names: list[_libraries.Library], libraries: dict[st
     if binding == "stable":
         from extops import _errors
 
-        _errors.keep_types(kernels)
+        _errors.libraries.update(kernels)
     else:
         from extops import _legacy
 
@@ -107,7 +81,7 @@ def _load(torch: ModuleType, names: list[_libraries.Library], libraries: dict[st
 
 
 def _why_not_loaded(error: Exception, torch_version: str) -> str:
-    """What the dynamic linker said; it is the cause of the error where torch puts words of its own before it."""
+    """The reason in the words of the dynamic linker, whose error torch wraps in one of its own."""
     linker = str(error.__cause__ or error)
     variant = build_info().get("variant", "compiled just in time")
     if found := re.search(r"version `(\w+?)_([\d.]+)' not found \(required by (\S+)\)", linker):

@@ -1,4 +1,4 @@
-"""Declares operators of tensors alone that have one result: the eager call, the gradient, the place in transforms."""
+"""Declares operators that take only tensors and have one result: eager calls, gradients, behaviour in transforms."""
 
 import functools
 import inspect
@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, Protocol, cast
 import torch
 from torch import Tensor
 
-from extops import _autograd, _checks, _schemas
+from extops import _autograd, _checks, _errors, _private, _schemas
 
 P = ParamSpec("P")
 
@@ -24,7 +24,8 @@ class Gradient(Protocol):
     """The backward of an operator, on tensors that the kernels take."""
 
     def save(self, ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keeps what :meth:`backward` needs, as ``torch.autograd.Function`` does."""
+        """Keeps what :meth:`backward` needs, as ``torch.autograd.Function`` does; nothing unless overridden."""
+        return
 
     def backward(
         self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]
@@ -38,9 +39,6 @@ class Gradient(Protocol):
 class StraightThrough(Gradient):
     """The gradient passes as it is."""
 
-    def save(self, ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Nothing is needed."""
-
     def backward(
         self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]
     ) -> tuple[Tensor | None, ...]:
@@ -52,7 +50,7 @@ class ByKernel(Gradient):
     """An operator ``<name>_backward`` takes ``grad_output`` and all inputs, and gives all gradients."""
 
     def __init__(self, name: str) -> None:
-        self.operator = _autograd.eager(getattr(torch.ops.extops, name).default)
+        self.operator = _autograd.eager(name)
 
     def save(self, ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """All inputs."""
@@ -84,7 +82,7 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
 
     def decorate(reference: Callable[P, Tensor]) -> Callable[P, Tensor]:
         registered = getattr(torch.ops.extops, name).default
-        fast = _autograd.without_frames(registered)
+        fast = _private.without_frames(name)
         schema = _schemas.OPERATORS[name]
         signature = inspect.signature(reference)
         save = gradient.save
@@ -101,7 +99,7 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
             return gradient.backward(ctx, grad_output, composite)
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        apply = _autograd.apply(type(name, (torch.autograd.Function,), methods))
+        apply = _private.apply(type(name, (torch.autograd.Function,), methods))
         _autograd.register(name, apply, composite)
         if f"{name}_backward" in _schemas.OPERATORS:
             register_backward(f"{name}_backward", composite)
@@ -116,7 +114,7 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
             if named:
                 inputs += tuple([named.pop(x) for x in names[len(inputs) :] if x in named])
                 if named:
-                    signature.bind(*inputs, **named)  # raises what Python says of such a call
+                    signature.bind(*inputs, **named)  # raises Python's error for such a call
             try:
                 if not is_plain():
                     return transformed(*inputs)
@@ -125,12 +123,11 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
                         return apply(*inputs)
                 with below_autograd():
                     return fast(*inputs)
-            except _checks.FAILURES:
+            except _checks.FAILURES as error:
                 signature.bind(*inputs)
                 _checks.explain(schema.check, *inputs)
-                if is_plain():
-                    with below_autograd():
-                        registered(*inputs)  # which raises what torch raised, see extops._errors
+                if isinstance(error, RuntimeError):
+                    _errors.raise_original(error, name, *inputs)
                 raise
 
         return call
@@ -139,7 +136,7 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
 
 
 def register_backward(name: str, reference: Callable[..., Tensor]) -> None:
-    """Gives a gradient to an operator that is the gradient of another one, which compiled code calls."""
+    """Makes the operator that computes another one's gradient differentiable: compiled code calls it."""
 
     def composite(*tensors: Tensor) -> Any:
         grad_output, *inputs = torch.broadcast_tensors(*tensors)

@@ -45,7 +45,7 @@ class Operator:
     arguments: tuple[Row, ...]
     results: tuple[Row, ...]
     out: str = ""
-    """The argument into which an elementwise operator writes, if that is none of its own results."""
+    """The argument that an elementwise operator writes into; empty where its results are new tensors."""
     sizes: tuple[str, ...] = ()
     """Of a table: in the order of the kernel's struct."""
 
@@ -95,8 +95,8 @@ class Operator:
                 )
 
     def new_results(self, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        """New tensors for the results, for arguments that are not checked yet: those of the table, then lengths where
-        the operator takes them.
+        """Checks the arguments, which are those of the table and then, where the operator takes them, lengths; returns
+        new tensors for the results.
         """
         count = len(self.arguments)
         sizes = self.check(*tensors[:count])
@@ -129,6 +129,12 @@ def is_batch_first(tensor: Tensor) -> bool:
     return tensor.stride(0) < tensor.stride(1)
 
 
+def rows(sequence: Tensor, batch_first: bool) -> Tensor:
+    """A tensor of ``[time, batch, columns]`` as a matrix, in the order of its memory."""
+    time, batch, columns = sequence.shape
+    return (sequence.transpose(0, 1) if batch_first else sequence).reshape(time * batch, columns)
+
+
 def _new(shape: tuple[int, ...], like: Tensor, batch_first: bool) -> Tensor:
     if not (batch_first and len(shape) == 3):
         return like.new_empty(shape)
@@ -137,7 +143,7 @@ def _new(shape: tuple[int, ...], like: Tensor, batch_first: bool) -> Tensor:
 
 
 def _new_elementwise(named: dict[str, Tensor], like: str, shape: tuple[int, ...]) -> Tensor:
-    """Laid out like one of the arguments or, where that is not of the shape, like the first that is."""
+    """Laid out like the argument ``like`` or, if its shape differs, like the first argument of this shape."""
     for tensor in (named.get(like), *named.values()):
         if tensor is not None and _checks.same_shape(tensor.shape, shape):
             return torch.empty_like(tensor)
@@ -147,7 +153,7 @@ def _new_elementwise(named: dict[str, Tensor], like: str, shape: tuple[int, ...]
 def _find_sizes(
     present: Sequence[tuple[Row, Any]],
 ) -> tuple[dict[str, int], dict[str, tuple[str, Any]]]:
-    """The sizes that the shapes give, first from dimensions that are nothing else, then from sums; and from whom."""
+    """The sizes, read from dimensions that are a single size, then from sums; and the argument each was read from."""
     sizes: dict[str, int] = {}
     sources: dict[str, tuple[str, Any]] = {}
     for may_be_sum in (False, True):

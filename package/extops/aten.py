@@ -1,10 +1,11 @@
-"""The LLTM in C++ with ATen calls only, hand-written backward included: the tutorial's second rung.
+"""The LLTM in C++ with ATen calls only, hand-written backward included, as in PyTorch's tutorial.
 
 Compiled on first use by ``torch.utils.cpp_extension.load`` (seconds, and needs a C++ compiler and ninja); kept for
 comparison, and as the smallest example of a just-in-time extension. The same code serves CPU and CUDA tensors.
 """
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ class LLTM(reference.LLTM):
 
 @cache
 def _operators() -> Any:
-    _jit.load("extops_aten", [_jit.packaged_csrc() / "aten" / "lltm.cpp"])
+    _jit.load("extops_aten", [Path(__file__).with_suffix(".cpp")])
     return torch.ops.extops_aten
 
 

@@ -35,7 +35,7 @@ def _both(device: torch.device, one: Callable[[], T], other: Callable[[], T]) ->
     with torch.cuda.stream(side):
         beside = other()
     result = one()
-    # Memory of the side stream is used anew only by calls there, which have waited for all of this stream's first.
+    # Memory of the side stream is reused only on that stream, which waits for this one before each use.
     stream.wait_stream(side)
     return result, beside
 
@@ -86,10 +86,10 @@ class LLTM(reference.LLTM):
             _checks.check_tensor("lltm", "input", input)
             _checks.check_dims("lltm", "input", input, "batch, input_features")
             state = self.zero_state(input)
-        # Where torch.nn.Module keeps them, and looks last when asked for an attribute.
-        parameters = self._parameters
+        # Read where torch.nn.Module keeps them: asked for an attribute, it looks there last.
+        parameters = vars(self).get("_parameters", {})
         weights, bias = parameters.get("weights"), parameters.get("bias")
-        if weights is None:  # made by torch.nn.utils, or of a replica
+        if weights is None:  # computed by torch.nn.utils, or part of a replica
             weights = self.weights
         if bias is None:
             bias = self.bias
@@ -239,7 +239,7 @@ class LLTMLayer(torch.nn.Module):
         return PackedSequence(packed, batch_sizes, to_sorted, to_original), (h, c)
 
     def _checked_state(self, input: Tensor, state: State | None, *batch: int) -> State:
-        """The given state, or zeros; with no size of a batch, that of one row."""
+        """The given state, or zeros; without ``batch``, that of an input that has no batch."""
         shape = (self.num_layers * (1 + self.bidirectional), *batch, self.state_size)
         if state is None:
             zeros = input.new_zeros(shape)

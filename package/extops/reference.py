@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from extops import _autograd
+from extops import _private
 from extops._operator import reference_of
 from extops.ops.multiply import multiply as _multiply
 from extops.ops.rounding import round_ste as _round_ste
@@ -88,7 +88,7 @@ _AS_IT_IS = contextlib.nullcontext()
 
 
 def _in_float32(function: Callable[P, tuple[Tensor, ...]]) -> Callable[P, tuple[Tensor, ...]]:
-    """Computes in float32 what is of 16 bits, as the kernels do: over a sequence the cell state is a running sum."""
+    """Computes with 16-bit types in float32, as the kernels do: over a sequence the cell state is a running sum."""
 
     @functools.wraps(function)
     def wide(*arguments: P.args, **options: P.kwargs) -> tuple[Tensor, ...]:
@@ -96,7 +96,7 @@ def _in_float32(function: Callable[P, tuple[Tensor, ...]]) -> Callable[P, tuple[
         first = next(x for x in tensors if x is not None)
         if first.dtype.itemsize > 2:
             return function(*arguments, **options)
-        is_autocasting = _autograd.is_autocasting()
+        is_autocasting = _private.is_autocasting()
         with torch.autocast(first.device.type, enabled=False) if is_autocasting else _AS_IT_IS:
             wider = (x if x is None or x.dtype is not first.dtype else x.float() for x in tensors)
             return tuple(x.to(first.dtype) for x in function(*wider, **options))
@@ -187,7 +187,7 @@ def _order(time: int, reverse: bool) -> range:
 
 
 def _stack(steps: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
-    """What was made step by step, in the order of time."""
+    """The results of single steps, stacked in the order of time."""
     return [torch.stack(x) for x in zip(*(steps[::-1] if reverse else steps), strict=True)]
 
 

@@ -41,7 +41,7 @@ ELSEWHERE = {
     r"^torchwheels build ": "compiles for minutes; tests/torchwheels builds other projects",
     r"^docker compose ": "test_compose.py compares what the services are",
     r"^python examples/": "tests/test_examples.py runs it",
-    r"^EXTOPS_JIT=csrc ": "compiles for minutes; test_imports.py loads libraries that were compiled so",
+    r"^EXTOPS_JIT=csrc ": "compiles for minutes; test_just_in_time.py loads libraries that were compiled so",
     r"^(TORCH_CUDA_ARCH_LIST=\S+ )?python -m service\.(mutate|sanitize) ": "needs a GPU",
     r"^python -m benchmarks\.(report|plots) ": "test_benchmarks.py makes both",
     r"^git tag |^cp .* && gh release ": "releases",

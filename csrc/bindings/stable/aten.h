@@ -12,7 +12,7 @@
 
 #include "tensor.h"
 
-// What the exception said that torch turned into an error code. Since torch 2.13; older ones print it.
+// The message of an exception that torch turned into an error code. Since torch 2.13; older torch prints it.
 extern "C" [[gnu::weak, gnu::visibility("default")]] const char* torch_exception_get_what_without_backtrace();
 
 namespace extops::stable {
@@ -25,19 +25,14 @@ inline void check(AOTITorchError code, const char* name) {
   throw std::runtime_error(std::string(name) + ": torch's API call failed" + (what ? std::string(": ") + what() : ""));
 }
 
-// The dispatcher takes what is on its stack, so a tensor gets there by another handle.
+// The dispatcher deletes the handles on its stack, so each call gets one of its own.
 inline AtenTensorHandle new_handle(const Tensor& tensor) {
   AtenTensorHandle handle = nullptr;
   TORCH_ERROR_CODE_CHECK(aoti_torch_new_tensor_handle(tensor.get(), &handle));
   return handle;
 }
 
-inline StableIValue box(const Tensor& tensor) { return torch::stable::detail::from(new_handle(tensor)); }
-
-template <class Value>
-StableIValue box(const Value& value) {
-  return torch::stable::detail::from(value);
-}
+inline StableIValue box(const Tensor& tensor) { return box(new_handle(tensor)); }
 
 template <class... Arguments>
 Tensor call_aten(const char* name, const char* overload, const Arguments&... arguments) {
@@ -50,12 +45,12 @@ inline Tensor to_float32(const Tensor& tensor) {
   return call_aten("aten::to", "dtype", tensor, torch::headeronly::ScalarType::Float, false, false, std::nullopt);
 }
 
-// Writes a product. Autocast leaves it alone, unlike one that returns a new tensor.
+// Writes a product into a tensor. Autocast casts products that return a new tensor, but not this one.
 inline void mm_into(const Tensor& a, const Tensor& b, const Tensor& product) {
   call_aten("aten::mm", "out", a, b, product);
 }
 
-// The same in float32, of factors in 16-bit types on CUDA.
+// The same for factors in 16-bit types on CUDA, with a product in float32.
 inline void mm_float32_into(const Tensor& a, const Tensor& b, const Tensor& product) {
   call_aten("aten::mm", "dtype_out", a, b, torch::headeronly::ScalarType::Float, product);
 }
@@ -92,7 +87,7 @@ inline Tensor contiguous_copy(const Tensor& tensor) {
 
 inline Tensor mm(const Tensor& a, const Tensor& b) {
   const bool is_column = b.sizes()[1] == 1 && b.strides()[0] != 1;
-  // On the CPU, torch 2.10 reads wrong numbers where that is in a 16-bit type.
+  // On the CPU, torch 2.7 to 2.10 read wrong numbers in such a column of a 16-bit type.
   if (is_column && a.options().device_type == aoti_torch_device_type_cpu()) {
     return call_aten("aten::mm", "", a, contiguous_copy(b));
   }
@@ -111,9 +106,9 @@ inline Tensor allocate(const Options& options, Sizes sizes, const int64_t* strid
   return Tensor(result);
 }
 
-// Those of a contiguous tensor, written to `strides`.
+// Writes the strides of a contiguous tensor to `strides`.
 inline const int64_t* contiguous_strides(Sizes sizes, int64_t* strides) {
-  uint64_t stride = 1;  // of a shape too large to exist it overflows, and torch refuses the shape
+  uint64_t stride = 1;  // may overflow for a huge shape, which torch then refuses
   for (size_t d = sizes.size(); d-- > 0; stride *= std::max<int64_t>(sizes[d], 1)) strides[d] = stride;
   return strides;
 }
@@ -154,7 +149,7 @@ inline Tensor reinterpret(const Tensor& tensor, Sizes sizes, Sizes strides, int6
   return Tensor(result);
 }
 
-// The elements of a tensor one after another from a multiple of `alignment` bytes on, in place or in a copy.
+// The elements of a tensor, contiguous and aligned to `alignment` bytes: in place if they are, else in a copy.
 class Dense {
  public:
   explicit Dense(const Tensor& tensor, int64_t alignment = 1) : data_(tensor.data()) {

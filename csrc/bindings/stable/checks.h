@@ -25,9 +25,7 @@ inline std::string to_string(Sizes sizes) {
 }
 
 inline const char* dtype_name(int32_t dtype) {
-  using torch::stable::detail::from;
-  using torch::stable::detail::to;
-  return torch::headeronly::toString(to<torch::headeronly::ScalarType>(from(dtype)));
+  return torch::headeronly::toString(unbox<torch::headeronly::ScalarType>(box(dtype)));
 }
 
 inline ScalarType kernel_dtype(const char* op, const char* name, const Tensor& tensor) {

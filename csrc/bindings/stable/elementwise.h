@@ -44,7 +44,7 @@ class ElementwiseSchema {
 
 constexpr size_t kMaxOperands = 8;
 
-// The operands of a call: no more than these are allocated on the heap, since a small call costs little more.
+// The operands of a call, in arrays of a fixed size: an allocation would take a good part of a small call.
 struct ElementwiseOperands {
   std::array<Tensor, kMaxOperands> inputs;
   size_t input_count = 0;
@@ -52,7 +52,7 @@ struct ElementwiseOperands {
   size_t output_count = 0;
 };
 
-// The common shape of inputs that broadcast; `storage` holds it where it is that of no input.
+// The common shape of inputs that broadcast; `storage` holds it if no input has that shape.
 inline Sizes broadcast_sizes(
     const ElementwiseSchema& schema, const ElementwiseOperands& operands, std::vector<int64_t>& storage) {
   const Tensor* const begin = operands.inputs.data();
@@ -79,7 +79,7 @@ inline Sizes broadcast_sizes(
   throw std::runtime_error(schema.op + ": " + shapes + " cannot be broadcast together");
 }
 
-// A new tensor, laid out like `inputs[like]` or, where this is not of the shape, like the first input that is.
+// A new tensor, laid out like `inputs[like]` or, if its shape differs, like the first input of this shape.
 inline Tensor allocate_result(const ElementwiseOperands& operands, size_t like, Sizes sizes) {
   const auto& inputs = operands.inputs;
   if (like < operands.input_count && has_sizes(inputs[like], sizes)) return allocate_like(inputs[like]);
@@ -167,21 +167,21 @@ void call_elementwise(StableIValue* stack, uint64_t, uint64_t) {
     return kernel->run(dtype, geometry.dim(), geometry.numbers(), geometry.data(), where...);
   });
   for (size_t k = 0; k < schema.likes.size(); ++k) {
-    stack[k] = torch::stable::detail::from(operands.outputs[k].release());
+    stack[k] = box(operands.outputs[k].release());
   }
 }
 
 #define EXTOPS_ONE(...) +1
 constexpr size_t kElementwiseOperators = 0 EXTOPS_ELEMENTWISE(EXTOPS_ONE);
 
-template <class Device, size_t... kIndex>
-void register_elementwise(torch::stable::detail::StableLibrary& library, std::index_sequence<kIndex...>) {
+template <class Device, size_t... kIndex, class Library>
+void register_elementwise(Library& library, std::index_sequence<kIndex...>) {
   const auto name = [](size_t index) { return ElementwiseSchema(Device::elementwise(index)->schema).op; };
   (library.impl(name(kIndex).c_str(), &call_elementwise<Device, kIndex>), ...);
 }
 
-template <class Device>
-void register_elementwise(torch::stable::detail::StableLibrary& library) {
+template <class Device, class Library>
+void register_elementwise(Library& library) {
   register_elementwise<Device>(library, std::make_index_sequence<kElementwiseOperators>());
 }
 

@@ -11,7 +11,7 @@
 
 namespace extops::stable {
 
-// Takes the arguments off the dispatcher's stack, and the sizes from those dimensions that are a size and nothing else.
+// Takes the arguments off the dispatcher's stack, and reads the sizes from dimensions that are a single size.
 template <class Arguments>
 class Take {
  public:
@@ -66,7 +66,7 @@ void call_generic(const char* op, Kernel kernel, StableIValue* stack) {
   const int64_t rows = fill.results[0].sizes()[0];
   const int64_t grain = 1 + kPointwiseGrain * rows / std::max<int64_t>(fill.results[0].numel(), 1);
   Device::run(op, *taken.like, rows, grain, [&](auto... where) { return kernel(dtype, arguments, where...); });
-  for (size_t k = 0; k < fill.results.size(); ++k) stack[k] = torch::stable::detail::from(fill.results[k].release());
+  for (size_t k = 0; k < fill.results.size(); ++k) stack[k] = box(fill.results[k].release());
 }
 
 // Registers what is GENERIC in EXTOPS_OPERATORS for a device.

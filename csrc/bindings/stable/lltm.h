@@ -1,6 +1,6 @@
 // The LLTM on torch's stable ABI.
 // A `Device` is a type with the kernels' entry points and a `run(op, tensor, count, grain, kernel)` that calls `kernel`
-// with what the entry points take last. Some kernels, and TF32, exist where `Device::kIsCuda` alone.
+// with what the entry points take last. Some kernels, and TF32, exist only where `Device::kIsCuda`.
 #pragma once
 
 #include "../../kernels/lltm.h"
@@ -10,13 +10,15 @@ namespace extops::stable {
 
 inline int64_t elements(const LltmSizes& sizes) { return sizes.batch * sizes.state_size; }
 
-// Columns of the state below which another thread costs more than it saves.
-inline int64_t grain_of_whole(const LltmSizes& sizes) {
-  constexpr int64_t kMultiplications = 250000;
-  return 1 + kMultiplications / std::max<int64_t>(3 * sizes.batch * sizes.columns(), 1);
-}
+// Pieces of work of so many multiplications each, below which another thread costs more than it saves.
+inline int64_t grain_of(int64_t multiplications) { return 1 + 250000 / std::max<int64_t>(multiplications, 1); }
 
-// How the device is to multiply.
+// A piece is a column of the state.
+inline int64_t grain_of_whole(const LltmSizes& sizes) { return grain_of(3 * sizes.batch * sizes.columns()); }
+
+inline bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtype == ScalarType::BFloat16; }
+
+// The dtype, or TF32 where the device may compute products in it.
 template <class Device>
 ScalarType product_dtype(ScalarType dtype, bool allow_tf32) {
   return dtype == ScalarType::Float && Device::kIsCuda && allow_tf32 ? ScalarType::TF32 : dtype;
@@ -71,11 +73,10 @@ std::array<Tensor, 3> lltm(
     return run<Device, LltmForward>(
         kOp, Device::lltm, dtype, sizes, tensors, input, sizes.state_size, grain_of_whole(sizes), alignment);
   }
-  // The kernel adds the bias at no cost, but not where the product would be rounded before.
-  const bool is_half = dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
+  // The kernel adds the bias at no cost. In 16-bit types linear() does, before it rounds the product.
   const Tensor x = cat_columns(old_h, input);
-  Tensor gates = is_half ? linear(x, weights, bias) : linear(x, weights);
-  auto [new_h, new_cell] = run_cell<Device>(kOp, dtype, sizes, is_half ? nullptr : &bias, gates, old_cell);
+  Tensor gates = is_half(dtype) ? linear(x, weights, bias) : linear(x, weights);
+  auto [new_h, new_cell] = run_cell<Device>(kOp, dtype, sizes, is_half(dtype) ? nullptr : &bias, gates, old_cell);
   return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }
 
@@ -131,8 +132,8 @@ std::array<Tensor, 2> lltm_input_backward(const Tensor& grad_gates, const Tensor
   return {mm(grad_gates, columns(weights, 0, state_size)), mm(grad_gates, columns(weights, state_size, features))};
 }
 
-template <class Device>
-void register_lltm(torch::stable::detail::StableLibrary& library) {
+template <class Device, class Library>
+void register_lltm(Library& library) {
   library.impl("lltm", &Boxed<&lltm<Device>>::call);
   library.impl("lltm_backward", &Boxed<&lltm_backward<Device>>::call);
   library.impl("lltm_input_backward", &Boxed<&lltm_input_backward<Device>>::call);

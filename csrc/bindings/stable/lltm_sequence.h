@@ -36,8 +36,8 @@ inline Tensor allocate(const Options& options, const LltmSequenceSizes& sizes, i
       sizes, columns, [&](Sizes shape, Sizes strides) { return allocate(options, shape, strides.data()); });
 }
 
-// The rows of a tensor of [time, batch, columns] in the order of memory, as a matrix: in place where they are at a
-// regular distance, which must be their length if they are to be `dense`, else in a copy.
+// The rows of a tensor of [time, batch, columns] in the order of memory, as a matrix: in place if their distance is
+// regular and, for `dense`, equal to their length; else in a copy.
 inline Tensor rows_of(const Tensor& tensor, const LltmSequenceSizes& sizes, bool dense) {
   const int outer = sizes.time_stride < sizes.batch_stride ? 1 : 0;
   const int inner = 1 - outer;
@@ -46,7 +46,7 @@ inline Tensor rows_of(const Tensor& tensor, const LltmSequenceSizes& sizes, bool
   const int64_t columns = shape[2];
   const int64_t rows = shape[0] * shape[1];
   const int64_t row = std::max<int64_t>(columns, 1);
-  // Not at a stride of 0: each row of an expanded tensor is the same one.
+  // Smaller than a row, namely 0, in an expanded tensor, whose rows share their memory.
   const int64_t distance = rows <= 1 ? row : shape[inner] == 1 ? strides[outer] : strides[inner];
   const bool regular = shape[outer] == 1 || strides[outer] == shape[inner] * distance;
   const bool aligned = reinterpret_cast<uintptr_t>(tensor.data()) % kSequenceAlignment == 0;
@@ -72,9 +72,7 @@ inline Tensor weights_of_input(const Tensor& weights, const LltmSequenceSizes& s
   return columns(weights, sizes.state_size, sizes.input_features);
 }
 
-inline bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtype == ScalarType::BFloat16; }
-
-// A product in the compute type: rounded to 16 bits, it would lose what the sum of it and others needs.
+// A product in the compute type. The kernel adds it to others: rounding it to 16 bits first loses digits.
 template <class Device>
 Tensor multiply(ScalarType dtype, const Tensor& a, const Tensor& b) {
   Options options = a.options();
@@ -92,10 +90,9 @@ Tensor multiply(ScalarType dtype, const Tensor& a, const Tensor& b) {
 
 inline int64_t compute_bytes(ScalarType dtype) { return dtype == ScalarType::Double ? 8 : 4; }
 
-// Rows of the batch below which another thread costs more than it saves.
+// A piece is a row of the batch.
 inline int64_t grain_of_rows(const LltmSequenceSizes& sizes) {
-  constexpr int64_t kMultiplications = 250000;
-  return 1 + kMultiplications / std::max<int64_t>(3 * sizes.time * sizes.state_size * sizes.state_size, 1);
+  return grain_of(3 * sizes.time * sizes.state_size * sizes.state_size);
 }
 
 inline std::optional<Dense> check_lengths(
@@ -114,7 +111,7 @@ const void* data_of(const std::optional<Held>& held) {
 
 // -- forward
 
-// A product of the library's and a kernel for each step.
+// A library's product and a kernel for each step.
 template <class Device>
 void run_steps(
     const char* op, ScalarType dtype, LltmSequence arguments, const Tensor& weights, const Tensor& h_0,
@@ -237,7 +234,7 @@ inline std::optional<Dense> dense(const Tensor* tensor) {
   return tensor == nullptr ? std::nullopt : std::make_optional<Dense>(*tensor, kSequenceAlignment);
 }
 
-// The gradient that a sequence without an element hands on.
+// The gradient of a first state where the sequence has no elements: that of the last state.
 inline Tensor hand_on(const Tensor* gradient, const Options& options, const LltmSequenceSizes& sizes) {
   return gradient == nullptr ? zeros(options, sizes.batch, sizes.state_size) : contiguous_copy(*gradient);
 }
@@ -285,8 +282,8 @@ std::array<Tensor, 3> lltm_sequence_backward(
   return {std::move(grad_gates), std::move(grad_h_0), std::move(grad_c_0)};
 }
 
-template <class Device>
-void register_lltm_sequence(torch::stable::detail::StableLibrary& library) {
+template <class Device, class Library>
+void register_lltm_sequence(Library& library) {
   library.impl("lltm_sequence", &Boxed<&lltm_sequence<Device>>::call);
   library.impl("lltm_sequence_backward", &Boxed<&lltm_sequence_backward<Device>>::call);
 }

@@ -24,7 +24,7 @@ inline Sizes matrix_sizes(const char* op, const char* name, const Tensor& tensor
 
 using Tensors = std::initializer_list<const Tensor*>;
 
-// Compares tensors with the rows of a table, the results' rows aside. One that is absent is a null pointer.
+// Compares tensors with the rows of a table, except those of results. An absent tensor is a null pointer.
 class Check {
  public:
   Check(const char* op, const Tensor* const* tensors, const char* like_name, const Tensor& like)
@@ -47,7 +47,7 @@ class Check {
   Options like_;
 };
 
-// Fills a kernel's struct: from tensors, in copies where they are not as the kernel wants them, and from new ones.
+// Fills a kernel's struct: inputs, copied where they are not contiguous and aligned, and new tensors for results.
 template <class Arguments>
 class Fill {
  public:

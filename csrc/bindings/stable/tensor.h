@@ -11,6 +11,17 @@
 
 namespace extops::stable {
 
+// Between values and the words on the dispatcher's stack. Torch's headers have no public name for these, up to 2.15.
+template <class Value>
+StableIValue box(const Value& value) {
+  return torch::stable::detail::from(value);
+}
+
+template <class Value>
+Value unbox(StableIValue word) {
+  return torch::stable::detail::to<Value>(word);
+}
+
 using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;
 
 // What two tensors must share to meet in a kernel, in torch's numbers.
@@ -20,8 +31,8 @@ struct Options {
   int32_t device_index;
 };
 
-// A tensor with one owner. torch::stable::Tensor counts its owners, in a block that it allocates for each argument and
-// each result: of a small problem that is a good part of the call.
+// A tensor with one owner. torch::stable::Tensor, which TORCH_BOX hands to kernels, counts its owners in memory that it
+// allocates for each argument and each result, and that takes a good part of a small call.
 class Tensor {
  public:
   explicit Tensor(AtenTensorHandle handle = nullptr) : handle_(handle) {}
@@ -60,30 +71,30 @@ struct Unbox;
 
 template <>
 struct Unbox<Tensor> {
-  static Tensor call(StableIValue value) { return Tensor(torch::stable::detail::to<AtenTensorHandle>(value)); }
+  static Tensor call(StableIValue value) { return Tensor(unbox<AtenTensorHandle>(value)); }
 };
 
 template <>
 struct Unbox<std::optional<Tensor>> {
   static std::optional<Tensor> call(StableIValue value) {
-    const auto handle = torch::stable::detail::to<std::optional<AtenTensorHandle>>(value);
+    const auto handle = unbox<std::optional<AtenTensorHandle>>(value);
     return handle.has_value() ? std::optional<Tensor>(*handle) : std::nullopt;
   }
 };
 
 template <>
 struct Unbox<bool> {
-  static bool call(StableIValue value) { return torch::stable::detail::to<bool>(value); }
+  static bool call(StableIValue value) { return unbox<bool>(value); }
 };
 
 template <class Results, class... Arguments, size_t... kArgument, size_t... kResult>
 void call_boxed(
     Results (*kernel)(const Arguments&...), StableIValue* stack, std::index_sequence<kArgument...>,
     std::index_sequence<kResult...>) {
-  // Braces, so that an argument that cannot be taken leaves those before it to be deleted.
+  // Braces: if an argument cannot be taken, those before it are deleted.
   const std::tuple<Arguments...> taken{Unbox<Arguments>::call(stack[kArgument])...};
   Results made = kernel(std::get<kArgument>(taken)...);
-  ((stack[kResult] = torch::stable::detail::from(made[kResult].release())), ...);
+  ((stack[kResult] = box(made[kResult].release())), ...);
 }
 
 template <auto kKernel>

@@ -94,7 +94,7 @@ class ElementwiseLoop {
     }
   }
 
-  // The conversion instructions of half are out of the vectoriser's reach: whole pieces are converted instead.
+  // Compilers do not vectorise with the conversion instructions of half: whole pieces are converted instead.
   [[gnu::always_inline]] void apply_half(T* const* pointers, int64_t count) const {
     float buffers[kOperands][kPiece];
     float* pieces[kOperands];

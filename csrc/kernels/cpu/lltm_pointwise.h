@@ -76,7 +76,7 @@ template <class T>
   }
 }
 
-// Adds the bias, where there is one, to the gates first.
+// A bias that is given is added to the gates first.
 template <class T>
 [[gnu::always_inline]] inline void cell(
     int64_t state_size, const T* bias, T* gates, const T* old_cell, T* new_h, T* new_cell, int64_t begin, int64_t end) {

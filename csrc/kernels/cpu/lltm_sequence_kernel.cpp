@@ -240,7 +240,7 @@ class Forward {
     C* const cells = cells_[r * slice_.vectors].at;
     C* const h = h_[r * slice_.vectors].at;
     const int64_t next = slice_.offset(in_.sizes.reverse ? t - 1 : t + 1, slice_.rows[r]) * kGates;
-    // One function a loop: a long chain of operations leaves the CPU waiting for its results.
+    // One function per loop: in a long chain of operations the CPU waits for each result.
     prefetch_products(next);
 #pragma GCC ivdep
     for (int64_t j = 0; j < 2 * padded; ++j) gates[j] = sigmoid(gates[j]);
@@ -255,8 +255,8 @@ class Forward {
     if constexpr (!std::is_same_v<T, C>) load_row(static_cast<const T*>(in_.output) + row * units, h, units);
   }
 
-  // A gate's products of the next step: one gate at a time, as the CPU waits where many lines are on their way. Beyond
-  // the last step nothing is read.
+  // One gate's products of the next step. Not those of all gates at once: the CPU stalls when too many cache lines are
+  // under way. Beyond the last step the address is invalid, which a prefetch ignores.
   [[gnu::always_inline]] void prefetch_products(int64_t line) const {
     constexpr int64_t kCacheLine = 64;
     const C* const products = static_cast<const C*>(in_.products) + line * slice_.units;

@@ -11,7 +11,7 @@ namespace {
 
 using Sizes = LltmSizes;
 
-// The rows [begin, end) of each gate's block of weights, which are columns of the states.
+// The rows [begin, end) of each gate's block of weights, and these columns of the states.
 struct Part {
   int64_t begin;
   int64_t end;
@@ -162,8 +162,8 @@ template <int kBytes>
 
 constexpr Error kOnlyFloat32 = "the kernel for small problems takes float32";
 
-// Where this beats oneDNN and MKL: read off an AVX-512 CPU. A few rows leave most lanes of a vector empty, which pays
-// off only where next to nothing is to be computed. Not where nothing is: a size beside one that is zero may be huge.
+// Where this beats oneDNN and MKL, as measured on a CPU with AVX-512. With few rows most lanes of a vector are empty,
+// which pays off only for very small products. Not for empty ones: beside a size of zero another may be huge.
 bool is_small(ScalarType dtype, const Sizes& sizes) {
   const auto& [batch, input_features, state_size] = sizes;
   constexpr int64_t kRows = 16;

@@ -76,7 +76,7 @@ template <class T>
   tail = tail * r * r + r;
 
   const Int half = exponent >> 1;
-  // Unsigned: of a NaN the exponent is any number, and its shift must not overflow.
+  // Unsigned: for a NaN the exponent is arbitrary, and the shift must not overflow.
   const auto power_of_two = [](Int e) {
     return bit_cast<T>(static_cast<std::make_unsigned_t<Int>>(e + Constants::kBias) << Constants::kMantissaBits);
   };

@@ -49,8 +49,8 @@ struct Compute<Half> {
 [[gnu::always_inline]] inline float load(Half value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16;
   const uint32_t magnitude = static_cast<uint32_t>(value.bits & 0x7fffu) << 13;
-  // Below 2^-14 the number is subnormal: 0.5 plus it has its bits as the last ones. The CPU may be told to take
-  // subnormal numbers for zero, and this way none meets its arithmetic.
+  // Below 2^-14 the number is subnormal: its bits are the last ones of 0.5 plus the number. No subnormal takes part in
+  // the subtraction: the CPU may be set to treat these as zero.
   const uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(0x3f000000u | (magnitude >> 13)) - 0.5f);
   const uint32_t normal = magnitude + 0x38000000u;  // moves the exponent from bias 15 to bias 127
   const uint32_t finite = magnitude < 0x00800000u ? subnormal : normal;
@@ -78,7 +78,7 @@ struct Compute<Half> {
   const uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
   const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   const uint32_t finite = magnitude < 0x38800000u ? subnormal : normal;
-  // Of NaN the payload's upper bits stay, as by the CPU's own instruction.
+  // A NaN keeps the upper bits of its payload, as with the CPU's own instruction.
   const uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
   const uint32_t special = magnitude > 0x7f800000u ? nan : 0x7c00u;
   to.bits = static_cast<uint16_t>(sign | (magnitude >= 0x47800000u ? special : finite));

@@ -33,30 +33,25 @@ inline bool has_avx2() {
   return has;
 }
 
+#endif
+
 // The body is given the bytes of a vector, as an integral_constant.
 template <class Body>
 void vectorize_with_width(const Body& body) {
+#if defined(__x86_64__)
   if (has_avx512())
     return run_avx512([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 64>{}); });
   if (has_avx2()) return run_avx2([&]() __attribute__((always_inline)) { body(std::integral_constant<int, 32>{}); });
-  body(std::integral_constant<int, 16>{});
-}
-
-#else
-
-template <class Body>
-void vectorize_with_width(const Body& body) {
-  body(std::integral_constant<int, 16>{});
-}
-
 #endif
+  body(std::integral_constant<int, 16>{});
+}
 
 template <class Body>
 void vectorize(const Body& body) {
   vectorize_with_width([&](auto) __attribute__((always_inline)) { body(); });
 }
 
-// For bodies that allocate: they are called from functions of C, which no exception may leave.
+// For bodies that allocate: no exception may leave the extern "C" functions that call them.
 template <class Body>
 Error try_vectorize_with_width(const Body& body) {
   try {

@@ -5,20 +5,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autograd, _checks, _schemas, reference
+from extops import _autograd, _checks, _private, _schemas, reference
 
 _OP = "lltm"
 _CAST_FROM = (torch.float32, torch.bfloat16, torch.float16)
 
-_eager_lltm = _autograd.eager(torch.ops.extops.lltm.default)
-_eager_lltm_in_tf32 = _autograd.eager(torch.ops.extops.lltm.default, allow_tf32=True)
-_eager_backward = _autograd.eager(torch.ops.extops.lltm_backward.default)
-_eager_backward_in_tf32 = _autograd.eager(torch.ops.extops.lltm_backward.default, allow_tf32=True)
-_eager_input_backward = _autograd.eager(torch.ops.extops.lltm_input_backward.default)
-_eager_cell = _autograd.eager(torch.ops.extops.lltm_cell.default)
-_eager_cell_backward = _autograd.eager(torch.ops.extops.lltm_cell_backward.default)
+_eager_lltm = _autograd.eager("lltm")
+_eager_lltm_in_tf32 = _autograd.eager("lltm", allow_tf32=True)
+_eager_backward = _autograd.eager("lltm_backward")
+_eager_backward_in_tf32 = _autograd.eager("lltm_backward", allow_tf32=True)
+_eager_input_backward = _autograd.eager("lltm_input_backward")
+_eager_cell = _autograd.eager("lltm_cell")
+_eager_cell_backward = _autograd.eager("lltm_cell_backward")
 
-_allows_tf32 = _autograd.allows_tf32
+_allows_tf32 = _private.allows_tf32
 _check = _schemas.OPERATORS[_OP].check
 
 
@@ -56,7 +56,7 @@ def lltm(
     try:
         if not _autograd.is_plain():
             return _transformed(input, weights, bias, old_h, old_cell)
-        if _autograd.is_autocasting():
+        if _private.is_autocasting():
             arguments = autocast(input, weights, bias, old_h, old_cell)
             input, weights, bias, old_h, old_cell = arguments
         if (
@@ -100,8 +100,8 @@ def autocast(
     return cast(input), cast(weights), cast(bias), cast(h), cast(cell)
 
 
-# -- gradients: eager calls go straight to an autograd Function, at half the overhead of the dispatcher's way to one;
-#    the backward is the same
+# -- gradients: eager calls go straight to an autograd Function, which halves the overhead of going by the dispatcher;
+#    both share the backward
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
@@ -156,11 +156,11 @@ class _LLTM(torch.autograd.Function):
     backward = staticmethod(_backward)
 
 
-_apply_lltm = _autograd.apply(_LLTM)
+_apply_lltm = _private.apply(_LLTM)
 
 
 class _LLTMOperator(torch.autograd.Function):
-    """With the gates, which the operator returns and an eager call does without."""
+    """Also returns the gates, as the operator does; an eager call does not need them."""
 
     @staticmethod
     def forward(ctx: Any, allow_tf32: bool, *inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,7 +175,7 @@ class _LLTMOperator(torch.autograd.Function):
         return None, *_backward(ctx, *gradients)
 
 
-_apply_operator = _autograd.apply(_LLTMOperator)
+_apply_operator = _private.apply(_LLTMOperator)
 _autograd.register(
     "lltm",
     lambda *inputs, allow_tf32=False: _apply_operator(allow_tf32, *inputs),
@@ -210,11 +210,11 @@ class _LLTMCell(torch.autograd.Function):
     backward = staticmethod(_cell_backward)
 
 
-_apply_cell = _autograd.apply(_LLTMCell)
+_apply_cell = _private.apply(_LLTMCell)
 _autograd.register("lltm_cell", _apply_cell, reference.lltm_cell)
 
 
-# -- of operators that are gradients themselves, which compiled code calls
+# -- gradients of the operators that compute gradients, which compiled code calls
 
 
 def _lltm_backward(*inputs: Any, allow_tf32: bool = False) -> tuple[Tensor, ...]:

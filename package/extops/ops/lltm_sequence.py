@@ -2,21 +2,22 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from extops import _autograd, _checks, _schemas, reference
+from extops import _autograd, _checks, _legacy, _private, _schemas, reference
 from extops.ops.lltm import autocast, lltm
 
 _OP = "lltm_sequence"
 
 _operator = torch.ops.extops.lltm_sequence.default
-_eager = _autograd.eager(_operator)
-_eager_backward = _autograd.eager(torch.ops.extops.lltm_sequence_backward.default)
+_eager = _autograd.eager(_OP)
+_eager_backward = _autograd.eager("lltm_sequence_backward")
 
-_allows_tf32 = _autograd.allows_tf32
+_allows_tf32 = _private.allows_tf32
 
 _TIME_FIRST = _schemas.OPERATORS[_OP]
 _BATCH_FIRST = dataclasses.replace(
@@ -62,7 +63,7 @@ def lltm_sequence(
     h, c = _checks.as_pair(_OP, state)
     try:
         is_plain = _autograd.is_plain()
-        if _autograd.is_autocasting() or not is_plain:
+        if _private.is_autocasting() or not is_plain:
             input, weights, bias, h, c = autocast(input, weights, bias, h, c)
         # Within a trace sizes are tensors, which the kernels check.
         if lengths is not None or not (is_plain or _autograd.is_tracing()):
@@ -112,35 +113,38 @@ def _run(
     return output, h_n, c_n
 
 
-def _unwrapped(tensor: Tensor) -> Tensor:
-    """The values behind a tensor of ``torch.func``: ``vmap`` has no rule for an assertion."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = torch._C._functorch.get_unwrapped(tensor)
-    return tensor
-
-
 def _checked(lengths: Tensor, input: Tensor) -> Tensor:
     """Lengths as the operator takes them: of int64, on the device of ``input`` and in range."""
-    # Small integer types hold no number of steps beyond their range, and unsigned ones cannot be compared. A copy, so
-    # that the caller may go on with the tensor before the backward.
-    numbers = lengths.to(torch.int64, copy=True)
+    # Small integer types hold no number of steps beyond their range, and unsigned ones cannot be compared. The caller
+    # may change the tensor before a backward, or before it has reached the GPU: these read a copy. A trace is the same
+    # with gradients and without.
+    copy = torch.is_grad_enabled() or lengths.device != input.device or _autograd.is_tracing()
+    numbers = lengths.to(torch.int64, copy=copy)
     steps = input.shape[0]
-    if torch.compiler.is_compiling():  # for any number of steps, so that the message has none
+    assert_async = _private.assert_async
+    if assert_async is not None:
+        _check_range(assert_async, lengths, numbers, steps)
+    # A trace, and compiled code of torch 2.4, leave out assertions, but not what the result depends on.
+    if assert_async is None or _autograd.is_tracing() or torch.compiler.is_compiling():
+        numbers = torch.arange(steps + 1, device=numbers.device).index_select(0, numbers)
+    return numbers.to(input.device, non_blocking=True)
+
+
+def _check_range(
+    assert_async: Callable[[Tensor, str], None], lengths: Tensor, numbers: Tensor, steps: int
+) -> None:
+    if torch.compiler.is_compiling():  # for any number of steps: the message cannot name it
         values, limit = numbers, "the number of steps of `input`"
     else:
-        values, limit = _unwrapped(numbers), f"{steps}, the number of steps of `input`"
+        values, limit = _private.unwrapped(numbers), f"{steps}, the number of steps of `input`"
     in_range = ((values >= 0) & (values <= steps)).all()
     expected = f"{_OP}: expected `lengths` from 0 to {limit}"
     try:
-        torch._assert_async(in_range, expected)
+        assert_async(in_range, expected)
     except RuntimeError:
-        with torch._C._DisableFuncTorch():  # within whose transforms new tensors have no values
-            given = _unwrapped(lengths).tolist()
+        with _private.outside_transforms():  # within which new tensors have no values
+            given = _private.unwrapped(lengths).tolist()
         raise RuntimeError(f"{expected}, but got {given}") from None
-    # A trace, and compiled code of torch 2.4, leave out assertions, but not what the result depends on.
-    if _autograd.is_tracing() or torch.compiler.is_compiling():
-        numbers = torch.arange(steps + 1, device=numbers.device).index_select(0, numbers)
-    return numbers.to(input.device, non_blocking=True)
 
 
 def _check(
@@ -159,14 +163,7 @@ def _check(
 
 
 def _check_lengths(lengths: Tensor, input: Tensor, batch: int) -> None:
-    if not isinstance(lengths, Tensor):
-        raise TypeError(
-            f"{_OP}: expected `lengths` to be a torch.Tensor, but got {type(lengths).__name__}"
-        )
-    if lengths.layout is not torch.strided:
-        raise RuntimeError(
-            f"{_OP}: expected `lengths` to be a dense (strided) tensor, but got layout {lengths.layout}"
-        )
+    _checks.check_dense(_OP, "lengths", lengths)
     if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
         raise RuntimeError(
             f"{_OP}: expected `lengths` of an integer dtype, but got {lengths.dtype}"
@@ -179,8 +176,7 @@ def _check_lengths(lengths: Tensor, input: Tensor, batch: int) -> None:
     _checks.check_shape(_OP, "lengths", lengths, (batch,), "[batch]")
 
 
-# -- gradients: eager calls go straight to an autograd Function, at half the overhead of the dispatcher's way to one;
-#    the backward is the same
+# -- gradients: eager calls go straight to an autograd Function, as in lltm.py
 
 
 class _Sequence(torch.autograd.Function):
@@ -233,22 +229,19 @@ def _gradients(
         *towards, weights, gates, cells, lengths, reverse=reverse, allow_tf32=allow_tf32
     )
     batch_first = _schemas.is_batch_first(gates)
-    rows = _rows(grad_gates, batch_first)
+    rows = _schemas.rows(grad_gates, batch_first)
     counts = None if lengths is None else reference.steps_that_count(lengths, input.shape[0])
     grad_input = grad_weights = None
     if needs_input:
-        of_input = weights[:, h_0.shape[1] :]
-        if input.shape[2] == 1:  # torch 2.10 reads wrong numbers in one column of 16 bits
-            of_input = of_input.contiguous()
-        of_rows = torch.mm(rows, of_input)
+        of_rows = _legacy.mm(rows, weights[:, h_0.shape[1] :])
         grad_input = _transposed(of_rows.view(_transposed(input, batch_first).shape), batch_first)
         if counts is not None:  # a weight may be infinite or NaN, and zero times that is NaN
             grad_input = torch.where(counts, grad_input, 0)
     if needs_weights:
         factors = _factors(input, h_0, output, lengths, batch_first, reverse)
-        if counts is not None:  # and so may be what does not count
+        if counts is not None:  # so may be the factors of steps that do not count
             factors = torch.where(counts, factors, 0)
-        grad_weights = torch.mm(rows.t(), _rows(factors, batch_first))
+        grad_weights = torch.mm(rows.t(), _schemas.rows(factors, batch_first))
     return grad_input, grad_weights, rows.sum(0) if needs_bias else None, grad_h_0, grad_c_0
 
 
@@ -260,7 +253,7 @@ def _factors(
     batch_first: bool,
     reverse: bool,
 ) -> Tensor:
-    """``[h | input]`` with the hidden state before each step: what the weights met."""
+    """``[h | input]`` of each step, which the weights were multiplied by; ``h`` is the state before the step."""
     time, batch, features = input.shape
     state_size = h_0.shape[1]
     outer, inner = (batch, time) if batch_first else (time, batch)
@@ -280,13 +273,7 @@ def _transposed(sequence: Tensor, batch_first: bool) -> Tensor:
     return sequence.transpose(0, 1) if batch_first else sequence
 
 
-def _rows(sequence: Tensor, batch_first: bool) -> Tensor:
-    """A tensor of ``[time, batch, columns]`` as a matrix, in the order of its memory."""
-    time, batch, columns = sequence.shape
-    return _transposed(sequence, batch_first).reshape(time * batch, columns)
-
-
-_apply = _autograd.apply(_Sequence)
+_apply = _private.apply(_Sequence)
 _autograd.register(
     _OP,
     lambda *inputs, reverse=False, allow_tf32=False: _apply(reverse, allow_tf32, *inputs),

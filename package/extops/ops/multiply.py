@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autograd, _schemas
+from extops import _autograd, _private, _schemas
 from extops._operator import Gradient, operator
 
 _OP = "elementwise_mult"
 
-_eager_mult_out = _autograd.eager(torch.ops.extops.elementwise_mult_out.default)
-_eager_backward = _autograd.eager(torch.ops.extops.elementwise_mult_backward.default)
+_eager_mult_out = _autograd.eager("elementwise_mult_out")
+_eager_backward = _autograd.eager("elementwise_mult_backward")
 
 
 class _Product(Gradient):
@@ -84,7 +84,7 @@ def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
             f"{list(out.shape)} with strides {list(out.stride())}; pass out.contiguous() instead"
         )
     if torch.compiler.is_compiling():
-        return  # torch itself refuses what follows, and cannot trace the question
+        return  # torch refuses this itself, and cannot trace the question
     if out.is_inference() and not torch.is_inference_mode_enabled():
         raise RuntimeError(
             f"{_OP}: `out` is an inference tensor, which torch lets nobody write outside of inference mode; "
@@ -118,8 +118,8 @@ def _multiply_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
 
 
 def _write(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """The kernel, and the count of writes, which torch keeps for its own operators alone."""
-    with _autograd.below_counting():
+    """Calls the kernel and increments the version of ``out``, as torch does for its own operators."""
+    with _private.below_counting():
         _eager_mult_out(a, b, out)
     torch.autograd.graph.increment_version(out)
 
@@ -147,7 +147,7 @@ def _overlaps(out: Tensor, input: Tensor) -> bool:
     try:
         memory = out.untyped_storage().data_ptr(), input.untyped_storage().data_ptr()
     except RuntimeError:
-        return True  # a subclass without memory of its own: who knows
+        return True  # a subclass without memory of its own: it might
     return memory[0] == memory[1] and not same_elements
 
 

@@ -29,5 +29,5 @@ def round_ste(input: Tensor) -> Tensor:
     below = torch.floor(input)
     distance = below + (input - below >= 0.5) - input
     # Exact: the distance to the nearest integer fits the format, and adding it back gives that integer. An integer or
-    # an infinity keeps its value and, with a zero of this sign, that of a zero.
+    # an infinity stays as it is, since adding -0.0 changes no number, nor the sign of a zero.
     return input + torch.where(input == below, -0.0, distance).detach()

@@ -13,8 +13,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent
-
 Version = tuple[int, int]
 
 
@@ -100,16 +98,22 @@ def find_glibc() -> Version | None:
     return version(text) if text else None
 
 
-def find_distribution() -> importlib.metadata.Distribution | None:
+def find_package() -> Path | None:
+    """The folder that ``import extops`` takes."""
+    spec = importlib.util.find_spec("extops")
+    return Path(spec.origin).resolve().parent if spec and spec.origin else None
+
+
+def find_distribution(package: Path) -> importlib.metadata.Distribution | None:
     """What pip recorded of this copy of extops; None where it did not install it."""
     for distribution in importlib.metadata.distributions(name="extops"):
-        if Path(str(distribution.locate_file("extops"))).resolve() == PACKAGE:
+        if Path(str(distribution.locate_file("extops"))).resolve() == package:
             return distribution
     return None
 
 
-def find_hidden_copies() -> list[Path]:
+def find_hidden_copies(package: Path) -> list[Path]:
     """Other folders from which `import extops` would take it, were it not for this one."""
     folders = [(Path(entry) / "extops").resolve() for entry in sys.path]
     copies = dict.fromkeys(path for path in folders if (path / "__init__.py").is_file())
-    return [path for path in copies if path != PACKAGE]
+    return [path for path in copies if path != package]

@@ -1,4 +1,4 @@
-"""``python -m extops doctor``: what extops was built for, what is found here, whether it fits, and what to do.
+"""The command: what extops was built for, what is found here, whether it fits, and what to do.
 
 It changes nothing and needs no network. It looks from outside first, and where nothing is wrong so far, it imports
 extops and calls an operator.
@@ -10,20 +10,27 @@ import json
 import os
 import platform
 import re
+import runpy
+import signal
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from extops import _loader, _machine
-from extops._devices import build_info, devices
-from extops._machine import dotted
-from extops._version import __version__
+from extops_doctor import (
+    MINIMUM_TORCH,
+    REINSTALL,
+    LoadError,
+    _machine,
+    check_torch,
+    read_build_info,
+)
+from extops_doctor._machine import dotted
 
 _UPDATE_DRIVER = (
     "sudo ubuntu-drivers install && sudo reboot  # or your system's way to a newer NVIDIA driver"
 )
-_REPORT = "python -m extops doctor --json  # and put what it prints into an issue"
+_REPORT = "python -m extops_doctor --json  # and put what it prints into an issue"
 
 
 @dataclass(frozen=True)
@@ -63,26 +70,27 @@ class Report:
         self.facts.append(Fact(name, built_for, found, verdict))
 
     def add_unfit(
-        self, name: str, built_for: str, found: str, cause: str, command: str = _loader.REINSTALL
+        self, name: str, built_for: str, found: str, cause: str, command: str = REINSTALL
     ) -> None:
         """Adds a row of what does not fit, and the problem."""
         self.add(name, built_for, found, "DOES NOT FIT")
         self.problems.append(Problem(cause, command))
 
 
-def look() -> Report:
-    """All that can be found from outside."""
-    distribution = _machine.find_distribution()
+def look(package: Path) -> Report:
+    """What can be found without importing extops."""
+    distribution = _machine.find_distribution(package)
+    version = runpy.run_path(str(package / "_version.py"))["__version__"]
     torch, driver = _machine.find_torch(), _machine.find_driver()
     report = Report(
-        version=distribution.version if distribution else __version__,
-        folder=str(_machine.PACKAGE),
-        build={} if os.environ.get("EXTOPS_JIT") else build_info(),
+        version=distribution.version if distribution else version,
+        folder=str(package),
+        build={} if os.environ.get("EXTOPS_JIT") else read_build_info(package),
     )
     wanted = distribution.metadata["Requires-Python"] if distribution else "-"
     report.add("Python", wanted, platform.python_version(), "fits")
     _check_glibc(report, (distribution and distribution.read_text("WHEEL")) or "")
-    _check_torch(report, torch)
+    _check_torch(report, version, torch)
     gpus = driver.gpus if driver else ()
     if torch and report.build:
         _check_cuda(report, torch, gpus)
@@ -107,12 +115,12 @@ def _check_glibc(report: Report, wheel: str) -> None:
         report.add(*row, "fits")
 
 
-def _check_torch(report: Report, torch: _machine.Torch | None) -> None:
+def _check_torch(report: Report, extops_version: str, torch: _machine.Torch | None) -> None:
     version = torch.version if torch else None
-    row = "torch", f"{dotted(_loader.MINIMUM_TORCH)} or newer", version or "none"
+    row = "torch", f"{dotted(MINIMUM_TORCH)} or newer", version or "none"
     try:
-        _loader.check_torch(version)
-    except _loader.LoadError as error:
+        check_torch(extops_version, version)
+    except LoadError as error:
         report.add_unfit(*row, error.cause, error.command)
     else:
         report.add(*row, "fits")
@@ -136,7 +144,7 @@ def _check_cuda(report: Report, torch: _machine.Torch, gpus: tuple[_machine.Gpu,
 
 
 def _list_gpus(report: Report, driver: _machine.Driver | None) -> None:
-    """For information, where no wheel's CUDA code is going to run."""
+    """For information: no CUDA code of extops is going to run here."""
     verdict = "not used" if report.build else "not checked"
     report.add("driver", "-", f"CUDA {dotted(driver.cuda)}" if driver else "none", verdict)
     for gpu in driver.gpus if driver else ():
@@ -163,7 +171,7 @@ def _check_driver(report: Report, torch_cuda: str, driver: _machine.Driver | Non
             f"{'torch' if torch_too else 'this extops'} was built for CUDA {needed}, "
             f"and the NVIDIA driver knows CUDA up to {dotted(driver.cuda)}"
         )
-        report.add_unfit(*row, cause, _UPDATE_DRIVER if torch_too else _loader.REINSTALL)
+        report.add_unfit(*row, cause, _UPDATE_DRIVER if torch_too else REINSTALL)
     else:
         report.add(*row, "fits")
         _check_gpus(report, driver)
@@ -212,7 +220,7 @@ def _has_ptx(architectures: list[str], gpu: _machine.Gpu) -> bool:
 def _command_for(report: Report, gpu: _machine.Gpu) -> str:
     """PyPI's wheel reaches the furthest; where that is not far enough, one has to be built."""
     if report.build["variant"] != "release":
-        return _loader.REINSTALL
+        return REINSTALL
     python = dotted(sys.version_info[:2])
     architecture = dotted(gpu.capability)
     return f"TORCHWHEELS_ARCHITECTURES={architecture} nox -s build-{python}-release  # in a checkout of the sources"
@@ -222,26 +230,29 @@ def try_out(report: Report) -> None:
     """Imports extops, and calls an operator on every kind of device that has kernels."""
     gpu = any(fact.name == "GPU" and fact.found != "none" for fact in report.facts)
     try:
-        extops = importlib.reload(sys.modules["extops"])  # now with what `-m` left out
+        extops = importlib.import_module("extops")
         import torch
+
+        from extops._devices import devices
 
         for device in ("cpu", "cuda") if gpu and "cuda" in devices else ("cpu",):
             rounded = extops.round_ste(torch.tensor([0.2, 0.5]).to(device)).tolist()
             if rounded != [0.0, 1.0]:
                 raise RuntimeError(f"round_ste: rounds 0.2 and 0.5 to {rounded} on {device}")
             report.works_on.append(device)
-    except _loader.LoadError as error:
+    except LoadError as error:
         report.problems.append(Problem(error.cause, error.command))
     except Exception as error:  # whatever a user would get: of torch, the driver, a compiler
         report.problems.append(Problem(f"{type(error).__name__}: {error}", _REPORT))
 
 
 def check_surroundings(report: Report) -> None:
-    """What changes which extops is used: the likeliest cause where something is wrong, else worth a note."""
+    """Looks for what decides which extops is used: a likely cause where something is wrong, else worth a note."""
     found = []
-    if copies := _machine.find_hidden_copies():
+    if copies := _machine.find_hidden_copies(Path(report.folder)):
         others = " and ".join(map(str, copies))
-        found.append(Problem(f"this extops, in {report.folder}, hides that in {others}", _reveal()))
+        cause = f"this extops, in {report.folder}, hides that in {others}"
+        found.append(Problem(cause, _reveal(Path(report.folder).parent)))
     if sources := os.environ.get("EXTOPS_JIT"):
         cause = f"EXTOPS_JIT is {sources}: libraries are compiled from there, and those of the wheel not used"
         found.append(Problem(cause, "unset EXTOPS_JIT"))
@@ -251,9 +262,8 @@ def check_surroundings(report: Report) -> None:
         report.notes += [problem.cause for problem in found]
 
 
-def _reveal() -> str:
+def _reveal(parent: Path) -> str:
     """The command that puts this copy of extops out of the way."""
-    parent = _machine.PACKAGE.parent
     if parent == Path.cwd():
         return "cd ~"
     if parent in [Path(x).resolve() for x in os.environ.get("PYTHONPATH", "").split(os.pathsep)]:
@@ -286,12 +296,18 @@ def verdict(report: Report) -> str:
 
 def main() -> int:
     """The command line; returns 0 where extops fits, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m extops")
-    commands = parser.add_subparsers(required=True, metavar="doctor")
-    doctor = commands.add_parser("doctor", help="says whether extops fits here, and if not, why")
-    doctor.add_argument("--json", action="store_true", help="the same as JSON, for an issue")
+    # A reader that has seen enough, such as `head`, ends this program as it ends others: without a traceback.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    parser = argparse.ArgumentParser(
+        prog="python -m extops_doctor",
+        description="Says whether extops fits here, and if not, why.",
+    )
+    parser.add_argument("--json", action="store_true", help="the same as JSON, for an issue")
     as_json = parser.parse_args().json
-    report = look()
+    package = _machine.find_package()
+    if package is None:
+        parser.exit(1, f"{sys.executable} has no extops; run: pip install --no-deps extops\n")
+    report = look(package)
     if not as_json:
         print(table(report), flush=True)  # before the libraries are loaded, which may crash
     if not report.problems:
@@ -299,3 +315,7 @@ def main() -> int:
     check_surroundings(report)
     print(json.dumps(asdict(report), indent=2) if as_json else verdict(report))
     return 1 if report.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

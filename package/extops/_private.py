@@ -1,0 +1,112 @@
+"""The names of torch that it does not promise to keep. All that extops uses are here, and each has a public replacement
+for a torch that lacks it; :data:`IN_USE` says which of the two is in use.
+"""
+
+import operator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch.autograd import forward_ad
+
+IN_USE: dict[str, bool] = {}
+"""By private name, within ``torch``: False where its replacement is used."""
+
+
+def _find(name: str, otherwise: Any) -> Any:
+    try:
+        found = operator.attrgetter(name)(torch)
+    except AttributeError:
+        found = otherwise
+    IN_USE[name] = found is not otherwise
+    return found
+
+
+# -- calls that pass by the dispatcher's keys for autograd: all of these, or none. Without them all calls go to the
+#    dispatcher, with the gradient of _autograd._register_publicly.
+
+are_transforms_active: Callable[[], bool] = _find(
+    "_C._are_functorch_transforms_active", lambda: True
+)
+below_autograd: Callable[[], AbstractContextManager[None]] = _find(
+    "_C._AutoDispatchBelowAutograd", nullcontext
+)
+"""Calls within go straight to the kernels: the caller has seen to the gradient."""
+below_counting: Callable[[], AbstractContextManager[None]] = _find(
+    "_C._AutoDispatchBelowADInplaceOrView", nullcontext
+)
+"""The same for an operator that writes: the caller also sees to the count of writes."""
+unrecorded: Callable[[], AbstractContextManager[None]] = _find(
+    "_C._DisableTorchDispatch", nullcontext
+)
+"""A program that is traced does not record the calls within."""
+_find("autograd.forward_ad._current_level", None)
+
+may_bypass_autograd = all(IN_USE.values())
+
+
+def is_forward_mode() -> bool:
+    """Whether a level of forward-mode AD is entered; also True where that cannot be known."""
+    return not may_bypass_autograd or forward_ad._current_level >= 0
+
+
+# -- quick questions, which every call asks
+
+is_autocasting: Callable[[], bool] = _find("_C._is_any_autocast_enabled", lambda: True)
+"""Whether autocast may be on for some type of device."""
+
+is_tracing: Callable[[], bool] = _find("_C._is_tracing", cast("Any", torch.jit).is_tracing)
+"""Whether ``torch.jit.trace`` records a call. For eager code: torch.compile cannot trace it."""
+
+_matmul = torch.backends.cuda.matmul
+if hasattr(_matmul, "fp32_precision"):  # since torch 2.9
+    _precision = _find("_C._get_fp32_precision_getter", lambda *_: _matmul.fp32_precision)
+
+    def allows_tf32() -> bool:
+        """Whether torch's switch lets products of float32 matrices on CUDA be computed in TF32."""
+        return bool(_precision("cuda", "matmul") == "tf32")
+
+    # What torch.compiler.assume_constant_result does, without importing the compiler. Code compiled for one position of
+    # the switch is guarded by it.
+    cast("Any", allows_tf32)._dynamo_marked_constant = True
+else:
+    allows_tf32 = _find("_C._get_cublas_allow_tf32", lambda: _matmul.allow_tf32)
+
+
+def without_frames(name: str) -> Callable[..., Any]:
+    """The operator ``name`` without the Python frames that tracing needs, which cost half as much as a call."""
+    overload = getattr(torch.ops.extops, name).default
+    IN_USE["_ops.OpOverload._op"] = hasattr(overload, "_op")
+    return cast("Callable[..., Any]", getattr(overload, "_op", overload))
+
+
+def apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` for plain calls, without what it does for ``torch.func``."""
+    # The engine's way to the backward is through a method that looks for it first, in each call.
+    of_engine = getattr(function, "_backward_cls", None)
+    IN_USE["autograd.Function._backward_cls"] = of_engine is not None
+    if of_engine is not None:
+        of_engine.apply = cast("Any", function).backward
+    base = super(torch.autograd.Function, function)
+    return cast("Callable[..., Any]", getattr(base, "apply", function.apply))
+
+
+# -- assertions that a GPU checks itself
+
+assert_async: Callable[[torch.Tensor, str], None] | None = _find("_assert_async", None)
+_is_wrapped = _find("_C._functorch.is_functorch_wrapped_tensor", None)
+_unwrap = _find("_C._functorch.get_unwrapped", None)
+outside_transforms: Callable[[], AbstractContextManager[None]] = _find(
+    "_C._DisableFuncTorch", nullcontext
+)
+
+if not (_is_wrapped and _unwrap):
+    assert_async = None  # vmap has no rule for it
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """The values behind a tensor of ``torch.func``."""
+    while _is_wrapped(tensor):
+        tensor = _unwrap(tensor)
+    return tensor
