@@ -24,8 +24,8 @@ from operators import (
 
 # Batch, input features and state size, for each way in which the kernels for Hopper split a problem up (the tiles of
 # the forward have 64 or 128 rows and 24, 32 or 40 units, in strict float32 16 or 32; those of the backward have 64 or
-# 128 rows and 128 or 256 columns), and what is left over at its edges. In float32 and TF32 rows end at multiples of 4 and states at
-# multiples of 32, in 16-bit types at twice as many.
+# 128 rows and 128 or 256 columns), and what is left over at its edges. In float32 and TF32 rows end at multiples of 4
+# and states at multiples of 32, in 16-bit types at twice as many.
 SIZES = {
     "units_of_24": (64, 512, 512),
     "units_of_32": (128, 1024, 1024),
