@@ -559,7 +559,7 @@ def test_kernel_without_a_driver(machine: Machine) -> None:
     error = round_ste(6, ctypes.c_int64(1), geometry, data, None)
     assert error.decode() == (
         "round_ste: CUDA driver version is insufficient for CUDA runtime version; "
-        "run: python -m extops doctor"
+        "run: python -m extops_doctor"
     )
 
 
@@ -573,7 +573,7 @@ def test_kernel_for_other_gpus(machine: Machine) -> None:
     done = machine.python("-c", code)
     major, minor = torch.cuda.get_device_capability()
     error = rf"round_ste: this GPU is of compute capability {major}\.{minor}, and this extops was "
-    error += r"compiled for( \d+\.\d)+; run: python -m extops doctor$"
+    error += r"compiled for( \d+\.\d)+; run: python -m extops_doctor$"
     assert re.search(error, done.stderr, re.MULTILINE), done.stderr
     cause, _ = machine.doctor().problem
     assert re.search(error, cause)

@@ -46,7 +46,7 @@ inline Error launch_error() {
   const cudaError_t status = cudaGetLastError();
   if (status == cudaSuccess) return nullptr;
   thread_local char message[512];
-  constexpr const char* kDoctor = "; run: python -m extops doctor";
+  constexpr const char* kDoctor = "; run: python -m extops_doctor";
   if (status == cudaErrorNoKernelImageForDevice) {
     char architectures[128];
     ArchitectureList<__CUDA_ARCH_LIST__>::print(architectures, sizeof(architectures));

@@ -173,13 +173,9 @@ __global__ void __launch_bounds__(kThreads) lltm_backward_kernel(CellBackward<T>
   const T* x = from_h ? in.old_h + k : in.input + (k - state_size);
   const int64_t x_stride = from_h ? state_size : in.sizes.input_features;
   const bool sums_bias = blockIdx.x == 0 && threadIdx.x < kBackwardSums;
-  int begin = 0;
-  int end = in.sizes.batch;
-  if constexpr (kSplits) {
-    const int rows = (end + kBackwardSplits - 1) / kBackwardSplits;
-    begin = rows * blockIdx.z;
-    end = min(end, begin + rows);
-  }
+  const int part = kSplits ? (in.sizes.batch + kBackwardSplits - 1) / kBackwardSplits : in.sizes.batch;
+  const int begin = kSplits ? part * blockIdx.z : 0;
+  const int end = min(in.sizes.batch, begin + part);
   C sums[3][kBackwardUnits] = {};
   C bias_sum = 0;
   for (int first_row = begin; first_row < end; first_row += kBackwardRows) {
@@ -199,13 +195,10 @@ __global__ void __launch_bounds__(kThreads) lltm_backward_kernel(CellBackward<T>
       }
     }
     if (sums_bias) {
-      // In short sums, which are as accurate as a library's.
-      constexpr int kShort = 16;
-      for (int first = 0; first < rows; first += kShort) {
-        C sum = 0;
-        for (int r = first; r < min(first + kShort, rows); ++r) sum += (&gradients[r][0][0])[threadIdx.x];
-        bias_sum += sum;
-      }
+      // A sum for each tile: the error of a single one would grow with the batch.
+      C sum = 0;
+      for (int r = 0; r < rows; ++r) sum += (&gradients[r][0][0])[threadIdx.x];
+      bias_sum += sum;
     }
   }
   const auto store_weight = [&](int g, int u, C sum) {
