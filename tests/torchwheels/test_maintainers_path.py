@@ -17,7 +17,7 @@ from forged_wheels import Forge
 from torchwheels import cli, environments, passports, project, releases, site, testing
 from torchwheels.errors import UserError
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
 
 TABLE = """
 [tool.torchwheels]
@@ -46,11 +46,12 @@ def sources_with_tests(folder: Path, test: str) -> Path:
     ("test", "require_gpu", "code", "counts"),
     [
         (
-            "import pytest\ndef test_passes(): import tinyops\ndef test_fails(): assert 0\n"
+            "import os, pytest\ndef test_passes(): import tinyops\ndef test_fails(): assert 0\n"
+            "def test_no_gpu_is_seen(): assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
             "@pytest.mark.skip('no CUDA')\ndef test_skipped(): pass",
             False,
             1,
-            (1, 1, 1),
+            (2, 1, 1),
         ),
         ("def test_it(): pass", True, 4, None),
     ],
@@ -64,8 +65,7 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     code: int,
     counts: tuple[int, int, int] | None,
 ) -> None:
-    if require_gpu and torch.cuda.is_available():
-        pytest.skip("this machine has the GPU that the test wants absent")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # which a CPU cell does not take
     base = environments.Environment(Path(sys.prefix))
     monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
     monkeypatch.setattr(environments, "torch_requirement", lambda cell: "torch")
