@@ -39,6 +39,16 @@ def test_sequence(device: str, tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_sequence_without_matplotlib() -> None:
+    name = str(EXAMPLES / "sequence.py")
+    code = "import runpy, sys; sys.modules['matplotlib'] = None; "
+    code += f"runpy.run_path({name!r}, run_name='__main__')"
+    command = [sys.executable, "-c", code, "--plot=loss.png"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--plot needs matplotlib: pip install matplotlib" in done.stderr
+
+
 @by_device
 def test_binary_codes(device: str) -> None:
     output = run("binary_codes", "--device", device)
