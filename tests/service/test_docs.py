@@ -39,7 +39,7 @@ ELSEWHERE = {
     r"^pip install dist/extops-": "test_maintainers_path.py runs the like",
     r"^pip install (nox )?\./service$": "the session docs runs the like",
     r"^cp -r examples/own_project ": "tests/torchwheels/test_maintainers_path.py runs it",
-    r"^torchwheels build ": "compiles for minutes; tests/torchwheels builds other projects",
+    r"^(pip install \./service && )?torchwheels build ": "compiles for minutes; test_building.py runs the like",
     r"^docker compose ": "test_compose.py compares what the services are",
     r"^python examples/": "tests/test_examples.py runs it",
     r"^EXTOPS_JIT=csrc ": "compiles for minutes; test_imports.py loads libraries that were compiled so",
