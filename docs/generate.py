@@ -141,10 +141,11 @@ def options() -> Iterator[str]:
         simple = isinstance(node.value, ast.Constant) and node.value.value != ""
         default = f"`{ast.unparse(node.value).lower()}`" if simple and node.value else "–"
         kind = classes.get(ast.unparse(node.annotation))
-        if kind:  # a table of its own
-            keys = ", ".join(f"`{ast.unparse(field.target)}`" for field, _ in explained(kind.body))
-            text = f"{ast.get_docstring(kind)} A table with {keys}."
-        yield f"| `{key}` | {default} | {text} |"
+        if not kind:
+            yield f"| `{key}` | {default} | {text} |"
+            continue
+        for field, text in explained(kind.body):  # a table of its own
+            yield f"| `{key}.{ast.unparse(field.target).replace('_', '-')}` | – | {text} |"
 
 
 def explained(body: list[ast.stmt]) -> Iterator[tuple[ast.AnnAssign, str]]:

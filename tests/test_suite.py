@@ -72,6 +72,25 @@ def test_skips_are_counted_and_explained(suite: Path) -> None:
     assert "    3  no CUDA GPU\n" in summary and "    1  no such thing here\n" in summary
 
 
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ([], ["test_some.py"]),
+        (["."], ["test_some.py"]),
+        (["service"], ["service/test_more.py"]),
+        (["service/test_more.py::test_it"], ["service/test_more.py"]),
+    ],
+)
+def test_tests_of_the_service_run_when_asked_for(
+    suite: Path, given: list[str], found: list[str]
+) -> None:
+    (suite / "service").mkdir()
+    (suite / "service" / "test_more.py").write_text("def test_it(): pass")
+    status, output = run_suite(suite, "--collect-only", "-q", *given)
+    assert status == 0
+    assert sorted({line.split("::")[0] for line in output.splitlines() if "::" in line}) == found
+
+
 def test_slow_tests_run_when_asked_for(suite: Path) -> None:
     status, output = run_suite(suite, "--thorough", "-k", "test_for_minutes")
     assert status == 0 and "1 passed" in output

@@ -61,7 +61,7 @@ class Expectation:
 
 
 def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """The version is the metadata's, and its label names the CUDA and the torch of the libraries."""
+    """The name's version is that of the metadata, and its label names the libraries' CUDA and torch."""
     said = wheel.metadata["Version"]
     if _normalised(said) != str(wheel.version) or said != _normalised(said):
         yield f"its metadata have the version {said}, but its name {wheel.version}"
@@ -102,7 +102,7 @@ def _is_classic(wheel: Wheel) -> bool:
 
 
 def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """The name's platform is the one that auditwheel proves, and as old as the cell wants."""
+    """The name's platform is the one that auditwheel finds, and no newer than the cell allows."""
     platforms = sorted({tag.platform for tag in wheel.tags}, key=_glibc)
     proved = wheel.proved_platform
     if _glibc(platforms[0]) != _glibc(proved):
@@ -179,7 +179,7 @@ def _some(symbols: list[str]) -> str:
 
 
 def requirement(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """The metadata require a torch that the libraries load under, and the cell's own."""
+    """The metadata require only torch versions that the libraries load under, the cell's among them."""
     wanted, torch = wheel.torch_requirement, expectation.cell.torch
     if wanted is None:
         served = wheel.torches.what
@@ -249,7 +249,7 @@ def _allowed(names: set[str], expectation: Expectation) -> bool:
 
 
 def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """The libraries need what every Linux, torch or the wheel brings, and look in no one's folders."""
+    """The libraries need only what Linux, torch or the wheel has, and look only in folders beside them."""
     for path, library in wheel.libraries.items():
         for name in library.needed:
             if not (
@@ -268,7 +268,7 @@ def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 
 
 def fast_math(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """No library changes how the whole process computes, by being loaded."""
+    """No library changes the arithmetic of the whole process when it is loaded (`-ffast-math` does)."""
     for path, library in wheel.libraries.items():
         if library.start_up_sets_fast_math:
             yield (
@@ -278,7 +278,7 @@ def fast_math(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 
 
 def size(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """The file keeps to the project's budget."""
+    """The file is no larger than the project's budget."""
     megabytes = wheel.path.stat().st_size / 1e6
     if 0 < expectation.size_budget < megabytes:
         yield f"it has {megabytes:.2f} MB, over the {expectation.size_budget:g} MB allowed"

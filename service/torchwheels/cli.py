@@ -80,7 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     config = argparse.ArgumentParser(add_help=False)
     config.add_argument("--config", type=Path, help="a TOML file with the options of the project")
     dist = argparse.ArgumentParser(add_help=False)
-    dist.add_argument("--dist", type=Path, default=Path("dist"), help="where wheels are")
+    dist.add_argument(
+        "--dist", type=Path, default=Path("dist"), help="the folder of the wheels (default: dist)"
+    )
     place = argparse.ArgumentParser(add_help=False)
     place.add_argument(
         "--backend",
@@ -112,9 +114,11 @@ def _parser() -> argparse.ArgumentParser:
         help="run the project's tests on a wheel; what follows `--` is for their command",
         parents=[source, config, dist, place],
     )
-    command.add_argument("--cell", required=True, help="which Python, CUDA and torch")
+    command.add_argument("--cell", required=True, help="a Python and a CUDA, such as 3.11-cpu")
     command.add_argument("--wheel", type=Path, help="which wheel (default: the cell's in --dist)")
-    command.add_argument("--require-gpu", action="store_true", help="let no GPU test be skipped")
+    command.add_argument(
+        "--require-gpu", action="store_true", help="fail where a GPU test is skipped"
+    )
     command.add_argument("--results", type=Path, help=argparse.SUPPRESS)  # in a container
     command.set_defaults(run=_test)
     command = commands.add_parser(
@@ -123,14 +127,16 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("wheel", type=Path, nargs="*", help="which (default: all in --dist)")
     command.set_defaults(run=_audit)
     command = commands.add_parser("index", help="make a package index and its page", parents=[dist])
-    command.add_argument("--site", type=Path, default=Path("site"), help="where to")
+    command.add_argument(
+        "--site", type=Path, default=Path("site"), help="the folder to write (default: site)"
+    )
     command.set_defaults(run=_index)
     command = commands.add_parser(
         "reproduce", help="build twice, and compare", parents=[source, config, place]
     )
     command.add_argument("--cell", action="append", required=True, help="which (repeatable)")
     command.set_defaults(run=_reproduce, all=False)
-    command = commands.add_parser("matrix", help="say which jobs CI starts", parents=[config])
+    command = commands.add_parser("matrix", help="print the jobs of CI", parents=[config])
     command.add_argument("cells", choices=["small", "full"], help="which cells of the project")
     command.set_defaults(run=_matrix)
     command = commands.add_parser("cells", help="list the cells there can be")

@@ -29,10 +29,13 @@ class Tests:
     """The project's own tests, which run away from its sources."""
 
     requires: tuple[str, ...] = ()
+    """What pip installs for the tests, besides the wheel and pytest."""
     paths: tuple[str, ...] = ()
+    """The files and folders of the sources that the tests need."""
     command: str = ""
+    """What runs the tests; empty: `python -m pytest` with these paths."""
     require_gpu: str = ""
-    """What their command takes for `--require-gpu`, where it knows better than the tool which skips are sound."""
+    """What that command takes for `--require-gpu`; empty: a test fails if the reason of its skip names GPUs or CUDA."""
 
 
 @dataclass(frozen=True)
@@ -40,42 +43,43 @@ class Project:
     """The table, whose keys have dashes where these names have underscores."""
 
     source: str = "."
-    """As on the command line; a folder is relative to the file that says so."""
+    """The sources, as the command line names them; a folder is relative to the file with the table."""
     subdirectory: str = ""
-    """Where in the source the project is."""
+    """The folder of the sources in which the project is."""
     cells: tuple[str, ...] = ()
-    """What `--all` is: names, or patterns such as `3.1?-cu130*`; empty: all there are."""
+    """The cells of the project: names, or patterns such as `3.1?-cu130*`; empty: all there are."""
     small: tuple[str, ...] = ()
     """Those of them that CI builds for each change; empty: the first."""
     build_requires: tuple[str, ...] = ()
-    """What pip installs for the build, beyond what the project's own pyproject.toml says."""
+    """What pip installs for the build, besides what the project's pyproject.toml requires."""
     system_packages: tuple[str, ...] = ()
     """What apt installs in the image."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the build; {label}, {architectures}, {sm}, {jobs}, {cuda_home} and {origin}
-    (the commit of the sources, or their hash) stand for the build's."""
+    """Variables of the build. {label}, {architectures}, {sm}, {jobs}, {cuda_home} and {origin}
+    (the commit of the sources, or their hash) are replaced by the values of the build."""
     pretend_gpu: bool = False
     """Whether `torch.cuda.is_available()` is true in the build of a CUDA cell."""
     patches: tuple[str, ...] = ()
-    """Files for `patch -p1`."""
+    """Changes to the sources, applied by `patch -p1`."""
     memory_per_job: float = 0.0
-    """GB that one compiler takes; 0: as measured for torch's headers."""
+    """GB of memory that one compiler process takes; 0: what torch's headers were measured to take."""
     size_budget: float = 0.0
-    """MB that the wheel may have; 0: any."""
+    """MB that the wheel may have; 0: any number."""
     allow_libraries: tuple[str, ...] = ()
-    """Libraries of others that the wheel may hold."""
+    """Patterns of libraries of other projects that the wheel may hold or need."""
     stable: str = ""
-    """The torch to build beside, where the libraries keep to torch's stable ABI and to no Python's.
+    """For libraries that use torch's stable ABI and nothing of Python: the torch to build beside.
 
     One wheel then serves every Python and every torch of its CUDA version.
     """
     release: str = ""
-    """The CUDA version of a wheel without a label, which a torch of any CUDA takes: cells `3.11-release`."""
+    """The CUDA version to build a wheel without a label with, for torch of any CUDA; its cells are `3.11-release` and
+    the like."""
     torch: str = ""
-    """The torches that it serves, as a specifier, where it keeps to torch's stable ABI."""
+    """For libraries that use torch's stable ABI: the torch versions that the wheel serves, such as `>=2.10`."""
     tests: Tests = Tests()
     imports: tuple[str, ...] = field(default=(), metadata={"key": "import"})
-    """The modules that the smoke test imports; empty: all at the top of the wheel."""
+    """The modules whose import is tried; empty: all at the top of the wheel."""
     file: Path | None = field(default=None, metadata={"key": None})
     """Where all this was read; paths in it are relative to its folder."""
     name: str = field(default="", metadata={"key": None})

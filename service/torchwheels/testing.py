@@ -113,6 +113,8 @@ def run_here(
         for kept in ("CUDA_VISIBLE_DEVICES", "CUDA_HOME"):
             if kept in os.environ:
                 variables[kept] = os.environ[kept]
+        if not cell.cuda:  # its torch may have CUDA, and its wheel nothing for a GPU
+            variables["CUDA_VISIBLE_DEVICES"] = ""
         command = shlex.split(tests.command) or ["python", "-m", "pytest", *tests.paths]
         if require_gpu and tests.require_gpu:
             command.append(tests.require_gpu)

@@ -22,7 +22,7 @@ ROOT = HERE.parents[1]
 OURS = "OWNER/extops"
 CELLS = {"main": '["3.11-cpu", "3.11-release"]', "sample": '["3.11-cpu"]'}
 # test_values.py has what `nox -s sanitize` plants reported.
-KEPT = {"test_golden.py", "test_values.py", "test_compose.py", "test_cells.py", "test_add_one.py"}
+KEPT = {"test_golden.py", "test_values.py", "test_compose.py", "test_cells.py", "test_swish.py"}
 
 
 def main(which: str, *arguments: str) -> int:
@@ -43,7 +43,7 @@ def main(which: str, *arguments: str) -> int:
         tree = ours
         if which == "sample":
             tree = folder / "sample"
-            shutil.copytree(ours / "tests" / "torchwheels" / "classic", tree)
+            shutil.copytree(ours / "examples" / "own_project", tree)
             caller = tree / ".github" / "workflows" / "wheels.yml"
             caller.write_text(re.sub(r"@0{40}", "@here", caller.read_text()))
             subprocess.run(["git", "init", "--quiet"], cwd=tree, check=True)

@@ -8,16 +8,34 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-
-collect_ignore = ["classic"]  # whose tests are of its wheel
+ROOT = Path(__file__).parents[2]
 
 # At the end: an installed one comes first, and the folder has modules with names of the standard
 # library's.
-sys.path.append(str(HERE.parents[1] / "service"))
+sys.path.append(str(ROOT / "service"))
+
+
+# Where it was compiled and with which flags, and so what reaches a wheel from the machine.
+SENTENCE = """
+#define TEXT(x) #x
+#define TEXT_OF(x) TEXT(x)
+#ifndef SENTENCE
+#define SENTENCE plain
+#endif
+static std::string sentence() { return __FILE__ " is " TEXT_OF(SENTENCE); }
+TORCH_LIBRARY_FRAGMENT(own_project, m) { m.def("sentence() -> str", &sentence); }
+"""
 
 
 @pytest.fixture
-def classic(tmp_path: Path) -> Path:
-    """The sources of a classic extension, in a folder of their own."""
-    return shutil.copytree(HERE / "classic", tmp_path / "classic")
+def own_project(tmp_path: Path) -> Path:
+    """A copy of the example."""
+    return shutil.copytree(ROOT / "examples" / "own_project", tmp_path / "own_project")
+
+
+@pytest.fixture
+def classic(own_project: Path) -> Path:
+    """The example, a classic extension, with an operator that says how it was compiled."""
+    with (own_project / "csrc" / "swish.cpp").open("a") as source:
+        source.write(SENTENCE)
+    return own_project

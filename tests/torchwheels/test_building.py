@@ -1,9 +1,10 @@
-"""Builds a small classic extension beside the torch of these tests, as its sources are."""
+"""Builds the example, a small classic extension, beside the torch of these tests, as its sources are."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ HOSTILE = {
     "CXX": "false",
     "CUDA_HOME": "/nowhere",
     "TORCH_CUDA_ARCH_LIST": "1.0",
-    "SENTENCE": "leaked",
+    "OWN": "leaked",
 }
 
 
@@ -52,8 +53,7 @@ def ask(wheel: Path, folder: Path, question: str) -> str:
     """What the package in `wheel` answers."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
     subprocess.run([*command, wheel], check=True)
-    code = f"import classic_extension as x, torch; print({question})"
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", f"import own_project, torch; print({question})"]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -63,13 +63,14 @@ def ask(wheel: Path, folder: Path, question: str) -> str:
 def test_builds_the_same_wheel_twice_whatever_the_host_says(
     classic: Path, cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    spoil(classic, "import os; assert 'OWN' not in os.environ")
     before = sources.hash_of_folder(classic)
     first = build.build_wheel(project.Project(), cell, fetched(classic), tmp_path / "dist")
     assert sources.hash_of_folder(classic) == before
-    assert first.name.startswith(f"classic_extension-1.2+cpu.torch{releases.minor(cell.torch)}-")
+    assert first.name.startswith(f"own_project-0.1+cpu.torch{releases.minor(cell.torch)}-")
     assert "-manylinux_2_" in first.name
-    answer = ask(first, tmp_path / "target", "x.add_one(torch.ones(1)).item(), x.sentence()")
-    assert answer == "2.0 b'csrc/cpu.cpp is plain'"
+    answer = ask(first, tmp_path / "target", "torch.ops.own_project.sentence()")
+    assert answer in ("csrc/swish.cpp is plain", "./csrc/swish.cpp is plain")  # ninja names it so
 
     nvcc = tmp_path / "stray" / "nvcc"
     nvcc.parent.mkdir()
@@ -78,6 +79,7 @@ def test_builds_the_same_wheel_twice_whatever_the_host_says(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PATH", f"{nvcc.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "another" / "cache"))
+    (tmp_path / "another").mkdir()
     moved = classic.rename(tmp_path / "another" / "place")
     old = os.umask(0o077)
     try:
@@ -119,7 +121,7 @@ def test_failures_are_explained_and_leave_the_old_wheel(
     classic: Path, cell: Cell, tmp_path: Path, text: str, message: str
 ) -> None:
     spoil(classic, text)
-    old = tmp_path / "dist" / "classic_extension-1.0-py3-none-any.whl"
+    old = tmp_path / "dist" / "own_project-0.0-py3-none-any.whl"
     old.parent.mkdir()
     old.write_bytes(b"old")
     with pytest.raises(UserError) as error:
@@ -211,12 +213,29 @@ def test_strangers_code_does_not_run_unasked(
 
 
 @pytest.mark.slow
-def test_torchsort_from_pypi(tmp_path: Path) -> None:
-    """Installs torch into an environment of its own: minutes, the first time."""
-    cli.main(
-        ["build", "torchsort==0.1.9", "--cell", "3.11-cpu", f"--dist={tmp_path}", "--backend=local"]
+def test_foreign_wheel(tmp_path: Path) -> None:
+    """The example, as a user runs it; installs torch twice: minutes, the first time."""
+    command = tmp_path / "bin" / "torchwheels"  # of these sources
+    command.parent.mkdir()
+    service = Path(build.__file__).parents[1]
+    command.write_text(
+        f'#!/bin/sh\nPYTHONPATH={service} exec {sys.executable} -m torchwheels "$@"\n'
     )
-    (wheel,) = tmp_path.glob("*.whl")
+    command.chmod(0o755)
+    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
+    script = Path(__file__).parents[2] / "examples" / "foreign_wheel.sh"
+    done = subprocess.run(
+        ["sh", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = re.findall(r"^step \d+: loss ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert float(losses[0]) == 2 and float(losses[-1]) < 0.01
+    assert "ranks: [[3, 1, 5, 2, 4]]" in done.stdout
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
     assert wheel.name.startswith("torchsort-0.1.9+cpu.torch2.13-cp311-cp311-manylinux_2_")
     record = read(wheel).files["torchsort-0.1.9+cpu.torch2.13.dist-info/torchwheels.json"]
     assert json.loads(record)["source"] == (

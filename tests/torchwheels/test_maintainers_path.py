@@ -17,7 +17,7 @@ from forged_wheels import Forge
 from torchwheels import cli, environments, passports, project, releases, site, testing
 from torchwheels.errors import UserError
 
-torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("torch", reason="torch is not installed")
 
 TABLE = """
 [tool.torchwheels]
@@ -46,11 +46,12 @@ def sources_with_tests(folder: Path, test: str) -> Path:
     ("test", "require_gpu", "code", "counts"),
     [
         (
-            "import pytest\ndef test_passes(): import tinyops\ndef test_fails(): assert 0\n"
+            "import os, pytest\ndef test_passes(): import tinyops\ndef test_fails(): assert 0\n"
+            "def test_no_gpu_is_seen(): assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
             "@pytest.mark.skip('no CUDA')\ndef test_skipped(): pass",
             False,
             1,
-            (1, 1, 1),
+            (2, 1, 1),
         ),
         ("def test_it(): pass", True, 4, None),
     ],
@@ -64,8 +65,7 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     code: int,
     counts: tuple[int, int, int] | None,
 ) -> None:
-    if require_gpu and torch.cuda.is_available():
-        pytest.skip("this machine has the GPU that the test wants absent")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # which a CPU cell does not take
     base = environments.Environment(Path(sys.prefix))
     monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
     monkeypatch.setattr(environments, "torch_requirement", lambda cell: "torch")
@@ -217,13 +217,13 @@ def test_one_wheel_serves_all_cells_of_a_stable_project() -> None:
         print(project.Project(release="12.5").releases)
 
 
-def nox(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def nox(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """nox, with the torchwheels of these tests."""
     path = str(Path(releases.__file__).parents[1])
     return subprocess.run(
         [sys.executable, "-m", "nox", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -247,6 +247,19 @@ def test_two_lines_make_the_sessions(tmp_path: Path) -> None:
         *("build-3.11-cpu", "test-3.11-cpu", "build", "test", "audit", "index"),
         *("reproduce", "matrix"),
     }
+
+
+@pytest.mark.slow
+def test_own_project(own_project: Path) -> None:
+    """The example, from its sources to its index; installs torch: a minute, the first time."""
+    done = nox(own_project, "-s", "test", "audit", "index", TORCHWHEELS_BACKEND="local")
+    assert done.returncode == 0, done.stdout
+    assert "torchwheels: 1 of 1 wheels are fit to publish" in done.stdout
+    (file,) = (own_project / "site" / "wheels").glob("*.passport.json")
+    passport = json.loads(file.read_text())
+    assert passport["wheel"].startswith("own_project-0.1+cpu.torch2.13-cp311-cp311-manylinux_2_")
+    (run,) = passport["tests"]
+    assert (run["cell"], run["passed"], run["skipped"]) == ("3.11-cpu", 2, 2)
 
 
 @pytest.mark.parametrize(
