@@ -87,7 +87,7 @@ class LLTM(reference.LLTM):
             _checks.check_dims("lltm", "input", input, "batch, input_features")
             state = self.zero_state(input)
         # Read where torch.nn.Module keeps them: asked for an attribute, it looks there last.
-        parameters = vars(self).get("_parameters", {})
+        parameters = getattr(self, "_parameters", {})
         weights, bias = parameters.get("weights"), parameters.get("bias")
         if weights is None:  # computed by torch.nn.utils, or part of a replica
             weights = self.weights
