@@ -14,7 +14,7 @@ namespace extops::cuda {
 
 constexpr int kWarpgroupRows = 64;
 constexpr int kWarpRows = kWarpgroupRows / (kWarpgroup / 32);
-constexpr unsigned kMaxSplits = 4;  // of a sum; a larger cluster costs more than it saves
+constexpr unsigned kMaxSplits = kWarpgroupRows / kWarpRows;  // of a sum; a larger cluster costs more than it saves
 
 template <Math kMath_, int kRows_, int kUnits_, int kThreads_, int kCellsAtOnce_>
 struct ForwardTile {
