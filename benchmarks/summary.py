@@ -153,7 +153,7 @@ def protocol_table(summary: Summary) -> str:
 
 
 def sequence_table(summary: Summary) -> str:
-    """Whole sequences in each precision: device time in ms, ours in bold."""
+    """Whole sequences in each precision: device time in ms, the shorter in bold."""
     heads = [f"{label}: {name}" for label in WORKS.values() for name in ("cuDNN", OURS)]
     lines = [
         f"| steps, batch, input, state | precision | {' | '.join(heads)} |",
@@ -164,7 +164,8 @@ def sequence_table(summary: Summary) -> str:
         for work in WORKS:
             times = [case.median(name, f"{summary.number}_{work}") for name in (LSTM, GRU, OURS)]
             *peers, ours = (time / 1000 for time in times if time)
-            cells += [digits(min(peers)), f"**{digits(ours)}**"]
+            best = min(*peers, ours)
+            cells += [shown(time, bold=time == best) for time in (min(peers), ours)]
         lines.append(f"| {case.title} | {case.mode} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
