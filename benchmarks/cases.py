@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -88,14 +89,13 @@ class Case:
         cell = Cell(batch, features, state, self.device, dtype)
         if "T" in self.size:
             data = Steps(self.size["T"], cell)
-            others = {
+            variants: dict[str, Callable[[Steps], Makers]] = {
+                "sequence": functools.partial(sequence_variants, context=self.context),
                 "ragged": ragged_variants,
                 "packed": packed_variants,
                 "bidirectional": bidirectional_variants,
             }
-            if self.operator in others:
-                return others[self.operator](data), None
-            return sequence_variants(data, context=self.context), None
+            return variants[self.operator](data), None
         makers = cell_variants(cell, compiled=self.compiled, context=self.context)
         return makers, cell.expected
 

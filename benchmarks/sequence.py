@@ -82,11 +82,9 @@ def packed_variants(data: Steps) -> Makers:
 
 def packed_variant(data: Steps, kind: Callable[..., torch.nn.Module]) -> Variant:
     """A layer on a `PackedSequence`."""
-    cell = data.cell
-    module = kind(cell.input_features, cell.state_size, device=cell.device, dtype=cell.dtype)
     packed = data.packed()
-    grad = torch.randn_like(module(packed)[0].data)
-    return sequence_variant(lambda: module(packed)[0].data, tuple(module.parameters()), grad)
+    module = layer(data, kind)
+    return module_variant(module, lambda: module(packed)[0].data)
 
 
 def bidirectional_variants(data: Steps) -> Makers:
@@ -99,16 +97,21 @@ def bidirectional_variants(data: Steps) -> Makers:
 
 def directed_variant(data: Steps, bidirectional: bool) -> Variant:
     """`extops.LLTMLayer` in one direction or in both."""
+    module = layer(data, extops.LLTMLayer, bidirectional=bidirectional)
+    return module_variant(module, lambda: module(data.input)[0])
+
+
+def layer(data: Steps, kind: Callable[..., torch.nn.Module], **options: bool) -> torch.nn.Module:
+    """A recurrent layer of the sizes of the cell."""
     cell = data.cell
-    module = extops.LLTMLayer(
-        cell.input_features,
-        cell.state_size,
-        bidirectional=bidirectional,
-        device=cell.device,
-        dtype=cell.dtype,
+    return kind(
+        cell.input_features, cell.state_size, device=cell.device, dtype=cell.dtype, **options
     )
-    grad = torch.randn_like(module(data.input)[0])
-    return sequence_variant(lambda: module(data.input)[0], tuple(module.parameters()), grad)
+
+
+def module_variant(module: torch.nn.Module, run: Callable[[], Tensor]) -> Variant:
+    """What gives the output of a layer, of whatever shape."""
+    return sequence_variant(run, tuple(module.parameters()), torch.randn_like(run()))
 
 
 def sequence_variant(
@@ -151,7 +154,7 @@ def layer_variant(data: Steps) -> Variant:
 def library_variant(data: Steps, kind: type[torch.nn.LSTM] | type[torch.nn.GRU]) -> Variant:
     """torch's own layers: by cuDNN on a GPU; GRU has as many gates as LLTM, LSTM one more."""
     cell = data.cell
-    module = kind(cell.input_features, cell.state_size, device=cell.device, dtype=cell.dtype)
+    module = layer(data, kind)
     h, c = (each.unsqueeze(0) for each in cell.state)
     state: Any = (h, c) if kind is torch.nn.LSTM else h
 
