@@ -31,10 +31,10 @@ def has_tangents(tensors: Iterable[Any]) -> bool:
     know.
     """
     with _private.unrecorded():  # else a traced program would record the question
+        # Other layouts are refused later, and some cannot be asked.
         return any(
             isinstance(x, Tensor)
-            and x.layout
-            is torch.strided  # other layouts are refused later, and some cannot be asked
+            and x.layout is torch.strided
             and forward_ad.unpack_dual(x, level=0).tangent is not None
             for x in tensors
         )

@@ -248,9 +248,11 @@ __global__ void __launch_bounds__(kThreads) lltm_backward_kernel(CellBackward<T>
 template <class T>
 Error launch_small(const CellBackward<T>& in, cudaStream_t stream) {
   dim3 grid(ceil_div(in.sizes.columns(), kThreads), ceil_div(in.sizes.state_size, kBackwardUnits));
-  const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  if (in.sizes.batch <= kBackwardRows || grid.x * grid.y * kBackwardSplits > multiprocessors ||
-      !has_hopper_tensor_cores()) {
+  const auto splits_fit = [&] {
+    const auto multiprocessors = static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount));
+    return grid.x * grid.y * kBackwardSplits <= multiprocessors && has_hopper_tensor_cores();
+  };
+  if (in.sizes.batch <= kBackwardRows || !splits_fit()) {
     launch(&lltm_backward_kernel<T, false>, {grid, kThreads}, stream, in);
   } else {
     grid.z = kBackwardSplits;

@@ -105,9 +105,9 @@ __device__ void multiply_k_tiles(
     const int stage = k_tile % Tile::kStages;
     barriers.full[stage].wait(k_tile / Tile::kStages);
     const uint32_t rows = stages + stage * Tile::kStageBytes;
-    const uint32_t own_rows = rows + threadIdx.x / kWarpgroup * kWarpgroupRows * kTileRowBytes;
+    const uint32_t warpgroup_rows = rows + threadIdx.x / kWarpgroup * kWarpgroupRows * kTileRowBytes;
     wgmma_fence();
-    multiply_tiles<T>(sums, own_rows, rows + Tile::kRowsBytes, adds);
+    multiply_tiles<T>(sums, warpgroup_rows, rows + Tile::kRowsBytes, adds);
     wgmma_commit();
   };
   multiply(0, false);
@@ -398,8 +398,7 @@ Error launch_tile(const CellForward<T>& in, dim3 grid, cudaStream_t stream) {
 
 // Takes the fastest of several tiles; of equals the first.
 template <class T, class... Tiles>
-Error launch_best_tile(const CellForward<T>& in, cudaStream_t stream) {
-  const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+Error launch_best_tile(const CellForward<T>& in, unsigned multiprocessors, cudaStream_t stream) {
   double best = 0;
   ((best = std::max(best, plan<T, Tiles>(in.sizes, multiprocessors).speed)), ...);
   Error error = nullptr;
@@ -422,9 +421,11 @@ Error launch_on_tensor_cores(const CellForward<T>& in, cudaStream_t stream) {
   // Where tiles of 64 rows occupy the device without splitting K, tiles of 128 load the weights half as often.
   const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   if (in.sizes.batch > kWarpgroupRows && plan<T, Tile>(in.sizes, multiprocessors).grid.z == 1) {
-    return launch_best_tile<T, ForwardTile<kMath, 128, 32, 512, 2>, ForwardTile<kMath, 128, 40, 512, 3>>(in, stream);
+    return launch_best_tile<T, ForwardTile<kMath, 128, 32, 512, 2>, ForwardTile<kMath, 128, 40, 512, 3>>(
+        in, multiprocessors, stream);
   }
-  return launch_best_tile<T, ForwardTile<kMath, 64, 24, 256, 2>, ForwardTile<kMath, 64, 32, 512, 2>, Tile>(in, stream);
+  return launch_best_tile<T, ForwardTile<kMath, 64, 24, 256, 2>, ForwardTile<kMath, 64, 32, 512, 2>, Tile>(
+      in, multiprocessors, stream);
 }
 
 template Error launch_on_tensor_cores(const CellForward<float>&, cudaStream_t);
@@ -433,7 +434,9 @@ template Error launch_on_tensor_cores(const CellForward<__nv_bfloat16>&, cudaStr
 
 Error launch_in_float32(const CellForward<float>& in, cudaStream_t stream) {
   constexpr Math kMath = Math::kFloat32;
-  return launch_best_tile<float, ForwardTile<kMath, 64, 32, 288, 2>, ForwardTile<kMath, 64, 16, 288, 2>>(in, stream);
+  const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  return launch_best_tile<float, ForwardTile<kMath, 64, 32, 288, 2>, ForwardTile<kMath, 64, 16, 288, 2>>(
+      in, multiprocessors, stream);
 }
 
 }  // namespace extops::cuda
