@@ -73,6 +73,13 @@ __device__ inline void sync_cluster() {
 // The proxy fence: lets TMA and wgmma (the async proxy) see what this thread has written to shared memory.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+#define EXTOPS_TRY_WAIT(semantics)                                             \
+  asm volatile("{\n.reg .pred done;\nmbarrier.try_wait.parity" semantics       \
+               ".shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}" \
+               : "=r"(done)                                                    \
+               : "r"(address()), "r"(phase & 1)                                \
+               : "memory")
+
 // An mbarrier in shared memory. A phase ends when all expected arrivals and bytes have come.
 class Mbarrier {
  public:
@@ -89,15 +96,17 @@ class Mbarrier {
 
   __device__ void arrive() { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address()) : "memory"); }
 
-  // Waits until phase number `phase` has ended; only the last two phases can be asked for.
+  // Waits until phase number `phase` has ended; only the last two phases can be asked for. What other blocks of the
+  // cluster have stored by then (st.async), threads see only after `kOfCluster`.
+  template <bool kOfCluster = false>
   __device__ void wait(int phase) {
     uint32_t done = 0;
     while (done == 0) {
-      asm volatile(
-          "{\n.reg .pred done;\nmbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}"
-          : "=r"(done)
-          : "r"(address()), "r"(phase & 1)
-          : "memory");
+      if constexpr (kOfCluster) {
+        EXTOPS_TRY_WAIT(".acquire.cluster");
+      } else {
+        EXTOPS_TRY_WAIT("");
+      }
     }
   }
 
@@ -106,6 +115,7 @@ class Mbarrier {
  private:
   uint64_t state_;
 };
+#undef EXTOPS_TRY_WAIT
 
 // Fetches a tensor map before the first copy needs it.
 __device__ inline void prefetch(const CUtensorMap& map) {

@@ -41,6 +41,18 @@ struct Steps {
   __device__ int last_time(int length) const { return reverse ? 0 : length - 1; }
 };
 
+// Which steps of a sample count, in the order of the computation.
+struct Counted {
+  int first;
+  unsigned count;
+
+  Counted() = default;
+  __device__ Counted(const Steps& steps, int length, bool backward)
+      : first(steps.reverse != backward ? steps.time - length : 0), count(length) {}
+
+  __device__ bool operator()(int step) const { return static_cast<unsigned>(step - first) < count; }
+};
+
 template <class T>
 struct SequenceForward {
   using C = typename Compute<T>::type;
@@ -174,15 +186,41 @@ __device__ __forceinline__ void exchange_halves(float* sums, int mask) {
   }
 }
 
+// Launches clusters of blocks, each cluster for some samples.
+template <class Tile, auto kKernel, class... Arguments>
+Error launch_in_clusters(int64_t batch, cudaStream_t stream, const Arguments&... arguments) {
+  if (const Error error = allow_shared_memory<kKernel>(Tile::kSharedBytes)) return error;
+  if constexpr (Tile::kBlocks > 8) {
+    cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {Tile::kBlocks, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(Tile::kBlocks, static_cast<unsigned>((batch + Tile::kSamples - 1) / Tile::kSamples));
+  config.blockDim = Tile::kThreads;
+  config.dynamicSmemBytes = Tile::kSharedBytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  cudaLaunchKernelEx(&config, kKernel, arguments...);
+  return launch_error();
+}
+
 // The kernels that hold the recurrent weights for all steps: in the registers of one block (a small state), of a
-// cluster of blocks, or in the shared memory of a group of blocks. The latter two are for Hopper.
+// cluster of blocks (one kernel for strict float32, one by tensor cores), or in the shared memory of a group of blocks.
+// All but the first are for Hopper.
 bool is_for_blocks(ScalarType dtype, const LltmSequenceSizes& sizes);
 Error launch_blocks(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
 Error launch_blocks(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
 
-bool is_for_clusters(ScalarType dtype, const LltmSequenceSizes& sizes);
-Error launch_clusters(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
-Error launch_clusters(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
+bool is_for_float32_clusters(ScalarType dtype, const LltmSequenceSizes& sizes);
+Error launch_float32_clusters(const LltmSequence& in, cudaStream_t stream);
+Error launch_float32_clusters(const LltmSequenceBackward& in, cudaStream_t stream);
+
+bool is_for_tensor_clusters(ScalarType dtype, const LltmSequenceSizes& sizes);
+Error launch_tensor_clusters(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
+Error launch_tensor_clusters(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
 
 bool is_for_groups(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
 int64_t group_workspace(ScalarType dtype, const LltmSequenceSizes& sizes);

@@ -19,17 +19,6 @@ constexpr int kUnitsOfWarp = 16;
 
 constexpr int threads_of(int chunks) { return chunks * kUnitsOfChunk / kUnitsOfWarp * 32; }
 
-// Which steps of a sample count, in the order of the computation.
-struct Counted {
-  int first;
-  unsigned count;
-
-  __device__ Counted(const Steps& steps, int length, bool backward)
-      : first(steps.reverse != backward ? steps.time - length : 0), count(length) {}
-
-  __device__ bool operator()(int step) const { return static_cast<unsigned>(step - first) < count; }
-};
-
 // Adds up the sums of two neighbours for each row of a block. Of two rows, the first lane keeps those of the first; one
 // row is kept by both.
 template <int kRows, int kCount>

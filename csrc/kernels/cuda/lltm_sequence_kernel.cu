@@ -87,12 +87,13 @@ inline Error check_sizes(const LltmSequenceSizes& sizes) {
   return fits ? nullptr : "the kernels for sequences take sizes below 2**29";
 }
 
-enum class Kernel { kNone, kBlocks, kClusters, kGroups };
+enum class Kernel { kNone, kBlocks, kFloat32Clusters, kTensorClusters, kGroups };
 
 Kernel choose_kernel(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
   if (sizes.time * sizes.batch * sizes.state_size == 0) return Kernel::kNone;
   if (is_for_blocks(dtype, sizes)) return Kernel::kBlocks;
-  if (is_for_clusters(dtype, sizes)) return Kernel::kClusters;
+  if (is_for_float32_clusters(dtype, sizes)) return Kernel::kFloat32Clusters;
+  if (is_for_tensor_clusters(dtype, sizes)) return Kernel::kTensorClusters;
   return is_for_groups(dtype, sizes, backward) ? Kernel::kGroups : Kernel::kNone;
 }
 
@@ -114,8 +115,10 @@ Error launch_sequence(ScalarType dtype, const Arguments& in, void* stream_handle
   switch (choose_kernel(dtype, in.sizes, backward)) {
     case Kernel::kBlocks:
       return launch_blocks(dtype, in, stream);
-    case Kernel::kClusters:
-      return launch_clusters(dtype, in, stream);
+    case Kernel::kFloat32Clusters:
+      return launch_float32_clusters(in, stream);
+    case Kernel::kTensorClusters:
+      return launch_tensor_clusters(dtype, in, stream);
     case Kernel::kGroups:
       return launch_groups(dtype, in, stream);
     case Kernel::kNone:

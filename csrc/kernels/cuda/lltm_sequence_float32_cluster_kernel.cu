@@ -1,8 +1,7 @@
-// A whole sequence on Hopper GPUs, for states of up to 512: a cluster of blocks computes eight or sixteen samples. Each
-// block has 32 units, whose recurrent weights its threads hold in registers for all steps. What the blocks exchange
-// after each step (forward: h, backward: the gradients of the gates) goes straight into each other's shared memory,
-// where an mbarrier counts the bytes. Products are by tensor cores (mma.sync) in 16-bit types and TF32, by
-// multiply-adds (FFMA) in strict float32.
+// A whole sequence on Hopper GPUs in strict float32, for states of up to 512: a cluster of blocks computes eight or
+// sixteen samples. Each block has 32 units, whose recurrent weights its threads hold in registers for all steps. What
+// the blocks exchange after each step (forward: h, backward: the gradients of the gates) is copied straight into each
+// other's shared memory, where an mbarrier counts the bytes.
 //
 // All blocks of a cluster run at the same time, and clusters do not wait for each other.
 #include "hopper.cuh"
@@ -12,166 +11,44 @@
 namespace extops::cuda {
 
 constexpr int kClusterUnits = 32;  // of a block
-constexpr int kTileSamples = 8;    // of a product
+constexpr int kTileSamples = 8;
 constexpr int kTileCells = kClusterUnits * kTileSamples;
 
-template <class T_, Math kMath_, Pass kPass_, int kBlocks_, int kSamples_>
+template <Pass kPass_, int kBlocks_, int kSamples_>
 struct ClusterTile {
-  using T = T_;
-  static constexpr Math kMath = kMath_;
   static constexpr bool kIsForward = kPass_ == Pass::kForward;
-  static constexpr bool kIsFast = kMath == Math::kTensorCores;
   static constexpr int kBlocks = kBlocks_;
   static constexpr int kSamples = kSamples_;
-  // Weights fill the registers. FFMA needs more of them for its sums, and has fewer threads, each with more weights.
-  static constexpr int kThreads = kIsFast ? 512 : kTileCells;
+  static constexpr int kThreads = kTileCells;  // few, each with many weights
   static constexpr int kCells = kClusterUnits * kSamples;
-  static constexpr int kOwners = kCells < kThreads ? kCells : kThreads;  // threads that have cells
-  static constexpr int kOwnCells = kCells / kOwners;
-  static constexpr int kValues = kIsForward ? 1 : 3;               // that a cell sends
-  static constexpr int kN = kClusterUnits * (kIsForward ? 3 : 1);  // sums of a sample in a block
-  static constexpr int kSourceK = kClusterUnits * kValues;         // K of what one block sends
-  static constexpr int kK = kBlocks * kSourceK;
-  static constexpr int kRowBytes = kSourceK * static_cast<int>(sizeof(T));
+  static constexpr int kOwnCells = kCells / kThreads;       // of a thread
+  static constexpr int kValues = kIsForward ? 1 : 3;        // that a cell sends
+  static constexpr int kSourceK = kClusterUnits * kValues;  // K of what one block sends
+  static constexpr int kRowBytes = kSourceK * static_cast<int>(sizeof(float));
   static constexpr int kSourceBytes = kSamples * kRowBytes;
   static constexpr int kSlotBytes = kBlocks * kSourceBytes;
-  // How the warps divide a product by tensor cores.
-  static constexpr int kNGroups = kIsForward ? 2 : 1;
-  static constexpr int kKGroups = kThreads / 32 / kNGroups;
-  static constexpr int kPartialBytes = (kIsFast ? kKGroups : 1) * kN * kSamples * static_cast<int>(sizeof(float));
-  static constexpr int kSharedBytes = 2 * kSlotBytes + kPartialBytes;
+  static constexpr int kSumBytes = (kIsForward ? 3 : 1) * kCells * static_cast<int>(sizeof(float));
+  static constexpr int kSharedBytes = 2 * kSlotBytes + kSumBytes;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-// Where a chunk of 16 bytes of a sample's row lies: the tensor cores take the same chunk of eight rows, which must be
-// in all banks.
-template <class Tile>
-__device__ constexpr int swizzle(int sample, int chunk) {
-  if constexpr (!Tile::kIsFast) return chunk;
-  return sizeof(typename Tile::T) == 2 ? chunk ^ (sample / 2 & 3) : chunk ^ (sample & 7);
-}
 
 // The rank of this block in its cluster is blockIdx.x, which runs over all its blocks.
 
 // A weight of the product: sum number n of a sample along K, which runs over the blocks' values, each in the order in
 // which it sends them.
 template <class Tile>
-__device__ typename Tile::T weight_at(const Steps& steps, const typename Tile::T* weights, int n, int k) {
+__device__ float weight_at(const Steps& steps, const float* weights, int n, int k) {
   const int of_n = static_cast<int>(blockIdx.x) * kClusterUnits + n % kClusterUnits;
   const int of_k = k / Tile::kSourceK * kClusterUnits + k % kClusterUnits;
   const int gate = Tile::kIsForward ? n / kClusterUnits : k % Tile::kSourceK / kClusterUnits;
   const int row = Tile::kIsForward ? of_n : of_k;
   const int column = Tile::kIsForward ? of_k : of_n;
-  typename Tile::T zero;
-  store(zero, 0);
-  if (of_n >= steps.state_size || of_k >= steps.state_size) return zero;
+  if (of_n >= steps.state_size || of_k >= steps.state_size) return 0;
   return weights[(int64_t{gate} * steps.state_size + row) * steps.columns + column];
 }
 
-// ---- products by tensor cores: m16n8k16 or, in TF32, m16n8k8, whose M are the sums and whose N the samples ----
-
-#define EXTOPS_MMA(T, shape_and_types)                                                              \
-  __device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], T) { \
-    asm volatile("mma.sync.aligned." shape_and_types                                                \
-                 " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                 \
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                       \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));               \
-  }
-EXTOPS_MMA(__nv_bfloat16, "m16n8k16.row.col.f32.bf16.bf16.f32")
-EXTOPS_MMA(__half, "m16n8k16.row.col.f32.f16.f16.f32")
-EXTOPS_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
-#undef EXTOPS_MMA
-
-// A warp's part of the product, with its weights.
-template <class Tile>
-class TensorProduct {
-  using T = typename Tile::T;
-  static constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));  // elements in a register
-  static constexpr int kStep = 8 * kPerWord;
-  static constexpr int kWarpK = Tile::kK / Tile::kKGroups;
-  static constexpr int kSteps = kWarpK / kStep;
-  static constexpr int kTiles = Tile::kN / Tile::kNGroups / 16;
-  static_assert(kWarpK % kStep == 0 && Tile::kSourceK % kStep == 0);
-
- public:
-  __device__ TensorProduct(const Steps& steps, const T* weights) {
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int r = 0; r < 4; ++r) {
-          const int n = first_n() + tile * 16 + r % 2 * 8 + lane() / 4;
-          const int k = first_k() + i * kStep + (r / 2 * 4 + lane() % 4) * kPerWord;
-          T values[kPerWord];
-#pragma unroll
-          for (int j = 0; j < kPerWord; ++j) {
-            values[j] = weight_at<Tile>(steps, weights, n, k + j);
-            if constexpr (kPerWord == 1) values[j] = round_to_tf32(values[j]);
-          }
-          memcpy(&weights_[i][tile][r], values, 4);
-        }
-      }
-    }
-  }
-
-  // The sums of a slot's values, to be added up over the K groups: partial is [K group, tile of samples, sum, sample].
-  __device__ void multiply(const unsigned char* slot, float* partial) const {
-#pragma unroll 1
-    for (int samples = 0; samples < Tile::kSamples; samples += kTileSamples) {
-      float sums[kTiles][4] = {};
-      const int sample = samples + lane() / 4;
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        const int k = first_k() + i * kStep;
-        const unsigned char* row = slot + k / Tile::kSourceK * Tile::kSourceBytes + sample * Tile::kRowBytes;
-        const int chunk = k % Tile::kSourceK * static_cast<int>(sizeof(T)) / kChunkBytes;
-        uint32_t values[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const unsigned char* from = row + swizzle<Tile>(sample, chunk + r) * kChunkBytes + lane() % 4 * 4;
-          values[r] = *reinterpret_cast<const uint32_t*>(from);
-        }
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) mma(sums[tile], weights_[i][tile], values, T{});
-      }
-      float* const to = partial + place(warp() % Tile::kKGroups, first_n() + lane() / 4, samples) + lane() % 4 * 2;
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          float2* const pair = reinterpret_cast<float2*>(to + (tile * 16 + half * 8) * kTileSamples);
-          *pair = {sums[tile][2 * half], sums[tile][2 * half + 1]};
-        }
-      }
-    }
-  }
-
-  __device__ static void wait_for_sums() { __syncthreads(); }
-
-  // Sum number n of a sample.
-  __device__ static float sum(const float* partial, int n, int sample) {
-    float total = 0;
-#pragma unroll
-    for (int group = 0; group < Tile::kKGroups; ++group) total += partial[place(group, n, sample)];
-    return total;
-  }
-
- private:
-  __device__ static int lane() { return threadIdx.x % 32; }
-  __device__ static int warp() { return threadIdx.x / 32; }
-  __device__ static int first_n() { return warp() / Tile::kKGroups * (kTiles * 16); }
-  __device__ static int first_k() { return warp() % Tile::kKGroups * kWarpK; }
-  __device__ static int place(int group, int n, int sample) {
-    const int tile = group * (Tile::kSamples / kTileSamples) + sample / kTileSamples;
-    return (tile * Tile::kN + n) * kTileSamples + sample % kTileSamples;
-  }
-
-  uint32_t weights_[kSteps][kTiles][4];
-};
-
-// ---- products in strict float32: the lanes of a warp split K, and exchange their sums by shuffles ----
+// ---- products: the lanes of a warp split K, and exchange their sums by shuffles ----
 
 // A warp has four units. Forward: a lane has the gates of two of them and a sixteenth of K, backward all four units and
 // a 32nd of K. After the exchange, each lane has the sums of a cell.
@@ -242,11 +119,9 @@ class Float32Product {
   }
 
   // What this thread has computed itself.
-  __device__ static float sum(const float* partial, int n, int sample) {
-    return partial[(sample / kTileSamples * kGates + n / kClusterUnits) * kTileCells + threadIdx.x];
+  __device__ static float sum(const float* partial, int gate, int sample) {
+    return partial[(sample / kTileSamples * kGates + gate) * kTileCells + threadIdx.x];
   }
-
-  __device__ static void wait_for_sums() {}
 
  private:
   __device__ static int part() { return static_cast<int>(threadIdx.x) % (kParts * 8) / 8; }
@@ -281,9 +156,6 @@ class Float32Product {
   float weights_[kChunks][kUnits][kGates][kFloats];
 };
 
-template <class Tile>
-using ClusterProduct = std::conditional_t<Tile::kMath == Math::kTensorCores, TensorProduct<Tile>, Float32Product<Tile>>;
-
 // ---- the exchange ----
 
 // A cell of a thread.
@@ -301,7 +173,7 @@ struct ClusterCell {
     row = item / kTileCells * kTileSamples + item % kTileSamples;
     unit = static_cast<int>(blockIdx.x) * kClusterUnits + column;
     sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
-    exists = item < Tile::kCells && unit < steps.state_size && sample < steps.batch;
+    exists = unit < steps.state_size && sample < steps.batch;
   }
 
   __device__ int64_t state(const Steps& steps) const { return int64_t{sample} * steps.state_size + unit; }
@@ -309,16 +181,10 @@ struct ClusterCell {
 
 // Puts a cell's values into this block's part of a slot.
 template <class Tile>
-__device__ void put(
-    const ClusterCell<Tile>& cell, const typename Tile::T (&values)[Tile::kValues], unsigned char* slot) {
-  using T = typename Tile::T;
-  unsigned char* const row = slot + blockIdx.x * Tile::kSourceBytes + cell.row * Tile::kRowBytes;
+__device__ void put(const ClusterCell<Tile>& cell, const float (&values)[Tile::kValues], unsigned char* slot) {
+  float* const row = reinterpret_cast<float*>(slot + blockIdx.x * Tile::kSourceBytes + cell.row * Tile::kRowBytes);
 #pragma unroll
-  for (int v = 0; v < Tile::kValues; ++v) {
-    const int bytes = (v * kClusterUnits + cell.column) * static_cast<int>(sizeof(T));
-    *reinterpret_cast<T*>(row + swizzle<Tile>(cell.row, bytes / kChunkBytes) * kChunkBytes + bytes % kChunkBytes) =
-        values[v];
-  }
+  for (int v = 0; v < Tile::kValues; ++v) row[v * kClusterUnits + cell.column] = values[v];
 }
 
 // Copies this block's part of a slot to all other blocks of the cluster. The slot's mbarrier counts what this block and
@@ -328,7 +194,7 @@ __device__ void send(unsigned char* slot, Mbarrier& full) {
   const int rank = static_cast<int>(blockIdx.x);
   unsigned char* const part = slot + rank * Tile::kSourceBytes;
   fence_proxy_async();
-  asm volatile("bar.sync 1, %0;" ::"n"(Tile::kOwners) : "memory");
+  __syncthreads();
   const int block = static_cast<int>(threadIdx.x);
   if (block >= Tile::kBlocks) return;
   if (block == rank) {
@@ -338,22 +204,12 @@ __device__ void send(unsigned char* slot, Mbarrier& full) {
   }
 }
 
-template <class T, bool kIsTf32>
-__device__ T as_operand(float value) {
-  T result;
-  if constexpr (kIsTf32) value = round_to_tf32(value);
-  store(result, value);
-  return result;
-}
-
 template <class Tile>
 __device__ void run_forward(
-    const SequenceForward<typename Tile::T>& in, unsigned char* slots, float* partial, Mbarrier (&full)[2]) {
-  using T = typename Tile::T;
-  constexpr bool kIsTf32 = std::is_same_v<T, float> && Tile::kIsFast;
+    const SequenceForward<float>& in, unsigned char* slots, float* partial, Mbarrier (&full)[2]) {
   const Steps& steps = in.steps;
   const int state_size = steps.state_size;
-  const ClusterProduct<Tile> product(steps, in.weights);
+  const Float32Product<Tile> product(steps, in.weights);
   int lengths[Tile::kOwnCells];
   float old_cells[Tile::kOwnCells];
   // The products of the step, on their way since the one before.
@@ -385,8 +241,6 @@ __device__ void run_forward(
     const int t = steps.time_of(step);
     if (step > 0) full[step & 1].wait((step - 1) / 2);
     product.multiply(slots + (step & 1) * Tile::kSlotBytes, partial);
-    product.wait_for_sums();
-    if (threadIdx.x >= Tile::kOwners) continue;
     float sums[Tile::kOwnCells][3];
     CellState<float> states[Tile::kOwnCells];
     unsigned char* const slot = slots + ((step + 1) & 1) * Tile::kSlotBytes;
@@ -396,16 +250,12 @@ __device__ void run_forward(
 #pragma unroll
       for (int g = 0; g < 3; ++g) {
         const float bias = cell.exists ? load(in.bias[g * state_size + cell.unit]) : 0.f;
-        sums[i][g] = product.sum(partial, g * kClusterUnits + cell.column, cell.row) + next[i][g] + bias;
-        T rounded;
-        store(rounded, sums[i][g]);
-        sums[i][g] = load(rounded);  // as the backward will see it
+        sums[i][g] = product.sum(partial, g, cell.row) + next[i][g] + bias;
       }
-      states[i] = cell_forward<float, Tile::kIsFast>(sums[i][0], sums[i][1], sums[i][2], old_cells[i]);
+      states[i] = cell_forward<float>(sums[i][0], sums[i][1], sums[i][2], old_cells[i]);
       // Before a row's first step it has its first state; after its last one nobody reads it.
       const float h = t < lengths[i] ? states[i].h : cell.exists ? load(in.h_0[cell.state(steps)]) : 0.f;
-      const T sent[1] = {as_operand<T, kIsTf32>(h)};
-      put<Tile>(cell, sent, slot);
+      put<Tile>(cell, {h}, slot);
     }
     if (step + 1 < steps.time) send<Tile>(slot, full[(step + 1) & 1]);
     fetch(step + 1);
@@ -432,13 +282,11 @@ __device__ void run_forward(
 
 template <class Tile>
 __device__ void run_backward(
-    const SequenceBackward<typename Tile::T>& in, unsigned char* slots, float* partial, Mbarrier (&full)[2]) {
-  using T = typename Tile::T;
-  constexpr bool kIsTf32 = std::is_same_v<T, float> && Tile::kIsFast;
+    const SequenceBackward<float>& in, unsigned char* slots, float* partial, Mbarrier (&full)[2]) {
   constexpr int kOwnCells = Tile::kOwnCells;
   const Steps& steps = in.steps;
   const int state_size = steps.state_size;
-  const ClusterProduct<Tile> product(steps, in.weights);
+  const Float32Product<Tile> product(steps, in.weights);
   int lengths[kOwnCells];
   float grad_h[kOwnCells];
   float grad_cell[kOwnCells];
@@ -459,7 +307,7 @@ __device__ void run_backward(
       const int t = steps.time_of(steps.time - 1 - step);
       if (!cell.exists || step >= steps.time || t >= lengths[i]) continue;
       const int64_t place = steps.row(t, cell.sample);
-      slopes[i] = cell_slopes<Tile::kIsFast, T, float>(in, place, cell.unit);
+      slopes[i] = cell_slopes<false, float, float>(in, place, cell.unit);
       grad_output[i] = load_if_present(in.grad_output, place * state_size + cell.unit);
     }
   };
@@ -470,16 +318,14 @@ __device__ void run_backward(
     if (step > 0) {
       full[step & 1].wait((step - 1) / 2);
       product.multiply(slots + (step & 1) * Tile::kSlotBytes, partial);
-      product.wait_for_sums();
     }
-    if (threadIdx.x >= Tile::kOwners) continue;
     unsigned char* const slot = slots + ((step + 1) & 1) * Tile::kSlotBytes;
     float gradients[kOwnCells][3] = {};
 #pragma unroll
     for (int i = 0; i < kOwnCells; ++i) {
       const ClusterCell<Tile> cell(steps, i);
       // From the row's first step on, and where it has gone on since, until it is done.
-      if (has_begun[i]) grad_h[i] = product.sum(partial, cell.column, cell.row);
+      if (has_begun[i]) grad_h[i] = product.sum(partial, 0, cell.row);
       has_begun[i] = t < lengths[i];
       if (has_begun[i]) {
         const float upstream = grad_h[i] + grad_output[i];
@@ -488,10 +334,7 @@ __device__ void run_backward(
         gradients[i][1] = upstream * slopes[i].output_gate;
         gradients[i][2] = grad_cell[i] * slopes[i].candidate;
       }
-      const T sent[3] = {
-          as_operand<T, kIsTf32>(gradients[i][0]), as_operand<T, kIsTf32>(gradients[i][1]),
-          as_operand<T, kIsTf32>(gradients[i][2])};
-      if (step < steps.time) put<Tile>(cell, sent, slot);
+      if (step < steps.time) put<Tile>(cell, gradients[i], slot);
     }
     if (step == steps.time) break;
     send<Tile>(slot, full[(step + 1) & 1]);
@@ -499,7 +342,7 @@ __device__ void run_backward(
     for (int i = 0; i < kOwnCells; ++i) {
       const ClusterCell<Tile> cell(steps, i);
       if (!cell.exists) continue;
-      T* const to = in.grad_gates + steps.row(t, cell.sample) * 3 * state_size + cell.unit;
+      float* const to = in.grad_gates + steps.row(t, cell.sample) * 3 * state_size + cell.unit;
 #pragma unroll
       for (int g = 0; g < 3; ++g) store(to[g * state_size], gradients[i][g]);
     }
@@ -517,9 +360,8 @@ __device__ void run_backward(
 #endif
 
 template <class Tile, class Arguments>
-__global__ void __launch_bounds__(Tile::kThreads) lltm_sequence_cluster_kernel(Arguments in) {
+__global__ void __launch_bounds__(Tile::kThreads) lltm_sequence_float32_cluster_kernel(Arguments in) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using T = typename Tile::T;
   extern __shared__ __align__(kTileAlignment) unsigned char slots[];
   __shared__ Mbarrier full[2];
   float* const partial = reinterpret_cast<float*>(slots + 2 * Tile::kSlotBytes);
@@ -534,13 +376,9 @@ __global__ void __launch_bounds__(Tile::kThreads) lltm_sequence_cluster_kernel(A
       const int row = item / (Tile::kBlocks * kClusterUnits);
       const int sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
       const bool exists = unit < in.steps.state_size && sample < in.steps.batch;
-      const float value = exists ? load(in.h_0[int64_t{sample} * in.steps.state_size + unit]) : 0.f;
-      const int bytes = unit % kClusterUnits * static_cast<int>(sizeof(T));
-      *reinterpret_cast<T*>(
-          slots + unit / kClusterUnits * Tile::kSourceBytes + row * Tile::kRowBytes +
-          swizzle<Tile>(row, bytes / kChunkBytes) * kChunkBytes + bytes % kChunkBytes) = as_operand < T,
-                                                                          std::is_same_v<T, float> &&
-                                                                              Tile::kIsFast > (value);
+      float* const to =
+          reinterpret_cast<float*>(slots + unit / kClusterUnits * Tile::kSourceBytes + row * Tile::kRowBytes);
+      to[unit % kClusterUnits] = exists ? in.h_0[int64_t{sample} * in.steps.state_size + unit] : 0.f;
     }
   }
   __syncthreads();
@@ -571,68 +409,36 @@ inline bool is_small(const LltmSequenceSizes& sizes) { return sizes.state_size <
 inline int64_t clusters_at_once(const LltmSequenceSizes& sizes) { return is_small(sizes) ? 14 : 6; }
 
 template <Pass kPass, class Function>
-auto with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
-  const auto with_blocks = [&](auto scalar, auto math) {
-    using T = decltype(scalar);
-    const bool is_few = sizes.batch <= kFewSamples * clusters_at_once(sizes);
-    if (is_small(sizes)) {
-      if (is_few) return function(ClusterTile<T, math, kPass, kSmallCluster, kFewSamples>{});
-      return function(ClusterTile<T, math, kPass, kSmallCluster, kManySamples>{});
-    }
-    if (is_few) return function(ClusterTile<T, math, kPass, kLargeCluster, kFewSamples>{});
-    return function(ClusterTile<T, math, kPass, kLargeCluster, kManySamples>{});
-  };
-  constexpr std::integral_constant<Math, Math::kTensorCores> kTensorCores;
-  constexpr std::integral_constant<Math, Math::kFloat32> kFloat32;
-  switch (dtype) {
-    case ScalarType::BFloat16:
-      return with_blocks(__nv_bfloat16{}, kTensorCores);
-    case ScalarType::Half:
-      return with_blocks(__half{}, kTensorCores);
-    case ScalarType::TF32:
-      return with_blocks(float{}, kTensorCores);
-    default:
-      return with_blocks(float{}, kFloat32);
+Error with_cluster_tile(const LltmSequenceSizes& sizes, const Function& function) {
+  const bool is_few = sizes.batch <= kFewSamples * clusters_at_once(sizes);
+  if (is_small(sizes)) {
+    if (is_few) return function(ClusterTile<kPass, kSmallCluster, kFewSamples>{});
+    return function(ClusterTile<kPass, kSmallCluster, kManySamples>{});
   }
+  if (is_few) return function(ClusterTile<kPass, kLargeCluster, kFewSamples>{});
+  return function(ClusterTile<kPass, kLargeCluster, kManySamples>{});
 }
 
-bool is_for_clusters(ScalarType dtype, const LltmSequenceSizes& sizes) {
-  return dtype != ScalarType::Double && has_hopper_tensor_cores() && sizes.state_size <= kMaxClusterState &&
+bool is_for_float32_clusters(ScalarType dtype, const LltmSequenceSizes& sizes) {
+  return dtype == ScalarType::Float && has_hopper_tensor_cores() && sizes.state_size <= kMaxClusterState &&
          sizes.batch <= kManySamples * clusters_at_once(sizes);
 }
 
-template <class Tile, class Arguments>
-Error launch_cluster_tile(const Arguments& in, cudaStream_t stream) {
-  constexpr auto kernel = &lltm_sequence_cluster_kernel<Tile, Arguments>;
-  if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes)) return error;
-  if constexpr (Tile::kBlocks > 8) {
-    cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {Tile::kBlocks, 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(Tile::kBlocks, (in.steps.batch + Tile::kSamples - 1) / Tile::kSamples);
-  config.blockDim = Tile::kThreads;
-  config.dynamicSmemBytes = Tile::kSharedBytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, kernel, in);
-  return launch_error();
-}
-
-Error launch_clusters(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {
-  return with_cluster_tile<Pass::kForward>(dtype, in.sizes, [&](auto tile) -> Error {
+Error launch_float32_clusters(const LltmSequence& in, cudaStream_t stream) {
+  return with_cluster_tile<Pass::kForward>(in.sizes, [&](auto tile) {
     using Tile = decltype(tile);
-    return launch_cluster_tile<Tile>(SequenceForward<typename Tile::T>(in), stream);
+    using Arguments = SequenceForward<float>;
+    constexpr auto kernel = &lltm_sequence_float32_cluster_kernel<Tile, Arguments>;
+    return launch_in_clusters<Tile, kernel>(in.sizes.batch, stream, Arguments(in));
   });
 }
 
-Error launch_clusters(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream) {
-  return with_cluster_tile<Pass::kBackward>(dtype, in.sizes, [&](auto tile) -> Error {
+Error launch_float32_clusters(const LltmSequenceBackward& in, cudaStream_t stream) {
+  return with_cluster_tile<Pass::kBackward>(in.sizes, [&](auto tile) {
     using Tile = decltype(tile);
-    return launch_cluster_tile<Tile>(SequenceBackward<typename Tile::T>(in), stream);
+    using Arguments = SequenceBackward<float>;
+    constexpr auto kernel = &lltm_sequence_float32_cluster_kernel<Tile, Arguments>;
+    return launch_in_clusters<Tile, kernel>(in.sizes.batch, stream, Arguments(in));
   });
 }
 

@@ -1,0 +1,739 @@
+// A whole sequence on Hopper GPUs by tensor cores (16-bit types and TF32), for states of up to 512: a cluster of blocks
+// computes eight or sixteen samples. Each block has 64 units, in TF32 32, whose recurrent weights its threads hold in
+// registers for all steps.
+//
+// A step takes as long as its values travel between the blocks, so they are as few as can be. Forward, each block sends
+// h of its units to all blocks, which multiply all of h by the weights of their gates. Backward, each block multiplies
+// the gradients of its own gates, and sends the sums to the blocks whose units they are of: a number for each unit,
+// where the gradients themselves are three. All of that goes straight from registers into the other blocks' shared
+// memory (st.async), where mbarriers count the bytes.
+//
+// All blocks of a cluster run at the same time, and clusters do not wait for each other.
+#include <algorithm>
+
+#include "hopper.cuh"
+#include "lltm_sequence.cuh"
+
+// Named, not anonymous: nvcc would put the path of this file into the kernels' names, and no two builds be the same.
+namespace extops::cuda {
+
+template <class T_, Pass kPass_, int kBlocks_, int kSamples_>
+struct TensorClusterTile {
+  using T = T_;
+  static constexpr bool kIsForward = kPass_ == Pass::kForward;
+  static constexpr bool kIsTf32 = std::is_same_v<T, float>;
+  static constexpr int kBlocks = kBlocks_;
+  static constexpr int kSamples = kSamples_;
+  static constexpr int kThreads = 256;
+  static constexpr int kWarps = kThreads / 32;
+  static constexpr int kUnits = kTileColumns<T>;  // of a block
+  // Units come in groups of 16, the M of an instruction; samples in tiles of eight, its N.
+  static constexpr int kGroups = kUnits / 16;
+  static constexpr int kGroupWarps = kWarps / kGroups;
+  static constexpr int kTileSamples = 8;
+  static constexpr int kTiles = kSamples / kTileSamples;
+  // Cells come in pairs: two units of one sample. A group has two for each lane and tile, which its warps share.
+  static constexpr int kGroupPairs = 2 * kTiles;
+  static constexpr int kPairs = kGroupPairs < kGroupWarps ? 1 : kGroupPairs / kGroupWarps;  // of a thread
+
+  static constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));  // elements in a register
+  static constexpr int kStepK = 8 * kPerWord;                       // K of an instruction
+  // Operands lie in chunks of 16 bytes along K, each of all samples.
+  static constexpr int kOfChunk = kChunkBytes / static_cast<int>(sizeof(T));
+  static constexpr int kChunk = kSamples * kChunkBytes;
+  static constexpr int kOperandBytes = kUnits / kOfChunk * kChunk;  // of a value of all cells
+
+  // Forward, a warp sums up the three gates of its group for some of the blocks. Backward, it sums up tiles of 16 units
+  // of the whole cluster for all gates of this block.
+  static constexpr int kM = kIsForward ? 3 : kBlocks * kGroups / kWarps;
+  static constexpr int kSources = kIsForward ? kBlocks / kGroupWarps : 3;
+  static constexpr int kSourceSteps = kUnits / kStepK;
+  static constexpr int kSteps = kSources * kSourceSteps;
+
+  // What comes from a block: forward h, backward sums.
+  static constexpr int kSourceBytes = kIsForward ? kOperandBytes : kUnits * kSamples * static_cast<int>(sizeof(float));
+  static constexpr int kSlotBytes = kBlocks * kSourceBytes;
+  // What stays within the block: forward the sums of some blocks, backward the gradients of its gates.
+  static constexpr int kOwnBytes =
+      kIsForward ? kGroupWarps * 3 * kUnits * kSamples * static_cast<int>(sizeof(float)) : 3 * kOperandBytes;
+  // Before the first step: the weights, on their way to the registers.
+  static constexpr int kStagingBytes = kSteps * kM * kThreads * kChunkBytes;
+  static constexpr int kSharedBytes = std::max(2 * kSlotBytes + kOwnBytes, kStagingBytes);
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// ---- instructions ----
+
+// m16n8k16 or, in TF32, m16n8k8.
+#define EXTOPS_MMA(T, shape_and_types)                                                                \
+  __device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) { \
+    asm volatile("mma.sync.aligned." shape_and_types                                                  \
+                 " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                   \
+                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                         \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                     \
+  }
+EXTOPS_MMA(__nv_bfloat16, "m16n8k16.row.col.f32.bf16.bf16.f32")
+EXTOPS_MMA(__half, "m16n8k16.row.col.f32.f16.f16.f32")
+EXTOPS_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
+#undef EXTOPS_MMA
+
+// Four tiles of eight rows of 16 bytes: lane l says where row l % 8 of tile l / 8 is, and gets of each tile the four
+// bytes number l % 4 of row l / 4.
+__device__ inline void load_matrices(uint32_t (&words)[4], uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(row)
+               : "memory");
+}
+
+// ---- who does what ----
+
+__device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ inline int warp_id() { return static_cast<int>(threadIdx.x) / 32; }
+__device__ inline int rank_in_cluster() { return static_cast<int>(blockIdx.x); }  // it runs over the cluster's blocks
+
+template <class Tile>
+__device__ int group_of_warp() {
+  return warp_id() / Tile::kGroupWarps;
+}
+template <class Tile>
+__device__ int warp_of_group() {
+  return warp_id() % Tile::kGroupWarps;
+}
+
+// The block whose h a warp multiplies as number i: the nearest come first, since theirs comes first.
+template <class Tile>
+__device__ int source_of(int i) {
+  return (rank_in_cluster() + i * Tile::kGroupWarps + warp_of_group<Tile>()) % Tile::kBlocks;
+}
+
+// The unit of a row of the 16 that an instruction computes: a lane has rows l / 4 and l / 4 + 8, so two neighbours.
+__device__ inline int unit_of_row(int row) { return row % 8 * 2 + row / 8; }
+
+// A thread's pair of cells number i.
+template <class Tile>
+struct CellPair {
+  int number;     // within the group
+  bool is_owned;  // by this warp
+  int column;     // of the first unit, within the block
+  int row;        // sample within the cluster
+  int unit;
+  int sample;
+
+  __device__ explicit CellPair(int i) {
+    number = i * Tile::kGroupWarps + warp_of_group<Tile>();
+    is_owned = number < Tile::kGroupPairs;
+    column = group_of_warp<Tile>() * 16 + lane_id() / 4 * 2;
+    row = number / 2 * Tile::kTileSamples + lane_id() % 4 * 2 + number % 2;
+    unit = rank_in_cluster() * Tile::kUnits + column;
+    sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
+  }
+};
+
+// Where a sample's operand of a unit lies. In each tile the samples of even number come first, so that what a warp
+// sends lies together.
+template <class Tile>
+__device__ int operand_place(int column, int row) {
+  const int place = row / 8 * 8 + row % 2 * 4 + row % 8 / 2;
+  return column / Tile::kOfChunk * Tile::kChunk + place * kChunkBytes +
+         column % Tile::kOfChunk * static_cast<int>(sizeof(typename Tile::T));
+}
+
+// ---- products ----
+
+template <class Tile>
+class TensorProduct {
+  using T = typename Tile::T;
+
+ public:
+  // By way of shared memory, since a loop cannot index registers, and unrolled the loads are thousands of instructions.
+  __device__ TensorProduct(const Steps& steps, const T* weights, unsigned char* staging) {
+    uint4* const staged = reinterpret_cast<uint4*>(staging) + threadIdx.x;
+#pragma unroll 8
+    for (int i = 0; i < Tile::kSteps * Tile::kM; ++i) {
+      uint32_t words[4];
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        T values[Tile::kPerWord];
+#pragma unroll
+        for (int j = 0; j < Tile::kPerWord; ++j) {
+          const int row = r % 2 * 8 + lane_id() / 4;
+          const int k = i / Tile::kM * Tile::kStepK + (r / 2 * 4 + lane_id() % 4) * Tile::kPerWord + j;
+          values[j] = weight(steps, weights, i % Tile::kM, row, k);
+          if constexpr (Tile::kIsTf32) values[j] = round_to_tf32(values[j]);
+        }
+        memcpy(&words[r], values, 4);
+      }
+      staged[i * Tile::kThreads] = {words[0], words[1], words[2], words[3]};
+    }
+#pragma unroll
+    for (int i = 0; i < Tile::kSteps * Tile::kM; ++i) {
+      const uint4 words = staged[i * Tile::kThreads];
+      uint32_t (&to)[4] = weights_[i / Tile::kM][i % Tile::kM];
+      to[0] = words.x;
+      to[1] = words.y;
+      to[2] = words.z;
+      to[3] = words.w;
+      // Here, not where they are used.
+#pragma unroll
+      for (int r = 0; r < 4; ++r) asm volatile("" : "+r"(to[r]));
+    }
+  }
+
+  // The sums of a tile of samples. `operands`(i) is where those of source number i begin.
+  template <class Operands>
+  __device__ void multiply(float (&sums)[Tile::kM][4], const Operands& operands) const {
+#pragma unroll
+    for (int m = 0; m < Tile::kM; ++m) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) sums[m][r] = 0;
+    }
+#pragma unroll
+    for (int source = 0; source < Tile::kSources; ++source) {
+      const uint32_t row = operands(source) + operand_place<Tile>(lane_id() / 8 * Tile::kOfChunk, lane_id() % 8);
+#pragma unroll
+      for (int i = 0; i < Tile::kSourceSteps; i += 2) {
+        uint32_t values[4];
+        load_matrices(values, row + i * 2 * Tile::kChunk);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const uint32_t (&weights)[Tile::kM][4] = weights_[source * Tile::kSourceSteps + i + j];
+#pragma unroll
+          for (int m = 0; m < Tile::kM; ++m) mma(sums[m], weights[m], values[2 * j], values[2 * j + 1], T{});
+        }
+      }
+    }
+  }
+
+ private:
+  // The weight of row number `row` of the warp's sums m, along its K.
+  __device__ static T weight(const Steps& steps, const T* weights, int m, int row, int k) {
+    const int source = k / Tile::kUnits;
+    const int own = rank_in_cluster() * Tile::kUnits;
+    int gate, of_gate, of_h;  // a gate and its unit, and the unit whose h it takes
+    if constexpr (Tile::kIsForward) {
+      gate = m;
+      of_gate = own + group_of_warp<Tile>() * 16 + unit_of_row(row);
+      of_h = source_of<Tile>(source) * Tile::kUnits + k % Tile::kUnits;
+    } else {
+      gate = source;
+      of_gate = own + k % Tile::kUnits;
+      of_h = (warp_id() * Tile::kM + m) * 16 + unit_of_row(row);
+    }
+    T zero;
+    store(zero, 0);
+    if (of_gate >= steps.state_size || of_h >= steps.state_size) return zero;
+    return weights[(int64_t{gate} * steps.state_size + of_gate) * steps.columns + of_h];
+  }
+
+  uint32_t weights_[Tile::kSteps][Tile::kM][4];
+};
+
+// Two neighbours as operands.
+template <class T>
+__device__ Vector<T, 2> as_operands(const float (&values)[2]) {
+  Vector<T, 2> pair;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if constexpr (std::is_same_v<T, float>) {
+      pair.values[i] = round_to_tf32(values[i]);
+    } else {
+      store(pair.values[i], values[i]);
+    }
+  }
+  return pair;
+}
+
+// ---- what the blocks send each other ----
+
+// What comes for a step. Each half of the blocks has its own mbarrier, so that a product can begin with the nearer
+// ones.
+struct Arrivals {
+  Mbarrier halves[2];
+
+  __device__ void initialize() {
+    for (Mbarrier& half : halves) half.initialize(1);
+  }
+
+  // To be called by one thread, for each phase.
+  template <class Tile>
+  __device__ void expect() {
+    for (Mbarrier& half : halves) half.arrive_expect_tx(Tile::kSlotBytes / 2);
+  }
+
+  // Of a block that is `distance` blocks before the one that sends, round the cluster.
+  template <class Tile>
+  __device__ const Mbarrier& of(int distance) const {
+    return halves[distance / (Tile::kBlocks / 2)];
+  }
+};
+
+// Stores 16 bytes into the shared memory of a block, at the address that they would have in this one's.
+__device__ inline void store_to_block(uint32_t to, const uint32_t (&words)[4], const Mbarrier& arrived, int block) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                   peer_address(to, block)),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"(peer_address(arrived.address(), block))
+               : "memory");
+}
+
+// Sends h of a pair to all blocks, to be put at `part`. Lanes that have values of one chunk exchange them first, so
+// that each has 16 bytes, and share the blocks among them.
+template <class Tile>
+__device__ void send_h(const CellPair<Tile>& pair, const float (&h)[2], uint32_t part, const Arrivals& arrivals) {
+  using T = typename Tile::T;
+  constexpr int kLanes = Tile::kOfChunk / 2;
+  const int lane = lane_id();
+  const Vector<T, 2> own = as_operands<T>(h);
+  uint32_t own_words[sizeof(own) / 4];
+  memcpy(own_words, &own, sizeof(own));
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int neighbour = lane / 4 / kLanes * kLanes + i * kLanes / 4;
+    words[i] = __shfl_sync(0xffffffff, own_words[i % (4 / kLanes)], neighbour * 4 + lane % 4);
+  }
+  if (!pair.is_owned) return;
+  const uint32_t to = part + operand_place<Tile>(pair.column / Tile::kOfChunk * Tile::kOfChunk, pair.row);
+#pragma unroll
+  for (int i = 0; i < Tile::kBlocks; i += kLanes) {
+    const int distance = i + lane / 4 % kLanes;
+    const int block = (rank_in_cluster() + Tile::kBlocks - distance) % Tile::kBlocks;
+    store_to_block(to, words, arrivals.of<Tile>(distance), block);
+  }
+}
+
+// Sends the sums of a tile of samples to the blocks whose units they are of: what a lane has of 16 units at once.
+template <class Tile>
+__device__ void send_sums(const float (&sums)[Tile::kM][4], uint32_t part, int tile, const Arrivals& arrivals) {
+#pragma unroll
+  for (int m = 0; m < Tile::kM; ++m) {
+    const int group = warp_id() * Tile::kM + m;  // of the cluster's units
+    const int block = group / Tile::kGroups;
+    const int distance = (rank_in_cluster() + Tile::kBlocks - block) % Tile::kBlocks;
+    uint32_t words[4];
+    memcpy(words, sums[m], sizeof(words));
+    const int place = (group % Tile::kGroups * Tile::kTiles + tile) * 32 + lane_id();
+    store_to_block(part + place * kChunkBytes, words, arrivals.of<Tile>(distance), block);
+  }
+}
+
+// A pair's sum of all blocks.
+template <class Tile>
+__device__ void add_sums(float (&total)[2], const CellPair<Tile>& pair, const unsigned char* slot) {
+  const int place = (group_of_warp<Tile>() * Tile::kTiles + pair.row / Tile::kTileSamples) * 32 + lane_id();
+  const float* from = reinterpret_cast<const float*>(slot + place * kChunkBytes) + pair.row % 2;
+  total[0] = total[1] = 0;
+#pragma unroll
+  for (int source = 0; source < Tile::kBlocks; ++source) {
+    total[0] += from[0];
+    total[1] += from[2];
+    from += Tile::kSourceBytes / static_cast<int>(sizeof(float));
+  }
+}
+
+// ---- the tensors ----
+
+// Where a pair's values lie, from the first step of the computation to the last.
+struct PairPlace {
+  int64_t row;        // of [time, batch]
+  int64_t step_rows;  // from one step to the next
+  int unit;
+  int count;  // of the pair's cells that exist
+
+  PairPlace() = default;
+  template <class Tile>
+  __device__ PairPlace(const Steps& steps, const CellPair<Tile>& pair, bool backward) : unit(pair.unit) {
+    const bool descends = steps.reverse != backward;
+    row = steps.row(descends ? steps.time - 1 : 0, pair.sample);
+    step_rows = descends ? -steps.time_stride : steps.time_stride;
+    count = pair.is_owned && pair.sample < steps.batch ? max(min(steps.state_size - unit, 2), 0) : 0;
+  }
+};
+
+// Two neighbours as they come from memory: to take them apart is to wait for them.
+template <class V>
+using Packed = std::conditional_t<sizeof(V) == 2, uint32_t, float2>;
+
+template <class V>
+__device__ void unpack(V (&values)[2], const Packed<V>& pair) {
+  memcpy(values, &pair, sizeof(pair));
+}
+
+// Two neighbours in memory, of which `count` exist: by one access where `aligned` tells that all pairs allow it.
+template <class V>
+__device__ void load_pair(Packed<V>& pair, const V* from, int count, bool aligned) {
+  if (aligned) {
+    if (count > 0) pair = *reinterpret_cast<const Packed<V>*>(from);
+  } else {
+    V values[2] = {};
+    if (count > 0) values[0] = from[0];
+    if (count > 1) values[1] = from[1];
+    memcpy(&pair, values, sizeof(pair));
+  }
+}
+
+template <class V>
+__device__ void store_pair(V* to, const V (&values)[2], int count, bool aligned) {
+  if (aligned) {
+    Packed<V> pair;
+    memcpy(&pair, values, sizeof(pair));
+    if (count > 0) *reinterpret_cast<Packed<V>*>(to) = pair;
+  } else {
+    if (count > 0) to[0] = values[0];
+    if (count > 1) to[1] = values[1];
+  }
+}
+
+template <class T>
+__device__ void round_pair(T (&rounded)[2], const float (&values)[2]) {
+  store(rounded[0], values[0]);
+  store(rounded[1], values[1]);
+}
+
+// ---- the passes ----
+
+template <class Tile>
+__device__ void run_forward(
+    const SequenceForward<typename Tile::T>& in, bool aligned, const TensorProduct<Tile>& product,
+    unsigned char* shared, Arrivals (&arrivals)[2]) {
+  using T = typename Tile::T;
+  constexpr int kPairs = Tile::kPairs;
+  const Steps& steps = in.steps;
+  const int state_size = steps.state_size;
+  const uint32_t slots = shared_address(shared);
+  const uint32_t part = slots + rank_in_cluster() * Tile::kSourceBytes;
+  // [group, pair, warp that summed it up, gate, lane]
+  float2* const partial = reinterpret_cast<float2*>(shared + 2 * Tile::kSlotBytes) +
+                          group_of_warp<Tile>() * (Tile::kGroupPairs * Tile::kGroupWarps * 3 * 32) + lane_id();
+  const auto partial_at = [&](int pair, int warp, int g) -> float2& {
+    return partial[((pair * Tile::kGroupWarps + warp) * 3 + g) * 32];
+  };
+  float h[kPairs][2] = {};
+  float cells[kPairs][2] = {};
+  float bias[3][2] = {};
+  float2 next[kPairs][3] = {};  // products, on their way since the step before
+  PairPlace places[kPairs];
+  Counted counted[kPairs];
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const CellPair<Tile> pair(i);
+    places[i] = PairPlace(steps, pair, false);
+    counted[i] = Counted(steps, places[i].count > 0 ? steps.length(pair.sample) : 0, false);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      if (c >= places[i].count) continue;
+      const int64_t at = int64_t{pair.sample} * state_size + pair.unit + c;
+      h[i][c] = load(in.h_0[at]);
+      cells[i][c] = load(in.c_0[at]);
+#pragma unroll
+      for (int g = 0; g < 3; ++g) bias[g][c] = load(in.bias[g * state_size + pair.unit + c]);
+    }
+    send_h<Tile>(pair, h[i], part, arrivals[0]);
+  }
+  const auto fetch = [&](int i, int64_t row, int step) {
+    if (!counted[i](step)) return;
+#pragma unroll
+    for (int g = 0; g < 3; ++g)
+      load_pair(next[i][g], in.products + (row * 3 + g) * state_size + places[i].unit, places[i].count, aligned);
+  };
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) fetch(i, places[i].row, 0);
+  for (int step = 0; step < steps.time; ++step) {
+    Arrivals& arrived = arrivals[step % 2];
+    const uint32_t slot = slots + step % 2 * Tile::kSlotBytes;
+#pragma unroll
+    for (int tile = 0; tile < Tile::kTiles; ++tile) {
+      float sums[3][4];
+      product.multiply(sums, [&](int source) {
+        constexpr int kHalf = Tile::kSources / 2;
+        if (tile == 0 && source % kHalf == 0) arrived.halves[source / kHalf].template wait<true>(step / 2);
+        return slot + source_of<Tile>(source) * Tile::kSourceBytes + tile * (Tile::kTileSamples * kChunkBytes);
+      });
+#pragma unroll
+      for (int column = 0; column < 2; ++column) {
+#pragma unroll
+        for (int g = 0; g < 3; ++g)
+          partial_at(2 * tile + column, warp_of_group<Tile>(), g) = {sums[g][column], sums[g][2 + column]};
+      }
+    }
+    if (threadIdx.x == 0) arrived.expect<Tile>();
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + group_of_warp<Tile>()), "n"(Tile::kGroupWarps * 32) : "memory");
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const CellPair<Tile> pair(i);
+      const bool counts = counted[i](step);
+      T gates[3][2];
+#pragma unroll
+      for (int g = 0; g < 3; ++g) {
+        float sum[2] = {next[i][g].x + bias[g][0], next[i][g].y + bias[g][1]};
+#pragma unroll
+        for (int warp = 0; warp < Tile::kGroupWarps; ++warp) {
+          const float2 of_warp = partial_at(pair.number, warp, g);
+          sum[0] += of_warp.x;
+          sum[1] += of_warp.y;
+        }
+#pragma unroll
+        for (int c = 0; c < 2; ++c) store(gates[g][c], counts ? sum[c] : 0.f);
+      }
+      T output[2];
+      T new_cells[2];
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const CellState<float> state =
+            cell_forward<float, kFastMath>(load(gates[0][c]), load(gates[1][c]), load(gates[2][c]), cells[i][c]);
+        store(output[c], counts ? state.h : 0.f);
+        store(new_cells[c], counts ? state.cell : 0.f);
+        // Before a row's first step it has its first state.
+        if (counts) {
+          h[i][c] = load(output[c]);
+          cells[i][c] = state.cell;
+        }
+      }
+      if (step + 1 < steps.time)
+        send_h<Tile>(pair, h[i], part + (step + 1) % 2 * Tile::kSlotBytes, arrivals[(step + 1) % 2]);
+      PairPlace& place = places[i];
+      fetch(i, place.row + place.step_rows, step + 1);
+#pragma unroll
+      for (int g = 0; g < 3; ++g)
+        store_pair(in.gates + (place.row * 3 + g) * state_size + place.unit, gates[g], place.count, aligned);
+      store_pair(in.cells + place.row * state_size + place.unit, new_cells, place.count, aligned);
+      store_pair(in.output + place.row * state_size + place.unit, output, place.count, aligned);
+      place.row += place.step_rows;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const CellPair<Tile> pair(i);
+    const int64_t at = int64_t{pair.sample} * state_size + pair.unit;
+    T last[2];
+    round_pair(last, h[i]);
+    store_pair(in.h_n + at, last, places[i].count, false);
+    round_pair(last, cells[i]);
+    store_pair(in.c_n + at, last, places[i].count, false);
+  }
+}
+
+template <class Tile>
+__device__ void run_backward(
+    const SequenceBackward<typename Tile::T>& in, bool aligned, const TensorProduct<Tile>& product,
+    unsigned char* shared, Arrivals (&arrivals)[2]) {
+  using T = typename Tile::T;
+  constexpr int kPairs = Tile::kPairs;
+  const Steps& steps = in.steps;
+  const int state_size = steps.state_size;
+  const uint32_t part = shared_address(shared) + rank_in_cluster() * Tile::kSourceBytes;
+  unsigned char* const operands = shared + 2 * Tile::kSlotBytes;
+  float grad_h[kPairs][2] = {};
+  float grad_cell[kPairs][2] = {};
+  // What the step needs of the forward, on its way since the step before.
+  Packed<T> gates[kPairs][3] = {};
+  Packed<T> new_cells[kPairs] = {};
+  Packed<T> grad_output[kPairs] = {};
+  PairPlace places[kPairs];
+  Counted counted[kPairs];
+  const auto fetch = [&](int i, int64_t row, int step) {
+    if (!counted[i](step)) return;
+    const PairPlace& place = places[i];
+#pragma unroll
+    for (int g = 0; g < 3; ++g)
+      load_pair(gates[i][g], in.gates + (row * 3 + g) * state_size + place.unit, place.count, aligned);
+    const int64_t at = row * state_size + place.unit;
+    load_pair(new_cells[i], in.cells + at, place.count, aligned);
+    if (in.grad_output != nullptr) load_pair(grad_output[i], in.grad_output + at, place.count, aligned);
+  };
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const CellPair<Tile> pair(i);
+    places[i] = PairPlace(steps, pair, true);
+    counted[i] = Counted(steps, places[i].count > 0 ? steps.length(pair.sample) : 0, true);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      if (c >= places[i].count) continue;
+      const int64_t at = int64_t{pair.sample} * state_size + pair.unit + c;
+      grad_h[i][c] = load_if_present(in.grad_h_n, at);
+      grad_cell[i][c] = load_if_present(in.grad_c_n, at);
+    }
+    fetch(i, places[i].row, 0);
+  }
+  // Step number `time` has but the sums of the one before: the gradient of h_0.
+  for (int step = 0; step <= steps.time; ++step) {
+    CellSlopes<float> slopes[kPairs][2];
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      T of_gates[3][2];
+      T cells[2];
+#pragma unroll
+      for (int g = 0; g < 3; ++g) unpack(of_gates[g], gates[i][g]);
+      unpack(cells, new_cells[i]);
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float of_cell[3] = {load(of_gates[0][c]), load(of_gates[1][c]), load(of_gates[2][c])};
+        slopes[i][c] = cell_slopes<kFastMath>(of_cell, float{load(cells[c])});
+      }
+    }
+    Arrivals& arrived = arrivals[step % 2];
+    if (step > 0) {
+      for (Mbarrier& half : arrived.halves) half.template wait<true>((step - 1) / 2);
+    }
+    float gradients[kPairs][3][2];
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const CellPair<Tile> pair(i);
+      if (step > 0 && counted[i](step - 1)) add_sums<Tile>(grad_h[i], pair, shared + step % 2 * Tile::kSlotBytes);
+      const bool counts = step < steps.time && counted[i](step);
+      T of_output[2];
+      unpack(of_output, grad_output[i]);
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float upstream = grad_h[i][c] + load(of_output[c]);
+        if (counts) grad_cell[i][c] += upstream * slopes[i][c].cell;
+        gradients[i][0][c] = counts ? grad_cell[i][c] * slopes[i][c].input_gate : 0.f;
+        gradients[i][1][c] = counts ? upstream * slopes[i][c].output_gate : 0.f;
+        gradients[i][2][c] = counts ? grad_cell[i][c] * slopes[i][c].candidate : 0.f;
+      }
+    }
+    if (step == steps.time) break;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const CellPair<Tile> pair(i);
+      if (pair.is_owned) {
+#pragma unroll
+        for (int g = 0; g < 3; ++g) {
+          unsigned char* const to = operands + g * Tile::kOperandBytes + operand_place<Tile>(pair.column, pair.row);
+          *reinterpret_cast<Vector<T, 2>*>(to) = as_operands<T>(gradients[i][g]);
+        }
+      }
+      fetch(i, places[i].row + places[i].step_rows, step + 1);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && step > 0) arrived.expect<Tile>();
+#pragma unroll
+    for (int tile = 0; tile < Tile::kTiles; ++tile) {
+      float sums[Tile::kM][4];
+      product.multiply(sums, [&](int source) {
+        return shared_address(operands) + source * Tile::kOperandBytes + tile * (Tile::kTileSamples * kChunkBytes);
+      });
+      const int next = (step + 1) % 2;
+      send_sums<Tile>(sums, part + next * Tile::kSlotBytes, tile, arrivals[next]);
+    }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      PairPlace& place = places[i];
+#pragma unroll
+      for (int g = 0; g < 3; ++g) {
+        T rounded[2];
+        round_pair(rounded, gradients[i][g]);
+        store_pair(in.grad_gates + (place.row * 3 + g) * state_size + place.unit, rounded, place.count, aligned);
+      }
+      place.row += place.step_rows;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const CellPair<Tile> pair(i);
+    const int64_t at = int64_t{pair.sample} * state_size + pair.unit;
+    T first[2];
+    round_pair(first, grad_h[i]);
+    store_pair(in.grad_h_0 + at, first, places[i].count, false);
+    round_pair(first, grad_cell[i]);
+    store_pair(in.grad_c_0 + at, first, places[i].count, false);
+  }
+}
+
+#endif
+
+template <class Tile, class Arguments>
+__global__ void __launch_bounds__(Tile::kThreads, 1) lltm_sequence_tensor_cluster_kernel(Arguments in, bool aligned) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(kTileAlignment) unsigned char shared[];
+  __shared__ Arrivals arrivals[2];
+  if (threadIdx.x == 0) {
+    for (Arrivals& each : arrivals) each.initialize();
+    Mbarrier::publish();
+    for (Arrivals& each : arrivals) each.template expect<Tile>();
+  }
+  const TensorProduct<Tile> product(in.steps, in.weights, shared);
+  __syncthreads();
+  arrive_at_cluster();
+  wait_for_cluster();
+  if constexpr (Tile::kIsForward) {
+    run_forward<Tile>(in, aligned, product, shared, arrivals);
+  } else {
+    run_backward<Tile>(in, aligned, product, shared, arrivals);
+  }
+  // No block may end while others send to it.
+  arrive_at_cluster();
+  wait_for_cluster();
+#endif
+}
+
+// ---- how it is launched ----
+
+constexpr int kFewSamples = 8;  // of a cluster
+constexpr int kManySamples = 16;
+constexpr int kMaxState = 512;
+
+// How many blocks hold the weights: half of them for a state of half the size.
+inline int cluster_blocks(ScalarType dtype, const LltmSequenceSizes& sizes) {
+  const int most = dtype == ScalarType::TF32 ? 16 : 8;
+  return sizes.state_size <= kMaxState / 2 ? most / 2 : most;
+}
+
+// How many clusters run at the same time, read off an NVIDIA H200.
+inline int64_t clusters_at_once(int blocks) { return blocks == 4 ? 28 : blocks == 8 ? 14 : 6; }
+
+template <Pass kPass, class Function>
+auto with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
+  const int blocks = cluster_blocks(dtype, sizes);
+  const bool is_few = sizes.batch <= kFewSamples * clusters_at_once(blocks);
+  const auto with_type = [&](auto scalar, auto most) {
+    using T = decltype(scalar);
+    if (blocks < most) {
+      if (is_few) return function(TensorClusterTile<T, kPass, most / 2, kFewSamples>{});
+      return function(TensorClusterTile<T, kPass, most / 2, kManySamples>{});
+    }
+    if (is_few) return function(TensorClusterTile<T, kPass, most, kFewSamples>{});
+    return function(TensorClusterTile<T, kPass, most, kManySamples>{});
+  };
+  constexpr std::integral_constant<int, 8> k8;
+  switch (dtype) {
+    case ScalarType::BFloat16:
+      return with_type(__nv_bfloat16{}, k8);
+    case ScalarType::Half:
+      return with_type(__half{}, k8);
+    default:
+      return with_type(float{}, std::integral_constant<int, 16>{});
+  }
+}
+
+bool is_for_tensor_clusters(ScalarType dtype, const LltmSequenceSizes& sizes) {
+  return dtype != ScalarType::Double && dtype != ScalarType::Float && has_hopper_tensor_cores() &&
+         sizes.state_size <= kMaxState && sizes.batch <= kManySamples * clusters_at_once(cluster_blocks(dtype, sizes));
+}
+
+inline bool pairs_are_aligned(const LltmSequenceSizes& sizes, std::initializer_list<const void*> tensors) {
+  return sizes.state_size % 2 == 0 && start_at_chunks(tensors);
+}
+
+Error launch_tensor_clusters(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {
+  const bool aligned = pairs_are_aligned(in.sizes, {in.products, in.gates, in.cells, in.output});
+  return with_cluster_tile<Pass::kForward>(dtype, in.sizes, [&](auto tile) -> Error {
+    using Tile = decltype(tile);
+    using Arguments = SequenceForward<typename Tile::T>;
+    constexpr auto kernel = &lltm_sequence_tensor_cluster_kernel<Tile, Arguments>;
+    return launch_in_clusters<Tile, kernel>(in.sizes.batch, stream, Arguments(in), aligned);
+  });
+}
+
+Error launch_tensor_clusters(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream) {
+  const bool aligned = pairs_are_aligned(in.sizes, {in.grad_output, in.gates, in.cells, in.grad_gates});
+  return with_cluster_tile<Pass::kBackward>(dtype, in.sizes, [&](auto tile) -> Error {
+    using Tile = decltype(tile);
+    using Arguments = SequenceBackward<typename Tile::T>;
+    constexpr auto kernel = &lltm_sequence_tensor_cluster_kernel<Tile, Arguments>;
+    return launch_in_clusters<Tile, kernel>(in.sizes.batch, stream, Arguments(in), aligned);
+  });
+}
+
+}  // namespace extops::cuda
