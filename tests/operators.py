@@ -302,6 +302,13 @@ def needs_programs(*programs: str) -> None:
         pytest.skip(f"compiles code, but finds no {' and no '.join(missing)}")
 
 
+def needs_inductor() -> None:
+    """Skips the running test where torch.compile's inductor can compile nothing for the CPU."""
+    needs_programs("c++")
+    if " " in torch.__file__:
+        pytest.skip("inductor does not quote the path of torch's libraries, which has a space here")
+
+
 def upstream(results: Tensors) -> Tensors:
     """Random gradients for the results of an operator."""
     return tuple(

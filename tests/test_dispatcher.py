@@ -34,7 +34,7 @@ from operators import (
     by_operator,
     gradients,
     maker,
-    needs_programs,
+    needs_inductor,
     sliced,
     transposed,
     upstream,
@@ -159,7 +159,7 @@ def test_a_traced_call_is_one_node(name: str, device: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("dynamo")
 def test_registered_out_within_inductor() -> None:
-    needs_programs("c++")
+    needs_inductor()
 
     def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
         torch.ops.extops.elementwise_mult_out(a, b, out)
@@ -210,7 +210,7 @@ def test_compile(operator: Operator, device: str, dtype: torch.dtype) -> None:
 @by_operator
 @pytest.mark.usefixtures("dynamo")
 def test_compile_with_inductor(operator: Operator, device: str) -> None:
-    needs_programs("c++")
+    needs_inductor()
     assert_same_when_compiled(operator, operator.inputs("odd", device, torch.float32), "inductor")
 
 
@@ -272,7 +272,7 @@ def test_compile_of_out_for_any_size() -> None:
 @pytest.mark.usefixtures("dynamo")
 def test_compile_of_out_that_overlaps(device: str) -> None:
     """Compiled for memory of its own or for that of an input: `a` counts as it was before the call."""
-    needs_programs("c++")
+    needs_inductor()
     compiled = torch.compile(
         lambda a, b, out: extops.elementwise_mult(a, b, out=out), fullgraph=True, dynamic=False
     )
@@ -298,7 +298,7 @@ def test_compile_of_out_that_overlaps(device: str) -> None:
 def test_compile_of_out_that_becomes_an_input(backend: str, device: str) -> None:
     """The overlap begins within the graph."""
     if backend == "inductor":
-        needs_programs("c++")
+        needs_inductor()
 
     def power(b: Tensor) -> Tensor:
         out = b + 1
@@ -437,7 +437,7 @@ def test_aot_inductor(tmp_path: Path) -> None:
         pytest.skip(
             f"torch {torch.__version__} cannot load AOTInductor packages; 2.6 and newer can"
         )
-    needs_programs("c++")
+    needs_inductor()
     model = Model("cpu")
     with torch.no_grad():
         package = torch._inductor.aoti_compile_and_package(

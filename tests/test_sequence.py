@@ -24,6 +24,7 @@ from torch.nn.utils.rnn import (
 import extops
 import operators
 from operators import (
+    needs_inductor,
     GPU,
     LLTM_SEQUENCE,
     Tensors,
@@ -210,8 +211,10 @@ def test_lengths_of_each_sample_of_a_vmap(device: str) -> None:
 
 @by_device
 @pytest.mark.usefixtures("dynamo")
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_lengths_in_a_compiled_call(backend: str, device: str) -> None:
+    if backend == "inductor":
+        needs_inductor()
     inputs = sequence_inputs(device)
 
     def outputs(lengths: Tensor) -> Tensor:
@@ -340,6 +343,7 @@ def test_errors() -> None:
 # one row, of a tile, of several and with a remainder.
 ODD = [(1, 5), (13, 2), (33, 17), (127, 3)]
 SIZES = [(state, batch) for state in (64, 128, 200, 256, 512, 1024) for batch in (1, 16, 64, 130)]
+SIZES += [(201, 9), (509, 17)]
 OPTIONS_OF_A_CALL: list[dict[str, Any]] = [
     {},
     {"reverse": True, "batch_first": True},

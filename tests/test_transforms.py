@@ -21,7 +21,7 @@ from operators import (
     as_tuple,
     by_device,
     by_operator,
-    needs_programs,
+    needs_inductor,
     upstream,
 )
 
@@ -199,7 +199,7 @@ def test_transform_and_compile(
 @by_operator
 @pytest.mark.usefixtures("dynamo")
 def test_transform_within_inductor(operator: Operator, name: str, device: str) -> None:
-    needs_programs("c++")
+    needs_inductor()
     transform, inputs = TRANSFORMS[name], operator.inputs("small", device)
     actual = compiled(transform(operator.function), "inductor")(*inputs)
     assert_same(actual, transform(operator.reference)(*inputs))

@@ -190,11 +190,12 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_kerne
   store(in.c_n[state], cell);
 }
 
-// What the gradients of a cell need of the forward.
+// What the gradients of a cell need of the forward, as it comes from memory: to convert it is to wait for it.
+template <class T>
 struct Saved {
-  float gates[3];
-  float cell;
-  float grad_output;
+  T gates[3];
+  T cell;
+  T grad_output;
 };
 
 // Sixteen lanes compute the sums of eight units: each has every sixteenth chunk of the gates' gradients.
@@ -240,13 +241,13 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_backw
   int64_t at = owner.state();
   T* grad_gates = in.grad_gates + owner.gates();
   // What the next steps need of the forward: on its way, and turned into slopes a step before it is needed.
-  Saved next = {};
+  Saved<T> next = {};
   const auto fetch = [&](int step) {
     if (counted(step)) {
 #pragma unroll
-      for (int g = 0; g < 3; ++g) next.gates[g] = load(gates[g * state_size]);
-      next.cell = load(in.cells[at]);
-      next.grad_output = load_if_present(in.grad_output, at);
+      for (int g = 0; g < 3; ++g) next.gates[g] = gates[g * state_size];
+      next.cell = in.cells[at];
+      if (in.grad_output != nullptr) next.grad_output = in.grad_output[at];
     }
     gates += 3 * owner.step_size;
     at += owner.step_size;
@@ -254,8 +255,9 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_backw
   CellSlopes<float> slopes;
   float grad_output;
   const auto advance = [&](int step) {
-    slopes = cell_slopes<kFast>(next.gates, next.cell);
-    grad_output = next.grad_output;
+    const float of_cell[3] = {load(next.gates[0]), load(next.gates[1]), load(next.gates[2])};
+    slopes = cell_slopes<kFast>(of_cell, float{load(next.cell)});
+    grad_output = load(next.grad_output);
     fetch(step + 1);
   };
   fetch(0);
@@ -303,10 +305,7 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_backw
 inline bool fills_device(int64_t blocks) { return blocks > device_attribute(cudaDevAttrMultiProcessorCount); }
 
 bool is_for_blocks(ScalarType dtype, const LltmSequenceSizes& sizes) {
-  // With more samples there is work enough for groups of blocks.
-  const bool is_one_wave = !fills_device((sizes.batch + kMaxRows - 1) / kMaxRows);
-  return dtype != ScalarType::Double && sizes.state_size <= kMaxState &&
-         (is_one_wave || !is_for_groups(dtype, sizes, true));
+  return dtype != ScalarType::Double && sizes.state_size <= kMaxState;
 }
 
 // Calls function(T, chunks, rows, fast).

@@ -670,8 +670,6 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) lltm_sequence_tensor_cluste
 
 // ---- how it is launched ----
 
-constexpr int kFewSamples = 8;  // of a cluster
-constexpr int kManySamples = 16;
 constexpr int kMaxState = 512;
 
 // How many blocks hold the weights: half of them for a state of half the size.
@@ -680,36 +678,38 @@ inline int cluster_blocks(ScalarType dtype, const LltmSequenceSizes& sizes) {
   return sizes.state_size <= kMaxState / 2 ? most / 2 : most;
 }
 
-// How many clusters run at the same time, read off an NVIDIA H200.
-inline int64_t clusters_at_once(int blocks) { return blocks == 4 ? 28 : blocks == 8 ? 14 : 6; }
+// Clusters that do not fit onto the GPU wait for others to end. In 16-bit types those of eight samples are still faster
+// than fewer of sixteen. In TF32 it is the other way round where the few do not run at the same time: of NVIDIA H200s,
+// some run 6 clusters of 16 blocks, or 14 of eight.
+inline bool takes_few_samples(const LltmSequenceSizes& sizes, int blocks) {
+  return sizes.batch <= 8 * (blocks == 16 ? 6 : 14);
+}
 
 template <Pass kPass, class Function>
-auto with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
+Error with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
   const int blocks = cluster_blocks(dtype, sizes);
-  const bool is_few = sizes.batch <= kFewSamples * clusters_at_once(blocks);
-  const auto with_type = [&](auto scalar, auto most) {
+  const auto with_16_bits = [&](auto scalar) {
     using T = decltype(scalar);
-    if (blocks < most) {
-      if (is_few) return function(TensorClusterTile<T, kPass, most / 2, kFewSamples>{});
-      return function(TensorClusterTile<T, kPass, most / 2, kManySamples>{});
-    }
-    if (is_few) return function(TensorClusterTile<T, kPass, most, kFewSamples>{});
-    return function(TensorClusterTile<T, kPass, most, kManySamples>{});
+    return blocks == 4 ? function(TensorClusterTile<T, kPass, 4, 8>{}) : function(TensorClusterTile<T, kPass, 8, 8>{});
   };
-  constexpr std::integral_constant<int, 8> k8;
+  const auto with_tf32 = [&](auto samples) {
+    if (blocks == 8) return function(TensorClusterTile<float, kPass, 8, samples>{});
+    return function(TensorClusterTile<float, kPass, 16, samples>{});
+  };
   switch (dtype) {
     case ScalarType::BFloat16:
-      return with_type(__nv_bfloat16{}, k8);
+      return with_16_bits(__nv_bfloat16{});
     case ScalarType::Half:
-      return with_type(__half{}, k8);
+      return with_16_bits(__half{});
     default:
-      return with_type(float{}, std::integral_constant<int, 16>{});
+      if (takes_few_samples(sizes, blocks)) return with_tf32(std::integral_constant<int, 8>{});
+      return with_tf32(std::integral_constant<int, 16>{});
   }
 }
 
 bool is_for_tensor_clusters(ScalarType dtype, const LltmSequenceSizes& sizes) {
   return dtype != ScalarType::Double && dtype != ScalarType::Float && has_hopper_tensor_cores() &&
-         sizes.state_size <= kMaxState && sizes.batch <= kManySamples * clusters_at_once(cluster_blocks(dtype, sizes));
+         sizes.state_size <= kMaxState;
 }
 
 inline bool pairs_are_aligned(const LltmSequenceSizes& sizes, std::initializer_list<const void*> tensors) {
