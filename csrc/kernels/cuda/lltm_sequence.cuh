@@ -46,7 +46,6 @@ struct Counted {
   int first;
   unsigned count;
 
-  Counted() = default;
   __device__ Counted(const Steps& steps, int length, bool backward)
       : first(steps.reverse != backward ? steps.time - length : 0), count(length) {}
 

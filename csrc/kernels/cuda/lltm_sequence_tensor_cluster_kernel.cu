@@ -32,9 +32,9 @@ struct TensorClusterTile {
   static constexpr int kGroupWarps = kWarps / kGroups;
   static constexpr int kTileSamples = 8;
   static constexpr int kTiles = kSamples / kTileSamples;
-  // Cells come in pairs: two units of one sample. A group has two for each lane and tile, which its warps share.
+  // Cells come in pairs: two units of one sample. A group has two for each lane and tile, one for a warp.
   static constexpr int kGroupPairs = 2 * kTiles;
-  static constexpr int kPairs = kGroupPairs < kGroupWarps ? 1 : kGroupPairs / kGroupWarps;  // of a thread
+  static_assert(kGroupPairs <= kGroupWarps);
 
   static constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));  // elements in a register
   static constexpr int kStepK = 8 * kPerWord;                       // K of an instruction
@@ -53,12 +53,13 @@ struct TensorClusterTile {
   // What comes from a block: forward h, backward sums.
   static constexpr int kSourceBytes = kIsForward ? kOperandBytes : kUnits * kSamples * static_cast<int>(sizeof(float));
   static constexpr int kSlotBytes = kBlocks * kSourceBytes;
-  // What stays within the block: forward the sums of some blocks, backward the gradients of its gates.
+  // What stays within the block: forward the sums of some blocks, backward the gradients of its gates. Two of these,
+  // too: a warp may read those of a step while another writes those of the next.
   static constexpr int kOwnBytes =
       kIsForward ? kGroupWarps * 3 * kUnits * kSamples * static_cast<int>(sizeof(float)) : 3 * kOperandBytes;
   // Before the first step: the weights, on their way to the registers.
   static constexpr int kStagingBytes = kSteps * kM * kThreads * kChunkBytes;
-  static constexpr int kSharedBytes = std::max(2 * kSlotBytes + kOwnBytes, kStagingBytes);
+  static constexpr int kSharedBytes = std::max(2 * (kSlotBytes + kOwnBytes), kStagingBytes);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -111,24 +112,17 @@ __device__ int source_of(int i) {
 // The unit of a row of the 16 that an instruction computes: a lane has rows l / 4 and l / 4 + 8, so two neighbours.
 __device__ inline int unit_of_row(int row) { return row % 8 * 2 + row / 8; }
 
-// A thread's pair of cells number i.
+// A thread's pair of cells.
 template <class Tile>
 struct CellPair {
-  int number;     // within the group
-  bool is_owned;  // by this warp
-  int column;     // of the first unit, within the block
-  int row;        // sample within the cluster
-  int unit;
-  int sample;
+  int number = warp_of_group<Tile>();                                                    // within the group
+  bool is_owned = Tile::kGroupPairs == Tile::kGroupWarps || number < Tile::kGroupPairs;  // else there is none
+  int column = group_of_warp<Tile>() * 16 + lane_id() / 4 * 2;                 // of the first unit, within the block
+  int row = number / 2 * Tile::kTileSamples + lane_id() % 4 * 2 + number % 2;  // sample within the cluster
+  int unit = rank_in_cluster() * Tile::kUnits + column;
+  int sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
 
-  __device__ explicit CellPair(int i) {
-    number = i * Tile::kGroupWarps + warp_of_group<Tile>();
-    is_owned = number < Tile::kGroupPairs;
-    column = group_of_warp<Tile>() * 16 + lane_id() / 4 * 2;
-    row = number / 2 * Tile::kTileSamples + lane_id() % 4 * 2 + number % 2;
-    unit = rank_in_cluster() * Tile::kUnits + column;
-    sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
-  }
+  __device__ int64_t state(const Steps& steps) const { return int64_t{sample} * steps.state_size + unit; }
 };
 
 // Where a sample's operand of a unit lies. In each tile the samples of even number come first, so that what a warp
@@ -293,7 +287,6 @@ __device__ void send_h(const CellPair<Tile>& pair, const float (&h)[2], uint32_t
     const int neighbour = lane / 4 / kLanes * kLanes + i * kLanes / 4;
     words[i] = __shfl_sync(0xffffffff, own_words[i % (4 / kLanes)], neighbour * 4 + lane % 4);
   }
-  if (!pair.is_owned) return;
   const uint32_t to = part + operand_place<Tile>(pair.column / Tile::kOfChunk * Tile::kOfChunk, pair.row);
 #pragma unroll
   for (int i = 0; i < Tile::kBlocks; i += kLanes) {
@@ -338,16 +331,14 @@ __device__ void add_sums(float (&total)[2], const CellPair<Tile>& pair, const un
 struct PairPlace {
   int64_t row;        // of [time, batch]
   int64_t step_rows;  // from one step to the next
-  int unit;
-  int count;  // of the pair's cells that exist
+  int count;          // of the pair's cells that exist
 
-  PairPlace() = default;
   template <class Tile>
-  __device__ PairPlace(const Steps& steps, const CellPair<Tile>& pair, bool backward) : unit(pair.unit) {
+  __device__ PairPlace(const Steps& steps, const CellPair<Tile>& pair, bool backward) {
     const bool descends = steps.reverse != backward;
     row = steps.row(descends ? steps.time - 1 : 0, pair.sample);
     step_rows = descends ? -steps.time_stride : steps.time_stride;
-    count = pair.is_owned && pair.sample < steps.batch ? max(min(steps.state_size - unit, 2), 0) : 0;
+    count = pair.is_owned && pair.sample < steps.batch ? max(min(steps.state_size - pair.unit, 2), 0) : 0;
   }
 };
 
@@ -386,59 +377,100 @@ __device__ void store_pair(V* to, const V (&values)[2], int count, bool aligned)
 }
 
 template <class T>
-__device__ void round_pair(T (&rounded)[2], const float (&values)[2]) {
-  store(rounded[0], values[0]);
-  store(rounded[1], values[1]);
+__device__ Vector<T, 2> rounded_pair(const float (&values)[2]) {
+  Vector<T, 2> pair;
+  store(pair.values[0], values[0]);
+  store(pair.values[1], values[1]);
+  return pair;
+}
+
+template <class T>
+__device__ void unpack_slopes(CellSlopes<float> (&slopes)[2], const Packed<T> (&gates)[3], const Packed<T>& new_cells) {
+  T of_gates[3][2];
+  T cells[2];
+#pragma unroll
+  for (int g = 0; g < 3; ++g) unpack(of_gates[g], gates[g]);
+  unpack(cells, new_cells);
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const float of_cell[3] = {load(of_gates[0][c]), load(of_gates[1][c]), load(of_gates[2][c])};
+    slopes[c] = cell_slopes<kFastMath>(of_cell, float{load(cells[c])});
+  }
 }
 
 // ---- the passes ----
+
+// The cells of a step, from the sums of the group's warps; the old cell state and h become the new ones where the step
+// counts. `partial`(warp, gate) is the sum of a warp.
+template <class T, int kWarps, class Partial>
+__device__ void compute_cells(
+    T (&gates)[3][2], T (&new_cells)[2], T (&output)[2], float (&h)[2], float (&cells)[2], const float2 (&products)[3],
+    const float (&bias)[3][2], bool counts, const Partial& partial) {
+#pragma unroll
+  for (int g = 0; g < 3; ++g) {
+    float sum[2] = {products[g].x + bias[g][0], products[g].y + bias[g][1]};
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+      const float2 of_warp = partial(warp, g);
+      sum[0] += of_warp.x;
+      sum[1] += of_warp.y;
+    }
+#pragma unroll
+    for (int c = 0; c < 2; ++c) store(gates[g][c], counts ? sum[c] : 0.f);
+  }
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const CellState<float> state =
+        cell_forward<float, kFastMath>(load(gates[0][c]), load(gates[1][c]), load(gates[2][c]), cells[c]);
+    store(output[c], counts ? state.h : 0.f);
+    store(new_cells[c], counts ? state.cell : 0.f);
+    // Before a row's first step it has its first state.
+    if (counts) {
+      h[c] = load(output[c]);
+      cells[c] = state.cell;
+    }
+  }
+}
 
 template <class Tile>
 __device__ void run_forward(
     const SequenceForward<typename Tile::T>& in, bool aligned, const TensorProduct<Tile>& product,
     unsigned char* shared, Arrivals (&arrivals)[2]) {
   using T = typename Tile::T;
-  constexpr int kPairs = Tile::kPairs;
   const Steps& steps = in.steps;
   const int state_size = steps.state_size;
   const uint32_t slots = shared_address(shared);
   const uint32_t part = slots + rank_in_cluster() * Tile::kSourceBytes;
-  // [group, pair, warp that summed it up, gate, lane]
+  // [step of two, group, pair, warp that summed it up, gate, lane]
   float2* const partial = reinterpret_cast<float2*>(shared + 2 * Tile::kSlotBytes) +
                           group_of_warp<Tile>() * (Tile::kGroupPairs * Tile::kGroupWarps * 3 * 32) + lane_id();
-  const auto partial_at = [&](int pair, int warp, int g) -> float2& {
-    return partial[((pair * Tile::kGroupWarps + warp) * 3 + g) * 32];
+  const auto partial_at = [&](int step, int number, int warp, int g) -> float2& {
+    const int of_step = step % 2 * (Tile::kOwnBytes / static_cast<int>(sizeof(float2)));
+    return partial[of_step + ((number * Tile::kGroupWarps + warp) * 3 + g) * 32];
   };
-  float h[kPairs][2] = {};
-  float cells[kPairs][2] = {};
+  const CellPair<Tile> pair;
+  PairPlace place(steps, pair, false);
+  const Counted counted(steps, place.count > 0 ? steps.length(pair.sample) : 0, false);
+  float h[2] = {};
+  float cells[2] = {};
   float bias[3][2] = {};
-  float2 next[kPairs][3] = {};  // products, on their way since the step before
-  PairPlace places[kPairs];
-  Counted counted[kPairs];
+  float2 next[3] = {};  // products, on their way since the step before
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const CellPair<Tile> pair(i);
-    places[i] = PairPlace(steps, pair, false);
-    counted[i] = Counted(steps, places[i].count > 0 ? steps.length(pair.sample) : 0, false);
+  for (int c = 0; c < 2; ++c) {
+    if (c >= place.count) continue;
+    h[c] = load(in.h_0[pair.state(steps) + c]);
+    cells[c] = load(in.c_0[pair.state(steps) + c]);
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      if (c >= places[i].count) continue;
-      const int64_t at = int64_t{pair.sample} * state_size + pair.unit + c;
-      h[i][c] = load(in.h_0[at]);
-      cells[i][c] = load(in.c_0[at]);
-#pragma unroll
-      for (int g = 0; g < 3; ++g) bias[g][c] = load(in.bias[g * state_size + pair.unit + c]);
-    }
-    send_h<Tile>(pair, h[i], part, arrivals[0]);
+    for (int g = 0; g < 3; ++g) bias[g][c] = load(in.bias[g * state_size + pair.unit + c]);
   }
-  const auto fetch = [&](int i, int64_t row, int step) {
-    if (!counted[i](step)) return;
+  if (pair.is_owned) send_h<Tile>(pair, h, part, arrivals[0]);
+  const auto fetch = [&](int64_t row, int step) {
+    if (!counted(step)) return;
 #pragma unroll
     for (int g = 0; g < 3; ++g)
-      load_pair(next[i][g], in.products + (row * 3 + g) * state_size + places[i].unit, places[i].count, aligned);
+      load_pair(next[g], in.products + (row * 3 + g) * state_size + pair.unit, place.count, aligned);
   };
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) fetch(i, places[i].row, 0);
+  fetch(place.row, 0);
   for (int step = 0; step < steps.time; ++step) {
     Arrivals& arrived = arrivals[step % 2];
     const uint32_t slot = slots + step % 2 * Tile::kSlotBytes;
@@ -454,64 +486,28 @@ __device__ void run_forward(
       for (int column = 0; column < 2; ++column) {
 #pragma unroll
         for (int g = 0; g < 3; ++g)
-          partial_at(2 * tile + column, warp_of_group<Tile>(), g) = {sums[g][column], sums[g][2 + column]};
+          partial_at(step, 2 * tile + column, warp_of_group<Tile>(), g) = {sums[g][column], sums[g][2 + column]};
       }
     }
     if (threadIdx.x == 0) arrived.expect<Tile>();
     asm volatile("bar.sync %0, %1;" ::"r"(1 + group_of_warp<Tile>()), "n"(Tile::kGroupWarps * 32) : "memory");
+    if (!pair.is_owned) continue;
+    T gates[3][2], new_cells[2], output[2];
+    compute_cells<T, Tile::kGroupWarps>(
+        gates, new_cells, output, h, cells, next, bias, counted(step),
+        [&](int warp, int g) { return partial_at(step, pair.number, warp, g); });
+    if (step + 1 < steps.time)
+      send_h<Tile>(pair, h, part + (step + 1) % 2 * Tile::kSlotBytes, arrivals[(step + 1) % 2]);
+    fetch(place.row + place.step_rows, step + 1);
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const CellPair<Tile> pair(i);
-      const bool counts = counted[i](step);
-      T gates[3][2];
-#pragma unroll
-      for (int g = 0; g < 3; ++g) {
-        float sum[2] = {next[i][g].x + bias[g][0], next[i][g].y + bias[g][1]};
-#pragma unroll
-        for (int warp = 0; warp < Tile::kGroupWarps; ++warp) {
-          const float2 of_warp = partial_at(pair.number, warp, g);
-          sum[0] += of_warp.x;
-          sum[1] += of_warp.y;
-        }
-#pragma unroll
-        for (int c = 0; c < 2; ++c) store(gates[g][c], counts ? sum[c] : 0.f);
-      }
-      T output[2];
-      T new_cells[2];
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const CellState<float> state =
-            cell_forward<float, kFastMath>(load(gates[0][c]), load(gates[1][c]), load(gates[2][c]), cells[i][c]);
-        store(output[c], counts ? state.h : 0.f);
-        store(new_cells[c], counts ? state.cell : 0.f);
-        // Before a row's first step it has its first state.
-        if (counts) {
-          h[i][c] = load(output[c]);
-          cells[i][c] = state.cell;
-        }
-      }
-      if (step + 1 < steps.time)
-        send_h<Tile>(pair, h[i], part + (step + 1) % 2 * Tile::kSlotBytes, arrivals[(step + 1) % 2]);
-      PairPlace& place = places[i];
-      fetch(i, place.row + place.step_rows, step + 1);
-#pragma unroll
-      for (int g = 0; g < 3; ++g)
-        store_pair(in.gates + (place.row * 3 + g) * state_size + place.unit, gates[g], place.count, aligned);
-      store_pair(in.cells + place.row * state_size + place.unit, new_cells, place.count, aligned);
-      store_pair(in.output + place.row * state_size + place.unit, output, place.count, aligned);
-      place.row += place.step_rows;
-    }
+    for (int g = 0; g < 3; ++g)
+      store_pair(in.gates + (place.row * 3 + g) * state_size + pair.unit, gates[g], place.count, aligned);
+    store_pair(in.cells + place.row * state_size + pair.unit, new_cells, place.count, aligned);
+    store_pair(in.output + place.row * state_size + pair.unit, output, place.count, aligned);
+    place.row += place.step_rows;
   }
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const CellPair<Tile> pair(i);
-    const int64_t at = int64_t{pair.sample} * state_size + pair.unit;
-    T last[2];
-    round_pair(last, h[i]);
-    store_pair(in.h_n + at, last, places[i].count, false);
-    round_pair(last, cells[i]);
-    store_pair(in.c_n + at, last, places[i].count, false);
-  }
+  store_pair(in.h_n + pair.state(steps), rounded_pair<T>(h).values, place.count, false);
+  store_pair(in.c_n + pair.state(steps), rounded_pair<T>(cells).values, place.count, false);
 }
 
 template <class Tile>
@@ -519,93 +515,64 @@ __device__ void run_backward(
     const SequenceBackward<typename Tile::T>& in, bool aligned, const TensorProduct<Tile>& product,
     unsigned char* shared, Arrivals (&arrivals)[2]) {
   using T = typename Tile::T;
-  constexpr int kPairs = Tile::kPairs;
   const Steps& steps = in.steps;
   const int state_size = steps.state_size;
   const uint32_t part = shared_address(shared) + rank_in_cluster() * Tile::kSourceBytes;
-  unsigned char* const operands = shared + 2 * Tile::kSlotBytes;
-  float grad_h[kPairs][2] = {};
-  float grad_cell[kPairs][2] = {};
+  const CellPair<Tile> pair;
+  PairPlace place(steps, pair, true);
+  const Counted counted(steps, place.count > 0 ? steps.length(pair.sample) : 0, true);
+  float grad_h[2] = {};
+  float grad_cell[2] = {};
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    if (c >= place.count) continue;
+    grad_h[c] = load_if_present(in.grad_h_n, pair.state(steps) + c);
+    grad_cell[c] = load_if_present(in.grad_c_n, pair.state(steps) + c);
+  }
   // What the step needs of the forward, on its way since the step before.
-  Packed<T> gates[kPairs][3] = {};
-  Packed<T> new_cells[kPairs] = {};
-  Packed<T> grad_output[kPairs] = {};
-  PairPlace places[kPairs];
-  Counted counted[kPairs];
-  const auto fetch = [&](int i, int64_t row, int step) {
-    if (!counted[i](step)) return;
-    const PairPlace& place = places[i];
+  Packed<T> gates[3] = {};
+  Packed<T> new_cells{};
+  Packed<T> grad_output{};
+  const auto fetch = [&](int64_t row, int step) {
+    if (!counted(step)) return;
 #pragma unroll
     for (int g = 0; g < 3; ++g)
-      load_pair(gates[i][g], in.gates + (row * 3 + g) * state_size + place.unit, place.count, aligned);
-    const int64_t at = row * state_size + place.unit;
-    load_pair(new_cells[i], in.cells + at, place.count, aligned);
-    if (in.grad_output != nullptr) load_pair(grad_output[i], in.grad_output + at, place.count, aligned);
+      load_pair(gates[g], in.gates + (row * 3 + g) * state_size + pair.unit, place.count, aligned);
+    const int64_t at = row * state_size + pair.unit;
+    load_pair(new_cells, in.cells + at, place.count, aligned);
+    if (in.grad_output != nullptr) load_pair(grad_output, in.grad_output + at, place.count, aligned);
   };
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const CellPair<Tile> pair(i);
-    places[i] = PairPlace(steps, pair, true);
-    counted[i] = Counted(steps, places[i].count > 0 ? steps.length(pair.sample) : 0, true);
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      if (c >= places[i].count) continue;
-      const int64_t at = int64_t{pair.sample} * state_size + pair.unit + c;
-      grad_h[i][c] = load_if_present(in.grad_h_n, at);
-      grad_cell[i][c] = load_if_present(in.grad_c_n, at);
-    }
-    fetch(i, places[i].row, 0);
-  }
+  fetch(place.row, 0);
   // Step number `time` has but the sums of the one before: the gradient of h_0.
   for (int step = 0; step <= steps.time; ++step) {
-    CellSlopes<float> slopes[kPairs][2];
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      T of_gates[3][2];
-      T cells[2];
-#pragma unroll
-      for (int g = 0; g < 3; ++g) unpack(of_gates[g], gates[i][g]);
-      unpack(cells, new_cells[i]);
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const float of_cell[3] = {load(of_gates[0][c]), load(of_gates[1][c]), load(of_gates[2][c])};
-        slopes[i][c] = cell_slopes<kFastMath>(of_cell, float{load(cells[c])});
-      }
-    }
+    CellSlopes<float> slopes[2];
+    unpack_slopes<T>(slopes, gates, new_cells);
     Arrivals& arrived = arrivals[step % 2];
     if (step > 0) {
       for (Mbarrier& half : arrived.halves) half.template wait<true>((step - 1) / 2);
     }
-    float gradients[kPairs][3][2];
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const CellPair<Tile> pair(i);
-      if (step > 0 && counted[i](step - 1)) add_sums<Tile>(grad_h[i], pair, shared + step % 2 * Tile::kSlotBytes);
-      const bool counts = step < steps.time && counted[i](step);
-      T of_output[2];
-      unpack(of_output, grad_output[i]);
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const float upstream = grad_h[i][c] + load(of_output[c]);
-        if (counts) grad_cell[i][c] += upstream * slopes[i][c].cell;
-        gradients[i][0][c] = counts ? grad_cell[i][c] * slopes[i][c].input_gate : 0.f;
-        gradients[i][1][c] = counts ? upstream * slopes[i][c].output_gate : 0.f;
-        gradients[i][2][c] = counts ? grad_cell[i][c] * slopes[i][c].candidate : 0.f;
-      }
-    }
+    if (step > 0 && counted(step - 1)) add_sums<Tile>(grad_h, pair, shared + step % 2 * Tile::kSlotBytes);
     if (step == steps.time) break;
+    const bool counts = counted(step);
+    T of_output[2];
+    unpack(of_output, grad_output);
+    float gradients[3][2];
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const CellPair<Tile> pair(i);
-      if (pair.is_owned) {
-#pragma unroll
-        for (int g = 0; g < 3; ++g) {
-          unsigned char* const to = operands + g * Tile::kOperandBytes + operand_place<Tile>(pair.column, pair.row);
-          *reinterpret_cast<Vector<T, 2>*>(to) = as_operands<T>(gradients[i][g]);
-        }
-      }
-      fetch(i, places[i].row + places[i].step_rows, step + 1);
+    for (int c = 0; c < 2; ++c) {
+      const float upstream = grad_h[c] + load(of_output[c]);
+      if (counts) grad_cell[c] += upstream * slopes[c].cell;
+      gradients[0][c] = counts ? grad_cell[c] * slopes[c].input_gate : 0.f;
+      gradients[1][c] = counts ? upstream * slopes[c].output_gate : 0.f;
+      gradients[2][c] = counts ? grad_cell[c] * slopes[c].candidate : 0.f;
     }
+    unsigned char* const operands = shared + 2 * Tile::kSlotBytes + step % 2 * Tile::kOwnBytes;
+    if (pair.is_owned) {
+      unsigned char* const to = operands + operand_place<Tile>(pair.column, pair.row);
+#pragma unroll
+      for (int g = 0; g < 3; ++g)
+        *reinterpret_cast<Vector<T, 2>*>(to + g * Tile::kOperandBytes) = as_operands<T>(gradients[g]);
+    }
+    fetch(place.row + place.step_rows, step + 1);
     __syncthreads();
     if (threadIdx.x == 0 && step > 0) arrived.expect<Tile>();
 #pragma unroll
@@ -618,27 +585,14 @@ __device__ void run_backward(
       send_sums<Tile>(sums, part + next * Tile::kSlotBytes, tile, arrivals[next]);
     }
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      PairPlace& place = places[i];
-#pragma unroll
-      for (int g = 0; g < 3; ++g) {
-        T rounded[2];
-        round_pair(rounded, gradients[i][g]);
-        store_pair(in.grad_gates + (place.row * 3 + g) * state_size + place.unit, rounded, place.count, aligned);
-      }
-      place.row += place.step_rows;
+    for (int g = 0; g < 3; ++g) {
+      T* const to = in.grad_gates + (place.row * 3 + g) * state_size + pair.unit;
+      store_pair(to, rounded_pair<T>(gradients[g]).values, place.count, aligned);
     }
+    place.row += place.step_rows;
   }
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const CellPair<Tile> pair(i);
-    const int64_t at = int64_t{pair.sample} * state_size + pair.unit;
-    T first[2];
-    round_pair(first, grad_h[i]);
-    store_pair(in.grad_h_0 + at, first, places[i].count, false);
-    round_pair(first, grad_cell[i]);
-    store_pair(in.grad_c_0 + at, first, places[i].count, false);
-  }
+  store_pair(in.grad_h_0 + pair.state(steps), rounded_pair<T>(grad_h).values, place.count, false);
+  store_pair(in.grad_c_0 + pair.state(steps), rounded_pair<T>(grad_cell).values, place.count, false);
 }
 
 #endif
@@ -654,9 +608,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) lltm_sequence_tensor_cluste
     for (Arrivals& each : arrivals) each.template expect<Tile>();
   }
   const TensorProduct<Tile> product(in.steps, in.weights, shared);
-  __syncthreads();
-  arrive_at_cluster();
-  wait_for_cluster();
+  // Before others store where the weights were, and count on the mbarriers.
+  sync_cluster();
   if constexpr (Tile::kIsForward) {
     run_forward<Tile>(in, aligned, product, shared, arrivals);
   } else {
