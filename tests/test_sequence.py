@@ -24,12 +24,12 @@ from torch.nn.utils.rnn import (
 import extops
 import operators
 from operators import (
-    needs_inductor,
     GPU,
     LLTM_SEQUENCE,
     Tensors,
     by_device,
     by_dtype,
+    needs_inductor,
     sequence,
     sequence_by_cells,
     upstream,
