@@ -378,6 +378,23 @@ def test_large_multiply_of_broadcast_inputs() -> None:
 
 
 @pytest.mark.large
+def test_more_samples_than_a_grid_has_clusters() -> None:
+    """Clusters of eight samples are a grid's second dimension, which ends at 65,535."""
+    needs_memory(12)
+    features, state, batch = 1, 136, 8 * 65_535 + 9
+    input = huge(2, batch, features, dtype=torch.bfloat16)
+    h_0, weights = (
+        huge(batch, state, dtype=torch.bfloat16),
+        huge(3 * state, state + features, dtype=torch.bfloat16),
+    )
+    weights, bias = weights / state, weights[:, 0]
+    output, _ = extops.lltm_sequence(input, (h_0, h_0), weights, bias)
+    last = slice(-9, None)
+    expected, _ = extops.lltm_sequence(input[:, last], (h_0[last], h_0[last]), weights, bias)
+    torch.testing.assert_close(output[:, last], expected, rtol=2**-6, atol=2**-6)
+
+
+@pytest.mark.large
 def test_large_lltm() -> None:
     """The pointwise part of the cell: more than 2**31 elements in each tensor."""
     needs_memory(64)

@@ -185,6 +185,9 @@ __device__ __forceinline__ void exchange_halves(float* sums, int mask) {
   }
 }
 
+// Clusters that a grid takes: they are its second dimension.
+constexpr int64_t kMostClusters = 65535;
+
 // Launches clusters of blocks, each cluster for some samples.
 template <class Tile, auto kKernel, class... Arguments>
 Error launch_in_clusters(int64_t batch, cudaStream_t stream, const Arguments&... arguments) {

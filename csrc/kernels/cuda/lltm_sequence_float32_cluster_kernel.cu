@@ -421,8 +421,9 @@ Error with_cluster_tile(const LltmSequenceSizes& sizes, const Function& function
 
 bool is_for_float32_clusters(ScalarType dtype, const LltmSequenceSizes& sizes) {
   // Where not all large clusters run at the same time, groups of blocks are faster.
+  const int64_t most = is_small(sizes) ? kMostClusters : clusters_at_once(sizes);
   return dtype == ScalarType::Float && has_hopper_tensor_cores() && sizes.state_size <= kMaxClusterState &&
-         (is_small(sizes) || sizes.batch <= kManySamples * clusters_at_once(sizes));
+         sizes.batch <= kManySamples * most;
 }
 
 Error launch_float32_clusters(const LltmSequence& in, cudaStream_t stream) {

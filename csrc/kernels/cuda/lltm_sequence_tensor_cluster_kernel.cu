@@ -662,7 +662,7 @@ Error with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const 
 
 bool is_for_tensor_clusters(ScalarType dtype, const LltmSequenceSizes& sizes) {
   return dtype != ScalarType::Double && dtype != ScalarType::Float && has_hopper_tensor_cores() &&
-         sizes.state_size <= kMaxState;
+         sizes.state_size <= kMaxState && sizes.batch <= 8 * kMostClusters;
 }
 
 inline bool pairs_are_aligned(const LltmSequenceSizes& sizes, std::initializer_list<const void*> tensors) {
