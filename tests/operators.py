@@ -343,9 +343,9 @@ def assert_as_accurate_as_eager(
     error = (actual.double() - exact).abs().max().item()
     eager_error = (eager.double() - exact).abs().max().item()
     if actual.dtype == torch.float64:
-        ulps = max(
-            ulps, 64
-        )  # the exact values are eager's own here, and only the order of sums differs
+        # The exact values are eager's own here. Only the order of sums differs, which may cost ten bits where they
+        # cancel: how many depends on the processor, for which the library chooses its code.
+        ulps = max(ulps, 1024)
     floor = ulps * torch.finfo(actual.dtype).eps * exact.abs().max().item()
     assert error <= 1.5 * eager_error + floor, (
         f"{name}: error {error:.3g}, but eager's is {eager_error:.3g} and the floor {floor:.3g}"
