@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "launch.cuh"
+#include "tensor_cores.cuh"
 
 namespace extops::cuda {
 
@@ -34,17 +35,6 @@ constexpr int kTileColumns = kTileRowBytes / static_cast<int>(sizeof(T));
 #endif
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-// Rounded to the ten bits that tensor cores take of float32; they would cut off the others.
-__device__ inline float round_to_tf32(float value) {
-  uint32_t rounded;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
-  return __uint_as_float(rounded);
-}
-
-__device__ inline uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 // Maps an address of shared memory to the same place in another block of the cluster.
 __device__ inline uint32_t peer_address(uint32_t address, int block) {

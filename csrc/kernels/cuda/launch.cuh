@@ -31,6 +31,10 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 
 template <int64_t... kArchitectures>
 struct ArchitectureList {
+  static constexpr bool has_one_between(int64_t first, int64_t last) {
+    return ((first <= kArchitectures && kArchitectures <= last) || ...);
+  }
+
   static void print(char* text, size_t size) {
     size_t used = 0;
     ((used += std::snprintf(

@@ -209,12 +209,16 @@ Error launch_in_clusters(int64_t batch, cudaStream_t stream, const Arguments&...
   return launch_error();
 }
 
-// The kernels that hold the recurrent weights for all steps: in the registers of one block (a small state), of a
-// cluster of blocks (one kernel for strict float32, one by tensor cores), or in the shared memory of a group of blocks.
-// All but the first are for Hopper.
-bool is_for_blocks(ScalarType dtype, const LltmSequenceSizes& sizes);
-Error launch_blocks(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
-Error launch_blocks(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
+// The kernels that hold the recurrent weights for all steps: in the registers of one block (a small state) or of a
+// cluster of blocks, each by tensor cores or in strict float32, or in the shared memory of a group of blocks. Those of
+// several blocks are for Hopper.
+bool is_for_tensor_blocks(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
+Error launch_tensor_blocks(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
+Error launch_tensor_blocks(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
+
+bool is_for_float32_blocks(ScalarType dtype, const LltmSequenceSizes& sizes);
+Error launch_float32_blocks(const LltmSequence& in, cudaStream_t stream);
+Error launch_float32_blocks(const LltmSequenceBackward& in, cudaStream_t stream);
 
 bool is_for_float32_clusters(ScalarType dtype, const LltmSequenceSizes& sizes);
 Error launch_float32_clusters(const LltmSequence& in, cudaStream_t stream);

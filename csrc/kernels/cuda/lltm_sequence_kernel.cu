@@ -87,11 +87,12 @@ inline Error check_sizes(const LltmSequenceSizes& sizes) {
   return fits ? nullptr : "the kernels for sequences take sizes below 2**29";
 }
 
-enum class Kernel { kNone, kBlocks, kFloat32Clusters, kTensorClusters, kGroups };
+enum class Kernel { kNone, kTensorBlocks, kFloat32Blocks, kFloat32Clusters, kTensorClusters, kGroups };
 
 Kernel choose_kernel(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
   if (sizes.time * sizes.batch * sizes.state_size == 0) return Kernel::kNone;
-  if (is_for_blocks(dtype, sizes)) return Kernel::kBlocks;
+  if (is_for_tensor_blocks(dtype, sizes, backward)) return Kernel::kTensorBlocks;
+  if (is_for_float32_blocks(dtype, sizes)) return Kernel::kFloat32Blocks;
   if (is_for_float32_clusters(dtype, sizes)) return Kernel::kFloat32Clusters;
   if (is_for_tensor_clusters(dtype, sizes)) return Kernel::kTensorClusters;
   return is_for_groups(dtype, sizes, backward) ? Kernel::kGroups : Kernel::kNone;
@@ -113,8 +114,10 @@ Error launch_sequence(ScalarType dtype, const Arguments& in, void* stream_handle
   if (const Error error = check_sizes(in.sizes)) return error;
   const auto stream = static_cast<cudaStream_t>(stream_handle);
   switch (choose_kernel(dtype, in.sizes, backward)) {
-    case Kernel::kBlocks:
-      return launch_blocks(dtype, in, stream);
+    case Kernel::kTensorBlocks:
+      return launch_tensor_blocks(dtype, in, stream);
+    case Kernel::kFloat32Blocks:
+      return launch_float32_blocks(in, stream);
     case Kernel::kFloat32Clusters:
       return launch_float32_clusters(in, stream);
     case Kernel::kTensorClusters:

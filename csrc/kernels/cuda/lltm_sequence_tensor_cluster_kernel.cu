@@ -12,7 +12,7 @@
 #include <algorithm>
 
 #include "hopper.cuh"
-#include "lltm_sequence.cuh"
+#include "lltm_sequence_tensor.cuh"
 
 // Named, not anonymous: nvcc would put the path of this file into the kernels' names, and no two builds be the same.
 namespace extops::cuda {
@@ -36,10 +36,9 @@ struct TensorClusterTile {
   static constexpr int kGroupPairs = 2 * kTiles;
   static_assert(kGroupPairs <= kGroupWarps);
 
-  static constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));  // elements in a register
-  static constexpr int kStepK = 8 * kPerWord;                       // K of an instruction
   // Operands lie in chunks of 16 bytes along K, each of all samples.
-  static constexpr int kOfChunk = kChunkBytes / static_cast<int>(sizeof(T));
+  static constexpr int kStepK = Operand<T>::kStepK;
+  static constexpr int kOfChunk = Operand<T>::kOfChunk;
   static constexpr int kChunk = kSamples * kChunkBytes;
   static constexpr int kOperandBytes = kUnits / kOfChunk * kChunk;  // of a value of all cells
 
@@ -57,41 +56,14 @@ struct TensorClusterTile {
   // too: a warp may read those of a step while another writes those of the next.
   static constexpr int kOwnBytes =
       kIsForward ? kGroupWarps * 3 * kUnits * kSamples * static_cast<int>(sizeof(float)) : 3 * kOperandBytes;
-  // Before the first step: the weights, on their way to the registers.
-  static constexpr int kStagingBytes = kSteps * kM * kThreads * kChunkBytes;
-  static constexpr int kSharedBytes = std::max(2 * (kSlotBytes + kOwnBytes), kStagingBytes);
+  static constexpr int kStagedWeights = kSteps * kM;
+  static constexpr int kSharedBytes = std::max(2 * (kSlotBytes + kOwnBytes), kStagedWeights * kThreads * kChunkBytes);
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// ---- instructions ----
-
-// m16n8k16 or, in TF32, m16n8k8.
-#define EXTOPS_MMA(T, shape_and_types)                                                                \
-  __device__ inline void mma(float (&sums)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) { \
-    asm volatile("mma.sync.aligned." shape_and_types                                                  \
-                 " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                   \
-                 : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                         \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                     \
-  }
-EXTOPS_MMA(__nv_bfloat16, "m16n8k16.row.col.f32.bf16.bf16.f32")
-EXTOPS_MMA(__half, "m16n8k16.row.col.f32.f16.f16.f32")
-EXTOPS_MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
-#undef EXTOPS_MMA
-
-// Four tiles of eight rows of 16 bytes: lane l says where row l % 8 of tile l / 8 is, and gets of each tile the four
-// bytes number l % 4 of row l / 4.
-__device__ inline void load_matrices(uint32_t (&words)[4], uint32_t row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(row)
-               : "memory");
-}
-
 // ---- who does what ----
 
-__device__ inline int lane_id() { return static_cast<int>(threadIdx.x) % 32; }
-__device__ inline int warp_id() { return static_cast<int>(threadIdx.x) / 32; }
 __device__ inline int rank_in_cluster() { return static_cast<int>(blockIdx.x); }  // it runs over the cluster's blocks
 
 template <class Tile>
@@ -109,9 +81,6 @@ __device__ int source_of(int i) {
   return (rank_in_cluster() + i * Tile::kGroupWarps + warp_of_group<Tile>()) % Tile::kBlocks;
 }
 
-// The unit of a row of the 16 that an instruction computes: a lane has rows l / 4 and l / 4 + 8, so two neighbours.
-__device__ inline int unit_of_row(int row) { return row % 8 * 2 + row / 8; }
-
 // A thread's pair of cells.
 template <class Tile>
 struct CellPair {
@@ -122,6 +91,7 @@ struct CellPair {
   int unit = rank_in_cluster() * Tile::kUnits + column;
   int sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
 
+  __device__ int cells() const { return is_owned ? 2 : 0; }
   __device__ int64_t state(const Steps& steps) const { return int64_t{sample} * steps.state_size + unit; }
 };
 
@@ -137,106 +107,38 @@ __device__ int operand_place(int column, int row) {
 // ---- products ----
 
 template <class Tile>
-class TensorProduct {
-  using T = typename Tile::T;
+using ClusterWeights = TensorWeights<typename Tile::T, Tile::kSteps, Tile::kM, 1, Tile::kThreads, Tile::kStagedWeights>;
 
- public:
-  // By way of shared memory, since a loop cannot index registers, and unrolled the loads are thousands of instructions.
-  __device__ TensorProduct(const Steps& steps, const T* weights, unsigned char* staging) {
-    uint4* const staged = reinterpret_cast<uint4*>(staging) + threadIdx.x;
-#pragma unroll 8
-    for (int i = 0; i < Tile::kSteps * Tile::kM; ++i) {
-      uint32_t words[4];
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        T values[Tile::kPerWord];
-#pragma unroll
-        for (int j = 0; j < Tile::kPerWord; ++j) {
-          const int row = r % 2 * 8 + lane_id() / 4;
-          const int k = i / Tile::kM * Tile::kStepK + (r / 2 * 4 + lane_id() % 4) * Tile::kPerWord + j;
-          values[j] = weight(steps, weights, i % Tile::kM, row, k);
-          if constexpr (Tile::kIsTf32) values[j] = round_to_tf32(values[j]);
-        }
-        memcpy(&words[r], values, 4);
-      }
-      staged[i * Tile::kThreads] = {words[0], words[1], words[2], words[3]};
-    }
-#pragma unroll
-    for (int i = 0; i < Tile::kSteps * Tile::kM; ++i) {
-      const uint4 words = staged[i * Tile::kThreads];
-      uint32_t (&to)[4] = weights_[i / Tile::kM][i % Tile::kM];
-      to[0] = words.x;
-      to[1] = words.y;
-      to[2] = words.z;
-      to[3] = words.w;
-      // Here, not where they are used.
-#pragma unroll
-      for (int r = 0; r < 4; ++r) asm volatile("" : "+r"(to[r]));
-    }
+// The weight of row number `row` of the warp's sums m, along its K.
+template <class Tile>
+__device__ typename Tile::T weight_of_warp(const Steps& steps, const typename Tile::T* weights, int m, int row, int k) {
+  const int source = k / Tile::kUnits;
+  const int own = rank_in_cluster() * Tile::kUnits;
+  if constexpr (Tile::kIsForward) {
+    const int of_gate = own + group_of_warp<Tile>() * 16 + unit_of_row(row);
+    return recurrent_weight(steps, weights, m, of_gate, source_of<Tile>(source) * Tile::kUnits + k % Tile::kUnits);
+  } else {
+    const int of_h = (warp_id() * Tile::kM + m) * 16 + unit_of_row(row);
+    return recurrent_weight(steps, weights, source, own + k % Tile::kUnits, of_h);
   }
+}
 
-  // The sums of a tile of samples. `operands`(i) is where those of source number i begin.
-  template <class Operands>
-  __device__ void multiply(float (&sums)[Tile::kM][4], const Operands& operands) const {
+// The sums of a tile of samples. `operands`(i) is where those of source number i begin.
+template <class Tile, class Operands>
+__device__ void multiply_sources(
+    float (&sums)[Tile::kM][1][4], const ClusterWeights<Tile>& weights, const Operands& operands) {
 #pragma unroll
-    for (int m = 0; m < Tile::kM; ++m) {
+  for (int m = 0; m < Tile::kM; ++m) {
 #pragma unroll
-      for (int r = 0; r < 4; ++r) sums[m][r] = 0;
-    }
-#pragma unroll
-    for (int source = 0; source < Tile::kSources; ++source) {
-      const uint32_t row = operands(source) + operand_place<Tile>(lane_id() / 8 * Tile::kOfChunk, lane_id() % 8);
-#pragma unroll
-      for (int i = 0; i < Tile::kSourceSteps; i += 2) {
-        uint32_t values[4];
-        load_matrices(values, row + i * 2 * Tile::kChunk);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          const uint32_t (&weights)[Tile::kM][4] = weights_[source * Tile::kSourceSteps + i + j];
-#pragma unroll
-          for (int m = 0; m < Tile::kM; ++m) mma(sums[m], weights[m], values[2 * j], values[2 * j + 1], T{});
-        }
-      }
-    }
+    for (int r = 0; r < 4; ++r) sums[m][0][r] = 0;
   }
-
- private:
-  // The weight of row number `row` of the warp's sums m, along its K.
-  __device__ static T weight(const Steps& steps, const T* weights, int m, int row, int k) {
-    const int source = k / Tile::kUnits;
-    const int own = rank_in_cluster() * Tile::kUnits;
-    int gate, of_gate, of_h;  // a gate and its unit, and the unit whose h it takes
-    if constexpr (Tile::kIsForward) {
-      gate = m;
-      of_gate = own + group_of_warp<Tile>() * 16 + unit_of_row(row);
-      of_h = source_of<Tile>(source) * Tile::kUnits + k % Tile::kUnits;
-    } else {
-      gate = source;
-      of_gate = own + k % Tile::kUnits;
-      of_h = (warp_id() * Tile::kM + m) * 16 + unit_of_row(row);
-    }
-    T zero;
-    store(zero, 0);
-    if (of_gate >= steps.state_size || of_h >= steps.state_size) return zero;
-    return weights[(int64_t{gate} * steps.state_size + of_gate) * steps.columns + of_h];
-  }
-
-  uint32_t weights_[Tile::kSteps][Tile::kM][4];
-};
-
-// Two neighbours as operands.
-template <class T>
-__device__ Vector<T, 2> as_operands(const float (&values)[2]) {
-  Vector<T, 2> pair;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    if constexpr (std::is_same_v<T, float>) {
-      pair.values[i] = round_to_tf32(values[i]);
-    } else {
-      store(pair.values[i], values[i]);
-    }
-  }
-  return pair;
+  const int own_row = operand_place<Tile>(lane_id() / 8 * Tile::kOfChunk, lane_id() % 8);
+  uint32_t row = 0;
+  weights.multiply(sums, [&](int step) {
+    const int of_source = step % Tile::kSourceSteps;
+    if (of_source == 0) row = operands(step / Tile::kSourceSteps) + own_row;
+    return row + of_source * 2 * Tile::kChunk;
+  });
 }
 
 // ---- what the blocks send each other ----
@@ -278,7 +180,7 @@ __device__ void send_h(const CellPair<Tile>& pair, const float (&h)[2], uint32_t
   using T = typename Tile::T;
   constexpr int kLanes = Tile::kOfChunk / 2;
   const int lane = lane_id();
-  const Vector<T, 2> own = as_operands<T>(h);
+  const Vector<T, 2> own = as_operands<T, 2>(h);
   uint32_t own_words[sizeof(own) / 4];
   memcpy(own_words, &own, sizeof(own));
   uint32_t words[4];
@@ -298,14 +200,14 @@ __device__ void send_h(const CellPair<Tile>& pair, const float (&h)[2], uint32_t
 
 // Sends the sums of a tile of samples to the blocks whose units they are of: what a lane has of 16 units at once.
 template <class Tile>
-__device__ void send_sums(const float (&sums)[Tile::kM][4], uint32_t part, int tile, const Arrivals& arrivals) {
+__device__ void send_sums(const float (&sums)[Tile::kM][1][4], uint32_t part, int tile, const Arrivals& arrivals) {
 #pragma unroll
   for (int m = 0; m < Tile::kM; ++m) {
     const int group = warp_id() * Tile::kM + m;  // of the cluster's units
     const int block = group / Tile::kGroups;
     const int distance = (rank_in_cluster() + Tile::kBlocks - block) % Tile::kBlocks;
     uint32_t words[4];
-    memcpy(words, sums[m], sizeof(words));
+    memcpy(words, sums[m][0], sizeof(words));
     const int place = (group % Tile::kGroups * Tile::kTiles + tile) * 32 + lane_id();
     store_to_block(part + place * kChunkBytes, words, arrivals.of<Tile>(distance), block);
   }
@@ -325,116 +227,11 @@ __device__ void add_sums(float (&total)[2], const CellPair<Tile>& pair, const un
   }
 }
 
-// ---- the tensors ----
-
-// Where a pair's values lie, from the first step of the computation to the last.
-struct PairPlace {
-  int64_t row;        // of [time, batch]
-  int64_t step_rows;  // from one step to the next
-  int count;          // of the pair's cells that exist
-
-  template <class Tile>
-  __device__ PairPlace(const Steps& steps, const CellPair<Tile>& pair, bool backward) {
-    const bool descends = steps.reverse != backward;
-    row = steps.row(descends ? steps.time - 1 : 0, pair.sample);
-    step_rows = descends ? -steps.time_stride : steps.time_stride;
-    count = pair.is_owned && pair.sample < steps.batch ? max(min(steps.state_size - pair.unit, 2), 0) : 0;
-  }
-};
-
-// Two neighbours as they come from memory: to take them apart is to wait for them.
-template <class V>
-using Packed = std::conditional_t<sizeof(V) == 2, uint32_t, float2>;
-
-template <class V>
-__device__ void unpack(V (&values)[2], const Packed<V>& pair) {
-  memcpy(values, &pair, sizeof(pair));
-}
-
-// Two neighbours in memory, of which `count` exist: by one access where `aligned` tells that all pairs allow it.
-template <class V>
-__device__ void load_pair(Packed<V>& pair, const V* from, int count, bool aligned) {
-  if (aligned) {
-    if (count > 0) pair = *reinterpret_cast<const Packed<V>*>(from);
-  } else {
-    V values[2] = {};
-    if (count > 0) values[0] = from[0];
-    if (count > 1) values[1] = from[1];
-    memcpy(&pair, values, sizeof(pair));
-  }
-}
-
-template <class V>
-__device__ void store_pair(V* to, const V (&values)[2], int count, bool aligned) {
-  if (aligned) {
-    Packed<V> pair;
-    memcpy(&pair, values, sizeof(pair));
-    if (count > 0) *reinterpret_cast<Packed<V>*>(to) = pair;
-  } else {
-    if (count > 0) to[0] = values[0];
-    if (count > 1) to[1] = values[1];
-  }
-}
-
-template <class T>
-__device__ Vector<T, 2> rounded_pair(const float (&values)[2]) {
-  Vector<T, 2> pair;
-  store(pair.values[0], values[0]);
-  store(pair.values[1], values[1]);
-  return pair;
-}
-
-template <class T>
-__device__ void unpack_slopes(CellSlopes<float> (&slopes)[2], const Packed<T> (&gates)[3], const Packed<T>& new_cells) {
-  T of_gates[3][2];
-  T cells[2];
-#pragma unroll
-  for (int g = 0; g < 3; ++g) unpack(of_gates[g], gates[g]);
-  unpack(cells, new_cells);
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const float of_cell[3] = {load(of_gates[0][c]), load(of_gates[1][c]), load(of_gates[2][c])};
-    slopes[c] = cell_slopes<kFastMath>(of_cell, float{load(cells[c])});
-  }
-}
-
 // ---- the passes ----
-
-// The cells of a step, from the sums of the group's warps; the old cell state and h become the new ones where the step
-// counts. `partial`(warp, gate) is the sum of a warp.
-template <class T, int kWarps, class Partial>
-__device__ void compute_cells(
-    T (&gates)[3][2], T (&new_cells)[2], T (&output)[2], float (&h)[2], float (&cells)[2], const float2 (&products)[3],
-    const float (&bias)[3][2], bool counts, const Partial& partial) {
-#pragma unroll
-  for (int g = 0; g < 3; ++g) {
-    float sum[2] = {products[g].x + bias[g][0], products[g].y + bias[g][1]};
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) {
-      const float2 of_warp = partial(warp, g);
-      sum[0] += of_warp.x;
-      sum[1] += of_warp.y;
-    }
-#pragma unroll
-    for (int c = 0; c < 2; ++c) store(gates[g][c], counts ? sum[c] : 0.f);
-  }
-#pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    const CellState<float> state =
-        cell_forward<float, kFastMath>(load(gates[0][c]), load(gates[1][c]), load(gates[2][c]), cells[c]);
-    store(output[c], counts ? state.h : 0.f);
-    store(new_cells[c], counts ? state.cell : 0.f);
-    // Before a row's first step it has its first state.
-    if (counts) {
-      h[c] = load(output[c]);
-      cells[c] = state.cell;
-    }
-  }
-}
 
 template <class Tile>
 __device__ void run_forward(
-    const SequenceForward<typename Tile::T>& in, bool aligned, const TensorProduct<Tile>& product,
+    const SequenceForward<typename Tile::T>& in, bool aligned, const ClusterWeights<Tile>& weights,
     unsigned char* shared, Arrivals (&arrivals)[2]) {
   using T = typename Tile::T;
   const Steps& steps = in.steps;
@@ -449,12 +246,12 @@ __device__ void run_forward(
     return partial[of_step + ((number * Tile::kGroupWarps + warp) * 3 + g) * 32];
   };
   const CellPair<Tile> pair;
-  PairPlace place(steps, pair, false);
+  CellPlace place(steps, pair.sample, pair.unit, pair.cells(), false);
   const Counted counted(steps, place.count > 0 ? steps.length(pair.sample) : 0, false);
   float h[2] = {};
   float cells[2] = {};
   float bias[3][2] = {};
-  float2 next[3] = {};  // products, on their way since the step before
+  Packed<float, 2> next[3] = {};  // products, on their way since the step before
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     if (c >= place.count) continue;
@@ -476,8 +273,8 @@ __device__ void run_forward(
     const uint32_t slot = slots + step % 2 * Tile::kSlotBytes;
 #pragma unroll
     for (int tile = 0; tile < Tile::kTiles; ++tile) {
-      float sums[3][4];
-      product.multiply(sums, [&](int source) {
+      float sums[3][1][4];
+      multiply_sources<Tile>(sums, weights, [&](int source) {
         constexpr int kHalf = Tile::kSources / 2;
         if (tile == 0 && source % kHalf == 0) arrived.halves[source / kHalf].template wait<true>(step / 2);
         return slot + source_of<Tile>(source) * Tile::kSourceBytes + tile * (Tile::kTileSamples * kChunkBytes);
@@ -486,16 +283,27 @@ __device__ void run_forward(
       for (int column = 0; column < 2; ++column) {
 #pragma unroll
         for (int g = 0; g < 3; ++g)
-          partial_at(step, 2 * tile + column, warp_of_group<Tile>(), g) = {sums[g][column], sums[g][2 + column]};
+          partial_at(step, 2 * tile + column, warp_of_group<Tile>(), g) = {sums[g][0][column], sums[g][0][2 + column]};
       }
     }
     if (threadIdx.x == 0) arrived.expect<Tile>();
     asm volatile("bar.sync %0, %1;" ::"r"(1 + group_of_warp<Tile>()), "n"(Tile::kGroupWarps * 32) : "memory");
     if (!pair.is_owned) continue;
+    float sums[3][2];
+#pragma unroll
+    for (int g = 0; g < 3; ++g) {
+      unpack<float, 2>(sums[g], next[g]);
+      sums[g][0] += bias[g][0];
+      sums[g][1] += bias[g][1];
+#pragma unroll
+      for (int warp = 0; warp < Tile::kGroupWarps; ++warp) {
+        const float2 of_warp = partial_at(step, pair.number, warp, g);
+        sums[g][0] += of_warp.x;
+        sums[g][1] += of_warp.y;
+      }
+    }
     T gates[3][2], new_cells[2], output[2];
-    compute_cells<T, Tile::kGroupWarps>(
-        gates, new_cells, output, h, cells, next, bias, counted(step),
-        [&](int warp, int g) { return partial_at(step, pair.number, warp, g); });
+    compute_cells(gates, new_cells, output, h, cells, sums, counted(step));
     if (step + 1 < steps.time)
       send_h<Tile>(pair, h, part + (step + 1) % 2 * Tile::kSlotBytes, arrivals[(step + 1) % 2]);
     fetch(place.row + place.step_rows, step + 1);
@@ -506,20 +314,20 @@ __device__ void run_forward(
     store_pair(in.output + place.row * state_size + pair.unit, output, place.count, aligned);
     place.row += place.step_rows;
   }
-  store_pair(in.h_n + pair.state(steps), rounded_pair<T>(h).values, place.count, false);
-  store_pair(in.c_n + pair.state(steps), rounded_pair<T>(cells).values, place.count, false);
+  store_pair(in.h_n + pair.state(steps), rounded<T, 2>(h).values, place.count, false);
+  store_pair(in.c_n + pair.state(steps), rounded<T, 2>(cells).values, place.count, false);
 }
 
 template <class Tile>
 __device__ void run_backward(
-    const SequenceBackward<typename Tile::T>& in, bool aligned, const TensorProduct<Tile>& product,
+    const SequenceBackward<typename Tile::T>& in, bool aligned, const ClusterWeights<Tile>& weights,
     unsigned char* shared, Arrivals (&arrivals)[2]) {
   using T = typename Tile::T;
   const Steps& steps = in.steps;
   const int state_size = steps.state_size;
   const uint32_t part = shared_address(shared) + rank_in_cluster() * Tile::kSourceBytes;
   const CellPair<Tile> pair;
-  PairPlace place(steps, pair, true);
+  CellPlace place(steps, pair.sample, pair.unit, pair.cells(), true);
   const Counted counted(steps, place.count > 0 ? steps.length(pair.sample) : 0, true);
   float grad_h[2] = {};
   float grad_cell[2] = {};
@@ -529,56 +337,39 @@ __device__ void run_backward(
     grad_h[c] = load_if_present(in.grad_h_n, pair.state(steps) + c);
     grad_cell[c] = load_if_present(in.grad_c_n, pair.state(steps) + c);
   }
-  // What the step needs of the forward, on its way since the step before.
-  Packed<T> gates[3] = {};
-  Packed<T> new_cells{};
-  Packed<T> grad_output{};
+  SavedCells<T, 2> saved;  // of the step, on its way since the one before
+  const auto load = [&](Packed<T, 2>& packed, const T* from) { load_pair(packed, from, place.count, aligned); };
   const auto fetch = [&](int64_t row, int step) {
-    if (!counted(step)) return;
-#pragma unroll
-    for (int g = 0; g < 3; ++g)
-      load_pair(gates[g], in.gates + (row * 3 + g) * state_size + pair.unit, place.count, aligned);
-    const int64_t at = row * state_size + pair.unit;
-    load_pair(new_cells, in.cells + at, place.count, aligned);
-    if (in.grad_output != nullptr) load_pair(grad_output, in.grad_output + at, place.count, aligned);
+    const int64_t state = row * state_size;
+    if (counted(step)) saved.fetch(in, state + pair.unit, state * 3 + pair.unit, load);
   };
   fetch(place.row, 0);
   // Step number `time` has but the sums of the one before: the gradient of h_0.
   for (int step = 0; step <= steps.time; ++step) {
     CellSlopes<float> slopes[2];
-    unpack_slopes<T>(slopes, gates, new_cells);
+    saved.unpack_slopes(slopes);
     Arrivals& arrived = arrivals[step % 2];
     if (step > 0) {
       for (Mbarrier& half : arrived.halves) half.template wait<true>((step - 1) / 2);
     }
     if (step > 0 && counted(step - 1)) add_sums<Tile>(grad_h, pair, shared + step % 2 * Tile::kSlotBytes);
     if (step == steps.time) break;
-    const bool counts = counted(step);
-    T of_output[2];
-    unpack(of_output, grad_output);
     float gradients[3][2];
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const float upstream = grad_h[c] + load(of_output[c]);
-      if (counts) grad_cell[c] += upstream * slopes[c].cell;
-      gradients[0][c] = counts ? grad_cell[c] * slopes[c].input_gate : 0.f;
-      gradients[1][c] = counts ? upstream * slopes[c].output_gate : 0.f;
-      gradients[2][c] = counts ? grad_cell[c] * slopes[c].candidate : 0.f;
-    }
+    compute_gradients<T>(gradients, grad_cell, grad_h, saved.grad_output, slopes, counted(step));
     unsigned char* const operands = shared + 2 * Tile::kSlotBytes + step % 2 * Tile::kOwnBytes;
     if (pair.is_owned) {
       unsigned char* const to = operands + operand_place<Tile>(pair.column, pair.row);
 #pragma unroll
       for (int g = 0; g < 3; ++g)
-        *reinterpret_cast<Vector<T, 2>*>(to + g * Tile::kOperandBytes) = as_operands<T>(gradients[g]);
+        *reinterpret_cast<Vector<T, 2>*>(to + g * Tile::kOperandBytes) = as_operands<T, 2>(gradients[g]);
     }
     fetch(place.row + place.step_rows, step + 1);
     __syncthreads();
     if (threadIdx.x == 0 && step > 0) arrived.expect<Tile>();
 #pragma unroll
     for (int tile = 0; tile < Tile::kTiles; ++tile) {
-      float sums[Tile::kM][4];
-      product.multiply(sums, [&](int source) {
+      float sums[Tile::kM][1][4];
+      multiply_sources<Tile>(sums, weights, [&](int source) {
         return shared_address(operands) + source * Tile::kOperandBytes + tile * (Tile::kTileSamples * kChunkBytes);
       });
       const int next = (step + 1) % 2;
@@ -587,12 +378,12 @@ __device__ void run_backward(
 #pragma unroll
     for (int g = 0; g < 3; ++g) {
       T* const to = in.grad_gates + (place.row * 3 + g) * state_size + pair.unit;
-      store_pair(to, rounded_pair<T>(gradients[g]).values, place.count, aligned);
+      store_pair(to, rounded<T, 2>(gradients[g]).values, place.count, aligned);
     }
     place.row += place.step_rows;
   }
-  store_pair(in.grad_h_0 + pair.state(steps), rounded_pair<T>(grad_h).values, place.count, false);
-  store_pair(in.grad_c_0 + pair.state(steps), rounded_pair<T>(grad_cell).values, place.count, false);
+  store_pair(in.grad_h_0 + pair.state(steps), rounded<T, 2>(grad_h).values, place.count, false);
+  store_pair(in.grad_c_0 + pair.state(steps), rounded<T, 2>(grad_cell).values, place.count, false);
 }
 
 #endif
@@ -607,13 +398,14 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) lltm_sequence_tensor_cluste
     Mbarrier::publish();
     for (Arrivals& each : arrivals) each.template expect<Tile>();
   }
-  const TensorProduct<Tile> product(in.steps, in.weights, shared);
+  const ClusterWeights<Tile> weights(
+      shared, [&](int m, int row, int k) { return weight_of_warp<Tile>(in.steps, in.weights, m, row, k); });
   // Before others store where the weights were, and count on the mbarriers.
   sync_cluster();
   if constexpr (Tile::kIsForward) {
-    run_forward<Tile>(in, aligned, product, shared, arrivals);
+    run_forward<Tile>(in, aligned, weights, shared, arrivals);
   } else {
-    run_backward<Tile>(in, aligned, product, shared, arrivals);
+    run_backward<Tile>(in, aligned, weights, shared, arrivals);
   }
   // No block may end while others send to it.
   arrive_at_cluster();
@@ -663,10 +455,6 @@ Error with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const 
 bool is_for_tensor_clusters(ScalarType dtype, const LltmSequenceSizes& sizes) {
   return dtype != ScalarType::Double && dtype != ScalarType::Float && has_hopper_tensor_cores() &&
          sizes.state_size <= kMaxState && sizes.batch <= 8 * kMostClusters;
-}
-
-inline bool pairs_are_aligned(const LltmSequenceSizes& sizes, std::initializer_list<const void*> tensors) {
-  return sizes.state_size % 2 == 0 && start_at_chunks(tensors);
 }
 
 Error launch_tensor_clusters(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {

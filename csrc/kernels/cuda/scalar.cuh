@@ -25,7 +25,7 @@ __device__ inline float load(__half value) { return __half2float(value); }
 
 __device__ inline void store(float& to, float value) { to = value; }
 __device__ inline void store(double& to, double value) { to = value; }
-__device__ inline void store(__nv_bfloat16& to, float value) { to = __float2bfloat16_rn(value); }
+__device__ inline void store(__nv_bfloat16& to, float value) { to = __floats2bfloat162_rn(value, 0.f).x; }
 __device__ inline void store(__half& to, float value) { to = __float2half_rn(value); }
 
 // `kSize` neighbours in memory, moved by one instruction of up to 16 bytes.

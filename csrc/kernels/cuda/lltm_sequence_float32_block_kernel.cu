@@ -1,5 +1,5 @@
-// A whole sequence of a small state in one kernel: a block computes one sample or two, and its threads hold all of the
-// recurrent weights in registers, in float32: up to 192 in a thread. No block waits for another.
+// A whole sequence of a small state in strict float32: a block computes one sample or two, and its threads hold all of
+// the recurrent weights in registers, up to 192 in a thread. No block waits for another.
 //
 // Shared memory hands a lane 16 bytes in the time of four multiply-adds, so each chunk that a thread loads must meet
 // the weights of several sums: of six in the forward, of eight in the backward. Lanes of a warp add up the sums by
@@ -84,8 +84,8 @@ struct Owner {
 };
 
 // Four lanes compute the six sums of two units: each has every fourth chunk of h.
-template <class T, int kChunks, int kRows, bool kFast>
-__global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_kernel(SequenceForward<T> in) {
+template <int kChunks, int kRows>
+__global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_float32_block_kernel(SequenceForward<float> in) {
   constexpr int kUnits = kChunks * kUnitsOfChunk;
   constexpr int kLanes = 4;
   constexpr int kSums = 6;
@@ -101,17 +101,17 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_kerne
 #pragma unroll
   for (int j = 0; j < kSums; ++j) {
     const int unit = first_unit + j / 3;
-    const T* const from = in.weights + (int64_t{j % 3} * state_size + unit) * steps.columns;
+    const float* const from = in.weights + (int64_t{j % 3} * state_size + unit) * steps.columns;
 #pragma unroll
     for (int i = 0; i < kChunks * kQuad; ++i) {
       const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
-      weights[j][i / kQuad][i % kQuad] = unit < state_size && k < state_size ? load(from[k]) : 0.f;
+      weights[j][i / kQuad][i % kQuad] = unit < state_size && k < state_size ? from[k] : 0.f;
     }
   }
   float bias[3] = {};
   if (owner.exists) {
 #pragma unroll
-    for (int g = 0; g < 3; ++g) bias[g] = load(in.bias[g * state_size + owner.unit]);
+    for (int g = 0; g < 3; ++g) bias[g] = in.bias[g * state_size + owner.unit];
   }
   const auto length_of = [&](int row) {
     return first_sample + row < steps.batch ? steps.length(first_sample + row) : 0;
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_kerne
   const Counted counted(steps, owner.exists ? length_of(owner.row) : 0, false);
   const Counted counted_by_row[] = {{steps, length_of(0), false}, {steps, length_of(kRows - 1), false}};
   const int64_t state = int64_t{first_sample + owner.row} * state_size + owner.unit;
-  float cell = owner.exists ? load(in.c_0[state]) : 0.f;
-  float own_h = owner.exists ? load(in.h_0[state]) : 0.f;
+  float cell = owner.exists ? in.c_0[state] : 0.f;
+  float own_h = owner.exists ? in.h_0[state] : 0.f;
   const float* read = &h[0][0][lane * kQuad];
   const float* other = &h[1][0][lane * kQuad];
   float* write = &h[1][owner.row][owner.unit];
@@ -128,9 +128,9 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_kerne
   *other_write = own_h;
 
   const float* from = in.products + owner.gates();
-  T* gates = in.gates + owner.gates();
-  T* cells = in.cells + owner.state();
-  T* output = in.output + owner.state();
+  float* gates = in.gates + owner.gates();
+  float* cells = in.cells + owner.state();
+  float* output = in.output + owner.state();
   // The products of the next step, on their way.
   float next[3] = {};
   const auto fetch = [&](int step) {
@@ -159,24 +159,17 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_kerne
     fetch(step + 1);
     // Without a branch, which would cost more than it saves.
     const bool counts = counted(step);
-    T rounded[3];
-#pragma unroll
-    for (int g = 0; g < 3; ++g) store(rounded[g], counts ? sums[g] : 0.f);
-    const CellState<float> result =
-        cell_forward<float, kFast>(load(rounded[0]), load(rounded[1]), load(rounded[2]), cell);
-    T new_h, new_cell;
-    store(new_h, counts ? result.h : 0.f);
-    store(new_cell, counts ? result.cell : 0.f);
-    own_h = counts ? load(new_h) : own_h;
+    const CellState<float> result = cell_forward(sums[0], sums[1], sums[2], cell);
+    own_h = counts ? result.h : own_h;
     cell = counts ? result.cell : cell;
     *write = own_h;
     if (owner.stores_gates) {
 #pragma unroll
-      for (int g = 0; g < 3; ++g) gates[g * state_size] = rounded[g];
+      for (int g = 0; g < 3; ++g) gates[g * state_size] = counts ? sums[g] : 0.f;
     }
     if (owner.stores_state) {
-      *cells = new_cell;
-      *output = new_h;
+      *cells = counts ? cell : 0.f;
+      *output = counts ? own_h : 0.f;
     }
     gates += 3 * owner.step_size;
     cells += owner.step_size;
@@ -186,21 +179,21 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_kerne
     __syncthreads();
   }
   if (!owner.stores_state) return;
-  store(in.h_n[state], own_h);
-  store(in.c_n[state], cell);
+  in.h_n[state] = own_h;
+  in.c_n[state] = cell;
 }
 
-// What the gradients of a cell need of the forward, as it comes from memory: to convert it is to wait for it.
-template <class T>
+// What the gradients of a cell need of the forward.
 struct Saved {
-  T gates[3];
-  T cell;
-  T grad_output;
+  float gates[3];
+  float cell;
+  float grad_output;
 };
 
 // Sixteen lanes compute the sums of eight units: each has every sixteenth chunk of the gates' gradients.
-template <class T, int kChunks, int kRows, bool kFast>
-__global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_backward_kernel(SequenceBackward<T> in) {
+template <int kChunks, int kRows>
+__global__ void __launch_bounds__(threads_of(kChunks))
+    lltm_sequence_float32_block_backward_kernel(SequenceBackward<float> in) {
   constexpr int kUnits = kChunks * kUnitsOfChunk;
   constexpr int kLanes = 16;
   constexpr int kSums = 8;
@@ -221,7 +214,7 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_backw
       const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
       const bool inside = k % kUnits < state_size && first_unit + j < state_size;
       const int64_t row = int64_t{k / kUnits} * state_size + k % kUnits;
-      weights[j][i / kQuad][i % kQuad] = inside ? load(in.weights[row * steps.columns + first_unit + j]) : 0.f;
+      weights[j][i / kQuad][i % kQuad] = inside ? in.weights[row * steps.columns + first_unit + j] : 0.f;
     }
   }
   const auto length_of = [&](int row) {
@@ -237,11 +230,11 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_backw
   float* write = &gradients[0][owner.row][owner.unit];
   float* other_write = &gradients[1][owner.row][owner.unit];
 
-  const T* gates = in.gates + owner.gates();
+  const float* gates = in.gates + owner.gates();
   int64_t at = owner.state();
-  T* grad_gates = in.grad_gates + owner.gates();
+  float* grad_gates = in.grad_gates + owner.gates();
   // What the next steps need of the forward: on its way, and turned into slopes a step before it is needed.
-  Saved<T> next = {};
+  Saved next = {};
   const auto fetch = [&](int step) {
     if (counted(step)) {
 #pragma unroll
@@ -255,9 +248,8 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_backw
   CellSlopes<float> slopes;
   float grad_output;
   const auto advance = [&](int step) {
-    const float of_cell[3] = {load(next.gates[0]), load(next.gates[1]), load(next.gates[2])};
-    slopes = cell_slopes<kFast>(of_cell, float{load(next.cell)});
-    grad_output = load(next.grad_output);
+    slopes = cell_slopes<false>(next.gates, next.cell);
+    grad_output = next.grad_output;
     fetch(step + 1);
   };
   fetch(0);
@@ -266,17 +258,16 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_backw
     const bool counts = counted(step);
     const float upstream = grad_h + grad_output;
     grad_cell = counts ? grad_cell + upstream * slopes.cell : grad_cell;
-    T rounded[3];
-    store(rounded[0], counts ? grad_cell * slopes.input_gate : 0.f);
-    store(rounded[1], counts ? upstream * slopes.output_gate : 0.f);
-    store(rounded[2], counts ? grad_cell * slopes.candidate : 0.f);
+    const float gradients_of_gates[3] = {
+        counts ? grad_cell * slopes.input_gate : 0.f, counts ? upstream * slopes.output_gate : 0.f,
+        counts ? grad_cell * slopes.candidate : 0.f};
 #pragma unroll
-    for (int g = 0; g < 3; ++g) write[g * kUnits] = load(rounded[g]);
+    for (int g = 0; g < 3; ++g) write[g * kUnits] = gradients_of_gates[g];
     __syncthreads();
     // Behind the barrier, where the product waits for shared memory.
     if (owner.stores_gates) {
 #pragma unroll
-      for (int g = 0; g < 3; ++g) grad_gates[g * state_size] = rounded[g];
+      for (int g = 0; g < 3; ++g) grad_gates[g * state_size] = gradients_of_gates[g];
     }
     grad_gates += 3 * owner.step_size;
     advance(step + 1);
@@ -296,40 +287,28 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_block_backw
     swap(write, other_write);
   }
   if (!owner.stores_state) return;
-  store(in.grad_h_0[state], grad_h);
-  store(in.grad_c_0[state], grad_cell);
+  in.grad_h_0[state] = grad_h;
+  in.grad_c_0[state] = grad_cell;
 }
 
 // ---- how they are launched ----
 
 inline bool fills_device(int64_t blocks) { return blocks > device_attribute(cudaDevAttrMultiProcessorCount); }
 
-bool is_for_blocks(ScalarType dtype, const LltmSequenceSizes& sizes) {
-  return dtype != ScalarType::Double && sizes.state_size <= kMaxState;
+// In TF32, too, where tensor cores would take longer or are not there.
+bool is_for_float32_blocks(ScalarType dtype, const LltmSequenceSizes& sizes) {
+  return (dtype == ScalarType::Float || dtype == ScalarType::TF32) && sizes.state_size <= kMaxState;
 }
 
-// Calls function(T, chunks, rows, fast).
+// Calls function(chunks, rows).
 template <class Function>
-Error dispatch_blocks(ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
-  const auto with_state = [&](auto scalar, auto fast) {
-    const auto with_rows = [&](auto chunks) {
-      if (fills_device(sizes.batch)) return function(scalar, chunks, std::integral_constant<int, kMaxRows>{}, fast);
-      return function(scalar, chunks, std::integral_constant<int, 1>{}, fast);
-    };
-    if (sizes.state_size <= 64) return with_rows(std::integral_constant<int, 4>{});
-    return with_rows(std::integral_constant<int, kMaxChunks>{});
+Error with_block_sizes(const LltmSequenceSizes& sizes, const Function& function) {
+  const auto with_rows = [&](auto chunks) {
+    if (fills_device(sizes.batch)) return function(chunks, std::integral_constant<int, kMaxRows>{});
+    return function(chunks, std::integral_constant<int, 1>{});
   };
-  constexpr std::bool_constant<true> kFast;
-  switch (dtype) {
-    case ScalarType::Half:
-      return with_state(__half{}, kFast);
-    case ScalarType::BFloat16:
-      return with_state(__nv_bfloat16{}, kFast);
-    case ScalarType::TF32:
-      return with_state(float{}, kFast);
-    default:
-      return with_state(float{}, std::bool_constant<false>{});
-  }
+  if (sizes.state_size <= 64) return with_rows(std::integral_constant<int, 4>{});
+  return with_rows(std::integral_constant<int, kMaxChunks>{});
 }
 
 template <int kChunks, int kRows, class Arguments>
@@ -339,19 +318,17 @@ Error launch_rows(void (*kernel)(Arguments), const Arguments& in, cudaStream_t s
   return launch_error();
 }
 
-Error launch_blocks(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {
-  return dispatch_blocks(dtype, in.sizes, [&](auto scalar, auto chunks, auto rows, auto fast) {
-    using T = decltype(scalar);
-    constexpr auto kernel = &lltm_sequence_block_kernel<T, chunks, rows, fast>;
-    return launch_rows<chunks, rows>(kernel, SequenceForward<T>(in), stream);
+Error launch_float32_blocks(const LltmSequence& in, cudaStream_t stream) {
+  return with_block_sizes(in.sizes, [&](auto chunks, auto rows) {
+    constexpr auto kernel = &lltm_sequence_float32_block_kernel<chunks, rows>;
+    return launch_rows<chunks, rows>(kernel, SequenceForward<float>(in), stream);
   });
 }
 
-Error launch_blocks(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream) {
-  return dispatch_blocks(dtype, in.sizes, [&](auto scalar, auto chunks, auto rows, auto fast) {
-    using T = decltype(scalar);
-    constexpr auto kernel = &lltm_sequence_block_backward_kernel<T, chunks, rows, fast>;
-    return launch_rows<chunks, rows>(kernel, SequenceBackward<T>(in), stream);
+Error launch_float32_blocks(const LltmSequenceBackward& in, cudaStream_t stream) {
+  return with_block_sizes(in.sizes, [&](auto chunks, auto rows) {
+    constexpr auto kernel = &lltm_sequence_float32_block_backward_kernel<chunks, rows>;
+    return launch_rows<chunks, rows>(kernel, SequenceBackward<float>(in), stream);
   });
 }
 
