@@ -344,7 +344,8 @@ def test_errors() -> None:
 ODD = [(1, 5), (13, 2), (33, 17), (127, 3)]
 SIZES = [(state, batch) for state in (64, 128, 200, 256, 512, 1024) for batch in (1, 16, 64, 130)]
 SIZES += [(201, 9), (509, 17)]
-SIZES += [(state, 300) for state in (63, 64, 127, 128)]  # small states, more samples than blocks run at once
+# Small states, and more samples than blocks run at the same time.
+SIZES += [(state, 300) for state in (63, 64, 127, 128)]
 OPTIONS_OF_A_CALL: list[dict[str, Any]] = [
     {},
     {"reverse": True, "batch_first": True},
