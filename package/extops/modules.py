@@ -222,13 +222,15 @@ class LLTMLayer(torch.nn.Module):
         steps = batch_sizes.shape[0]
         batch: Any = batch_sizes[0] if _autograd.is_tracing() else int(batch_sizes[0])
         h, c = self._checked_state(data, state, batch)
-        if to_sorted is not None:
+        if to_sorted is not None and state is not None:
             h, c = (x.index_select(1, to_sorted) for x in (h, c))
-        # On the host, where a GPU waits for it: so as few operations as can be, and none of T times B.
+        # A GPU waits for what the host computes: operations on a number for each step, and none that wakes its threads.
         count_to = functools.partial(torch.arange, device=batch_sizes.device)
-        shifts = count_to(steps) * batch - (batch_sizes.cumsum(0) - batch_sizes)
-        places = shifts.repeat_interleave(batch_sizes) + count_to(data.shape[0])
-        places = places.to(data.device, non_blocking=True)
+        ends = batch_sizes.cumsum(0)
+        shifts = count_to(steps) * batch - (ends - batch_sizes)
+        ends, shifts = torch.stack((ends, shifts)).to(data.device, non_blocking=True).unbind(0)
+        rows = torch.arange(data.shape[0], device=data.device)
+        places = rows + shifts.index_select(0, torch.searchsorted(ends, rows, right=True))
         lengths = steps - torch.searchsorted(batch_sizes.flip(0), count_to(batch), right=True)
         padded = data.new_zeros(steps * batch, *data.shape[1:]).index_copy(0, places, data)
         output, (h, c) = self._forward_padded(
