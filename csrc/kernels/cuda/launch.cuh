@@ -29,12 +29,24 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
+template <class = void>
+__global__ void architecture_kernel() {}
+
+// `__CUDA_ARCH__` of the code that runs on the current device, 0 where there is none. It is below the device's own
+// where a build for older GPUs runs by its PTX, and what the code leaves out for those is then missing.
+inline int code_architecture() {
+  static std::atomic<int> known[64];
+  int device = 0;
+  cudaGetDevice(&device);
+  if (device < 64 && known[device].load(std::memory_order_relaxed) > 0) return known[device];
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, architecture_kernel<>) != cudaSuccess) cudaGetLastError();
+  if (device < 64) known[device].store(attributes.ptxVersion * 10, std::memory_order_relaxed);
+  return attributes.ptxVersion * 10;
+}
+
 template <int64_t... kArchitectures>
 struct ArchitectureList {
-  static constexpr bool has_one_between(int64_t first, int64_t last) {
-    return ((first <= kArchitectures && kArchitectures <= last) || ...);
-  }
-
   static void print(char* text, size_t size) {
     size_t used = 0;
     ((used += std::snprintf(
@@ -83,14 +95,14 @@ struct Shape {
   dim3 cluster = {0, 0, 0};  // zeros: no clusters. A kernel with cluster instructions needs one, if only of one block
 };
 
-// Launches a kernel that calls `wait_for_previous_kernel`: by programmatic dependent launch, where the device has that,
-// its blocks start while those of the kernel before it end.
+// Launches a kernel that calls `wait_for_previous_kernel`: by programmatic dependent launch, where the device has that
+// and the code waits, its blocks start while those of the kernel before it end.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
   static const bool can_overlap = driver_version() >= 12030;  // older ones cannot capture such launches in a graph
-  if (can_overlap && device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9) {
+  if (can_overlap && code_architecture() >= 900) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count++].val.programmaticStreamSerializationAllowed = 1;
   }

@@ -10,13 +10,8 @@
 
 namespace extops::cuda {
 
-// Whether this GPU has them, and this build the code. In code for older GPUs, which a newer one may run, too, kernels
-// with these instructions are empty.
-inline bool has_tensor_cores() {
-  const int capability = 100 * device_attribute(cudaDevAttrComputeCapabilityMajor) +
-                         10 * device_attribute(cudaDevAttrComputeCapabilityMinor);
-  return ArchitectureList<__CUDA_ARCH_LIST__>::has_one_between(800, capability);
-}
+// In code for older GPUs, kernels with these instructions are empty.
+inline bool has_tensor_cores() { return code_architecture() >= 800; }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define EXTOPS_TENSOR_CORES
