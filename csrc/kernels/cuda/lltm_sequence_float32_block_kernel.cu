@@ -159,17 +159,22 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_float32_blo
     fetch(step + 1);
     // Without a branch, which would cost more than it saves.
     const bool counts = counted(step);
-    const CellState<float> result = cell_forward(sums[0], sums[1], sums[2], cell);
-    own_h = counts ? result.h : own_h;
+    float of_gates[3];
+#pragma unroll
+    for (int g = 0; g < 3; ++g) of_gates[g] = counts ? sums[g] : 0.f;
+    const CellState<float> result = cell_forward(of_gates[0], of_gates[1], of_gates[2], cell);
+    const float new_h = counts ? result.h : 0.f;
+    const float new_cell = counts ? result.cell : 0.f;
+    own_h = counts ? new_h : own_h;
     cell = counts ? result.cell : cell;
     *write = own_h;
     if (owner.stores_gates) {
 #pragma unroll
-      for (int g = 0; g < 3; ++g) gates[g * state_size] = counts ? sums[g] : 0.f;
+      for (int g = 0; g < 3; ++g) gates[g * state_size] = of_gates[g];
     }
     if (owner.stores_state) {
-      *cells = counts ? cell : 0.f;
-      *output = counts ? own_h : 0.f;
+      *cells = new_cell;
+      *output = new_h;
     }
     gates += 3 * owner.step_size;
     cells += owner.step_size;
@@ -248,7 +253,9 @@ __global__ void __launch_bounds__(threads_of(kChunks))
   CellSlopes<float> slopes;
   float grad_output;
   const auto advance = [&](int step) {
-    slopes = cell_slopes<false>(next.gates, next.cell);
+    // A copy, without which the compiler orders the instructions of a step in another way.
+    const float of_cell[3] = {next.gates[0], next.gates[1], next.gates[2]};
+    slopes = cell_slopes<false>(of_cell, next.cell);
     grad_output = next.grad_output;
     fetch(step + 1);
   };
@@ -258,16 +265,17 @@ __global__ void __launch_bounds__(threads_of(kChunks))
     const bool counts = counted(step);
     const float upstream = grad_h + grad_output;
     grad_cell = counts ? grad_cell + upstream * slopes.cell : grad_cell;
-    const float gradients_of_gates[3] = {
-        counts ? grad_cell * slopes.input_gate : 0.f, counts ? upstream * slopes.output_gate : 0.f,
-        counts ? grad_cell * slopes.candidate : 0.f};
+    float of_gates[3];
+    of_gates[0] = counts ? grad_cell * slopes.input_gate : 0.f;
+    of_gates[1] = counts ? upstream * slopes.output_gate : 0.f;
+    of_gates[2] = counts ? grad_cell * slopes.candidate : 0.f;
 #pragma unroll
-    for (int g = 0; g < 3; ++g) write[g * kUnits] = gradients_of_gates[g];
+    for (int g = 0; g < 3; ++g) write[g * kUnits] = of_gates[g];
     __syncthreads();
     // Behind the barrier, where the product waits for shared memory.
     if (owner.stores_gates) {
 #pragma unroll
-      for (int g = 0; g < 3; ++g) grad_gates[g * state_size] = gradients_of_gates[g];
+      for (int g = 0; g < 3; ++g) grad_gates[g * state_size] = of_gates[g];
     }
     grad_gates += 3 * owner.step_size;
     advance(step + 1);
