@@ -20,6 +20,10 @@ struct Cpu {
 
   static constexpr auto* elementwise = &extops_elementwise_cpu;
 
+  struct Guard {
+    explicit Guard(const extops::stable::Tensor&) {}
+  };
+
   template <class Kernel>
   static void run(const char* op, const extops::stable::Tensor&, int64_t count, int64_t grain, const Kernel& kernel) {
     if (count <= grain) return extops::stable::check_success(op, kernel(int64_t{0}, count));

@@ -30,12 +30,20 @@ struct Cuda {
 
   static constexpr auto* elementwise = &extops_elementwise_cuda;
 
+  // Makes the device of a tensor the current one: for it kernels are chosen and launched.
+  class Guard {
+   public:
+    explicit Guard(const extops::stable::Tensor& tensor) : guard_(tensor.device_index()) {}
+
+   private:
+    torch::stable::accelerator::DeviceGuard guard_;
+  };
+
   template <class Kernel>
   static void run(const char* op, const extops::stable::Tensor& tensor, int64_t, int64_t, const Kernel& kernel) {
-    const auto device = tensor.device_index();
-    const torch::stable::accelerator::DeviceGuard guard(device);
+    const Guard guard(tensor);
     void* stream = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.device_index(), &stream));
     extops::stable::check_success(op, kernel(stream));
   }
 };

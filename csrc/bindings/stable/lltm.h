@@ -68,6 +68,7 @@ std::array<Tensor, 3> lltm(
   const LltmSizes sizes{rows[0], rows[1], matrix_sizes(kOp, "old_h", old_h)[1]};
   const Tensors tensors{&input, &weights, &bias, &old_h, &old_cell};
   check<LltmForward>(kOp, sizes, tensors, "input", input);
+  [[maybe_unused]] const typename Device::Guard guard(input);
   const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
   if (const int64_t alignment = Device::lltm_alignment(dtype, sizes)) {
     return run<Device, LltmForward>(
@@ -102,6 +103,7 @@ std::array<Tensor, 4> lltm_backward(
   const LltmSizes sizes{cell[0], matrix_sizes(kOp, "input", input)[1], cell[1]};
   const Tensors tensors{get(grad_h), get(grad_cell), &input, &old_h, &gates, &new_cell};
   check<LltmBackward>(kOp, sizes, tensors, "new_cell", new_cell);
+  [[maybe_unused]] const typename Device::Guard guard(new_cell);
   const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
   if (const int64_t alignment = Device::lltm_backward_alignment(dtype, sizes)) {
     return run<Device, LltmBackward>(
@@ -121,6 +123,7 @@ std::array<Tensor, 2> lltm_input_backward(const Tensor& grad_gates, const Tensor
   const int64_t features = matrix_sizes(kOp, "weights", weights)[1] - state_size;
   const LltmSizes sizes{gates[0], std::max<int64_t>(features, 0), state_size};
   check<LltmInputBackward>(kOp, sizes, {&grad_gates, &weights}, "grad_gates", grad_gates);
+  [[maybe_unused]] const typename Device::Guard guard(grad_gates);
   if constexpr (Device::kIsCuda) {
     const ScalarType dtype = kernel_dtype(kOp, "grad_gates", grad_gates);
     if (Device::lltm_input_backward_alignment(dtype, sizes) != 0) {

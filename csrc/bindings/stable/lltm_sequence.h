@@ -152,6 +152,7 @@ std::array<Tensor, 5> lltm_sequence(
   const LltmSequenceSizes sizes =
       laid_out_like(sequence_sizes(steps, steps[2], matrix_sizes(kOp, "h_0", h_0)[1], reverse), input);
   check<LltmSequenceTensors>(kOp, sizes, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
+  [[maybe_unused]] const typename Device::Guard guard(input);
   const Options options = input.options();
   const std::optional<Dense> counts = check_lengths(kOp, get(lengths), sizes, options);
   const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
@@ -251,6 +252,7 @@ std::array<Tensor, 3> lltm_sequence_backward(
   const LltmSequenceSizes sizes = laid_out_like(sequence_sizes(steps, features, steps[2], reverse), gates);
   const Tensors tensors{get(grad_output), get(grad_h_n), get(grad_c_n), &weights, &gates, &cells};
   check<LltmSequenceBackwardTensors>(kOp, sizes, tensors, "cells", cells);
+  [[maybe_unused]] const typename Device::Guard guard(cells);
   const Options options = gates.options();
   const std::optional<Dense> counts = check_lengths(kOp, get(lengths), sizes, options);
   const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
