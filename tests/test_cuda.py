@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pack_padded_sequence
 
 import extops
 import extops.reference
@@ -173,6 +174,29 @@ def test_graph_is_replayed_with_new_data(operator: Operator, case: str, dtype: t
             tensor.copy_(torch.randn_like(tensor))
         graph.replay()
         assert_close(captured, forward_and_backward(operator, inputs, towards))
+
+
+def test_lengths_of_the_host_are_not_captured() -> None:
+    """A replay would read their memory when it is gone."""
+    layer = extops.LLTMLayer(5, 4, device="cuda")
+    input, state = torch.randn(3, 2, 5, device="cuda"), torch.zeros(2, 4, device="cuda")
+    lengths = torch.tensor([3, 1])
+
+    def call() -> None:
+        extops.lltm_sequence(
+            input + 1, (state, state), layer.weights_l0, layer.bias_l0, lengths=lengths
+        )
+
+    packed = pack_padded_sequence(input, lengths)
+    for name, function in (("lengths", call), ("input.batch_sizes", lambda: layer(packed))):
+        with torch.no_grad():
+            function()  # outside of the capture, as PyTorch asks for
+            torch.cuda.synchronize()
+            with (
+                pytest.raises(RuntimeError, match=f"`{name}` is on the CPU, where each replay"),
+                torch.cuda.graph(torch.cuda.CUDAGraph()),
+            ):
+                function()
 
 
 def test_graphed_callable() -> None:

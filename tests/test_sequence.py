@@ -781,6 +781,13 @@ def test_packed_sequences(enforce_sorted: bool, options: dict[str, object], devi
     torch.testing.assert_close(output, pad_sequence(expected, batch_first=True))
 
 
+@pytest.mark.parametrize("rows", [4, 6])
+def test_packed_sequence_whose_sizes_do_not_fit(rows: int) -> None:
+    packed = PackedSequence(torch.randn(rows, FEATURES), torch.tensor([3, 2]))
+    with pytest.raises(RuntimeError, match=f"`input.data` to have 5 rows, .* but got {rows}"):
+        extops.LLTMLayer(FEATURES, 4)(packed)
+
+
 def test_packed_sequences_beside_another_default_device() -> None:
     module = layer("cpu")
     packed = pack_sequence([torch.randn(3, FEATURES, dtype=torch.float64)])

@@ -224,11 +224,19 @@ class LLTMLayer(torch.nn.Module):
         h, c = self._checked_state(data, state, batch)
         if to_sorted is not None and state is not None:
             h, c = (x.index_select(1, to_sorted) for x in (h, c))
-        # A GPU waits for what the host computes: operations on a number for each step, and none that wakes its threads.
+        # The GPU waits while the host computes: so only small tensors here.
         count_to = functools.partial(torch.arange, device=batch_sizes.device)
         ends = batch_sizes.cumsum(0)
+        if not (_autograd.is_tracing() or torch.compiler.is_compiling()) and ends[-1] != len(data):
+            raise RuntimeError(
+                f"LLTMLayer: expected `input.data` to have {int(ends[-1])} rows, the sum of "
+                f"`input.batch_sizes`, but got {len(data)}"
+            )
         shifts = count_to(steps) * batch - (ends - batch_sizes)
-        ends, shifts = torch.stack((ends, shifts)).to(data.device, non_blocking=True).unbind(0)
+        sent = _checks.to_device(
+            "LLTMLayer", "input.batch_sizes", torch.stack((ends, shifts)), data
+        )
+        ends, shifts = sent.unbind(0)
         rows = torch.arange(data.shape[0], device=data.device)
         places = rows + shifts.index_select(0, torch.searchsorted(ends, rows, right=True))
         lengths = steps - torch.searchsorted(batch_sizes.flip(0), count_to(batch), right=True)

@@ -127,7 +127,7 @@ def _checked(lengths: Tensor, input: Tensor) -> Tensor:
     # A trace, and compiled code of torch 2.4, leave out assertions, but not what the result depends on.
     if assert_async is None or _autograd.is_tracing() or torch.compiler.is_compiling():
         numbers = torch.arange(steps + 1, device=numbers.device).index_select(0, numbers)
-    return numbers.to(input.device, non_blocking=True)
+    return _checks.to_device(_OP, "lengths", numbers, input)
 
 
 def _check_range(
