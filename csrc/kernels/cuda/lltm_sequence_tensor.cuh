@@ -79,10 +79,11 @@ class TensorWeights {
   }
 
   // Adds the products with eight columns. `operands`(step) is where this lane's row of the operands of a step and the
-  // next one begins, as `load_matrices` takes it.
+  // next one begins, as `load_matrices` takes it. Within a chain it is called in the order of the steps.
   template <class Operands>
   __device__ void multiply(float (&sums)[kTiles][kChains][4], const Operands& operands) const {
     constexpr int kChainSteps = kSteps / kChains;
+    static_assert(kSteps % kChains == 0 && kChainSteps % 2 == 0);
 #pragma unroll
     for (int i = 0; i < kChainSteps; i += 2) {
       uint32_t values[kChains][4];
@@ -132,7 +133,7 @@ __device__ Vector<T, kCount> as_operands(const float (&values)[kCount]) {
 
 // ---- the tensors ----
 
-// Where a thread's cells lie, one or two neighbouring units of a sample: from the first step of the computation to the
+// Where a thread's cells lie, up to two neighbouring units of a sample: from the first step of the computation to the
 // last.
 struct CellPlace {
   int64_t row;        // of [time, batch]

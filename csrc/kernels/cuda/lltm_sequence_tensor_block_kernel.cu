@@ -36,7 +36,7 @@ struct TensorBlockTile {
   static constexpr int kChains = kIsForward ? 1 : 3;
   // How many steps ahead values are fetched from far memory: they take longer than a step.
   static constexpr int kAhead = 3;
-  static constexpr int kStagedWeights = 12;  // as many as make 48 KB
+  static constexpr int kStagedWeights = 12;  // at most 48 KB
   static constexpr int kSharedBytes = std::max(2 * kOperands * kOperandBytes, kStagedWeights * kThreads * kChunkBytes);
 };
 
@@ -333,13 +333,14 @@ inline bool fits_at_once(const LltmSequenceSizes& sizes, int samples) {
 
 bool is_for_tensor_blocks(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
   if (sizes.state_size > kMostUnits || !has_tensor_cores()) return false;
-  // In TF32 a product takes twice as long: the kernel for float32 is faster while all its blocks run at the same time.
+  // In TF32 a product takes twice as long: the kernel for float32 is faster while each of its blocks has a
+  // multiprocessor, in the backward also with two samples a block.
   if (dtype == ScalarType::TF32) return !fits_at_once(sizes, backward ? 2 : 1);
   return dtype == ScalarType::Half || dtype == ScalarType::BFloat16;
 }
 
-// Calls function(tile). Two samples take less time than four, but then more blocks may be needed than run at the same
-// time. A thread has two cells of four samples, which must be one access to memory.
+// Calls function(tile). Two samples a block take less time than four, but then more blocks may be needed than run at
+// the same time. With four, a thread has two neighbouring cells, which must be one access to memory.
 template <Pass kPass, class Function>
 Error with_block_tile(
     ScalarType dtype, const LltmSequenceSizes& sizes, std::initializer_list<const void*> tensors,
