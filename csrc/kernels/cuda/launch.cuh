@@ -38,7 +38,8 @@ inline int code_architecture() {
   static std::atomic<int> known[64];
   int device = 0;
   cudaGetDevice(&device);
-  if (device < 64 && known[device].load(std::memory_order_relaxed) > 0) return known[device];
+  const int before = device < 64 ? known[device].load(std::memory_order_relaxed) : 0;
+  if (before > 0) return before;
   cudaFuncAttributes attributes{};
   if (cudaFuncGetAttributes(&attributes, architecture_kernel<>) != cudaSuccess) cudaGetLastError();
   if (device < 64) known[device].store(attributes.ptxVersion * 10, std::memory_order_relaxed);

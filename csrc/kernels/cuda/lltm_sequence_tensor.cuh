@@ -2,6 +2,8 @@
 // these come from memory and go there.
 #pragma once
 
+#include <type_traits>
+
 #include "lltm_sequence.cuh"
 #include "tensor_cores.cuh"
 
@@ -35,8 +37,6 @@ __device__ inline int unit_of_row(int row) { return row % 8 * 2 + row / 8; }
 template <class T, int kSteps, int kTiles, int kChains, int kThreads, int kStaged>
 class TensorWeights {
  public:
-  static constexpr int kStagingBytes = kStaged * kThreads * kChunkBytes;
-
   // `weight`(tile, row, k) is one of them. By way of shared memory, `kStaged` operands at a time, since a loop cannot
   // index registers, and unrolled the loads are thousands of instructions.
   template <class Weight>
@@ -157,49 +157,44 @@ __device__ void unpack(V (&values)[kCount], const Packed<V, kCount>& packed) {
   memcpy(values, &packed, sizeof(values));
 }
 
-// By one instruction, without a branch: the compiler would copy what a branch loads, which is to wait for it.
+// An instruction that is executed where operand number `condition` is not zero. The compiler would make a branch, and
+// copy what that loads, which is to wait for it.
+#define EXTOPS_IF(condition, instruction) \
+  "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %" condition ", 0;\n@wanted " instruction ";\n}"
+
 template <class V, int kCount>
 __device__ void load_if(bool condition, Packed<V, kCount>& packed, const V* from) {
-#define EXTOPS_LOAD(instruction, condition_number, ...)                                                                \
-  asm volatile("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %" #condition_number ", 0;\n@wanted ld.global." instruction \
-               ";\n}"                                                                                                  \
-               : __VA_ARGS__                                                                                           \
-               : "r"(static_cast<uint32_t>(condition)), "l"(from))
+  const uint32_t wanted = condition;
   if constexpr (sizeof(V) * kCount == 2) {
-    EXTOPS_LOAD("u16 %0, [%2]", 1, "+r"(packed));
+    asm volatile(EXTOPS_IF("1", "ld.global.u16 %0, [%2]") : "+r"(packed) : "r"(wanted), "l"(from));
   } else if constexpr (sizeof(V) * kCount == 4) {
-    EXTOPS_LOAD("u32 %0, [%2]", 1, "+r"(packed));
+    asm volatile(EXTOPS_IF("1", "ld.global.u32 %0, [%2]") : "+r"(packed) : "r"(wanted), "l"(from));
   } else {
-    EXTOPS_LOAD("v2.u32 {%0, %1}, [%3]", 2, "+r"(packed.x), "+r"(packed.y));
+    asm volatile(EXTOPS_IF("2", "ld.global.v2.u32 {%0, %1}, [%3]")
+                 : "+r"(packed.x), "+r"(packed.y)
+                 : "r"(wanted), "l"(from));
   }
-#undef EXTOPS_LOAD
 }
 
 __device__ inline void prefetch_if(bool condition, const void* from) {
-  asm volatile(
-      "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %0, 0;\n@wanted prefetch.global.L2 [%1];\n}" ::"r"(
-          static_cast<uint32_t>(condition)),
-      "l"(from));
+  asm volatile(EXTOPS_IF("0", "prefetch.global.L2 [%1]")::"r"(static_cast<uint32_t>(condition)), "l"(from));
 }
 
 template <class V, int kCount>
 __device__ void store_if(bool condition, V* to, const V (&values)[kCount]) {
+  const uint32_t wanted = condition;
   Packed<V, kCount> packed{};
   memcpy(&packed, values, sizeof(values));
-#define EXTOPS_STORE(instruction, ...)                                                             \
-  asm volatile("{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %0, 0;\n@wanted st.global." instruction \
-               ";\n}" ::"r"(static_cast<uint32_t>(condition)),                                     \
-               "l"(to), __VA_ARGS__                                                                \
-               : "memory")
   if constexpr (sizeof(values) == 2) {
-    EXTOPS_STORE("u16 [%1], %2", "r"(packed));
+    asm volatile(EXTOPS_IF("0", "st.global.u16 [%1], %2")::"r"(wanted), "l"(to), "r"(packed) : "memory");
   } else if constexpr (sizeof(values) == 4) {
-    EXTOPS_STORE("u32 [%1], %2", "r"(packed));
+    asm volatile(EXTOPS_IF("0", "st.global.u32 [%1], %2")::"r"(wanted), "l"(to), "r"(packed) : "memory");
   } else {
-    EXTOPS_STORE("v2.u32 [%1], {%2, %3}", "r"(packed.x), "r"(packed.y));
+    asm volatile(EXTOPS_IF("0", "st.global.v2.u32 [%1], {%2, %3}")::"r"(wanted), "l"(to), "r"(packed.x), "r"(packed.y)
+                 : "memory");
   }
-#undef EXTOPS_STORE
 }
+#undef EXTOPS_IF
 
 // Two neighbours in memory, of which `count` exist: by one access where `aligned` tells that all pairs allow it.
 template <class V>

@@ -169,6 +169,7 @@ __device__ void run_forward(
 #pragma unroll
     for (int g = 0; g < 3; ++g)
       load_if<float, kCells>(counted(step), next[g], in.products + coming.gates + g * state_size);
+#pragma unroll
     for (int g = 0; g < 3; ++g)
       prefetch_if(
           counted(step + kAhead), in.products + coming.gates + (3 * kAhead * coming.step_size + g * state_size));

@@ -123,15 +123,10 @@ __device__ typename Tile::T weight_of_warp(const Steps& steps, const typename Ti
   }
 }
 
-// The sums of a tile of samples. `operands`(i) is where those of source number i begin.
+// Adds up the sums of a tile of samples. `operands`(i) is where those of source number i begin.
 template <class Tile, class Operands>
 __device__ void multiply_sources(
     float (&sums)[Tile::kM][1][4], const ClusterWeights<Tile>& weights, const Operands& operands) {
-#pragma unroll
-  for (int m = 0; m < Tile::kM; ++m) {
-#pragma unroll
-    for (int r = 0; r < 4; ++r) sums[m][0][r] = 0;
-  }
   const int own_row = operand_place<Tile>(lane_id() / 8 * Tile::kOfChunk, lane_id() % 8);
   uint32_t row = 0;
   weights.multiply(sums, [&](int step) {
@@ -273,7 +268,7 @@ __device__ void run_forward(
     const uint32_t slot = slots + step % 2 * Tile::kSlotBytes;
 #pragma unroll
     for (int tile = 0; tile < Tile::kTiles; ++tile) {
-      float sums[3][1][4];
+      float sums[3][1][4] = {};
       multiply_sources<Tile>(sums, weights, [&](int source) {
         constexpr int kHalf = Tile::kSources / 2;
         if (tile == 0 && source % kHalf == 0) arrived.halves[source / kHalf].template wait<true>(step / 2);
@@ -368,7 +363,7 @@ __device__ void run_backward(
     if (threadIdx.x == 0 && step > 0) arrived.expect<Tile>();
 #pragma unroll
     for (int tile = 0; tile < Tile::kTiles; ++tile) {
-      float sums[Tile::kM][1][4];
+      float sums[Tile::kM][1][4] = {};
       multiply_sources<Tile>(sums, weights, [&](int source) {
         return shared_address(operands) + source * Tile::kOperandBytes + tile * (Tile::kTileSamples * kChunkBytes);
       });
