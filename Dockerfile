@@ -1,1 +1,1 @@
-service/torchwheels/Dockerfile
+torchwheels/src/torchwheels/Dockerfile

@@ -2,7 +2,7 @@
 
 Those of the cells, `build`, `audit`, `index`, `reproduce` and `matrix` are torchwheels', by the table
 in pyproject.toml. Where a Docker engine answers, those of a cell run in the cell's image; `-- --backend
-local` keeps them here. The others are what only extops has; what they do is in service/.
+local` keeps them here. The others are what only extops has; what they do is in tools/.
 """
 
 from __future__ import annotations
@@ -19,27 +19,24 @@ from types import FrameType
 import nox
 
 ROOT = Path(__file__).resolve().parent
-sys.path[:0] = [str(ROOT), str(ROOT / "service")]
+sys.path[:0] = [str(ROOT), str(ROOT / "torchwheels" / "src")]
 
-from service import sanitize as sanitizers  # noqa: E402
+from tools import sanitize as sanitizers  # noqa: E402
 from torchwheels import project, releases  # noqa: E402
 from torchwheels.sessions import add_sessions, run_tool  # noqa: E402
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 nox.needs_version = ">=2024.4.15"
 # pip, not uv: pip's own configuration may name a smaller build of torch, and uv does not read it.
 nox.options.default_venv_backend = "virtualenv"
 
-TOOLS = {
-    group: tuple(requirements)
-    for group, requirements in tomllib.loads((ROOT / "matrix.toml").read_text())["tools"].items()
-}
+TABLES = nox.project.load_toml(ROOT / "pyproject.toml")
 OPTIONS = project.load(ROOT / "pyproject.toml")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def group(name: str) -> tuple[str, ...]:
+    """The requirements of a dependency group."""
+    return nox.project.dependency_groups(TABLES, name)
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
@@ -63,7 +60,7 @@ def test_wheel(session: nox.Session, *arguments: str, success_codes: Iterable[in
     `arguments` are pytest's, and so are the exit codes that let the session go on.
     """
     with tempfile.TemporaryDirectory(prefix="extops-tests-") as folder:
-        ignored = shutil.ignore_patterns("service", "torchwheels")
+        ignored = shutil.ignore_patterns("tools")
         shutil.copytree(ROOT / "tests", Path(folder) / "tests", ignore=ignored)
         shutil.copytree(ROOT / "examples", Path(folder) / "examples")
         shutil.copy(ROOT / "pyproject.toml", folder)
@@ -75,24 +72,25 @@ def test_wheel(session: nox.Session, *arguments: str, success_codes: Iterable[in
 def build_cpu_wheel(session: nox.Session, dist: str) -> Path:
     """Builds the CPU wheel from the sources as they are, away from dist/."""
     build = ["build", str(ROOT), f"--cell={PYTHON}-cpu", "--backend=local", f"--dist={dist}"]
-    run_tool(session, *build, tool="./service")
+    run_tool(session, *build, tool="./torchwheels")
     (wheel,) = Path(dist).glob("*.whl")
     return wheel
 
 
 @nox.session(reuse_venv=True)
 def test(session: nox.Session) -> None:
-    """The quick default: builds the CPU wheel and tests it and the service; all with `-- --thorough`."""
+    """The quick default: builds the CPU wheel and tests it, its tools and torchwheels; all with `-- --thorough`."""
     install_torch(session, OPTIONS.stable)
-    session.install(*OPTIONS.tests.requires, *TOOLS["nox"], *TOOLS["service"])
+    session.install(*OPTIONS.tests.requires, *group("nox"), *group("tools"))
     with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
         wheel = build_cpu_wheel(session, dist)
         session.install("--force-reinstall", "--no-deps", str(wheel))
     chosen = session.posargs
     test_wheel(session, *chosen)
     if chosen in ([], ["--thorough"]):  # others choose among the wheel's tests
-        for own in ("tests/service", "tests/torchwheels"):
-            session.run("python", "-m", "pytest", "-p", "no:cacheprovider", own, *chosen)
+        pytest = ("python", "-m", "pytest", "-p", "no:cacheprovider")
+        session.run(*pytest, "tests/tools", *chosen)
+        session.run(*pytest, "torchwheels/tests", *(["-m", ""] if chosen else []))
 
 
 def asks_for_cuda(arguments: list[str]) -> bool:
@@ -120,12 +118,12 @@ def prove_tests(session: nox.Session, module: str) -> None:
     """Runs a module that compiles kernels in ways of its own and runs the tests on them."""
     cuda = asks_for_cuda(session.posargs)
     install_torch(session, OPTIONS.stable)
-    session.install(*TOOLS["build"], *OPTIONS.tests.requires)
+    session.install(*group("build"), *OPTIONS.tests.requires)
     newest = releases.load().cudas["13.0"]
     if cuda and not os.environ.get("CUDA_HOME"):
         session.install(releases.load().toolkit)
-    if cuda and module == "service.sanitize" and not sanitizers.systems_compute_sanitizer():
-        session.install(*TOOLS["sanitizer"])
+    if cuda and module == "tools.sanitize" and not sanitizers.systems_compute_sanitizer():
+        session.install(*group("sanitizer"))
     variables = {"TORCH_CUDA_ARCH_LIST": ";".join(newest.architectures), **os.environ}
     command = ["python", "-m", module, *session.posargs]
     session.run(*command, env=variables, interrupt_timeout=3, terminate_timeout=30)
@@ -134,13 +132,13 @@ def prove_tests(session: nox.Session, module: str) -> None:
 @nox.session(reuse_venv=True)
 def sanitize(session: nox.Session) -> None:
     """Runs the tests with sanitizers in the CPU kernels, or on a GPU with `-- --device cuda`."""
-    prove_tests(session, "service.sanitize")
+    prove_tests(session, "tools.sanitize")
 
 
 @nox.session(reuse_venv=True)
 def mutate(session: nox.Session) -> None:
     """Breaks the kernels on purpose, and fails where no test does: also `-- --device cuda`."""
-    prove_tests(session, "service.mutate")
+    prove_tests(session, "tools.mutate")
 
 
 @nox.session(python="3.11", reuse_venv=True)
@@ -148,10 +146,10 @@ def mutate(session: nox.Session) -> None:
 def guide(session: nox.Session, torch: str) -> None:
     """Adds the operators of docs/write-an-operator.md to a copy of the tree, and tests them with either binding."""
     install_torch(session, torch)
-    session.install(*OPTIONS.tests.requires, *TOOLS["build"])
+    session.install(*OPTIONS.tests.requires, *group("build"))
     tree = Path(session.create_tmp()).resolve() / "tree"
     shutil.rmtree(tree, ignore_errors=True)
-    session.run("python", "tests/service/guide.py", str(tree))
+    session.run("python", "tests/tools/guide.py", str(tree))
     here = {
         "EXTOPS_JIT": "csrc",
         "PYTHONPATH": "package",
@@ -166,7 +164,7 @@ def guide(session: nox.Session, torch: str) -> None:
 def docs(session: nox.Session) -> None:
     """Makes the documentation, docs/_build/html or the folder after `--`; a warning is an error."""
     install_torch(session, OPTIONS.stable)
-    session.install(*TOOLS["docs"])
+    session.install(*group("docs"))
     with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
         wheel = build_cpu_wheel(session, dist)
         session.install("--force-reinstall", "--no-deps", str(wheel))
@@ -177,14 +175,14 @@ def docs(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
     """Checks style and types of the sources, without changing them."""
-    session.install(*TOOLS["lint"], *TOOLS["build"], *OPTIONS.tests.requires, *TOOLS["nox"])
-    session.install("--editable", "./service")
+    session.install(*group("lint"), *group("build"), *OPTIONS.tests.requires, *group("nox"))
+    session.install("--editable", "./torchwheels")
     session.install("--no-deps", f"torch=={OPTIONS.stable}")  # for its types
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
-    session.run("mypy", "--exclude", "torchwheels|tables", "package", "service", "setup.py")
-    own = ("noxfile.py", "service/torchwheels", "service/tables.py")
-    session.run("mypy", *own, env={"MYPYPATH": "service"})
+    session.run(
+        "mypy", "package", "extops_build", "tools", "setup.py", "noxfile.py", "torchwheels/src"
+    )
     sources = [
         path
         for folder in ("csrc", "examples", "package")
@@ -218,14 +216,14 @@ def lint_workflows(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def act(session: nox.Session) -> None:
     """Runs a workflow here, with stand-ins for GitHub's own actions: `-- main`, or `-- sample`."""
-    session.install(*TOOLS["act"])
-    session.run("python", "tests/service/act.py", *session.posargs)
+    session.install(*group("act"))
+    session.run("python", "tests/tools/act.py", *session.posargs)
 
 
 @nox.session(python=False)
 def notes(session: nox.Session) -> None:
     """Checks that a tag can be released, and writes its notes: `nox -s notes -- v0.1.0`."""
-    session.run(sys.executable, "-m", "service.notes", *session.posargs)
+    session.run(sys.executable, "-m", "tools.notes", *session.posargs)
 
 
 @nox.session
@@ -240,8 +238,8 @@ def newest(session: nox.Session) -> None:
         record = Path(folder) / "record"
         # Whatever pytest's exit code, a signal's too: that they do not pass, or crash, is a result.
         test_wheel(session, f"--record={record}", success_codes=range(-64, 6))
-        session.run("python", "-m", "service.newest", wheel.name, str(record))
+        session.run("python", "-m", "tools.newest", wheel.name, str(record))
 
 
 # Last, so that `nox --list` begins with the sessions above.
-add_sessions(tool="./service", quick_test=False)
+add_sessions(tool="./torchwheels", quick_test=False)

@@ -1,4 +1,4 @@
-"""Compiles one variant: setuptools' side of it. service/compile.py compiles, and torchwheels makes the wheel."""
+"""Compiles one variant: setuptools' side of it. extops_build/compile.py compiles, and torchwheels makes the wheel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from setuptools.command.build import build
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from service import ServiceError, compile, memory_model, native_libraries  # noqa: E402
+from extops_build import UserError, compile, libraries, memory_model  # noqa: E402
 
 PACKAGE = ROOT / "package" / "extops"
 
@@ -39,14 +39,14 @@ class BuildLibraries(Command):
 
     def run(self) -> None:
         if not VARIANT:  # no default: nobody shall get a CPU-only build by accident
-            raise ServiceError(
+            raise UserError(
                 "building extops from source needs to know for what: set EXTOPS_VARIANT to `cpu`, or to "
                 "another name for one with CUDA, or run `nox -s build-3.11-cu130` or the like, or install "
                 "a wheel"
             )
         outputs = compile.build(VARIANT)
         if VARIANT != "cpu":
-            memory_model.check(outputs[0].with_name(f"{native_libraries().CUDA.name}.so"))
+            memory_model.check(outputs[0].with_name(f"{libraries.CUDA.name}.so"))
         self._package().mkdir(parents=True, exist_ok=True)
         for stale in set(self._package().glob("libextops_*.so")):
             if stale.name not in {path.name for path in outputs}:
@@ -105,5 +105,5 @@ try:
         distclass=BinaryDistribution,
         options={"build": {"build_base": folder}, "egg_info": {"egg_base": folder}},
     )
-except ServiceError as error:
+except UserError as error:
     sys.exit(f"extops: {error}")

@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from service import compile, native_libraries  # noqa: E402
+from extops_build import compile, libraries  # noqa: E402
 
 TUTORIAL = ROOT / "benchmarks" / "tutorial"
 VARIANT = "cuda"
@@ -50,7 +50,7 @@ def build_tutorial() -> None:
             "-O3 -std=c++20 -DTORCH_EXTENSION_NAME=tutorial -D_GLIBCXX_USE_CXX11_ABI=1",
         ]
     )
-    gencode = " ".join(native_libraries().gencode_flags(compile.architectures()))
+    gencode = " ".join(libraries.gencode_flags(compile.architectures()))
     with tempfile.TemporaryDirectory() as folder:
         lines = [
             f"rule cxx\n command = g++ -fPIC {flags} -c $in -o $out",

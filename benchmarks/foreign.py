@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "service"))
+sys.path.append(str(ROOT / "torchwheels" / "src"))
 
 from torchwheels import passports, project  # noqa: E402
 

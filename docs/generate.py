@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import summary
-from service import ROOT, tables
+from extops_build import ROOT
+from tools import tables
 
 FOLDER = ROOT / "docs" / "_generated"
 RESULTS = ROOT / "benchmarks" / "results"
-TORCHWHEELS = ROOT / "service" / "torchwheels"
+TORCHWHEELS = ROOT / "torchwheels" / "src" / "torchwheels"
 DEVICES = ("nvidia-h200", "cpu")
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # A wheel of someone else's project: torchsort, of which PyPI has the sources alone. Built, installed and used.
 #
-#     pip install ./service           # the command torchwheels
+#     pip install ./torchwheels           # the command torchwheels
 #     sh examples/foreign_wheel.sh    # needs Python 3.11 and g++; leaves the wheel in dist/
 #
 # `--backend local` runs the project's own code with your rights; without it, in a container. PyPI's torch has

@@ -31,8 +31,8 @@ MARKERS = (
     "large: works on tensors of more than 2**31 elements, so takes gigabytes of GPU memory",
 )
 
-# Their tests need what the service needs.
-SERVICE = [Path(__file__).parent / name for name in ("service", "torchwheels")]
+# Their tests need more than the wheel does.
+TOOLS = Path(__file__).parent / "tools"
 
 # Set on a test whose skip is a property of the installed torch or of the machine's number of GPUs,
 # and therefore allowed under --require-gpu.
@@ -77,10 +77,10 @@ def load_hypothesis_profile(thorough: bool) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves out the tests of the service unless a path within their folder is given."""
+    """Leaves out the tests of the tools unless a path within their folder is given."""
     given = [config.invocation_params.dir / argument for argument in config.args]
     asked = any(collection_path in (path, *path.parents) for path in given)
-    return True if collection_path in SERVICE and not asked else None
+    return True if collection_path == TOOLS and not asked else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

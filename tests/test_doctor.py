@@ -143,7 +143,7 @@ class Machine:
         """The last line of the traceback of `import extops`."""
         done = self.python("-c", "import extops")
         assert done.returncode == 1, done.stdout
-        return done.stderr.splitlines()[-1].removeprefix("extops_doctor.LoadError: ")
+        return done.stderr.splitlines()[-1].removeprefix("extops._requirements.LoadError: ")
 
     def doctor(self) -> Findings:
         """What the doctor finds."""
@@ -284,7 +284,7 @@ def test_undefined_symbol(machine: Machine) -> None:
     done = machine.python("-c", "import extops")
     assert "libextops_cpu.so: undefined symbol: _ZN3c104goneEv\n" in done.stderr
     assert done.stderr.splitlines()[-1] == (
-        f"extops_doctor.LoadError: extops {extops.__version__} ({VARIANT}) cannot load its libraries "
+        f"extops._requirements.LoadError: extops {extops.__version__} ({VARIANT}) cannot load its libraries "
         f"under torch {torch.__version__}: libextops_cpu.so needs the symbol _ZN3c104goneEv, which "
         f"this torch does not have; run: {REINSTALL} (for more: {LOOK})"
     )
@@ -521,7 +521,7 @@ def test_just_in_time(machine: Machine) -> None:
     switch, failure = machine.doctor().problems
     assert switch[0].startswith("EXTOPS_JIT is /nowhere: libraries are compiled from there")
     assert switch[1] == "unset EXTOPS_JIT"
-    assert "which holds no folder `kernels`" in failure[0]
+    assert "set it to the folder csrc of a checkout" in failure[0]
 
 
 def test_just_in_time_without_its_tools(machine: Machine) -> None:

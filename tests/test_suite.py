@@ -77,15 +77,15 @@ def test_skips_are_counted_and_explained(suite: Path) -> None:
     [
         ([], ["test_some.py"]),
         (["."], ["test_some.py"]),
-        (["service"], ["service/test_more.py"]),
-        (["service/test_more.py::test_it"], ["service/test_more.py"]),
+        (["tools"], ["tools/test_more.py"]),
+        (["tools/test_more.py::test_it"], ["tools/test_more.py"]),
     ],
 )
-def test_tests_of_the_service_run_when_asked_for(
+def test_tests_of_the_tools_run_when_asked_for(
     suite: Path, given: list[str], found: list[str]
 ) -> None:
-    (suite / "service").mkdir()
-    (suite / "service" / "test_more.py").write_text("def test_it(): pass")
+    (suite / "tools").mkdir()
+    (suite / "tools" / "test_more.py").write_text("def test_it(): pass")
     status, output = run_suite(suite, "--collect-only", "-q", *given)
     assert status == 0
     assert sorted({line.split("::")[0] for line in output.splitlines() if "::" in line}) == found

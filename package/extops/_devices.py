@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from extops._requirements import read_build_info
 from extops._version import __version__
-from extops_doctor import read_build_info
 
 devices = {"meta"}
 """Filled by the loader; tensors on ``meta`` have no data to work on, and need no kernel."""

@@ -5,21 +5,22 @@ and the GPU at hand, and recompiles what was edited.
 """
 
 import os
+import runpy
 import shlex
 import shutil
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import torch
 
-from extops import _libraries
-from extops_doctor import LoadError
+from extops._requirements import LoadError
 
 
 def load(
     name: str,
     sources: list[Path],
     cxx_flags: list[str] | None = None,
+    cuda_flags: list[str] | None = None,
     link_flags: list[str] | None = None,
     cuda: bool = False,
 ) -> Path:
@@ -34,7 +35,7 @@ def load(
         name,
         [str(source) for source in sources],
         extra_cflags=cxx_flags,
-        extra_cuda_cflags=_libraries.nvcc_flags(_architectures() if cuda else ()),
+        extra_cuda_cflags=cuda_flags,
         extra_ldflags=link_flags,
         build_directory=str(folder),
         with_cuda=cuda,
@@ -79,19 +80,22 @@ def _architectures() -> tuple[str, ...]:
 
 def build_libraries(csrc: Path, binding: str) -> dict[str, Path]:
     """All libraries that the torch at hand can use in this binding, from the sources in ``csrc``."""
-    if not (csrc / "kernels").is_dir():
+    recipe = csrc.parent / "extops_build" / "libraries.py"
+    if not (csrc / "kernels").is_dir() or not recipe.is_file():
         raise ImportError(
-            f"EXTOPS_JIT is set to {csrc}, which holds no folder `kernels`; set it to the folder csrc of a checkout"
+            f"EXTOPS_JIT is {csrc}; set it to the folder csrc of a checkout of extops"
         )
+    recipes = SimpleNamespace(**runpy.run_path(str(recipe), run_name="extops_libraries"))
     built: dict[str, Path] = {}
-    for library in _libraries.libraries(cuda=torch.cuda.is_available()):
+    for library in recipes.libraries(cuda=torch.cuda.is_available()):
         if library.torch_links and binding != "stable":
             continue
         links = [str(built[name]) for name in library.links]
         built[library.name] = load(
             library.name,
             library.sources(csrc.resolve()),
-            _libraries.cxx_flags(library),
+            recipes.cxx_flags(library),
+            recipes.nvcc_flags(_architectures()) if library.cuda else None,
             [_quoted(x) for link in links for x in (link, f"-Wl,-rpath,{Path(link).parent}")],
             cuda=library.cuda,
         )

@@ -16,10 +16,9 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from extops import _libraries
 from extops._devices import build_info, devices
+from extops._requirements import REINSTALL, STABLE_TORCH, LoadError, check_torch
 from extops._version import __version__
-from extops_doctor import REINSTALL, LoadError, check_torch
 
 _FOLDER = Path(__file__).parent
 
@@ -32,18 +31,16 @@ def load() -> None:
     global binding
     torch = _import_torch()
     version = check_torch(__version__, torch.__version__)
-    binding = "stable" if version >= _libraries.STABLE_TORCH else "legacy"
+    binding = "stable" if version >= STABLE_TORCH else "legacy"
     libraries = _find_libraries()
-    names = [_libraries.CPU]
-    if torch.version.cuda is not None and _libraries.CUDA.name in libraries:
-        names.append(_libraries.CUDA)
+    found = ["cpu"]
+    if torch.version.cuda is not None and "libextops_cuda" in libraries:
+        found.append("cuda")
     try:
-        _load(torch, names, libraries)
+        _load(torch, found, libraries)
     except (OSError, AttributeError) as error:  # the latter where a library lacks a function
         raise LoadError(_why_not_loaded(error, torch.__version__), REINSTALL) from error
-    devices.add("cpu")
-    if _libraries.CUDA in names:
-        devices.add("cuda")
+    devices.update(found)
 
 
 def _import_torch() -> ModuleType:
@@ -59,13 +56,11 @@ def _import_torch() -> ModuleType:
     return torch
 
 
-def _load(torch: ModuleType, names: list[_libraries.Library], libraries: dict[str, Path]) -> None:
-    devices = {_libraries.CPU: "cpu", _libraries.CUDA: "cuda"}
-    kernels = {devices[library]: libraries[library.name] for library in names}
+def _load(torch: ModuleType, devices: list[str], libraries: dict[str, Path]) -> None:
+    kernels = {device: libraries[f"libextops_{device}"] for device in devices}
     if binding == "stable":  # first: if one does not load, this error is the one to report
-        stable = {_libraries.CPU: _libraries.STABLE_CPU, _libraries.CUDA: _libraries.STABLE_CUDA}
-        for library in names:
-            torch.ops.load_library(libraries[stable[library].name])
+        for device in devices:
+            torch.ops.load_library(libraries[f"libextops_stable_{device}"])
     from extops import _schemas
 
     _schemas.load(kernels["cpu"])
@@ -106,7 +101,7 @@ def _find_libraries() -> dict[str, Path]:
 
         return _jit.build_libraries(Path(sources), binding)
     found = {path.stem: path for path in _FOLDER.glob("libextops_*.so")}
-    missing = [x.name for x in _libraries.libraries(cuda=False) if x.name not in found]
+    missing = [x for x in ("libextops_cpu", "libextops_stable_cpu") if x not in found]
     if missing:
         raise LoadError(
             f"extops {__version__} in {_FOLDER} lacks its libraries ({', '.join(missing)}): it is a source tree, "

@@ -15,17 +15,17 @@ import signal
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from extops_doctor import (
-    MINIMUM_TORCH,
-    REINSTALL,
-    LoadError,
-    _machine,
-    check_torch,
-    read_build_info,
-)
+from extops_doctor import _machine
 from extops_doctor._machine import dotted
+
+# By its path: `import extops` may be what fails.
+_needs = SimpleNamespace(
+    **runpy.run_path(str(Path(__file__).parents[1] / "extops" / "_requirements.py"))
+)
+REINSTALL: str = _needs.REINSTALL
 
 _UPDATE_DRIVER = (
     "sudo ubuntu-drivers install && sudo reboot  # or your system's way to a newer NVIDIA driver"
@@ -85,7 +85,7 @@ def look(package: Path) -> Report:
     report = Report(
         version=distribution.version if distribution else version,
         folder=str(package),
-        build={} if os.environ.get("EXTOPS_JIT") else read_build_info(package),
+        build={} if os.environ.get("EXTOPS_JIT") else _needs.read_build_info(package),
     )
     wanted = distribution.metadata["Requires-Python"] if distribution else "-"
     report.add("Python", wanted, platform.python_version(), "fits")
@@ -117,10 +117,10 @@ def _check_glibc(report: Report, wheel: str) -> None:
 
 def _check_torch(report: Report, extops_version: str, torch: _machine.Torch | None) -> None:
     version = torch.version if torch else None
-    row = "torch", f"{dotted(MINIMUM_TORCH)} or newer", version or "none"
+    row = "torch", f"{dotted(_needs.MINIMUM_TORCH)} or newer", version or "none"
     try:
-        check_torch(extops_version, version)
-    except LoadError as error:
+        _needs.check_torch(extops_version, version)
+    except _needs.LoadError as error:
         report.add_unfit(*row, error.cause, error.command)
     else:
         report.add(*row, "fits")
@@ -240,10 +240,9 @@ def try_out(report: Report) -> None:
             if rounded != [0.0, 1.0]:
                 raise RuntimeError(f"round_ste: rounds 0.2 and 0.5 to {rounded} on {device}")
             report.works_on.append(device)
-    except LoadError as error:
-        report.problems.append(Problem(error.cause, error.command))
     except Exception as error:  # whatever a user would get: of torch, the driver, a compiler
-        report.problems.append(Problem(f"{type(error).__name__}: {error}", _REPORT))
+        cause = getattr(error, "cause", f"{type(error).__name__}: {error}")
+        report.problems.append(Problem(cause, getattr(error, "command", _REPORT)))
 
 
 def check_surroundings(report: Report) -> None:

@@ -124,7 +124,7 @@ void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stre
 // Programmatic dependent launch: waits until what the kernel before wrote can be seen, then lets the kernel after this
 // one start. Comes before any access to memory that another kernel knows of. A kernel that calls it must not read by
 // non-coherent loads (`ld.global.nc`), which the memory model allows only for what no kernel writes meanwhile: so none
-// of its `const` pointers is `__restrict__`. service/memory_model.py checks that.
+// of its `const` pointers is `__restrict__`. extops_build/memory_model.py checks that.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

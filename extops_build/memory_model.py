@@ -1,0 +1,91 @@
+"""What CUDA's memory model forbids in kernels that overlap with the one before them.
+
+A kernel under programmatic dependent launch starts while the kernel before it still writes. It may then read by no
+non-coherent load, which the model allows only for memory that nobody writes while the kernel runs. The compiler chooses
+such loads by itself where a pointer is `const` and `__restrict__`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from extops_build import UserError
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A form in which cuobjdump prints GPU code: how a function begins, waits, and reads without coherence."""
+
+    function: re.Pattern[str]
+    wait: str
+    load: re.Pattern[str]
+
+
+PTX, SASS = LISTINGS = (
+    Listing(
+        re.compile(r"^\.?\w* ?\.entry (\w+)", re.MULTILINE),
+        "griddepcontrol.wait",
+        re.compile(r"ld\.global\S*\.nc"),
+    ),
+    Listing(
+        re.compile(r"^\s*Function : (\w+)", re.MULTILINE),
+        "ACQBULK",
+        re.compile(r"LDG\S*\.CONSTANT"),
+    ),
+)
+
+
+def check(library: Path) -> None:
+    """Raises an error that names the kernels of `library` that break the rule."""
+    # Machine code for one architecture, since a listing takes seconds: that of Hopper has every kernel.
+    machine_code = set(re.findall(r"\bsm_\w+", _list(library, "-lelf")))
+    chosen = (
+        "sm_90a"
+        if "sm_90a" in machine_code
+        else max(machine_code, key=lambda name: int(name[3:].rstrip("af")), default="sm_90")
+    )
+    texts = [_list(library, "-ptx"), _list(library, "-sass", "-arch", chosen)]
+    if not any(
+        listing.function.search(text) for listing, text in zip(LISTINGS, texts, strict=True)
+    ):
+        raise UserError(f"{library.name} holds no GPU code")
+    pairs = zip(LISTINGS, texts, strict=True)
+    kernels = sorted({name for listing, text in pairs for name in violations(listing, text)})
+    if kernels:
+        raise UserError(
+            f"{library.name}: {', '.join(kernels)} may start before the kernel before it has ended (programmatic "
+            "dependent launch), and must not read by non-coherent loads (ld.global.nc): take `__restrict__` off its "
+            "`const` pointers"
+        )
+
+
+def violations(listing: Listing, text: str) -> Iterator[str]:
+    """The functions in the text of a listing that wait for another kernel and read without coherence."""
+    _, *parts = listing.function.split(text)
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        if listing.wait in body and listing.load.search(body):
+            yield name
+
+
+def _list(library: Path, *options: str) -> str:
+    command = [str(_tool("cuobjdump")), *options, str(library)]
+    path = f"{_tool('nvdisasm').parent}"  # cuobjdump calls it
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": path})
+    if done.returncode != 0:
+        raise UserError(f"cuobjdump cannot read {library}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _tool(name: str) -> Path:
+    """A tool of the CUDA toolkit, from pip's packages."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = spec.submodule_search_locations if spec and spec.submodule_search_locations else ()
+    for folder in folders:
+        for path in sorted(Path(folder).glob(f"*/bin/{name}"), reverse=True):
+            return path
+    raise UserError(f"there is no {name} here: run `pip install nvidia-cuda-{name}`")

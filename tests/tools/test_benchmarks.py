@@ -1,0 +1,377 @@
+"""The benchmark's arithmetic and its report, on figures that are known."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import plots, report, summary, targets
+from benchmarks.results import Result, Spread, ratio
+from benchmarks.summary import Summary
+from extops_build import ROOT
+
+OURS = {
+    "tutorial_forward": [10.0, 20.0, 30.0],
+    "tutorial_backward": [50.0, 50.0, 50.0],
+    "wall_forward": [10.0, 20.0, 30.0],
+    "wall_forward_backward": [100.0, 100.0, 100.0],
+}
+EAGER = {
+    "wall_forward": [
+        20.0,
+        60.0,
+        45.0,
+    ],  # ratios 2, 3, 1.5: their median is 2, that of the medians 2.25
+    "wall_forward_backward": [150.0, 160.0, 170.0],
+}
+
+
+def variant(samples: dict[str, list[float]], **more: Any) -> dict[str, Any]:
+    return {"failed": {}, "first_call_seconds": 0.5, "samples": samples, **more}
+
+
+def peers(ours: dict[str, list[float]]) -> dict[str, Any]:
+    """The variants of a GPU's cell: each peer is fastest in another form forward and backward."""
+    return {
+        "torch.compile static": variant(device([30.0, 10.0, 30.0], [40.0, 40.0, 40.0])),
+        "torch.compile dynamic": variant(device([15.0, 16.0, 17.0], [50.0, 60.0, 70.0])),
+        "torch.compile max-autotune": {"failed": {"all": "RuntimeError: no choice"}},
+        "extops": variant(ours),
+        "mm": variant({"device_forward": [8.0] * 3, "device_grad_weights": [20.0] * 3}),
+        "addmm": variant({"device_forward": [9.0] * 3, "device_grad_weights": [4.0, 6.0, 12.0]}),
+        "linear": variant({"device_forward": [9.0] * 3, "device_grad_weights": [21.0] * 3}),
+    }
+
+
+def device(forward: list[float], forward_backward: list[float]) -> dict[str, list[float]]:
+    return {"device_forward": forward, "device_forward_backward": forward_backward}
+
+
+def case(size: dict[str, int], variants: dict[str, Any], **more: Any) -> dict[str, Any]:
+    work = {"forward": {"flop": 2_000_000, "bytes": 4000}}
+    return {
+        "group": "cell",
+        "operator": "cell",
+        "mode": "float32",
+        "threads": 1,
+        "size": size,
+        "work": work,
+        "conditions": {"load": 0.5},
+        "variants": variants,
+        **more,
+    }
+
+
+DATA = {
+    "format": 1,
+    "rounds": 3,
+    "environment": {
+        "date": "2026-01-01",
+        "device": "cpu",
+        "device_name": "A processor",
+        "processor": "A processor",
+        "cores": 2,
+        "system": "Linux x86_64",
+        "python": "3.11.0",
+        "torch": "2.13.0",
+        "torch_cpu_capability": "AVX2",
+        "extops": "0.1.0",
+        "extops_binding": "stable",
+        "extops_build": {},
+        "commit": "0123456789ab",
+        "seconds": 12,
+    },
+    "import": {"milliseconds": [20.0, 60.0, 30.0], "initialises_cuda": False},
+    "builds": {"C++ ATen": {"seconds": 9.0}},
+    "ceilings": [
+        {"threads": 1, "bytes_per_second": 1e9, "flop_per_second": {"float32": 1e12}},
+        {"threads": 2, "bytes_per_second": 2e9, "flop_per_second": {"float32": 2e12}},
+    ],
+    "failed_cases": {},
+    "cases": [
+        case(
+            {"B": 16, "I": 32, "S": 128},
+            {
+                "eager": variant(EAGER),
+                "torch.compile static": {"failed": {"all": "RuntimeError: no compiler"}},
+                "extops": variant(OURS),
+            },
+        ),
+        case(
+            {"numel": 1024},
+            {
+                "torch.mul": variant({"wall_forward": [1.0, 2.0, 3.0]}),
+                "extops": variant({"wall_forward": [1.5, 2.8, 4.5]}),
+            },
+            operator="multiply",
+        ),
+    ],
+}
+
+
+@pytest.fixture
+def result() -> Result:
+    return Result(copy.deepcopy(DATA))
+
+
+@pytest.fixture
+def gpu(result: Result) -> Result:
+    """A cell on a GPU, its peers measured in every form."""
+    result.data["environment"] |= {
+        **{"device": "cuda", "compute_capability": "9.0", "multiprocessors": 132},
+        **{"memory_gib": 139.8, "torch_cuda": "13.0", "driver": "580", "cudnn": 91900},
+    }
+    result.data["ceilings"][0]["threads"] = None
+    variants = peers(device([9.0, 10.0, 8.8], [25.0, 15.0, 20.0]))
+    result.data["cases"] = [case({"B": 24, "I": 200, "S": 384}, variants, threads=None)]
+    return result
+
+
+def test_quantiles_are_interpolated() -> None:
+    samples = [float(value) for value in range(11, 0, -1)]
+    assert Spread.of(samples) == Spread(6, 2, 10)
+    assert Spread.of([4.0, 1.0, 2.0, 3.0]).median == 2.5
+    assert Spread.of([7.0]) == Spread(7, 7, 7)
+
+
+def test_ratios_are_taken_round_by_round(result: Result) -> None:
+    assert ratio([2.0, 9.0], [1.0, 3.0]) == [2, 3]
+    (cell,) = result.cases("cell")
+    spread = cell.ratio(("eager", "wall_forward"), ("extops", "wall_forward"))
+    assert spread is not None
+    assert spread.median == 2
+    assert math.isclose(spread.p10, 1.6)
+    assert math.isclose(spread.p90, 2.8)
+
+
+def test_the_floor_is_the_larger_of_memory_and_arithmetic(result: Result) -> None:
+    (cell,) = result.cases("cell")
+    assert result.floor(cell, "forward") == 4  # µs: 4000 bytes at 1 GB/s; the arithmetic takes 2
+    assert result.floor(cell, "forward_backward") is None
+    result.data["cases"][0]["threads"] = 2
+    (cell,) = result.cases("cell")
+    assert result.floor(cell, "forward") == 2
+
+
+def test_targets_are_judged_by_the_median(result: Result) -> None:
+    found = {(each.what, each.ratio): each for each in targets.targets(result)}
+    cell = "cell 16, 32, 128 float32, 1 thread"
+    forward = found[f"{cell}, forward, wall time", "eager / extops"]
+    assert forward.goal == "≥ 1.6"
+    assert forward.verdict == "met"
+    assert str(forward.measured) == "2.00 (1.60–2.80)"
+    both = found[f"{cell}, forward+backward, wall time", "eager / extops"]
+    assert str(both.measured) == "1.60 (1.52–1.68)"
+    assert both.verdict == "not met"  # 2.2 is the target
+    assert (
+        found[f"{cell}, forward, wall time", "best torch.compile / extops"].verdict
+        == "not measured"
+    )
+    overhead = found["multiply 2^10 float32, 1 thread, forward, wall time", "extops / torch.mul"]
+    assert (str(overhead.measured), overhead.verdict) == ("1.50 (1.42–1.50)", "met")
+    importing = found["import extops", "ms beyond import torch"]
+    assert (str(importing.measured), importing.verdict) == ("30.0 (22.0–54.0)", "met")
+
+
+def test_a_peer_is_measured_at_its_best(gpu: Result) -> None:
+    (cell,) = gpu.cases()
+    assert cell.variants == ["best torch.compile", "extops", "best product"]
+    assert cell.fastest("best product", "device_forward") == ("mm", [8, 8, 8])
+    # Each product has its own fastest form; their times are added round by round.
+    assert cell.fastest("best product", "device_forward_backward") == ("mm + addmm", [12, 14, 20])
+    assert cell.fastest("best torch.compile", "device_forward") == ("dynamic", [15, 16, 17])
+    assert cell.fastest("best torch.compile", "device_forward_backward") == ("static", [40] * 3)
+    assert cell.fastest("best torch.compile", "wall_forward") == ("", None)
+    ours = "extops", "device_forward"
+    assert str(cell.ratio(ours, ("best product", "device_forward"))) == "1.12 (1.10–1.23)"
+
+
+def test_every_size_is_held_against_the_best_of_its_peers(gpu: Result) -> None:
+    found = targets.against_peers(gpu)
+    assert len(found) == 45  # 15 sizes, 3 precision modes
+    forward, both = found["24, 200, 384 float32"][:2], found["24, 200, 384 float32"][2:]
+    assert [(str(x.measured), x.peer, x.goal, x.verdict) for x in forward] == [
+        ("1.12 (1.10–1.23)", "mm", "≤ 1.15", "met"),
+        ("1.67 (1.61–1.88)", "dynamic", "≥ 1", "met"),
+    ]
+    assert [(str(x.measured), x.peer, x.verdict) for x in both] == [
+        ("1.07 (1.01–1.88)", "mm + addmm", "met"),
+        ("2.00 (1.68–2.53)", "static", "met"),
+    ]
+    assert {x.verdict for x in found["512, 512, 512 bfloat16"]} == {"not measured"}
+
+
+def test_the_report_names_the_best_peer(gpu: Result, tmp_path: Path) -> None:
+    gpu.data["cases"][0]["variants"]["extops"]["samples"]["device_forward"] = [16.0, 16.0, 16.0]
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(gpu.data))
+    report.make(file)
+    text = (tmp_path / "report.md").read_text()
+    assert (
+        "| 24, 200, 384 float32 | **2.00 (2.00–2.00) mm** | 1.00 (0.950–1.05) dynamic |"
+        " 1.07 (1.01–1.88) mm + addmm | 2.00 (1.68–2.53) static |" in text
+    )
+    assert "| 16.0 (15.2–16.8) dynamic | 16.0 (16.0–16.0) | 8.00 (8.00–8.00) mm |" in text
+
+
+def test_losses_are_listed_where_they_are_clear(result: Result) -> None:
+    (loss,) = targets.losses(result)
+    assert (loss.operator, loss.measure, loss.rival, loss.of) == (
+        *("multiply", "wall_forward", "torch.mul"),
+        1,
+    )
+    ((spread, title),) = loss.found
+    assert (round(spread.median, 2), title) == (0.67, "2^10 float32, 1 thread")
+
+
+def test_the_report_holds_the_figures(tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(DATA))
+    report.make(file)
+    text = (tmp_path / "report.md").read_text()
+    assert (
+        "| cell 16, 32, 128 float32, 1 thread, forward, wall time | eager / extops | ≥ 1.6 |"
+        in text
+    )
+    assert (
+        "| 16, 32, 128 float32, 1 thread | 45.0 (25.0–57.0) | 20.0 (12.0–28.0) | 4.00 | 20 % |"
+        in text
+    )
+    assert (
+        "- torch.compile static: RuntimeError: no compiler (cell 16, 32, 128 float32, 1 thread)"
+        in text
+    )
+    assert (
+        "| multiply | forward, wall time | torch.mul | 1 of 1 | 0.667 (0.667–0.705): 2^10" in text
+    )
+
+
+@pytest.fixture
+def standard(gpu: Result) -> Result:
+    """A standard cell, the tutorial's kernel queued, and a case that no summary holds."""
+    gpu.data["cases"][0]["variants"] |= {
+        "tutorial kernel": variant({"queued_forward": [19.0, 21.0, 20.0]}),
+        "trivial kernel": variant({"device_forward": [1.0] * 3}),
+    }
+    other = copy.deepcopy(gpu.data["cases"][0])
+    gpu.data["cases"][0]["size"] = {"B": 16, "I": 32, "S": 128}
+    gpu.data["cases"].append(other)
+    return gpu
+
+
+def test_the_summary_holds_the_medians(standard: Result, tmp_path: Path) -> None:
+    file = tmp_path / summary.NAME
+    summary.write(standard, file)
+    made = Summary.read(file)
+    assert (made.environment["device_name"], made.number) == ("A processor", "device")
+    (cell,) = made.cases
+    assert cell.size == {"B": 16, "I": 32, "S": 128}
+    assert cell.floor == {"forward": 4}
+    assert cell.medians.keys() == {
+        *("best torch.compile", "best product", "extops", "tutorial kernel"),
+    }
+    assert cell.median("best torch.compile", "device_forward") == 16
+    assert cell.median("tutorial kernel", "device_forward") == 20  # the queued figure
+    assert cell.median("tutorial kernel", "device_forward_backward") is None
+    assert summary.step_table(made).splitlines()[-2:] == [
+        "| 16, 32, 128 | forward | 16.0 | 8.00 | **9.00** |",
+        "| 16, 32, 128 | forward + backward | 40.0 | 14.0 | **20.0** |",
+    ]
+
+
+def test_the_plot_shows_every_median_and_the_floor(standard: Result, tmp_path: Path) -> None:
+    file = tmp_path / summary.NAME
+    summary.write(standard, file)
+    assert plots.make(file) == ["step.svg"]
+    text = (tmp_path / "step.svg").read_text()
+    for shown in ("torch.compile", "16.0 µs", "8.00 µs", "20.0 µs", "B 16, I 32, S 128", "floor"):
+        assert shown in text.replace("\N{NO-BREAK SPACE}", " "), shown
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [("sequences", summary.sequence_table), ("speed", summary.step_table)],
+)
+def test_readme_shows_the_speed(name: str, table: Callable[[Summary], str]) -> None:
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(rf"<!-- {name}:begin -->\n(.*?)\n<!-- {name}:end -->", readme, re.DOTALL)
+    assert found, f"README.md has no table between <!-- {name}:begin --> and <!-- {name}:end -->"
+    known = Summary.read(ROOT / "benchmarks" / "results" / "nvidia-h200" / summary.NAME)
+    assert found[1] == table(known), "renew it with `python -m benchmarks.summary`"
+
+
+def test_what_is_tracked_of_the_results_is_small() -> None:
+    folders = (ROOT / "benchmarks" / "results", ROOT / "tests" / "data")
+    files = [x for folder in folders for x in folder.rglob("*.*") if x.name != "result.json"]
+    assert sum(x.stat().st_size for x in files if "__pycache__" not in x.parts) < 600_000
+    assert (ROOT / "tests" / "data" / "golden.npz").stat().st_size < 50_000
+
+
+def test_a_variant_that_fails_does_not_end_the_run() -> None:
+    protocol = pytest.importorskip("benchmarks.protocol")
+    calls = []
+
+    def good() -> dict[str, float]:
+        calls.append("good")
+        return {"wall_forward": float(len(calls))}
+
+    def bad() -> dict[str, float]:
+        raise RuntimeError("first line\n\nsecond line")
+
+    samples, failed = protocol.interleave({"bad": [bad], "good": [good]}, rounds=3)
+    assert samples == {"bad": {}, "good": {"wall_forward": [1, 2, 3]}}
+    assert failed == {"bad": "RuntimeError: first line second line"}
+
+
+def test_every_form_of_the_product_computes_the_same() -> None:
+    cell = pytest.importorskip("benchmarks.cell")
+    torch = pytest.importorskip("torch")
+    data = cell.Cell(3, 4, 5, "cpu", torch.float64)
+    makers = cell.cell_variants(data)
+    mm, *others = (makers[name]().calls for name in ("mm", "addmm", "linear"))
+    for calls in others:
+        assert calls.keys() == mm.keys() == {"forward", "grad_weights", "grad_input"}
+        assert torch.allclose(calls["forward"](), mm["forward"]() + data.model.bias)
+        assert torch.allclose(calls["grad_weights"](), mm["grad_weights"]())
+        assert torch.allclose(calls["grad_input"](), mm["grad_input"]())
+
+
+@pytest.mark.slow
+def test_each_mode_of_the_compiler_compiles_its_own_code() -> None:
+    """One may not run what another compiled, nor be compiled again while it is measured."""
+    cell = pytest.importorskip("benchmarks.cell")
+    torch = pytest.importorskip("torch")
+    data = cell.Cell(3, 4, 5, "cpu", torch.float32)
+    modes = [f"torch.compile {mode}" for mode in ("static", "dynamic", "max-autotune")]
+    torch._dynamo.reset()
+    calls = [cell.compiled_variant(mode, data).calls["forward"] for mode in modes]
+    graphs = torch._dynamo.utils.counters["stats"]
+    graphs.clear()
+    for number, call in enumerate(calls, 1):
+        call()
+        assert graphs["unique_graphs"] == number
+    for call in calls:
+        call()
+    assert graphs["unique_graphs"] == len(modes)
+    torch._dynamo.reset()
+
+
+def test_a_run_that_was_cut_short_is_resumed(tmp_path: Path) -> None:
+    suite = pytest.importorskip("benchmarks.suite")
+    file = tmp_path / "result.json"
+    new = {"rounds": 3, "environment": {**DATA["environment"], "date": "2026-01-02"}}
+    assert suite.resumed(file, new) == new  # nothing there: from the start
+    file.write_text(json.dumps(DATA))
+    assert suite.resumed(file, new) == DATA
+    with pytest.raises(SystemExit, match=r"rounds 3 there, 5 here"):
+        suite.resumed(file, {**new, "rounds": 5})
+    new["environment"]["commit"] = "fedcba987654"
+    with pytest.raises(SystemExit, match=r"commit 0123456789ab there, fedcba987654 here"):
+        suite.resumed(file, new)

@@ -1,0 +1,98 @@
+"""What a user meets at the command line: real nox, real processes, real files."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from extops_build import ROOT
+from torchwheels import project
+
+OPTIONS = project.load(ROOT / "pyproject.toml")
+
+
+def command(*arguments: str) -> list[str]:
+    """nox with these arguments, and with this Python's packages instead of new environments."""
+    nox = [sys.executable, "-m", "nox", "--noxfile", str(ROOT / "noxfile.py")]
+    return [*nox, "--no-venv", "--no-install", *arguments]
+
+
+def nox(*arguments: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert "Traceback" not in done.stdout
+    return done
+
+
+@pytest.fixture(autouse=True)
+def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This Python first on PATH, with the torchwheels of these tests."""
+    folders = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", folders)
+    monkeypatch.setenv("PYTHONPATH", str(Path(project.__file__).parents[1]))
+
+
+def test_nox_lists_exactly_the_cells() -> None:
+    listed = set(re.findall(r"^[-*] (\S+)", nox("--list").stdout, re.MULTILINE))
+    cells = {f"{verb}-{x.name}" for x in OPTIONS.chosen_cells() for verb in ("build", "test")}
+    others = {"act", "audit", "bench", "build", "docs", "index", "lint", "matrix", "mutate"}
+    others |= {"guide(legacy)", "guide(stable)", "newest", "notes", "reproduce", "sanitize", "test"}
+    assert listed == cells | others
+
+
+@pytest.mark.parametrize(
+    ("cell", "reason"),
+    [
+        ("3.14-cu121", "torch 2.4.1 has no wheel for Python 3.14"),
+        ("3.10-cu132", "torch 2.15.0 has no wheel for Python 3.10"),
+        ("3.13-release-torch2.4", "torch 2.4.1 has no wheel for Python 3.13"),
+    ],
+)
+def test_cell_without_a_torch_says_so(cell: str, reason: str) -> None:
+    expected = f"torchwheels: there is no cell {cell!r} ({reason}): "
+    assert nox("-s", f"test-{cell}").stdout.startswith(expected)
+
+
+def test_building_from_source_wants_to_know_for_what() -> None:
+    environ = {name: value for name, value in os.environ.items() if name != "EXTOPS_VARIANT"}
+    setup = [sys.executable, "setup.py", "bdist_wheel"]
+    done = subprocess.run(setup, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("extops: building extops from source needs to know for what")
+
+
+def descendants(parent: int) -> list[int]:
+    """The processes that `parent` started, and those that these started."""
+    threads = Path(f"/proc/{parent}/task").glob("*/children")
+    children = [int(child) for thread in threads for child in thread.read_text().split()]
+    return [each for child in children for each in (child, *descendants(child))]
+
+
+@pytest.mark.slow
+def test_killed_build_leaves_no_compiler() -> None:
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    build = ["-s", f"build-{python}-cpu", "--", "--backend=local"]
+    process = subprocess.Popen(
+        command(*build), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "[3/" in line:  # of ninja
+            break
+    started = {each: os.pidfd_open(each) for each in descendants(process.pid)}
+    names = {Path(f"/proc/{each}/comm").read_text() for each in started}
+    assert {"ninja\n", "cc1plus\n"} <= names
+    process.kill()
+    process.wait()
+    left = [each for each, end in started.items() if not select.select([end], [], [], 60)[0]]
+    for each in left:
+        os.kill(each, signal.SIGKILL)
+    assert left == []

@@ -1,0 +1,234 @@
+"""The README and the documentation: their code runs, their links lead somewhere, their messages exist."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks import foreign
+from extops_build import ROOT
+from tools import tables
+from torchwheels import project
+
+DOCS = ROOT / "docs"
+PAGES = [
+    *ROOT.glob("*.md"),
+    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.glob("reports/*.md")),
+    ROOT / "benchmarks" / "README.md",
+]
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+# Where the commands of the pages are run, or why they cannot be.
+ELSEWHERE = {
+    r"^(\S*/)?nox .*": "test_sessions_that_pages_name_exist looks for the sessions, which take minutes",
+    r"^python3 -m venv \.venv && .*/nox -s (build-3\.11-cu130|test)$": "its first half downloads nox; the "
+    "second is a session",
+    r"^python3 -m venv .*&& \S+/pip install ": "downloads PyTorch",
+    r"^pip install dist/extops-": "test_maintainers_path.py runs the like",
+    r"^pip install (nox )?\./torchwheels$": "the session docs runs the like",
+    r"^cp -r examples/own_project ": "torchwheels/tests/test_maintainers_path.py runs it",
+    r"^(pip install \./torchwheels && )?torchwheels build ": "compiles for minutes; test_building.py runs the like",
+    r"^docker compose ": "test_compose.py compares what the services are",
+    r"^python examples/": "tests/test_examples.py runs it",
+    r"^EXTOPS_JIT=csrc ": "compiles for minutes; test_just_in_time.py loads libraries that were compiled so",
+    r"^(TORCH_CUDA_ARCH_LIST=\S+ )?python -m tools\.(mutate|sanitize) ": "needs a GPU",
+    r"^python -m benchmarks\.(report|plots) ": "test_benchmarks.py makes both",
+    r"^git tag |^cp .* && gh release ": "releases",
+    r"^gh attestation verify ": "needs a release",
+}
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands() -> Iterator[str]:
+    """Each command line of the pages, without its comment."""
+    for page in PAGES:
+        for line in "".join(blocks(page, "bash")).splitlines():
+            command = re.sub(r"\s+#.*", "", line).strip()
+            if command:
+                yield command
+
+
+def generate() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=str)
+def test_python_code_runs(page: Path) -> None:
+    pytest.importorskip("extops")
+    code = "\n".join(blocks(page, "python"))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def is_tried_elsewhere(command: str) -> bool:
+    return any(re.search(pattern, command) for pattern in ELSEWHERE)
+
+
+@pytest.mark.parametrize("command", sorted({x for x in commands() if not is_tried_elsewhere(x)}))
+def test_commands_run(command: str) -> None:
+    if command.startswith("python -m extops"):
+        pytest.importorskip("extops")
+    words = shlex.split(command.replace("python ", f"{shlex.quote(sys.executable)} ", 1))
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_noxfile_of_a_maintainer_gives_the_sessions(tmp_path: Path) -> None:
+    text = (DOCS / "torchwheels.md").read_text()
+    files = re.findall(r"^```{code-block} \w+\n:caption: (\S+)\n\n(.*?)^```", text, re.S | re.M)
+    for name, content in files:
+        (tmp_path / name).write_text(content)
+    command = [sys.executable, "-m", "nox", "--list"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "torchwheels" / "src")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    listed = set(re.findall(r"^[-*] (\S+)", done.stdout, re.MULTILINE))
+    assert {*("build", "test", "audit", "index", "reproduce", "matrix")} < listed
+    assert {"build-3.11-cpu", "test-3.12-cu130"} < listed
+
+
+def test_every_reason_is_needed() -> None:
+    for pattern in ELSEWHERE:
+        assert any(re.search(pattern, command) for command in commands()), pattern
+
+
+def test_sessions_that_pages_name_exist() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nox", "--noxfile", ROOT / "noxfile.py", "--list"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    sessions = set(re.findall(r"^[-*] ([\w.-]+)", done.stdout, re.MULTILINE))
+    text = "\n".join([*commands(), *(page.read_text() for page in PAGES)])
+    named = {
+        name
+        for names in re.findall(r"nox -s ((?:[a-z][\w.-]* ?)+)", text)
+        for name in re.findall(r"[\w.-]*\w", names)
+        if re.fullmatch(r"[a-z]+(-\d\.\d+-[\w.-]+)?", name)
+    }
+    assert {"build-3.11-cu130", "test", "docs"} <= named
+    assert {name for name in named if "-" in name or name not in sessions} <= sessions
+
+
+def anchors(text: str) -> set[str]:
+    """The places of a page that a link can name."""
+    headings = re.findall(r"^#+ (.*)", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@by_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert "_generated" in path or file.exists(), target
+        if anchor:
+            assert anchor in anchors(file.read_text()), target
+
+
+@by_page
+def test_files_that_pages_name_exist(page: Path) -> None:
+    folders = (
+        "csrc|package|extops_build|tools|torchwheels|tests|benchmarks|docs(?!/_build)|examples"
+    )
+    for name in re.findall(rf"`((?:{folders})/[\w./-]+)`", page.read_text()):
+        assert (ROOT / name).exists() or (page.parent / name).exists(), name
+
+
+def test_parts_that_are_included_are_made(monkeypatch: Any, tmp_path: Path) -> None:
+    made = generate()
+    monkeypatch.setattr(made, "FOLDER", tmp_path)
+    made.write()
+    text = "".join(page.read_text() for page in DOCS.glob("*.md"))
+    for name in re.findall(r"_generated/([\w.-]+)", text):
+        assert (tmp_path / name).stat().st_size > 0, name
+    passport = made.read(ROOT / "benchmarks" / "results" / "release.passport.json")
+    release = (tmp_path / "release.md").read_text()
+    assert passport["wheel"] in release
+    assert tables.tests_table(passport) in release
+    assert (
+        "| `size-budget` | `0.0` | MB that the wheel may have"
+        in (tmp_path / "torchwheels-options.md").read_text()
+    )
+
+
+def literals() -> str:
+    """All texts in the Python sources, those around a value of an f-string apart."""
+    found = []
+    for folder in ("package", "extops_build", "tools", "torchwheels/src"):
+        for path in (ROOT / folder).rglob("*.py"):
+            nodes = ast.walk(ast.parse(path.read_text()))
+            found += [
+                node.value
+                for node in nodes
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+            ]
+    return "\n".join(found) + (ROOT / "noxfile.py").read_text()
+
+
+def test_messages_are_those_of_the_sources() -> None:
+    page = (DOCS / "troubleshooting.md").read_text()
+    messages = re.findall(r"^(?:`` (.+) ``|`(.+)`)\n: ", page, re.MULTILINE)
+    assert len(messages) > 10
+    known = literals() + (ROOT / "csrc" / "kernels" / "cuda" / "launch.cuh").read_text()
+    for message in messages:
+        for part in "".join(message).split("…"):
+            assert part.strip() in known, message
+
+
+def test_each_foreign_project_has_a_row_for_each_kind_of_cell() -> None:
+    rows = json.loads(foreign.RESULTS.read_text())
+    assert {row["project"] for row in rows} == {
+        f"{name}=={version}" for name, (version, _) in foreign.PROJECTS.items()
+    }
+    for name in foreign.PROJECTS:
+        assert project.load(ROOT / "benchmarks" / "foreign" / f"{name}.toml").tests.paths
+        cells = [row["cell"] for row in rows if row["project"].startswith(f"{name}==")]
+        kinds = sorted(re.search(r"-(cpu|cu12|cu13)", cell)[1] for cell in cells)
+        assert kinds == ["cpu", "cu12", "cu13"]
+    built = [row for row in rows if "skipped" not in row]
+    assert len({row["cell"].partition("-")[0] for row in built}) >= 2
+    assert len({row["torch"] for row in built}) >= 2
+    assert all(row["command"] in generate().foreign(rows) for row in rows)
+
+
+def test_a_run_on_another_machine_is_added_to_the_row_of_its_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = {"device": "CPU", "passed": 1, "failed": 0, "skipped": 2}
+    rows = [{"project": x, "cell": "c", "sha256": x * 64, "tests": [run]} for x in ("a", "b")]
+    monkeypatch.setattr(foreign, "RESULTS", tmp_path / "results.json")
+    foreign.RESULTS.write_text(json.dumps(rows))
+    record = tmp_path / "record.json"
+    for passed in (7, 8):  # the second takes the place of the first
+        on_gpu = {"device": "GPU", "passed": passed, "failed": 0, "skipped": 0}
+        record.write_text(json.dumps({"sha256": "b" * 64, "torch": "2.11.0", **on_gpu}))
+        foreign.add(record)
+        rows[1]["tests"] = [run, on_gpu]
+        assert json.loads(foreign.RESULTS.read_text()) == rows
+    record.write_text(json.dumps({"sha256": "c" * 64}))
+    with pytest.raises(SystemExit, match=r"record\.json is of a wheel that has no row: sha256 ccc"):
+        foreign.add(record)

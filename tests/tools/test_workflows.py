@@ -1,0 +1,183 @@
+"""What the linters of the workflows cannot know: that they start what exists, and only that."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from extops_build import ROOT
+from tools import tables
+from torchwheels import cli, project
+from torchwheels.releases import numbers
+
+yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+
+OPTIONS = project.load(ROOT / "pyproject.toml")
+FOLDER = ROOT / ".github"
+FILES = sorted([*FOLDER.glob("workflows/*.yml"), *FOLDER.glob("actions/*/action.yml")])
+WORKFLOWS = {path.stem: yaml.safe_load(path.read_text()) for path in FOLDER.glob("workflows/*.yml")}
+JOBS = {
+    f"{workflow}-{name}": job
+    for workflow, data in WORKFLOWS.items()
+    for name, job in data["jobs"].items()
+}
+GPU_JOBS = {name: job for name, job in JOBS.items() if "gpu" in job.get("runs-on", ())}
+# All but the commands of `gh`, for what only exists there.
+STEPS = [
+    pytest.param(job, step, id=f"{name}-{step['run']}")
+    for name, job in JOBS.items()
+    for step in job.get("steps", ())
+    if not step.get("run", "gh ").startswith("gh ")
+]
+
+
+@pytest.fixture(scope="module")
+def sessions() -> set[str]:
+    command = [sys.executable, "-m", "nox", "--noxfile", str(ROOT / "noxfile.py"), "--list"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(re.findall(r"^[-*] (\S+)", done.stdout, re.MULTILINE))
+
+
+@functools.cache
+def jobs(cells: str) -> dict[str, list[dict[str, str]]]:
+    """What `nox -s matrix` hands on."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        cli.main(["matrix", cells, f"--config={ROOT / 'pyproject.toml'}"])
+    return {
+        name: json.loads(text)
+        for name, text in (line.split("=", 1) for line in out.getvalue().splitlines())
+    }
+
+
+def values(job: dict[str, Any], expression: str) -> Iterator[str]:
+    """What a variable of a step stands for, in all jobs that the matrix makes of `job`."""
+    name = re.fullmatch(r"\${{ matrix\.(\w+) }}", expression)
+    assert name, f"{expression} is not of the matrix"
+    rows = job["strategy"]["matrix"]
+    if isinstance(rows.get(name[1]), list):
+        yield from rows[name[1]]
+        return
+    kind = re.fullmatch(r"\${{ fromJson\(needs\.\w+\.outputs\.(\w+)\) }}", rows["include"])
+    assert kind
+    for row in jobs("full")[kind[1]]:
+        yield row[name[1]]
+
+
+def named_sessions(job: dict[str, Any], step: dict[str, Any]) -> Iterator[str]:
+    """The sessions that a step runs, and those that it names after `--`."""
+    for word in re.findall(r"nox -s (\S+)", step["run"]):
+        name = word.strip('"')
+        variable = re.search(r"\$([A-Z_]+)$", name)
+        if variable is None:
+            yield name
+            continue
+        for value in values(job, step["env"][variable[1]]):
+            yield name[: variable.start()] + value
+
+
+@pytest.mark.parametrize(("job", "step"), STEPS)
+def test_a_step_is_a_session_that_exists(
+    job: dict[str, Any], step: dict[str, Any], sessions: set[str]
+) -> None:
+    assert re.fullmatch(r"nox -s [^\n]+\n?", step["run"])
+    named = set(named_sessions(job, step))
+    assert named
+    assert named <= sessions
+
+
+@pytest.mark.parametrize("job", GPU_JOBS.values(), ids=GPU_JOBS)
+def test_a_gpu_job_requires_its_gpu(job: dict[str, Any]) -> None:
+    assert "vars.GPU_RUNNERS == 'true'" in job["if"]
+    (run,) = [step["run"] for step in job["steps"] if "run" in step]
+    assert run.endswith(("-- --require-gpu", "-- --device cuda"))
+
+
+def test_an_action_has_one_commit_and_its_version_beside_it() -> None:
+    pins: dict[str, set[str]] = {}
+    for path in FILES:
+        for action, pin in re.findall(r"uses: ([^\s@]+)(.*)", path.read_text()):
+            if not action.startswith("$/"):
+                pins.setdefault(action, set()).add(pin)
+    for action, found in pins.items():
+        (pin,) = found
+        assert re.fullmatch(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+", pin), action
+
+
+def test_a_checkout_leaves_no_token_behind() -> None:
+    """zizmor only minds where nothing is said."""
+    steps = [step for job in JOBS.values() for step in job.get("steps", ())]
+    checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
+    assert checkouts
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
+def test_a_pull_request_can_write_nothing() -> None:
+    for name in ("pull-request", "checks"):
+        assert "secrets." not in (FOLDER / "workflows" / f"{name}.yml").read_text()
+        for job in WORKFLOWS[name]["jobs"].values():
+            assert job["permissions"] == {"contents": "read"}
+
+
+def test_only_a_tag_releases() -> None:
+    assert all(workflow["permissions"] == {} for workflow in WORKFLOWS.values())
+    releasing = [
+        job
+        for job in JOBS.values()
+        if job["permissions"].get("contents") == "write"
+        or job.get("environment", {}).get("name") == "pypi"
+    ]
+    assert releasing
+    assert all("github.ref_type == 'tag'" in job["if"] for job in releasing)
+
+
+def test_setup_runs_nox_on_the_default_python() -> None:
+    setup = yaml.safe_load((FOLDER / "actions" / "setup" / "action.yml").read_text())
+    default = jobs("full")["build"][0]["python"]
+    assert setup["inputs"]["python"]["default"] == default
+    assert setup["runs"]["steps"][0]["with"]["python-version"].split()[-1] == default
+
+
+def test_jobs_of_the_full_matrix() -> None:
+    cells = OPTIONS.chosen_cells()
+    assert [job["cell"] for job in jobs("full")["test"]] == [cell.name for cell in cells]
+    labels = {cell.label for cell in cells}
+    assert sorted(job["label"] for job in jobs("full")["build"]) == sorted(labels)
+    on_gpu = {(cell.label, cell.torch) for cell in cells if cell.cuda}
+    found = [OPTIONS.releases.cell(job["cell"]) for job in jobs("full")["gpu"]]
+    assert {(cell.label, cell.torch) for cell in found} == on_gpu
+    assert {cell.python for cell in found} == {"3.11"}
+    # More than GitHub starts for one matrix would not start at all.
+    assert len(cells) <= 256
+
+
+def test_jobs_of_the_small_matrix() -> None:
+    small = jobs("small")
+    assert {job["label"] for job in small["test"]} == {job["label"] for job in small["build"]}
+    cells = OPTIONS.small_cells()
+    pythons = {cell.python for cell in OPTIONS.chosen_cells()}
+    oldest, newest = min(pythons, key=numbers), max(pythons, key=numbers)
+    assert {oldest, newest} <= {cell.python for cell in cells}
+    assert {tables.binding(cell.torch) for cell in cells} == {"stable", "legacy"}
+    assert set(small) == set(WORKFLOWS["checks"]["jobs"]["matrix"]["outputs"])
+
+
+def test_readme_shows_the_wheels() -> None:
+    readme = (ROOT / "README.md").read_text()
+    found = re.search(r"<!-- wheels:begin -->\n(.*?)\n<!-- wheels:end -->", readme, re.DOTALL)
+    assert found, "README.md has no table between <!-- wheels:begin --> and <!-- wheels:end -->"
+    assert found[1].strip() == tables.wheels_table(), "renew it with `python -m tools.tables`"
+
+
+def test_the_release_that_the_documentation_shows_has_passed() -> None:
+    passport = json.loads((ROOT / "benchmarks" / "results" / "release.passport.json").read_text())
+    assert all(rule["passed"] for rule in passport["rules"])
+    assert all(test["passed"] and not test["failed"] for test in passport["tests"])

@@ -1,0 +1,40 @@
+"""torchwheels from the source tree where it is not installed, and projects to build."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# At the end: an installed one comes first.
+sys.path.append(str(ROOT / "torchwheels" / "src"))
+
+
+# Where it was compiled and with which flags, and so what reaches a wheel from the machine.
+SENTENCE = """
+#define TEXT(x) #x
+#define TEXT_OF(x) TEXT(x)
+#ifndef SENTENCE
+#define SENTENCE plain
+#endif
+static std::string sentence() { return __FILE__ " is " TEXT_OF(SENTENCE); }
+TORCH_LIBRARY_FRAGMENT(own_project, m) { m.def("sentence() -> str", &sentence); }
+"""
+
+
+@pytest.fixture
+def own_project(tmp_path: Path) -> Path:
+    """A copy of the example."""
+    return shutil.copytree(ROOT / "examples" / "own_project", tmp_path / "own_project")
+
+
+@pytest.fixture
+def classic(own_project: Path) -> Path:
+    """The example, a classic extension, with an operator that says how it was compiled."""
+    with (own_project / "csrc" / "swish.cpp").open("a") as source:
+        source.write(SENTENCE)
+    return own_project

@@ -1,0 +1,241 @@
+"""Builds the example, a small classic extension, beside the torch of these tests, as its sources are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from torchwheels import build, cli, environments, project, releases, sources
+from torchwheels.errors import UserError
+from torchwheels.releases import Cell
+from torchwheels.wheel import read
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+HOSTILE = {
+    "CFLAGS": "-DSENTENCE=leaked",
+    "CXXFLAGS": "-DSENTENCE=leaked",
+    "CPPFLAGS": "-DSENTENCE=leaked",
+    "LDFLAGS": "-lnowhere",
+    "CC": "false",
+    "CXX": "false",
+    "CUDA_HOME": "/nowhere",
+    "TORCH_CUDA_ARCH_LIST": "1.0",
+    "OWN": "leaked",
+}
+
+
+@pytest.fixture
+def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
+    """The CPU cell of these tests' own Python and torch, whose environment is theirs."""
+    base = environments.Environment(Path(sys.prefix))
+    monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
+    monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "cache"))
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return releases.load().cell(f"{python}-cpu-torch{releases.minor(torch.__version__)}")
+
+
+def fetched(folder: Path) -> sources.Fetched:
+    """The sources in `folder`, as the command line fetches them."""
+    with tempfile.TemporaryDirectory() as name:
+        origin = sources.fetch(str(folder), Path(name) / "source").origin
+    return sources.Fetched(folder, origin)
+
+
+def ask(wheel: Path, folder: Path, question: str) -> str:
+    """What the package in `wheel` answers."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
+    subprocess.run([*command, wheel], check=True)
+    command = [sys.executable, "-c", f"import own_project, torch; print({question})"]
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+@pytest.mark.slow
+def test_builds_the_same_wheel_twice_whatever_the_host_says(
+    classic: Path, cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoil(classic, "import os; assert 'OWN' not in os.environ")
+    before = sources.hash_of_folder(classic)
+    first = build.build_wheel(project.Project(), cell, fetched(classic), tmp_path / "dist")
+    assert sources.hash_of_folder(classic) == before
+    assert first.name.startswith(f"own_project-0.1+cpu.torch{releases.minor(cell.torch)}-")
+    assert "-manylinux_2_" in first.name
+    answer = ask(first, tmp_path / "target", "torch.ops.own_project.sentence()")
+    assert answer in ("csrc/swish.cpp is plain", "./csrc/swish.cpp is plain")  # ninja names it so
+
+    nvcc = tmp_path / "stray" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.touch(mode=0o755)
+    for name, value in HOSTILE.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{nvcc.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "another" / "cache"))
+    (tmp_path / "another").mkdir()
+    moved = classic.rename(tmp_path / "another" / "place")
+    old = os.umask(0o077)
+    try:
+        second = build.build_wheel(project.Project(), cell, fetched(moved), tmp_path / "again")
+    finally:
+        os.umask(old)
+    assert second.read_bytes() == first.read_bytes()
+    contents = b"".join(read(first).files.values())
+    assert str(tmp_path).encode() not in contents
+    assert str(Path.home()).encode() not in contents
+
+
+def spoil(classic: Path, text: str) -> None:
+    """Puts `text` at the beginning of the extension's setup.py."""
+    setup = classic / "setup.py"
+    setup.write_text(f"{text}\n{setup.read_text()}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "import idna_of_nobody",
+            "its build imports idna_of_nobody, which is not there: add it to",
+        ),
+        (
+            "import sys; sys.exit('c++: fatal error: Killed signal terminated program cc1plus')",
+            "a compiler ran out of memory: build with fewer jobs at once (MAX_JOBS, now ",
+        ),
+        (
+            "import sys; sys.exit('x.h:1:2: fatal error: zlib.h: No such file or directory')",
+            "the header zlib.h is not there: install what has it",
+        ),
+        ("import sys; sys.exit('No space left on device')", "the disk is full"),
+        ("raise SystemExit(3)", "the messages above say why"),
+    ],
+)
+def test_failures_are_explained_and_leave_the_old_wheel(
+    classic: Path, cell: Cell, tmp_path: Path, text: str, message: str
+) -> None:
+    spoil(classic, text)
+    old = tmp_path / "dist" / "own_project-0.0-py3-none-any.whl"
+    old.parent.mkdir()
+    old.write_bytes(b"old")
+    with pytest.raises(UserError) as error:
+        build.build_wheel(project.Project(), cell, fetched(classic), tmp_path / "dist")
+    assert message in str(error.value)
+    assert cell.name in str(error.value)
+    assert [(x, x.read_bytes()) for x in old.parent.iterdir()] == [(old, b"old")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            project.Project(subdirectory="python"),
+            "has neither a setup.py nor a pyproject.toml in py",
+        ),
+        (
+            project.Project(subdirectory="../.."),
+            "has neither a setup.py nor a pyproject.toml in ..",
+        ),
+        (
+            project.Project(patches=("x.patch",), file=Path("options.toml")),
+            "x.patch does not fit these sources",
+        ),
+        (project.Project(build_requires=("torch<2",)), "its build requires torch<2, and 3."),
+        (
+            project.Project(environment={"ARCHS": "{archs}"}),
+            "sets ARCHS to '{archs}': it may hold {label}, {architectures}, {sm}, {jobs}, {cuda_home}, {origin}",
+        ),
+    ],
+)
+def test_options_that_do_not_fit(
+    classic: Path, cell: Cell, tmp_path: Path, options: project.Project, message: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        build.build_wheel(options, cell, fetched(classic), tmp_path / "dist")
+    assert message in str(error.value)
+
+
+PATCH = """\
+--- a/setup.py
++++ b/setup.py
+@@ -0,0 +1,2 @@
++import os, sys
++sys.exit("OWN is " + os.environ["OWN"])
+"""
+
+
+def test_patches_and_environment_reach_the_build(
+    classic: Path,
+    cell: Cell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "own.patch").write_text(PATCH)
+    monkeypatch.setenv("MAX_JOBS", "3")
+    options = project.Project(
+        patches=("own.patch",), environment={"OWN": "{jobs} {{x}}"}, file=tmp_path / "options.toml"
+    )
+    with pytest.raises(UserError, match="the messages above say why"):
+        build.build_wheel(options, cell, fetched(classic), tmp_path / "dist")
+    assert "OWN is 3 {x}" in capsys.readouterr().out
+
+
+def test_command_line_prints_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path))
+    with pytest.raises(SystemExit) as error:
+        cli.main(["build", "x", "--cell", "3.14-cu121"])
+    assert str(error.value.code).startswith(
+        "torchwheels: there is no cell '3.14-cu121' (torch 2.4.1"
+    )
+    cli.main(["cells"])
+    assert "3.11-cu124-torch2.5" in capsys.readouterr().out
+
+
+def test_strangers_code_does_not_run_unasked(
+    classic: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    spoil(classic, f"open({str(classic / 'ran')!r}, 'w')")
+    with pytest.raises(SystemExit) as error:
+        cli.main(["build", str(classic), "--cell", "3.11-cpu"])
+    assert "no Docker engine answers (there is no `docker` command)" in str(error.value.code)
+    assert "runs its own code with your rights outside of one" in str(error.value.code)
+    assert not (classic / "ran").exists()
+
+
+@pytest.mark.slow
+def test_foreign_wheel(tmp_path: Path) -> None:
+    """The example, as a user runs it; installs torch twice: minutes, the first time."""
+    command = tmp_path / "bin" / "torchwheels"  # of these sources
+    command.parent.mkdir()
+    tool = Path(build.__file__).parents[1]
+    command.write_text(f'#!/bin/sh\nPYTHONPATH={tool} exec {sys.executable} -m torchwheels "$@"\n')
+    command.chmod(0o755)
+    path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
+    script = Path(__file__).parents[2] / "examples" / "foreign_wheel.sh"
+    done = subprocess.run(
+        ["sh", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    losses = re.findall(r"^step \d+: loss ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert float(losses[0]) == 2 and float(losses[-1]) < 0.01
+    assert "ranks: [[3, 1, 5, 2, 4]]" in done.stdout
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    assert wheel.name.startswith("torchsort-0.1.9+cpu.torch2.13-cp311-cp311-manylinux_2_")
+    record = read(wheel).files["torchsort-0.1.9+cpu.torch2.13.dist-info/torchwheels.json"]
+    assert json.loads(record)["source"] == (
+        "sha256:a845c012e27d8cd14c7c072161ad39d87aa4168dd8a43a080b5534a37256f219"
+    )

@@ -1,0 +1,182 @@
+"""What the images get, where no Docker engine answers, and what becomes of a hostile source in one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from forged_wheels import Forge
+from torchwheels import build, cli, containers, environments, project, releases
+from torchwheels.errors import UserError
+
+CELL = releases.load().cell("3.11-cu130")
+
+
+@pytest.fixture
+def engine() -> None:
+    """Skips where no Docker engine answers."""
+    try:
+        containers.find_engine()
+    except UserError as error:
+        pytest.skip(f"no Docker engine answers: {error}")
+
+
+def fake_docker(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """A command `docker` that answers as an engine does, and in `buildx bake` runs `script`."""
+    command = folder / "bin" / "docker"
+    command.parent.mkdir()
+    command.write_text(
+        f'#!/bin/sh\n[ "$1 $2" = "buildx bake" ] || {{ echo 26.1.5; exit 0; }}\ncat > {folder}/bake.json\n{script}\n'
+    )
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ("ERROR: pull access denied", r"a base image \(ubuntu:22\.04\) is not here"),
+        ("write: no space left on device", "the disk of the Docker engine is full"),
+        ("Cannot connect to the Docker daemon", "does not answer any more: start it and try again"),
+        ("#12 3.4 torchwheels: 3.11-cpu failed: why", "in Docker: 3.11-cpu failed: why"),
+        (
+            "#12 3.4 torchwheels: x.whl does not pass the audit:\n#12 3.4   size: 6.14 MB\n#12 ERROR",
+            r"in Docker: x\.whl does not pass the audit:\n  size: 6\.14 MB$",
+        ),
+        ("nothing", "in Docker: the messages above say why"),
+    ],
+)
+def test_failures_of_the_engine_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, message: str
+) -> None:
+    fake_docker(tmp_path, monkeypatch, f"echo '{said}'; exit 1")
+    source = tmp_path / "source"
+    source.mkdir()
+    with pytest.raises(SystemExit, match=message):
+        cli.main(["build", str(source), "--cell=3.11-cpu"])
+
+
+def test_image_gets_what_the_table_and_the_project_say() -> None:
+    options = project.Project(system_packages=("libfoo-dev",), release="12.4")
+    assert containers.build_arguments(options, CELL) == {
+        "BASE_IMAGE": "nvidia/cuda:13.0.2-devel-ubuntu22.04",
+        "CELL": "3.11-cu130",
+        "RELEASE": "12.4",
+        "PYTHON": "3.11",
+        "CUDA_HOME": "/usr/local/cuda",
+        "UV": releases.load().uv,
+        "SYSTEM_PACKAGES": "libfoo-dev",
+    }
+
+
+def test_a_socket_of_a_group_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        path = tmp_path / "docker.sock"
+        listener.bind(str(path))
+        said = containers._explained("permission denied", {"DOCKER_HOST": f"unix://{path}"})
+    assert f"{path} is open to the group {path.group()}: run `sudo usermod" in said
+
+
+@pytest.mark.slow
+def test_compose_serves_an_index_of_the_wheels_in_dist(engine: None, tmp_path: Path) -> None:
+    """The services of this repository, in a folder with a wheel that keeps the rules."""
+    root = Path(__file__).parents[2]
+    tree, tool = tmp_path / "tree", Path("torchwheels/src/torchwheels")
+    shutil.copytree(root / tool, tree / tool, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "docker-compose.yml", tree)
+    (tree / "dist").mkdir()
+    wheel = Forge(tree / "dist").wheel()
+    compose = ["docker", "compose", "--project-name=served-by-a-test"]
+    download = [sys.executable, "-m", "pip", "download", "--isolated", "--no-deps", "--retries=9"]
+    download += ["--index-url=http://localhost:8080/simple/", f"--dest={tmp_path}", "tinyops"]
+    try:
+        subprocess.run([*compose, "up", "--detach", "index"], cwd=tree, check=True)
+        subprocess.run(download, check=True)
+    finally:
+        subprocess.run([*compose, "down", "--rmi=local", "--volumes"], cwd=tree, check=True)
+    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+HOSTILE = """
+import os, pathlib, subprocess, time
+def tried(what, run):
+    try:
+        print("HOSTILE", what, run(), flush=True)
+    except OSError as error:
+        print("HOSTILE", what, type(error).__name__, flush=True)
+tried("writes its sources", lambda: pathlib.Path("/source/left").write_text("x"))
+tried("sees the host", lambda: pathlib.Path({marker!r}).read_text())
+tried("reads the environment", lambda: "password" in str(os.environ))
+home = pathlib.Path("/root")
+tried("reads credentials", lambda: any((home / x).exists() for x in (".netrc", ".ssh", ".docker")))
+tried("has the engine", lambda: os.path.exists("/var/run/docker.sock"))
+tried("forks", lambda: subprocess.Popen(["sleep", "987654"], start_new_session=True).pid > 1)
+print("HOSTILE hangs True", flush=True)
+time.sleep(10**6)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_hostile_source_can_and_cannot_do(engine: None, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    marker.write_text("of the host")
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "setup.py").write_text(HOSTILE.format(marker=str(marker)))
+    command = [sys.executable, "-m", "torchwheels", "build", str(source), "--cell=3.11-cpu"]
+    path = str(Path(cli.__file__).parents[1])
+    secrets = {"PIP_PASSWORD": "password", "GITHUB_TOKEN": "password"}
+    said: dict[str, str] = {}
+    with subprocess.Popen(
+        [*command, "--backend=docker"],
+        env={**os.environ, **secrets, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "  HOSTILE " in line:
+                what, _, answer = line.partition("HOSTILE ")[2].strip().rpartition(" ")
+                said[what] = answer
+            if "hangs" in said:
+                break
+        process.terminate()
+    assert said == {
+        "writes its sources": "OSError",
+        "sees the host": "FileNotFoundError",
+        "reads the environment": "False",
+        "reads credentials": "False",
+        "has the engine": "False",
+        "forks": "True",
+        "hangs": "True",
+    }
+    assert [x.name for x in source.iterdir()] == ["setup.py"]
+    assert ends("sleep 987654")
+
+
+def ends(command: str) -> bool:
+    """Whether a process of this machine, or of a container on it, ends within half a minute."""
+    for _ in range(300):
+        if subprocess.run(["pgrep", "-fx", command], capture_output=True).returncode:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_what_a_build_starts_here_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, _ = build._follow(
+        ["sh", "-c", "sleep 876543 & sleep 876543 & echo started; exit 3"],
+        environments.clean_variables(tmp_path),
+        tmp_path,
+    )
+    assert code == 3
+    assert ends("sleep 876543")

@@ -1,0 +1,285 @@
+"""What a maintainer does with a wheel: its tests, its passport, the index."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from forged_wheels import Forge
+from torchwheels import cli, environments, passports, project, releases, site, testing
+from torchwheels.errors import UserError
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+TABLE = """
+[tool.torchwheels]
+cells = ["3.1?-cu130", "3.11-cpu"]
+small = ["3.11-cpu"]
+tests = { paths = ["tests"] }
+"""
+
+
+@pytest.fixture
+def forge(tmp_path: Path) -> Forge:
+    """A sound wheel, in dist/."""
+    (tmp_path / "dist").mkdir()
+    return Forge(tmp_path / "dist")
+
+
+def sources_with_tests(folder: Path, test: str) -> Path:
+    """The sources of a project whose only test is `test`."""
+    (folder / "tests").mkdir(parents=True)
+    (folder / "tests" / "test_it.py").write_text(test)
+    (folder / "pyproject.toml").write_text(TABLE)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("test", "require_gpu", "code", "counts"),
+    [
+        (
+            "import os, pytest\ndef test_passes(): import tinyops\ndef test_fails(): assert 0\n"
+            "def test_no_gpu_is_seen(): assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
+            "@pytest.mark.skip('no CUDA')\ndef test_skipped(): pass",
+            False,
+            1,
+            (2, 1, 1),
+        ),
+        ("def test_it(): pass", True, 4, None),
+    ],
+)
+def test_own_tests_run_away_from_the_sources_and_leave_a_record(
+    forge: Forge,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    test: str,
+    require_gpu: bool,
+    code: int,
+    counts: tuple[int, int, int] | None,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # which a CPU cell does not take
+    base = environments.Environment(Path(sys.prefix))
+    monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
+    monkeypatch.setattr(environments, "torch_requirement", lambda cell: "torch")
+    folder = sources_with_tests(tmp_path / "source", test)
+    (folder / "tinyops.py").write_text("raise RuntimeError('the sources')\n")
+    forge.files["tinyops/__init__.py"] = b""
+    forge.requires = []
+    options = project.load(folder / "pyproject.toml")
+    results = tmp_path / "results"
+    results.mkdir()
+    wheel = forge.wheel()
+    found = testing.run_here(options, forge.cell, wheel, folder, [], require_gpu, results)
+    assert found == code
+    testing.keep_record(results, wheel, forge.cell, tmp_path / "dist")
+    records = [json.loads(x.read_text()) for x in (tmp_path / "dist").glob("tests/*/*.json")]
+    said = [(x["passed"], x["failed"], x["skipped"], x["sha256"]) for x in records]
+    assert said == ([(*counts, testing.sha256(wheel))] if counts else [])
+
+
+def test_a_wheel_is_found_for_the_cells_that_it_serves(forge: Forge, tmp_path: Path) -> None:
+    wheel = forge.wheel()
+    table = releases.load()
+    assert testing.find_wheel(tmp_path / "dist", forge.cell) == wheel
+    for name in ("3.12-cpu", "3.11-cu128", "3.11-cpu-torch2.12"):
+        with pytest.raises(UserError, match=f"there is no wheel for {name} in .*: build it with"):
+            testing.find_wheel(tmp_path / "dist", table.cell(name))
+
+
+def test_the_wheel_of_another_project_is_not_taken(forge: Forge, tmp_path: Path) -> None:
+    wheel = forge.wheel()
+    other = wheel.with_name(wheel.name.replace("tinyops", "other_ops"))
+    other.write_bytes(wheel.read_bytes())
+    assert testing.find_wheel(tmp_path / "dist", forge.cell, "tinyops") == wheel
+    with pytest.raises(UserError, match=r"several projects for 3\.11-cpu, other-ops and tiny"):
+        testing.find_wheel(tmp_path / "dist", forge.cell)
+    table = "[project]\nname = 'Tiny_Ops'\n[tool.torchwheels]\n"
+    (tmp_path / "pyproject.toml").write_text(table)
+    assert project.load(tmp_path / "pyproject.toml").name == "tiny-ops"
+
+
+def test_passport_and_index_hold_what_there_is(
+    forge: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dist, wheel = tmp_path / "dist", forge.wheel()
+    with pytest.raises(UserError, match="has no passport: run"):
+        site.make_site(dist, tmp_path / "site")
+    passport = passports.write_passport(wheel, project.Project())
+    assert passport["sha256"] == testing.sha256(wheel)
+    assert passport["build"]["cell"] == forge.cell.name
+    assert json.loads(passports.passport_file(wheel).read_text()) == passport
+    assert site.make_site(dist, tmp_path / "site") == ["tinyops"]
+    made = tmp_path / "site"
+    page = (made / "index.html").read_text()
+    assert f'pip install "tinyops=={passport["version"]}" --extra-index-url' in page
+    assert (made / passport["version"].partition("+")[2] / "simple" / "tinyops").is_dir()
+    listing = json.loads((made / "simple" / "tinyops" / "index.json").read_text())
+    assert [x["filename"] for x in listing["files"]] == [wheel.name]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--isolated"]
+    command += ["--only-binary=:all:", f"--dest={tmp_path / 'got'}", "--no-index"]
+    command += [f"--find-links={(made / 'simple' / 'tinyops' / 'index.html').as_uri()}", "tinyops"]
+    subprocess.run(command, check=True)
+    assert (tmp_path / "got" / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_page_offers_what_there_is_and_says_how_to_install_it(forge: Forge, tmp_path: Path) -> None:
+    dist, wheel = tmp_path / "dist", forge.wheel()
+    passport = passports.write_passport(wheel, project.Project())
+    run = {"cell": "3.11-cpu", "device": "CPU", "passed": 3, "failed": 1}
+    passports.passport_file(wheel).write_text(json.dumps({**passport, "tests": [run, run]}))
+    (dist / "docs").mkdir()
+    (dist / "docs" / "index.html").write_text("how to use it")
+    site.make_site(dist, tmp_path / "site")
+    page = (tmp_path / "site" / "index.html").read_text()
+    (link,) = re.findall(r'<a href="(\S+)">Documentation</a>', page)
+    assert (tmp_path / "site" / link / "index.html").read_text() == "how to use it"
+    (data,) = re.findall(r'<form name="tinyops" data-rows="(.*)"><output>', page)
+    assert json.loads(html.unescape(data)) == {"3.11 2.13 CPU": wheel.name}
+    (row,) = re.findall(rf'<tr id="{re.escape(wheel.name)}">(.*)</tr>', page)
+    assert f'pip install "tinyops=={passport["version"]}" --extra-index-url' in row
+    one = "3 passed, 1 failed in 3.11-cpu on CPU"
+    assert f"<td>{one}; {one}<td>" in row
+
+
+def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None:
+    serves, requires = {"python": ""}, ["torch>=2.10", "numpy"]
+    common = {"serves": serves, "requires": requires, "requires_python": ">=3.12"}
+    wheels = [
+        {"version": version, "build": {"cuda": cuda}, **common}
+        for version, cuda in (("2.0", "12.4"), ("2.0+cu130", "13.0"), ("1.0", "12.4"))
+    ]
+    wheels.append({**wheels[1], "version": "2.1+cu130"})
+    found = {key: wheel["version"] for key, wheel in site.choices(wheels).items()}
+    assert found["3.12 2.10 12.8"] == found["3.14 2.13 CPU"] == "2.0"
+    assert found["3.12 2.13 13.0"] == "2.1+cu130"
+    assert next(iter(found)) == "3.14 2.15 13.2"
+    pythons, torches, _ = ({*each} for each in zip(*map(str.split, found), strict=True))
+    assert pythons == {"3.12", "3.13", "3.14"}
+    assert torches == {f"2.{minor}" for minor in range(10, 16)}
+
+
+def test_a_passport_of_another_file_is_refused(forge: Forge, tmp_path: Path) -> None:
+    wheel = forge.wheel()
+    passports.write_passport(wheel, project.Project())
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr("more", "")
+    with pytest.raises(UserError, match="is another file's: run the audit again"):
+        site.make_site(tmp_path / "dist", tmp_path / "site")
+
+
+def test_audit_says_what_is_not_fit(
+    forge: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    forge.unrecorded = {"tinyops/more.py": b""}
+    wheel = forge.wheel()
+    with pytest.raises(SystemExit) as error:
+        cli.main(["audit", str(wheel)])
+    assert "not fit to publish" in str(error.value.code)
+    assert "record: its RECORD is not right about tinyops/more.py" in str(error.value.code)
+    assert "  FAIL  record  its RECORD" in capsys.readouterr().out
+
+
+def test_matrix_is_the_projects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = sources_with_tests(tmp_path / "source", "") / "pyproject.toml"
+    cli.main(["matrix", "small", f"--config={config}"])
+    job = '[{"cell": "3.11-cpu", "label": "cpu", "python": "3.11"}]'
+    assert capsys.readouterr().out == f"build={job}\ntest={job}\ngpu=[]\n"
+    cli.main(["matrix", "full", f"--config={config}"])
+    jobs = dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines())
+    cells = {name: [x["cell"] for x in json.loads(text)] for name, text in jobs.items()}
+    cuda = [f"3.1{minor}-cu130" for minor in range(5)]
+    assert cells == {
+        "build": [*cuda, "3.11-cpu"],
+        "test": [*cuda, "3.11-cpu"],
+        "gpu": ["3.10-cu130"],
+    }
+
+
+def test_one_wheel_serves_all_cells_of_a_stable_project() -> None:
+    options = project.Project(
+        stable="2.13.0", release="12.4", cells=("3.11-*", "3.1?-cu128*", "3.12-release*")
+    )
+    built = {x.name: x.torch for x in options.cells_to_build(options.chosen_cells())}
+    labels = ("cpu", "cu121", "cu124", "cu126", "cu128", "cu130", "cu132", "release")
+    assert built == {f"3.11-{label}": "2.13.0" for label in labels}
+    release = options.releases.cell("3.12-release-torch2.5")
+    assert (release.torch, release.label) == ("2.5.1", "release")
+    assert release.architectures == releases.load().cudas["12.4"].architectures
+    with pytest.raises(UserError, match=r"the option `release` is '12\.5', but one of 12\.1, 12"):
+        print(project.Project(release="12.5").releases)
+
+
+def nox(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """nox, with the torchwheels of these tests."""
+    path = str(Path(releases.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, "-m", "nox", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def maintained(folder: Path) -> Path:
+    """A project with a noxfile of two lines."""
+    sources_with_tests(folder, "")
+    (folder / "noxfile.py").write_text(
+        "from torchwheels.sessions import add_sessions\nadd_sessions()\n"
+    )
+    return folder
+
+
+def test_two_lines_make_the_sessions(tmp_path: Path) -> None:
+    done = nox(maintained(tmp_path / "source"), "--list")
+    names = {*re.findall(r"^[*-] (\S+) ->", done.stdout, re.MULTILINE)}
+    assert names == {
+        *(f"{verb}-3.1{minor}-cu130" for verb in ("build", "test") for minor in range(5)),
+        *("build-3.11-cpu", "test-3.11-cpu", "build", "test", "audit", "index"),
+        *("reproduce", "matrix"),
+    }
+
+
+@pytest.mark.slow
+def test_own_project(own_project: Path) -> None:
+    """The example, from its sources to its index; installs torch: a minute, the first time."""
+    done = nox(own_project, "-s", "test", "audit", "index", TORCHWHEELS_BACKEND="local")
+    assert done.returncode == 0, done.stdout
+    assert "torchwheels: 1 of 1 wheels are fit to publish" in done.stdout
+    (file,) = (own_project / "site" / "wheels").glob("*.passport.json")
+    passport = json.loads(file.read_text())
+    assert passport["wheel"].startswith("own_project-0.1+cpu.torch2.13-cp311-cp311-manylinux_2_")
+    (run,) = passport["tests"]
+    assert (run["cell"], run["passed"], run["skipped"]) == ("3.11-cpu", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["-s", "build-3.14-cu121"],
+            "there is no cell '3.14-cu121' (torch 2.4.1 has no wheel for Python 3.14)",
+        ),
+        (["-s", "test-3.11-cpu", "--", "--require-gup"], "did you mean --require-gpu?"),
+        (["-s", "build", "--", "--backned=local"], "did you mean --backend?"),
+        (["-s", "audit"], "torchwheels: there is no wheel in dist: build one first"),
+        (
+            ["-s", "test-3.11-cpu", "--", "--backend=local"],
+            "there is no wheel for 3.11-cpu in dist: build it with `nox -s build-3.11-cpu`",
+        ),
+    ],
+)
+def test_errors_of_sessions(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = nox(maintained(tmp_path / "source"), *arguments)
+    assert done.returncode != 0
+    assert message in done.stdout
+    assert "Traceback" not in done.stdout

@@ -1,0 +1,172 @@
+"""Reading wheels: what is in their libraries, and whom they serve."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from forged_wheels import CLASSIC, LIBRARY, STABLE, Forge, find_nvcc
+from torchwheels import stable_functions, wheel
+from torchwheels.errors import UserError
+from torchwheels.releases import numbers
+from torchwheels.wheel import GpuCode, Served, read
+
+
+@pytest.fixture
+def forge(tmp_path: Path) -> Forge:
+    return Forge(tmp_path)
+
+
+def test_classic_wheel_serves_one_python_and_one_torch(forge: Forge) -> None:
+    found = read(forge.wheel())
+    assert found.torches == Served(
+        "==2.13.*",
+        f"{LIBRARY} uses at::Tensor::zero_() and 0 more of torch's C++, which changes with every release",
+    )
+    assert found.pythons == Served(
+        "==3.11.*", f"its tag is cp311-cp311; {LIBRARY} has the name of one Python's module"
+    )
+    assert found.cuda == Served("", "no library uses CUDA")
+
+
+def test_torch_of_a_classic_wheel_is_read_from_its_build_record(forge: Forge) -> None:
+    forge.requires = ["torch"]
+    assert read(forge.wheel()).torches.what == "==2.13.*"
+    forge.replaced["torchwheels.json"] = None
+    assert read(forge.wheel()).torches.what is None
+
+
+def test_stable_wheel_serves_torch_from_its_newest_function_on(forge: Forge) -> None:
+    forge.make_stable()
+    found = read(forge.wheel())
+    assert found.torches == Served(
+        ">=2.10",
+        "of torch's stable ABI, tinyops/_C.so uses torch_call_dispatcher, which is in it from 2.10 on",
+    )
+    assert found.pythons == Served("", "its tag is py3-none; no library uses Python")
+
+
+def test_functions_of_the_wheel_itself_are_not_torchs(forge: Forge) -> None:
+    forge.make_stable('extern "C" void torch_tiny(); void f() { torch_tiny(); }')
+    forge.files["tinyops/_more.so"] = forge.compile('extern "C" void torch_tiny() {}')
+    assert read(forge.wheel()).torches == Served("", "no library uses a function of torch")
+
+
+def test_optional_functions_are_not_needed(forge: Forge) -> None:
+    """What is weak may be missing: the library asks whether it is there."""
+    optional = "__attribute__((weak)) void torch_library_def_with_tags();"
+    use = "void* g() { return (void*)torch_library_def_with_tags; }"
+    forge.make_stable(f'{STABLE} extern "C" {optional} {use}')
+    assert read(forge.wheel()).torches.what == ">=2.10"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "what", "why"),
+    [
+        ("PyList_New", ">=3.10", "PyList_New, which is in the Limited API from 3.2 on"),
+        (
+            "PyObject_Vectorcall",
+            ">=3.10",
+            "PyObject_Vectorcall, which is in the Limited API from 3.12",
+        ),
+        ("_PyList_Extend", ">=3.10", "_PyList_Extend, which is not in the Limited API"),
+    ],
+    ids=["old", "new", "outside"],
+)
+def test_limited_api(forge: Forge, symbol: str, what: str, why: str) -> None:
+    code = f'extern "C" void {symbol}(); void f() {{ {symbol}(); }}'
+    forge.tag, forge.files = "cp310-abi3", {"tinyops/_C.abi3.so": forge.compile(CLASSIC + code)}
+    found = read(forge.wheel()).pythons
+    assert found.what == what
+    assert why in found.why
+
+
+def test_symbols_and_needed_libraries(forge: Forge) -> None:
+    code = "#include <cstdio>\nvoid f(); void g() { f(); std::puts(nullptr); }"
+    needed = [forge.stub("libtorch_cpu.so"), forge.stub("libc10.so")]
+    library = wheel.read_library(forge.compile(code, *needed, flags=["-Wl,-rpath,/a:$ORIGIN"]))
+    assert library.needed[:2] == ("libtorch_cpu.so", "libc10.so")
+    assert library.rpath == ("/a", "$ORIGIN")
+    assert library.undefined["_Z1fv"] == ""
+    assert re.fullmatch(r"GLIBC_2\.\d+(\.\d+)?", library.undefined["puts"])
+    assert "_Z1gv" in library.defined
+    assert (library.soname, library.gpu_code) == (None, GpuCode())
+    assert not library.start_up_sets_fast_math
+
+
+def test_gpu_code(forge: Forge, tmp_path: Path) -> None:
+    nvcc = find_nvcc(tmp_path)
+    forge.make_cuda(nvcc.compile("sm_80", "sm_90a", "compute_75"))
+    found = read(forge.wheel())
+    code = found.libraries[LIBRARY].gpu_code
+    assert code.machine_code == {"8.0", "9.0a"}
+    assert code.ptx == {"7.5"}
+    assert re.fullmatch(r"13\.\d", code.toolkit or "")
+    assert found.cuda == Served("==13.*", f"{LIBRARY} needs libcudart.so.13")
+    forge.files[LIBRARY] = forge.compile(CLASSIC, nvcc.compile("sm_80", "sm_90a", "compute_75"))
+    assert read(forge.wheel()).cuda.why.endswith(f"{code.toolkit}, and needs no library of CUDA")
+
+
+def test_gpu_code_without_a_kernel(forge: Forge, tmp_path: Path) -> None:
+    """nvcc embeds a module into each object, whether there is a kernel in it or not."""
+    empty = find_nvcc(tmp_path).compile("sm_80", "compute_80", source="void host() {}")
+    forge.make_cuda(empty)
+    assert not read(forge.wheel()).libraries[LIBRARY].gpu_code
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "64-bit ELF: type=ET_EXEC, ABI=8, sm=90a, toolkit=12.4, flags=0x5005a04",
+        "64bit elf: type=2, abi=7, sm=50, toolkit=124, flags = 0x320532",
+    ],
+    ids=["new", "old"],
+)
+def test_toolkit_of_machine_code(line: str) -> None:
+    assert wheel.toolkit_version(["arch = sm_50", line]) == "12.4"
+
+
+def test_demangled_names() -> None:
+    assert wheel.demangle("_ZN3c105ErrorD1Ev") == "c10::Error::~Error()"
+    assert wheel.demangle("torch_list_size") == "torch_list_size"
+
+
+def test_list_of_stable_functions_agrees_with_the_torch_at_hand() -> None:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        pytest.skip("torch is not installed")
+    release, declared = stable_functions.declared(Path(spec.origin).parent.parent)
+    listed = stable_functions.first_releases().items()
+    assert {x for x, first in listed if numbers(first) <= numbers(release)} == declared
+
+
+def test_what_is_no_archive(tmp_path: Path) -> None:
+    path = tmp_path / "tinyops-1.0-py3-none-any.whl"
+    path.write_text("no zip")
+    with pytest.raises(UserError, match=r"-any\.whl is no wheel: File is not a zip file"):
+        read(path)
+    with pytest.raises(UserError, match=r"gone\.whl cannot be read: No such file or directory"):
+        read(tmp_path / "gone.whl")
+
+
+def test_wheel_under_a_wrong_name(forge: Forge) -> None:
+    path = forge.wheel().rename(forge.folder / "tinyops.whl")
+    with pytest.raises(UserError, match=r"tinyops\.whl is not named <project>-<version>-"):
+        read(path)
+
+
+def test_wheel_without_metadata(forge: Forge) -> None:
+    forge.replaced["METADATA"] = None
+    with pytest.raises(UserError, match=r"holds 0 files \*\.dist-info/METADATA"):
+        read(forge.wheel())
+
+
+@pytest.mark.parametrize("length", [1000, 4, 0], ids=["cut short", "its magic alone", "empty"])
+def test_library_that_is_not_whole(forge: Forge, length: int) -> None:
+    forge.files[LIBRARY] = forge.files[LIBRARY][:length]
+    found = read(forge.wheel())
+    with pytest.raises(UserError, match=f"{LIBRARY} is no whole shared library of Linux"):
+        _ = found.libraries
