@@ -151,13 +151,13 @@ def _write_ninja(
 def _write_objects(
     ninja: Any, folder: Path, library: libraries.Library, headers: Path
 ) -> list[str]:
-    cxx_flags = libraries.cxx_flags(library)
+    cxx_flags = libraries.cxx_flags(library, strict=True)
     if library.torch_links:
         cxx_flags += ["-isystem", str(headers)]  # not -I: they are not held to our warnings
     objects = []
     for source in library.sources(ROOT / "csrc"):
         cuda = source.suffix == ".cu"
-        flags = libraries.nvcc_flags(architectures()) if cuda else cxx_flags
+        flags = libraries.nvcc_flags(architectures(), strict=True) if cuda else cxx_flags
         target = str(_relative(folder / "objects" / f"{source.relative_to(ROOT / 'csrc')}.o"))
         rule = "cuda" if cuda else "cxx"
         ninja.build(target, rule, str(_relative(source)), variables={"flags": _words(*flags)})

@@ -13,8 +13,7 @@ from pathlib import Path
 _REQUIREMENTS = Path(__file__).parents[1] / "package" / "extops" / "_requirements.py"
 STABLE_TORCH: tuple[int, int] = runpy.run_path(str(_REQUIREMENTS))["STABLE_TORCH"]
 
-HOST_FLAGS = ("-O3", "-fPIC", "-fvisibility=hidden")
-WARNINGS = ("-Wall", "-Wextra", "-Werror")
+HOST_FLAGS = ("-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra")
 CXX_STANDARD = "-std=c++17"
 
 # Added to the above where memory accesses and arithmetic are to be checked at run time.
@@ -108,20 +107,21 @@ def gencode_flags(architectures: tuple[str, ...]) -> list[str]:
     return flags
 
 
-def nvcc_flags(architectures: tuple[str, ...]) -> list[str]:
-    """All flags of nvcc for the CUDA kernels, those of the host compiler among them."""
-    host = ",".join(flag for flag in (*HOST_FLAGS, *WARNINGS) if flag != "-O3")
+def nvcc_flags(architectures: tuple[str, ...], *, strict: bool) -> list[str]:
+    """All flags of nvcc for the CUDA kernels; where `strict`, a warning is an error."""
+    errors = ["-Werror"] if strict else []
+    host = ",".join(flag for flag in (*HOST_FLAGS, *errors) if flag != "-O3")
     return [
         "-O3",
         CXX_STANDARD,
         f"-Xcompiler={host}",
-        "-Werror=all-warnings",
+        *(["-Werror=all-warnings"] if strict else []),
         "-Wno-deprecated-gpu-targets",
         "-Xfatbin=-compress-all",
         *gencode_flags(architectures),
     ]
 
 
-def cxx_flags(library: Library) -> list[str]:
-    """All flags of the C++ compiler for the sources of `library`."""
-    return [CXX_STANDARD, *HOST_FLAGS, *WARNINGS, *library.cxx_flags]
+def cxx_flags(library: Library, *, strict: bool) -> list[str]:
+    """All flags of the C++ compiler for the sources of `library`; where `strict`, a warning is an error."""
+    return [CXX_STANDARD, *HOST_FLAGS, *(["-Werror"] if strict else []), *library.cxx_flags]

@@ -7,8 +7,9 @@ tested everywhere.
 from __future__ import annotations
 
 import functools
+import itertools
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -443,22 +444,20 @@ by_writable_layout = pytest.mark.parametrize(
 class Call:
     """A call of a registered operator."""
 
-    arguments: tuple[Tensor | None, ...]
+    arguments: tuple[Tensor | float | None, ...]
     keywords: Mapping[str, Any]
 
     def requiring_grad(self) -> Call:
         return Call(
             tuple(
-                tensor.detach().requires_grad_()
-                if tensor is not None and tensor.is_floating_point()
-                else tensor
-                for tensor in self.arguments
+                x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
+                for x in self.arguments
             ),
             self.keywords,
         )
 
 
-def call(*arguments: Tensor | None, **keywords: Any) -> Call:
+def call(*arguments: Tensor | float | None, **keywords: Any) -> Call:
     return Call(arguments, keywords)
 
 
@@ -524,29 +523,23 @@ def lltm_sequence_backward_calls(make: Maker) -> Iterator[Call]:
         yield call(*arguments(*sizes), None)
 
 
-def elementwise_calls(make: Maker, arguments: int, out: bool) -> Iterator[Call]:
+def elementwise_calls(make: Maker, operator: _schemas.Operator) -> Iterator[Call]:
     """Calls of an elementwise operator: its first two inputs broadcast where it has as many."""
-    shapes = {"square": (4, 5), "scalar": (), "empty": (0, 3)}
-    for shape in shapes.values():
-        yield elementwise_call([make(*shape) for _ in range(arguments)], make(*shape), out)
+    inputs = len(operator.arguments) - bool(operator.out)
+    numbers = [0.5 + place for place in range(operator.numbers)]
+
+    def with_output(tensors: Iterable[Tensor], output: Tensor) -> Call:
+        out = {operator.out: output} if operator.out else {}
+        return call(*itertools.islice(tensors, inputs), *numbers, **out)
+
+    for shape in ((4, 5), (), (0, 3)):
+        yield with_output((make(*shape) for _ in range(inputs)), make(*shape))
     laid_out = [transposed(make(4, 5)), sliced(make(4, 5)), make(4, 5)]
-    yield elementwise_call(laid_out[:arguments], transposed(make(4, 5)), out)
-    images = [make(2, 3, 4, 5).to(memory_format=torch.channels_last) for _ in range(arguments)]
-    yield elementwise_call(images, make(2, 3, 4, 5), out)
+    yield with_output(itertools.cycle(laid_out), transposed(make(4, 5)))
+    image = make(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    yield with_output((torch.randn_like(image) for _ in range(inputs)), make(2, 3, 4, 5))
     broadcast = [make(4, 1), make(5), make(1, 1).expand(4, 5)]
-    yield elementwise_call(broadcast[:arguments], make(4, 5 if arguments > 1 else 1), out)
-
-
-def elementwise_call(inputs: list[Tensor], output: Tensor, out: bool) -> Call:
-    return call(*inputs, out=output) if out else call(*inputs)
-
-
-def calls_by_schema(name: str) -> Callable[[Maker], Iterator[Call]]:
-    """Calls of an elementwise operator."""
-    arguments = getattr(torch.ops.extops, name).default._schema.arguments
-    written = sum(argument.alias_info is not None for argument in arguments)
-    inputs = len(arguments) - written
-    return lambda make: elementwise_calls(make, inputs, out=bool(written))
+    yield with_output(itertools.cycle(broadcast), make(4, 5 if inputs > 1 else 1))
 
 
 def registered_names() -> list[str]:
@@ -560,5 +553,7 @@ WITH_TABLES: Mapping[str, Callable[[Maker], Iterator[Call]]] = {
     name: calls_by_table(name) for name in registered_names() if _schemas.OPERATORS[name].sizes
 } | {"lltm_sequence": lltm_sequence_calls, "lltm_sequence_backward": lltm_sequence_backward_calls}
 REGISTERED: Mapping[str, Callable[[Maker], Iterator[Call]]] = WITH_TABLES | {
-    name: calls_by_schema(name) for name in registered_names() if name not in WITH_TABLES
+    name: functools.partial(elementwise_calls, operator=_schemas.OPERATORS[name])
+    for name in registered_names()
+    if name not in WITH_TABLES
 }

@@ -429,7 +429,8 @@ def not_bad(name: str) -> set[str]:
     if name in WITH_TABLES or first.keywords:
         return set()
     alone = {"another_dtype", "another_device", "larger", "smaller"}
-    return {"more_dimensions"} | (alone if len(first.arguments) == 1 else set())
+    tensors = [x for x in first.arguments if isinstance(x, Tensor)]
+    return {"more_dimensions"} | (alone if len(tensors) == 1 else set())
 
 
 def free_size(name: str) -> int | None:
@@ -468,7 +469,7 @@ def with_each_made_bad(
 ) -> list[Call]:
     calls = []
     for place, tensor in enumerate(call.arguments):
-        if tensor is not None and place != but:
+        if isinstance(tensor, Tensor) and place != but:
             arguments = list(call.arguments)
             arguments[place] = make_bad(tensor)
             calls.append(Call(tuple(arguments), call.keywords))

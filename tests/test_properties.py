@@ -43,21 +43,20 @@ by_registered = pytest.mark.parametrize("name", REGISTERED)
 dtypes = st.sampled_from(DTYPES)
 sizes = st.integers(0, 9)
 any_shape = hypothesis_numpy.array_shapes(min_dims=0, max_dims=5, min_side=0, max_side=5)
-two_shapes = hypothesis_numpy.mutually_broadcastable_shapes(
-    num_shapes=2, max_dims=5, min_side=0, max_side=4
-).map(lambda shapes: shapes.input_shapes)
 
 
-SHAPES_OF_ELEMENTWISE: dict[int, st.SearchStrategy[tuple[Shape, ...]]] = {
-    1: any_shape.map(lambda shape: (shape,)),
-    2: two_shapes,
-}
+def shapes_that_broadcast(count: int) -> st.SearchStrategy[tuple[Shape, ...]]:
+    if count == 1:
+        return any_shape.map(lambda shape: (shape,))
+    return hypothesis_numpy.mutually_broadcastable_shapes(
+        num_shapes=count, max_dims=5, min_side=0, max_side=4
+    ).map(lambda shapes: shapes.input_shapes)
 
 
 def shapes_of(operator: Operator) -> st.SearchStrategy[tuple[Shape, ...]]:
     schema = _schemas.OPERATORS[operator.name]
     if not schema.sizes:
-        return SHAPES_OF_ELEMENTWISE[len(operator.arguments)]
+        return shapes_that_broadcast(len(operator.arguments))
     drawn = {size: st.integers(1, 3) if size == "time" else sizes for size in schema.sizes}
     rows = {row.name: row for row in schema.arguments}
     return st.fixed_dictionaries(drawn).map(
@@ -327,16 +326,16 @@ def test_what_tracing_accepts_the_kernels_accept(
     call = data.draw(st.sampled_from(calls[:3]))
     arguments: list[Any] = list(call.arguments)
     for place in sorted(data.draw(st.sets(st.sampled_from(range(len(arguments))), max_size=2))):
-        if arguments[place] is not None:
+        if isinstance(arguments[place], Tensor):
             shape = data.draw(st.one_of(near(arguments[place].shape), any_shape))
             arguments[place] = data.draw(numbers(tuple(shape))).to(arguments[place])
     actual = shapes_or_refusal(name, Call(tuple(arguments), call.keywords))
-    on_meta = [x if x is None else torch.empty_like(x, device="meta") for x in arguments]
-    keywords = {
-        key: torch.empty_like(x, device="meta") if isinstance(x, Tensor) else x
-        for key, x in call.keywords.items()
-    }
-    assert actual == shapes_or_refusal(name, Call(tuple(on_meta), keywords))
+
+    def on_meta(x: Any) -> Any:
+        return torch.empty_like(x, device="meta") if isinstance(x, Tensor) else x
+
+    keywords = {key: on_meta(x) for key, x in call.keywords.items()}
+    assert actual == shapes_or_refusal(name, Call(tuple(map(on_meta, arguments)), keywords))
 
 
 @st.composite

@@ -1,5 +1,6 @@
 // The elementwise operators, a line each: the function of one element, and the schema. What takes (a!) is an output of
-// the caller's; a result named grad_x is laid out like x, any other like the first input of its shape.
+// the caller's; numbers, such as `float slope=0.01`, come last; a result named grad_x is laid out like x, any other
+// like the first input of its shape.
 #pragma once
 
 #include "multiply.h"

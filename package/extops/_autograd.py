@@ -95,7 +95,8 @@ def _register_publicly(name: str, composite: Callable[..., Any]) -> None:
     """By names that torch promises to keep: slower, and without forward-mode AD, which raises an error."""
 
     def save_with_options(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
+        ctx.numbers = [x for x in inputs if isinstance(x, (int, float))]  # they come last
+        ctx.save_for_backward(*inputs[: len(inputs) - len(ctx.numbers)])
         ctx.options = keyword_only_inputs
 
     def save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -103,11 +104,12 @@ def _register_publicly(name: str, composite: Callable[..., Any]) -> None:
 
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         def outputs(*inputs: Tensor | None) -> tuple[Tensor, ...]:
-            result = composite(*inputs, **ctx.options)
+            result = composite(*inputs, *ctx.numbers, **ctx.options)
             return result if isinstance(result, tuple) else (result,)
 
         needs = ctx.needs_input_grad[: len(ctx.saved_tensors)]
-        return composite_gradients(outputs, ctx.saved_tensors, needs, grad_outputs)
+        found = composite_gradients(outputs, ctx.saved_tensors, needs, grad_outputs)
+        return *found, *(None for _ in ctx.numbers)
 
     if not name.endswith("_backward"):  # called only where the private names are in use
         keep = save_with_options if "*, " in _schemas.OPERATORS[name].schema else save

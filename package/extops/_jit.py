@@ -94,8 +94,8 @@ def build_libraries(csrc: Path, binding: str) -> dict[str, Path]:
         built[library.name] = load(
             library.name,
             library.sources(csrc.resolve()),
-            recipes.cxx_flags(library),
-            recipes.nvcc_flags(_architectures()) if library.cuda else None,
+            recipes.cxx_flags(library, strict=False),
+            recipes.nvcc_flags(_architectures(), strict=False) if library.cuda else None,
             [_quoted(x) for link in links for x in (link, f"-Wl,-rpath,{Path(link).parent}")],
             cuda=library.cuda,
         )

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_char_p, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_double, c_int32, c_int64, c_void_p
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -462,19 +462,20 @@ def _generic(operator: _schemas.Operator, device: Device, *tensors: Tensor | Non
 # -- elementwise operators
 
 
-def _elementwise(operator: _schemas.Operator, index: int, device: Device, *tensors: Tensor) -> Any:
+def _elementwise(operator: _schemas.Operator, index: int, device: Device, *arguments: Any) -> Any:
     """Calls kernel ``index`` of csrc/kernels/elementwise.h."""
+    tensors, numbers = operator.split(arguments)
     new = operator.new_results(*tensors)
     inputs, outputs = (tensors[:-1], tensors[-1:]) if operator.out else (tensors, new)
     shape = outputs[0].shape
     operands = (*outputs, *inputs)
-    numbers = [*shape, *(number for x in operands for number in _broadcast_strides(x, shape))]
-    geometry = (c_int64 * len(numbers))(*numbers)
+    extents = [*shape, *(stride for x in operands for stride in _broadcast_strides(x, shape))]
+    geometry = (c_int64 * len(extents))(*extents)
     data = (c_void_p * len(operands))(*(x.data_ptr() for x in operands))
     dtype, count = _DTYPES[inputs[0].dtype], outputs[0].numel()
     kernel = _elementwise_kernel(device, index)
-    arguments = dtype, len(shape), geometry, data
-    device.run(operator.name, outputs[0], count, _POINTWISE_GRAIN, kernel, *arguments)
+    given = dtype, len(shape), geometry, data, (c_double * len(numbers))(*numbers)
+    device.run(operator.name, outputs[0], count, _POINTWISE_GRAIN, kernel, *given)
     return None if operator.out else new if len(new) > 1 else new[0]
 
 
@@ -482,7 +483,7 @@ def _elementwise(operator: _schemas.Operator, index: int, device: Device, *tenso
 def _elementwise_kernel(device: Device, index: int) -> Kernel:
     kernels = device.entry("elementwise", ctypes.POINTER(c_void_p * 2), ctypes.c_size_t)
     run = kernels(index).contents[1]
-    return ctypes.CFUNCTYPE(c_char_p, c_int32, c_int64, c_void_p, c_void_p, *device.where)(run)
+    return ctypes.CFUNCTYPE(c_char_p, c_int32, c_int64, *[c_void_p] * 3, *device.where)(run)
 
 
 def _broadcast_strides(tensor: Tensor, shape: torch.Size) -> list[int]:

@@ -1,4 +1,6 @@
-"""Declares operators that take only tensors and have one result: eager calls, gradients, behaviour in transforms."""
+"""Declares operators of tensors, and then of numbers, that have one result: eager calls, gradients, behaviour in
+transforms.
+"""
 
 import functools
 import inspect
@@ -24,13 +26,15 @@ class Gradient(Protocol):
     """The backward of an operator, on tensors that the kernels take."""
 
     def save(self, ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Keeps what :meth:`backward` needs, as ``torch.autograd.Function`` does; nothing unless overridden."""
+        """Keeps what :meth:`backward` needs of the tensors, as ``torch.autograd.Function`` does; nothing unless
+        overridden. The numbers are in ``ctx.numbers``.
+        """
         return
 
     def backward(
         self, ctx: Any, grad_output: Tensor, reference: Callable[..., Tensor]
     ) -> tuple[Tensor | None, ...]:
-        """A gradient for each input; None where ``ctx.needs_input_grad`` is False.
+        """A gradient for each tensor; None where ``ctx.needs_input_grad`` is False.
 
         Only of differentiable PyTorch calls where ``_autograd.needs_composite()``.
         """
@@ -47,7 +51,7 @@ class StraightThrough(Gradient):
 
 
 class ByKernel(Gradient):
-    """An operator ``<name>_backward`` takes ``grad_output`` and all inputs, and gives all gradients."""
+    """An operator ``<name>_backward`` takes ``grad_output`` and all arguments, and gives all gradients."""
 
     def __init__(self, name: str) -> None:
         self.operator = _autograd.eager(name)
@@ -67,9 +71,9 @@ class ByKernel(Gradient):
                 lambda *x: (reference(*x),), inputs, needs, upstream
             )
         with below_autograd():
-            gradients = self.operator(grad_output, *inputs)
+            gradients = self.operator(grad_output, *inputs, *ctx.numbers)
         gradients = (gradients,) if isinstance(gradients, Tensor) else gradients
-        needed = zip(ctx.needs_input_grad, gradients, inputs, strict=True)
+        needed = zip(ctx.needs_input_grad[: len(inputs)], gradients, inputs, strict=True)
         return tuple(g.sum_to_size(x.shape) if needs else None for needs, g, x in needed)
 
 
@@ -87,16 +91,23 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
         signature = inspect.signature(reference)
         save = gradient.save
         names = tuple(signature.parameters)
+        tensors = len(schema.arguments)
+        parameters = signature.parameters.items()
+        defaults = {x: it.default for x, it in parameters if it.default is not it.empty}
         composite: Callable[..., Any] = reference
 
-        def forward(ctx: Any, *inputs: Tensor) -> Tensor:
+        def forward(ctx: Any, *inputs: Any) -> Tensor:
             with below_autograd():
                 output: Tensor = fast(*inputs)
-            save(ctx, inputs, output)
+            ctx.numbers = inputs[tensors:]
+            save(ctx, inputs[:tensors], output)
             return output
 
         def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-            return gradient.backward(ctx, grad_output, composite)
+            def with_numbers(*inputs: Tensor) -> Any:
+                return composite(*inputs, *ctx.numbers)
+
+            return *gradient.backward(ctx, grad_output, with_numbers), *(None for _ in ctx.numbers)
 
         methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         apply = _private.apply(type(name, (torch.autograd.Function,), methods))
@@ -106,26 +117,29 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
 
         def transformed(*inputs: Any) -> Any:
             if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
-                schema.check(*inputs)
+                schema.check(*inputs[:tensors])
             return registered(*inputs)
 
         @functools.wraps(reference)
         def call(*inputs: Any, **named: Any) -> Any:
-            if named:
-                inputs += tuple([named.pop(x) for x in names[len(inputs) :] if x in named])
+            if named or len(inputs) < len(names):
+                for x in names[len(inputs) :]:
+                    if x not in named and x not in defaults:
+                        break
+                    inputs += (named.pop(x) if x in named else defaults[x],)
                 if named:
                     signature.bind(*inputs, **named)  # raises Python's error for such a call
             try:
                 if not is_plain():
                     return transformed(*inputs)
-                for x in inputs:
+                for x in inputs[:tensors]:
                     if x.requires_grad and is_grad_enabled():
                         return apply(*inputs)
                 with below_autograd():
                     return fast(*inputs)
             except _checks.FAILURES as error:
                 signature.bind(*inputs)
-                _checks.explain(schema.check, *inputs)
+                _checks.explain(schema.check, *inputs[:tensors])
                 if isinstance(error, RuntimeError):
                     _errors.raise_original(error, name, *inputs)
                 raise
@@ -138,9 +152,16 @@ def operator(name: str, gradient: Gradient) -> Callable[[Callable[P, Tensor]], C
 def register_backward(name: str, reference: Callable[..., Tensor]) -> None:
     """Makes the operator that computes another one's gradient differentiable: compiled code calls it."""
 
-    def composite(*tensors: Tensor) -> Any:
+    split = _schemas.OPERATORS[name].split
+
+    def composite(*arguments: Any) -> Any:
+        tensors, numbers = split(arguments)
         grad_output, *inputs = torch.broadcast_tensors(*tensors)
-        _, pull_back = cast("Any", torch.func.vjp)(reference, *inputs)
+
+        def of_tensors(*x: Tensor) -> Any:
+            return reference(*x, *numbers)
+
+        _, pull_back = cast("Any", torch.func.vjp)(of_tensors, *inputs)
         gradients = pull_back(grad_output)
         return gradients if len(gradients) > 1 else gradients[0]
 

@@ -46,8 +46,15 @@ class Operator:
     results: tuple[Row, ...]
     out: str = ""
     """The argument that an elementwise operator writes into; empty where its results are new tensors."""
+    numbers: int = 0
+    """How many an elementwise operator takes after its tensors."""
     sizes: tuple[str, ...] = ()
     """Of a table: in the order of the kernel's struct."""
+
+    def split(self, arguments: Sequence[Any]) -> tuple[Sequence[Any], Sequence[float]]:
+        """The tensors, and the numbers after them, which only elementwise operators take."""
+        count = len(self.arguments)
+        return arguments[:count], arguments[count:]
 
     def check(self, *tensors: Tensor | None, op: str = "") -> dict[str, int]:
         """Compares the arguments with what the operator takes; returns the sizes of a table.
@@ -110,9 +117,8 @@ class Operator:
             batch_first = bool(sequences) and is_batch_first(sequences[0])
             shapes = (shape_of(row, sizes) for row in self.results)
             return tuple(_new(shape, like, batch_first) for shape in shapes)
-        named = {
-            row.name: x for row, x in zip(self.arguments, tensors, strict=True) if x is not None
-        }
+        arguments = zip(self.arguments, tensors[:count], strict=True)
+        named = {row.name: x for row, x in arguments if x is not None}
         shape = _checks.broadcast_shape(self.name, list(named.items()))
         return tuple(
             _new_elementwise(named, row.name.removeprefix("grad_"), shape) for row in self.results
@@ -205,4 +211,5 @@ def _parse(schema: str, sizes: str, rows: str) -> Operator:
         tuple(Row(row) for _, row in found),
         tuple(Row(row) for row in re.findall(r"Tensor ?(\w*)", results)),
         out="".join(row for mark, row in found if mark),
+        numbers=arguments.count("float "),
     )

@@ -18,7 +18,8 @@ namespace extops::stable {
 // What a schema says of an operator.
 class ElementwiseSchema {
  public:
-  explicit ElementwiseSchema(const std::string& schema) : op(schema.substr(0, schema.find('('))) {
+  explicit ElementwiseSchema(const std::string& schema)
+      : op(schema.substr(0, schema.find('('))), number_count(count_numbers(schema)) {
     const size_t arrow = schema.find("->");
     for (size_t at = schema.find("Tensor"); at != std::string::npos; at = schema.find("Tensor", at + 1)) {
       const bool is_mutable = schema.compare(at, 10, "Tensor(a!)") == 0;
@@ -38,7 +39,8 @@ class ElementwiseSchema {
 
   std::string op;
   std::vector<std::string> inputs;
-  std::string out;            // empty where all outputs are new
+  std::string out;  // empty where all outputs are new
+  size_t number_count;
   std::vector<size_t> likes;  // for each result, the input that it is laid out like; past the last: any of its shape
 };
 
@@ -50,6 +52,7 @@ struct ElementwiseOperands {
   size_t input_count = 0;
   std::array<Tensor, kMaxOperands> outputs;
   size_t output_count = 0;
+  std::array<double, kMaxOperands> numbers;
 };
 
 // The common shape of inputs that broadcast; `storage` holds it if no input has that shape.
@@ -156,15 +159,17 @@ void call_elementwise(StableIValue* stack, uint64_t, uint64_t) {
   for (size_t k = 0; k < schema.inputs.size(); ++k) {
     operands.inputs[operands.input_count++] = Unbox<Tensor>::call(stack[k]);
   }
-  if (!schema.out.empty()) {  // it comes last
+  if (!schema.out.empty()) {
     operands.outputs[operands.output_count++] = Unbox<Tensor>::call(stack[operands.input_count]);
   }
+  const StableIValue* const numbers = stack + operands.input_count + operands.output_count;
+  for (size_t k = 0; k < schema.number_count; ++k) operands.numbers[k] = Unbox<double>::call(numbers[k]);
   const char* const op = schema.op.c_str();
   const ScalarType dtype = kernel_dtype(op, schema.inputs[0].c_str(), operands.inputs[0]);
   const Geometry geometry = prepare(schema, operands);
   const Tensor& output = operands.outputs[0];
   Device::run(op, output, output.numel(), kPointwiseGrain, [&](auto... where) {
-    return kernel->run(dtype, geometry.dim(), geometry.numbers(), geometry.data(), where...);
+    return kernel->run(dtype, geometry.dim(), geometry.numbers(), geometry.data(), operands.numbers.data(), where...);
   });
   for (size_t k = 0; k < schema.likes.size(); ++k) {
     stack[k] = box(operands.outputs[k].release());

@@ -83,6 +83,11 @@ struct Unbox<std::optional<Tensor>> {
 };
 
 template <>
+struct Unbox<double> {
+  static double call(StableIValue value) { return unbox<double>(value); }
+};
+
+template <>
 struct Unbox<bool> {
   static bool call(StableIValue value) { return unbox<bool>(value); }
 };

@@ -21,7 +21,8 @@ class ElementwiseLoop {
   static constexpr int kInputs = Operands<Function>::kInputs;
   static constexpr int kOperands = kOutputs + kInputs;
 
-  ElementwiseLoop(const ElementwiseLayout<kOperands>& layout, void* const* data) : layout_(layout) {
+  ElementwiseLoop(const ElementwiseLayout<kOperands>& layout, void* const* data, const Function& function)
+      : layout_(layout), function_(function) {
     for (int operand = 0; operand < kOperands; ++operand) data_[operand] = static_cast<T*>(data[operand]);
   }
 
@@ -117,23 +118,25 @@ class ElementwiseLoop {
 #pragma GCC ivdep
     for (int64_t j = 0; j < count; ++j) {
       C results[kOutputs];
-      Function{}(C(load(std::get<Inputs>(inputs)[j]))..., results[Outputs]...);
+      function_(C(load(std::get<Inputs>(inputs)[j]))..., results[Outputs]...);
       (store(std::get<Outputs>(outputs)[j], results[Outputs]), ...);
     }
   }
 
   const ElementwiseLayout<kOperands>& layout_;
+  const Function function_;
   T* data_[kOperands];
 };
 
 template <class Function>
 Error elementwise(
-    ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, int64_t begin, int64_t end) {
+    ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, const double* numbers, int64_t begin,
+    int64_t end) {
   ElementwiseLayout<Operands<Function>::kOutputs + Operands<Function>::kInputs> layout;
   if (const Error error = make_layout(dim, geometry, layout)) return error;
   if (begin >= end) return nullptr;
   return dispatch(dtype, [&](auto scalar) -> Error {
-    const ElementwiseLoop<Function, decltype(scalar)> loop(layout, data);
+    const ElementwiseLoop<Function, decltype(scalar)> loop(layout, data, make_function<Function>(numbers));
     vectorize([&]() __attribute__((always_inline)) { loop.run(begin, end); });
     return nullptr;
   });

@@ -217,8 +217,10 @@ bool count_in_vectors(ElementwiseLayout<kOperands>& layout) {
 }
 
 template <class Function>
-Error elementwise(ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, void* stream_handle) {
-  constexpr Function function;
+Error elementwise(
+    ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, const double* numbers,
+    void* stream_handle) {
+  const Function function = make_function<Function>(numbers);
   constexpr int kOutputs = Operands<Function>::kOutputs;
   constexpr int kInputs = Operands<Function>::kInputs;
   constexpr int kOperands = kOutputs + kInputs;

@@ -7,8 +7,9 @@
 namespace {
 
 template <class Function>
-Error run(ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, void* stream) {
-  return extops::cuda::elementwise<Function>(dtype, dim, geometry, data, stream);
+Error run(
+    ScalarType dtype, int64_t dim, const int64_t* geometry, void* const* data, const double* numbers, void* stream) {
+  return extops::cuda::elementwise<Function>(dtype, dim, geometry, data, numbers, stream);
 }
 
 #define EXTOPS_KERNEL(Function, schema) {schema, &run<extops::Function>},
