@@ -450,7 +450,9 @@ class Call:
     def requiring_grad(self) -> Call:
         return Call(
             tuple(
-                x.detach().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x
+                x.detach().requires_grad_()
+                if isinstance(x, Tensor) and x.is_floating_point()
+                else x
                 for x in self.arguments
             ),
             self.keywords,

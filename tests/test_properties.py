@@ -190,7 +190,7 @@ def test_product_of_special_values(device: str, data: st.DataObject) -> None:
     dtype = data.draw(dtypes)
     a, b = (
         data.draw(laid_out(data.draw(numbers(shape, SPECIAL)).to(device, dtype)))
-        for shape in data.draw(two_shapes)
+        for shape in data.draw(shapes_that_broadcast(2))
     )
     # Twice the digits hold the product, so that it is rounded once.
     wider = torch.float64 if dtype.itemsize >= 4 else torch.float32
@@ -280,7 +280,7 @@ def test_bad_input(operator: Operator, device: str, data: st.DataObject) -> None
 @given(data=st.data())
 def test_bad_out(device: str, data: st.DataObject) -> None:
     dtype = data.draw(dtypes)
-    shapes = data.draw(two_shapes)
+    shapes = data.draw(shapes_that_broadcast(2))
     a, b = (data.draw(numbers(shape)).to(device, dtype) for shape in shapes)
     change = data.draw(st.sampled_from(sorted(CHANGES.keys() - {"none"})))
     with warnings.catch_warnings():
