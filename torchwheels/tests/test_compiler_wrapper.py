@@ -12,6 +12,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from torchwheels import baseline, releases, toolchain
+from torchwheels.wheel import read_library
 
 # Each of these has a newer version on a newer Linux, or is new itself.
 CODE = """
@@ -37,6 +38,84 @@ extern "C" int threads() { return omp_get_max_threads(); }
 extern "C" const char* file() { return __FILE__; }
 """
 
+# With new headers, each of these takes a function or a variable that an old glibc lacks.
+NEWER = """
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <sys/stat.h>
+extern "C" long test(const char* path, const char* text) {
+  auto shared = std::make_shared<int>(1);
+  auto copy = shared;
+  std::random_device device;
+  if (device() == device() && device() == device()) return -1;
+  struct stat status, same;
+  if (stat(path, &status) != 0 || lstat(path, &same) != 0) return -2;
+  if (std::filesystem::file_size(path) != static_cast<std::uintmax_t>(status.st_size)) return -3;
+  std::mutex mutex;
+  std::unique_lock<std::mutex> lock(mutex);
+  std::condition_variable condition;
+  const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+  if (condition.wait_until(lock, until, [] { return false; })) return -4;
+  if (std::chrono::steady_clock::now() < until) return -5;
+  int read = 0;
+  return std::sscanf(text, "%d", &read) == 1 ? *copy + read + std::strtol(text, nullptr, 10) : -6;
+}
+extern "C" void tangent(float* x) { for (int i = 0; i < 8; ++i) x[i] = std::tanh(x[i]); }
+"""
+# What newer_glibc defines, called by name: no glibc has all of it.
+BY_NAME = """
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <pthread.h>
+#include <semaphore.h>
+#include <sys/stat.h>
+#include <time.h>
+extern "C" {
+extern char __libc_single_threaded;
+uint32_t arc4random_uniform(uint32_t);
+long __isoc23_strtol(const char*, char**, int);
+unsigned long long __isoc23_wcstoull(const wchar_t*, wchar_t**, int);
+int __isoc23_sscanf(const char*, const char*, ...);
+int fstatat64(int, const char*, struct stat64*, int);
+int sem_clockwait(sem_t*, clockid_t, const timespec*);
+int test() {
+  if (__libc_single_threaded) return 1;
+  bool seen[3] = {};
+  for (int i = 0; i < 1000; ++i) seen[arc4random_uniform(3)] = true;
+  if (!seen[0] || !seen[1] || !seen[2] || arc4random_uniform(1) != 0) return 2;
+  char* end;
+  const char* text = "-123x";
+  if (__isoc23_strtol(text, &end, 10) != -123 || end != text + 4) return 3;
+  if (__isoc23_wcstoull(L"ff", nullptr, 16) != 255) return 4;
+  int first, second;
+  if (__isoc23_sscanf("7 8", "%d %d", &first, &second) != 2 || first != 7 || second != 8) return 5;
+  struct stat64 status;
+  if (fstatat64(-1, "/", &status, 0) != 0 || !S_ISDIR(status.st_mode)) return 6;
+  if (fstatat64(-1, "/nothing of that name", &status, 0) != -1) return 7;
+  sem_t semaphore;
+  sem_init(&semaphore, 0, 1);
+  timespec until;
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += 20000000;
+  if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, ++until.tv_sec;
+  if (sem_clockwait(&semaphore, CLOCK_MONOTONIC, &until) != 0) return 8;
+  if (sem_clockwait(&semaphore, CLOCK_MONOTONIC, &until) != -1) return 9;
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  const bool early = now.tv_sec < until.tv_sec || (now.tv_sec == until.tv_sec && now.tv_nsec < until.tv_nsec);
+  return early ? 10 : 0;
+}
+}
+"""
+
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -46,9 +125,9 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toolchain.make_wrappers(folder / "compilers", toolchain.host_compiler(), prefixes)
 
 
-def compile(commands: Path, folder: Path, *words: str, name: str = "g++") -> Path:
+def compile(commands: Path, folder: Path, *words: str, name: str = "g++", code: str = CODE) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / "test.cpp").write_text(CODE)
+    (folder / "test.cpp").write_text(code)
     environment = {**os.environ, "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
     command = [name, "-g", "-fPIC", *words, "-o", "test.so"]
     subprocess.run(command, cwd=folder, env=environment, check=True)
@@ -61,6 +140,13 @@ def asked_versions(library: Path) -> set[str]:
         return {version.name for _, versions in section.iter_versions() for version in versions}
 
 
+def taken_from_nobody(library: Path) -> set[str]:
+    """The symbols that neither the library has nor the oldest Linux."""
+    found = read_library(library.read_bytes())
+    allowed = baseline.allowed_versions(releases.load().manylinux)
+    return found.undefined.keys() - baseline.symbols_of_linux(allowed)
+
+
 @pytest.mark.parametrize("name", ["c++", "g++"])
 @pytest.mark.parametrize("libraries", [[], ["-lm", "-lpthread", "-ldl"]])
 def test_library_asks_for_an_old_system_and_runs_here(
@@ -70,6 +156,47 @@ def test_library_asks_for_an_old_system_and_runs_here(
     library = compile(commands, tmp_path, "-shared", source, *libraries, name=name)
     assert asked_versions(library) <= baseline.allowed_versions(releases.load().manylinux)
     assert ctypes.CDLL(str(library)).test(ctypes.c_double(0.0)) == len("1")
+
+
+def test_every_name_of_a_compiler_is_caught(commands: Path, tmp_path: Path) -> None:
+    """A distribution's Python may link with any of them, as Debian's with x86_64-linux-gnu-g++."""
+    folders = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep)]
+    here = {path.name for folder in folders for path in folder.glob("*g++*")}
+    machine = subprocess.run(["gcc", "-dumpmachine"], capture_output=True, text=True, check=True)
+    names = [name for name in here if name.removeprefix(f"{machine.stdout.strip()}-")[:3] == "g++"]
+    assert {"g++"} <= {*names} <= {path.name for path in commands.iterdir()}
+    allowed = baseline.allowed_versions(releases.load().manylinux)
+    for name in names:
+        library = compile(commands, tmp_path, "-shared", "test.cpp", name=name)
+        assert asked_versions(library) <= allowed, name
+
+
+@pytest.mark.parametrize("options", [["-O2"], ["-O2", "-flto"], ["-O3", "-ffast-math"]])
+def test_library_takes_nothing_that_an_old_system_lacks(
+    commands: Path, tmp_path: Path, options: list[str]
+) -> None:
+    library = compile(commands, tmp_path, "-shared", "-std=c++17", *options, "test.cpp", code=NEWER)
+    assert not taken_from_nobody(library)
+    assert ctypes.CDLL(str(library)).test(str(tmp_path / "test.cpp").encode(), b"41") == 83
+
+
+def test_what_a_newer_glibc_brings_works(commands: Path, tmp_path: Path) -> None:
+    library = compile(commands, tmp_path, "-shared", "test.cpp", code=BY_NAME)
+    found = read_library(library.read_bytes())
+    assert not taken_from_nobody(library)
+    assert found.defined.isdisjoint({"__libc_single_threaded", "arc4random_uniform", "fstatat64"})
+    assert ctypes.CDLL(str(library)).test() == 0
+
+
+def test_own_function_of_that_name_is_kept(commands: Path, tmp_path: Path) -> None:
+    own = """
+    #include <random>
+    extern "C" void arc4random_buf(void*, unsigned long) {}
+    extern "C" unsigned arc4random() { return 7; }
+    extern "C" unsigned test() { return std::random_device()(); }
+    """
+    library = compile(commands, tmp_path, "-shared", "test.cpp", code=own)
+    assert not taken_from_nobody(library)
 
 
 def test_two_folders_give_the_same_bytes_without_a_path_of_this_machine(

@@ -1,14 +1,18 @@
-"""Stand-ins for the system's libraries, as they were on the oldest Linux that the wheels serve.
+"""What the linker of a build gets instead of this machine's C and C++ libraries: those of the oldest Linux.
 
-The linker binds a symbol to its newest version, so a library linked against this machine's glibc
-asks for one as new. Linked against a stand-in, which has only the symbols and versions that
-auditwheel's policy allows, it asks for no more than that, whatever machine it was built on.
+Whatever is compiled here follows headers of this machine's glibc, and so asks for what that has. Of
+its symbols each stand-in has those alone, in the versions, that auditwheel's policy allows: the
+linker binds a library to them. What only newer ones have comes from the sources in newer_glibc.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
 import re
 import subprocess
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,8 @@ from auditwheel.architecture import Architecture
 from auditwheel.libc import Libc
 from auditwheel.policy import WheelPolicies
 from elftools.elf.elffile import ELFFile
+
+from torchwheels.errors import UserError
 
 LIBRARIES = (
     "libstdc++.so.6",
@@ -38,15 +44,22 @@ _DATA = {  # the kinds of symbols that are no functions, and how the assembler i
 }
 
 
+NEWER_GLIBC = Path(__file__).parent / "wrappers" / "newer_glibc"
+"""Sources of what newer headers ask for, written with what the oldest glibc has."""
+
+
 def make_stand_ins(folder: Path, compiler: str, manylinux: str) -> None:
-    """Makes the stand-ins, by the names that the linker looks for: `libm.so` and so on."""
+    """Makes the stand-ins, by the names that the linker looks for: `libm.so` and so on.
+
+    Beside them are libnewer_glibc.a, and in `include` a header that comes before the system's.
+    """
     folder.mkdir(parents=True)
     allowed = allowed_versions(manylinux)
     for name in LIBRARIES:
-        asked = subprocess.run(
-            [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
-        )
-        symbols = _symbols(Path(asked.stdout.strip()), allowed)
+        versions = _versions(name)
+        symbols = _newest(versions, allowed)
+        if name == "libmvec.so.1":
+            _hide_vector_functions(folder / "include", versions.keys() - symbols.keys())
         target = folder / f"{name.partition('.so')[0]}.so"
         script = target.with_suffix(".map")
         script.write_text(_version_script(symbols))
@@ -57,6 +70,34 @@ def make_stand_ins(folder: Path, compiler: str, manylinux: str) -> None:
             text=True,
             check=True,
         )
+    _make_newer_glibc(folder / "libnewer_glibc.a", compiler)
+
+
+def _hide_vector_functions(folder: Path, functions: Set[str]) -> None:
+    """Has the compiler, under -ffast-math, make no calls of functions that are too new.
+
+    `functions` are such as `_ZGVbN4v_tanhf`, four of tanhf at once.
+    """
+    names = sorted({function.rpartition("_")[2] for function in functions})
+    lines = [f"#undef __DECL_SIMD_{name}\n#define __DECL_SIMD_{name}" for name in names]
+    header = folder / "bits" / "math-vector.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("\n".join(["#include_next <bits/math-vector.h>", *lines, ""]))
+
+
+def _make_newer_glibc(archive: Path, compiler: str) -> None:
+    """An object for each source, so that a library takes no more than it asks for.
+
+    What is in it is hidden and weak: nobody else's, and nothing where the project has its own.
+    """
+    objects = []
+    for source in sorted(NEWER_GLIBC.glob("*.c")):
+        objects.append(archive.with_name(f"{source.stem}.o"))
+        flags = ["-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+        command = [compiler, *flags, "-x", "c", "-c", source, "-o", objects[-1]]
+        subprocess.run(command, check=True)
+        subprocess.run(["objcopy", "--weaken", objects[-1]], check=True)
+    subprocess.run(["ar", "rcsD", archive, *objects], check=True)
 
 
 def allowed_versions(manylinux: str) -> frozenset[str]:
@@ -71,10 +112,48 @@ def allowed_versions(manylinux: str) -> frozenset[str]:
     )
 
 
-def _symbols(library: Path, allowed: frozenset[str]) -> dict[str, tuple[str, str]]:
-    """For each symbol with an allowed version: the newest such, and the symbol's kind."""
-    found: dict[str, tuple[str, str]] = {}
-    with library.open("rb") as file:
+def symbols_of_linux(allowed: frozenset[str]) -> frozenset[str]:
+    """All that a Linux with the `allowed` versions has in its C and C++ libraries.
+
+    Read from this machine's: newer ones keep what they had.
+    """
+    return frozenset(name for library in LIBRARIES for name in _newest(_versions(library), allowed))
+
+
+def first_version(symbol: str) -> str | None:
+    """The oldest version that this machine's C and C++ libraries have of `symbol`."""
+    found = [version for library in LIBRARIES for version in _versions(library).get(symbol, ())]
+    return min(found, key=_order, default=None)
+
+
+class _LinkMap(ctypes.Structure):
+    """The beginning of glibc's `struct link_map`: a library that is loaded."""
+
+    _fields_ = (("address", ctypes.c_void_p), ("path", ctypes.c_char_p))
+
+
+def _path_here(library: str) -> Path | None:
+    """Where this machine has a library; None where it has none, as of libmvec on some processors."""
+    try:
+        loaded = ctypes.CDLL(library)
+    except OSError:
+        return None
+    found = ctypes.POINTER(_LinkMap)()
+    RTLD_DI_LINKMAP = 2
+    dlinfo = ctypes.CDLL("libdl.so.2").dlinfo
+    if dlinfo(ctypes.c_void_p(loaded._handle), RTLD_DI_LINKMAP, ctypes.byref(found)) != 0:
+        raise UserError(f"the system does not say where it has {library}")
+    return Path(os.fsdecode(found.contents.path))
+
+
+@functools.cache
+def _versions(library: str) -> dict[str, dict[str, str]]:
+    """The symbols of a library of this machine: for each its versions, with the kind of symbol."""
+    path = _path_here(library)
+    found: dict[str, dict[str, str]] = {}
+    if path is None:
+        return found
+    with path.open("rb") as file:
         elf: Any = ELFFile(file)
         definitions = elf.get_section_by_name(".gnu.version_d").iter_versions()
         versions = {entry["vd_ndx"]: next(names).name for entry, names in definitions}
@@ -87,11 +166,20 @@ def _symbols(library: Path, allowed: frozenset[str]) -> dict[str, tuple[str, str
             # The highest bit only says that the version is for old programs.
             version = versions[number["ndx"] & 0x7FFF]
             # Each version is a symbol, too, which the linker makes by itself.
-            if version not in allowed or version == symbol.name:
-                continue
-            known = found.get(symbol.name)
-            if known is None or _order(version) > _order(known[0]):
-                found[symbol.name] = (version, symbol["st_info"]["type"])
+            if version != symbol.name:
+                found.setdefault(symbol.name, {})[version] = symbol["st_info"]["type"]
+    return found
+
+
+def _newest(
+    versions: dict[str, dict[str, str]], allowed: frozenset[str]
+) -> dict[str, tuple[str, str]]:
+    """For each symbol with an allowed version: the newest such, and the symbol's kind."""
+    found = {}
+    for name, kinds in versions.items():
+        if possible := allowed.intersection(kinds):
+            version = max(possible, key=_order)
+            found[name] = version, kinds[version]
     return found
 
 

@@ -199,12 +199,16 @@ def _variables(build: _Build) -> dict[str, str]:
     ]
     memory = toolchain.MEMORY_PER_JOB["cuda" if cell.cuda else "cpu"]
     jobs = str(toolchain.parallel_jobs(build.project.memory_per_job or memory))
-    variables = environments.clean_variables(build.home) | {
-        "PATH": os.pathsep.join(map(str, commands)),
-        "MAX_JOBS": jobs,
-        "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", _SINCE_1980),
-        "FORCE_CUDA": "1" if toolkit else "0",
-    }
+    variables = (
+        environments.clean_variables(build.home)
+        | toolchain.compiler_variables()
+        | {
+            "PATH": os.pathsep.join(map(str, commands)),
+            "MAX_JOBS": jobs,
+            "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", _SINCE_1980),
+            "FORCE_CUDA": "1" if toolkit else "0",
+        }
+    )
     if toolkit:
         toolchain.link_runtime(toolkit, work / "libraries")
         variables |= {"CUDA_HOME": str(toolkit.home), "LIBRARY_PATH": str(work / "libraries")}

@@ -20,7 +20,7 @@ MEMORY_PER_JOB = {"cpu": 1.5, "cuda": 3.1}
 
 WRAPPERS = Path(__file__).with_name("wrappers")
 """Programs of a build's environment, rather than modules of this one."""
-WRAPPED = ("c++", "g++", "cc", "gcc")
+_COMPILER = re.compile(r"(c89-|c99-)?(cc|gcc|c\+\+|g\+\+|clang|clang\+\+)(-[\d.]+)?")
 _COMMON_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
@@ -137,25 +137,52 @@ def make_wrappers(folder: Path, compiler: HostCompiler, prefixes: Mapping[Path, 
     `prefixes` says what paths of this machine are called in what is built.
     """
     stand_ins = folder / "baseline"
-    baseline.make_stand_ins(stand_ins, compiler.cxx, load().manylinux)
+    baseline.make_stand_ins(stand_ins, compiler.cc, load().manylinux)
     commands = folder / "bin"
     commands.mkdir()
-    maps = " ".join(f"-ffile-prefix-map={path}={name}" for path, name in prefixes.items())
+    flags = [f"-ffile-prefix-map={path}={name}" for path, name in prefixes.items()]
     settings = {
-        "cc": compiler.cc,
-        "cxx": compiler.cxx,
         "launcher": shutil.which("ccache") or "",
         "baseline": str(stand_ins),
-        # Error messages of torch's headers hold paths, which GCC would take from the targets of
-        # links instead where those are shorter.
-        "prefix_maps": f"{maps} -fno-canonical-system-headers",
+        "flags": " ".join([*flags, f"-isystem {stand_ins}/include"]),
     }
     lines = [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
-    (commands / "settings").write_text("".join(lines))
-    for name in WRAPPED:
+    # Error messages of torch's headers hold paths, which GCC would take from the targets of links
+    # instead where those are shorter. Clang does not, and does not know the flag.
+    lines += [
+        'case ${0##*/} in *clang*) ;; *) flags="$flags -fno-canonical-system-headers" ;; esac\n'
+    ]
+    lines += ["case ${0##*/} in\n"]
+    for name, path in _compilers(compiler).items():
+        lines += [f"    {name}) compiler={shlex.quote(path)} ;;\n"]
         shutil.copy(WRAPPERS / "compiler", commands / name)
         (commands / name).chmod(0o755)
+    (commands / "settings").write_text("".join([*lines, "esac\n"]))
     return commands
+
+
+def _compilers(compiler: HostCompiler) -> dict[str, str]:
+    """Every command of this machine that compiles for it, with its path.
+
+    Distributions give each several names, and Python, CMake and others take one or another of them:
+    Debian's Python links with x86_64-linux-gnu-g++.
+    """
+    command = [compiler.cc, "-dumpmachine"]
+    machine = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    found = {"cc": compiler.cc, "gcc": compiler.cc, "c++": compiler.cxx, "g++": compiler.cxx}
+    for folder in (*_COMMON_FOLDERS, Path(compiler.cc).parent):
+        for path in Path(folder).glob("*"):
+            if _COMPILER.fullmatch(path.name.removeprefix(f"{machine}-")):
+                found.setdefault(path.name, str(path))
+    return found
+
+
+def compiler_variables() -> dict[str, str]:
+    """What has builds take the wrappers, whatever the folder in which Python's settings have a compiler.
+
+    Nor do they link with what else these settings say, such as where this machine's Python is.
+    """
+    return {"CC": "gcc", "CXX": "g++", "LDSHARED": "gcc -shared", "LDCXXSHARED": "g++ -shared"}
 
 
 def common_path(folder: Path) -> list[str]:
