@@ -46,6 +46,7 @@ class Forge:
         self.folder = folder
         self.cell = releases.load().cell("3.11-cpu")
         self.version, self.tag, self.platform = "1.0+cpu.torch2.13", "cp311-cp311", "manylinux_2_5"
+        self.processor = "x86_64"
         self.requires = ["torch==2.13.*"]
         self.files = {"tinyops/__init__.py": b"", LIBRARY: self.compile(CLASSIC)}
         self.replaced: dict[str, bytes | None] = {}
@@ -108,7 +109,9 @@ class Forge:
         lines = [f"{name},{record_hash(data)}," for name, data in packed.items()]
         record = "\n".join([*lines, f"{dist_info}/RECORD,,"])
         packed[f"{dist_info}/RECORD"] = record.encode()
-        path = self.folder / f"tinyops-{self.version}-{self.tag}-{self.platform}_x86_64.whl"
+        path = (
+            self.folder / f"tinyops-{self.version}-{self.tag}-{self.platform}_{self.processor}.whl"
+        )
         with zipfile.ZipFile(path, "w") as archive:
             for name, data in {**packed, **self.unrecorded}.items():
                 if data is not None:
@@ -149,7 +152,7 @@ class Forge:
         }
         return {
             "METADATA": "\n".join(lines).encode(),
-            "WHEEL": f"Wheel-Version: 1.0\nTag: {self.tag}-{self.platform}_x86_64\n".encode(),
+            "WHEEL": f"Tag: {self.tag}-{self.platform}_{self.processor}\n".encode(),
             BUILD_RECORD: json.dumps(record).encode(),
             BILL_OF_MATERIALS: json.dumps(bill).encode(),
         }

@@ -95,7 +95,9 @@ def test_library_of_another_cuda(forge: Forge, nvcc: Nvcc) -> None:
 def test_gpu_code_of_another_cuda(forge: Forge, nvcc: Nvcc) -> None:
     """With a static runtime no needed library tells."""
     forge.make_cuda(nvcc.compile(*COMPLETE))
-    forge.files[LIBRARY] = forge.compile(CLASSIC, nvcc.compile(*COMPLETE))
+    runtime = forge.stub("libcuda.so.1")  # stands for the static one
+    forge.files[LIBRARY] = forge.compile(CLASSIC, nvcc.compile(*COMPLETE), runtime)
+    forge.allow_libraries = ("libcuda.so.1",)
     forge.cell, forge.version = releases.load().cell("3.11-cu126"), "1.0+cu126.torch2.7"
     forge.requires = ["torch==2.7.*"]
     found = forge.findings()
@@ -112,16 +114,103 @@ def test_platform_tag_without_proof(forge: Forge, tag: str) -> None:
     assert forge.findings() == {"platform_tag": [message]}
 
 
-@pytest.mark.skipif(
+NEEDS_NEWER_GLIBC = pytest.mark.skipif(
     tuple(map(int, platform.libc_ver()[1].split("."))) < (2, 34),
     reason="this glibc is too old to link against a newer one",
 )
+
+
+@NEEDS_NEWER_GLIBC
 def test_platform_tag_that_is_too_new(forge: Forge) -> None:
     code = "#include <pthread.h>\nint join(pthread_t t) { return pthread_join(t, nullptr); }"
     forge.files[LIBRARY] = forge.compile(CLASSIC + code)
     forge.platform = "manylinux_2_34"
-    message = "its tag is manylinux_2_34_x86_64, but manylinux_2_28 or older is wanted"
+    message = (
+        "its tag is manylinux_2_34_x86_64, but manylinux_2_28 or older is wanted; "
+        f"{LIBRARY} uses pthread_join in the version GLIBC_2.34: it was linked by a compiler of this "
+        "machine, not by those that a build finds as c++ or cc on PATH and as $CXX or $CC: have its setup "
+        "name the compiler without a folder"
+    )
     assert forge.findings() == {"platform_tag": [message]}
+
+
+@pytest.mark.parametrize(
+    ("platform", "processor"),
+    [
+        ("manylinux_2_5", "aarch64"),
+        ("manylinux_2_5_x86_64.manylinux_2_5", "aarch64"),
+        ("manylinux_2_5_x86_64.win", "amd64"),
+    ],
+)
+def test_platform_tag_of_another_system(forge: Forge, platform: str, processor: str) -> None:
+    forge.platform, forge.processor = platform, processor
+    message = f"its tag is {platform}_{processor}, but auditwheel proves manylinux_2_5_x86_64"
+    assert forge.findings() == {"platform_tag": [message]}
+
+
+def test_platform_tag_with_an_older_name_of_the_same(forge: Forge) -> None:
+    forge.platform = "manylinux1_x86_64.manylinux_2_5"
+    assert forge.findings() == {}
+
+
+def test_platform_tag_with_a_library_of_another_processor(forge: Forge) -> None:
+    library = bytearray(forge.files[LIBRARY])
+    library[18] = 183  # e_machine
+    forge.files["tinyops/_more.so"] = bytes(library)
+    message = "its tag is manylinux_2_5_x86_64, but tinyops/_more.so is for another processor (EM_AARCH64)"
+    assert message in forge.findings()["platform_tag"]
+
+
+@pytest.mark.parametrize("tag", ["py2.py3-none", "cp311-cp312", "cp310.cp311-cp310", "pp311-none"])
+def test_tags_that_promise_too_much(forge: Forge, tag: str) -> None:
+    forge.tag = tag
+    said = {"cp310.cp311-cp310": "cp310-cp310.cp311-cp310", "py2.py3-none": "py2-none.py3-none"}
+    message = (
+        f"its tag is {said.get(tag, tag)}, but one of cp311-cp311, cp311-abi3, cp311-none, py3-none is "
+        "wanted"
+    )
+    assert forge.findings()["tags"] == [message]
+
+
+def test_tags_that_are_not_the_metadatas(forge: Forge) -> None:
+    forge.replaced["WHEEL"] = b"Tag: cp311-cp311-manylinux_2_17_x86_64\n"
+    message = "its WHEEL file has the tags cp311-cp311-manylinux_2_17_x86_64, which are not those of its name"
+    assert forge.findings() == {"tags": [message]}
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        pytest.param(
+            "extern char __libc_single_threaded; char* nothing() { return &__libc_single_threaded; }",
+            "uses __libc_single_threaded, which Linux has from GLIBC_2.32 on, but its tag is "
+            "manylinux_2_5: have its setup do without, or define it",
+            marks=NEEDS_NEWER_GLIBC,
+            id="newer",
+        ),
+        pytest.param(
+            "int tiny(); int nothing() { return tiny(); }",
+            "uses tiny, which neither the wheel nor torch, Python or the Linux of its tag has: link "
+            "what defines it",
+            id="unknown",
+        ),
+    ],
+)
+def test_undefined_symbols(forge: Forge, code: str, message: str) -> None:
+    name = "tinyops/_more.so"
+    # Without a version, as an older C library to link with leaves it.
+    forge.files[name] = forge.compile(f'extern "C" {{ {code} }}', flags=["-nodefaultlibs"])
+    assert forge.findings() == {"undefined_symbols": [f"{name} {message}"]}
+
+
+def test_undefined_symbols_that_somebody_has(forge: Forge) -> None:
+    code = 'extern "C" int tiny(); int use() { return tiny(); }'
+    forge.files["tinyops/_more.so"] = forge.compile(code, forge.stub("libstranger.so.1"))
+    forge.allow_libraries = ("libstranger.so.1",)
+    assert forge.findings() == {}
+    forge.files["tinyops/_more.so"] = forge.compile(code)
+    forge.files["tinyops/libtiny.so"] = forge.compile('extern "C" int tiny() { return 1; }')
+    assert forge.findings() == {}
 
 
 @pytest.mark.parametrize(
@@ -263,7 +352,9 @@ def test_gpu_code_without_a_kernel_is_none(forge: Forge, nvcc: Nvcc) -> None:
 
 def test_gpu_code_in_every_library(forge: Forge, nvcc: Nvcc) -> None:
     forge.make_cuda(nvcc.compile(*COMPLETE))
-    forge.files["tinyops/_more.so"] = forge.compile("", nvcc.compile("sm_90", "compute_90"))
+    runtime = forge.stub("libcudart.so.13")
+    more = forge.compile("", nvcc.compile("sm_90", "compute_90"), runtime)
+    forge.files["tinyops/_more.so"] = more
     message = "tinyops/_more.so holds no GPU code for 8.0, but 3.11-cu130 wants it"
     assert forge.findings() == {"gpu_code": [message]}
 
@@ -271,7 +362,7 @@ def test_gpu_code_in_every_library(forge: Forge, nvcc: Nvcc) -> None:
 def test_gpu_code_in_a_cpu_wheel(forge: Forge, nvcc: Nvcc) -> None:
     forge.files[LIBRARY] = forge.compile(CLASSIC, nvcc.compile(*COMPLETE))
     message = f"{LIBRARY} holds GPU code, but 3.11-cpu is without CUDA"
-    assert forge.findings() == {"gpu_code": [message]}
+    assert forge.findings()["gpu_code"] == [message]
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,13 @@ def test_wheel_under_a_wrong_name(forge: Forge) -> None:
         read(path)
 
 
+def test_wheel_whose_name_is_html(forge: Forge) -> None:
+    path = forge.wheel()
+    name = path.name.replace("-cp311-cp311-", "-1<script>alert(1)<!--script>-cp311-cp311-")
+    with pytest.raises(UserError, match="has characters in its name that the name of no wheel has"):
+        read(path.rename(path.with_name(name)))
+
+
 def test_wheel_without_metadata(forge: Forge) -> None:
     forge.replaced["METADATA"] = None
     with pytest.raises(UserError, match=r"holds 0 files \*\.dist-info/METADATA"):

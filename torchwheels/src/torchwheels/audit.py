@@ -10,10 +10,12 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
+from packaging.tags import parse_tag
 from packaging.version import InvalidVersion, Version
 
 from torchwheels import baseline
@@ -31,6 +33,10 @@ from torchwheels.wheel import (
 )
 
 _OLDER_NAMES = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+_MANYLINUX = re.compile(r"manylinux(1|2010|2014|_\d+_\d+)_")
+_MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
+_TAG_OF_A_PYTHON = re.compile(r"py3-none|(cp3\d+)-(none|abi3|\1t?)")
+_OF_LINUX = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_")  # the versions of its symbols
 
 # What comes with torch itself, or with the packages that a torch of CUDA requires.
 _OF_TORCH = r"lib(torch(_cpu|_cuda\w*|_python|_global_deps)?|c10(_cuda)?|shm)"
@@ -101,14 +107,32 @@ def _is_classic(wheel: Wheel) -> bool:
     return any(wheel.torch_functions(library)[1] for library in wheel.libraries.values())
 
 
+def tags(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The name has one tag of a Python, which the metadata have, too."""
+    said = ".".join(sorted({f"{tag.interpreter}-{tag.abi}" for tag in wheel.tags}))
+    if not _TAG_OF_A_PYTHON.fullmatch(said):
+        yield f"its tag is {said}, but one of cp311-cp311, cp311-abi3, cp311-none, py3-none is wanted"
+    lines = wheel.files.get(f"{wheel.dist_info}/WHEEL", b"").decode(errors="replace")
+    listed = re.findall(r"^Tag: *(\S+)", lines, re.MULTILINE)
+    names = {str(tag) for each in listed for tag in parse_tag(each)}
+    if names != {str(tag) for tag in wheel.tags}:
+        yield f"its WHEEL file has the tags {', '.join(listed) or 'none'}, which are not those of its name"
+
+
 def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """The name's platform is the one that auditwheel finds, and no newer than the cell allows."""
+    """The name's platforms are what auditwheel finds, and no newer than the cell allows."""
     platforms = sorted({tag.platform for tag in wheel.tags}, key=_glibc)
-    proved = wheel.proved_platform
-    if _glibc(platforms[0]) != _glibc(proved):
-        yield f"its tag is {'.'.join(platforms)}, but auditwheel proves {proved}"
+    said, proved = ".".join(platforms), wheel.proved_platform
+    processors = {_MANYLINUX.sub("", platform) for platform in (*platforms, proved)}
+    if _glibc(platforms[0]) != _glibc(proved) or len(processors) != 1:
+        yield f"its tag is {said}, but auditwheel proves {proved}"
     elif _glibc(proved) > _glibc(expectation.manylinux):
-        yield f"its tag is {'.'.join(platforms)}, but {expectation.manylinux} or older is wanted"
+        newer = "".join(f"; {text}" for text in _newer_symbols(wheel, expectation.manylinux))
+        yield f"its tag is {said}, but {expectation.manylinux} or older is wanted{newer}"
+    for path, library in wheel.libraries.items():
+        machine = _MACHINES.get(_MANYLINUX.sub("", proved))
+        if machine and library.machine != machine:
+            yield f"its tag is {said}, but {path} is for another processor ({library.machine})"
 
 
 def _glibc(platform: str) -> tuple[int, int]:
@@ -116,6 +140,52 @@ def _glibc(platform: str) -> tuple[int, int]:
         return older
     found = re.match(r"manylinux_(\d+)_(\d+)", platform)
     return (int(found[1]), int(found[2])) if found else (99, 0)
+
+
+def _newer_symbols(wheel: Wheel, manylinux: str) -> Iterator[str]:
+    """What the libraries use that the policy does not allow, and what helps."""
+    allowed = baseline.allowed_versions(manylinux)
+    for path, library in wheel.libraries.items():
+        newer = {
+            symbol: version
+            for symbol, version in library.undefined.items()
+            if _OF_LINUX.match(version) and version not in allowed
+        }
+        if newer:
+            symbol = min(newer)
+            yield (
+                f"{path} uses {_some(sorted(newer))} in the version {newer[symbol]}: it was linked by a "
+                "compiler of this machine, not by those that a build finds as c++ or cc on PATH and as "
+                "$CXX or $CC: have its setup name the compiler without a folder"
+            )
+
+
+def undefined_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """What the libraries use is in the wheel, torch, Python, or the oldest C and C++ libraries of the tag."""
+    proved = _MANYLINUX.match(wheel.proved_platform)
+    policy = proved[0].removesuffix("_") if proved else expectation.manylinux
+    linux = baseline.symbols_of_linux(baseline.allowed_versions(policy))
+    for path, library in wheel.libraries.items():
+        of_others = {*chain(*wheel.torch_functions(library)), *wheel.python_functions(library)}
+        wanted = {*wheel.wanted(library)}
+        wanted |= {name for name, version in library.undefined.items() if _OF_LINUX.match(version)}
+        lacking = sorted(wanted - of_others - linux)
+        if newer := [symbol for symbol in lacking if baseline.first_version(symbol)]:
+            yield (
+                f"{path} uses {_some(newer)}, which Linux has from {baseline.first_version(newer[0])} on, "
+                f"but its tag is {policy}: have its setup do without, or define it"
+            )
+        unknown = [symbol for symbol in lacking if symbol not in newer]
+        if unknown and not any(_is_unknown(name, wheel) for name in library.needed):
+            yield (
+                f"{path} uses {_some(unknown)}, which neither the wheel nor torch, Python or the Linux of "
+                "its tag has: link what defines it"
+            )
+
+
+def _is_unknown(name: str, wheel: Wheel) -> bool:
+    """Whether what a library of that name defines is known to nobody here."""
+    return name not in wheel.brought.union(baseline.LIBRARIES) and not _TORCHS_OWN.fullmatch(name)
 
 
 def python_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
@@ -355,8 +425,10 @@ Rule = Callable[[Wheel, Expectation], Iterator[str]]
 
 RULES: tuple[Rule, ...] = (
     label,
+    tags,
     platform_tag,
     python_tag,
+    undefined_symbols,
     torch_symbols,
     requirement,
     gpu_code,

@@ -154,7 +154,8 @@ def _write_index(folder: Path, listing: dict[str, Any]) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     lines = [
-        f'<a href="{each["name"]}/">{each["name"]}</a><br>' for each in listing.get("projects", ())
+        f'<a href="{quote(each["name"])}/">{html.escape(each["name"])}</a><br>'
+        for each in listing.get("projects", ())
     ]
     for each in listing.get("files", ()):
         python = html.escape(each["requires-python"] or "")
@@ -162,7 +163,7 @@ def _write_index(folder: Path, listing: dict[str, Any]) -> None:
             f'<a href="{each["url"]}#sha256={each["hashes"]["sha256"]}" '
             f'data-core-metadata="sha256={each["core-metadata"]["sha256"]}"'
             + (f' data-requires-python="{python}"' if python else "")
-            + f">{each['filename']}</a><br>"
+            + f">{html.escape(each['filename'])}</a><br>"
         )
     head = (
         '<!doctype html><meta name="pypi:repository-version" content="1.1"><title>Index</title>\n'
@@ -217,7 +218,8 @@ def _section(name: str, passports: list[dict[str, Any]]) -> str:
             "; ".join(ran) or "none",
         ]
         link = f'<a href="wheels/{quote(passport["wheel"])}">{html.escape(passport["version"])}</a>'
-        wanted, index = f"{name}=={passport['version']}", f"{index_of(label(passport))}/"
+        wanted = html.escape(f"{name}=={passport['version']}")
+        index = html.escape(f"{index_of(label(passport))}/")
         cells = [link, *map(html.escape, texts), _COMMANDS.format(wanted=wanted, index=index)]
         rows.append(f'<tr id="{html.escape(passport["wheel"])}"><td>{"<td>".join(cells)}</tr>')
     chosen = {key: wheel["wheel"] for key, wheel in choices(passports).items()}

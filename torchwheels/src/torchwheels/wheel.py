@@ -38,7 +38,7 @@ BUILD_RECORD = "torchwheels.json"
 """Inside the .dist-info folder."""
 
 # torch's C++ functions change from release to release; the stable ones are plain C, of these names.
-_TORCH_NAMESPACE = re.compile(r"\b(c10|at|torch|caffe2)::|\bTHP[A-Z]\w+")
+_TORCH_NAMESPACE = re.compile(r"\b(c10|c10d|at|torch|caffe2)::|\bTHP[A-Z]\w+")
 _STABLE_NAME = re.compile(r"(aoti_)?torch_\w+|aoti_record_function_\w+")
 _PYTHON_NAME = re.compile(r"_?Py[A-Z_]\w*")
 _OF_ONE_PYTHON = re.compile(r"\.cpython-3(\d+)t?-[^.]*\.so$")
@@ -63,6 +63,8 @@ class GpuCode:
 class Library:
     """What a shared library needs and holds."""
 
+    machine: str
+    """The processor, as ELF has it: `EM_X86_64`."""
     soname: str | None
     needed: tuple[str, ...]
     rpath: tuple[str, ...]
@@ -272,6 +274,8 @@ class Wheel:
 
 def read(path: Path) -> Wheel:
     """Reads a wheel."""
+    if not re.fullmatch(r"[A-Za-z0-9_.+!-]+", path.name):
+        raise UserError(f"{str(path)!r} has characters in its name that the name of no wheel has")
     try:
         with zipfile.ZipFile(path) as archive:
             files = {x: archive.read(x) for x in archive.namelist() if not x.endswith("/")}
@@ -313,6 +317,7 @@ def read_library(data: bytes) -> Library:
     tags = {kind: [*dynamic.iter_tags(kind)] for kind in ("DT_SONAME", "DT_RPATH", "DT_RUNPATH")}
     undefined, defined = _symbols(elf)
     return Library(
+        machine=str(elf["e_machine"]),
         soname=tags["DT_SONAME"][0].soname if tags["DT_SONAME"] else None,
         needed=tuple(tag.needed for tag in dynamic.iter_tags("DT_NEEDED")),
         rpath=(
