@@ -199,6 +199,22 @@ def test_own_function_of_that_name_is_kept(commands: Path, tmp_path: Path) -> No
     assert not taken_from_nobody(library)
 
 
+def test_library_takes_no_newer_cxx_library_from_torch(commands: Path, tmp_path: Path) -> None:
+    """A library that has all of the C++ library in it, as torch's have parts, and lets others use it."""
+    code = """
+    #include <sstream>
+    extern "C" unsigned long test() { std::stringstream stream("torch"); return stream.str().size(); }
+    """
+    torch = tmp_path / "libtorch.so"
+    command = ["g++", "-shared", "-fPIC", "-static-libstdc++", "-x", "c++", "-", "-o", torch]
+    subprocess.run(command, input=code, text=True, check=True)
+    library = compile(
+        commands, tmp_path, "-shared", "-std=c++20", "test.cpp", str(torch), code=code
+    )
+    assert not taken_from_nobody(library)
+    assert ctypes.CDLL(str(library)).test() == len("torch")
+
+
 def test_two_folders_give_the_same_bytes_without_a_path_of_this_machine(
     commands: Path, tmp_path: Path
 ) -> None:

@@ -166,6 +166,38 @@ def test_library_that_nobody_brings_is_refused(compiler: str, tmp_path: Path) ->
         finished(wheel(tmp_path, {"package/_C.so": data}))
 
 
+def test_folders_of_the_build_are_not_searched(compiler: str, tmp_path: Path) -> None:
+    """Those of meson, and of Pythons that are built from source."""
+    own = [tmp_path / "environment" / "torch" / "lib", tmp_path / "python" / "lib"]
+    flags = [f"-Wl,-rpath,{':'.join(map(str, [*own, '$ORIGIN/lib']))}"]
+    libraries = {
+        "package/_C.so": library(compiler, tmp_path, PLAIN, *flags),
+        "package/_D.so": library(compiler, tmp_path, PLAIN, f"-Wl,-rpath,{own[0]}"),
+        "package/_E.so": library(compiler, tmp_path, PLAIN, "-Wl,-rpath,/opt/elsewhere"),
+    }
+    made = finish.finish(wheel(tmp_path, libraries), tmp_path / "finished", USED, own[:1], own[1:])
+    found = {Path(path).stem: each for path, each in read(made).libraries.items()}
+    assert {name: each.rpath for name, each in found.items()} == {
+        "_C": ("$ORIGIN/lib",),
+        "_D": (),
+        "_E": ("/opt/elsewhere",),  # of which the audit says so
+    }
+    assert not any(str(tmp_path).encode() in data for data in read(made).files.values())
+
+
+@pytest.mark.parametrize("name", ["libgomp.so.1", "libgomp-a34b3233.so.1"])
+def test_openmp_is_torchs(compiler: str, tmp_path: Path, name: str) -> None:
+    torchs = tmp_path / "torch" / "lib" / name
+    torchs.parent.mkdir(parents=True)
+    torchs.touch()
+    code = 'extern "C" int omp_get_max_threads();\nint used() { return omp_get_max_threads(); }\n'
+    data = {"package/_C.so": library(compiler, tmp_path, code, "-fopenmp")}
+    made = finish.finish(wheel(tmp_path, data), tmp_path / "finished", USED, [torchs.parent])
+    (found,) = read(made).libraries.values()
+    assert name in found.needed
+    assert [each for each in found.needed if "gomp" in each] == [name]
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> environments.Environment:
     """An environment with pip, and a torch that is its name alone."""

@@ -406,6 +406,18 @@ def test_needed_libraries_of_torch_and_the_wheel(forge: Forge) -> None:
     assert forge.findings() == {}
 
 
+def test_needed_libraries_are_of_the_torch_it_is_for(forge: Forge) -> None:
+    """torch 2.6 and older have their OpenMP under another name: a second would be loaded."""
+    forge.files["tinyops/_more.so"] = forge.compile("", forge.stub("libgomp.so.1"))
+    assert forge.findings() == {}
+    forge.cell = releases.load().cell("3.11-cpu-torch2.6")
+    forge.version, forge.requires = "1.0+cpu.torch2.6", ["torch==2.6.*"]
+    (message,) = forge.findings()["needed_libraries"]
+    assert message.startswith("tinyops/_more.so needs libgomp.so.1, which a system may lack")
+    forge.files["tinyops/_more.so"] = forge.compile("", forge.stub("libgomp-a34b3233.so.1"))
+    assert forge.findings() == {}
+
+
 def test_needed_libraries_from_the_builders_folder(forge: Forge) -> None:
     forge.files[LIBRARY] = forge.compile(CLASSIC, flags=["-Wl,-rpath,/opt/cuda/lib64"])
     message = f"{LIBRARY} looks for libraries in /opt/cuda/lib64 (its RPATH)"

@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 from torchwheels import baseline
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Cell, load, minor, numbers
+from torchwheels.releases import Cell, load, minor, numbers, openmp
 from torchwheels.stable_functions import first_releases, newest_release, oldest_release
 from torchwheels.wheel import (
     BUILD_RECORD,
@@ -185,7 +185,8 @@ def undefined_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 
 def _is_unknown(name: str, wheel: Wheel) -> bool:
     """Whether what a library of that name defines is known to nobody here."""
-    return name not in wheel.brought.union(baseline.LIBRARIES) and not _TORCHS_OWN.fullmatch(name)
+    known = wheel.brought.union(baseline.LIBRARIES)
+    return name not in known and not _TORCHS_OWN.fullmatch(name)
 
 
 def python_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
@@ -213,9 +214,8 @@ def _covers(limit: str | None, claimed: str | None) -> bool:
 
 def torch_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The libraries use nothing of torch that the oldest promised release lacks."""
-    one = SpecifierSet(f"=={minor(expectation.cell.torch)}.*")
-    declared = SpecifierSet(expectation.torches) if expectation.torches else None
-    promised = admitted(declared or wheel.torch_requirement or one) or admitted(one)
+    promised = _promised(wheel, expectation)
+    declared = expectation.torches
     for name, library in wheel.libraries.items():
         stable, classic = wheel.torch_functions(library)
         if classic and declared and len(promised) > 1:
@@ -235,6 +235,13 @@ def torch_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
                 f"{name} uses {_some(newer)}, which is in torch's stable ABI from {first[newer[0]]} on, "
                 f"but torch {promised[0]} is promised: compile with TORCH_TARGET_VERSION"
             )
+
+
+def _promised(wheel: Wheel, expectation: Expectation) -> list[str]:
+    """The minor releases of torch that the wheel is for, the oldest first."""
+    one = SpecifierSet(f"=={minor(expectation.cell.torch)}.*")
+    declared = SpecifierSet(expectation.torches) if expectation.torches else None
+    return admitted(declared or wheel.torch_requirement or one) or admitted(one)
 
 
 def _is_newer(release: str, promised: str) -> bool:
@@ -320,10 +327,11 @@ def _allowed(names: set[str], expectation: Expectation) -> bool:
 
 def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The libraries need only what Linux, torch or the wheel has, and look only in folders beside them."""
+    torchs = openmp(_promised(wheel, expectation)[0])
     for path, library in wheel.libraries.items():
         for name in library.needed:
             if not (
-                name in wheel.brought.union(baseline.LIBRARIES)
+                name in wheel.brought.union(baseline.LIBRARIES, [torchs])
                 or _TORCHS_OWN.fullmatch(name)
                 or (expectation.cell.cuda and _CUDAS_OWN.fullmatch(name))
                 or _allowed({name}, expectation)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,10 +121,12 @@ def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Pa
             nvcc=toolkit.version if toolkit else None,
         )
         provided = [base.site_packages / "torch" / "lib", *base.site_packages.glob("nvidia/*/lib")]
-        finished = finish.finish(built, work / "finished", used, provided)
-        audit.check(finished, project, cell)
-        check_import.check_import(finished, base, project.imports)
-        target = publish(finished, dist)
+        machine = [work, base.folder, environments.installation(base) / "lib"]
+        finished = finish.finish(built, work / "finished", used, provided, machine)
+        with kept_if_refused(finished, dist):
+            audit.check(finished, project, cell)
+            check_import.check_import(finished, base, project.imports)
+        target = publish(finished, dist / finished.name)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
     print(
         f"torchwheels: built {target}, which imports beside torch {cell.torch} "
@@ -295,13 +297,25 @@ def _explain(printed: str, jobs: str) -> str:
     return "the messages above say why"
 
 
-def publish(finished: Path, dist: Path) -> Path:
-    """Copies `finished` into `dist`, where it appears whole or not at all."""
-    dist.mkdir(parents=True, exist_ok=True)
-    partial = dist / f".{finished.name}.partial"
+@contextlib.contextmanager
+def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
+    """Leaves a wheel that raises an error in `dist`, for a look at it, by a name that nothing installs."""
+    refused = dist / f"{finished.name}.refused"
+    refused.unlink(missing_ok=True)
+    try:
+        yield
+    except UserError as error:
+        publish(finished, refused)
+        raise UserError(f"{error}\n  the wheel is kept as {refused}") from None
+
+
+def publish(finished: Path, target: Path) -> Path:
+    """Copies `finished` to `target`, where it appears whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
     try:
         shutil.copyfile(finished, partial)
-        return partial.replace(dist / finished.name)
+        return partial.replace(target)
     except OSError:
         partial.unlink(missing_ok=True)
         raise

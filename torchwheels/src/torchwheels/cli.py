@@ -162,9 +162,11 @@ def _build_cells(
             built = containers.build_wheels(engine, options, cells, source, Path(work), fresh)
             targets = []
             for cell in cells:
+                wheel = built[cell.name]
                 # Again, and here: what the project's code did to the tool there does not count.
-                audit.check(built[cell.name], options, cell)
-                targets.append(build.publish(built[cell.name], dist))
+                with build.kept_if_refused(wheel, dist):
+                    audit.check(wheel, options, cell)
+                targets.append(build.publish(wheel, dist / wheel.name))
                 print(
                     f"torchwheels: built {targets[-1]} in {containers.base_image(cell)}", flush=True
                 )

@@ -129,6 +129,11 @@ def with_torch(cell: Cell, toolkit: tuple[str, ...], any_cuda: bool = False) -> 
     return environment
 
 
+def installation(environment: Environment) -> Path:
+    """Where the Python of an environment is installed: it was made of the real one."""
+    return environment.python.resolve().parents[1]
+
+
 def upon(base: Environment, folder: Path) -> Environment:
     """A new environment in `folder` that also has what `base` has, and cannot change that."""
     subprocess.run([base.python, "-m", "venv", "--without-pip", folder], check=True)

