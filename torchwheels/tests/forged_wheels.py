@@ -150,9 +150,10 @@ class Forge:
                 {"type": "library", "name": "torch", "version": self.cell.torch},
             ],
         }
+        tag = f"{self.tag}-{self.platform}_{self.processor}"
         return {
             "METADATA": "\n".join(lines).encode(),
-            "WHEEL": f"Tag: {self.tag}-{self.platform}_{self.processor}\n".encode(),
+            "WHEEL": f"Wheel-Version: 1.0\nTag: {tag}\n".encode(),
             BUILD_RECORD: json.dumps(record).encode(),
             BILL_OF_MATERIALS: json.dumps(bill).encode(),
         }

@@ -171,6 +171,23 @@ def test_every_name_of_a_compiler_is_caught(commands: Path, tmp_path: Path) -> N
         assert asked_versions(library) <= allowed, name
 
 
+@pytest.mark.parametrize("variable", ["LDSHARED", "LDCXXSHARED"])
+def test_what_the_systems_python_links_with_is_caught(
+    commands: Path, tmp_path: Path, variable: str
+) -> None:
+    python = Path("/usr/bin/python3")
+    if not python.exists():
+        pytest.skip(f"this system has no Python of its own ({python})")
+    ask = f"import sysconfig; print(sysconfig.get_config_var('{variable}') or '')"
+    asked = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True)
+    words = asked.stdout.split()
+    if not words:
+        pytest.skip(f"{python} does not say with what it links ({variable})")
+    compile(commands, tmp_path, "-c", "test.cpp").rename(tmp_path / "test.o")
+    library = compile(commands, tmp_path, *words[1:], "test.o", "-lstdc++", name=words[0])
+    assert asked_versions(library) <= baseline.allowed_versions(releases.load().manylinux)
+
+
 @pytest.mark.parametrize("options", [["-O2"], ["-O2", "-flto"], ["-O3", "-ffast-math"]])
 def test_library_takes_nothing_that_an_old_system_lacks(
     commands: Path, tmp_path: Path, options: list[str]

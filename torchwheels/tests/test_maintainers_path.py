@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import Forge
-from torchwheels import cli, environments, passports, project, releases, site, testing
+from torchwheels import audit, build, cli, environments, passports, project, releases, site, testing
 from torchwheels.errors import UserError
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -128,6 +128,24 @@ def test_passport_and_index_hold_what_there_is(
     command += [f"--find-links={(made / 'simple' / 'tinyops' / 'index.html').as_uri()}", "tinyops"]
     subprocess.run(command, check=True)
     assert (tmp_path / "got" / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+def test_refused_wheel_is_kept_by_a_name_that_nothing_installs(
+    forge: Forge, tmp_path: Path
+) -> None:
+    forge.requires = []
+    wheel, dist = forge.wheel(), tmp_path / "kept"
+    kept = dist / f"{wheel.name}.refused"
+    message = rf"(?s)does not pass the audit.*the wheel is kept as {re.escape(str(kept))}$"
+    with pytest.raises(UserError, match=message), build.kept_if_refused(wheel, dist):
+        audit.check(wheel, project.Project(), forge.cell)
+    assert kept.read_bytes() == wheel.read_bytes()
+    with pytest.raises(UserError, match="there is no wheel in"):
+        passports.read_passports(dist)
+    forge.requires = ["torch==2.13.*"]
+    with build.kept_if_refused(forge.wheel(), dist):
+        audit.check(wheel, project.Project(), forge.cell)
+    assert [*dist.iterdir()] == []
 
 
 def test_page_offers_what_there_is_and_says_how_to_install_it(forge: Forge, tmp_path: Path) -> None:

@@ -139,16 +139,18 @@ def _relinked(
     ]
     changes = []
     if len(kept) < len(library.rpath):
-        changes += ["--set-rpath", ":".join(kept)] if kept else ["--remove-rpath"]
+        changes += [["--set-rpath", ":".join(kept)]]  # over the old one
+        changes += [] if kept else [["--remove-rpath"]]
     torchs = [x.name for folder in provided for x in folder.glob("libgomp*.so*")]
     if OPENMP in library.needed and torchs and OPENMP not in torchs:
-        changes += ["--replace-needed", OPENMP, torchs[0]]
+        changes += [["--replace-needed", OPENMP, torchs[0]]]
     if not changes:
         return data
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         file.write(data)
         file.flush()
-        subprocess.run(["patchelf", *changes, file.name], env=_variables(), check=True)
+        for change in changes:
+            subprocess.run(["patchelf", *change, file.name], env=_variables(), check=True)
         return Path(file.name).read_bytes()
 
 
