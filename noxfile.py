@@ -185,12 +185,17 @@ def lint(session: nox.Session) -> None:
     )
     sources = [
         path
-        for folder in ("csrc", "examples", "package")
+        for folder in ("csrc", "examples", "package", "torchwheels")
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".h", ".cuh", ".cpp", ".cu")
+        if path.suffix in (".h", ".cuh", ".c", ".cpp", ".cu")
     ]
     session.run("clang-format", "--dry-run", "-Werror", *map(str, sources))
-    session.run("shellcheck", ".ci/run", "examples/foreign_wheel.sh")
+    scripts = (
+        ".ci/run",
+        "examples/foreign_wheel.sh",
+        "torchwheels/src/torchwheels/wrappers/compiler",
+    )
+    session.run("shellcheck", *scripts)
     lint_workflows(session)
 
 

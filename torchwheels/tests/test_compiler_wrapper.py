@@ -205,6 +205,13 @@ def test_what_a_newer_glibc_brings_works(commands: Path, tmp_path: Path) -> None
     assert ctypes.CDLL(str(library)).test() == 0
 
 
+def test_what_a_newer_glibc_brings_compiles_without_a_warning(tmp_path: Path) -> None:
+    sources = sorted(baseline.NEWER_GLIBC.glob("*.c"))
+    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-c"]
+    subprocess.run(["gcc", *flags, *sources], cwd=tmp_path, check=True)
+    assert len([*tmp_path.glob("*.o")]) == len(sources) > 0
+
+
 def test_own_function_of_that_name_is_kept(commands: Path, tmp_path: Path) -> None:
     own = """
     #include <random>

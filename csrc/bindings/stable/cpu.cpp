@@ -1,7 +1,6 @@
 // Defines the operators and registers their CPU kernels, on torch's stable ABI.
 #include "elementwise.h"
 #include "generic.h"
-#include "glibc.h"
 #include "lltm.h"
 #include "lltm_sequence.h"
 

@@ -92,11 +92,11 @@ def _make_newer_glibc(archive: Path, compiler: str) -> None:
     """
     objects = []
     for source in sorted(NEWER_GLIBC.glob("*.c")):
-        objects.append(archive.with_name(f"{source.stem}.o"))
-        flags = ["-std=c11", "-O2", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
-        command = [compiler, *flags, "-x", "c", "-c", source, "-o", objects[-1]]
-        subprocess.run(command, check=True)
-        subprocess.run(["objcopy", "--weaken", objects[-1]], check=True)
+        target = archive.with_name(f"{source.stem}.o")
+        flags = ["-std=c11", "-O2", "-fPIC", "-fvisibility=hidden"]
+        subprocess.run([compiler, *flags, "-c", source, "-o", target], check=True)
+        subprocess.run(["objcopy", "--weaken", target], check=True)
+        objects.append(target)
     subprocess.run(["ar", "rcsD", archive, *objects], check=True)
 
 

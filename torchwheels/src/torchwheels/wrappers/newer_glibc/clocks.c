@@ -27,8 +27,8 @@ static struct timespec in_real_time(clockid_t clock, const struct timespec* unti
   return sum(real, sum(*until, now, -1), 1);
 }
 
-int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
-                           const struct timespec* until) {
+int pthread_cond_clockwait(
+    pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const struct timespec* until) {
   const struct timespec real = in_real_time(clock, until);
   return pthread_cond_timedwait(condition, mutex, &real);
 }
@@ -38,14 +38,12 @@ int pthread_mutex_clocklock(pthread_mutex_t* mutex, clockid_t clock, const struc
   return pthread_mutex_timedlock(mutex, &real);
 }
 
-int pthread_rwlock_clockrdlock(pthread_rwlock_t* lock, clockid_t clock,
-                               const struct timespec* until) {
+int pthread_rwlock_clockrdlock(pthread_rwlock_t* lock, clockid_t clock, const struct timespec* until) {
   const struct timespec real = in_real_time(clock, until);
   return pthread_rwlock_timedrdlock(lock, &real);
 }
 
-int pthread_rwlock_clockwrlock(pthread_rwlock_t* lock, clockid_t clock,
-                               const struct timespec* until) {
+int pthread_rwlock_clockwrlock(pthread_rwlock_t* lock, clockid_t clock, const struct timespec* until) {
   const struct timespec real = in_real_time(clock, until);
   return pthread_rwlock_timedwrlock(lock, &real);
 }

@@ -4,19 +4,15 @@
 
 long syscall(long number, ...);
 
-#define STAT(bits)                                                                 \
-  int fstatat##bits(int folder, const char* path, void* result, int flags) {       \
-    return (int)syscall(SYS_newfstatat, folder, path, result, flags);              \
-  }                                                                                \
-  int stat##bits(const char* path, void* result) {                                 \
-    return fstatat##bits(AT_FDCWD, path, result, 0);                               \
-  }                                                                                \
-  int lstat##bits(const char* path, void* result) {                                \
-    return fstatat##bits(AT_FDCWD, path, result, AT_SYMLINK_NOFOLLOW);             \
-  }                                                                                \
-  int fstat##bits(int file, void* result) {                                        \
-    return (int)syscall(SYS_fstat, file, result);                                  \
-  }
+#define STAT(bits)                                                                                    \
+  int fstatat##bits(int folder, const char* path, void* result, int flags) {                          \
+    return (int)syscall(SYS_newfstatat, folder, path, result, flags);                                 \
+  }                                                                                                   \
+  int stat##bits(const char* path, void* result) { return fstatat##bits(AT_FDCWD, path, result, 0); } \
+  int lstat##bits(const char* path, void* result) {                                                   \
+    return fstatat##bits(AT_FDCWD, path, result, AT_SYMLINK_NOFOLLOW);                                \
+  }                                                                                                   \
+  int fstat##bits(int file, void* result) { return (int)syscall(SYS_fstat, file, result); }
 
 STAT()
 STAT(64)

@@ -4,15 +4,13 @@
 #include <stdlib.h>
 #include <wchar.h>
 
-#define READ(type, name, character)                                                     \
-  type __isoc23_##name(const character* text, character** end, int base) {              \
-    return name(text, end, base);                                                       \
-  }
+#define READ(type, name, character) \
+  type __isoc23_##name(const character* text, character** end, int base) { return name(text, end, base); }
 
-#define READ_IN_LOCALE(type, name, character)                                           \
-  type name##_l(const character*, character**, int, void*);                             \
+#define READ_IN_LOCALE(type, name, character)                                                \
+  type name##_l(const character*, character**, int, void*);                                  \
   type __isoc23_##name##_l(const character* text, character** end, int base, void* locale) { \
-    return name##_l(text, end, base, locale);                                           \
+    return name##_l(text, end, base, locale);                                                \
   }
 
 READ(long, strtol, char)
