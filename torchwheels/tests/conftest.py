@@ -38,3 +38,14 @@ def classic(own_project: Path) -> Path:
     with (own_project / "csrc" / "swish.cpp").open("a") as source:
         source.write(SENTENCE)
     return own_project
+
+
+@pytest.fixture
+def engine() -> None:
+    """Skips where no Docker engine answers."""
+    from torchwheels import containers, errors
+
+    try:
+        containers.find_engine()
+    except errors.UserError as error:
+        pytest.skip(f"no Docker engine answers: {error}")

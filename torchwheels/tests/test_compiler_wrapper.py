@@ -158,6 +158,22 @@ def test_library_asks_for_an_old_system_and_runs_here(
     assert ctypes.CDLL(str(library)).test(ctypes.c_double(0.0)) == len("1")
 
 
+def test_library_names_those_where_its_functions_were(commands: Path, tmp_path: Path) -> None:
+    """Since glibc 2.34 all of it is in libc itself."""
+    code = """
+    #include <dlfcn.h>
+    #include <pthread.h>
+    #include <semaphore.h>
+    extern "C" int test(pthread_t thread, sem_t* semaphore, pthread_mutex_t* mutex) {
+      return dlclose(nullptr) + pthread_join(thread, nullptr) + sem_post(semaphore) + pthread_mutex_lock(mutex);
+    }
+    """
+    library = compile(commands, tmp_path, "-shared", "test.cpp", code=code)
+    found = read_library(library.read_bytes())
+    assert {*found.needed} >= {"libpthread.so.0", "libdl.so.2", "libc.so.6"}
+    assert found.undefined["pthread_join"] == found.undefined["dlclose"] == "GLIBC_2.2.5"
+
+
 def test_every_name_of_a_compiler_is_caught(commands: Path, tmp_path: Path) -> None:
     """A distribution's Python may link with any of them, as Debian's with x86_64-linux-gnu-g++."""
     folders = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep)]
@@ -195,6 +211,31 @@ def test_library_takes_nothing_that_an_old_system_lacks(
     library = compile(commands, tmp_path, "-shared", "-std=c++17", *options, "test.cpp", code=NEWER)
     assert not taken_from_nobody(library)
     assert ctypes.CDLL(str(library)).test(str(tmp_path / "test.cpp").encode(), b"41") == 83
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["-O2"], ["-O2", "-flto"]])
+def test_library_runs_on_an_old_system(
+    engine: None, commands: Path, tmp_path: Path, options: list[str]
+) -> None:
+    run = """
+    __attribute__((constructor)) static void run() { std::printf("%ld\\n", test("/etc/passwd", "41")); }
+    """
+    words = ["-shared", "-std=c++17", *options, "test.cpp"]
+    library = compile(commands, tmp_path, *words, code=NEWER + run)
+    given = [
+        "--env=LD_PRELOAD=/test.so",
+        "--env=LD_BIND_NOW=1",
+        "debian:bullseye-slim",
+        "/bin/true",
+    ]
+    created = subprocess.run(
+        ["docker", "create", "--rm", *given], capture_output=True, text=True, check=True
+    )
+    name = created.stdout.strip()
+    subprocess.run(["docker", "cp", "--quiet", library, f"{name}:/test.so"], check=True)
+    started = subprocess.run(["docker", "start", "--attach", name], capture_output=True, text=True)
+    assert (started.stdout, started.stderr) == ("83\n", "")
 
 
 def test_what_a_newer_glibc_brings_works(commands: Path, tmp_path: Path) -> None:

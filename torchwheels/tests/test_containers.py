@@ -14,18 +14,8 @@ import pytest
 
 from forged_wheels import Forge
 from torchwheels import build, cli, containers, environments, project, releases
-from torchwheels.errors import UserError
 
 CELL = releases.load().cell("3.11-cu130")
-
-
-@pytest.fixture
-def engine() -> None:
-    """Skips where no Docker engine answers."""
-    try:
-        containers.find_engine()
-    except UserError as error:
-        pytest.skip(f"no Docker engine answers: {error}")
 
 
 def fake_docker(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:

@@ -30,12 +30,19 @@ LIBRARIES = (
     "libmvec.so.1",  # what -ffast-math makes of loops over exp and the like
     "libc.so.6",
     "ld-linux-x86-64.so.2",
-    # Part of libc itself since glibc 2.34; before, whoever used them had to name them.
     "libpthread.so.0",
     "libdl.so.2",
     "librt.so.1",
 )
 """All that every Linux has, by their names at run time."""
+
+# What glibc 2.32 to 2.34 moved into libc, each with a new version: whoever uses it has to name the
+# library where it was.
+_MOVED = {
+    "libpthread.so.0": re.compile(r"_*(pthread|sem)_"),
+    "libdl.so.2": re.compile(r"dl[a-z]"),
+    "librt.so.1": re.compile(r"(aio|lio|mq|shm|timer)_"),
+}
 
 _FUNCTION = (".text", "@function")
 _DATA = {  # the kinds of symbols that are no functions, and how the assembler is told
@@ -55,11 +62,10 @@ def make_stand_ins(folder: Path, compiler: str, manylinux: str) -> None:
     """
     folder.mkdir(parents=True)
     allowed = allowed_versions(manylinux)
-    for name in LIBRARIES:
-        versions = _versions(name)
-        symbols = _newest(versions, allowed)
-        if name == "libmvec.so.1":
-            _hide_vector_functions(folder / "include", versions.keys() - symbols.keys())
+    found = _symbols(allowed)
+    vectors = "libmvec.so.1"
+    _hide_vector_functions(folder / "include", _versions(vectors).keys() - found[vectors].keys())
+    for name, symbols in found.items():
         target = folder / f"{name.partition('.so')[0]}.so"
         script = target.with_suffix(".map")
         script.write_text(_version_script(symbols))
@@ -71,6 +77,17 @@ def make_stand_ins(folder: Path, compiler: str, manylinux: str) -> None:
             check=True,
         )
     _make_newer_glibc(folder / "libnewer_glibc.a", compiler)
+
+
+def _symbols(allowed: frozenset[str]) -> dict[str, dict[str, tuple[str, str]]]:
+    """What each library had: for each symbol the newest allowed version, and the symbol's kind."""
+    found = {library: _newest(_versions(library), allowed) for library in LIBRARIES}
+    libc = found["libc.so.6"]
+    moved = [x for x in libc if any(_order(y) >= (2, 32) for y in _versions("libc.so.6")[x])]
+    for library, names in _MOVED.items():
+        for symbol in filter(names.match, moved):
+            found[library][symbol] = libc.pop(symbol)
+    return found
 
 
 def _hide_vector_functions(folder: Path, functions: Set[str]) -> None:
