@@ -53,6 +53,32 @@ def test_failures_of_the_engine_are_explained(
         cli.main(["build", str(source), "--cell=3.11-cpu"])
 
 
+@pytest.mark.parametrize(
+    ("requires", "message"),
+    [
+        ([], "does not pass the audit:\n  requirement: its metadata do not require torch"),
+        (["torch==2.13.*"], "was refused: see the messages above"),  # it does not import, say
+    ],
+)
+def test_wheel_that_was_refused_in_a_container_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requires: list[str], message: str
+) -> None:
+    forge = Forge(tmp_path)
+    forge.requires = requires
+    wheel = forge.wheel()
+    leave = f"""
+    folder=$(grep -o 'dest=[^"]*' {tmp_path}/bake.json | cut -d= -f2)
+    mkdir "$folder" && cp {wheel} "$folder/{wheel.name}.refused"
+    """
+    fake_docker(tmp_path, monkeypatch, leave)
+    source, dist = tmp_path / "source", tmp_path / "dist"
+    source.mkdir()
+    with pytest.raises(SystemExit) as error:
+        cli.main(["build", str(source), "--cell=3.11-cpu", f"--dist={dist}"])
+    assert message in str(error.value)
+    assert [path.name for path in dist.iterdir()] == [f"{wheel.name}.refused"]
+
+
 def test_image_gets_what_the_table_and_the_project_say() -> None:
     options = project.Project(system_packages=("libfoo-dev",), release="12.4")
     assert containers.build_arguments(options, CELL) == {

@@ -148,6 +148,15 @@ def test_refused_wheel_is_kept_by_a_name_that_nothing_installs(
     assert [*dist.iterdir()] == []
 
 
+def test_index_shows_names_as_text(tmp_path: Path) -> None:
+    file = {"url": "x.whl", "hashes": {"sha256": "1"}, "core-metadata": {"sha256": "2"}}
+    files = [{**file, "filename": "<b>.whl", "requires-python": None}]
+    site._write_index(tmp_path, {"projects": [{"name": "<i>"}], "files": files})
+    page = (tmp_path / "index.html").read_text()
+    assert "&lt;b&gt;.whl" in page and "&lt;i&gt;" in page
+    assert "<b>" not in page and "<i>" not in page
+
+
 def test_page_offers_what_there_is_and_says_how_to_install_it(forge: Forge, tmp_path: Path) -> None:
     dist, wheel = tmp_path / "dist", forge.wheel()
     passport = passports.write_passport(wheel, project.Project())

@@ -162,10 +162,15 @@ def _build_cells(
             built = containers.build_wheels(engine, options, cells, source, Path(work), fresh)
             targets = []
             for cell in cells:
-                wheel = built[cell.name]
+                found = built[cell.name]
+                wheel = found.rename(found.with_name(found.name.removesuffix(".refused")))
                 # Again, and here: what the project's code did to the tool there does not count.
                 with build.kept_if_refused(wheel, dist):
                     audit.check(wheel, options, cell)
+                    if found != wheel:
+                        raise UserError(
+                            f"in Docker {wheel.name} was refused: see the messages above"
+                        )
                 targets.append(build.publish(wheel, dist / wheel.name))
                 print(
                     f"torchwheels: built {targets[-1]} in {containers.base_image(cell)}", flush=True

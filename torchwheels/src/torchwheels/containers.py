@@ -115,7 +115,8 @@ def build_wheels(
 ) -> dict[str, Path]:
     """Builds the wheels of `cells` in their images, all at once; returns them by the cells' names.
 
-    They are copies in `into`, which nobody has judged yet. `fresh` is without the compiler cache.
+    They are copies in `into`, which nobody has judged yet: a name that ends in `.refused` says what was
+    found in the container. `fresh` is without the compiler cache.
     """
     with _staged_options(project) as (options, config):
         targets = {}
@@ -130,7 +131,8 @@ def build_wheels(
                 "output": [f"type=local,dest={into / cell.name}"],
             }
             arguments = {
-                "COMMAND": shlex.join(["python", "-m", *command]),
+                # A wheel that was refused leaves the container, too, for a look at it.
+                "COMMAND": f"{shlex.join(['python', '-m', *command])} || test -e /dist/*.refused",
                 "PROJECT": hashlib.sha256(source.project.encode()).hexdigest()[:16],
                 "STABLE": project.stable,
                 **{x: os.environ.get(x) for x in ("MAX_JOBS", "TORCHWHEELS_ARCHITECTURES")},
@@ -138,7 +140,7 @@ def build_wheels(
             }
             targets[_target(cell)]["args"] |= {k: v for k, v in arguments.items() if v}
         _bake(engine, targets, cells)
-    return {cell.name: next((into / cell.name).glob("*.whl")) for cell in cells}
+    return {cell.name: next((into / cell.name).glob("*.whl*")) for cell in cells}
 
 
 @contextlib.contextmanager
