@@ -49,11 +49,11 @@ def fetched(folder: Path) -> sources.Fetched:
     return sources.Fetched(folder, origin)
 
 
-def ask(wheel: Path, folder: Path, question: str) -> str:
+def ask(wheel: Path, folder: Path, question: str, package: str = "own_project") -> str:
     """What the package in `wheel` answers."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
     subprocess.run([*command, wheel], check=True)
-    command = [sys.executable, "-c", f"import own_project, torch; print({question})"]
+    command = [sys.executable, "-c", f"import {package}, torch; print({question})"]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -210,6 +210,30 @@ def test_strangers_code_does_not_run_unasked(
     assert "no Docker engine answers (there is no `docker` command)" in str(error.value.code)
     assert "runs its own code with your rights outside of one" in str(error.value.code)
     assert not (classic / "ran").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sample", "settings"),
+    [
+        ("own_backend", {"answer": "4{jobs}"}),
+        ("scikit_build_core", {"cmake.define.ANSWER": "4{jobs}"}),
+        ("meson_python", {"setup-args": ["-Danswer=4{jobs}"]}),
+    ],
+)
+def test_build_system(
+    sample: str,
+    settings: dict[str, str | list[str]],
+    cell: Cell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each asks for more than its pyproject.toml requires, and is told the answer."""
+    monkeypatch.setenv("MAX_JOBS", "2")
+    source = fetched(Path(__file__).parent / "samples" / sample)
+    options = project.Project(config_settings=settings)
+    built = build.build_wheel(options, cell, source, tmp_path / "dist")
+    assert ask(built, tmp_path / "target", "torch.ops.sample.answer()", "sample") == "42"
 
 
 @pytest.mark.slow

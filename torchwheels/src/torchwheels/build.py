@@ -14,10 +14,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from build import BuildBackendException, BuildException, ProjectBuilder
 from packaging.requirements import Requirement
 
 from torchwheels import audit, check_import, environments, finish, toolchain
@@ -26,11 +27,6 @@ from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Cell
 from torchwheels.sources import Fetched
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
 _LAST_LINES = 200
@@ -110,9 +106,7 @@ def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Pa
         folder = _project_folder(project, work / "source")
         environment = environments.upon(base, work / "environment")
         build = _Build(project, cell, work, base, environment, compiler, toolkit, source.origin)
-        _install_requirements(build, folder)
-        variables = _variables(build)
-        built = _pip_wheel(build, folder, variables)
+        built = _wheel(build, folder, _variables(build))
         used = finish.Used(
             cell=cell,
             architectures=project.architectures(cell),
@@ -157,15 +151,10 @@ def _project_folder(project: Project, unpacked: Path) -> Path:
     return folder
 
 
-def _install_requirements(build: _Build, folder: Path) -> None:
+def _install_requirements(build: _Build, said: Iterable[str]) -> None:
     """Installs what the build requires, beside the cell's torch and never instead of it."""
-    file = folder / "pyproject.toml"
-    declared = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    said = declared.get("build-system", {}).get("requires", [])
     requirements = []
-    for requirement in map(Requirement, [*said, *build.project.build_requires]):
-        if requirement.marker and not requirement.marker.evaluate():
-            continue
+    for requirement in map(Requirement, said):
         if requirement.name != "torch":
             requirements.append(str(requirement))
         elif not requirement.specifier.contains(build.cell.torch):
@@ -173,9 +162,9 @@ def _install_requirements(build: _Build, folder: Path) -> None:
                 f"its build requires {requirement}, and {build.cell.name} has torch {build.cell.torch}: "
                 "choose another cell (`torchwheels cells` lists all)"
             )
-    constraint = build.work / "constraint.txt"
-    constraint.write_text(f"{environments.torch_requirement(build.cell)}\n")
     if requirements:
+        constraint = build.work / "constraint.txt"
+        constraint.write_text(f"{environments.torch_requirement(build.cell)}\n")
         variables = environments.clean_variables(build.home)
         variables["PIP_CONSTRAINT"] = str(constraint)
         environments.pip_install(build.environment, requirements, variables)
@@ -237,19 +226,40 @@ def _write_start(build: _Build) -> None:
     start.with_suffix(".pth").write_text(f"import {name}\n")
 
 
-def _pip_wheel(build: _Build, folder: Path, variables: Mapping[str, str]) -> Path:
-    """Builds the wheel as the project itself does."""
-    output = build.work / "built"
-    command = [str(build.environment.python), "-m", "pip", "wheel", "--verbose"]
-    command += ["--no-build-isolation", "--no-deps", "--no-cache-dir"]
-    command += [f"--wheel-dir={output}", str(folder)]
+def _wheel(build: _Build, folder: Path, variables: Mapping[str, str]) -> Path:
+    """Builds the wheel as the standard says: the project's own backend does it."""
     name, jobs = build.cell.name, variables["MAX_JOBS"]
+    cuda_home = variables.get("CUDA_HOME", "")
+    settings = build.project.backend_settings(build.cell, jobs, cuda_home, build.origin)
     print(f"torchwheels: building {name}, {jobs} jobs at once", flush=True)
-    code, printed = _follow(command, variables, build.work)
-    if code != 0:
-        raise UserError(f"{name} failed: {_explain(printed, jobs)}")
-    (built,) = output.glob("*.whl")
-    return built
+
+    def run(
+        cmd: Sequence[str],
+        cwd: str | None = None,
+        extra_environ: Mapping[str, str] | None = None,
+    ) -> None:
+        given = {**variables, **(extra_environ or {})}
+        code, printed = _follow([*cmd], given, Path(cwd or folder))
+        if code != 0:
+            raise subprocess.CalledProcessError(code, cmd, printed)
+
+    try:
+        builder = ProjectBuilder(folder, str(build.environment.python), run)
+        _install_requirements(
+            build, [*sorted(builder.build_system_requires), *build.project.build_requires]
+        )
+        _install_requirements(build, sorted(builder.get_requires_for_build("wheel", settings)))
+        return Path(builder.build("wheel", build.work / "built", settings))
+    except BuildBackendException as error:
+        why = error.exception
+        if isinstance(why, subprocess.CalledProcessError):
+            printed = str(why.output)
+        else:  # it could not even be called, and nothing has said why
+            printed = getattr(why, "traceback", "") or str(why)
+            print(printed, flush=True)
+        raise UserError(f"{name} failed: {_explain(printed, jobs)}") from None
+    except BuildException as error:
+        raise UserError(f"its pyproject.toml is not as the standard wants it: {error}") from None
 
 
 def _follow(command: list[str], variables: Mapping[str, str], folder: Path) -> tuple[int, str]:
