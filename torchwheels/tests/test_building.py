@@ -98,12 +98,36 @@ def spoil(classic: Path, text: str) -> None:
     setup.write_text(f"{text}\n{setup.read_text()}")
 
 
+# All of it is named at once, also what an import of another file or of a function would only meet later.
+MISSING = """
+import sys; sys.path.insert(0, ".")
+import own_helper
+import idna_of_nobody.core, os.path
+
+def later():
+    from six_of_nobody import moves
+
+try:
+    import optional_of_nobody
+except ImportError:
+    pass
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (
-            "import idna_of_nobody",
-            "its build imports idna_of_nobody, which is not there: add it to",
+            MISSING,
+            "its build imports modules that are not there (idna_of_nobody, six_of_nobody, tom_of_nobody): add ",
+        ),
+        (
+            "import subprocess; subprocess.run(['cmake_of_nobody'])",
+            "the command cmake_of_nobody is not there: install it",
+        ),
+        (
+            "import os, sys; sys.exit(os.system('git_of_nobody'))",
+            "the command git_of_nobody is not",
         ),
         (
             "import sys; sys.exit('c++: fatal error: Killed signal terminated program cc1plus')",
@@ -121,6 +145,7 @@ def test_failures_are_explained_and_leave_the_old_wheel(
     classic: Path, cell: Cell, tmp_path: Path, text: str, message: str
 ) -> None:
     spoil(classic, text)
+    (classic / "own_helper.py").write_text("import tom_of_nobody")
     old = tmp_path / "dist" / "own_project-0.0-py3-none-any.whl"
     old.parent.mkdir()
     old.write_bytes(b"old")

@@ -48,9 +48,9 @@ _KNOWN_FAILURES = (
         "CUDA {0} cannot compile for a torch of CUDA {1}: set CUDA_HOME to CUDA {1}, or unset it",
     ),
     (
-        r"ModuleNotFoundError: No module named '([^']+)'",
-        "its build imports {0}, which is not there: add it to `build-requires` in [tool.torchwheels] "
-        "(a file for `--config` where the project is not yours)",
+        r"No such file or directory: '([\w.+-]+)'|(?:^|: )([\w.+-]+): (?:command )?not found$",
+        "the command {0} is not there: install it, or have pip do so where PyPI has it, as it has cmake, "
+        "meson and ninja (`build-requires`)",
     ),
     (
         r"fatal error: (\S+): No such file",
@@ -231,6 +231,7 @@ def _wheel(build: _Build, folder: Path, variables: Mapping[str, str]) -> Path:
     name, jobs = build.cell.name, variables["MAX_JOBS"]
     cuda_home = variables.get("CUDA_HOME", "")
     settings = build.project.backend_settings(build.cell, jobs, cuda_home, build.origin)
+    last: list[str] = []
     print(f"torchwheels: building {name}, {jobs} jobs at once", flush=True)
 
     def run(
@@ -240,8 +241,9 @@ def _wheel(build: _Build, folder: Path, variables: Mapping[str, str]) -> Path:
     ) -> None:
         given = {**variables, **(extra_environ or {})}
         code, printed = _follow([*cmd], given, Path(cwd or folder))
+        last[:] = [printed]
         if code != 0:
-            raise subprocess.CalledProcessError(code, cmd, printed)
+            raise subprocess.CalledProcessError(code, cmd)
 
     try:
         builder = ProjectBuilder(folder, str(build.environment.python), run)
@@ -251,13 +253,12 @@ def _wheel(build: _Build, folder: Path, variables: Mapping[str, str]) -> Path:
         _install_requirements(build, sorted(builder.get_requires_for_build("wheel", settings)))
         return Path(builder.build("wheel", build.work / "built", settings))
     except BuildBackendException as error:
-        why = error.exception
-        if isinstance(why, subprocess.CalledProcessError):
-            printed = str(why.output)
-        else:  # it could not even be called, and nothing has said why
-            printed = getattr(why, "traceback", "") or str(why)
-            print(printed, flush=True)
-        raise UserError(f"{name} failed: {_explain(printed, jobs)}") from None
+        # Where the backend could not even be called, nothing has been printed of it.
+        traceback = getattr(error.exception, "traceback", "")
+        print(traceback, end="", flush=True)
+        printed = "".join([*last, traceback])
+        missing = _missing_modules(build, folder, printed)
+        raise UserError(f"{name} failed: {missing or _explain(printed, jobs)}") from None
     except BuildException as error:
         raise UserError(f"its pyproject.toml is not as the standard wants it: {error}") from None
 
@@ -299,11 +300,45 @@ def _follow(command: list[str], variables: Mapping[str, str], folder: Path) -> t
     return process.returncode, "".join(last)
 
 
+# Prints which of the modules that these files import cannot be found.
+_FIND_MODULES = """
+import ast, importlib.util, pathlib, sys
+wanted = set()
+class Imports(ast.NodeVisitor):
+    def visit_Try(self, node): pass  # what may be missing
+    def visit_Import(self, node): wanted.update(each.name for each in node.names)
+    def visit_ImportFrom(self, node): wanted.update([node.module] if not node.level else [])
+for file in sys.argv[1:]:
+    Imports().visit(ast.parse(pathlib.Path(file).read_bytes()))
+sys.path.insert(0, "")
+tops = sorted({name.partition(".")[0] for name in wanted})
+print(*(name for name in tops if importlib.util.find_spec(name) is None))
+"""
+
+
+def _missing_modules(build: _Build, folder: Path, printed: str) -> str:
+    """What to say where an import failed: all modules that are missing, not one for each build."""
+    first = re.search(r"ModuleNotFoundError: No module named '([^'.]+)", printed)
+    if not first:
+        return ""
+    # setuptools hides the name of setup.py from the traceback.
+    files = {folder / "setup.py", *map(Path, re.findall(r'File "(/[^"]+\.py)", line', printed))}
+    own = [str(x) for x in sorted(files) if x.is_file() and x.is_relative_to(folder)]
+    command = [str(build.environment.python), "-c", _FIND_MODULES, *own]
+    variables = environments.clean_variables(build.home)
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+    names = ", ".join(sorted({first[1], *done.stdout.split()}))
+    return (
+        f"its build imports modules that are not there ({names}): add what has them to `build-requires` "
+        "in [tool.torchwheels] (a file for `--config` where the project is not yours)"
+    )
+
+
 def _explain(printed: str, jobs: str) -> str:
     for pattern, sentence in _KNOWN_FAILURES:
-        found = re.search(pattern, printed)
+        found = re.search(pattern, printed, re.MULTILINE)
         if found:
-            return sentence.format(*found.groups(), jobs=jobs)
+            return sentence.format(*filter(None, found.groups()), jobs=jobs)
     return "the messages above say why"
 
 
