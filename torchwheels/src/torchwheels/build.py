@@ -25,7 +25,7 @@ from torchwheels import audit, check_import, environments, finish, toolchain
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Cell
+from torchwheels.releases import Cell, sm
 from torchwheels.sources import Fetched
 
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
@@ -51,6 +51,15 @@ _KNOWN_FAILURES = (
         r"No such file or directory: '([\w.+-]+)'|(?:^|: )([\w.+-]+): (?:command )?not found$",
         "the command {0} is not there: install it, or have pip do so where PyPI has it, as it has cmake, "
         "meson and ninja (`build-requires`)",
+    ),
+    (
+        r'build program corresponding to "Unix Makefiles"',
+        "the command make is not there: install it",
+    ),
+    (
+        r"Your installed Caffe2 version uses CUDA but I cannot find the CUDA",
+        "this torch was built with CUDA, which its CMake files then ask for: let TORCHWHEELS_TORCH_INDEX or "
+        "pip's configuration name an index with builds for the CPU alone, such as PyTorch's own",
     ),
     (
         r"fatal error: (\S+): No such file",
@@ -102,6 +111,8 @@ def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Pa
     with environments.alone(f"build/{cell.name}") as work:
         shutil.rmtree(work)
         (work / "home").mkdir(parents=True)
+        if toolkit:
+            toolkit = toolchain.with_usual_layout(toolkit, work / "cuda")
         shutil.copytree(source.folder, work / "source", symlinks=True)
         folder = _project_folder(project, work / "source")
         environment = environments.upon(base, work / "environment")
@@ -201,8 +212,13 @@ def _variables(build: _Build) -> dict[str, str]:
         }
     )
     if toolkit:
-        toolchain.link_runtime(toolkit, work / "libraries")
-        variables |= {"CUDA_HOME": str(toolkit.home), "LIBRARY_PATH": str(work / "libraries")}
+        codes = [f"{sm(x)}{'' if x.endswith('+PTX') else '-real'}" for x in cell.architectures]
+        variables |= {
+            "CUDA_HOME": str(toolkit.home),
+            "CUDAToolkit_ROOT": str(toolkit.home),
+            "CUDAARCHS": ";".join(codes),
+            "LIBRARY_PATH": str(toolkit.home / "lib64"),
+        }
     else:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     _write_start(build)

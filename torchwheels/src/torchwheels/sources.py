@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
 import ssl
 import subprocess
-import sys
 import tarfile
 import tempfile
 import zipfile
@@ -23,6 +21,7 @@ from unearth.errors import UnpackError
 from unearth.fetchers import PyPIClient
 from unearth.preparer import download_link
 
+from torchwheels.environments import pip_settings
 from torchwheels.errors import UserError
 
 EXPECTED = (
@@ -187,7 +186,7 @@ def _download(requirement: Requirement, folder: Path) -> Path:
 
 def _finder() -> PackageFinder:
     """What looks for sources where pip is configured to, and with its credentials."""
-    settings = _pip_settings()
+    settings = pip_settings()
     context = ssl.create_default_context(cafile=settings.get("cert"))
     session = PyPIClient(
         verify=context,
@@ -206,11 +205,3 @@ def _finder() -> PackageFinder:
     indexes = [source["url"] for source in finder.sources]
     session.auth = MultiDomainBasicAuth(prompting=False, index_urls=indexes)
     return finder
-
-
-def _pip_settings() -> dict[str, str]:
-    """What pip's files and variables say, the later more strongly: `index-url`, `cert` ..."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    lines = re.findall(r"^(?:global|:env:|download)\.([\w-]+)='(.*)'$", done.stdout, re.MULTILINE)
-    return {key: value.replace("\\n", " ") for key, value in lines}
