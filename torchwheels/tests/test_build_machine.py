@@ -109,6 +109,26 @@ def test_errors_of_a_toolkit_that_does_not_fit(
         toolchain.find_toolkit(releases.load().cell(cell), tmp_path)
 
 
+def test_toolkit_of_pip_is_laid_out_as_cmake_expects_it(tmp_path: Path) -> None:
+    pips = tmp_path / "nvidia" / "cu13"
+    for name in ("bin/nvcc", "include/cuda.h", "nvvm/bin/cicc", "lib/libcudadevrt.a"):
+        (pips / name).parent.mkdir(parents=True, exist_ok=True)
+        (pips / name).touch()
+    for name in ("libcudart.so.13", "libnvrtc-builtins.so.13.0", "libcupti.so", "libcupti.so.13"):
+        (pips / "lib" / name).write_text(name)
+    toolkit = toolchain.CudaToolkit(pips, "13.0.88")
+    found = toolchain.with_usual_layout(toolkit, tmp_path / "cuda")
+    assert (found.home, found.version) == (tmp_path / "cuda", "13.0.88")
+    for name in ("bin/nvcc", "include/cuda.h", "nvvm/bin/cicc", "lib64/libcudadevrt.a"):
+        assert (found.home / name).is_file()
+    # nvcc looks for the rest beside the name that it was called by.
+    assert not (found.home / "bin").is_symlink()
+    assert (found.home / "lib64" / "libcudart.so").read_text() == "libcudart.so.13"
+    assert (found.home / "lib" / "libnvrtc-builtins.so").read_text() == "libnvrtc-builtins.so.13.0"
+    assert (found.home / "lib64" / "libcupti.so").read_text() == "libcupti.so"
+    assert toolchain.with_usual_layout(found, tmp_path / "again") == found
+
+
 def test_nvcc_of_the_system_is_out_of_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -261,6 +261,27 @@ def test_build_system(
     assert ask(built, tmp_path / "target", "torch.ops.sample.answer()", "sample") == "42"
 
 
+OPTIONS = """
+config-settings = { "cmake.define.ANSWER" = "42", "cmake.define.WITH_CUDA" = "ON" }
+"""
+
+
+@pytest.mark.slow
+def test_cmake_takes_cuda_from_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a toolkit on the machine; installs torch and CUDA, of 5 GB: minutes, the first time."""
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "8.0 9.0+PTX")
+    (tmp_path / "options.toml").write_text(OPTIONS)
+    sample = Path(__file__).parent / "samples" / "scikit_build_core"
+    options = [f"--config={tmp_path / 'options.toml'}", f"--dist={tmp_path / 'dist'}"]
+    cli.main(["build", str(sample), "--cell=3.11-cu130", "--backend=local", *options])
+    (built,) = (tmp_path / "dist").glob("*.whl")
+    found = read(built).libraries["sample/_C.so"]
+    assert found.gpu_code.machine_code == {"8.0", "9.0"}
+    assert found.gpu_code.ptx == {"9.0"}
+    assert "libcudart.so.13" in found.needed
+
+
 @pytest.mark.slow
 def test_foreign_wheel(tmp_path: Path) -> None:
     """The example, as a user runs it; installs torch twice: minutes, the first time."""

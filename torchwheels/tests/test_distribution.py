@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from test_building import ask
+from test_building import ask, torch
+from torchwheels import releases
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the source archive, as it is published."""
     folder = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--outdir", folder, ROOT / "torchwheels"]
-    subprocess.run(command, check=True)
+    copy = shutil.copytree(ROOT / "torchwheels", folder / "sources")  # where builds leave files
+    subprocess.run([sys.executable, "-m", "build", "--outdir", folder, copy], check=True)
     (found,) = folder.glob("*.whl")
     return found
 
@@ -70,9 +72,8 @@ def test_installed_tool_builds(wheel: Path, own_project: Path, tmp_path: Path) -
     """Installs torch: minutes, the first time."""
     command = [installed_by_pip(wheel, tmp_path / "tool") / "torchwheels", "build", own_project]
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    subprocess.run(
-        [*command, "--cell", f"{python}-cpu", "--backend", "local"], cwd=tmp_path, check=True
-    )
+    cell = f"{python}-cpu-torch{releases.minor(torch.__version__)}"  # that of these tests
+    subprocess.run([*command, f"--cell={cell}", "--backend=local"], cwd=tmp_path, check=True)
     (built,) = (tmp_path / "dist").glob("*.whl")
     answer = ask(built, tmp_path / "target", "own_project.swish(torch.zeros(2)).tolist()")
     assert answer == "[0.0, 0.0]"
