@@ -157,6 +157,29 @@ def test_failures_are_explained_and_leave_the_old_wheel(
 
 
 @pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            "",
+            "failed: Failed to validate `build-system` in pyproject.toml: `requires` is a required",
+        ),
+        (
+            'requires = []\nbuild-backend = "backend_of_nobody"',
+            "its build imports modules that are not there (backend_of_nobody): add what has them",
+        ),
+        ('requires = ["torch<2"]', "its build requires torch<2, and 3."),
+    ],
+)
+def test_build_system_that_cannot_be(
+    classic: Path, cell: Cell, tmp_path: Path, table: str, message: str
+) -> None:
+    (classic / "pyproject.toml").write_text(f"[build-system]\n{table}\n")
+    with pytest.raises(UserError) as error:
+        build.build_wheel(project.Project(), cell, fetched(classic), tmp_path / "dist")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (

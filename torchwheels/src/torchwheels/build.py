@@ -117,7 +117,13 @@ def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Pa
         folder = _project_folder(project, work / "source")
         environment = environments.upon(base, work / "environment")
         build = _Build(project, cell, work, base, environment, compiler, toolkit, source.origin)
-        built = _wheel(build, folder, _variables(build))
+        variables = _variables(build)
+        _install_requirements(build, folder, variables)
+        print(
+            f"torchwheels: building {cell.name}, {variables['MAX_JOBS']} jobs at once", flush=True
+        )
+        with _backend(build, folder, variables) as backend:
+            built = Path(backend.build("wheel", work / "built", _settings(build, variables)))
         used = finish.Used(
             cell=cell,
             architectures=project.architectures(cell),
@@ -162,8 +168,17 @@ def _project_folder(project: Project, unpacked: Path) -> Path:
     return folder
 
 
-def _install_requirements(build: _Build, said: Iterable[str]) -> None:
-    """Installs what the build requires, beside the cell's torch and never instead of it."""
+def _install_requirements(build: _Build, folder: Path, variables: Mapping[str, str]) -> None:
+    """Installs what the project's pyproject.toml and its build backend ask for."""
+    with _backend(build, folder, variables) as backend:
+        declared = sorted(backend.build_system_requires)
+        _install(build, [*declared, *build.project.build_requires])
+        settings = _settings(build, variables)
+        _install(build, sorted(backend.get_requires_for_build("wheel", settings)))
+
+
+def _install(build: _Build, said: Iterable[str]) -> None:
+    """Installs requirements of the build, beside the cell's torch and never instead of it."""
     requirements = []
     for requirement in map(Requirement, said):
         if requirement.name != "torch":
@@ -242,41 +257,38 @@ def _write_start(build: _Build) -> None:
     start.with_suffix(".pth").write_text(f"import {name}\n")
 
 
-def _wheel(build: _Build, folder: Path, variables: Mapping[str, str]) -> Path:
-    """Builds the wheel as the standard says: the project's own backend does it."""
-    name, jobs = build.cell.name, variables["MAX_JOBS"]
-    cuda_home = variables.get("CUDA_HOME", "")
-    settings = build.project.backend_settings(build.cell, jobs, cuda_home, build.origin)
-    last: list[str] = []
-    print(f"torchwheels: building {name}, {jobs} jobs at once", flush=True)
+def _settings(build: _Build, variables: Mapping[str, str]) -> dict[str, str | list[str]]:
+    jobs, cuda_home = variables["MAX_JOBS"], variables.get("CUDA_HOME", "")
+    return build.project.backend_settings(build.cell, jobs, cuda_home, build.origin)
+
+
+@contextlib.contextmanager
+def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Iterator[ProjectBuilder]:
+    """The project's build backend, in processes of the build's environment; its failures are explained."""
+    last = ""
 
     def run(
         cmd: Sequence[str],
         cwd: str | None = None,
         extra_environ: Mapping[str, str] | None = None,
     ) -> None:
+        nonlocal last
         given = {**variables, **(extra_environ or {})}
-        code, printed = _follow([*cmd], given, Path(cwd or folder))
-        last[:] = [printed]
+        code, last = _follow([*cmd], given, Path(cwd or folder))
         if code != 0:
             raise subprocess.CalledProcessError(code, cmd)
 
     try:
-        builder = ProjectBuilder(folder, str(build.environment.python), run)
-        _install_requirements(
-            build, [*sorted(builder.build_system_requires), *build.project.build_requires]
-        )
-        _install_requirements(build, sorted(builder.get_requires_for_build("wheel", settings)))
-        return Path(builder.build("wheel", build.work / "built", settings))
+        yield ProjectBuilder(folder, str(build.environment.python), run)
     except BuildBackendException as error:
         # Where the backend could not even be called, nothing has been printed of it.
         traceback = getattr(error.exception, "traceback", "")
         print(traceback, end="", flush=True)
-        printed = "".join([*last, traceback])
-        missing = _missing_modules(build, folder, printed)
-        raise UserError(f"{name} failed: {missing or _explain(printed, jobs)}") from None
+        why = _missing_modules(build, folder, last + traceback)
+        why = why or _explain(last + traceback, variables["MAX_JOBS"])
+        raise UserError(f"{build.cell.name} failed: {why}") from None
     except BuildException as error:
-        raise UserError(f"its pyproject.toml is not as the standard wants it: {error}") from None
+        raise UserError(f"{build.cell.name} failed: {error}") from None
 
 
 def _follow(command: list[str], variables: Mapping[str, str], folder: Path) -> tuple[int, str]:
