@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,26 @@ def test_errors_of_a_toolkit_that_does_not_fit(
         toolchain.find_toolkit(releases.load().cell(cell), tmp_path)
 
 
+def test_toolkit_of_pip_is_laid_out_as_cmake_expects_it(tmp_path: Path) -> None:
+    pips = tmp_path / "nvidia" / "cu13"
+    for name in ("bin/nvcc", "include/cuda.h", "nvvm/bin/cicc", "lib/libcudadevrt.a"):
+        (pips / name).parent.mkdir(parents=True, exist_ok=True)
+        (pips / name).touch()
+    for name in ("libcudart.so.13", "libnvrtc-builtins.so.13.0", "libcupti.so", "libcupti.so.13"):
+        (pips / "lib" / name).write_text(name)
+    toolkit = toolchain.CudaToolkit(pips, "13.0.88")
+    found = toolchain.with_usual_layout(toolkit, tmp_path / "cuda")
+    assert (found.home, found.version) == (tmp_path / "cuda", "13.0.88")
+    for name in ("bin/nvcc", "include/cuda.h", "nvvm/bin/cicc", "lib64/libcudadevrt.a"):
+        assert (found.home / name).is_file()
+    # nvcc looks for the rest beside the name that it was called by.
+    assert not (found.home / "bin").is_symlink()
+    assert (found.home / "lib64" / "libcudart.so").read_text() == "libcudart.so.13"
+    assert (found.home / "lib" / "libnvrtc-builtins.so").read_text() == "libnvrtc-builtins.so.13.0"
+    assert (found.home / "lib64" / "libcupti.so").read_text() == "libcupti.so"
+    assert toolchain.with_usual_layout(found, tmp_path / "again") == found
+
+
 def test_nvcc_of_the_system_is_out_of_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +157,63 @@ def test_only_pips_configuration_passes(tmp_path: Path, monkeypatch: pytest.Monk
     assert variables["PIP_FIND_LINKS"] == "some-folder"
     assert variables["PIP_CONFIG_FILE"] == str(configuration)
     assert variables["HOME"] == str(tmp_path / "home")
+
+
+def index_of_torch(folder: Path, version: str, cuda: str | None) -> str:
+    """An index with a torch that is nothing but its version."""
+    archive = folder / "torch" / f"torch-{version}-py3-none-any.whl"
+    archive.parent.mkdir(parents=True)
+    (archive.parent / "index.html").write_text(f'<a href="{archive.name}">{archive.name}</a>')
+    info = f"torch-{version}.dist-info"
+    files = {
+        "torch/version.py": f"__version__ = {version!r}\ncuda = {cuda!r}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
+    with zipfile.ZipFile(archive, "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+    return folder.as_uri()
+
+
+def test_kept_environment_is_of_the_index_at_hand_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An index of CPU builds, and then one that has torch for CUDA alone, as PyPI has."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "cache"))
+    few_tools = dataclasses.replace(releases.load(), tools=("pip",))  # which is there
+    monkeypatch.setattr(environments, "load", lambda: few_tools)
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    cell = releases.load().cell(f"{python}-cpu")
+    for name, version, cuda in (
+        ("small", f"{cell.torch}+cpu", None),
+        ("large", cell.torch, "13.0"),
+    ):
+        index = index_of_torch(tmp_path / name, version, cuda)
+        monkeypatch.setenv("TORCHWHEELS_TORCH_INDEX", index)
+        folders = {environments.with_torch(cell, ()).folder for _ in range(2)}
+        (folder,) = folders
+        said = capsys.readouterr().out.splitlines()
+        of_cuda = f" of CUDA {cuda}" if cuda else ""
+        named = f"torchwheels: beside torch {version}{of_cuda}, in {folder}"
+        assert said == [f"torchwheels: installing torch {cell.torch} for {cell.name}", named, named]
+
+
+def test_places_of_torch_are_known_without_their_passwords(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHWHEELS_TORCH_INDEX", "https://localhost/one")
+    one = environments.places_of_torch()
+    monkeypatch.setenv("TORCHWHEELS_TORCH_INDEX", "https://me:password@localhost/one")
+    assert environments.places_of_torch() == one
+    monkeypatch.setenv("TORCHWHEELS_TORCH_INDEX", "https://localhost/other")
+    assert environments.places_of_torch() != one
+    monkeypatch.setenv("TORCHWHEELS_PLACES_OF_TORCH", "told")  # in a container
+    assert environments.places_of_torch() == "told"
 
 
 def test_missing_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

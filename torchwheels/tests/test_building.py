@@ -49,11 +49,11 @@ def fetched(folder: Path) -> sources.Fetched:
     return sources.Fetched(folder, origin)
 
 
-def ask(wheel: Path, folder: Path, question: str) -> str:
+def ask(wheel: Path, folder: Path, question: str, package: str = "own_project") -> str:
     """What the package in `wheel` answers."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
     subprocess.run([*command, wheel], check=True)
-    command = [sys.executable, "-c", f"import own_project, torch; print({question})"]
+    command = [sys.executable, "-c", f"import {package}, torch; print({question})"]
     return subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -98,12 +98,36 @@ def spoil(classic: Path, text: str) -> None:
     setup.write_text(f"{text}\n{setup.read_text()}")
 
 
+# All of it is named at once, also what an import of another file or of a function would only meet later.
+MISSING = """
+import sys; sys.path.insert(0, ".")
+import own_helper
+import idna_of_nobody.core, os.path
+
+def later():
+    from six_of_nobody import moves
+
+try:
+    import optional_of_nobody
+except ImportError:
+    pass
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (
-            "import idna_of_nobody",
-            "its build imports idna_of_nobody, which is not there: add it to",
+            MISSING,
+            "its build imports modules that are not there (idna_of_nobody, six_of_nobody, tom_of_nobody): add ",
+        ),
+        (
+            "import subprocess; subprocess.run(['cmake_of_nobody'])",
+            "the command cmake_of_nobody is not there: install it",
+        ),
+        (
+            "import os, sys; sys.exit(os.system('git_of_nobody'))",
+            "the command git_of_nobody is not",
         ),
         (
             "import sys; sys.exit('c++: fatal error: Killed signal terminated program cc1plus')",
@@ -121,6 +145,7 @@ def test_failures_are_explained_and_leave_the_old_wheel(
     classic: Path, cell: Cell, tmp_path: Path, text: str, message: str
 ) -> None:
     spoil(classic, text)
+    (classic / "own_helper.py").write_text("import tom_of_nobody")
     old = tmp_path / "dist" / "own_project-0.0-py3-none-any.whl"
     old.parent.mkdir()
     old.write_bytes(b"old")
@@ -129,6 +154,29 @@ def test_failures_are_explained_and_leave_the_old_wheel(
     assert message in str(error.value)
     assert cell.name in str(error.value)
     assert [(x, x.read_bytes()) for x in old.parent.iterdir()] == [(old, b"old")]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            "",
+            "failed: Failed to validate `build-system` in pyproject.toml: `requires` is a required",
+        ),
+        (
+            'requires = []\nbuild-backend = "backend_of_nobody"',
+            "its build imports modules that are not there (backend_of_nobody): add what has them",
+        ),
+        ('requires = ["torch<2"]', "its build requires torch<2, and 3."),
+    ],
+)
+def test_build_system_that_cannot_be(
+    classic: Path, cell: Cell, tmp_path: Path, table: str, message: str
+) -> None:
+    (classic / "pyproject.toml").write_text(f"[build-system]\n{table}\n")
+    with pytest.raises(UserError) as error:
+        build.build_wheel(project.Project(), cell, fetched(classic), tmp_path / "dist")
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +258,51 @@ def test_strangers_code_does_not_run_unasked(
     assert "no Docker engine answers (there is no `docker` command)" in str(error.value.code)
     assert "runs its own code with your rights outside of one" in str(error.value.code)
     assert not (classic / "ran").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sample", "settings"),
+    [
+        ("own_backend", {"answer": "4{jobs}"}),
+        ("scikit_build_core", {"cmake.define.ANSWER": "4{jobs}"}),
+        ("meson_python", {"setup-args": ["-Danswer=4{jobs}"]}),
+    ],
+)
+def test_build_system(
+    sample: str,
+    settings: dict[str, str | list[str]],
+    cell: Cell,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each asks for more than its pyproject.toml requires, and is told the answer."""
+    monkeypatch.setenv("MAX_JOBS", "2")
+    source = fetched(Path(__file__).parent / "samples" / sample)
+    options = project.Project(config_settings=settings)
+    built = build.build_wheel(options, cell, source, tmp_path / "dist")
+    assert ask(built, tmp_path / "target", "torch.ops.sample.answer()", "sample") == "42"
+
+
+OPTIONS = """
+config-settings = { "cmake.define.ANSWER" = "42", "cmake.define.WITH_CUDA" = "ON" }
+"""
+
+
+@pytest.mark.slow
+def test_cmake_takes_cuda_from_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a toolkit on the machine; installs torch and CUDA, of 5 GB: minutes, the first time."""
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "8.0 9.0+PTX")
+    (tmp_path / "options.toml").write_text(OPTIONS)
+    sample = Path(__file__).parent / "samples" / "scikit_build_core"
+    options = [f"--config={tmp_path / 'options.toml'}", f"--dist={tmp_path / 'dist'}"]
+    cli.main(["build", str(sample), "--cell=3.11-cu130", "--backend=local", *options])
+    (built,) = (tmp_path / "dist").glob("*.whl")
+    found = read(built).libraries["sample/_C.so"]
+    assert found.gpu_code.machine_code == {"8.0", "9.0"}
+    assert found.gpu_code.ptx == {"9.0"}
+    assert "libcudart.so.13" in found.needed
 
 
 @pytest.mark.slow

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import functools
 import hashlib
+import http.server
 import subprocess
 import tarfile
+import threading
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,8 +124,53 @@ def test_error_says_what_a_source_is(source: str, message: str, tmp_path: Path) 
 
 def test_archive_with_another_hash_is_refused(only_index: Path, tmp_path: Path) -> None:
     only_index.write_text(only_index.read_text().replace("sha256=", f"sha256={'0' * 64}&"))
-    with pytest.raises(UserError, match=r"some_project-1\.5\.tar\.gz is missing or not what"):
+    with pytest.raises(UserError, match=r"some-project==1\.5 are missing or not what"):
         sources.fetch("some-project==1.5", tmp_path / "copy")
+
+
+class Private(http.server.SimpleHTTPRequestHandler):
+    """An index that asks for a password, and has moved."""
+
+    def do_GET(self) -> None:
+        login = f"Basic {base64.b64encode(b'me:pass word').decode()}"
+        if self.headers["Authorization"] != login:
+            self.send_error(401)
+        elif self.path.startswith("/simple/"):
+            self.send_response(301)
+            self.send_header("Location", self.path.replace("/simple/", "/moved/"))
+            self.end_headers()
+        else:
+            super().do_GET()
+
+
+@pytest.fixture
+def private_index(tmp_path: Path, archive: Path) -> Iterator[str]:
+    page = tmp_path / "moved" / "some-project" / "index.html"
+    page.parent.mkdir(parents=True)
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    page.write_text(f'<a href="/{archive.name}#sha256={digest}">{archive.name}</a>')
+    handler = functools.partial(Private, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"127.0.0.1:{server.server_port}/simple"
+        server.shutdown()
+
+
+def test_private_index_gets_its_password(
+    private_index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://me:pass%20word@{private_index}")
+    assert files(sources.fetch("some-project", tmp_path / "copy").folder) == FILES
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://{private_index}")
+    with pytest.raises(UserError, match="no index that pip is configured for has sources of some-"):
+        sources.fetch("some-project", tmp_path / "again")
+
+
+def test_index_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(UserError, match=r"127\.0\.0\.1 does not answer \(.*refused"):
+        sources.fetch("some-project", tmp_path / "copy")
 
 
 def test_commit_is_cloned(folder: Path, tmp_path: Path) -> None:

@@ -14,23 +14,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from build import BuildBackendException, BuildException, ProjectBuilder
 from packaging.requirements import Requirement
 
 from torchwheels import audit, check_import, environments, finish, toolchain
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Cell
+from torchwheels.releases import Cell, sm
 from torchwheels.sources import Fetched
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
 _LAST_LINES = 200
@@ -52,9 +48,18 @@ _KNOWN_FAILURES = (
         "CUDA {0} cannot compile for a torch of CUDA {1}: set CUDA_HOME to CUDA {1}, or unset it",
     ),
     (
-        r"ModuleNotFoundError: No module named '([^']+)'",
-        "its build imports {0}, which is not there: add it to `build-requires` in [tool.torchwheels] "
-        "(a file for `--config` where the project is not yours)",
+        r"No such file or directory: '([\w.+-]+)'|(?:^|: )([\w.+-]+): (?:command )?not found$",
+        "the command {0} is not there: install it, or have pip do so where PyPI has it, as it has cmake, "
+        "meson and ninja (`build-requires`)",
+    ),
+    (
+        r'build program corresponding to "Unix Makefiles"',
+        "the command make is not there: install it",
+    ),
+    (
+        r"Your installed Caffe2 version uses CUDA but I cannot find the CUDA",
+        "this torch was built with CUDA, which its CMake files then ask for: let TORCHWHEELS_TORCH_INDEX or "
+        "pip's configuration name an index with builds for the CPU alone, such as PyTorch's own",
     ),
     (
         r"fatal error: (\S+): No such file",
@@ -106,13 +111,19 @@ def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Pa
     with environments.alone(f"build/{cell.name}") as work:
         shutil.rmtree(work)
         (work / "home").mkdir(parents=True)
+        if toolkit:
+            toolkit = toolchain.with_usual_layout(toolkit, work / "cuda")
         shutil.copytree(source.folder, work / "source", symlinks=True)
         folder = _project_folder(project, work / "source")
         environment = environments.upon(base, work / "environment")
         build = _Build(project, cell, work, base, environment, compiler, toolkit, source.origin)
-        _install_requirements(build, folder)
         variables = _variables(build)
-        built = _pip_wheel(build, folder, variables)
+        _install_requirements(build, folder, variables)
+        print(
+            f"torchwheels: building {cell.name}, {variables['MAX_JOBS']} jobs at once", flush=True
+        )
+        with _backend(build, folder, variables) as backend:
+            built = Path(backend.build("wheel", work / "built", _settings(build, variables)))
         used = finish.Used(
             cell=cell,
             architectures=project.architectures(cell),
@@ -157,15 +168,19 @@ def _project_folder(project: Project, unpacked: Path) -> Path:
     return folder
 
 
-def _install_requirements(build: _Build, folder: Path) -> None:
-    """Installs what the build requires, beside the cell's torch and never instead of it."""
-    file = folder / "pyproject.toml"
-    declared = tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    said = declared.get("build-system", {}).get("requires", [])
+def _install_requirements(build: _Build, folder: Path, variables: Mapping[str, str]) -> None:
+    """Installs what the project's pyproject.toml and its build backend ask for."""
+    with _backend(build, folder, variables) as backend:
+        declared = sorted(backend.build_system_requires)
+        _install(build, [*declared, *build.project.build_requires])
+        settings = _settings(build, variables)
+        _install(build, sorted(backend.get_requires_for_build("wheel", settings)))
+
+
+def _install(build: _Build, said: Iterable[str]) -> None:
+    """Installs requirements of the build, beside the cell's torch and never instead of it."""
     requirements = []
-    for requirement in map(Requirement, [*said, *build.project.build_requires]):
-        if requirement.marker and not requirement.marker.evaluate():
-            continue
+    for requirement in map(Requirement, said):
         if requirement.name != "torch":
             requirements.append(str(requirement))
         elif not requirement.specifier.contains(build.cell.torch):
@@ -173,9 +188,9 @@ def _install_requirements(build: _Build, folder: Path) -> None:
                 f"its build requires {requirement}, and {build.cell.name} has torch {build.cell.torch}: "
                 "choose another cell (`torchwheels cells` lists all)"
             )
-    constraint = build.work / "constraint.txt"
-    constraint.write_text(f"{environments.torch_requirement(build.cell)}\n")
     if requirements:
+        constraint = build.work / "constraint.txt"
+        constraint.write_text(f"{environments.torch_requirement(build.cell)}\n")
         variables = environments.clean_variables(build.home)
         variables["PIP_CONSTRAINT"] = str(constraint)
         environments.pip_install(build.environment, requirements, variables)
@@ -212,8 +227,13 @@ def _variables(build: _Build) -> dict[str, str]:
         }
     )
     if toolkit:
-        toolchain.link_runtime(toolkit, work / "libraries")
-        variables |= {"CUDA_HOME": str(toolkit.home), "LIBRARY_PATH": str(work / "libraries")}
+        codes = [f"{sm(x)}{'' if x.endswith('+PTX') else '-real'}" for x in cell.architectures]
+        variables |= {
+            "CUDA_HOME": str(toolkit.home),
+            "CUDAToolkit_ROOT": str(toolkit.home),
+            "CUDAARCHS": ";".join(codes),
+            "LIBRARY_PATH": str(toolkit.home / "lib64"),
+        }
     else:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     _write_start(build)
@@ -237,19 +257,38 @@ def _write_start(build: _Build) -> None:
     start.with_suffix(".pth").write_text(f"import {name}\n")
 
 
-def _pip_wheel(build: _Build, folder: Path, variables: Mapping[str, str]) -> Path:
-    """Builds the wheel as the project itself does."""
-    output = build.work / "built"
-    command = [str(build.environment.python), "-m", "pip", "wheel", "--verbose"]
-    command += ["--no-build-isolation", "--no-deps", "--no-cache-dir"]
-    command += [f"--wheel-dir={output}", str(folder)]
-    name, jobs = build.cell.name, variables["MAX_JOBS"]
-    print(f"torchwheels: building {name}, {jobs} jobs at once", flush=True)
-    code, printed = _follow(command, variables, build.work)
-    if code != 0:
-        raise UserError(f"{name} failed: {_explain(printed, jobs)}")
-    (built,) = output.glob("*.whl")
-    return built
+def _settings(build: _Build, variables: Mapping[str, str]) -> dict[str, str | list[str]]:
+    jobs, cuda_home = variables["MAX_JOBS"], variables.get("CUDA_HOME", "")
+    return build.project.backend_settings(build.cell, jobs, cuda_home, build.origin)
+
+
+@contextlib.contextmanager
+def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Iterator[ProjectBuilder]:
+    """The project's build backend, in processes of the build's environment; its failures are explained."""
+    last = ""
+
+    def run(
+        cmd: Sequence[str],
+        cwd: str | None = None,
+        extra_environ: Mapping[str, str] | None = None,
+    ) -> None:
+        nonlocal last
+        given = {**variables, **(extra_environ or {})}
+        code, last = _follow([*cmd], given, Path(cwd or folder))
+        if code != 0:
+            raise subprocess.CalledProcessError(code, cmd)
+
+    try:
+        yield ProjectBuilder(folder, str(build.environment.python), run)
+    except BuildBackendException as error:
+        # Where the backend could not even be called, nothing has been printed of it.
+        traceback = getattr(error.exception, "traceback", "")
+        print(traceback, end="", flush=True)
+        why = _missing_modules(build, folder, last + traceback)
+        why = why or _explain(last + traceback, variables["MAX_JOBS"])
+        raise UserError(f"{build.cell.name} failed: {why}") from None
+    except BuildException as error:
+        raise UserError(f"{build.cell.name} failed: {error}") from None
 
 
 def _follow(command: list[str], variables: Mapping[str, str], folder: Path) -> tuple[int, str]:
@@ -289,11 +328,45 @@ def _follow(command: list[str], variables: Mapping[str, str], folder: Path) -> t
     return process.returncode, "".join(last)
 
 
+# Prints which of the modules that these files import cannot be found.
+_FIND_MODULES = """
+import ast, importlib.util, pathlib, sys
+wanted = set()
+class Imports(ast.NodeVisitor):
+    def visit_Try(self, node): pass  # what may be missing
+    def visit_Import(self, node): wanted.update(each.name for each in node.names)
+    def visit_ImportFrom(self, node): wanted.update([node.module] if not node.level else [])
+for file in sys.argv[1:]:
+    Imports().visit(ast.parse(pathlib.Path(file).read_bytes()))
+sys.path.insert(0, "")
+tops = sorted({name.partition(".")[0] for name in wanted})
+print(*(name for name in tops if importlib.util.find_spec(name) is None))
+"""
+
+
+def _missing_modules(build: _Build, folder: Path, printed: str) -> str:
+    """What to say where an import failed: all modules that are missing, not one for each build."""
+    first = re.search(r"ModuleNotFoundError: No module named '([^'.]+)", printed)
+    if not first:
+        return ""
+    # setuptools hides the name of setup.py from the traceback.
+    files = {folder / "setup.py", *map(Path, re.findall(r'File "(/[^"]+\.py)", line', printed))}
+    own = [str(x) for x in sorted(files) if x.is_file() and x.is_relative_to(folder)]
+    command = [str(build.environment.python), "-c", _FIND_MODULES, *own]
+    variables = environments.clean_variables(build.home)
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+    names = ", ".join(sorted({first[1], *done.stdout.split()}))
+    return (
+        f"its build imports modules that are not there ({names}): add what has them to `build-requires` "
+        "in [tool.torchwheels] (a file for `--config` where the project is not yours)"
+    )
+
+
 def _explain(printed: str, jobs: str) -> str:
     for pattern, sentence in _KNOWN_FAILURES:
-        found = re.search(pattern, printed)
+        found = re.search(pattern, printed, re.MULTILINE)
         if found:
-            return sentence.format(*found.groups(), jobs=jobs)
+            return sentence.format(*filter(None, found.groups()), jobs=jobs)
     return "the messages above say why"
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
+from torchwheels import environments
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Cell, load
@@ -178,7 +179,11 @@ def base_image(cell: Cell) -> str:
 
 def _image(project: Project, cell: Cell) -> dict[str, Any]:
     """What the targets of a cell share."""
-    arguments = {**build_arguments(project, cell), "REQUIREMENTS": " ".join(_own_requirements())}
+    arguments = {
+        **build_arguments(project, cell),
+        "PLACES_OF_TORCH": environments.places_of_torch(),
+        "REQUIREMENTS": " ".join(_own_requirements()),
+    }
     secrets = ["id=settings,env=TORCHWHEELS_SETTINGS"] if _settings() else []
     return {"context": str(Path(__file__).parent), "args": arguments, "secret": secrets}
 

@@ -6,12 +6,14 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from torchwheels.errors import UserError
 from torchwheels.project import Project
@@ -57,6 +59,14 @@ def clean_variables(home: Path) -> dict[str, str]:
         variables.setdefault("PIP_CONFIG_FILE", str(own))
     variables |= {"HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
     return {**variables, "PYTHONDONTWRITEBYTECODE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def pip_settings() -> dict[str, str]:
+    """What pip's files and variables say, the later more strongly: `index-url`, `cert` ..."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = re.findall(r"^(?:global|:env:|download)\.([\w-]+)='(.*)'$", done.stdout, re.MULTILINE)
+    return {key: value.replace("\\n", " ") for key, value in lines}
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,8 @@ def with_torch(cell: Cell, toolkit: tuple[str, ...], any_cuda: bool = False) -> 
     """
     python = os.path.realpath(find_python(cell.python))  # not that of a virtual environment
     requirements = [*load().tools, torch_requirement(cell), *toolkit]
-    key = hashlib.sha256("\n".join([python, *requirements]).encode()).hexdigest()[:8]
+    given = "\n".join([python, *requirements, places_of_torch()])
+    key = hashlib.sha256(given.encode()).hexdigest()[:8]
     label = "any" if any_cuda and cell.cuda else cell.label
     with alone(f"environments/{cell.python}-torch{minor(cell.torch)}-{label}-{key}") as folder:
         environment = Environment(folder)
@@ -126,12 +137,30 @@ def with_torch(cell: Cell, toolkit: tuple[str, ...], any_cuda: bool = False) -> 
             if not any_cuda:
                 _check_cuda(environment, cell)
             complete.touch()
+    said = _version_of_torch(environment)
+    of_cuda = f" of CUDA {said['cuda']}" if said["cuda"] else ""
+    print(f"torchwheels: beside torch {said['__version__']}{of_cuda}, in {folder}", flush=True)
     return environment
 
 
 def installation(environment: Environment) -> Path:
     """Where the Python of an environment is installed: it was made of the real one."""
     return environment.python.resolve().parents[1]
+
+
+def places_of_torch() -> str:
+    """Where pip looks for torch, without passwords: their hash in a container, which does not see them."""
+    if told := os.environ.get("TORCHWHEELS_PLACES_OF_TORCH"):
+        return told
+    settings = pip_settings()
+    if index := os.environ.get("TORCHWHEELS_TORCH_INDEX"):
+        settings["index-url"] = index
+    places = [
+        urlsplit(place)._replace(netloc=urlsplit(place).netloc.rpartition("@")[2]).geturl()
+        for key in ("index-url", "extra-index-url", "find-links")
+        for place in settings.get(key, "").split()
+    ]
+    return hashlib.sha256(" ".join(places).encode()).hexdigest()
 
 
 def upon(base: Environment, folder: Path) -> Environment:
@@ -158,13 +187,17 @@ def pip_install(
         )
 
 
+def _version_of_torch(environment: Environment) -> dict[str, str | None]:
+    said: dict[str, str | None] = {}
+    exec((environment.site_packages / "torch" / "version.py").read_text(), said)
+    return said
+
+
 def _check_cuda(environment: Environment, cell: Cell) -> None:
     """Raises an error where the torch that pip chose is of another CUDA than the cell."""
-    version = environment.site_packages / "torch" / "version.py"
-    said: dict[str, str | None] = {}
-    exec(version.read_text(), said)
     if cell.cuda is None:
         return
+    said = _version_of_torch(environment)
     if str(said["cuda"]).split(".")[0] != cell.cuda.version.split(".")[0]:
         raise UserError(
             f"{cell.name} needs a torch of CUDA {cell.cuda.version}, but pip installed "

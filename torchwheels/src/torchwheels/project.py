@@ -57,6 +57,8 @@ class Project:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the build. {label}, {architectures}, {sm}, {jobs}, {cuda_home} and {origin}
     (the commit of the sources, or their hash) are replaced by the values of the build."""
+    config_settings: Mapping[str, str | list[str]] = field(default_factory=dict)
+    """What the project's build backend is told, as by pip's `--config-settings`; replaced alike."""
     pretend_gpu: bool = False
     """Whether `torch.cuda.is_available()` is true in the build of a CUDA cell."""
     patches: tuple[str, ...] = ()
@@ -122,29 +124,53 @@ class Project:
         self, cell: Cell, jobs: str = "1", cuda_home: str = "", origin: str = ""
     ) -> dict[str, str]:
         """The variables of a build of `cell` that depend on the project."""
-        architectures = ";".join(cell.architectures)
-        values = {
-            "label": cell.label,
-            "architectures": architectures,
-            "sm": ";".join(map(sm, cell.architectures)),
-            "jobs": jobs,
-            "cuda_home": cuda_home,
-            "origin": origin,
+        values = _replacements(cell, jobs, cuda_home, origin)
+        own = {
+            name: _filled(template, values, f"the option `environment` sets {name}")
+            for name, template in self.environment.items()
         }
-        found = {"TORCH_CUDA_ARCH_LIST": architectures}
-        for name, template in self.environment.items():
-            try:
-                found[name] = template.format(**values)
-            except (KeyError, IndexError, ValueError):
-                raise UserError(
-                    f"the option `environment` sets {name} to {template!r}: it may hold "
-                    f"{', '.join(f'{{{key}}}' for key in values)}, and other braces doubled"
-                ) from None
+        return {"TORCH_CUDA_ARCH_LIST": values["architectures"], **own}
+
+    def backend_settings(
+        self, cell: Cell, jobs: str, cuda_home: str, origin: str
+    ) -> dict[str, str | list[str]]:
+        """The config settings of a build of `cell`."""
+        values = _replacements(cell, jobs, cuda_home, origin)
+        found: dict[str, str | list[str]] = {}
+        for name, given in self.config_settings.items():
+            where = f"the option `config-settings` sets {name}"
+            if isinstance(given, list):
+                found[name] = [_filled(each, values, where) for each in given]
+            else:
+                found[name] = _filled(given, values, where)
         return found
 
     def architectures(self, cell: Cell) -> tuple[str, ...]:
         """The GPU compute capabilities that a wheel of `cell` has code for."""
         return tuple(re.findall(r"[^; ]+", self.variables(cell)["TORCH_CUDA_ARCH_LIST"]))
+
+
+def _replacements(cell: Cell, jobs: str, cuda_home: str, origin: str) -> dict[str, str]:
+    return {
+        "label": cell.label,
+        "architectures": ";".join(cell.architectures),
+        "sm": ";".join(map(sm, cell.architectures)),
+        "jobs": jobs,
+        "cuda_home": cuda_home,
+        "origin": origin,
+    }
+
+
+def _filled(template: object, values: Mapping[str, str], where: str) -> str:
+    if not isinstance(template, str):
+        raise UserError(f'{where} to {template!r}, but a text is expected: "..."')
+    try:
+        return template.format(**values)
+    except (KeyError, IndexError, ValueError):
+        raise UserError(
+            f"{where} to {template!r}: it may hold {', '.join(f'{{{key}}}' for key in values)}, and "
+            "other braces doubled"
+        ) from None
 
 
 def load(file: Path) -> Project:

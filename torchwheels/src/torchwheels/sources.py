@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import html.parser
-import importlib
-import re
 import shutil
 import ssl
 import subprocess
-import sys
 import tarfile
 import tempfile
-import urllib.error
-import urllib.parse
-import urllib.request
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+import httpx2
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
 from packaging.version import Version
+from unearth import PackageFinder
+from unearth.auth import MultiDomainBasicAuth
+from unearth.errors import UnpackError
+from unearth.fetchers import PyPIClient
+from unearth.preparer import download_link
 
+from torchwheels.environments import pip_settings
 from torchwheels.errors import UserError
 
 EXPECTED = (
@@ -160,105 +157,51 @@ def _download(requirement: Requirement, folder: Path) -> Path:
 
     Not with `pip download`: that runs the setup.py to learn what it requires.
     """
-    name = requirement.name
-    settings = _pip_settings()
-    index_url = settings.get("index-url") or _default_index()
-    indexes = [index_url, *settings.get("extra-index-url", "").split()]
-    context = ssl.create_default_context(cafile=settings.get("cert"))
-    found: dict[Version, tuple[str, str]] = {}
-    for index in indexes:
-        for url, file in _links(f"{index.rstrip('/')}/{canonicalize_name(name)}/", context):
-            try:
-                project, version = parse_sdist_filename(file)
-            except InvalidSdistFilename:
-                continue
-            if project == canonicalize_name(name):
-                found.setdefault(version, (url, file))
-    if not found:
-        raise UserError(
-            f"no index that pip is configured for has sources of {name}: check the name, or name a "
-            "folder, an archive or `git+URL@COMMIT`"
-        )
-    allowed = sorted(requirement.specifier.filter(found))
-    if not allowed:
-        newest = ", ".join(str(version) for version in sorted(found, reverse=True)[:3])
-        raise UserError(f"there are no sources of {requirement}: the newest versions are {newest}")
-    url, file = found[allowed[-1]]
-    data = _read(url, context)
-    expected = re.search(r"#sha256=([0-9a-f]{64})", url)
-    if data is None or (expected and hashlib.sha256(data).hexdigest() != expected[1]):
-        raise UserError(
-            f"{file} is missing or not what its index says it is: try again, or download it yourself "
-            "and name the file"
-        )
-    archive = folder / file
-    archive.write_bytes(data)
-    return archive
-
-
-def _default_index() -> str:
-    """PyPI's address, as pip knows it."""
-    module: Any = importlib.import_module("pip._internal.models.index")
-    return str(module.PyPI.simple_url)
-
-
-def _pip_settings() -> dict[str, str]:
-    """What pip's files and variables say, the later more strongly: `index-url`, `cert` ..."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    lines = re.findall(r"^(?:global|:env:|download)\.([\w-]+)='(.*)'$", done.stdout, re.MULTILINE)
-    return {key: value.replace("\\n", " ") for key, value in lines}
-
-
-class _Links(html.parser.HTMLParser):
-    """The addresses on a page of an index."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if tag == "a" and given.get("href") and "data-yanked" not in given:
-            self.found.append(str(given["href"]))
-
-
-def _links(page: str, context: ssl.SSLContext) -> list[tuple[str, str]]:
-    """The address and file name of everything on a page; nothing where there is no such page."""
-    data = _read(page, context)
-    parser = _Links()
-    parser.feed((data or b"").decode(errors="replace"))
-    addresses = [urllib.parse.urljoin(page, link) for link in parser.found]
-    return [
-        (x, urllib.parse.unquote(urllib.parse.urlsplit(x).path.split("/")[-1])) for x in addresses
-    ]
-
-
-def _read(url: str, context: ssl.SSLContext) -> bytes | None:
-    """What is at `url`; None where there is nothing."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme == "file":
-        path = Path(urllib.parse.unquote(parts.path))
-        path = path / "index.html" if path.is_dir() else path
-        return path.read_bytes() if path.is_file() else None
-    request = urllib.request.Request(parts._replace(netloc=parts.netloc.split("@")[-1]).geturl())
-    request.add_header("Accept", "text/html")
-    if parts.username:
-        login = (
-            f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
-        )
-        request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
+    finder = _finder()
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT, context=context) as answer:
-            content: bytes = answer.read()
-            return content
-    except urllib.error.HTTPError as error:
-        if error.code in (403, 404, 410):
-            return None
-        reason: object = error
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-    raise UserError(
-        f"{parts.hostname} does not answer ({reason}): check the network and pip's configuration, or "
-        "name a folder or an archive"
+        best, _, candidates = finder.find_best_match(requirement, allow_yanked=False)
+        found = {Version(each.version or "0") for each in candidates}
+        if not found:
+            raise UserError(
+                f"no index that pip is configured for has sources of {requirement.name}: check the "
+                "name, or name a folder, an archive or `git+URL@COMMIT`"
+            )
+        if best is None:
+            newest = ", ".join(map(str, sorted(found, reverse=True)[:3]))
+            raise UserError(
+                f"there are no sources of {requirement}: the newest versions are {newest}"
+            )
+        return download_link(finder.session, best.link, folder, best.link.hash_option)
+    except (UnpackError, FileNotFoundError) as error:
+        raise UserError(
+            f"the sources of {requirement} are missing or not what their index says they are "
+            f"({' '.join(str(error).split())}): try again, or download them yourself and name the file"
+        ) from None
+    except httpx2.RequestError as error:
+        raise UserError(
+            f"{error.request.url.host} does not answer ({error}): check the network and pip's "
+            "configuration, or name a folder or an archive"
+        ) from None
+
+
+def _finder() -> PackageFinder:
+    """What looks for sources where pip is configured to, and with its credentials."""
+    settings = pip_settings()
+    context = ssl.create_default_context(cafile=settings.get("cert"))
+    session = PyPIClient(
+        verify=context,
+        timeout=_TIMEOUT,
+        follow_redirects=True,
+        trusted_hosts=settings.get("trusted-host", "").split(),
     )
+    finder = PackageFinder(
+        session,  # type: ignore[arg-type]  # of unearth's own
+        index_urls=settings.get("index-url", "").split(),  # PyPI where there is none
+        no_binary=[":all:"],
+        ignore_compatibility=True,  # the cell's Python may be another one
+    )
+    for url in settings.get("extra-index-url", "").split():
+        finder.add_index_url(url)
+    indexes = [source["url"] for source in finder.sources]
+    session.auth = MultiDomainBasicAuth(prompting=False, index_urls=indexes)
+    return finder

@@ -99,16 +99,26 @@ def _no_toolkit(cell: Cell) -> str:
     )
 
 
-def link_runtime(toolkit: CudaToolkit, folder: Path) -> None:
-    """Gives the toolkit's libraries in `folder` the names that `-lcudart` and the like look for.
+def with_usual_layout(toolkit: CudaToolkit, folder: Path) -> CudaToolkit:
+    """The toolkit as CMake and linkers expect it: links in `folder`, where pip's is laid out otherwise.
 
-    pip's toolkit has them with their version only.
+    pip's has no `lib64`, and libraries with their version only, which `-lcudart` does not find.
     """
-    folder.mkdir()
-    for library in sorted((toolkit.home / "lib").glob("lib*.so.*")):
-        plain = folder / f"{library.name.partition('.so')[0]}.so"
-        if not plain.exists() and not (library.parent / plain.name).exists():
-            plain.symlink_to(library)
+    if (toolkit.home / "lib64").is_dir():
+        return toolkit
+    for name, original in (("bin", "bin"), ("lib64", "lib")):
+        (folder / name).mkdir(parents=True)
+        # One by one: nvcc looks for the rest around the folder that it was called in.
+        for file in sorted((toolkit.home / original).iterdir()):
+            (folder / name / file.name).symlink_to(file)
+            plain = file.parent / f"{file.name.partition('.so')[0]}.so"
+            link = folder / name / plain.name
+            if ".so." in file.name and not plain.exists() and not link.is_symlink():
+                link.symlink_to(file)
+    (folder / "lib").symlink_to("lib64")
+    for name in ("include", "nvvm"):
+        (folder / name).symlink_to(toolkit.home / name)
+    return CudaToolkit(folder, toolkit.version)
 
 
 @dataclass(frozen=True)
