@@ -4,40 +4,86 @@ import functools
 import math
 import numbers
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _autograd, _checks, reference
+from extops import _autograd, _checks, _private, reference
 from extops.ops.lltm import lltm
 from extops.ops.lltm_sequence import lltm_sequence
 from extops.ops.rounding import round_ste
 
 State = tuple[Tensor, Tensor]
-T = TypeVar("T")
+Results = tuple[Tensor, State]
+Run = Callable[..., Results]
 
 
-@functools.cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+@functools.lru_cache  # of some streams: a program may make new ones all the time
+def _beside(stream: torch.cuda.Stream) -> torch.cuda.Stream:
+    """A stream for what runs beside ``stream``; each has its own, so that callers do not wait for each other."""
+    return torch.cuda.Stream(stream.device)
 
 
-def _both(device: torch.device, one: Callable[[], T], other: Callable[[], T]) -> tuple[T, T]:
-    """The results of two calls; on a GPU they run side by side, since small ones leave most of it idle."""
+def _side_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """The stream beside the current one; none where calls run one after the other."""
     if device.type != "cuda" or not _autograd.is_plain():
-        return one(), other()
-    stream = torch.cuda.current_stream(device)
-    side = _side_stream(device)
+        return None
+    return _beside(torch.cuda.current_stream(device))
+
+
+def _both(
+    run: Run, one: Sequence[Tensor], other: Sequence[Tensor], side: torch.cuda.Stream | None
+) -> list[Results]:
+    """What ``run`` makes of each; with a side stream at the same time, since a small call leaves most of a GPU idle."""
+    if side is None:
+        return [run(*one, reverse=False), run(*other, reverse=True)]
+    stream = torch.cuda.current_stream(side.device)
+    if torch.is_grad_enabled():
+        # Autograd runs a node on the stream on which it was made: these hand the gradients over to this one.
+        other = [x.view_as(x) if x.requires_grad else x for x in other]
     side.wait_stream(stream)
-    with torch.cuda.stream(side):
-        beside = other()
-    result = one()
-    # Memory of the side stream is reused only on that stream, which waits for this one before each use.
-    stream.wait_stream(side)
-    return result, beside
+    try:
+        with torch.cuda.stream(side):
+            beside = run(*other, reverse=True)
+        if beside[0].requires_grad:
+            # The backward reads them on the side stream, and then lets go of them.
+            with _private.unrecorded():
+                for x in other:
+                    x.record_stream(side)
+        return [run(*one, reverse=False), beside]
+    finally:
+        stream.wait_stream(side)
+
+
+def _hand_back(side: torch.cuda.Stream) -> None:
+    """To be called while all that was made on the side stream is still held, and has been used on the current one.
+
+    The allocator gives its memory to the next call on the side stream, of any thread, and does not know that another
+    stream may still read it.
+    """
+    # A graph is captured by one thread, whose next call waits anyway.
+    if not torch.cuda.is_current_stream_capturing():
+        side.wait_stream(torch.cuda.current_stream(side.device))
+
+
+def _run(
+    input: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    *,
+    lengths: Tensor | None,
+    batch_first: bool,
+    reverse: bool,
+) -> Results:
+    """One direction of a layer."""
+    return lltm_sequence(
+        input, (h, c), weights, bias, lengths=lengths, batch_first=batch_first, reverse=reverse
+    )
 
 
 class LLTM(reference.LLTM):
@@ -263,52 +309,35 @@ class LLTMLayer(torch.nn.Module):
     def _forward_padded(
         self, input: Tensor, state: State, lengths: Tensor | None, *, batch_first: bool
     ) -> tuple[Tensor, State]:
+        run = functools.partial(_run, lengths=lengths, batch_first=batch_first)
         initial = list(zip(state[0].unbind(0), state[1].unbind(0), strict=True))
         last: list[State] = []
-        for layer in range(self.num_layers):
-            if layer > 0:
-                input = torch.nn.functional.dropout(input, self.dropout, self.training)
-            runs = [
-                functools.partial(
-                    self._run,
-                    suffix,
-                    input,
-                    initial[len(last) + direction],
-                    lengths,
-                    reverse=direction == 1,
-                    batch_first=batch_first,
-                )
-                for direction, suffix in enumerate(self._suffixes(layer))
-            ]
-            results = _both(input.device, *runs) if self.bidirectional else (runs[0](),)
-            last += [final for _, final in results]
-            outputs = [output for output, _ in results]
-            input = torch.cat(outputs, dim=2) if len(outputs) > 1 else outputs[0]
-        return input, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
+        side = _side_stream(input.device) if self.bidirectional else None
+        try:
+            for layer in range(self.num_layers):
+                if layer > 0:
+                    input = torch.nn.functional.dropout(input, self.dropout, self.training)
+                forward, *backward = [
+                    (input, *initial[len(last) + number], *self._parameters_of(suffix))
+                    for number, suffix in enumerate(self._suffixes(layer))
+                ]
+                if backward:
+                    results = _both(run, forward, backward[0], side)
+                    input = torch.cat([output for output, _ in results], dim=2)
+                else:
+                    results = [run(*forward, reverse=False)]
+                    input = results[0][0]
+                last += [final for _, final in results]
+            return input, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
+        finally:
+            if side is not None:
+                _hand_back(side)
 
-    def _run(
-        self,
-        suffix: str,
-        input: Tensor,
-        state: State,
-        lengths: Tensor | None,
-        *,
-        reverse: bool,
-        batch_first: bool,
-    ) -> tuple[Tensor, State]:
-        """One direction of a layer."""
+    def _parameters_of(self, suffix: str) -> tuple[Tensor, Tensor]:
         # Not get_parameter(), which torch 2.4 cannot trace.
         weights = getattr(self, "weights" + suffix)
         bias = getattr(self, "bias" + suffix) if self.bias else weights.new_zeros(len(weights))
-        return lltm_sequence(
-            input,
-            state,
-            weights,
-            bias,
-            lengths=lengths,
-            batch_first=batch_first,
-            reverse=reverse,
-        )
+        return weights, bias
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"_l{layer}", f"_l{layer}_reverse"][: 1 + self.bidirectional]
