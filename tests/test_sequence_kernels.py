@@ -1,41 +1,109 @@
-"""The kernels of all steps on a GPU, whose blocks wait for each other: they end whatever else the GPU does."""
+"""The kernels of all steps on a GPU, whose blocks wait for each other: each is taken where it should be, is right after
+many steps, and ends whatever else the GPU does.
+"""
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 import operators
-from operators import Tensors, sequence
+from extops import _kernels
+from operators import Tensors, sequence, sequence_by_cells
+from test_precision import tf32
 
 pytestmark = pytest.mark.gpu
 
 TIME, FEATURES = 40, 24
 
-# (state, batch): a block, a cluster of blocks and a group of them hold the weights.
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, and the kernels that serve it on Hopper, forward and backward."""
+
+    kernel: str
+    state: int
+    batch: int
+    precision: str
+    backward: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kernel}-{self.state}-{self.batch}-{self.precision}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float32 if self.precision == "tf32" else getattr(torch, self.precision)
+
+    def inputs(self, time: int = TIME, spread: float = 1.0) -> Tensors:
+        inputs = operators.sequence_inputs(time, self.batch, FEATURES, self.state, spread)
+        return tuple(x.to("cuda", self.dtype) for x in inputs)
+
+    @contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Within, the problem takes these kernels: others are no test of them."""
+        has_clusters = torch.cuda.get_device_capability() == (9, 0)
+        input = torch.empty(TIME, self.batch, FEATURES, device="cuda", dtype=self.dtype)
+        with tf32(self.precision == "tf32"):
+            for backward, kernel in enumerate((self.kernel, self.backward or self.kernel)):
+                if not has_clusters and not kernel.endswith("block"):
+                    kernel = "step"
+                assert _kernels.of_sequence(input, self.state, backward=bool(backward)) == kernel
+            yield
+
+
+CASES = [
+    Case("float32_block", 64, 300, "float32"),  # two samples a block
+    Case("float32_block", 128, 16, "float32"),
+    Case("float32_block", 128, 16, "tf32"),
+    Case("tensor_block", 128, 200, "tf32", backward="float32_block"),
+    Case("tensor_block", 128, 300, "tf32"),
+    Case("tensor_block", 64, 16, "bfloat16"),
+    Case("tensor_block", 128, 600, "float16"),  # four samples a block
+    Case("float32_cluster", 256, 16, "float32"),
+    Case("float32_cluster", 256, 300, "float32"),  # clusters of sixteen samples
+    Case("float32_cluster", 512, 40, "float32"),
+    Case("float32_cluster", 512, 80, "float32"),
+    Case("tensor_cluster", 256, 64, "tf32"),
+    Case("tensor_cluster", 256, 300, "tf32"),
+    Case("tensor_cluster", 512, 40, "tf32"),
+    Case("tensor_cluster", 512, 300, "tf32"),
+    Case("tensor_cluster", 256, 64, "bfloat16"),
+    Case("tensor_cluster", 512, 64, "bfloat16"),
+    Case("tensor_cluster", 512, 64, "float16"),
+    Case("group", 512, 300, "float32"),
+    Case("group", 1024, 16, "float32"),  # tiles of few rows
+    Case("group", 1024, 128, "float32"),
+    Case("group", 1024, 128, "tf32"),
+    Case("group", 1024, 128, "bfloat16"),
+    Case("group", 600, 300, "float16"),  # a block has several tiles
+    Case("step", 256, 64, "float64"),
+    Case("step", 1021, 16, "bfloat16"),
+]
+by_case = pytest.mark.parametrize("case", CASES, ids=str)
+# One for each file of kernels.
 by_kernel = pytest.mark.parametrize(
-    ("state", "batch"),
+    "case",
     [
-        pytest.param(128, 16, id="block"),
-        pytest.param(512, 64, id="cluster"),
-        pytest.param(1024, 128, id="group"),
+        case
+        for case in CASES
+        if (case.state, case.batch) in {(128, 16), (512, 40), (512, 64), (1024, 128)}
     ],
+    ids=str,
 )
-by_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-
-
-def make_inputs(state: int, batch: int, dtype: torch.dtype) -> Tensors:
-    inputs = operators.sequence_inputs(TIME, batch, FEATURES, state)
-    return tuple(x.to("cuda", dtype) for x in inputs)
 
 
 def run(inputs: Tensors) -> list[Tensor]:
-    """The results and the gradients of all inputs."""
-    towards = tuple(torch.ones_like(x) for x in sequence(*inputs))
+    """The results and the gradients of all inputs, of sums that float16 holds."""
+    towards = tuple(torch.full_like(x, 0.01) for x in sequence(*inputs))
     results, gradients = operators.gradients(sequence, inputs, towards)
     return [x.detach() for x in (*results, *gradients)]
 
@@ -48,49 +116,73 @@ def keep_busy(stream: torch.cuda.Stream) -> None:
             matrix = torch.tanh(matrix @ matrix)
 
 
-@by_dtype
+@by_case
+def test_five_hundred_steps(case: Case) -> None:
+    """Errors travel from step to step, by small weights without growing. Eager's TF32 may be none: its float16 rounds
+    to as many bits.
+    """
+    inputs = case.inputs(500, 0.05)
+    towards = tuple(x / 500**0.5 for x in operators.upstream(sequence(*inputs)))
+
+    def found(function: Callable[..., Tensors], dtype: torch.dtype) -> list[Tensor]:
+        tensors = (tuple(x.to(dtype) for x in of) for of in (inputs, towards))
+        results, gradients = operators.gradients(function, *tensors)
+        return [x.detach().double() for x in (*results, *gradients)]
+
+    with case.chosen():
+        ours, eager = (found(f, case.dtype) for f in (sequence, sequence_by_cells))
+    exact = found(sequence_by_cells, torch.float64)
+    half = found(sequence_by_cells, torch.float16) if case.precision == "tf32" else eager
+    names = *operators.LLTM_SEQUENCE.results, *operators.LLTM_SEQUENCE.arguments
+    for name, *values, value in zip(names, ours, eager, half, exact, strict=True):
+        error, eager_error, half_error = ((x - value).norm().item() for x in values)
+        floor = 1e-10 * value.norm().item()
+        assert error <= 1.5 * max(eager_error, half_error) + floor, name
+
+
 @by_kernel
-def test_beside_a_busy_stream(state: int, batch: int, dtype: torch.dtype) -> None:
-    inputs = make_inputs(state, batch, dtype)
-    expected = run(inputs)
-    torch.cuda.synchronize()
-    keep_busy(torch.cuda.Stream())
-    found = run(inputs)
+def test_beside_a_busy_stream(case: Case) -> None:
+    inputs = case.inputs()
+    with case.chosen():
+        expected = run(inputs)
+        torch.cuda.synchronize()
+        keep_busy(torch.cuda.Stream())
+        found = run(inputs)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@by_dtype
-@by_kernel
-def test_two_at_once(state: int, batch: int, dtype: torch.dtype) -> None:
+@by_case
+def test_two_at_once(case: Case) -> None:
     """Each wants most of the multiprocessors for itself."""
-    inputs = make_inputs(state, batch, dtype)
-    expected = run(inputs)
-    torch.cuda.synchronize()
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    found = []
-    for _ in range(3):
-        for stream in streams:
-            with torch.cuda.stream(stream):
-                found.append(run(inputs))
-    torch.cuda.synchronize()
+    inputs = case.inputs(time=500, spread=0.05)
+    with case.chosen():
+        expected = run(inputs)
+        torch.cuda.synchronize()
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        found = []
+        for _ in range(3):
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    found.append(run(inputs))
+        torch.cuda.synchronize()
     for each in found:
         torch.testing.assert_close(each, expected, rtol=0, atol=0)
 
 
-@by_dtype
 @by_kernel
-def test_in_a_captured_graph(state: int, batch: int, dtype: torch.dtype) -> None:
-    inputs = make_inputs(state, batch, dtype)
+def test_in_a_captured_graph(case: Case) -> None:
+    inputs = case.inputs()
     other = tuple(x.flip(0) for x in inputs)
-    expected = run(other)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run(inputs)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = run(inputs)
+    with case.chosen():
+        expected = run(other)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            run(inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = run(inputs)
     for target, source in zip(inputs, other, strict=True):
         target.copy_(source)
     for _ in range(2):
@@ -100,33 +192,83 @@ def test_in_a_captured_graph(state: int, batch: int, dtype: torch.dtype) -> None
 
 ANOTHER_PROCESS = """
 import torch, test_sequence_kernels as tests
-inputs = tests.make_inputs({state}, {batch}, {dtype})
-expected = tests.run(inputs)
-print("begun", flush=True)
-for _ in range(20):
-    torch.testing.assert_close(tests.run(inputs), expected, rtol=0, atol=0)
+(case,) = [case for case in tests.CASES if str(case) == {case!r}]
+inputs = case.inputs()
+with case.chosen():
+    expected = tests.run(inputs)
+    print("begun", flush=True)
+    for _ in range(20):
+        torch.testing.assert_close(tests.run(inputs), expected, rtol=0, atol=0)
 """
 
 
-@by_dtype
 @by_kernel
-def test_beside_another_process(
-    state: int, batch: int, dtype: torch.dtype, request: pytest.FixtureRequest
-) -> None:
-    inputs = make_inputs(state, batch, dtype)
-    expected = run(inputs)
-    code = ANOTHER_PROCESS.format(state=state, batch=batch, dtype=dtype)
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=request.path.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as other:
-        assert other.stdout is not None
-        begun = other.stdout.readline()
-        for _ in range(20):
-            torch.testing.assert_close(run(inputs), expected, rtol=0, atol=0)
-        _, errors = other.communicate(timeout=120)
+def test_beside_another_process(case: Case, request: pytest.FixtureRequest) -> None:
+    inputs = case.inputs()
+    with case.chosen():
+        expected = run(inputs)
+        with subprocess.Popen(
+            [sys.executable, "-c", ANOTHER_PROCESS.format(case=str(case))],
+            cwd=request.path.parent,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as other:
+            assert other.stdout is not None
+            begun = other.stdout.readline()
+            for _ in range(20):
+                torch.testing.assert_close(run(inputs), expected, rtol=0, atol=0)
+            _, errors = other.communicate(timeout=120)
     assert begun == "begun\n", errors
     assert other.returncode == 0, errors
+
+
+# -- fewer multiprocessors than the GPU has ------------------------------------------------------
+
+# Two kernels of one problem add up in different orders.
+ROUNDING = {"float64": 1e-12, "float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2, "float16": 1e-2}
+
+
+@functools.cache
+def green_contexts() -> list[Any]:
+    from torch.cuda.green_contexts import GreenContext
+
+    count = torch.cuda.get_device_properties(0).multi_processor_count
+    return [GreenContext.create(num_sms=sms, device_id=0) for sms in range(8, count, 24)]
+
+
+@contextmanager
+def current(context: Any) -> Iterator[None]:
+    context.set_context()
+    try:
+        # Autograd's own thread would work on the default stream of the whole GPU.
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
+    finally:
+        context.pop_context()
+
+
+@contextmanager
+def on_its_stream(context: Any) -> Iterator[None]:
+    stream = context.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+@by_case
+@pytest.mark.parametrize("enter", [current, on_its_stream], ids=lambda it: it.__name__)
+def test_in_a_green_context(case: Case, enter: Callable[[Any], Any]) -> None:
+    """A kernel whose blocks do not all fit is not taken, and the values stay right."""
+    if not pytest.importorskip("torch.cuda.green_contexts").SUPPORTED:
+        pytest.skip("this torch was built without green contexts")
+    inputs = case.inputs()
+    with case.chosen():
+        expected = run(inputs)
+        for context in green_contexts():
+            with enter(context):
+                found = run(inputs)
+            for value, of_all in zip(found, expected, strict=True):
+                error = (value - of_all).double().norm() / of_all.double().norm()
+                assert error < ROUNDING[case.precision]

@@ -66,10 +66,15 @@ extops_lltm_sequence_backward_cpu(ScalarType dtype, const LltmSequenceBackward& 
 
 // ---- on a GPU: all steps in one kernel, where weights_h fits into its multiprocessors ----
 
+// The name of the kernel that serves such a problem on the stream; "step" where only those of one step do.
+EXTOPS_API const char* extops_lltm_sequence_kernel_cuda(
+    ScalarType dtype, const LltmSequenceSizes& sizes, int64_t backward, void* stream);
+
 // The bytes of workspace that the kernel needs (aligned to 256 bytes), 0 where it does not serve such a problem.
-EXTOPS_API int64_t extops_lltm_sequence_workspace_cuda(ScalarType dtype, const LltmSequenceSizes& sizes);
+EXTOPS_API int64_t extops_lltm_sequence_workspace_cuda(ScalarType dtype, const LltmSequenceSizes& sizes, void* stream);
 EXTOPS_API Error extops_lltm_sequence_cuda(ScalarType dtype, const LltmSequence& arguments, void* stream);
-EXTOPS_API int64_t extops_lltm_sequence_backward_workspace_cuda(ScalarType dtype, const LltmSequenceSizes& sizes);
+EXTOPS_API int64_t
+extops_lltm_sequence_backward_workspace_cuda(ScalarType dtype, const LltmSequenceSizes& sizes, void* stream);
 EXTOPS_API Error
 extops_lltm_sequence_backward_cuda(ScalarType dtype, const LltmSequenceBackward& arguments, void* stream);
 

@@ -18,7 +18,8 @@ libraries: dict[str, Path] = {}
 
 
 @functools.cache
-def _device(name: str) -> _legacy.Device:
+def device(name: str) -> _legacy.Device:
+    """The kernels for this type of device, called from Python."""
     return _legacy.DEVICES[name](libraries[name])
 
 
@@ -29,6 +30,6 @@ def raise_original(error: RuntimeError, name: str, *arguments: Any, **keywords: 
 
 
 def _repeat(name: str, *arguments: Any, **keywords: Any) -> None:
-    (device,) = {x.device.type for x in arguments if isinstance(x, torch.Tensor)}
+    (kind,) = {x.device.type for x in arguments if isinstance(x, torch.Tensor)}
     with torch.no_grad():
-        _legacy.operators()[name](_device(device), *arguments, **keywords)
+        _legacy.operators()[name](device(kind), *arguments, **keywords)

@@ -427,8 +427,11 @@ def _run_sequence(
         arguments = (*tensors, None), (*results, None)
         return _run(device, name, dtype, sizes, *arguments, count=batch, grain=grain)
     like, backward = results[0], name.endswith("_backward")
-    workspace_of = device.entry(f"{name}_workspace", c_int64, c_int32, c_void_p)
-    if size := workspace_of(dtype, (c_int64 * len(sizes))(*sizes)):
+    workspace_of = device.entry(f"{name}_workspace", c_int64, c_int32, c_void_p, c_void_p)
+    with torch.cuda.device(like.device):
+        stream = torch.cuda.current_stream().cuda_stream
+        size = workspace_of(dtype, (c_int64 * len(sizes))(*sizes), stream)
+    if size:
         workspace = like.new_empty(size, dtype=torch.uint8)
         arguments = (*tensors, None), (*results, workspace)
         return _run(device, name, dtype, sizes, *arguments, count=0)

@@ -39,12 +39,17 @@ struct Cuda {
     torch::stable::accelerator::DeviceGuard guard_;
   };
 
+  // The current stream of a tensor's device.
+  static void* stream(const extops::stable::Tensor& tensor) {
+    void* stream = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.device_index(), &stream));
+    return stream;
+  }
+
   template <class Kernel>
   static void run(const char* op, const extops::stable::Tensor& tensor, int64_t, int64_t, const Kernel& kernel) {
     const Guard guard(tensor);
-    void* stream = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.device_index(), &stream));
-    extops::stable::check_success(op, kernel(stream));
+    extops::stable::check_success(op, kernel(stream(tensor)));
   }
 };
 

@@ -133,7 +133,7 @@ void run_sequence(
     const Tensor& h_n) {
   std::optional<Tensor> workspace;
   if constexpr (Device::kIsCuda) {
-    const int64_t bytes = Device::lltm_sequence_workspace(dtype, arguments.sizes);
+    const int64_t bytes = Device::lltm_sequence_workspace(dtype, arguments.sizes, Device::stream(h_0));
     if (bytes == 0) return run_steps<Device>(op, dtype, arguments, weights, h_0, h_n);
     workspace = allocate_bytes(h_0.options(), bytes);
     arguments.workspace = workspace->mutable_data();
@@ -221,7 +221,7 @@ void run_sequence_backward(
     const char* op, ScalarType dtype, LltmSequenceBackward arguments, const Tensor& weights, const Tensor& grad_gates) {
   std::optional<Tensor> workspace;
   if constexpr (Device::kIsCuda) {
-    const int64_t bytes = Device::lltm_sequence_backward_workspace(dtype, arguments.sizes);
+    const int64_t bytes = Device::lltm_sequence_backward_workspace(dtype, arguments.sizes, Device::stream(weights));
     if (bytes == 0) return run_steps_backward<Device>(op, dtype, arguments, weights, grad_gates);
     workspace = allocate_bytes(weights.options(), bytes);
     arguments.workspace = workspace->mutable_data();

@@ -278,20 +278,6 @@ __device__ inline void wgmma_wait(Accumulator<kN>& result) {
 
 // ---- on the host: tensor maps ----
 
-// A function of the driver, which nothing here links; null where it has none of that name.
-template <class Function>
-Function driver_function(const char* name) {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-  const cudaError_t status = cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &result);
-#else
-  const cudaError_t status = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
-#endif
-  return status == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(function)
-                                                                        : nullptr;
-}
-
 template <class T>
 constexpr CUtensorMapDataType map_type(bool for_tensor_cores = true) {
   if constexpr (std::is_same_v<T, float>) {
@@ -320,11 +306,7 @@ bool make_tensor_map(
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
   };
   if (make()) return true;
-  // The driver needs a current context. A thread has none before its first call of the runtime that needs one, such as
-  // autograd's thread in the first backward of a process.
-  int device = 0;
-  cudaGetDevice(&device);
-  cudaSetDevice(device);
+  make_context_current();  // which the driver needs
   return make();
 }
 

@@ -1,6 +1,7 @@
 // Launch configuration and launch errors.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -132,18 +133,105 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
-// Raises a kernel's limit of dynamic shared memory beyond 48 KB, once for each device.
-template <auto kKernel>
-Error allow_shared_memory(int bytes) {
-  static std::atomic<uint64_t> allowed{0};  // a bit for each device
+// A function of the driver, which nothing here links; null where the driver is older than it.
+template <class Function>
+Function driver_function(const char* name, [[maybe_unused]] unsigned version = 12000) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+  const cudaError_t status = cudaGetDriverEntryPointByVersion(name, &function, version, cudaEnableDefault, &result);
+#else
+  const cudaError_t status = cudaGetDriverEntryPoint(name, &function, cudaEnableDefault, &result);
+#endif
+  return status == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Function>(function)
+                                                                        : nullptr;
+}
+
+// A thread has no current context before its first call of the runtime that needs one, such as autograd's thread in the
+// first backward of a process.
+inline void make_context_current() {
   int device = 0;
   cudaGetDevice(&device);
-  const uint64_t bit = device < 64 ? uint64_t{1} << device : 0;
-  if (allowed.load(std::memory_order_relaxed) & bit) return nullptr;
-  cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (const Error error = launch_error()) return error;
-  allowed.fetch_or(bit, std::memory_order_relaxed);
-  return nullptr;
+  cudaSetDevice(device);
+}
+
+// A number for each context, found when it is first asked for. It keeps those of the last few contexts.
+class PerContext {
+ public:
+  // `find` returns a number below 2**16, or -1 for one that is not to be kept.
+  template <class Find>
+  int get(uint64_t context, const Find& find) {
+    const uint64_t key = context + 1;  // 0 is an empty place
+    std::atomic<uint64_t>& place = places_[context % kPlaces];
+    const uint64_t known = place.load(std::memory_order_relaxed);
+    if (known >> kBits == key && key > 0) return static_cast<int>(known & ((1 << kBits) - 1));
+    const int number = find();
+    if (number >= 0) place.store(key << kBits | static_cast<uint64_t>(number), std::memory_order_relaxed);
+    return number;
+  }
+
+ private:
+  static constexpr int kBits = 16;
+  static constexpr int kPlaces = 16;
+  std::atomic<uint64_t> places_[kPlaces]{};
+};
+
+// Where the kernels of a stream run. A context may be given fewer multiprocessors than its GPU has: a green context, or
+// one under MPS.
+class Context {
+ public:
+  explicit Context(cudaStream_t stream) : stream_(stream) {
+    static const auto context_of = driver_function<decltype(&cuStreamGetCtx)>("cuStreamGetCtx");
+    static const auto id_of = driver_function<decltype(&cuCtxGetId)>("cuCtxGetId");
+    if (context_of == nullptr || id_of == nullptr) return;
+    if (context_of(stream, &context_) != CUDA_SUCCESS) {
+      make_context_current();
+      if (context_of(stream, &context_) != CUDA_SUCCESS) return;
+    }
+    unsigned long long id = 0;
+    if (id_of(context_, &id) == CUDA_SUCCESS) id_ = id;
+  }
+
+  static Context current() { return Context(nullptr); }
+
+  cudaStream_t stream() const { return stream_; }
+  // No other context of the process ever has it, unlike the handle.
+  uint64_t id() const { return id_; }
+
+  int multiprocessors() const {
+    static PerContext known;
+    return known.get(id_, [&] {
+      int count = device_attribute(cudaDevAttrMultiProcessorCount);
+#if CUDART_VERSION >= 12040
+      static const auto resource_of = driver_function<decltype(&cuCtxGetDevResource)>("cuCtxGetDevResource", 12040);
+      CUdevResource resource{};
+      if (resource_of != nullptr && resource_of(context_, &resource, CU_DEV_RESOURCE_TYPE_SM) == CUDA_SUCCESS) {
+        count = std::min(count, static_cast<int>(resource.sm.smCount));
+      }
+#endif
+      return count;
+    });
+  }
+
+ private:
+  static constexpr uint64_t kUnknown = UINT64_MAX;
+
+  cudaStream_t stream_;
+  CUcontext context_ = nullptr;
+  uint64_t id_ = kUnknown;
+};
+
+// Raises a kernel's limit of dynamic shared memory beyond 48 KB, once for each context.
+template <auto kKernel>
+Error allow_shared_memory(int bytes) {
+  static PerContext allowed;
+  Error error = nullptr;
+  allowed.get(Context::current().id(), [&] {
+    cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    error = launch_error();
+    return error == nullptr ? 1 : -1;
+  });
+  return error;
 }
 
 // Whether this is a Hopper GPU and this build has code for sm_90a. In other builds the kernels for Hopper are empty.

@@ -188,31 +188,52 @@ __device__ __forceinline__ void exchange_halves(float* sums, int mask) {
 // Clusters that a grid takes: they are its second dimension.
 constexpr int64_t kMostClusters = 65535;
 
-// Launches clusters of blocks, each cluster for some samples.
-template <class Tile, auto kKernel, class... Arguments>
-Error launch_in_clusters(int64_t batch, cudaStream_t stream, const Arguments&... arguments) {
+// Allows what a kernel of clusters needs, and says how one is launched.
+template <class Tile, auto kKernel>
+Error configure_clusters(int64_t batch, cudaStream_t stream, cudaLaunchAttribute& cluster, cudaLaunchConfig_t& config) {
   if (const Error error = allow_shared_memory<kKernel>(Tile::kSharedBytes)) return error;
   if constexpr (Tile::kBlocks > 8) {
     cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   }
-  cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {Tile::kBlocks, 1, 1};
-  cudaLaunchConfig_t config{};
   config.gridDim = dim3(Tile::kBlocks, static_cast<unsigned>((batch + Tile::kSamples - 1) / Tile::kSamples));
   config.blockDim = Tile::kThreads;
   config.dynamicSmemBytes = Tile::kSharedBytes;
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = 1;
+  return nullptr;
+}
+
+// How many clusters run at the same time: where a context has few multiprocessors, none may fit.
+template <class Tile, auto kKernel>
+int clusters_at_once(const Context& context) {
+  static PerContext known;
+  return known.get(context.id(), [&] {
+    cudaLaunchAttribute cluster{};
+    cudaLaunchConfig_t config{};
+    int clusters = 0;
+    if (configure_clusters<Tile, kKernel>(Tile::kSamples, context.stream(), cluster, config) != nullptr) return 0;
+    if (cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config) != cudaSuccess) cudaGetLastError();
+    return clusters;
+  });
+}
+
+// Launches clusters of blocks, each cluster for some samples.
+template <class Tile, auto kKernel, class... Arguments>
+Error launch_in_clusters(int64_t batch, cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchAttribute cluster{};
+  cudaLaunchConfig_t config{};
+  if (const Error error = configure_clusters<Tile, kKernel>(batch, stream, cluster, config)) return error;
   cudaLaunchKernelEx(&config, kKernel, arguments...);
   return launch_error();
 }
 
 // The kernels that hold the recurrent weights for all steps: in the registers of one block (a small state) or of a
 // cluster of blocks, each by tensor cores or in strict float32, or in the shared memory of a group of blocks. Those of
-// several blocks are for Hopper.
-bool is_for_tensor_blocks(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
+// several blocks are for Hopper, and for contexts that run as many blocks at the same time.
+bool is_for_tensor_blocks(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
 Error launch_tensor_blocks(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
 Error launch_tensor_blocks(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
 
@@ -220,15 +241,15 @@ bool is_for_float32_blocks(ScalarType dtype, const LltmSequenceSizes& sizes);
 Error launch_float32_blocks(const LltmSequence& in, cudaStream_t stream);
 Error launch_float32_blocks(const LltmSequenceBackward& in, cudaStream_t stream);
 
-bool is_for_float32_clusters(ScalarType dtype, const LltmSequenceSizes& sizes);
+bool is_for_float32_clusters(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
 Error launch_float32_clusters(const LltmSequence& in, cudaStream_t stream);
 Error launch_float32_clusters(const LltmSequenceBackward& in, cudaStream_t stream);
 
-bool is_for_tensor_clusters(ScalarType dtype, const LltmSequenceSizes& sizes);
+bool is_for_tensor_clusters(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
 Error launch_tensor_clusters(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
 Error launch_tensor_clusters(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
 
-bool is_for_groups(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
+bool is_for_groups(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
 int64_t group_workspace(ScalarType dtype, const LltmSequenceSizes& sizes);
 Error launch_groups(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
 Error launch_groups(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);

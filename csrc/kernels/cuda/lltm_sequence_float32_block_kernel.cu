@@ -301,8 +301,6 @@ __global__ void __launch_bounds__(threads_of(kChunks))
 
 // ---- how they are launched ----
 
-inline bool fills_device(int64_t blocks) { return blocks > device_attribute(cudaDevAttrMultiProcessorCount); }
-
 // In TF32, too, where tensor cores would take longer or are not there.
 bool is_for_float32_blocks(ScalarType dtype, const LltmSequenceSizes& sizes) {
   return (dtype == ScalarType::Float || dtype == ScalarType::TF32) && sizes.state_size <= kMaxState;
@@ -310,9 +308,10 @@ bool is_for_float32_blocks(ScalarType dtype, const LltmSequenceSizes& sizes) {
 
 // Calls function(chunks, rows).
 template <class Function>
-Error with_block_sizes(const LltmSequenceSizes& sizes, const Function& function) {
+Error with_block_sizes(const LltmSequenceSizes& sizes, cudaStream_t stream, const Function& function) {
   const auto with_rows = [&](auto chunks) {
-    if (fills_device(sizes.batch)) return function(chunks, std::integral_constant<int, kMaxRows>{});
+    if (sizes.batch > Context(stream).multiprocessors())
+      return function(chunks, std::integral_constant<int, kMaxRows>{});
     return function(chunks, std::integral_constant<int, 1>{});
   };
   if (sizes.state_size <= 64) return with_rows(std::integral_constant<int, 4>{});
@@ -327,14 +326,14 @@ Error launch_rows(void (*kernel)(Arguments), const Arguments& in, cudaStream_t s
 }
 
 Error launch_float32_blocks(const LltmSequence& in, cudaStream_t stream) {
-  return with_block_sizes(in.sizes, [&](auto chunks, auto rows) {
+  return with_block_sizes(in.sizes, stream, [&](auto chunks, auto rows) {
     constexpr auto kernel = &lltm_sequence_float32_block_kernel<chunks, rows>;
     return launch_rows<chunks, rows>(kernel, SequenceForward<float>(in), stream);
   });
 }
 
 Error launch_float32_blocks(const LltmSequenceBackward& in, cudaStream_t stream) {
-  return with_block_sizes(in.sizes, [&](auto chunks, auto rows) {
+  return with_block_sizes(in.sizes, stream, [&](auto chunks, auto rows) {
     constexpr auto kernel = &lltm_sequence_float32_block_backward_kernel<chunks, rows>;
     return launch_rows<chunks, rows>(kernel, SequenceBackward<float>(in), stream);
   });

@@ -405,43 +405,62 @@ constexpr int kMaxClusterState = kLargeCluster * kClusterUnits;
 
 inline bool is_small(const LltmSequenceSizes& sizes) { return sizes.state_size <= kSmallCluster * kClusterUnits; }
 
-// How many clusters run at the same time, read off an NVIDIA H200.
-inline int64_t clusters_at_once(const LltmSequenceSizes& sizes) { return is_small(sizes) ? 14 : 6; }
+template <Pass kPass>
+using ClusterArguments = std::conditional_t<kPass == Pass::kForward, SequenceForward<float>, SequenceBackward<float>>;
 
-template <Pass kPass, class Function>
-Error with_cluster_tile(const LltmSequenceSizes& sizes, const Function& function) {
-  const bool is_few = sizes.batch <= kFewSamples * clusters_at_once(sizes);
-  if (is_small(sizes)) {
-    if (is_few) return function(ClusterTile<kPass, kSmallCluster, kFewSamples>{});
-    return function(ClusterTile<kPass, kSmallCluster, kManySamples>{});
-  }
-  if (is_few) return function(ClusterTile<kPass, kLargeCluster, kFewSamples>{});
-  return function(ClusterTile<kPass, kLargeCluster, kManySamples>{});
+template <class Tile, class Arguments>
+constexpr auto kClusterKernel = &lltm_sequence_float32_cluster_kernel<Tile, Arguments>;
+
+// How many clusters of this pass run at the same time.
+template <Pass kPass, int kBlocks, int kSamples>
+int clusters_at_once(const Context& context) {
+  using Tile = ClusterTile<kPass, kBlocks, kSamples>;
+  return clusters_at_once<Tile, kClusterKernel<Tile, ClusterArguments<kPass>>>(context);
 }
 
-bool is_for_float32_clusters(ScalarType dtype, const LltmSequenceSizes& sizes) {
+// Calls function(tile): with few samples each while such clusters all run at the same time.
+template <Pass kPass, class Function>
+Error with_cluster_tile(const Context& context, const LltmSequenceSizes& sizes, const Function& function) {
+  const auto with_blocks = [&](auto blocks) {
+    if (sizes.batch <= kFewSamples * int64_t{clusters_at_once<kPass, blocks, kFewSamples>(context)}) {
+      return function(ClusterTile<kPass, blocks, kFewSamples>{});
+    }
+    return function(ClusterTile<kPass, blocks, kManySamples>{});
+  };
+  if (is_small(sizes)) return with_blocks(std::integral_constant<int, kSmallCluster>{});
+  return with_blocks(std::integral_constant<int, kLargeCluster>{});
+}
+
+template <Pass kPass>
+bool fits_clusters(const Context& context, const LltmSequenceSizes& sizes) {
+  if (is_small(sizes)) {
+    return sizes.batch <= kManySamples * kMostClusters &&
+           clusters_at_once<kPass, kSmallCluster, kManySamples>(context) > 0;
+  }
   // Where not all large clusters run at the same time, groups of blocks are faster.
-  const int64_t most = is_small(sizes) ? kMostClusters : clusters_at_once(sizes);
-  return dtype == ScalarType::Float && has_hopper_tensor_cores() && sizes.state_size <= kMaxClusterState &&
-         sizes.batch <= kManySamples * most;
+  return sizes.batch <= kManySamples * int64_t{clusters_at_once<kPass, kLargeCluster, kManySamples>(context)};
+}
+
+bool is_for_float32_clusters(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+  if (dtype != ScalarType::Float || !has_hopper_tensor_cores() || sizes.state_size > kMaxClusterState) return false;
+  return backward ? fits_clusters<Pass::kBackward>(context, sizes) : fits_clusters<Pass::kForward>(context, sizes);
+}
+
+template <Pass kPass, class In>
+Error launch_cluster_pass(const In& in, cudaStream_t stream) {
+  return with_cluster_tile<kPass>(Context(stream), in.sizes, [&](auto tile) {
+    using Tile = decltype(tile);
+    using Arguments = ClusterArguments<kPass>;
+    return launch_in_clusters<Tile, kClusterKernel<Tile, Arguments>>(in.sizes.batch, stream, Arguments(in));
+  });
 }
 
 Error launch_float32_clusters(const LltmSequence& in, cudaStream_t stream) {
-  return with_cluster_tile<Pass::kForward>(in.sizes, [&](auto tile) {
-    using Tile = decltype(tile);
-    using Arguments = SequenceForward<float>;
-    constexpr auto kernel = &lltm_sequence_float32_cluster_kernel<Tile, Arguments>;
-    return launch_in_clusters<Tile, kernel>(in.sizes.batch, stream, Arguments(in));
-  });
+  return launch_cluster_pass<Pass::kForward>(in, stream);
 }
 
 Error launch_float32_clusters(const LltmSequenceBackward& in, cudaStream_t stream) {
-  return with_cluster_tile<Pass::kBackward>(in.sizes, [&](auto tile) {
-    using Tile = decltype(tile);
-    using Arguments = SequenceBackward<float>;
-    constexpr auto kernel = &lltm_sequence_float32_cluster_kernel<Tile, Arguments>;
-    return launch_in_clusters<Tile, kernel>(in.sizes.batch, stream, Arguments(in));
-  });
+  return launch_cluster_pass<Pass::kBackward>(in, stream);
 }
 
 }  // namespace extops::cuda

@@ -519,9 +519,9 @@ inline int round_up_division(int64_t a, int64_t b) { return static_cast<int>((a 
 
 // How a tile would divide the problem; no stages where it does not fit.
 template <class Tile>
-GroupPlan plan_group(const LltmSequenceSizes& sizes) {
+GroupPlan plan_group(const Context& context, const LltmSequenceSizes& sizes) {
   constexpr int kIsForward = Tile::kPass == Pass::kForward;
-  const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const int multiprocessors = context.multiprocessors();
   const int shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024;  // the barriers are static
   GroupPlan plan{};
   plan.k_tiles =
@@ -549,25 +549,29 @@ inline int tiles_of_a_block(const GroupPlan& plan) {
 
 // Calls function(Tile) with the tile that leaves a block the fewest tiles of samples; of equals the one of fewer units.
 template <class T, Math kMath, Pass kPass, int kRows = kTileRows, class Function>
-auto with_best_tile(const LltmSequenceSizes& sizes, const Function& function) {
+auto with_best_tile(const Context& context, const LltmSequenceSizes& sizes, const Function& function) {
   using Narrow = GroupTile<T, kMath, kPass, 8, kRows>;
   using Wide = GroupTile<T, kMath, kPass, 16, kRows>;
-  const bool wide = tiles_of_a_block(plan_group<Wide>(sizes)) < tiles_of_a_block(plan_group<Narrow>(sizes));
+  const bool wide =
+      tiles_of_a_block(plan_group<Wide>(context, sizes)) < tiles_of_a_block(plan_group<Narrow>(context, sizes));
   return wide ? function(Wide{}) : function(Narrow{});
 }
 
 template <Pass kPass, class Function>
-auto with_group_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
+auto with_group_tile(
+    const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
   switch (dtype) {
     case ScalarType::TF32:
-      return with_best_tile<float, Math::kTensorCores, kPass>(sizes, function);
+      return with_best_tile<float, Math::kTensorCores, kPass>(context, sizes, function);
     case ScalarType::BFloat16:
-      return with_best_tile<__nv_bfloat16, Math::kTensorCores, kPass>(sizes, function);
+      return with_best_tile<__nv_bfloat16, Math::kTensorCores, kPass>(context, sizes, function);
     case ScalarType::Half:
-      return with_best_tile<__half, Math::kTensorCores, kPass>(sizes, function);
+      return with_best_tile<__half, Math::kTensorCores, kPass>(context, sizes, function);
     default:
-      if (sizes.batch <= 2 * kFewRows) return with_best_tile<float, Math::kFloat32, kPass, kFewRows>(sizes, function);
-      return with_best_tile<float, Math::kFloat32, kPass>(sizes, function);
+      if (sizes.batch <= 2 * kFewRows) {
+        return with_best_tile<float, Math::kFloat32, kPass, kFewRows>(context, sizes, function);
+      }
+      return with_best_tile<float, Math::kFloat32, kPass>(context, sizes, function);
   }
 }
 
@@ -575,15 +579,15 @@ inline int64_t element_bytes(ScalarType dtype) {
   return dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ? 2 : 4;
 }
 
-bool is_for_groups(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+bool is_for_groups(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
   // TMA copies rows that start at chunks.
   if (dtype == ScalarType::Double || !has_hopper_tensor_cores() ||
       sizes.state_size * element_bytes(dtype) % kChunkBytes != 0) {
     return false;
   }
-  const auto fits = [&](auto tile) { return plan_group<decltype(tile)>(sizes).stages > 0; };
-  return backward ? with_group_tile<Pass::kBackward>(dtype, sizes, fits)
-                  : with_group_tile<Pass::kForward>(dtype, sizes, fits);
+  const auto fits = [&](auto tile) { return plan_group<decltype(tile)>(context, sizes).stages > 0; };
+  return backward ? with_group_tile<Pass::kBackward>(context, dtype, sizes, fits)
+                  : with_group_tile<Pass::kForward>(context, dtype, sizes, fits);
 }
 
 int64_t group_workspace(ScalarType dtype, const LltmSequenceSizes& sizes) {
@@ -592,8 +596,8 @@ int64_t group_workspace(ScalarType dtype, const LltmSequenceSizes& sizes) {
 
 template <class Tile, class Arguments>
 Error launch_group_tile(
-    const Arguments& in, const LltmSequenceSizes& sizes, void* workspace, const CUtensorMap& map, cudaStream_t stream) {
-  const GroupPlan plan = plan_group<Tile>(sizes);
+    const Arguments& in, const LltmSequenceSizes& sizes, const GroupPlan& plan, void* workspace, const CUtensorMap& map,
+    cudaStream_t stream) {
   const GroupBuffers<typename Tile::T> buffers(workspace, sizes);
   cudaMemsetAsync(buffers.counters, 0, plan.tiles * kCounterBytes, stream);
   constexpr auto kernel = &lltm_sequence_group_kernel<Tile, Arguments>;
@@ -614,36 +618,40 @@ Error launch_group_tile(
 }
 
 Error launch_groups(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {
-  return with_group_tile<Pass::kForward>(dtype, in.sizes, [&](auto tile) -> Error {
+  const Context context(stream);
+  return with_group_tile<Pass::kForward>(context, dtype, in.sizes, [&](auto tile) -> Error {
     using Tile = decltype(tile);
     using T = typename Tile::T;
     const cuuint64_t batch = in.sizes.batch;
     const cuuint64_t state_size = in.sizes.state_size;
     const cuuint64_t row_bytes = state_size * sizeof(T);
+    const GroupPlan plan = plan_group<Tile>(context, in.sizes);
     CUtensorMap map;
     if (!make_tensor_map<T, 3>(
             map, map_type<T>(Tile::kMath == Math::kTensorCores), GroupBuffers<T>(in.workspace, in.sizes).h,
-            {state_size, batch, 2}, {row_bytes, batch * row_bytes}, plan_group<Tile>(in.sizes).copied_rows)) {
+            {state_size, batch, 2}, {row_bytes, batch * row_bytes}, plan.copied_rows)) {
       return kNoTensorMap;
     }
-    return launch_group_tile<Tile>(SequenceForward<T>(in), in.sizes, in.workspace, map, stream);
+    return launch_group_tile<Tile>(SequenceForward<T>(in), in.sizes, plan, in.workspace, map, stream);
   });
 }
 
 Error launch_groups(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream) {
-  return with_group_tile<Pass::kBackward>(dtype, in.sizes, [&](auto tile) -> Error {
+  const Context context(stream);
+  return with_group_tile<Pass::kBackward>(context, dtype, in.sizes, [&](auto tile) -> Error {
     using Tile = decltype(tile);
     using T = typename Tile::T;
     const auto& sizes = in.sizes;
     const cuuint64_t row_bytes = 3 * sizes.state_size * sizeof(T);
+    const GroupPlan plan = plan_group<Tile>(context, sizes);
     CUtensorMap map;
     if (!make_tensor_map<T, 3>(
             map, map_type<T>(Tile::kMath == Math::kTensorCores), static_cast<const T*>(in.grad_gates),
             {cuuint64_t(3 * sizes.state_size), cuuint64_t(sizes.batch), cuuint64_t(sizes.time)},
-            {sizes.batch_stride * row_bytes, sizes.time_stride * row_bytes}, plan_group<Tile>(sizes).copied_rows)) {
+            {sizes.batch_stride * row_bytes, sizes.time_stride * row_bytes}, plan.copied_rows)) {
       return kNoTensorMap;
     }
-    return launch_group_tile<Tile>(SequenceBackward<T>(in), sizes, in.workspace, map, stream);
+    return launch_group_tile<Tile>(SequenceBackward<T>(in), sizes, plan, in.workspace, map, stream);
   });
 }
 

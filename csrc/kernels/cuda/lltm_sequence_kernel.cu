@@ -87,22 +87,29 @@ inline Error check_sizes(const LltmSequenceSizes& sizes) {
   return fits ? nullptr : "the kernels for sequences take sizes below 2**29";
 }
 
-enum class Kernel { kNone, kTensorBlocks, kFloat32Blocks, kFloat32Clusters, kTensorClusters, kGroups };
+enum class Kernel { kStep, kTensorBlock, kFloat32Block, kFloat32Cluster, kTensorCluster, kGroup };
+constexpr const char* kKernelNames[] = {"step",           "tensor_block", "float32_block", "float32_cluster",
+                                        "tensor_cluster", "group"};
 
-Kernel choose_kernel(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
-  if (sizes.time * sizes.batch * sizes.state_size == 0) return Kernel::kNone;
-  if (is_for_tensor_blocks(dtype, sizes, backward)) return Kernel::kTensorBlocks;
-  if (is_for_float32_blocks(dtype, sizes)) return Kernel::kFloat32Blocks;
-  if (is_for_float32_clusters(dtype, sizes)) return Kernel::kFloat32Clusters;
-  if (is_for_tensor_clusters(dtype, sizes)) return Kernel::kTensorClusters;
-  return is_for_groups(dtype, sizes, backward) ? Kernel::kGroups : Kernel::kNone;
+// The first that serves the problem; a product and a kernel for each step serve every one.
+Kernel choose_kernel(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+  if (sizes.time * sizes.batch * sizes.state_size == 0) return Kernel::kStep;
+  if (is_for_tensor_blocks(context, dtype, sizes, backward)) return Kernel::kTensorBlock;
+  if (is_for_float32_blocks(dtype, sizes)) return Kernel::kFloat32Block;
+  if (is_for_float32_clusters(context, dtype, sizes, backward)) return Kernel::kFloat32Cluster;
+  if (is_for_tensor_clusters(context, dtype, sizes, backward)) return Kernel::kTensorCluster;
+  return is_for_groups(context, dtype, sizes, backward) ? Kernel::kGroup : Kernel::kStep;
 }
 
-int64_t workspace(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
-  switch (choose_kernel(dtype, sizes, backward)) {
-    case Kernel::kNone:
+Kernel choose_kernel(void* stream, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+  return choose_kernel(Context(static_cast<cudaStream_t>(stream)), dtype, sizes, backward);
+}
+
+int64_t workspace(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward, void* stream) {
+  switch (choose_kernel(stream, dtype, sizes, backward)) {
+    case Kernel::kStep:
       return 0;
-    case Kernel::kGroups:
+    case Kernel::kGroup:
       return group_workspace(dtype, sizes);
     default:
       return 1;
@@ -113,18 +120,18 @@ template <class Arguments>
 Error launch_sequence(ScalarType dtype, const Arguments& in, void* stream_handle, bool backward) {
   if (const Error error = check_sizes(in.sizes)) return error;
   const auto stream = static_cast<cudaStream_t>(stream_handle);
-  switch (choose_kernel(dtype, in.sizes, backward)) {
-    case Kernel::kTensorBlocks:
+  switch (choose_kernel(stream_handle, dtype, in.sizes, backward)) {
+    case Kernel::kTensorBlock:
       return launch_tensor_blocks(dtype, in, stream);
-    case Kernel::kFloat32Blocks:
+    case Kernel::kFloat32Block:
       return launch_float32_blocks(in, stream);
-    case Kernel::kFloat32Clusters:
+    case Kernel::kFloat32Cluster:
       return launch_float32_clusters(in, stream);
-    case Kernel::kTensorClusters:
+    case Kernel::kTensorCluster:
       return launch_tensor_clusters(dtype, in, stream);
-    case Kernel::kGroups:
+    case Kernel::kGroup:
       return launch_groups(dtype, in, stream);
-    case Kernel::kNone:
+    case Kernel::kStep:
       break;
   }
   return "no kernel computes all steps of such a sequence";
@@ -134,12 +141,17 @@ Error launch_sequence(ScalarType dtype, const Arguments& in, void* stream_handle
 
 using namespace extops::cuda;
 
-int64_t extops_lltm_sequence_workspace_cuda(ScalarType dtype, const LltmSequenceSizes& sizes) {
-  return workspace(dtype, sizes, false);
+const char* extops_lltm_sequence_kernel_cuda(
+    ScalarType dtype, const LltmSequenceSizes& sizes, int64_t backward, void* stream) {
+  return kKernelNames[static_cast<int>(choose_kernel(stream, dtype, sizes, backward != 0))];
 }
 
-int64_t extops_lltm_sequence_backward_workspace_cuda(ScalarType dtype, const LltmSequenceSizes& sizes) {
-  return workspace(dtype, sizes, true);
+int64_t extops_lltm_sequence_workspace_cuda(ScalarType dtype, const LltmSequenceSizes& sizes, void* stream) {
+  return workspace(dtype, sizes, false, stream);
+}
+
+int64_t extops_lltm_sequence_backward_workspace_cuda(ScalarType dtype, const LltmSequenceSizes& sizes, void* stream) {
+  return workspace(dtype, sizes, true, stream);
 }
 
 Error extops_lltm_sequence_cuda(ScalarType dtype, const LltmSequence& in, void* stream) {

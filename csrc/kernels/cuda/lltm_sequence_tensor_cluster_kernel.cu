@@ -418,23 +418,28 @@ inline int cluster_blocks(ScalarType dtype, const LltmSequenceSizes& sizes) {
   return sizes.state_size <= kMaxState / 2 ? most / 2 : most;
 }
 
-// Clusters that do not fit onto the GPU wait for others to end. In 16-bit types those of eight samples are still faster
-// than fewer of sixteen. In TF32 it is the other way round where the few do not run at the same time: of NVIDIA H200s,
-// some run 6 clusters of 16 blocks, or 14 of eight.
-inline bool takes_few_samples(const LltmSequenceSizes& sizes, int blocks) {
-  return sizes.batch <= 8 * (blocks == 16 ? 6 : 14);
-}
+template <class Tile>
+using ClusterArguments =
+    std::conditional_t<Tile::kIsForward, SequenceForward<typename Tile::T>, SequenceBackward<typename Tile::T>>;
 
+template <class Tile>
+constexpr auto kClusterKernel = &lltm_sequence_tensor_cluster_kernel<Tile, ClusterArguments<Tile>>;
+
+// Calls function(tile). Clusters that do not fit onto the GPU wait for others to end. In 16-bit types those of eight
+// samples are still faster than fewer of sixteen. In TF32 it is the other way round where the few do not all run at the
+// same time.
 template <Pass kPass, class Function>
-Error with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
+auto with_cluster_tile(
+    const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
   const int blocks = cluster_blocks(dtype, sizes);
   const auto with_16_bits = [&](auto scalar) {
     using T = decltype(scalar);
     return blocks == 4 ? function(TensorClusterTile<T, kPass, 4, 8>{}) : function(TensorClusterTile<T, kPass, 8, 8>{});
   };
-  const auto with_tf32 = [&](auto samples) {
-    if (blocks == 8) return function(TensorClusterTile<float, kPass, 8, samples>{});
-    return function(TensorClusterTile<float, kPass, 16, samples>{});
+  const auto with_tf32 = [&](auto of_tile) {
+    using Few = TensorClusterTile<float, kPass, of_tile, 8>;
+    const bool is_few = sizes.batch <= Few::kSamples * int64_t{clusters_at_once<Few, kClusterKernel<Few>>(context)};
+    return is_few ? function(Few{}) : function(TensorClusterTile<float, kPass, of_tile, 16>{});
   };
   switch (dtype) {
     case ScalarType::BFloat16:
@@ -442,34 +447,40 @@ Error with_cluster_tile(ScalarType dtype, const LltmSequenceSizes& sizes, const 
     case ScalarType::Half:
       return with_16_bits(__half{});
     default:
-      if (takes_few_samples(sizes, blocks)) return with_tf32(std::integral_constant<int, 8>{});
+      if (blocks == 8) return with_tf32(std::integral_constant<int, 8>{});
       return with_tf32(std::integral_constant<int, 16>{});
   }
 }
 
-bool is_for_tensor_clusters(ScalarType dtype, const LltmSequenceSizes& sizes) {
-  return dtype != ScalarType::Double && dtype != ScalarType::Float && has_hopper_tensor_cores() &&
-         sizes.state_size <= kMaxState && sizes.batch <= 8 * kMostClusters;
+bool is_for_tensor_clusters(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+  if (dtype == ScalarType::Double || dtype == ScalarType::Float || !has_hopper_tensor_cores() ||
+      sizes.state_size > kMaxState || sizes.batch > 8 * kMostClusters) {
+    return false;
+  }
+  const auto fits = [&](auto tile) {
+    using Tile = decltype(tile);
+    return clusters_at_once<Tile, kClusterKernel<Tile>>(context) > 0;
+  };
+  return backward ? with_cluster_tile<Pass::kBackward>(context, dtype, sizes, fits)
+                  : with_cluster_tile<Pass::kForward>(context, dtype, sizes, fits);
+}
+
+template <Pass kPass, class In>
+Error launch_cluster_pass(ScalarType dtype, const In& in, bool aligned, cudaStream_t stream) {
+  return with_cluster_tile<kPass>(Context(stream), dtype, in.sizes, [&](auto tile) -> Error {
+    using Tile = decltype(tile);
+    return launch_in_clusters<Tile, kClusterKernel<Tile>>(in.sizes.batch, stream, ClusterArguments<Tile>(in), aligned);
+  });
 }
 
 Error launch_tensor_clusters(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {
   const bool aligned = pairs_are_aligned(in.sizes, {in.products, in.gates, in.cells, in.output});
-  return with_cluster_tile<Pass::kForward>(dtype, in.sizes, [&](auto tile) -> Error {
-    using Tile = decltype(tile);
-    using Arguments = SequenceForward<typename Tile::T>;
-    constexpr auto kernel = &lltm_sequence_tensor_cluster_kernel<Tile, Arguments>;
-    return launch_in_clusters<Tile, kernel>(in.sizes.batch, stream, Arguments(in), aligned);
-  });
+  return launch_cluster_pass<Pass::kForward>(dtype, in, aligned, stream);
 }
 
 Error launch_tensor_clusters(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream) {
   const bool aligned = pairs_are_aligned(in.sizes, {in.grad_output, in.gates, in.cells, in.grad_gates});
-  return with_cluster_tile<Pass::kBackward>(dtype, in.sizes, [&](auto tile) -> Error {
-    using Tile = decltype(tile);
-    using Arguments = SequenceBackward<typename Tile::T>;
-    constexpr auto kernel = &lltm_sequence_tensor_cluster_kernel<Tile, Arguments>;
-    return launch_in_clusters<Tile, kernel>(in.sizes.batch, stream, Arguments(in), aligned);
-  });
+  return launch_cluster_pass<Pass::kBackward>(dtype, in, aligned, stream);
 }
 
 }  // namespace extops::cuda
