@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autograd, _checks, _legacy, _private, _schemas, reference
-from extops.ops.lltm import autocast, lltm
+from extops import _autocast, _autograd, _checks, _legacy, _private, _schemas, reference
+from extops.ops.lltm import lltm
 
 _OP = "lltm_sequence"
 
@@ -63,8 +63,8 @@ def lltm_sequence(
     h, c = _checks.as_pair(_OP, state)
     try:
         is_plain = _autograd.is_plain()
-        if _private.is_autocasting() or not is_plain:
-            input, weights, bias, h, c = autocast(input, weights, bias, h, c)
+        if _autocast.is_on() or not is_plain:
+            input, weights, bias, h, c = _autocast.cast(input, weights, bias, h, c)
         # Within a trace sizes are tensors, which the kernels check.
         if lengths is not None or not (is_plain or _autograd.is_tracing()):
             _check(input, h, c, weights, bias, lengths, batch_first)
@@ -211,6 +211,7 @@ class _Sequence(torch.autograd.Function):
         return None, None, *found, None
 
 
+@_autocast.outside
 def _gradients(
     inputs: list[Tensor],
     lengths: Tensor | None,
