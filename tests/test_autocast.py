@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor
 
 import extops
 from operators import (
     ELEMENTWISE_MULT,
     GPU,
     LLTM,
+    REGISTERED,
     ROUND_STE,
     Operator,
+    Tensors,
+    as_tuple,
+    by_case,
     by_device,
+    by_dtype,
     dtype_name,
+    maker,
+    needs_inductor,
     upstream,
 )
 
-by_autocast_dtype = pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16], ids=dtype_name
-)
+AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
+by_autocast_dtype = pytest.mark.parametrize("dtype", AUTOCAST_DTYPES, ids=dtype_name)
 
 
 @by_autocast_dtype
@@ -48,8 +59,7 @@ def test_gradients_have_the_dtype_of_the_inputs(device: str, dtype: torch.dtype)
     for name, *found, expected in zip(LLTM.arguments, inside, outside, exact, strict=True):
         for gradient in found:
             assert gradient.dtype == torch.float32, name
-            error = (gradient - expected).abs().max() / expected.abs().max()
-            assert error < 8 * torch.finfo(dtype).eps, name
+            assert_near(gradient, expected, dtype)
 
 
 @by_autocast_dtype
@@ -128,3 +138,177 @@ def test_compiled(device: str) -> None:
         torch.stack([result.float().sum() for result in results]).sum().backward()
         found.append([*results, *(parameter.grad for parameter in module.parameters())])
     torch.testing.assert_close(*found)
+
+
+# -- calls that nobody cast: of registered operators, as captured programs make them -------------
+
+
+@by_dtype
+@by_device
+@pytest.mark.parametrize("name", REGISTERED)
+def test_a_registered_operator_computes_in_the_dtype_of_its_arguments(
+    name: str, device: str, dtype: torch.dtype
+) -> None:
+    operator = getattr(torch.ops.extops, name).default
+    for call in REGISTERED[name](maker(device, dtype)):
+        expected = operator(*call.arguments, **call.keywords)
+        for autocast_dtype in AUTOCAST_DTYPES:
+            with torch.autocast(device, autocast_dtype):
+                found = operator(*call.arguments, **call.keywords)
+            if expected is not None:  # which an operator that writes into an argument returns
+                assert_same(as_tuple(found), as_tuple(expected))
+
+
+def assert_same(found: Tensors, expected: Tensors) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def exported(module: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable[..., Any]:
+    return torch.export.export(module, inputs).module()
+
+
+def traced(module: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable[..., Any]:
+    found: Callable[..., Any] = torch.jit.trace(module, inputs)
+    return found
+
+
+def compiled_ahead(module: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable[..., Any]:
+    if torch.__version__ < (2, 6):
+        pytest.skip(
+            f"torch {torch.__version__} cannot load AOTInductor packages; 2.6 and newer can"
+        )
+    needs_inductor()
+    package = torch._inductor.aoti_compile_and_package(
+        torch.export.export(module, inputs), package_path=str(folder / "model.pt2")
+    )
+    found: Callable[..., Any] = torch._inductor.aoti_load_package(package)
+    return found
+
+
+class Ours(torch.nn.Module):
+    """Our operators alone, of sizes whose products are a library's on the CPU."""
+
+    def __init__(self, device: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.cell = extops.LLTM(160, 160, device=device, dtype=dtype)
+
+    def forward(self, input: Tensor) -> Tensors:
+        state = self.cell(input)
+        steps = extops.elementwise_mult(input, state[0]).unsqueeze(0)
+        output, (h, c) = extops.lltm_sequence(steps, state, self.cell.weights, self.cell.bias)
+        return output, h, c
+
+
+@by_dtype
+@by_device
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize(
+    "capture", [exported, traced, pytest.param(compiled_ahead, marks=pytest.mark.slow)]
+)
+def test_a_captured_program(
+    capture: Callable[..., Any], device: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """It computes in the dtype in which it was captured."""
+    module = Ours(device, dtype).requires_grad_(False)
+    input = torch.randn(300, 160, device=device, dtype=dtype)
+    program = capture(module, (input,), tmp_path)
+    expected = as_tuple(program(input))
+    for autocast_dtype in AUTOCAST_DTYPES:
+        with torch.autocast(device, autocast_dtype):
+            assert_same(as_tuple(program(input)), expected)
+
+
+class Mixed(torch.nn.Module):
+    """Our operators between products of PyTorch, which autocast casts in a captured program."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.before = torch.nn.Linear(6, 5, device=device)
+        self.cell = extops.LLTM(5, 4, device=device)
+        self.layer = extops.LLTMLayer(4, 4, num_layers=2, bidirectional=True, device=device)
+        self.after = torch.nn.Linear(8, 4, device=device)
+
+    def forward(self, input: Tensor) -> Tensor:
+        h, c = self.cell(self.before(input))
+        output, _ = self.layer(torch.stack((h, c)))
+        return extops.elementwise_mult(self.after(output), h)
+
+
+@by_device
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize("capture", [exported, traced])
+def test_a_captured_program_beside_products_of_torch(
+    capture: Callable[..., Any], device: str, tmp_path: Path
+) -> None:
+    """Tensors of several dtypes meet in our operators, which compute in the widest."""
+    module = Mixed(device).requires_grad_(False)
+    input = torch.randn(3, 6, device=device)
+    program = capture(module, (input,), tmp_path)
+    exact = module(input)
+    for dtype in AUTOCAST_DTYPES:
+        with torch.autocast(device, dtype):
+            found = program(input)
+        assert found.dtype == torch.float32
+        assert_near(found, exact, dtype)
+
+
+def assert_near(found: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    error = (found - exact).abs().max() / exact.abs().max()
+    assert error < 8 * torch.finfo(dtype).eps
+
+
+# -- a backward under another autocast than its forward ------------------------------------------
+
+
+@by_device
+@by_case
+def test_the_autocast_of_the_forward_holds(operator: Operator, case: str, device: str) -> None:
+    """A region around the backward of a call that was made outside of it changes no gradient."""
+    leaves = operator.inputs(case, device, torch.float32, requires_grad=True)
+    results = operator(*leaves)
+    towards = upstream(results)
+    once = torch.autograd.grad(results, leaves, towards, retain_graph=True)
+    twice = torch.autograd.grad(results, leaves, towards, create_graph=True)
+    for autocast_dtype in AUTOCAST_DTYPES:
+        with torch.autocast(device, autocast_dtype):
+            found_once = torch.autograd.grad(results, leaves, towards, retain_graph=True)
+            found_twice = torch.autograd.grad(results, leaves, towards, create_graph=True)
+        assert_same(found_once, once)
+        assert_same(found_twice, twice)
+
+
+@by_device
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_the_autocast_of_a_compiled_forward_holds(backend: str, device: str) -> None:
+    """The backward is compiled under another autocast than the forward, and must take what that saved."""
+    if backend == "inductor":
+        needs_inductor()
+    module = Mixed(device)
+    leaves = torch.randn(3, 6, device=device, requires_grad=True), *module.parameters()
+    compiled = torch.compile(module, fullgraph=True, backend=backend)
+    expected = torch.autograd.grad(module(leaves[0]).sum(), leaves)
+    for dtype in AUTOCAST_DTYPES:
+        torch._dynamo.reset()
+        loss = compiled(leaves[0]).sum()
+        with torch.autocast(device, dtype):
+            found = torch.autograd.grad(loss, leaves)
+        for gradient, exact in zip(found, expected, strict=True):
+            if backend == "inductor":
+                torch.testing.assert_close(gradient, exact, rtol=1e-5, atol=1e-5)
+            else:  # where PyTorch's own products are cast
+                assert_near(gradient, exact, dtype)
+
+
+@by_device
+@pytest.mark.usefixtures("dynamo")
+def test_gradients_of_a_compiled_cell_are_not_cast(device: str) -> None:
+    """A graph of our operators alone, without a product of PyTorch."""
+    leaves = LLTM.inputs("odd", device, torch.float32, requires_grad=True)
+    compiled = torch.compile(LLTM.function, fullgraph=True, backend="aot_eager")
+    results = compiled(*leaves)
+    towards = upstream(results)
+    expected = torch.autograd.grad(results, leaves, towards, retain_graph=True)
+    for dtype in AUTOCAST_DTYPES:
+        with torch.autocast(device, dtype):
+            assert_same(torch.autograd.grad(results, leaves, towards, retain_graph=True), expected)

@@ -144,9 +144,17 @@ def test_sparse(operator: Operator, place: int, device: str) -> None:
 
 
 @by_argument
-def test_nested(operator: Operator, place: int) -> None:
-    with expect_error(operator, operator.arguments[place], "dense (strided)", "nested"):
-        call_with(operator, place, lambda tensor: torch.nested.nested_tensor([tensor]), "cpu")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested(operator: Operator, place: int, layout: torch.layout) -> None:
+    """The message names what does make it dense: a jagged tensor has no `to_dense`."""
+    words = "dense (strided)", "nested", "to_padded_tensor(0.0)"
+    with expect_error(operator, operator.arguments[place], *words):
+        call_with(
+            operator,
+            place,
+            lambda tensor: torch.nested.nested_tensor([tensor], layout=layout),
+            "cpu",
+        )
 
 
 @by_argument
@@ -573,6 +581,21 @@ def little_memory(device: str, beyond: int) -> Iterator[None]:
             torch.cuda.set_per_process_memory_fraction(1.0)
 
 
+def run_alone(device: str, check: Callable[[str, str], None], operator: Operator) -> None:
+    """Runs a check that limits the memory of its process: for the CPU in a new one, whose end would end nothing else.
+
+    One thread: the libraries end a process that cannot start another.
+    """
+    if device != "cpu":
+        return check(operator.name, device)
+    here = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
+    one_thread = f"import torch, {__name__} as tests; torch.set_num_threads(1)"
+    call = f"tests.{check.__name__}({operator.name!r}, {device!r})"
+    code = f"{here}; {one_thread}; {call}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 # Of the results and gradients.
 ROWS = 2**20
 
@@ -582,6 +605,11 @@ ROWS = 2**20
     "operator", [LLTM, ELEMENTWISE_MULT, LLTM_SEQUENCE], ids=lambda operator: operator.name
 )
 def test_out_of_memory_in_backward(operator: Operator, device: str) -> None:
+    run_alone(device, check_out_of_memory_in_backward, operator)
+
+
+def check_out_of_memory_in_backward(name: str, device: str) -> None:
+    (operator,) = (operator for operator in OPERATORS if operator.name == name)
     inputs = tuple(tensor.to(device).requires_grad_() for tensor in operator.batch(ROWS))
     results = operator(*inputs)
     towards = upstream(results)
@@ -594,6 +622,10 @@ def test_out_of_memory_in_backward(operator: Operator, device: str) -> None:
 
 @by_device
 def test_out_of_memory_in_a_product(device: str) -> None:
+    run_alone(device, check_out_of_memory_in_a_product, LLTM)
+
+
+def check_out_of_memory_in_a_product(name: str, device: str) -> None:
     """The input of the product has 17 columns, and its result 48."""
     input, weights, bias, h, c = (tensor.to(device) for tensor in lltm_inputs(1, 1, 16))
     batch = [tensor.expand(ROWS, -1) for tensor in (input, h, c)]

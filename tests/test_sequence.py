@@ -644,6 +644,32 @@ def test_compiled_for_any_number_of_steps(options: dict[str, Any], device: str) 
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@by_device
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_compiled_for_steps_that_data_selects(backend: str, batch_first: bool, device: str) -> None:
+    """The compiler knows nothing of their number, which may be none."""
+    if backend == "inductor":
+        needs_inductor()
+    module = extops.LLTMLayer(5, 4, bidirectional=True, batch_first=batch_first, device=device)
+    input = torch.randn(6, 3, 5, device=device, requires_grad=True)
+
+    def run(input: Tensor, selected: Tensor) -> Tensor:
+        steps = input[selected]
+        return module(steps.transpose(0, 1) if batch_first else steps)[0]
+
+    compiled = torch.compile(run, fullgraph=True, backend=backend)
+    leaves = input, *module.parameters()
+    for steps in (2, 0, 6):
+        selected = torch.arange(6, device=device) < steps
+        expected, found = run(input, selected), compiled(input, selected)
+        towards = torch.randn_like(expected)
+        gradients = [torch.autograd.grad(output, leaves, towards) for output in (expected, found)]
+        torch.testing.assert_close((found, *gradients[1]), (expected, *gradients[0]))
+
+
 @pytest.mark.usefixtures("dynamo")
 @pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
 def test_exported_for_any_number_of_steps(batch_first: bool) -> None:

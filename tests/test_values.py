@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -541,6 +542,24 @@ def test_out_of_any_layout(layout, device: str) -> None:
     extops.elementwise_mult(a, b, out=out)
     assert_same(out, a * b)
     assert storage.isnan().sum().item() == beside
+
+
+@by_device
+@pytest.mark.parametrize("shape", [(2, 3), (2, 2, 3)], ids=str)
+def test_out_of_any_strides(shape: tuple[int, ...], device: str) -> None:
+    """Refused where two elements share a location, and only there."""
+    a, b = (torch.randn(shape, device=device) for _ in range(2))
+    indices = list(itertools.product(*map(range, shape)))
+    for strides in itertools.product(range(6), repeat=len(shape)):
+        places = {
+            sum(i * stride for i, stride in zip(index, strides, strict=True)) for index in indices
+        }
+        out = torch.empty(64, device=device).as_strided(shape, strides)
+        if len(places) == len(indices):
+            assert_same(extops.elementwise_mult(a, b, out=out), a * b)
+        else:
+            with pytest.raises(RuntimeError, match="a memory location of its own"):
+                extops.elementwise_mult(a, b, out=out)
 
 
 @by_device

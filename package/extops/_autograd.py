@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from extops import _errors, _private, _schemas
+from extops import _autocast, _errors, _private, _schemas
 
 # Looked up once: every call asks.
 _is_compiling = torch.compiler.is_compiling
@@ -73,10 +73,12 @@ def register(name: str, apply: Callable[..., Any], composite: Callable[..., Any]
     ``composite``, a composition of differentiable PyTorch calls. The dispatcher is the place to decide this: it alone
     sees what acts on a call while ``torch.compile`` traces, or on a program that ``torch.export`` made.
     """
+    composite = _autocast.outside(composite)
     if not _private.may_bypass_autograd:
         return _register_publicly(name, composite)
     operator = eager(name)
 
+    @_autocast.outside
     def with_gradient(*arguments: Any, **keywords: Any) -> Any:
         if has_tangents(arguments):
             return composite(*arguments, **keywords)
@@ -135,6 +137,7 @@ def register_write(name: str, write: Callable[..., None], check: Callable[..., N
     _library.impl(name, without_gradient, "Autograd")
 
 
+@_autocast.outside
 def composite_gradients(
     composite: Callable[..., Any],
     inputs: Sequence[Tensor | None],

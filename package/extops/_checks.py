@@ -49,15 +49,15 @@ def check_dense(op: str, name: str, tensor: Tensor) -> None:
         raise TypeError(
             f"{op}: expected `{name}` to be a torch.Tensor, but got {type(tensor).__name__}"
         )
-    if tensor.layout is not torch.strided:
-        raise RuntimeError(
-            f"{op}: expected `{name}` to be a dense (strided) tensor, but got layout {tensor.layout}; "
-            "call .to_dense() first"
-        )
     if tensor.is_nested:
         raise RuntimeError(
             f"{op}: expected `{name}` to be a dense (strided) tensor, but got a nested tensor; "
             "call .to_padded_tensor(0.0) first"
+        )
+    if tensor.layout is not torch.strided:
+        raise RuntimeError(
+            f"{op}: expected `{name}` to be a dense (strided) tensor, but got layout {tensor.layout}; "
+            "call .to_dense() first"
         )
 
 

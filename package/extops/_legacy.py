@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _schemas
+from extops import _autocast, _schemas
 
 _DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
 _TF32 = -6
@@ -508,4 +508,4 @@ def operators() -> dict[str, Callable[..., Any]]:
             found.setdefault(name, partial(_generic, operator))
         else:
             found[name] = partial(_elementwise, operator, next(elementwise))
-    return found
+    return {name: _autocast.outside(function) for name, function in found.items()}

@@ -4,7 +4,7 @@ for a torch that lacks it; :data:`IN_USE` says which of the two is in use.
 
 import operator
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, cast
 
 import torch
@@ -53,9 +53,6 @@ def is_forward_mode() -> bool:
 
 # -- quick questions, which every call asks
 
-is_autocasting: Callable[[], bool] = _find("_C._is_any_autocast_enabled", lambda: True)
-"""Whether autocast may be on for some type of device."""
-
 is_tracing: Callable[[], bool] = _find("_C._is_tracing", cast("Any", torch.jit).is_tracing)
 """Whether ``torch.jit.trace`` records a call. For eager code: torch.compile cannot trace it."""
 
@@ -90,6 +87,31 @@ def apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
         of_engine.apply = cast("Any", function).backward
     base = super(torch.autograd.Function, function)
     return cast("Callable[..., Any]", getattr(base, "apply", function.apply))
+
+
+# -- autocast
+
+
+def _autocast_devices() -> list[str]:
+    return [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+
+
+def _disable_autocast() -> AbstractContextManager[Any]:
+    stack = ExitStack()
+    for device in _autocast_devices():
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
+
+
+is_autocasting: Callable[[], bool] = _find(
+    "_C._is_any_autocast_enabled", lambda: bool(_autocast_devices())
+)
+"""Whether autocast is on for some type of device."""
+
+without_autocast: Callable[[], AbstractContextManager[Any]] = _find(
+    "_C._DisableAutocast", _disable_autocast
+)
+"""Calls within compute in the dtypes of their tensors."""
 
 
 # -- assertions that a GPU checks itself

@@ -45,30 +45,6 @@ inline Tensor to_float32(const Tensor& tensor) {
   return call_aten("aten::to", "dtype", tensor, torch::headeronly::ScalarType::Float, false, false, std::nullopt);
 }
 
-// Writes a product into a tensor. Autocast casts products that return a new tensor, but not this one.
-inline void mm_into(const Tensor& a, const Tensor& b, const Tensor& product) {
-  call_aten("aten::mm", "out", a, b, product);
-}
-
-// The same for factors in 16-bit types on CUDA, with a product in float32.
-inline void mm_float32_into(const Tensor& a, const Tensor& b, const Tensor& product) {
-  call_aten("aten::mm", "dtype_out", a, b, torch::headeronly::ScalarType::Float, product);
-}
-
-// input * weights^T, and the bias added before the sum is rounded.
-inline Tensor linear(const Tensor& input, const Tensor& weights, const Tensor& bias) {
-  return call_aten("aten::linear", "", input, weights, std::optional(new_handle(bias)));
-}
-
-// input * weights^T
-inline Tensor linear(const Tensor& input, const Tensor& weights) {
-  return call_aten("aten::linear", "", input, weights, std::nullopt);
-}
-
-inline Tensor cat_columns(const Tensor& left, const Tensor& right) {
-  return call_aten("aten::cat", "", std::vector<AtenTensorHandle>{new_handle(left), new_handle(right)}, int64_t{1});
-}
-
 inline Tensor transpose(const Tensor& matrix) {
   return call_aten("aten::transpose", "int", matrix, int64_t{0}, int64_t{1});
 }
@@ -77,21 +53,8 @@ inline Tensor columns(const Tensor& matrix, int64_t first, int64_t count) {
   return call_aten("aten::narrow", "", matrix, int64_t{1}, first, count);
 }
 
-inline Tensor sum_rows(const Tensor& matrix) {
-  return call_aten("aten::sum", "dim_IntList", matrix, std::optional(std::vector<int64_t>{0}), false, std::nullopt);
-}
-
 inline Tensor contiguous_copy(const Tensor& tensor) {
   return call_aten("aten::clone", "", tensor, std::optional(torch::headeronly::MemoryFormat::Contiguous));
-}
-
-inline Tensor mm(const Tensor& a, const Tensor& b) {
-  const bool is_column = b.sizes()[1] == 1 && b.strides()[0] != 1;
-  // On the CPU, torch 2.7 to 2.10 read wrong numbers in such a column of a 16-bit type.
-  if (is_column && a.options().device_type == aoti_torch_device_type_cpu()) {
-    return call_aten("aten::mm", "", a, contiguous_copy(b));
-  }
-  return call_aten("aten::mm", "", a, b);
 }
 
 // A new tensor. Straight to the allocator: by way of the dispatcher, which looks its operators up by name, the results
@@ -137,6 +100,50 @@ inline Tensor allocate_bytes(Options options, int64_t size) {
 
 inline Tensor zeros(const Options& options, int64_t rows, int64_t columns) {
   return call_aten("aten::zero_", "", allocate(options, rows, columns));
+}
+
+// What follows writes into a tensor of its own or a given one: autocast, which may be on around a captured program,
+// casts products, sums and joins that return a new tensor, and a kernel would read that by the wrong dtype.
+
+inline void mm_into(const Tensor& a, const Tensor& b, const Tensor& product) {
+  call_aten("aten::mm", "out", a, b, product);
+}
+
+// The same for factors in 16-bit types on CUDA, with a product in float32.
+inline void mm_float32_into(const Tensor& a, const Tensor& b, const Tensor& product) {
+  call_aten("aten::mm", "dtype_out", a, b, torch::headeronly::ScalarType::Float, product);
+}
+
+// input * weights^T, and the bias added before the sum is rounded.
+inline Tensor linear(const Tensor& input, const Tensor& weights, const Tensor& bias) {
+  Tensor sum = allocate(input.options(), input.sizes()[0], weights.sizes()[0]);
+  call_aten("aten::linear", "out", input, weights, std::optional(new_handle(bias)), sum);
+  return sum;
+}
+
+inline Tensor cat_columns(const Tensor& left, const Tensor& right) {
+  Tensor joined = allocate(left.options(), left.sizes()[0], left.sizes()[1] + right.sizes()[1]);
+  const std::vector<AtenTensorHandle> parts{new_handle(left), new_handle(right)};
+  call_aten("aten::cat", "out", parts, int64_t{1}, joined);
+  return joined;
+}
+
+inline Tensor sum_rows(const Tensor& matrix) {
+  Tensor sum = allocate(matrix.options(), matrix.sizes()[1]);
+  call_aten("aten::sum", "IntList_out", matrix, std::optional(std::vector<int64_t>{0}), false, std::nullopt, sum);
+  return sum;
+}
+
+inline Tensor mm(const Tensor& a, const Tensor& b) {
+  Tensor product = allocate(a.options(), a.sizes()[0], b.sizes()[1]);
+  const bool is_column = b.sizes()[1] == 1 && b.strides()[0] != 1;
+  if (is_column && a.options().device_type == aoti_torch_device_type_cpu()) {
+    // Torch 2.7 to 2.10 read wrong numbers in such a column of a 16-bit type.
+    mm_into(a, contiguous_copy(b), product);
+  } else {
+    mm_into(a, b, product);
+  }
+  return product;
 }
 
 // The same memory as a tensor of other sizes and strides, from `offset` elements on.

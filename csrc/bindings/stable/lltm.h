@@ -76,7 +76,7 @@ std::array<Tensor, 3> lltm(
   }
   // The kernel adds the bias at no cost. In 16-bit types linear() does, before it rounds the product.
   const Tensor x = cat_columns(old_h, input);
-  Tensor gates = is_half(dtype) ? linear(x, weights, bias) : linear(x, weights);
+  Tensor gates = is_half(dtype) ? linear(x, weights, bias) : mm(x, transpose(weights));
   auto [new_h, new_cell] = run_cell<Device>(kOp, dtype, sizes, is_half(dtype) ? nullptr : &bias, gates, old_cell);
   return {std::move(new_h), std::move(new_cell), std::move(gates)};
 }

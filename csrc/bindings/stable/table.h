@@ -56,12 +56,14 @@ class Fill {
     copies_.reserve(Arguments::kInputs);
   }
 
-  void in(const void*& data, const char*, Sizes) {
+  void in(const void*& data, const char* name, Sizes) {
     const Tensor* const tensor = *next_++;
+    check_dtype(name, tensor);
     data = tensor == nullptr ? nullptr : copies_.emplace_back(*tensor, alignment_).data();
   }
-  void upstream(Upstream& upstream, const char*, Sizes) {
+  void upstream(Upstream& upstream, const char* name, Sizes) {
     const Tensor* const tensor = *next_++;
+    check_dtype(name, tensor);
     upstream = tensor == nullptr ? Upstream{} : Upstream{tensor->data(), tensor->strides()[0], tensor->strides()[1]};
   }
   void out(void*& data, const char*, Sizes sizes) {
@@ -74,6 +76,13 @@ class Fill {
   std::array<Tensor, Arguments::kResults> results;
 
  private:
+  // Also of what was computed after the arguments were checked.
+  void check_dtype(const char* name, const Tensor* tensor) const {
+    STD_TORCH_CHECK(
+        tensor == nullptr || tensor->dtype() == options_.dtype, "a kernel expects `", name, "` of dtype ",
+        dtype_name(options_.dtype), ", but got ", dtype_name(tensor->dtype()));
+  }
+
   const Tensor* const* next_;
   Options options_;
   int64_t alignment_;

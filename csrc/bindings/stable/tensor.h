@@ -46,8 +46,9 @@ class Tensor {
   int64_t numel() const { return ask(aoti_torch_get_numel); }
   Sizes sizes() const { return Sizes(ask(aoti_torch_get_sizes), dim()); }
   Sizes strides() const { return Sizes(ask(aoti_torch_get_strides), dim()); }
+  int32_t dtype() const { return ask(aoti_torch_get_dtype); }
   int32_t device_index() const { return ask(aoti_torch_get_device_index); }
-  Options options() const { return {ask(aoti_torch_get_dtype), ask(aoti_torch_get_device_type), device_index()}; }
+  Options options() const { return {dtype(), ask(aoti_torch_get_device_type), device_index()}; }
   const void* data() const { return ask(torch_get_const_data_ptr); }
   void* mutable_data() const { return ask(torch_get_mutable_data_ptr); }
 
@@ -92,10 +93,24 @@ struct Unbox<bool> {
   static bool call(StableIValue value) { return unbox<bool>(value); }
 };
 
+// Within, what a kernel calls is not recorded: gradients are Python's. Where there is no Python, torch would record it,
+// and refuse to write into given tensors.
+class NoGrad {
+ public:
+  NoGrad() { aoti_torch_grad_mode_set_enabled(false); }
+  ~NoGrad() { aoti_torch_grad_mode_set_enabled(before_); }
+  NoGrad(const NoGrad&) = delete;
+  NoGrad& operator=(const NoGrad&) = delete;
+
+ private:
+  const bool before_ = aoti_torch_grad_mode_is_enabled();
+};
+
 template <class Results, class... Arguments, size_t... kArgument, size_t... kResult>
 void call_boxed(
     Results (*kernel)(const Arguments&...), StableIValue* stack, std::index_sequence<kArgument...>,
     std::index_sequence<kResult...>) {
+  const NoGrad no_grad;
   // Braces: if an argument cannot be taken, those before it are deleted.
   const std::tuple<Arguments...> taken{Unbox<Arguments>::call(stack[kArgument])...};
   Results made = kernel(std::get<kArgument>(taken)...);

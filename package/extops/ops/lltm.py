@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autograd, _checks, _private, _schemas, reference
+from extops import _autocast, _autograd, _checks, _private, _schemas, reference
 
 _OP = "lltm"
-_CAST_FROM = (torch.float32, torch.bfloat16, torch.float16)
 
 _eager_lltm = _autograd.eager("lltm")
 _eager_lltm_in_tf32 = _autograd.eager("lltm", allow_tf32=True)
@@ -56,8 +55,8 @@ def lltm(
     try:
         if not _autograd.is_plain():
             return _transformed(input, weights, bias, old_h, old_cell)
-        if _private.is_autocasting():
-            arguments = autocast(input, weights, bias, old_h, old_cell)
+        if _autocast.is_on():
+            arguments = _autocast.cast(input, weights, bias, old_h, old_cell)
             input, weights, bias, old_h, old_cell = arguments
         if (
             weights.requires_grad
@@ -78,26 +77,11 @@ def lltm(
 
 
 def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
-    arguments = autocast(*arguments)
+    arguments = _autocast.cast(*arguments)
     if not _autograd.is_tracing():  # where sizes are tensors, which the kernels check
         _check(*arguments)
     new_h, new_cell, _ = torch.ops.extops.lltm.default(*arguments, allow_tf32=_allows_tf32())
     return new_h, new_cell
-
-
-def autocast(
-    input: Tensor, weights: Tensor, bias: Tensor, h: Tensor, cell: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The arguments as autocast hands them to operators that run in lower precision: all but float64 are cast."""
-    device = input.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return input, weights, bias, h, cell
-    dtype = torch.get_autocast_dtype(device)
-
-    def cast(x: Tensor) -> Tensor:
-        return x.to(dtype) if isinstance(x, Tensor) and x.dtype in _CAST_FROM else x
-
-    return cast(input), cast(weights), cast(bias), cast(h), cast(cell)
 
 
 # -- gradients: eager calls go straight to an autograd Function, which halves the overhead of going by the dispatcher;

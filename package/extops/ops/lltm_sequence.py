@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autograd, _checks, _legacy, _private, _schemas, reference
-from extops.ops.lltm import autocast, lltm
+from extops import _autocast, _autograd, _checks, _legacy, _private, _schemas, reference
+from extops.ops.lltm import lltm
 
 _OP = "lltm_sequence"
 
@@ -63,8 +63,8 @@ def lltm_sequence(
     h, c = _checks.as_pair(_OP, state)
     try:
         is_plain = _autograd.is_plain()
-        if _private.is_autocasting() or not is_plain:
-            input, weights, bias, h, c = autocast(input, weights, bias, h, c)
+        if _autocast.is_on() or not is_plain:
+            input, weights, bias, h, c = _autocast.cast(input, weights, bias, h, c)
         # Within a trace sizes are tensors, which the kernels check.
         if lengths is not None or not (is_plain or _autograd.is_tracing()):
             _check(input, h, c, weights, bias, lengths, batch_first)
@@ -211,6 +211,7 @@ class _Sequence(torch.autograd.Function):
         return None, None, *found, None
 
 
+@_autocast.outside
 def _gradients(
     inputs: list[Tensor],
     lengths: Tensor | None,
@@ -238,35 +239,28 @@ def _gradients(
         if counts is not None:  # a weight may be infinite or NaN, and zero times that is NaN
             grad_input = torch.where(counts, grad_input, 0)
     if needs_weights:
-        factors = _factors(input, h_0, output, lengths, batch_first, reverse)
+        old_h = _old_h(h_0, output, lengths, batch_first, reverse)
+        factors = torch.cat([_transposed(x, batch_first) for x in (old_h, input)], dim=2)
         if counts is not None:  # so may be the factors of steps that do not count
-            factors = torch.where(counts, factors, 0)
-        grad_weights = torch.mm(rows.t(), _schemas.rows(factors, batch_first))
+            factors = torch.where(_transposed(counts, batch_first), factors, 0)
+        grad_weights = torch.mm(rows.t(), factors.flatten(0, 1))
     return grad_input, grad_weights, rows.sum(0) if needs_bias else None, grad_h_0, grad_c_0
 
 
-def _factors(
-    input: Tensor,
-    h_0: Tensor,
-    output: Tensor,
-    lengths: Tensor | None,
-    batch_first: bool,
-    reverse: bool,
+def _old_h(
+    h_0: Tensor, output: Tensor, lengths: Tensor | None, batch_first: bool, reverse: bool
 ) -> Tensor:
-    """``[h | input]`` of each step, which the weights were multiplied by; ``h`` is the state before the step."""
-    time, batch, features = input.shape
-    state_size = h_0.shape[1]
-    outer, inner = (batch, time) if batch_first else (time, batch)
-    factors = _transposed(input.new_empty(outer, inner, state_size + features), batch_first)
-    factors[:, :, state_size:] = input
-    old_h = factors[:, :, :state_size]
-    first, others = (slice(-1, None), slice(-1)) if reverse else (slice(1), slice(1, None))
-    old_h[first] = h_0
-    old_h[others] = output[slice(1, None) if reverse else slice(-1)]
-    if lengths is not None and reverse:
-        is_last = torch.arange(time, device=input.device).unsqueeze(1) == lengths - 1
-        old_h.copy_(torch.where(is_last.unsqueeze(2), h_0, old_h))
-    return factors
+    """The hidden state before each step, ``[T, B, S]``, in memory as the output is."""
+    time = output.shape[0]
+    states = (output, h_0.unsqueeze(0)) if reverse else (h_0.unsqueeze(0), output)
+    joined = torch.cat([_transposed(x, batch_first) for x in states], dim=1 if batch_first else 0)
+    # One more than there are steps, also for none: an index from the end, or a slice that is written, would ask whether
+    # there are some, and a program for any number of steps cannot tell.
+    old_h = _transposed(joined, batch_first).narrow(0, int(reverse), time)
+    if lengths is None or not reverse:
+        return old_h
+    is_last = torch.arange(time, device=output.device).unsqueeze(1) == lengths - 1
+    return torch.where(is_last.unsqueeze(2), h_0, old_h)
 
 
 def _transposed(sequence: Tensor, batch_first: bool) -> Tensor:

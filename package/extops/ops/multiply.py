@@ -100,14 +100,19 @@ def _refuse_gradients(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 
 def _shares_memory_within(tensor: Tensor) -> bool:
-    """Whether two elements may share a location: the smaller strides together reach as far as some stride."""
+    """Whether two elements share a location."""
     if tensor.is_contiguous():
         return False
     dims = [(n, stride) for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
-    return any(
+    may_share = any(  # the smaller strides together reach as far as some stride
         size * stride <= sum((n - 1) * smaller for n, smaller in dims if smaller <= stride)
         for size, stride in dims
     )
+    if not may_share or any(stride == 0 for _, stride in dims) or not _autograd.is_plain():
+        return may_share
+    taken = torch.zeros(1 + sum((n - 1) * stride for n, stride in dims), dtype=torch.bool)
+    taken.as_strided(tensor.shape, tensor.stride()).fill_(True)
+    return int(taken.count_nonzero()) < tensor.numel()
 
 
 def _multiply_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:

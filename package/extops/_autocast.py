@@ -1,0 +1,60 @@
+"""What autocast does to calls of the operators: it casts the arguments of public functions, and nothing else."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeGuard, TypeVar
+
+import torch
+from torch import Tensor
+
+from extops import _private
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_CAST_FROM = (torch.float32, torch.bfloat16, torch.float16)
+
+# Every call asks.
+is_on = _private.is_autocasting
+
+
+def cast(
+    input: Tensor, weights: Tensor, bias: Tensor, h: Tensor, cell: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The arguments as autocast hands them to operators that run in lower precision: all but float64 are cast."""
+    device = input.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return input, weights, bias, h, cell
+    dtype = torch.get_autocast_dtype(device)
+
+    def of(x: Tensor) -> Tensor:
+        return x.to(dtype) if _is_cast(x) else x
+
+    return of(input), of(weights), of(bias), of(h), of(cell)
+
+
+def _is_cast(argument: object) -> TypeGuard[Tensor]:
+    return isinstance(argument, Tensor) and argument.dtype in _CAST_FROM
+
+
+def outside(function: Callable[P, T]) -> Callable[P, T]:
+    """A function within which autocast casts nothing: the kernels read memory by the dtype of their arguments, and
+    gradients are those of the forward, under whose autocast the arguments were cast.
+
+    A captured program that runs under autocast may call it with tensors of several dtypes, where PyTorch's own
+    operators before it were cast. They get the widest dtype, as those of ``torch.cat`` do.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **keywords: P.kwargs) -> T:
+        if not is_on():
+            return function(*arguments, **keywords)
+        dtypes = {x.dtype for x in arguments if _is_cast(x)}
+        given: Any = arguments
+        if len(dtypes) > 1:
+            widest = functools.reduce(torch.promote_types, dtypes)
+            given = tuple(x.to(widest) if _is_cast(x) else x for x in arguments)
+        with _private.without_autocast():
+            return function(*given, **keywords)
+
+    return call
