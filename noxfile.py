@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "torchwheels" / "src")]
 
 from tools import sanitize as sanitizers  # noqa: E402
-from torchwheels import project, releases  # noqa: E402
+from torchwheels import environments, project, releases  # noqa: E402
+from torchwheels.environments import Environment  # noqa: E402
+from torchwheels.errors import UserError  # noqa: E402
+from torchwheels.releases import minor  # noqa: E402
 from torchwheels.sessions import add_sessions, run_tool  # noqa: E402
 
 nox.needs_version = ">=2024.4.15"
@@ -47,11 +50,19 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 signal.signal(signal.SIGTERM, interrupt)
 
 
-def install_torch(session: nox.Session, version: str | None = None) -> None:
-    """Installs torch, from the index TORCHWHEELS_TORCH_INDEX where set; no version: the newest."""
-    index = os.environ.get("TORCHWHEELS_TORCH_INDEX")
-    requirement = f"torch=={version}" if version else "torch"
-    session.install(*([f"--index-url={index}"] if index else []), requirement)
+def add_torch(session: nox.Session, cell: str, *toolkit: str) -> Environment:
+    """Puts the torch of a cell, and a CUDA `toolkit`, beside what the session installs.
+
+    It is the one that builds of the cell have, which is downloaded once for the machine.
+    """
+    try:
+        base = environments.with_torch(OPTIONS.releases.cell(cell), toolkit)
+    except UserError as error:
+        session.error(str(error))
+    own = Environment(Path(session.virtualenv.location))
+    (own.site_packages / "torch.pth").write_text(f"{base.site_packages}\n")
+    session.env["PATH"] = f"{base.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return base
 
 
 def test_wheel(session: nox.Session, *arguments: str, success_codes: Iterable[int] = (0,)) -> None:
@@ -80,15 +91,20 @@ def build_cpu_wheel(session: nox.Session, dist: str) -> Path:
 @nox.session(reuse_venv=True)
 def test(session: nox.Session) -> None:
     """The quick default: builds the CPU wheel and tests it, its tools and torchwheels; all with `-- --thorough`."""
-    install_torch(session, OPTIONS.stable)
+    session.log(
+        "This takes about 5 minutes on two cores, and once the download of torch (0.2 to 3 GB)."
+    )
+    add_torch(session, f"{PYTHON}-cpu")
     session.install(*OPTIONS.tests.requires, *group("nox"), *group("tools"))
     with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
         wheel = build_cpu_wheel(session, dist)
         session.install("--force-reinstall", "--no-deps", str(wheel))
+    session.env["CUDA_VISIBLE_DEVICES"] = ""  # this wheel has nothing for a GPU
+    side_by_side = ("--numprocesses=auto", "--dist=worksteal")
     chosen = session.posargs
-    test_wheel(session, *chosen)
+    test_wheel(session, *side_by_side, *chosen)
     if chosen in ([], ["--thorough"]):  # others choose among the wheel's tests
-        pytest = ("python", "-m", "pytest", "-p", "no:cacheprovider")
+        pytest = ("python", "-m", "pytest", "-p", "no:cacheprovider", *side_by_side)
         session.run(*pytest, "tests/tools", *chosen)
         session.run(*pytest, "torchwheels/tests", *(["-m", ""] if chosen else []))
 
@@ -105,8 +121,7 @@ def bench(session: nox.Session) -> None:
     built = sorted((ROOT / "dist").glob("extops-*+cu*.whl"))
     if cuda and not built:
         session.error(f"dist/ has no CUDA wheel: build one with `nox -s build-{PYTHON}-cu130`")
-    name = f"{PYTHON}-{built[-1].name.split('+')[1].split('-')[0] if cuda else 'cpu'}"
-    install_torch(session, OPTIONS.releases.cell(name).torch)
+    add_torch(session, f"{PYTHON}-{built[-1].name.split('+')[1].split('-')[0] if cuda else 'cpu'}")
     session.install(*OPTIONS.tests.requires)
     with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
         wheel = built[-1] if cuda else build_cpu_wheel(session, dist)
@@ -117,14 +132,16 @@ def bench(session: nox.Session) -> None:
 def prove_tests(session: nox.Session, module: str) -> None:
     """Runs a module that compiles kernels in ways of its own and runs the tests on them."""
     cuda = asks_for_cuda(session.posargs)
-    install_torch(session, OPTIONS.stable)
+    cell = OPTIONS.releases.cell(f"{PYTHON}-{'cu130' if cuda else 'cpu'}")
+    variables = {"TORCH_CUDA_ARCH_LIST": ";".join(cell.architectures), **os.environ}
+    if cuda and "CUDA_HOME" not in os.environ:
+        base = add_torch(session, cell.name, releases.load().toolkit)
+        variables["CUDA_HOME"] = str(base.site_packages / "nvidia" / "cu13")
+    else:
+        add_torch(session, cell.name)
     session.install(*group("build"), *OPTIONS.tests.requires)
-    newest = releases.load().cudas["13.0"]
-    if cuda and not os.environ.get("CUDA_HOME"):
-        session.install(releases.load().toolkit)
     if cuda and module == "tools.sanitize" and not sanitizers.systems_compute_sanitizer():
         session.install(*group("sanitizer"))
-    variables = {"TORCH_CUDA_ARCH_LIST": ";".join(newest.architectures), **os.environ}
     command = ["python", "-m", module, *session.posargs]
     session.run(*command, env=variables, interrupt_timeout=3, terminate_timeout=30)
 
@@ -142,10 +159,10 @@ def mutate(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11", reuse_venv=True)
-@nox.parametrize("torch", ["2.4.1", OPTIONS.stable], ids=["legacy", "stable"])
+@nox.parametrize("torch", ["2.4", minor(OPTIONS.stable)], ids=["legacy", "stable"])
 def guide(session: nox.Session, torch: str) -> None:
     """Adds the operators of docs/write-an-operator.md to a copy of the tree, and tests them with either binding."""
-    install_torch(session, torch)
+    add_torch(session, f"3.11-cpu-torch{torch}")
     session.install(*OPTIONS.tests.requires, *group("build"))
     tree = Path(session.create_tmp()).resolve() / "tree"
     shutil.rmtree(tree, ignore_errors=True)
@@ -163,7 +180,8 @@ def guide(session: nox.Session, torch: str) -> None:
 @nox.session(reuse_venv=True)
 def docs(session: nox.Session) -> None:
     """Makes the documentation, docs/_build/html or the folder after `--`; a warning is an error."""
-    install_torch(session, OPTIONS.stable)
+    session.log("This takes about 2 minutes, and once the download of torch (0.2 to 3 GB).")
+    add_torch(session, f"{PYTHON}-cpu")
     session.install(*group("docs"))
     with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
         wheel = build_cpu_wheel(session, dist)
@@ -177,7 +195,7 @@ def lint(session: nox.Session) -> None:
     """Checks style and types of the sources, without changing them."""
     session.install(*group("lint"), *group("build"), *OPTIONS.tests.requires, *group("nox"))
     session.install("--editable", "./torchwheels")
-    session.install("--no-deps", f"torch=={OPTIONS.stable}")  # for its types
+    add_torch(session, f"{PYTHON}-cpu")  # for its types
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run(
@@ -238,7 +256,7 @@ def newest(session: nox.Session) -> None:
         download = ["pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         session.run("python", "-m", *download, f"--dest={folder}", *(session.posargs or ["extops"]))
         (wheel,) = Path(folder).glob("*.whl")
-        install_torch(session)
+        session.install("torch")
         session.install(*OPTIONS.tests.requires, str(wheel))
         record = Path(folder) / "record"
         # Whatever pytest's exit code, a signal's too: that they do not pass, or crash, is a result.

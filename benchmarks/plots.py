@@ -1,5 +1,7 @@
 """The plots of a summary: a bar for each implementation, and the floor.
 
+`nox -s docs` draws those of the documentation; git keeps none.
+
 python -m benchmarks.plots benchmarks/results/nvidia-h200/summary.json
 """
 
@@ -17,15 +19,13 @@ from benchmarks.names import (
     COMPILE,
     EAGER,
     GRU,
-    LOOP,
     LSTM,
     OURS,
     PRODUCT,
     TUTORIAL,
-    TUTORIAL_LOOP,
 )
 from benchmarks.results import digits
-from benchmarks.summary import LABELS, SEQUENCE, WORKS, Case, Summary
+from benchmarks.summary import LABELS, WORKS, Case, Summary
 
 matplotlib.use("svg")
 # The same summary gives the same file; text stays text.
@@ -35,9 +35,7 @@ matplotlib.rcParams.update({"svg.hashsalt": "extops", "svg.fonttype": "none", "f
 COLOURS = {
     OURS: "#d55e00",
     EAGER: "#0072b2",
-    LOOP: "#0072b2",
     TUTORIAL: "#009e73",
-    TUTORIAL_LOOP: "#009e73",
     COMPILE: "#cc79a7",
     PRODUCT: "#999999",
     LSTM: "#e69f00",
@@ -45,11 +43,16 @@ COLOURS = {
 }
 FLOOR: Any = {"color": "black", "linewidth": 2, "linestyle": ":"}
 CELL = (EAGER, TUTORIAL, COMPILE, PRODUCT, OURS)
+SEQUENCE = (
+    LSTM,
+    GRU,
+    OURS,
+)  # beside a loop of cells, hundreds of times as long, none of these would be seen
 STEP, SEQUENCES = "step.svg", "sequence.svg"
 
 
-def make(file: Path) -> list[str]:
-    """Draws what the summary has figures for, beside it; the names of the files."""
+def make(file: Path, folder: Path | None = None) -> list[str]:
+    """Draws what the summary has figures for, into `folder` or else beside it; the names of the files."""
     summary = Summary.read(file)
     where = f"{summary.environment['device_name']}, torch {summary.environment['torch']}"
     names = []
@@ -60,7 +63,7 @@ def make(file: Path) -> list[str]:
         if cases:
             heading = f"Time of {heading}, strict float32; shorter is better\n{where}"
             figure = bars(heading, cases, variants, number, unit)
-            figure.savefig(file.parent / name, metadata={"Date": None})
+            figure.savefig((folder or file.parent) / name, metadata={"Date": None})
             plt.close(figure)
             names.append(name)
     return names

@@ -1,13 +1,13 @@
 """The few figures of a run that the README, the documentation and the plots show: `summary.json`.
 
 `python -m benchmarks.report` writes it beside the report. It is small, so it stays in the repository, where the raw
-samples do not. `python -m benchmarks.summary` prints the README's table.
+samples do not.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,7 @@ def protocol_table(summary: Summary) -> str:
 
 
 def sequence_table(summary: Summary) -> str:
-    """Whole sequences in each precision: device time in ms, the shorter in bold."""
+    """Whole sequences in each precision: device time in ms."""
     heads = [f"{label}: {name}" for label in WORKS.values() for name in ("cuDNN", OURS)]
     lines = [
         f"| steps, batch, input, state | precision | {' | '.join(heads)} |",
@@ -164,32 +164,25 @@ def sequence_table(summary: Summary) -> str:
         for work in WORKS:
             times = [case.median(name, f"{summary.number}_{work}") for name in (LSTM, GRU, OURS)]
             *peers, ours = (time / 1000 for time in times if time)
-            best = min(*peers, ours)
-            cells += [shown(time, bold=time == best) for time in (min(peers), ours)]
+            cells += shown([min(peers), ours])
         lines.append(f"| {case.title} | {case.mode} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def table(summary: Summary, measures: dict[str, str], variants: Iterable[str]) -> Iterator[str]:
-    """A Markdown table: a row for each size and measure, a column for each variant, ours in bold."""
+    """A Markdown table: a row for each size and measure, a column for each variant."""
     cases = summary.chosen("cell")
     names = [name for name in variants if any(name in case.medians for case in cases)]
     yield f"| batch, input, state | | {' | '.join(LABELS.get(name, name) for name in names)} |"
     yield "|---|---|" + "---:|" * len(names)
     for case in cases:
         for label, measure in measures.items():
-            cells = [shown(case.median(name, measure), bold=name == OURS) for name in names]
+            cells = shown([case.median(name, measure) for name in names])
             yield f"| {case.title} | {label} | {' | '.join(cells)} |"
 
 
-def shown(median: float | None, *, bold: bool) -> str:
-    """A table's cell."""
-    if median is None:
-        return "–"
-    return f"**{digits(median)}**" if bold else digits(median)
-
-
-if __name__ == "__main__":
-    known = Summary.read(Path(__file__).parent / "results" / "nvidia-h200" / NAME)
-    print(sequence_table(known))
-    print(step_table(known))
+def shown(times: Sequence[float | None]) -> list[str]:
+    """A row of times as a table's cells, the shortest in bold."""
+    texts = ["–" if time is None else digits(time) for time in times]
+    best = digits(min(time for time in times if time is not None))
+    return [f"**{text}**" if text == best else text for text in texts]

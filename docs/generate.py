@@ -9,14 +9,13 @@ import ast
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import summary
+from benchmarks import plots, summary
 from extops_build import ROOT
 from tools import tables
 
@@ -54,8 +53,8 @@ def write() -> None:
             f"protocol-{device}": summary.protocol_table(known),
             f"losses-{device}": section(report, "Where we lose"),
         }
-        for plot in (RESULTS / device).glob("*.svg"):
-            shutil.copyfile(plot, FOLDER / f"{device}-{plot.name}")
+        (FOLDER / device).mkdir(exist_ok=True)
+        plots.make(RESULTS / device / summary.NAME, FOLDER / device)
     for name, text in parts.items():
         file = FOLDER / f"{name}.md"
         if (

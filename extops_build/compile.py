@@ -157,7 +157,10 @@ def _write_objects(
     objects = []
     for source in library.sources(ROOT / "csrc"):
         cuda = source.suffix == ".cu"
-        flags = libraries.nvcc_flags(architectures(), strict=True) if cuda else cxx_flags
+        flags = cxx_flags
+        if cuda:
+            chosen = libraries.architectures_of(source, architectures())
+            flags = libraries.nvcc_flags(chosen, strict=True)
         target = str(_relative(folder / "objects" / f"{source.relative_to(ROOT / 'csrc')}.o"))
         rule = "cuda" if cuda else "cxx"
         ninja.build(target, rule, str(_relative(source)), variables={"flags": _words(*flags)})

@@ -90,6 +90,23 @@ def libraries(*, cuda: bool) -> tuple[Library, ...]:
     return tuple(library for library in LIBRARIES if cuda or not library.cuda)
 
 
+# Their kernels are empty but for Hopper, and compiling them for another GPU would take as long as parsing them.
+HOPPER_ALONE = (
+    "lltm_sequence_float32_cluster_kernel.cu",
+    "lltm_sequence_group_kernel.cu",
+    "lltm_sequence_tensor_cluster_kernel.cu",
+    "lltm_tensor_backward_kernel.cu",
+    "lltm_tensor_kernel.cu",
+    "lltm_tf32_backward_kernel.cu",
+)
+
+
+def architectures_of(source: Path, architectures: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `architectures` for which to compile `source`."""
+    has_hopper = {"9.0", "9.0+PTX"} & set(architectures)
+    return ("9.0",) if has_hopper and source.name in HOPPER_ALONE else architectures
+
+
 def gencode_flags(architectures: tuple[str, ...]) -> list[str]:
     """The nvcc flags for compute capabilities such as `9.0` or `12.0+PTX`."""
     flags = []

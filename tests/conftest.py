@@ -1,4 +1,4 @@
-"""What every test shares: the options, the markers, the seeds, the count of skips.
+"""What every test shares: the options, the markers, the seeds, the count of what did not run.
 
 And `--record FOLDER`, which leaves a note there on what was tested, where, and how it went.
 
@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import re
 import sys
@@ -25,11 +26,13 @@ import pytest
 from hypothesis import settings
 
 MARKERS = (
-    "gpu: needs a CUDA GPU; skipped without one, and never skipped under --require-gpu",
+    "gpu: needs a CUDA GPU; left out without one, and never skipped under --require-gpu",
     "multi_gpu: needs two CUDA GPUs; skipped where there are fewer, also under --require-gpu",
-    "slow: compiles code, so takes seconds or minutes; runs under --thorough only",
+    "slow: takes seconds or minutes, or repeats a long test in another dtype; runs under --thorough only",
     "large: works on tensors of more than 2**31 elements, so takes gigabytes of GPU memory",
 )
+
+GPU_MARKERS = ("gpu", "multi_gpu")
 
 # Their tests need more than the wheel does.
 TOOLS = Path(__file__).parent / "tools"
@@ -38,12 +41,15 @@ TOOLS = Path(__file__).parent / "tools"
 # and therefore allowed under --require-gpu.
 ALLOWED_SKIP = pytest.StashKey[bool]()
 
+# How many tests were not collected, by reason.
+LEFT_OUT = pytest.StashKey[dict[str, int]]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--require-gpu",
         action="store_true",
-        help="fail where a GPU test would be skipped (default: skip GPU tests where there is none)",
+        help="fail where a GPU test would be skipped (default: leave GPU tests out where there is no GPU)",
     )
     parser.addoption(
         "--record",
@@ -84,11 +90,31 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--thorough"):
-        return
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in slow]
+    """Leaves out what would not run: to skip thousands of tests takes a while, too."""
+    without = {}
+    if not config.getoption("--thorough"):
+        without["slow"] = "slow: --thorough runs them"
+    if gpu_count() == 0:  # then --require-gpu has ended the run already
+        without |= dict.fromkeys(GPU_MARKERS, "no CUDA GPU")
+    found = {
+        item: next((why for name, why in without.items() if item.get_closest_marker(name)), "")
+        for item in items
+    }
+    config.stash[LEFT_OUT] = dict(Counter(filter(None, found.values())))
+    config.hook.pytest_deselected(items=[item for item in items if found[item]])
+    items[:] = [item for item in items if not found[item]]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Has a worker of pytest-xdist tell the process that started it."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = session.config.stash.get(LEFT_OUT, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Takes what a worker of pytest-xdist left out: each collects the same tests."""
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", {})
 
 
 def gpu_count() -> int:
@@ -125,12 +151,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("multi_gpu") and gpu_count() == 1:
         item.stash[ALLOWED_SKIP] = True
         pytest.skip("one CUDA GPU, two are needed")
-    if needs_gpu(item) and gpu_count() == 0:
-        pytest.skip("no CUDA GPU")
 
 
 def needs_gpu(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in ("gpu", "multi_gpu"))
+    return any(item.get_closest_marker(name) for name in GPU_MARKERS)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -151,6 +175,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if reasons:
         terminalreporter.section("skips by reason")
     for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count:5d}  {reason}")
+    left_out = terminalreporter.config.stash.get(LEFT_OUT, {})
+    if left_out:
+        terminalreporter.section("left out by reason")
+    for reason, count in left_out.items():
         terminalreporter.write_line(f"{count:5d}  {reason}")
     folder = terminalreporter.config.getoption("--record")
     if folder:
@@ -195,12 +224,15 @@ def _same_start(request: pytest.FixtureRequest) -> None:
     """Gives each test the same start in every run and in any order.
 
     Random numbers of its own, and denormal numbers that count: loading code that Inductor compiled
-    makes the CPU flush them to zero in torch 2.4.
+    makes the CPU flush them to zero in torch 2.4. Where pytest-xdist runs tests side by side, each has
+    one thread, or two where threads are what it tests: more would only wait for one another.
     """
     torch = sys.modules.get("torch")  # imported by now by every test that uses it
     if torch is not None:
         torch.manual_seed(zlib.crc32(request.node.name.encode()))
         torch.set_flush_denormal(False)
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            torch.set_num_threads(2 if "thread" in request.node.nodeid else 1)
 
 
 @pytest.fixture

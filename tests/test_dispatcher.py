@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import functools
+import multiprocessing
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.context import BaseContext
 from operator import getitem
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from operators import (
     as_tuple,
     by_case,
     by_device,
+    by_device_and_few_dtypes,
     by_dtype,
     by_operator,
     gradients,
@@ -60,8 +62,7 @@ def test_differentiable_operators_have_autograd() -> None:
     assert [name for name in (*DIFFERENTIABLE, *GRADIENTS) if not has_autograd(name)] == []
 
 
-@by_dtype
-@by_device
+@by_device_and_few_dtypes
 @by_registered
 def test_opcheck(name: str, device: str, dtype: torch.dtype) -> None:
     make = maker(device, dtype)
@@ -581,8 +582,16 @@ torch.testing.assert_close(traced(a), a.add(0.5).floor())
 """
 
 
+@pytest.fixture(scope="module")
+def processes_with_torch() -> BaseContext:
+    """Starts processes that have torch and its compiler, which takes seconds to import, and not extops."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo.backends.debugging"])
+    return context
+
+
 @pytest.mark.parametrize("missing", _private.IN_USE)
-def test_without_a_private_name(missing: str) -> None:
+def test_without_a_private_name(missing: str, processes_with_torch: BaseContext) -> None:
     code = WITHOUT_A_PRIVATE_NAME.format(missing=missing, is_plain=missing not in BYPASS)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    with ProcessPoolExecutor(1, mp_context=processes_with_torch) as pool:
+        pool.submit(exec, code, {}).result()

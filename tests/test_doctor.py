@@ -26,11 +26,9 @@ import pytest
 import torch
 
 import extops
-from extops._devices import build_info
 from operators import needs_programs
 
 PACKAGE = Path(extops.__file__).parent
-VARIANT = build_info().get("variant")
 REINSTALL = "pip install --force-reinstall --no-deps extops"
 UPDATE_DRIVER = "sudo ubuntu-drivers install && sudo reboot"
 LOOK = "python -m extops_doctor"
@@ -284,7 +282,7 @@ def test_undefined_symbol(machine: Machine) -> None:
     done = machine.python("-c", "import extops")
     assert "libextops_cpu.so: undefined symbol: _ZN3c104goneEv\n" in done.stderr
     assert done.stderr.splitlines()[-1] == (
-        f"extops._requirements.LoadError: extops {extops.__version__} ({VARIANT}) cannot load its libraries "
+        f"extops._requirements.LoadError: extops {extops.__version__} cannot load its libraries "
         f"under torch {torch.__version__}: libextops_cpu.so needs the symbol _ZN3c104goneEv, which "
         f"this torch does not have; run: {REINSTALL} (for more: {LOOK})"
     )
@@ -294,9 +292,7 @@ def cannot_load(machine: Machine, library: bytes, reason: str) -> None:
     """Puts the library in the place of the one that the stable binding loads first."""
     (machine.package / "libextops_stable_cpu.so").write_bytes(library)
     machine.pretend_torch(code=LOADS)
-    cause = (
-        f"extops {extops.__version__} ({VARIANT}) cannot load its libraries under torch 2.13.0: "
-    )
+    cause = f"extops {extops.__version__} cannot load its libraries under torch 2.13.0: "
     assert machine.doctor().problem == (cause + reason, REINSTALL)
     assert machine.import_error() == f"{cause}{reason}; run: {REINSTALL} (for more: {LOOK})"
 

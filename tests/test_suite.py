@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -36,6 +37,16 @@ def test_for_minutes():
     pass
 """
 
+NUMBER_OF_THREADS = """
+import torch
+
+def test_alone():
+    assert torch.get_num_threads() == 1
+
+def test_threaded():
+    assert torch.get_num_threads() == 2
+"""
+
 ONE_GPU = """
 import torch
 
@@ -67,9 +78,27 @@ def run_suite(folder: Path, *arguments: str) -> tuple[int, str]:
 def test_skips_are_counted_and_explained(suite: Path) -> None:
     status, output = run_suite(suite)
     assert status == 0
-    assert "1 passed, 4 skipped, 1 deselected" in output
-    summary = output.split("skips by reason")[1]
-    assert "    3  no CUDA GPU\n" in summary and "    1  no such thing here\n" in summary
+    assert "1 passed, 1 skipped, 4 deselected" in output
+    skips, left_out = output.split("skips by reason")[1].split("left out by reason")
+    assert "    1  no such thing here\n" in skips
+    assert "    3  no CUDA GPU\n" in left_out and "    1  slow: --thorough runs them\n" in left_out
+
+
+def test_side_by_side_the_same_is_counted_and_recorded(suite: Path) -> None:
+    status, output = run_suite(suite, "-n", "2", "--record=record")
+    assert status == 0
+    assert "1 passed, 1 skipped" in output
+    assert "    1  no such thing here\n" in output.split("skips by reason")[1]
+    assert "    3  no CUDA GPU\n" in output.split("left out by reason")[1]
+    record = json.loads((suite / "record" / "cpu.json").read_text())
+    assert (record["passed"], record["failed"], record["skipped"]) == (1, 0, 1)
+
+
+def test_side_by_side_a_test_has_one_thread(suite: Path) -> None:
+    """Those of threads have two, else they would test nothing."""
+    (suite / "test_some.py").write_text(NUMBER_OF_THREADS)
+    status, output = run_suite(suite, "-n", "1")
+    assert status == 0 and "2 passed" in output
 
 
 @pytest.mark.parametrize(

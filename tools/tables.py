@@ -1,4 +1,4 @@
-"""The tables of the documentation: `python -m tools.tables` prints the README's, of the wheels."""
+"""The tables of the documentation."""
 
 from __future__ import annotations
 
@@ -75,7 +75,3 @@ def markdown(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """A table."""
     head, *body = (f"| {' | '.join(line)} |" for line in (columns, *rows))
     return "\n".join([head, f"|{'---|' * len(columns)}", *body])
-
-
-if __name__ == "__main__":
-    print(wheels_table())

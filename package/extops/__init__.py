@@ -6,9 +6,9 @@ any order, and works under ``torch.compile``, ``torch.export``, autocast, CUDA g
 Where it cannot be imported or gives an error on the GPU, ``python -m extops_doctor`` says why.
 """
 
-from extops import _loader
-from extops._version import __version__
+from extops import _devices, _loader
 
+__version__ = _devices.own_version()
 _loader.load()
 
 # Operators can only be registered once the libraries are loaded.

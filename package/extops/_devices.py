@@ -15,12 +15,17 @@ def build_info() -> dict[str, Any]:
     return read_build_info(Path(__file__).parent)
 
 
+def own_version() -> str:
+    """The version with the label of the wheel, as pip shows it."""
+    variant = build_info().get("variant", "release")
+    return __version__ if variant == "release" else f"{__version__}+{variant}"
+
+
 def why_no_kernels(device: str) -> str:
     """Why tensors on this type of device cannot be served, and what to do."""
     if device != "cuda":
         return "extops has kernels for CPU and CUDA: move the tensor with .cpu() or .cuda()"
-    variant = build_info().get("variant", "unknown")
     return (
-        f"this extops {__version__} was built without CUDA (variant {variant}): "
+        f"this extops {own_version()} was built without CUDA: "
         "install a wheel with CUDA kernels, pip install --force-reinstall extops"
     )

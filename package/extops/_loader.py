@@ -16,9 +16,8 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from extops._devices import build_info, devices
+from extops._devices import devices, own_version
 from extops._requirements import REINSTALL, STABLE_TORCH, LoadError, check_torch
-from extops._version import __version__
 
 _FOLDER = Path(__file__).parent
 
@@ -30,7 +29,7 @@ def load() -> None:
     """Loads what serves the torch at hand; called once, by ``import extops``."""
     global binding
     torch = _import_torch()
-    version = check_torch(__version__, torch.__version__)
+    version = check_torch(own_version(), torch.__version__)
     binding = "stable" if version >= STABLE_TORCH else "legacy"
     libraries = _find_libraries()
     found = ["cpu"]
@@ -48,9 +47,9 @@ def _import_torch() -> ModuleType:
         import torch
     except Exception as error:  # a library that torch lacks is an OSError, and there are others
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
-            check_torch(__version__, None)
+            check_torch(own_version(), None)
         raise LoadError(
-            f"extops {__version__} needs torch, and `import torch` fails here: {error}",
+            f"extops {own_version()} needs torch, and `import torch` fails here: {error}",
             "pip install --force-reinstall torch",
         ) from error
     return torch
@@ -75,7 +74,6 @@ def _load(torch: ModuleType, devices: list[str], libraries: dict[str, Path]) -> 
 def _why_not_loaded(error: Exception, torch_version: str) -> str:
     """The reason in the words of the dynamic linker, whose error torch wraps in one of its own."""
     linker = str(error.__cause__ or error)
-    variant = build_info().get("variant", "compiled just in time")
     if found := re.search(r"version `(\w+?)_([\d.]+)' not found \(required by (\S+)\)", linker):
         name, version, path = found.groups()
         here = os.confstr("CS_GNU_LIBC_VERSION")
@@ -87,7 +85,7 @@ def _why_not_loaded(error: Exception, torch_version: str) -> str:
         reason = f"they need the library {found[1]}, which is not here"
     else:
         reason = linker
-    return f"extops {__version__} ({variant}) cannot load its libraries under torch {torch_version}: {reason}"
+    return f"extops {own_version()} cannot load its libraries under torch {torch_version}: {reason}"
 
 
 def _find_libraries() -> dict[str, Path]:
@@ -101,7 +99,7 @@ def _find_libraries() -> dict[str, Path]:
     missing = [x for x in ("libextops_cpu", "libextops_stable_cpu") if x not in found]
     if missing:
         raise LoadError(
-            f"extops {__version__} in {_FOLDER} lacks its libraries ({', '.join(missing)}): it is a source tree, "
+            f"extops {own_version()} in {_FOLDER} lacks its libraries ({', '.join(missing)}): it is a source tree, "
             "or was installed in part (a source tree works with EXTOPS_JIT=csrc, which compiles just in time)",
             REINSTALL,
         )

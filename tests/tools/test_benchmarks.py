@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -281,8 +279,8 @@ def test_the_summary_holds_the_medians(standard: Result, tmp_path: Path) -> None
     assert cell.median("tutorial kernel", "device_forward") == 20  # the queued figure
     assert cell.median("tutorial kernel", "device_forward_backward") is None
     assert summary.step_table(made).splitlines()[-2:] == [
-        "| 16, 32, 128 | forward | 16.0 | 8.00 | **9.00** |",
-        "| 16, 32, 128 | forward + backward | 40.0 | 14.0 | **20.0** |",
+        "| 16, 32, 128 | forward | 16.0 | **8.00** | 9.00 |",
+        "| 16, 32, 128 | forward + backward | 40.0 | **14.0** | 20.0 |",
     ]
 
 
@@ -295,22 +293,10 @@ def test_the_plot_shows_every_median_and_the_floor(standard: Result, tmp_path: P
         assert shown in text.replace("\N{NO-BREAK SPACE}", " "), shown
 
 
-@pytest.mark.parametrize(
-    ("name", "table"),
-    [("sequences", summary.sequence_table), ("speed", summary.step_table)],
-)
-def test_readme_shows_the_speed(name: str, table: Callable[[Summary], str]) -> None:
-    readme = (ROOT / "README.md").read_text()
-    found = re.search(rf"<!-- {name}:begin -->\n(.*?)\n<!-- {name}:end -->", readme, re.DOTALL)
-    assert found, f"README.md has no table between <!-- {name}:begin --> and <!-- {name}:end -->"
-    known = Summary.read(ROOT / "benchmarks" / "results" / "nvidia-h200" / summary.NAME)
-    assert found[1] == table(known), "renew it with `python -m benchmarks.summary`"
-
-
 def test_what_is_tracked_of_the_results_is_small() -> None:
     folders = (ROOT / "benchmarks" / "results", ROOT / "tests" / "data")
     files = [x for folder in folders for x in folder.rglob("*.*") if x.name != "result.json"]
-    assert sum(x.stat().st_size for x in files if "__pycache__" not in x.parts) < 600_000
+    assert sum(x.stat().st_size for x in files if "__pycache__" not in x.parts) < 250_000
     assert (ROOT / "tests" / "data" / "golden.npz").stat().st_size < 50_000
 
 

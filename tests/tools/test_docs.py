@@ -37,7 +37,7 @@ ELSEWHERE = {
     r"^python3 -m venv \.venv && .*/nox -s (build-3\.11-cu130|test)$": "its first half downloads nox; the "
     "second is a session",
     r"^python3 -m venv .*&& \S+/pip install ": "downloads PyTorch",
-    r"^pip install dist/extops-": "test_maintainers_path.py runs the like",
+    r"^pip install numpy dist/extops-": "test_maintainers_path.py runs the like",
     r"^pip install (nox )?\./torchwheels$": "the session docs runs the like",
     r"^cp -r examples/own_project ": "torchwheels/tests/test_maintainers_path.py runs it",
     r"^(pip install \./torchwheels && )?torchwheels build ": "compiles for minutes; test_building.py runs the like",
@@ -163,7 +163,7 @@ def test_parts_that_are_included_are_made(monkeypatch: Any, tmp_path: Path) -> N
     monkeypatch.setattr(made, "FOLDER", tmp_path)
     made.write()
     text = "".join(page.read_text() for page in DOCS.glob("*.md"))
-    for name in re.findall(r"_generated/([\w.-]+)", text):
+    for name in re.findall(r"_generated/([\w./-]+)", text):
         assert (tmp_path / name).stat().st_size > 0, name
     passport = made.read(ROOT / "benchmarks" / "results" / "release.passport.json")
     release = (tmp_path / "release.md").read_text()
@@ -193,7 +193,7 @@ def test_messages_are_those_of_the_sources() -> None:
     page = (DOCS / "troubleshooting.md").read_text()
     messages = re.findall(r"^(?:`` (.+) ``|`(.+)`)\n: ", page, re.MULTILINE)
     assert len(messages) > 10
-    known = literals() + (ROOT / "csrc" / "kernels" / "cuda" / "launch.cuh").read_text()
+    known = literals() + (ROOT / "csrc" / "kernels" / "cuda" / "launch.cu").read_text()
     for message in messages:
         for part in "".join(message).split("…"):
             assert part.strip() in known, message

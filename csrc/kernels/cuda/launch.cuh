@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 
 #include "../types.h"
 
@@ -30,57 +29,13 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
-template <class = void>
-__global__ void architecture_kernel() {}
-
 // `__CUDA_ARCH__` of the code that runs on the current device, 0 where there is none. It is below the device's own
 // where a build for older GPUs runs by its PTX, and what the code leaves out for those is then missing.
-inline int code_architecture() {
-  static std::atomic<int> known[64];
-  int device = 0;
-  cudaGetDevice(&device);
-  const int before = device < 64 ? known[device].load(std::memory_order_relaxed) : 0;
-  if (before > 0) return before;
-  cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, architecture_kernel<>) != cudaSuccess) cudaGetLastError();
-  if (device < 64) known[device].store(attributes.ptxVersion * 10, std::memory_order_relaxed);
-  return attributes.ptxVersion * 10;
-}
-
-template <int64_t... kArchitectures>
-struct ArchitectureList {
-  static void print(char* text, size_t size) {
-    size_t used = 0;
-    ((used += std::snprintf(
-          text + std::min(used, size), size - std::min(used, size), " %d.%d", static_cast<int>(kArchitectures / 100),
-          static_cast<int>(kArchitectures % 100 / 10))),
-     ...);
-  }
-};
+int code_architecture();
 
 // To be called right after a launch: what was wrong with it, or with an earlier one that failed asynchronously. Where
 // GPU, driver and this build do not fit together, the doctor knows what to do.
-inline Error launch_error() {
-  const cudaError_t status = cudaGetLastError();
-  if (status == cudaSuccess) return nullptr;
-  thread_local char message[512];
-  constexpr const char* kDoctor = "; run: python -m extops_doctor";
-  if (status == cudaErrorNoKernelImageForDevice) {
-    char architectures[128];
-    ArchitectureList<__CUDA_ARCH_LIST__>::print(architectures, sizeof(architectures));
-    int device = 0, major = 0, minor = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-    std::snprintf(
-        message, sizeof(message), "this GPU is of compute capability %d.%d, and this extops was compiled for%s%s",
-        major, minor, architectures, kDoctor);
-  } else {
-    const bool unfit = status == cudaErrorInsufficientDriver || status == cudaErrorUnsupportedPtxVersion;
-    std::snprintf(message, sizeof(message), "%s%s", cudaGetErrorString(status), unfit ? kDoctor : "");
-  }
-  return message;
-}
+Error launch_error();
 
 // The CUDA version that the driver serves, e.g. 12040 for 12.4.
 inline int driver_version() {
