@@ -138,6 +138,7 @@ except ImportError:
             "the header zlib.h is not there: install what has it",
         ),
         ("import sys; sys.exit('No space left on device')", "the disk is full"),
+        ("open('version')", "the messages above say why"),
         ("raise SystemExit(3)", "the messages above say why"),
     ],
 )

@@ -48,7 +48,8 @@ _KNOWN_FAILURES = (
         "CUDA {0} cannot compile for a torch of CUDA {1}: set CUDA_HOME to CUDA {1}, or unset it",
     ),
     (
-        r"No such file or directory: '([\w.+-]+)'|(?:^|: )([\w.+-]+): (?:command )?not found$",
+        r"in _execute_child\n(?: .*\n)*FileNotFoundError: .*'(.+)'"
+        r"|^\S*sh: (?:line )?(?:\d+: )?(\S+): (?:command )?not found$",
         "the command {0} is not there: install it, or have pip do so where PyPI has it, as it has cmake, "
         "meson and ninja (`build-requires`)",
     ),
@@ -181,6 +182,10 @@ def _install(build: _Build, said: Iterable[str]) -> None:
     """Installs requirements of the build, beside the cell's torch and never instead of it."""
     requirements = []
     for requirement in map(Requirement, said):
+        if requirement.marker and not requirement.marker.evaluate(
+            {"python_version": build.cell.python}
+        ):
+            continue
         if requirement.name != "torch":
             requirements.append(str(requirement))
         elif not requirement.specifier.contains(build.cell.torch):
@@ -227,7 +232,8 @@ def _variables(build: _Build) -> dict[str, str]:
         }
     )
     if toolkit:
-        codes = [f"{sm(x)}{'' if x.endswith('+PTX') else '-real'}" for x in cell.architectures]
+        named = build.project.architectures(cell)
+        codes = [f"{sm(x)}{'' if x.endswith('+PTX') else '-real'}" for x in named]
         variables |= {
             "CUDA_HOME": str(toolkit.home),
             "CUDAToolkit_ROOT": str(toolkit.home),
