@@ -210,6 +210,7 @@ def test_library_takes_nothing_that_an_old_system_lacks(
 ) -> None:
     library = compile(commands, tmp_path, "-shared", "-std=c++17", *options, "test.cpp", code=NEWER)
     assert not taken_from_nobody(library)
+    assert "libstdc++.so.6" in read_library(library.read_bytes()).needed
     assert ctypes.CDLL(str(library)).test(str(tmp_path / "test.cpp").encode(), b"41") == 83
 
 

@@ -198,8 +198,9 @@ def test_tags_that_are_not_the_metadatas(forge: Forge) -> None:
 )
 def test_undefined_symbols(forge: Forge, code: str, message: str) -> None:
     name = "tinyops/_more.so"
+    openmp = forge.stub("libgomp.so.1")
     # Without a version, as an older C library to link with leaves it.
-    forge.files[name] = forge.compile(f'extern "C" {{ {code} }}', flags=["-nodefaultlibs"])
+    forge.files[name] = forge.compile(f'extern "C" {{ {code} }}', openmp, flags=["-nodefaultlibs"])
     assert forge.findings() == {"undefined_symbols": [f"{name} {message}"]}
 
 

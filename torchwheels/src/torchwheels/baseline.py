@@ -50,7 +50,6 @@ _DATA = {  # the kinds of symbols that are no functions, and how the assembler i
     "STT_TLS": ('.section .tbss,"awT",@nobits', "@tls_object"),
 }
 
-
 NEWER_GLIBC = Path(__file__).parent / "wrappers" / "newer_glibc"
 """Sources of what newer headers ask for, written with what the oldest glibc has."""
 
