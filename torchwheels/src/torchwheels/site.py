@@ -12,8 +12,10 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import re
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from torchwheels import wheel
+from torchwheels import variants
+from torchwheels.errors import UserError
 from torchwheels.passports import passport_file, read_passports
 from torchwheels.releases import Cell, load, minor
 
@@ -89,8 +92,9 @@ def make_site(dist: Path, site: Path) -> list[str]:
         for name, passports in projects.items():
             entries = [(label(x), _copy_wheel(x, dist, new / "wheels")) for x in passports]
             # Installers prefer a version with a label to the same one without, and of two labels the
-            # one that sorts last, whatever the machine: where there is a wheel without, it is alone.
+            # one that sorts last, whatever the machine: a label is here only where there is nothing else.
             plain = [entry for each, entry in entries if not each]
+            plain += _copy_variants(passports, dist, new / "wheels")
             listed.setdefault("simple", {})[name] = plain or [entry for _, entry in entries]
             for each, entry in entries:
                 listed.setdefault(index_of(each), {}).setdefault(name, [])
@@ -132,19 +136,53 @@ def index_of(label: str) -> str:
 def _copy_wheel(passport: dict[str, Any], dist: Path, folder: Path) -> dict[str, Any]:
     """Copies a wheel with its metadata and passport; returns how an index lists it."""
     path = dist / passport["wheel"]
-    found = wheel.read(path)
-    metadata = found.files[f"{found.dist_info}/METADATA"]
-    shutil.copyfile(path, folder / path.name)
-    (folder / f"{path.name}.metadata").write_bytes(metadata)
     shutil.copyfile(passport_file(path), passport_file(folder / path.name))
+    return _copy(passport, passport, dist, folder)
+
+
+def _copy(
+    file: dict[str, Any], passport: dict[str, Any], dist: Path, folder: Path
+) -> dict[str, Any]:
+    """Copies a wheel, or its variant, with its metadata; returns how an index lists it."""
+    path = dist / file["wheel"]
+    shutil.copyfile(path, folder / path.name)
+    with zipfile.ZipFile(path) as archive:
+        names = filter(re.compile(r"[^/]+\.dist-info/METADATA").fullmatch, archive.namelist())
+        metadata = archive.read(next(names))
+    (folder / f"{path.name}.metadata").write_bytes(metadata)
     return {
         "filename": path.name,
         "url": quote(path.name),
-        "hashes": {"sha256": passport["sha256"]},
+        "hashes": {"sha256": file["sha256"]},
         "requires-python": passport["requires_python"],
         "core-metadata": {"sha256": hashlib.sha256(metadata).hexdigest()},
-        "size": passport["size"],
+        "size": file["size"],
     }
+
+
+def _copy_variants(
+    passports: Iterable[dict[str, Any]], dist: Path, folder: Path
+) -> list[dict[str, Any]]:
+    """Copies the variants of wheels, and writes what uv reads of each release; returns how an index lists them."""
+    listed = []
+    releases: dict[str, dict[str, variants.Properties]] = {}
+    for passport in passports:
+        if variant := passport.get("variant"):
+            listed.append(_copy(variant, passport, dist, folder))
+            release = "-".join(variant["wheel"].split("-")[:2])
+            known = releases.setdefault(release, {})
+            if known.setdefault(variant["label"], variant["properties"]) != variant["properties"]:
+                raise UserError(
+                    f"the variants {variant['label']} of {release} want different machines, "
+                    f"{known[variant['label']]} and {variant['properties']}: build all Pythons of a cell "
+                    "for the same GPU architectures"
+                )
+    for release, known in releases.items():
+        name, data = f"{release}-variants.json", variants.metadata(known)
+        (folder / name).write_bytes(data)
+        hashes = {"sha256": hashlib.sha256(data).hexdigest()}
+        listed.append({"filename": name, "url": quote(name), "hashes": hashes, "size": len(data)})
+    return listed
 
 
 def _write_index(folder: Path, listing: dict[str, Any]) -> None:
@@ -158,13 +196,12 @@ def _write_index(folder: Path, listing: dict[str, Any]) -> None:
         for each in listing.get("projects", ())
     ]
     for each in listing.get("files", ()):
-        python = html.escape(each["requires-python"] or "")
-        lines.append(
-            f'<a href="{each["url"]}#sha256={each["hashes"]["sha256"]}" '
-            f'data-core-metadata="sha256={each["core-metadata"]["sha256"]}"'
-            + (f' data-requires-python="{python}"' if python else "")
-            + f">{html.escape(each['filename'])}</a><br>"
-        )
+        attributes = {"data-requires-python": each.get("requires-python")}
+        if "core-metadata" in each:
+            attributes["data-core-metadata"] = f"sha256={each['core-metadata']['sha256']}"
+        said = "".join(f' {k}="{html.escape(v)}"' for k, v in attributes.items() if v)
+        url = f"{each['url']}#sha256={each['hashes']['sha256']}"
+        lines.append(f'<a href="{url}"{said}>{html.escape(each["filename"])}</a><br>')
     head = (
         '<!doctype html><meta name="pypi:repository-version" content="1.1"><title>Index</title>\n'
     )
