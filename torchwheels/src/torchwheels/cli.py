@@ -127,7 +127,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("wheel", type=Path, nargs="*", help="which (default: all in --dist)")
     command.set_defaults(run=_audit)
-    command = commands.add_parser("index", help="make a package index and its page", parents=[dist])
+    command = commands.add_parser(
+        "index", help="make a package index and its page", parents=[config, dist]
+    )
     command.add_argument(
         "--site", type=Path, default=Path("site"), help="the folder to write (default: site)"
     )
@@ -283,7 +285,8 @@ def _audit(given: argparse.Namespace) -> None:
 
 
 def _index(given: argparse.Namespace) -> None:
-    names = site.make_site(given.dist, given.site)
+    options = _project(".", given.config)
+    names = site.make_site(given.dist, given.site, options.yanked)
     print(f"torchwheels: made {given.site} with {', '.join(names)}", flush=True)
 
 

@@ -53,48 +53,51 @@ def of(found: Wheel) -> Variant | None:
     label = _LABEL.search(str(found.version))
     if label is None or found.record is None:
         return None
-    version, plain = str(found.version), str(found.version)[: label.start()]
     cuda_or_cpu, torch = label.groups()
-    own_torch = not found.record["cell"].endswith(f"-torch{torch}")
-    properties = _properties(found.record, None if own_torch else torch)
-    name = cuda_or_cpu if own_torch else f"{cuda_or_cpu}.torch{torch}"
-    name = name if properties else "null"
-    release = f"{found.dist_info.partition('-')[0]}-{plain}"
-    files = {}
-    for path, data in found.files.items():
-        folder, slash, rest = path.partition("/")
-        renamed = folder.replace(version, plain) if slash else folder
-        if folder == found.dist_info:
-            data = _under_another_version(rest, data, version, plain)
-        files[f"{renamed}{slash}{rest}"] = data
-    files[f"{release}.dist-info/variant.json"] = metadata({name: properties})
+    # Not for the torch that the cells of a CUDA version have by default: uv skips a wheel that names one.
+    if not str(found.record.get("cell")).endswith(f"-torch{torch}"):
+        torch = None
+    properties = _properties(found.record, torch)
+    name = f"{cuda_or_cpu}.torch{torch}" if torch else cuda_or_cpu if properties else "null"
+    release = f"{found.dist_info.partition('-')[0]}-{str(found.version)[: label.start()]}"
+    info = f"{release}.dist-info"
+    files = {
+        **_under_another_version(found, release),
+        f"{info}/variant.json": metadata({name: properties}),
+    }
     tags = found.path.stem.split("-", 2)[2]
     path = found.path.with_name(f"{release}-{tags}-{name}.whl")
-    return Variant(path, name, properties, finish.with_record(files, f"{release}.dist-info/RECORD"))
+    return Variant(path, name, properties, finish.with_record(files, f"{info}/RECORD"))
 
 
 def _properties(record: Mapping[str, Any], torch: str | None) -> Properties:
     found: dict[str, dict[str, list[str]]] = {}
-    architectures = record["architectures"]
-    if record["cuda"]:
+    architectures = record.get("architectures") or []
+    if record.get("cuda"):
         found["nvidia"] = {"cuda_version_lower_bound": [record["cuda"]]}
         # With PTX it runs on every newer GPU, too, and no list of architectures can say so.
         if not any(each.endswith("+PTX") for each in architectures):
             found["nvidia"]["sm_arch"] = sorted(f"{sm(each)}_real" for each in architectures)
-    # Not for the torch that a CUDA version's cells have by default: uv skips a wheel that has this.
     if torch:
         found["abi_dependency"] = {"torch": [torch]}
     return found
 
 
-def _under_another_version(name: str, data: bytes, old: str, new: str) -> bytes:
-    """A file of the metadata that says the version `new` where it said `old`."""
-    if name == "METADATA":
-        return data.replace(f"Version: {old}\n".encode(), f"Version: {new}\n".encode(), 1)
-    if name.endswith(".json"):
-        for text in (str, quote):
-            data = data.replace(text(old).encode(), text(new).encode())
-    return data
+def _under_another_version(found: Wheel, release: str) -> dict[str, bytes]:
+    """The files of a wheel, where what says its version says that of `release`."""
+    old, new = str(found.version), release.partition("-")[2]
+    files = {}
+    for path, data in found.files.items():
+        folder, slash, name = path.partition("/")
+        if folder == found.dist_info and name == "METADATA":
+            data = data.replace(f"Version: {old}\n".encode(), f"Version: {new}\n".encode(), 1)
+        elif folder == found.dist_info and name.endswith(".json"):
+            for text in (str, quote):
+                data = data.replace(text(old).encode(), text(new).encode())
+        if slash:  # the folders .dist-info and .data have the version in their names
+            folder = folder.replace(old, new)
+        files[f"{folder}{slash}{name}"] = data
+    return files
 
 
 def metadata(variants: Mapping[str, Properties]) -> bytes:
