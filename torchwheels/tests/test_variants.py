@@ -7,6 +7,7 @@ import functools
 import http.server
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -31,13 +32,16 @@ TORCHES = ("2.6.0", "2.12.1", "2.13.0")
 
 
 def forge_cell(folder: Path, name: str) -> Path:
-    """A labelled wheel of that cell, whose module says so; of GPU code it has none."""
+    """A wheel of that cell, whose module says so; of GPU code it has none."""
     folder.mkdir(parents=True, exist_ok=True)
     forge = Forge(folder)
-    cell = forge.cell = releases.load().cell(name)
-    torch = releases.minor(cell.torch)
-    forge.version, forge.requires = f"1.0+{cell.label}.torch{torch}", [f"torch=={torch}.*"]
-    forge.architectures = cell.architectures
+    if name == releases.RELEASE:
+        forge.make_stable()
+    else:
+        cell = forge.cell = releases.load().cell(name)
+        torch = releases.minor(cell.torch)
+        forge.version, forge.requires = f"1.0+{cell.label}.torch{torch}", [f"torch=={torch}.*"]
+        forge.architectures = cell.architectures
     forge.files["tinyops/__init__.py"] = f"built_for = {name!r}\n".encode()
     return forge.wheel()
 
@@ -305,6 +309,24 @@ def test_pip_never_takes_a_variant(served: Served) -> None:
         ("3.11-cu130-torch2.12", "cu130.torch2.12", "2.12.1"),
     ):
         assert served.pip(f"{label}/simple", "tinyops") == f"{cell} {torch}"
+
+
+def test_wheel_without_a_label_is_for_all_who_know_no_variants(tmp_path: Path) -> None:
+    with serve(tmp_path, ("release", "3.11-cpu", "3.11-cu130")) as served:
+        assert served.pip("simple", "tinyops") == "release 2.13.0"
+        assert served.uv("tinyops", driver="13.2", flag=False) == "release 2.13.0"
+        assert served.uv("tinyops", driver="13.2") == "3.11-cu130 2.13.0"
+
+
+def test_page_offers_the_line_for_every_machine_first(served: Served) -> None:
+    page = (served.folder.parent / "site" / "index.html").read_text()
+    first = re.search(r"<code>(.*?)</code>", page)
+    assert first
+    assert first[1] == (
+        "uv pip install --preview-features wheel-variants tinyops "
+        '--index <span class="index">simple/</span>'
+    )
+    assert "uv can do this from 0.13.9 on, pip cannot yet" in page
 
 
 @pytest.mark.parametrize("yanked", ["1.0", "1.0+cu130.torch2.13"])
