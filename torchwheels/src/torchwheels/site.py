@@ -3,7 +3,7 @@
 index.html        the page
 simple/           the index of all projects (PEP 503, 658, 691, 714)
 cu130/simple/     the index of the wheels with that label, and so on
-wheels/           the wheels, the metadata of each, and its passport
+wheels/           the wheels and their variants, the metadata of each, and the passports
 docs/             the documentation, where there is dist/docs
 """
 
