@@ -298,7 +298,7 @@ def test_cmake_takes_cuda_from_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     sample = Path(__file__).parent / "samples" / "scikit_build_core"
     options = [f"--config={tmp_path / 'options.toml'}", f"--dist={tmp_path / 'dist'}"]
     cli.main(["build", str(sample), "--cell=3.11-cu130", "--backend=local", *options])
-    (built,) = (tmp_path / "dist").glob("*.whl")
+    (built,) = (tmp_path / "dist").glob("*+*.whl")
     found = read(built).libraries["sample/_C.so"]
     assert found.gpu_code.machine_code == {"8.0", "9.0"}
     assert found.gpu_code.ptx == {"9.0"}
