@@ -2,6 +2,8 @@
 
 What is in the two is the same, but for the metadata. The label of the version, `1.0+cu130`, becomes one
 of the file, `…-cu130.whl`, and variant.json says what a machine must have.
+
+variantlib could write these, but not twice the same bytes, and under the labelled version alone.
 """
 
 from __future__ import annotations
