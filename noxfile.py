@@ -84,7 +84,7 @@ def build_cpu_wheel(session: nox.Session, dist: str) -> Path:
     """Builds the CPU wheel from the sources as they are, away from dist/."""
     build = ["build", str(ROOT), f"--cell={PYTHON}-cpu", "--backend=local", f"--dist={dist}"]
     run_tool(session, *build, tool="./torchwheels")
-    (wheel,) = Path(dist).glob("*.whl")
+    (wheel,) = Path(dist).glob("*+*.whl")
     return wheel
 
 

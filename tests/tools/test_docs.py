@@ -39,6 +39,8 @@ ELSEWHERE = {
     r"^python3 -m venv .*&& \S+/pip install ": "downloads PyTorch",
     r"^pip install numpy dist/extops-": "test_maintainers_path.py runs the like",
     r"^pip install (nox )?\./torchwheels$": "the session docs runs the like",
+    r"pip install .*own_project|^uv pip compile ": "torchwheels/tests/test_variants.py runs the like",
+    r"^rsync ": "needs a server",
     r"^cp -r examples/own_project ": "torchwheels/tests/test_maintainers_path.py runs it",
     r"^(pip install \./torchwheels && )?torchwheels build ": "compiles for minutes; test_building.py runs the like",
     r"^docker compose ": "test_compose.py compares what the services are",

@@ -299,7 +299,7 @@ def test_cmake_takes_cuda_from_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     sample = Path(__file__).parent / "samples" / "scikit_build_core"
     options = [f"--config={tmp_path / 'options.toml'}", f"--dist={tmp_path / 'dist'}"]
     cli.main(["build", str(sample), "--cell=3.11-cu130", "--backend=local", *options])
-    (built,) = (tmp_path / "dist").glob("*.whl")
+    (built,) = (tmp_path / "dist").glob("*+*.whl")
     found = read(built).libraries["sample/_C.so"]
     assert found.gpu_code.machine_code == {"8.0", "9.0"}
     assert found.gpu_code.ptx == {"9.0"}
@@ -327,7 +327,7 @@ def test_foreign_wheel(tmp_path: Path) -> None:
     losses = re.findall(r"^step \d+: loss ([\d.]+)$", done.stdout, re.MULTILINE)
     assert float(losses[0]) == 2 and float(losses[-1]) < 0.01
     assert "ranks: [[3, 1, 5, 2, 4]]" in done.stdout
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    (wheel,) = (tmp_path / "dist").glob("*+*.whl")
     assert wheel.name.startswith("torchsort-0.1.9+cpu.torch2.13-cp311-cp311-manylinux_2_")
     record = read(wheel).files["torchsort-0.1.9+cpu.torch2.13.dist-info/torchwheels.json"]
     assert json.loads(record)["source"] == (

@@ -74,7 +74,7 @@ def test_installed_tool_builds(wheel: Path, own_project: Path, tmp_path: Path) -
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     cell = f"{python}-cpu-torch{releases.minor(torch.__version__)}"  # that of these tests
     subprocess.run([*command, f"--cell={cell}", "--backend=local"], cwd=tmp_path, check=True)
-    (built,) = (tmp_path / "dist").glob("*.whl")
+    (built,) = (tmp_path / "dist").glob("*+*.whl")
     answer = ask(built, tmp_path / "target", "own_project.swish(torch.zeros(2)).tolist()")
     assert answer == "[0.0, 0.0]"
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from build import BuildBackendException, BuildException, ProjectBuilder
 from packaging.requirements import Requirement
 
-from torchwheels import audit, check_import, environments, finish, toolchain
+from torchwheels import audit, check_import, environments, finish, toolchain, variants
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 from torchwheels.project import Project
@@ -138,7 +138,7 @@ def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Pa
         with kept_if_refused(finished, dist):
             audit.check(finished, project, cell)
             check_import.check_import(finished, base, project.imports)
-        target = publish(finished, dist / finished.name)
+        target = publish(finished, dist)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
     print(
         f"torchwheels: built {target}, which imports beside torch {cell.torch} "
@@ -384,11 +384,18 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        publish(finished, refused)
+        _copy_whole(finished, refused)
         raise UserError(f"{error}\n  the wheel is kept as {refused}") from None
 
 
-def publish(finished: Path, target: Path) -> Path:
+def publish(finished: Path, dist: Path) -> Path:
+    """Copies a wheel into `dist`, puts its variant beside it, and returns its path there."""
+    published = _copy_whole(finished, dist / finished.name)
+    variants.write_beside(published)
+    return published
+
+
+def _copy_whole(finished: Path, target: Path) -> Path:
     """Copies `finished` to `target`, where it appears whole or not at all."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.name}.partial")

@@ -33,6 +33,7 @@ from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Cell
 from torchwheels.sources import Fetched
+from torchwheels.wheel import wheels_in
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
@@ -126,7 +127,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("wheel", type=Path, nargs="*", help="which (default: all in --dist)")
     command.set_defaults(run=_audit)
-    command = commands.add_parser("index", help="make a package index and its page", parents=[dist])
+    command = commands.add_parser(
+        "index", help="make a package index and its page", parents=[config, dist]
+    )
     command.add_argument(
         "--site", type=Path, default=Path("site"), help="the folder to write (default: site)"
     )
@@ -171,7 +174,7 @@ def _build_cells(
                         raise UserError(
                             f"in Docker {wheel.name} was refused: see the messages above"
                         )
-                targets.append(build.publish(wheel, dist / wheel.name))
+                targets.append(build.publish(wheel, dist))
                 print(
                     f"torchwheels: built {targets[-1]} in {containers.base_image(cell)}", flush=True
                 )
@@ -264,7 +267,7 @@ def _test_arguments(given: argparse.Namespace) -> list[str]:
 
 def _audit(given: argparse.Namespace) -> None:
     options = project.load(given.config) if given.config else _project(".", None)
-    paths = given.wheel or sorted(given.dist.glob("*.whl"))
+    paths = given.wheel or wheels_in(given.dist)
     if not paths:
         raise UserError(f"there is no wheel in {given.dist}: build one first")
     bad = []
@@ -282,7 +285,8 @@ def _audit(given: argparse.Namespace) -> None:
 
 
 def _index(given: argparse.Namespace) -> None:
-    names = site.make_site(given.dist, given.site)
+    options = _project(".", given.config)
+    names = site.make_site(given.dist, given.site, options.yanked)
     print(f"torchwheels: made {given.site} with {', '.join(names)}", flush=True)
 
 

@@ -29,6 +29,7 @@ from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Cell, load
 from torchwheels.sources import Fetched
+from torchwheels.wheel import wheels_in
 
 _ENGINE_TIMEOUT = 10  # seconds: an engine behind ssh needs a few, a dead one shall not hold us up
 _LAST_LINES = 60
@@ -141,7 +142,8 @@ def build_wheels(
             }
             targets[_target(cell)]["args"] |= {k: v for k, v in arguments.items() if v}
         _bake(engine, targets, cells)
-    return {cell.name: next((into / cell.name).glob("*.whl*")) for cell in cells}
+    folders = {cell.name: into / cell.name for cell in cells}
+    return {x: [*wheels_in(y), *y.glob("*.whl.refused")][0] for x, y in folders.items()}
 
 
 @contextlib.contextmanager

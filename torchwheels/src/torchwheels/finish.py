@@ -95,7 +95,7 @@ def finish(
         f"{info}/sboms/{found.name}.cdx.json": _json(bill),
     }
     target = work / "-".join([new, *found.path.name.split("-")[2:]])
-    write_wheel(target, files, f"{info}/RECORD")
+    write_wheel(target, with_record(files, f"{info}/RECORD"))
     return target
 
 
@@ -254,8 +254,8 @@ def _json(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, indent=2) + "\n").encode()
 
 
-def write_wheel(path: Path, files: Mapping[str, bytes], record: str) -> None:
-    """Writes `files` and their RECORD into the wheel `path`: always the same bytes."""
+def with_record(files: Mapping[str, bytes], record: str) -> dict[str, bytes]:
+    """`files` with their RECORD, in the order of a wheel."""
     rows = io.StringIO()
     writer = csv.writer(rows, lineterminator="\n")
     # The .dist-info folder comes last: pip finds it there without reading the rest.
@@ -264,11 +264,16 @@ def write_wheel(path: Path, files: Mapping[str, bytes], record: str) -> None:
         digest = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest()).rstrip(b"=")
         writer.writerow([name, f"sha256={digest.decode()}", len(files[name])])
     writer.writerow([record, "", ""])
+    return {**{name: files[name] for name in names}, record: rows.getvalue().encode()}
+
+
+def write_wheel(path: Path, files: Mapping[str, bytes]) -> None:
+    """Writes the wheel `path`: always the same bytes."""
     with zipfile.ZipFile(path, "w") as archive:
-        for name in [*names, record]:
+        for name, data in files.items():
             entry = zipfile.ZipInfo(name, _TIME)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.create_system = 3  # Unix, whose modes these are
             mode = 0o755 if ".data/scripts/" in name else 0o644
             entry.external_attr = (stat.S_IFREG | mode) << 16
-            archive.writestr(entry, rows.getvalue() if name == record else files[name])
+            archive.writestr(entry, data)

@@ -10,10 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torchwheels import audit, wheel
+from torchwheels import audit, variants, wheel
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.testing import sha256
+from torchwheels.wheel import Wheel
 
 
 def passport_file(path: Path) -> Path:
@@ -38,6 +39,7 @@ def write_passport(path: Path, project: Project) -> dict[str, Any]:
         "name": found.name,
         "version": str(found.version),
         "tags": sorted(map(str, found.tags)),
+        "variant": _variant(found),
         "build": found.record,
         "serves": {
             "python": found.pythons.what,
@@ -54,6 +56,21 @@ def write_passport(path: Path, project: Project) -> dict[str, Any]:
     }
     passport_file(path).write_text(json.dumps(passport, indent=2) + "\n")
     return passport
+
+
+def _variant(found: Wheel) -> dict[str, Any] | None:
+    """The variant beside the wheel; None where there is none."""
+    variant = variants.of(found)
+    if variant is None or not variant.path.is_file():
+        return None
+    variants.check(variant)
+    return {
+        "wheel": variant.path.name,
+        "sha256": sha256(variant.path),
+        "size": variant.path.stat().st_size,
+        "label": variant.label,
+        "properties": variant.properties,
+    }
 
 
 def _tests(folder: Path, digest: str) -> list[dict[str, Any]]:
@@ -81,15 +98,19 @@ def problems(passport: dict[str, Any]) -> list[str]:
 def read_passports(dist: Path) -> list[dict[str, Any]]:
     """The passports of the wheels in `dist`."""
     found = []
-    for path in sorted(dist.glob("*.whl")):
+    for path in wheel.wheels_in(dist):
         file = passport_file(path)
         if not file.is_file():
             raise UserError(
                 f"{path.name} has no passport: run `nox -s audit` or `torchwheels audit`"
             )
         passport = json.loads(file.read_text())
-        if passport["sha256"] != sha256(path):
-            raise UserError(f"the passport of {path.name} is another file's: run the audit again")
+        for each in filter(None, (passport, passport.get("variant"))):
+            given = dist / each["wheel"]
+            if not given.is_file() or each["sha256"] != sha256(given):
+                raise UserError(
+                    f"the passport of {given.name} is another file's: run the audit again"
+                )
         found.append(passport)
     if not found:
         raise UserError(f"there is no wheel in {dist}: build some first")

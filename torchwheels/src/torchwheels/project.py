@@ -79,6 +79,9 @@ class Project:
     the like."""
     torch: str = ""
     """For libraries that use torch's stable ABI: the torch versions that the wheel serves, such as `>=2.10`."""
+    yanked: Mapping[str, str] = field(default_factory=dict)
+    """Versions that the index withdraws (PEP 592), each with the reason: installers take them only where one
+    names them. `0.1.9` means all its wheels, `0.1.9+cu130.torch2.13` one."""
     tests: Tests = Tests()
     imports: tuple[str, ...] = field(default=(), metadata={"key": "import"})
     """The modules whose import is tried; empty: all at the top of the wheel."""

@@ -3,7 +3,7 @@
 index.html        the page
 simple/           the index of all projects (PEP 503, 658, 691, 714)
 cu130/simple/     the index of the wheels with that label, and so on
-wheels/           the wheels, the metadata of each, and its passport
+wheels/           the wheels and their variants, the metadata of each, and the passports
 docs/             the documentation, where there is dist/docs
 """
 
@@ -12,18 +12,21 @@ from __future__ import annotations
 import hashlib
 import html
 import json
+import re
 import shutil
 import tempfile
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from torchwheels import wheel
+from torchwheels import variants
+from torchwheels.errors import UserError
 from torchwheels.passports import passport_file, read_passports
 from torchwheels.releases import Cell, load, minor
 
@@ -62,24 +65,32 @@ for (const form of document.forms) {{
 </html>
 """
 _SECTION = """<h2>{name}</h2>
-<form name="{name}" data-rows="{rows_chosen}"><output></output></form>
+{variants}<form name="{name}" data-rows="{rows_chosen}"><output></output></form>
 <table><tr><th>version<th>Python<th>torch<th>CUDA<th>GPU architectures<th>MB<th>tests<th>to install</tr>
 {rows}
 </table>
 """
+_VARIANTS = (
+    "<p><code>uv pip install --preview-features wheel-variants {name} "
+    '--index <span class="index">simple/</span></code><br>'
+    "takes the wheel for the machine's driver, or the one without CUDA. uv can do this from 0.13.9 on, "
+    "pip cannot yet: for pip, or for a certain torch or CUDA, choose here.</p>\n"
+)
 _COMMANDS = (
     '<code>pip install "{wanted}" --extra-index-url <span class="index">{index}</span></code><br>'
     '<code>uv pip install "{wanted}" --extra-index-url <span class="index">{index}</span></code>'
 )
 
 
-def make_site(dist: Path, site: Path) -> list[str]:
+def make_site(dist: Path, site: Path, yanked: Mapping[str, str] | None = None) -> list[str]:
     """Makes `site` anew of the wheels in `dist` and their passports; returns the projects' names.
 
-    What was there is replaced at the end, by a whole site: one that fails leaves the old one.
+    `yanked` has the versions that are withdrawn, each with the reason. What was there is replaced at
+    the end, by a whole site: one that fails leaves the old one.
     """
     projects: dict[str, list[dict[str, Any]]] = {}
     for passport in sorted(read_passports(dist), key=lambda x: Version(x["version"])):
+        passport["yanked"] = _why_yanked(passport["version"], yanked or {})
         projects.setdefault(passport["name"], []).append(passport)
     site.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=site.parent) as work:
@@ -89,8 +100,9 @@ def make_site(dist: Path, site: Path) -> list[str]:
         for name, passports in projects.items():
             entries = [(label(x), _copy_wheel(x, dist, new / "wheels")) for x in passports]
             # Installers prefer a version with a label to the same one without, and of two labels the
-            # one that sorts last, whatever the machine: where there is a wheel without, it is alone.
+            # one that sorts last, whatever the machine: a label is here only where there is nothing else.
             plain = [entry for each, entry in entries if not each]
+            plain += _copy_variants(passports, dist, new / "wheels")
             listed.setdefault("simple", {})[name] = plain or [entry for _, entry in entries]
             for each, entry in entries:
                 listed.setdefault(index_of(each), {}).setdefault(name, [])
@@ -119,6 +131,19 @@ def make_site(dist: Path, site: Path) -> list[str]:
     return list(projects)
 
 
+def _why_yanked(version: str, yanked: Mapping[str, str]) -> str | None:
+    """The reason why `version` is withdrawn; None where it is not."""
+    for each, reason in yanked.items():
+        try:
+            if SpecifierSet(f"=={each}").contains(version, prereleases=True):
+                return reason or "withdrawn"
+        except InvalidSpecifier:
+            raise UserError(
+                f"the option `yanked` names {each!r}, but a version such as '0.1.9' is expected"
+            ) from None
+    return None
+
+
 def label(passport: dict[str, Any]) -> str:
     """The local label of the wheel's version, empty where it has none."""
     return Version(passport["version"]).local or ""
@@ -132,19 +157,54 @@ def index_of(label: str) -> str:
 def _copy_wheel(passport: dict[str, Any], dist: Path, folder: Path) -> dict[str, Any]:
     """Copies a wheel with its metadata and passport; returns how an index lists it."""
     path = dist / passport["wheel"]
-    found = wheel.read(path)
-    metadata = found.files[f"{found.dist_info}/METADATA"]
-    shutil.copyfile(path, folder / path.name)
-    (folder / f"{path.name}.metadata").write_bytes(metadata)
     shutil.copyfile(passport_file(path), passport_file(folder / path.name))
-    return {
+    return _copy(passport, passport, dist, folder)
+
+
+def _copy(
+    file: dict[str, Any], passport: dict[str, Any], dist: Path, folder: Path
+) -> dict[str, Any]:
+    """Copies a wheel, or its variant, with its metadata; returns how an index lists it."""
+    path = dist / file["wheel"]
+    shutil.copyfile(path, folder / path.name)
+    with zipfile.ZipFile(path) as archive:
+        names = filter(re.compile(r"[^/]+\.dist-info/METADATA").fullmatch, archive.namelist())
+        metadata = archive.read(next(names))
+    (folder / f"{path.name}.metadata").write_bytes(metadata)
+    listed = {
         "filename": path.name,
         "url": quote(path.name),
-        "hashes": {"sha256": passport["sha256"]},
+        "hashes": {"sha256": file["sha256"]},
         "requires-python": passport["requires_python"],
         "core-metadata": {"sha256": hashlib.sha256(metadata).hexdigest()},
-        "size": passport["size"],
+        "size": file["size"],
     }
+    return {**listed, "yanked": passport["yanked"]} if passport["yanked"] else listed
+
+
+def _copy_variants(
+    passports: Iterable[dict[str, Any]], dist: Path, folder: Path
+) -> list[dict[str, Any]]:
+    """Copies the variants of wheels, and writes what uv reads of each release; returns how an index lists them."""
+    listed = []
+    releases: dict[str, dict[str, variants.Properties]] = {}
+    for passport in passports:
+        if variant := passport.get("variant"):
+            listed.append(_copy(variant, passport, dist, folder))
+            release = "-".join(variant["wheel"].split("-")[:2])
+            known = releases.setdefault(release, {})
+            if known.setdefault(variant["label"], variant["properties"]) != variant["properties"]:
+                raise UserError(
+                    f"the variants {variant['label']} of {release} want different machines, "
+                    f"{known[variant['label']]} and {variant['properties']}: build all Pythons of a cell "
+                    "for the same GPU architectures"
+                )
+    for release, known in releases.items():
+        name, data = f"{release}-variants.json", variants.metadata(known)
+        (folder / name).write_bytes(data)
+        hashes = {"sha256": hashlib.sha256(data).hexdigest()}
+        listed.append({"filename": name, "url": quote(name), "hashes": hashes, "size": len(data)})
+    return listed
 
 
 def _write_index(folder: Path, listing: dict[str, Any]) -> None:
@@ -158,13 +218,15 @@ def _write_index(folder: Path, listing: dict[str, Any]) -> None:
         for each in listing.get("projects", ())
     ]
     for each in listing.get("files", ()):
-        python = html.escape(each["requires-python"] or "")
-        lines.append(
-            f'<a href="{each["url"]}#sha256={each["hashes"]["sha256"]}" '
-            f'data-core-metadata="sha256={each["core-metadata"]["sha256"]}"'
-            + (f' data-requires-python="{python}"' if python else "")
-            + f">{html.escape(each['filename'])}</a><br>"
-        )
+        attributes = {
+            "data-requires-python": each.get("requires-python"),
+            "data-yanked": each.get("yanked"),
+        }
+        if "core-metadata" in each:
+            attributes["data-core-metadata"] = f"sha256={each['core-metadata']['sha256']}"
+        said = "".join(f' {k}="{html.escape(v)}"' for k, v in attributes.items() if v)
+        url = f"{each['url']}#sha256={each['hashes']['sha256']}"
+        lines.append(f'<a href="{url}"{said}>{html.escape(each["filename"])}</a><br>')
     head = (
         '<!doctype html><meta name="pypi:repository-version" content="1.1"><title>Index</title>\n'
     )
@@ -179,7 +241,8 @@ def choices(passports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     It is that of the newest version, and where that has several, the one without a label.
     """
     found = {}
-    order = sorted(passports, key=lambda x: (Version(Version(x["version"]).public), not label(x)))
+    offered = [each for each in passports if not each.get("yanked")]
+    order = sorted(offered, key=lambda x: (Version(Version(x["version"]).public), not label(x)))
     cells = sorted(load().cells, key=lambda x: (*map(Version, (x.python, x.torch)), x.label))
     for cell in reversed(cells):
         for passport in order:
@@ -218,11 +281,17 @@ def _section(name: str, passports: list[dict[str, Any]]) -> str:
             "; ".join(ran) or "none",
         ]
         link = f'<a href="wheels/{quote(passport["wheel"])}">{html.escape(passport["version"])}</a>'
+        if passport["yanked"]:
+            link += f"<br>withdrawn: {html.escape(passport['yanked'])}"
         wanted = html.escape(f"{name}=={passport['version']}")
         index = html.escape(f"{index_of(label(passport))}/")
         cells = [link, *map(html.escape, texts), _COMMANDS.format(wanted=wanted, index=index)]
         rows.append(f'<tr id="{html.escape(passport["wheel"])}"><td>{"<td>".join(cells)}</tr>')
     chosen = {key: wheel["wheel"] for key, wheel in choices(passports).items()}
+    has_variants = any(each.get("variant") and not each["yanked"] for each in passports)
     return _SECTION.format(
-        name=html.escape(name), rows_chosen=html.escape(json.dumps(chosen)), rows="\n".join(rows)
+        name=html.escape(name),
+        variants=_VARIANTS.format(name=html.escape(name)) if has_variants else "",
+        rows_chosen=html.escape(json.dumps(chosen)),
+        rows="\n".join(rows),
     )

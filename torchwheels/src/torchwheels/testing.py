@@ -35,7 +35,7 @@ def find_wheel(dist: Path, cell: Cell, project: str = "") -> Path:
     """
     found = [
         each
-        for path in dist.glob("*.whl")
+        for path in wheel.wheels_in(dist)
         if serves(each := wheel.read(path), cell) and project in ("", each.name)
     ]
     names = sorted({each.name for each in found})

@@ -272,6 +272,16 @@ class Wheel:
         return Served("", "no library uses CUDA")
 
 
+# Its last part, the label of the variant, follows the platform; the part of the Python begins with a letter.
+_VARIANT_NAME = re.compile(r"[^-]+-[^-]+(-\d[^-]*)?-[^-\d][^-]*-[^-]+-[^-]+-[0-9a-z_.]+\.whl")
+
+
+def wheels_in(folder: Path) -> list[Path]:
+    """The wheels in a folder, without those that are the variant of another (PEP 825)."""
+    found = sorted(folder.glob("*.whl"))
+    return [path for path in found if not _VARIANT_NAME.fullmatch(path.name)]
+
+
 def read(path: Path) -> Wheel:
     """Reads a wheel."""
     if not re.fullmatch(r"[A-Za-z0-9_.+!-]+", path.name):
