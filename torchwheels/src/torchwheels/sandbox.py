@@ -1,0 +1,96 @@
+"""Reads what a stranger built in a process of its own, with limits: a spoiled file ends that process alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torchwheels.errors import UserError
+
+Reader: TypeAlias = Callable[..., Any]
+
+MEMORY = 12 * 10**9
+"""Bytes of address space, for each process of a reader."""
+FILE_SIZE = 4 * 10**9
+SECONDS = 900
+_KEPT = ("PATH", "LD_LIBRARY_PATH", "TORCHWHEELS_ARCHITECTURES")
+
+
+def call(reader: Reader, path: Path, *arguments: Any) -> Any:
+    """What `reader` returns for the file `path`, as JSON has it.
+
+    An error says what it took too much of. The reader's folder goes away with all that it writes, and
+    whatever it starts ends with it.
+    """
+    with tempfile.TemporaryDirectory(prefix="torchwheels-reads-") as folder:
+        variables = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        variables |= {"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torchwheels.sandbox"],
+            env=variables,
+            cwd=folder,
+            start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        try:
+            given = pickle.dumps((reader, (path.absolute(), *arguments)))
+            said, _ = process.communicate(given, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            raise _refused(path, f"reading it takes more than {SECONDS} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    if process.returncode < 0:
+        raise _refused(path, f"its reader died of signal {-process.returncode}")
+    answer = json.loads(said)
+    if "refused" in answer:
+        raise UserError(answer["refused"])
+    if "error" in answer:
+        raise _refused(path, answer["error"])
+    return answer["result"]
+
+
+def _refused(path: Path, why: str) -> UserError:
+    return UserError(f"{path.name} cannot be judged: {why}")
+
+
+def main() -> None:
+    """The process of a reader: what to call comes in, and the answer goes out."""
+    for limit, value in (
+        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_FSIZE, FILE_SIZE),
+        (resource.RLIMIT_CPU, SECONDS),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, most = resource.getrlimit(limit)
+        value = value if most == resource.RLIM_INFINITY else min(value, most)
+        resource.setrlimit(limit, (value, value))
+    answer = {}
+    try:
+        reader, arguments = pickle.load(sys.stdin.buffer)
+        answer["result"] = reader(*arguments)
+        text = json.dumps(answer)
+    except UserError as error:
+        text = json.dumps({"refused": str(error)})
+    except MemoryError:
+        text = json.dumps({"error": f"reading it takes more than {MEMORY / 1e9:g} GB of memory"})
+    except Exception as error:  # of any kind, by what was read
+        text = json.dumps({"error": f"{type(error).__name__}: {error}"})
+    sys.stdout.write(text)
+
+
+if __name__ == "__main__":
+    main()
