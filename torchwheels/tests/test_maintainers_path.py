@@ -6,6 +6,7 @@ import html
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import Forge
-from torchwheels import audit, build, cli, environments, passports, project, releases, site, testing
+from torchwheels import build, cli, environments, passports, project, releases, site, testing
 from torchwheels.errors import UserError
 
 pytest.importorskip("torch", reason="torch is not installed")
@@ -110,13 +111,11 @@ def test_passport_and_index_hold_what_there_is(
     forge: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dist, wheel = tmp_path / "dist", forge.wheel()
-    with pytest.raises(UserError, match="has no passport: run"):
-        site.make_site(dist, tmp_path / "site")
     passport = passports.write_passport(wheel, project.Project())
     assert passport["sha256"] == testing.sha256(wheel)
     assert passport["build"]["cell"] == forge.cell.name
     assert json.loads(passports.passport_file(wheel).read_text()) == passport
-    assert site.make_site(dist, tmp_path / "site") == ["tinyops"]
+    assert site.make_site(dist, tmp_path / "site", project.Project()) == ["tinyops"]
     made = tmp_path / "site"
     page = (made / "index.html").read_text()
     assert f'pip install "tinyops=={passport["version"]}" --extra-index-url' in page
@@ -138,13 +137,13 @@ def test_refused_wheel_is_kept_by_a_name_that_nothing_installs(
     kept = dist / f"{wheel.name}.refused"
     message = rf"(?s)does not pass the audit.*the wheel is kept as {re.escape(str(kept))}$"
     with pytest.raises(UserError, match=message), build.kept_if_refused(wheel, dist):
-        audit.check(wheel, project.Project(), forge.cell)
+        passports.check(wheel, project.Project(), forge.cell)
     assert kept.read_bytes() == wheel.read_bytes()
     with pytest.raises(UserError, match="there is no wheel in"):
         passports.read_passports(dist)
     forge.requires = ["torch==2.13.*"]
     with build.kept_if_refused(forge.wheel(), dist):
-        audit.check(wheel, project.Project(), forge.cell)
+        passports.check(wheel, project.Project(), forge.cell)
     assert [*dist.iterdir()] == []
 
 
@@ -160,11 +159,12 @@ def test_index_shows_names_as_text(tmp_path: Path) -> None:
 def test_page_offers_what_there_is_and_says_how_to_install_it(forge: Forge, tmp_path: Path) -> None:
     dist, wheel = tmp_path / "dist", forge.wheel()
     passport = passports.write_passport(wheel, project.Project())
-    run = {"cell": "3.11-cpu", "device": "CPU", "passed": 3, "failed": 1}
+    newest = "Python 3.14 with the newest torch, 2.99"  # which a passport may have got later
+    run = {"cell": newest, "device": "CPU", "passed": 3, "failed": 1}
     passports.passport_file(wheel).write_text(json.dumps({**passport, "tests": [run, run]}))
     (dist / "docs").mkdir()
     (dist / "docs" / "index.html").write_text("how to use it")
-    site.make_site(dist, tmp_path / "site")
+    site.make_site(dist, tmp_path / "site", project.Project())
     page = (tmp_path / "site" / "index.html").read_text()
     (link,) = re.findall(r'<a href="(\S+)">Documentation</a>', page)
     assert (tmp_path / "site" / link / "index.html").read_text() == "how to use it"
@@ -172,7 +172,7 @@ def test_page_offers_what_there_is_and_says_how_to_install_it(forge: Forge, tmp_
     assert json.loads(html.unescape(data)) == {"3.11 2.13 CPU": wheel.name}
     (row,) = re.findall(rf'<tr id="{re.escape(wheel.name)}">(.*)</tr>', page)
     assert f'pip install "tinyops=={passport["version"]}" --extra-index-url' in row
-    one = "3 passed, 1 failed in 3.11-cpu on CPU"
+    one = f"3 passed, 1 failed in {newest} on CPU"
     assert f"<td>{one}; {one}<td>" in row
 
 
@@ -193,13 +193,72 @@ def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None
     assert torches == {f"2.{minor}" for minor in range(10, 16)}
 
 
-def test_a_passport_of_another_file_is_refused(forge: Forge, tmp_path: Path) -> None:
-    wheel = forge.wheel()
-    passports.write_passport(wheel, project.Project())
+def run_of_tests(wheel: Path, failed: int) -> None:
+    """Leaves the record of a run beside the wheel."""
+    run = {"cell": "3.11-cpu", "device": "CPU", "passed": 3, "failed": failed}
+    record = wheel.parent / "tests" / "3.11-cpu" / "record.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({**run, "sha256": testing.sha256(wheel)}))
+
+
+def test_index_refuses_what_failed(forge: Forge, tmp_path: Path) -> None:
+    """The reasons of all wheels at once; the old site stays."""
+    dist, made = tmp_path / "dist", tmp_path / "site"
+    made.mkdir()
+    sound = forge.wheel()
+    passports.write_passport(sound, project.Project())
+    run_of_tests(sound, failed=1)  # after the audit
+    forge.unrecorded = {"tinyops/more.py": b""}
+    spoiled = Path(shutil.copy(forge.wheel(), dist / sound.name.replace("1.0+", "2.0+")))
+    forge.unrecorded = {}
+    forge.wheel()
+    with pytest.raises(SystemExit) as error:
+        cli.main(["index", f"--dist={dist}", f"--site={made}"])
+    said = str(error.value.code)
+    assert said.startswith("torchwheels: not fit to publish:\n")
+    assert f"\n  {sound.name}: its tests failed in 3.11-cpu\n" in said
+    assert f"\n  {spoiled.name}: label: its metadata have the version 1.0+" in said
+    assert "record: its RECORD is not right about tinyops/more.py" in said
+    assert [*made.iterdir()] == []
+    assert passports.passport_file(spoiled).is_file()
+
+
+def test_index_judges_what_has_no_passport_of_its_own(forge: Forge, tmp_path: Path) -> None:
+    wheel, made = forge.wheel(), tmp_path / "site"
+    site.make_site(tmp_path / "dist", made, project.Project())
+    assert (made / "wheels" / passports.passport_file(wheel).name).is_file()
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("more", "")
-    with pytest.raises(UserError, match="is another file's: run the audit again"):
-        site.make_site(tmp_path / "dist", tmp_path / "site")
+    with pytest.raises(UserError, match=r"not fit to publish:\n.*RECORD is not right about more"):
+        site.make_site(tmp_path / "dist", made, project.Project())
+
+
+def test_a_wheel_is_judged_by_the_table_of_its_own_project(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The project at hand allows 1 byte; the other was built with a table that allows a library."""
+    forge.files["tinyops.libs/libjpeg.so.8"] = forge.compile("")
+    wheel = forge.wheel()
+    table = "[tool.torchwheels]\nsize-budget = 0.000001\n"
+    (tmp_path / "pyproject.toml").write_text(table)
+    (tmp_path / "other.toml").write_text("allow-libraries = ['libjpeg*']\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=r"bundled_libraries: .*; size: "):
+        cli.main(["audit", str(wheel)])
+    passports.passport_file(wheel).unlink()  # whose table is the one at hand
+    (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'own'\n{table}")
+    with pytest.raises(SystemExit) as error:
+        cli.main(["audit", str(wheel)])
+    assert "it bundles tinyops.libs/libjpeg.so.8" in str(error.value.code)
+    assert "over the" not in str(error.value.code)
+    shown = passports.check(wheel, project.load(tmp_path / "other.toml"), forge.cell)
+    target = build.publish(wheel, tmp_path / "out" / wheel.name, shown)
+    cli.main(["audit", str(target)])
+    cli.main(["index", "--dist=out"])
+    wheel.unlink()
+    target.rename(wheel)  # without the passport
+    with pytest.raises(SystemExit, match=r"not fit to publish:\n.*bundles"):
+        cli.main(["index"])
 
 
 def test_audit_says_what_is_not_fit(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import BILL_OF_MATERIALS, CLASSIC, LIBRARY, STABLE, Forge, Nvcc, find_nvcc
-from torchwheels import audit, project, releases
+from torchwheels import audit, passports, project, releases
 from torchwheels.errors import UserError
 from torchwheels.wheel import BUILD_RECORD
 
@@ -520,7 +520,7 @@ def test_all_that_is_wrong_is_said_at_once(forge: Forge) -> None:
         r"does not pass the audit:\n  requirement: .*torch==2\.13\.\*`\n  record: its RECORD is not"
     )
     with pytest.raises(UserError, match=said):
-        audit.check(forge.wheel(), project.Project(), forge.cell)
+        passports.check(forge.wheel(), project.Project(), forge.cell)
 
 
 def test_every_rule_is_broken_here() -> None:

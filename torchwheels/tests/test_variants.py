@@ -21,7 +21,7 @@ from variantlib.resolver.lib import sort_and_filter_supported_variants
 from variantlib.variants_json import VariantsJson
 
 from forged_wheels import Forge
-from torchwheels import audit, build, finish, passports, project, releases, site, variants
+from torchwheels import audit, build, finish, passports, project, releases, sandbox, site, variants
 from torchwheels.errors import UserError
 from torchwheels.wheel import read
 
@@ -112,15 +112,22 @@ def test_a_variant_of_other_content_is_refused(tmp_path: Path) -> None:
     assert (said["wheel"], said["label"], said["properties"]) == (variant.name, "null", {})
     with zipfile.ZipFile(variant, "a") as archive:
         archive.writestr("more", "")
-    with pytest.raises(UserError, match=r"-null\.whl is another file's: run the audit again"):
-        passports.read_passports(tmp_path)
+    with pytest.raises(UserError, match=r"-null\.whl is not the variant of the wheel beside it"):
+        passports.read_passports(tmp_path, project.Project())
     with pytest.raises(UserError, match=r"-null\.whl is not the variant of the wheel beside it"):
         passports.write_passport(wheel, project.Project())
+
+
+def do_not_judge(patch: pytest.MonkeyPatch) -> None:
+    """No compiler makes GPU code of all these CUDA versions, and installers do not look for it."""
+    patch.setattr(audit, "findings", lambda *_: {})
+    patch.setattr(sandbox, "call", lambda reader, *arguments: reader(*arguments))
 
 
 def test_variants_of_one_label_must_want_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    do_not_judge(monkeypatch)
     for tag, architectures in (("cp312-cp312", "9.0"), ("cp311-cp311", "8.0")):
         monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", architectures)
         forged = forge_cell(tmp_path, "3.11-cu130")
@@ -130,7 +137,7 @@ def test_variants_of_one_label_must_want_the_same(
     with pytest.raises(
         UserError, match=r"the variants cu130 of tinyops-1\.0 want different machines"
     ):
-        site.make_site(tmp_path, tmp_path / "site")
+        site.make_site(tmp_path, tmp_path / "site", project.Project())
 
 
 class Served:
@@ -187,12 +194,11 @@ def serve(
     """The index of wheels for `cells`, at an address of this machine."""
     dist, root = folder / "dist", folder / "site"
     with pytest.MonkeyPatch.context() as patch:
-        # No compiler makes GPU code of all these CUDA versions, and installers do not look for it.
-        patch.setattr(audit, "findings", lambda *_: {})
+        do_not_judge(patch)
         for name in cells:
             wheel = build.publish(forge_cell(folder / "work", name), dist)
             passports.write_passport(wheel, project.Project())
-        site.make_site(dist, root, yanked)
+        site.make_site(dist, root, project.Project(yanked=yanked or {}))
     _index_torches(root / "others" / "simple")
     handler = functools.partial(_Quiet, directory=str(root))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

@@ -17,11 +17,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from build import BuildBackendException, BuildException, ProjectBuilder
 from packaging.requirements import Requirement
 
-from torchwheels import audit, check_import, environments, finish, toolchain, variants
+from torchwheels import check_import, environments, finish, passports, toolchain, variants, wheel
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 from torchwheels.project import Project
@@ -136,9 +137,9 @@ def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Pa
         machine = [work, base.folder, environments.installation(base) / "lib"]
         finished = finish.finish(built, work / "finished", used, provided, machine)
         with kept_if_refused(finished, dist):
-            audit.check(finished, project, cell)
+            passport = passports.check(finished, project, cell)
             check_import.check_import(finished, base, project.imports)
-        target = publish(finished, dist)
+        target = publish(finished, dist, passport)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
     print(
         f"torchwheels: built {target}, which imports beside torch {cell.torch} "
@@ -388,10 +389,13 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
         raise UserError(f"{error}\n  the wheel is kept as {refused}") from None
 
 
-def publish(finished: Path, dist: Path) -> Path:
-    """Copies a wheel into `dist`, puts its variant beside it, and returns its path there."""
+def publish(finished: Path, dist: Path, passport: dict[str, Any] | None = None) -> Path:
+    """Copies a wheel into `dist`, puts its variant and its passport beside it, and returns its path there."""
     published = _copy_whole(finished, dist / finished.name)
     variants.write_beside(published)
+    if passport:
+        passport = passport | {"variant": passports.variant(wheel.read(published))}
+        passports.write(passport, published)
     return published
 
 

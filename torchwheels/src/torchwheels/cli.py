@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchwheels import (
-    audit,
     build,
     containers,
     passports,
@@ -128,7 +127,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("wheel", type=Path, nargs="*", help="which (default: all in --dist)")
     command.set_defaults(run=_audit)
     command = commands.add_parser(
-        "index", help="make a package index and its page", parents=[config, dist]
+        "index",
+        help="make a package index and its page of wheels that are fit to publish",
+        parents=[config, dist],
     )
     command.add_argument(
         "--site", type=Path, default=Path("site"), help="the folder to write (default: site)"
@@ -169,12 +170,12 @@ def _build_cells(
                 wheel = found.rename(found.with_name(found.name.removesuffix(".refused")))
                 # Again, and here: what the project's code did to the tool there does not count.
                 with build.kept_if_refused(wheel, dist):
-                    audit.check(wheel, options, cell)
+                    passport = passports.check(wheel, options, cell)
                     if found != wheel:
                         raise UserError(
                             f"in Docker {wheel.name} was refused: see the messages above"
                         )
-                targets.append(build.publish(wheel, dist))
+                targets.append(build.publish(wheel, dist, passport))
                 print(
                     f"torchwheels: built {targets[-1]} in {containers.base_image(cell)}", flush=True
                 )
@@ -266,27 +267,25 @@ def _test_arguments(given: argparse.Namespace) -> list[str]:
 
 
 def _audit(given: argparse.Namespace) -> None:
-    options = project.load(given.config) if given.config else _project(".", None)
     paths = given.wheel or wheels_in(given.dist)
     if not paths:
         raise UserError(f"there is no wheel in {given.dist}: build one first")
-    bad = []
+    found = []
     for path in paths:
+        options = project.load(given.config) if given.config else None
+        options = options or passports.promised(path, _project(".", None))
         passport = passports.write_passport(path, options)
         print(f"{path.name} ({passport['size'] / 1e6:.2f} MB, sha256 {passport['sha256']})")
         for rule in passport["rules"]:
             line = f"  {'ok  ' if rule['passed'] else 'FAIL'}  {rule['rule']}  {rule['detail']}"
             print(line.rstrip())
-        if found := passports.problems(passport):
-            bad.append(f"\n  {path.name}: {'; '.join(found)}")
-    if bad:
-        raise UserError(f"not fit to publish:{''.join(bad)}")
+        found.append(passport)
+    passports.refuse(found)
     print(f"torchwheels: {len(paths)} of {len(paths)} wheels are fit to publish", flush=True)
 
 
 def _index(given: argparse.Namespace) -> None:
-    options = _project(".", given.config)
-    names = site.make_site(given.dist, given.site, options.yanked)
+    names = site.make_site(given.dist, given.site, _project(".", given.config))
     print(f"torchwheels: made {given.site} with {', '.join(names)}", flush=True)
 
 

@@ -89,6 +89,8 @@ class Project:
     """Where all this was read; paths in it are relative to its folder."""
     name: str = field(default="", metadata={"key": None})
     """Of the distribution, where the same file says it."""
+    table: Mapping[str, Any] = field(default_factory=dict, metadata={"key": None})
+    """The options as that file has them."""
 
     @functools.cached_property
     def releases(self) -> Releases:
@@ -190,8 +192,13 @@ def load(file: Path) -> Project:
     table = data if file.name != "pyproject.toml" else {}
     table = data.get("tool", {}).get("torchwheels", table)
     name = canonicalize_name(data.get("project", {}).get("name", ""))
-    found = _read(Project, table, f"{file}: [tool.torchwheels]")
+    found = of_table(table, f"{file}: [tool.torchwheels]")
     return dataclasses.replace(found, file=file, name=name)
+
+
+def of_table(table: Mapping[str, Any], where: str) -> Project:
+    """The project that a table describes; an error names it by `where`."""
+    return dataclasses.replace(_read(Project, table, where), table=table)
 
 
 _Table = TypeVar("_Table", Project, Tests)

@@ -27,7 +27,8 @@ from packaging.version import Version
 
 from torchwheels import variants
 from torchwheels.errors import UserError
-from torchwheels.passports import passport_file, read_passports
+from torchwheels.passports import read_passports, write
+from torchwheels.project import Project
 from torchwheels.releases import Cell, load, minor
 
 _PAGE = """<!doctype html>
@@ -82,15 +83,15 @@ _COMMANDS = (
 )
 
 
-def make_site(dist: Path, site: Path, yanked: Mapping[str, str] | None = None) -> list[str]:
+def make_site(dist: Path, site: Path, own: Project) -> list[str]:
     """Makes `site` anew of the wheels in `dist` and their passports; returns the projects' names.
 
-    `yanked` has the versions that are withdrawn, each with the reason. What was there is replaced at
-    the end, by a whole site: one that fails leaves the old one.
+    One wheel that is not fit to publish refuses them all. `own` are the options of the project at hand.
+    What was there is replaced at the end, by a whole site: one that fails leaves the old one.
     """
     projects: dict[str, list[dict[str, Any]]] = {}
-    for passport in sorted(read_passports(dist), key=lambda x: Version(x["version"])):
-        passport["yanked"] = _why_yanked(passport["version"], yanked or {})
+    for passport in sorted(read_passports(dist, own), key=lambda x: Version(x["version"])):
+        passport["yanked"] = _why_yanked(passport["version"], own.yanked)
         projects.setdefault(passport["name"], []).append(passport)
     site.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=site.parent) as work:
@@ -157,7 +158,7 @@ def index_of(label: str) -> str:
 def _copy_wheel(passport: dict[str, Any], dist: Path, folder: Path) -> dict[str, Any]:
     """Copies a wheel with its metadata and passport; returns how an index lists it."""
     path = dist / passport["wheel"]
-    shutil.copyfile(passport_file(path), passport_file(folder / path.name))
+    write(passport, folder / path.name)
     return _copy(passport, passport, dist, folder)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from torchwheels import environments, toolchain, wheel
+from torchwheels import environments, sandbox, toolchain, wheel
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Cell
@@ -33,12 +33,8 @@ def find_wheel(dist: Path, cell: Cell, project: str = "") -> Path:
 
     Where the name of the project is not known, `dist` must have wheels of one alone.
     """
-    found = [
-        each
-        for path in wheel.wheels_in(dist)
-        if serves(each := wheel.read(path), cell) and project in ("", each.name)
-    ]
-    names = sorted({each.name for each in found})
+    found: list[tuple[str, str]] = sandbox.call(_serving, dist, cell, project)
+    names = sorted({name for _, name in found})
     if len(names) > 1:
         raise UserError(
             f"{dist} has wheels of several projects for {cell.name}, {' and '.join(names)}: say which "
@@ -49,7 +45,16 @@ def find_wheel(dist: Path, cell: Cell, project: str = "") -> Path:
             f"there is no wheel for {cell.name} in {dist}: build it with `nox -s build-{cell.name}` or "
             f"`torchwheels build SOURCE --cell {cell.name}`"
         )
-    return max(found, key=lambda each: each.path.stat().st_mtime).path
+    return max((dist / file for file, _ in found), key=lambda path: path.stat().st_mtime)
+
+
+def _serving(dist: Path, cell: Cell, project: str) -> list[tuple[str, str]]:
+    """The wheels in `dist` that serve `cell`, and the names of their projects."""
+    return [
+        (path.name, each.name)
+        for path in wheel.wheels_in(dist)
+        if serves(each := wheel.read(path), cell) and project in ("", each.name)
+    ]
 
 
 def serves(found: Wheel, cell: Cell) -> bool:
