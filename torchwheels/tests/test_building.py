@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from forged_wheels import CLASSIC, Forge
 from torchwheels import build, cli, environments, project, releases, sources
 from torchwheels.errors import UserError
 from torchwheels.releases import Cell
@@ -208,6 +209,45 @@ def test_options_that_do_not_fit(
     with pytest.raises(UserError) as error:
         build.build_wheel(options, cell, fetched(classic), tmp_path / "dist")
     assert message in str(error.value)
+
+
+FETCHES = """
+import shutil
+from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
+class Fetch(build_py):
+    def run(self):
+        super().run()
+        shutil.copy("finished.so", f"{self.build_lib}/_C.so")
+class WithLibrary(Distribution):
+    def has_ext_modules(self):
+        return True
+setup(name="NAME", version="1.0", py_modules=["fetched"], cmdclass={"build_py": Fetch}, distclass=WithLibrary)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "switch"),
+    [
+        ("causal_conv1d", 'set CAUSAL_CONV1D_FORCE_BUILD = "TRUE" in `environment` of'),
+        ("mamba_ssm", 'set MAMBA_FORCE_BUILD = "TRUE" in `environment` of'),
+        ("flash_attn", 'set FLASH_ATTENTION_FORCE_BUILD = "TRUE" in `environment` of'),
+        ("tinyops", "set what makes it compile (often NAME_FORCE_BUILD) in `environment` of"),
+    ],
+)
+def test_a_finished_library_is_no_build(cell: Cell, tmp_path: Path, name: str, switch: str) -> None:
+    """As the setup.py of these projects fetches one."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "setup.py").write_text(FETCHES.replace("NAME", name))
+    (source / "fetched.py").touch()
+    (source / "finished.so").write_bytes(Forge(tmp_path).compile(CLASSIC))
+    with pytest.raises(UserError) as error:
+        build.build_wheel(project.Project(), cell, fetched(source), tmp_path / "dist")
+    said = str(error.value)
+    assert said.startswith("no compiler of this build linked _C.so (all linked 0 files): its setup")
+    assert switch in said
+    assert not (tmp_path / "dist").exists()
 
 
 PATCH = """\

