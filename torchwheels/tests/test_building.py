@@ -140,6 +140,10 @@ except ImportError:
         ),
         ("import sys; sys.exit('No space left on device')", "the disk is full"),
         ("open('version')", "the messages above say why"),
+        (
+            "import sys; sys.exit('<urlopen error [Errno -3] Temporary failure in name resolution>')",
+            "its build asks for the network, which it has not: in a container the option `network`",
+        ),
         ("raise SystemExit(3)", "the messages above say why"),
     ],
 )

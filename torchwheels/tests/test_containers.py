@@ -133,6 +133,8 @@ tried("reads the environment", lambda: "password" in str(os.environ))
 home = pathlib.Path("/root")
 tried("reads credentials", lambda: any((home / x).exists() for x in (".netrc", ".ssh", ".docker")))
 tried("has the engine", lambda: os.path.exists("/var/run/docker.sock"))
+import socket
+tried("has a network", lambda: any(name != "lo" for _, name in socket.if_nameindex()))
 tried("forks", lambda: subprocess.Popen(["sleep", "987654"], start_new_session=True).pid > 1)
 print("HOSTILE hangs True", flush=True)
 time.sleep(10**6)
@@ -140,13 +142,19 @@ time.sleep(10**6)
 
 
 @pytest.mark.slow
-def test_what_a_hostile_source_can_and_cannot_do(engine: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("network", [False, True])
+def test_what_a_hostile_source_can_and_cannot_do(
+    engine: None, tmp_path: Path, network: bool
+) -> None:
     marker = tmp_path / "marker"
     marker.write_text("of the host")
     source = tmp_path / "source"
     source.mkdir()
     (source / "setup.py").write_text(HOSTILE.format(marker=str(marker)))
+    options = tmp_path / "options.toml"
+    options.write_text(f"network = {str(network).lower()}\n")
     command = [sys.executable, "-m", "torchwheels", "build", str(source), "--cell=3.11-cpu"]
+    command.append(f"--config={options}")
     path = str(Path(cli.__file__).parents[1])
     secrets = {"PIP_PASSWORD": "password", "GITHUB_TOKEN": "password"}
     said: dict[str, str] = {}
@@ -170,6 +178,7 @@ def test_what_a_hostile_source_can_and_cannot_do(engine: None, tmp_path: Path) -
         "reads the environment": "False",
         "reads credentials": "False",
         "has the engine": "False",
+        "has a network": str(network),
         "forks": "True",
         "hangs": "True",
     }

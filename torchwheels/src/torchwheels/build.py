@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -38,6 +39,7 @@ from torchwheels.project import Project
 from torchwheels.releases import Cell, sm
 from torchwheels.sources import Fetched
 
+STEPS = ("requirements", "compile", "install", "import")
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
 _LAST_LINES = 200
 _PATIENCE = 5  # seconds for the last of the output
@@ -73,6 +75,11 @@ _KNOWN_FAILURES = (
         "pip's configuration name an index with builds for the CPU alone, such as PyTorch's own",
     ),
     (
+        r"Network is unreachable|Temporary failure in name resolution|Could not resolve host",
+        "its build asks for the network, which it has not: in a container the option `network` gives it "
+        "one",
+    ),
+    (
         r"fatal error: (\S+): No such file",
         "the header {0} is not there: install what has it (`system-packages` in a container, or "
         "`build-requires`)",
@@ -101,15 +108,29 @@ class _Build:
     origin: str
 
     @property
+    def finished(self) -> Path:
+        """Its wheel, once that is compiled."""
+        (found,) = (self.work / "finished").glob("*.whl")
+        return found
+
+    @property
+    def variables(self) -> Path:
+        """The file with the variables of all that runs in it."""
+        return self.work / "variables.json"
+
+    @property
     def home(self) -> Path:
         """The home folder of all that runs in the build."""
         return self.work / "home"
 
 
-def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Path:
-    """Builds the wheel of `source` for `cell`, on this machine; returns its path in `dist`.
+def build_wheel(
+    project: Project, cell: Cell, source: Fetched, dist: Path, steps: Sequence[str] = STEPS
+) -> Path | None:
+    """Builds the wheel of `source` for `cell`, on this machine; returns its path in `dist` after the last step.
 
-    It is there only once it has passed the audit and has been imported.
+    It is there only once it has passed the audit and has been imported. The first and third step
+    install what the others want, which may then be without a network.
     """
     start = time.monotonic()
     cell = project.cell_to_build(cell)
@@ -120,36 +141,20 @@ def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Pa
     compiler = toolchain.host_compiler()
     # One place for all builds of a cell: paths end up in hashes that no prefix map reaches.
     with environments.alone(f"build/{cell.name}") as work:
-        shutil.rmtree(work)
-        (work / "home").mkdir(parents=True)
-        if toolkit:
-            toolkit = toolchain.with_usual_layout(toolkit, work / "cuda")
-        shutil.copytree(source.folder, work / "source", symlinks=True)
-        folder = _project_folder(project, work / "source")
-        environment = environments.upon(base, work / "environment")
+        environment = Environment(work / "environment")
         build = _Build(project, cell, work, base, environment, compiler, toolkit, source.origin)
-        variables = _variables(build)
-        _install_requirements(build, folder, variables)
-        print(
-            f"torchwheels: building {cell.name}, {variables['MAX_JOBS']} jobs at once", flush=True
-        )
-        with _backend(build, folder, variables) as backend:
-            built = Path(backend.build("wheel", work / "built", _settings(build, variables)))
-        links.check_linked(built, work / "compilers" / toolchain.LINKS, project)
-        used = finish.Used(
-            cell=cell,
-            architectures=project.architectures(cell),
-            origin=source.origin,
-            cxx=compiler.version,
-            nvcc=toolkit.version if toolkit else None,
-        )
-        provided = [base.site_packages / "torch" / "lib", *base.site_packages.glob("nvidia/*/lib")]
-        machine = [work, base.folder, environments.installation(base) / "lib"]
-        finished = finish.finish(built, work / "finished", used, provided, machine)
-        with kept_if_refused(finished, dist):
-            passport = passports.check(finished, project, cell)
-            check_import.check_import(finished, base, project.imports)
-        target = publish(finished, dist, passport)
+        if "requirements" in steps:
+            _prepare(build, source)
+        if "compile" in steps:
+            _compile(build, dist)
+        if "install" in steps:
+            check_import.install(build.finished, base, work / "import")
+        if "import" not in steps:
+            return None
+        with kept_if_refused(build.finished, dist):
+            check_import.check_import(build.finished, Environment(work / "import"), project.imports)
+        passport = json.loads(passports.passport_file(build.finished).read_text())
+        target = publish(build.finished, dist, passport)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
     print(
         f"torchwheels: built {target}, which imports beside torch {cell.torch} "
@@ -160,7 +165,45 @@ def build_wheel(project: Project, cell: Cell, source: Fetched, dist: Path) -> Pa
     return target
 
 
-def _project_folder(project: Project, unpacked: Path) -> Path:
+def _prepare(build: _Build, source: Fetched) -> None:
+    """Lays out the folder of the build, and installs what it requires."""
+    shutil.rmtree(build.work)
+    build.home.mkdir(parents=True)
+    if build.toolkit:
+        toolkit = toolchain.with_usual_layout(build.toolkit, build.work / "cuda")
+        build = dataclasses.replace(build, toolkit=toolkit)
+    shutil.copytree(source.folder, build.work / "source", symlinks=True)
+    _apply_patches(build.project, build.work / "source")
+    environments.upon(build.base, build.environment.folder)
+    variables = _variables(build)
+    _install_requirements(build, _project_folder(build), variables)
+    build.variables.write_text(json.dumps(variables))
+
+
+def _compile(build: _Build, dist: Path) -> None:
+    """Makes the finished wheel, and judges it: one that is refused is kept in `dist`."""
+    variables: dict[str, str] = json.loads(build.variables.read_text())
+    jobs = variables["MAX_JOBS"]
+    print(f"torchwheels: building {build.cell.name}, {jobs} jobs at once", flush=True)
+    with _backend(build, _project_folder(build), variables) as backend:
+        built = Path(backend.build("wheel", build.work / "built", _settings(build, variables)))
+    links.check_linked(built, build.work / "compilers" / toolchain.LINKS, build.project)
+    used = finish.Used(
+        cell=build.cell,
+        architectures=build.project.architectures(build.cell),
+        origin=build.origin,
+        cxx=build.compiler.version,
+        nvcc=build.toolkit.version if build.toolkit else None,
+    )
+    packages = build.base.site_packages
+    provided = [packages / "torch" / "lib", *packages.glob("nvidia/*/lib")]
+    machine = [build.work, build.base.folder, environments.installation(build.base) / "lib"]
+    finished = finish.finish(built, build.work / "finished", used, provided, machine)
+    with kept_if_refused(finished, dist):
+        passports.write(passports.check(finished, build.project, build.cell), finished)
+
+
+def _apply_patches(project: Project, unpacked: Path) -> None:
     for patch in project.patches:
         assert project.file is not None
         file = (project.file.parent / patch).resolve()
@@ -169,6 +212,10 @@ def _project_folder(project: Project, unpacked: Path) -> Path:
         if done.returncode != 0:
             said = " ".join((done.stdout + done.stderr).split())
             raise UserError(f"the patch {file} does not fit these sources: {said}")
+
+
+def _project_folder(build: _Build) -> Path:
+    project, unpacked = build.project, build.work / "source"
     folder = (unpacked / project.subdirectory).resolve()
     if not folder.is_relative_to(unpacked.resolve()) or not any(
         (folder / name).is_file() for name in ("setup.py", "pyproject.toml")

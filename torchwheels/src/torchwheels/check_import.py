@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -35,23 +34,25 @@ for module in modules:
 """
 
 
-def check_import(path: Path, base: Environment, modules: Sequence[str] = ()) -> None:
-    """Raises an error where the wheel `path` does not import beside the torch of `base`."""
+def install(path: Path, base: Environment, folder: Path) -> None:
+    """Installs the wheel `path` and what it requires beside the torch of `base`, in a new environment."""
+    environment = environments.upon(base, folder)
+    environments.pip_install(environment, [str(path)], environments.clean_variables(folder))
+
+
+def check_import(path: Path, environment: Environment, modules: Sequence[str] = ()) -> None:
+    """Raises an error where the wheel `path` does not import in the environment that it was installed in."""
     found = wheel.read(path)
     libraries = [name for name in found.libraries if ".libs/" not in name]
     modules = modules or top_level_modules(found.files)
-    with tempfile.TemporaryDirectory(prefix="torchwheels-import-") as folder:
-        environment = environments.upon(base, Path(folder) / "environment")
-        variables = environments.clean_variables(Path(folder))
-        environments.pip_install(environment, [str(path)], variables)
-        given = json.dumps([libraries, list(modules)])
-        done = subprocess.run(
-            [environment.python, "-c", _IMPORT, given],
-            env=variables,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-        )
+    given = json.dumps([libraries, list(modules)])
+    done = subprocess.run(
+        [environment.python, "-c", _IMPORT, given],
+        env=environments.clean_variables(environment.folder),
+        cwd=environment.folder,
+        capture_output=True,
+        text=True,
+    )
     if done.returncode != 0:
         last = (done.stderr.strip() or "it died without a word").splitlines()[-1]
         raise UserError(f"{path.name} does not import: {demangled(last)}{_way_out(last)}")

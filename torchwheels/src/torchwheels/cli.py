@@ -108,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a Python and a CUDA, such as 3.11-cpu or 3.11-cu130 (repeatable; default: as the torch at hand)",
     )
     which.add_argument("--all", action="store_true", help="all cells of the project")
+    command.add_argument("--steps", default=",".join(build.STEPS), help=argparse.SUPPRESS)
     command.set_defaults(run=_build)
     command = commands.add_parser(
         "test",
@@ -153,12 +154,12 @@ def _build(given: argparse.Namespace) -> None:
     cells = _chosen_cells(given, options)
     engine = _engine(given)
     with _fetched(given) as source:
-        _build_cells(options, cells, source, given.dist, engine)
+        _build_cells(options, cells, source, given.dist, engine, steps=given.steps.split(","))
 
 
 def _build_cells(
     options: Project, cells: Sequence[Cell], source: Fetched, dist: Path, engine: Engine | None,
-    fresh: bool = False,
+    fresh: bool = False, steps: Sequence[str] = build.STEPS,
 ) -> list[Path]:  # fmt: skip
     """Builds the wheels of `cells` into `dist`: in containers all at once, here one by one."""
     if engine:
@@ -183,7 +184,8 @@ def _build_cells(
     targets, failures = [], []
     for cell in cells:
         try:
-            targets.append(build.build_wheel(options, cell, source, dist))
+            target = build.build_wheel(options, cell, source, dist, steps)
+            targets += [target] if target else []
         except UserError as error:
             if len(cells) == 1:
                 raise

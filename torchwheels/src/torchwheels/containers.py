@@ -126,6 +126,8 @@ def build_wheels(
             command = ["torchwheels", "build", "/source", f"--cell={cell.name}", "--backend=local"]
             command += ["--dist=/dist", f"--origin={source.origin}"]
             command += [f"--config=/options/{config}"] if config else []
+            step = f'{shlex.join(["python", "-m", *command])} --steps="$STEPS"'
+            refused = "test -e /dist/*.refused"
             targets[_target(cell)] = {
                 **_image(project, cell),
                 "target": "export",
@@ -134,9 +136,12 @@ def build_wheels(
             }
             arguments = {
                 # A wheel that was refused leaves the container, too, for a look at it.
-                "COMMAND": f"{shlex.join(['python', '-m', *command])} || test -e /dist/*.refused",
+                "COMMAND": f"{refused} || {step} || {refused}",
                 "PROJECT": hashlib.sha256(source.project.encode()).hexdigest()[:16],
                 "STABLE": project.stable,
+                **(
+                    {"ONLINE": "requirements,compile", "OFFLINE": "none"} if project.network else {}
+                ),
                 **{x: os.environ.get(x) for x in ("MAX_JOBS", "TORCHWHEELS_ARCHITECTURES")},
                 **({"CCACHE_RECACHE": "1", "FRESH": uuid.uuid4().hex} if fresh else {}),
             }

@@ -59,6 +59,9 @@ class Project:
     (the commit of the sources, or their hash) are replaced by the values of the build."""
     config_settings: Mapping[str, str | list[str]] = field(default_factory=dict)
     """What the project's build backend is told, as by pip's `--config-settings`; replaced alike."""
+    network: bool = False
+    """Whether the project's code may use the network while it is built in a container; what it requires is installed
+    before."""
     pretend_gpu: bool = False
     """Whether `torch.cuda.is_available()` is true in the build of a CUDA cell."""
     patches: tuple[str, ...] = ()
