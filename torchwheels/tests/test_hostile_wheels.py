@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import resource
 import stat
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from elftools.elf.elffile import ELFFile
 
-from forged_wheels import LIBRARY, Forge
+from forged_wheels import CLASSIC, LIBRARY, Forge
 from torchwheels import sandbox, wheel
 from torchwheels.errors import UserError
 
@@ -85,6 +89,34 @@ def test_a_file_that_is_compressed_in_a_way_that_installers_lack(forge: Forge) -
         archive.writestr("tinyops/x", b"")
     with pytest.raises(UserError, match="tinyops/x is neither stored nor deflated"):
         wheel.read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        *itertools.product(
+            [".dynamic", ".dynsym", ".dynstr", ".gnu.version", ".gnu.version_r"],
+            ["sh_addr", "sh_offset"],
+        ),
+        *itertools.product([".dynamic", ".dynsym", ".dynstr"], ["sh_size"]),
+        (".gnu.version_r", "sh_info"),  # how many entries
+    ],
+)
+def test_sections_that_the_loader_does_not_read(forge: Forge, name: str, field: str) -> None:
+    """It goes by the segments: what the sections say instead is not what is loaded."""
+    data = bytearray(forge.compile(f"#include <cstdio>\nvoid f() {{ std::puts(0); }}\n{CLASSIC}"))
+    elf: Any = ELFFile(io.BytesIO(bytes(data)))
+    wheel.read_library(bytes(data))
+    index = elf.get_section_index(name)
+    header = elf["e_shoff"] + index * elf["e_shentsize"]
+    place = header + {"sh_addr": 16, "sh_offset": 24, "sh_size": 32, "sh_info": 44}[field]
+    less = 1 if field == "sh_info" else {".dynamic": 16, ".dynsym": 24}.get(name, 8)
+    said = elf.get_section(index)[field] - less
+    data[place : place + 4] = said.to_bytes(4, "little")
+    forge.files[LIBRARY] = bytes(data)
+    found = wheel.read(forge.wheel())
+    with pytest.raises(UserError, match=f"{LIBRARY}: its section {name} is not what is loaded"):
+        _ = found.libraries
 
 
 def takes_memory(path: Path) -> list[int]:

@@ -13,7 +13,7 @@ import pytest
 from forged_wheels import BILL_OF_MATERIALS, CLASSIC, LIBRARY, STABLE, Forge, Nvcc, find_nvcc
 from torchwheels import audit, passports, project, releases
 from torchwheels.errors import UserError
-from torchwheels.wheel import BUILD_RECORD
+from torchwheels.wheel import BUILD_RECORD, read
 
 COMPLETE = ("sm_80", "sm_90", "compute_90")
 
@@ -425,6 +425,32 @@ def test_needed_libraries_from_the_builders_folder(forge: Forge) -> None:
     assert forge.findings() == {"needed_libraries": [message]}
 
 
+@pytest.mark.parametrize("kind", ["auxiliary", "filter", "audit", "depaudit"])
+def test_needed_libraries_of_other_kinds(forge: Forge, kind: str) -> None:
+    forge.files[LIBRARY] = forge.compile(CLASSIC, flags=[f"-Wl,--{kind},/tmp/own.so"])
+    message = (
+        f"{LIBRARY} needs /tmp/own.so, which a system may lack: link it statically, or name it in"
+    )
+    assert forge.findings() == {"needed_libraries": [f"{message} `allow-libraries`"]}
+
+
+@pytest.mark.parametrize("folder", ["$ORIGIN/../../tmp", "$ORIGIN/x/../../..", "$ORIGINAL"])
+def test_needed_libraries_from_outside_of_site_packages(forge: Forge, folder: str) -> None:
+    forge.files[LIBRARY] = forge.compile(CLASSIC, flags=[f"-Wl,-rpath,{folder}"])
+    message = f"{LIBRARY} looks for libraries in {folder} (its RPATH)"
+    assert forge.findings() == {"needed_libraries": [message]}
+
+
+@pytest.mark.parametrize("flag", ["execstack", "noexecstack"])
+def test_executable_stack(forge: Forge, flag: str) -> None:
+    forge.files[LIBRARY] = forge.compile(CLASSIC, flags=[f"-Wl,-z,{flag}"])
+    message = (
+        f"{LIBRARY} wants an executable stack, with which glibc 2.41 and newer do not load it: link with "
+        "-z noexecstack"
+    )
+    assert forge.findings() == ({"executable_stack": [message]} if flag == "execstack" else {})
+
+
 def test_fast_math(forge: Forge) -> None:
     """What GCC links in for -ffast-math; in a stripped library no name tells."""
     printed = subprocess.run(
@@ -444,6 +470,98 @@ def test_size_over_the_budget(forge: Forge) -> None:
     found = forge.findings()
     assert [*found] == ["size"]
     assert found["size"][0].endswith("MB, over the 1 MB allowed")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("Name: tinyops", "Name: torch", "its metadata are of torch, but its name is of tinyops"),
+        ("Name: tinyops\n", "", "its metadata are not valid: 'name' is a required field"),
+        (
+            "Name:",
+            "Requires-Python: <b>\nName:",
+            "its metadata are not valid: '<b>' is invalid for 'requires-python'",
+        ),
+        (
+            "Name:",
+            "Requires-Python: >=3.12\nName:",
+            "its metadata require Python >=3.12, but its cell has Python 3.11",
+        ),
+        ("Name:", "Requires-Python: >=3.11.4\nName:", None),
+        (
+            "Name:",
+            "Requires-Dist: <b>\nName:",
+            "its metadata are not valid: '<b>' is invalid for 'requires-dist'",
+        ),
+        (
+            "Name:",
+            "Requires-Dist: numpy @ https://of.nobody/numpy.whl\nName:",
+            "its metadata require numpy from an address, which no index shall have",
+        ),
+        (
+            "Name:",
+            "Version: 9\nName:",
+            "its metadata are not valid: 'version' h",
+        ),
+    ],
+)
+def test_metadata(forge: Forge, old: str, new: str, message: str | None) -> None:
+    metadata = forge.fitting_metadata()["METADATA"].decode()
+    forge.replaced["METADATA"] = metadata.replace(old, new, 1).encode()
+    said = forge.findings().get("metadata", [])
+    assert [text[: len(message or "")] for text in said] == ([message] if message else [])
+
+
+@pytest.mark.parametrize(
+    "text", [None, b"Wheel-Version: 9.0\nTag: cp311-cp311-manylinux_2_5_x86_64\n"]
+)
+def test_metadata_of_another_kind_of_wheel(forge: Forge, text: bytes | None) -> None:
+    forge.replaced["WHEEL"] = text
+    assert forge.findings()["metadata"] == ["its WHEEL file does not say Wheel-Version: 1.0"]
+
+
+def test_metadata_in_the_folder_of_another(forge: Forge) -> None:
+    path = forge.wheel()
+    renamed = path.with_name(path.name.replace("tinyops-", "torch-"))
+    found = audit.findings(read(path.rename(renamed)), forge.expectation)
+    assert found["metadata"] == [
+        f"its metadata are in tinyops-{forge.version}.dist-info, but its name is of torch {forge.version}",
+        "its metadata are of tinyops, but its name is of torch",
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tinyops.pth",
+        "sitecustomize.py",
+        "torch/__init__.py",
+        "torch-2.13.0.dist-info/INSTALLER",
+        "tinyops-1.0+cpu.torch2.13.data/purelib/tinyops.pth",
+        "tinyops-1.0+cpu.torch2.13.data/data/lib/python3.11/site-packages/x.py",
+        "other-1.0.data/purelib/x.py",
+    ],
+)
+def test_installed_files(forge: Forge, name: str) -> None:
+    forge.files[name] = b""
+    message = f"it installs {name}, which is of another project or runs in every start of Python"
+    assert forge.findings()["installed_files"] == [message]
+
+
+def test_installed_files_of_data(forge: Forge) -> None:
+    forge.files[f"tinyops-{forge.version}.data/data/share/man/man1/tinyops.1"] = b""
+    forge.files[f"tinyops-{forge.version}.data/scripts/tinyops"] = b""
+    assert forge.findings() == {}
+
+
+@pytest.mark.parametrize(
+    "requires",
+    [["torch==2.13.*", "Torch==2.4.*"], ["torch==2.13.*; python_version < '3'"]],
+    ids=["twice", "elsewhere"],
+)
+def test_requirement_that_does_not_hold(forge: Forge, requires: list[str]) -> None:
+    forge.requires = requires
+    assert [*forge.findings()] == ["requirement"]
 
 
 @pytest.mark.parametrize(
@@ -469,10 +587,12 @@ def test_build_record_that_is_missing(forge: Forge) -> None:
 def test_build_record_of_another_cell(forge: Forge) -> None:
     record = json.loads(forge.fitting_metadata()[BUILD_RECORD])
     del record["cxx"]
+    record["source"] = ["no text"]
     record |= {"cell": "3.11-cu130", "torch": "2.12.1"}
     forge.replaced[BUILD_RECORD] = json.dumps(record).encode()
     assert forge.findings() == {
         "build_record": [
+            "its build record names no source",
             "its build record names no cxx",
             "its build record has cell '3.11-cu130', not '3.11-cpu'",
             "its build record has torch '2.12.1', not '2.13.0'",
@@ -509,7 +629,7 @@ def test_wheel_without_a_library(forge: Forge) -> None:
     """Every rule about libraries fails, rather than pass on nothing."""
     del forge.files[LIBRARY]
     rules = [rule.__name__ for rule in audit.RULES]
-    of_the_file = ["size", "record", "build_record"]
+    of_the_file = ["size", "metadata", "installed_files", "record", "build_record"]
     expected = {rule: [audit.NO_LIBRARY] for rule in rules if rule not in of_the_file}
     assert forge.findings() == expected
 

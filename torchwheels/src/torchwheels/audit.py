@@ -7,6 +7,7 @@ import csv
 import fnmatch
 import hashlib
 import json
+import posixpath
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any
 
+from packaging.metadata import ExceptionGroup, Metadata
 from packaging.specifiers import SpecifierSet
 from packaging.tags import parse_tag
+from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchwheels import baseline
@@ -340,8 +343,20 @@ def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
                     "`allow-libraries`"
                 )
         for folder in library.rpath:
-            if not folder.startswith("$ORIGIN"):
+            start, _, rest = folder.partition("/")
+            inside = posixpath.normpath(f"{PurePosixPath(path).parent}/{rest}")
+            if start != "$ORIGIN" or inside.split("/")[0] == "..":
                 yield f"{path} looks for libraries in {folder or 'the current folder'} (its RPATH)"
+
+
+def executable_stack(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """No library wants a stack that can be executed: newer systems do not load it."""
+    for path, library in wheel.libraries.items():
+        if library.executable_stack:
+            yield (
+                f"{path} wants an executable stack, with which glibc 2.41 and newer do not load it: link "
+                "with -z noexecstack"
+            )
 
 
 def fast_math(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
@@ -359,6 +374,49 @@ def size(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     megabytes = wheel.path.stat().st_size / 1e6
     if 0 < expectation.size_budget < megabytes:
         yield f"it has {megabytes:.2f} MB, over the {expectation.size_budget:g} MB allowed"
+
+
+def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The metadata are valid, those of its name, and let the cell's Python install it from an index."""
+    project, _, version = wheel.dist_info.removesuffix(".dist-info").partition("-")
+    if canonicalize_name(project) != wheel.name or _normalised(version) != str(wheel.version):
+        yield f"its metadata are in {wheel.dist_info}, but its name is of {wheel.name} {wheel.version}"
+    wheel_file = wheel.files.get(f"{wheel.dist_info}/WHEEL", b"").decode(errors="replace")
+    if not re.search(r"^Wheel-Version: *1\.\d+\r?$", wheel_file, re.MULTILINE):
+        yield "its WHEEL file does not say Wheel-Version: 1.0"
+    try:
+        said = Metadata.from_email(wheel.files[f"{wheel.dist_info}/METADATA"])
+    except ExceptionGroup as group:
+        yield from (f"its metadata are not valid: {error}" for error in group.exceptions)
+        return
+    if canonicalize_name(said.name) != wheel.name:
+        yield f"its metadata are of {said.name}, but its name is of {wheel.name}"
+    python = expectation.cell.python
+    releases = [f"{python}.{patch}" for patch in range(100)]
+    if said.requires_python is not None and not any(map(said.requires_python.contains, releases)):
+        yield f"its metadata require Python {said.requires_python}, but its cell has Python {python}"
+    for each in said.requires_dist or []:
+        if each.url:
+            yield f"its metadata require {each.name} from an address, which no index shall have"
+
+
+def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """It installs into no other project, and nothing that runs in every start of Python."""
+    data = f"{wheel.dist_info.removesuffix('.dist-info')}.data/"
+    for name in wheel.files:
+        scheme, _, path = name.removeprefix(data).partition("/")
+        if not name.startswith(data) or scheme not in ("purelib", "platlib"):
+            path = name
+        top, _, rest = path.partition("/")
+        if (
+            re.fullmatch(r".*\.pth|(site|user)customize(\..*)?", top)
+            or (top.endswith(".dist-info") and top != wheel.dist_info)
+            or (
+                top.endswith(".data") and (not name.startswith(data) or rest.startswith("data/lib"))
+            )
+            or top in ("torch", "nvidia", "functorch", "torchgen")
+        ):
+            yield f"it installs {name}, which is of another project or runs in every start of Python"
 
 
 def record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
@@ -396,7 +454,7 @@ def build_record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         "architectures": [*expectation.architectures],
     }
     for key in ("source", "cxx", "torchwheels", *(["nvcc"] if cell.cuda else [])):
-        if not wheel.record.get(key):
+        if not (said := wheel.record.get(key)) or not isinstance(said, str):
             yield f"its build record names no {key}"
     for key, value in expected.items():
         if wheel.record.get(key) != value:
@@ -441,15 +499,18 @@ RULES: tuple[Rule, ...] = (
     gpu_code,
     bundled_libraries,
     needed_libraries,
+    executable_stack,
     fast_math,
     size,
+    metadata,
+    installed_files,
     record,
     build_record,
     bill_of_materials,
 )
 
 # They judge what the metadata and the file say. The others judge libraries, and so fail where there is none.
-_OF_THE_FILE: frozenset[Rule] = frozenset({size, record, build_record})
+_OF_THE_FILE: frozenset[Rule] = frozenset({size, metadata, installed_files, record, build_record})
 
 NO_LIBRARY = "it holds no shared library: its setup has compiled nothing"
 

@@ -23,11 +23,12 @@ from typing import Any
 from abi3info import DATAS, FUNCTIONS  # type: ignore[import-untyped]
 from auditwheel.error import NonPlatformWheelError
 from auditwheel.wheel_abi import analyze_wheel_abi
+from elftools.elf.constants import P_FLAGS
 from elftools.elf.elffile import ELFFile
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
 from torchwheels import baseline
@@ -77,6 +78,8 @@ class Library:
     """The symbols that it cannot do without, each with the version it wants, or with none."""
     defined: frozenset[str]
     gpu_code: GpuCode
+    executable_stack: bool
+    """Whether it wants one."""
     start_up_sets_fast_math: bool
     """Whether loading it makes the process flush denormal numbers to zero."""
 
@@ -109,15 +112,16 @@ class Wheel:
 
     @functools.cached_property
     def torch_requirement(self) -> SpecifierSet | None:
-        """The torch that it wants beside it, by its metadata."""
+        """The torch that it wants beside it everywhere, by its metadata."""
+        found = None
         for line in self.metadata.get_all("Requires-Dist") or []:
             try:
                 requirement = Requirement(line)
             except InvalidRequirement:
-                continue  # which pip reports
-            if requirement.name == "torch":
-                return requirement.specifier
-        return None
+                continue  # which the audit reports
+            if canonicalize_name(requirement.name) == "torch" and not requirement.marker:
+                found = requirement.specifier & (found or SpecifierSet())
+        return found
 
     @functools.cached_property
     def record(self) -> dict[str, Any] | None:
@@ -364,17 +368,23 @@ def admitted(specifier: SpecifierSet) -> list[str]:
 def read_library(data: bytes) -> Library:
     """Reads an ELF shared library."""
     elf: Any = ELFFile(io.BytesIO(data))
+    _check_sections(elf)
     dynamic = elf.get_section_by_name(".dynamic")
-    tags = {kind: [*dynamic.iter_tags(kind)] for kind in ("DT_SONAME", "DT_RPATH", "DT_RUNPATH")}
+    strings = elf.get_section_by_name(".dynstr")
+    tags = {
+        kind: [strings.get_string(tag["d_val"]) for tag in dynamic.iter_tags(f"DT_{kind}")]
+        for kind in ("SONAME", "RPATH", "RUNPATH", *_NEEDED)
+    }
+    stacks = [each["p_flags"] for each in elf.iter_segments("PT_GNU_STACK")]
     undefined, defined = _symbols(elf)
     return Library(
         machine=str(elf["e_machine"]),
-        soname=tags["DT_SONAME"][0].soname if tags["DT_SONAME"] else None,
-        needed=tuple(tag.needed for tag in dynamic.iter_tags("DT_NEEDED")),
-        rpath=(
-            *(folder for tag in tags["DT_RPATH"] for folder in tag.rpath.split(":")),
-            *(folder for tag in tags["DT_RUNPATH"] for folder in tag.runpath.split(":")),
+        soname=tags["SONAME"][0] if tags["SONAME"] else None,
+        needed=tuple(name for kind in _NEEDED for name in tags[kind]),
+        rpath=tuple(
+            folder for each in (*tags["RPATH"], *tags["RUNPATH"]) for folder in each.split(":")
         ),
+        executable_stack=not stacks or any(flags & P_FLAGS.PF_X for flags in stacks),
         undefined=undefined,
         defined=defined,
         gpu_code=_gpu_code(data) if _has_gpu_code(elf) else GpuCode(),
@@ -382,6 +392,45 @@ def read_library(data: bytes) -> Library:
             _SETS_FAST_MATH.search(code) for code in _start_up_functions(elf)
         ),
     )
+
+
+# All that name a library which the loader looks for.
+_NEEDED = ("NEEDED", "AUXILIARY", "FILTER", "AUDIT", "DEPAUDIT")
+# The sections that are read here, and what says where the loader finds them.
+_LOADED = {
+    ".dynsym": "DT_SYMTAB",
+    ".dynstr": "DT_STRTAB",
+    ".gnu.version": "DT_VERSYM",
+    ".gnu.version_r": "DT_VERNEED",
+}
+
+
+def _check_sections(elf: Any) -> None:
+    """Raises an error where the sections are not what is loaded, by the segments."""
+    (segment,) = elf.iter_segments("PT_DYNAMIC")
+    places = {tag["d_tag"]: tag["d_val"] for tag in segment.iter_tags()}
+    sizes = {".dynamic": segment["p_filesz"], ".dynstr": places["DT_STRSZ"]}
+    symbols = [
+        each["r_info_sym"]
+        for table in segment.get_relocation_tables().values()
+        for each in table.iter_relocations()
+        if "r_info_sym" in each.entry
+    ]
+    for name in (".dynamic", *_LOADED):
+        section = elf.get_section_by_name(name)
+        address = segment["p_vaddr"] if name == ".dynamic" else places.get(_LOADED[name])
+        if (
+            (section and section["sh_addr"]) != address
+            or (section and section["sh_offset"] not in elf.address_offsets(address))
+            or (name in sizes and section["sh_size"] != sizes[name])
+        ):
+            raise UserError(f"its section {name} is not what is loaded: build the wheel again")
+    table = elf.get_section_by_name(".dynsym")
+    wanted = elf.get_section_by_name(".gnu.version_r")
+    if table.num_symbols() < max([segment.num_symbols() - 1, *symbols]) + 1:
+        raise UserError("its section .dynsym is not what is loaded: build the wheel again")
+    if wanted and wanted.num_versions() != places["DT_VERNEEDNUM"]:
+        raise UserError("its section .gnu.version_r is not what is loaded: build the wheel again")
 
 
 def _symbols(elf: Any) -> tuple[dict[str, str], frozenset[str]]:
