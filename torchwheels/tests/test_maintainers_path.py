@@ -6,7 +6,6 @@ import html
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -80,7 +79,7 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     wheel = forge.wheel()
     found = testing.run_here(options, forge.cell, wheel, folder, [], require_gpu, results)
     assert found == code
-    testing.keep_record(results, wheel, forge.cell, tmp_path / "dist")
+    testing.keep_record(results, wheel, forge.cell, tmp_path / "dist", code)
     records = [json.loads(x.read_text()) for x in (tmp_path / "dist").glob("tests/*/*.json")]
     said = [(x["passed"], x["failed"], x["skipped"], x["sha256"]) for x in records]
     assert said == ([(*counts, testing.sha256(wheel))] if counts else [])
@@ -140,7 +139,7 @@ def test_refused_wheel_is_kept_by_a_name_that_nothing_installs(
         passports.check(wheel, project.Project(), forge.cell)
     assert kept.read_bytes() == wheel.read_bytes()
     with pytest.raises(UserError, match="there is no wheel in"):
-        passports.read_passports(dist)
+        passports.read_passports(dist, project.Project())
     forge.requires = ["torch==2.13.*"]
     with build.kept_if_refused(forge.wheel(), dist):
         passports.check(wheel, project.Project(), forge.cell)
@@ -205,13 +204,13 @@ def test_index_refuses_what_failed(forge: Forge, tmp_path: Path) -> None:
     """The reasons of all wheels at once; the old site stays."""
     dist, made = tmp_path / "dist", tmp_path / "site"
     made.mkdir()
+    forge.unrecorded = {"tinyops/more.py": b""}
+    wheel = forge.wheel()
+    spoiled = wheel.rename(dist / wheel.name.replace("1.0+", "2.0+"))
+    forge.unrecorded = {}
     sound = forge.wheel()
     passports.write_passport(sound, project.Project())
     run_of_tests(sound, failed=1)  # after the audit
-    forge.unrecorded = {"tinyops/more.py": b""}
-    spoiled = Path(shutil.copy(forge.wheel(), dist / sound.name.replace("1.0+", "2.0+")))
-    forge.unrecorded = {}
-    forge.wheel()
     with pytest.raises(SystemExit) as error:
         cli.main(["index", f"--dist={dist}", f"--site={made}"])
     said = str(error.value.code)
@@ -221,6 +220,16 @@ def test_index_refuses_what_failed(forge: Forge, tmp_path: Path) -> None:
     assert "record: its RECORD is not right about tinyops/more.py" in said
     assert [*made.iterdir()] == []
     assert passports.passport_file(spoiled).is_file()
+
+
+@pytest.mark.parametrize("code", [-11, 139, 1])
+def test_index_refuses_a_wheel_whose_tests_died(forge: Forge, tmp_path: Path, code: int) -> None:
+    """A segmentation fault leaves no record of the run."""
+    (tmp_path / "results").mkdir()
+    wheel = forge.wheel()
+    testing.keep_record(tmp_path / "results", wheel, forge.cell, wheel.parent, code)
+    with pytest.raises(UserError, match=r"not fit to publish:\n.*its tests failed in 3\.11-cpu"):
+        site.make_site(wheel.parent, tmp_path / "site", project.Project())
 
 
 def test_index_judges_what_has_no_passport_of_its_own(forge: Forge, tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ def _test(given: argparse.Namespace) -> None:
                 options, cell, path, source.folder, given.arguments, given.require_gpu, results
             )
         if not given.results:
-            testing.keep_record(results, path, cell, given.dist)
+            testing.keep_record(results, path, cell, given.dist, code)
     if code:
         raise UserError(f"the tests of {path.name} fail in {cell.name} (exit code {code})")
 

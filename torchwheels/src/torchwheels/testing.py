@@ -140,12 +140,19 @@ def _copy(folder: Path, path: str, into: Path) -> None:
         shutil.copy(source, target)
 
 
-def keep_record(results: Path, path: Path, cell: Cell, dist: Path) -> None:
-    """Puts the record of a run into `dist`/tests, for the passport of the wheel."""
+def keep_record(results: Path, path: Path, cell: Cell, dist: Path, code: int) -> None:
+    """Puts the record of a run that ended with `code` into `dist`/tests, for the passport of the wheel.
+
+    A run that died has left none, and counts as a test that failed; one that was stopped, or whose
+    options pytest does not know, has said nothing of the wheel.
+    """
     file = results / RECORD
-    if not file.is_file():
+    found = {"device": "unknown", "passed": 0, "failed": 1, "skipped": 0}
+    if file.is_file():
+        found = json.loads(file.read_text())
+    elif code in (0, 2, 4, 130, 143):
         return
-    record = {"cell": cell.name, "sha256": sha256(path), **json.loads(file.read_text())}
+    record = {"cell": cell.name, "sha256": sha256(path), **found}
     device = re.sub(r"[^a-z0-9]+", "-", record["device"].lower())
     target = dist / "tests" / cell.name / f"{record['sha256'][:12]}-{device}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
