@@ -173,7 +173,7 @@ def test_tags_that_promise_too_much(forge: Forge, tag: str) -> None:
 
 
 def test_tags_that_are_not_the_metadatas(forge: Forge) -> None:
-    forge.replaced["WHEEL"] = b"Tag: cp311-cp311-manylinux_2_17_x86_64\n"
+    forge.replaced["WHEEL"] = b"Wheel-Version: 1.0\nTag: cp311-cp311-manylinux_2_17_x86_64\n"
     message = "its WHEEL file has the tags cp311-cp311-manylinux_2_17_x86_64, which are not those of its name"
     assert forge.findings() == {"tags": [message]}
 
