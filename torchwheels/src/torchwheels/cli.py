@@ -108,7 +108,6 @@ def _parser() -> argparse.ArgumentParser:
         help="a Python and a CUDA, such as 3.11-cpu or 3.11-cu130 (repeatable; default: as the torch at hand)",
     )
     which.add_argument("--all", action="store_true", help="all cells of the project")
-    command.add_argument("--steps", default=",".join(build.STEPS), help=argparse.SUPPRESS)
     command.set_defaults(run=_build)
     command = commands.add_parser(
         "test",
@@ -154,7 +153,8 @@ def _build(given: argparse.Namespace) -> None:
     cells = _chosen_cells(given, options)
     engine = _engine(given)
     with _fetched(given) as source:
-        _build_cells(options, cells, source, given.dist, engine, steps=given.steps.split(","))
+        steps = os.environ.get("TORCHWHEELS_STEPS") or ",".join(build.STEPS)  # of an image
+        _build_cells(options, cells, source, given.dist, engine, steps=steps.split(","))
 
 
 def _build_cells(

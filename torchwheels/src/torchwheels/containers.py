@@ -126,7 +126,7 @@ def build_wheels(
             command = ["torchwheels", "build", "/source", f"--cell={cell.name}", "--backend=local"]
             command += ["--dist=/dist", f"--origin={source.origin}"]
             command += [f"--config=/options/{config}"] if config else []
-            step = f'{shlex.join(["python", "-m", *command])} --steps="$STEPS"'
+            step = shlex.join(["python", "-m", *command])
             refused = "test -e /dist/*.refused"
             targets[_target(cell)] = {
                 **_image(project, cell),
