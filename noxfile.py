@@ -188,6 +188,7 @@ def docs(session: nox.Session) -> None:
         session.install("--force-reinstall", "--no-deps", str(wheel))
     target = session.posargs or ["docs/_build/html"]
     session.run("sphinx-build", "--fail-on-warning", "--keep-going", "docs", *target)
+    session.run("python", "-m", "tools.pages", *target, "build/pages")
 
 
 @nox.session(reuse_venv=True)

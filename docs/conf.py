@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,15 @@ html_title = f"extops {release}"
 html_static_path = ["_static"]
 html_css_files = ["extops.css"]
 html_show_sphinx = False
+# Where the sources are, of which only CI knows.
+if repository := os.environ.get("GITHUB_REPOSITORY"):
+    address = f"https://github.com/{repository}"
+    html_theme_options = {
+        "source_repository": address,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
+    html_theme_options["announcement"] = f'<a href="{address}">{repository} on GitHub</a>'
 html_copy_source = False
 html_math_renderer = "mathml"
 

@@ -9,6 +9,7 @@ docs/             the documentation, where there is dist/docs
 
 from __future__ import annotations
 
+import email
 import hashlib
 import html
 import json
@@ -25,7 +26,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from torchwheels import variants
+from torchwheels import variants, wheel
 from torchwheels.errors import UserError
 from torchwheels.passports import read_passports, write
 from torchwheels.project import Project
@@ -35,13 +36,34 @@ _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title>
 <style>
+:root {{ color-scheme: light dark }}
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }}
-table {{ border-collapse: collapse }} td, th {{ border: 1px solid #bbb; padding: .3rem .6rem; text-align: left }}
+table {{ border-collapse: collapse; display: block; overflow-x: auto }}
+td, th {{ border: 1px solid #888; padding: .3rem .6rem; text-align: left }}
+code {{ overflow-wrap: anywhere }}
 output {{ display: block; margin: .6rem 0 }}
+button {{ margin-left: .5rem }}
+.script :is(td, th):last-child {{ display: none }}  /* the commands: the menus show the one that is wanted */
 </style>
 <h1>{title}</h1>
 {documentation}{sections}
 <script>
+document.documentElement.className = "script";
+function copy(text) {{
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const area = document.body.appendChild(document.createElement("textarea"));  // on plain HTTP
+  area.value = text;
+  area.select();
+  document.execCommand("copy");
+  area.remove();
+}}
+function addButtons(place) {{
+  for (const code of place.querySelectorAll("code")) {{
+    const button = Object.assign(document.createElement("button"), {{ type: "button", textContent: "Copy" }});
+    button.onclick = () => {{ copy(code.textContent); button.textContent = "Copied"; }};
+    code.after(button);
+  }}
+}}
 for (const e of document.querySelectorAll(".index")) e.textContent = new URL(e.textContent, location.href).href;
 for (const form of document.forms) {{
   const rows = JSON.parse(form.dataset.rows), answer = form.querySelector("output");
@@ -59,6 +81,7 @@ for (const form of document.forms) {{
     const cell = `${{python}}-${{cuda === "CPU" ? "cpu" : "cu" + cuda.replace(".", "")}}-torch${{torch}}`;
     answer.replaceChildren(...(row ? row.lastElementChild.cloneNode(true).childNodes
       : [`There is no wheel for these. To build one: torchwheels build ${{form.name}} --cell ${{cell}}`]));
+    addButtons(answer);
   }};
   form.oninput();
 }}
@@ -115,10 +138,13 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
                 up = "../" * (path.count("/") + 2)
                 files = [{**file, "url": f"{up}wheels/{file['url']}"} for file in files]
                 _write_index(new / path / name, {"name": name, "files": files})
-        documentation = ""
+        documentation = "".join(
+            f"<p><b>{html.escape(name)}</b>: {html.escape(_summary(dist / passports[-1]['wheel']))}</p>\n"
+            for name, passports in projects.items()
+        )
         if (dist / "docs").is_dir():
             shutil.copytree(dist / "docs", new / "docs")
-            documentation = '<p><a href="docs/">Documentation</a></p>\n'
+            documentation += '<p><a href="docs/">Documentation</a></p>\n'
         page = _PAGE.format(
             title=html.escape(f"Wheels of {', '.join(projects)}"),
             documentation=documentation,
@@ -143,6 +169,13 @@ def _why_yanked(version: str, yanked: Mapping[str, str]) -> str | None:
                 f"the option `yanked` names {each!r}, but a version such as '0.1.9' is expected"
             ) from None
     return None
+
+
+def _summary(path: Path) -> str:
+    """What the wheel says of itself in a line."""
+    found = wheel.read(path)
+    metadata = email.message_from_bytes(found.files[f"{found.dist_info}/METADATA"])
+    return str(metadata["Summary"] or "no description")
 
 
 def label(passport: dict[str, Any]) -> str:
@@ -279,7 +312,7 @@ def _section(name: str, passports: list[dict[str, Any]]) -> str:
             build["cuda"] or "–",
             " ".join(build["architectures"]) or "–",
             f"{passport['size'] / 1e6:.2f}",
-            "; ".join(ran) or "none",
+            "; ".join(ran) or "no run of this file is recorded",
         ]
         link = f'<a href="wheels/{quote(passport["wheel"])}">{html.escape(passport["version"])}</a>'
         if passport["yanked"]:

@@ -1,0 +1,72 @@
+"""The pages in a real browser: none is wider than its window. `nox -s docs` looks at the documentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from extops_build import UserError
+from tools import pages
+from torchwheels import site
+
+PASSPORT = {
+    "name": "tinyops",
+    "version": "1.2+cu130.torch2.13",
+    "wheel": "tinyops-1.2+cu130.torch2.13-cp311-cp311-manylinux_2_24_x86_64.whl",
+    "requires": ["torch==2.13.*"],
+    "requires_python": ">=3.10",
+    "serves": {"python": "==3.11.*"},
+    "size": 1_234_567,
+    "build": {"cuda": "13.0", "architectures": ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0+PTX"]},
+    "tests": [],
+    "yanked": None,
+}
+
+
+@pytest.fixture
+def _browser() -> None:
+    pytest.importorskip("playwright", reason="no playwright, which steers the browser")
+    if pages.browser() is None:
+        pytest.skip("no browser: `apt-get install chromium` adds one")
+
+
+@pytest.mark.usefixtures("_browser")
+def test_a_page_that_is_too_wide_is_named(tmp_path: Path) -> None:
+    (tmp_path / "fits.html").write_text("<p>short</p>")
+    (tmp_path / "wide.html").write_text('<div style="width: 700px">wide</div>')
+    with pytest.raises(UserError, match=r"^wide\.html is 7\d\d pixels wide in a window of 400: "):
+        pages.look(tmp_path, tmp_path / "pictures")
+    for width in pages.WIDTHS:
+        assert (tmp_path / "pictures" / str(width) / "fits.png").stat().st_size > 0
+
+
+@pytest.mark.usefixtures("_browser")
+def test_the_page_of_an_index_fits_and_its_button_copies(tmp_path: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    sections = site._section("tinyops", [PASSPORT])
+    page = site._PAGE.format(title="Wheels of tinyops", documentation="", sections=sections)
+    (tmp_path / "index.html").write_text(page)
+    pages.look(tmp_path, tmp_path / "pictures")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=pages.browser(), args=["--no-sandbox"]
+        )
+        context = chromium.new_context(permissions=["clipboard-read", "clipboard-write"])
+        shown = context.new_page()
+        shown.goto((tmp_path / "index.html").as_uri())
+        commands = shown.locator("output code").all_inner_texts()
+        assert [command.partition(" install ")[0] for command in commands] == ["pip", "uv pip"]
+        assert not shown.locator("td code").first.is_visible()
+        shown.get_by_role("button", name="Copy").first.click()
+        assert shown.evaluate("navigator.clipboard.readText()") == commands[0]
+        chromium.close()
+
+
+def test_that_nobody_looked_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    pages.look(tmp_path, tmp_path)
+    assert "NOBODY HAS LOOKED AT THE PAGES" in capsys.readouterr().out
