@@ -138,7 +138,7 @@ def test_platform_tag_that_is_too_new(forge: Forge) -> None:
     ("platform", "processor"),
     [
         ("manylinux_2_5", "aarch64"),
-        ("manylinux_2_5_x86_64.manylinux_2_5", "aarch64"),
+        ("manylinux_2_5_aarch64.manylinux_2_5", "x86_64"),
         ("manylinux_2_5_x86_64.win", "amd64"),
     ],
 )

@@ -121,7 +121,7 @@ def tags(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 
 def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The name's platforms are what auditwheel finds, and no newer than the cell allows."""
-    platforms = sorted({tag.platform for tag in wheel.tags}, key=_glibc)
+    platforms = sorted(sorted({tag.platform for tag in wheel.tags}), key=_glibc)
     said, proved = ".".join(platforms), wheel.proved_platform
     processors = {_MANYLINUX.sub("", platform) for platform in (*platforms, proved)}
     if _glibc(platforms[0]) != _glibc(proved) or len(processors) != 1:
