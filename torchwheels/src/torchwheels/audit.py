@@ -329,19 +329,22 @@ def _allowed(names: set[str], expectation: Expectation) -> bool:
 
 def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The libraries need only what Linux, torch or the wheel has, and look only in folders beside them."""
-    torchs = openmp(_promised(wheel, expectation)[0])
+    oldest = _promised(wheel, expectation)[0]
+    torchs = openmp(oldest)
     for path, library in wheel.libraries.items():
         for name in library.needed:
-            if not (
+            if (
                 name in wheel.brought.union(baseline.LIBRARIES, [torchs])
                 or _TORCHS_OWN.fullmatch(name)
                 or (expectation.cell.cuda and _CUDAS_OWN.fullmatch(name))
                 or _allowed({name}, expectation)
             ):
-                yield (
-                    f"{path} needs {name}, which a system may lack: link it statically, or name it in "
-                    "`allow-libraries`"
-                )
+                continue
+            if name == openmp(newest_release()):  # and so torch is too old
+                why = f"which torch {oldest} has as {torchs}: require torch>=2.7"
+            else:
+                why = "which a system may lack: link it statically"
+            yield f"{path} needs {name}, {why}, or name it in `allow-libraries`"
         for folder in library.rpath:
             start, _, rest = folder.partition("/")
             inside = posixpath.normpath(f"{PurePosixPath(path).parent}/{rest}")
