@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import Forge
-from torchwheels import build, cli, containers, environments, project, releases
+from torchwheels import cli, containers, project, releases
 
 CELL = releases.load().cell("3.11-cu130")
 
@@ -184,15 +184,3 @@ def ends(command: str) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-def test_what_a_build_starts_here_ends_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, _ = build._follow(
-        ["sh", "-c", "sleep 876543 & sleep 876543 & echo started; exit 3"],
-        environments.clean_variables(tmp_path),
-        tmp_path,
-    )
-    assert code == 3
-    assert ends("sleep 876543")

@@ -9,10 +9,8 @@ import os
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from pathlib import Path
 from build import BuildBackendException, BuildException, ProjectBuilder
 from packaging.requirements import Requirement
 
-from torchwheels import audit, check_import, environments, finish, toolchain
+from torchwheels import audit, check_import, environments, finish, processes, toolchain
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 from torchwheels.project import Project
@@ -30,7 +28,6 @@ from torchwheels.sources import Fetched
 
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
 _LAST_LINES = 200
-_PATIENCE = 5  # seconds for the last of the output
 
 # What a build prints, and the sentence for it; {0} is what the pattern's group found.
 _KNOWN_FAILURES = (
@@ -292,39 +289,26 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
 
 
 def _follow(command: list[str], variables: Mapping[str, str], folder: Path) -> tuple[int, str]:
-    """Runs `command`, passing on what it prints; returns its exit code and the last lines.
-
-    Whatever it has started ends with it, or at the latest with us.
-    """
+    """Runs `command`, passing on what it prints; returns its exit code and the last lines."""
     last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-    process = subprocess.Popen(
+    with processes.start(
         command,
         env=dict(variables),
         cwd=folder,
         umask=0o022,
-        start_new_session=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-    )
-
-    def pass_on() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            last.append(line)
-
-    # Not until the end of the output: a process that the build leaves behind could hold that open.
-    reader = threading.Thread(target=pass_on, daemon=True)
-    reader.start()
-    try:
-        process.wait()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    reader.join(_PATIENCE)
+    ) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                last.append(line)
+        finally:
+            processes.end(process)
     return process.returncode, "".join(last)
 
 

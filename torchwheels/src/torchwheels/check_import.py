@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from torchwheels import environments, wheel
+from torchwheels import environments, processes, wheel
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 
@@ -45,11 +45,12 @@ def check_import(path: Path, base: Environment, modules: Sequence[str] = ()) -> 
         variables = environments.clean_variables(Path(folder))
         environments.pip_install(environment, [str(path)], variables)
         given = json.dumps([libraries, list(modules)])
-        done = subprocess.run(
+        done = processes.run(
             [environment.python, "-c", _IMPORT, given],
             env=variables,
             cwd=folder,
-            capture_output=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
         )
     if done.returncode != 0:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import dataclasses
 import json
 import os
@@ -22,6 +21,7 @@ from torchwheels import (
     build,
     containers,
     passports,
+    processes,
     project,
     releases,
     site,
@@ -34,8 +34,6 @@ from torchwheels.project import Project
 from torchwheels.releases import Cell
 from torchwheels.sources import Fetched
 
-_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `torchwheels`: an error is one sentence, and exit code 1."""
@@ -43,10 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end = words.index("--") if "--" in words else len(words)
     given = _parser().parse_args(words[:end])
     given.arguments = words[end + 1 :]
-    signal.signal(signal.SIGTERM, _stop)
-    if os.environ.get("TORCHWHEELS_PARENT") == str(os.getppid()) and sys.platform == "linux":
-        # The kernel tells us when nox is gone, also where it was killed and could not.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    for number in processes.STOPPING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as below `nohup`
+            signal.signal(number, _stop)
+    if os.environ.get("TORCHWHEELS_PARENT") == str(os.getppid()):
+        processes.end_with_parent()  # nox may be killed, and cannot tell us then
     try:
         given.run(given)
     except UserError as error:
@@ -68,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _stop(number: int, frame: object) -> None:
-    """Treats a polite request to end like Ctrl-C, which cleans up."""
+    """Treats every request to end like Ctrl-C, which cleans up; a second one does not hinder that."""
+    for each in processes.STOPPING:
+        signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

@@ -9,14 +9,13 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from torchwheels import environments, toolchain, wheel
+from torchwheels import environments, processes, toolchain, wheel
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Cell
@@ -121,7 +120,7 @@ def run_here(
         elif require_gpu:
             variables["TORCHWHEELS_REQUIRE_GPU"] = "1"
         print(f"torchwheels: testing {path.name} in {cell.name}", flush=True)
-        return subprocess.run([*command, *arguments], cwd=work, env=variables).returncode
+        return processes.run([*command, *arguments], cwd=work, env=variables).returncode
 
 
 def _copy(folder: Path, path: str, into: Path) -> None:
