@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import Forge
-from torchwheels import cli, containers, project, releases
+from torchwheels import cli, containers, project, releases, wheel
 
 CELL = releases.load().cell("3.11-cu130")
 
@@ -108,7 +108,7 @@ def test_compose_serves_an_index_of_the_wheels_in_dist(engine: None, tmp_path: P
     shutil.copytree(root / tool, tree / tool, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(root / "docker-compose.yml", tree)
     (tree / "dist").mkdir()
-    wheel = Forge(tree / "dist").wheel()
+    served = Forge(tree / "dist").wheel()
     compose = ["docker", "compose", "--project-name=served-by-a-test"]
     download = [sys.executable, "-m", "pip", "download", "--isolated", "--no-deps", "--retries=9"]
     download += ["--index-url=http://localhost:8080/simple/", f"--dest={tmp_path}", "tinyops"]
@@ -117,7 +117,7 @@ def test_compose_serves_an_index_of_the_wheels_in_dist(engine: None, tmp_path: P
         subprocess.run(download, check=True)
     finally:
         subprocess.run([*compose, "down", "--rmi=local", "--volumes"], cwd=tree, check=True)
-    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
+    assert (tmp_path / served.name).read_bytes() == served.read_bytes()
 
 
 HOSTILE = """
@@ -184,3 +184,32 @@ def ends(command: str) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+# The import check runs code of the wheel, beside the wheel that is going to leave the container.
+FORGING = """
+import glob, subprocess
+code = '''
+import sys
+from torchwheels import finish, releases
+forged = finish.Used(releases.load().cell("3.11-cpu"), ("9.0",), "git+https://example.org/x@1", "g++ 99", "99.0")
+finish.stamp(__import__("pathlib").Path(sys.argv[1]), forged)
+'''
+for wheel in glob.glob("/opt/cache/build/*/finished/*.whl"):
+    subprocess.run(["/opt/torchwheels/bin/python", "-c", code, wheel], env={"PYTHONPATH": "/opt/tool"}, check=True)
+    print("FORGED", file=__import__("sys").stderr)
+"""
+
+
+@pytest.mark.slow
+def test_origin_is_written_outside(engine: None, own_project: Path, tmp_path: Path) -> None:
+    package = own_project / "own_project" / "__init__.py"
+    package.write_text(FORGING + package.read_text())
+    dist = tmp_path / "dist"
+    cli.main(["build", str(own_project), "--cell=3.11-cpu", "--backend=docker", f"--dist={dist}"])
+    (path,) = dist.glob("*.whl")
+    record = wheel.read(path).record
+    assert record is not None
+    assert record["source"].startswith("sha256:")
+    assert record["cxx"].startswith("g++ ") and record["cxx"] != "g++ 99"
+    assert (record["nvcc"], record["architectures"]) == (None, [])

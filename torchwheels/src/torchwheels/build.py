@@ -376,3 +376,21 @@ def publish(finished: Path, target: Path) -> Path:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def main() -> None:
+    """Writes which compilers an image has into a file, before any code of a project is there."""
+    name, release, stable, file = sys.argv[1:]
+    options = Project(release=release, stable=stable)
+    cell = options.cell_to_build(options.releases.cell(name))
+    base = environments.with_torch(cell, toolchain.pip_toolkit(cell), any_cuda=bool(stable))
+    toolkit = toolchain.find_toolkit(cell, base.site_packages)
+    said = {
+        "cxx": toolchain.host_compiler().version,
+        "nvcc": toolkit.version if toolkit else None,
+    }
+    Path(file).write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()

@@ -24,7 +24,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from torchwheels import environments
+from torchwheels import environments, finish
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Cell, load
@@ -141,7 +141,22 @@ def build_wheels(
             }
             targets[_target(cell)]["args"] |= {k: v for k, v in arguments.items() if v}
         _bake(engine, targets, cells)
-    return {cell.name: next((into / cell.name).glob("*.whl*")) for cell in cells}
+    return {cell.name: _stamped(into / cell.name, project, cell, source) for cell in cells}
+
+
+def _stamped(exported: Path, project: Project, cell: Cell, source: Fetched) -> Path:
+    """The wheel that came out of a container, with its origin as we know it."""
+    found = [*(exported / "dist").glob("*.whl*")]
+    if len(found) != 1 or not found[0].is_file() or found[0].is_symlink():
+        raise UserError(
+            f"the container of {cell.name} left {', '.join(sorted(x.name for x in found)) or 'nothing'} "
+            "in place of one wheel: the project's code has interfered with the build"
+        )
+    compilers = json.loads((exported / "compilers.json").read_text())
+    architectures = project.architectures(cell)
+    path = found[0].rename(found[0].with_name(found[0].name.removesuffix(".refused")))
+    finish.stamp(path, finish.Used(cell, architectures, source.origin, **compilers))
+    return path.rename(found[0])
 
 
 @contextlib.contextmanager
