@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -213,3 +214,90 @@ def test_origin_is_written_outside(engine: None, own_project: Path, tmp_path: Pa
     assert record["source"].startswith("sha256:")
     assert record["cxx"].startswith("g++ ") and record["cxx"] != "g++ 99"
     assert (record["nvcc"], record["architectures"]) == (None, [])
+
+
+CONFINED = """
+import json, pathlib, socket
+def test_what_it_may_do():
+    said = dict(x.split(":\\t") for x in pathlib.Path("/proc/self/status").read_text().splitlines())
+    assert {said[x] for x in ("CapPrm", "CapEff", "CapBnd")} == {"0" * 16}
+    assert said["NoNewPrivs"] == "1"
+    assert [x.name for x in pathlib.Path("/sys/class/net").iterdir()] == ["lo"]
+    groups = pathlib.Path("/sys/fs/cgroup")
+    (memory,) = [*groups.glob("memory.max"), *groups.glob("memory/memory.limit_in_bytes")]
+    (pids,) = [*groups.glob("pids.max"), *groups.glob("pids/pids.max")]
+    assert 0 <= 2 * 10**9 - int(memory.read_text()) < 2**16  # whole pages
+    assert int(pids.read_text()) == 8192
+"""
+
+ENDLESS = """
+import subprocess
+def test_it():
+    print("HANGS", flush=True)
+    subprocess.run(["sleep", "8765432"])
+"""
+
+
+def tested(folder: Path, test: str, **options: object) -> list[str]:
+    """The command that tests a wheel of a project in `folder`, whose only test is `test`."""
+    table = {"paths": ["tests"], **options}
+    pairs = ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
+    (folder / "tests").mkdir(parents=True)
+    (folder / "tests" / "test_it.py").write_text(test)
+    (folder / "pyproject.toml").write_text(f"[tool.torchwheels]\ntests = {{ {pairs} }}\n")
+    forge = Forge(folder)
+    forge.requires = []
+    command = [sys.executable, "-m", "torchwheels", "test", str(folder), "--cell=3.11-cpu"]
+    return [
+        *command,
+        "--backend=docker",
+        f"--dist={folder}",
+        f"--wheel={forge.wheel()}",
+        "--",
+        "-s",
+    ]
+
+
+def of_tests() -> set[str]:
+    """The containers and images of tests that the engine has."""
+    listed = subprocess.run(
+        "docker ps --all --format={{.Names}}; docker images --format={{.Repository}}:{{.Tag}}",
+        shell=True, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return {x for x in listed.stdout.split() if x.startswith("torchwheels-test")}
+
+
+@pytest.mark.slow
+def test_tests_are_confined_and_leave_each_other_alone(engine: None, tmp_path: Path) -> None:
+    before = of_tests()
+    path = str(Path(cli.__file__).parents[1])
+    variables = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(
+        tested(tmp_path / "one", ENDLESS), env=variables, stdout=subprocess.PIPE, text=True
+    ) as first:
+        try:
+            assert first.stdout is not None
+            assert any("HANGS" in line for line in first.stdout)
+            other = tested(tmp_path / "other", CONFINED, memory=2)
+            done = subprocess.run(other, env=variables, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout
+            assert first.poll() is None
+        finally:
+            first.terminate()
+    assert first.returncode == 130
+    assert ends("sleep 8765432")
+    assert of_tests() <= before
+
+
+@pytest.mark.slow
+def test_tests_in_a_container_end_with_their_time(engine: None, tmp_path: Path) -> None:
+    path = str(Path(cli.__file__).parents[1])
+    done = subprocess.run(
+        tested(tmp_path / "one", ENDLESS, minutes=0.05),
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "the tests took more than 0.05 minutes: mend what hangs" in done.stderr
+    assert ends("sleep 8765432")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
 import os
@@ -27,7 +26,6 @@ from torchwheels.releases import Cell, sm
 from torchwheels.sources import Fetched
 
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
-_LAST_LINES = 200
 
 # What a build prints, and the sentence for it; {0} is what the pattern's group found.
 _KNOWN_FAILURES = (
@@ -271,7 +269,12 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
     ) -> None:
         nonlocal last
         given = {**variables, **(extra_environ or {})}
-        code, last = _follow([*cmd], given, Path(cwd or folder))
+        try:
+            code, last = processes.follow(
+                [*cmd], build.project.time_limit * 60, env=given, cwd=cwd or folder, umask=0o022
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{build.cell.name} failed: {too_long(build.project)}") from None
         if code != 0:
             raise subprocess.CalledProcessError(code, cmd)
 
@@ -288,28 +291,12 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
         raise UserError(f"{build.cell.name} failed: {error}") from None
 
 
-def _follow(command: list[str], variables: Mapping[str, str], folder: Path) -> tuple[int, str]:
-    """Runs `command`, passing on what it prints; returns its exit code and the last lines."""
-    last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-    with processes.start(
-        command,
-        env=dict(variables),
-        cwd=folder,
-        umask=0o022,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                last.append(line)
-        finally:
-            processes.end(process)
-    return process.returncode, "".join(last)
+def too_long(project: Project) -> str:
+    """What to say of a build that reaches its limit of time."""
+    return (
+        f"it took more than {project.time_limit:g} minutes: give it more cores (MAX_JOBS says how many "
+        "compilers run at once), or raise `time-limit` in [tool.torchwheels]"
+    )
 
 
 # Prints which of the modules that these files import cannot be found.

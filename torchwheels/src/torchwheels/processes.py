@@ -6,12 +6,15 @@ behind, whatever group or session that is in: ninja gives each compiler a group 
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import sys
+import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,8 @@ _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a process to end."""
+_LAST_LINES = 200
+_started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
 
 
 def run(
@@ -37,13 +42,57 @@ def run(
 def start(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
     """Starts `command`, whose processes end at the latest with the thread that calls this."""
     between = [sys.executable, "-I", "-S", __file__, str(os.getpid()), *map(str, command)]
-    return subprocess.Popen(between, start_new_session=True, **options)
+    process = subprocess.Popen(between, start_new_session=True, **options)
+    _started.add(process)
+    return process
+
+
+def follow(
+    command: Sequence[str | Path], limit: float = 0, given: str = "", **options: Any
+) -> tuple[int, str]:
+    """Runs `command` with `given` as its input, and passes on what it prints.
+
+    Returns its exit code and the last lines. After `limit` seconds, if there is one, it is ended, and
+    TimeoutExpired raised.
+    """
+    last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+    late = threading.Event()
+    pipe = subprocess.PIPE
+    options |= {"stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    with start(command, stdin=pipe, stdout=pipe, **options) as process:
+
+        def stop() -> None:
+            late.set()
+            process.terminate()
+
+        timer = threading.Timer(limit or threading.TIMEOUT_MAX, stop)
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            timer.start()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(given)
+                process.stdin.close()
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                last.append(line)
+        finally:
+            timer.cancel()
+            end(process)
+    if late.is_set():
+        raise subprocess.TimeoutExpired(command, limit)
+    return process.returncode, "".join(last)
 
 
 def end(process: subprocess.Popen[Any]) -> None:
     """Ends what `start` has started; it is gone then."""
     process.terminate()
     process.wait()  # `with` does not, after Ctrl-C
+
+
+def end_all() -> None:
+    """Asks all to end that `start` has started, in whichever thread."""
+    for process in [*_started]:
+        process.terminate()
 
 
 def end_with_parent() -> None:
