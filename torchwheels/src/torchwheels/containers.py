@@ -68,6 +68,8 @@ class Engine:
 
     version: str
     builder: str | None = None
+    context: str | None = None
+    """Of `docker context ls`, where the builder is that of another engine."""
     jobs: str | None = None
     """How many compilers one build may run at once; None: what it finds there."""
 
@@ -75,7 +77,10 @@ class Engine:
 def find_engine(builder: str | None = None) -> Engine:
     """The Docker engine; an error says why none answers."""
     try:
-        version = _docker("version", "--format", "{{.Server.Version}}")
+        contexts = _docker("context", "ls", "--format={{.Name}}").splitlines()
+        context = builder if builder in contexts else None
+        there = ("--context", context) if context else ()
+        version = _docker(*there, "version", "--format", "{{.Server.Version}}")
         _docker("buildx", "version")
     except FileNotFoundError:
         raise UserError("there is no `docker` command") from None
@@ -84,7 +89,7 @@ def find_engine(builder: str | None = None) -> Engine:
     except subprocess.CalledProcessError as error:
         said = error.stderr.strip().splitlines() or ["`docker` failed without a word"]
         raise UserError(_explained(said[-1].rstrip("."))) from None
-    return Engine(version, builder)
+    return Engine(version, builder, context)
 
 
 def _docker(*arguments: str) -> str:
@@ -270,8 +275,10 @@ def _settings() -> str:
 def _bake(engine: Engine, target: Mapping[str, Any], project: Project, cell: Cell) -> None:
     """Runs `docker buildx bake`, passing on what it prints; an error says why it failed."""
     # Attestations would make the cached image another one each time.
-    command = ["docker", "buildx", "bake", "--progress=plain", "--provenance=false", "--file=-"]
-    command += [f"--builder={engine.builder}"] if engine.builder else []
+    command = ["docker", *(["--context", engine.context] if engine.context else [])]
+    command += ["buildx", "bake", "--progress=plain", "--provenance=false", "--file=-"]
+    if engine.builder and not engine.context:  # buildx refuses the name of another context's
+        command.append(f"--builder={engine.builder}")
     name = _target(cell)
     file = {"group": {"default": {"targets": [name]}}, "target": {name: target}}
     secrets = {"TORCHWHEELS_SETTINGS": _settings(), "TORCHWHEELS_JOBS": engine.jobs or ""}
