@@ -238,7 +238,7 @@ def test_it():
 """
 
 
-def tested(folder: Path, test: str, **options: object) -> list[str]:
+def command_for(folder: Path, test: str, **options: object) -> list[str]:
     """The command that tests a wheel of a project in `folder`, whose only test is `test`."""
     table = {"paths": ["tests"], **options}
     pairs = ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
@@ -273,12 +273,12 @@ def test_tests_are_confined_and_leave_each_other_alone(engine: None, tmp_path: P
     path = str(Path(cli.__file__).parents[1])
     variables = {**os.environ, "PYTHONPATH": path}
     with subprocess.Popen(
-        tested(tmp_path / "one", ENDLESS), env=variables, stdout=subprocess.PIPE, text=True
+        command_for(tmp_path / "one", ENDLESS), env=variables, stdout=subprocess.PIPE, text=True
     ) as first:
         try:
             assert first.stdout is not None
             assert any("HANGS" in line for line in first.stdout)
-            other = tested(tmp_path / "other", CONFINED, memory=2)
+            other = command_for(tmp_path / "other", CONFINED, memory=2)
             done = subprocess.run(other, env=variables, capture_output=True, text=True)
             assert done.returncode == 0, done.stdout
             assert first.poll() is None
@@ -293,7 +293,7 @@ def test_tests_are_confined_and_leave_each_other_alone(engine: None, tmp_path: P
 def test_tests_in_a_container_end_with_their_time(engine: None, tmp_path: Path) -> None:
     path = str(Path(cli.__file__).parents[1])
     done = subprocess.run(
-        tested(tmp_path / "one", ENDLESS, minutes=0.05),
+        command_for(tmp_path / "one", ENDLESS, minutes=0.05),
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
