@@ -69,7 +69,8 @@ def test_wheel_that_was_refused_in_a_container_is_kept(
     wheel = forge.wheel()
     leave = f"""
     folder=$(grep -o 'dest=[^"]*' {tmp_path}/bake.json | cut -d= -f2)
-    mkdir "$folder" && cp {wheel} "$folder/{wheel.name}.refused"
+    mkdir "$folder/dist" && cp {wheel} "$folder/dist/{wheel.name}.refused"
+    echo '{{"cxx": "g++ 12", "nvcc": null}}' > "$folder/compilers.json"
     """
     fake_docker(tmp_path, monkeypatch, leave)
     source, dist = tmp_path / "source", tmp_path / "dist"
