@@ -43,9 +43,9 @@ def classic(own_project: Path) -> Path:
 @pytest.fixture
 def engine() -> None:
     """Skips where no Docker engine answers."""
-    from torchwheels import containers, errors
+    from torchwheels import engines, errors
 
     try:
-        containers.find_engine()
+        engines.find_engine()
     except errors.UserError as error:
         pytest.skip(f"no Docker engine answers: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import Forge
-from torchwheels import build, cli, containers, environments, project, releases
+from torchwheels import cli, containers, engines, project, releases, wheel
 
 CELL = releases.load().cell("3.11-cu130")
 
@@ -68,7 +69,8 @@ def test_wheel_that_was_refused_in_a_container_is_kept(
     wheel = forge.wheel()
     leave = f"""
     folder=$(grep -o 'dest=[^"]*' {tmp_path}/bake.json | cut -d= -f2)
-    mkdir "$folder" && cp {wheel} "$folder/{wheel.name}.refused"
+    mkdir "$folder/dist" && cp {wheel} "$folder/dist/{wheel.name}.refused"
+    echo '{{"cxx": "g++ 12", "nvcc": null}}' > "$folder/compilers.json"
     """
     fake_docker(tmp_path, monkeypatch, leave)
     source, dist = tmp_path / "source", tmp_path / "dist"
@@ -96,7 +98,7 @@ def test_a_socket_of_a_group_is_explained(tmp_path: Path, monkeypatch: pytest.Mo
     with socket.socket(socket.AF_UNIX) as listener:
         path = tmp_path / "docker.sock"
         listener.bind(str(path))
-        said = containers._explained("permission denied", {"DOCKER_HOST": f"unix://{path}"})
+        said = engines._explained("permission denied", {"DOCKER_HOST": f"unix://{path}"})
     assert f"{path} is open to the group {path.group()}: run `sudo usermod" in said
 
 
@@ -108,7 +110,7 @@ def test_compose_serves_an_index_of_the_wheels_in_dist(engine: None, tmp_path: P
     shutil.copytree(root / tool, tree / tool, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(root / "docker-compose.yml", tree)
     (tree / "dist").mkdir()
-    wheel = Forge(tree / "dist").wheel()
+    served = Forge(tree / "dist").wheel()
     compose = ["docker", "compose", "--project-name=served-by-a-test"]
     download = [sys.executable, "-m", "pip", "download", "--isolated", "--no-deps", "--retries=9"]
     download += ["--index-url=http://localhost:8080/simple/", f"--dest={tmp_path}", "tinyops"]
@@ -117,7 +119,7 @@ def test_compose_serves_an_index_of_the_wheels_in_dist(engine: None, tmp_path: P
         subprocess.run(download, check=True)
     finally:
         subprocess.run([*compose, "down", "--rmi=local", "--volumes"], cwd=tree, check=True)
-    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
+    assert (tmp_path / served.name).read_bytes() == served.read_bytes()
 
 
 HOSTILE = """
@@ -195,13 +197,117 @@ def ends(command: str) -> bool:
     return False
 
 
-def test_what_a_build_starts_here_ends_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, _ = build._follow(
-        ["sh", "-c", "sleep 876543 & sleep 876543 & echo started; exit 3"],
-        environments.clean_variables(tmp_path),
-        tmp_path,
+# The import check runs code of the wheel, beside the wheel that is going to leave the container.
+FORGING = """
+import glob, subprocess
+code = '''
+import sys
+from torchwheels import finish, releases
+forged = finish.Used(releases.load().cell("3.11-cpu"), ("9.0",), "git+https://example.org/x@1", "g++ 99", "99.0")
+finish.stamp(__import__("pathlib").Path(sys.argv[1]), forged)
+'''
+for wheel in glob.glob("/opt/cache/build/*/finished/*.whl"):
+    subprocess.run(["/opt/torchwheels/bin/python", "-c", code, wheel], env={"PYTHONPATH": "/opt/tool"}, check=True)
+    print("FORGED", file=__import__("sys").stderr)
+"""
+
+
+@pytest.mark.slow
+def test_origin_is_written_outside(engine: None, own_project: Path, tmp_path: Path) -> None:
+    package = own_project / "own_project" / "__init__.py"
+    package.write_text(FORGING + package.read_text())
+    dist = tmp_path / "dist"
+    cli.main(["build", str(own_project), "--cell=3.11-cpu", "--backend=docker", f"--dist={dist}"])
+    (path,) = dist.glob("*.whl")
+    record = wheel.read(path).record
+    assert record is not None
+    assert record["source"].startswith("sha256:")
+    assert record["cxx"].startswith("g++ ") and record["cxx"] != "g++ 99"
+    assert (record["nvcc"], record["architectures"]) == (None, [])
+
+
+CONFINED = """
+import json, pathlib, socket
+def test_what_it_may_do():
+    said = dict(x.split(":\\t") for x in pathlib.Path("/proc/self/status").read_text().splitlines())
+    assert {said[x] for x in ("CapPrm", "CapEff", "CapBnd")} == {"0" * 16}
+    assert said["NoNewPrivs"] == "1"
+    assert [x.name for x in pathlib.Path("/sys/class/net").iterdir()] == ["lo"]
+    groups = pathlib.Path("/sys/fs/cgroup")
+    (memory,) = [*groups.glob("memory.max"), *groups.glob("memory/memory.limit_in_bytes")]
+    (pids,) = [*groups.glob("pids.max"), *groups.glob("pids/pids.max")]
+    assert 0 <= 2 * 10**9 - int(memory.read_text()) < 2**16  # whole pages
+    assert int(pids.read_text()) == 8192
+"""
+
+ENDLESS = """
+import subprocess
+def test_it():
+    print("HANGS", flush=True)
+    subprocess.run(["sleep", "8765432"])
+"""
+
+
+def command_for(folder: Path, test: str, **options: object) -> list[str]:
+    """The command that tests a wheel of a project in `folder`, whose only test is `test`."""
+    table = {"paths": ["tests"], **options}
+    pairs = ", ".join(f"{key} = {json.dumps(value)}" for key, value in table.items())
+    (folder / "tests").mkdir(parents=True)
+    (folder / "tests" / "test_it.py").write_text(test)
+    (folder / "pyproject.toml").write_text(f"[tool.torchwheels]\ntests = {{ {pairs} }}\n")
+    forge = Forge(folder)
+    forge.requires = []
+    command = [sys.executable, "-m", "torchwheels", "test", str(folder), "--cell=3.11-cpu"]
+    return [
+        *command,
+        "--backend=docker",
+        f"--dist={folder}",
+        f"--wheel={forge.wheel()}",
+        "--",
+        "-s",
+    ]
+
+
+def of_tests() -> set[str]:
+    """The containers and images of tests that the engine has."""
+    listed = subprocess.run(
+        "docker ps --all --format={{.Names}}; docker images --format={{.Repository}}:{{.Tag}}",
+        shell=True, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return {x for x in listed.stdout.split() if x.startswith("torchwheels-test")}
+
+
+@pytest.mark.slow
+def test_tests_are_confined_and_leave_each_other_alone(engine: None, tmp_path: Path) -> None:
+    before = of_tests()
+    path = str(Path(cli.__file__).parents[1])
+    variables = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(
+        command_for(tmp_path / "one", ENDLESS), env=variables, stdout=subprocess.PIPE, text=True
+    ) as first:
+        try:
+            assert first.stdout is not None
+            assert any("HANGS" in line for line in first.stdout)
+            other = command_for(tmp_path / "other", CONFINED, memory=2)
+            done = subprocess.run(other, env=variables, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout
+            assert first.poll() is None
+        finally:
+            first.terminate()
+    assert first.returncode == 130
+    assert ends("sleep 8765432")
+    assert of_tests() <= before
+
+
+@pytest.mark.slow
+def test_tests_in_a_container_end_with_their_time(engine: None, tmp_path: Path) -> None:
+    path = str(Path(cli.__file__).parents[1])
+    done = subprocess.run(
+        command_for(tmp_path / "one", ENDLESS, minutes=0.05),
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
     )
-    assert code == 3
-    assert ends("sleep 876543")
+    assert done.returncode == 1
+    assert "the tests took more than 0.05 minutes: mend what hangs" in done.stderr
+    assert ends("sleep 8765432")

@@ -267,3 +267,14 @@ def test_wheel_that_imports_passes_and_leaves_the_base_as_it_was(
         tagged_for_this_python(finished(wheel(tmp_path, data, text=HIDES))), base
     )
     assert sorted(base.site_packages.iterdir()) == before
+
+
+def test_what_a_wheel_says_of_its_build_is_written_again(compiler: str, tmp_path: Path) -> None:
+    built = wheel(tmp_path / "built", {"package/x.so": library(compiler, tmp_path, CLASSIC)})
+    finished = finish.finish(built, tmp_path / "finished", USED, [])
+    right = finished.read_bytes()
+    forged = finish.Used(CUDA_CELL, ("9.0",), "git+https://example.org/x@1", "g++ 99", "99.0")
+    finish.stamp(finished, forged)
+    assert finished.read_bytes() != right
+    finish.stamp(finished, USED)
+    assert finished.read_bytes() == right

@@ -77,7 +77,10 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     results = tmp_path / "results"
     results.mkdir()
     wheel = forge.wheel()
-    found = testing.run_here(options, forge.cell, wheel, folder, [], require_gpu, results)
+    testing.install(options, forge.cell, wheel, tmp_path / "tests")
+    found = testing.run_here(
+        options, forge.cell, tmp_path / "tests", folder, [], require_gpu, results
+    )
     assert found == code
     testing.keep_record(results, wheel, forge.cell, tmp_path / "dist", code)
     records = [json.loads(x.read_text()) for x in (tmp_path / "dist").glob("tests/*/*.json")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import json
@@ -10,10 +9,8 @@ import os
 import re
 import resource
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +26,7 @@ from torchwheels import (
     finish,
     links,
     passports,
+    processes,
     toolchain,
     variants,
     wheel,
@@ -41,8 +39,6 @@ from torchwheels.sources import Fetched
 
 STEPS = ("requirements", "compile", "install", "import")
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
-_LAST_LINES = 200
-_PATIENCE = 5  # seconds for the last of the output
 
 # What a build prints, and the sentence for it; {0} is what the pattern's group found.
 _KNOWN_FAILURES = (
@@ -338,7 +334,12 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
     ) -> None:
         nonlocal last
         given = {**variables, **(extra_environ or {})}
-        code, last = _follow([*cmd], given, Path(cwd or folder))
+        try:
+            code, last = processes.follow(
+                [*cmd], build.project.time_limit * 60, env=given, cwd=cwd or folder, umask=0o022
+            )
+        except subprocess.TimeoutExpired:
+            raise UserError(f"{build.cell.name} failed: {too_long(build.project)}") from None
         if code != 0:
             raise subprocess.CalledProcessError(code, cmd)
 
@@ -355,41 +356,12 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
         raise UserError(f"{build.cell.name} failed: {error}") from None
 
 
-def _follow(command: list[str], variables: Mapping[str, str], folder: Path) -> tuple[int, str]:
-    """Runs `command`, passing on what it prints; returns its exit code and the last lines.
-
-    Whatever it has started ends with it, or at the latest with us.
-    """
-    last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-    process = subprocess.Popen(
-        command,
-        env=dict(variables),
-        cwd=folder,
-        umask=0o022,
-        start_new_session=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
+def too_long(project: Project) -> str:
+    """What to say of a build that reaches its limit of time."""
+    return (
+        f"it took more than {project.time_limit:g} minutes: give it more cores (MAX_JOBS says how many "
+        "compilers run at once), or raise `time-limit` in [tool.torchwheels]"
     )
-
-    def pass_on() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            last.append(line)
-
-    # Not until the end of the output: a process that the build leaves behind could hold that open.
-    reader = threading.Thread(target=pass_on, daemon=True)
-    reader.start()
-    try:
-        process.wait()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    reader.join(_PATIENCE)
-    return process.returncode, "".join(last)
 
 
 # Prints which of the modules that these files import cannot be found.
@@ -466,3 +438,21 @@ def _copy_whole(finished: Path, target: Path) -> Path:
     except OSError:
         partial.unlink(missing_ok=True)
         raise
+
+
+def main() -> None:
+    """Writes which compilers an image has into a file, before any code of a project is there."""
+    name, release, stable, file = sys.argv[1:]
+    options = Project(release=release, stable=stable)
+    cell = options.cell_to_build(options.releases.cell(name))
+    base = environments.with_torch(cell, toolchain.pip_toolkit(cell), any_cuda=bool(stable))
+    toolkit = toolchain.find_toolkit(cell, base.site_packages)
+    said = {
+        "cxx": toolchain.host_compiler().version,
+        "nvcc": toolkit.version if toolkit else None,
+    }
+    Path(file).write_text(json.dumps(said))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from torchwheels import environments, wheel
+from torchwheels import environments, processes, wheel
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 
@@ -46,11 +46,12 @@ def check_import(path: Path, environment: Environment, modules: Sequence[str] = 
     libraries = [name for name in found.libraries if ".libs/" not in name]
     modules = modules or top_level_modules(found.files)
     given = json.dumps([libraries, list(modules)])
-    done = subprocess.run(
+    done = processes.run(
         [environment.python, "-c", _IMPORT, given],
         env=environments.clean_variables(environment.folder),
         cwd=environment.folder,
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
     )
     if done.returncode != 0:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import dataclasses
+import functools
 import json
 import os
 import shlex
@@ -20,21 +20,23 @@ from pathlib import Path
 from torchwheels import (
     build,
     containers,
+    engines,
+    kept,
     passports,
+    processes,
     project,
     releases,
+    schedule,
     site,
     sources,
     testing,
 )
-from torchwheels.containers import Engine
+from torchwheels.engines import Engine
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Cell
 from torchwheels.sources import Fetched
 from torchwheels.wheel import wheels_in
-
-_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -43,10 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end = words.index("--") if "--" in words else len(words)
     given = _parser().parse_args(words[:end])
     given.arguments = words[end + 1 :]
-    signal.signal(signal.SIGTERM, _stop)
-    if os.environ.get("TORCHWHEELS_PARENT") == str(os.getppid()) and sys.platform == "linux":
-        # The kernel tells us when nox is gone, also where it was killed and could not.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    for number in processes.STOPPING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as below `nohup`
+            signal.signal(number, _stop)
+    if os.environ.get("TORCHWHEELS_PARENT") == str(os.getppid()):
+        processes.end_with_parent()  # nox may be killed, and cannot tell us then
     try:
         given.run(given)
     except UserError as error:
@@ -68,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _stop(number: int, frame: object) -> None:
-    """Treats a polite request to end like Ctrl-C, which cleans up."""
+    """Treats every request to end like Ctrl-C, which cleans up; a second one does not hinder that."""
+    for each in processes.STOPPING:
+        signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
@@ -90,7 +95,12 @@ def _parser() -> argparse.ArgumentParser:
         help="where the project's own code runs: in the cell's image, or on this machine (default: docker)",
     )
     place.set_defaults(backend=os.environ.get("TORCHWHEELS_BACKEND") or None)
-    place.add_argument("--builder", help="a builder of `docker buildx ls`, also of another machine")
+    place.add_argument(
+        "--builder",
+        action="append",
+        help="a builder of `docker buildx ls`, also of another machine (repeatable: `build` spreads the "
+        "cells over all of them)",
+    )
     source = argparse.ArgumentParser(add_help=False)
     source.add_argument(
         "source", help="NAME==VERSION from PyPI, a folder, an archive, or git+URL@COMMIT"
@@ -120,6 +130,8 @@ def _parser() -> argparse.ArgumentParser:
         "--require-gpu", action="store_true", help="fail where a GPU test is skipped"
     )
     command.add_argument("--results", type=Path, help=argparse.SUPPRESS)  # in a container
+    command.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    command.add_argument("--install", action="store_true", help=argparse.SUPPRESS)
     command.set_defaults(run=_test)
     command = commands.add_parser(
         "audit", help="judge wheels, and write a passport beside each", parents=[config, dist]
@@ -151,57 +163,80 @@ def _parser() -> argparse.ArgumentParser:
 def _build(given: argparse.Namespace) -> None:
     options = _project(given.source, given.config)
     cells = _chosen_cells(given, options)
-    engine = _engine(given)
+    engines = _engines(given)
     with _fetched(given) as source:
         steps = os.environ.get("TORCHWHEELS_STEPS") or ",".join(build.STEPS)  # of an image
-        _build_cells(options, cells, source, given.dist, engine, steps=steps.split(","))
+        in_container = bool(given.origin)  # what is said of its wheel is said outside
+        _build_cells(
+            *(options, cells, source, given.dist, engines),
+            keep=not in_container,
+            steps=steps.split(","),
+        )
 
 
 def _build_cells(
-    options: Project, cells: Sequence[Cell], source: Fetched, dist: Path, engine: Engine | None,
-    fresh: bool = False, steps: Sequence[str] = build.STEPS,
+    options: Project, cells: Sequence[Cell], source: Fetched, dist: Path, engines: Sequence[Engine],
+    fresh: bool = False, keep: bool = True, steps: Sequence[str] = build.STEPS,
 ) -> list[Path]:  # fmt: skip
-    """Builds the wheels of `cells` into `dist`: in containers all at once, here one by one."""
-    if engine:
-        with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
-            built = containers.build_wheels(engine, options, cells, source, Path(work), fresh)
-            targets = []
-            for cell in cells:
-                found = built[cell.name]
-                wheel = found.rename(found.with_name(found.name.removesuffix(".refused")))
+    """Builds the wheels of `cells` into `dist`: with `engines`, or here.
+
+    `keep`: with a passport beside each, and without those that `dist` has already.
+    """
+    digests = {
+        cell.name: kept.inputs(
+            options, cell, source, containers.base_image(cell) if engines else "local"
+        )
+        for cell in cells
+    }
+
+    def built(cell: Cell, engine: Engine | None) -> Path | None:
+        if engine is None:
+            target = build.build_wheel(options, cell, source, dist, steps)
+        else:
+            with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
+                made = containers.build_wheel(engine, options, cell, source, Path(work), fresh)
                 # Again, and here: what the project's code did to the tool there does not count.
+                wheel = made.rename(made.with_name(made.name.removesuffix(".refused")))
                 with build.kept_if_refused(wheel, dist):
                     passport = passports.check(wheel, options, cell)
-                    if found != wheel:
+                    if made != wheel:
                         raise UserError(
                             f"in Docker {wheel.name} was refused: see the messages above"
                         )
-                targets.append(build.publish(wheel, dist, passport))
-                print(
-                    f"torchwheels: built {targets[-1]} in {containers.base_image(cell)}", flush=True
-                )
-            return targets
-    targets, failures = [], []
-    for cell in cells:
-        try:
-            target = build.build_wheel(options, cell, source, dist, steps)
-            targets += [target] if target else []
-        except UserError as error:
-            if len(cells) == 1:
-                raise
-            print(f"torchwheels: {error}", file=sys.stderr, flush=True)
-            failures.append(cell.name)
-    if failures:
-        raise UserError(f"{len(failures)} of {len(cells)} cells failed: {', '.join(failures)}")
-    return targets
+                target = build.publish(wheel, dist, passport)
+            print(f"torchwheels: built {target} in {containers.base_image(cell)}", flush=True)
+        if keep and target:
+            kept.note(dist, digests[cell.name], target)
+        return target
+
+    there = {x.name: path for x in cells if keep and (path := kept.find(dist, digests[x.name]))}
+    wanted = [cell for cell in cells if cell.name not in there]
+    share = -(-len(wanted) // max(1, len(engines)))
+    builders = [
+        functools.partial(built, engine=each)
+        for engine in engines
+        for each in containers.shared(engine, options, wanted[:share])
+    ] or [functools.partial(built, engine=None)]
+    outcomes = {x.name: schedule.Outcome(x, wheel=there[x.name]) for x in cells if x.name in there}
+    outcomes |= schedule.spread(wanted, builders)
+    failed = [x for x in outcomes.values() if x.failure]
+    if len(cells) > 1 or there:
+        for cell in cells:
+            print(f"torchwheels: {outcomes[cell.name]}", flush=True)
+    if failed and len(cells) == 1:
+        raise UserError(failed[0].failure)
+    if failed:
+        names = ", ".join(x.cell.name for x in failed)
+        raise UserError(f"{len(failed)} of {len(cells)} cells failed: {names}")
+    return [path for cell in cells if (path := outcomes[cell.name].wheel)]
 
 
-def _engine(given: argparse.Namespace) -> Engine | None:
-    """The Docker engine for the code of a project; None where it shall run here."""
+def _engines(given: argparse.Namespace) -> list[Engine]:
+    """The Docker engine for the code of a project, with each builder; none where it shall run here."""
     if given.backend == "local":
-        return None
+        return []
     try:
-        return containers.find_engine(given.builder)
+        return [engines.find_engine(builder) for builder in given.builder or [None]]
     except UserError as error:
         raise UserError(
             f"no Docker engine answers ({error}), and {given.source} runs its own code with your rights "
@@ -245,17 +280,23 @@ def _test(given: argparse.Namespace) -> None:
             "the project names no tests: the option `tests` says where they are, such as "
             '`tests = { paths = ["tests"] }` in [tool.torchwheels]'
         )
-    engine = _engine(given)
+    engines = _engines(given)
     with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
         results = given.results or Path(work)
         results.mkdir(exist_ok=True)
-        if engine:
+        if engines:
             code = containers.run_tests(
-                engine, options, cell, path, source.folder, _test_arguments(given), results
+                engines[0], options, cell, path, source.folder, _test_arguments(given), results
             )
         else:
+            folder = given.folder or Path(work)
+            if given.install or not given.folder:
+                testing.install(options, cell, path, folder)
+            if given.install:
+                return
+            print(f"torchwheels: testing {path.name} in {cell.name}", flush=True)
             code = testing.run_here(
-                options, cell, path, source.folder, given.arguments, given.require_gpu, results
+                options, cell, folder, source.folder, given.arguments, given.require_gpu, results
             )
         if not given.results:
             testing.keep_record(results, path, cell, given.dist, code)
@@ -292,14 +333,16 @@ def _index(given: argparse.Namespace) -> None:
 
 
 def _reproduce(given: argparse.Namespace) -> None:
-    options, engine = _project(given.source, given.config), _engine(given)
+    options, engines = _project(given.source, given.config), _engines(given)
     cells = _chosen_cells(given, options)
     with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
         moved = Path(work) / "another-folder" / "with-a-longer-name"
         shutil.copytree(source.folder, moved, symlinks=True)
         for cell in cells:
             wheels = [
-                _build_cells(options, [cell], each, Path(work) / name, engine, fresh=True)[0]
+                _build_cells(
+                    options, [cell], each, Path(work) / name, engines, fresh=True, keep=False
+                )[0]
                 for name, each in (
                     ("one", source),
                     ("two", dataclasses.replace(source, folder=moved)),

@@ -5,8 +5,8 @@ The code of a project sees its sources there, and neither credentials nor folder
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -18,21 +18,22 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
 
-from torchwheels import environments
+from torchwheels import build, environments, finish, processes, testing, toolchain
+from torchwheels.engines import TIMEOUT, Engine, docker
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Cell, load
+from torchwheels.schedule import BuilderGoneError
 from torchwheels.sources import Fetched
 from torchwheels.wheel import wheels_in
 
-_ENGINE_TIMEOUT = 10  # seconds: an engine behind ssh needs a few, a dead one shall not hold us up
-_LAST_LINES = 60
+_PROCESSES = 8192  # and threads, of a container with tests
+_SHARE_OF_MEMORY = 0.8  # of the engine's machine, for a container with tests
 
 # What BuildKit says, and the sentence for it; {0} are the base images.
 _KNOWN_FAILURES = (
@@ -51,104 +52,98 @@ _KNOWN_FAILURES = (
         "there is no such builder: `docker buildx ls` lists those there are, and `docker buildx "
         "create` adds one",
     ),
-    (
-        r"annot connect to the Docker daemon|error during connect|connection refused"
-        r"|failed to receive status|error reading from server",
-        "the Docker engine does not answer any more: start it and try again, or use `--backend local`",
-    ),
+)
+_GONE = (
+    r"annot connect to the Docker daemon|error during connect|connection refused"
+    r"|failed to receive status|error reading from server|code = Unavailable"
 )
 # The tool's own sentence inside BuildKit's plain progress, `#12 3.456 torchwheels: 3.11-cpu failed`, and
 # the indented lines that go on with it.
 _SAID = re.compile(r"^(?:#\d+ [\d.]+ )?torchwheels: (.*(?:\n#\d+ [\d.]+   .*)*)", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Engine:
-    """A Docker engine that answers, and the builder of `docker buildx` to use."""
+def build_wheel(
+    engine: Engine, project: Project, cell: Cell, source: Fetched, into: Path, fresh: bool = False
+) -> Path:
+    """Builds the wheel of `cell` in its image; returns a copy of it in `into`, which nobody has judged yet.
 
-    version: str
-    builder: str | None = None
-
-
-def find_engine(builder: str | None = None) -> Engine:
-    """The Docker engine; an error says why none answers."""
-    try:
-        version = _docker("version", "--format", "{{.Server.Version}}")
-        _docker("buildx", "version")
-    except FileNotFoundError:
-        raise UserError("there is no `docker` command") from None
-    except subprocess.TimeoutExpired:
-        raise UserError(f"the engine did not answer in {_ENGINE_TIMEOUT} seconds") from None
-    except subprocess.CalledProcessError as error:
-        said = error.stderr.strip().splitlines() or ["`docker` failed without a word"]
-        raise UserError(_explained(said[-1].rstrip("."))) from None
-    return Engine(version, builder)
-
-
-def _docker(*arguments: str) -> str:
-    return subprocess.run(
-        ["docker", *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        stdin=subprocess.DEVNULL,
-        timeout=_ENGINE_TIMEOUT,
-    ).stdout.strip()
-
-
-def _explained(said: str, environ: Mapping[str, str] = os.environ) -> str:
-    """What was said when no engine answered; in our words where its socket is another group's."""
-    socket = Path(environ.get("DOCKER_HOST", "/var/run/docker.sock").removeprefix("unix://"))
-    if "permission denied" not in said.lower() or not socket.is_socket():
-        return said
-    return (
-        f"{socket} is open to the group {socket.group()}: run "
-        f'`sudo usermod --append --groups {socket.group()} "$USER"` and log in again'
-    )
-
-
-def build_wheels(
-    engine: Engine,
-    project: Project,
-    cells: Sequence[Cell],
-    source: Fetched,
-    into: Path,
-    fresh: bool,
-) -> dict[str, Path]:
-    """Builds the wheels of `cells` in their images, all at once; returns them by the cells' names.
-
-    They are copies in `into`, which nobody has judged yet: a name that ends in `.refused` says what was
-    found in the container. `fresh` is without the compiler cache.
+    A name that ends in `.refused` says what was found in the container. `fresh` is without the compiler cache.
     """
     with _staged_options(project) as (options, config):
-        targets = {}
-        for cell in cells:
-            command = ["torchwheels", "build", "/source", f"--cell={cell.name}", "--backend=local"]
-            command += ["--dist=/dist", f"--origin={source.origin}"]
-            command += [f"--config=/options/{config}"] if config else []
-            step = shlex.join(["python", "-m", *command])
-            refused = "test -e /dist/*.refused"
-            targets[_target(cell)] = {
-                **_image(project, cell),
-                "target": "export",
-                "contexts": {"source": str(source.folder), "options": str(options)},
-                "output": [f"type=local,dest={into / cell.name}"],
-            }
-            arguments = {
-                # A wheel that was refused leaves the container, too, for a look at it.
-                "COMMAND": f"{refused} || {step} || {refused}",
-                "PROJECT": hashlib.sha256(source.project.encode()).hexdigest()[:16],
-                "STABLE": project.stable,
-                **(
-                    {"ONLINE": "requirements,compile", "OFFLINE": "none"} if project.network else {}
-                ),
-                **{x: os.environ.get(x) for x in ("MAX_JOBS", "TORCHWHEELS_ARCHITECTURES")},
-                **({"CCACHE_RECACHE": "1", "FRESH": uuid.uuid4().hex} if fresh else {}),
-            }
-            targets[_target(cell)]["args"] |= {k: v for k, v in arguments.items() if v}
-        _bake(engine, targets, cells)
-    folders = {cell.name: into / cell.name for cell in cells}
-    return {x: [*wheels_in(y), *y.glob("*.whl.refused")][0] for x, y in folders.items()}
+        command = ["torchwheels", "build", "/source", f"--cell={cell.name}", "--backend=local"]
+        command += ["--dist=/dist", f"--origin={source.origin}"]
+        command += [f"--config=/options/{config}"] if config else []
+        target = {
+            **_image(project, cell),
+            "target": "export",
+            "contexts": {"source": str(source.folder), "options": str(options)},
+            "output": [f"type=local,dest={into}"],
+        }
+        step = shlex.join(["python", "-m", *command])
+        refused = "test -e /dist/*.refused"
+        arguments = {
+            # A wheel that was refused leaves the container, too, for a look at it.
+            "COMMAND": f"{refused} || {step} || {refused}",
+            "PROJECT": hashlib.sha256(source.project.encode()).hexdigest()[:16],
+            "STABLE": project.stable,
+            **({"ONLINE": "requirements,compile", "OFFLINE": "none"} if project.network else {}),
+            "TORCHWHEELS_ARCHITECTURES": os.environ.get("TORCHWHEELS_ARCHITECTURES"),
+            **({"CCACHE_RECACHE": "1", "FRESH": uuid.uuid4().hex} if fresh else {}),
+        }
+        target["args"] |= {k: v for k, v in arguments.items() if v}
+        if engine.jobs:  # no argument: another number makes no other wheel
+            target["secret"].append("id=jobs,env=TORCHWHEELS_JOBS")
+        _bake(engine, target, project, cell)
+    return _stamped(into, project, cell, source)
+
+
+def shared(engine: Engine, project: Project, cells: Sequence[Cell]) -> list[Engine]:
+    """The engine as often as it shall build one of `cells` at a time, each with its share of the machine."""
+    asked = os.environ.get("MAX_JOBS", "")
+    machine = _machine(engine)
+    if machine is None or not cells:
+        return [dataclasses.replace(engine, jobs=asked)]
+    cores, memory = machine
+    kinds = {"cuda" if cell.cuda else "cpu" for cell in cells}
+    job = project.memory_per_job or max(toolchain.MEMORY_PER_JOB[kind] for kind in kinds)
+    jobs = max(1, min(cores, int(memory / (job * 1e9))))
+    each = int(asked) if asked.isdigit() and int(asked) else max(1, jobs // len(cells))
+    count = max(1, min(len(cells), jobs // each))
+    return [dataclasses.replace(engine, jobs=asked or str(jobs // count))] * count
+
+
+def _machine(engine: Engine) -> tuple[int, int] | None:
+    """The cores of the engine's machine and its memory; None where nobody can say them."""
+    where: tuple[str, ...] = ()
+    try:
+        if engine.builder:
+            said = docker("buildx", "inspect", engine.builder)
+            nodes = re.findall(r"^Endpoint:\s+(\S+)", said, re.MULTILINE)
+            if (
+                not re.search(r"^Driver:\s+docker(-container)?$", said, re.MULTILINE)
+                or len(nodes) != 1
+            ):
+                return None
+            where = ("--host" if "://" in nodes[0] else "--context", nodes[0])
+        cores, memory = docker(*where, "info", "--format={{.NCPU}} {{.MemTotal}}").split()
+        return int(cores), int(memory)
+    except (subprocess.SubprocessError, ValueError):
+        return None
+
+
+def _stamped(exported: Path, project: Project, cell: Cell, source: Fetched) -> Path:
+    """The wheel that came out of a container, with its origin as we know it."""
+    found = [*wheels_in(exported / "dist"), *(exported / "dist").glob("*.whl.refused")]
+    if len(found) != 1 or not found[0].is_file() or found[0].is_symlink():
+        raise UserError(
+            f"the container of {cell.name} left {', '.join(sorted(x.name for x in found)) or 'nothing'} "
+            "in place of one wheel: the project's code has interfered with the build"
+        )
+    compilers = json.loads((exported / "compilers.json").read_text())
+    architectures = project.architectures(cell)
+    path = found[0].rename(found[0].with_name(found[0].name.removesuffix(".refused")))
+    finish.stamp(path, finish.Used(cell, architectures, source.origin, **compilers))
+    return path.rename(found[0])
 
 
 @contextlib.contextmanager
@@ -228,40 +223,35 @@ def _settings() -> str:
     return f"TORCHWHEELS_TORCH_INDEX={shlex.quote(index)}\n" if index else ""
 
 
-def _bake(engine: Engine, targets: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+def _bake(engine: Engine, target: Mapping[str, Any], project: Project, cell: Cell) -> None:
     """Runs `docker buildx bake`, passing on what it prints; an error says why it failed."""
     # Attestations would make the cached image another one each time.
-    command = ["docker", "buildx", "bake", "--progress=plain", "--provenance=false", "--file=-"]
-    command += [f"--builder={engine.builder}"] if engine.builder else []
-    file = {"group": {"default": {"targets": list(targets)}}, "target": targets}
-    last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-    with subprocess.Popen(
-        command,
-        env={**os.environ, "TORCHWHEELS_SETTINGS": _settings()},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(file))
-            process.stdin.close()
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                last.append(line.rstrip())
-        except BaseException:
-            process.terminate()
-            raise
-    if process.returncode == 0:
+    command = ["docker", *(["--context", engine.context] if engine.context else [])]
+    command += ["buildx", "bake", "--progress=plain", "--provenance=false", "--file=-"]
+    if engine.builder and not engine.context:  # buildx refuses the name of another context's
+        command.append(f"--builder={engine.builder}")
+    name = _target(cell)
+    file = {"group": {"default": {"targets": [name]}}, "target": {name: target}}
+    secrets = {"TORCHWHEELS_SETTINGS": _settings(), "TORCHWHEELS_JOBS": engine.jobs or ""}
+    try:
+        code, text = processes.follow(
+            command, project.time_limit * 60, json.dumps(file), env={**os.environ, **secrets}
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{cell.name} failed: {build.too_long(project)}") from None
+    if code == 0:
         return
-    text = "\n".join(last)
     for pattern, sentence in _KNOWN_FAILURES:
         if re.search(pattern, text):
-            raise UserError(sentence.format(", ".join({base_image(cell) for cell in cells})))
-    said = [re.sub(r"\n#\d+ [\d.]+ ", "\n", found) for found in _SAID.findall(text)]
-    raise UserError(f"in Docker: {said[-1] if said else 'the messages above say why'}")
+            raise UserError(sentence.format(base_image(cell)))
+    if said := [re.sub(r"\n#\d+ [\d.]+ ", "\n", found) for found in _SAID.findall(text)]:
+        raise UserError(f"in Docker: {said[-1]}")
+    if re.search(_GONE, text):
+        where = f"the builder {engine.builder}" if engine.builder else "the Docker engine"
+        raise BuilderGoneError(
+            f"{where} does not answer any more: start it and try again, or use `--backend local`"
+        )
+    raise UserError("in Docker: the messages above say why")
 
 
 def run_tests(
@@ -273,28 +263,63 @@ def run_tests(
     It gets copies of the wheel and the sources. `arguments` are those of `torchwheels test`. What the
     tests leave behind is copied into the folder `results`. Returns the exit code.
     """
-    image = f"torchwheels-test:{_target(cell)}"
+    image = f"torchwheels-test:{_target(cell)}-{uuid.uuid4().hex}"  # no other test's
     target = {**_image(project, cell), "target": "test", "tags": [image], "output": ["type=docker"]}
-    _bake(engine, {_target(cell): target}, [cell])
-    label = f"torchwheels.cell={cell.name}"
-    for left in _docker("ps", "--all", "--quiet", f"--filter=label={label}").split():
-        _docker("rm", "--force", left)  # of a test that was killed
-    gpus = ["--gpus=all"] if "nvidia" in _docker("info", "--format={{json .Runtimes}}") else []
-    with _staged_options(project) as (options, config):
-        command = ["python", "-m", "torchwheels", "test", "/source", f"--cell={cell.name}"]
-        command += [f"--wheel=/{wheel.name}", "--results=/results", "--backend=local"]
-        command += [f"--config=/options/{config}"] if config else []
-        name = _docker("create", "--init", f"--label={label}", *gpus, image, *command, *arguments)
-        try:
+    _bake(engine, target, project, cell)
+    try:
+        with _staged_options(project) as (options, config), _container(image, project) as name:
             for path, place in (
                 (str(wheel), f"/{wheel.name}"),
                 (f"{sources}/.", "/source"),
                 (f"{options}/.", "/options"),
             ):
                 subprocess.run(["docker", "cp", "--quiet", path, f"{name}:{place}"], check=True)
-            code = subprocess.run(["docker", "start", "--attach", name]).returncode
+            command = ["docker", "exec", name, "python", "-m", "torchwheels", "test", "/source"]
+            command += [f"--cell={cell.name}", f"--wheel=/{wheel.name}", "--backend=local"]
+            command += ["--results=/results", "--folder=/tests"]
+            command += [f"--config=/options/{config}"] if config else []
+            code = processes.run([*command, "--install"]).returncode
+            if code:
+                return code
+            if not project.tests.network:
+                docker("network", "disconnect", "bridge", name)
+            # What runs there has a limit of its own, but could ignore it.
+            limit = project.tests.minutes * 60 + TIMEOUT
+            code = processes.run([*command, *arguments], timeout=limit).returncode
             copying = ["docker", "cp", "--quiet", f"{name}:/results/.", str(results)]
             subprocess.run(copying, capture_output=True)
             return code
+    except subprocess.TimeoutExpired:
+        raise UserError(testing.too_long(project)) from None
+    finally:
+        subprocess.run(["docker", "image", "rm", image], capture_output=True)
+
+
+@contextlib.contextmanager
+def _container(image: str, project: Project) -> Iterator[str]:
+    """A container of `image` that lives as long as this, and no longer than we do: its name.
+
+    Its first process reads what we write, and so ends with us; then the engine ends the others.
+    """
+    name = f"torchwheels-test-{uuid.uuid4().hex}"
+    total = int(docker("info", "--format={{.MemTotal}}"))
+    memory = int(project.tests.memory * 1e9 or _SHARE_OF_MEMORY * total)
+    command = ["docker", "run", "--interactive", "--rm", "--init", f"--name={name}"]
+    command += ["--cap-drop=ALL", "--security-opt=no-new-privileges", f"--pids-limit={_PROCESSES}"]
+    command += [f"--memory={memory}", f"--memory-swap={memory}", "--network=bridge"]
+    if "nvidia" in docker("info", "--format={{json .Runtimes}}"):
+        command.append("--gpus=all")
+    pipe = subprocess.PIPE
+    with processes.start(
+        [*command, image, "sh", "-c", "echo ready; exec cat"], stdin=pipe, stdout=pipe, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            if process.stdout.readline() != "ready\n":
+                raise UserError("the engine cannot start a container: the messages above say why")
+            yield name
         finally:
-            _docker("rm", "--force", "--volumes", name)
+            process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(TIMEOUT)
+            processes.end(process)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from torchwheels import processes
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Cell, load, minor
@@ -176,7 +177,8 @@ def pip_install(
 ) -> None:
     """Installs `requirements`; an error says which of them cannot be had."""
     command = [str(environment.python), "-m", "pip", "install", "--quiet", *requirements]
-    done = subprocess.run(command, env=dict(variables), capture_output=True, text=True)
+    pipe = subprocess.PIPE
+    done = processes.run(command, env=dict(variables), stdout=pipe, stderr=pipe, text=True)
     if done.returncode != 0:
         lines = [x for x in done.stderr.splitlines() if x.startswith("ERROR:")] or [done.stderr]
         if "No space left on device" in done.stderr:

@@ -34,6 +34,7 @@ from packaging.utils import canonicalize_name
 from torchwheels import __version__, wheel
 from torchwheels.errors import UserError
 from torchwheels.releases import Cell, minor
+from torchwheels.wheel import Wheel
 
 OPENMP = "libgomp.so.1"
 """What GCC links for OpenMP."""
@@ -86,17 +87,31 @@ def finish(
         re.sub(rf"^{re.escape(old)}(?=\.dist-info/|\.data/)", new, name): data
         for name, data in found.files.items()
     }
-    record = build_record(found.name, version, used)
-    libraries = {name: found.files[name] for name in found.libraries}
-    bill = bill_of_materials(record, libraries)
-    files |= {
-        f"{info}/METADATA": _metadata(files[f"{info}/METADATA"], version, used.cell, classic),
-        f"{info}/{wheel.BUILD_RECORD}": _json(record),
-        f"{info}/sboms/{found.name}.cdx.json": _json(bill),
-    }
+    files[f"{info}/METADATA"] = _metadata(files[f"{info}/METADATA"], version, used.cell, classic)
+    files |= _stamps(found, version, info, used)
     target = work / "-".join([new, *found.path.name.split("-")[2:]])
     write_wheel(target, with_record(files, f"{info}/RECORD"))
     return target
+
+
+def stamp(path: Path, used: Used) -> None:
+    """Writes what a finished wheel says of its build again, by what its builder knows.
+
+    For a wheel that comes out of a container, where the project's code could have changed it.
+    """
+    found = wheel.read(path)
+    files = {**found.files, **_stamps(found, str(found.version), found.dist_info, used)}
+    write_wheel(path, with_record(files, f"{found.dist_info}/RECORD"))
+
+
+def _stamps(found: Wheel, version: str, info: str, used: Used) -> dict[str, bytes]:
+    """The build record and the bill of materials, as files of the folder `info`."""
+    record = build_record(found.name, version, used)
+    bill = bill_of_materials(record, {name: found.files[name] for name in found.libraries})
+    return {
+        f"{info}/{wheel.BUILD_RECORD}": _json(record),
+        f"{info}/sboms/{found.name}.cdx.json": _json(bill),
+    }
 
 
 def _repair(built: Path, work: Path, provided: Iterable[Path]) -> Path:

@@ -36,6 +36,12 @@ class Tests:
     """What runs the tests; empty: `python -m pytest` with these paths."""
     require_gpu: str = ""
     """What that command takes for `--require-gpu`; empty: a test fails if the reason of its skip names GPUs or CUDA."""
+    network: bool = False
+    """Whether the tests may use the network in a container, once all is installed."""
+    memory: float = 0.0
+    """GB of memory that they may take in a container; 0: four fifths of what the engine has."""
+    minutes: float = 60.0
+    """How long they may take."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,8 @@ class Project:
     """Changes to the sources, applied by `patch -p1`."""
     memory_per_job: float = 0.0
     """GB of memory that one compiler process takes; 0: what torch's headers were measured to take."""
+    time_limit: float = 0.0
+    """Minutes that the build of one cell may take; 0: any number."""
     size_budget: float = 0.0
     """MB that the wheel may have; 0: any number."""
     allow_libraries: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import nox
 
-from torchwheels import containers, project
+from torchwheels import engines, project
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 
@@ -101,7 +102,8 @@ def _with_source(given: list[str], options: Project) -> list[str]:
     parser.add_argument("command")
     parser.add_argument("--cell", action="append", default=[])
     parser.add_argument("--require-gpu", action="store_true")
-    for option in _OPTIONS[:-1]:
+    parser.add_argument("--builder", action="append", default=[])
+    for option in ("--source", "--backend", "--dist", "--config"):
         parser.add_argument(option)
     known, others = parser.parse_known_args(given)
     if known.command != "test":  # `-- build-3.11-cu130`, or without `build-`
@@ -114,19 +116,21 @@ def _with_source(given: list[str], options: Project) -> list[str]:
         found.append("--all")
     if not known.source:
         known.config = known.config or options.file
-        known.backend = known.backend or _backend()
-    for option in ("backend", "builder", "dist", "config"):
+        known.backend = known.backend or os.environ.get("TORCHWHEELS_BACKEND") or _backend()
+    found += [f"--builder={builder}" for builder in known.builder]
+    for option in ("backend", "dist", "config"):
         value = getattr(known, option)
         found += [f"--{option}={value}"] if value else []
     found += ["--require-gpu"] if known.require_gpu else []
     return [*found, *(["--", *others] if known.command == "test" and others else others)]
 
 
-def _backend() -> str | None:
-    """Where the project's own code runs: here only where no engine answers."""
+@functools.cache
+def _backend() -> str:
+    """Where the project's own code runs, in all sessions of a run: here only where no engine answers."""
     try:
-        containers.find_engine()
+        engines.find_engine()
     except UserError as error:
         print(f"torchwheels: backend local: no Docker engine answers ({error})", flush=True)
         return "local"
-    return None
+    return "docker"

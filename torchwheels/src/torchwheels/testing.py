@@ -10,13 +10,14 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from torchwheels import environments, sandbox, toolchain, wheel
+from torchwheels import environments, processes, sandbox, toolchain, wheel
+from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Cell
@@ -74,59 +75,73 @@ def serves(found: Wheel, cell: Cell) -> bool:
     )
 
 
+def install(project: Project, cell: Cell, path: Path, folder: Path) -> None:
+    """Makes an environment with the wheel `path` and what its tests need, in `folder`."""
+    home = folder / "home"
+    home.mkdir(parents=True)
+    environment = environments.upon(_base(cell), folder / "environment")
+    constraint = folder / "constraint.txt"
+    constraint.write_text(f"{environments.torch_requirement(cell)}\n")
+    requirements = [str(path.resolve()), "pytest", *project.tests.requires]
+    variables = environments.clean_variables(home) | {"PIP_CONSTRAINT": str(constraint)}
+    environments.pip_install(environment, requirements, variables)
+    shutil.copy(toolchain.WRAPPERS / f"{_PLUGIN}.py", environment.site_packages)
+
+
+def _base(cell: Cell) -> Environment:
+    toolkit: tuple[str, ...] = ()
+    with contextlib.suppress(UserError):  # tests need no compiler
+        toolkit = toolchain.pip_toolkit(cell)
+    return environments.with_torch(cell, toolkit, any_cuda=cell.is_release)
+
+
 def run_here(
     project: Project,
     cell: Cell,
-    path: Path,
+    folder: Path,
     sources: Path,
     arguments: Sequence[str],
     require_gpu: bool,
     results: Path,
 ) -> int:
-    """Runs the tests of the wheel `path` on this machine; returns the exit code of their command.
+    """Runs the tests in what `install` made in `folder`; returns the exit code of their command.
 
     `arguments` are added to the command. The record of the run is in the folder `results` then.
     """
-    toolkit: tuple[str, ...] = ()
-    with contextlib.suppress(UserError):  # tests need no compiler
-        toolkit = toolchain.pip_toolkit(cell)
-    base = environments.with_torch(cell, toolkit, any_cuda=cell.is_release)
-    tests = project.tests
-    with tempfile.TemporaryDirectory(prefix="torchwheels-tests-") as name:
-        folder = Path(name)
-        home = folder / "home"
-        home.mkdir()
-        environment = environments.upon(base, folder / "environment")
-        variables = environments.clean_variables(home)
-        constraint = folder / "constraint.txt"
-        constraint.write_text(f"{environments.torch_requirement(cell)}\n")
-        requirements = [str(path.resolve()), "pytest", *tests.requires]
-        environments.pip_install(
-            environment, requirements, variables | {"PIP_CONSTRAINT": str(constraint)}
-        )
-        work = folder / "work"
-        work.mkdir()
-        for each in tests.paths:
-            _copy(sources / project.subdirectory, each, work)
-        shutil.copy(toolchain.WRAPPERS / f"{_PLUGIN}.py", environment.site_packages)
-        commands = [environment.folder / "bin", base.folder / "bin", os.environ["PATH"]]
-        variables |= {
-            "PATH": os.pathsep.join(map(str, commands)),
-            "PYTEST_PLUGINS": _PLUGIN,
-            "TORCHWHEELS_RECORD": str(results / RECORD),
-        }
-        for kept in ("CUDA_VISIBLE_DEVICES", "CUDA_HOME"):
-            if kept in os.environ:
-                variables[kept] = os.environ[kept]
-        if not cell.cuda:  # its torch may have CUDA, and its wheel nothing for a GPU
-            variables["CUDA_VISIBLE_DEVICES"] = ""
-        command = shlex.split(tests.command) or ["python", "-m", "pytest", *tests.paths]
-        if require_gpu and tests.require_gpu:
-            command.append(tests.require_gpu)
-        elif require_gpu:
-            variables["TORCHWHEELS_REQUIRE_GPU"] = "1"
-        print(f"torchwheels: testing {path.name} in {cell.name}", flush=True)
-        return subprocess.run([*command, *arguments], cwd=work, env=variables).returncode
+    base, environment = _base(cell), Environment(folder / "environment")
+    tests, work = project.tests, folder / "work"
+    work.mkdir()
+    for each in tests.paths:
+        _copy(sources / project.subdirectory, each, work)
+    commands = [environment.folder / "bin", base.folder / "bin", os.environ["PATH"]]
+    variables = environments.clean_variables(folder / "home") | {
+        "PATH": os.pathsep.join(map(str, commands)),
+        "PYTEST_PLUGINS": _PLUGIN,
+        "TORCHWHEELS_RECORD": str(results / RECORD),
+    }
+    for kept in ("CUDA_VISIBLE_DEVICES", "CUDA_HOME"):
+        if kept in os.environ:
+            variables[kept] = os.environ[kept]
+    if not cell.cuda:  # its torch may have CUDA, and its wheel nothing for a GPU
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    command = shlex.split(tests.command) or ["python", "-m", "pytest", *tests.paths]
+    if require_gpu and tests.require_gpu:
+        command.append(tests.require_gpu)
+    elif require_gpu:
+        variables["TORCHWHEELS_REQUIRE_GPU"] = "1"
+    limit = tests.minutes * 60
+    try:
+        return processes.run([*command, *arguments], limit, cwd=work, env=variables).returncode
+    except subprocess.TimeoutExpired:
+        raise UserError(too_long(project)) from None
+
+
+def too_long(project: Project) -> str:
+    """What to say of tests that reach their limit of time."""
+    return (
+        f"the tests took more than {project.tests.minutes:g} minutes: mend what hangs, or raise "
+        "`tests.minutes` in [tool.torchwheels]"
+    )
 
 
 def _copy(folder: Path, path: str, into: Path) -> None:
@@ -147,7 +162,7 @@ def keep_record(results: Path, path: Path, cell: Cell, dist: Path, code: int) ->
     options pytest does not know, has said nothing of the wheel.
     """
     file = results / RECORD
-    found = {"device": "unknown", "passed": 0, "failed": 1, "skipped": 0}
+    found: dict[str, Any] = {"device": "unknown", "passed": 0, "failed": 1, "skipped": 0}
     if file.is_file():
         found = json.loads(file.read_text())
     elif code in (0, 2, 4, 130, 143):

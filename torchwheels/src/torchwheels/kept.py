@@ -1,0 +1,54 @@
+"""What `dist` has already: the wheel of a cell is not built again of the same inputs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from torchwheels import sources
+from torchwheels.project import Project
+from torchwheels.releases import Cell
+from torchwheels.sources import Fetched
+from torchwheels.testing import sha256
+
+
+def inputs(project: Project, cell: Cell, source: Fetched, place: str) -> str:
+    """A hash of what the wheel of `cell` follows from, where it is built in `place`."""
+    file = project.file or Path()
+    patches = [file.parent / patch for patch in project.patches]
+    options = dataclasses.asdict(dataclasses.replace(project, file=None))
+    variables = ("TORCHWHEELS_TORCH_INDEX", "SOURCE_DATE_EPOCH")
+    said = [
+        source.origin,
+        options,
+        [sha256(patch) for patch in patches if patch.is_file()],
+        [cell.name, cell.torch, *cell.architectures],
+        place,
+        {name: os.environ.get(name) for name in variables},
+        sources.hash_of_folder(Path(__file__).parent),
+    ]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def find(dist: Path, digest: str) -> Path | None:
+    """The wheel in `dist` that was built of these inputs, unless it has changed since."""
+    try:
+        said = json.loads(_file(dist, digest).read_text())
+        path = dist / Path(said["wheel"]).name
+        return path if sha256(path) == said["sha256"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def note(dist: Path, digest: str, path: Path) -> None:
+    """Remembers that the wheel `path` was built of these inputs."""
+    file = _file(dist, digest)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"wheel": path.name, "sha256": sha256(path)}) + "\n")
+
+
+def _file(dist: Path, digest: str) -> Path:
+    return dist / "builds" / f"{digest[:16]}.json"

@@ -1,0 +1,152 @@
+"""Runs commands of which nothing remains: all that they have started ends with them, or with us.
+
+Started as a program, this file is the process in between. It adopts what the command's processes leave
+behind, whatever group or session that is in: ninja gives each compiler a group of its own.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+_PR_SET_CHILD_SUBREAPER = 36
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that ask a process to end."""
+_LAST_LINES = 200
+_started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
+
+
+def run(
+    command: Sequence[str | Path], timeout: float | None = None, **options: Any
+) -> subprocess.CompletedProcess[Any]:
+    """`subprocess.run`, without anything that outlives it; `options` are those of `Popen`."""
+    with start(command, **options) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        finally:
+            end(process)
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def start(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
+    """Starts `command`, whose processes end at the latest with the thread that calls this."""
+    between = [sys.executable, "-I", "-S", __file__, str(os.getpid()), *map(str, command)]
+    process = subprocess.Popen(between, start_new_session=True, **options)
+    _started.add(process)
+    return process
+
+
+def follow(
+    command: Sequence[str | Path], limit: float = 0, given: str = "", **options: Any
+) -> tuple[int, str]:
+    """Runs `command` with `given` as its input, and passes on what it prints.
+
+    Returns its exit code and the last lines. After `limit` seconds, if there is one, it is ended, and
+    TimeoutExpired raised.
+    """
+    last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
+    late = threading.Event()
+    pipe = subprocess.PIPE
+    options |= {"stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    with start(command, stdin=pipe, stdout=pipe, **options) as process:
+
+        def stop() -> None:
+            late.set()
+            process.terminate()
+
+        timer = threading.Timer(limit or threading.TIMEOUT_MAX, stop)
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            timer.start()
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(given)
+                process.stdin.close()
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                last.append(line)
+        finally:
+            timer.cancel()
+            end(process)
+    if late.is_set():
+        raise subprocess.TimeoutExpired(command, limit)
+    return process.returncode, "".join(last)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Ends what `start` has started; it is gone then."""
+    process.terminate()
+    process.wait()  # `with` does not, after Ctrl-C
+
+
+def end_all() -> None:
+    """Asks all to end that `start` has started, in whichever thread."""
+    for process in [*_started]:
+        process.terminate()
+
+
+def end_with_parent() -> None:
+    """Has the kernel send us SIGTERM when the process that started us is gone, even where it was killed."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def main() -> int:
+    """Runs the command after the number of our parent; returns its exit code, as a shell does."""
+    parent, *command = sys.argv[1:]
+    # Signals wait until they are asked for, so none comes in between.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, signal.SIGCHLD})
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    end_with_parent()
+    if os.getppid() != int(parent):
+        return 1
+    try:
+        child = os.posix_spawnp(
+            command[0], command, os.environ, setsigmask=before, setsigdef=[signal.SIGPIPE]
+        )
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+        return 127
+    code = _exit_code(child)
+    _kill_children()
+    return code
+
+
+def _exit_code(child: int) -> int:
+    """Waits for `child`, or for a signal that asks us to end."""
+    while True:
+        number = signal.sigwait({*STOPPING, signal.SIGCHLD})
+        if number != signal.SIGCHLD:
+            return 128 + number
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == child:
+                    code = os.waitstatus_to_exitcode(ended[1])
+                    return code if code >= 0 else 128 - code
+
+
+def _kill_children() -> None:
+    """Kills all there are, and then those that these leave to us."""
+    us = os.getpid()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            for process in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    # The name, in parentheses, may hold any character.
+                    _, ppid, *_ = (process / "stat").read_text().rpartition(")")[2].split()
+                    if int(ppid) == us:
+                        os.kill(int(process.name), signal.SIGKILL)
+            os.waitpid(-1, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

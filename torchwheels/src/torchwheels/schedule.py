@@ -1,0 +1,86 @@
+"""Spreads cells over builders: each takes the next one when it has finished one."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchwheels import processes
+from torchwheels.errors import UserError
+from torchwheels.releases import Cell
+
+Build = Callable[[Cell], Path | None]
+"""Builds the wheel of a cell; None where only a step of that was asked for."""
+
+
+class BuilderGoneError(UserError):
+    """A builder that does not answer any more: what it had shall be built by another."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a cell."""
+
+    cell: Cell
+    seconds: float = 0.0
+    wheel: Path | None = None
+    failure: str = ""
+
+    def __str__(self) -> str:
+        if self.wheel is None:
+            said = f"FAILED after {self.seconds:.0f} s: {self.failure}"
+        else:
+            said = f"{self.wheel.name}, {f'{self.seconds:.0f} s' if self.seconds else 'kept'}"
+        return f"{self.cell.name}: {said}"
+
+
+def spread(cells: Iterable[Cell], builders: Sequence[Build]) -> dict[str, Outcome]:
+    """Builds each of `cells` with one of the `builders`; returns what became of them by their names.
+
+    Where a builder is gone, the others go on with its cell.
+    """
+    waiting = collections.deque(cells)
+    outcomes: dict[str, Outcome] = {}
+    left = [*builders]
+
+    def work(build: Build) -> None:
+        while waiting:
+            try:
+                cell = waiting.popleft()
+            except IndexError:  # another was faster
+                return
+            start = time.monotonic()
+            wheel, failure = None, ""
+            try:
+                wheel = build(cell)
+            except BuilderGoneError as error:
+                left.remove(build)
+                if left:
+                    print(
+                        f"torchwheels: {cell.name} waits for another builder: {error}", flush=True
+                    )
+                    waiting.append(cell)
+                    return
+                failure = str(error)
+            except UserError as error:
+                failure = str(error)
+            outcomes[cell.name] = Outcome(cell, time.monotonic() - start, wheel, failure)
+            if not left:
+                return
+
+    while waiting and left:
+        with ThreadPoolExecutor(len(left)) as pool:
+            try:
+                for future in [pool.submit(work, build) for build in left]:
+                    future.result()
+            except BaseException:
+                waiting.clear()
+                processes.end_all()
+                raise
+    for cell in waiting:
+        outcomes[cell.name] = Outcome(cell, failure="no builder is left")
+    return outcomes

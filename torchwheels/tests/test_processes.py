@@ -1,0 +1,154 @@
+"""Nothing of a build outlives it, in whatever way it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from torchwheels import cli, processes
+
+SETUP = """
+import pathlib, subprocess
+pathlib.Path("build.ninja").write_text(
+    "rule cxx\\n  command = c++ -fconstexpr-ops-limit=9000000000000000000 "
+    "-fconstexpr-loop-limit=2147483647 -c $in -o $out\\n"
+    "build one.o: cxx long.cpp\\nbuild two.o: cxx long.cpp\\n"
+)
+subprocess.run(["sh", "-c", "trap '' TERM; setsid sleep 1000000 & exec ninja -j2"], check=True)
+"""
+
+# Takes the compiler hours, in constant memory.
+ENDLESS = """
+constexpr unsigned sum(unsigned from) {
+    for (unsigned long i = 0; i < 1ul << 30; ++i) from += i * from;
+    return from;
+}
+constexpr unsigned sums() {
+    unsigned s = 1;
+    for (unsigned long i = 0; i < 1ul << 30; ++i) s += sum(s);
+    return s;
+}
+static_assert(sums() == 1);
+"""
+
+# The command line beside these tests' own Python, without installing torch.
+COMMAND = """
+import sys
+from pathlib import Path
+from torchwheels import cli, environments
+environments.with_torch = lambda *_, **__: environments.Environment(Path(sys.prefix))
+cli.main(sys.argv[1:])
+"""
+
+# What a session of nox is to it: the parent that it names.
+PARENT = """
+import os, subprocess, sys
+os.environ["TORCHWHEELS_PARENT"] = str(os.getpid())
+sys.exit(subprocess.run([sys.executable, "-c", *sys.argv[1:]]).returncode)
+"""
+
+DEADLINE = 60  # seconds, far more than any of it takes
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    """Whether `condition` comes true before the deadline."""
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def started_below(folder: Path) -> dict[int, str]:
+    """The processes that have `folder` in their variables, by their numbers, and what they are."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(folder).encode() in (process / "environ").read_bytes():
+                found[int(process.name)] = (process / "comm").read_text().strip()
+    return found
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Path:
+    """A project that two compilers under ninja never finish with, and that leaves a process behind."""
+    folder = tmp_path / "endless"
+    folder.mkdir()
+    (folder / "setup.py").write_text(SETUP)
+    (folder / "long.cpp").write_text(ENDLESS)
+    return folder
+
+
+@contextlib.contextmanager
+def building(
+    folder: Path, *options: str, parent: str | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """A build of `folder` whose compilers run."""
+    cache = folder.parent / "cache"
+    command = [sys.executable, "-c", *([parent] if parent else []), COMMAND, "build", str(folder)]
+    command += ["--cell=3.11-cpu", "--backend=local", f"--dist={folder.parent / 'dist'}", *options]
+    tool = str(Path(cli.__file__).parents[1])
+    variables = {"TORCHWHEELS_CACHE": str(cache), "TMPDIR": str(folder.parent), "PYTHONPATH": tool}
+    process = subprocess.Popen(
+        command, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )  # fmt: skip
+    try:
+        running = eventually(lambda: [*started_below(folder.parent).values()].count("cc1plus") == 2)
+        assert running, process.communicate()[0]
+        assert "sleep" in started_below(folder.parent).values()
+        yield process
+        assert eventually(lambda: not started_below(folder.parent)), started_below(folder.parent)
+    finally:
+        for left in started_below(folder.parent):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "signals",
+    [
+        [signal.SIGINT],
+        [signal.SIGTERM],
+        [signal.SIGHUP],
+        [signal.SIGKILL],
+        [signal.SIGTERM, signal.SIGTERM, signal.SIGINT],
+    ],
+    ids=lambda signals: "-".join(x.name for x in signals),
+)
+def test_nothing_outlives_a_stopped_build(endless: Path, signals: list[signal.Signals]) -> None:
+    with building(endless) as process:
+        for each in signals:
+            process.send_signal(each)
+        process.wait(DEADLINE)
+    assert process.returncode == (-signal.SIGKILL if signal.SIGKILL in signals else 130)
+    if process.returncode == 130:
+        assert not [*endless.parent.glob("torchwheels-*")], "it leaves its temporary folders"
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_parent_that_is_killed(endless: Path) -> None:
+    with building(endless, parent=PARENT) as process:
+        process.kill()
+
+
+def test_nothing_outlives_a_command_that_ends(tmp_path: Path) -> None:
+    """Not even what has left its session, and does not hear requests to end."""
+    command = (
+        "trap '' TERM HUP; setsid sh -c 'sleep 1000000 & sleep 1000000' & echo started; exit 3"
+    )
+    done = processes.run(
+        ["sh", "-c", command], env={**os.environ, "MARK": str(tmp_path)}, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (3, "started\n")
+    assert not started_below(tmp_path)
