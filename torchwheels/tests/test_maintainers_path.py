@@ -264,7 +264,7 @@ def test_a_wheel_is_judged_by_the_table_of_its_own_project(
     assert "it bundles tinyops.libs/libjpeg.so.8" in str(error.value.code)
     assert "over the" not in str(error.value.code)
     shown = passports.check(wheel, project.load(tmp_path / "other.toml"), forge.cell)
-    target = build.publish(wheel, tmp_path / "out" / wheel.name, shown)
+    target = build.publish(wheel, tmp_path / "out", shown)
     cli.main(["audit", str(target)])
     cli.main(["index", "--dist=out"])
     wheel.unlink()
