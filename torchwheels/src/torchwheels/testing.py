@@ -167,7 +167,7 @@ def keep_record(results: Path, path: Path, cell: Cell, dist: Path, code: int) ->
         found = json.loads(file.read_text())
     elif code in (0, 2, 4, 130, 143):
         return
-    record = {"cell": cell.name, "sha256": sha256(path), **found}
+    record: dict[str, Any] = {"cell": cell.name, "sha256": sha256(path), **found}
     device = re.sub(r"[^a-z0-9]+", "-", record["device"].lower())
     target = dist / "tests" / cell.name / f"{record['sha256'][:12]}-{device}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
