@@ -118,6 +118,8 @@ int test() {
 }
 """
 
+DEBIAN_11 = "debian:bullseye-slim"  # glibc 2.31
+
 
 @pytest.fixture(scope="module")
 def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -226,16 +228,11 @@ def test_library_runs_on_an_old_system(
     """
     words = ["-shared", "-std=c++17", *options, "test.cpp"]
     library = compile(commands, tmp_path, *words, code=NEWER + run)
-    given = [
-        "--env=LD_PRELOAD=/test.so",
-        "--env=LD_BIND_NOW=1",
-        "debian:bullseye-slim",
-        "/bin/true",
-    ]
-    created = subprocess.run(
-        ["docker", "create", "--rm", *given], capture_output=True, text=True, check=True
-    )
-    name = created.stdout.strip()
+    given = ["--env=LD_PRELOAD=/test.so", "--env=LD_BIND_NOW=1", DEBIAN_11, "/bin/true"]
+    created = subprocess.run(["docker", "create", "--rm", *given], capture_output=True, text=True)
+    if created.returncode != 0:
+        pytest.skip(f"{DEBIAN_11} cannot be had: {created.stderr.strip()}")
+    name = created.stdout.strip().splitlines()[-1]
     subprocess.run(["docker", "cp", "--quiet", library, f"{name}:/test.so"], check=True)
     started = subprocess.run(["docker", "start", "--attach", name], capture_output=True, text=True)
     assert (started.stdout, started.stderr) == ("83\n", "")
