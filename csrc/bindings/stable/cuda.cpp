@@ -3,7 +3,6 @@
 
 #include "elementwise.h"
 #include "generic.h"
-#include "glibc.h"
 #include "lltm.h"
 #include "lltm_sequence.h"
 
