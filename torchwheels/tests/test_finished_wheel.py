@@ -211,6 +211,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> environments.Environment:
     return environment
 
 
+def imports(path: Path, base: environments.Environment, modules: tuple[str, ...] = ()) -> None:
+    """Installs a wheel beside `base`, and imports it."""
+    folder = path.parent / "import"
+    check_import.install(path, base, folder)
+    check_import.check_import(path, environments.Environment(folder), modules)
+
+
 def tagged_for_this_python(path: Path) -> Path:
     own = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return path.rename(path.with_name(path.name.replace("cp311", own)))
@@ -232,7 +239,7 @@ def test_undefined_symbol_is_found_and_demangled(
     with pytest.raises(
         UserError, match=r"does not import: .*undefined symbol: at::version\(\): the"
     ):
-        check_import.check_import(path, base)
+        imports(path, base)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +261,7 @@ def test_module_that_does_not_import(
     data = {"package/_C.so": library(compiler, tmp_path, PLAIN)}
     path = tagged_for_this_python(finished(wheel(tmp_path, data, text=text)))
     with pytest.raises(UserError) as error:
-        check_import.check_import(path, base, modules)
+        imports(path, base, modules)
     assert message in str(error.value)
 
 
@@ -263,9 +270,7 @@ def test_wheel_that_imports_passes_and_leaves_the_base_as_it_was(
 ) -> None:
     before = sorted(base.site_packages.iterdir())
     data = {"package/_C.so": library(compiler, tmp_path, PLAIN)}
-    check_import.check_import(
-        tagged_for_this_python(finished(wheel(tmp_path, data, text=HIDES))), base
-    )
+    imports(tagged_for_this_python(finished(wheel(tmp_path, data, text=HIDES))), base)
     assert sorted(base.site_packages.iterdir()) == before
 
 
