@@ -131,6 +131,7 @@ def bench(session: nox.Session) -> None:
 
 def prove_tests(session: nox.Session, module: str) -> None:
     """Runs a module that compiles kernels in ways of its own and runs the tests on them."""
+    session.log("This compiles and tests the kernels in many forms: allow for most of an hour.")
     cuda = asks_for_cuda(session.posargs)
     cell = OPTIONS.releases.cell(f"{PYTHON}-{'cu130' if cuda else 'cpu'}")
     variables = {"TORCH_CUDA_ARCH_LIST": ";".join(cell.architectures), **os.environ}
@@ -194,6 +195,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def lint(session: nox.Session) -> None:
     """Checks style and types of the sources, without changing them."""
+    session.log("This takes some minutes the first time, since it installs the linters, then one.")
     session.install(*group("lint"), *group("build"), *OPTIONS.tests.requires, *group("nox"))
     session.install("--editable", "./torchwheels")
     add_torch(session, f"{PYTHON}-cpu")  # for its types

@@ -520,12 +520,25 @@ def test_just_in_time(machine: Machine) -> None:
     assert "set it to the folder csrc of a checkout" in failure[0]
 
 
+RECIPE = """
+from types import SimpleNamespace
+
+def libraries(cuda):
+    return [SimpleNamespace(name="libextops_cpu", torch_links=(), links=(), cuda=False, sources=lambda csrc: [])]
+
+def cxx_flags(library, strict):
+    return []
+"""
+
+
 def test_just_in_time_without_its_tools(machine: Machine) -> None:
     """First without ninja, then with it, but no C++ compiler."""
     needs_programs("ninja")
     machine.install_torch()
     sources = machine.folder / "csrc"
     (sources / "kernels").mkdir(parents=True)
+    (machine.folder / "extops_build").mkdir()
+    (machine.folder / "extops_build" / "libraries.py").write_text(RECIPE)
     machine.environ |= {"EXTOPS_JIT": str(sources), "PATH": str(machine.folder)}
     machine.environ.pop("CXX", None)
     _, problem = machine.doctor().problems

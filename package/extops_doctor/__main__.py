@@ -21,10 +21,12 @@ from typing import Any
 from extops_doctor import _machine
 from extops_doctor._machine import dotted
 
+_NO_EXTOPS = f"{sys.executable} has no extops; run: pip install --no-deps extops"
 # By its path: `import extops` may be what fails.
-_needs = SimpleNamespace(
-    **runpy.run_path(str(Path(__file__).parents[1] / "extops" / "_requirements.py"))
-)
+_requirements = Path(__file__).parents[1] / "extops" / "_requirements.py"
+if not _requirements.is_file():
+    sys.exit(_NO_EXTOPS)
+_needs = SimpleNamespace(**runpy.run_path(str(_requirements)))
 REINSTALL: str = _needs.REINSTALL
 
 _UPDATE_DRIVER = (
@@ -90,7 +92,7 @@ def look(package: Path) -> Report:
     wanted = distribution.metadata["Requires-Python"] if distribution else "-"
     report.add("Python", wanted, platform.python_version(), "fits")
     _check_glibc(report, (distribution and distribution.read_text("WHEEL")) or "")
-    _check_torch(report, version, torch)
+    _check_torch(report, report.version, torch)
     gpus = driver.gpus if driver else ()
     if torch and report.build:
         _check_cuda(report, torch, gpus)
@@ -305,7 +307,7 @@ def main() -> int:
     as_json = parser.parse_args().json
     package = _machine.find_package()
     if package is None:
-        parser.exit(1, f"{sys.executable} has no extops; run: pip install --no-deps extops\n")
+        parser.exit(1, f"{_NO_EXTOPS}\n")
     report = look(package)
     if not as_json:
         print(table(report), flush=True)  # before the libraries are loaded, which may crash

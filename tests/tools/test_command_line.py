@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import select
@@ -59,6 +60,22 @@ def test_nox_lists_exactly_the_cells() -> None:
 def test_cell_without_a_torch_says_so(cell: str, reason: str) -> None:
     expected = f"torchwheels: there is no cell {cell!r} ({reason}): "
     assert nox("-s", f"test-{cell}").stdout.startswith(expected)
+
+
+IMPORTS_OF_THE_NOXFILE = """
+import runpy, sys, nox, nox._cli, packaging
+
+known = {name.partition(".")[0] for name in sys.modules} | sys.stdlib_module_names
+runpy.run_path("noxfile.py")
+print({name.partition(".")[0] for name in sys.modules} - known)
+"""
+
+
+def test_the_noxfile_needs_nothing_but_nox() -> None:
+    """The README's command installs nothing else; the sessions install the rest."""
+    command = [sys.executable, "-c", IMPORTS_OF_THE_NOXFILE]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ast.literal_eval(done.stdout) == {"extops_build", "tools", "torchwheels"}
 
 
 def test_building_from_source_wants_to_know_for_what() -> None:

@@ -200,7 +200,9 @@ def test_kept_environment_is_of_the_index_at_hand_and_is_named(
         said = capsys.readouterr().out.splitlines()
         of_cuda = f" of CUDA {cuda}" if cuda else ""
         named = f"torchwheels: beside torch {version}{of_cuda}, in {folder}"
-        assert said == [f"torchwheels: installing torch {cell.torch} for {cell.name}", named, named]
+        size = "1 GB on disk, or 5 with CUDA"
+        installing = f"torchwheels: installing torch {cell.torch} for {cell.name}, once: {size}"
+        assert said == [installing, named, named]
 
 
 def test_places_of_torch_are_known_without_their_passwords(

@@ -127,7 +127,11 @@ def with_torch(cell: Cell, toolkit: tuple[str, ...], any_cuda: bool = False) -> 
         complete = folder / "complete"
         if not complete.is_file():
             shutil.rmtree(folder)
-            print(f"torchwheels: installing torch {cell.torch} for {cell.name}", flush=True)
+            size = "5 GB on disk" if cell.cuda else "1 GB on disk, or 5 with CUDA"
+            print(
+                f"torchwheels: installing torch {cell.torch} for {cell.name}, once: {size}",
+                flush=True,
+            )
             subprocess.run([python, "-m", "venv", folder], check=True)
             variables = clean_variables(folder)
             pip_install(environment, [*load().tools], variables)

@@ -44,6 +44,10 @@ code {{ overflow-wrap: anywhere }}
 output {{ display: block; margin: .6rem 0 }}
 button {{ margin-left: .5rem }}
 .script :is(td, th):last-child {{ display: none }}  /* the commands: the menus show the one that is wanted */
+@media (max-width: 50rem) {{
+  th {{ display: none }} tr, td {{ display: block }}
+  td::before {{ content: attr(data-column) ": "; font-weight: bold }}
+}}
 </style>
 <h1>{title}</h1>
 {documentation}{sections}
@@ -64,6 +68,8 @@ function addButtons(place) {{
     code.after(button);
   }}
 }}
+for (const cell of document.querySelectorAll("td"))
+  cell.dataset.column = cell.closest("table").rows[0].cells[cell.cellIndex].textContent;
 for (const e of document.querySelectorAll(".index")) e.textContent = new URL(e.textContent, location.href).href;
 for (const form of document.forms) {{
   const rows = JSON.parse(form.dataset.rows), answer = form.querySelector("output");
