@@ -6,6 +6,8 @@ import ast
 import functools
 import multiprocessing
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -595,3 +597,50 @@ def test_without_a_private_name(missing: str, processes_with_torch: BaseContext)
     code = WITHOUT_A_PRIVATE_NAME.format(missing=missing, is_plain=missing not in BYPASS)
     with ProcessPoolExecutor(1, mp_context=processes_with_torch) as pool:
         pool.submit(exec, code, {}).result()
+
+
+SHARDED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+import extops
+
+def main(rank, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    a, b = torch.randn(5, 4, dtype=torch.float64) * 5, torch.randn(4, dtype=torch.float64)
+    for first, second in ((Shard(0), Replicate()), (Shard(1), Shard(0)), (Replicate(), Shard(0))):
+        x = distribute_tensor(a, mesh, [first]).requires_grad_()
+        y = distribute_tensor(b, mesh, [second]).requires_grad_()
+        product = extops.elementwise_mult(extops.round_ste(x), y)
+        assert product.to_local().numel() == (12, 8)[rank] or first != Shard(0), product.placements
+        product.sum().backward()
+        rounded = extops.round_ste(a)
+        assert torch.equal(product.full_tensor(), rounded * b)
+        torch.testing.assert_close(x.grad.full_tensor(), b.expand(5, 4))
+        torch.testing.assert_close(y.grad.full_tensor(), rounded.sum(0))
+    try:
+        shapes = (2, 2), (6, 4), (6,), (2, 2), (2, 2)
+        extops.lltm(*(distribute_tensor(torch.ones(x), mesh, [Replicate()]) for x in shapes))
+    except NotImplementedError as error:
+        assert "extops.lltm" in str(error), error
+    else:
+        raise AssertionError("lltm has no strategy")
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(main, args=(sys.argv[1],), nprocs=2)
+"""
+
+
+def test_tensors_divided_among_processes(tmp_path: Path) -> None:
+    """Elementwise operators take the DTensors of `torch.distributed`; the LLTM says that it does not."""
+    pytest.importorskip("torch.distributed.tensor.experimental", reason="this torch has no DTensor")
+    script = tmp_path / "sharded.py"
+    script.write_text(SHARDED)
+    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path / "meeting")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
