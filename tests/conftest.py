@@ -220,7 +220,7 @@ def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _same_start(request: pytest.FixtureRequest) -> None:
+def _same_start(request: pytest.FixtureRequest) -> Iterator[None]:
     """Gives each test the same start in every run and in any order.
 
     Random numbers of its own, and denormal numbers that count: loading code that Inductor compiled
@@ -233,6 +233,10 @@ def _same_start(request: pytest.FixtureRequest) -> None:
         torch.set_flush_denormal(False)
         if "PYTEST_XDIST_WORKER" in os.environ:
             torch.set_num_threads(2 if "thread" in request.node.nodeid else 1)
+    yield
+    # Tests side by side share the memory of a GPU.
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 2**30:
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture
