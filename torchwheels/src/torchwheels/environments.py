@@ -172,7 +172,11 @@ def upon(base: Environment, folder: Path) -> Environment:
     """A new environment in `folder` that also has what `base` has, and cannot change that."""
     subprocess.run([base.python, "-m", "venv", "--without-pip", folder], check=True)
     environment = Environment(folder)
-    (environment.site_packages / "base.pth").write_text(f"{base.site_packages}\n")
+    # Python does not read the .pth files of a folder that a .pth file names.
+    files = sorted(base.site_packages.glob("*.pth"))
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    folders = [base.site_packages, *(x for x in lines if x.strip() and Path(x).is_dir())]
+    (environment.site_packages / "base.pth").write_text("".join(f"{x}\n" for x in folders))
     return environment
 
 
