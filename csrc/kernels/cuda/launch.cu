@@ -1,9 +1,9 @@
 // What depends on all architectures of a build: files with kernels for one of them are compiled for that alone.
-#include "launch.cuh"
-
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+
+#include "launch.cuh"
 
 namespace extops::cuda {
 
