@@ -23,7 +23,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from torchwheels import build, environments, finish, processes, testing, toolchain
+from torchwheels import build, environments, finish, processes, sandbox, testing, toolchain
 from torchwheels.engines import TIMEOUT, Engine, docker
 from torchwheels.errors import UserError
 from torchwheels.project import Project
@@ -142,7 +142,8 @@ def _stamped(exported: Path, project: Project, cell: Cell, source: Fetched) -> P
     compilers = json.loads((exported / "compilers.json").read_text())
     architectures = project.architectures(cell)
     path = found[0].rename(found[0].with_name(found[0].name.removesuffix(".refused")))
-    finish.stamp(path, finish.Used(cell, architectures, source.origin, **compilers))
+    used = finish.Used(cell, architectures, source.origin, **compilers)
+    sandbox.call(finish.stamp, path, used)  # nobody has judged these bytes yet
     return path.rename(found[0])
 
 
