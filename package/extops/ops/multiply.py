@@ -110,9 +110,11 @@ def _shares_memory_within(tensor: Tensor) -> bool:
     )
     if not may_share or any(stride == 0 for _, stride in dims) or not _autograd.is_plain():
         return may_share
-    taken = torch.zeros(1 + sum((n - 1) * stride for n, stride in dims), dtype=torch.bool)
-    taken.as_strided(tensor.shape, tensor.stride()).fill_(True)
-    return int(taken.count_nonzero()) < tensor.numel()
+    length = 1 + sum((n - 1) * stride for n, stride in dims)
+    with _private.unrecorded():  # a tensor with values, also among fake ones
+        taken = torch.zeros(length, dtype=torch.bool, device="cpu")
+        taken.as_strided(tensor.shape, tensor.stride()).fill_(True)
+        return int(taken.count_nonzero()) < tensor.numel()
 
 
 def _multiply_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
