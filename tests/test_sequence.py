@@ -81,6 +81,24 @@ def test_no_steps(batch_first: bool, reverse: bool, device: str) -> None:
 
 
 @by_device
+@pytest.mark.parametrize("wanted", ["input", "weights", "bias", "h", "c"])
+def test_no_steps_within_a_graph(wanted: str, device: str) -> None:
+    """Gradients that are to be differentiated are those of a plain backward: zeros where nothing has an effect."""
+    names = ["input", "h", "c", "weights", "bias"]
+    inputs = [
+        x.requires_grad_(y == wanted)
+        for x, y in zip(sequence_inputs(device, 0), names, strict=True)
+    ]
+    leaf = inputs[names.index(wanted)]
+    results = sequence(*inputs)
+    for used in (results, results[:1], results[1:]):
+        towards = upstream(used)
+        (plain,) = torch.autograd.grad(used, leaf, towards, retain_graph=True)
+        (found,) = torch.autograd.grad(used, leaf, towards, create_graph=True)
+        torch.testing.assert_close(found.detach(), plain)
+
+
+@by_device
 @pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
 @pytest.mark.parametrize(
     ("time", "batch", "state"), [(TIME, 1, 1), (TIME, 3, 1), (1, 3, 1), (TIME, 3, STATE)]
