@@ -832,6 +832,22 @@ def test_packed_sequence_whose_sizes_do_not_fit(rows: int) -> None:
         extops.LLTMLayer(FEATURES, 4)(packed)
 
 
+@pytest.mark.parametrize("sizes", [[3, 4, 1], [2, 0, 3]], ids=str)
+def test_packed_sequence_whose_sizes_grow(sizes: list[int]) -> None:
+    packed = PackedSequence(torch.randn(sum(sizes), FEATURES), torch.tensor(sizes))
+    expected = f"`input.batch_sizes` not to grow from one step to the next, but got {sizes}"
+    with pytest.raises(RuntimeError, match=re.escape(expected)):
+        extops.LLTMLayer(FEATURES, 4)(packed)
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, FEATURES, 1)], ids=str)
+def test_packed_sequence_of_other_dimensions(shape: tuple[int, ...]) -> None:
+    packed = PackedSequence(torch.randn(shape), torch.tensor([3, 2]))
+    expected = "`input.data` to have 2 dimensions [rows, input_features], but got"
+    with pytest.raises(RuntimeError, match=f"{re.escape(expected)}.*{re.escape(str(list(shape)))}"):
+        extops.LLTMLayer(FEATURES, 4)(packed)
+
+
 def test_packed_sequences_beside_another_default_device() -> None:
     module = layer("cpu")
     packed = pack_sequence([torch.randn(3, FEATURES, dtype=torch.float64)])
