@@ -177,3 +177,23 @@ def variables(path: Path) -> list[str]:
     import os
 
     return [*os.environ]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "torch/__init__.py,",
+        "tinyops/more.py,sha256=x,1,more",
+        "tinyops/__init__.py,sha256=x,0",
+        "tinyops/__init__.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,7",
+    ],
+    ids=["short", "long", "twice", "size"],
+)
+def test_rows_of_record(forge: Forge, row: str) -> None:
+    """pip takes over what is in a row of any length, and deletes such files with the project."""
+    record = f"tinyops-{forge.version}.dist-info/RECORD"
+    said = wheel.read(forge.wheel()).files[record].decode()
+    forge.unrecorded[record] = f"{row}\n{said}".encode()
+    assert forge.findings() == {
+        "record": [f"its RECORD is not right about {row.partition(',')[0]}"]
+    }
