@@ -15,7 +15,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from forged_wheels import CLASSIC, LIBRARY, Forge
-from torchwheels import sandbox, wheel
+from torchwheels import releases, sandbox, wheel
 from torchwheels.errors import UserError
 
 
@@ -197,3 +197,54 @@ def test_rows_of_record(forge: Forge, row: str) -> None:
     assert forge.findings() == {
         "record": [f"its RECORD is not right about {row.partition(',')[0]}"]
     }
+
+
+def test_versions_in_a_library_under_the_name_of_a_source(forge: Forge) -> None:
+    """auditwheel reads none of that name; its symbols are old ones, in a new version."""
+    code = "#include <math.h>\ndouble f(double x) { return pow(x, x); }"
+    forge.files["tinyops/data.py"] = forge.compile(code, "-lm")
+    message = "its tag is manylinux_2_5_x86_64, but tinyops/data.py wants GLIBC_2.29"
+    assert forge.findings() == {"platform_tag": [message]}
+
+
+TAKES = """
+namespace at { struct Tensor { void zero_(); }; }
+extern "C" void* PyList_New(long);
+extern "C" void* take() { at::Tensor().zero_(); return PyList_New(0); }
+"""
+GIVES = """
+namespace at { struct Tensor { void zero_(); }; void Tensor::zero_() {} }
+extern "C" void* PyList_New(long) { return 0; }
+"""
+
+
+def test_functions_behind_a_version(forge: Forge) -> None:
+    """The loader takes them from a library without versions all the same."""
+    forge.make_stable()
+    script, torch = forge.folder / "versions", forge.folder / "libtorch_python.so"
+    script.write_text("OWN_1 { *; };")
+    flags = ["-Wl,-soname,libtorch_python.so", f"-Wl,--version-script={script}"]
+    torch.write_bytes(forge.compile(GIVES, flags=flags))
+    forge.files["tinyops/_more.so"] = forge.compile(TAKES, torch)
+    assert [*forge.findings()] == ["label", "python_tag", "requirement"]
+
+
+def test_functions_that_a_library_pretends_to_bring(forge: Forge) -> None:
+    """One beside it that it does not load: torch and Python have the same, and come first."""
+    forge.make_stable()
+    forge.files["tinyops/_more.so"] = forge.compile(TAKES)
+    forge.files["tinyops/libgives.so"] = forge.compile(GIVES)
+    assert [*forge.findings()] == ["label", "python_tag", "requirement"]
+    gives = forge.folder / "libgives.so"
+    gives.write_bytes(forge.compile(GIVES, flags=["-Wl,-soname,libgives.so"]))
+    forge.files["tinyops/libgives.so"] = gives.read_bytes()
+    forge.files["tinyops/_more.so"] = forge.compile(TAKES, gives)
+    assert forge.findings() == {}
+
+
+def test_libraries_of_two_cudas(forge: Forge) -> None:
+    forge.cell, forge.version = releases.load().cell("3.11-cu130"), "1.0+cu130.torch2.13"
+    for name, runtime in (("_a", "libcudart.so.13"), ("_b", "libcudart.so.12")):
+        forge.files[f"tinyops/{name}.so"] = forge.compile("", forge.stub(runtime))
+    message = "tinyops/_b.so needs libcudart.so.12, but 3.11-cu130 has CUDA 13.0"
+    assert forge.findings()["label"] == [message]

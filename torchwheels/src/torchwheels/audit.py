@@ -27,6 +27,7 @@ from torchwheels.releases import Cell, load, minor, numbers, openmp
 from torchwheels.stable_functions import first_releases, newest_release, oldest_release
 from torchwheels.wheel import (
     BUILD_RECORD,
+    CUDA_LIBRARY,
     Library,
     Wheel,
     admitted,
@@ -89,9 +90,11 @@ def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         yield f"its label says torch {torch[1]}, but {cell.name} has torch {cell.torch}"
     if cell.cuda is None:
         return  # the rules of GPU code and of needed libraries know that there must be none
-    if not SpecifierSet(wheel.cuda.what or "").contains(cell.cuda.version):
-        yield f"{wheel.cuda.why}, but {cell.name} has CUDA {cell.cuda.version}"
     for name, library in wheel.libraries.items():
+        for needed in library.needed:
+            found = CUDA_LIBRARY.fullmatch(needed)
+            if found and int(found[1]) != numbers(cell.cuda.version)[0]:
+                yield f"{name} needs {needed}, but {cell.name} has CUDA {cell.cuda.version}"
         toolkit = library.gpu_code.toolkit
         if toolkit and numbers(toolkit)[0] != numbers(cell.cuda.version)[0]:
             yield f"{name} holds GPU code of CUDA {toolkit}, but {cell.name} has {cell.cuda.version}"
@@ -134,6 +137,16 @@ def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         machine = _MACHINES.get(_MANYLINUX.sub("", proved))
         if machine and library.machine != machine:
             yield f"its tag is {said}, but {path} is for another processor ({library.machine})"
+        allowed = baseline.allowed_versions(_policy(wheel, expectation))
+        newer = [x for x in sorted(library.versions - allowed) if _OF_LINUX.match(x)]
+        if newer:  # auditwheel reads no library under the name of a source
+            yield f"its tag is {said}, but {path} wants {', '.join(newer)}"
+
+
+def _policy(wheel: Wheel, expectation: Expectation) -> str:
+    """The manylinux, such as `manylinux_2_28`, that the wheel proves; without one that which is wanted."""
+    proved = _MANYLINUX.match(wheel.proved_platform)
+    return proved[0].removesuffix("_") if proved else expectation.manylinux
 
 
 def _glibc(platform: str) -> tuple[int, int]:
@@ -163,8 +176,7 @@ def _newer_symbols(wheel: Wheel, manylinux: str) -> Iterator[str]:
 
 def undefined_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """What the libraries use is in the wheel, torch, Python, or the oldest C and C++ libraries of the tag."""
-    proved = _MANYLINUX.match(wheel.proved_platform)
-    policy = proved[0].removesuffix("_") if proved else expectation.manylinux
+    policy = _policy(wheel, expectation)
     linux = baseline.symbols_of_linux(baseline.allowed_versions(policy))
     for path, library in wheel.libraries.items():
         of_others = {*chain(*wheel.torch_functions(library)), *wheel.python_functions(library)}
