@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import email
 import fnmatch
 import hashlib
 import json
@@ -84,6 +85,9 @@ def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             f"its version {wheel.version} does not say for which CUDA and which torch it is, and its "
             f"libraries serve one only: label it +{cell.label}.torch{minor(cell.torch)}"
         )
+    several = re.findall(r"(?<![a-z0-9])(?:cpu|cu\d+|torch\d+\.\d+)(?![a-z0-9])", text)
+    if len(several) > bool(cuda) + bool(torch):
+        yield f"its label has {' and '.join(several)}, of which only one CUDA and one torch can be right"
     if cuda and cuda[1] != cell.label and not cell.is_release:
         yield f"its label says {cuda[1]}, but {cell.name} is {cell.label}"
     if torch and torch[1] != minor(cell.torch):
@@ -359,7 +363,8 @@ def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             yield f"{path} needs {name}, {why}, or name it in `allow-libraries`"
         for folder in library.rpath:
             start, _, rest = folder.partition("/")
-            inside = posixpath.normpath(f"{PurePosixPath(path).parent}/{rest}")
+            _, place = _installed(wheel, path)
+            inside = posixpath.normpath(f"{PurePosixPath(place).parent}/{rest}")
             if start != "$ORIGIN" or inside.split("/")[0] == "..":
                 yield f"{path} looks for libraries in {folder or 'the current folder'} (its RPATH)"
 
@@ -396,8 +401,8 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     project, _, version = wheel.dist_info.removesuffix(".dist-info").partition("-")
     if canonicalize_name(project) != wheel.name or _normalised(version) != str(wheel.version):
         yield f"its metadata are in {wheel.dist_info}, but its name is of {wheel.name} {wheel.version}"
-    wheel_file = wheel.files.get(f"{wheel.dist_info}/WHEEL", b"").decode(errors="replace")
-    if not re.search(r"^Wheel-Version: *1\.\d+\r?$", wheel_file, re.MULTILINE):
+    wheel_file = email.message_from_bytes(wheel.files.get(f"{wheel.dist_info}/WHEEL", b""))
+    if not re.fullmatch(r"1\.\d+", wheel_file["Wheel-Version"] or ""):
         yield "its WHEEL file does not say Wheel-Version: 1.0"
     try:
         said = Metadata.from_email(wheel.files[f"{wheel.dist_info}/METADATA"])
@@ -417,21 +422,31 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 
 def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """It installs into no other project, and nothing that runs in every start of Python."""
-    data = f"{wheel.dist_info.removesuffix('.dist-info')}.data/"
     for name in wheel.files:
-        scheme, _, path = name.removeprefix(data).partition("/")
-        if not name.startswith(data) or scheme not in ("purelib", "platlib"):
-            path = name
-        top, _, rest = path.partition("/")
-        if (
-            re.fullmatch(r".*\.pth|(site|user)customize(\..*)?", top)
-            or (top.endswith(".dist-info") and top != wheel.dist_info)
-            or (
-                top.endswith(".data") and (not name.startswith(data) or rest.startswith("data/lib"))
+        scheme, path = _installed(wheel, name)
+        top = path.partition("/")[0]
+        if scheme in ("purelib", "platlib"):
+            spoils = (
+                re.fullmatch(r".*\.pth|(site|user)customize(\..*)?", top)
+                # Python takes metadata under such names in any case.
+                or (re.fullmatch(r"(?i).*\.(dist|egg)-info", top) and top != wheel.dist_info)
+                or top.endswith(".data")
+                or top.partition(".")[0] in ("torch", "nvidia", "functorch", "torchgen")
             )
-            or top in ("torch", "nvidia", "functorch", "torchgen")
-        ):
+        else:
+            of_environment = r"data/(lib.*|pyvenv\.cfg)|(data/bin|scripts)/(python|pip)[\d.]*"
+            spoils = re.fullmatch(of_environment, f"{scheme}/{path}")
+        if spoils:
             yield f"it installs {name}, which is of another project or runs in every start of Python"
+
+
+def _installed(wheel: Wheel, name: str) -> tuple[str, str]:
+    """The scheme of a file, such as `platlib`, and where it comes to lie in the scheme's folder."""
+    data = f"{wheel.dist_info.removesuffix('.dist-info')}.data/"
+    if not name.startswith(data):
+        return "platlib", name
+    scheme, _, path = name.removeprefix(data).partition("/")
+    return scheme, path
 
 
 def record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
