@@ -6,10 +6,12 @@ import io
 import itertools
 import resource
 import stat
+import struct
 import time
 import zipfile
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from elftools.elf.elffile import ELFFile
@@ -56,6 +58,86 @@ def test_names_that_no_wheel_has(forge: Forge, name: str, mode: int, message: st
     assert f"{path} is no wheel: {message}" in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ("before", "there is something before "),
+        ("between", "there is something before tinyops/last.py"),
+        ("behind", "there is something behind its files"),
+        ("comment", "there is something behind its files"),
+        ("count", "its directory says that it has 1 files, and has "),
+        ("name", "its directory says other things of tinyops/hidden.py than the file"),
+        ("size", "its directory says other things of tinyops/hidden.py than the file"),
+        ("folder", "its directory says other things of tinyops/more/"),
+        ("second name", "tinyops/more.py has a second name"),
+    ],
+)
+def test_archives_that_readers_find_different_files_in(
+    forge: Forge, spoil: str, message: str
+) -> None:
+    """pip goes by the directory at the end, others by what stands before each file."""
+    path = forge.wheel()
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("tinyops/hidden.py", b"raise ImportError")
+        if spoil == "between":
+            archive.filelist.pop()
+        elif spoil == "comment":
+            archive.comment = b"PK"
+        elif spoil == "folder":
+            archive.writestr("tinyops/more/", b"")
+        elif spoil == "second name":
+            made = entry("tinyops/more.py")
+            made.extra = struct.pack("<2HBI", 0x7075, 5 + 4, 1, zlib.crc32(b"x")) + b"y.py"
+            archive.writestr(made, b"")
+        archive.writestr("tinyops/last.py", b"")
+        if spoil == "behind":
+            archive.filelist.pop()
+    data = path.read_bytes()
+    if spoil == "before":
+        data = data + data
+    elif spoil == "count":
+        data = data[:-12] + b"\1\0" + data[-10:]
+    elif spoil == "name":
+        data = data.replace(b"tinyops/hidden.py", b"tinyops/hidden.pz", 1)
+    elif spoil == "folder":
+        data = data.replace(b"tinyops/more/", b"tinyops/more_", 1)
+    elif spoil == "size":
+        place = data.index(b"tinyops/hidden.py") - 8
+        data = data[:place] + bytes(4) + data[place + 4 :]
+    path.write_bytes(data)
+    with pytest.raises(UserError) as error:
+        wheel.read(path)
+    assert f"{path} is no wheel: {message}" in str(error.value)
+
+
+def test_an_archive_with_long_sizes(forge: Forge) -> None:
+    path = forge.wheel()
+    with (
+        zipfile.ZipFile(path, "a") as archive,
+        archive.open("tinyops/long.py", "w", force_zip64=True) as file,
+    ):
+        file.write(b"pass")
+    assert wheel.read(path).files["tinyops/long.py"] == b"pass"
+
+
+def test_an_archive_whose_sizes_follow_the_files(forge: Forge) -> None:
+    """As who writes into a pipe has them."""
+    path = forge.wheel()
+    files = wheel.read(path).files
+    with path.open("wb") as file, zipfile.ZipFile(Pipe(file), "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    assert wheel.read(path).files == files
+
+
+class Pipe:
+    """A file to write to that has no places."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.write, self.flush = file.write, file.flush
+
+
 def test_files_over_the_budget(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the sum of what they say, before one of them is unpacked."""
     path = forge.wheel()
@@ -77,6 +159,10 @@ def test_a_file_that_unpacks_to_more_than_it_says(forge: Forge) -> None:
         archive.writestr("tinyops/bomb", bytes(500_000_000))
         (bomb,) = (x for x in archive.infolist() if x.filename == "tinyops/bomb")
         bomb.file_size = 1
+    data = bytearray(path.read_bytes())
+    place = data.index(b"tinyops/bomb") - 8
+    data[place : place + 4] = (1).to_bytes(4, "little")
+    path.write_bytes(data)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match="is no wheel: Bad CRC-32 for file 'tinyops/bomb'"):
         wheel.read(path)

@@ -32,6 +32,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from torchwheels import baseline
+from torchwheels.archive import check_layout
 from torchwheels.errors import UserError
 from torchwheels.releases import numbers
 from torchwheels.stable_functions import first_releases
@@ -374,12 +375,13 @@ def _unpack(archive: zipfile.ZipFile) -> dict[str, bytes]:
     folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
     if both := names & folders:
         raise ValueError(f"it holds {min(both)} as a file and as a folder")
+    check_layout(archive)
     files = {}
     for entry in entries:
         if not entry.is_dir():
             with archive.open(entry) as file:
                 # No more than it says: without a number, all that is there would be unpacked first.
-                files[entry.filename] = file.read(entry.file_size + 1)
+                files[entry.orig_filename] = file.read(entry.file_size + 1)
     return files
 
 
