@@ -17,8 +17,9 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from forged_wheels import CLASSIC, LIBRARY, Forge
-from torchwheels import releases, sandbox, wheel
+from torchwheels import passports, releases, sandbox, site, wheel
 from torchwheels.errors import UserError
+from torchwheels.project import Project
 
 
 @pytest.fixture
@@ -334,3 +335,33 @@ def test_libraries_of_two_cudas(forge: Forge) -> None:
         forge.files[f"tinyops/{name}.so"] = forge.compile("", forge.stub(runtime))
     message = "tinyops/_b.so needs libcudart.so.12, but 3.11-cu130 has CUDA 13.0"
     assert forge.findings()["label"] == [message]
+
+
+def test_a_passport_of_another_name(forge: Forge) -> None:
+    """Its name becomes that of a folder of the index."""
+    path = forge.wheel()
+    passport = passports.write_passport(path, Project())
+    passports.write(passport | {"name": "../../../out"}, path)
+    (found,) = passports.read_passports(path.parent, Project())
+    assert found["name"] == "tinyops"
+
+
+@pytest.mark.parametrize("label", ["docs", "index.html"])
+def test_a_label_that_is_a_part_of_the_index(forge: Forge, label: str) -> None:
+    forge.make_stable()
+    forge.version = f"1.0+{label}"
+    path = forge.wheel()
+    with pytest.raises(UserError) as error:
+        site.make_site(path.parent, path.parent / "site", Project())
+    assert str(error.value) == (
+        f"{path.name} has the label {label}, which is a part of the index itself: give it another"
+    )
+
+
+def test_torch_is_told_from_names_that_begin_so(forge: Forge) -> None:
+    forge.requires = ["Torch==2.13.*", "torchvision>=0.28"]
+    path = forge.wheel()
+    site.make_site(path.parent, path.parent / "site", Project())
+    page = (path.parent / "site" / "index.html").read_text()
+    assert "<td>==2.13.*<td>" in page
+    assert "vision" not in page

@@ -52,7 +52,7 @@ def _end_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> int:
         raise ValueError(f"its directory says other things of {entry.orig_filename} than the file")
     if _SECOND_NAME in fields | _fields(entry.extra):
         raise ValueError(f"{entry.orig_filename} has a second name")
-    return begin + name_length + extra_length + entry.compress_size
+    return int(begin + name_length + extra_length + entry.compress_size)
 
 
 def _read(archive: zipfile.ZipFile, place: int, size: int) -> bytes:

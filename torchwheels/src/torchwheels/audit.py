@@ -142,9 +142,9 @@ def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         if machine and library.machine != machine:
             yield f"its tag is {said}, but {path} is for another processor ({library.machine})"
         allowed = baseline.allowed_versions(_policy(wheel, expectation))
-        newer = [x for x in sorted(library.versions - allowed) if _OF_LINUX.match(x)]
-        if newer:  # auditwheel reads no library under the name of a source
-            yield f"its tag is {said}, but {path} wants {', '.join(newer)}"
+        versions = [x for x in sorted(library.versions - allowed) if _OF_LINUX.match(x)]
+        if versions:  # auditwheel reads no library under the name of a source
+            yield f"its tag is {said}, but {path} wants {', '.join(versions)}"
 
 
 def _policy(wheel: Wheel, expectation: Expectation) -> str:
@@ -425,6 +425,7 @@ def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     for name in wheel.files:
         scheme, path = _installed(wheel, name)
         top = path.partition("/")[0]
+        spoils: object
         if scheme in ("purelib", "platlib"):
             spoils = (
                 re.fullmatch(r".*\.pth|(site|user)customize(\..*)?", top)

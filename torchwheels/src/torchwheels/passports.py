@@ -124,7 +124,9 @@ def _known(path: Path) -> dict[str, Any] | None:
     """The passport that lies beside the wheel, where it is of this very file."""
     try:
         passport = json.loads(passport_file(path).read_text())
-        same = passport["wheel"] == path.name and all(
+        name, version, _, _ = parse_wheel_filename(path.name)
+        named = path.name, name, str(version)
+        same = (passport["wheel"], passport["name"], passport["version"]) == named and all(
             each["sha256"] == sha256(path.with_name(each["wheel"]))
             for each in filter(None, (passport, passport.get("variant")))
         )

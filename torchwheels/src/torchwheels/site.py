@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchwheels import variants, wheel
@@ -32,6 +33,7 @@ from torchwheels.passports import read_passports, write
 from torchwheels.project import Project
 from torchwheels.releases import Cell, load, minor
 
+_PARTS = ("index.html", "simple", "wheels", "docs")
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title>
@@ -120,6 +122,11 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
     """
     projects: dict[str, list[dict[str, Any]]] = {}
     for passport in sorted(read_passports(dist, own), key=lambda x: Version(x["version"])):
+        if label(passport) in _PARTS:
+            raise UserError(
+                f"{passport['wheel']} has the label {label(passport)}, which is a part of the index "
+                "itself: give it another"
+            )
         passport["yanked"] = _why_yanked(passport["version"], own.yanked)
         projects.setdefault(passport["name"], []).append(passport)
     site.parent.mkdir(parents=True, exist_ok=True)
@@ -293,13 +300,18 @@ def choices(passports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _serves(passport: dict[str, Any], cell: Cell) -> bool:
-    required = [Requirement(x) for x in passport["requires"]]
     return (
         (not label(passport) or passport["build"]["cuda"] == (cell.cuda and cell.cuda.version))
         and SpecifierSet(passport["serves"]["python"] or "").contains(cell.python)
         and SpecifierSet(passport["requires_python"] or "").contains(cell.python)
-        and all(x.specifier.contains(cell.torch) for x in required if x.name == "torch")
+        and all(specifier.contains(cell.torch) for specifier in _torches(passport))
     )
+
+
+def _torches(passport: dict[str, Any]) -> list[SpecifierSet]:
+    """What the wheel requires of torch."""
+    required = map(Requirement, passport["requires"])
+    return [x.specifier for x in required if canonicalize_name(x.name) == "torch"]
 
 
 def _section(name: str, passports: list[dict[str, Any]]) -> str:
@@ -307,7 +319,7 @@ def _section(name: str, passports: list[dict[str, Any]]) -> str:
     rows = []
     for passport in reversed(passports):
         build, tests = passport["build"], passport["tests"]
-        torches = [x.removeprefix("torch") for x in passport["requires"] if x.startswith("torch")]
+        torches = [str(specifier) for specifier in _torches(passport)]
         ran = [
             f"{x['passed']} passed, {x['failed']} failed in {x['cell']} on {x['device']}"
             for x in tests
