@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import extops
@@ -310,6 +311,19 @@ def test_out_of_elements_that_share_memory(strides: tuple[int, int], device: str
     with expect_error(ELEMENTWISE_MULT, "out", "location of its own", "[6, 7]", str(list(strides))):
         multiply_into(memory.as_strided((6, 7), strides), device)
     assert bool((memory == 7).all())
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+def test_out_of_elements_that_share_no_memory_where_new_tensors_have_none() -> None:
+    """Strides that may share memory, but do not: beside another default device, and in a tensor without values."""
+    a = torch.randn(4, 4)
+    memory = torch.empty(40)
+    with torch.device("meta"):
+        extops.elementwise_mult(a, a, out=memory.as_strided((4, 4), (5, 3)))
+    assert torch.equal(memory.as_strided((4, 4), (5, 3)), a * a)
+    with FakeTensorMode() as mode:
+        fake, out = mode.from_tensor(a), mode.from_tensor(memory).as_strided((4, 4), (5, 3))
+        assert extops.elementwise_mult(fake, fake, out=out) is out
 
 
 # -- the module ----------------------------------------------------------------------------------

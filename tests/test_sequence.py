@@ -81,6 +81,24 @@ def test_no_steps(batch_first: bool, reverse: bool, device: str) -> None:
 
 
 @by_device
+@pytest.mark.parametrize("wanted", ["input", "weights", "bias", "h", "c"])
+def test_no_steps_within_a_graph(wanted: str, device: str) -> None:
+    """Gradients that are to be differentiated are those of a plain backward: zeros where nothing has an effect."""
+    names = ["input", "h", "c", "weights", "bias"]
+    inputs = [
+        x.requires_grad_(y == wanted)
+        for x, y in zip(sequence_inputs(device, 0), names, strict=True)
+    ]
+    leaf = inputs[names.index(wanted)]
+    results = sequence(*inputs)
+    for used in (results, results[:1], results[1:]):
+        towards = upstream(used)
+        (plain,) = torch.autograd.grad(used, leaf, towards, retain_graph=True)
+        (found,) = torch.autograd.grad(used, leaf, towards, create_graph=True)
+        torch.testing.assert_close(found.detach(), plain)
+
+
+@by_device
 @pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
 @pytest.mark.parametrize(
     ("time", "batch", "state"), [(TIME, 1, 1), (TIME, 3, 1), (1, 3, 1), (TIME, 3, STATE)]
@@ -811,6 +829,22 @@ def test_packed_sequences(enforce_sorted: bool, options: dict[str, object], devi
 def test_packed_sequence_whose_sizes_do_not_fit(rows: int) -> None:
     packed = PackedSequence(torch.randn(rows, FEATURES), torch.tensor([3, 2]))
     with pytest.raises(RuntimeError, match=f"`input.data` to have 5 rows, .* but got {rows}"):
+        extops.LLTMLayer(FEATURES, 4)(packed)
+
+
+@pytest.mark.parametrize("sizes", [[3, 4, 1], [2, 0, 3]], ids=str)
+def test_packed_sequence_whose_sizes_grow(sizes: list[int]) -> None:
+    packed = PackedSequence(torch.randn(sum(sizes), FEATURES), torch.tensor(sizes))
+    expected = f"`input.batch_sizes` not to grow from one step to the next, but got {sizes}"
+    with pytest.raises(RuntimeError, match=re.escape(expected)):
+        extops.LLTMLayer(FEATURES, 4)(packed)
+
+
+@pytest.mark.parametrize("shape", [(5,), (5, FEATURES, 1)], ids=str)
+def test_packed_sequence_of_other_dimensions(shape: tuple[int, ...]) -> None:
+    packed = PackedSequence(torch.randn(shape), torch.tensor([3, 2]))
+    expected = "`input.data` to have 2 dimensions [rows, input_features], but got"
+    with pytest.raises(RuntimeError, match=f"{re.escape(expected)}.*{re.escape(str(list(shape)))}"):
         extops.LLTMLayer(FEATURES, 4)(packed)
 
 

@@ -600,6 +600,18 @@ def test_out_overlaps_an_input(shift: int, device: str) -> None:
 
 
 @by_device
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_out_overlaps_an_input_of_another_storage(shift: int, device: str) -> None:
+    """Tensors of one array of NumPy, or of another library's memory, have a storage each."""
+    memory = torch.randn(5021, device=device)
+    a, out = (torch.from_dlpack(memory[start : start + 5000]) for start in (10, 10 + shift))
+    b = torch.randn(5000, device=device)
+    expected = a * b
+    extops.elementwise_mult(a, b, out=out)
+    assert_same(out, expected)
+
+
+@by_device
 def test_out_overlaps_by_broadcasting_or_transposing(device: str) -> None:
     square = torch.randn(65, 65, device=device)
     other = torch.randn(65, 65, device=device)

@@ -161,13 +161,18 @@ def _gradients_by_engine(
         # Views: an input may depend on another one or be the same tensor, and these gradients must not follow that.
         views = [x if x is None else x.view_as(x) for x in inputs]
         outputs = composite(*views)
-    present = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
+    # Of a sequence without steps, a result may depend on none of the inputs that require a gradient.
+    present = [
+        (o, g)
+        for o, g in zip(outputs, grad_outputs, strict=True)
+        if g is not None and o.requires_grad
+    ]
     return torch.autograd.grad(
         [output for output, _ in present],
         [x for place in wanted if (x := views[place]) is not None],
         [gradient for _, gradient in present],
         create_graph=torch.is_grad_enabled(),
-        allow_unused=True,
+        materialize_grads=True,  # zeros, as the kernels give
     )
 
 

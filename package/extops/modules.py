@@ -86,6 +86,19 @@ def _run(
     )
 
 
+def _check_packed(data: Tensor, batch_sizes: Tensor, rows: int) -> None:
+    if rows != len(data):
+        raise RuntimeError(
+            f"LLTMLayer: expected `input.data` to have {rows} rows, the sum of `input.batch_sizes`, "
+            f"but got {len(data)}"
+        )
+    if (batch_sizes[1:] > batch_sizes[:-1]).any():
+        raise RuntimeError(
+            "LLTMLayer: expected `input.batch_sizes` not to grow from one step to the next, "
+            f"but got {batch_sizes.tolist()}"
+        )
+
+
 class LLTM(reference.LLTM):
     r"""An LSTM cell without a forget gate; :func:`extops.lltm` with its parameters.
 
@@ -264,6 +277,7 @@ class LLTMLayer(torch.nn.Module):
     ) -> tuple[PackedSequence, State]:
         """The rows stay in the order of their lengths, in which they are packed."""
         data, batch_sizes, to_sorted, to_original = input
+        _checks.check_dims("LLTMLayer", "input.data", data, "rows, input_features")
         # Within a trace both are tensors, and so of any size.
         steps = batch_sizes.shape[0]
         batch: Any = batch_sizes[0] if _autograd.is_tracing() else int(batch_sizes[0])
@@ -273,11 +287,8 @@ class LLTMLayer(torch.nn.Module):
         # The GPU waits while the host computes: so only small tensors here.
         count_to = functools.partial(torch.arange, device=batch_sizes.device)
         ends = batch_sizes.cumsum(0)
-        if not (_autograd.is_tracing() or torch.compiler.is_compiling()) and ends[-1] != len(data):
-            raise RuntimeError(
-                f"LLTMLayer: expected `input.data` to have {int(ends[-1])} rows, the sum of "
-                f"`input.batch_sizes`, but got {len(data)}"
-            )
+        if not (_autograd.is_tracing() or torch.compiler.is_compiling()):
+            _check_packed(data, batch_sizes, int(ends[-1]))
         shifts = count_to(steps) * batch - (ends - batch_sizes)
         sent = _checks.to_device(
             "LLTMLayer", "input.batch_sizes", torch.stack((ends, shifts)), data

@@ -6,17 +6,20 @@ import io
 import itertools
 import resource
 import stat
+import struct
 import time
 import zipfile
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from elftools.elf.elffile import ELFFile
 
 from forged_wheels import CLASSIC, LIBRARY, Forge
-from torchwheels import sandbox, wheel
+from torchwheels import releases, reports, sandbox, site, wheel
 from torchwheels.errors import UserError
+from torchwheels.project import Project
 
 
 @pytest.fixture
@@ -56,6 +59,86 @@ def test_names_that_no_wheel_has(forge: Forge, name: str, mode: int, message: st
     assert f"{path} is no wheel: {message}" in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ("before", "there is something before "),
+        ("between", "there is something before tinyops/last.py"),
+        ("behind", "there is something behind its files"),
+        ("comment", "there is something behind its files"),
+        ("count", "its directory says that it has 1 files, and has "),
+        ("name", "its directory says other things of tinyops/hidden.py than the file"),
+        ("size", "its directory says other things of tinyops/hidden.py than the file"),
+        ("folder", "its directory says other things of tinyops/more/"),
+        ("second name", "tinyops/more.py has a second name"),
+    ],
+)
+def test_archives_that_readers_find_different_files_in(
+    forge: Forge, spoil: str, message: str
+) -> None:
+    """pip goes by the directory at the end, others by what stands before each file."""
+    path = forge.wheel()
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("tinyops/hidden.py", b"raise ImportError")
+        if spoil == "between":
+            archive.filelist.pop()
+        elif spoil == "comment":
+            archive.comment = b"PK"
+        elif spoil == "folder":
+            archive.writestr("tinyops/more/", b"")
+        elif spoil == "second name":
+            made = entry("tinyops/more.py")
+            made.extra = struct.pack("<2HBI", 0x7075, 5 + 4, 1, zlib.crc32(b"x")) + b"y.py"
+            archive.writestr(made, b"")
+        archive.writestr("tinyops/last.py", b"")
+        if spoil == "behind":
+            archive.filelist.pop()
+    data = path.read_bytes()
+    if spoil == "before":
+        data = data + data
+    elif spoil == "count":
+        data = data[:-12] + b"\1\0" + data[-10:]
+    elif spoil == "name":
+        data = data.replace(b"tinyops/hidden.py", b"tinyops/hidden.pz", 1)
+    elif spoil == "folder":
+        data = data.replace(b"tinyops/more/", b"tinyops/more_", 1)
+    elif spoil == "size":
+        place = data.index(b"tinyops/hidden.py") - 8
+        data = data[:place] + bytes(4) + data[place + 4 :]
+    path.write_bytes(data)
+    with pytest.raises(UserError) as error:
+        wheel.read(path)
+    assert f"{path} is no wheel: {message}" in str(error.value)
+
+
+def test_an_archive_with_long_sizes(forge: Forge) -> None:
+    path = forge.wheel()
+    with (
+        zipfile.ZipFile(path, "a") as archive,
+        archive.open("tinyops/long.py", "w", force_zip64=True) as file,
+    ):
+        file.write(b"pass")
+    assert wheel.read(path).files["tinyops/long.py"] == b"pass"
+
+
+def test_an_archive_whose_sizes_follow_the_files(forge: Forge) -> None:
+    """As who writes into a pipe has them."""
+    path = forge.wheel()
+    files = wheel.read(path).files
+    with path.open("wb") as file, zipfile.ZipFile(Pipe(file), "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    assert wheel.read(path).files == files
+
+
+class Pipe:
+    """A file to write to that has no places."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.write, self.flush = file.write, file.flush
+
+
 def test_files_over_the_budget(forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the sum of what they say, before one of them is unpacked."""
     path = forge.wheel()
@@ -77,6 +160,10 @@ def test_a_file_that_unpacks_to_more_than_it_says(forge: Forge) -> None:
         archive.writestr("tinyops/bomb", bytes(500_000_000))
         (bomb,) = (x for x in archive.infolist() if x.filename == "tinyops/bomb")
         bomb.file_size = 1
+    data = bytearray(path.read_bytes())
+    place = data.index(b"tinyops/bomb") - 8
+    data[place : place + 4] = (1).to_bytes(4, "little")
+    path.write_bytes(data)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match="is no wheel: Bad CRC-32 for file 'tinyops/bomb'"):
         wheel.read(path)
@@ -177,3 +264,104 @@ def variables(path: Path) -> list[str]:
     import os
 
     return [*os.environ]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "torch/__init__.py,",
+        "tinyops/more.py,sha256=x,1,more",
+        "tinyops/__init__.py,sha256=x,0",
+        "tinyops/__init__.py,sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,7",
+    ],
+    ids=["short", "long", "twice", "size"],
+)
+def test_rows_of_record(forge: Forge, row: str) -> None:
+    """pip takes over what is in a row of any length, and deletes such files with the project."""
+    record = f"tinyops-{forge.version}.dist-info/RECORD"
+    said = wheel.read(forge.wheel()).files[record].decode()
+    forge.unrecorded[record] = f"{row}\n{said}".encode()
+    assert forge.findings() == {
+        "record": [f"its RECORD is not right about {row.partition(',')[0]}"]
+    }
+
+
+def test_versions_in_a_library_under_the_name_of_a_source(forge: Forge) -> None:
+    """auditwheel reads none of that name; its symbols are old ones, in a new version."""
+    code = "#include <math.h>\ndouble f(double x) { return pow(x, x); }"
+    forge.files["tinyops/data.py"] = forge.compile(code, "-lm")
+    message = "its tag is manylinux_2_5_x86_64, but tinyops/data.py wants GLIBC_2.29"
+    assert forge.findings() == {"platform_tag": [message]}
+
+
+TAKES = """
+namespace at { struct Tensor { void zero_(); }; }
+extern "C" void* PyList_New(long);
+extern "C" void* take() { at::Tensor().zero_(); return PyList_New(0); }
+"""
+GIVES = """
+namespace at { struct Tensor { void zero_(); }; void Tensor::zero_() {} }
+extern "C" void* PyList_New(long) { return 0; }
+"""
+
+
+def test_functions_behind_a_version(forge: Forge) -> None:
+    """The loader takes them from a library without versions all the same."""
+    forge.make_stable()
+    script, torch = forge.folder / "versions", forge.folder / "libtorch_python.so"
+    script.write_text("OWN_1 { *; };")
+    flags = ["-Wl,-soname,libtorch_python.so", f"-Wl,--version-script={script}"]
+    torch.write_bytes(forge.compile(GIVES, flags=flags))
+    forge.files["tinyops/_more.so"] = forge.compile(TAKES, torch)
+    assert [*forge.findings()] == ["label", "python_tag", "requirement"]
+
+
+def test_functions_that_a_library_pretends_to_bring(forge: Forge) -> None:
+    """One beside it that it does not load: torch and Python have the same, and come first."""
+    forge.make_stable()
+    forge.files["tinyops/_more.so"] = forge.compile(TAKES)
+    forge.files["tinyops/libgives.so"] = forge.compile(GIVES)
+    assert [*forge.findings()] == ["label", "python_tag", "requirement"]
+    gives = forge.folder / "libgives.so"
+    gives.write_bytes(forge.compile(GIVES, flags=["-Wl,-soname,libgives.so"]))
+    forge.files["tinyops/libgives.so"] = gives.read_bytes()
+    forge.files["tinyops/_more.so"] = forge.compile(TAKES, gives)
+    assert forge.findings() == {}
+
+
+def test_libraries_of_two_cudas(forge: Forge) -> None:
+    forge.target, forge.version = releases.load().target("3.11-cu130"), "1.0+cu130.torch2.13"
+    for name, runtime in (("_a", "libcudart.so.13"), ("_b", "libcudart.so.12")):
+        forge.files[f"tinyops/{name}.so"] = forge.compile("", forge.stub(runtime))
+    message = "tinyops/_b.so needs libcudart.so.12, but 3.11-cu130 has CUDA 13.0"
+    assert forge.findings()["label"] == [message]
+
+
+def test_a_report_of_another_name(forge: Forge) -> None:
+    """Its name becomes that of a folder of the index."""
+    path = forge.wheel()
+    report = reports.write_report(path, Project())
+    reports.write(report | {"name": "../../../out"}, path)
+    (found,) = reports.read_reports(path.parent, Project())
+    assert found["name"] == "tinyops"
+
+
+@pytest.mark.parametrize("label", ["docs", "index.html"])
+def test_a_label_that_is_a_part_of_the_index(forge: Forge, label: str) -> None:
+    forge.make_stable()
+    forge.version = f"1.0+{label}"
+    path = forge.wheel()
+    with pytest.raises(UserError) as error:
+        site.make_site(path.parent, path.parent / "site", Project())
+    assert str(error.value) == (
+        f"{path.name} has the label {label}, which is a part of the index itself: give it another"
+    )
+
+
+def test_torch_is_told_from_names_that_begin_so(forge: Forge) -> None:
+    forge.requires = ["Torch==2.13.*", "torchvision>=0.28"]
+    path = forge.wheel()
+    site.make_site(path.parent, path.parent / "site", Project())
+    page = (path.parent / "site" / "index.html").read_text()
+    assert "<td>==2.13.*<td>" in page
+    assert "vision" not in page

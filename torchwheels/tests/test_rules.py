@@ -68,8 +68,12 @@ def test_label_missing_from_a_classic_wheel(forge: Forge) -> None:
     [
         ("1.0+cu130.torch2.13", "its label says cu130, but 3.11-cpu is cpu"),
         ("1.0+cpu.torch2.12", "its label says torch 2.12, but 3.11-cpu has torch 2.13.0"),
+        (
+            "1.0+cpu.torch2.13.cu130",
+            "its label has cpu and torch2.13 and cu130, of which only one CUDA and one torch can be right",
+        ),
     ],
-    ids=["CUDA", "torch"],
+    ids=["CUDA", "torch", "two"],
 )
 def test_label_of_another_target(forge: Forge, version: str, message: str) -> None:
     forge.version = version
@@ -467,6 +471,13 @@ def test_fast_math(forge: Forge) -> None:
     assert forge.findings() == {"fast_math": [message]}
 
 
+def test_needed_libraries_from_where_a_library_comes_to_lie(forge: Forge) -> None:
+    name = f"tinyops-{forge.version}.data/platlib/tinyops/_more.so"
+    forge.files[name] = forge.compile("", flags=["-Wl,-rpath,$ORIGIN/../../tmp"])
+    message = f"{name} looks for libraries in $ORIGIN/../../tmp (its RPATH)"
+    assert forge.findings() == {"needed_libraries": [message]}
+
+
 def test_size_over_the_budget(forge: Forge) -> None:
     forge.files["tinyops/data.bin"] = os.urandom(1_200_000)
     forge.size_budget = 1
@@ -516,7 +527,12 @@ def test_metadata(forge: Forge, old: str, new: str, message: str | None) -> None
 
 
 @pytest.mark.parametrize(
-    "text", [None, b"Wheel-Version: 9.0\nTag: cp311-cp311-manylinux_2_5_x86_64\n"]
+    "text",
+    [
+        None,
+        b"Wheel-Version: 9.0\nTag: cp311-cp311-manylinux_2_5_x86_64\n",
+        b"Tag: cp311-cp311-manylinux_2_5_x86_64\n\nWheel-Version: 1.0\n",
+    ],
 )
 def test_metadata_of_another_kind_of_wheel(forge: Forge, text: bytes | None) -> None:
     forge.replaced["WHEEL"] = text
@@ -543,6 +559,13 @@ def test_metadata_in_the_folder_of_another(forge: Forge) -> None:
         "tinyops-1.0+cpu.torch2.13.data/purelib/tinyops.pth",
         "tinyops-1.0+cpu.torch2.13.data/data/lib/python3.11/site-packages/x.py",
         "other-1.0.data/purelib/x.py",
+        "torch.py",
+        "nvidia.py",
+        "torch-2.13.0.DIST-INFO/METADATA",
+        "torch.egg-info/PKG-INFO",
+        "tinyops-1.0+cpu.torch2.13.data/scripts/python3",
+        "tinyops-1.0+cpu.torch2.13.data/data/bin/pip",
+        "tinyops-1.0+cpu.torch2.13.data/data/pyvenv.cfg",
     ],
 )
 def test_installed_files(forge: Forge, name: str) -> None:

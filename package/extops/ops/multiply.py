@@ -110,9 +110,11 @@ def _shares_memory_within(tensor: Tensor) -> bool:
     )
     if not may_share or any(stride == 0 for _, stride in dims) or not _autograd.is_plain():
         return may_share
-    taken = torch.zeros(1 + sum((n - 1) * stride for n, stride in dims), dtype=torch.bool)
-    taken.as_strided(tensor.shape, tensor.stride()).fill_(True)
-    return int(taken.count_nonzero()) < tensor.numel()
+    length = 1 + sum((n - 1) * stride for n, stride in dims)
+    with _private.unrecorded():  # a tensor with values, also among fake ones
+        taken = torch.zeros(length, dtype=torch.bool, device="cpu")
+        taken.as_strided(tensor.shape, tensor.stride()).fill_(True)
+        return int(taken.count_nonzero()) < tensor.numel()
 
 
 def _multiply_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
@@ -144,16 +146,20 @@ def _can_write_directly(a: Tensor, b: Tensor, out: Tensor) -> bool:
 
 def _overlaps(out: Tensor, input: Tensor) -> bool:
     """Whether writing ``out`` could change an element of ``input`` before it is read."""
-    same_elements = (
-        out.storage_offset() == input.storage_offset()
+    memory, read = out.untyped_storage(), input.untyped_storage()
+    try:
+        begin, begin_read = memory.data_ptr(), read.data_ptr()
+    except RuntimeError:
+        return True  # a subclass without memory of its own: it might
+    # Two storages may hold the same memory, where they came from another library.
+    if begin + memory.nbytes() <= begin_read or begin_read + read.nbytes() <= begin:
+        return False
+    return not (
+        begin == begin_read
+        and out.storage_offset() == input.storage_offset()
         and out.shape == input.shape
         and out.stride() == input.stride()
     )
-    try:
-        memory = out.untyped_storage().data_ptr(), input.untyped_storage().data_ptr()
-    except RuntimeError:
-        return True  # a subclass without memory of its own: it might
-    return memory[0] == memory[1] and not same_elements
 
 
 _autograd.register_write("elementwise_mult_out", _write, _refuse_gradients)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import email
 import fnmatch
 import hashlib
 import json
@@ -27,6 +28,7 @@ from torchwheels.releases import Target, load, minor, numbers, openmp
 from torchwheels.stable_functions import first_releases, newest_release, oldest_release
 from torchwheels.wheel import (
     BUILD_RECORD,
+    CUDA_LIBRARY,
     Library,
     Wheel,
     admitted,
@@ -83,15 +85,20 @@ def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             f"its version {wheel.version} does not say for which CUDA and which torch it is, and its "
             f"libraries work with one only: label it +{target.label}.torch{minor(target.torch)}"
         )
+    several = re.findall(r"(?<![a-z0-9])(?:cpu|cu\d+|torch\d+\.\d+)(?![a-z0-9])", text)
+    if len(several) > bool(cuda) + bool(torch):
+        yield f"its label has {' and '.join(several)}, of which only one CUDA and one torch can be right"
     if cuda and cuda[1] != target.label and not target.is_release:
         yield f"its label says {cuda[1]}, but {target.name} is {target.label}"
     if torch and torch[1] != minor(target.torch):
         yield f"its label says torch {torch[1]}, but {target.name} has torch {target.torch}"
     if target.cuda is None:
         return  # the rules of GPU code and of needed libraries know that there must be none
-    if not SpecifierSet(wheel.cuda.what or "").contains(target.cuda.version):
-        yield f"{wheel.cuda.why}, but {target.name} has CUDA {target.cuda.version}"
     for name, library in wheel.libraries.items():
+        for needed in library.needed:
+            found = CUDA_LIBRARY.fullmatch(needed)
+            if found and int(found[1]) != numbers(target.cuda.version)[0]:
+                yield f"{name} needs {needed}, but {target.name} has CUDA {target.cuda.version}"
         toolkit = library.gpu_code.toolkit
         if toolkit and numbers(toolkit)[0] != numbers(target.cuda.version)[0]:
             yield f"{name} holds GPU code of CUDA {toolkit}, but {target.name} has {target.cuda.version}"
@@ -134,6 +141,16 @@ def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         machine = _MACHINES.get(_MANYLINUX.sub("", proved))
         if machine and library.machine != machine:
             yield f"its tag is {said}, but {path} is for another processor ({library.machine})"
+        allowed = baseline.allowed_versions(_policy(wheel, expectation))
+        versions = [x for x in sorted(library.versions - allowed) if _OF_LINUX.match(x)]
+        if versions:  # auditwheel reads no library under the name of a source
+            yield f"its tag is {said}, but {path} wants {', '.join(versions)}"
+
+
+def _policy(wheel: Wheel, expectation: Expectation) -> str:
+    """The manylinux, such as `manylinux_2_28`, that the wheel proves; without one that which is wanted."""
+    proved = _MANYLINUX.match(wheel.proved_platform)
+    return proved[0].removesuffix("_") if proved else expectation.manylinux
 
 
 def _glibc(platform: str) -> tuple[int, int]:
@@ -163,8 +180,7 @@ def _newer_symbols(wheel: Wheel, manylinux: str) -> Iterator[str]:
 
 def undefined_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """What the libraries use is in the wheel, torch, Python, or the oldest C and C++ libraries of the tag."""
-    proved = _MANYLINUX.match(wheel.proved_platform)
-    policy = proved[0].removesuffix("_") if proved else expectation.manylinux
+    policy = _policy(wheel, expectation)
     linux = baseline.symbols_of_linux(baseline.allowed_versions(policy))
     for path, library in wheel.libraries.items():
         of_others = {*chain(*wheel.torch_functions(library)), *wheel.python_functions(library)}
@@ -347,7 +363,8 @@ def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             yield f"{path} needs {name}, {why}, or name it in `allow-libraries`"
         for folder in library.rpath:
             start, _, rest = folder.partition("/")
-            inside = posixpath.normpath(f"{PurePosixPath(path).parent}/{rest}")
+            _, place = _installed(wheel, path)
+            inside = posixpath.normpath(f"{PurePosixPath(place).parent}/{rest}")
             if start != "$ORIGIN" or inside.split("/")[0] == "..":
                 yield f"{path} looks for libraries in {folder or 'the current folder'} (its RPATH)"
 
@@ -384,8 +401,8 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     project, _, version = wheel.dist_info.removesuffix(".dist-info").partition("-")
     if canonicalize_name(project) != wheel.name or _normalised(version) != str(wheel.version):
         yield f"its metadata are in {wheel.dist_info}, but its name is of {wheel.name} {wheel.version}"
-    wheel_file = wheel.files.get(f"{wheel.dist_info}/WHEEL", b"").decode(errors="replace")
-    if not re.search(r"^Wheel-Version: *1\.\d+\r?$", wheel_file, re.MULTILINE):
+    wheel_file = email.message_from_bytes(wheel.files.get(f"{wheel.dist_info}/WHEEL", b""))
+    if not re.fullmatch(r"1\.\d+", wheel_file["Wheel-Version"] or ""):
         yield "its WHEEL file does not say Wheel-Version: 1.0"
     try:
         said = Metadata.from_email(wheel.files[f"{wheel.dist_info}/METADATA"])
@@ -405,33 +422,49 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 
 def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """It installs into no other project, and nothing that runs in every start of Python."""
-    data = f"{wheel.dist_info.removesuffix('.dist-info')}.data/"
     for name in wheel.files:
-        scheme, _, path = name.removeprefix(data).partition("/")
-        if not name.startswith(data) or scheme not in ("purelib", "platlib"):
-            path = name
-        top, _, rest = path.partition("/")
-        if (
-            re.fullmatch(r".*\.pth|(site|user)customize(\..*)?", top)
-            or (top.endswith(".dist-info") and top != wheel.dist_info)
-            or (
-                top.endswith(".data") and (not name.startswith(data) or rest.startswith("data/lib"))
+        scheme, path = _installed(wheel, name)
+        top = path.partition("/")[0]
+        spoils: object
+        if scheme in ("purelib", "platlib"):
+            spoils = (
+                re.fullmatch(r".*\.pth|(site|user)customize(\..*)?", top)
+                # Python takes metadata under such names in any case.
+                or (re.fullmatch(r"(?i).*\.(dist|egg)-info", top) and top != wheel.dist_info)
+                or top.endswith(".data")
+                or top.partition(".")[0] in ("torch", "nvidia", "functorch", "torchgen")
             )
-            or top in ("torch", "nvidia", "functorch", "torchgen")
-        ):
+        else:
+            of_environment = r"data/(lib.*|pyvenv\.cfg)|(data/bin|scripts)/(python|pip)[\d.]*"
+            spoils = re.fullmatch(of_environment, f"{scheme}/{path}")
+        if spoils:
             yield f"it installs {name}, which is of another project or runs in every start of Python"
 
 
+def _installed(wheel: Wheel, name: str) -> tuple[str, str]:
+    """The scheme of a file, such as `platlib`, and where it comes to lie in the scheme's folder."""
+    data = f"{wheel.dist_info.removesuffix('.dist-info')}.data/"
+    if not name.startswith(data):
+        return "platlib", name
+    scheme, _, path = name.removeprefix(data).partition("/")
+    return scheme, path
+
+
 def record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """RECORD names every file, with the hash that the file has, and no other."""
+    """RECORD names every file, with the hash and the size that the file has, and no other."""
     path = f"{wheel.dist_info}/RECORD"
     lines = wheel.files.get(path, b"").decode(errors="replace").splitlines()
-    found = {row[0]: row[1] for row in csv.reader(lines) if len(row) == 3}
-    expected = {name: record_hash(data) for name, data in wheel.files.items()}
-    # Its own hash it cannot name.
-    expected[path] = found.get(path, "") if path in wheel.files else "none"
-    for name in sorted(expected.keys() | found.keys()):
-        if found.get(name, "") != expected.get(name):
+    found: dict[str, list[str]] = {}
+    for name, *said in filter(None, csv.reader(lines)):
+        found.setdefault(name, []).extend(said)  # twice is too long
+    for name in sorted({path, *found, *wheel.files}):
+        row, data = found.get(name, []), wheel.files.get(name)
+        if data is None or len(row) != 2:
+            right = False
+        else:  # its own hash it cannot name
+            size = str(len(data))
+            right = name == path or (row[0] == record_hash(data) and row[1] in ("", size))
+        if not right:
             yield f"its RECORD is not right about {name}"
 
 

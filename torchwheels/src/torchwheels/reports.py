@@ -124,7 +124,9 @@ def _known(path: Path) -> dict[str, Any] | None:
     """The build report that lies beside the wheel, where it is of this very file."""
     try:
         report = json.loads(report_file(path).read_text())
-        same = report["wheel"] == path.name and all(
+        name, version, _, _ = parse_wheel_filename(path.name)
+        named = path.name, name, str(version)
+        same = (report["wheel"], report["name"], report["version"]) == named and all(
             each["sha256"] == sha256(path.with_name(each["wheel"]))
             for each in filter(None, (report, report.get("variant")))
         )

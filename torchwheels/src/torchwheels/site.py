@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchwheels import variants, wheel
@@ -32,6 +33,7 @@ from torchwheels.project import Project
 from torchwheels.releases import Target, load, minor
 from torchwheels.reports import read_reports, write
 
+_PARTS = ("index.html", "simple", "wheels", "docs")
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{title}</title>
@@ -120,6 +122,11 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
     """
     projects: dict[str, list[dict[str, Any]]] = {}
     for report in sorted(read_reports(dist, own), key=lambda x: Version(x["version"])):
+        if label(report) in _PARTS:
+            raise UserError(
+                f"{report['wheel']} has the label {label(report)}, which is a part of the index "
+                "itself: give it another"
+            )
         report["yanked"] = _why_yanked(report["version"], own.yanked)
         projects.setdefault(report["name"], []).append(report)
     site.parent.mkdir(parents=True, exist_ok=True)
@@ -291,13 +298,18 @@ def choices(reports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def _works_with(report: dict[str, Any], target: Target) -> bool:
-    required = [Requirement(x) for x in report["requires"]]
     return (
         (not label(report) or report["build"]["cuda"] == (target.cuda and target.cuda.version))
         and SpecifierSet(report["works_with"]["python"] or "").contains(target.python)
         and SpecifierSet(report["requires_python"] or "").contains(target.python)
-        and all(x.specifier.contains(target.torch) for x in required if x.name == "torch")
+        and all(specifier.contains(target.torch) for specifier in _torches(report))
     )
+
+
+def _torches(report: dict[str, Any]) -> list[SpecifierSet]:
+    """What the wheel requires of torch."""
+    required = map(Requirement, report["requires"])
+    return [x.specifier for x in required if canonicalize_name(x.name) == "torch"]
 
 
 def _section(name: str, reports: list[dict[str, Any]]) -> str:
@@ -305,7 +317,7 @@ def _section(name: str, reports: list[dict[str, Any]]) -> str:
     rows = []
     for report in reversed(reports):
         build, tests = report["build"], report["tests"]
-        torches = [x.removeprefix("torch") for x in report["requires"] if x.startswith("torch")]
+        torches = [str(specifier) for specifier in _torches(report)]
         ran = [
             f"{x['passed']} passed, {x['failed']} failed in {x['target']} on {x['device']}"
             for x in tests

@@ -32,6 +32,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from torchwheels import baseline
+from torchwheels.archive import check_layout
 from torchwheels.errors import UserError
 from torchwheels.releases import numbers
 from torchwheels.stable_functions import first_releases
@@ -49,7 +50,7 @@ _STABLE_NAME = re.compile(r"(aoti_)?torch_\w+|aoti_record_function_\w+")
 _PYTHON_NAME = re.compile(r"_?Py[A-Z_]\w*")
 _OF_ONE_PYTHON = re.compile(r"\.cpython-3(\d+)t?-[^.]*\.so$")
 # The libraries of CUDA whose own version is that of CUDA.
-_CUDA_LIBRARY = re.compile(r"lib(?:cudart|cublas|cublasLt|nvrtc|nvJitLink)\.so\.(\d+)")
+CUDA_LIBRARY = re.compile(r"lib(?:cudart|cublas|cublasLt|nvrtc|nvJitLink)\.so\.(\d+)")
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class Library:
     undefined: Mapping[str, str]
     """The symbols that it cannot do without, each with the version it wants, or with none."""
     defined: frozenset[str]
+    versions: frozenset[str]
+    """Those that it wants of other libraries, by a symbol or without one."""
     gpu_code: GpuCode
     executable_stack: bool
     """Whether it wants one."""
@@ -165,10 +168,37 @@ class Wheel:
             if not version and symbol not in own:
                 yield symbol
 
+    def _of_others(self, library: Library) -> Iterator[str]:
+        """What `library` takes from torch or Python, among others.
+
+        In whatever version: a library without versions works with all. What another library of the wheel has
+        counts as such only where `library` loads that, or neither torch nor Python has it.
+        """
+        own = {name for each in self.libraries.values() for name in each.defined}
+        loaded = {name for each in self._loaded_with(library) for name in each.defined}
+        for symbol in library.undefined:
+            known = symbol in first_releases() or symbol in _limited_api()
+            if symbol not in loaded and (
+                symbol not in own or known or _TORCH_NAMESPACE.search(demangle(symbol))
+            ):
+                yield symbol
+
+    def _loaded_with(self, library: Library) -> list[Library]:
+        """The libraries of the wheel that `library` loads, and those that they load."""
+        named = {each.soname or Path(name).name: each for name, each in self.libraries.items()}
+        found: dict[str, Library] = {}
+        names = [*library.needed]
+        while names:
+            name = names.pop()
+            if name in named and name not in found:
+                found[name] = named[name]
+                names += named[name].needed
+        return [*found.values()]
+
     def torch_functions(self, library: Library) -> tuple[list[str], list[str]]:
         """What `library` uses of torch: the stable functions, and what belongs to one release."""
         stable, classic = [], []
-        for symbol in self.wanted(library):
+        for symbol in self._of_others(library):
             if _STABLE_NAME.fullmatch(symbol):
                 stable.append(symbol)
             elif _TORCH_NAMESPACE.search(demangle(symbol)):
@@ -177,7 +207,7 @@ class Wheel:
 
     def python_functions(self, library: Library) -> list[str]:
         """What `library` uses of Python."""
-        return sorted(filter(_PYTHON_NAME.fullmatch, self.wanted(library)))
+        return sorted(filter(_PYTHON_NAME.fullmatch, self._of_others(library)))
 
     @functools.cached_property
     def proved_platform(self) -> str:
@@ -271,7 +301,7 @@ class Wheel:
         """The major version of CUDA that its libraries need at run time."""
         for name, library in self.libraries.items():
             for needed in library.needed:
-                if found := _CUDA_LIBRARY.fullmatch(needed):
+                if found := CUDA_LIBRARY.fullmatch(needed):
                     return Compatibility(f"=={found[1]}.*", f"{name} needs {needed}")
         for name, library in self.libraries.items():
             if library.gpu_code:
@@ -347,12 +377,13 @@ def _unpack(archive: zipfile.ZipFile) -> dict[str, bytes]:
     folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
     if both := names & folders:
         raise ValueError(f"it holds {min(both)} as a file and as a folder")
+    check_layout(archive)
     files = {}
     for entry in entries:
         if not entry.is_dir():
             with archive.open(entry) as file:
                 # No more than it says: without a number, all that is there would be unpacked first.
-                files[entry.filename] = file.read(entry.file_size + 1)
+                files[entry.orig_filename] = file.read(entry.file_size + 1)
     return files
 
 
@@ -378,7 +409,7 @@ def read_library(data: bytes) -> Library:
         for kind in ("SONAME", "RPATH", "RUNPATH", *_NEEDED)
     }
     stacks = [each["p_flags"] for each in elf.iter_segments("PT_GNU_STACK")]
-    undefined, defined = _symbols(elf)
+    undefined, defined, versions = _symbols(elf)
     return Library(
         machine=str(elf["e_machine"]),
         soname=tags["SONAME"][0] if tags["SONAME"] else None,
@@ -389,6 +420,7 @@ def read_library(data: bytes) -> Library:
         executable_stack=not stacks or any(flags & P_FLAGS.PF_X for flags in stacks),
         undefined=undefined,
         defined=defined,
+        versions=versions,
         gpu_code=_gpu_code(data) if _has_gpu_code(elf) else GpuCode(),
         start_up_sets_fast_math=any(
             _SETS_FAST_MATH.search(code) for code in _start_up_functions(elf)
@@ -435,8 +467,8 @@ def _check_sections(elf: Any) -> None:
         raise UserError("its section .gnu.version_r is not what is loaded: build the wheel again")
 
 
-def _symbols(elf: Any) -> tuple[dict[str, str], frozenset[str]]:
-    """The undefined symbols with their versions, and the defined ones."""
+def _symbols(elf: Any) -> tuple[dict[str, str], frozenset[str], frozenset[str]]:
+    """The undefined symbols with their versions, the defined ones, and all versions that are wanted."""
     symbols = [*elf.get_section_by_name(".dynsym").iter_symbols()]
     numbers = elf.get_section_by_name(".gnu.version")
     wanted = elf.get_section_by_name(".gnu.version_r")
@@ -452,7 +484,7 @@ def _symbols(elf: Any) -> tuple[dict[str, str], frozenset[str]]:
         elif symbol["st_info"]["bind"] == "STB_GLOBAL":  # a weak one is used where it exists
             number = numbers.get_symbol(index)["ndx"] if numbers else 1
             undefined[symbol.name] = names.get(number, "")
-    return undefined, frozenset(defined)
+    return undefined, frozenset(defined), frozenset(names.values())
 
 
 # What crtfastmath.o does: it sets 0x8040, both ways to flush to zero, in what ldmxcsr then loads.
