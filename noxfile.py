@@ -109,6 +109,10 @@ def test(session: nox.Session) -> None:
         session.run(*pytest, "torchwheels/tests", *(["-m", ""] if chosen else []))
 
 
+# Here, so that `nox --list` begins with what people use first.
+add_sessions(tool="./torchwheels", quick_test=False)
+
+
 def asks_for_cuda(arguments: list[str]) -> bool:
     """Whether a session that takes `--device cpu|cuda` shall use the GPU."""
     return "cuda" in arguments or "--device=cuda" in arguments
@@ -265,7 +269,3 @@ def newest(session: nox.Session) -> None:
         # Whatever pytest's exit code, a signal's too: that they do not pass, or crash, is a result.
         test_wheel(session, f"--record={record}", success_codes=range(-64, 6))
         session.run("python", "-m", "tools.newest", wheel.name, str(record))
-
-
-# Last, so that `nox --list` begins with the sessions above.
-add_sessions(tool="./torchwheels", quick_test=False)

@@ -43,6 +43,9 @@ from torchwheels.sources import Fetched
 STEPS = ("requirements", "compile", "install", "import")
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
 
+# A line for each file, of setuptools and wheel.
+_CHATTER = r"(copying|creating|adding|hard linking|removing|reading manifest|writing \S+ to|writing manifest) "
+
 # What a build prints, and the sentence for it; {0} is what the pattern's group found.
 _KNOWN_FAILURES = (
     (
@@ -382,7 +385,12 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
         given = {**variables, **(extra_environ or {})}
         try:
             code, last = processes.follow(
-                [*cmd], build.project.time_limit * 60, env=given, cwd=cwd or folder, umask=0o022
+                [*cmd],
+                build.project.time_limit * 60,
+                hidden=_CHATTER,
+                env=given,
+                cwd=cwd or folder,
+                umask=0o022,
             )
         except subprocess.TimeoutExpired:
             raise UserError(f"{build.target.name} failed: {too_long(build.project)}") from None

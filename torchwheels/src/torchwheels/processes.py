@@ -10,6 +10,7 @@ import collections
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,9 +49,13 @@ def start(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any
 
 
 def follow(
-    command: Sequence[str | Path], limit: float = 0, given: str = "", **options: Any
+    command: Sequence[str | Path],
+    limit: float = 0,
+    given: str = "",
+    hidden: str = "",
+    **options: Any,
 ) -> tuple[int, str]:
-    """Runs `command` with `given` as its input, and passes on what it prints.
+    """Runs `command` with `given` as its input, and passes on what it prints, but lines that match `hidden`.
 
     Returns its exit code and the last lines. After `limit` seconds, if there is one, it is ended, and
     TimeoutExpired raised.
@@ -73,6 +78,8 @@ def follow(
                 process.stdin.write(given)
                 process.stdin.close()
             for line in process.stdout:
+                if hidden and re.match(hidden, line):
+                    continue
                 print(line, end="", flush=True)
                 last.append(line)
         finally:
