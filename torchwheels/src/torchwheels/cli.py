@@ -151,6 +151,11 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "audit", help="check wheels, and write a build report beside each", parents=[config, dist]
     )
+    command.add_argument(
+        "--torch",
+        metavar="VERSION",
+        help="for wheels that another tool has built, without a build report: beside which torch, such as 2.13",
+    )
     command.add_argument("wheel", type=Path, nargs="*", help="which (default: all in --dist)")
     command.set_defaults(run=_audit)
     command = commands.add_parser(
@@ -395,7 +400,10 @@ def _audit(given: argparse.Namespace) -> None:
     for path in paths:
         options = project.load(given.config) if given.config else None
         options = options or reports.promised(path, _project(".", None))
-        report = reports.write_report(path, options)
+        if given.torch:
+            report = reports.audited(path, options, torch=given.torch)
+        else:
+            report = reports.write_report(path, options)
         print(f"{path.name} ({report['size'] / 1e6:.2f} MB, sha256 {report['sha256']})")
         for rule in report["rules"]:
             line = f"  {'ok  ' if rule['passed'] else 'FAIL'}  {rule['rule']}  {rule['detail']}"
