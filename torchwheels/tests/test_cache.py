@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,19 @@ def test_what_is_kept_is_listed_with_its_size(
         "  environments/one  0.2 GB",
         "  environments/two  0.0 GB",
     ]
+
+
+def test_a_folder_may_go_while_it_is_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pip's do."""
+    scandir = os.scandir
+
+    def gone(path: str | Path) -> object:
+        if Path(path).name == "two":
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    assert round(environments.size(cache) / 1e9, 1) == 0.2
 
 
 def test_what_is_named_is_removed_but_not_what_is_in_use(

@@ -30,6 +30,7 @@ from torchwheels import (
     links,
     processes,
     reports,
+    sources,
     toolchain,
     variants,
     wheel,
@@ -70,6 +71,11 @@ _KNOWN_FAILURES = (
     (
         r'build program corresponding to "Unix Makefiles"',
         "the command make is not there: install it",
+    ),
+    (
+        r"unable to detect version for|Versioning for this project requires either an sdist",
+        "its version comes from git, and these sources are no repository: build `git+URL@COMMIT` or the folder of "
+        "the whole repository, or name the version (`environment` with SETUPTOOLS_SCM_PRETEND_VERSION)",
     ),
     (
         r"No CUDA GPUs are available|no CUDA-capable device|CUDA (?:is|was) not (?:available|found|detected)"
@@ -405,6 +411,11 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
         print(traceback, end="", flush=True)
         why = _missing_modules(build, folder, last + traceback)
         why = why or _explain(last + traceback, variables["MAX_JOBS"])
+        if empty := sources.empty_submodules(build.work / "source"):
+            why += (
+                f"; its submodules are empty ({', '.join(empty)}), so try again once `git submodule update --init "
+                "--recursive` has filled them, or build `git+URL@COMMIT`"
+            )
         raise UserError(f"{build.target.name} failed: {why}") from None
     except BuildException as error:
         raise UserError(f"{build.target.name} failed: {error}") from None

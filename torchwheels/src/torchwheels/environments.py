@@ -182,9 +182,10 @@ def _progress(folder: Path) -> Iterator[None]:
 def size(folder: Path) -> int:
     """The bytes that a folder takes on the disk."""
     found = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # others may be writing there
-            found += path.lstat().st_blocks * 512
+    for parent, _, names in os.walk(folder):  # which passes over folders that have just gone
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found += os.lstat(f"{parent}/{name}").st_blocks * 512
     return found
 
 

@@ -26,6 +26,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a process to end."""
 _LAST_LINES = 200
 _started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
+_stopped: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
 
 
 def run(
@@ -37,6 +38,7 @@ def run(
             out, err = process.communicate(timeout=timeout)
         finally:
             end(process)
+    _check_stopped(process)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
@@ -85,6 +87,7 @@ def follow(
         finally:
             timer.cancel()
             end(process)
+    _check_stopped(process)
     if late.is_set():
         raise subprocess.TimeoutExpired(command, limit)
     return process.returncode, "".join(last)
@@ -97,9 +100,17 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def end_all() -> None:
-    """Asks all to end that `start` has started, in whichever thread."""
+    """Asks all to end that `start` has started, in whichever thread, which then stops."""
     for process in [*_started]:
-        process.terminate()
+        if process.poll() is None:
+            _stopped.add(process)
+            process.terminate()
+
+
+def _check_stopped(process: subprocess.Popen[Any]) -> None:
+    """Raises KeyboardInterrupt in the thread of a process that was stopped: its end says nothing of a wheel."""
+    if process in _stopped:
+        raise KeyboardInterrupt
 
 
 def end_with_parent() -> None:
