@@ -61,6 +61,11 @@ def test_what_is_named_is_removed_but_not_what_is_in_use(
         "torchwheels: kept environments/two: another process uses it",
         "torchwheels: freed 0.2 GB",
     ]
+    with (cache / "build" / "3.11-cpu.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cli.main(["clean", "environments/*"])
+    said = "torchwheels: kept environments/two: another process uses it"
+    assert said in capsys.readouterr().out
     assert (cache / "build" / "3.11-cpu").is_dir()
     with pytest.raises(
         SystemExit, match=r"nothing in .* is named nothing: `torchwheels env` lists"

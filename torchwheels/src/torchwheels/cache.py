@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import shutil
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,11 @@ def remove(patterns: Sequence[str]) -> Iterator[str]:
     freed = 0
     for name in names:
         try:
-            with environments.locked(name, wait=False) as folder:
+            with contextlib.ExitStack() as stack:
+                for each in [*entries()] if name.startswith("environments/") else []:
+                    if each.startswith("build/"):  # which uses an environment that it does not lock
+                        stack.enter_context(environments.locked(each, wait=False))
+                folder = stack.enter_context(environments.locked(name, wait=False))
                 taken = size(folder)
                 shutil.rmtree(folder)
         except BlockingIOError:
