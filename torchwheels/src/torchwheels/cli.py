@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import fnmatch
 import functools
 import json
 import os
@@ -18,9 +19,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchwheels import (
+    __version__,
     build,
+    cache,
     containers,
     engines,
+    environments,
     kept,
     processes,
     project,
@@ -67,6 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         sys.exit(f"torchwheels: {error.strerror}: {error.filename}")
     except KeyboardInterrupt:
+        kept_there = sum(environments.size(environments.cache() / each) for each in cache.entries())
+        print(
+            f"torchwheels: stopped; {environments.cache()} keeps {environments.gigabytes(kept_there)} for the "
+            "next build (`torchwheels clean` removes it)",
+            file=sys.stderr,
+        )
         sys.exit(130)
 
 
@@ -81,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchwheels", description="Wheels of PyTorch extensions, from untouched sources."
     )
+    parser.add_argument("--version", action="version", version=f"torchwheels {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     config = argparse.ArgumentParser(add_help=False)
     config.add_argument("--config", type=Path, help="a TOML file with the options of the project")
@@ -106,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         "source", help="NAME==VERSION from PyPI, a folder, an archive, or git+URL@COMMIT"
     )
     source.add_argument("--origin", help=argparse.SUPPRESS)  # of a copy, in a container
+    source.add_argument("--name", help=argparse.SUPPRESS)
 
     command = commands.add_parser(
         "build", help="build, audit and import wheels", parents=[source, config, dist, place]
@@ -139,6 +151,11 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "audit", help="check wheels, and write a build report beside each", parents=[config, dist]
     )
+    command.add_argument(
+        "--torch",
+        metavar="VERSION",
+        help="for wheels that another tool has built, without a build report: beside which torch, such as 2.13",
+    )
     command.add_argument("wheel", type=Path, nargs="*", help="which (default: all in --dist)")
     command.set_defaults(run=_audit)
     command = commands.add_parser(
@@ -163,7 +180,24 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "targets", aliases=["cells"], help="list the targets there can be"
     )
+    command.add_argument(
+        "pattern",
+        nargs="*",
+        help="which, such as 3.11-cpu, '3.1?-cu13*' or a part: cu130, torch2.9",
+    )
     command.set_defaults(run=_targets)
+    command = commands.add_parser(
+        "env", help="say what is kept between builds, and how large it is"
+    )
+    command.set_defaults(run=_env)
+    command = commands.add_parser("clean", help="remove what is kept between builds")
+    command.add_argument(
+        "pattern",
+        nargs="*",
+        default=["*"],
+        help="which, as `env` names it, such as 'build/*' (default: all)",
+    )
+    command.set_defaults(run=_clean)
     return parser
 
 
@@ -189,14 +223,19 @@ def _build_targets(
 
     `keep`: with a build report beside each, and without those that `dist` has already.
     """
+    chosen = {x.name: options.of_target(x, project.preset(source.name)) for x in targets}
     digests = {
         target.name: kept.inputs(
-            options, target, source, containers.base_image(target) if engines else "local"
+            chosen[target.name],
+            target,
+            source,
+            containers.base_image(target) if engines else "local",
         )
         for target in targets
     }
 
     def built(target: Target, engine: Engine | None) -> Path | None:
+        options = chosen[target.name]
         if engine is None:
             path = build.build_wheel(options, target, source, dist, steps)
         else:
@@ -218,16 +257,30 @@ def _build_targets(
 
     there = {x.name: path for x in targets if keep and (path := kept.find(dist, digests[x.name]))}
     wanted = [target for target in targets if target.name not in there]
+    if keep:
+        _say_presets(options, source.name, wanted)
+    if not engines and "requirements" in steps:
+        for command in dict.fromkeys(chosen[x.name].before_all for x in wanted):
+            if command:
+                build.before_all(command, source.folder)
     share = -(-len(wanted) // max(1, len(engines)))
     builders = [
         functools.partial(built, engine=each)
         for engine in engines
-        for each in containers.shared(engine, options, wanted[:share])
+        for each in containers.shared(
+            engine, {target: chosen[target.name] for target in wanted[:share]}
+        )
     ] or [functools.partial(built, engine=None)]
     outcomes = {
         x.name: schedule.Outcome(x, wheel=there[x.name]) for x in targets if x.name in there
     }
-    outcomes |= schedule.spread(wanted, builders)
+    try:
+        outcomes |= schedule.spread(wanted, builders)
+    except KeyboardInterrupt:
+        if ready := [x.name for x in targets if keep and kept.find(dist, digests[x.name])]:
+            names = ", ".join(ready)
+            print(f"torchwheels: {dist} has {names}, not to be built again", file=sys.stderr)
+        raise
     failed = [x for x in outcomes.values() if x.failure]
     if len(targets) > 1 or there:
         for target in targets:
@@ -238,6 +291,24 @@ def _build_targets(
         names = ", ".join(x.target.name for x in failed)
         raise UserError(f"{len(failed)} of {len(targets)} targets failed: {names}")
     return [path for target in targets if (path := outcomes[target.name].wheel)]
+
+
+def _say_presets(options: Project, name: str, targets: Sequence[Target]) -> None:
+    """Says which options are not the user's own."""
+    said: dict[str, None] = {}
+    for target in targets:
+        own, preset = options.of_target(target).table, project.preset(name)
+        for key, value in Project().of_target(target, preset).table.items():
+            of_own = own.get(key, {})
+            if isinstance(value, dict):
+                said |= {f"{x}={y}": None for x, y in value.items() if x not in of_own}
+            elif key not in own:
+                said[f"{key} = {json.dumps(value)}"] = None
+    for each in said:
+        print(
+            f"torchwheels: {name} is built with {each} (a preset; [tool.torchwheels] overrides it)",
+            flush=True,
+        )
 
 
 def _engines(given: argparse.Namespace) -> list[Engine]:
@@ -258,7 +329,9 @@ def _fetched(given: argparse.Namespace) -> Iterator[Fetched]:
     """The sources of a command, in a folder that goes away at the end."""
     with tempfile.TemporaryDirectory(prefix="torchwheels-sources-") as work:
         found = sources.fetch(given.source, Path(work) / "source")
-        yield dataclasses.replace(found, origin=given.origin or found.origin)
+        folder = found.folder / _project(given.source, given.config).subdirectory
+        name = given.name or sources.name_of(folder, found.project)
+        yield dataclasses.replace(found, origin=given.origin or found.origin, name=name)
 
 
 def _project(source: str, config: Path | None) -> Project:
@@ -284,6 +357,7 @@ def _test(given: argparse.Namespace) -> None:
     is_own = options.file and options.file.parent.resolve() == Path(given.source).resolve()
     name = options.name if is_own else ""
     path = given.wheel or testing.find_wheel(given.dist, target, name)
+    options = options.of_target(target)
     if not options.tests.paths and not options.tests.command:
         raise UserError(
             "the project names no tests: the option `tests` says where they are, such as "
@@ -326,7 +400,10 @@ def _audit(given: argparse.Namespace) -> None:
     for path in paths:
         options = project.load(given.config) if given.config else None
         options = options or reports.promised(path, _project(".", None))
-        report = reports.write_report(path, options)
+        if given.torch:
+            report = reports.audited(path, options, torch=given.torch)
+        else:
+            report = reports.write_report(path, options)
         print(f"{path.name} ({report['size'] / 1e6:.2f} MB, sha256 {report['sha256']})")
         for rule in report["rules"]:
             line = f"  {'ok  ' if rule['passed'] else 'FAIL'}  {rule['rule']}  {rule['detail']}"
@@ -394,9 +471,30 @@ def _matrix(given: argparse.Namespace) -> None:
 
 
 def _targets(given: argparse.Namespace) -> None:
-    table = releases.load()
-    for target in table.targets:
-        print(f"{target.name:24} torch {target.torch:8} {target.image}")
+    patterns = [x if {*"*?["} & {*x} else f"*{x}*" for x in given.pattern] or ["*"]
+    found = [
+        x
+        for x in releases.load().targets
+        if any(fnmatch.fnmatchcase(f"{x.name} torch{x.torch}", f"{each}*") for each in patterns)
+    ]
+    if not found:
+        raise UserError(
+            f"no target is named {' or '.join(given.pattern)}: `torchwheels targets` lists all"
+        )
+    line = "{:24} {:8} {:8} {:6} {}".format
+    print(line("target", "Python", "torch", "CUDA", "image"))
+    for each in found:
+        cuda = each.cuda.version if each.cuda else "-"
+        print(line(each.name, each.python, each.torch, cuda, each.image))
+
+
+def _env(given: argparse.Namespace) -> None:
+    print(*cache.lines(), sep="\n")
+
+
+def _clean(given: argparse.Namespace) -> None:
+    for line in cache.remove(given.pattern):
+        print(f"torchwheels: {line}", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,21 @@ import importlib.machinery
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+# What else a setup.py may ask of one; the numbers are those of an H100.
+OF_A_GPU = {
+    "total_memory": 80 * 2**30,
+    "multi_processor_count": 132,
+    "max_threads_per_multi_processor": 2048,
+    "regs_per_multiprocessor": 65536,
+    "shared_memory_per_multiprocessor": 228 * 2**10,
+    "L2_cache_size": 50 * 2**20,
+    "warp_size": 32,
+    "is_integrated": False,
+    "is_multi_gpu_board": False,
+}
 
 SETTINGS: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -29,6 +43,9 @@ def pretend_gpu(cuda: Any) -> None:
         f"a pretended GPU of compute capability {major}.{minor}"
     )
     cuda.get_device_capability = lambda device=None: (major, minor)
+    cuda.get_device_properties = lambda device=None: SimpleNamespace(
+        name=cuda.get_device_name(), major=major, minor=minor, **OF_A_GPU
+    )
 
 
 CHANGES = {
