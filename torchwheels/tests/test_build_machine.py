@@ -278,9 +278,21 @@ def start(folder: Path, ask: str, **settings: object) -> str:
     return done.stdout.strip()
 
 
-def test_gpu_is_pretended_only_where_asked(tmp_path: Path) -> None:
-    ask = "torch.cuda.is_available(), torch.cuda.get_device_capability(0)"
-    assert start(tmp_path, ask, **{"pretend-gpu": "12.0"}) == "True (12, 0)"
+@pytest.mark.parametrize(
+    ("ask", "answer"),
+    [
+        ("is_available()", "True"),
+        ("device_count()", "1"),
+        ("current_device()", "0"),
+        ("get_device_capability(0)", "(12, 0)"),
+        ("get_device_name()", "a pretended GPU of compute capability 12.0"),
+        ("get_device_properties('cuda').major", "12"),
+        ("get_device_properties(0).name", "a pretended GPU of compute capability 12.0"),
+        ("get_device_properties(0).total_memory // 10**9", "85"),
+    ],
+)
+def test_gpu_is_pretended_only_where_asked(tmp_path: Path, ask: str, answer: str) -> None:
+    assert start(tmp_path, f"torch.cuda.{ask}", **{"pretend-gpu": "12.0"}) == answer
     assert start(tmp_path, "torch.cuda.is_available()") == "False"
 
 

@@ -139,6 +139,10 @@ except ImportError:
             "the header zlib.h is not there: install what has it",
         ),
         ("import sys; sys.exit('No space left on device')", "the disk is full"),
+        (
+            "import torch\nif not torch.cuda.is_available(): raise Exception('CPU version is not implemented')",
+            "its setup asks for a GPU: in a CUDA target `pretend-gpu = true`",
+        ),
         ("open('version')", "the messages above say why"),
         (
             "import sys; sys.exit('<urlopen error [Errno -3] Temporary failure in name resolution>')",
@@ -203,7 +207,7 @@ def test_build_system_that_cannot_be(
         (project.Project(build_requires=("torch<2",)), "its build requires torch<2, and 3."),
         (
             project.Project(environment={"ARCHS": "{archs}"}),
-            "sets ARCHS to '{archs}': it may hold {label}, {architectures}, {sm}, {jobs}, {cuda_home}, {origin}",
+            "sets ARCHS to '{archs}': it may hold {label}, {architectures}, {capabilities}, {sm}, {sm_names}, ",
         ),
     ],
 )
@@ -235,7 +239,10 @@ setup(name="NAME", version="1.0", py_modules=["fetched"], cmdclass={"build_py": 
     [
         ("causal_conv1d", 'set CAUSAL_CONV1D_FORCE_BUILD = "TRUE" in `environment` of'),
         ("mamba_ssm", 'set MAMBA_FORCE_BUILD = "TRUE" in `environment` of'),
-        ("flash_attn", 'set FLASH_ATTENTION_FORCE_BUILD = "TRUE" in `environment` of'),
+        (
+            "flash_attn",
+            'set FLASH_ATTENTION_FORCE_BUILD = "TRUE" and FLASH_ATTN_CUDA_ARCHS = "{sm}" in',
+        ),
         ("tinyops", "set what makes it compile (often NAME_FORCE_BUILD) in `environment` of"),
     ],
 )
@@ -254,6 +261,135 @@ def test_a_finished_library_is_no_build(
     assert said.startswith("no compiler of this build linked _C.so (all linked 0 files): its setup")
     assert switch in said
     assert not (tmp_path / "dist").exists()
+
+
+COMMANDS = project.Project(
+    before_build="""echo "raise SystemExit('{label} $MAX_JOBS $OWN')" > setup.py""",
+    environment={"OWN": "{label}"},
+)
+
+
+def test_command_before_each_build_changes_its_copy_of_the_sources(
+    classic: Path,
+    target: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("MAX_JOBS", "3")
+    before = sources.hash_of_folder(classic)
+    with pytest.raises(UserError, match="the messages above say why"):
+        build.build_wheel(COMMANDS, target, fetched(classic), tmp_path / "dist")
+    assert "\ncpu 3 cpu\n" in capsys.readouterr().out
+    assert sources.hash_of_folder(classic) == before
+    failing = project.Project(before_build="nothing_of_nobody {{x}}")
+    with pytest.raises(UserError) as error:
+        build.build_wheel(failing, target, fetched(classic), tmp_path / "dist")
+    said = "the option `before-build` is `nothing_of_nobody {x}`, which ended with exit code 127"
+    assert said in str(error.value)
+
+
+PLAIN_C = """
+#include <Python.h>
+static struct PyModuleDef plain = {PyModuleDef_HEAD_INIT, "plain"};
+PyMODINIT_FUNC PyInit_plain(void) { return PyModule_Create(&plain); }
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("cp {wheel} {dest}", r"platform_tag: its tag is linux_x86_64, but auditwheel proves many"),
+        (
+            "auditwheel --version",
+            r"the option `repair` left 0 wheels in {dest}, but one is expected",
+        ),
+        (
+            "cp {whl} {dest}",
+            r"the option `repair` is set to 'cp {whl} {dest}': it may hold {wheel}, ",
+        ),
+    ],
+)
+def test_command_in_place_of_auditwheel(
+    target: Target, tmp_path: Path, command: str, message: str
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "plain.c").write_text(PLAIN_C)
+    (source / "setup.py").write_text(
+        "from setuptools import Extension, setup\n"
+        "setup(name='plain', version='1', ext_modules=[Extension('plain', ['plain.c'])])\n"
+    )
+    with pytest.raises(UserError) as error:
+        build.build_wheel(
+            project.Project(repair=command), target, fetched(source), tmp_path / "dist"
+        )
+    assert message in str(error.value)
+
+
+def test_command_before_all_builds_runs_once_in_the_sources_of_all(
+    classic: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OWN", "leaked")
+    seen = []
+
+    def build_wheel(
+        options: project.Project, each: Target, source: sources.Fetched, *_: object
+    ) -> None:
+        seen.append((each.name, (source.folder / "made").read_text(), options.environment))
+
+    monkeypatch.setattr(build, "build_wheel", build_wheel)
+    config = tmp_path / "options.toml"
+    config.write_text(
+        'before-all = "echo once$OWN >> made"\n[[overrides]]\nselect = "*-cu130"\n'
+        'environment = { GPU = "1" }\n'
+    )
+    command = ["build", str(classic), f"--config={config}", f"--dist={tmp_path}", "--backend=local"]
+    cli.main([*command, "--target=3.11-cpu", "--target=3.11-cu130"])
+    assert seen == [("3.11-cpu", "once\n", {}), ("3.11-cu130", "once\n", {"GPU": "1"})]
+    assert not (classic / "made").exists()
+
+
+def test_presets_are_said(
+    classic: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen = []
+    monkeypatch.setattr(build, "build_wheel", lambda options, *_: seen.append(options.environment))
+    project_file = classic / "pyproject.toml"
+    text = project_file.read_text()
+    project_file.write_text(text.replace('name = "own-project"', 'name = "natten"'))
+    command = ["build", str(classic), f"--dist={tmp_path}", "--backend=local", "--target=3.11-cpu"]
+    cli.main(command)
+    config = tmp_path / "options.toml"
+    config.write_text('environment = { NATTEN_N_WORKERS = "1" }')
+    said = "natten is built with {} (a preset; [tool.torchwheels] overrides it)"
+    arch = said.format("NATTEN_CUDA_ARCH={capabilities}")
+    assert f"torchwheels: {arch}\n" in capsys.readouterr().out
+    cli.main([*command, f"--config={config}"])
+    printed = capsys.readouterr().out
+    assert arch in printed and "NATTEN_N_WORKERS" not in printed
+    assert [x["NATTEN_N_WORKERS"] for x in seen] == ["{jobs}", "1"]
+
+
+@pytest.mark.parametrize(
+    ("files", "source", "name"),
+    [
+        ({"PKG-INFO": "Metadata-Version: 2.1\nName: A_b\n", "setup.py": "name='x',"}, "", "a-b"),
+        ({"pyproject.toml": "[project]\ndynamic = ['x']\nname = 'a.b'\n"}, "/x", "a-b"),
+        ({"pyproject.toml": "[tool.x]\nname = 'x'\n"}, "https://localhost/me/A-b.git", "a-b"),
+        ({"setup.py": "E(\n  name='x._C',\n)\nsetup(\n  name='a_b',\n"}, "/x", "a-b"),
+        ({}, "/home/me/a_b/", "a-b"),
+    ],
+)
+def test_a_project_is_known_by_what_it_says_of_itself(
+    tmp_path: Path, files: dict[str, str], source: str, name: str
+) -> None:
+    for file, text in files.items():
+        (tmp_path / file).write_text(text)
+    assert sources.name_of(tmp_path, source) == name
 
 
 PATCH = """\

@@ -42,9 +42,109 @@ def test_an_option_is_still_known_by_its_earlier_name(tmp_path: Path) -> None:
     assert read(tmp_path, 'cells = ["3.11-*"]').targets == ("3.11-*",)
 
 
+OVERRIDDEN = """
+environment = { ALL = "all", BOTH = "{sm}" }
+patches = ["all.patch"]
+tests = { paths = ["tests"], minutes = 5 }
+
+[[overrides]]
+select = "*-cu13*"
+environment = { BOTH = "{cmake}", NEW = "new" }
+patches = ["new.patch"]
+tests = { minutes = 9 }
+
+[[overrides]]
+select = ["3.12-*", "3.13-*"]
+environment = { NEW = "newer" }
+pretend-gpu = true
+"""
+
+
+def test_overrides_replace_options_of_the_targets_that_they_select(tmp_path: Path) -> None:
+    options = read(tmp_path, OVERRIDDEN)
+
+    def of(name: str) -> tuple[object, ...]:
+        target = options.releases.target(name)
+        found = options.of_target(target)
+        assert found.file == options.file
+        assert found.of_target(target) == found
+        return found.environment, found.patches, found.tests, found.pretend_gpu
+
+    tests = project.Tests(paths=("tests",), minutes=5)
+    own, new = {"ALL": "all", "BOTH": "{sm}"}, {"ALL": "all", "BOTH": "{cmake}", "NEW": "new"}
+    assert of("3.11-cpu") == (own, ("all.patch",), tests, False)
+    newer_tests = project.Tests(paths=("tests",), minutes=9)
+    assert of("3.11-cu130") == (new, ("new.patch",), newer_tests, False)
+    assert of("3.12-cu130") == ({**new, "NEW": "newer"}, ("new.patch",), newer_tests, True)
+
+
+def test_a_preset_stands_below_all_that_the_project_says(tmp_path: Path) -> None:
+    options = read(tmp_path, OVERRIDDEN)
+    preset = {
+        "environment": {"ALL": "preset", "PRESET": "preset"},
+        "patches": ["preset.patch"],
+        "overrides": [{"select": "*-cpu", "environment": {"BOTH": "preset", "CPU": "preset"}}],
+        "network": True,
+    }
+    found = options.of_target(options.releases.target("3.11-cpu"), preset)
+    environment = {"ALL": "all", "BOTH": "{sm}", "CPU": "preset", "PRESET": "preset"}
+    assert (found.environment, found.patches, found.network) == (environment, ("all.patch",), True)
+
+
+def test_presets_are_options() -> None:
+    target = project.Project().releases.target("3.11-cu130")
+    for name in ("bitsandbytes", "mamba-ssm", "natten", "torch-harmonics", "warp-rnnt"):
+        found = project.Project().of_target(target, project.preset(name))
+        assert found != project.Project(), name
+        assert found.variables(target)
+    cpu = project.Project().releases.target("3.11-cpu")
+    assert project.Project().of_target(cpu, project.preset("bitsandbytes")) == project.Project()
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{architectures}", "8.0;9.0+PTX"),
+        ("{architectures: }", "8.0 9.0+PTX"),
+        ("{capabilities}", "8.0;9.0"),
+        ("{sm}", "80;90"),
+        ("{sm:,}", "80,90"),
+        ("{sm_names}", "sm_80;sm_90"),
+        ("{cmake}", "80-real;90"),
+        (
+            "{gencode: }",
+            "-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90 "
+            "-gencode=arch=compute_90,code=compute_90",
+        ),
+    ],
+)
+def test_architectures_are_filled_in_as_projects_want_them(
+    template: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "8.0 9.0+PTX")
+    options = project.Project(environment={"OWN": template}, config_settings={"own": [template]})
+    target = options.releases.target("3.11-cu130")
+    assert options.variables(target)["OWN"] == text
+    assert options.backend_settings(target, "1", "", "") == {"own": [text]}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (
+            "overrides = 1",
+            "overrides is 1, but tables are expected: [[tool.torchwheels.overrides]]",
+        ),
+        (
+            "[[overrides]]\nnetwork = true",
+            "overrides has select = None, but a pattern of targets is",
+        ),
+        ("[[overrides]]\nselect = [1]", "overrides has select = [1], but a pattern of targets is"),
+        ("[[overrides]]\nselect = 'x'\nsource = 'x'", "overrides has no option 'source': did you"),
+        (
+            "[[overrides]]\nselect = 'x'\ntests = 1",
+            "overrides: tests is 1, but a table is expected",
+        ),
         ("pretend_gpu = true", "has no option 'pretend_gpu': did you mean 'pretend-gpu'?"),
         ("folder = 'x'", "has no option 'folder'"),
         ("[tests]\npath = []", "tests has no option 'path': did you mean 'paths'?"),

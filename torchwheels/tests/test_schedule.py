@@ -87,7 +87,7 @@ def test_builds_at_the_same_time_share_the_machine(
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     engine = engines.Engine("26.1.5")
-    found = containers.shared(engine, project.Project(), TARGETS[:targets])
+    found = containers.shared(engine, dict.fromkeys(TARGETS[:targets], project.Project()))
     assert [x.jobs for x in found] == shares
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +37,8 @@ from torchwheels import (
 )
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
-from torchwheels.project import Project
-from torchwheels.releases import Target, sm
+from torchwheels.project import Project, cmake_architecture, filled
+from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 
 STEPS = ("requirements", "compile", "install", "import")
@@ -65,6 +68,12 @@ _KNOWN_FAILURES = (
     (
         r'build program corresponding to "Unix Makefiles"',
         "the command make is not there: install it",
+    ),
+    (
+        r"No CUDA GPUs are available|no CUDA-capable device|CUDA (?:is|was) not (?:available|found|detected)"
+        r"|CPU version is not implemented|torch\.cuda\.(?:is_available|get_device_\w+)\(",
+        "its setup asks for a GPU: in a CUDA target `pretend-gpu = true` in [tool.torchwheels] (a file for "
+        "`--config` where the project is not yours) has it find one",
     ),
     (
         r"Your installed Caffe2 version uses CUDA but I cannot find the CUDA",
@@ -176,6 +185,9 @@ def _prepare(build: _Build) -> None:
     _apply_patches(build.project, build.work / "source")
     environments.on_top_of(build.base, build.environment.folder)
     variables = _variables(build)
+    if build.project.before_build:
+        command = build.project.command_before_build(*_values(build, variables))
+        _run_command("before-build", command, _project_folder(build), variables)
     _install_requirements(build, _project_folder(build), variables)
     build.variables.write_text(json.dumps(variables))
 
@@ -198,9 +210,30 @@ def _compile(build: _Build, dist: Path) -> None:
     packages = build.base.site_packages
     provided = [packages / "torch" / "lib", *packages.glob("nvidia/*/lib")]
     machine = [build.work, build.base.folder, environments.installation(build.base) / "lib"]
-    finished = finish.finish(built, build.work / "finished", used, provided, machine)
+    repair = None
+    if build.project.repair:
+        repair = functools.partial(_repair, build, variables)
+    finished = finish.finish(built, build.work / "finished", used, provided, machine, repair)
     with kept_if_refused(finished, dist):
         reports.write(reports.check(finished, build.project, build.target), finished)
+
+
+def before_all(command: str, folder: Path) -> None:
+    """Runs the project's command before all builds, in the sources that these then copy."""
+    with tempfile.TemporaryDirectory(prefix="torchwheels-home-") as home:
+        variables = {**environments.clean_variables(Path(home)), "PATH": os.environ["PATH"]}
+        _run_command("before-all", command, folder, variables)
+
+
+def _run_command(option: str, command: str, folder: Path, variables: Mapping[str, str]) -> None:
+    """Runs the shell command that the project's `option` is."""
+    print(f"torchwheels: {option}: {command}", flush=True)
+    code, _ = processes.follow(["sh", "-ec", command], env=dict(variables), cwd=folder)
+    if code != 0:
+        raise UserError(
+            f"the option `{option}` is `{command}`, which ended with exit code {code}: the messages above "
+            "say why"
+        )
 
 
 def _apply_patches(project: Project, unpacked: Path) -> None:
@@ -298,11 +331,10 @@ def _variables(build: _Build) -> dict[str, str]:
     if toolkit:
         variables |= toolchain.nvcc_variables(compilers, toolkit, launcher)
         named = build.project.architectures(target)
-        codes = [f"{sm(x)}{'' if x.endswith('+PTX') else '-real'}" for x in named]
         variables |= {
             "CUDA_HOME": str(toolkit.home),
             "CUDAToolkit_ROOT": str(toolkit.home),
-            "CUDAARCHS": ";".join(codes),
+            "CUDAARCHS": ";".join(map(cmake_architecture, named)),
             "LIBRARY_PATH": str(toolkit.home / "lib64"),
         }
     else:
@@ -325,7 +357,8 @@ def _write_start(build: _Build) -> None:
     start = build.environment.site_packages / f"{name}.py"
     shutil.copyfile(toolchain.WRAPPERS / "start_of_python.py", start)
     cuda = build.target.cuda
-    pretended = cuda.architectures[-1].removesuffix("+PTX") if cuda else None
+    named = build.project.architectures(build.target)
+    pretended = named[-1].removesuffix("+PTX") if cuda and named else None
     settings = {
         "hide-toolkit": cuda is None,
         "pretend-gpu": pretended if build.project.pretend_gpu else None,
@@ -335,8 +368,21 @@ def _write_start(build: _Build) -> None:
 
 
 def _settings(build: _Build, variables: Mapping[str, str]) -> dict[str, str | list[str]]:
-    jobs, cuda_home = variables["MAX_JOBS"], variables.get("CUDA_HOME", "")
-    return build.project.backend_settings(build.target, jobs, cuda_home, build.source.origin)
+    return build.project.backend_settings(*_values(build, variables))
+
+
+def _values(build: _Build, variables: Mapping[str, str]) -> tuple[Target, str, str, str]:
+    """What the options of the project are filled in with."""
+    return build.target, variables["MAX_JOBS"], variables.get("CUDA_HOME", ""), build.source.origin
+
+
+def _repair(build: _Build, variables: Mapping[str, str], built: Path, folder: Path) -> None:
+    """Runs the project's command in place of auditwheel."""
+    folder.mkdir()
+    paths = {"wheel": shlex.quote(str(built)), "dest": shlex.quote(str(folder))}
+    command = filled(build.project.repair, paths, "the option `repair` is set")
+    path = os.pathsep.join([variables["PATH"], str(Path(sys.executable).parent)])  # auditwheel's
+    _run_command("repair", command, _project_folder(build), {**variables, "PATH": path})
 
 
 @contextlib.contextmanager

@@ -106,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         "source", help="NAME==VERSION from PyPI, a folder, an archive, or git+URL@COMMIT"
     )
     source.add_argument("--origin", help=argparse.SUPPRESS)  # of a copy, in a container
+    source.add_argument("--name", help=argparse.SUPPRESS)
 
     command = commands.add_parser(
         "build", help="build, audit and import wheels", parents=[source, config, dist, place]
@@ -189,14 +190,19 @@ def _build_targets(
 
     `keep`: with a build report beside each, and without those that `dist` has already.
     """
+    chosen = {x.name: options.of_target(x, project.preset(source.name)) for x in targets}
     digests = {
         target.name: kept.inputs(
-            options, target, source, containers.base_image(target) if engines else "local"
+            chosen[target.name],
+            target,
+            source,
+            containers.base_image(target) if engines else "local",
         )
         for target in targets
     }
 
     def built(target: Target, engine: Engine | None) -> Path | None:
+        options = chosen[target.name]
         if engine is None:
             path = build.build_wheel(options, target, source, dist, steps, fresh)
         else:
@@ -218,11 +224,19 @@ def _build_targets(
 
     there = {x.name: path for x in targets if keep and (path := kept.find(dist, digests[x.name]))}
     wanted = [target for target in targets if target.name not in there]
+    if keep:
+        _say_presets(options, source.name, wanted)
+    if not engines and "requirements" in steps:
+        for command in dict.fromkeys(chosen[x.name].before_all for x in wanted):
+            if command:
+                build.before_all(command, source.folder)
     share = -(-len(wanted) // max(1, len(engines)))
     builders = [
         functools.partial(built, engine=each)
         for engine in engines
-        for each in containers.shared(engine, options, wanted[:share])
+        for each in containers.shared(
+            engine, {target: chosen[target.name] for target in wanted[:share]}
+        )
     ] or [functools.partial(built, engine=None)]
     outcomes = {
         x.name: schedule.Outcome(x, wheel=there[x.name]) for x in targets if x.name in there
@@ -238,6 +252,24 @@ def _build_targets(
         names = ", ".join(x.target.name for x in failed)
         raise UserError(f"{len(failed)} of {len(targets)} targets failed: {names}")
     return [path for target in targets if (path := outcomes[target.name].wheel)]
+
+
+def _say_presets(options: Project, name: str, targets: Sequence[Target]) -> None:
+    """Says which options are not the user's own."""
+    said: dict[str, None] = {}
+    for target in targets:
+        own, preset = options.of_target(target).table, project.preset(name)
+        for key, value in Project().of_target(target, preset).table.items():
+            of_own = own.get(key, {})
+            if isinstance(value, dict):
+                said |= {f"{x}={y}": None for x, y in value.items() if x not in of_own}
+            elif key not in own:
+                said[f"{key} = {json.dumps(value)}"] = None
+    for each in said:
+        print(
+            f"torchwheels: {name} is built with {each} (a preset; [tool.torchwheels] overrides it)",
+            flush=True,
+        )
 
 
 def _engines(given: argparse.Namespace) -> list[Engine]:
@@ -258,7 +290,9 @@ def _fetched(given: argparse.Namespace) -> Iterator[Fetched]:
     """The sources of a command, in a folder that goes away at the end."""
     with tempfile.TemporaryDirectory(prefix="torchwheels-sources-") as work:
         found = sources.fetch(given.source, Path(work) / "source")
-        yield dataclasses.replace(found, origin=given.origin or found.origin)
+        folder = found.folder / _project(given.source, given.config).subdirectory
+        name = given.name or sources.name_of(folder, found.project)
+        yield dataclasses.replace(found, origin=given.origin or found.origin, name=name)
 
 
 def _project(source: str, config: Path | None) -> Project:
@@ -284,6 +318,7 @@ def _test(given: argparse.Namespace) -> None:
     is_own = options.file and options.file.parent.resolve() == Path(given.source).resolve()
     name = options.name if is_own else ""
     path = given.wheel or testing.find_wheel(given.dist, target, name)
+    options = options.of_target(target)
     if not options.tests.paths and not options.tests.command:
         raise UserError(
             "the project names no tests: the option `tests` says where they are, such as "

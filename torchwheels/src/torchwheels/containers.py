@@ -77,6 +77,7 @@ def build_wheel(
     with _staged_options(project) as (options, config):
         command = ["torchwheels", "build", "/source", f"--target={target.name}", "--backend=local"]
         command += ["--dist=/dist", f"--origin={source.origin}"]
+        command += [f"--name={source.name}"]
         command += [f"--config=/options/{config}"] if config else []
         stage = {
             **_image(project, target),
@@ -102,15 +103,20 @@ def build_wheel(
     return _stamped(into, project, target, source)
 
 
-def shared(engine: Engine, project: Project, targets: Sequence[Target]) -> list[Engine]:
-    """The engine as often as it shall build one of `targets` at a time, each with its share of the machine."""
+def shared(engine: Engine, targets: Mapping[Target, Project]) -> list[Engine]:
+    """The engine as often as it shall build one of `targets` at a time, each with its share of the machine.
+
+    They have the options of each.
+    """
     asked = os.environ.get("MAX_JOBS", "")
     machine = _machine(engine)
     if machine is None or not targets:
         return [dataclasses.replace(engine, jobs=asked)]
     cores, memory = machine
-    kinds = {"cuda" if target.cuda else "cpu" for target in targets}
-    job = project.memory_per_job or max(toolchain.MEMORY_PER_JOB[kind] for kind in kinds)
+    job = max(
+        options.memory_per_job or toolchain.MEMORY_PER_JOB["cuda" if target.cuda else "cpu"]
+        for target, options in targets.items()
+    )
     jobs = max(1, min(cores, int(memory / (job * 1e9))))
     each = int(asked) if asked.isdigit() and int(asked) else max(1, jobs // len(targets))
     count = max(1, min(len(targets), jobs // each))

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,18 +55,30 @@ class Used:
 
 
 def finish(
-    built: Path, work: Path, used: Used, provided: Collection[Path], machine: Collection[Path] = ()
-) -> Path:
+    built: Path, work: Path, used: Used, provided: Collection[Path], machine: Collection[Path] = (),
+    repair: Callable[[Path, Path], object] | None = None,
+) -> Path:  # fmt: skip
     """Makes the finished wheel of the one that was `built`, inside `work`.
 
     The libraries in the folders `provided` are torch's, and not packed. In the folders `machine`, such
-    as the build's environment, libraries of the wheel look for nothing any more.
+    as the build's environment, libraries of the wheel look for nothing any more. `repair` puts a wheel
+    into a folder in place of auditwheel.
     """
     work.mkdir()
     native = bool(wheel.read(built).libraries)
     found = wheel.read(built)
     if native:
-        found = wheel.read(_repair(built, work, provided))
+        folder = work / "repaired"
+        if repair:
+            repair(built, folder)
+        else:
+            _repair(built, folder, provided)
+        wheels = [*folder.glob("*.whl")]
+        if len(wheels) != 1:
+            raise UserError(
+                f"the option `repair` left {len(wheels)} wheels in {{dest}}, but one is expected"
+            )
+        found = wheel.read(wheels[0])
         relinked = {
             path: _relinked(found.files[path], library, provided, [*provided, *machine])
             for path, library in found.libraries.items()
@@ -114,9 +126,8 @@ def _stamps(found: Wheel, version: str, info: str, used: Used) -> dict[str, byte
     }
 
 
-def _repair(built: Path, work: Path, provided: Iterable[Path]) -> Path:
+def _repair(built: Path, folder: Path, provided: Iterable[Path]) -> None:
     """Proves how old a Linux the wheel runs on, and packs libraries that no Linux has."""
-    folder = work / "repaired"
     command = [sys.executable, "-m", "auditwheel", "repair", f"--wheel-dir={folder}"]
     names = {x.name for place in provided for x in place.glob("*.so*")}
     command += [f"--exclude={name}" for name in sorted(names)]
@@ -130,8 +141,6 @@ def _repair(built: Path, work: Path, provided: Iterable[Path]) -> Path:
             f"auditwheel cannot prove which Linux {built.name} runs on: {said}; a library that it needs "
             "must be on this machine (`system-packages`) or be one of torch's"
         )
-    (repaired,) = folder.glob("*.whl")
-    return repaired
 
 
 def _variables() -> dict[str, str]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-import functools
 import hashlib
 import io
-import sys
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,12 +13,7 @@ from elftools.elf.elffile import ELFFile
 
 from torchwheels import wheel
 from torchwheels.errors import UserError
-from torchwheels.project import Project
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from torchwheels.project import Project, preset
 
 # Neither `strip` nor a new RPATH changes these; each library has the first.
 _CONTENTS = (".text", ".rodata", ".data", ".nv_fatbin")
@@ -38,7 +31,7 @@ def check_linked(built: Path, links: Path, project: Project) -> None:
             fnmatch.fnmatchcase(PurePosixPath(name).name, each) for each in project.allow_libraries
         )
         if contents(found.files[name]) not in linked and not allowed:
-            settings = known_options(found.name).get("environment", {})
+            settings = preset(found.name).get("environment", {})
             switch = " and ".join(f'{key} = "{value}"' for key, value in settings.items())
             raise UserError(
                 f"no compiler of this build linked {name} (all linked {len(linked)} files): its setup has "
@@ -61,13 +54,3 @@ def contents(data: bytes) -> str | None:
         return digest.hexdigest()
     except (ELFError, ValueError, KeyError):
         return None
-
-
-@functools.cache
-def _presets() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
-
-
-def known_options(name: str) -> dict[str, Any]:
-    """The options that a project on PyPI is known to want, by its normalised name."""
-    return _presets().get(name, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import fnmatch
 import functools
 import re
 import sys
@@ -61,15 +62,22 @@ class Project:
     system_packages: tuple[str, ...] = ()
     """What apt installs in the image."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the build. {label}, {architectures}, {sm}, {jobs}, {cuda_home} and {origin}
-    (the commit of the sources, or their hash) are replaced by the values of the build."""
+    """Variables of the build; [values of the build](#values-of-the-build) are filled in."""
     config_settings: Mapping[str, str | list[str]] = field(default_factory=dict)
-    """What the project's build backend is told, as by pip's `--config-settings`; replaced alike."""
+    """What the project's build backend is told, as by pip's `--config-settings`; filled in alike."""
+    before_all: str = ""
+    """A shell command that runs once before all builds, in each container or on this machine: in a copy of the sources,
+    which all builds then take."""
+    before_build: str = ""
+    """A shell command that runs before each build, in the build's own copy of the sources and with its variables;
+    filled in alike."""
+    repair: str = ""
+    """A shell command in place of `auditwheel repair`: it takes {wheel}, and leaves one wheel in the folder {dest}."""
     network: bool = False
     """Whether the project's code may use the network while it is built in a container; what it requires is installed
     before."""
     pretend_gpu: bool = False
-    """Whether `torch.cuda.is_available()` is true in the build of a CUDA target."""
+    """Whether the build of a CUDA target finds a GPU: `torch.cuda.is_available()` and what else is asked about one."""
     patches: tuple[str, ...] = ()
     """Changes to the sources, applied by `patch -p1`."""
     memory_per_job: float = 0.0
@@ -96,6 +104,8 @@ class Project:
     tests: Tests = Tests()
     imports: tuple[str, ...] = field(default=(), metadata={"key": "import"})
     """The modules whose import is tried; empty: all at the top of the wheel."""
+    overrides: tuple[Mapping[str, Any], ...] = ()
+    """[Options of some targets](#settings-of-some-targets)."""
     file: Path | None = field(default=None, metadata={"key": None})
     """Where all this was read; paths in it are relative to its folder."""
     name: str = field(default="", metadata={"key": None})
@@ -112,6 +122,14 @@ class Project:
                 f"the option `release` is {self.release!r}, but one of {', '.join(table.cudas)} is expected"
             )
         return dataclasses.replace(table, release=self.release)
+
+    def of_target(self, target: Target, preset: Mapping[str, Any] | None = None) -> Project:
+        """The options of one target: those of the table, over those of a `preset`, with what overrides replace."""
+        table = merged(_table_of_target(preset or {}, target), _table_of_target(self.table, target))
+        if table == self.table:
+            return self
+        where = f"the options of {target.name}"
+        return dataclasses.replace(of_table(table, where), file=self.file, name=self.name)
 
     def chosen_targets(self) -> tuple[Target, ...]:
         """What the project is tested with."""
@@ -142,10 +160,10 @@ class Project:
         """The variables of a build of `target` that depend on the project."""
         values = _replacements(target, jobs, cuda_home, origin)
         own = {
-            name: _filled(template, values, f"the option `environment` sets {name}")
+            name: filled(template, values, f"the option `environment` sets {name}")
             for name, template in self.environment.items()
         }
-        return {"TORCH_CUDA_ARCH_LIST": values["architectures"], **own}
+        return {"TORCH_CUDA_ARCH_LIST": f"{values['architectures']}", **own}
 
     def backend_settings(
         self, target: Target, jobs: str, cuda_home: str, origin: str
@@ -156,28 +174,85 @@ class Project:
         for name, given in self.config_settings.items():
             where = f"the option `config-settings` sets {name}"
             if isinstance(given, list):
-                found[name] = [_filled(each, values, where) for each in given]
+                found[name] = [filled(each, values, where) for each in given]
             else:
-                found[name] = _filled(given, values, where)
+                found[name] = filled(given, values, where)
         return found
+
+    def command_before_build(self, target: Target, jobs: str, cuda_home: str, origin: str) -> str:
+        """The command that runs before a build of `target`."""
+        values = _replacements(target, jobs, cuda_home, origin)
+        return filled(self.before_build, values, "the option `before-build` is set")
 
     def architectures(self, target: Target) -> tuple[str, ...]:
         """The GPU compute capabilities that a wheel of `target` has code for."""
         return tuple(re.findall(r"[^; ]+", self.variables(target)["TORCH_CUDA_ARCH_LIST"]))
 
 
-def _replacements(target: Target, jobs: str, cuda_home: str, origin: str) -> dict[str, str]:
+class _List(tuple[str, ...]):
+    """What a placeholder of several values stands for: `{sm}` is `90;120`, and `{sm:,}` is `90,120`."""
+
+    def __format__(self, separator: str) -> str:
+        return (separator or ";").join(self)
+
+
+def merged(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`table` with what another one says in its place; tables in it, such as the environment, are merged."""
+    both = {key: merged(table[key], over[key]) for key in table if isinstance(over.get(key), dict)}
+    return {**table, **over, **both}
+
+
+def _table_of_target(table: Mapping[str, Any], target: Target) -> dict[str, Any]:
+    found = {key: value for key, value in table.items() if key != "overrides"}
+    for override in table.get("overrides", ()):
+        if any(fnmatch.fnmatchcase(target.name, each) for each in _selected(override["select"])):
+            found = merged(found, {k: v for k, v in override.items() if k != "select"})
+    return found
+
+
+def _selected(patterns: str | list[str]) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else patterns
+
+
+@functools.cache
+def _presets() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
+
+
+def preset(name: str) -> dict[str, Any]:
+    """The options that a project of others is known to want, by its normalised name."""
+    return _presets().get(name, {})
+
+
+def _replacements(target: Target, jobs: str, cuda_home: str, origin: str) -> dict[str, str | _List]:
+    """What templates may hold, in the forms that projects want their GPU architectures in."""
     return {
         "label": target.label,
-        "architectures": ";".join(target.architectures),
-        "sm": ";".join(map(sm, target.architectures)),
+        "architectures": _List(target.architectures),
+        "capabilities": _List(x.removesuffix("+PTX") for x in target.architectures),
+        "sm": _List(map(sm, target.architectures)),
+        "sm_names": _List(f"sm_{sm(x)}" for x in target.architectures),
+        "cmake": _List(map(cmake_architecture, target.architectures)),
+        "gencode": _List(flag for x in target.architectures for flag in _gencode(x)),
         "jobs": jobs,
         "cuda_home": cuda_home,
         "origin": origin,
     }
 
 
-def _filled(template: object, values: Mapping[str, str], where: str) -> str:
+def cmake_architecture(architecture: str) -> str:
+    """`90-real`, or `90` where there shall be PTX, too: as CMAKE_CUDA_ARCHITECTURES has it."""
+    return sm(architecture) + ("" if architecture.endswith("+PTX") else "-real")
+
+
+def _gencode(architecture: str) -> list[str]:
+    number = sm(architecture)
+    codes = [f"sm_{number}", *([f"compute_{number}"] if architecture.endswith("+PTX") else [])]
+    return [f"-gencode=arch=compute_{number},code={code}" for code in codes]
+
+
+def filled(template: object, values: Mapping[str, object], where: str) -> str:
+    """`template` with the values of its placeholders; an error says `where` it stands."""
     if not isinstance(template, str):
         raise UserError(f'{where} to {template!r}, but a text is expected: "..."')
     try:
@@ -214,15 +289,28 @@ def of_table(table: Mapping[str, Any], where: str) -> Project:
 
 _Table = TypeVar("_Table", Project, Tests)
 
+# What an override cannot say: it holds for all targets.
+_OF_ALL_TARGETS = (
+    "source", "subdirectory", "targets", "small", "stable", "release", "torch", "yanked", "overrides"
+)  # fmt: skip
+
 # Of options that were renamed; they are taken for one more release.
 _EARLIER_NAMES = {"cells": "targets"}
 
 
 def _read(kind: type[_Table], table: Mapping[str, Any], where: str) -> _Table:
+    return kind(**_values(kind, table, where))
+
+
+def _values(
+    kind: type[_Table], table: Mapping[str, Any], where: str, without: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The values of `table`, by the names that `kind` has."""
     options = {
         key: option
         for option in dataclasses.fields(kind)
         if (key := option.metadata.get("key", option.name.replace("_", "-")))
+        and option.name not in without
     }
     values: dict[str, Any] = {}
     defaults = kind()
@@ -232,8 +320,29 @@ def _read(kind: type[_Table], table: Mapping[str, Any], where: str) -> _Table:
             near = difflib.get_close_matches(key, options, n=1, cutoff=0.0)[0]
             raise UserError(f"{where} has no option {key!r}: did you mean {near!r}?")
         name = options[key].name
-        values[name] = _converted(value, getattr(defaults, name), f"{where}: {key}")
-    return kind(**values)
+        if name == "overrides":
+            values[name] = _overrides(value, f"{where}: {key}")
+        else:
+            values[name] = _converted(value, getattr(defaults, name), f"{where}: {key}")
+    return values
+
+
+def _overrides(tables: Any, where: str) -> tuple[Mapping[str, Any], ...]:
+    """The tables as they are, whose options are right."""
+    if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+        raise UserError(
+            f"{where} is {tables!r}, but tables are expected: [[tool.torchwheels.overrides]]"
+        )
+    for table in tables:
+        patterns = _selected(table.get("select", []))
+        if not patterns or not all(isinstance(each, str) for each in patterns):
+            raise UserError(
+                f"{where} has select = {table.get('select')!r}, but a pattern of targets is expected, such "
+                'as "*-cu13*", or a list of some'
+            )
+        options = {key: value for key, value in table.items() if key != "select"}
+        _values(Project, options, where, _OF_ALL_TARGETS)
+    return tuple(tables)
 
 
 def _converted(value: Any, default: Any, where: str) -> Any:

@@ -15,7 +15,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from torchwheels import audit, sandbox, variants, wheel
 from torchwheels.errors import UserError
-from torchwheels.project import Project, of_table
+from torchwheels.project import Project, of_table, preset
 from torchwheels.releases import Target
 from torchwheels.testing import sha256
 from torchwheels.wheel import Wheel
@@ -44,6 +44,7 @@ def _audited(path: Path, project: Project, target: Target | None) -> dict[str, A
         )
     if target is None:
         target = project.target_to_build(project.releases.target(str(found.record.get("target"))))
+    project = project.of_target(target, preset(found.name))
     findings = audit.findings(found, audit.expectation_of(project, target))
     return {
         "wheel": path.name,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
 import shutil
 import ssl
 import subprocess
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import httpx2
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 from unearth import PackageFinder
 from unearth.auth import MultiDomainBasicAuth
@@ -35,11 +38,12 @@ _LEFTOVERS = {"build", "dist", ".nox", ".venv", "venv"}
 
 @dataclass(frozen=True)
 class Fetched:
-    """Sources, what identifies them (a hash, or a commit), and what any version of them is from."""
+    """Sources, what identifies them (a hash, or a commit), what any version of them is from, and the project's name."""
 
     folder: Path
     origin: str
     project: str = ""
+    name: str = ""
 
 
 def fetch(source: str, into: Path) -> Fetched:
@@ -74,6 +78,20 @@ def _copy(folder: Path, into: Path) -> Fetched:
 
     shutil.copytree(folder, into, symlinks=True, ignore=leftovers)
     return Fetched(into, f"sha256:{hash_of_folder(into)}")
+
+
+def name_of(folder: Path, source: str) -> str:
+    """The normalised name of the project in `folder`: what it says of itself, else the last part of `source`."""
+    for file, pattern in (
+        ("PKG-INFO", r"^Name: *(\S+)"),
+        ("pyproject.toml", r"""^\[project\]\n(?:[^\[].*\n|\n)*?name *= *["']([\w.-]+)"""),
+        ("setup.py", r"""^\s*name *= *["']([\w-]+)["'],"""),  # with dots it is an extension's
+    ):
+        with contextlib.suppress(FileNotFoundError):
+            text = (folder / file).read_text(encoding="utf-8", errors="replace")
+            if found := re.search(pattern, text, re.MULTILINE):
+                return canonicalize_name(found[1])
+    return canonicalize_name(source.rstrip("/").rpartition("/")[2].removesuffix(".git"))
 
 
 def _commit_of(folder: Path) -> str | None:

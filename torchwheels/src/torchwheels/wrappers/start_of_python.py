@@ -11,7 +11,21 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+# What else a setup.py may ask of one; the numbers are those of an H100.
+OF_A_GPU = {
+    "total_memory": 80 * 2**30,
+    "multi_processor_count": 132,
+    "max_threads_per_multi_processor": 2048,
+    "regs_per_multiprocessor": 65536,
+    "shared_memory_per_multiprocessor": 228 * 2**10,
+    "L2_cache_size": 50 * 2**20,
+    "warp_size": 32,
+    "is_integrated": False,
+    "is_multi_gpu_board": False,
+}
 
 SETTINGS: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -31,16 +45,16 @@ def pretend_gpu(cuda: Any) -> None:
         f"a pretended GPU of compute capability {major}.{minor}"
     )
     cuda.get_device_capability = lambda device=None: (major, minor)
+    cuda.get_device_properties = lambda device=None: SimpleNamespace(
+        name=cuda.get_device_name(), major=major, minor=minor, **OF_A_GPU
+    )
 
 
 def compile_in_parallel(cpp_extension: Any) -> None:
     """Where a project turns ninja off, torch compiles one file after another, and one extension."""
     command: Any = cpp_extension.BuildExtension
-    begin, build_all, build_one = (
-        command.__init__,
-        command.build_extensions,
-        command.build_extension,
-    )
+    begin, build_all = command.__init__, command.build_extensions
+    build_one = command.build_extension
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **{**kwargs, "use_ninja": True})
@@ -57,7 +71,7 @@ def compile_in_parallel(cpp_extension: Any) -> None:
         if self.one_after_another:
             # Two may compile the same file, and each ninja has a file of its own there.
             self = copy.copy(self)
-            self.build_temp = os.path.join(self.build_temp, extension.name)
+            self.build_temp = str(Path(self.build_temp, extension.name))
         build_one(self, extension)
 
     command.__init__, command.build_extensions = __init__, build_extensions
