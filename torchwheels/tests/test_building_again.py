@@ -24,13 +24,14 @@ SAMPLES = Path(__file__).parent / "samples"
 COMPILER = """#!/bin/sh
 case " $* " in
     *" -E "*) ;;
-    *" -c "*)
+    *" -c "*.cpp*)
         for argument; do
             case $argument in *.cpp) echo "begin ${{argument##*/}}" >>{log} ;; esac
         done
         {compiler} "$@"
+        code=$?
         echo end >>{log}
-        exit ;;
+        exit $code ;;
 esac
 exec {compiler} "$@"
 """

@@ -76,12 +76,19 @@ _KNOWN_FAILURES = (
         "`--config` where the project is not yours) has it find one",
     ),
     (
+        r"CUDA_HOME environment variable is not set|Failed to detect a default CUDA architecture"
+        r"|No CMAKE_CUDA_COMPILER could be found",
+        "its build needs a CUDA compiler, which a target for the CPU alone has not: choose one with CUDA "
+        "(`torchwheels targets` lists all)",
+    ),
+    (
         r"Your installed Caffe2 version uses CUDA but I cannot find the CUDA",
         "this torch was built with CUDA, which its CMake files then ask for: let TORCHWHEELS_TORCH_INDEX or "
         "pip's configuration name an index with builds for the CPU alone, such as PyTorch's own",
     ),
     (
-        r"Network is unreachable|Temporary failure in name resolution|Could not resolve host",
+        r"Network is unreachable|Temporary failure in name resolution|Name or service not known"
+        r"|Could not resolve host",
         "its build asks for the network, which it has not: in a container the option `network` gives it "
         "one",
     ),

@@ -228,7 +228,9 @@ def compiler_variables() -> dict[str, str]:
 
     Nor do they link with what else these settings say, such as where this machine's Python is.
     """
-    return {"CC": "gcc", "CXX": "g++", "LDSHARED": "gcc -shared", "LDCXXSHARED": "g++ -shared"}
+    found = {"CC": "gcc", "CXX": "g++", "LDSHARED": "gcc -shared", "LDCXXSHARED": "g++ -shared"}
+    # torch would call a compiler cache, which takes each build's wrappers for other compilers.
+    return {**found, "TORCH_NO_COMPILER_WRAPPER": "1"}
 
 
 def common_path(folder: Path) -> list[str]:
