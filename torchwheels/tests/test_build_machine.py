@@ -244,13 +244,49 @@ def test_missing_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         environments.find_python("3.99")
 
 
+CPP_EXTENSION = """
+import os
+
+CUDA_HOME = "/usr/local/cuda"
+
+
+class BuildExtension:
+    parallel = None
+    build_temp = "build"
+
+    def __init__(self, use_ninja=True):
+        self.use_ninja = use_ninja and "NO_NINJA" not in os.environ
+        self.said = []
+
+    def build_extensions(self):
+        self.said += [self.parallel, os.environ["MAX_JOBS"]]
+        for each in self.extensions:
+            self.build_extension(each)
+
+    def build_extension(self, extension):
+        self.said += [self.build_temp]
+
+
+class Extension:
+    def __init__(self, name):
+        self.name = name
+
+
+def build(names, **options):
+    command = BuildExtension(**options)
+    command.extensions = [Extension(name) for name in names]
+    command.build_extensions()
+    return [command.use_ninja, *command.said]
+"""
+
+
 def start(folder: Path, ask: str, **settings: object) -> str:
     """What a Python of a build says, beside a torch that has found a toolkit and no GPU."""
     for name, text in {
         "torch/__init__.py": "",
         "torch/cuda.py": "is_available = lambda: False\n",
         "torch/utils/__init__.py": "",
-        "torch/utils/cpp_extension.py": "CUDA_HOME = '/usr/local/cuda'\n",
+        "torch/utils/cpp_extension.py": CPP_EXTENSION,
         "start.py": (toolchain.WRAPPERS / "start_of_python.py").read_text(),
         "start.json": json.dumps({"hide-toolkit": False, "pretend-gpu": None, **settings}),
     }.items():
@@ -284,3 +320,40 @@ def test_toolkit_of_the_system_is_hidden_from_torch_in_a_cpu_target(tmp_path: Pa
     ask = "torch.utils.cpp_extension.CUDA_HOME"
     assert start(tmp_path, ask, **{"hide-toolkit": True}) == "None"
     assert start(tmp_path, ask) == "/usr/local/cuda"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "names", "said"),
+    [
+        ("1", "ab", "[True, 1, '1', 'build/a', 'build/b']"),
+        ("5", "ab", "[True, 2, '2', 'build/a', 'build/b']"),
+        ("2", "abc", "[True, 2, '1', 'build/a', 'build/b', 'build/c']"),
+        ("2", "a", "[True, None, '2', 'build/a']"),
+    ],
+)
+def test_files_are_compiled_at_a_time_where_the_project_turns_ninja_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: str, names: str, said: str
+) -> None:
+    monkeypatch.setenv("MAX_JOBS", jobs)
+    ask = f"torch.utils.cpp_extension.build({names!r}, use_ninja=False)"
+    assert start(tmp_path, ask) == said
+    others = ", ".join(["'build'"] * len(names))
+    ask = f"torch.utils.cpp_extension.build({names!r})"
+    assert start(tmp_path, ask) == f"[True, None, '{jobs}', {others}]"  # torch's own way
+    monkeypatch.setenv("NO_NINJA", "1")
+    ask = f"torch.utils.cpp_extension.build({names!r}, use_ninja=False)"
+    assert start(tmp_path, ask) == f"[False, None, '{jobs}', {others}]"
+
+
+def test_nvcc_is_called_through_the_compiler_cache(tmp_path: Path) -> None:
+    """In words that ccache knows too: it takes the file of dependencies for a second source otherwise."""
+    (tmp_path / "ccache").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
+    (tmp_path / "ccache").chmod(0o755)
+    toolkit = toolchain.CudaToolkit(tmp_path / "cuda 13", "13.0.88")
+    assert toolchain.nvcc_variables(tmp_path, toolkit, "") == {}
+    found = toolchain.nvcc_variables(tmp_path, toolkit, str(tmp_path / "ccache"))
+    assert found["CMAKE_CUDA_COMPILER_LAUNCHER"] == str(tmp_path / "ccache")
+    long = ["--generate-dependencies-with-compile", "--dependency-output", "x.o.d"]
+    command = [found["PYTORCH_NVCC"], *long, "-c", "x.cu", "-DTEXT=a b"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path}/cuda 13/bin/nvcc|-MD|-MF|x.o.d|-c|x.cu|-DTEXT=a b|"

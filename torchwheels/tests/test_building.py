@@ -152,6 +152,18 @@ except ImportError:
             "import sys; sys.exit('<urlopen error [Errno -3] Temporary failure in name resolution>')",
             "its build asks for the network, which it has not: in a container the option `network`",
         ),
+        (
+            "import sys; sys.exit('<urlopen error [Errno -2] Name or service not known>')",
+            "its build asks for the network, which it has not: in a container the option `network`",
+        ),
+        (
+            "import torch.utils.cpp_extension as x; x._join_cuda_home('bin')",
+            "its build needs a CUDA compiler, which a target for the CPU alone has not",
+        ),
+        (
+            "import sys; sys.exit('  Failed to detect a default CUDA architecture.')",
+            "its build needs a CUDA compiler, which a target for the CPU alone has not",
+        ),
         ("raise SystemExit(3)", "the messages above say why"),
     ],
 )

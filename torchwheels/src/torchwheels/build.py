@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import re
@@ -84,12 +85,19 @@ _KNOWN_FAILURES = (
         "`--config` where the project is not yours) has it find one",
     ),
     (
+        r"CUDA_HOME environment variable is not set|Failed to detect a default CUDA architecture"
+        r"|No CMAKE_CUDA_COMPILER could be found",
+        "its build needs a CUDA compiler, which a target for the CPU alone has not: choose one with CUDA "
+        "(`torchwheels targets` lists all)",
+    ),
+    (
         r"Your installed Caffe2 version uses CUDA but I cannot find the CUDA",
         "this torch was built with CUDA, which its CMake files then ask for: let TORCHWHEELS_TORCH_INDEX or "
         "pip's configuration name an index with builds for the CPU alone, such as PyTorch's own",
     ),
     (
-        r"Network is unreachable|Temporary failure in name resolution|Could not resolve host",
+        r"Network is unreachable|Temporary failure in name resolution|Name or service not known"
+        r"|Could not resolve host",
         "its build asks for the network, which it has not: in a container the option `network` gives it "
         "one",
     ),
@@ -119,7 +127,8 @@ class _Build:
     """Stands upon it, and is this build's own."""
     compiler: toolchain.HostCompiler
     toolkit: toolchain.CudaToolkit | None
-    origin: str
+    source: Fetched
+    fresh: bool
 
     @property
     def finished(self) -> Path:
@@ -139,12 +148,14 @@ class _Build:
 
 
 def build_wheel(
-    project: Project, target: Target, source: Fetched, dist: Path, steps: Sequence[str] = STEPS
-) -> Path | None:
+    project: Project, target: Target, source: Fetched, dist: Path, steps: Sequence[str] = STEPS,
+    fresh: bool = False,
+) -> Path | None:  # fmt: skip
     """Builds the wheel of `source` for `target`, on this machine; returns its path in `dist` after the last step.
 
     It is there only once it has passed the audit and has been imported. The first and third step
-    install what the others want, which may then be without a network.
+    install what the others want, which may then be without a network. `fresh` takes nothing of the compiler
+    cache.
     """
     start = time.monotonic()
     target = project.target_to_build(target)
@@ -156,9 +167,9 @@ def build_wheel(
     # One place for all builds of a target: paths end up in hashes that no prefix map reaches.
     with environments.locked(f"build/{target.name}") as work:
         environment = Environment(work / "environment")
-        build = _Build(project, target, work, base, environment, compiler, toolkit, source.origin)
+        build = _Build(project, target, work, base, environment, compiler, toolkit, source, fresh)
         if "requirements" in steps:
-            _prepare(build, source)
+            _prepare(build)
         if "compile" in steps:
             _compile(build, dist)
         if "install" in steps:
@@ -179,14 +190,14 @@ def build_wheel(
     return published
 
 
-def _prepare(build: _Build, source: Fetched) -> None:
+def _prepare(build: _Build) -> None:
     """Lays out the folder of the build, and installs what it requires."""
     shutil.rmtree(build.work)
     build.home.mkdir(parents=True)
     if build.toolkit:
         toolkit = toolchain.with_usual_layout(build.toolkit, build.work / "cuda")
         build = dataclasses.replace(build, toolkit=toolkit)
-    shutil.copytree(source.folder, build.work / "source", symlinks=True)
+    shutil.copytree(build.source.folder, build.work / "source", symlinks=True)
     _apply_patches(build.project, build.work / "source")
     environments.on_top_of(build.base, build.environment.folder)
     variables = _variables(build)
@@ -208,7 +219,7 @@ def _compile(build: _Build, dist: Path) -> None:
     used = finish.Used(
         target=build.target,
         architectures=build.project.architectures(build.target),
-        origin=build.origin,
+        origin=build.source.origin,
         cxx=build.compiler.version,
         nvcc=build.toolkit.version if build.toolkit else None,
     )
@@ -308,8 +319,10 @@ def _variables(build: _Build) -> dict[str, str]:
         build.home: "/tmp",
         work / "source": ".",
     }
+    launcher = toolchain.find_launcher(build.base.folder / "bin")
+    compilers = work / "compilers"
     commands = [
-        toolchain.make_wrappers(work / "compilers", build.compiler, prefixes),
+        toolchain.make_wrappers(compilers, build.compiler, prefixes, launcher),
         build.environment.folder / "bin",
         build.base.folder / "bin",
         *([toolkit.home / "bin"] if toolkit else []),
@@ -318,16 +331,21 @@ def _variables(build: _Build) -> dict[str, str]:
     memory = toolchain.MEMORY_PER_JOB["cuda" if target.cuda else "cpu"]
     jobs = str(toolchain.parallel_jobs(build.project.memory_per_job or memory))
     variables = (
-        environments.clean_variables(build.home)
+        toolchain.cache_variables(_compiler_cache(build), work)
+        | environments.clean_variables(build.home)
         | toolchain.compiler_variables()
         | {
             "PATH": os.pathsep.join(map(str, commands)),
             "MAX_JOBS": jobs,
+            "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
             "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", _SINCE_1980),
             "FORCE_CUDA": "1" if toolkit else "0",
         }
     )
+    if build.fresh:
+        variables |= {"CCACHE_RECACHE": "1", "SCCACHE_RECACHE": "1"}
     if toolkit:
+        variables |= toolchain.nvcc_variables(compilers, toolkit, launcher)
         named = build.project.architectures(target)
         variables |= {
             "CUDA_HOME": str(toolkit.home),
@@ -339,8 +357,14 @@ def _variables(build: _Build) -> dict[str, str]:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     _write_start(build)
     cuda_home = str(toolkit.home) if toolkit else ""
-    variables |= build.project.variables(target, jobs, cuda_home, build.origin)
+    variables |= build.project.variables(target, jobs, cuda_home, build.source.origin)
     return variables
+
+
+def _compiler_cache(build: _Build) -> Path:
+    """The project's own: what its code writes there reaches nobody else's wheels."""
+    project = hashlib.sha256(build.source.project.encode()).hexdigest()[:16]
+    return environments.cache() / "compiled" / project
 
 
 def _write_start(build: _Build) -> None:
@@ -365,7 +389,7 @@ def _settings(build: _Build, variables: Mapping[str, str]) -> dict[str, str | li
 
 def _values(build: _Build, variables: Mapping[str, str]) -> tuple[Target, str, str, str]:
     """What the options of the project are filled in with."""
-    return build.target, variables["MAX_JOBS"], variables.get("CUDA_HOME", ""), build.origin
+    return build.target, variables["MAX_JOBS"], variables.get("CUDA_HOME", ""), build.source.origin
 
 
 def _repair(build: _Build, variables: Mapping[str, str], built: Path, folder: Path) -> None:

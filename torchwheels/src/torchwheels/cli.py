@@ -237,7 +237,7 @@ def _build_targets(
     def built(target: Target, engine: Engine | None) -> Path | None:
         options = chosen[target.name]
         if engine is None:
-            path = build.build_wheel(options, target, source, dist, steps)
+            path = build.build_wheel(options, target, source, dist, steps, fresh)
         else:
             with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
                 made = containers.build_wheel(engine, options, target, source, Path(work), fresh)

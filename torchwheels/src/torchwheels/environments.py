@@ -25,7 +25,7 @@ from torchwheels.releases import Target, load, minor
 # All that a build sees of the variables of its caller; besides, what begins with PIP_.
 _KEPT = {
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
-    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CCACHE_DIR",
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CCACHE_DIR", "CCACHE_RECACHE",
 }  # fmt: skip
 
 
@@ -128,7 +128,8 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
     `any_cuda`: of whichever CUDA that torch is.
     """
     python = os.path.realpath(find_python(target.python))  # not that of a virtual environment
-    requirements = [*load().tools, torch_requirement(target), *toolkit]
+    tools = [*load().tools, *([] if shutil.which("ccache") else [load().compiler_cache])]
+    requirements = [*tools, torch_requirement(target), *toolkit]
     given = "\n".join([python, *requirements, places_of_torch()])
     key = hashlib.sha256(given.encode()).hexdigest()[:8]
     label = "any" if any_cuda and target.cuda else target.label
@@ -146,7 +147,7 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
             subprocess.run([python, "-m", "venv", folder], check=True)
             variables = clean_variables(folder)
             with _progress(folder):
-                pip_install(environment, [*load().tools], variables)
+                pip_install(environment, tools, variables)
                 # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
                 index = os.environ.get("TORCHWHEELS_TORCH_INDEX")
                 options = [f"--index-url={index}"] if index else []

@@ -118,6 +118,7 @@ class Releases:
     manylinux: str
     cpu: Mapping[str, str]
     tools: tuple[str, ...]
+    compiler_cache: str
     uv: str
     toolkit: str
     torches: tuple[Torch, ...]
@@ -244,6 +245,7 @@ def parse(data: Mapping[str, Any]) -> Releases:
         manylinux=data["manylinux"],
         cpu=data["cpu"],
         tools=tuple(data["tools"]),
+        compiler_cache=data["compiler-cache"],
         uv=data["uv"],
         toolkit=data["toolkit"],
         torches=tuple(

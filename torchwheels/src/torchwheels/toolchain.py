@@ -145,10 +145,13 @@ def host_compiler() -> HostCompiler:
     return HostCompiler(cc, cxx, said.partition("\n")[0])
 
 
-def make_wrappers(folder: Path, compiler: HostCompiler, prefixes: Mapping[Path, str]) -> Path:
+def make_wrappers(
+    folder: Path, compiler: HostCompiler, prefixes: Mapping[Path, str], launcher: str = ""
+) -> Path:
     """Makes the compilers of a build in `folder`; returns the folder for PATH.
 
-    `prefixes` says what paths of this machine are called in what is built.
+    `prefixes` says what paths of this machine are called in what is built, `launcher` what each compiler
+    is called through.
     """
     stubs = folder / "baseline"
     baseline.make_stubs(stubs, compiler.cc, load().manylinux)
@@ -157,12 +160,12 @@ def make_wrappers(folder: Path, compiler: HostCompiler, prefixes: Mapping[Path, 
     (folder / LINKS).mkdir()
     flags = [f"-ffile-prefix-map={path}={name}" for path, name in prefixes.items()]
     settings = {
-        "launcher": shutil.which("ccache") or "",
+        "launcher": launcher,
         "baseline": str(stubs),
         "links": str(folder / LINKS),
         "flags": " ".join([*flags, f"-isystem {stubs}/include"]),
     }
-    lines = [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
+    lines = _assignments(settings)
     # Error messages of torch's headers hold paths, which GCC would take from the targets of links
     # instead where those are shorter. Clang does not, and does not know the flag.
     lines += [
@@ -175,6 +178,33 @@ def make_wrappers(folder: Path, compiler: HostCompiler, prefixes: Mapping[Path, 
         (commands / name).chmod(0o755)
     (commands / "settings").write_text("".join([*lines, "esac\n"]))
     return commands
+
+
+def _assignments(settings: Mapping[str, str]) -> list[str]:
+    return [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
+
+
+def find_launcher(folder: Path) -> str:
+    """The compiler cache: this machine's ccache, else the sccache in `folder`; empty where there is neither."""
+    return shutil.which("ccache") or shutil.which("sccache", path=folder) or ""
+
+
+def cache_variables(kept: Path, work: Path) -> dict[str, str]:
+    """What has either compiler cache keep its files in `kept`; the socket of sccache's server is in `work`."""
+    found = {"CCACHE_DIR": str(kept / "ccache"), "SCCACHE_DIR": str(kept / "sccache")}
+    return {**found, "SCCACHE_SERVER_UDS": str(work / "sccache")}
+
+
+def nvcc_variables(folder: Path, toolkit: CudaToolkit, launcher: str) -> dict[str, str]:
+    """What has torch and CMake call nvcc through `launcher`; the host compilers are wrappers, which do so."""
+    if not launcher:
+        return {}
+    nvcc = folder / "nvcc"
+    shutil.copy(WRAPPERS / "nvcc", nvcc)
+    nvcc.chmod(0o755)
+    settings = {"launcher": launcher, "nvcc": str(toolkit.home / "bin" / "nvcc")}
+    nvcc.with_name("nvcc.settings").write_text("".join(_assignments(settings)))
+    return {"PYTORCH_NVCC": str(nvcc), "CMAKE_CUDA_COMPILER_LAUNCHER": launcher}
 
 
 def _compilers(compiler: HostCompiler) -> dict[str, str]:
@@ -198,7 +228,9 @@ def compiler_variables() -> dict[str, str]:
 
     Nor do they link with what else these settings say, such as where this machine's Python is.
     """
-    return {"CC": "gcc", "CXX": "g++", "LDSHARED": "gcc -shared", "LDCXXSHARED": "g++ -shared"}
+    found = {"CC": "gcc", "CXX": "g++", "LDSHARED": "gcc -shared", "LDCXXSHARED": "g++ -shared"}
+    # torch would call a compiler cache, which takes each build's wrappers for other compilers.
+    return {**found, "TORCH_NO_COMPILER_WRAPPER": "1"}
 
 
 def common_path(folder: Path) -> list[str]:

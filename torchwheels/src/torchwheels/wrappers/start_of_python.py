@@ -5,8 +5,10 @@ A copy of this file lies in the build's environment alone, with its settings bes
 
 from __future__ import annotations
 
+import copy
 import importlib.machinery
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,8 +50,43 @@ def pretend_gpu(cuda: Any) -> None:
     )
 
 
+def compile_in_parallel(cpp_extension: Any) -> None:
+    """Where a project turns ninja off, torch compiles one file after another, and one extension."""
+    command: Any = cpp_extension.BuildExtension
+    begin, build_all = command.__init__, command.build_extensions
+    build_one = command.build_extension
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **{**kwargs, "use_ninja": True})
+        self.one_after_another = self.use_ninja and not kwargs.get("use_ninja", True)
+
+    def build_extensions(self: Any) -> None:
+        if self.one_after_another and len(self.extensions) > 1:
+            jobs = int(os.environ["MAX_JOBS"])
+            self.parallel = min(jobs, len(self.extensions))
+            os.environ["MAX_JOBS"] = str(jobs // self.parallel)  # of each ninja
+        build_all(self)
+
+    def build_extension(self: Any, extension: Any) -> None:
+        if self.one_after_another:
+            # Two may compile the same file, and each ninja has a file of its own there.
+            self = copy.copy(self)
+            self.build_temp = str(Path(self.build_temp, extension.name))
+        build_one(self, extension)
+
+    command.__init__, command.build_extensions = __init__, build_extensions
+    command.build_extension = build_extension
+
+
+def change_cpp_extension(cpp_extension: Any) -> None:
+    """All that torch's own build code is changed in."""
+    if SETTINGS["hide-toolkit"]:
+        hide_toolkit(cpp_extension)
+    compile_in_parallel(cpp_extension)
+
+
 CHANGES = {
-    **({"torch.utils.cpp_extension": hide_toolkit} if SETTINGS["hide-toolkit"] else {}),
+    "torch.utils.cpp_extension": change_cpp_extension,
     **({"torch.cuda": pretend_gpu} if SETTINGS["pretend-gpu"] else {}),
 }
 

@@ -1,0 +1,3 @@
+#include <cstdint>
+
+int64_t answer();
