@@ -1,11 +1,15 @@
 // The tensors of the operators over whole sequences: for their schemas, and for what bindings check. What the kernels
-// get is in ../kernels/lltm_sequence.h: products of the input instead of the input, and lengths, which a table lacks.
+// get is in ../kernels/sequence.h: products of the input instead of the input, and lengths, which a table lacks.
 #pragma once
 
-#include "../kernels/lltm_sequence.h"
+#include "../kernels/sequence.h"
 #include "../kernels/table.h"
 
-#define EXTOPS_LLTM_SEQUENCE_SIZES time, batch, input_features, state_size, time_stride, batch_stride, reverse, step
+#define EXTOPS_LLTM_SEQUENCE_SIZES time, batch, input_features, state_size
+
+struct LltmSequenceTableSizes {
+  int64_t EXTOPS_LLTM_SEQUENCE_SIZES;
+};
 
 // clang-format off
 #define EXTOPS_LLTM_SEQUENCE(IN, UPSTREAM, OUT)             \
@@ -33,6 +37,6 @@
 // clang-format on
 
 #define EXTOPS_LLTM_SEQUENCE_TENSORS(Name, TABLE) \
-  EXTOPS_ARGUMENTS(Name, LltmSequenceSizes, EXTOPS_LLTM_SEQUENCE_SIZES, TABLE)
+  EXTOPS_ARGUMENTS(Name, LltmSequenceTableSizes, EXTOPS_LLTM_SEQUENCE_SIZES, TABLE)
 EXTOPS_LLTM_SEQUENCE_TENSORS(LltmSequenceTensors, EXTOPS_LLTM_SEQUENCE)
 EXTOPS_LLTM_SEQUENCE_TENSORS(LltmSequenceBackwardTensors, EXTOPS_LLTM_SEQUENCE_BACKWARD)

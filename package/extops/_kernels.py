@@ -19,7 +19,7 @@ def of_sequence(input: Tensor, state_size: int, *, backward: bool = False) -> st
     device = _errors.device("cuda")
     dtype = device.product_dtype(input.dtype, _private.allows_tf32())
     entry = device.entry("lltm_sequence_kernel", c_char_p, c_int32, c_void_p, c_int64, c_void_p)
-    sizes = (c_int64 * 8)(time, batch, features, state_size, *strides, 0, 0)
+    sizes = (c_int64 * 8)(time, batch, state_size, state_size + features, *strides, 0, 0)
     with torch.cuda.device(input.device):
         stream = torch.cuda.current_stream().cuda_stream
         name: bytes = entry(dtype, sizes, backward, stream)

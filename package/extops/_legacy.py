@@ -300,7 +300,7 @@ def _lltm_input_backward(
     return results
 
 
-# -- whole sequences: the kernel's struct is the sizes, what it reads and what it writes (csrc/kernels/lltm_sequence.h)
+# -- whole sequences: the kernel's struct is the sizes, what it reads and what it writes (csrc/kernels/sequence.h)
 
 _SEQUENCE_ALIGNMENT = 16
 """In bytes, of every tensor that a kernel gets."""
@@ -395,7 +395,7 @@ def _sequence_sizes(like: Tensor, weights: Tensor, reverse: bool) -> list[int]:
     time, batch, _ = like.shape
     state_size = len(weights) // 3
     strides = (1, time) if _schemas.is_batch_first(like) else (batch, 1)
-    return [time, batch, weights.shape[1] - state_size, state_size, *strides, int(reverse), 0]
+    return [time, batch, state_size, weights.shape[1], *strides, int(reverse), 0]
 
 
 def _multiply(a: Tensor, b: Tensor, product: Tensor | None = None) -> Tensor:
@@ -421,7 +421,7 @@ def _run_sequence(
     recurrent: Callable[[int], Tensor | None],
 ) -> None:
     """All steps in one kernel or, where a GPU has none for the problem, a product and a kernel for each step."""
-    time, batch, _, state_size, *_ = sizes
+    time, batch, state_size, *_ = sizes
     if not device.is_cuda:
         grain = 1 + 250_000 // (3 * time * state_size**2)
         arguments = (*tensors, None), (*results, None)

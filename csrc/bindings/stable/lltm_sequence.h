@@ -1,7 +1,7 @@
 // The LLTM over whole sequences on torch's stable ABI; see lltm.h for what a `Device` is.
 #pragma once
 
-#include "../../kernels/lltm_sequence.h"
+#include "../../kernels/sequence.h"
 #include "../lltm_sequence.h"
 #include "lltm.h"
 
@@ -9,13 +9,13 @@ namespace extops::stable {
 
 constexpr int64_t kSequenceAlignment = 16;  // in bytes, of every tensor that a kernel gets
 
-inline LltmSequenceSizes sequence_sizes(Sizes steps, int64_t input_features, int64_t state_size, bool reverse) {
-  return {steps[0], steps[1], input_features, state_size, 0, 0, reverse, 0};
+inline SequenceSizes sequence_sizes(const LltmSequenceTableSizes& table, bool reverse) {
+  return {table.time, table.batch, table.state_size, table.state_size + table.input_features, 0, 0, reverse, 0};
 }
 
 // The memory of all tensors of [time, batch, ...] is in the order of `like`: by steps or, if its batch is first, by
 // samples.
-inline LltmSequenceSizes laid_out_like(LltmSequenceSizes sizes, const Tensor& like) {
+inline SequenceSizes laid_out_like(SequenceSizes sizes, const Tensor& like) {
   const bool batch_first = like.strides()[0] < like.strides()[1];
   sizes.time_stride = batch_first ? 1 : std::max<int64_t>(sizes.batch, 1);
   sizes.batch_stride = batch_first ? std::max<int64_t>(sizes.time, 1) : 1;
@@ -24,21 +24,21 @@ inline LltmSequenceSizes laid_out_like(LltmSequenceSizes sizes, const Tensor& li
 
 // Calls make(sizes, strides) for a dense tensor of [time, batch, columns].
 template <class Make>
-Tensor make_sequence(const LltmSequenceSizes& sizes, int64_t columns, const Make& make) {
+Tensor make_sequence(const SequenceSizes& sizes, int64_t columns, const Make& make) {
   const int64_t step = std::max<int64_t>(columns, 1);
   const int64_t shape[] = {sizes.time, sizes.batch, columns};
   const int64_t strides[] = {sizes.time_stride * step, sizes.batch_stride * step, 1};
   return make(Sizes(shape, 3), Sizes(strides, 3));
 }
 
-inline Tensor allocate(const Options& options, const LltmSequenceSizes& sizes, int64_t columns) {
+inline Tensor allocate(const Options& options, const SequenceSizes& sizes, int64_t columns) {
   return make_sequence(
       sizes, columns, [&](Sizes shape, Sizes strides) { return allocate(options, shape, strides.data()); });
 }
 
 // The rows of a tensor of [time, batch, columns] in the order of memory, as a matrix: in place if their distance is
 // regular and, for `dense`, equal to their length; else in a copy.
-inline Tensor rows_of(const Tensor& tensor, const LltmSequenceSizes& sizes, bool dense) {
+inline Tensor rows_of(const Tensor& tensor, const SequenceSizes& sizes, bool dense) {
   const int outer = sizes.time_stride < sizes.batch_stride ? 1 : 0;
   const int inner = 1 - outer;
   const Sizes shape = tensor.sizes();
@@ -64,12 +64,12 @@ inline Tensor rows_of(const Tensor& tensor, const LltmSequenceSizes& sizes, bool
 }
 
 // The part of the weights that meets the hidden state, [3 * state_size, state_size], or the input.
-inline Tensor weights_of_state(const Tensor& weights, const LltmSequenceSizes& sizes) {
+inline Tensor weights_of_state(const Tensor& weights, const SequenceSizes& sizes) {
   return columns(weights, 0, sizes.state_size);
 }
 
-inline Tensor weights_of_input(const Tensor& weights, const LltmSequenceSizes& sizes) {
-  return columns(weights, sizes.state_size, sizes.input_features);
+inline Tensor weights_of_input(const Tensor& weights, const SequenceSizes& sizes) {
+  return columns(weights, sizes.state_size, sizes.weights_stride - sizes.state_size);
 }
 
 // A product in the compute type. The kernel adds it to others: rounding it to 16 bits first loses digits.
@@ -91,12 +91,12 @@ Tensor multiply(ScalarType dtype, const Tensor& a, const Tensor& b) {
 inline int64_t compute_bytes(ScalarType dtype) { return dtype == ScalarType::Double ? 8 : 4; }
 
 // A piece is a row of the batch.
-inline int64_t grain_of_rows(const LltmSequenceSizes& sizes) {
+inline int64_t grain_of_rows(const SequenceSizes& sizes) {
   return grain_of(3 * sizes.time * sizes.state_size * sizes.state_size);
 }
 
 inline std::optional<Dense> check_lengths(
-    const char* op, const Tensor* lengths, const LltmSequenceSizes& sizes, const Options& like) {
+    const char* op, const Tensor* lengths, const SequenceSizes& sizes, const Options& like) {
   if (lengths == nullptr) return std::nullopt;
   check_matches(op, "lengths", *lengths, "input", {aoti_torch_dtype_int64(), like.device_type, like.device_index});
   check_sizes(op, "lengths", *lengths, {sizes.batch});
@@ -114,9 +114,9 @@ const void* data_of(const std::optional<Held>& held) {
 // A library's product and a kernel for each step.
 template <class Device>
 void run_steps(
-    const char* op, ScalarType dtype, LltmSequence arguments, const Tensor& weights, const Tensor& h_0,
+    const char* op, ScalarType dtype, SequenceArguments arguments, const Tensor& weights, const Tensor& h_0,
     const Tensor& h_n) {
-  LltmSequenceSizes& sizes = arguments.sizes;
+  SequenceSizes& sizes = arguments.sizes;
   const Tensor weights_h = transpose(weights_of_state(weights, sizes));
   const Tensor workspace = allocate_bytes(h_0.options(), sizes.batch * sizes.state_size * compute_bytes(dtype));
   arguments.workspace = workspace.mutable_data();
@@ -129,7 +129,7 @@ void run_steps(
 
 template <class Device>
 void run_sequence(
-    const char* op, ScalarType dtype, LltmSequence arguments, const Tensor& weights, const Tensor& h_0,
+    const char* op, ScalarType dtype, SequenceArguments arguments, const Tensor& weights, const Tensor& h_0,
     const Tensor& h_n) {
   std::optional<Tensor> workspace;
   if constexpr (Device::kIsCuda) {
@@ -149,9 +149,9 @@ std::array<Tensor, 5> lltm_sequence(
     const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32) {
   constexpr const char* kOp = "lltm_sequence";
   const Sizes steps = sizes_of(kOp, "input", input, 3);
-  const LltmSequenceSizes sizes =
-      laid_out_like(sequence_sizes(steps, steps[2], matrix_sizes(kOp, "h_0", h_0)[1], reverse), input);
-  check<LltmSequenceTensors>(kOp, sizes, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
+  const LltmSequenceTableSizes table{steps[0], steps[1], steps[2], matrix_sizes(kOp, "h_0", h_0)[1]};
+  const SequenceSizes sizes = laid_out_like(sequence_sizes(table, reverse), input);
+  check<LltmSequenceTensors>(kOp, table, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
   [[maybe_unused]] const typename Device::Guard guard(input);
   const Options options = input.options();
   const std::optional<Dense> counts = check_lengths(kOp, get(lengths), sizes, options);
@@ -172,10 +172,10 @@ std::array<Tensor, 5> lltm_sequence(
   Tensor c_n = allocate(options, sizes.batch, sizes.state_size);
   const Dense dense_weights(weights, kSequenceAlignment), dense_bias(bias, kSequenceAlignment);
   const Dense dense_h_0(h_0, kSequenceAlignment), dense_c_0(c_0, kSequenceAlignment);
-  LltmSequence arguments{};
+  SequenceArguments arguments{};
   arguments.sizes = sizes;
   arguments.products = products.data();
-  arguments.weights = dense_weights.data();
+  arguments.weights_h = dense_weights.data();
   arguments.bias = dense_bias.data();
   arguments.h_0 = dense_h_0.data();
   arguments.c_0 = dense_c_0.data();
@@ -194,8 +194,9 @@ std::array<Tensor, 5> lltm_sequence(
 // From the last step of the forward to its first, and once more for the gradient of the first state.
 template <class Device>
 void run_steps_backward(
-    const char* op, ScalarType dtype, LltmSequenceBackward arguments, const Tensor& weights, const Tensor& grad_gates) {
-  LltmSequenceSizes& sizes = arguments.sizes;
+    const char* op, ScalarType dtype, SequenceBackwardArguments arguments, const Tensor& weights,
+    const Tensor& grad_gates) {
+  SequenceSizes& sizes = arguments.sizes;
   const Tensor weights_h = weights_of_state(weights, sizes);
   const Tensor workspace = allocate_bytes(weights.options(), 2 * sizes.batch * sizes.state_size * compute_bytes(dtype));
   arguments.workspace = workspace.mutable_data();
@@ -218,7 +219,8 @@ void run_steps_backward(
 
 template <class Device>
 void run_sequence_backward(
-    const char* op, ScalarType dtype, LltmSequenceBackward arguments, const Tensor& weights, const Tensor& grad_gates) {
+    const char* op, ScalarType dtype, SequenceBackwardArguments arguments, const Tensor& weights,
+    const Tensor& grad_gates) {
   std::optional<Tensor> workspace;
   if constexpr (Device::kIsCuda) {
     const int64_t bytes = Device::lltm_sequence_backward_workspace(dtype, arguments.sizes, Device::stream(weights));
@@ -236,7 +238,7 @@ inline std::optional<Dense> dense(const Tensor* tensor) {
 }
 
 // The gradient of a first state where the sequence has no elements: that of the last state.
-inline Tensor hand_on(const Tensor* gradient, const Options& options, const LltmSequenceSizes& sizes) {
+inline Tensor hand_on(const Tensor* gradient, const Options& options, const SequenceSizes& sizes) {
   return gradient == nullptr ? zeros(options, sizes.batch, sizes.state_size) : contiguous_copy(*gradient);
 }
 
@@ -249,9 +251,10 @@ std::array<Tensor, 3> lltm_sequence_backward(
   const Sizes steps = sizes_of(kOp, "cells", cells, 3);
   sizes_of(kOp, "gates", gates, 3);
   const int64_t features = std::max<int64_t>(matrix_sizes(kOp, "weights", weights)[1] - steps[2], 0);
-  const LltmSequenceSizes sizes = laid_out_like(sequence_sizes(steps, features, steps[2], reverse), gates);
+  const LltmSequenceTableSizes table{steps[0], steps[1], features, steps[2]};
+  const SequenceSizes sizes = laid_out_like(sequence_sizes(table, reverse), gates);
   const Tensors tensors{get(grad_output), get(grad_h_n), get(grad_c_n), &weights, &gates, &cells};
-  check<LltmSequenceBackwardTensors>(kOp, sizes, tensors, "cells", cells);
+  check<LltmSequenceBackwardTensors>(kOp, table, tensors, "cells", cells);
   [[maybe_unused]] const typename Device::Guard guard(cells);
   const Options options = gates.options();
   const std::optional<Dense> counts = check_lengths(kOp, get(lengths), sizes, options);
@@ -268,12 +271,12 @@ std::array<Tensor, 3> lltm_sequence_backward(
   const Tensor dense_gates = rows_of(gates, sizes, true), dense_cells = rows_of(cells, sizes, true);
   const std::optional<Dense> dense_grad_h_n = dense(get(grad_h_n)), dense_grad_c_n = dense(get(grad_c_n));
   const Dense dense_weights(weights, kSequenceAlignment);
-  LltmSequenceBackward arguments{};
+  SequenceBackwardArguments arguments{};
   arguments.sizes = sizes;
   arguments.grad_output = data_of(dense_grad_output);
   arguments.grad_h_n = data_of(dense_grad_h_n);
   arguments.grad_c_n = data_of(dense_grad_c_n);
-  arguments.weights = dense_weights.data();
+  arguments.weights_h = dense_weights.data();
   arguments.gates = dense_gates.data();
   arguments.cells = dense_cells.data();
   arguments.lengths = static_cast<const int64_t*>(data_of(counts));

@@ -5,7 +5,7 @@
 #include <new>
 #include <vector>
 
-#include "../lltm_sequence.h"
+#include "../sequence.h"
 #include "lltm_pointwise.h"
 #include "vectorize.h"
 
@@ -129,12 +129,12 @@ struct Slice {
   using Vec = Vector<C, kBytes>;
   static constexpr int kLanes = Vec::kLanes;
 
-  const LltmSequenceSizes& sizes;
+  const SequenceSizes& sizes;
   int64_t units;    // in a row
   int64_t vectors;  // that hold them, the last one padded with zeros
   std::vector<Row> rows;
 
-  Slice(const LltmSequenceSizes& sizes, const int64_t* lengths, int64_t begin, int64_t end, int64_t group)
+  Slice(const SequenceSizes& sizes, const int64_t* lengths, int64_t begin, int64_t end, int64_t group)
       : sizes(sizes),
         units(sizes.state_size),
         vectors((units + group * kLanes - 1) / (group * kLanes) * group),
@@ -175,7 +175,7 @@ struct Slice {
 template <class T, int kBytes>
 class Forward {
  public:
-  [[gnu::always_inline]] Forward(const LltmSequence& in, int64_t begin, int64_t end)
+  [[gnu::always_inline]] Forward(const SequenceArguments& in, int64_t begin, int64_t end)
       : in_(in),
         slice_(in.sizes, in.lengths, begin, end, 1),
         weights_(slice_.vectors * kGates * slice_.units),
@@ -183,11 +183,11 @@ class Forward {
         gates_(slice_.rows.size() * slice_.vectors * kGates),
         h_(slice_.load_state(in.h_0)),
         cells_(slice_.load_state(in.c_0)) {
-    const T* const weights = static_cast<const T*>(in.weights);
+    const T* const weights = static_cast<const T*>(in.weights_h);
     const int64_t units = slice_.units;
     for (int64_t gate = 0; gate < kGates; ++gate) {
       for (int64_t unit = 0; unit < units; ++unit) {
-        const T* const line = weights + (gate * units + unit) * in.sizes.columns();
+        const T* const line = weights + (gate * units + unit) * in.sizes.weights_stride;
         Vec* const to = weights_.data() + unit / kLanes * units * kGates + gate;
         for (int64_t k = 0; k < units; ++k) to[k * kGates].at[unit % kLanes] = load(line[k]);
       }
@@ -263,7 +263,7 @@ class Forward {
     for (int64_t j = 0; j < slice_.units; j += kCacheLine / sizeof(C)) __builtin_prefetch(products + j);
   }
 
-  const LltmSequence& in_;
+  const SequenceArguments& in_;
   Slice<T, kBytes> slice_;
   Vectors<Vec> weights_;  // [vectors of units, units, gates]
   Vectors<Vec> bias_;     // [gates, vectors of units]
@@ -275,7 +275,7 @@ class Forward {
 template <class T, int kBytes>
 class Backward {
  public:
-  [[gnu::always_inline]] Backward(const LltmSequenceBackward& in, int64_t begin, int64_t end)
+  [[gnu::always_inline]] Backward(const SequenceBackwardArguments& in, int64_t begin, int64_t end)
       : in_(in),
         slice_(in.sizes, in.lengths, begin, end, kGroup),
         weights_(slice_.vectors * columns()),
@@ -284,7 +284,7 @@ class Backward {
         grad_h_(slice_.load_state(in.grad_h_n)),
         grad_cells_(slice_.load_state(in.grad_c_n)) {
     for (int64_t d = 0; d < columns(); ++d) {
-      const T* const line = static_cast<const T*>(in.weights) + d * in.sizes.columns();
+      const T* const line = static_cast<const T*>(in.weights_h) + d * in.sizes.weights_stride;
       for (int64_t unit = 0; unit < slice_.units; unit += kGroup * kLanes) {
         load_row(
             line + unit, weights_[unit / kLanes * columns() + d * kGroup].at,
@@ -353,7 +353,7 @@ class Backward {
     load_row(grad_gates, &grad_gates_[r * columns()], columns());
   }
 
-  const LltmSequenceBackward& in_;
+  const SequenceBackwardArguments& in_;
   Slice<T, kBytes> slice_;
   Vectors<Vec> weights_;       // [groups of vectors of units, columns, kGroup]
   Vectors<Vec> row_;           // gates, or their gradients, and cells: [gates + 1, vectors of units]
@@ -377,11 +377,11 @@ Error run(ScalarType dtype, const Arguments& arguments, int64_t begin, int64_t e
 
 using namespace extops::cpu;
 
-Error extops_lltm_sequence_cpu(ScalarType dtype, const LltmSequence& arguments, int64_t begin, int64_t end) {
+Error extops_lltm_sequence_cpu(ScalarType dtype, const SequenceArguments& arguments, int64_t begin, int64_t end) {
   return run<Forward>(dtype, arguments, begin, end);
 }
 
 Error extops_lltm_sequence_backward_cpu(
-    ScalarType dtype, const LltmSequenceBackward& arguments, int64_t begin, int64_t end) {
+    ScalarType dtype, const SequenceBackwardArguments& arguments, int64_t begin, int64_t end) {
   return run<Backward>(dtype, arguments, begin, end);
 }
