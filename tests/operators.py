@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import extops
@@ -275,8 +276,14 @@ def lstm_sequence(
 
 
 def lstm_by_cells(input: Tensor, h: Tensor, c: Tensor, *parameters: Tensor, **options: Any) -> Any:
-    def step(input: Tensor, h: Tensor, c: Tensor, *parameters: Tensor) -> Tensors:
-        return torch.lstm_cell(input, (h, c), *parameters)
+    def step(
+        input: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
+    ) -> Tensors:
+        # Not torch.lstm_cell, which vmap does not know.
+        gates = F.linear(input, w_ih, b_ih) + F.linear(h, w_hh, b_hh)
+        i, f, g, o = gates.chunk(4, dim=1)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
 
     return by_cells(step, input, (h, c), *parameters, **options)
 

@@ -230,10 +230,11 @@ def _gradients(
     batch_first = _schemas.is_batch_first(gates)
     rows = _schemas.rows(grad_gates, batch_first)
     counts = None if lengths is None else reference.steps_that_count(lengths, input.shape[0])
+    # Narrowed, not indexed: all columns by index are an alias, which a gradient in a batch cannot make.
     weights_x = weights[0] if len(weights) > 1 else weights[0][:, h_0.shape[1] :]
     grad_input = None
     if needs_input:
-        of_rows = _legacy.mm(rows[:, : len(weights_x)], weights_x)
+        of_rows = _legacy.mm(rows.narrow(1, 0, len(weights_x)), weights_x)
         grad_input = _transposed(of_rows.view(_transposed(input, batch_first).shape), batch_first)
         if counts is not None:  # a weight may be infinite or NaN, and zero times that is NaN
             grad_input = torch.where(counts, grad_input, 0)
@@ -250,11 +251,11 @@ def _gradients(
         factors = torch.cat([_transposed(x, batch_first) for x in (old_h, input)], dim=2)
         grad_weights[0] = torch.mm(rows.t(), factor(_transposed(factors, batch_first)))
     elif needs_weights[0]:
-        grad_weights[0] = torch.mm(rows[:, : len(weights[0])].t(), factor(input))
+        grad_weights[0] = torch.mm(rows.narrow(1, 0, len(weights_x)).t(), factor(input))
     if needs_weights[-1] and len(weights) > 1:
         old_h = _old_h(h_0, output, lengths, batch_first, reverse)
         first = rows.shape[1] - len(weights[1])
-        grad_weights[1] = torch.mm(rows[:, first:].t(), factor(old_h))
+        grad_weights[1] = torch.mm(rows.narrow(1, first, len(weights[1])).t(), factor(old_h))
     return grad_input, *grad_weights, rows.sum(0) if needs_bias else None, grad_h_0, grad_c_0
 
 
