@@ -1,7 +1,7 @@
 // Arguments of the kernels of a whole sequence.
 #pragma once
 
-#include "../lltm_sequence.h"
+#include "../sequence.h"
 #include "launch.cuh"
 #include "lltm_pointwise.cuh"
 
@@ -14,17 +14,17 @@ struct Steps {
   int time;
   int batch;
   int state_size;
-  int64_t columns;  // of the weights
+  int64_t weights_stride;
   int64_t time_stride;
   int64_t batch_stride;
   const int64_t* lengths;
   bool reverse;
 
-  Steps(const LltmSequenceSizes& sizes, const int64_t* lengths)
+  Steps(const SequenceSizes& sizes, const int64_t* lengths)
       : time(static_cast<int>(sizes.time)),
         batch(static_cast<int>(sizes.batch)),
         state_size(static_cast<int>(sizes.state_size)),
-        columns(sizes.columns()),
+        weights_stride(sizes.weights_stride),
         time_stride(sizes.time_stride),
         batch_stride(sizes.batch_stride),
         lengths(lengths),
@@ -56,10 +56,10 @@ template <class T>
 struct SequenceForward {
   using C = typename Compute<T>::type;
 
-  explicit SequenceForward(const LltmSequence& in)
+  explicit SequenceForward(const SequenceArguments& in)
       : steps(in.sizes, in.lengths),
         products(static_cast<const C*>(in.products)),
-        weights(static_cast<const T*>(in.weights)),
+        weights(static_cast<const T*>(in.weights_h)),
         bias(static_cast<const T*>(in.bias)),
         h_0(static_cast<const T*>(in.h_0)),
         c_0(static_cast<const T*>(in.c_0)),
@@ -84,12 +84,12 @@ struct SequenceForward {
 
 template <class T>
 struct SequenceBackward {
-  explicit SequenceBackward(const LltmSequenceBackward& in)
+  explicit SequenceBackward(const SequenceBackwardArguments& in)
       : steps(in.sizes, in.lengths),
         grad_output(static_cast<const T*>(in.grad_output)),
         grad_h_n(static_cast<const T*>(in.grad_h_n)),
         grad_c_n(static_cast<const T*>(in.grad_c_n)),
-        weights(static_cast<const T*>(in.weights)),
+        weights(static_cast<const T*>(in.weights_h)),
         gates(static_cast<const T*>(in.gates)),
         cells(static_cast<const T*>(in.cells)),
         grad_gates(static_cast<T*>(in.grad_gates)),
@@ -233,25 +233,25 @@ Error launch_in_clusters(int64_t batch, cudaStream_t stream, const Arguments&...
 // The kernels that hold the recurrent weights for all steps: in the registers of one block (a small state) or of a
 // cluster of blocks, each by tensor cores or in strict float32, or in the shared memory of a group of blocks. Those of
 // several blocks are for Hopper, and for contexts that run as many blocks at the same time.
-bool is_for_tensor_blocks(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
-Error launch_tensor_blocks(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
-Error launch_tensor_blocks(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
+bool is_for_tensor_blocks(const Context& context, ScalarType dtype, const SequenceSizes& sizes, bool backward);
+Error launch_tensor_blocks(ScalarType dtype, const SequenceArguments& in, cudaStream_t stream);
+Error launch_tensor_blocks(ScalarType dtype, const SequenceBackwardArguments& in, cudaStream_t stream);
 
-bool is_for_float32_blocks(ScalarType dtype, const LltmSequenceSizes& sizes);
-Error launch_float32_blocks(const LltmSequence& in, cudaStream_t stream);
-Error launch_float32_blocks(const LltmSequenceBackward& in, cudaStream_t stream);
+bool is_for_float32_blocks(ScalarType dtype, const SequenceSizes& sizes);
+Error launch_float32_blocks(const SequenceArguments& in, cudaStream_t stream);
+Error launch_float32_blocks(const SequenceBackwardArguments& in, cudaStream_t stream);
 
-bool is_for_float32_clusters(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
-Error launch_float32_clusters(const LltmSequence& in, cudaStream_t stream);
-Error launch_float32_clusters(const LltmSequenceBackward& in, cudaStream_t stream);
+bool is_for_float32_clusters(const Context& context, ScalarType dtype, const SequenceSizes& sizes, bool backward);
+Error launch_float32_clusters(const SequenceArguments& in, cudaStream_t stream);
+Error launch_float32_clusters(const SequenceBackwardArguments& in, cudaStream_t stream);
 
-bool is_for_tensor_clusters(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
-Error launch_tensor_clusters(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
-Error launch_tensor_clusters(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
+bool is_for_tensor_clusters(const Context& context, ScalarType dtype, const SequenceSizes& sizes, bool backward);
+Error launch_tensor_clusters(ScalarType dtype, const SequenceArguments& in, cudaStream_t stream);
+Error launch_tensor_clusters(ScalarType dtype, const SequenceBackwardArguments& in, cudaStream_t stream);
 
-bool is_for_groups(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward);
-int64_t group_workspace(ScalarType dtype, const LltmSequenceSizes& sizes);
-Error launch_groups(ScalarType dtype, const LltmSequence& in, cudaStream_t stream);
-Error launch_groups(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream);
+bool is_for_groups(const Context& context, ScalarType dtype, const SequenceSizes& sizes, bool backward);
+int64_t group_workspace(ScalarType dtype, const SequenceSizes& sizes);
+Error launch_groups(ScalarType dtype, const SequenceArguments& in, cudaStream_t stream);
+Error launch_groups(ScalarType dtype, const SequenceBackwardArguments& in, cudaStream_t stream);
 
 }  // namespace extops::cuda

@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(threads_of(kChunks)) lltm_sequence_float32_blo
 #pragma unroll
   for (int j = 0; j < kSums; ++j) {
     const int unit = first_unit + j / 3;
-    const float* const from = in.weights + (int64_t{j % 3} * state_size + unit) * steps.columns;
+    const float* const from = in.weights + (int64_t{j % 3} * state_size + unit) * steps.weights_stride;
 #pragma unroll
     for (int i = 0; i < kChunks * kQuad; ++i) {
       const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(threads_of(kChunks))
       const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
       const bool inside = k % kUnits < state_size && first_unit + j < state_size;
       const int64_t row = int64_t{k / kUnits} * state_size + k % kUnits;
-      weights[j][i / kQuad][i % kQuad] = inside ? in.weights[row * steps.columns + first_unit + j] : 0.f;
+      weights[j][i / kQuad][i % kQuad] = inside ? in.weights[row * steps.weights_stride + first_unit + j] : 0.f;
     }
   }
   const auto length_of = [&](int row) {
@@ -302,13 +302,13 @@ __global__ void __launch_bounds__(threads_of(kChunks))
 // ---- how they are launched ----
 
 // In TF32, too, where tensor cores would take longer or are not there.
-bool is_for_float32_blocks(ScalarType dtype, const LltmSequenceSizes& sizes) {
+bool is_for_float32_blocks(ScalarType dtype, const SequenceSizes& sizes) {
   return (dtype == ScalarType::Float || dtype == ScalarType::TF32) && sizes.state_size <= kMaxState;
 }
 
 // Calls function(chunks, rows).
 template <class Function>
-Error with_block_sizes(const LltmSequenceSizes& sizes, cudaStream_t stream, const Function& function) {
+Error with_block_sizes(const SequenceSizes& sizes, cudaStream_t stream, const Function& function) {
   const auto with_rows = [&](auto chunks) {
     if (sizes.batch > Context(stream).multiprocessors())
       return function(chunks, std::integral_constant<int, kMaxRows>{});
@@ -325,14 +325,14 @@ Error launch_rows(void (*kernel)(Arguments), const Arguments& in, cudaStream_t s
   return launch_error();
 }
 
-Error launch_float32_blocks(const LltmSequence& in, cudaStream_t stream) {
+Error launch_float32_blocks(const SequenceArguments& in, cudaStream_t stream) {
   return with_block_sizes(in.sizes, stream, [&](auto chunks, auto rows) {
     constexpr auto kernel = &lltm_sequence_float32_block_kernel<chunks, rows>;
     return launch_rows<chunks, rows>(kernel, SequenceForward<float>(in), stream);
   });
 }
 
-Error launch_float32_blocks(const LltmSequenceBackward& in, cudaStream_t stream) {
+Error launch_float32_blocks(const SequenceBackwardArguments& in, cudaStream_t stream) {
   return with_block_sizes(in.sizes, stream, [&](auto chunks, auto rows) {
     constexpr auto kernel = &lltm_sequence_float32_block_backward_kernel<chunks, rows>;
     return launch_rows<chunks, rows>(kernel, SequenceBackward<float>(in), stream);

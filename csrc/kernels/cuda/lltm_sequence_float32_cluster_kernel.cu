@@ -45,7 +45,7 @@ __device__ float weight_at(const Steps& steps, const float* weights, int n, int 
   const int row = Tile::kIsForward ? of_n : of_k;
   const int column = Tile::kIsForward ? of_k : of_n;
   if (of_n >= steps.state_size || of_k >= steps.state_size) return 0;
-  return weights[(int64_t{gate} * steps.state_size + row) * steps.columns + column];
+  return weights[(int64_t{gate} * steps.state_size + row) * steps.weights_stride + column];
 }
 
 // ---- products: the lanes of a warp split K, and exchange their sums by shuffles ----
@@ -403,7 +403,7 @@ constexpr int kFewSamples = 8;  // of a cluster
 constexpr int kManySamples = 16;
 constexpr int kMaxClusterState = kLargeCluster * kClusterUnits;
 
-inline bool is_small(const LltmSequenceSizes& sizes) { return sizes.state_size <= kSmallCluster * kClusterUnits; }
+inline bool is_small(const SequenceSizes& sizes) { return sizes.state_size <= kSmallCluster * kClusterUnits; }
 
 template <Pass kPass>
 using ClusterArguments = std::conditional_t<kPass == Pass::kForward, SequenceForward<float>, SequenceBackward<float>>;
@@ -420,7 +420,7 @@ int clusters_at_once(const Context& context) {
 
 // Calls function(tile): with few samples each while such clusters all run at the same time.
 template <Pass kPass, class Function>
-Error with_cluster_tile(const Context& context, const LltmSequenceSizes& sizes, const Function& function) {
+Error with_cluster_tile(const Context& context, const SequenceSizes& sizes, const Function& function) {
   const auto with_blocks = [&](auto blocks) {
     if (sizes.batch <= kFewSamples * int64_t{clusters_at_once<kPass, blocks, kFewSamples>(context)}) {
       return function(ClusterTile<kPass, blocks, kFewSamples>{});
@@ -432,7 +432,7 @@ Error with_cluster_tile(const Context& context, const LltmSequenceSizes& sizes, 
 }
 
 template <Pass kPass>
-bool fits_clusters(const Context& context, const LltmSequenceSizes& sizes) {
+bool fits_clusters(const Context& context, const SequenceSizes& sizes) {
   if (is_small(sizes)) {
     return sizes.batch <= kManySamples * kMostClusters &&
            clusters_at_once<kPass, kSmallCluster, kManySamples>(context) > 0;
@@ -441,7 +441,7 @@ bool fits_clusters(const Context& context, const LltmSequenceSizes& sizes) {
   return sizes.batch <= kManySamples * int64_t{clusters_at_once<kPass, kLargeCluster, kManySamples>(context)};
 }
 
-bool is_for_float32_clusters(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+bool is_for_float32_clusters(const Context& context, ScalarType dtype, const SequenceSizes& sizes, bool backward) {
   if (dtype != ScalarType::Float || !has_hopper_tensor_cores() || sizes.state_size > kMaxClusterState) return false;
   return backward ? fits_clusters<Pass::kBackward>(context, sizes) : fits_clusters<Pass::kForward>(context, sizes);
 }
@@ -455,11 +455,11 @@ Error launch_cluster_pass(const In& in, cudaStream_t stream) {
   });
 }
 
-Error launch_float32_clusters(const LltmSequence& in, cudaStream_t stream) {
+Error launch_float32_clusters(const SequenceArguments& in, cudaStream_t stream) {
   return launch_cluster_pass<Pass::kForward>(in, stream);
 }
 
-Error launch_float32_clusters(const LltmSequenceBackward& in, cudaStream_t stream) {
+Error launch_float32_clusters(const SequenceBackwardArguments& in, cudaStream_t stream) {
   return launch_cluster_pass<Pass::kBackward>(in, stream);
 }
 

@@ -5,7 +5,7 @@
 // Products are by tensor cores (wgmma) in 16-bit types and TF32, by multiply-adds (FFMA) in strict float32.
 //
 // Blocks that wait for each other must all be running: the launch is cooperative, which guarantees it or fails.
-#include "../lltm_sequence.h"
+#include "../sequence.h"
 #include "hopper.cuh"
 #include "lltm_sequence.cuh"
 
@@ -59,7 +59,7 @@ struct GroupWorkspace {
   int64_t cell;
   int64_t bytes;
 
-  GroupWorkspace(int64_t element, const LltmSequenceSizes& sizes) {
+  GroupWorkspace(int64_t element, const SequenceSizes& sizes) {
     constexpr int64_t kAlignment = 256;
     const auto aligned = [](int64_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; };
     h = aligned((sizes.batch + kFewRows - 1) / kFewRows * kCounterBytes);
@@ -74,7 +74,7 @@ struct GroupBuffers {
   T* h;
   float* cell;
 
-  GroupBuffers(void* workspace, const LltmSequenceSizes& sizes) {
+  GroupBuffers(void* workspace, const SequenceSizes& sizes) {
     const GroupWorkspace at(sizeof(T), sizes);
     char* const start = static_cast<char*>(workspace);
     counters = reinterpret_cast<unsigned*>(start);
@@ -256,7 +256,7 @@ __device__ void load_weights(
     const bool exists = unit < steps.state_size && (kIsForward ? k < steps.state_size : k < 3 * steps.state_size);
     T value;
     store(value, 0);
-    if (exists) value = weights[weight_row * steps.columns + column];
+    if (exists) value = weights[weight_row * steps.weights_stride + column];
     if constexpr (std::is_same_v<T, float> && Tile::kMath == Math::kTensorCores) {
       value = round_to_tf32(value);
     }
@@ -519,7 +519,7 @@ inline int round_up_division(int64_t a, int64_t b) { return static_cast<int>((a 
 
 // How a tile would divide the problem; no stages where it does not fit.
 template <class Tile>
-GroupPlan plan_group(const Context& context, const LltmSequenceSizes& sizes) {
+GroupPlan plan_group(const Context& context, const SequenceSizes& sizes) {
   constexpr int kIsForward = Tile::kPass == Pass::kForward;
   const int multiprocessors = context.multiprocessors();
   const int shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024;  // the barriers are static
@@ -549,7 +549,7 @@ inline int tiles_of_a_block(const GroupPlan& plan) {
 
 // Calls function(Tile) with the tile that leaves a block the fewest tiles of samples; of equals the one of fewer units.
 template <class T, Math kMath, Pass kPass, int kRows = kTileRows, class Function>
-auto with_best_tile(const Context& context, const LltmSequenceSizes& sizes, const Function& function) {
+auto with_best_tile(const Context& context, const SequenceSizes& sizes, const Function& function) {
   using Narrow = GroupTile<T, kMath, kPass, 8, kRows>;
   using Wide = GroupTile<T, kMath, kPass, 16, kRows>;
   const bool wide =
@@ -558,8 +558,7 @@ auto with_best_tile(const Context& context, const LltmSequenceSizes& sizes, cons
 }
 
 template <Pass kPass, class Function>
-auto with_group_tile(
-    const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
+auto with_group_tile(const Context& context, ScalarType dtype, const SequenceSizes& sizes, const Function& function) {
   switch (dtype) {
     case ScalarType::TF32:
       return with_best_tile<float, Math::kTensorCores, kPass>(context, sizes, function);
@@ -579,7 +578,7 @@ inline int64_t element_bytes(ScalarType dtype) {
   return dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ? 2 : 4;
 }
 
-bool is_for_groups(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+bool is_for_groups(const Context& context, ScalarType dtype, const SequenceSizes& sizes, bool backward) {
   // TMA copies rows that start at chunks.
   if (dtype == ScalarType::Double || !has_hopper_tensor_cores() ||
       sizes.state_size * element_bytes(dtype) % kChunkBytes != 0) {
@@ -590,13 +589,13 @@ bool is_for_groups(const Context& context, ScalarType dtype, const LltmSequenceS
                   : with_group_tile<Pass::kForward>(context, dtype, sizes, fits);
 }
 
-int64_t group_workspace(ScalarType dtype, const LltmSequenceSizes& sizes) {
+int64_t group_workspace(ScalarType dtype, const SequenceSizes& sizes) {
   return GroupWorkspace(element_bytes(dtype), sizes).bytes;
 }
 
 template <class Tile, class Arguments>
 Error launch_group_tile(
-    const Arguments& in, const LltmSequenceSizes& sizes, const GroupPlan& plan, void* workspace, const CUtensorMap& map,
+    const Arguments& in, const SequenceSizes& sizes, const GroupPlan& plan, void* workspace, const CUtensorMap& map,
     cudaStream_t stream) {
   const GroupBuffers<typename Tile::T> buffers(workspace, sizes);
   cudaMemsetAsync(buffers.counters, 0, plan.tiles * kCounterBytes, stream);
@@ -617,7 +616,7 @@ Error launch_group_tile(
   return launch_error();
 }
 
-Error launch_groups(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {
+Error launch_groups(ScalarType dtype, const SequenceArguments& in, cudaStream_t stream) {
   const Context context(stream);
   return with_group_tile<Pass::kForward>(context, dtype, in.sizes, [&](auto tile) -> Error {
     using Tile = decltype(tile);
@@ -636,7 +635,7 @@ Error launch_groups(ScalarType dtype, const LltmSequence& in, cudaStream_t strea
   });
 }
 
-Error launch_groups(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream) {
+Error launch_groups(ScalarType dtype, const SequenceBackwardArguments& in, cudaStream_t stream) {
   const Context context(stream);
   return with_group_tile<Pass::kBackward>(context, dtype, in.sizes, [&](auto tile) -> Error {
     using Tile = decltype(tile);

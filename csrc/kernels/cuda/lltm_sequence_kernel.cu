@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) lltm_sequence_step_backward_kernel(
   });
 }
 
-inline Error check_sizes(const LltmSequenceSizes& sizes) {
+inline Error check_sizes(const SequenceSizes& sizes) {
   constexpr int64_t kMost = INT32_MAX / 4;
   const bool fits = sizes.time <= kMost && sizes.batch <= kMost && sizes.state_size <= kMost;
   return fits ? nullptr : "the kernels for sequences take sizes below 2**29";
@@ -92,7 +92,7 @@ constexpr const char* kKernelNames[] = {"step",           "tensor_block", "float
                                         "tensor_cluster", "group"};
 
 // The first that serves the problem; a product and a kernel for each step serve every one.
-Kernel choose_kernel(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+Kernel choose_kernel(const Context& context, ScalarType dtype, const SequenceSizes& sizes, bool backward) {
   if (sizes.time * sizes.batch * sizes.state_size == 0) return Kernel::kStep;
   if (is_for_tensor_blocks(context, dtype, sizes, backward)) return Kernel::kTensorBlock;
   if (is_for_float32_blocks(dtype, sizes)) return Kernel::kFloat32Block;
@@ -101,11 +101,11 @@ Kernel choose_kernel(const Context& context, ScalarType dtype, const LltmSequenc
   return is_for_groups(context, dtype, sizes, backward) ? Kernel::kGroup : Kernel::kStep;
 }
 
-Kernel choose_kernel(void* stream, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+Kernel choose_kernel(void* stream, ScalarType dtype, const SequenceSizes& sizes, bool backward) {
   return choose_kernel(Context(static_cast<cudaStream_t>(stream)), dtype, sizes, backward);
 }
 
-int64_t workspace(ScalarType dtype, const LltmSequenceSizes& sizes, bool backward, void* stream) {
+int64_t workspace(ScalarType dtype, const SequenceSizes& sizes, bool backward, void* stream) {
   switch (choose_kernel(stream, dtype, sizes, backward)) {
     case Kernel::kStep:
       return 0;
@@ -142,27 +142,27 @@ Error launch_sequence(ScalarType dtype, const Arguments& in, void* stream_handle
 using namespace extops::cuda;
 
 const char* extops_lltm_sequence_kernel_cuda(
-    ScalarType dtype, const LltmSequenceSizes& sizes, int64_t backward, void* stream) {
+    ScalarType dtype, const SequenceSizes& sizes, int64_t backward, void* stream) {
   return kKernelNames[static_cast<int>(choose_kernel(stream, dtype, sizes, backward != 0))];
 }
 
-int64_t extops_lltm_sequence_workspace_cuda(ScalarType dtype, const LltmSequenceSizes& sizes, void* stream) {
+int64_t extops_lltm_sequence_workspace_cuda(ScalarType dtype, const SequenceSizes& sizes, void* stream) {
   return workspace(dtype, sizes, false, stream);
 }
 
-int64_t extops_lltm_sequence_backward_workspace_cuda(ScalarType dtype, const LltmSequenceSizes& sizes, void* stream) {
+int64_t extops_lltm_sequence_backward_workspace_cuda(ScalarType dtype, const SequenceSizes& sizes, void* stream) {
   return workspace(dtype, sizes, true, stream);
 }
 
-Error extops_lltm_sequence_cuda(ScalarType dtype, const LltmSequence& in, void* stream) {
+Error extops_lltm_sequence_cuda(ScalarType dtype, const SequenceArguments& in, void* stream) {
   return launch_sequence(dtype, in, stream, false);
 }
 
-Error extops_lltm_sequence_backward_cuda(ScalarType dtype, const LltmSequenceBackward& in, void* stream) {
+Error extops_lltm_sequence_backward_cuda(ScalarType dtype, const SequenceBackwardArguments& in, void* stream) {
   return launch_sequence(dtype, in, stream, true);
 }
 
-Error extops_lltm_sequence_step_cuda(ScalarType dtype, const LltmSequence& in, void* stream) {
+Error extops_lltm_sequence_step_cuda(ScalarType dtype, const SequenceArguments& in, void* stream) {
   if (const Error error = check_sizes(in.sizes)) return error;
   const int64_t cells = in.sizes.batch * in.sizes.state_size;
   if (cells == 0) return nullptr;
@@ -177,7 +177,7 @@ Error extops_lltm_sequence_step_cuda(ScalarType dtype, const LltmSequence& in, v
   });
 }
 
-Error extops_lltm_sequence_step_backward_cuda(ScalarType dtype, const LltmSequenceBackward& in, void* stream) {
+Error extops_lltm_sequence_step_backward_cuda(ScalarType dtype, const SequenceBackwardArguments& in, void* stream) {
   if (const Error error = check_sizes(in.sizes)) return error;
   const int64_t cells = in.sizes.batch * in.sizes.state_size;
   if (cells == 0) return nullptr;

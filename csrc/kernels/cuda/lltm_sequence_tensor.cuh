@@ -17,7 +17,7 @@ struct Operand {
   static constexpr int kOfChunk = kChunkBytes / static_cast<int>(sizeof(T));  // elements
 };
 
-inline bool pairs_are_aligned(const LltmSequenceSizes& sizes, std::initializer_list<const void*> tensors) {
+inline bool pairs_are_aligned(const SequenceSizes& sizes, std::initializer_list<const void*> tensors) {
   return sizes.state_size % 2 == 0 && start_at_chunks(tensors);
 }
 
@@ -113,7 +113,7 @@ __device__ T recurrent_weight(const Steps& steps, const T* weights, int gate, in
   T zero;
   store(zero, 0);
   if (of_gate >= steps.state_size || of_h >= steps.state_size) return zero;
-  return weights[(int64_t{gate} * steps.state_size + of_gate) * steps.columns + of_h];
+  return weights[(int64_t{gate} * steps.state_size + of_gate) * steps.weights_stride + of_h];
 }
 
 // Neighbours as operands.

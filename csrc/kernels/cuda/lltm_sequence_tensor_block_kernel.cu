@@ -328,11 +328,11 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) lltm_sequence_tensor_block_
 
 // ---- how it is launched ----
 
-inline bool fits_at_once(const Context& context, const LltmSequenceSizes& sizes, int samples) {
+inline bool fits_at_once(const Context& context, const SequenceSizes& sizes, int samples) {
   return sizes.batch <= int64_t{samples} * context.multiprocessors();
 }
 
-bool is_for_tensor_blocks(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+bool is_for_tensor_blocks(const Context& context, ScalarType dtype, const SequenceSizes& sizes, bool backward) {
   if (sizes.state_size > kMostUnits || !has_tensor_cores()) return false;
   // In TF32 a product takes twice as long: the kernel for float32 is faster while each of its blocks has a
   // multiprocessor, in the backward also with two samples a block.
@@ -344,8 +344,8 @@ bool is_for_tensor_blocks(const Context& context, ScalarType dtype, const LltmSe
 // the same time. With four, a thread has two neighbouring cells, which must be one access to memory.
 template <Pass kPass, class Function>
 Error with_block_tile(
-    const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes,
-    std::initializer_list<const void*> tensors, const Function& function) {
+    const Context& context, ScalarType dtype, const SequenceSizes& sizes, std::initializer_list<const void*> tensors,
+    const Function& function) {
   const bool takes_two = fits_at_once(context, sizes, 2) || !pairs_are_aligned(sizes, tensors);
   const auto with_units = [&](auto scalar, auto units) {
     using T = decltype(scalar);
@@ -373,7 +373,7 @@ Error launch_block_tile(const Arguments& in, cudaStream_t stream) {
   return launch_error();
 }
 
-Error launch_tensor_blocks(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {
+Error launch_tensor_blocks(ScalarType dtype, const SequenceArguments& in, cudaStream_t stream) {
   return with_block_tile<Pass::kForward>(
       Context(stream), dtype, in.sizes, {in.products, in.gates, in.cells, in.output}, [&](auto tile) {
         using Tile = decltype(tile);
@@ -381,7 +381,7 @@ Error launch_tensor_blocks(ScalarType dtype, const LltmSequence& in, cudaStream_
       });
 }
 
-Error launch_tensor_blocks(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream) {
+Error launch_tensor_blocks(ScalarType dtype, const SequenceBackwardArguments& in, cudaStream_t stream) {
   return with_block_tile<Pass::kBackward>(
       Context(stream), dtype, in.sizes, {in.grad_output, in.gates, in.cells, in.grad_gates}, [&](auto tile) {
         using Tile = decltype(tile);

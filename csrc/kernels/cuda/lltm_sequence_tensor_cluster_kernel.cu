@@ -413,7 +413,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) lltm_sequence_tensor_cluste
 constexpr int kMaxState = 512;
 
 // How many blocks hold the weights: half of them for a state of half the size.
-inline int cluster_blocks(ScalarType dtype, const LltmSequenceSizes& sizes) {
+inline int cluster_blocks(ScalarType dtype, const SequenceSizes& sizes) {
   const int most = dtype == ScalarType::TF32 ? 16 : 8;
   return sizes.state_size <= kMaxState / 2 ? most / 2 : most;
 }
@@ -429,8 +429,7 @@ constexpr auto kClusterKernel = &lltm_sequence_tensor_cluster_kernel<Tile, Clust
 // samples are still faster than fewer of sixteen. In TF32 it is the other way round where the few do not all run at the
 // same time.
 template <Pass kPass, class Function>
-auto with_cluster_tile(
-    const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, const Function& function) {
+auto with_cluster_tile(const Context& context, ScalarType dtype, const SequenceSizes& sizes, const Function& function) {
   const int blocks = cluster_blocks(dtype, sizes);
   const auto with_16_bits = [&](auto scalar) {
     using T = decltype(scalar);
@@ -452,7 +451,7 @@ auto with_cluster_tile(
   }
 }
 
-bool is_for_tensor_clusters(const Context& context, ScalarType dtype, const LltmSequenceSizes& sizes, bool backward) {
+bool is_for_tensor_clusters(const Context& context, ScalarType dtype, const SequenceSizes& sizes, bool backward) {
   if (dtype == ScalarType::Double || dtype == ScalarType::Float || !has_hopper_tensor_cores() ||
       sizes.state_size > kMaxState || sizes.batch > 8 * kMostClusters) {
     return false;
@@ -473,12 +472,12 @@ Error launch_cluster_pass(ScalarType dtype, const In& in, bool aligned, cudaStre
   });
 }
 
-Error launch_tensor_clusters(ScalarType dtype, const LltmSequence& in, cudaStream_t stream) {
+Error launch_tensor_clusters(ScalarType dtype, const SequenceArguments& in, cudaStream_t stream) {
   const bool aligned = pairs_are_aligned(in.sizes, {in.products, in.gates, in.cells, in.output});
   return launch_cluster_pass<Pass::kForward>(dtype, in, aligned, stream);
 }
 
-Error launch_tensor_clusters(ScalarType dtype, const LltmSequenceBackward& in, cudaStream_t stream) {
+Error launch_tensor_clusters(ScalarType dtype, const SequenceBackwardArguments& in, cudaStream_t stream) {
   const bool aligned = pairs_are_aligned(in.sizes, {in.grad_output, in.gates, in.cells, in.grad_gates});
   return launch_cluster_pass<Pass::kBackward>(dtype, in, aligned, stream);
 }

@@ -1,0 +1,65 @@
+// The GRU. The reset gate multiplies the recurrent part of the candidate n, whose two parts are columns of their own:
+// of the columns n_x, r, z, n_h the input meets the first three, and h the last three.
+//
+//   n     = tanh(n_x + sigmoid(r) * n_h)
+//   new_c = (1 - sigmoid(z)) * n + sigmoid(z) * old_c
+//   h     = new_c
+#pragma once
+
+#include "cell.h"
+
+namespace extops {
+
+struct Gru {
+  enum { kNx, kR, kZ, kNh, kColumns };
+  static constexpr int kInput = 3;
+  static constexpr int kRecurrent = 3;
+  static constexpr bool kSavesNewC = false;
+  static constexpr unsigned kByH = 0;
+
+  template <class Math, int kColumn, class C>
+  EXTOPS_FUNCTION static C activate(C x) {
+    if constexpr (kColumn == kR || kColumn == kZ) {
+      return Math::sigmoid(x);
+    } else {
+      return x;
+    }
+  }
+
+  template <class Math, class C>
+  EXTOPS_FUNCTION static C new_c(const C (&a)[kColumns], C old_c) {
+    const C n = squash<Math>(a, old_c);
+    return n + a[kZ] * (old_c - n);
+  }
+
+  template <class Math, class C>
+  EXTOPS_FUNCTION static C output(const C (&)[kColumns], C new_c) {
+    return new_c;
+  }
+
+  template <class Math, class C>
+  EXTOPS_FUNCTION static C squash(const C (&a)[kColumns], C) {
+    return Math::tanh(a[kNx] + a[kR] * a[kNh]);
+  }
+
+  template <class GradH, class C>
+  EXTOPS_FUNCTION static GradH to_c(GradH grad_h, const C (&)[kColumns], C) {
+    return grad_h;
+  }
+
+  template <class Math, class GradH, class GradC, class C>
+  EXTOPS_FUNCTION static void to_columns(
+      GradH, GradC grad_c, const C (&a)[kColumns], C old_c, C n, C (&gradients)[kColumns]) {
+    gradients[kNx] = grad_c * (1 - a[kZ]) * (1 - n * n);
+    gradients[kR] = gradients[kNx] * a[kNh] * a[kR] * (1 - a[kR]);
+    gradients[kZ] = grad_c * (old_c - n) * a[kZ] * (1 - a[kZ]);
+    gradients[kNh] = gradients[kNx] * a[kR];
+  }
+
+  template <class GradC, class C>
+  EXTOPS_FUNCTION static C to_old_c(GradC grad_c, const C (&a)[kColumns]) {
+    return grad_c * a[kZ];
+  }
+};
+
+}  // namespace extops

@@ -1,0 +1,101 @@
+// A recurrent cell (../cells/cell.h) over a whole sequence, from the input's products of all steps:
+//
+//   columns[t] = products[t] + bias + h[t - 1] * weights_h^T
+//
+// where the first kInput columns of each unit have a part in `products` and the last kRecurrent ones in weights_h,
+// followed by the cell. Columns lie in blocks: those of a number of all units before those of the next one. Where
+// `lengths` are given, a row's steps from its length on do not count: its state stays, its output and its gradients of
+// gates are zero, and its products are not read.
+//
+// In 16-bit types, products, the cell state between the steps and the gradients of both states are float32 (the
+// "compute type", which is the dtype itself for the others); what is kept for the backward is of the dtype.
+#pragma once
+
+#include "../cells/cells.h"
+#include "types.h"
+
+struct SequenceSizes {
+  int64_t time;
+  int64_t batch;
+  int64_t state_size;
+  int64_t weights_stride;  // elements from one row of weights_h to the next
+  // Rows from one step to the next and from one sample to the next, in all tensors of [time, batch, ...].
+  int64_t time_stride;
+  int64_t batch_stride;
+  int64_t reverse;  // 1: from the last step to the first
+  int64_t step;     // for the functions of one step: its number in the order of computation
+};
+
+struct SequenceArguments {
+  SequenceSizes sizes;
+  const void* products;    // [time, batch, kInput * state_size], of the compute type: input * weights_x^T
+  const void* weights_h;   // [kRecurrent * state_size, state_size]
+  const void* bias;        // [kColumns * state_size]
+  const void* h_0;         // [batch, state_size]
+  const void* c_0;         // [batch, state_size]: h_0 again, for a cell whose h is c
+  const int64_t* lengths;  // [batch] or null
+  const void* recurrent;   // of one step: h * weights_h^T, [batch, kRecurrent * state_size], of the compute type
+  void* output;            // [time, batch, state_size]
+  void* h_n;               // [batch, state_size]
+  void* c_n;               // [batch, state_size]: may be h_n, for a cell whose h is c
+  void* gates;             // [time, batch, kColumns * state_size]: the columns; may be `products`, where all columns
+                           // have one and it is of the same type
+  void* cells;             // [time, batch, state_size]: saved_c of each step
+  void* workspace;
+};
+
+struct SequenceBackwardArguments {
+  SequenceSizes sizes;
+  const void* grad_output;  // [time, batch, state_size] or null
+  const void* grad_h_n;     // [batch, state_size] or null
+  const void* grad_c_n;     // [batch, state_size] or null
+  const void* weights_h;    // [kRecurrent * state_size, state_size]
+  const void* gates;        // [time, batch, kColumns * state_size]
+  const void* cells;        // [time, batch, state_size]
+  const int64_t* lengths;   // [batch] or null
+  const void* recurrent;    // of one step: the last kRecurrent columns of grad_gates of the step before * weights_h,
+                            // [batch, state_size], of the compute type
+  void* grad_gates;         // [time, batch, kColumns * state_size]
+  void* grad_h_0;           // [batch, state_size]
+  void* grad_c_0;           // [batch, state_size]: for a cell whose h is c, what is to be added to grad_h_0
+  void* workspace;
+};
+
+// On the CPU, extops_<cell>_sequence_cpu and its backward compute all steps of the rows [begin, end) of the batch, so
+// that the caller chooses the threads.
+#define EXTOPS_DECLARE_SEQUENCE_CPU(cell, Cell)                                          \
+  EXTOPS_API Error extops_##cell##_sequence_cpu(                                         \
+      ScalarType dtype, const SequenceArguments& arguments, int64_t begin, int64_t end); \
+  EXTOPS_API Error extops_##cell##_sequence_backward_cpu(                                \
+      ScalarType dtype, const SequenceBackwardArguments& arguments, int64_t begin, int64_t end);
+
+// On a GPU, one kernel computes all steps where weights_h fits into its multiprocessors:
+//
+// kernel      the name of the kernel that serves such a problem on the stream; "step" where only those of one step do
+// workspace   the bytes of workspace that the kernel needs (aligned to 256 bytes), 0 where it does not serve such a
+//             problem
+// step        the pointwise part of one step, after a product of the caller's. Step 0 starts from h_0 and c_0, later
+//             ones from h_n and from the workspace: [batch, state_size] of the compute type. The last one writes c_n.
+//             The backward goes from the last step of the forward to its first, and once more with `step` = `time`,
+//             for grad_h_0 and grad_c_0. Its step 0 reads no `recurrent`; its workspace is [2, batch, state_size] of
+//             the compute type.
+#define EXTOPS_DECLARE_SEQUENCE_CUDA(cell, Cell)                                                                      \
+  EXTOPS_API const char* extops_##cell##_sequence_kernel_cuda(                                                        \
+      ScalarType dtype, const SequenceSizes& sizes, int64_t backward, void* stream);                                  \
+  EXTOPS_API int64_t extops_##cell##_sequence_workspace_cuda(                                                         \
+      ScalarType dtype, const SequenceSizes& sizes, void* stream);                                                    \
+  EXTOPS_API Error extops_##cell##_sequence_cuda(ScalarType dtype, const SequenceArguments& arguments, void* stream); \
+  EXTOPS_API int64_t extops_##cell##_sequence_backward_workspace_cuda(                                                \
+      ScalarType dtype, const SequenceSizes& sizes, void* stream);                                                    \
+  EXTOPS_API Error extops_##cell##_sequence_backward_cuda(                                                            \
+      ScalarType dtype, const SequenceBackwardArguments& arguments, void* stream);                                    \
+  EXTOPS_API Error extops_##cell##_sequence_step_cuda(                                                                \
+      ScalarType dtype, const SequenceArguments& arguments, void* stream);                                            \
+  EXTOPS_API Error extops_##cell##_sequence_step_backward_cuda(                                                       \
+      ScalarType dtype, const SequenceBackwardArguments& arguments, void* stream);
+
+EXTOPS_CELLS(EXTOPS_DECLARE_SEQUENCE_CPU)
+// Those with kernels for GPUs.
+#define EXTOPS_CUDA_CELLS(CELL) CELL(lltm, Lltm)
+
+EXTOPS_CUDA_CELLS(EXTOPS_DECLARE_SEQUENCE_CUDA)

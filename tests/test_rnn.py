@@ -1,0 +1,254 @@
+"""`extops.LSTM`, `GRU` and their cells beside torch's modules of the same names, and `extops.accelerate`."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+import extops
+from operators import Tensors, by_device
+
+FEATURES, STATE, TIME, BATCH = 5, 7, 6, 3
+LAYERS = "LSTM", "GRU"
+CELLS = "LSTMCell", "GRUCell"
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"bias": False, "batch_first": True},
+    {"num_layers": 2, "bidirectional": True},
+    {"num_layers": 2, "bidirectional": True, "batch_first": True, "bias": False},
+]
+by_layer = pytest.mark.parametrize("name", LAYERS)
+by_cell = pytest.mark.parametrize("name", CELLS)
+by_module = pytest.mark.parametrize("name", LAYERS + CELLS)
+by_options = pytest.mark.parametrize("options", OPTIONS, ids=lambda it: "-".join(it) or "plain")
+
+
+def pair(name: str, device: str = "cpu", **options: Any) -> tuple[nn.Module, nn.Module]:
+    """Our module and torch's, with the same parameters."""
+    ours, theirs = (
+        getattr(library, name)(FEATURES, STATE, device=device, dtype=torch.float64, **options)
+        for library in (extops, nn)
+    )
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def random(*shape: int, device: str = "cpu") -> Tensor:
+    return torch.randn(shape, device=device, dtype=torch.float64)
+
+
+def states(name: str, *shape: int, device: str = "cpu") -> Any:
+    h, c = random(*shape, device=device), random(*shape, device=device)
+    return (h, c) if name.startswith("LSTM") else h
+
+
+def tensors_of(results: Any) -> Tensors:
+    if isinstance(results, Tensor):
+        return (results,)
+    if isinstance(results, PackedSequence):
+        return (results.data,)
+    return tuple(tensor for each in results for tensor in tensors_of(each))
+
+
+def assert_same(ours: nn.Module, theirs: nn.Module, *arguments: Any) -> None:
+    """Results and gradients."""
+    found = []
+    for module in (ours, theirs):
+        results = tensors_of(module(*arguments))
+        loss = torch.stack([(result**2).sum() for result in results]).sum()
+        found.append((*results, *torch.autograd.grad(loss, list(module.parameters()))))
+    torch.testing.assert_close(*found)
+
+
+@by_device
+@by_layer
+@by_options
+def test_layers(name: str, options: dict[str, Any], device: str) -> None:
+    ours, theirs = pair(name, device, **options)
+    assert repr(ours) == repr(theirs)
+    layers = options.get("num_layers", 1) * (1 + options.get("bidirectional", False))
+    batch = TIME if options.get("batch_first") else BATCH
+    input = random(TIME, BATCH, FEATURES, device=device)
+    assert_same(ours, theirs, input)
+    assert_same(ours, theirs, input, states(name, layers, batch, STATE, device=device))
+    assert_same(ours, theirs, input[0])
+    assert_same(ours, theirs, input[0], states(name, layers, STATE, device=device))
+
+
+@by_device
+@by_layer
+@pytest.mark.parametrize("enforce_sorted", [True, False], ids=["sorted", "unsorted"])
+def test_packed_sequences(enforce_sorted: bool, name: str, device: str) -> None:
+    ours, theirs = pair(name, device, num_layers=2, bidirectional=True)
+    lengths = (6, 2, 1) if enforce_sorted else (2, 6, 1)
+    input = pack_sequence([random(n, FEATURES, device=device) for n in lengths], enforce_sorted)
+    assert_same(ours, theirs, input)
+    assert_same(ours, theirs, input, states(name, 4, BATCH, STATE, device=device))
+
+
+@by_device
+@by_cell
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+def test_cells(bias: bool, name: str, device: str) -> None:
+    ours, theirs = pair(name, device, bias=bias)
+    assert repr(ours) == repr(theirs)
+    input = random(BATCH, FEATURES, device=device)
+    assert_same(ours, theirs, input)
+    assert_same(ours, theirs, input, states(name, BATCH, STATE, device=device))
+    assert_same(ours, theirs, input[0])
+    assert_same(ours, theirs, input[0], states(name, STATE, device=device))
+
+
+@by_module
+def test_state_dicts_go_both_ways(name: str) -> None:
+    ours, theirs = (getattr(library, name)(FEATURES, STATE) for library in (extops, nn))
+    theirs.load_state_dict(ours.state_dict())
+    assert_same(ours, theirs, torch.randn(TIME, FEATURES))
+    for copied in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert type(copied) is type(ours)
+        assert_same(copied, theirs, torch.randn(TIME, FEATURES))
+
+
+@by_layer
+@pytest.mark.usefixtures("dynamo")
+def test_compiled_and_exported(name: str) -> None:
+    ours, theirs = pair(name, num_layers=2, bidirectional=True)
+    input = random(TIME, BATCH, FEATURES)
+    assert_same(torch.compile(ours, backend="aot_eager", fullgraph=True), theirs, input)
+    program = torch.export.export(ours, (input,)).module()
+    torch.testing.assert_close(program(input), theirs(input))
+
+
+@by_device
+@by_module
+def test_autocast(name: str, device: str) -> None:
+    module = getattr(extops, name)(FEATURES, STATE, device=device)
+    with torch.autocast(device, torch.bfloat16):
+        results = tensors_of(module(torch.randn(TIME, FEATURES, device=device)))
+    assert {result.dtype for result in results} == {torch.bfloat16}
+    torch.stack([result.sum() for result in results]).sum().backward()
+    assert {p.grad.dtype for p in module.parameters()} == {torch.float32}
+
+
+@by_layer
+def test_dropout(name: str) -> None:
+    ours, theirs = pair(name, num_layers=2, dropout=0.5)
+    input = random(TIME, BATCH, FEATURES)
+    assert not torch.equal(ours(input)[0], ours(input)[0])
+    assert_same(ours.eval(), theirs.eval(), input)
+
+
+def test_projections_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^LSTM: expected `proj_size` to be 0, but got 2: "):
+        extops.LSTM(FEATURES, STATE, proj_size=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "message"),
+    [
+        ("LSTM", random(1, BATCH, STATE), r"^LSTM: expected `state` to be a pair .*\(h, c\)"),
+        (
+            "LSTM",
+            (random(1, BATCH, 2),) * 2,
+            r"^LSTM: expected `h_0` .*hidden_size\] = \[1, 3, 7\]",
+        ),
+        (
+            "GRU",
+            random(2, BATCH, STATE),
+            r"^GRU: expected `h_0` .*\[1, 3, 7\], but got \[2, 3, 7\]",
+        ),
+        ("GRU", (1, 2), r"^GRU: expected `h_0` to be a torch.Tensor, but got tuple"),
+    ],
+)
+def test_wrong_states(name: str, state: Any, message: str) -> None:
+    module = getattr(extops, name)(FEATURES, STATE, dtype=torch.float64)
+    with pytest.raises((TypeError, RuntimeError), match=message):
+        module(random(TIME, BATCH, FEATURES), state)
+
+
+@by_cell
+def test_wrong_arguments_of_a_cell(name: str) -> None:
+    cell = getattr(extops, name)(FEATURES, STATE, dtype=torch.float64)
+    with pytest.raises(RuntimeError, match=rf"^{name}: expected `input` to have 2 dim.*got 3"):
+        cell(random(1, BATCH, FEATURES))
+    with pytest.raises(RuntimeError, match=rf"^{name}: expected `h` .*\[3, 7\], but got \[2, 7\]"):
+        cell(random(BATCH, FEATURES), states(name, 2, STATE))
+
+
+@pytest.mark.parametrize("function", [extops.lstm_sequence, extops.gru_sequence])
+@pytest.mark.parametrize(
+    ("bias", "message"),
+    [
+        (7, r"`bias` to be a pair of tensors, \(bias_ih, bias_hh\), but got int$"),
+        ((torch.zeros(28), None), "`bias_hh` to be a torch.Tensor, but got NoneType$"),
+        ((torch.zeros(1), torch.zeros(1)), r"`bias_ih` to have shape"),
+        ((torch.zeros(1), torch.zeros(28)), r"`bias_ih` to have shape"),
+    ],
+    ids=["number", "one", "small", "unlike"],
+)
+def test_wrong_biases(function: Any, bias: Any, message: str) -> None:
+    is_lstm = function is extops.lstm_sequence
+    rows = 28 if is_lstm else 21
+    input, state = torch.zeros(TIME, BATCH, FEATURES), torch.zeros(BATCH, STATE)
+    weights = torch.zeros(rows, FEATURES), torch.zeros(rows, STATE)
+    with pytest.raises(
+        (TypeError, RuntimeError), match=f"^{function.__name__}: expected {message}"
+    ):
+        function(input, (state, state) if is_lstm else state, *weights, bias)
+
+
+# -- accelerate ----------------------------------------------------------------------------------
+
+
+class Own(nn.LSTM):
+    pass
+
+
+def test_accelerate() -> None:
+    """In place: the modules stay the same objects, with their parameters and hooks."""
+    model = nn.ModuleDict({name: getattr(nn, name)(FEATURES, STATE) for name in LAYERS + CELLS})
+    model["shared"] = model["LSTM"]
+    theirs = copy.deepcopy(model)
+    calls = []
+    model["LSTM"].register_forward_hook(lambda *_: calls.append("hook"))
+    modules, parameters = dict(model.named_modules()), list(model.parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert extops.accelerate(model) is model
+        assert extops.accelerate(model) is model
+    assert dict(model.named_modules()) == modules
+    assert all(x is y for x, y in zip(model.parameters(), parameters, strict=True))
+    for name in LAYERS + CELLS:
+        assert type(model[name]) is getattr(extops, name)
+        assert_same(model[name], theirs[name], torch.randn(TIME, FEATURES))
+    assert calls == ["hook"]
+
+
+def test_accelerate_a_layer() -> None:
+    assert type(extops.accelerate(nn.GRU(FEATURES, STATE))) is extops.GRU
+
+
+def test_what_accelerate_leaves_alone() -> None:
+    weight_norm = parametrizations.weight_norm(nn.LSTM(FEATURES, STATE), "weight_hh_l0")
+    left = {
+        "projected": (nn.LSTM(FEATURES, STATE, proj_size=2), "which has `proj_size`"),
+        "own": (Own(FEATURES, STATE), "whose class Own may compute something else than its base"),
+        "normed": (weight_norm, "whose class ParametrizedLSTM may compute something else"),
+        "plain": (nn.RNN(FEATURES, STATE), "since extops has no RNN"),
+    }
+    model = nn.ModuleDict({name: module for name, (module, _) in left.items()})
+    classes = [type(module) for module in model.values()]
+    with pytest.warns(UserWarning, match=r"^extops.accelerate left alone: ") as caught:
+        extops.accelerate(model)
+    assert [type(module) for module in model.values()] == classes
+    (warning,) = caught
+    for name, (_, reason) in left.items():
+        assert f"`{name}`, {reason}" in str(warning.message)
