@@ -1,0 +1,280 @@
+// What the kernels of whole sequences share: their arguments, which steps count, a unit at one step, and how clusters
+// of blocks are launched. They are templates over a cell (../../cells/cell.h), so that a cell of one's own needs but a
+// file that names it (sequence_kernels.cuh).
+#pragma once
+
+#include "../sequence.h"
+#include "launch.cuh"
+#include "math.cuh"
+#include "scalar.cuh"
+
+namespace extops::cuda {
+
+enum class Pass { kForward, kBackward };
+
+// The columns before the recurrent ones.
+template <class Cell>
+constexpr int kFirstRecurrent = Cell::kColumns - Cell::kRecurrent;
+
+// Where the steps of a sequence lie, and which of them count.
+struct Steps {
+  int time;
+  int batch;
+  int state_size;
+  int64_t weights_stride;
+  int64_t time_stride;
+  int64_t batch_stride;
+  const int64_t* lengths;
+  bool reverse;
+
+  Steps(const SequenceSizes& sizes, const int64_t* lengths)
+      : time(static_cast<int>(sizes.time)),
+        batch(static_cast<int>(sizes.batch)),
+        state_size(static_cast<int>(sizes.state_size)),
+        weights_stride(sizes.weights_stride),
+        time_stride(sizes.time_stride),
+        batch_stride(sizes.batch_stride),
+        lengths(lengths),
+        reverse(sizes.reverse != 0) {}
+
+  __device__ int64_t row(int t, int sample) const { return t * time_stride + sample * batch_stride; }
+  // Within the sequence, whatever `lengths` hold: their range is the caller's to check.
+  __device__ int length(int sample) const {
+    return lengths == nullptr ? time : static_cast<int>(max(min(lengths[sample], int64_t{time}), int64_t{0}));
+  }
+  // The time of a step, numbered in the order of the forward's computation.
+  __device__ int time_of(int step) const { return reverse ? time - 1 - step : step; }
+  // The last step that counts, in that order.
+  __device__ int last_time(int length) const { return reverse ? 0 : length - 1; }
+};
+
+// Which steps of a sample count, in the order of the computation.
+struct Counted {
+  int first;
+  unsigned count;
+
+  __device__ Counted(const Steps& steps, int length, bool backward)
+      : first(steps.reverse != backward ? steps.time - length : 0), count(length) {}
+
+  __device__ bool operator()(int step) const { return static_cast<unsigned>(step - first) < count; }
+};
+
+// In products a unit has Cell::kInput columns, in gates and grad_gates Cell::kColumns, each in a block of its own.
+template <class Cell, class T>
+struct SequenceForward {
+  using C = typename Compute<T>::type;
+
+  explicit SequenceForward(const SequenceArguments& in)
+      : steps(in.sizes, in.lengths),
+        products(static_cast<const C*>(in.products)),
+        weights_h(static_cast<const T*>(in.weights_h)),
+        bias(static_cast<const T*>(in.bias)),
+        h_0(static_cast<const T*>(in.h_0)),
+        c_0(static_cast<const T*>(in.c_0)),
+        output(static_cast<T*>(in.output)),
+        h_n(static_cast<T*>(in.h_n)),
+        c_n(static_cast<T*>(in.c_n)),
+        gates(static_cast<T*>(in.gates)),
+        cells(static_cast<T*>(in.cells)) {}
+
+  Steps steps;
+  const C* products;
+  const T* weights_h;
+  const T* bias;
+  const T* h_0;
+  const T* c_0;
+  T* output;
+  T* h_n;
+  T* c_n;
+  T* gates;
+  T* cells;
+};
+
+template <class Cell, class T>
+struct SequenceBackward {
+  explicit SequenceBackward(const SequenceBackwardArguments& in)
+      : steps(in.sizes, in.lengths),
+        grad_output(static_cast<const T*>(in.grad_output)),
+        grad_h_n(static_cast<const T*>(in.grad_h_n)),
+        grad_c_n(static_cast<const T*>(in.grad_c_n)),
+        weights_h(static_cast<const T*>(in.weights_h)),
+        gates(static_cast<const T*>(in.gates)),
+        cells(static_cast<const T*>(in.cells)),
+        grad_gates(static_cast<T*>(in.grad_gates)),
+        grad_h_0(static_cast<T*>(in.grad_h_0)),
+        grad_c_0(static_cast<T*>(in.grad_c_0)) {}
+
+  Steps steps;
+  const T* grad_output;
+  const T* grad_h_n;
+  const T* grad_c_n;
+  const T* weights_h;
+  const T* gates;
+  const T* cells;
+  T* grad_gates;
+  T* grad_h_0;
+  T* grad_c_0;
+};
+
+template <class T>
+__device__ typename Compute<T>::type load_if_present(const T* data, int64_t at) {
+  return data == nullptr ? 0 : load(data[at]);
+}
+
+// ---- a unit at one step: `place` counts rows of [time, batch] ----
+
+// The sums of the columns without their recurrent parts.
+template <class Cell, class T, class C = typename Compute<T>::type>
+__device__ void start_sums(C (&sums)[Cell::kColumns], const SequenceForward<Cell, T>& in, int64_t place, int unit) {
+  const int state_size = in.steps.state_size;
+#pragma unroll
+  for (int g = 0; g < Cell::kColumns; ++g) {
+    sums[g] = load(in.bias[g * state_size + unit]);
+    if (g < Cell::kInput) sums[g] += in.products[(place * Cell::kInput + g) * state_size + unit];
+  }
+}
+
+// The sum of column number g, of the parts that it has.
+template <class Cell, class C>
+__device__ C
+complete_sum(int g, const C (&products)[Cell::kInput], const C (&bias)[Cell::kColumns], const C* recurrent) {
+  const C sum = g < Cell::kInput ? products[g] + bias[g] : bias[g];
+  return g < kFirstRecurrent<Cell> ? sum : recurrent[g - kFirstRecurrent<Cell>] + sum;
+}
+
+// Returns the new state. The columns are what the backward will see: rounded to T.
+template <class Math, class Cell, class T, class C>
+__device__ CellState<C> finish_cell(
+    const SequenceForward<Cell, T>& in, int64_t place, int unit, const C (&sums)[Cell::kColumns], C old_c) {
+  const int state_size = in.steps.state_size;
+  C columns[Cell::kColumns];
+#pragma unroll
+  for (int g = 0; g < Cell::kColumns; ++g) {
+    T rounded;
+    store(rounded, sums[g]);
+    in.gates[(place * Cell::kColumns + g) * state_size + unit] = rounded;
+    columns[g] = load(rounded);
+  }
+  const CellState<C> state = cell_forward<Cell, Math>(columns, old_c);
+  store(in.cells[place * state_size + unit], state.saved_c);
+  store(in.output[place * state_size + unit], state.h);
+  return state;
+}
+
+// What a step that does not count leaves behind.
+template <class Cell, class T>
+__device__ void skip_cell(const SequenceForward<Cell, T>& in, int64_t place, int unit) {
+  const int state_size = in.steps.state_size;
+#pragma unroll
+  for (int g = 0; g < Cell::kColumns; ++g) store(in.gates[(place * Cell::kColumns + g) * state_size + unit], 0);
+  store(in.cells[place * state_size + unit], 0);
+  store(in.output[place * state_size + unit], 0);
+}
+
+// How the gradients of a step depend on those that come from later steps.
+template <class Math, class Cell, class T, class C = typename Compute<T>::type>
+__device__ CellSlopes<Cell, C> slopes_at(const SequenceBackward<Cell, T>& in, int64_t place, int unit) {
+  const int state_size = in.steps.state_size;
+  C columns[Cell::kColumns];
+#pragma unroll
+  for (int g = 0; g < Cell::kColumns; ++g)
+    columns[g] = load(in.gates[(place * Cell::kColumns + g) * state_size + unit]);
+  return cell_slopes<Cell, Math>(columns, C(load(in.cells[place * state_size + unit])));
+}
+
+// Adds sums to those of the lane whose number differs in the bit `mask`: the lane without it keeps the first half of
+// the sums, the other one the second, both in the first half of the array.
+template <int kCount>
+__device__ __forceinline__ void exchange_halves(float* sums, int mask) {
+  const bool is_second = threadIdx.x & mask;
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const float sent = is_second ? sums[i] : sums[kCount / 2 + i];
+    const float kept = is_second ? sums[kCount / 2 + i] : sums[i];
+    sums[i] = kept + __shfl_xor_sync(0xffffffff, sent, mask);
+  }
+}
+
+// Clusters that a grid takes: they are its second dimension.
+constexpr int64_t kMostClusters = 65535;
+
+// Allows what a kernel of clusters needs, and says how one is launched.
+template <class Tile, auto kKernel>
+Error configure_clusters(int64_t batch, cudaStream_t stream, cudaLaunchAttribute& cluster, cudaLaunchConfig_t& config) {
+  if (const Error error = allow_shared_memory<kKernel>(Tile::kSharedBytes)) return error;
+  if constexpr (Tile::kBlocks > 8) {
+    cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {Tile::kBlocks, 1, 1};
+  config.gridDim = dim3(Tile::kBlocks, static_cast<unsigned>((batch + Tile::kSamples - 1) / Tile::kSamples));
+  config.blockDim = Tile::kThreads;
+  config.dynamicSmemBytes = Tile::kSharedBytes;
+  config.stream = stream;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  return nullptr;
+}
+
+// How many clusters run at the same time: where a context has few multiprocessors, none may fit.
+template <class Tile, auto kKernel>
+int clusters_at_once(const Context& context) {
+  static PerContext known;
+  return known.get(context.id(), [&] {
+    cudaLaunchAttribute cluster{};
+    cudaLaunchConfig_t config{};
+    int clusters = 0;
+    if (configure_clusters<Tile, kKernel>(Tile::kSamples, context.stream(), cluster, config) != nullptr) return 0;
+    if (cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config) != cudaSuccess) cudaGetLastError();
+    return clusters;
+  });
+}
+
+// Launches clusters of blocks, each cluster for some samples.
+template <class Tile, auto kKernel, class... Arguments>
+Error launch_in_clusters(int64_t batch, cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchAttribute cluster{};
+  cudaLaunchConfig_t config{};
+  if (const Error error = configure_clusters<Tile, kKernel>(batch, stream, cluster, config)) return error;
+  cudaLaunchKernelEx(&config, kKernel, arguments...);
+  return launch_error();
+}
+
+// ---- the kernels, each in a header of its own: sequence_choice.cuh says which one serves a problem ----
+
+struct Problem {
+  Context context;
+  ScalarType dtype;
+  SequenceSizes sizes;
+  Pass pass;
+};
+
+// `In` is SequenceArguments or SequenceBackwardArguments, which goes with the problem's pass.
+template <class Cell, class In>
+Error launch_tensor_blocks(const Problem& problem, const In& in);
+template <class Cell, class In>
+Error launch_float32_blocks(const Problem& problem, const In& in);
+template <class Cell, class In>
+Error launch_float32_clusters(const Problem& problem, const In& in);
+template <class Cell, class In>
+Error launch_tensor_clusters(const Problem& problem, const In& in);
+template <class Cell, class In>
+Error launch_groups(const Problem& problem, const In& in);
+
+// How many samples the clusters have that run at the same time: none where no cluster fits into the context.
+template <class Cell>
+int64_t samples_of_float32_clusters(const Problem& problem);
+template <class Cell>
+int64_t samples_of_tensor_clusters(const Problem& problem);
+// Whether groups of blocks hold the weights in shared memory, all at the same time.
+template <class Cell>
+bool fits_groups(const Problem& problem);
+template <class Cell>
+int64_t group_workspace(const Problem& problem);
+
+// For the kernels of a cell that are compiled in another file than the choice.
+#define EXTOPS_INSTANTIATE_LAUNCH(launch, Cell)                          \
+  template Error launch<Cell>(const Problem&, const SequenceArguments&); \
+  template Error launch<Cell>(const Problem&, const SequenceBackwardArguments&);
+
+}  // namespace extops::cuda
