@@ -116,6 +116,12 @@ struct SequenceBackward {
   T* grad_c_0;
 };
 
+template <Pass kPass, class Cell, class T>
+using SequencePass = std::conditional_t<kPass == Pass::kForward, SequenceForward<Cell, T>, SequenceBackward<Cell, T>>;
+
+template <class In>
+constexpr Pass kPassOf = std::is_same_v<In, SequenceArguments> ? Pass::kForward : Pass::kBackward;
+
 template <class T>
 __device__ typename Compute<T>::type load_if_present(const T* data, int64_t at) {
   return data == nullptr ? 0 : load(data[at]);
@@ -142,33 +148,29 @@ complete_sum(int g, const C (&products)[Cell::kInput], const C (&bias)[Cell::kCo
   return g < kFirstRecurrent<Cell> ? sum : recurrent[g - kFirstRecurrent<Cell>] + sum;
 }
 
-// Returns the new state. The columns are what the backward will see: rounded to T.
-template <class Math, class Cell, class T, class C>
-__device__ CellState<C> finish_cell(
-    const SequenceForward<Cell, T>& in, int64_t place, int unit, const C (&sums)[Cell::kColumns], C old_c) {
-  const int state_size = in.steps.state_size;
-  C columns[Cell::kColumns];
+// Rounds values to T, in which the backward will see them.
+template <class T, int kCount, class C>
+__device__ void round_to(C (&values)[kCount]) {
 #pragma unroll
-  for (int g = 0; g < Cell::kColumns; ++g) {
+  for (C& value : values) {
     T rounded;
-    store(rounded, sums[g]);
-    in.gates[(place * Cell::kColumns + g) * state_size + unit] = rounded;
-    columns[g] = load(rounded);
+    store(rounded, value);
+    value = load(rounded);
   }
-  const CellState<C> state = cell_forward<Cell, Math>(columns, old_c);
-  store(in.cells[place * state_size + unit], state.saved_c);
-  store(in.output[place * state_size + unit], state.h);
-  return state;
 }
 
-// What a step that does not count leaves behind.
-template <class Cell, class T>
-__device__ void skip_cell(const SequenceForward<Cell, T>& in, int64_t place, int unit) {
+// Stores what a step leaves behind. One that does not count leaves zeros.
+template <class Cell, class T, class C>
+__device__ void leave_cell(
+    const SequenceForward<Cell, T>& in, int64_t place, int unit, const C (&columns)[Cell::kColumns] = {},
+    const CellState<C>& state = {}) {
   const int state_size = in.steps.state_size;
 #pragma unroll
-  for (int g = 0; g < Cell::kColumns; ++g) store(in.gates[(place * Cell::kColumns + g) * state_size + unit], 0);
-  store(in.cells[place * state_size + unit], 0);
-  store(in.output[place * state_size + unit], 0);
+  for (int g = 0; g < Cell::kColumns; ++g) {
+    store(in.gates[(place * Cell::kColumns + g) * state_size + unit], columns[g]);
+  }
+  store(in.cells[place * state_size + unit], state.saved_c);
+  store(in.output[place * state_size + unit], state.h);
 }
 
 // How the gradients of a step depend on those that come from later steps.

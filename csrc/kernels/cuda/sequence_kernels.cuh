@@ -37,11 +37,13 @@ __global__ void __launch_bounds__(kThreads)
         sums[kFirstRecurrent<Cell> + g] +=
             recurrent[(int64_t{sample} * Cell::kRecurrent + g) * steps.state_size + unit];
       }
-      const CellState<C> state = finish_cell<MathOf<T>>(in, place, unit, sums, c);
+      round_to<T>(sums);
+      const CellState<C> state = cell_forward<Cell, MathOf<T>>(sums, c);
+      leave_cell(in, place, unit, sums, state);
       c = state.c;
       store(in.h_n[item], state.h);
     } else {
-      skip_cell(in, place, unit);
+      leave_cell<Cell, T, C>(in, place, unit);
       if (step == 0) in.h_n[item] = in.h_0[item];
     }
     carried[item] = c;

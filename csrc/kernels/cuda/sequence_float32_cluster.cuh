@@ -1,0 +1,461 @@
+// A whole sequence on Hopper GPUs in strict float32: a cluster of blocks computes eight or sixteen samples. Each block
+// has 32 units, whose recurrent weights its threads hold in registers for all steps. What the blocks exchange after
+// each step (forward: h, backward: the gradients of the recurrent columns) is copied straight into each other's shared
+// memory, where an mbarrier counts the bytes.
+//
+// All blocks of a cluster run at the same time, and clusters do not wait for each other.
+#pragma once
+
+#include "hopper.cuh"
+#include "sequence_choice.cuh"
+
+namespace extops::cuda {
+namespace float32_cluster {
+
+constexpr int kTileSamples = 8;
+constexpr int kTileCells = kFloat32ClusterUnits * kTileSamples;
+
+template <class Cell_, Pass kPass_, int kBlocks_, int kSamples_>
+struct Tile {
+  using Cell = Cell_;
+  using Arguments = SequencePass<kPass_, Cell, float>;
+  static constexpr bool kIsForward = kPass_ == Pass::kForward;
+  static constexpr int kBlocks = kBlocks_;
+  static constexpr int kSamples = kSamples_;
+  static constexpr int kUnits = kFloat32ClusterUnits;  // of a block
+  static constexpr int kThreads = kTileCells;          // few, each with many weights
+  static constexpr int kCells = kUnits * kSamples;
+  static constexpr int kOwnCells = kCells / kThreads;                // of a thread: one unit of samples
+  static constexpr int kValues = kIsForward ? 1 : Cell::kRecurrent;  // that a cell sends
+  static constexpr int kSums = kIsForward ? Cell::kRecurrent : 1;    // that a cell gets
+  static constexpr int kSourceK = kUnits * kValues;                  // K of what one block sends
+  static constexpr int kRowBytes = kSourceK * static_cast<int>(sizeof(float));
+  static constexpr int kSourceBytes = kSamples * kRowBytes;
+  static constexpr int kSlotBytes = kBlocks * kSourceBytes;
+  static constexpr int kSumBytes = kSums * kCells * static_cast<int>(sizeof(float));
+  static constexpr int kSharedBytes = 2 * kSlotBytes + kSumBytes;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// The rank of this block in its cluster is blockIdx.x, which runs over all its blocks.
+
+// A weight of the product: sum number n of a sample along K, which runs over the blocks' values, each in the order in
+// which it sends them.
+template <class Tile>
+__device__ float weight_at(const Steps& steps, const float* weights_h, int n, int k) {
+  const int of_n = static_cast<int>(blockIdx.x) * Tile::kUnits + n % Tile::kUnits;
+  const int of_k = k / Tile::kSourceK * Tile::kUnits + k % Tile::kUnits;
+  const int gate = Tile::kIsForward ? n / Tile::kUnits : k % Tile::kSourceK / Tile::kUnits;
+  const int row = Tile::kIsForward ? of_n : of_k;
+  const int column = Tile::kIsForward ? of_k : of_n;
+  if (of_n >= steps.state_size || of_k >= steps.state_size) return 0;
+  return weights_h[(int64_t{gate} * steps.state_size + row) * steps.weights_stride + column];
+}
+
+// ---- products: the lanes of a warp split K, and exchange their sums by shuffles ----
+
+// A warp has four units. Forward: a lane has the gates of two of them and a sixteenth of K, backward all four units and
+// a 32nd of K. After the exchange, each lane has the sums of a cell.
+template <class Tile>
+class Product {
+  static constexpr int kUnits = Tile::kIsForward ? 2 : 4;
+  static constexpr int kGates = Tile::kSums;
+  static constexpr int kParts = Tile::kIsForward ? 2 : 4;  // of K, each of eight lanes
+  static constexpr int kChunks = Tile::kBlocks * Tile::kValues / kParts;
+  static constexpr int kFloats = kChunkBytes / static_cast<int>(sizeof(float));
+  static constexpr int kPair = 2;  // samples at a time, for want of registers
+  static_assert(kChunks % Tile::kValues == 0 && Tile::kRowBytes == Tile::kValues * 8 * kChunkBytes);
+
+ public:
+  __device__ Product(const Steps& steps, const float* weights_h) {
+    const int warp = threadIdx.x / 32;
+    const int first_unit = warp * 4 + (Tile::kIsForward ? static_cast<int>(threadIdx.x) % 32 / 16 * 2 : 0);
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const int first_k = ((part() * kChunks + i) * 8 + static_cast<int>(threadIdx.x) % 8) * kFloats;
+#pragma unroll
+      for (int unit = 0; unit < kUnits; ++unit) {
+#pragma unroll
+        for (int gate = 0; gate < kGates; ++gate) {
+#pragma unroll
+          for (int j = 0; j < kFloats; ++j) {
+            const int n = gate * Tile::kUnits + first_unit + unit;
+            weights_[i][unit][gate][j] = weight_at<Tile>(steps, weights_h, n, first_k + j);
+          }
+        }
+      }
+    }
+  }
+
+  // Partial is [tile of samples, sum of a cell, thread].
+  __device__ void multiply(const unsigned char* slot, float* partial) const {
+    const unsigned char* from =
+        slot + part() * (kChunks / Tile::kValues) * Tile::kSourceBytes + threadIdx.x % 8 * kChunkBytes;
+#pragma unroll 1
+    for (int tile = 0; tile < Tile::kSamples / kTileSamples; ++tile) {
+      float halves[2 * kGates];
+#pragma unroll 1
+      for (int half = 0; half < 2; ++half) {
+        float pairs[2 * kGates];
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+          float sums[kUnits * kPair * kGates] = {};
+          multiply_pair(from, sums);
+          from += kPair * Tile::kRowBytes;
+          if constexpr (kUnits == 4) exchange_halves<4 * kPair * kGates>(sums, 16);
+          exchange_halves<2 * kPair * kGates>(sums, 8);
+          exchange_halves<kPair * kGates>(sums, 1);
+#pragma unroll
+          for (int gate = 0; gate < kGates; ++gate) pairs[pair * kGates + gate] = sums[gate];
+        }
+        exchange_halves<2 * kGates>(pairs, 2);
+#pragma unroll
+        for (int gate = 0; gate < kGates; ++gate) {
+          if (half == 0) halves[gate] = pairs[gate];
+          halves[kGates + gate] = pairs[gate];
+        }
+      }
+      exchange_halves<2 * kGates>(halves, 4);
+#pragma unroll
+      for (int gate = 0; gate < kGates; ++gate)
+        partial[(tile * kGates + gate) * kTileCells + threadIdx.x] = halves[gate];
+    }
+  }
+
+  // What this thread has computed itself, of its cell number i.
+  __device__ static float sum(const float* partial, int gate, int i) {
+    return partial[(i * kGates + gate) * kTileCells + threadIdx.x];
+  }
+
+ private:
+  __device__ static int part() { return static_cast<int>(threadIdx.x) % (kParts * 8) / 8; }
+
+  // sums is [unit, sample, gate].
+  __device__ void multiply_pair(const unsigned char* from, float (&sums)[kUnits * kPair * kGates]) const {
+    const auto chunk = [&](int i) {
+      const int group = i / kPair;
+      const int offset = group / Tile::kValues * Tile::kSourceBytes + group % Tile::kValues * 8 * kChunkBytes;
+      return *reinterpret_cast<const float4*>(from + offset + i % kPair * Tile::kRowBytes);
+    };
+    float4 next = chunk(0);
+#pragma unroll
+    for (int i = 0; i < kChunks * kPair; ++i) {
+      const float4 x = next;
+      if (i + 1 < kChunks * kPair) next = chunk(i + 1);
+#pragma unroll
+      for (int unit = 0; unit < kUnits; ++unit) {
+#pragma unroll
+        for (int gate = 0; gate < kGates; ++gate) {
+          float& sum = sums[(unit * kPair + i % kPair) * kGates + gate];
+          const float (&w)[kFloats] = weights_[i / kPair][unit][gate];
+          sum = fmaf(x.x, w[0], sum);
+          sum = fmaf(x.y, w[1], sum);
+          sum = fmaf(x.z, w[2], sum);
+          sum = fmaf(x.w, w[3], sum);
+        }
+      }
+    }
+  }
+
+  float weights_[kChunks][kUnits][kGates][kFloats];
+};
+
+// ---- the exchange ----
+
+// Cell number i of a thread.
+template <class Tile>
+struct OwnCell {
+  int column;  // unit within the block
+  int row;     // sample within the cluster
+  int unit;
+  int sample;
+  bool exists;
+
+  __device__ OwnCell(const Steps& steps, int i) {
+    column = static_cast<int>(threadIdx.x) / kTileSamples;
+    row = i * kTileSamples + static_cast<int>(threadIdx.x) % kTileSamples;
+    unit = static_cast<int>(blockIdx.x) * Tile::kUnits + column;
+    sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
+    exists = unit < steps.state_size && sample < steps.batch;
+  }
+
+  __device__ int64_t state(const Steps& steps) const { return int64_t{sample} * steps.state_size + unit; }
+
+  // Puts what the cell sends into this block's part of a slot.
+  __device__ void put(const float* values, unsigned char* slot) const {
+    float* const to = reinterpret_cast<float*>(slot + blockIdx.x * Tile::kSourceBytes + row * Tile::kRowBytes);
+#pragma unroll
+    for (int v = 0; v < Tile::kValues; ++v) to[v * Tile::kUnits + column] = values[v];
+  }
+};
+
+// Two slots in turn, each with an mbarrier: that of step s is slot s % 2, and is full as often as it was filled.
+//
+// A slot is filled again two steps later. Another block sends for step s + 2 after it has waited for all that step s +
+// 1 needs, which this block sends after its barrier in `send`, behind its product of step s: the slot was read by then.
+// This block's own part is written by its threads after the same barrier. Within the phase, the thread that expects the
+// bytes may come after some of them: the phase ends only with its arrival.
+struct Slots {
+  unsigned char* first;
+  Mbarrier* full;
+
+  template <class Tile>
+  __device__ unsigned char* of(int step) const {
+    return first + step % 2 * Tile::kSlotBytes;
+  }
+
+  // Copies this block's part of what a step reads to all other blocks of the cluster.
+  template <class Tile>
+  __device__ void send(int step) const {
+    const int rank = static_cast<int>(blockIdx.x);
+    const uint32_t part = shared_address(of<Tile>(step) + rank * Tile::kSourceBytes);
+    Mbarrier& barrier = full[step % 2];
+    fence_proxy_async();
+    __syncthreads();
+    const int block = static_cast<int>(threadIdx.x);
+    if (block >= Tile::kBlocks) return;
+    if (block == rank) {
+      barrier.arrive_expect_tx((Tile::kBlocks - 1) * Tile::kSourceBytes);
+    } else {
+      copy_to_peer(part, part, Tile::kSourceBytes, barrier, block);
+    }
+  }
+
+  // Nobody sends for step 0.
+  template <class Tile>
+  __device__ const unsigned char* wait(int step) const {
+    if (step > 0) full[step % 2].wait((step - 1) / 2);
+    return of<Tile>(step);
+  }
+};
+
+// ---- the passes ----
+
+template <class Tile>
+__device__ void run(const SequenceForward<typename Tile::Cell, float>& in, const Slots& slots, float* partial) {
+  using Cell = typename Tile::Cell;
+  constexpr int kOwnCells = Tile::kOwnCells;
+  const Steps& steps = in.steps;
+  const int state_size = steps.state_size;
+  const Product<Tile> product(steps, in.weights_h);
+  int lengths[kOwnCells];
+  float old_c[kOwnCells];
+  // The products of the step, on their way since the one before.
+  float next[kOwnCells][Cell::kInput] = {};
+  const auto fetch = [&](int step) {
+#pragma unroll
+    for (int i = 0; i < kOwnCells; ++i) {
+      const OwnCell<Tile> cell(steps, i);
+      const int t = steps.time_of(step);
+      if (!cell.exists || step >= steps.time || t >= lengths[i]) continue;
+      const float* from = in.products + steps.row(t, cell.sample) * Cell::kInput * state_size + cell.unit;
+#pragma unroll
+      for (int g = 0; g < Cell::kInput; ++g) next[i][g] = from[g * state_size];
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < kOwnCells; ++i) {
+    const OwnCell<Tile> cell(steps, i);
+    const int64_t at = cell.state(steps);
+    lengths[i] = cell.exists ? steps.length(cell.sample) : 0;
+    old_c[i] = cell.exists ? in.c_0[at] : 0.f;
+    if (cell.exists && lengths[i] == 0) {
+      in.h_n[at] = in.h_0[at];
+      in.c_n[at] = in.c_0[at];
+    }
+  }
+  fetch(0);
+  for (int step = 0; step < steps.time; ++step) {
+    const int t = steps.time_of(step);
+    product.multiply(slots.template wait<Tile>(step), partial);
+    float sums[kOwnCells][Cell::kColumns];
+    CellState<float> states[kOwnCells];
+#pragma unroll
+    for (int i = 0; i < kOwnCells; ++i) {
+      const OwnCell<Tile> cell(steps, i);
+#pragma unroll
+      for (int g = 0; g < Cell::kColumns; ++g) {
+        constexpr int kFirst = kFirstRecurrent<Cell>;
+        const float bias = cell.exists ? in.bias[g * state_size + cell.unit] : 0.f;
+        const float recurrent = g < kFirst ? 0.f : product.sum(partial, g - kFirst, i);
+        sums[i][g] = (g < Cell::kInput ? recurrent + next[i][g] : recurrent) + bias;
+      }
+      states[i] = cell_forward<Cell, ExactMath>(sums[i], old_c[i]);
+      // Before a row's first step it has its first state; after its last one nobody reads it.
+      const float h = t < lengths[i] ? states[i].h : cell.exists ? in.h_0[cell.state(steps)] : 0.f;
+      cell.put(&h, slots.template of<Tile>(step + 1));
+    }
+    if (step + 1 < steps.time) slots.template send<Tile>(step + 1);
+    fetch(step + 1);
+#pragma unroll
+    for (int i = 0; i < kOwnCells; ++i) {
+      const OwnCell<Tile> cell(steps, i);
+      if (!cell.exists) continue;
+      const int64_t place = steps.row(t, cell.sample);
+      if (t >= lengths[i]) {
+        leave_cell<Cell, float, float>(in, place, cell.unit);
+        continue;
+      }
+      leave_cell(in, place, cell.unit, sums[i], states[i]);
+      old_c[i] = states[i].c;
+      if (t != steps.last_time(lengths[i])) continue;
+      in.h_n[cell.state(steps)] = states[i].h;
+      in.c_n[cell.state(steps)] = states[i].c;
+    }
+  }
+}
+
+template <class Tile>
+__device__ void run(const SequenceBackward<typename Tile::Cell, float>& in, const Slots& slots, float* partial) {
+  using Cell = typename Tile::Cell;
+  constexpr int kOwnCells = Tile::kOwnCells;
+  const Steps& steps = in.steps;
+  const int state_size = steps.state_size;
+  const Product<Tile> product(steps, in.weights_h);
+  int lengths[kOwnCells];
+  float grad_h[kOwnCells];
+  float grad_c[kOwnCells];
+  CellSlopes<Cell, float> slopes[kOwnCells] = {};
+  float grad_output[kOwnCells] = {};
+  bool has_begun[kOwnCells] = {};
+#pragma unroll
+  for (int i = 0; i < kOwnCells; ++i) {
+    const OwnCell<Tile> cell(steps, i);
+    lengths[i] = cell.exists ? steps.length(cell.sample) : 0;
+    grad_h[i] = cell.exists ? load_if_present(in.grad_h_n, cell.state(steps)) : 0.f;
+    grad_c[i] = cell.exists ? load_if_present(in.grad_c_n, cell.state(steps)) : 0.f;
+  }
+  const auto fetch = [&](int step) {
+#pragma unroll
+    for (int i = 0; i < kOwnCells; ++i) {
+      const OwnCell<Tile> cell(steps, i);
+      const int t = steps.time_of(steps.time - 1 - step);
+      if (!cell.exists || step >= steps.time || t >= lengths[i]) continue;
+      const int64_t place = steps.row(t, cell.sample);
+      slopes[i] = slopes_at<ExactMath>(in, place, cell.unit);
+      grad_output[i] = load_if_present(in.grad_output, place * state_size + cell.unit);
+    }
+  };
+  fetch(0);
+  // Step number `time` has but a product: the gradient of h_0.
+  for (int step = 0; step <= steps.time; ++step) {
+    const int t = step < steps.time ? steps.time_of(steps.time - 1 - step) : INT32_MAX;
+    if (step > 0) product.multiply(slots.template wait<Tile>(step), partial);
+    float gradients[kOwnCells][Cell::kColumns] = {};
+#pragma unroll
+    for (int i = 0; i < kOwnCells; ++i) {
+      const OwnCell<Tile> cell(steps, i);
+      // From the row's first step on, and where it has gone on since, until it is done.
+      if (has_begun[i]) grad_h[i] = product.sum(partial, 0, i);
+      has_begun[i] = t < lengths[i];
+      if (has_begun[i]) apply_slopes(slopes[i], grad_h[i] + grad_output[i], grad_c[i], gradients[i]);
+      if (step < steps.time) cell.put(gradients[i] + kFirstRecurrent<Cell>, slots.template of<Tile>(step + 1));
+    }
+    if (step == steps.time) break;
+    slots.template send<Tile>(step + 1);
+#pragma unroll
+    for (int i = 0; i < kOwnCells; ++i) {
+      const OwnCell<Tile> cell(steps, i);
+      if (!cell.exists) continue;
+      float* const to = in.grad_gates + steps.row(t, cell.sample) * Cell::kColumns * state_size + cell.unit;
+#pragma unroll
+      for (int g = 0; g < Cell::kColumns; ++g) to[g * state_size] = gradients[i][g];
+    }
+    fetch(step + 1);
+  }
+#pragma unroll
+  for (int i = 0; i < kOwnCells; ++i) {
+    const OwnCell<Tile> cell(steps, i);
+    if (!cell.exists) continue;
+    in.grad_h_0[cell.state(steps)] = grad_h[i];
+    in.grad_c_0[cell.state(steps)] = grad_c[i];
+  }
+}
+
+// Every block reads the first state itself.
+template <class Tile>
+__device__ void load_first_state(const SequenceForward<typename Tile::Cell, float>& in, unsigned char* slot) {
+  for (int item = threadIdx.x; item < Tile::kBlocks * Tile::kCells; item += Tile::kThreads) {
+    const int unit = item % (Tile::kBlocks * Tile::kUnits);
+    const int row = item / (Tile::kBlocks * Tile::kUnits);
+    const int sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
+    const bool exists = unit < in.steps.state_size && sample < in.steps.batch;
+    float* const to = reinterpret_cast<float*>(slot + unit / Tile::kUnits * Tile::kSourceBytes + row * Tile::kRowBytes);
+    to[unit % Tile::kUnits] = exists ? in.h_0[int64_t{sample} * in.steps.state_size + unit] : 0.f;
+  }
+}
+
+#endif
+
+template <class Tile>
+__global__ void __launch_bounds__(Tile::kThreads) sequence_float32_cluster_kernel(typename Tile::Arguments in) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(kTileAlignment) unsigned char slots[];
+  __shared__ Mbarrier full[2];
+  if (threadIdx.x == 0) {
+    for (Mbarrier& barrier : full) barrier.initialize(1);
+    Mbarrier::publish();
+  }
+  if constexpr (Tile::kIsForward) load_first_state<Tile>(in, slots);
+  __syncthreads();
+  arrive_at_cluster();
+  wait_for_cluster();
+  run<Tile>(in, {slots, full}, reinterpret_cast<float*>(slots + 2 * Tile::kSlotBytes));
+  // No block may end while others send to it.
+  arrive_at_cluster();
+  wait_for_cluster();
+#endif
+}
+
+// ---- how it is launched ----
+
+constexpr int kFewSamples = 8;  // of a cluster
+constexpr int kManySamples = 16;
+
+template <class Tile>
+int64_t samples_at_once(const Problem& problem) {
+  return int64_t{Tile::kSamples} * clusters_at_once<Tile, &sequence_float32_cluster_kernel<Tile>>(problem.context);
+}
+
+// Calls function(blocks): with as few as have the units.
+template <class Cell, class Function>
+auto with_blocks(const SequenceSizes& sizes, const Function& function) {
+  constexpr int kMost = kFloat32ClusterBlocks<Cell>;
+  if constexpr (kFloat32BlockUnits<Cell> < 4 * kFloat32ClusterUnits) {
+    if (sizes.state_size <= 4 * kFloat32ClusterUnits) return function(std::integral_constant<int, 4>{});
+  }
+  if constexpr (kMost > 8) {
+    if (sizes.state_size > 8 * kFloat32ClusterUnits) return function(std::integral_constant<int, kMost>{});
+  }
+  return function(std::integral_constant<int, std::min(kMost, 8)>{});
+}
+
+}  // namespace float32_cluster
+
+template <class Cell>
+int64_t samples_of_float32_clusters(const Problem& problem) {
+  using namespace float32_cluster;
+  return with_blocks<Cell>(problem.sizes, [&](auto blocks) {
+    return problem.pass == Pass::kForward ? samples_at_once<Tile<Cell, Pass::kForward, blocks, kManySamples>>(problem)
+                                          : samples_at_once<Tile<Cell, Pass::kBackward, blocks, kManySamples>>(problem);
+  });
+}
+
+template <class Cell, class In>
+Error launch_float32_clusters(const Problem& problem, const In& in) {
+  using namespace float32_cluster;
+  return with_blocks<Cell>(problem.sizes, [&](auto blocks) {
+    const auto launch_tile = [&](auto tile) {
+      using Tile = decltype(tile);
+      return launch_in_clusters<Tile, &sequence_float32_cluster_kernel<Tile>>(
+          in.sizes.batch, problem.context.stream(), typename Tile::Arguments(in));
+    };
+    // With few samples each while such clusters all run at the same time.
+    using Few = Tile<Cell, kPassOf<In>, blocks, kFewSamples>;
+    if (in.sizes.batch <= samples_at_once<Few>(problem)) return launch_tile(Few{});
+    return launch_tile(Tile<Cell, kPassOf<In>, blocks, kManySamples>{});
+  });
+}
+
+}  // namespace extops::cuda
