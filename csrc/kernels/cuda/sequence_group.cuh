@@ -299,6 +299,9 @@ __device__ void load_tiles(
       fence_proxy_async_global();
       for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
         Mbarrier& full = ring.barriers.full[ring.stage];
+        // A stage is copied to again when each warp that multiplies has arrived at `empty`, which it does after it has
+        // waited for the products that read the stage. Phase number `round` of `full` tells them that the copy is
+        // there.
         if (ring.round > 0) ring.barriers.empty[ring.stage].wait(ring.round - 1);
         full.arrive_expect_tx(plan.copied_rows * kTileRowBytes);
         tma_load(ring.tile(), map, k_tile * kTileColumns<typename Tile::T>, tile * Tile::kRows, matrix, full);
@@ -308,7 +311,9 @@ __device__ void load_tiles(
   }
 }
 
-// All workers have written what other blocks read, and have read the sums, which may be where the next copies go.
+// All workers have written what other blocks read, and have read the sums, which may be where the next copies go: these
+// begin when all blocks have arrived, this one too. The fence is for them, which are by the async proxy; behind the
+// barrier, one thread's release and the acquire of the thread that copies carry the writes of all.
 __device__ inline void arrive_for_group(unsigned* counters, int tile) {
   asm volatile("fence.proxy.async;" ::: "memory");
   sync_workers();
@@ -358,6 +363,8 @@ __device__ void forward_step(
     old_c[i] = counts ? buffers.c[cell.state(steps)] : 0;
   }
   multiply<Tile>(plan, weights, ring, partial);
+  // Two slots in turn: h of the step before lay where this goes. Its copies are done: this block had its product of
+  // this step, for which all blocks have arrived, and each arrived behind its product of the step before.
   T* const next_h = buffers.h + ((step + 1) & 1) * int64_t{steps.batch} * steps.state_size;
   CellState<float> states[Tile::kCells];
 #pragma unroll
