@@ -140,14 +140,6 @@ __device__ void start_sums(C (&sums)[Cell::kColumns], const SequenceForward<Cell
   }
 }
 
-// The sum of column number g, of the parts that it has.
-template <class Cell, class C>
-__device__ C
-complete_sum(int g, const C (&products)[Cell::kInput], const C (&bias)[Cell::kColumns], const C* recurrent) {
-  const C sum = g < Cell::kInput ? products[g] + bias[g] : bias[g];
-  return g < kFirstRecurrent<Cell> ? sum : recurrent[g - kFirstRecurrent<Cell>] + sum;
-}
-
 // Rounds values to T, in which the backward will see them.
 template <class T, int kCount, class C>
 __device__ void round_to(C (&values)[kCount]) {
@@ -274,7 +266,17 @@ bool fits_groups(const Problem& problem);
 template <class Cell>
 int64_t group_workspace(const Problem& problem);
 
-// For the kernels of a cell that are compiled in another file than the choice.
+// The kernels for Hopper, in a file that is compiled for that alone.
+#define EXTOPS_SEQUENCE_HOPPER(Cell)                                  \
+  namespace extops::cuda {                                            \
+  EXTOPS_INSTANTIATE_LAUNCH(launch_float32_clusters, Cell)            \
+  EXTOPS_INSTANTIATE_LAUNCH(launch_tensor_clusters, Cell)             \
+  EXTOPS_INSTANTIATE_LAUNCH(launch_groups, Cell)                      \
+  template int64_t samples_of_float32_clusters<Cell>(const Problem&); \
+  template int64_t samples_of_tensor_clusters<Cell>(const Problem&);  \
+  template bool fits_groups<Cell>(const Problem&);                    \
+  template int64_t group_workspace<Cell>(const Problem&);             \
+  }
 #define EXTOPS_INSTANTIATE_LAUNCH(launch, Cell)                          \
   template Error launch<Cell>(const Problem&, const SequenceArguments&); \
   template Error launch<Cell>(const Problem&, const SequenceBackwardArguments&);

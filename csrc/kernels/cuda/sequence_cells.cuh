@@ -141,6 +141,26 @@ struct PairAccess {
   }
 };
 
+// Or for a single cell, of which one thread may store the columns and another one the state.
+struct SingleAccess {
+  static constexpr int kAhead = 0;
+  bool stores_columns;
+  bool stores_state;
+
+  template <class V, int kCount, int kColumns>
+  __device__ void load(bool wanted, Packed<V, 1>* packed, const V* from, int stride) const {
+    if (!wanted) return;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) packed[j] = *reinterpret_cast<const Packed<V, 1>*>(from + j * stride);
+  }
+  template <class V, int kCount, int kColumns>
+  __device__ void store(V* to, int stride, const V (*values)[1]) const {
+    if (!(kColumns > 1 ? stores_columns : stores_state)) return;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) to[j * stride] = values[j][0];
+  }
+};
+
 // ---- the cells ----
 
 // Those of a step as they are kept: zeros where it does not count.
@@ -174,9 +194,9 @@ class ForwardCells {
     }
   }
 
-  // Begins to load the products of a step, `ahead` steps from here, where it counts.
-  __device__ void fetch(int step, int ahead) {
-    const float* const from = in_.products + own.place(Cell::kInput, ahead);
+  // Begins to load the products of a step, `ahead` steps from here or at `from`, where it counts.
+  __device__ void fetch(int step, int ahead) { fetch(step, in_.products + own.place(Cell::kInput, ahead)); }
+  __device__ void fetch(int step, const float* from) {
     access_.template load<float, kCount, Cell::kInput>(counted(step), next_, from, in_.steps.state_size);
     if constexpr (Access::kAhead > 0) {
       const float* const far = from + Access::kAhead * Cell::kInput * own.advance;
@@ -194,6 +214,17 @@ class ForwardCells {
       if (j < Cell::kInput) unpack<float, kCount>(products, next_[j]);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) sums[j][i] = j < Cell::kInput ? products[i] + bias_[j][i] : bias_[j][i];
+    }
+  }
+
+  // The same parts, added to sums that have the recurrent one.
+  __device__ void end_sums(Columns& sums) const {
+#pragma unroll
+    for (int j = 0; j < Cell::kColumns; ++j) {
+      float products[kCount] = {};
+      if (j < Cell::kInput) unpack<float, kCount>(products, next_[j]);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sums[j][i] = sums[j][i] + products[i] + bias_[j][i];
     }
   }
 
@@ -222,10 +253,12 @@ class ForwardCells {
   }
 
   __device__ void leave(const Kept& kept) const {
-    access_.template store<T, kCount, Cell::kColumns>(
-        in_.gates + own.place(Cell::kColumns), in_.steps.state_size, kept.columns);
-    access_.template store<T, kCount, 1>(in_.cells + own.place(1), 0, &kept.c);
-    access_.template store<T, kCount, 1>(in_.output + own.place(1), 0, &kept.output);
+    leave(kept, in_.gates + own.place(Cell::kColumns), in_.cells + own.place(1), in_.output + own.place(1));
+  }
+  __device__ void leave(const Kept& kept, T* gates, T* cells, T* output) const {
+    access_.template store<T, kCount, Cell::kColumns>(gates, in_.steps.state_size, kept.columns);
+    access_.template store<T, kCount, 1>(cells, 0, &kept.c);
+    access_.template store<T, kCount, 1>(output, 0, &kept.output);
   }
 
   __device__ void leave_last_states() const {
@@ -267,10 +300,12 @@ class BackwardCells {
 
   // Begins to load what a step, `ahead` steps from here, needs of the forward, where it counts.
   __device__ void fetch(int step, int ahead) {
+    fetch(step, in_.gates + own.place(Cell::kColumns, ahead), own.place(1, ahead));
+  }
+  __device__ void fetch(int step, const T* columns, int64_t state) {
     const int state_size = in_.steps.state_size;
-    const T* const columns = in_.gates + own.place(Cell::kColumns, ahead);
-    const T* const saved_c = in_.cells + own.place(1, ahead);
-    const T* const grad_output = in_.grad_output + own.place(1, ahead);
+    const T* const saved_c = in_.cells + state;
+    const T* const grad_output = in_.grad_output + state;
     access_.template load<T, kCount, Cell::kColumns>(counted(step), columns_, columns, state_size);
     access_.template load<T, kCount, 1>(counted(step), &saved_c_, saved_c, 0);
     if (in_.grad_output != nullptr) access_.template load<T, kCount, 1>(counted(step), &grad_output_, grad_output, 0);
@@ -317,14 +352,16 @@ class BackwardCells {
   }
 
   __device__ void leave(const Columns& gradients) const {
+    leave(gradients, in_.grad_gates + own.place(Cell::kColumns));
+  }
+  __device__ void leave(const Columns& gradients, T* to) const {
     T rounded[Cell::kColumns][kCount];
 #pragma unroll
     for (int j = 0; j < Cell::kColumns; ++j) {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) store(rounded[j][i], gradients[j][i]);
     }
-    access_.template store<T, kCount, Cell::kColumns>(
-        in_.grad_gates + own.place(Cell::kColumns), in_.steps.state_size, rounded);
+    access_.template store<T, kCount, Cell::kColumns>(to, in_.steps.state_size, rounded);
   }
 
   __device__ void leave_first_states() const {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "hopper.cuh"
+#include "sequence_cells.cuh"
 #include "sequence_choice.cuh"
 
 namespace extops::cuda {
@@ -163,39 +164,43 @@ class Product {
 
 // ---- the exchange ----
 
-// Cell number i of a thread.
-template <class Tile>
-struct OwnCell {
-  int column;  // unit within the block
-  int row;     // sample within the cluster
-  int unit;
-  int sample;
-  bool exists;
+// Where cell number i of a thread is: its unit within the block, its sample within the cluster.
+__device__ inline int own_column() { return static_cast<int>(threadIdx.x) / kTileSamples; }
+__device__ inline int own_row(int i) { return i * kTileSamples + static_cast<int>(threadIdx.x) % kTileSamples; }
 
-  __device__ OwnCell(const Steps& steps, int i) {
-    column = static_cast<int>(threadIdx.x) / kTileSamples;
-    row = i * kTileSamples + static_cast<int>(threadIdx.x) % kTileSamples;
-    unit = static_cast<int>(blockIdx.x) * Tile::kUnits + column;
-    sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
-    exists = unit < steps.state_size && sample < steps.batch;
-  }
+// The cells of a thread: ForwardCells or BackwardCells of a single one each.
+template <class Tile, class Cells>
+struct ThreadCells {
+  Cells cells[Tile::kOwnCells];
 
-  __device__ int64_t state(const Steps& steps) const { return int64_t{sample} * steps.state_size + unit; }
+  __device__ explicit ThreadCells(const typename Tile::Arguments& in)
+      : ThreadCells(in, std::make_integer_sequence<int, Tile::kOwnCells>()) {}
+  template <int... kI>
+  __device__ ThreadCells(const typename Tile::Arguments& in, std::integer_sequence<int, kI...>)
+      : cells{make(in, kI)...} {}
 
-  // Puts what the cell sends into this block's part of a slot.
-  __device__ void put(const float* values, unsigned char* slot) const {
-    float* const to = reinterpret_cast<float*>(slot + blockIdx.x * Tile::kSourceBytes + row * Tile::kRowBytes);
-#pragma unroll
-    for (int v = 0; v < Tile::kValues; ++v) to[v * Tile::kUnits + column] = values[v];
+  __device__ static Cells make(const typename Tile::Arguments& in, int i) {
+    const int sample = static_cast<int>(blockIdx.y) * Tile::kSamples + own_row(i);
+    const int unit = static_cast<int>(blockIdx.x) * Tile::kUnits + own_column();
+    const OwnCells own(in.steps, sample, unit, 1, !Tile::kIsForward);
+    return Cells(in, own, {own.count > 0, own.count > 0});
   }
 };
 
-// Two slots in turn, each with an mbarrier: that of step s is slot s % 2, and is full as often as it was filled.
+// Puts what cell number i sends into this block's part of a slot.
+template <class Tile>
+__device__ void put(int i, const float* values, unsigned char* slot) {
+  float* const to = reinterpret_cast<float*>(slot + blockIdx.x * Tile::kSourceBytes + own_row(i) * Tile::kRowBytes);
+#pragma unroll
+  for (int v = 0; v < Tile::kValues; ++v) to[v * Tile::kUnits + own_column()] = values[v];
+}
+
+// Two slots in turn: that of step s is number s % 2, and its mbarrier counts what the other blocks copy there.
 //
-// A slot is filled again two steps later. Another block sends for step s + 2 after it has waited for all that step s +
-// 1 needs, which this block sends after its barrier in `send`, behind its product of step s: the slot was read by then.
-// This block's own part is written by its threads after the same barrier. Within the phase, the thread that expects the
-// bytes may come after some of them: the phase ends only with its arrival.
+// A block copies for step s + 2 when it has all of step s + 1. This block sends its part of that behind a barrier, to
+// which its threads come when they have read the slot of step s: nobody overwrites what is still to be read, nor does
+// a byte come before the phase of step s has ended. The part that a block's own copies read is safe in the same way:
+// what others send for step s + 1 says that they have it.
 struct Slots {
   unsigned char* first;
   Mbarrier* full;
@@ -232,145 +237,66 @@ struct Slots {
 
 // ---- the passes ----
 
-template <class Tile>
-__device__ void run(const SequenceForward<typename Tile::Cell, float>& in, const Slots& slots, float* partial) {
-  using Cell = typename Tile::Cell;
-  constexpr int kOwnCells = Tile::kOwnCells;
-  const Steps& steps = in.steps;
-  const int state_size = steps.state_size;
-  const Product<Tile> product(steps, in.weights_h);
-  int lengths[kOwnCells];
-  float old_c[kOwnCells];
-  // The products of the step, on their way since the one before.
-  float next[kOwnCells][Cell::kInput] = {};
-  const auto fetch = [&](int step) {
-#pragma unroll
-    for (int i = 0; i < kOwnCells; ++i) {
-      const OwnCell<Tile> cell(steps, i);
-      const int t = steps.time_of(step);
-      if (!cell.exists || step >= steps.time || t >= lengths[i]) continue;
-      const float* from = in.products + steps.row(t, cell.sample) * Cell::kInput * state_size + cell.unit;
-#pragma unroll
-      for (int g = 0; g < Cell::kInput; ++g) next[i][g] = from[g * state_size];
-    }
-  };
-#pragma unroll
-  for (int i = 0; i < kOwnCells; ++i) {
-    const OwnCell<Tile> cell(steps, i);
-    const int64_t at = cell.state(steps);
-    lengths[i] = cell.exists ? steps.length(cell.sample) : 0;
-    old_c[i] = cell.exists ? in.c_0[at] : 0.f;
-    if (cell.exists && lengths[i] == 0) {
-      in.h_n[at] = in.h_0[at];
-      in.c_n[at] = in.c_0[at];
-    }
-  }
-  fetch(0);
-  for (int step = 0; step < steps.time; ++step) {
-    const int t = steps.time_of(step);
+template <class Tile, class Cell>
+__device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, float* partial) {
+  using Cells = ForwardCells<Cell, float, ExactMath, 1, SingleAccess>;
+  const Product<Tile> product(in.steps, in.weights_h);
+  ThreadCells<Tile, Cells> own(in);
+  for (Cells& cells : own.cells) cells.fetch(0, 0);
+  for (int step = 0; step < in.steps.time; ++step) {
     product.multiply(slots.template wait<Tile>(step), partial);
-    float sums[kOwnCells][Cell::kColumns];
-    CellState<float> states[kOwnCells];
+    typename Cells::Kept kept[Tile::kOwnCells];
 #pragma unroll
-    for (int i = 0; i < kOwnCells; ++i) {
-      const OwnCell<Tile> cell(steps, i);
+    for (int i = 0; i < Tile::kOwnCells; ++i) {
+      typename Cells::Columns sums = {};
 #pragma unroll
-      for (int g = 0; g < Cell::kColumns; ++g) {
-        constexpr int kFirst = kFirstRecurrent<Cell>;
-        const float bias = cell.exists ? in.bias[g * state_size + cell.unit] : 0.f;
-        const float recurrent = g < kFirst ? 0.f : product.sum(partial, g - kFirst, i);
-        sums[i][g] = (g < Cell::kInput ? recurrent + next[i][g] : recurrent) + bias;
-      }
-      states[i] = cell_forward<Cell, ExactMath>(sums[i], old_c[i]);
-      // Before a row's first step it has its first state; after its last one nobody reads it.
-      const float h = t < lengths[i] ? states[i].h : cell.exists ? in.h_0[cell.state(steps)] : 0.f;
-      cell.put(&h, slots.template of<Tile>(step + 1));
+      for (int g = 0; g < Cell::kRecurrent; ++g) sums[kFirstRecurrent<Cell> + g][0] = product.sum(partial, g, i);
+      own.cells[i].end_sums(sums);
+      kept[i] = own.cells[i].compute(sums, step);
+      put<Tile>(i, own.cells[i].h, slots.template of<Tile>(step + 1));
     }
-    if (step + 1 < steps.time) slots.template send<Tile>(step + 1);
-    fetch(step + 1);
+    if (step + 1 < in.steps.time) slots.template send<Tile>(step + 1);
 #pragma unroll
-    for (int i = 0; i < kOwnCells; ++i) {
-      const OwnCell<Tile> cell(steps, i);
-      if (!cell.exists) continue;
-      const int64_t place = steps.row(t, cell.sample);
-      if (t >= lengths[i]) {
-        leave_cell<Cell, float, float>(in, place, cell.unit);
-        continue;
-      }
-      leave_cell(in, place, cell.unit, sums[i], states[i]);
-      old_c[i] = states[i].c;
-      if (t != steps.last_time(lengths[i])) continue;
-      in.h_n[cell.state(steps)] = states[i].h;
-      in.c_n[cell.state(steps)] = states[i].c;
+    for (int i = 0; i < Tile::kOwnCells; ++i) {
+      own.cells[i].fetch(step + 1, 1);
+      own.cells[i].leave(kept[i]);
+      own.cells[i].own.move(1);
     }
   }
+  for (const Cells& cells : own.cells) cells.leave_last_states();
 }
 
-template <class Tile>
-__device__ void run(const SequenceBackward<typename Tile::Cell, float>& in, const Slots& slots, float* partial) {
-  using Cell = typename Tile::Cell;
-  constexpr int kOwnCells = Tile::kOwnCells;
-  const Steps& steps = in.steps;
-  const int state_size = steps.state_size;
-  const Product<Tile> product(steps, in.weights_h);
-  int lengths[kOwnCells];
-  float grad_h[kOwnCells];
-  float grad_c[kOwnCells];
-  CellSlopes<Cell, float> slopes[kOwnCells] = {};
-  float grad_output[kOwnCells] = {};
-  bool has_begun[kOwnCells] = {};
-#pragma unroll
-  for (int i = 0; i < kOwnCells; ++i) {
-    const OwnCell<Tile> cell(steps, i);
-    lengths[i] = cell.exists ? steps.length(cell.sample) : 0;
-    grad_h[i] = cell.exists ? load_if_present(in.grad_h_n, cell.state(steps)) : 0.f;
-    grad_c[i] = cell.exists ? load_if_present(in.grad_c_n, cell.state(steps)) : 0.f;
+template <class Tile, class Cell>
+__device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots, float* partial) {
+  using Cells = BackwardCells<Cell, float, ExactMath, 1, SingleAccess>;
+  const Product<Tile> product(in.steps, in.weights_h);
+  ThreadCells<Tile, Cells> own(in);
+  for (Cells& cells : own.cells) {
+    cells.fetch(0, 0);
+    cells.prepare();
   }
-  const auto fetch = [&](int step) {
-#pragma unroll
-    for (int i = 0; i < kOwnCells; ++i) {
-      const OwnCell<Tile> cell(steps, i);
-      const int t = steps.time_of(steps.time - 1 - step);
-      if (!cell.exists || step >= steps.time || t >= lengths[i]) continue;
-      const int64_t place = steps.row(t, cell.sample);
-      slopes[i] = slopes_at<ExactMath>(in, place, cell.unit);
-      grad_output[i] = load_if_present(in.grad_output, place * state_size + cell.unit);
-    }
-  };
-  fetch(0);
   // Step number `time` has but a product: the gradient of h_0.
-  for (int step = 0; step <= steps.time; ++step) {
-    const int t = step < steps.time ? steps.time_of(steps.time - 1 - step) : INT32_MAX;
+  for (int step = 0; step <= in.steps.time; ++step) {
     if (step > 0) product.multiply(slots.template wait<Tile>(step), partial);
-    float gradients[kOwnCells][Cell::kColumns] = {};
+    typename Cells::Columns gradients[Tile::kOwnCells];
 #pragma unroll
-    for (int i = 0; i < kOwnCells; ++i) {
-      const OwnCell<Tile> cell(steps, i);
-      // From the row's first step on, and where it has gone on since, until it is done.
-      if (has_begun[i]) grad_h[i] = product.sum(partial, 0, i);
-      has_begun[i] = t < lengths[i];
-      if (has_begun[i]) apply_slopes(slopes[i], grad_h[i] + grad_output[i], grad_c[i], gradients[i]);
-      if (step < steps.time) cell.put(gradients[i] + kFirstRecurrent<Cell>, slots.template of<Tile>(step + 1));
+    for (int i = 0; i < Tile::kOwnCells; ++i) {
+      if (step > 0 && own.cells[i].counted(step - 1)) own.cells[i].grad_h[0] = product.sum(partial, 0, i);
+      if (step == in.steps.time) continue;
+      own.cells[i].compute(gradients[i], step);
+      put<Tile>(i, gradients[i][kFirstRecurrent<Cell>], slots.template of<Tile>(step + 1));
     }
-    if (step == steps.time) break;
+    if (step == in.steps.time) break;
     slots.template send<Tile>(step + 1);
 #pragma unroll
-    for (int i = 0; i < kOwnCells; ++i) {
-      const OwnCell<Tile> cell(steps, i);
-      if (!cell.exists) continue;
-      float* const to = in.grad_gates + steps.row(t, cell.sample) * Cell::kColumns * state_size + cell.unit;
-#pragma unroll
-      for (int g = 0; g < Cell::kColumns; ++g) to[g * state_size] = gradients[i][g];
+    for (int i = 0; i < Tile::kOwnCells; ++i) {
+      own.cells[i].leave(gradients[i]);
+      own.cells[i].fetch(step + 1, 1);
+      own.cells[i].prepare();
+      own.cells[i].own.move(1);
     }
-    fetch(step + 1);
   }
-#pragma unroll
-  for (int i = 0; i < kOwnCells; ++i) {
-    const OwnCell<Tile> cell(steps, i);
-    if (!cell.exists) continue;
-    in.grad_h_0[cell.state(steps)] = grad_h[i];
-    in.grad_c_0[cell.state(steps)] = grad_c[i];
-  }
+  for (const Cells& cells : own.cells) cells.leave_first_states();
 }
 
 // Every block reads the first state itself.
