@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <initializer_list>
+
 #include "../types.h"
 
 namespace extops::cuda {
@@ -33,6 +35,13 @@ template <class T, int kSize>
 struct alignas(sizeof(T) * kSize <= 16 ? sizeof(T) * kSize : 16) Vector {
   T values[kSize];
 };
+
+// Gives pointers without a type, one after the other, the types of these.
+template <class... Pointers>
+void set_pointers(std::initializer_list<const void*> from, Pointers&... to) {
+  const void* const* next = from.begin();
+  ((to = static_cast<Pointers>(const_cast<void*>(*next++))), ...);
+}
 
 template <class Function>
 Error dispatch(ScalarType dtype, const Function& function) {

@@ -227,10 +227,10 @@ struct Slots {
     }
   }
 
-  // Nobody sends for step 0.
+  // Backward, step 0 has no product.
   template <class Tile>
   __device__ const unsigned char* wait(int step) const {
-    if (step > 0) full[step % 2].wait((step - 1) / 2);
+    full[step % 2].wait(Tile::kIsForward ? step / 2 : (step - 1) / 2);
     return of<Tile>(step);
   }
 };
@@ -242,7 +242,12 @@ __device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, 
   using Cells = ForwardCells<Cell, float, ExactMath, 1, SingleAccess>;
   const Product<Tile> product(in.steps, in.weights_h);
   ThreadCells<Tile, Cells> own(in);
-  for (Cells& cells : own.cells) cells.fetch(0, 0);
+#pragma unroll
+  for (int i = 0; i < Tile::kOwnCells; ++i) {
+    own.cells[i].fetch(0, 0);
+    put<Tile>(i, own.cells[i].h, slots.template of<Tile>(0));
+  }
+  slots.template send<Tile>(0);
   for (int step = 0; step < in.steps.time; ++step) {
     product.multiply(slots.template wait<Tile>(step), partial);
     typename Cells::Kept kept[Tile::kOwnCells];
@@ -299,19 +304,6 @@ __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots,
   for (const Cells& cells : own.cells) cells.leave_first_states();
 }
 
-// Every block reads the first state itself.
-template <class Tile>
-__device__ void load_first_state(const SequenceForward<typename Tile::Cell, float>& in, unsigned char* slot) {
-  for (int item = threadIdx.x; item < Tile::kBlocks * Tile::kCells; item += Tile::kThreads) {
-    const int unit = item % (Tile::kBlocks * Tile::kUnits);
-    const int row = item / (Tile::kBlocks * Tile::kUnits);
-    const int sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
-    const bool exists = unit < in.steps.state_size && sample < in.steps.batch;
-    float* const to = reinterpret_cast<float*>(slot + unit / Tile::kUnits * Tile::kSourceBytes + row * Tile::kRowBytes);
-    to[unit % Tile::kUnits] = exists ? in.h_0[int64_t{sample} * in.steps.state_size + unit] : 0.f;
-  }
-}
-
 #endif
 
 template <class Tile>
@@ -323,7 +315,6 @@ __global__ void __launch_bounds__(Tile::kThreads) sequence_float32_cluster_kerne
     for (Mbarrier& barrier : full) barrier.initialize(1);
     Mbarrier::publish();
   }
-  if constexpr (Tile::kIsForward) load_first_state<Tile>(in, slots);
   __syncthreads();
   arrive_at_cluster();
   wait_for_cluster();
