@@ -8,7 +8,7 @@
 #pragma once
 
 #include "hopper.cuh"
-#include "sequence.cuh"
+#include "sequence_tensor.cuh"
 
 namespace extops::cuda {
 namespace group {
@@ -81,23 +81,21 @@ struct Buffers {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// A counter in global memory that the blocks of a group raise.
-class Counter {
- public:
-  __device__ Counter(unsigned* counters, int tile) : counter_(counters + tile * (kCounterBytes / sizeof(unsigned))) {}
+// The counters in global memory that the blocks of a group raise, one for each tile.
+__device__ inline unsigned* counter_of(unsigned* counters, int tile) {
+  return counters + tile * (kCounterBytes / sizeof(unsigned));
+}
 
-  __device__ void arrive() const { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter_) : "memory"); }
+__device__ inline void raise(unsigned* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
 
-  __device__ void wait(unsigned count) const {
-    unsigned seen = 0;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter_) : "memory");
-    } while (seen < count);
-  }
-
- private:
-  unsigned* counter_;
-};
+__device__ inline void wait_for(const unsigned* counter, unsigned count) {
+  unsigned seen = 0;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  } while (seen < count);
+}
 
 // Lets copies by TMA, in this block and in others, see what this thread has written to global memory.
 __device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
@@ -295,10 +293,13 @@ __device__ void load_tiles(
     // Forward: the slot of h that the step before has written. Backward: the time of the step before.
     const int matrix = kIsForward ? step & 1 : steps.time_of(steps.time - step);
     for (int tile = blockIdx.y; tile < plan.tiles; tile += gridDim.y) {
-      Counter(counters, tile).wait(gridDim.x * (kIsForward ? step + 1 : step));
+      wait_for(counter_of(counters, tile), gridDim.x * (kIsForward ? step + 1 : step));
       fence_proxy_async_global();
       for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
         Mbarrier& full = ring.barriers.full[ring.stage];
+        // A stage is copied to again when each warp that multiplies has arrived at `empty`, which it does after it has
+        // waited for the products that read the stage. Phase number `round` of `full` tells them that the copy is
+        // there.
         if (ring.round > 0) ring.barriers.empty[ring.stage].wait(ring.round - 1);
         full.arrive_expect_tx(plan.copied_rows * kTileRowBytes);
         tma_load(ring.tile(), map, k_tile * kTileColumns<typename Tile::T>, tile * Tile::kRows, matrix, full);
@@ -308,11 +309,13 @@ __device__ void load_tiles(
   }
 }
 
-// All workers have written what other blocks read, and have read the sums, which may be where the next copies go.
+// All workers have written what other blocks read, and have read the sums, which may be where the next copies go: these
+// begin when all blocks have arrived, this one too. The fence is for them, which are by the async proxy; behind the
+// barrier, one thread's release and the acquire of the thread that copies carry the writes of all.
 __device__ inline void arrive_for_group(unsigned* counters, int tile) {
   asm volatile("fence.proxy.async;" ::: "memory");
   sync_workers();
-  if (threadIdx.x == 0) Counter(counters, tile).arrive();
+  if (threadIdx.x == 0) raise(counter_of(counters, tile));
 }
 
 template <class Tile>
@@ -358,6 +361,8 @@ __device__ void forward_step(
     old_c[i] = counts ? buffers.c[cell.state(steps)] : 0;
   }
   multiply<Tile>(plan, weights, ring, partial);
+  // Two slots in turn: h of the step before lay where this goes. Its copies are done: this block had its product of
+  // this step, for which all blocks have arrived, and each arrived behind its product of the step before.
   T* const next_h = buffers.h + ((step + 1) & 1) * int64_t{steps.batch} * steps.state_size;
   CellState<float> states[Tile::kCells];
 #pragma unroll
@@ -433,17 +438,12 @@ __device__ void backward_step(
     if (!cell.exists) continue;
     const int64_t at = cell.state(steps);
     const bool counts = step < steps.time && t < cell.length;
-    const float from_previous =
-        step > 0 && previous < cell.length ? partial[cell.row * Tile::kPitch + cell.column] : 0.f;
-    if (step == steps.time || (step > 0 && previous < cell.length && !counts)) {
+    const bool has_previous = step > 0 && previous < cell.length;
+    const float from_previous = has_previous ? partial[cell.row * Tile::kPitch + cell.column] : 0.f;
+    if (!counts && (has_previous || (step == steps.time && cell.length == 0))) {
       // The row is done.
-      if (cell.length == 0) {
-        store(in.grad_h_0[at], load_if_present(in.grad_h_n, at));
-        store(in.grad_c_0[at], grad_c[i]);
-      } else if (previous < cell.length) {
-        store(in.grad_h_0[at], from_previous);
-        store(in.grad_c_0[at], grad_c[i]);
-      }
+      store(in.grad_h_0[at], has_previous ? from_previous : load_if_present(in.grad_h_n, at));
+      store(in.grad_c_0[at], grad_c[i]);
     }
     if (step == steps.time) continue;
     float gradients[Cell::kColumns] = {};
@@ -552,19 +552,14 @@ auto with_best_tile(const Problem& problem, const Function& function) {
 
 template <class Cell, Pass kPass, class Function>
 auto with_tile(const Problem& problem, const Function& function) {
-  switch (problem.dtype) {
-    case ScalarType::TF32:
-      return with_best_tile<Cell, float, Math::kTensorCores, kPass>(problem, function);
-    case ScalarType::BFloat16:
-      return with_best_tile<Cell, __nv_bfloat16, Math::kTensorCores, kPass>(problem, function);
-    case ScalarType::Half:
-      return with_best_tile<Cell, __half, Math::kTensorCores, kPass>(problem, function);
-    default:
-      if (problem.sizes.batch <= 2 * kFewRows) {
-        return with_best_tile<Cell, float, Math::kFloat32, kPass, kFewRows>(problem, function);
-      }
-      return with_best_tile<Cell, float, Math::kFloat32, kPass>(problem, function);
+  if (problem.dtype == ScalarType::Float) {
+    return problem.sizes.batch <= 2 * kFewRows
+               ? with_best_tile<Cell, float, Math::kFloat32, kPass, kFewRows>(problem, function)
+               : with_best_tile<Cell, float, Math::kFloat32, kPass>(problem, function);
   }
+  return with_operand_type(problem.dtype, [&](auto scalar) {
+    return with_best_tile<Cell, decltype(scalar), Math::kTensorCores, kPass>(problem, function);
+  });
 }
 
 // What the blocks copy: forward h, backward the gradients of the recurrent columns.

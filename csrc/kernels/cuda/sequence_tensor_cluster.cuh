@@ -268,9 +268,9 @@ __device__ void run_forward(
       }
     }
     if (threadIdx.x == 0) arrived.expect<Tile>();
-    // Two buffers of partial sums in turn: a warp of the group may still add up those of this step while another writes
-    // those of the next. Before anybody writes here again, the group has met at the next step's barrier, to which a
-    // warp comes when it has added up these.
+    // Two buffers in turn: a warp of the group may still add up these sums while another writes those of the next step.
+    // Nobody writes here again before the group has met at the next step's barrier, to which a warp comes when it has
+    // added up these.
     asm volatile("bar.sync %0, %1;" ::"r"(1 + group_of_warp<Tile>()), "n"(Tile::kGroupWarps * 32) : "memory");
     if (!pair.is_owned) continue;
     typename Cells::Columns sums;
@@ -286,7 +286,9 @@ __device__ void run_forward(
       }
     }
     const typename Cells::Kept kept = cells.compute(sums, step);
-    // Two slots in turn: HERE
+    // Two slots in turn: h of the step before lay where this goes, and nobody reads it any more. This warp has waited
+    // for h of this step from every group of every block, and each group sent it behind its barrier above, after its
+    // product of the step before.
     if (step + 1 < in.steps.time)
       send_h<Tile>(pair, cells.h, part + (step + 1) % 2 * Tile::kSlotBytes, arrivals[(step + 1) % 2]);
     cells.fetch(step + 1, 1);
@@ -328,6 +330,8 @@ __device__ void run_backward(
             as_operands<T, 2>(gradients[kFirstRecurrent<Cell> + g]);
     }
     cells.fetch(step + 1, 1);
+    // Two buffers of operands in turn: a warp may still multiply these while another writes those of the next step, and
+    // comes to the next step's barrier, before which nobody writes here again, when it has read these.
     __syncthreads();
     if (threadIdx.x == 0 && step > 0) arrived.expect<Tile>();
 #pragma unroll
@@ -336,6 +340,9 @@ __device__ void run_backward(
       multiply_sources<Tile>(sums, weights, [&](int source) {
         return shared_address(operands) + source * Tile::kOperandBytes + tile * (Tile::kTileSamples * kChunkBytes);
       });
+      // Two slots in turn: the sums that lay where these go have been added up. This thread has waited for those of the
+      // step before from every block, which sent them behind its barrier above, and that came after it had added up the
+      // older ones.
       const int next = (step + 1) % 2;
       send_sums<Tile>(sums, part + next * Tile::kSlotBytes, tile, arrivals[next]);
     }
@@ -360,7 +367,8 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   }
   const Weights<Tile> weights(
       shared, [&](int m, int row, int k) { return weight_of_warp<Tile>(in.steps, in.weights_h, m, row, k); });
-  // Before others store where the weights were, and count on the mbarriers.
+  // Before others store where the weights were, and count on the mbarriers: each phase of these has its one arrival
+  // from this block, so that it cannot end before all bytes have come, even those that come before they are expected.
   sync_cluster();
   if constexpr (Tile::kIsForward) {
     run_forward<Tile>(in, aligned, weights, shared, arrivals);
