@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <initializer_list>
+#include <utility>
 
 #include "../types.h"
 
@@ -35,6 +36,17 @@ template <class T, int kSize>
 struct alignas(sizeof(T) * kSize <= 16 ? sizeof(T) * kSize : 16) Vector {
   T values[kSize];
 };
+
+template <class Body, int... kI>
+__device__ __forceinline__ void unrolled(const Body& body, std::integer_sequence<int, kI...>) {
+  (body(kI), ...);
+}
+
+// Calls body(i) for 0 <= i < kCount, one after the other without a loop, so that registers hold arrays.
+template <int kCount, class Body>
+__device__ __forceinline__ void unrolled(const Body& body) {
+  unrolled(body, std::make_integer_sequence<int, kCount>());
+}
 
 // Gives pointers without a type, one after the other, the types of these.
 template <class... Pointers>

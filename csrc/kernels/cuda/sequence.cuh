@@ -130,10 +130,8 @@ __device__ void leave_cell(
     const SequenceForward<Cell, T>& in, int64_t place, int unit, const C (&columns)[Cell::kColumns] = {},
     const CellState<C>& state = {}) {
   const int state_size = in.steps.state_size;
-#pragma unroll
-  for (int g = 0; g < Cell::kColumns; ++g) {
-    store(in.gates[(place * Cell::kColumns + g) * state_size + unit], columns[g]);
-  }
+  unrolled<Cell::kColumns>(
+      [&](int g) { store(in.gates[(place * Cell::kColumns + g) * state_size + unit], columns[g]); });
   store(in.cells[place * state_size + unit], state.saved_c);
   store(in.output[place * state_size + unit], state.h);
 }
@@ -143,9 +141,8 @@ template <class Math, class Cell, class T, class C = typename Compute<T>::type>
 __device__ CellSlopes<Cell, C> slopes_at(const SequenceBackward<Cell, T>& in, int64_t place, int unit) {
   const int state_size = in.steps.state_size;
   C columns[Cell::kColumns];
-#pragma unroll
-  for (int g = 0; g < Cell::kColumns; ++g)
-    columns[g] = load(in.gates[(place * Cell::kColumns + g) * state_size + unit]);
+  unrolled<Cell::kColumns>(
+      [&](int g) { columns[g] = load(in.gates[(place * Cell::kColumns + g) * state_size + unit]); });
   return cell_slopes<Cell, Math>(columns, C(load(in.cells[place * state_size + unit])));
 }
 
@@ -154,12 +151,11 @@ __device__ CellSlopes<Cell, C> slopes_at(const SequenceBackward<Cell, T>& in, in
 template <int kCount>
 __device__ __forceinline__ void exchange_halves(float* sums, int mask) {
   const bool is_second = threadIdx.x & mask;
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
+  unrolled<kCount / 2>([&](int i) {
     const float sent = is_second ? sums[i] : sums[kCount / 2 + i];
     const float kept = is_second ? sums[kCount / 2 + i] : sums[i];
     sums[i] = kept + __shfl_xor_sync(0xffffffff, sent, mask);
-  }
+  });
 }
 
 // Clusters that a grid takes: they are its second dimension.

@@ -78,8 +78,7 @@ __global__ void __launch_bounds__(kThreads)
       const C upstream = grad_h + load_if_present(in.grad_output, place * steps.state_size + unit);
       apply_slopes(slopes, upstream, grad_c, gradients);
     }
-#pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) store(grad_gates[g * steps.state_size], gradients[g]);
+    unrolled<Cell::kColumns>([&](int g) { store(grad_gates[g * steps.state_size], gradients[g]); });
     carried_h[item] = grad_h;
     carried_c[item] = grad_c;
   });
