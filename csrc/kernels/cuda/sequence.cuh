@@ -62,23 +62,8 @@ struct Counted {
 // In products a unit has Cell::kInput columns, in gates and grad_gates Cell::kColumns, each in a block of its own.
 template <class Cell, class T>
 struct SequenceForward {
-  using C = typename Compute<T>::type;
-
-  explicit SequenceForward(const SequenceArguments& in)
-      : steps(in.sizes, in.lengths),
-        products(static_cast<const C*>(in.products)),
-        weights_h(static_cast<const T*>(in.weights_h)),
-        bias(static_cast<const T*>(in.bias)),
-        h_0(static_cast<const T*>(in.h_0)),
-        c_0(static_cast<const T*>(in.c_0)),
-        output(static_cast<T*>(in.output)),
-        h_n(static_cast<T*>(in.h_n)),
-        c_n(static_cast<T*>(in.c_n)),
-        gates(static_cast<T*>(in.gates)),
-        cells(static_cast<T*>(in.cells)) {}
-
   Steps steps;
-  const C* products;
+  const typename Compute<T>::type* products;
   const T* weights_h;
   const T* bias;
   const T* h_0;
@@ -88,22 +73,15 @@ struct SequenceForward {
   T* c_n;
   T* gates;
   T* cells;
+
+  explicit SequenceForward(const SequenceArguments& in) : steps(in.sizes, in.lengths) {
+    set_pointers({in.products, in.weights_h, in.bias, in.h_0, in.c_0}, products, weights_h, bias, h_0, c_0);
+    set_pointers({in.output, in.h_n, in.c_n, in.gates, in.cells}, output, h_n, c_n, gates, cells);
+  }
 };
 
 template <class Cell, class T>
 struct SequenceBackward {
-  explicit SequenceBackward(const SequenceBackwardArguments& in)
-      : steps(in.sizes, in.lengths),
-        grad_output(static_cast<const T*>(in.grad_output)),
-        grad_h_n(static_cast<const T*>(in.grad_h_n)),
-        grad_c_n(static_cast<const T*>(in.grad_c_n)),
-        weights_h(static_cast<const T*>(in.weights_h)),
-        gates(static_cast<const T*>(in.gates)),
-        cells(static_cast<const T*>(in.cells)),
-        grad_gates(static_cast<T*>(in.grad_gates)),
-        grad_h_0(static_cast<T*>(in.grad_h_0)),
-        grad_c_0(static_cast<T*>(in.grad_c_0)) {}
-
   Steps steps;
   const T* grad_output;
   const T* grad_h_n;
@@ -114,6 +92,12 @@ struct SequenceBackward {
   T* grad_gates;
   T* grad_h_0;
   T* grad_c_0;
+
+  explicit SequenceBackward(const SequenceBackwardArguments& in) : steps(in.sizes, in.lengths) {
+    set_pointers({in.grad_output, in.grad_h_n, in.grad_c_n}, grad_output, grad_h_n, grad_c_n);
+    set_pointers({in.weights_h, in.gates, in.cells}, weights_h, gates, cells);
+    set_pointers({in.grad_gates, in.grad_h_0, in.grad_c_0}, grad_gates, grad_h_0, grad_c_0);
+  }
 };
 
 template <Pass kPass, class Cell, class T>
@@ -128,17 +112,6 @@ __device__ typename Compute<T>::type load_if_present(const T* data, int64_t at) 
 }
 
 // ---- a unit at one step: `place` counts rows of [time, batch] ----
-
-// The sums of the columns without their recurrent parts.
-template <class Cell, class T, class C = typename Compute<T>::type>
-__device__ void start_sums(C (&sums)[Cell::kColumns], const SequenceForward<Cell, T>& in, int64_t place, int unit) {
-  const int state_size = in.steps.state_size;
-#pragma unroll
-  for (int g = 0; g < Cell::kColumns; ++g) {
-    sums[g] = load(in.bias[g * state_size + unit]);
-    if (g < Cell::kInput) sums[g] += in.products[(place * Cell::kInput + g) * state_size + unit];
-  }
-}
 
 // Rounds values to T, in which the backward will see them.
 template <class T, int kCount, class C>
@@ -157,10 +130,8 @@ __device__ void leave_cell(
     const SequenceForward<Cell, T>& in, int64_t place, int unit, const C (&columns)[Cell::kColumns] = {},
     const CellState<C>& state = {}) {
   const int state_size = in.steps.state_size;
-#pragma unroll
-  for (int g = 0; g < Cell::kColumns; ++g) {
-    store(in.gates[(place * Cell::kColumns + g) * state_size + unit], columns[g]);
-  }
+  unrolled<Cell::kColumns>(
+      [&](int g) { store(in.gates[(place * Cell::kColumns + g) * state_size + unit], columns[g]); });
   store(in.cells[place * state_size + unit], state.saved_c);
   store(in.output[place * state_size + unit], state.h);
 }
@@ -170,9 +141,8 @@ template <class Math, class Cell, class T, class C = typename Compute<T>::type>
 __device__ CellSlopes<Cell, C> slopes_at(const SequenceBackward<Cell, T>& in, int64_t place, int unit) {
   const int state_size = in.steps.state_size;
   C columns[Cell::kColumns];
-#pragma unroll
-  for (int g = 0; g < Cell::kColumns; ++g)
-    columns[g] = load(in.gates[(place * Cell::kColumns + g) * state_size + unit]);
+  unrolled<Cell::kColumns>(
+      [&](int g) { columns[g] = load(in.gates[(place * Cell::kColumns + g) * state_size + unit]); });
   return cell_slopes<Cell, Math>(columns, C(load(in.cells[place * state_size + unit])));
 }
 
@@ -181,56 +151,55 @@ __device__ CellSlopes<Cell, C> slopes_at(const SequenceBackward<Cell, T>& in, in
 template <int kCount>
 __device__ __forceinline__ void exchange_halves(float* sums, int mask) {
   const bool is_second = threadIdx.x & mask;
-#pragma unroll
-  for (int i = 0; i < kCount / 2; ++i) {
+  unrolled<kCount / 2>([&](int i) {
     const float sent = is_second ? sums[i] : sums[kCount / 2 + i];
     const float kept = is_second ? sums[kCount / 2 + i] : sums[i];
     sums[i] = kept + __shfl_xor_sync(0xffffffff, sent, mask);
-  }
+  });
 }
 
 // Clusters that a grid takes: they are its second dimension.
 constexpr int64_t kMostClusters = 65535;
 
-// Allows what a kernel of clusters needs, and says how one is launched.
+// How a kernel of clusters is launched, each cluster for some samples.
 template <class Tile, auto kKernel>
-Error configure_clusters(int64_t batch, cudaStream_t stream, cudaLaunchAttribute& cluster, cudaLaunchConfig_t& config) {
-  if (const Error error = allow_shared_memory<kKernel>(Tile::kSharedBytes)) return error;
-  if constexpr (Tile::kBlocks > 8) {
-    cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+struct ClusterLaunch {
+  Error error = allow_shared_memory<kKernel>(Tile::kSharedBytes);
+  cudaLaunchAttribute cluster{};
+  cudaLaunchConfig_t config{};
+
+  ClusterLaunch(int64_t batch, cudaStream_t stream) {
+    if (Tile::kBlocks > 8) cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {Tile::kBlocks, 1, 1};
+    config.gridDim = dim3(Tile::kBlocks, static_cast<unsigned>((batch + Tile::kSamples - 1) / Tile::kSamples));
+    config.blockDim = Tile::kThreads;
+    config.dynamicSmemBytes = Tile::kSharedBytes;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
   }
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {Tile::kBlocks, 1, 1};
-  config.gridDim = dim3(Tile::kBlocks, static_cast<unsigned>((batch + Tile::kSamples - 1) / Tile::kSamples));
-  config.blockDim = Tile::kThreads;
-  config.dynamicSmemBytes = Tile::kSharedBytes;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  return nullptr;
-}
+  ClusterLaunch(const ClusterLaunch&) = delete;
+};
 
 // How many clusters run at the same time: where a context has few multiprocessors, none may fit.
 template <class Tile, auto kKernel>
 int clusters_at_once(const Context& context) {
   static PerContext known;
   return known.get(context.id(), [&] {
-    cudaLaunchAttribute cluster{};
-    cudaLaunchConfig_t config{};
+    const ClusterLaunch<Tile, kKernel> one(Tile::kSamples, context.stream());
     int clusters = 0;
-    if (configure_clusters<Tile, kKernel>(Tile::kSamples, context.stream(), cluster, config) != nullptr) return 0;
-    if (cudaOccupancyMaxActiveClusters(&clusters, kKernel, &config) != cudaSuccess) cudaGetLastError();
+    if (one.error != nullptr) return 0;
+    if (cudaOccupancyMaxActiveClusters(&clusters, kKernel, &one.config) != cudaSuccess) cudaGetLastError();
     return clusters;
   });
 }
 
-// Launches clusters of blocks, each cluster for some samples.
 template <class Tile, auto kKernel, class... Arguments>
 Error launch_in_clusters(int64_t batch, cudaStream_t stream, const Arguments&... arguments) {
-  cudaLaunchAttribute cluster{};
-  cudaLaunchConfig_t config{};
-  if (const Error error = configure_clusters<Tile, kKernel>(batch, stream, cluster, config)) return error;
-  cudaLaunchKernelEx(&config, kKernel, arguments...);
+  const ClusterLaunch<Tile, kKernel> all(batch, stream);
+  if (all.error != nullptr) return all.error;
+  cudaLaunchKernelEx(&all.config, kKernel, arguments...);
   return launch_error();
 }
 

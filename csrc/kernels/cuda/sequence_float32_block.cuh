@@ -28,8 +28,7 @@ __device__ __forceinline__ void add_neighbours(float (&sums)[kRows * kCount]) {
   if constexpr (kRows > 1) {
     exchange_halves<kRows * kCount>(sums, 1);
   } else {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) sums[i] += __shfl_xor_sync(0xffffffff, sums[i], 1);
+    unrolled<kCount>([&](int i) { sums[i] += __shfl_xor_sync(0xffffffff, sums[i], 1); });
   }
 }
 
@@ -44,18 +43,13 @@ __device__ void swap(T& a, T& b) {
 template <int kSums, int kChunks>
 __device__ __forceinline__ void multiply(
     float (&sums)[kSums], const float (&weights)[kSums][kChunks][kQuad], const float* values, int stride) {
-#pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
+  unrolled<kChunks>([&](int i) {
     const float4 x = *reinterpret_cast<const float4*>(values + i * stride);
-#pragma unroll
-    for (int j = 0; j < kSums; ++j) sums[j] = fmaf(x.x, weights[j][i][0], sums[j]);
-#pragma unroll
-    for (int j = 0; j < kSums; ++j) sums[j] = fmaf(x.y, weights[j][i][1], sums[j]);
-#pragma unroll
-    for (int j = 0; j < kSums; ++j) sums[j] = fmaf(x.z, weights[j][i][2], sums[j]);
-#pragma unroll
-    for (int j = 0; j < kSums; ++j) sums[j] = fmaf(x.w, weights[j][i][3], sums[j]);
-  }
+    unrolled<kSums>([&](int j) { sums[j] = fmaf(x.x, weights[j][i][0], sums[j]); });
+    unrolled<kSums>([&](int j) { sums[j] = fmaf(x.y, weights[j][i][1], sums[j]); });
+    unrolled<kSums>([&](int j) { sums[j] = fmaf(x.z, weights[j][i][2], sums[j]); });
+    unrolled<kSums>([&](int j) { sums[j] = fmaf(x.w, weights[j][i][3], sums[j]); });
+  });
 }
 
 // Which steps of a row of the block count.
@@ -93,16 +87,14 @@ __device__ void run(const SequenceForward<Cell, float>& in) {
   const int first_unit = static_cast<int>(threadIdx.x) / kLanes * 2;
 
   float weights[kSums][kChunks][kQuad];
-#pragma unroll
-  for (int j = 0; j < kSums; ++j) {
+  unrolled<kSums>([&](int j) {
     const int unit = first_unit + j / Cell::kRecurrent;
     const float* const from = in.weights_h + (int64_t{j % Cell::kRecurrent} * state_size + unit) * steps.weights_stride;
-#pragma unroll
-    for (int i = 0; i < kChunks * kQuad; ++i) {
+    unrolled<kChunks * kQuad>([&](int i) {
       const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
       weights[j][i / kQuad][i % kQuad] = unit < state_size && k < state_size ? from[k] : 0.f;
-    }
-  }
+    });
+  });
   const Counted counted_by_row[] = {counted_of<kRows>(steps, 0, false), counted_of<kRows>(steps, kRows - 1, false)};
   const Owner<kRows> owner(steps, first_unit + lane / 2, false);
   const OwnCells& own = owner.own;
@@ -125,19 +117,16 @@ __device__ void run(const SequenceForward<Cell, float>& in) {
   __syncthreads();
   for (int step = 0; step < steps.time; ++step) {
     float found[kRows * Cell::kRecurrent];
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
+    unrolled<kRows>([&](int row) {
       float sums[kSums] = {};
       if (counted_by_row[row](step)) multiply(sums, weights, read + row * kUnits, kLanes * kQuad);
       exchange_halves<kSums>(sums, 2);
-#pragma unroll
-      for (int g = 0; g < Cell::kRecurrent; ++g) found[row * Cell::kRecurrent + g] = sums[g];
-    }
+      unrolled<Cell::kRecurrent>([&](int g) { found[row * Cell::kRecurrent + g] = sums[g]; });
+    });
     add_neighbours<kRows, Cell::kRecurrent>(found);
     typename Cells::Columns sums;
     cells.begin_sums(sums);
-#pragma unroll
-    for (int g = 0; g < Cell::kRecurrent; ++g) sums[kFirstRecurrent<Cell> + g][0] += found[g];
+    unrolled<Cell::kRecurrent>([&](int g) { sums[kFirstRecurrent<Cell> + g][0] += found[g]; });
     fetch(step + 1);
     const typename Cells::Kept kept = cells.compute(sums, step);
     *write = cells.h[0];
@@ -169,16 +158,14 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
   const int first_unit = static_cast<int>(threadIdx.x) / kLanes * kSums;
 
   float weights[kSums][kOwnChunks][kQuad];
-#pragma unroll
-  for (int j = 0; j < kSums; ++j) {
-#pragma unroll
-    for (int i = 0; i < kOwnChunks * kQuad; ++i) {
+  unrolled<kSums>([&](int j) {
+    unrolled<kOwnChunks * kQuad>([&](int i) {
       const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
       const bool inside = k % kUnits < state_size && first_unit + j < state_size;
       const int64_t row = int64_t{k / kUnits} * state_size + k % kUnits;
       weights[j][i / kQuad][i % kQuad] = inside ? in.weights_h[row * steps.weights_stride + first_unit + j] : 0.f;
-    }
-  }
+    });
+  });
   const Counted counted_by_row[] = {counted_of<kRows>(steps, 0, true), counted_of<kRows>(steps, kRows - 1, true)};
   const Owner<kRows> owner(steps, first_unit + lane / 2, true);
   const OwnCells& own = owner.own;
@@ -201,8 +188,7 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
   for (int step = 0; step < steps.time; ++step) {
     typename Cells::Columns columns;
     cells.compute(columns, step);
-#pragma unroll
-    for (int g = 0; g < Cell::kRecurrent; ++g) write[g * kUnits] = columns[kFirstRecurrent<Cell> + g][0];
+    unrolled<Cell::kRecurrent>([&](int g) { write[g * kUnits] = columns[kFirstRecurrent<Cell> + g][0]; });
     __syncthreads();
     // Behind the barrier, where the product waits for shared memory.
     cells.leave(columns, grad_gates);
@@ -210,15 +196,14 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
     cells.prepare();
     fetch(step + 2);
     float found[kRows];
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) {
+    unrolled<kRows>([&](int row) {
       float sums[kSums] = {};
       if (counted_by_row[row](step)) multiply(sums, weights, read + row * kK, kLanes * kQuad);
       exchange_halves<kSums>(sums, 8);
       exchange_halves<kSums / 2>(sums, 4);
       exchange_halves<kSums / 4>(sums, 2);
       found[row] = sums[0];
-    }
+    });
     add_neighbours<kRows, 1>(found);
     if (cells.counted(step)) cells.grad_h[0] = found[0];
     swap(read, other);

@@ -72,21 +72,17 @@ class Product {
   __device__ Product(const Steps& steps, const float* weights_h) {
     const int warp = threadIdx.x / 32;
     const int first_unit = warp * 4 + (Tile::kIsForward ? static_cast<int>(threadIdx.x) % 32 / 16 * 2 : 0);
-#pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
+    unrolled<kChunks>([&](int i) {
       const int first_k = ((part() * kChunks + i) * 8 + static_cast<int>(threadIdx.x) % 8) * kFloats;
-#pragma unroll
-      for (int unit = 0; unit < kUnits; ++unit) {
-#pragma unroll
-        for (int gate = 0; gate < kGates; ++gate) {
-#pragma unroll
-          for (int j = 0; j < kFloats; ++j) {
+      unrolled<kUnits>([&](int unit) {
+        unrolled<kGates>([&](int gate) {
+          unrolled<kFloats>([&](int j) {
             const int n = gate * Tile::kUnits + first_unit + unit;
             weights_[i][unit][gate][j] = weight_at<Tile>(steps, weights_h, n, first_k + j);
-          }
-        }
-      }
-    }
+          });
+        });
+      });
+    });
   }
 
   // Partial is [tile of samples, sum of a cell, thread].
@@ -99,28 +95,23 @@ class Product {
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
         float pairs[2 * kGates];
-#pragma unroll
-        for (int pair = 0; pair < 2; ++pair) {
+        unrolled<2>([&](int pair) {
           float sums[kUnits * kPair * kGates] = {};
           multiply_pair(from, sums);
           from += kPair * Tile::kRowBytes;
           if constexpr (kUnits == 4) exchange_halves<4 * kPair * kGates>(sums, 16);
           exchange_halves<2 * kPair * kGates>(sums, 8);
           exchange_halves<kPair * kGates>(sums, 1);
-#pragma unroll
-          for (int gate = 0; gate < kGates; ++gate) pairs[pair * kGates + gate] = sums[gate];
-        }
+          unrolled<kGates>([&](int gate) { pairs[pair * kGates + gate] = sums[gate]; });
+        });
         exchange_halves<2 * kGates>(pairs, 2);
-#pragma unroll
-        for (int gate = 0; gate < kGates; ++gate) {
+        unrolled<kGates>([&](int gate) {
           if (half == 0) halves[gate] = pairs[gate];
           halves[kGates + gate] = pairs[gate];
-        }
+        });
       }
       exchange_halves<2 * kGates>(halves, 4);
-#pragma unroll
-      for (int gate = 0; gate < kGates; ++gate)
-        partial[(tile * kGates + gate) * kTileCells + threadIdx.x] = halves[gate];
+      unrolled<kGates>([&](int gate) { partial[(tile * kGates + gate) * kTileCells + threadIdx.x] = halves[gate]; });
     }
   }
 
@@ -140,23 +131,20 @@ class Product {
       return *reinterpret_cast<const float4*>(from + offset + i % kPair * Tile::kRowBytes);
     };
     float4 next = chunk(0);
-#pragma unroll
-    for (int i = 0; i < kChunks * kPair; ++i) {
+    unrolled<kChunks * kPair>([&](int i) {
       const float4 x = next;
       if (i + 1 < kChunks * kPair) next = chunk(i + 1);
-#pragma unroll
-      for (int unit = 0; unit < kUnits; ++unit) {
-#pragma unroll
-        for (int gate = 0; gate < kGates; ++gate) {
+      unrolled<kUnits>([&](int unit) {
+        unrolled<kGates>([&](int gate) {
           float& sum = sums[(unit * kPair + i % kPair) * kGates + gate];
           const float (&w)[kFloats] = weights_[i / kPair][unit][gate];
           sum = fmaf(x.x, w[0], sum);
           sum = fmaf(x.y, w[1], sum);
           sum = fmaf(x.z, w[2], sum);
           sum = fmaf(x.w, w[3], sum);
-        }
-      }
-    }
+        });
+      });
+    });
   }
 
   float weights_[kChunks][kUnits][kGates][kFloats];
@@ -191,8 +179,7 @@ struct ThreadCells {
 template <class Tile>
 __device__ void put(int i, const float* values, unsigned char* slot) {
   float* const to = reinterpret_cast<float*>(slot + blockIdx.x * Tile::kSourceBytes + own_row(i) * Tile::kRowBytes);
-#pragma unroll
-  for (int v = 0; v < Tile::kValues; ++v) to[v * Tile::kUnits + own_column()] = values[v];
+  unrolled<Tile::kValues>([&](int v) { to[v * Tile::kUnits + own_column()] = values[v]; });
 }
 
 // Two slots in turn: that of step s is number s % 2, and its mbarrier counts what the other blocks copy there.
@@ -227,10 +214,10 @@ struct Slots {
     }
   }
 
-  // Nobody sends for step 0.
+  // Backward, step 0 has no product.
   template <class Tile>
   __device__ const unsigned char* wait(int step) const {
-    if (step > 0) full[step % 2].wait((step - 1) / 2);
+    full[step % 2].wait(Tile::kIsForward ? step / 2 : (step - 1) / 2);
     return of<Tile>(step);
   }
 };
@@ -242,26 +229,27 @@ __device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, 
   using Cells = ForwardCells<Cell, float, ExactMath, 1, SingleAccess>;
   const Product<Tile> product(in.steps, in.weights_h);
   ThreadCells<Tile, Cells> own(in);
-  for (Cells& cells : own.cells) cells.fetch(0, 0);
+  unrolled<Tile::kOwnCells>([&](int i) {
+    own.cells[i].fetch(0, 0);
+    put<Tile>(i, own.cells[i].h, slots.template of<Tile>(0));
+  });
+  slots.template send<Tile>(0);
   for (int step = 0; step < in.steps.time; ++step) {
     product.multiply(slots.template wait<Tile>(step), partial);
     typename Cells::Kept kept[Tile::kOwnCells];
-#pragma unroll
-    for (int i = 0; i < Tile::kOwnCells; ++i) {
+    unrolled<Tile::kOwnCells>([&](int i) {
       typename Cells::Columns sums = {};
-#pragma unroll
-      for (int g = 0; g < Cell::kRecurrent; ++g) sums[kFirstRecurrent<Cell> + g][0] = product.sum(partial, g, i);
+      unrolled<Cell::kRecurrent>([&](int g) { sums[kFirstRecurrent<Cell> + g][0] = product.sum(partial, g, i); });
       own.cells[i].end_sums(sums);
       kept[i] = own.cells[i].compute(sums, step);
       put<Tile>(i, own.cells[i].h, slots.template of<Tile>(step + 1));
-    }
+    });
     if (step + 1 < in.steps.time) slots.template send<Tile>(step + 1);
-#pragma unroll
-    for (int i = 0; i < Tile::kOwnCells; ++i) {
+    unrolled<Tile::kOwnCells>([&](int i) {
       own.cells[i].fetch(step + 1, 1);
       own.cells[i].leave(kept[i]);
       own.cells[i].own.move(1);
-    }
+    });
   }
   for (const Cells& cells : own.cells) cells.leave_last_states();
 }
@@ -279,37 +267,22 @@ __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots,
   for (int step = 0; step <= in.steps.time; ++step) {
     if (step > 0) product.multiply(slots.template wait<Tile>(step), partial);
     typename Cells::Columns gradients[Tile::kOwnCells];
-#pragma unroll
-    for (int i = 0; i < Tile::kOwnCells; ++i) {
+    unrolled<Tile::kOwnCells>([&](int i) {
       if (step > 0 && own.cells[i].counted(step - 1)) own.cells[i].grad_h[0] = product.sum(partial, 0, i);
-      if (step == in.steps.time) continue;
+      if (step == in.steps.time) return;
       own.cells[i].compute(gradients[i], step);
       put<Tile>(i, gradients[i][kFirstRecurrent<Cell>], slots.template of<Tile>(step + 1));
-    }
+    });
     if (step == in.steps.time) break;
     slots.template send<Tile>(step + 1);
-#pragma unroll
-    for (int i = 0; i < Tile::kOwnCells; ++i) {
+    unrolled<Tile::kOwnCells>([&](int i) {
       own.cells[i].leave(gradients[i]);
       own.cells[i].fetch(step + 1, 1);
       own.cells[i].prepare();
       own.cells[i].own.move(1);
-    }
+    });
   }
   for (const Cells& cells : own.cells) cells.leave_first_states();
-}
-
-// Every block reads the first state itself.
-template <class Tile>
-__device__ void load_first_state(const SequenceForward<typename Tile::Cell, float>& in, unsigned char* slot) {
-  for (int item = threadIdx.x; item < Tile::kBlocks * Tile::kCells; item += Tile::kThreads) {
-    const int unit = item % (Tile::kBlocks * Tile::kUnits);
-    const int row = item / (Tile::kBlocks * Tile::kUnits);
-    const int sample = static_cast<int>(blockIdx.y) * Tile::kSamples + row;
-    const bool exists = unit < in.steps.state_size && sample < in.steps.batch;
-    float* const to = reinterpret_cast<float*>(slot + unit / Tile::kUnits * Tile::kSourceBytes + row * Tile::kRowBytes);
-    to[unit % Tile::kUnits] = exists ? in.h_0[int64_t{sample} * in.steps.state_size + unit] : 0.f;
-  }
 }
 
 #endif
@@ -323,7 +296,6 @@ __global__ void __launch_bounds__(Tile::kThreads) sequence_float32_cluster_kerne
     for (Mbarrier& barrier : full) barrier.initialize(1);
     Mbarrier::publish();
   }
-  if constexpr (Tile::kIsForward) load_first_state<Tile>(in, slots);
   __syncthreads();
   arrive_at_cluster();
   wait_for_cluster();

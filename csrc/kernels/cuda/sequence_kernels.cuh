@@ -30,16 +30,18 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t place = steps.row(t, sample);
     C c = step == 0 ? load(in.c_0[item]) : carried[item];
     if (t < steps.length(sample)) {
-      C sums[Cell::kColumns];
-      start_sums(sums, in, place, unit);
+      C columns[Cell::kColumns];
 #pragma unroll
-      for (int g = 0; g < Cell::kRecurrent; ++g) {
-        sums[kFirstRecurrent<Cell> + g] +=
-            recurrent[(int64_t{sample} * Cell::kRecurrent + g) * steps.state_size + unit];
+      for (int g = 0; g < Cell::kColumns; ++g) {
+        const auto at = [&](int64_t row, int columns, int g) { return (row * columns + g) * steps.state_size + unit; };
+        C& sum = columns[g] = load(in.bias[at(0, 0, g)]);
+        if (g < Cell::kInput) sum += in.products[at(place, Cell::kInput, g)];
+        const int of_recurrent = g - kFirstRecurrent<Cell>;
+        if (of_recurrent >= 0) sum += recurrent[at(sample, Cell::kRecurrent, of_recurrent)];
       }
-      round_to<T>(sums);
-      const CellState<C> state = cell_forward<Cell, MathOf<T>>(sums, c);
-      leave_cell(in, place, unit, sums, state);
+      round_to<T>(columns);
+      const CellState<C> state = cell_forward<Cell, MathOf<T>>(columns, c);
+      leave_cell(in, place, unit, columns, state);
       c = state.c;
       store(in.h_n[item], state.h);
     } else {
@@ -52,10 +54,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Cell, class T, class C = typename Compute<T>::type>
-__global__ void __launch_bounds__(kThreads) sequence_step_backward_kernel(
-    SequenceBackward<Cell, T> in, int step, const C* recurrent, C* carried_h, C* carried_c) {
+__global__ void __launch_bounds__(kThreads)
+    sequence_step_backward_kernel(SequenceBackward<Cell, T> in, int step, const C* recurrent, C* carried_h) {
   wait_for_previous_kernel();
   const Steps& steps = in.steps;
+  C* const carried_c = carried_h + int64_t{steps.batch} * steps.state_size;
   const int t = steps.time_of(steps.time - 1 - step);
   const int previous = steps.time_of(steps.time - step);
   for_each_cell(steps, [&](int64_t item, int sample, int unit) {
@@ -75,8 +78,7 @@ __global__ void __launch_bounds__(kThreads) sequence_step_backward_kernel(
       const C upstream = grad_h + load_if_present(in.grad_output, place * steps.state_size + unit);
       apply_slopes(slopes, upstream, grad_c, gradients);
     }
-#pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) store(grad_gates[g * steps.state_size], gradients[g]);
+    unrolled<Cell::kColumns>([&](int g) { store(grad_gates[g * steps.state_size], gradients[g]); });
     carried_h[item] = grad_h;
     carried_c[item] = grad_c;
   });
@@ -120,27 +122,12 @@ Error launch_sequence(const Problem& problem, const In& in) {
       return launch_tensor_clusters<Cell>(problem, in);
     case Kernel::kGroup:
       return launch_groups<Cell>(problem, in);
-    case Kernel::kNone:
-      return no_kernel_error<Cell>(problem);
     case Kernel::kStep:
+      return "no kernel computes all steps of such a sequence";
+    case Kernel::kNone:
       break;
   }
-  return "no kernel computes all steps of such a sequence";
-}
-
-// Launches the kernel of one step: `carried` are the states that the steps hand on.
-template <class Cell, class T, class C = typename Compute<T>::type>
-void launch_step(const SequenceArguments& in, cudaStream_t stream, int64_t cells, const C* recurrent, C* carried) {
-  launch(
-      &sequence_step_kernel<Cell, T>, {blocks_for(cells), kThreads}, stream, SequenceForward<Cell, T>(in),
-      static_cast<int>(in.sizes.step), recurrent, carried);
-}
-template <class Cell, class T, class C = typename Compute<T>::type>
-void launch_step(
-    const SequenceBackwardArguments& in, cudaStream_t stream, int64_t cells, const C* recurrent, C* carried) {
-  launch(
-      &sequence_step_backward_kernel<Cell, T>, {blocks_for(cells), kThreads}, stream, SequenceBackward<Cell, T>(in),
-      static_cast<int>(in.sizes.step), recurrent, carried, carried + cells);
+  return no_kernel_error<Cell>(problem);
 }
 
 template <class Cell, class In>
@@ -151,10 +138,18 @@ Error launch_step(ScalarType dtype, const In& in, void* stream) {
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
     using C = typename Compute<T>::type;
-    launch_step<Cell, T>(
-        in, static_cast<cudaStream_t>(stream), cells, static_cast<const C*>(in.recurrent),
-        static_cast<C*>(in.workspace));
-    return launch_error();
+    const auto launch_kernel = [&](auto kernel) {
+      launch(
+          kernel, {blocks_for(cells), kThreads}, static_cast<cudaStream_t>(stream),
+          SequencePass<kPassOf<In>, Cell, T>(in), static_cast<int>(in.sizes.step), static_cast<const C*>(in.recurrent),
+          static_cast<C*>(in.workspace));
+      return launch_error();
+    };
+    if constexpr (kPassOf<In> == Pass::kForward) {
+      return launch_kernel(&sequence_step_kernel<Cell, T, C>);
+    } else {
+      return launch_kernel(&sequence_step_backward_kernel<Cell, T, C>);
+    }
   });
 }
 
