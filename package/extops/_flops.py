@@ -32,7 +32,7 @@ def _lltm_backward(
 
 
 def _sequence(input: Tensor, *arguments: Any, **_: Any) -> int:
-    *weights, _bias, _h_0, _c_0, _lengths = arguments
+    weights: Sequence[Tensor] = arguments[:-4]  # before the bias, both states and lengths
     return 2 * input.shape[0] * input.shape[1] * sum(x.numel() for x in weights)
 
 

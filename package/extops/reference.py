@@ -167,6 +167,9 @@ def gates_of_parts(
     return F.pad(of_input, (0, after)) + F.pad(of_h, (before, 0)) + bias
 
 
+_Function = Callable[..., tuple[Tensor, ...]]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Cell:
     gates: Callable[..., Tensor]
@@ -175,6 +178,10 @@ class _Cell:
     backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     saves_new_c: bool = False
     """Whether ``backward`` gets the cell state after the step, or the one before."""
+
+    def over_sequences(self) -> tuple[_Function, _Function]:
+        """The operator and its backward."""
+        return _in_float32(self.sequence), _in_float32(self.sequence_backward)
 
     def sequence(self, input: Tensor, *arguments: Any, reverse: bool = False) -> tuple[Tensor, ...]:
         """The operator for an input ``[T, B, I]``, the weights, the bias, both states and lengths: the output, the last
@@ -260,9 +267,9 @@ _lltm = _Cell(lltm_gates, lltm_cell, lltm_cell_backward, saves_new_c=True)
 _lstm = _Cell(gates_of_parts, lstm_cell, lstm_cell_backward)
 _gru = _Cell(gates_of_parts, gru_cell, gru_cell_backward)
 
-lltm_sequence, lltm_sequence_backward = map(_in_float32, (_lltm.sequence, _lltm.sequence_backward))
-lstm_sequence, lstm_sequence_backward = map(_in_float32, (_lstm.sequence, _lstm.sequence_backward))
-gru_sequence, gru_sequence_backward = map(_in_float32, (_gru.sequence, _gru.sequence_backward))
+lltm_sequence, lltm_sequence_backward = _lltm.over_sequences()
+lstm_sequence, lstm_sequence_backward = _lstm.over_sequences()
+gru_sequence, gru_sequence_backward = _gru.over_sequences()
 
 elementwise_mult = reference_of(_multiply)
 round_ste = reference_of(_round_ste)

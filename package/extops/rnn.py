@@ -19,7 +19,7 @@ def _run_lstm(
     c: Tensor,
     weight_ih: Tensor,
     weight_hh: Tensor,
-    *bias: Tensor,
+    *bias: Any,
     **options: Any,
 ) -> Results:
     return lstm_sequence(input, (h, c), weight_ih, weight_hh, bias or None, **options)
@@ -30,14 +30,14 @@ def _run_gru(
     h: Tensor,
     weight_ih: Tensor,
     weight_hh: Tensor,
-    *bias: Tensor,
+    *bias: Any,
     **options: Any,
 ) -> Results:
     output, h = gru_sequence(input, h, weight_ih, weight_hh, bias or None, **options)
     return output, (h,)
 
 
-class _TorchLayers(Layers, torch.nn.RNNBase):  # type: ignore[misc]
+class _TorchLayers(Layers, torch.nn.RNNBase):
     """Not a subclass of ``nn.LSTM`` or ``nn.GRU``, which ``torch.compile`` refuses."""
 
     _size = "hidden_size"
@@ -80,7 +80,7 @@ class LSTM(_TorchLayers):
     _run = staticmethod(_run_lstm)  # type: ignore[assignment]
 
 
-class GRU(_OneState, _TorchLayers):  # type: ignore[misc]
+class GRU(_OneState, _TorchLayers):
     """:class:`torch.nn.GRU` by :func:`extops.gru_sequence`: the same arguments, parameters and results."""
 
     _mode = "GRU"
@@ -125,13 +125,13 @@ class _TorchCell(torch.nn.RNNCellBase):
         return self._of_states(tuple(x.squeeze(0) for x in states))
 
 
-class LSTMCell(_TorchCell, torch.nn.LSTMCell):  # type: ignore[misc]
+class LSTMCell(_TorchCell, torch.nn.LSTMCell):
     """:class:`torch.nn.LSTMCell` by :func:`extops.lstm_sequence`: the same arguments, parameters and results."""
 
     _run = staticmethod(_run_lstm)  # type: ignore[assignment]
 
 
-class GRUCell(_OneState, _TorchCell, torch.nn.GRUCell):  # type: ignore[misc]
+class GRUCell(_OneState, _TorchCell, torch.nn.GRUCell):
     """:class:`torch.nn.GRUCell` by :func:`extops.gru_sequence`: the same arguments, parameters and results."""
 
     _run = staticmethod(_run_gru)  # type: ignore[assignment]

@@ -349,16 +349,26 @@ def _refuse_unlike(bias_ih: Tensor, bias_hh: Tensor) -> None:
         raise RuntimeError("expected both biases of one shape and dtype")
 
 
+def _as_biases(op: str, bias: tuple[Tensor, Tensor] | None) -> Arguments:
+    if bias is None:
+        return None, None
+    pair = _checks.as_pair(op, bias, "bias", "(bias_ih, bias_hh)")
+    for name, each in zip(("bias_ih", "bias_hh"), pair, strict=True):
+        if each is None:
+            _checks.check_dense(op, name, each)
+    return pair
+
+
 def _prepare_lstm(
     input: Tensor,
     weight_ih: Tensor,
     weight_hh: Tensor,
     bias_ih: Tensor | None,
-    bias_hh: Tensor | None,
+    bias_hh: Any,
     h_0: Tensor,
     c_0: Tensor,
 ) -> Arguments:
-    if bias_ih is None or bias_hh is None:
+    if bias_ih is None:
         bias = weight_hh.new_zeros(len(weight_hh))
     else:
         _refuse_unlike(bias_ih, bias_hh)
@@ -371,14 +381,14 @@ def _prepare_gru(
     weight_ih: Tensor,
     weight_hh: Tensor,
     bias_ih: Tensor | None,
-    bias_hh: Tensor | None,
+    bias_hh: Any,
     h_0: Tensor,
     c_0: Tensor,
 ) -> Arguments:
     """The operator has the candidate's two parts at either end: n of the input, r, z, n of the hidden state."""
     state_size = weight_hh.shape[1]
     gates = 2 * state_size
-    if bias_ih is None or bias_hh is None:
+    if bias_ih is None:
         bias = weight_hh.new_zeros(4 * state_size)
     else:
         _refuse_unlike(bias_ih, bias_hh)
@@ -415,7 +425,7 @@ def lstm_sequence(
     Returns:
         ``output, (h_n, c_n)``, as of :func:`extops.lltm_sequence`.
     """
-    arguments = input, weight_ih, weight_hh, *(bias or (None, None))
+    arguments = input, weight_ih, weight_hh, *_as_biases(_lstm.name, bias)
     state = _checks.as_pair(_lstm.name, state)
     output, h_n, c_n = _lstm(
         (*arguments, *state), lengths, batch_first=batch_first, reverse=reverse
@@ -448,6 +458,6 @@ def gru_sequence(
         ``output, h_n``: the hidden state after every step, ``[T, B, S]`` or ``[B, T, S]``, and the last one.
     """
     # The state is carried from step to step in the compute type, and meets the weights in its own.
-    arguments = input, weight_ih, weight_hh, *(bias or (None, None)), state, state
+    arguments = input, weight_ih, weight_hh, *_as_biases(_gru.name, bias), state, state
     output, h_n, _ = _gru(arguments, lengths, batch_first=batch_first, reverse=reverse)
     return output, h_n
