@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autocast, _autograd, _checks, _legacy, _private, _schemas, reference
+from extops import _autocast, _autograd, _checks, _private, _products, _schemas, reference
 from extops.ops.lltm import lltm
 
 _OP = "lltm_sequence"
@@ -234,7 +234,7 @@ def _gradients(
     counts = None if lengths is None else reference.steps_that_count(lengths, input.shape[0])
     grad_input = grad_weights = None
     if needs_input:
-        of_rows = _legacy.mm(rows, weights[:, h_0.shape[1] :])
+        of_rows = _products.mm(rows, weights[:, h_0.shape[1] :])
         grad_input = _transposed(of_rows.view(_transposed(input, batch_first).shape), batch_first)
         if counts is not None:  # a weight may be infinite or NaN, and zero times that is NaN
             grad_input = torch.where(counts, grad_input, 0)
