@@ -1,7 +1,7 @@
 """The sessions of the project: `nox --list` shows them.
 
-Those of the cells, `build`, `audit`, `index`, `reproduce` and `matrix` are torchwheels', by the table
-in pyproject.toml. Where a Docker engine answers, those of a cell run in the cell's image; `-- --backend
+Those of the targets, `build`, `audit`, `index`, `reproduce` and `matrix` are torchwheels', by the table
+in pyproject.toml. Where a Docker engine answers, those of a target run in the target's image; `-- --backend
 local` keeps them here. The others are what only extops has; what they do is in tools/.
 """
 
@@ -50,13 +50,13 @@ def interrupt(number: int, frame: FrameType | None) -> None:
 signal.signal(signal.SIGTERM, interrupt)
 
 
-def add_torch(session: nox.Session, cell: str, *toolkit: str) -> Environment:
-    """Puts the torch of a cell, and a CUDA `toolkit`, beside what the session installs.
+def add_torch(session: nox.Session, target: str, *toolkit: str) -> Environment:
+    """Puts the torch of a target, and a CUDA `toolkit`, beside what the session installs.
 
-    It is the one that builds of the cell have, which is downloaded once for the machine.
+    It is the one that builds of the target have, which is downloaded once for the machine.
     """
     try:
-        base = environments.with_torch(OPTIONS.releases.cell(cell), toolkit)
+        base = environments.with_torch(OPTIONS.releases.target(target), toolkit)
     except UserError as error:
         session.error(str(error))
     own = Environment(Path(session.virtualenv.location))
@@ -82,7 +82,7 @@ def test_wheel(session: nox.Session, *arguments: str, success_codes: Iterable[in
 
 def build_cpu_wheel(session: nox.Session, dist: str) -> Path:
     """Builds the CPU wheel from the sources as they are, away from dist/."""
-    build = ["build", str(ROOT), f"--cell={PYTHON}-cpu", "--backend=local", f"--dist={dist}"]
+    build = ["build", str(ROOT), f"--target={PYTHON}-cpu", "--backend=local", f"--dist={dist}"]
     run_tool(session, *build, tool="./torchwheels")
     (wheel,) = Path(dist).glob("*+*.whl")
     return wheel
@@ -133,13 +133,13 @@ def prove_tests(session: nox.Session, module: str) -> None:
     """Runs a module that compiles kernels in ways of its own and runs the tests on them."""
     session.log("This compiles and tests the kernels in many forms: allow for most of an hour.")
     cuda = asks_for_cuda(session.posargs)
-    cell = OPTIONS.releases.cell(f"{PYTHON}-{'cu130' if cuda else 'cpu'}")
-    variables = {"TORCH_CUDA_ARCH_LIST": ";".join(cell.architectures), **os.environ}
+    target = OPTIONS.releases.target(f"{PYTHON}-{'cu130' if cuda else 'cpu'}")
+    variables = {"TORCH_CUDA_ARCH_LIST": ";".join(target.architectures), **os.environ}
     if cuda and "CUDA_HOME" not in os.environ:
-        base = add_torch(session, cell.name, releases.load().toolkit)
+        base = add_torch(session, target.name, releases.load().toolkit)
         variables["CUDA_HOME"] = str(base.site_packages / "nvidia" / "cu13")
     else:
-        add_torch(session, cell.name)
+        add_torch(session, target.name)
     session.install(*group("build"), *OPTIONS.tests.requires)
     if cuda and module == "tools.sanitize" and not sanitizers.systems_compute_sanitizer():
         session.install(*group("sanitizer"))
@@ -187,9 +187,9 @@ def docs(session: nox.Session) -> None:
     with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
         wheel = build_cpu_wheel(session, dist)
         session.install("--force-reinstall", "--no-deps", str(wheel))
-    target = session.posargs or ["docs/_build/html"]
-    session.run("sphinx-build", "--fail-on-warning", "--keep-going", "docs", *target)
-    session.run("python", "-m", "tools.pages", *target, "build/pages")
+    folder = session.posargs or ["docs/_build/html"]
+    session.run("sphinx-build", "--fail-on-warning", "--keep-going", "docs", *folder)
+    session.run("python", "-m", "tools.pages", *folder, "build/pages")
 
 
 @nox.session(reuse_venv=True)
@@ -241,7 +241,7 @@ def lint_workflows(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def act(session: nox.Session) -> None:
-    """Runs a workflow here, with stand-ins for GitHub's own actions: `-- main`, or `-- sample`."""
+    """Runs a workflow here, with stubs for GitHub's own actions: `-- main`, or `-- sample`."""
     session.install(*group("act"))
     session.run("python", "tests/tools/act.py", *session.posargs)
 

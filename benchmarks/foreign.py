@@ -1,4 +1,4 @@
-"""Builds, audits and tests a project of others in a cell, for the table in the documentation.
+"""Builds, audits and tests a project of others in a target, for the table in the documentation.
 
     TORCHWHEELS_ARCHITECTURES=9.0 python -m benchmarks.foreign torch-scatter 3.11-cpu   # minutes
 
@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "torchwheels" / "src"))
 
-from torchwheels import passports, project  # noqa: E402
+from torchwheels import project, reports  # noqa: E402
 
 PROJECTS = {
     "torch-cluster": ("1.6.3", "rusty1s/pytorch_cluster@1.6.3"),
@@ -50,11 +50,11 @@ def run_tool(*arguments: str) -> str:
     return "".join(printed)
 
 
-def measure(name: str, cell: str, arguments: list[str]) -> dict[str, Any]:
-    """The row of a project in a cell."""
+def measure(name: str, target: str, arguments: list[str]) -> dict[str, Any]:
+    """The row of a project in a target."""
     config = ROOT / "benchmarks" / "foreign" / f"{name}.toml"
     version, repository = PROJECTS[name]
-    options = [f"--cell={cell}", f"--config={config}", *arguments]
+    options = [f"--target={target}", f"--config={config}", *arguments]
     found = BUILT.search(run_tool("build", f"{name}=={version}", *options))
     if not found:
         sys.exit(f"{name} is not built: the messages above say why")
@@ -67,30 +67,30 @@ def row(
     wheel: Path, seconds: int, gigabytes: float, config: Path, arguments: list[str]
 ) -> dict[str, Any]:
     """What the table says of a wheel."""
-    passport = passports.write_passport(wheel, project.load(config))
-    build = passport["build"]
+    report = reports.write_report(wheel, project.load(config))
+    build = report["build"]
     return {
         "project": f"{config.stem}=={build['version'].partition('+')[0]}",
-        "cell": build["cell"],
+        "target": build["target"],
         "torch": build["torch"],
         "seconds": seconds,
         "GB": gigabytes,
-        "MB": passport["size"] / 1e6,
-        "sha256": passport["sha256"],
-        "tag": passport["tags"][0],
+        "MB": report["size"] / 1e6,
+        "sha256": report["sha256"],
+        "tag": report["tags"][0],
         "architectures": build["architectures"],
-        "broken rules": [x["rule"] for x in passport["rules"] if not x["passed"]],
-        "tests": [{x: run[x] for x in OF_A_RUN} for run in passport["tests"]],
+        "broken rules": [x["rule"] for x in report["rules"] if not x["passed"]],
+        "tests": [{x: run[x] for x in OF_A_RUN} for run in report["tests"]],
         "command": " ".join(
-            ["python -m benchmarks.foreign", config.stem, build["cell"], *arguments]
+            ["python -m benchmarks.foreign", config.stem, build["target"], *arguments]
         ),
     }
 
 
 def keep(new: dict[str, Any]) -> None:
-    """Puts a row into the results, in place of the one of the same project and cell."""
+    """Puts a row into the results, in place of the one of the same project and target."""
     rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []
-    rows = {(each["project"], each["cell"]): each for each in [*rows, new]}
+    rows = {(each["project"], each["target"]): each for each in [*rows, new]}
     RESULTS.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=2) + "\n")
 
 

@@ -36,9 +36,9 @@ def write() -> None:
     """Writes all parts, and the plots beside them."""
     FOLDER.mkdir(exist_ok=True)
     parts = {
-        "matrix": tables.cells_table(),
+        "matrix": tables.targets_table(),
         "variants": tables.wheels_table(),
-        "release": tested(read(RESULTS / "release.passport.json")),
+        "release": tested(read(RESULTS / "release.report.json")),
         "torchwheels-foreign": foreign(read(RESULTS / "foreign.json")),
         "torchwheels-help": "\n".join(help_texts()),
         "torchwheels-options": "\n".join(options()),
@@ -68,10 +68,10 @@ def read(file: Path) -> Any:
     return json.loads(file.read_text())
 
 
-def tested(passport: dict[str, Any]) -> str:
+def tested(report: dict[str, Any]) -> str:
     """Which wheel passed its tests where."""
-    wheel = f"`{passport['wheel']}`, built from commit `{passport['commit'][:12]}`:"
-    return f"{wheel}\n\n{tables.tests_table(passport)}"
+    wheel = f"`{report['wheel']}`, built from commit `{report['commit'][:12]}`:"
+    return f"{wheel}\n\n{tables.tests_table(report)}"
 
 
 def foreign(rows: list[dict[str, Any]]) -> str:
@@ -79,7 +79,7 @@ def foreign(rows: list[dict[str, Any]]) -> str:
     columns = ("wheel", "torch", "seconds", "largest process, GB", "MB", "platform", "GPU code")
     lines = []
     for row in rows:
-        said = [f"`{row['project']}` `{row['cell']}`", row["torch"]]
+        said = [f"`{row['project']}` `{row['target']}`", row["torch"]]
         if "skipped" in row:
             said += [row["skipped"], *["–"] * 6]
         else:

@@ -8,7 +8,7 @@
 # several gigabytes: PIP_EXTRA_INDEX_URL can name the index of smaller ones.
 set -eu
 
-torchwheels build torchsort==0.1.9 --cell 3.11-cpu --backend local
+torchwheels build torchsort==0.1.9 --target 3.11-cpu --backend local
 
 python3.11 -m venv build/torchsort
 build/torchsort/bin/pip install --quiet numpy dist/torchsort-0.1.9+cpu.torch*-cp311-*.whl

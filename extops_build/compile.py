@@ -30,7 +30,7 @@ from extops_build import ROOT, UserError, errors_for_the_user, libraries
 BUILD_INFO = "_build_info.json"
 
 # torch's libraries are only named, never needed: the linker gets empty ones of the same names.
-_STAND_IN = "$cxx -shared -nostdlib -o $out -Wl,-soname,$soname -x c++ /dev/null"
+_STUB = "$cxx -shared -nostdlib -o $out -Wl,-soname,$soname -x c++ /dev/null"
 _LINK = "$cxx -shared -o $out $in $flags $sanitizing -Wl,-soname,$soname -Wl,-rpath,'$$ORIGIN'"
 _SANITIZERS_RUNTIME = "-lasan -lubsan"
 
@@ -136,11 +136,11 @@ def _write_ninja(
             nvcc = f"{launcher}{_words(cuda / 'bin' / 'nvcc')} -ccbin $cxx"
             compile_cuda = f"{nvcc} -MD -MF $out.d $flags -c $in -o $out"
             ninja.rule("cuda", compile_cuda, depfile="$out.d", deps="gcc", description="CUDA $in")
-        ninja.rule("stand-in", _STAND_IN, description="STAND-IN $out")
+        ninja.rule("stub", _STUB, description="STUB $out")
         ninja.rule("link", _LINK, description="LINK $out")
         for name in sorted({name for x in libraries.LIBRARIES for name in x.torch_links}):
             variables = {"soname": f"lib{name}.so"}
-            ninja.build(str(_relative(folder / f"lib{name}.so")), "stand-in", variables=variables)
+            ninja.build(str(_relative(folder / f"lib{name}.so")), "stub", variables=variables)
         for library in libraries.libraries(cuda=cuda is not None):
             objects = _write_objects(ninja, folder, library, headers)
             outputs.append(_write_link(ninja, folder, library, objects, cuda))

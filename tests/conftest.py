@@ -55,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--record",
         type=Path,
         metavar="FOLDER",
-        help="leave a record of this run there, for the passport of the wheel (default: none)",
+        help="leave a record of this run there, for the build report of the wheel (default: none)",
     )
     parser.addoption(
         "--thorough",

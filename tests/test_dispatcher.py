@@ -461,7 +461,7 @@ def test_private_names_that_are_in_use() -> None:
     assert len(_private.IN_USE) >= 14
 
 
-def test_private_names_stand_in_one_place() -> None:
+def test_private_names_stub_one_place() -> None:
     """What begins with an underscore, in an attribute of what was imported from torch."""
     package = Path(extops.__file__).parent
     found = set()

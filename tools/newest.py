@@ -1,4 +1,4 @@
-"""Says how the tests of a published wheel went with the newest torch, and adds it to the wheel's passport.
+"""Says how the tests of a published wheel went with the newest torch, and adds it to the wheel's build report.
 
 `nox -s newest` runs this with the Python whose environment holds the two, after the tests.
 """
@@ -27,28 +27,28 @@ def counts(folder: Path) -> dict[str, int]:
     }
 
 
-def record(passport: Path, folder: Path) -> dict[str, Any]:
-    """Adds the run to the file `passport` where there is one, for the index; returns what it was."""
+def record(report: Path, folder: Path) -> dict[str, Any]:
+    """Adds the run to the file `report` where there is one, for the index; returns what it was."""
     today = datetime.datetime.now(datetime.timezone.utc).date()
     torch, python = importlib.metadata.version("torch"), platform.python_version()
     found = {
-        "cell": f"Python {python} with the newest torch, {torch}, on {today}",
+        "target": f"Python {python} with the newest torch, {torch}, on {today}",
         "torch": torch,
         "python": python,
         "device": "CPU",
         **counts(folder),
     }
-    if passport.is_file():
-        known = json.loads(passport.read_text())
+    if report.is_file():
+        known = json.loads(report.read_text())
         known["tests"].append(found)
-        passport.write_text(json.dumps(known, indent=2) + "\n")
+        report.write_text(json.dumps(known, indent=2) + "\n")
     return found
 
 
 def main() -> None:
     """The command line: the file name of the wheel, and the folder where the tests left their record."""
     wheel, folder = sys.argv[1:]
-    found = record((ROOT / "dist" / wheel).with_suffix(".passport.json"), Path(folder))
+    found = record((ROOT / "dist" / wheel).with_suffix(".report.json"), Path(folder))
     said = f"{found['passed']} passed, {found['failed']} failed, {found['skipped']} skipped"
     print(f"extops: {wheel} with torch {found['torch']}: {said}")
     if found["failed"] or not found["passed"]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from extops_build import ROOT, libraries
 from torchwheels import project
-from torchwheels.releases import Cell, numbers
+from torchwheels.releases import Target, numbers
 
 OPTIONS = project.load(ROOT / "pyproject.toml")
 
@@ -17,22 +17,22 @@ def binding(torch: str) -> str:
     return "stable" if numbers(torch) >= libraries.STABLE_TORCH else "legacy"
 
 
-def cells_table() -> str:
-    """The cells, one row for each wheel and torch."""
+def targets_table() -> str:
+    """The targets, one row for each wheel and torch."""
     columns = ("session suffix", "torch", "binding", "Python", "CUDA", "GPU architectures")
-    groups: dict[tuple[str, str], list[Cell]] = {}
-    for cell in OPTIONS.chosen_cells():
-        groups.setdefault((cell.label, cell.torch), []).append(cell)
+    groups: dict[tuple[str, str], list[Target]] = {}
+    for target in OPTIONS.chosen_targets():
+        groups.setdefault((target.label, target.torch), []).append(target)
     rows = [
         (
-            f"`{cells[0].name.replace(cells[0].python, '*', 1)}`",
+            f"`{targets[0].name.replace(targets[0].python, '*', 1)}`",
             torch,
             binding(torch),
-            _span(cell.python for cell in cells),
-            *_cuda(cells[0]),
-            f"`{cells[0].image}`",
+            _span(target.python for target in targets),
+            *_cuda(targets[0]),
+            f"`{targets[0].image}`",
         )
-        for (_, torch), cells in groups.items()
+        for (_, torch), targets in groups.items()
     ]
     return markdown((*columns, "base image"), rows)
 
@@ -40,25 +40,25 @@ def cells_table() -> str:
 def wheels_table() -> str:
     """The wheels: what each one is tested with."""
     columns = ("wheel", "torch", "Python", "CUDA", "GPUs (compute capability)")
-    groups: dict[str, list[Cell]] = {}
-    for cell in OPTIONS.chosen_cells():
-        groups.setdefault(cell.label, []).append(cell)
+    groups: dict[str, list[Target]] = {}
+    for target in OPTIONS.chosen_targets():
+        groups.setdefault(target.label, []).append(target)
     rows = [
         (
             f"`{label}`",
-            _span(cell.torch.rpartition(".")[0] for cell in cells),
-            _span(cell.python for cell in cells),
-            *_cuda(cells[0]),
+            _span(target.torch.rpartition(".")[0] for target in targets),
+            _span(target.python for target in targets),
+            *_cuda(targets[0]),
         )
-        for label, cells in groups.items()
+        for label, targets in groups.items()
     ]
     return markdown(columns, rows)
 
 
-def tests_table(passport: dict[str, Any]) -> str:
-    """The test runs of a passport."""
-    columns = ("cell", "Python", "torch", "device", "passed", "failed", "skipped")
-    rows = [tuple(str(test[name.lower()]) for name in columns) for test in passport["tests"]]
+def tests_table(report: dict[str, Any]) -> str:
+    """The test runs of a build report."""
+    columns = ("target", "Python", "torch", "device", "passed", "failed", "skipped")
+    rows = [tuple(str(test[name.lower()]) for name in columns) for test in report["tests"]]
     return markdown(columns, rows)
 
 
@@ -67,8 +67,8 @@ def _span(versions: Iterable[str]) -> str:
     return f"{found[0]}–{found[-1]}" if len(found) > 1 else found[0]
 
 
-def _cuda(cell: Cell) -> tuple[str, str]:
-    return cell.cuda.version if cell.cuda else "–", " ".join(cell.architectures) or "–"
+def _cuda(target: Target) -> tuple[str, str]:
+    return target.cuda.version if target.cuda else "–", " ".join(target.architectures) or "–"
 
 
 def markdown(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

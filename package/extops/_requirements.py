@@ -28,7 +28,7 @@ class LoadError(ImportError):
 
 
 def check_torch(extops_version: str, version: str | None) -> tuple[int, int]:
-    """The release of torch, None where there is no torch; an error where it does not serve."""
+    """The release of torch, None where there is no torch; an error where it is too old."""
     minimum = ".".join(map(str, MINIMUM_TORCH))
     command = f'pip install "torch>={minimum}"'
     need = f"extops {extops_version} needs torch {minimum} or newer"

@@ -1,9 +1,9 @@
-"""Runs a workflow on this machine, by `act`: its jobs, outputs and artifacts, with stand-ins for GitHub's actions.
+"""Runs a workflow on this machine, by `act`: its jobs, outputs and artifacts, with stubs for GitHub's actions.
 
     nox -s act -- sample    # a project of others, whose CI calls torchwheels.yml
     nox -s act -- main      # extops; further arguments are act's, such as `--job sanitize`
 
-The cells are a CPU cell and, of extops, that of the release for one kind of GPU. The tests are a few: it is the
+The targets are a CPU target and, of extops, that of the release for one kind of GPU. The tests are a few: it is the
 workflow that is tried.
 """
 
@@ -20,9 +20,9 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OURS = "OWNER/extops"
-CELLS = {"main": '["3.11-cpu", "3.11-release"]', "sample": '["3.11-cpu"]'}
+TARGETS = {"main": '["3.11-cpu", "3.11-release"]', "sample": '["3.11-cpu"]'}
 # test_values.py has what `nox -s sanitize` plants reported.
-KEPT = {"test_golden.py", "test_values.py", "test_compose.py", "test_cells.py", "test_swish.py"}
+KEPT = {"test_golden.py", "test_values.py", "test_compose.py", "test_targets.py", "test_swish.py"}
 
 
 def main(which: str, *arguments: str) -> int:
@@ -48,9 +48,9 @@ def main(which: str, *arguments: str) -> int:
             caller.write_text(re.sub(r"@0{40}", "@here", caller.read_text()))
             subprocess.run(["git", "init", "--quiet"], cwd=tree, check=True)
         table = tree / "pyproject.toml"
-        text = re.sub(r"(?m)^(small|cells) = .*\n", "", table.read_text())
-        cells = f"cells = {CELLS[which]}\nsmall = {CELLS[which]}"
-        table.write_text(text.replace("[tool.torchwheels]", f"[tool.torchwheels]\n{cells}"))
+        text = re.sub(r"(?m)^(small|targets) = .*\n", "", table.read_text())
+        targets = f"targets = {TARGETS[which]}\nsmall = {TARGETS[which]}"
+        table.write_text(text.replace("[tool.torchwheels]", f"[tool.torchwheels]\n{targets}"))
         for test in tree.glob("tests/**/test_*.py"):
             if test.name not in KEPT:
                 test.write_text("")  # and not gone, since sessions name some
@@ -64,7 +64,7 @@ def main(which: str, *arguments: str) -> int:
 
 
 def command(which: str, tree: Path, folder: Path, *arguments: str) -> list[str]:
-    """How act is called: jobs run on this machine, and actions are the stand-ins."""
+    """How act is called: jobs run on this machine, and actions are the stubs."""
     workflow = "main" if which == "main" else "wheels"
     event = "push" if which == "main" else "pull_request"
     used = {
@@ -72,14 +72,12 @@ def command(which: str, tree: Path, folder: Path, *arguments: str) -> list[str]:
         for file in [*tree.glob(".github/**/*.yml"), *(folder / "extops").glob(".github/**/*.yml")]
         for found in re.findall(r"uses: (actions/([\w-]+)@\w+)", file.read_text())
     }
-    stand_ins = {
-        action: HERE / "act" / name for action, name in used if (HERE / "act" / name).is_dir()
-    }
-    stand_ins[f"{OURS}@here"] = folder / "extops"
+    stubs = {action: HERE / "act" / name for action, name in used if (HERE / "act" / name).is_dir()}
+    stubs[f"{OURS}@here"] = folder / "extops"
     return [
         *("act", event, f"--workflows=.github/workflows/{workflow}.yml"),
         *("--platform=ubuntu-24.04=-self-hosted", "--action-offline-mode", "--no-cache-server"),
-        *(f"--local-repository={action}={path}" for action, path in stand_ins.items()),
+        *(f"--local-repository={action}={path}" for action, path in stubs.items()),
         *(f"--env={name}={value}" for name, value in os.environ.items() if name.startswith("PIP_")),
         "--env=TORCHWHEELS_ARCHITECTURES=9.0",
         *(f"--env=ACT_TREE={tree}", f"--env=ACT_ARTIFACTS={folder / 'artifacts'}"),

@@ -41,25 +41,25 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(project.__file__).parents[1]))
 
 
-def test_nox_lists_exactly_the_cells() -> None:
+def test_nox_lists_exactly_the_targets() -> None:
     listed = set(re.findall(r"^[-*] (\S+)", nox("--list").stdout, re.MULTILINE))
-    cells = {f"{verb}-{x.name}" for x in OPTIONS.chosen_cells() for verb in ("build", "test")}
+    targets = {f"{verb}-{x.name}" for x in OPTIONS.chosen_targets() for verb in ("build", "test")}
     others = {"act", "audit", "bench", "build", "docs", "index", "lint", "matrix", "mutate"}
     others |= {"guide(legacy)", "guide(stable)", "newest", "notes", "reproduce", "sanitize", "test"}
-    assert listed == cells | others
+    assert listed == targets | others
 
 
 @pytest.mark.parametrize(
-    ("cell", "reason"),
+    ("target", "reason"),
     [
         ("3.14-cu121", "torch 2.4.1 has no wheel for Python 3.14"),
         ("3.10-cu132", "torch 2.15.0 has no wheel for Python 3.10"),
         ("3.13-release-torch2.4", "torch 2.4.1 has no wheel for Python 3.13"),
     ],
 )
-def test_cell_without_a_torch_says_so(cell: str, reason: str) -> None:
-    expected = f"torchwheels: there is no cell {cell!r} ({reason}): "
-    assert nox("-s", f"test-{cell}").stdout.startswith(expected)
+def test_target_without_a_torch_says_so(target: str, reason: str) -> None:
+    expected = f"torchwheels: there is no target {target!r} ({reason}): "
+    assert nox("-s", f"test-{target}").stdout.startswith(expected)
 
 
 IMPORTS_OF_THE_NOXFILE = """

@@ -21,11 +21,11 @@ OPTIONS = project.load(ROOT / "pyproject.toml")
 @pytest.mark.parametrize("name", SERVICES)
 def test_arguments_are_those_of_the_table(name: str) -> None:
     arguments = dict(SERVICES[name]["build"]["args"])
-    cell = OPTIONS.releases.cell(arguments["CELL"])
+    target = OPTIONS.releases.target(arguments["TARGET"])
     required = importlib.metadata.requires("torchwheels") or []
     assert arguments.pop("STABLE") == OPTIONS.stable
     assert arguments.pop("REQUIREMENTS").split() == [x for x in required if ";" not in x]
-    assert {"SYSTEM_PACKAGES": "", **arguments} == containers.build_arguments(OPTIONS, cell)
+    assert {"SYSTEM_PACKAGES": "", **arguments} == containers.build_arguments(OPTIONS, target)
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -36,10 +36,10 @@ def test_nothing_is_pulled(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["test", "build", "test-gpu"])
-def test_commands_name_the_cell_of_their_image(name: str) -> None:
+def test_commands_name_the_target_of_their_image(name: str) -> None:
     service = SERVICES[name]
-    cells = re.findall(r"--cell=(\S+)", service["command"][-1])
-    assert set(cells) == {service["build"]["args"]["CELL"]}
+    targets = re.findall(r"--target=(\S+)", service["command"][-1])
+    assert set(targets) == {service["build"]["args"]["TARGET"]}
 
 
 def test_services() -> None:

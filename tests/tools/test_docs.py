@@ -168,10 +168,10 @@ def test_parts_that_are_included_are_made(monkeypatch: Any, tmp_path: Path) -> N
     text = "".join(page.read_text() for page in DOCS.glob("*.md"))
     for name in re.findall(r"_generated/([\w./-]+)", text):
         assert (tmp_path / name).stat().st_size > 0, name
-    passport = made.read(ROOT / "benchmarks" / "results" / "release.passport.json")
+    report = made.read(ROOT / "benchmarks" / "results" / "release.report.json")
     release = (tmp_path / "release.md").read_text()
-    assert passport["wheel"] in release
-    assert tables.tests_table(passport) in release
+    assert report["wheel"] in release
+    assert tables.tests_table(report) in release
     assert (
         "| `size-budget` | `0.0` | MB that the wheel may have"
         in (tmp_path / "torchwheels-options.md").read_text()
@@ -202,18 +202,18 @@ def test_messages_are_those_of_the_sources() -> None:
             assert part.strip() in known, message
 
 
-def test_each_foreign_project_has_a_row_for_each_kind_of_cell() -> None:
+def test_each_foreign_project_has_a_row_for_each_kind_of_target() -> None:
     rows = json.loads(foreign.RESULTS.read_text())
     assert {row["project"] for row in rows} == {
         f"{name}=={version}" for name, (version, _) in foreign.PROJECTS.items()
     }
     for name in foreign.PROJECTS:
         assert project.load(ROOT / "benchmarks" / "foreign" / f"{name}.toml").tests.paths
-        cells = [row["cell"] for row in rows if row["project"].startswith(f"{name}==")]
-        kinds = sorted(re.search(r"-(cpu|cu12|cu13)", cell)[1] for cell in cells)
+        targets = [row["target"] for row in rows if row["project"].startswith(f"{name}==")]
+        kinds = sorted(re.search(r"-(cpu|cu12|cu13)", target)[1] for target in targets)
         assert kinds == ["cpu", "cu12", "cu13"]
     built = [row for row in rows if "skipped" not in row]
-    assert len({row["cell"].partition("-")[0] for row in built}) >= 2
+    assert len({row["target"].partition("-")[0] for row in built}) >= 2
     assert len({row["torch"] for row in built}) >= 2
     assert all(row["command"] in generate().foreign(rows) for row in rows)
 
@@ -222,7 +222,7 @@ def test_a_run_on_another_machine_is_added_to_the_row_of_its_wheel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = {"device": "CPU", "passed": 1, "failed": 0, "skipped": 2}
-    rows = [{"project": x, "cell": "c", "sha256": x * 64, "tests": [run]} for x in ("a", "b")]
+    rows = [{"project": x, "target": "c", "sha256": x * 64, "tests": [run]} for x in ("a", "b")]
     monkeypatch.setattr(foreign, "RESULTS", tmp_path / "results.json")
     foreign.RESULTS.write_text(json.dumps(rows))
     record = tmp_path / "record.json"

@@ -46,13 +46,13 @@ def run(folder: Path, tests: str) -> Path:
     ],
     ids=["tests", "import-error"],
 )
-def test_run_is_added_to_the_passport(tmp_path: Path, tests: str, counts: dict[str, int]) -> None:
-    passport = tmp_path / "wheel.passport.json"
-    passport.write_text(json.dumps({"tests": ["an earlier run"]}))
-    found = newest.record(passport, run(tmp_path, tests))
-    assert json.loads(passport.read_text()) == {"tests": ["an earlier run", found]}
+def test_run_is_added_to_the_report(tmp_path: Path, tests: str, counts: dict[str, int]) -> None:
+    report = tmp_path / "wheel.report.json"
+    report.write_text(json.dumps({"tests": ["an earlier run"]}))
+    found = newest.record(report, run(tmp_path, tests))
+    assert json.loads(report.read_text()) == {"tests": ["an earlier run", found]}
     torch = importlib.metadata.version("torch")
-    assert f"with the newest torch, {torch}, on 20" in found.pop("cell")
+    assert f"with the newest torch, {torch}, on 20" in found.pop("target")
     python = platform.python_version()
     assert found == {"torch": torch, "python": python, "device": "CPU", **counts}
 

@@ -10,13 +10,13 @@ from extops_build import UserError
 from tools import pages
 from torchwheels import site
 
-PASSPORT = {
+REPORT = {
     "name": "tinyops",
     "version": "1.2+cu130.torch2.13",
     "wheel": "tinyops-1.2+cu130.torch2.13-cp311-cp311-manylinux_2_24_x86_64.whl",
     "requires": ["torch==2.13.*"],
     "requires_python": ">=3.10",
-    "serves": {"python": "==3.11.*"},
+    "works_with": {"python": "==3.11.*"},
     "size": 1_234_567,
     "build": {"cuda": "13.0", "architectures": ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0+PTX"]},
     "tests": [],
@@ -45,7 +45,7 @@ def test_a_page_that_is_too_wide_is_named(tmp_path: Path) -> None:
 def test_the_page_of_an_index_fits_and_its_button_copies(tmp_path: Path) -> None:
     from playwright.sync_api import sync_playwright
 
-    sections = site._section("tinyops", [PASSPORT])
+    sections = site._section("tinyops", [REPORT])
     page = site._PAGE.format(title="Wheels of tinyops", documentation="", sections=sections)
     (tmp_path / "index.html").write_text(page)
     pages.look(tmp_path, tmp_path / "pictures")

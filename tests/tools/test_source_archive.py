@@ -44,7 +44,7 @@ def test_its_wheel_is_that_of_the_tree(archive: Path, tmp_path: Path) -> None:
     for source in (str(ROOT), str(archive)):
         dist = tmp_path / f"dist-{len(wheels)}"
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
-        build = ["build", source, f"--cell={python}-cpu", "--backend=local", f"--dist={dist}"]
+        build = ["build", source, f"--target={python}-cpu", "--backend=local", f"--dist={dist}"]
         # Which source it was is in the build record, and nothing else may differ.
         cli.main([*build, "--origin=the same"])
         wheels += dist.glob("*+*.whl")

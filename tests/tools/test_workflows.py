@@ -48,10 +48,10 @@ def sessions() -> set[str]:
 
 
 @functools.cache
-def jobs(cells: str) -> dict[str, list[dict[str, str]]]:
+def jobs(targets: str) -> dict[str, list[dict[str, str]]]:
     """What `nox -s matrix` hands on."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        cli.main(["matrix", cells, f"--config={ROOT / 'pyproject.toml'}"])
+        cli.main(["matrix", targets, f"--config={ROOT / 'pyproject.toml'}"])
     return {
         name: json.loads(text)
         for name, text in (line.split("=", 1) for line in out.getvalue().splitlines())
@@ -147,41 +147,41 @@ def test_setup_runs_nox_on_the_default_python() -> None:
 
 
 def test_jobs_of_the_full_matrix() -> None:
-    cells = OPTIONS.chosen_cells()
-    assert [job["cell"] for job in jobs("full")["test"]] == [cell.name for cell in cells]
-    labels = {cell.label for cell in cells}
+    targets = OPTIONS.chosen_targets()
+    assert [job["target"] for job in jobs("full")["test"]] == [target.name for target in targets]
+    labels = {target.label for target in targets}
     assert sorted(job["label"] for job in jobs("full")["build"]) == sorted(labels)
-    on_gpu = {(cell.label, cell.torch) for cell in cells if cell.cuda}
-    found = [OPTIONS.releases.cell(job["cell"]) for job in jobs("full")["gpu"]]
-    assert {(cell.label, cell.torch) for cell in found} == on_gpu
-    assert {cell.python for cell in found} == {"3.11"}
+    on_gpu = {(target.label, target.torch) for target in targets if target.cuda}
+    found = [OPTIONS.releases.target(job["target"]) for job in jobs("full")["gpu"]]
+    assert {(target.label, target.torch) for target in found} == on_gpu
+    assert {target.python for target in found} == {"3.11"}
     # More than GitHub starts for one matrix would not start at all.
-    assert len(cells) <= 256
+    assert len(targets) <= 256
 
 
 def test_jobs_of_the_small_matrix() -> None:
     small = jobs("small")
     assert {job["label"] for job in small["test"]} == {job["label"] for job in small["build"]}
-    cells = OPTIONS.small_cells()
-    pythons = {cell.python for cell in OPTIONS.chosen_cells()}
+    targets = OPTIONS.small_targets()
+    pythons = {target.python for target in OPTIONS.chosen_targets()}
     oldest, newest = min(pythons, key=numbers), max(pythons, key=numbers)
-    assert {oldest, newest} <= {cell.python for cell in cells}
-    assert {tables.binding(cell.torch) for cell in cells} == {"stable", "legacy"}
+    assert {oldest, newest} <= {target.python for target in targets}
+    assert {tables.binding(target.torch) for target in targets} == {"stable", "legacy"}
     assert set(small) == set(WORKFLOWS["checks"]["jobs"]["matrix"]["outputs"])
 
 
 def test_readme_says_what_works() -> None:
     readme = (ROOT / "README.md").read_text()
-    cells = OPTIONS.chosen_cells()
+    targets = OPTIONS.chosen_targets()
     for name, found in (
-        ("torch", {minor(cell.torch) for cell in cells}),
-        ("Python", {cell.python for cell in cells}),
+        ("torch", {minor(target.torch) for target in targets}),
+        ("Python", {target.python for target in targets}),
     ):
         oldest, *_, newest = sorted(found, key=numbers)
         assert re.search(rf"^\| {name} \| {oldest} to {newest}\b", readme, re.MULTILINE), name
 
 
 def test_the_release_that_the_documentation_shows_has_passed() -> None:
-    passport = json.loads((ROOT / "benchmarks" / "results" / "release.passport.json").read_text())
-    assert all(rule["passed"] for rule in passport["rules"])
-    assert all(test["passed"] and not test["failed"] for test in passport["tests"])
+    report = json.loads((ROOT / "benchmarks" / "results" / "release.report.json").read_text())
+    assert all(rule["passed"] for rule in report["rules"])
+    assert all(test["passed"] and not test["failed"] for test in report["tests"])

@@ -40,11 +40,11 @@ LIBRARY = "tinyops/_C.cpython-311-x86_64-linux-gnu.so"
 
 
 class Forge:
-    """A classic extension of the cell 3.11-cpu, until it is made another."""
+    """A classic extension of the target 3.11-cpu, until it is made another."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.cell = releases.load().cell("3.11-cpu")
+        self.target = releases.load().target("3.11-cpu")
         self.version, self.tag, self.platform = "1.0+cpu.torch2.13", "cp311-cp311", "manylinux_2_5"
         self.processor = "x86_64"
         self.requires = ["torch==2.13.*"]
@@ -60,7 +60,7 @@ class Forge:
 
     def make_cuda(self, gpu_code: Path) -> None:
         """Makes it an extension of 3.11-cu130, with that object linked in."""
-        self.cell, self.version = releases.load().cell("3.11-cu130"), "1.0+cu130.torch2.13"
+        self.target, self.version = releases.load().target("3.11-cu130"), "1.0+cu130.torch2.13"
         self.architectures = ARCHITECTURES
         self.files[LIBRARY] = self.compile(CLASSIC, gpu_code, self.stub("libcudart.so.13"))
 
@@ -85,9 +85,9 @@ class Forge:
 
     @property
     def expectation(self) -> Expectation:
-        """What the cell and the project promise."""
+        """What the target and the project promise."""
         return Expectation(
-            self.cell,
+            self.target,
             "manylinux_2_28",
             self.architectures,
             self.size_budget,
@@ -129,10 +129,10 @@ class Forge:
             "cxx": "g++ 12.2.0",
             "nvcc": "13.0.88",
             "torchwheels": "0.1.0",
-            "cell": self.cell.name,
-            "python": self.cell.python,
-            "torch": self.cell.torch,
-            "cuda": self.cell.cuda.version if self.cell.cuda else None,
+            "target": self.target.name,
+            "python": self.target.python,
+            "torch": self.target.torch,
+            "cuda": self.target.cuda.version if self.target.cuda else None,
             "architectures": [*self.architectures],
         }
         libraries = [(x, data) for x, data in self.files.items() if data.startswith(b"\x7fELF")]
@@ -147,7 +147,7 @@ class Forge:
                     }
                     for name, data in libraries
                 ),
-                {"type": "library", "name": "torch", "version": self.cell.torch},
+                {"type": "library", "name": "torch", "version": self.target.torch},
             ],
         }
         tag = f"{self.tag}-{self.platform}_{self.processor}"

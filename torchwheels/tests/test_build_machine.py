@@ -16,7 +16,7 @@ import pytest
 from torchwheels import environments, releases, toolchain
 from torchwheels.errors import UserError
 
-CELL = releases.load().cell("3.11-cu130")
+TARGET = releases.load().target("3.11-cu130")
 GB = 10**9
 
 
@@ -69,17 +69,17 @@ def test_toolkit_is_that_of_cuda_home_or_pips(
 ) -> None:
     fake_toolkit(tmp_path / "nvidia" / "cu13", "13.4.1")
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    assert toolchain.find_toolkit(CELL, tmp_path).version == "13.4.1"  # type: ignore[union-attr]
-    assert toolchain.pip_toolkit(CELL) == (releases.load().toolkit,)
+    assert toolchain.find_toolkit(TARGET, tmp_path).version == "13.4.1"  # type: ignore[union-attr]
+    assert toolchain.pip_toolkit(TARGET) == (releases.load().toolkit,)
     monkeypatch.setenv("CUDA_HOME", str(fake_toolkit(tmp_path / "other-major", "12.4.131")))
-    assert toolchain.find_toolkit(CELL, tmp_path).version == "13.4.1"  # type: ignore[union-attr]
+    assert toolchain.find_toolkit(TARGET, tmp_path).version == "13.4.1"  # type: ignore[union-attr]
     monkeypatch.setenv("CUDA_HOME", str(fake_toolkit(tmp_path / "own", "13.0.88")))
-    assert toolchain.find_toolkit(CELL, tmp_path).version == "13.0.88"  # type: ignore[union-attr]
-    assert toolchain.pip_toolkit(CELL) == ()
+    assert toolchain.find_toolkit(TARGET, tmp_path).version == "13.0.88"  # type: ignore[union-attr]
+    assert toolchain.pip_toolkit(TARGET) == ()
 
 
 @pytest.mark.parametrize(
-    ("cell", "version", "codes", "message"),
+    ("target", "version", "codes", "message"),
     [
         (
             "3.11-cu130",
@@ -99,14 +99,14 @@ def test_toolkit_is_that_of_cuda_home_or_pips(
 def test_errors_of_a_toolkit_that_does_not_fit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    cell: str,
+    target: str,
     version: str,
     codes: str,
     message: str,
 ) -> None:
     monkeypatch.setenv("CUDA_HOME", str(fake_toolkit(tmp_path / "cuda", version, codes)))
     with pytest.raises(UserError, match=message):
-        toolchain.find_toolkit(releases.load().cell(cell), tmp_path)
+        toolchain.find_toolkit(releases.load().target(target), tmp_path)
 
 
 def test_toolkit_of_pip_is_laid_out_as_cmake_expects_it(tmp_path: Path) -> None:
@@ -188,20 +188,20 @@ def test_kept_environment_is_of_the_index_at_hand_and_is_named(
     few_tools = dataclasses.replace(releases.load(), tools=("pip",))  # which is there
     monkeypatch.setattr(environments, "load", lambda: few_tools)
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    cell = releases.load().cell(f"{python}-cpu")
+    target = releases.load().target(f"{python}-cpu")
     for name, version, cuda in (
-        ("small", f"{cell.torch}+cpu", None),
-        ("large", cell.torch, "13.0"),
+        ("small", f"{target.torch}+cpu", None),
+        ("large", target.torch, "13.0"),
     ):
         index = index_of_torch(tmp_path / name, version, cuda)
         monkeypatch.setenv("TORCHWHEELS_TORCH_INDEX", index)
-        folders = {environments.with_torch(cell, ()).folder for _ in range(2)}
+        folders = {environments.with_torch(target, ()).folder for _ in range(2)}
         (folder,) = folders
         said = capsys.readouterr().out.splitlines()
         of_cuda = f" of CUDA {cuda}" if cuda else ""
         named = f"torchwheels: beside torch {version}{of_cuda}, in {folder}"
         size = "1 GB on disk, or 5 with CUDA"
-        installing = f"torchwheels: installing torch {cell.torch} for {cell.name}, once: {size}"
+        installing = f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}"
         assert said == [installing, named, named]
 
 
@@ -248,7 +248,7 @@ def test_gpu_is_pretended_only_where_asked(tmp_path: Path) -> None:
     assert start(tmp_path, "torch.cuda.is_available()") == "False"
 
 
-def test_toolkit_of_the_system_is_hidden_from_torch_in_a_cpu_cell(tmp_path: Path) -> None:
+def test_toolkit_of_the_system_is_hidden_from_torch_in_a_cpu_target(tmp_path: Path) -> None:
     ask = "torch.utils.cpp_extension.CUDA_HOME"
     assert start(tmp_path, ask, **{"hide-toolkit": True}) == "None"
     assert start(tmp_path, ask) == "/usr/local/cuda"

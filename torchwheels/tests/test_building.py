@@ -15,7 +15,7 @@ import pytest
 from forged_wheels import CLASSIC, Forge
 from torchwheels import build, cli, environments, project, releases, sources
 from torchwheels.errors import UserError
-from torchwheels.releases import Cell
+from torchwheels.releases import Target
 from torchwheels.wheel import read
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -34,13 +34,13 @@ HOSTILE = {
 
 
 @pytest.fixture
-def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
-    """The CPU cell of these tests' own Python and torch, whose environment is theirs."""
+def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
+    """The CPU target of these tests' own Python and torch, whose environment is theirs."""
     base = environments.Environment(Path(sys.prefix))
     monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
     monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "cache"))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return releases.load().cell(f"{python}-cpu-torch{releases.minor(torch.__version__)}")
+    return releases.load().target(f"{python}-cpu-torch{releases.minor(torch.__version__)}")
 
 
 def fetched(folder: Path) -> sources.Fetched:
@@ -62,13 +62,13 @@ def ask(wheel: Path, folder: Path, question: str, package: str = "own_project") 
 
 @pytest.mark.slow
 def test_builds_the_same_wheel_twice_whatever_the_host_says(
-    classic: Path, cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    classic: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spoil(classic, "import os; assert 'OWN' not in os.environ")
     before = sources.hash_of_folder(classic)
-    first = build.build_wheel(project.Project(), cell, fetched(classic), tmp_path / "dist")
+    first = build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
     assert sources.hash_of_folder(classic) == before
-    assert first.name.startswith(f"own_project-0.1+cpu.torch{releases.minor(cell.torch)}-")
+    assert first.name.startswith(f"own_project-0.1+cpu.torch{releases.minor(target.torch)}-")
     assert "-manylinux_2_" in first.name
     answer = ask(first, tmp_path / "target", "torch.ops.own_project.sentence()")
     assert answer in ("csrc/swish.cpp is plain", "./csrc/swish.cpp is plain")  # ninja names it so
@@ -84,7 +84,7 @@ def test_builds_the_same_wheel_twice_whatever_the_host_says(
     moved = classic.rename(tmp_path / "another" / "place")
     old = os.umask(0o077)
     try:
-        second = build.build_wheel(project.Project(), cell, fetched(moved), tmp_path / "again")
+        second = build.build_wheel(project.Project(), target, fetched(moved), tmp_path / "again")
     finally:
         os.umask(old)
     assert second.read_bytes() == first.read_bytes()
@@ -148,7 +148,7 @@ except ImportError:
     ],
 )
 def test_failures_are_explained_and_leave_the_old_wheel(
-    classic: Path, cell: Cell, tmp_path: Path, text: str, message: str
+    classic: Path, target: Target, tmp_path: Path, text: str, message: str
 ) -> None:
     spoil(classic, text)
     (classic / "own_helper.py").write_text("import tom_of_nobody")
@@ -156,9 +156,9 @@ def test_failures_are_explained_and_leave_the_old_wheel(
     old.parent.mkdir()
     old.write_bytes(b"old")
     with pytest.raises(UserError) as error:
-        build.build_wheel(project.Project(), cell, fetched(classic), tmp_path / "dist")
+        build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
     assert message in str(error.value)
-    assert cell.name in str(error.value)
+    assert target.name in str(error.value)
     assert [(x, x.read_bytes()) for x in old.parent.iterdir()] == [(old, b"old")]
 
 
@@ -177,11 +177,11 @@ def test_failures_are_explained_and_leave_the_old_wheel(
     ],
 )
 def test_build_system_that_cannot_be(
-    classic: Path, cell: Cell, tmp_path: Path, table: str, message: str
+    classic: Path, target: Target, tmp_path: Path, table: str, message: str
 ) -> None:
     (classic / "pyproject.toml").write_text(f"[build-system]\n{table}\n")
     with pytest.raises(UserError) as error:
-        build.build_wheel(project.Project(), cell, fetched(classic), tmp_path / "dist")
+        build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
     assert message in str(error.value)
 
 
@@ -208,10 +208,10 @@ def test_build_system_that_cannot_be(
     ],
 )
 def test_options_that_do_not_fit(
-    classic: Path, cell: Cell, tmp_path: Path, options: project.Project, message: str
+    classic: Path, target: Target, tmp_path: Path, options: project.Project, message: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        build.build_wheel(options, cell, fetched(classic), tmp_path / "dist")
+        build.build_wheel(options, target, fetched(classic), tmp_path / "dist")
     assert message in str(error.value)
 
 
@@ -239,7 +239,9 @@ setup(name="NAME", version="1.0", py_modules=["fetched"], cmdclass={"build_py": 
         ("tinyops", "set what makes it compile (often NAME_FORCE_BUILD) in `environment` of"),
     ],
 )
-def test_a_finished_library_is_no_build(cell: Cell, tmp_path: Path, name: str, switch: str) -> None:
+def test_a_finished_library_is_no_build(
+    target: Target, tmp_path: Path, name: str, switch: str
+) -> None:
     """As the setup.py of these projects fetches one."""
     source = tmp_path / "source"
     source.mkdir()
@@ -247,7 +249,7 @@ def test_a_finished_library_is_no_build(cell: Cell, tmp_path: Path, name: str, s
     (source / "fetched.py").touch()
     (source / "finished.so").write_bytes(Forge(tmp_path).compile(CLASSIC))
     with pytest.raises(UserError) as error:
-        build.build_wheel(project.Project(), cell, fetched(source), tmp_path / "dist")
+        build.build_wheel(project.Project(), target, fetched(source), tmp_path / "dist")
     said = str(error.value)
     assert said.startswith("no compiler of this build linked _C.so (all linked 0 files): its setup")
     assert switch in said
@@ -265,7 +267,7 @@ PATCH = """\
 
 def test_patches_and_environment_reach_the_build(
     classic: Path,
-    cell: Cell,
+    target: Target,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -276,7 +278,7 @@ def test_patches_and_environment_reach_the_build(
         patches=("own.patch",), environment={"OWN": "{jobs} {{x}}"}, file=tmp_path / "options.toml"
     )
     with pytest.raises(UserError, match="the messages above say why"):
-        build.build_wheel(options, cell, fetched(classic), tmp_path / "dist")
+        build.build_wheel(options, target, fetched(classic), tmp_path / "dist")
     assert "OWN is 3 {x}" in capsys.readouterr().out
 
 
@@ -285,11 +287,11 @@ def test_command_line_prints_one_sentence(
 ) -> None:
     monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path))
     with pytest.raises(SystemExit) as error:
-        cli.main(["build", "x", "--cell", "3.14-cu121"])
+        cli.main(["build", "x", "--target", "3.14-cu121"])
     assert str(error.value.code).startswith(
-        "torchwheels: there is no cell '3.14-cu121' (torch 2.4.1"
+        "torchwheels: there is no target '3.14-cu121' (torch 2.4.1"
     )
-    cli.main(["cells"])
+    cli.main(["targets"])
     assert "3.11-cu124-torch2.5" in capsys.readouterr().out
 
 
@@ -299,7 +301,7 @@ def test_strangers_code_does_not_run_unasked(
     monkeypatch.setenv("PATH", "")
     spoil(classic, f"open({str(classic / 'ran')!r}, 'w')")
     with pytest.raises(SystemExit) as error:
-        cli.main(["build", str(classic), "--cell", "3.11-cpu"])
+        cli.main(["build", str(classic), "--target", "3.11-cpu"])
     assert "no Docker engine answers (there is no `docker` command)" in str(error.value.code)
     assert "runs its own code with your rights outside of one" in str(error.value.code)
     assert not (classic / "ran").exists()
@@ -317,7 +319,7 @@ def test_strangers_code_does_not_run_unasked(
 def test_build_system(
     sample: str,
     settings: dict[str, str | list[str]],
-    cell: Cell,
+    target: Target,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -325,7 +327,7 @@ def test_build_system(
     monkeypatch.setenv("MAX_JOBS", "2")
     source = fetched(Path(__file__).parent / "samples" / sample)
     options = project.Project(config_settings=settings)
-    built = build.build_wheel(options, cell, source, tmp_path / "dist")
+    built = build.build_wheel(options, target, source, tmp_path / "dist")
     assert ask(built, tmp_path / "target", "torch.ops.sample.answer()", "sample") == "42"
 
 
@@ -342,7 +344,7 @@ def test_cmake_takes_cuda_from_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "options.toml").write_text(OPTIONS)
     sample = Path(__file__).parent / "samples" / "scikit_build_core"
     options = [f"--config={tmp_path / 'options.toml'}", f"--dist={tmp_path / 'dist'}"]
-    cli.main(["build", str(sample), "--cell=3.11-cu130", "--backend=local", *options])
+    cli.main(["build", str(sample), "--target=3.11-cu130", "--backend=local", *options])
     (built,) = (tmp_path / "dist").glob("*+*.whl")
     found = read(built).libraries["sample/_C.so"]
     assert found.gpu_code.machine_code == {"8.0", "9.0"}

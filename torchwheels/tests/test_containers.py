@@ -16,7 +16,7 @@ import pytest
 from forged_wheels import Forge
 from torchwheels import cli, containers, engines, project, releases, wheel
 
-CELL = releases.load().cell("3.11-cu130")
+TARGET = releases.load().target("3.11-cu130")
 
 
 def fake_docker(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -51,7 +51,7 @@ def test_failures_of_the_engine_are_explained(
     source = tmp_path / "source"
     source.mkdir()
     with pytest.raises(SystemExit, match=message):
-        cli.main(["build", str(source), "--cell=3.11-cpu"])
+        cli.main(["build", str(source), "--target=3.11-cpu"])
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,16 @@ def test_wheel_that_was_refused_in_a_container_is_kept(
     source, dist = tmp_path / "source", tmp_path / "dist"
     source.mkdir()
     with pytest.raises(SystemExit) as error:
-        cli.main(["build", str(source), "--cell=3.11-cpu", f"--dist={dist}"])
+        cli.main(["build", str(source), "--target=3.11-cpu", f"--dist={dist}"])
     assert message in str(error.value)
     assert [path.name for path in dist.iterdir()] == [f"{wheel.name}.refused"]
 
 
 def test_image_gets_what_the_table_and_the_project_say() -> None:
     options = project.Project(system_packages=("libfoo-dev",), release="12.4")
-    assert containers.build_arguments(options, CELL) == {
+    assert containers.build_arguments(options, TARGET) == {
         "BASE_IMAGE": "nvidia/cuda:13.0.2-devel-ubuntu22.04",
-        "CELL": "3.11-cu130",
+        "TARGET": "3.11-cu130",
         "RELEASE": "12.4",
         "PYTHON": "3.11",
         "CUDA_HOME": "/usr/local/cuda",
@@ -155,7 +155,7 @@ def test_what_a_hostile_source_can_and_cannot_do(
     (source / "setup.py").write_text(HOSTILE.format(marker=str(marker)))
     options = tmp_path / "options.toml"
     options.write_text(f"network = {str(network).lower()}\n")
-    command = [sys.executable, "-m", "torchwheels", "build", str(source), "--cell=3.11-cpu"]
+    command = [sys.executable, "-m", "torchwheels", "build", str(source), "--target=3.11-cpu"]
     command.append(f"--config={options}")
     path = str(Path(cli.__file__).parents[1])
     secrets = {"PIP_PASSWORD": "password", "GITHUB_TOKEN": "password"}
@@ -203,7 +203,7 @@ import glob, subprocess
 code = '''
 import sys
 from torchwheels import finish, releases
-forged = finish.Used(releases.load().cell("3.11-cpu"), ("9.0",), "git+https://example.org/x@1", "g++ 99", "99.0")
+forged = finish.Used(releases.load().target("3.11-cpu"), ("9.0",), "git+https://example.org/x@1", "g++ 99", "99.0")
 finish.stamp(__import__("pathlib").Path(sys.argv[1]), forged)
 '''
 for wheel in glob.glob("/opt/cache/build/*/finished/*.whl"):
@@ -217,7 +217,7 @@ def test_origin_is_written_outside(engine: None, own_project: Path, tmp_path: Pa
     package = own_project / "own_project" / "__init__.py"
     package.write_text(FORGING + package.read_text())
     dist = tmp_path / "dist"
-    cli.main(["build", str(own_project), "--cell=3.11-cpu", "--backend=docker", f"--dist={dist}"])
+    cli.main(["build", str(own_project), "--target=3.11-cpu", "--backend=docker", f"--dist={dist}"])
     (path,) = dist.glob("*.whl")
     record = wheel.read(path).record
     assert record is not None
@@ -257,7 +257,7 @@ def command_for(folder: Path, test: str, **options: object) -> list[str]:
     (folder / "pyproject.toml").write_text(f"[tool.torchwheels]\ntests = {{ {pairs} }}\n")
     forge = Forge(folder)
     forge.requires = []
-    command = [sys.executable, "-m", "torchwheels", "test", str(folder), "--cell=3.11-cpu"]
+    command = [sys.executable, "-m", "torchwheels", "test", str(folder), "--target=3.11-cpu"]
     return [
         *command,
         "--backend=docker",

@@ -50,7 +50,7 @@ def installed_by_pipx(wheel: Path, folder: Path) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("install", [installed_by_pip, installed_by_uv, installed_by_pipx])
 def test_installed_tool_needs_no_checkout(install, wheel: Path, tmp_path: Path) -> None:
-    """It lists cells, and finds a project on the index, whose sources then have no such version."""
+    """It lists targets, and finds a project on the index, whose sources then have no such version."""
     command = install(wheel, tmp_path / "tool") / "torchwheels"
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -62,8 +62,8 @@ def test_installed_tool_needs_no_checkout(install, wheel: Path, tmp_path: Path) 
             [command, *arguments], cwd=empty, env=variables, capture_output=True, text=True
         )
 
-    assert "3.11-cu124-torch2.5" in run("cells").stdout
-    failed = run("build", "torchsort==0.0.0", "--cell", "3.11-cpu", "--backend", "local")
+    assert "3.11-cu124-torch2.5" in run("targets").stdout
+    failed = run("build", "torchsort==0.0.0", "--target", "3.11-cpu", "--backend", "local")
     assert "there are no sources of torchsort==0.0.0: the newest versions are " in failed.stderr
 
 
@@ -72,8 +72,8 @@ def test_installed_tool_builds(wheel: Path, own_project: Path, tmp_path: Path) -
     """Installs torch: minutes, the first time."""
     command = [installed_by_pip(wheel, tmp_path / "tool") / "torchwheels", "build", own_project]
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    cell = f"{python}-cpu-torch{releases.minor(torch.__version__)}"  # that of these tests
-    subprocess.run([*command, f"--cell={cell}", "--backend=local"], cwd=tmp_path, check=True)
+    target = f"{python}-cpu-torch{releases.minor(torch.__version__)}"  # that of these tests
+    subprocess.run([*command, f"--target={target}", "--backend=local"], cwd=tmp_path, check=True)
     (built,) = (tmp_path / "dist").glob("*+*.whl")
     answer = ask(built, tmp_path / "target", "own_project.swish(torch.zeros(2)).tolist()")
     assert answer == "[0.0, 0.0]"

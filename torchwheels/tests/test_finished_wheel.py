@@ -16,9 +16,9 @@ from torchwheels import check_import, environments, finish, releases, toolchain
 from torchwheels.errors import UserError
 from torchwheels.wheel import read
 
-CELL = releases.load().cell("3.11-cpu")
-CUDA_CELL = releases.load().cell("3.11-cu130")
-USED = finish.Used(CELL, (), "sha256:1", "g++ 12", None)
+TARGET = releases.load().target("3.11-cpu")
+CUDA_TARGET = releases.load().target("3.11-cu130")
+USED = finish.Used(TARGET, (), "sha256:1", "g++ 12", None)
 
 CLASSIC = "namespace at { int version(); }\nint used() { return at::version(); }\n"
 PLAIN = 'extern "C" int used() { return 1; }\n'
@@ -88,7 +88,7 @@ def test_classic_wheel_gets_label_requirement_tag_record_and_bill(
         assert f"Tag: cp311-cp311-{tag}\n" in contents[f"{info}/WHEEL"].decode()
     record = json.loads(contents[f"{info}/torchwheels.json"])
     assert record["source"] == "sha256:1"
-    assert (record["cell"], record["torch"], record["cuda"]) == ("3.11-cpu", "2.13.0", None)
+    assert (record["target"], record["torch"], record["cuda"]) == ("3.11-cpu", "2.13.0", None)
     bill = json.loads(contents[f"{info}/sboms/some-project.cdx.json"])
     assert bill["metadata"]["component"]["version"] == version
     assert [x["name"] for x in bill["components"]] == ["package/_C.so", "torch", "g++"]
@@ -99,7 +99,7 @@ def test_bill_of_materials_follows_the_schema() -> None:
     validation = pytest.importorskip("cyclonedx.validation.json")
     schema = pytest.importorskip("cyclonedx.schema")
     record = finish.build_record(
-        "some-project", "1.5+cu130", finish.Used(CUDA_CELL, ("9.0",), "x", "g++", "13.0")
+        "some-project", "1.5+cu130", finish.Used(CUDA_TARGET, ("9.0",), "x", "g++", "13.0")
     )
     bill = finish.bill_of_materials(record, {"package/_C.so": b"1"})
     validator = validation.JsonStrictValidator(schema.SchemaVersion.V1_6)
@@ -150,7 +150,7 @@ def test_record_is_right(compiler: str, tmp_path: Path) -> None:
 
 def test_silently_cpu_only_wheel_is_refused(compiler: str, tmp_path: Path) -> None:
     built = wheel(tmp_path, {"package/_C.so": library(compiler, tmp_path, CLASSIC)})
-    used = finish.Used(CUDA_CELL, ("9.0",), "x", "g++ 12", "13.0.88")
+    used = finish.Used(CUDA_TARGET, ("9.0",), "x", "g++ 12", "13.0.88")
     with pytest.raises(
         UserError, match=r"3\.11-cu130 gave a wheel that is silently CPU-only.*pretend"
     ):
@@ -278,7 +278,7 @@ def test_what_a_wheel_says_of_its_build_is_written_again(compiler: str, tmp_path
     built = wheel(tmp_path / "built", {"package/x.so": library(compiler, tmp_path, CLASSIC)})
     finished = finish.finish(built, tmp_path / "finished", USED, [])
     right = finished.read_bytes()
-    forged = finish.Used(CUDA_CELL, ("9.0",), "git+https://example.org/x@1", "g++ 99", "99.0")
+    forged = finish.Used(CUDA_TARGET, ("9.0",), "git+https://example.org/x@1", "g++ 99", "99.0")
     finish.stamp(finished, forged)
     assert finished.read_bytes() != right
     finish.stamp(finished, USED)

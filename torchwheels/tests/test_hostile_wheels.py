@@ -150,12 +150,12 @@ def errs(path: Path) -> None:
 @pytest.mark.parametrize(
     ("reader", "message"),
     [
-        (takes_memory, "x.whl cannot be judged: reading it takes more than 12 GB of memory"),
-        (takes_time, "x.whl cannot be judged: reading it takes more than 1 s"),
-        (writes, "x.whl cannot be judged: OSError: [Errno 27] File too large"),
-        (dies, "x.whl cannot be judged: its reader died of signal 11"),
+        (takes_memory, "x.whl cannot be checked: reading it takes more than 12 GB of memory"),
+        (takes_time, "x.whl cannot be checked: reading it takes more than 1 s"),
+        (writes, "x.whl cannot be checked: OSError: [Errno 27] File too large"),
+        (dies, "x.whl cannot be checked: its reader died of signal 11"),
         (fails, "said by the reader"),
-        (errs, "x.whl cannot be judged: RecursionError: too deep"),
+        (errs, "x.whl cannot be checked: RecursionError: too deep"),
     ],
 )
 def test_limits_of_the_reader(

@@ -1,4 +1,4 @@
-"""What a maintainer does with a wheel: its tests, its passport, the index."""
+"""What a maintainer does with a wheel: its tests, its build report, the index."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import Forge
-from torchwheels import build, cli, environments, passports, project, releases, site, testing
+from torchwheels import build, cli, environments, project, releases, reports, site, testing
 from torchwheels.errors import UserError
 
 pytest.importorskip("torch", reason="torch is not installed")
 
 TABLE = """
 [tool.torchwheels]
-cells = ["3.1?-cu130", "3.11-cpu"]
+targets = ["3.1?-cu130", "3.11-cpu"]
 small = ["3.11-cpu"]
 tests = { paths = ["tests"] }
 """
@@ -65,10 +65,10 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     code: int,
     counts: tuple[int, int, int] | None,
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # which a CPU cell does not take
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # which a CPU target does not take
     base = environments.Environment(Path(sys.prefix))
     monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
-    monkeypatch.setattr(environments, "torch_requirement", lambda cell: "torch")
+    monkeypatch.setattr(environments, "torch_requirement", lambda target: "torch")
     folder = sources_with_tests(tmp_path / "source", test)
     (folder / "tinyops.py").write_text("raise RuntimeError('the sources')\n")
     forge.files["tinyops/__init__.py"] = b""
@@ -77,51 +77,51 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     results = tmp_path / "results"
     results.mkdir()
     wheel = forge.wheel()
-    testing.install(options, forge.cell, wheel, tmp_path / "tests")
+    testing.install(options, forge.target, wheel, tmp_path / "tests")
     found = testing.run_here(
-        options, forge.cell, tmp_path / "tests", folder, [], require_gpu, results
+        options, forge.target, tmp_path / "tests", folder, [], require_gpu, results
     )
     assert found == code
-    testing.keep_record(results, wheel, forge.cell, tmp_path / "dist", code)
+    testing.keep_record(results, wheel, forge.target, tmp_path / "dist", code)
     records = [json.loads(x.read_text()) for x in (tmp_path / "dist").glob("tests/*/*.json")]
     said = [(x["passed"], x["failed"], x["skipped"], x["sha256"]) for x in records]
     assert said == ([(*counts, testing.sha256(wheel))] if counts else [])
 
 
-def test_a_wheel_is_found_for_the_cells_that_it_serves(forge: Forge, tmp_path: Path) -> None:
+def test_a_wheel_is_found_for_the_targets_that_it_works_with(forge: Forge, tmp_path: Path) -> None:
     wheel = forge.wheel()
     table = releases.load()
-    assert testing.find_wheel(tmp_path / "dist", forge.cell) == wheel
+    assert testing.find_wheel(tmp_path / "dist", forge.target) == wheel
     for name in ("3.12-cpu", "3.11-cu128", "3.11-cpu-torch2.12"):
         with pytest.raises(UserError, match=f"there is no wheel for {name} in .*: build it with"):
-            testing.find_wheel(tmp_path / "dist", table.cell(name))
+            testing.find_wheel(tmp_path / "dist", table.target(name))
 
 
 def test_the_wheel_of_another_project_is_not_taken(forge: Forge, tmp_path: Path) -> None:
     wheel = forge.wheel()
     other = wheel.with_name(wheel.name.replace("tinyops", "other_ops"))
     other.write_bytes(wheel.read_bytes())
-    assert testing.find_wheel(tmp_path / "dist", forge.cell, "tinyops") == wheel
+    assert testing.find_wheel(tmp_path / "dist", forge.target, "tinyops") == wheel
     with pytest.raises(UserError, match=r"several projects for 3\.11-cpu, other-ops and tiny"):
-        testing.find_wheel(tmp_path / "dist", forge.cell)
+        testing.find_wheel(tmp_path / "dist", forge.target)
     table = "[project]\nname = 'Tiny_Ops'\n[tool.torchwheels]\n"
     (tmp_path / "pyproject.toml").write_text(table)
     assert project.load(tmp_path / "pyproject.toml").name == "tiny-ops"
 
 
-def test_passport_and_index_hold_what_there_is(
+def test_report_and_index_hold_what_there_is(
     forge: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dist, wheel = tmp_path / "dist", forge.wheel()
-    passport = passports.write_passport(wheel, project.Project())
-    assert passport["sha256"] == testing.sha256(wheel)
-    assert passport["build"]["cell"] == forge.cell.name
-    assert json.loads(passports.passport_file(wheel).read_text()) == passport
+    report = reports.write_report(wheel, project.Project())
+    assert report["sha256"] == testing.sha256(wheel)
+    assert report["build"]["target"] == forge.target.name
+    assert json.loads(reports.report_file(wheel).read_text()) == report
     assert site.make_site(dist, tmp_path / "site", project.Project()) == ["tinyops"]
     made = tmp_path / "site"
     page = (made / "index.html").read_text()
-    assert f'pip install "tinyops=={passport["version"]}" --extra-index-url' in page
-    assert (made / passport["version"].partition("+")[2] / "simple" / "tinyops").is_dir()
+    assert f'pip install "tinyops=={report["version"]}" --extra-index-url' in page
+    assert (made / report["version"].partition("+")[2] / "simple" / "tinyops").is_dir()
     listing = json.loads((made / "simple" / "tinyops" / "index.json").read_text())
     assert [x["filename"] for x in listing["files"]] == [wheel.name]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--isolated"]
@@ -139,13 +139,13 @@ def test_refused_wheel_is_kept_by_a_name_that_nothing_installs(
     kept = dist / f"{wheel.name}.refused"
     message = rf"(?s)does not pass the audit.*the wheel is kept as {re.escape(str(kept))}$"
     with pytest.raises(UserError, match=message), build.kept_if_refused(wheel, dist):
-        passports.check(wheel, project.Project(), forge.cell)
+        reports.check(wheel, project.Project(), forge.target)
     assert kept.read_bytes() == wheel.read_bytes()
     with pytest.raises(UserError, match="there is no wheel in"):
-        passports.read_passports(dist, project.Project())
+        reports.read_reports(dist, project.Project())
     forge.requires = ["torch==2.13.*"]
     with build.kept_if_refused(forge.wheel(), dist):
-        passports.check(wheel, project.Project(), forge.cell)
+        reports.check(wheel, project.Project(), forge.target)
     assert [*dist.iterdir()] == []
 
 
@@ -160,10 +160,10 @@ def test_index_shows_names_as_text(tmp_path: Path) -> None:
 
 def test_page_offers_what_there_is_and_says_how_to_install_it(forge: Forge, tmp_path: Path) -> None:
     dist, wheel = tmp_path / "dist", forge.wheel()
-    passport = passports.write_passport(wheel, project.Project())
-    newest = "Python 3.14 with the newest torch, 2.99"  # which a passport may have got later
-    run = {"cell": newest, "device": "CPU", "passed": 3, "failed": 1}
-    passports.passport_file(wheel).write_text(json.dumps({**passport, "tests": [run, run]}))
+    report = reports.write_report(wheel, project.Project())
+    newest = "Python 3.14 with the newest torch, 2.99"  # which a build report may have got later
+    run = {"target": newest, "device": "CPU", "passed": 3, "failed": 1}
+    reports.report_file(wheel).write_text(json.dumps({**report, "tests": [run, run]}))
     (dist / "docs").mkdir()
     (dist / "docs" / "index.html").write_text("how to use it")
     site.make_site(dist, tmp_path / "site", project.Project())
@@ -173,14 +173,14 @@ def test_page_offers_what_there_is_and_says_how_to_install_it(forge: Forge, tmp_
     (data,) = re.findall(r'<form name="tinyops" data-rows="(.*)"><output>', page)
     assert json.loads(html.unescape(data)) == {"3.11 2.13 CPU": wheel.name}
     (row,) = re.findall(rf'<tr id="{re.escape(wheel.name)}">(.*)</tr>', page)
-    assert f'pip install "tinyops=={passport["version"]}" --extra-index-url' in row
+    assert f'pip install "tinyops=={report["version"]}" --extra-index-url' in row
     one = f"3 passed, 1 failed in {newest} on CPU"
     assert f"<td>{one}; {one}<td>" in row
 
 
 def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None:
-    serves, requires = {"python": ""}, ["torch>=2.10", "numpy"]
-    common = {"serves": serves, "requires": requires, "requires_python": ">=3.12"}
+    works_with, requires = {"python": ""}, ["torch>=2.10", "numpy"]
+    common = {"works_with": works_with, "requires": requires, "requires_python": ">=3.12"}
     wheels = [
         {"version": version, "build": {"cuda": cuda}, **common}
         for version, cuda in (("2.0", "12.4"), ("2.0+cu130", "13.0"), ("1.0", "12.4"))
@@ -197,7 +197,7 @@ def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None
 
 def run_of_tests(wheel: Path, failed: int) -> None:
     """Leaves the record of a run beside the wheel."""
-    run = {"cell": "3.11-cpu", "device": "CPU", "passed": 3, "failed": failed}
+    run = {"target": "3.11-cpu", "device": "CPU", "passed": 3, "failed": failed}
     record = wheel.parent / "tests" / "3.11-cpu" / "record.json"
     record.parent.mkdir(parents=True)
     record.write_text(json.dumps({**run, "sha256": testing.sha256(wheel)}))
@@ -212,7 +212,7 @@ def test_index_refuses_what_failed(forge: Forge, tmp_path: Path) -> None:
     spoiled = wheel.rename(dist / wheel.name.replace("1.0+", "2.0+"))
     forge.unrecorded = {}
     sound = forge.wheel()
-    passports.write_passport(sound, project.Project())
+    reports.write_report(sound, project.Project())
     run_of_tests(sound, failed=1)  # after the audit
     with pytest.raises(SystemExit) as error:
         cli.main(["index", f"--dist={dist}", f"--site={made}"])
@@ -222,7 +222,7 @@ def test_index_refuses_what_failed(forge: Forge, tmp_path: Path) -> None:
     assert f"\n  {spoiled.name}: label: its metadata have the version 1.0+" in said
     assert "record: its RECORD is not right about tinyops/more.py" in said
     assert [*made.iterdir()] == []
-    assert passports.passport_file(spoiled).is_file()
+    assert reports.report_file(spoiled).is_file()
 
 
 @pytest.mark.parametrize("code", [-11, 139, 1])
@@ -230,22 +230,22 @@ def test_index_refuses_a_wheel_whose_tests_died(forge: Forge, tmp_path: Path, co
     """A segmentation fault leaves no record of the run."""
     (tmp_path / "results").mkdir()
     wheel = forge.wheel()
-    testing.keep_record(tmp_path / "results", wheel, forge.cell, wheel.parent, code)
+    testing.keep_record(tmp_path / "results", wheel, forge.target, wheel.parent, code)
     with pytest.raises(UserError, match=r"not fit to publish:\n.*its tests failed in 3\.11-cpu"):
         site.make_site(wheel.parent, tmp_path / "site", project.Project())
 
 
-def test_index_judges_what_has_no_passport_of_its_own(forge: Forge, tmp_path: Path) -> None:
+def test_index_checks_what_has_no_report_of_its_own(forge: Forge, tmp_path: Path) -> None:
     wheel, made = forge.wheel(), tmp_path / "site"
     site.make_site(tmp_path / "dist", made, project.Project())
-    assert (made / "wheels" / passports.passport_file(wheel).name).is_file()
+    assert (made / "wheels" / reports.report_file(wheel).name).is_file()
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("more", "")
     with pytest.raises(UserError, match=r"not fit to publish:\n.*RECORD is not right about more"):
         site.make_site(tmp_path / "dist", made, project.Project())
 
 
-def test_a_wheel_is_judged_by_the_table_of_its_own_project(
+def test_a_wheel_is_audited_by_the_table_of_its_own_project(
     forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The project at hand allows 1 byte; the other was built with a table that allows a library."""
@@ -257,18 +257,18 @@ def test_a_wheel_is_judged_by_the_table_of_its_own_project(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"bundled_libraries: .*; size: "):
         cli.main(["audit", str(wheel)])
-    passports.passport_file(wheel).unlink()  # whose table is the one at hand
+    reports.report_file(wheel).unlink()  # whose table is the one at hand
     (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'own'\n{table}")
     with pytest.raises(SystemExit) as error:
         cli.main(["audit", str(wheel)])
     assert "it bundles tinyops.libs/libjpeg.so.8" in str(error.value.code)
     assert "over the" not in str(error.value.code)
-    shown = passports.check(wheel, project.load(tmp_path / "other.toml"), forge.cell)
+    shown = reports.check(wheel, project.load(tmp_path / "other.toml"), forge.target)
     target = build.publish(wheel, tmp_path / "out", shown)
     cli.main(["audit", str(target)])
     cli.main(["index", "--dist=out"])
     wheel.unlink()
-    target.rename(wheel)  # without the passport
+    target.rename(wheel)  # without the build report
     with pytest.raises(SystemExit, match=r"not fit to publish:\n.*bundles"):
         cli.main(["index"])
 
@@ -288,27 +288,27 @@ def test_audit_says_what_is_not_fit(
 def test_matrix_is_the_projects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = sources_with_tests(tmp_path / "source", "") / "pyproject.toml"
     cli.main(["matrix", "small", f"--config={config}"])
-    job = '[{"cell": "3.11-cpu", "label": "cpu", "python": "3.11"}]'
+    job = '[{"target": "3.11-cpu", "label": "cpu", "python": "3.11"}]'
     assert capsys.readouterr().out == f"build={job}\ntest={job}\ngpu=[]\n"
     cli.main(["matrix", "full", f"--config={config}"])
     jobs = dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines())
-    cells = {name: [x["cell"] for x in json.loads(text)] for name, text in jobs.items()}
+    targets = {name: [x["target"] for x in json.loads(text)] for name, text in jobs.items()}
     cuda = [f"3.1{minor}-cu130" for minor in range(5)]
-    assert cells == {
+    assert targets == {
         "build": [*cuda, "3.11-cpu"],
         "test": [*cuda, "3.11-cpu"],
         "gpu": ["3.10-cu130"],
     }
 
 
-def test_one_wheel_serves_all_cells_of_a_stable_project() -> None:
+def test_one_wheel_covers_all_targets_of_a_stable_project() -> None:
     options = project.Project(
-        stable="2.13.0", release="12.4", cells=("3.11-*", "3.1?-cu128*", "3.12-release*")
+        stable="2.13.0", release="12.4", targets=("3.11-*", "3.1?-cu128*", "3.12-release*")
     )
-    built = {x.name: x.torch for x in options.cells_to_build(options.chosen_cells())}
+    built = {x.name: x.torch for x in options.targets_to_build(options.chosen_targets())}
     labels = ("cpu", "cu121", "cu124", "cu126", "cu128", "cu130", "cu132", "release")
     assert built == {f"3.11-{label}": "2.13.0" for label in labels}
-    release = options.releases.cell("3.12-release-torch2.5")
+    release = options.releases.target("3.12-release-torch2.5")
     assert (release.torch, release.label) == ("2.5.1", "release")
     assert release.architectures == releases.load().cudas["12.4"].architectures
     with pytest.raises(UserError, match=r"the option `release` is '12\.5', but one of 12\.1, 12"):
@@ -353,11 +353,11 @@ def test_own_project(own_project: Path) -> None:
     done = nox(own_project, "-s", "test", "audit", "index", TORCHWHEELS_BACKEND="local")
     assert done.returncode == 0, done.stdout
     assert "torchwheels: 1 of 1 wheels are fit to publish" in done.stdout
-    (file,) = (own_project / "site" / "wheels").glob("*.passport.json")
-    passport = json.loads(file.read_text())
-    assert passport["wheel"].startswith("own_project-0.1+cpu.torch2.13-cp311-cp311-manylinux_2_")
-    (run,) = passport["tests"]
-    assert (run["cell"], run["passed"], run["skipped"]) == ("3.11-cpu", 2, 2)
+    (file,) = (own_project / "site" / "wheels").glob("*.report.json")
+    report = json.loads(file.read_text())
+    assert report["wheel"].startswith("own_project-0.1+cpu.torch2.13-cp311-cp311-manylinux_2_")
+    (run,) = report["tests"]
+    assert (run["target"], run["passed"], run["skipped"]) == ("3.11-cpu", 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_own_project(own_project: Path) -> None:
     [
         (
             ["-s", "build-3.14-cu121"],
-            "there is no cell '3.14-cu121' (torch 2.4.1 has no wheel for Python 3.14)",
+            "there is no target '3.14-cu121' (torch 2.4.1 has no wheel for Python 3.14)",
         ),
         (["-s", "test-3.11-cpu", "--", "--require-gup"], "did you mean --require-gpu?"),
         (["-s", "build", "--", "--backned=local"], "did you mean --backend?"),

@@ -95,7 +95,12 @@ def building(
     """A build of `folder` whose compilers run."""
     cache = folder.parent / "cache"
     command = [sys.executable, "-c", *([parent] if parent else []), COMMAND, "build", str(folder)]
-    command += ["--cell=3.11-cpu", "--backend=local", f"--dist={folder.parent / 'dist'}", *options]
+    command += [
+        "--target=3.11-cpu",
+        "--backend=local",
+        f"--dist={folder.parent / 'dist'}",
+        *options,
+    ]
     tool = str(Path(cli.__file__).parents[1])
     variables = {"TORCHWHEELS_CACHE": str(cache), "TMPDIR": str(folder.parent), "PYTHONPATH": tool}
     process = subprocess.Popen(

@@ -19,11 +19,11 @@ def read(folder: Path, text: str, name: str = "options.toml") -> project.Project
 def test_options_of_a_file_outside(tmp_path: Path) -> None:
     options = read(
         tmp_path,
-        'cells = ["3.11-*"]\npretend-gpu = true\nmemory-per-job = 4\nimport = ["a.b"]\n'
+        'targets = ["3.11-*"]\npretend-gpu = true\nmemory-per-job = 4\nimport = ["a.b"]\n'
         'environment = { TCNN_CUDA_ARCHITECTURES = "{sm}" }\n'
         '[tests]\npaths = ["test"]\ncommand = "pytest -x"\n',
     )
-    assert options.cells == ("3.11-*",)
+    assert options.targets == ("3.11-*",)
     assert options.pretend_gpu
     assert options.memory_per_job == 4.0
     assert options.imports == ("a.b",)
@@ -38,13 +38,17 @@ def test_table_in_pyproject(tmp_path: Path) -> None:
     assert read(tmp_path, '[project]\nname = "x"\n', "pyproject.toml").subdirectory == ""
 
 
+def test_an_option_is_still_known_by_its_earlier_name(tmp_path: Path) -> None:
+    assert read(tmp_path, 'cells = ["3.11-*"]').targets == ("3.11-*",)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("pretend_gpu = true", "has no option 'pretend_gpu': did you mean 'pretend-gpu'?"),
         ("folder = 'x'", "has no option 'folder'"),
         ("[tests]\npath = []", "tests has no option 'path': did you mean 'paths'?"),
-        ("cells = '3.11-cpu'", "cells is '3.11-cpu', but a list of texts is expected"),
+        ("targets = '3.11-cpu'", "targets is '3.11-cpu', but a list of texts is expected"),
         ("pretend-gpu = 'yes'", "pretend-gpu is 'yes', but true or false is expected"),
         ("size-budget = -1", "size-budget is -1, but a positive number is expected"),
         ("memory-per-job = true", "memory-per-job is True, but a positive number is expected"),

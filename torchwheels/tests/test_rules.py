@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import BILL_OF_MATERIALS, CLASSIC, LIBRARY, STABLE, Forge, Nvcc, find_nvcc
-from torchwheels import audit, passports, project, releases
+from torchwheels import audit, project, releases, reports
 from torchwheels.errors import UserError
 from torchwheels.wheel import BUILD_RECORD, read
 
@@ -58,7 +58,7 @@ def test_label_missing_from_a_classic_wheel(forge: Forge) -> None:
     assert forge.findings() == {
         "label": [
             "its version 1.0 does not say for which CUDA and which torch it is, and its libraries "
-            "serve one only: label it +cpu.torch2.13"
+            "work with one only: label it +cpu.torch2.13"
         ]
     }
 
@@ -71,7 +71,7 @@ def test_label_missing_from_a_classic_wheel(forge: Forge) -> None:
     ],
     ids=["CUDA", "torch"],
 )
-def test_label_of_another_cell(forge: Forge, version: str, message: str) -> None:
+def test_label_of_another_target(forge: Forge, version: str, message: str) -> None:
     forge.version = version
     assert forge.findings() == {"label": [message]}
 
@@ -98,7 +98,7 @@ def test_gpu_code_of_another_cuda(forge: Forge, nvcc: Nvcc) -> None:
     runtime = forge.stub("libcuda.so.1")  # stands for the static one
     forge.files[LIBRARY] = forge.compile(CLASSIC, nvcc.compile(*COMPLETE), runtime)
     forge.allow_libraries = ("libcuda.so.1",)
-    forge.cell, forge.version = releases.load().cell("3.11-cu126"), "1.0+cu126.torch2.7"
+    forge.target, forge.version = releases.load().target("3.11-cu126"), "1.0+cu126.torch2.7"
     forge.requires = ["torch==2.7.*"]
     found = forge.findings()
     assert [*found] == ["label"]
@@ -411,7 +411,7 @@ def test_needed_libraries_are_of_the_torch_it_is_for(forge: Forge) -> None:
     """torch 2.6 and older have their OpenMP under another name: a second would be loaded."""
     forge.files["tinyops/_more.so"] = forge.compile("", forge.stub("libgomp.so.1"))
     assert forge.findings() == {}
-    forge.cell = releases.load().cell("3.11-cpu-torch2.6")
+    forge.target = releases.load().target("3.11-cpu-torch2.6")
     forge.version, forge.requires = "1.0+cpu.torch2.6", ["torch==2.6.*"]
     message = (
         "tinyops/_more.so needs libgomp.so.1, which torch 2.6 has as libgomp-a34b3233.so.1: require "
@@ -488,7 +488,7 @@ def test_size_over_the_budget(forge: Forge) -> None:
         (
             "Name:",
             "Requires-Python: >=3.12\nName:",
-            "its metadata require Python >=3.12, but its cell has Python 3.11",
+            "its metadata require Python >=3.12, but its target has Python 3.11",
         ),
         ("Name:", "Requires-Python: >=3.11.4\nName:", None),
         (
@@ -587,17 +587,17 @@ def test_build_record_that_is_missing(forge: Forge) -> None:
     assert forge.findings() == {"build_record": [message]}
 
 
-def test_build_record_of_another_cell(forge: Forge) -> None:
+def test_build_record_of_another_target(forge: Forge) -> None:
     record = json.loads(forge.fitting_metadata()[BUILD_RECORD])
     del record["cxx"]
     record["source"] = ["no text"]
-    record |= {"cell": "3.11-cu130", "torch": "2.12.1"}
+    record |= {"target": "3.11-cu130", "torch": "2.12.1"}
     forge.replaced[BUILD_RECORD] = json.dumps(record).encode()
     assert forge.findings() == {
         "build_record": [
             "its build record names no source",
             "its build record names no cxx",
-            "its build record has cell '3.11-cu130', not '3.11-cpu'",
+            "its build record has target '3.11-cu130', not '3.11-cpu'",
             "its build record has torch '2.12.1', not '2.13.0'",
         ]
     }
@@ -609,7 +609,7 @@ def test_build_record_of_another_cell(forge: Forge) -> None:
         (b'"tinyops"', b'"bigops"', "its bill of materials is of bigops 1.0+cpu.torch2.13"),
         (LIBRARY.encode(), b"x.so", f"its bill of materials is not right about {LIBRARY}"),
         (b"2.13.0", b"2.12.1", "its bill of materials names torch 2.12.1, not 2.13.0"),
-        (b"{", b"", "it cannot be judged: JSONDecodeError: "),
+        (b"{", b"", "it cannot be checked: JSONDecodeError: "),
     ],
     ids=["another project", "another library", "another torch", "no JSON"],
 )
@@ -643,7 +643,7 @@ def test_all_that_is_wrong_is_said_at_once(forge: Forge) -> None:
         r"does not pass the audit:\n  requirement: .*torch==2\.13\.\*`\n  record: its RECORD is not"
     )
     with pytest.raises(UserError, match=said):
-        passports.check(forge.wheel(), project.Project(), forge.cell)
+        reports.check(forge.wheel(), project.Project(), forge.target)
 
 
 def test_every_rule_is_broken_here() -> None:

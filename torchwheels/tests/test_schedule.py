@@ -1,4 +1,4 @@
-"""Which cell goes to which builder, what is not built again, and how builds share a machine."""
+"""Which target goes to which builder, what is not built again, and how builds share a machine."""
 
 from __future__ import annotations
 
@@ -10,59 +10,59 @@ import pytest
 from forged_wheels import Forge
 from torchwheels import build, cli, containers, engines, kept, project, releases, schedule
 from torchwheels.errors import UserError
-from torchwheels.releases import Cell
+from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 
-CELLS = [releases.load().cell(f"3.1{minor}-cpu") for minor in range(5)]
+TARGETS = [releases.load().target(f"3.1{minor}-cpu") for minor in range(5)]
 
 
-def test_builders_share_the_cells() -> None:
+def test_builders_share_the_targets() -> None:
     both = threading.Barrier(2, timeout=60)
     built: dict[str, list[str]] = {"a": [], "b": []}
 
     def builder(name: str) -> schedule.Build:
-        def run(cell: Cell) -> Path:
+        def run(target: Target) -> Path:
             if not built[name]:
                 both.wait()  # neither has its first before the other has one, too
-            built[name].append(cell.name)
-            return Path(f"{cell.name}.whl")
+            built[name].append(target.name)
+            return Path(f"{target.name}.whl")
 
         return run
 
-    outcomes = schedule.spread(CELLS, [builder("a"), builder("b")])
-    assert {x.name: Path(f"{x.name}.whl") for x in CELLS} == {
+    outcomes = schedule.spread(TARGETS, [builder("a"), builder("b")])
+    assert {x.name: Path(f"{x.name}.whl") for x in TARGETS} == {
         name: outcome.wheel for name, outcome in outcomes.items()
     }
     assert built["a"] and built["b"]
-    assert sorted(built["a"] + built["b"]) == [x.name for x in CELLS]
+    assert sorted(built["a"] + built["b"]) == [x.name for x in TARGETS]
 
 
 def test_the_rest_goes_on_where_a_builder_dies(capsys: pytest.CaptureFixture[str]) -> None:
     died = threading.Event()
 
-    def dies(cell: Cell) -> Path:
+    def dies(target: Target) -> Path:
         died.set()
         raise schedule.BuilderGoneError("the builder b does not answer any more")
 
-    def lives(cell: Cell) -> Path:
+    def lives(target: Target) -> Path:
         assert died.wait(60)
-        if cell.name == "3.12-cpu":
+        if target.name == "3.12-cpu":
             raise UserError("it does not compile")
-        return Path(f"{cell.name}.whl")
+        return Path(f"{target.name}.whl")
 
-    outcomes = schedule.spread(CELLS, [lives, dies])
+    outcomes = schedule.spread(TARGETS, [lives, dies])
     failures = {name: x.failure for name, x in outcomes.items() if x.failure}
     assert failures == {"3.12-cpu": "it does not compile"}
-    assert {*outcomes} == {x.name for x in CELLS}
+    assert {*outcomes} == {x.name for x in TARGETS}
     assert "waits for another builder: the builder b does not" in capsys.readouterr().out
 
 
-def test_cells_fail_once_every_builder_is_gone() -> None:
-    def dies(cell: Cell) -> Path:
+def test_targets_fail_once_every_builder_is_gone() -> None:
+    def dies(target: Target) -> Path:
         raise schedule.BuilderGoneError("it does not answer any more")
 
-    outcomes = schedule.spread(CELLS, [dies, dies])
-    assert {*outcomes} == {x.name for x in CELLS}
+    outcomes = schedule.spread(TARGETS, [dies, dies])
+    assert {*outcomes} == {x.name for x in TARGETS}
     assert {x.failure for x in outcomes.values()} == {
         "it does not answer any more",
         "no builder is left",
@@ -70,7 +70,7 @@ def test_cells_fail_once_every_builder_is_gone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "cells", "shares"),
+    ("machine", "targets", "shares"),
     [
         ("64 274877906944", 5, ["12"] * 5),
         ("2 274877906944", 5, ["1"] * 2),
@@ -79,7 +79,7 @@ def test_cells_fail_once_every_builder_is_gone() -> None:
     ],
 )
 def test_builds_at_the_same_time_share_the_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, cells: int, shares: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, targets: int, shares: list[str]
 ) -> None:
     monkeypatch.delenv("MAX_JOBS", raising=False)
     docker = tmp_path / "docker"
@@ -87,14 +87,14 @@ def test_builds_at_the_same_time_share_the_machine(
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     engine = engines.Engine("26.1.5")
-    found = containers.shared(engine, project.Project(), CELLS[:cells])
+    found = containers.shared(engine, project.Project(), TARGETS[:targets])
     assert [x.jobs for x in found] == shares
 
 
 def test_what_dist_has_is_not_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An interrupted run goes on: only the wheel is a stand-in here, for its compiler."""
+    """An interrupted run goes on: only the wheel is a stub here, for its compiler."""
     dist = tmp_path / "dist"
     dist.mkdir()
     source = tmp_path / "source"
@@ -104,18 +104,18 @@ def test_what_dist_has_is_not_built_again(
     interrupted = iter([False, True])
 
     def build_wheel(
-        options: project.Project, cell: Cell, source: Fetched, dist: Path, steps: object
+        options: project.Project, target: Target, source: Fetched, dist: Path, steps: object
     ) -> Path:
         if next(interrupted, False):
             raise KeyboardInterrupt
-        built.append(cell.name)
+        built.append(target.name)
         forge = Forge(dist)
-        forge.cell, tag = cell, f"cp{cell.python.replace('.', '')}"
+        forge.target, tag = target, f"cp{target.python.replace('.', '')}"
         forge.tag = f"{tag}-{tag}"
         return forge.wheel()
 
     monkeypatch.setattr(build, "build_wheel", build_wheel)
-    command = ["build", str(source), "--cell=3.11-cpu", "--cell=3.12-cpu", f"--dist={dist}"]
+    command = ["build", str(source), "--target=3.11-cpu", "--target=3.12-cpu", f"--dist={dist}"]
     command.append("--backend=local")
     with pytest.raises(SystemExit):
         cli.main(command)
@@ -138,14 +138,14 @@ def test_inputs_are_the_options_and_the_patches(tmp_path: Path) -> None:
     (tmp_path / "x.patch").write_text("one")
     options = project.Project(patches=("x.patch",), file=file)
     source = Fetched(tmp_path, "sha256:1")
-    first = kept.inputs(options, CELLS[0], source, "local")
-    assert first == kept.inputs(options, CELLS[0], source, "local")
+    first = kept.inputs(options, TARGETS[0], source, "local")
+    assert first == kept.inputs(options, TARGETS[0], source, "local")
     others = {
-        kept.inputs(options, CELLS[1], source, "local"),
-        kept.inputs(options, CELLS[0], Fetched(tmp_path, "sha256:2"), "local"),
-        kept.inputs(options, CELLS[0], source, "ubuntu:22.04"),
-        kept.inputs(project.Project(file=file), CELLS[0], source, "local"),
+        kept.inputs(options, TARGETS[1], source, "local"),
+        kept.inputs(options, TARGETS[0], Fetched(tmp_path, "sha256:2"), "local"),
+        kept.inputs(options, TARGETS[0], source, "ubuntu:22.04"),
+        kept.inputs(project.Project(file=file), TARGETS[0], source, "local"),
     }
     (tmp_path / "x.patch").write_text("two")
-    others.add(kept.inputs(options, CELLS[0], source, "local"))
+    others.add(kept.inputs(options, TARGETS[0], source, "local"))
     assert len(others - {first}) == 5

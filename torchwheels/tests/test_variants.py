@@ -21,27 +21,27 @@ from variantlib.resolver.lib import sort_and_filter_supported_variants
 from variantlib.variants_json import VariantsJson
 
 from forged_wheels import Forge
-from torchwheels import audit, build, finish, passports, project, releases, sandbox, site, variants
+from torchwheels import audit, build, finish, project, releases, reports, sandbox, site, variants
 from torchwheels.errors import UserError
 from torchwheels.wheel import read
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-CELLS = ("3.11-cpu", "3.11-cu124", "3.11-cu130", "3.11-cu130-torch2.12")
+TARGETS = ("3.11-cpu", "3.11-cu124", "3.11-cu130", "3.11-cu130-torch2.12")
 TORCHES = ("2.6.0", "2.12.1", "2.13.0")
 
 
-def forge_cell(folder: Path, name: str) -> Path:
-    """A wheel of that cell, whose module says so; of GPU code it has none."""
+def forge_target(folder: Path, name: str) -> Path:
+    """A wheel of that target, whose module says so; of GPU code it has none."""
     folder.mkdir(parents=True, exist_ok=True)
     forge = Forge(folder)
     if name == releases.RELEASE:
         forge.make_stable()
     else:
-        cell = forge.cell = releases.load().cell(name)
-        torch = releases.minor(cell.torch)
-        forge.version, forge.requires = f"1.0+{cell.label}.torch{torch}", [f"torch=={torch}.*"]
-        forge.architectures = cell.architectures
+        target = forge.target = releases.load().target(name)
+        torch = releases.minor(target.torch)
+        forge.version, forge.requires = f"1.0+{target.label}.torch{torch}", [f"torch=={torch}.*"]
+        forge.architectures = target.architectures
     forge.files["tinyops/__init__.py"] = f"built_for = {name!r}\n".encode()
     return forge.wheel()
 
@@ -54,7 +54,7 @@ def properties(path: Path) -> dict[str, object]:
 
 
 def test_variant_has_the_same_files_but_for_the_metadata(tmp_path: Path) -> None:
-    labelled = build.publish(forge_cell(tmp_path / "work", "3.11-cu130"), tmp_path / "dist")
+    labelled = build.publish(forge_target(tmp_path / "work", "3.11-cu130"), tmp_path / "dist")
     variant = tmp_path / "dist" / "tinyops-1.0-cp311-cp311-manylinux_2_5_x86_64-cu130.whl"
     assert {*labelled.parent.iterdir()} == {labelled, variant}
     with zipfile.ZipFile(labelled) as one, zipfile.ZipFile(variant) as other:
@@ -81,8 +81,10 @@ def test_variant_has_the_same_files_but_for_the_metadata(tmp_path: Path) -> None
             assert digest == audit.record_hash(archive.read(name))
 
 
-def test_properties_are_those_of_the_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {name: properties(forge_cell(tmp_path, name)) for name in CELLS}
+def test_properties_are_those_of_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {name: properties(forge_target(tmp_path, name)) for name in TARGETS}
     bound = {"cuda_version_lower_bound": ["13.0"]}
     assert found["3.11-cpu"] == {"null": {}}
     assert found["3.11-cu130"] == {"cu130": {"nvidia": bound}}
@@ -91,7 +93,7 @@ def test_properties_are_those_of_the_cell(tmp_path: Path, monkeypatch: pytest.Mo
     }
     # PTX runs on GPUs that no list names; without it the list is whole.
     monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "9.0 8.0")
-    assert properties(forge_cell(tmp_path, "3.11-cu130")) == {
+    assert properties(forge_target(tmp_path, "3.11-cu130")) == {
         "cu130": {"nvidia": {**bound, "sm_arch": ["80_real", "90_real"]}}
     }
 
@@ -104,21 +106,21 @@ def test_wheel_without_a_label_has_no_variant(tmp_path: Path) -> None:
 
 
 def test_a_variant_of_other_content_is_refused(tmp_path: Path) -> None:
-    wheel = forge_cell(tmp_path, "3.11-cpu")
-    assert passports.write_passport(wheel, project.Project())["variant"] is None
+    wheel = forge_target(tmp_path, "3.11-cpu")
+    assert reports.write_report(wheel, project.Project())["variant"] is None
     variant = variants.write_beside(wheel)
     assert variant
-    said = passports.write_passport(wheel, project.Project())["variant"]
+    said = reports.write_report(wheel, project.Project())["variant"]
     assert (said["wheel"], said["label"], said["properties"]) == (variant.name, "null", {})
     with zipfile.ZipFile(variant, "a") as archive:
         archive.writestr("more", "")
     with pytest.raises(UserError, match=r"-null\.whl is not the variant of the wheel beside it"):
-        passports.read_passports(tmp_path, project.Project())
+        reports.read_reports(tmp_path, project.Project())
     with pytest.raises(UserError, match=r"-null\.whl is not the variant of the wheel beside it"):
-        passports.write_passport(wheel, project.Project())
+        reports.write_report(wheel, project.Project())
 
 
-def do_not_judge(patch: pytest.MonkeyPatch) -> None:
+def do_not_audit(patch: pytest.MonkeyPatch) -> None:
     """No compiler makes GPU code of all these CUDA versions, and installers do not look for it."""
     patch.setattr(audit, "findings", lambda *_: {})
     patch.setattr(sandbox, "call", lambda reader, *arguments: reader(*arguments))
@@ -127,13 +129,13 @@ def do_not_judge(patch: pytest.MonkeyPatch) -> None:
 def test_variants_of_one_label_must_want_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    do_not_judge(monkeypatch)
+    do_not_audit(monkeypatch)
     for tag, architectures in (("cp312-cp312", "9.0"), ("cp311-cp311", "8.0")):
         monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", architectures)
-        forged = forge_cell(tmp_path, "3.11-cu130")
+        forged = forge_target(tmp_path, "3.11-cu130")
         wheel = forged.rename(forged.with_name(forged.name.replace("cp311-cp311", tag)))
         variants.write_beside(wheel)
-        passports.write_passport(wheel, project.Project())
+        reports.write_report(wheel, project.Project())
     with pytest.raises(
         UserError, match=r"the variants cu130 of tinyops-1\.0 want different machines"
     ):
@@ -152,7 +154,7 @@ class Served:
         } | {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1", "UV_NO_CACHE": "1"}
 
     def uv(self, *wanted: str, driver: str = "", gpu: str = "", flag: bool = True) -> str:
-        """The cell and the torch that uv installs, or what it says."""
+        """The target and the torch that uv installs, or what it says."""
         variables = dict(self.variables)
         if driver:
             variables["NV_VARIANT_PROVIDER_FORCE_CUDA_DRIVER_VERSION"] = driver
@@ -189,15 +191,15 @@ class Served:
 
 @contextlib.contextmanager
 def serve(
-    folder: Path, cells: Sequence[str], yanked: Mapping[str, str] | None = None
+    folder: Path, targets: Sequence[str], yanked: Mapping[str, str] | None = None
 ) -> Iterator[Served]:
-    """The index of wheels for `cells`, at an address of this machine."""
+    """The index of wheels for `targets`, at an address of this machine."""
     dist, root = folder / "dist", folder / "site"
     with pytest.MonkeyPatch.context() as patch:
-        do_not_judge(patch)
-        for name in cells:
-            wheel = build.publish(forge_cell(folder / "work", name), dist)
-            passports.write_passport(wheel, project.Project())
+        do_not_audit(patch)
+        for name in targets:
+            wheel = build.publish(forge_target(folder / "work", name), dist)
+            reports.write_report(wheel, project.Project())
         site.make_site(dist, root, project.Project(yanked=yanked or {}))
     _index_torches(root / "others" / "simple")
     handler = functools.partial(_Quiet, directory=str(root))
@@ -211,7 +213,7 @@ def serve(
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Wheels for several CUDA versions and torches."""
-    with serve(tmp_path_factory.mktemp("served"), CELLS) as found:
+    with serve(tmp_path_factory.mktemp("served"), TARGETS) as found:
         yield found
 
 
@@ -276,7 +278,7 @@ def test_an_installer_that_knows_abi_dependency_chooses_by_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: str, first: str
 ) -> None:
     """variantlib is the library of those who propose variants."""
-    found = [variants.of(read(forge_cell(tmp_path, name))) for name in CELLS]
+    found = [variants.of(read(forge_target(tmp_path, name))) for name in TARGETS]
     document = VariantsJson(
         json.loads(variants.metadata({x.label: x.properties for x in found if x}))
     )
@@ -296,8 +298,8 @@ def test_uv_takes_gpu_code_without_ptx_only_where_it_runs(
 ) -> None:
     monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "9.0")
     with serve(tmp_path, ("3.11-cpu", "3.11-cu130")) as served:
-        for gpu, cell in (("9.0", "3.11-cu130"), ("8.0", "3.11-cpu"), ("12.0", "3.11-cpu")):
-            assert served.uv("tinyops", driver="13.2", gpu=gpu) == f"{cell} 2.13.0"
+        for gpu, target in (("9.0", "3.11-cu130"), ("8.0", "3.11-cpu"), ("12.0", "3.11-cpu")):
+            assert served.uv("tinyops", driver="13.2", gpu=gpu) == f"{target} 2.13.0"
 
 
 def test_uv_without_variants_refuses_them(served: Served) -> None:
@@ -310,11 +312,11 @@ def test_uv_without_variants_refuses_them(served: Served) -> None:
 def test_pip_never_takes_a_variant(served: Served) -> None:
     refused = "No matching distribution found for tinyops"
     assert refused in served.pip("simple", "tinyops")
-    for cell, label, torch in (
+    for target, label, torch in (
         ("3.11-cpu", "cpu.torch2.13", "2.13.0"),
         ("3.11-cu130-torch2.12", "cu130.torch2.12", "2.12.1"),
     ):
-        assert served.pip(f"{label}/simple", "tinyops") == f"{cell} {torch}"
+        assert served.pip(f"{label}/simple", "tinyops") == f"{target} {torch}"
 
 
 def test_wheel_without_a_label_is_for_all_who_know_no_variants(tmp_path: Path) -> None:
@@ -356,5 +358,5 @@ def test_what_is_withdrawn_is_taken_only_where_it_is_named(tmp_path: Path, yanke
 
 def test_a_version_that_is_none_cannot_be_withdrawn(tmp_path: Path) -> None:
     message = "the option `yanked` names 'first', but a version such as"
-    with pytest.raises(UserError, match=message), serve(tmp_path, CELLS[:1], {"first": ""}):
+    with pytest.raises(UserError, match=message), serve(tmp_path, TARGETS[:1], {"first": ""}):
         pass

@@ -1,4 +1,4 @@
-"""Reading wheels: what is in their libraries, and whom they serve."""
+"""Reading wheels: what is in their libraries, and what they work with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forged_wheels import CLASSIC, LIBRARY, STABLE, Forge, find_nvcc
 from torchwheels import stable_functions, wheel
 from torchwheels.errors import UserError
 from torchwheels.releases import numbers
-from torchwheels.wheel import GpuCode, Served, read
+from torchwheels.wheel import Compatibility, GpuCode, read
 
 
 @pytest.fixture
@@ -22,14 +22,14 @@ def forge(tmp_path: Path) -> Forge:
 
 def test_classic_wheel_serves_one_python_and_one_torch(forge: Forge) -> None:
     found = read(forge.wheel())
-    assert found.torches == Served(
+    assert found.torches == Compatibility(
         "==2.13.*",
         f"{LIBRARY} uses at::Tensor::zero_() and 0 more of torch's C++, which changes with every release",
     )
-    assert found.pythons == Served(
+    assert found.pythons == Compatibility(
         "==3.11.*", f"its tag is cp311-cp311; {LIBRARY} has the name of one Python's module"
     )
-    assert found.cuda == Served("", "no library uses CUDA")
+    assert found.cuda == Compatibility("", "no library uses CUDA")
 
 
 def test_torch_of_a_classic_wheel_is_read_from_its_build_record(forge: Forge) -> None:
@@ -42,17 +42,17 @@ def test_torch_of_a_classic_wheel_is_read_from_its_build_record(forge: Forge) ->
 def test_stable_wheel_serves_torch_from_its_newest_function_on(forge: Forge) -> None:
     forge.make_stable()
     found = read(forge.wheel())
-    assert found.torches == Served(
+    assert found.torches == Compatibility(
         ">=2.10",
         "of torch's stable ABI, tinyops/_C.so uses torch_call_dispatcher, which is in it from 2.10 on",
     )
-    assert found.pythons == Served("", "its tag is py3-none; no library uses Python")
+    assert found.pythons == Compatibility("", "its tag is py3-none; no library uses Python")
 
 
 def test_functions_of_the_wheel_itself_are_not_torchs(forge: Forge) -> None:
     forge.make_stable('extern "C" void torch_tiny(); void f() { torch_tiny(); }')
     forge.files["tinyops/_more.so"] = forge.compile('extern "C" void torch_tiny() {}')
-    assert read(forge.wheel()).torches == Served("", "no library uses a function of torch")
+    assert read(forge.wheel()).torches == Compatibility("", "no library uses a function of torch")
 
 
 def test_optional_functions_are_not_needed(forge: Forge) -> None:
@@ -105,7 +105,7 @@ def test_gpu_code(forge: Forge, tmp_path: Path) -> None:
     assert code.machine_code == {"8.0", "9.0a"}
     assert code.ptx == {"7.5"}
     assert re.fullmatch(r"13\.\d", code.toolkit or "")
-    assert found.cuda == Served("==13.*", f"{LIBRARY} needs libcudart.so.13")
+    assert found.cuda == Compatibility("==13.*", f"{LIBRARY} needs libcudart.so.13")
     forge.files[LIBRARY] = forge.compile(CLASSIC, nvcc.compile("sm_80", "sm_90a", "compute_75"))
     assert read(forge.wheel()).cuda.why.endswith(f"{code.toolkit}, and needs no library of CUDA")
 

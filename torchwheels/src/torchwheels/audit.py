@@ -23,7 +23,7 @@ from packaging.version import InvalidVersion, Version
 
 from torchwheels import baseline
 from torchwheels.project import Project
-from torchwheels.releases import Cell, load, minor, numbers, openmp
+from torchwheels.releases import Target, load, minor, numbers, openmp
 from torchwheels.stable_functions import first_releases, newest_release, oldest_release
 from torchwheels.wheel import (
     BUILD_RECORD,
@@ -53,9 +53,9 @@ _NEVER_BUNDLED = re.compile(rf"({_OF_TORCH}|{_OF_CUDA}|libcuda|libpython3[\w.]*?
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the project and the cell promise of a wheel."""
+    """What the project and the target promise of a wheel."""
 
-    cell: Cell
+    target: Target
     manylinux: str
     architectures: tuple[str, ...]
     """GPU compute capabilities, as TORCH_CUDA_ARCH_LIST has them: `9.0`, `12.0+PTX`."""
@@ -64,7 +64,7 @@ class Expectation:
     allow_libraries: tuple[str, ...] = ()
     """Patterns of the further libraries that the wheel may bundle or need."""
     torches: str = ""
-    """A specifier of the torches that its libraries serve, where the project declares one."""
+    """A specifier of the torches that its libraries work with, where the project declares one."""
 
 
 def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
@@ -72,29 +72,29 @@ def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     said = wheel.metadata["Version"]
     if _normalised(said) != str(wheel.version) or said != _normalised(said):
         yield f"its metadata have the version {said}, but its name {wheel.version}"
-    cell, text = expectation.cell, wheel.version.local or ""
+    target, text = expectation.target, wheel.version.local or ""
     cuda = re.search(r"(?<![a-z0-9])(cpu|cu\d+)(?![a-z0-9])", text)
     torch = re.search(r"(?<![a-z0-9])torch(\d+\.\d+)(?![a-z0-9])", text)
-    if cell.is_release:
+    if target.is_release:
         if text:
-            yield f"its version {wheel.version} has a label, but {cell.name} has none"
+            yield f"its version {wheel.version} has a label, but {target.name} has none"
     elif _is_classic(wheel) and not (cuda and torch):
         yield (
             f"its version {wheel.version} does not say for which CUDA and which torch it is, and its "
-            f"libraries serve one only: label it +{cell.label}.torch{minor(cell.torch)}"
+            f"libraries work with one only: label it +{target.label}.torch{minor(target.torch)}"
         )
-    if cuda and cuda[1] != cell.label and not cell.is_release:
-        yield f"its label says {cuda[1]}, but {cell.name} is {cell.label}"
-    if torch and torch[1] != minor(cell.torch):
-        yield f"its label says torch {torch[1]}, but {cell.name} has torch {cell.torch}"
-    if cell.cuda is None:
+    if cuda and cuda[1] != target.label and not target.is_release:
+        yield f"its label says {cuda[1]}, but {target.name} is {target.label}"
+    if torch and torch[1] != minor(target.torch):
+        yield f"its label says torch {torch[1]}, but {target.name} has torch {target.torch}"
+    if target.cuda is None:
         return  # the rules of GPU code and of needed libraries know that there must be none
-    if not SpecifierSet(wheel.cuda.what or "").contains(cell.cuda.version):
-        yield f"{wheel.cuda.why}, but {cell.name} has CUDA {cell.cuda.version}"
+    if not SpecifierSet(wheel.cuda.what or "").contains(target.cuda.version):
+        yield f"{wheel.cuda.why}, but {target.name} has CUDA {target.cuda.version}"
     for name, library in wheel.libraries.items():
         toolkit = library.gpu_code.toolkit
-        if toolkit and numbers(toolkit)[0] != numbers(cell.cuda.version)[0]:
-            yield f"{name} holds GPU code of CUDA {toolkit}, but {cell.name} has {cell.cuda.version}"
+        if toolkit and numbers(toolkit)[0] != numbers(target.cuda.version)[0]:
+            yield f"{name} holds GPU code of CUDA {toolkit}, but {target.name} has {target.cuda.version}"
 
 
 def _normalised(version: str) -> str:
@@ -121,7 +121,7 @@ def tags(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 
 
 def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """The name's platforms are what auditwheel finds, and no newer than the cell allows."""
+    """The name's platforms are what auditwheel finds, and no newer than the target allows."""
     platforms = sorted({tag.platform for tag in wheel.tags}, key=lambda x: (_glibc(x), x))
     said, proved = ".".join(platforms), wheel.proved_platform
     processors = {_MANYLINUX.sub("", platform) for platform in (*platforms, proved)}
@@ -192,18 +192,18 @@ def _is_unknown(name: str, wheel: Wheel) -> bool:
 
 
 def python_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """The name's tag promises no Python that a library does not serve."""
+    """The name's tag promises no Python that a library does not work with."""
     claimed = wheel.pythons.what
     tag = min(f"{tag.interpreter}-{tag.abi}" for tag in wheel.tags)
     for limit, why in wheel.python_limits.values():
         if not _covers(limit, claimed):
             yield f"its tag is {tag}, but {why}"
-    if not SpecifierSet(claimed or "").contains(expectation.cell.python):
-        yield f"its tag is {tag}, but {expectation.cell.name} has Python {expectation.cell.python}"
+    if not SpecifierSet(claimed or "").contains(expectation.target.python):
+        yield f"its tag is {tag}, but {expectation.target.name} has Python {expectation.target.python}"
 
 
 def _covers(limit: str | None, claimed: str | None) -> bool:
-    """Whether a library of that limit serves every Python that the tag claims."""
+    """Whether a library of that limit works with every Python that the tag claims."""
     if not claimed:  # py3-none: every Python, and every other implementation of it
         return False
     if claimed.startswith("=="):
@@ -241,7 +241,7 @@ def torch_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 
 def _promised(wheel: Wheel, expectation: Expectation) -> list[str]:
     """The minor releases of torch that the wheel is for, the oldest first."""
-    one = SpecifierSet(f"=={minor(expectation.cell.torch)}.*")
+    one = SpecifierSet(f"=={minor(expectation.target.torch)}.*")
     declared = SpecifierSet(expectation.torches) if expectation.torches else None
     return admitted(declared or wheel.torch_requirement or one) or admitted(one)
 
@@ -258,14 +258,14 @@ def _some(symbols: list[str]) -> str:
 
 
 def requirement(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """The metadata require only torch versions that the libraries load under, the cell's among them."""
-    wanted, torch = wheel.torch_requirement, expectation.cell.torch
+    """The metadata require only torch versions that the libraries load under, the target's among them."""
+    wanted, torch = wheel.torch_requirement, expectation.target.torch
     if wanted is None:
         served = wheel.torches.what
         right = f"=={minor(torch)}.*" if served is None else served
         yield f"its metadata do not require torch: add `Requires-Dist: torch{right}`"
     elif not wanted.contains(torch):
-        yield f"its metadata require torch{wanted}, but {expectation.cell.name} has torch {torch}"
+        yield f"its metadata require torch{wanted}, but {expectation.target.name} has torch {torch}"
     elif _is_classic(wheel) and len(admitted(wanted)) != 1:
         yield (
             f"its metadata require {f'torch{wanted}' if wanted else 'any torch'}, but "
@@ -275,17 +275,17 @@ def requirement(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 
 def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The kernels are there for every GPU architecture, and as PTX; a CPU wheel has none."""
-    cell, wanted = expectation.cell, expectation.architectures
+    target, wanted = expectation.target, expectation.architectures
     found = {
         name: library.gpu_code
         for name, library in wheel.libraries.items()
         if library.gpu_code and not _is_bundled(name, library)
     }
-    if not cell.cuda:
-        yield from (f"{name} holds GPU code, but {cell.name} is without CUDA" for name in found)
+    if not target.cuda:
+        yield from (f"{name} holds GPU code, but {target.name} is without CUDA" for name in found)
     elif not found:
         yield (
-            f"it is silently CPU-only: no library holds GPU code, but {cell.name} wants it for "
+            f"it is silently CPU-only: no library holds GPU code, but {target.name} wants it for "
             f"{' '.join(wanted)}; its setup may ask for a GPU (`pretend-gpu = true`) or for a variable "
             "of its own"
         )
@@ -298,7 +298,7 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             ptx = [each.removesuffix("+PTX") for each in wanted if each.endswith("+PTX")]
             lacking += [f"{each} as PTX" for each in ptx if each not in code.ptx]
             if lacking:
-                yield f"{name} holds no GPU code for {', '.join(lacking)}, but {cell.name} wants it"
+                yield f"{name} holds no GPU code for {', '.join(lacking)}, but {target.name} wants it"
 
 
 def bundled_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
@@ -336,7 +336,7 @@ def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             if (
                 name in wheel.brought.union(baseline.LIBRARIES, [torchs])
                 or _TORCHS_OWN.fullmatch(name)
-                or (expectation.cell.cuda and _CUDAS_OWN.fullmatch(name))
+                or (expectation.target.cuda and _CUDAS_OWN.fullmatch(name))
                 or _allowed({name}, expectation)
             ):
                 continue
@@ -380,7 +380,7 @@ def size(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 
 
 def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """The metadata are valid, those of its name, and let the cell's Python install it from an index."""
+    """The metadata are valid, those of its name, and let the target's Python install it from an index."""
     project, _, version = wheel.dist_info.removesuffix(".dist-info").partition("-")
     if canonicalize_name(project) != wheel.name or _normalised(version) != str(wheel.version):
         yield f"its metadata are in {wheel.dist_info}, but its name is of {wheel.name} {wheel.version}"
@@ -394,10 +394,10 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         return
     if canonicalize_name(said.name) != wheel.name:
         yield f"its metadata are of {said.name}, but its name is of {wheel.name}"
-    python = expectation.cell.python
+    python = expectation.target.python
     releases = [f"{python}.{patch}" for patch in range(100)]
     if said.requires_python is not None and not any(map(said.requires_python.contains, releases)):
-        yield f"its metadata require Python {said.requires_python}, but its cell has Python {python}"
+        yield f"its metadata require Python {said.requires_python}, but its target has Python {python}"
     for each in said.requires_dist or []:
         if each.url:
             yield f"its metadata require {each.name} from an address, which no index shall have"
@@ -442,21 +442,21 @@ def record_hash(data: bytes) -> str:
 
 
 def build_record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """The build record is there, and names the cell."""
+    """The build record is there, and names the target."""
     if wheel.record is None:
         yield f"it holds no build record ({wheel.dist_info}/{BUILD_RECORD})"
         return
-    cell = expectation.cell
+    target = expectation.target
     expected = {
         "name": wheel.name,
         "version": str(wheel.version),
-        "cell": cell.name,
-        "python": cell.python,
-        "torch": cell.torch,
-        "cuda": cell.cuda.version if cell.cuda else None,
+        "target": target.name,
+        "python": target.python,
+        "torch": target.torch,
+        "cuda": target.cuda.version if target.cuda else None,
         "architectures": [*expectation.architectures],
     }
-    for key in ("source", "cxx", "torchwheels", *(["nvcc"] if cell.cuda else [])):
+    for key in ("source", "cxx", "torchwheels", *(["nvcc"] if target.cuda else [])):
         if not (said := wheel.record.get(key)) or not isinstance(said, str):
             yield f"its build record names no {key}"
     for key, value in expected.items():
@@ -465,7 +465,7 @@ def build_record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 
 
 def bill_of_materials(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """The bill of materials is there, and is of these libraries, this version and the cell's torch."""
+    """The bill of materials is there, and is of these libraries, this version and the target's torch."""
     path = f"{wheel.dist_info}/sboms/{wheel.name}.cdx.json"
     if path not in wheel.files:
         yield f"it holds no bill of materials ({path})"
@@ -480,9 +480,9 @@ def bill_of_materials(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         if hashes.get(name) != named.get(name):
             yield f"its bill of materials is not right about {name}"
     torches = [each["version"] for each in bill["components"] if each["name"] == "torch"]
-    if torches != [expectation.cell.torch]:
+    if torches != [expectation.target.torch]:
         said = ", ".join(torches) or "none"
-        yield f"its bill of materials names torch {said}, not {expectation.cell.torch}"
+        yield f"its bill of materials names torch {said}, not {expectation.target.torch}"
 
 
 def _sha256(component: dict[str, Any]) -> str | None:
@@ -512,7 +512,7 @@ RULES: tuple[Rule, ...] = (
     bill_of_materials,
 )
 
-# They judge what the metadata and the file say. The others judge libraries, and so fail where there is none.
+# They check what the metadata and the file say. The others check libraries, and so fail where there is none.
 _OF_THE_FILE: frozenset[Rule] = frozenset({size, metadata, installed_files, record, build_record})
 
 NO_LIBRARY = "it holds no shared library: its setup has compiled nothing"
@@ -530,15 +530,15 @@ def _apply(rule: Rule, wheel: Wheel, expectation: Expectation) -> list[str]:
         return [*rule(wheel, expectation)]
     # Of any kind: of auditwheel, say, or about a bill of materials that is no JSON.
     except Exception as error:
-        return [f"it cannot be judged: {type(error).__name__}: {error}"]
+        return [f"it cannot be checked: {type(error).__name__}: {error}"]
 
 
-def expectation_of(project: Project, cell: Cell) -> Expectation:
-    """What `project` promises of its wheel for `cell`."""
+def expectation_of(project: Project, target: Target) -> Expectation:
+    """What `project` promises of its wheel for `target`."""
     return Expectation(
-        cell=cell,
+        target=target,
         manylinux=load().manylinux,
-        architectures=project.architectures(cell),
+        architectures=project.architectures(target),
         size_budget=project.size_budget,
         allow_libraries=project.allow_libraries,
         torches=project.torch,

@@ -1,7 +1,7 @@
 """What the linker of a build gets instead of this machine's C and C++ libraries: those of the oldest Linux.
 
 Whatever is compiled here follows headers of this machine's glibc, and so asks for what that has. Of
-its symbols each stand-in has those alone, in the versions, that auditwheel's policy allows: the
+its symbols each stub has those alone, in the versions, that auditwheel's policy allows: the
 linker binds a library to them. What only newer ones have comes from the sources in newer_glibc.
 """
 
@@ -54,8 +54,8 @@ NEWER_GLIBC = Path(__file__).parent / "wrappers" / "newer_glibc"
 """Sources of what newer headers ask for, written with what the oldest glibc has."""
 
 
-def make_stand_ins(folder: Path, compiler: str, manylinux: str) -> None:
-    """Makes the stand-ins, by the names that the linker looks for: `libm.so` and so on.
+def make_stubs(folder: Path, compiler: str, manylinux: str) -> None:
+    """Makes the stubs, by the names that the linker looks for: `libm.so` and so on.
 
     Beside them are libnewer_glibc.a, and in `include` a header that comes before the system's.
     """
@@ -65,12 +65,12 @@ def make_stand_ins(folder: Path, compiler: str, manylinux: str) -> None:
     vectors = "libmvec.so.1"
     _hide_vector_functions(folder / "include", _versions(vectors).keys() - found[vectors].keys())
     for name, symbols in found.items():
-        target = folder / f"{name.partition('.so')[0]}.so"
-        script = target.with_suffix(".map")
+        stub = folder / f"{name.partition('.so')[0]}.so"
+        script = stub.with_suffix(".map")
         script.write_text(_version_script(symbols))
         flags = ["-shared", "-nostdlib", f"-Wl,-soname,{name}", f"-Wl,--version-script={script}"]
         subprocess.run(
-            [compiler, *flags, "-o", target, "-x", "assembler", "-"],
+            [compiler, *flags, "-o", stub, "-x", "assembler", "-"],
             input=_assembler(symbols),
             text=True,
             check=True,
@@ -108,11 +108,11 @@ def _make_newer_glibc(archive: Path, compiler: str) -> None:
     """
     objects = []
     for source in sorted(NEWER_GLIBC.glob("*.c")):
-        target = archive.with_name(f"{source.stem}.o")
+        object_file = archive.with_name(f"{source.stem}.o")
         flags = ["-std=c11", "-O2", "-fPIC", "-fvisibility=hidden"]
-        subprocess.run([compiler, *flags, "-c", source, "-o", target], check=True)
-        subprocess.run(["objcopy", "--weaken", target], check=True)
-        objects.append(target)
+        subprocess.run([compiler, *flags, "-c", source, "-o", object_file], check=True)
+        subprocess.run(["objcopy", "--weaken", object_file], check=True)
+        objects.append(object_file)
     subprocess.run(["ar", "rcsD", archive, *objects], check=True)
 
 

@@ -1,4 +1,4 @@
-"""Builds a wheel beside the cell's torch, from a copy of the sources that stay untouched."""
+"""Builds a wheel beside the target's torch, from a copy of the sources that stay untouched."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from torchwheels import (
     environments,
     finish,
     links,
-    passports,
     processes,
+    reports,
     toolchain,
     variants,
     wheel,
@@ -34,7 +34,7 @@ from torchwheels import (
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Cell, sm
+from torchwheels.releases import Target, sm
 from torchwheels.sources import Fetched
 
 STEPS = ("requirements", "compile", "install", "import")
@@ -82,7 +82,7 @@ _KNOWN_FAILURES = (
     ),
     (
         r"unsupported GNU version! (.*)",
-        "this g++ is too new for the cell's nvcc ({0}): put an older g++ first on PATH, or build with "
+        "this g++ is too new for the target's nvcc ({0}): put an older g++ first on PATH, or build with "
         "`--backend docker`",
     ),
 )
@@ -90,13 +90,13 @@ _KNOWN_FAILURES = (
 
 @dataclass(frozen=True)
 class _Build:
-    """A build of one cell: its folder, environments and compilers."""
+    """A build of one target: its folder, environments and compilers."""
 
     project: Project
-    cell: Cell
+    target: Target
     work: Path
     base: Environment
-    """Has the cell's torch, and is kept for other builds."""
+    """Has the target's torch, and is kept for other builds."""
     environment: Environment
     """Stands upon it, and is this build's own."""
     compiler: toolchain.HostCompiler
@@ -121,24 +121,24 @@ class _Build:
 
 
 def build_wheel(
-    project: Project, cell: Cell, source: Fetched, dist: Path, steps: Sequence[str] = STEPS
+    project: Project, target: Target, source: Fetched, dist: Path, steps: Sequence[str] = STEPS
 ) -> Path | None:
-    """Builds the wheel of `source` for `cell`, on this machine; returns its path in `dist` after the last step.
+    """Builds the wheel of `source` for `target`, on this machine; returns its path in `dist` after the last step.
 
     It is there only once it has passed the audit and has been imported. The first and third step
     install what the others want, which may then be without a network.
     """
     start = time.monotonic()
-    cell = project.cell_to_build(cell)
-    toolkit_requirement = toolchain.pip_toolkit(cell)
+    target = project.target_to_build(target)
+    toolkit_requirement = toolchain.pip_toolkit(target)
     any_cuda = bool(project.stable)
-    base = environments.with_torch(cell, toolkit_requirement, any_cuda)
-    toolkit = toolchain.find_toolkit(cell, base.site_packages)
+    base = environments.with_torch(target, toolkit_requirement, any_cuda)
+    toolkit = toolchain.find_toolkit(target, base.site_packages)
     compiler = toolchain.host_compiler()
-    # One place for all builds of a cell: paths end up in hashes that no prefix map reaches.
-    with environments.alone(f"build/{cell.name}") as work:
+    # One place for all builds of a target: paths end up in hashes that no prefix map reaches.
+    with environments.locked(f"build/{target.name}") as work:
         environment = Environment(work / "environment")
-        build = _Build(project, cell, work, base, environment, compiler, toolkit, source.origin)
+        build = _Build(project, target, work, base, environment, compiler, toolkit, source.origin)
         if "requirements" in steps:
             _prepare(build, source)
         if "compile" in steps:
@@ -149,16 +149,16 @@ def build_wheel(
             return None
         with kept_if_refused(build.finished, dist):
             check_import.check_import(build.finished, Environment(work / "import"), project.imports)
-        passport = json.loads(passports.passport_file(build.finished).read_text())
-        target = publish(build.finished, dist, passport)
+        report = json.loads(reports.report_file(build.finished).read_text())
+        published = publish(build.finished, dist, report)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
     print(
-        f"torchwheels: built {target}, which imports beside torch {cell.torch} "
-        f"({target.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s, "
+        f"torchwheels: built {published}, which imports beside torch {target.torch} "
+        f"({published.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s, "
         f"largest process {largest:.1f} GB)",
         flush=True,
     )
-    return target
+    return published
 
 
 def _prepare(build: _Build, source: Fetched) -> None:
@@ -170,23 +170,23 @@ def _prepare(build: _Build, source: Fetched) -> None:
         build = dataclasses.replace(build, toolkit=toolkit)
     shutil.copytree(source.folder, build.work / "source", symlinks=True)
     _apply_patches(build.project, build.work / "source")
-    environments.upon(build.base, build.environment.folder)
+    environments.on_top_of(build.base, build.environment.folder)
     variables = _variables(build)
     _install_requirements(build, _project_folder(build), variables)
     build.variables.write_text(json.dumps(variables))
 
 
 def _compile(build: _Build, dist: Path) -> None:
-    """Makes the finished wheel, and judges it: one that is refused is kept in `dist`."""
+    """Makes the finished wheel, and audits it: one that is refused is kept in `dist`."""
     variables: dict[str, str] = json.loads(build.variables.read_text())
     jobs = variables["MAX_JOBS"]
-    print(f"torchwheels: building {build.cell.name}, {jobs} jobs at once", flush=True)
+    print(f"torchwheels: building {build.target.name}, {jobs} jobs at once", flush=True)
     with _backend(build, _project_folder(build), variables) as backend:
         built = Path(backend.build("wheel", build.work / "built", _settings(build, variables)))
     links.check_linked(built, build.work / "compilers" / toolchain.LINKS, build.project)
     used = finish.Used(
-        cell=build.cell,
-        architectures=build.project.architectures(build.cell),
+        target=build.target,
+        architectures=build.project.architectures(build.target),
         origin=build.origin,
         cxx=build.compiler.version,
         nvcc=build.toolkit.version if build.toolkit else None,
@@ -196,7 +196,7 @@ def _compile(build: _Build, dist: Path) -> None:
     machine = [build.work, build.base.folder, environments.installation(build.base) / "lib"]
     finished = finish.finish(built, build.work / "finished", used, provided, machine)
     with kept_if_refused(finished, dist):
-        passports.write(passports.check(finished, build.project, build.cell), finished)
+        reports.write(reports.check(finished, build.project, build.target), finished)
 
 
 def _apply_patches(project: Project, unpacked: Path) -> None:
@@ -233,23 +233,23 @@ def _install_requirements(build: _Build, folder: Path, variables: Mapping[str, s
 
 
 def _install(build: _Build, said: Iterable[str]) -> None:
-    """Installs requirements of the build, beside the cell's torch and never instead of it."""
+    """Installs requirements of the build, beside the target's torch and never instead of it."""
     requirements = []
     for requirement in map(Requirement, said):
         if requirement.marker and not requirement.marker.evaluate(
-            {"python_version": build.cell.python}
+            {"python_version": build.target.python}
         ):
             continue
         if requirement.name != "torch":
             requirements.append(str(requirement))
-        elif not requirement.specifier.contains(build.cell.torch):
+        elif not requirement.specifier.contains(build.target.torch):
             raise UserError(
-                f"its build requires {requirement}, and {build.cell.name} has torch {build.cell.torch}: "
-                "choose another cell (`torchwheels cells` lists all)"
+                f"its build requires {requirement}, and {build.target.name} has torch {build.target.torch}: "
+                "choose another target (`torchwheels targets` lists all)"
             )
     if requirements:
         constraint = build.work / "constraint.txt"
-        constraint.write_text(f"{environments.torch_requirement(build.cell)}\n")
+        constraint.write_text(f"{environments.torch_requirement(build.target)}\n")
         variables = environments.clean_variables(build.home)
         variables["PIP_CONSTRAINT"] = str(constraint)
         environments.pip_install(build.environment, requirements, variables)
@@ -257,7 +257,7 @@ def _install(build: _Build, said: Iterable[str]) -> None:
 
 def _variables(build: _Build) -> dict[str, str]:
     """The variables of the build, and what they name: wrappers, links, what each Python runs first."""
-    cell, toolkit, work = build.cell, build.toolkit, build.work
+    target, toolkit, work = build.target, build.toolkit, build.work
     prefixes = {
         Path(sys.base_prefix): "/python",
         build.base.folder: "/environment",
@@ -273,7 +273,7 @@ def _variables(build: _Build) -> dict[str, str]:
         *([toolkit.home / "bin"] if toolkit else []),
         *toolchain.common_path(work),
     ]
-    memory = toolchain.MEMORY_PER_JOB["cuda" if cell.cuda else "cpu"]
+    memory = toolchain.MEMORY_PER_JOB["cuda" if target.cuda else "cpu"]
     jobs = str(toolchain.parallel_jobs(build.project.memory_per_job or memory))
     variables = (
         environments.clean_variables(build.home)
@@ -286,7 +286,7 @@ def _variables(build: _Build) -> dict[str, str]:
         }
     )
     if toolkit:
-        named = build.project.architectures(cell)
+        named = build.project.architectures(target)
         codes = [f"{sm(x)}{'' if x.endswith('+PTX') else '-real'}" for x in named]
         variables |= {
             "CUDA_HOME": str(toolkit.home),
@@ -298,7 +298,7 @@ def _variables(build: _Build) -> dict[str, str]:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     _write_start(build)
     cuda_home = str(toolkit.home) if toolkit else ""
-    variables |= build.project.variables(cell, jobs, cuda_home, build.origin)
+    variables |= build.project.variables(target, jobs, cuda_home, build.origin)
     return variables
 
 
@@ -307,7 +307,7 @@ def _write_start(build: _Build) -> None:
     name = "torchwheels_start"
     start = build.environment.site_packages / f"{name}.py"
     shutil.copyfile(toolchain.WRAPPERS / "start_of_python.py", start)
-    cuda = build.cell.cuda
+    cuda = build.target.cuda
     pretended = cuda.architectures[-1].removesuffix("+PTX") if cuda else None
     settings = {
         "hide-toolkit": cuda is None,
@@ -319,7 +319,7 @@ def _write_start(build: _Build) -> None:
 
 def _settings(build: _Build, variables: Mapping[str, str]) -> dict[str, str | list[str]]:
     jobs, cuda_home = variables["MAX_JOBS"], variables.get("CUDA_HOME", "")
-    return build.project.backend_settings(build.cell, jobs, cuda_home, build.origin)
+    return build.project.backend_settings(build.target, jobs, cuda_home, build.origin)
 
 
 @contextlib.contextmanager
@@ -339,7 +339,7 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
                 [*cmd], build.project.time_limit * 60, env=given, cwd=cwd or folder, umask=0o022
             )
         except subprocess.TimeoutExpired:
-            raise UserError(f"{build.cell.name} failed: {too_long(build.project)}") from None
+            raise UserError(f"{build.target.name} failed: {too_long(build.project)}") from None
         if code != 0:
             raise subprocess.CalledProcessError(code, cmd)
 
@@ -351,9 +351,9 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
         print(traceback, end="", flush=True)
         why = _missing_modules(build, folder, last + traceback)
         why = why or _explain(last + traceback, variables["MAX_JOBS"])
-        raise UserError(f"{build.cell.name} failed: {why}") from None
+        raise UserError(f"{build.target.name} failed: {why}") from None
     except BuildException as error:
-        raise UserError(f"{build.cell.name} failed: {error}") from None
+        raise UserError(f"{build.target.name} failed: {error}") from None
 
 
 def too_long(project: Project) -> str:
@@ -418,13 +418,13 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
         raise UserError(f"{error}\n  the wheel is kept as {refused}") from None
 
 
-def publish(finished: Path, dist: Path, passport: dict[str, Any] | None = None) -> Path:
-    """Copies a wheel into `dist`, puts its variant and its passport beside it, and returns its path there."""
+def publish(finished: Path, dist: Path, report: dict[str, Any] | None = None) -> Path:
+    """Copies a wheel into `dist`, puts its variant and its build report beside it, and returns its path there."""
     published = _copy_whole(finished, dist / finished.name)
     variants.write_beside(published)
-    if passport:
-        passport = passport | {"variant": passports.variant(wheel.read(published))}
-        passports.write(passport, published)
+    if report:
+        report = report | {"variant": reports.variant(wheel.read(published))}
+        reports.write(report, published)
     return published
 
 
@@ -444,9 +444,9 @@ def main() -> None:
     """Writes which compilers an image has into a file, before any code of a project is there."""
     name, release, stable, file = sys.argv[1:]
     options = Project(release=release, stable=stable)
-    cell = options.cell_to_build(options.releases.cell(name))
-    base = environments.with_torch(cell, toolchain.pip_toolkit(cell), any_cuda=bool(stable))
-    toolkit = toolchain.find_toolkit(cell, base.site_packages)
+    target = options.target_to_build(options.releases.target(name))
+    base = environments.with_torch(target, toolchain.pip_toolkit(target), any_cuda=bool(stable))
+    toolkit = toolchain.find_toolkit(target, base.site_packages)
     said = {
         "cxx": toolchain.host_compiler().version,
         "nvcc": toolkit.version if toolkit else None,

@@ -1,4 +1,4 @@
-"""Imports a wheel in an environment of its own with the cell's torch."""
+"""Imports a wheel in an environment of its own with the target's torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ for module in modules:
 
 def install(path: Path, base: Environment, folder: Path) -> None:
     """Installs the wheel `path` and what it requires beside the torch of `base`, in a new environment."""
-    environment = environments.upon(base, folder)
+    environment = environments.on_top_of(base, folder)
     environments.pip_install(environment, [str(path)], environments.clean_variables(folder))
 
 
@@ -82,7 +82,7 @@ def _way_out(said: str) -> str:
     if "undefined symbol" in said:
         return (
             ": the library was linked without what defines it, or is for another torch; add the library "
-            "to its setup.py (a patch), or choose another cell"
+            "to its setup.py (a patch), or choose another target"
         )
     if "cannot open shared object" in said:
         return (

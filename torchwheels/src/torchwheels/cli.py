@@ -22,10 +22,10 @@ from torchwheels import (
     containers,
     engines,
     kept,
-    passports,
     processes,
     project,
     releases,
+    reports,
     schedule,
     site,
     sources,
@@ -34,7 +34,7 @@ from torchwheels import (
 from torchwheels.engines import Engine
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Cell
+from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 from torchwheels.wheel import wheels_in
 
@@ -92,14 +92,14 @@ def _parser() -> argparse.ArgumentParser:
     place.add_argument(
         "--backend",
         choices=["docker", "local"],
-        help="where the project's own code runs: in the cell's image, or on this machine (default: docker)",
+        help="where the project's own code runs: in the target's image, or on this machine (default: docker)",
     )
     place.set_defaults(backend=os.environ.get("TORCHWHEELS_BACKEND") or None)
     place.add_argument(
         "--builder",
         action="append",
         help="a builder of `docker buildx ls`, also of another machine (repeatable: `build` spreads the "
-        "cells over all of them)",
+        "targets over all of them)",
     )
     source = argparse.ArgumentParser(add_help=False)
     source.add_argument(
@@ -112,20 +112,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     which = command.add_mutually_exclusive_group()
     which.add_argument(
-        "--cell",
+        "--target",
+        "--cell",  # its name until 0.2
         action="append",
         default=[],
         help="a Python and a CUDA, such as 3.11-cpu or 3.11-cu130 (repeatable; default: as the torch at hand)",
     )
-    which.add_argument("--all", action="store_true", help="all cells of the project")
+    which.add_argument("--all", action="store_true", help="all targets of the project")
     command.set_defaults(run=_build)
     command = commands.add_parser(
         "test",
         help="run the project's tests on a wheel; what follows `--` is for their command",
         parents=[source, config, dist, place],
     )
-    command.add_argument("--cell", required=True, help="a Python and a CUDA, such as 3.11-cpu")
-    command.add_argument("--wheel", type=Path, help="which wheel (default: the cell's in --dist)")
+    command.add_argument(
+        "--target", "--cell", required=True, help="a Python and a CUDA, such as 3.11-cpu"
+    )
+    command.add_argument("--wheel", type=Path, help="which wheel (default: the target's in --dist)")
     command.add_argument(
         "--require-gpu", action="store_true", help="fail where a GPU test is skipped"
     )
@@ -134,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--install", action="store_true", help=argparse.SUPPRESS)
     command.set_defaults(run=_test)
     command = commands.add_parser(
-        "audit", help="judge wheels, and write a passport beside each", parents=[config, dist]
+        "audit", help="check wheels, and write a build report beside each", parents=[config, dist]
     )
     command.add_argument("wheel", type=Path, nargs="*", help="which (default: all in --dist)")
     command.set_defaults(run=_audit)
@@ -150,85 +153,91 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "reproduce", help="build twice, and compare", parents=[source, config, place]
     )
-    command.add_argument("--cell", action="append", required=True, help="which (repeatable)")
+    command.add_argument(
+        "--target", "--cell", action="append", required=True, help="which (repeatable)"
+    )
     command.set_defaults(run=_reproduce, all=False)
     command = commands.add_parser("matrix", help="print the jobs of CI", parents=[config])
-    command.add_argument("cells", choices=["small", "full"], help="which cells of the project")
+    command.add_argument("targets", choices=["small", "full"], help="which targets of the project")
     command.set_defaults(run=_matrix)
-    command = commands.add_parser("cells", help="list the cells there can be")
-    command.set_defaults(run=_cells)
+    command = commands.add_parser(
+        "targets", aliases=["cells"], help="list the targets there can be"
+    )
+    command.set_defaults(run=_targets)
     return parser
 
 
 def _build(given: argparse.Namespace) -> None:
     options = _project(given.source, given.config)
-    cells = _chosen_cells(given, options)
+    targets = _chosen_targets(given, options)
     engines = _engines(given)
     with _fetched(given) as source:
         steps = os.environ.get("TORCHWHEELS_STEPS") or ",".join(build.STEPS)  # of an image
         in_container = bool(given.origin)  # what is said of its wheel is said outside
-        _build_cells(
-            *(options, cells, source, given.dist, engines),
+        _build_targets(
+            *(options, targets, source, given.dist, engines),
             keep=not in_container,
             steps=steps.split(","),
         )
 
 
-def _build_cells(
-    options: Project, cells: Sequence[Cell], source: Fetched, dist: Path, engines: Sequence[Engine],
+def _build_targets(
+    options: Project, targets: Sequence[Target], source: Fetched, dist: Path, engines: Sequence[Engine],
     fresh: bool = False, keep: bool = True, steps: Sequence[str] = build.STEPS,
 ) -> list[Path]:  # fmt: skip
-    """Builds the wheels of `cells` into `dist`: with `engines`, or here.
+    """Builds the wheels of `targets` into `dist`: with `engines`, or here.
 
-    `keep`: with a passport beside each, and without those that `dist` has already.
+    `keep`: with a build report beside each, and without those that `dist` has already.
     """
     digests = {
-        cell.name: kept.inputs(
-            options, cell, source, containers.base_image(cell) if engines else "local"
+        target.name: kept.inputs(
+            options, target, source, containers.base_image(target) if engines else "local"
         )
-        for cell in cells
+        for target in targets
     }
 
-    def built(cell: Cell, engine: Engine | None) -> Path | None:
+    def built(target: Target, engine: Engine | None) -> Path | None:
         if engine is None:
-            target = build.build_wheel(options, cell, source, dist, steps)
+            path = build.build_wheel(options, target, source, dist, steps)
         else:
             with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
-                made = containers.build_wheel(engine, options, cell, source, Path(work), fresh)
+                made = containers.build_wheel(engine, options, target, source, Path(work), fresh)
                 # Again, and here: what the project's code did to the tool there does not count.
                 wheel = made.rename(made.with_name(made.name.removesuffix(".refused")))
                 with build.kept_if_refused(wheel, dist):
-                    passport = passports.check(wheel, options, cell)
+                    report = reports.check(wheel, options, target)
                     if made != wheel:
                         raise UserError(
                             f"in Docker {wheel.name} was refused: see the messages above"
                         )
-                target = build.publish(wheel, dist, passport)
-            print(f"torchwheels: built {target} in {containers.base_image(cell)}", flush=True)
-        if keep and target:
-            kept.note(dist, digests[cell.name], target)
-        return target
+                path = build.publish(wheel, dist, report)
+            print(f"torchwheels: built {path} in {containers.base_image(target)}", flush=True)
+        if keep and path:
+            kept.note(dist, digests[target.name], path)
+        return path
 
-    there = {x.name: path for x in cells if keep and (path := kept.find(dist, digests[x.name]))}
-    wanted = [cell for cell in cells if cell.name not in there]
+    there = {x.name: path for x in targets if keep and (path := kept.find(dist, digests[x.name]))}
+    wanted = [target for target in targets if target.name not in there]
     share = -(-len(wanted) // max(1, len(engines)))
     builders = [
         functools.partial(built, engine=each)
         for engine in engines
         for each in containers.shared(engine, options, wanted[:share])
     ] or [functools.partial(built, engine=None)]
-    outcomes = {x.name: schedule.Outcome(x, wheel=there[x.name]) for x in cells if x.name in there}
+    outcomes = {
+        x.name: schedule.Outcome(x, wheel=there[x.name]) for x in targets if x.name in there
+    }
     outcomes |= schedule.spread(wanted, builders)
     failed = [x for x in outcomes.values() if x.failure]
-    if len(cells) > 1 or there:
-        for cell in cells:
-            print(f"torchwheels: {outcomes[cell.name]}", flush=True)
-    if failed and len(cells) == 1:
+    if len(targets) > 1 or there:
+        for target in targets:
+            print(f"torchwheels: {outcomes[target.name]}", flush=True)
+    if failed and len(targets) == 1:
         raise UserError(failed[0].failure)
     if failed:
-        names = ", ".join(x.cell.name for x in failed)
-        raise UserError(f"{len(failed)} of {len(cells)} cells failed: {names}")
-    return [path for cell in cells if (path := outcomes[cell.name].wheel)]
+        names = ", ".join(x.target.name for x in failed)
+        raise UserError(f"{len(failed)} of {len(targets)} targets failed: {names}")
+    return [path for target in targets if (path := outcomes[target.name].wheel)]
 
 
 def _engines(given: argparse.Namespace) -> list[Engine]:
@@ -260,21 +269,21 @@ def _project(source: str, config: Path | None) -> Project:
     return project.load(own) if own.is_file() else Project()
 
 
-def _chosen_cells(given: argparse.Namespace, options: Project) -> tuple[Cell, ...]:
+def _chosen_targets(given: argparse.Namespace, options: Project) -> tuple[Target, ...]:
     if given.all:
-        return options.cells_to_build(options.chosen_cells())
+        return options.targets_to_build(options.chosen_targets())
     table = options.releases
-    found = [table.cell(name) for name in given.cell]
-    found = found or [table.current_cell(releases.python_at_hand())]
-    return tuple(map(options.cell_to_build, found))
+    found = [table.target(name) for name in given.target]
+    found = found or [table.current_target(releases.python_at_hand())]
+    return tuple(map(options.target_to_build, found))
 
 
 def _test(given: argparse.Namespace) -> None:
     options = _project(given.source, given.config)
-    cell = options.releases.cell(given.cell)
+    target = options.releases.target(given.target)
     is_own = options.file and options.file.parent.resolve() == Path(given.source).resolve()
     name = options.name if is_own else ""
-    path = given.wheel or testing.find_wheel(given.dist, cell, name)
+    path = given.wheel or testing.find_wheel(given.dist, target, name)
     if not options.tests.paths and not options.tests.command:
         raise UserError(
             "the project names no tests: the option `tests` says where they are, such as "
@@ -286,22 +295,22 @@ def _test(given: argparse.Namespace) -> None:
         results.mkdir(exist_ok=True)
         if engines:
             code = containers.run_tests(
-                engines[0], options, cell, path, source.folder, _test_arguments(given), results
+                engines[0], options, target, path, source.folder, _test_arguments(given), results
             )
         else:
             folder = given.folder or Path(work)
             if given.install or not given.folder:
-                testing.install(options, cell, path, folder)
+                testing.install(options, target, path, folder)
             if given.install:
                 return
-            print(f"torchwheels: testing {path.name} in {cell.name}", flush=True)
+            print(f"torchwheels: testing {path.name} in {target.name}", flush=True)
             code = testing.run_here(
-                options, cell, folder, source.folder, given.arguments, given.require_gpu, results
+                options, target, folder, source.folder, given.arguments, given.require_gpu, results
             )
         if not given.results:
-            testing.keep_record(results, path, cell, given.dist, code)
+            testing.keep_record(results, path, target, given.dist, code)
     if code:
-        raise UserError(f"the tests of {path.name} fail in {cell.name} (exit code {code})")
+        raise UserError(f"the tests of {path.name} fail in {target.name} (exit code {code})")
 
 
 def _test_arguments(given: argparse.Namespace) -> list[str]:
@@ -316,14 +325,14 @@ def _audit(given: argparse.Namespace) -> None:
     found = []
     for path in paths:
         options = project.load(given.config) if given.config else None
-        options = options or passports.promised(path, _project(".", None))
-        passport = passports.write_passport(path, options)
-        print(f"{path.name} ({passport['size'] / 1e6:.2f} MB, sha256 {passport['sha256']})")
-        for rule in passport["rules"]:
+        options = options or reports.promised(path, _project(".", None))
+        report = reports.write_report(path, options)
+        print(f"{path.name} ({report['size'] / 1e6:.2f} MB, sha256 {report['sha256']})")
+        for rule in report["rules"]:
             line = f"  {'ok  ' if rule['passed'] else 'FAIL'}  {rule['rule']}  {rule['detail']}"
             print(line.rstrip())
-        found.append(passport)
-    passports.refuse(found)
+        found.append(report)
+    reports.refuse(found)
     print(f"torchwheels: {len(paths)} of {len(paths)} wheels are fit to publish", flush=True)
 
 
@@ -334,14 +343,14 @@ def _index(given: argparse.Namespace) -> None:
 
 def _reproduce(given: argparse.Namespace) -> None:
     options, engines = _project(given.source, given.config), _engines(given)
-    cells = _chosen_cells(given, options)
+    targets = _chosen_targets(given, options)
     with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
         moved = Path(work) / "another-folder" / "with-a-longer-name"
         shutil.copytree(source.folder, moved, symlinks=True)
-        for cell in cells:
+        for target in targets:
             wheels = [
-                _build_cells(
-                    options, [cell], each, Path(work) / name, engines, fresh=True, keep=False
+                _build_targets(
+                    options, [target], each, Path(work) / name, engines, fresh=True, keep=False
                 )[0]
                 for name, each in (
                     ("one", source),
@@ -349,9 +358,9 @@ def _reproduce(given: argparse.Namespace) -> None:
                 )
             ]
             if found := differences(*wheels):
-                raise UserError(f"{cell.name} is not reproducible: {'; '.join(found)}")
+                raise UserError(f"{target.name} is not reproducible: {'; '.join(found)}")
             print(
-                f"torchwheels: built twice, and equal byte by byte: {cell.name}, sha256 "
+                f"torchwheels: built twice, and equal byte by byte: {target.name}, sha256 "
                 f"{testing.sha256(wheels[0])}",
                 flush=True,
             )
@@ -372,22 +381,22 @@ def differences(first: Path, second: Path) -> list[str]:
 
 def _matrix(given: argparse.Namespace) -> None:
     options = project.load(given.config) if given.config else _project(".", None)
-    chosen = options.small_cells() if given.cells == "small" else options.chosen_cells()
+    chosen = options.small_targets() if given.targets == "small" else options.chosen_targets()
     # On a GPU one Python will do: the kernels know nothing of it.
     gpu = {(x.label, x.torch): x for x in reversed(chosen) if x.cuda}
-    for name, cells in (
-        ("build", options.cells_to_build(chosen)),
+    for name, targets in (
+        ("build", options.targets_to_build(chosen)),
         ("test", chosen),
         ("gpu", tuple(reversed(gpu.values()))),
     ):
-        jobs = [{"cell": x.name, "label": x.label, "python": x.python} for x in cells]
+        jobs = [{"target": x.name, "label": x.label, "python": x.python} for x in targets]
         print(f"{name}={json.dumps(jobs)}")
 
 
-def _cells(given: argparse.Namespace) -> None:
+def _targets(given: argparse.Namespace) -> None:
     table = releases.load()
-    for cell in table.cells:
-        print(f"{cell.name:24} torch {cell.torch:8} {cell.image}")
+    for target in table.targets:
+        print(f"{target.name:24} torch {target.torch:8} {target.image}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Builds and tests cells in their base images, with the commands `docker buildx` and `docker`.
+"""Builds and tests targets in their base images, with the commands `docker buildx` and `docker`.
 
 The code of a project sees its sources there, and neither credentials nor folders of this machine.
 """
@@ -27,7 +27,7 @@ from torchwheels import build, environments, finish, processes, sandbox, testing
 from torchwheels.engines import TIMEOUT, Engine, docker
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Cell, load
+from torchwheels.releases import Target, load
 from torchwheels.schedule import BuilderGoneError
 from torchwheels.sources import Fetched
 from torchwheels.wheel import wheels_in
@@ -63,18 +63,23 @@ _SAID = re.compile(r"^(?:#\d+ [\d.]+ )?torchwheels: (.*(?:\n#\d+ [\d.]+   .*)*)"
 
 
 def build_wheel(
-    engine: Engine, project: Project, cell: Cell, source: Fetched, into: Path, fresh: bool = False
+    engine: Engine,
+    project: Project,
+    target: Target,
+    source: Fetched,
+    into: Path,
+    fresh: bool = False,
 ) -> Path:
-    """Builds the wheel of `cell` in its image; returns a copy of it in `into`, which nobody has judged yet.
+    """Builds the wheel of `target` in its image; returns a copy of it in `into`, which nobody has checked yet.
 
     A name that ends in `.refused` says what was found in the container. `fresh` is without the compiler cache.
     """
     with _staged_options(project) as (options, config):
-        command = ["torchwheels", "build", "/source", f"--cell={cell.name}", "--backend=local"]
+        command = ["torchwheels", "build", "/source", f"--target={target.name}", "--backend=local"]
         command += ["--dist=/dist", f"--origin={source.origin}"]
         command += [f"--config=/options/{config}"] if config else []
-        target = {
-            **_image(project, cell),
+        stage = {
+            **_image(project, target),
             "target": "export",
             "contexts": {"source": str(source.folder), "options": str(options)},
             "output": [f"type=local,dest={into}"],
@@ -90,25 +95,25 @@ def build_wheel(
             "TORCHWHEELS_ARCHITECTURES": os.environ.get("TORCHWHEELS_ARCHITECTURES"),
             **({"CCACHE_RECACHE": "1", "FRESH": uuid.uuid4().hex} if fresh else {}),
         }
-        target["args"] |= {k: v for k, v in arguments.items() if v}
+        stage["args"] |= {k: v for k, v in arguments.items() if v}
         if engine.jobs:  # no argument: another number makes no other wheel
-            target["secret"].append("id=jobs,env=TORCHWHEELS_JOBS")
-        _bake(engine, target, project, cell)
-    return _stamped(into, project, cell, source)
+            stage["secret"].append("id=jobs,env=TORCHWHEELS_JOBS")
+        _bake(engine, stage, project, target)
+    return _stamped(into, project, target, source)
 
 
-def shared(engine: Engine, project: Project, cells: Sequence[Cell]) -> list[Engine]:
-    """The engine as often as it shall build one of `cells` at a time, each with its share of the machine."""
+def shared(engine: Engine, project: Project, targets: Sequence[Target]) -> list[Engine]:
+    """The engine as often as it shall build one of `targets` at a time, each with its share of the machine."""
     asked = os.environ.get("MAX_JOBS", "")
     machine = _machine(engine)
-    if machine is None or not cells:
+    if machine is None or not targets:
         return [dataclasses.replace(engine, jobs=asked)]
     cores, memory = machine
-    kinds = {"cuda" if cell.cuda else "cpu" for cell in cells}
+    kinds = {"cuda" if target.cuda else "cpu" for target in targets}
     job = project.memory_per_job or max(toolchain.MEMORY_PER_JOB[kind] for kind in kinds)
     jobs = max(1, min(cores, int(memory / (job * 1e9))))
-    each = int(asked) if asked.isdigit() and int(asked) else max(1, jobs // len(cells))
-    count = max(1, min(len(cells), jobs // each))
+    each = int(asked) if asked.isdigit() and int(asked) else max(1, jobs // len(targets))
+    count = max(1, min(len(targets), jobs // each))
     return [dataclasses.replace(engine, jobs=asked or str(jobs // count))] * count
 
 
@@ -131,19 +136,19 @@ def _machine(engine: Engine) -> tuple[int, int] | None:
         return None
 
 
-def _stamped(exported: Path, project: Project, cell: Cell, source: Fetched) -> Path:
+def _stamped(exported: Path, project: Project, target: Target, source: Fetched) -> Path:
     """The wheel that came out of a container, with its origin as we know it."""
     found = [*wheels_in(exported / "dist"), *(exported / "dist").glob("*.whl.refused")]
     if len(found) != 1 or not found[0].is_file() or found[0].is_symlink():
         raise UserError(
-            f"the container of {cell.name} left {', '.join(sorted(x.name for x in found)) or 'nothing'} "
+            f"the container of {target.name} left {', '.join(sorted(x.name for x in found)) or 'nothing'} "
             "in place of one wheel: the project's code has interfered with the build"
         )
     compilers = json.loads((exported / "compilers.json").read_text())
-    architectures = project.architectures(cell)
+    architectures = project.architectures(target)
     path = found[0].rename(found[0].with_name(found[0].name.removesuffix(".refused")))
-    used = finish.Used(cell, architectures, source.origin, **compilers)
-    sandbox.call(finish.stamp, path, used)  # nobody has judged these bytes yet
+    used = finish.Used(target, architectures, source.origin, **compilers)
+    sandbox.call(finish.stamp, path, used)  # nobody has checked these bytes yet
     return path.rename(found[0])
 
 
@@ -170,20 +175,20 @@ def _stage(file: Path, folder: Path, into: Path) -> None:
         shutil.copyfile(file, target)
 
 
-def _target(cell: Cell) -> str:
-    """The cell's name where dots are not allowed, in a bake file and as an image's tag."""
-    return cell.name.replace(".", "-")
+def _target(target: Target) -> str:
+    """The target's name where dots are not allowed, in a bake file and as an image's tag."""
+    return target.name.replace(".", "-")
 
 
-def base_image(cell: Cell) -> str:
-    """The cell's base image; TORCHWHEELS_BASE_IMAGE overrides it, with a mirror's name, say."""
-    return os.environ.get("TORCHWHEELS_BASE_IMAGE") or cell.image
+def base_image(target: Target) -> str:
+    """The target's base image; TORCHWHEELS_BASE_IMAGE overrides it, with a mirror's name, say."""
+    return os.environ.get("TORCHWHEELS_BASE_IMAGE") or target.image
 
 
-def _image(project: Project, cell: Cell) -> dict[str, Any]:
-    """What the targets of a cell share."""
+def _image(project: Project, target: Target) -> dict[str, Any]:
+    """What the build stages of a target share."""
     arguments = {
-        **build_arguments(project, cell),
+        **build_arguments(project, target),
         "PLACES_OF_TORCH": environments.places_of_torch(),
         "REQUIREMENTS": " ".join(_own_requirements()),
     }
@@ -191,15 +196,15 @@ def _image(project: Project, cell: Cell) -> dict[str, Any]:
     return {"context": str(Path(__file__).parent), "args": arguments, "secret": secrets}
 
 
-def build_arguments(project: Project, cell: Cell) -> dict[str, str]:
+def build_arguments(project: Project, target: Target) -> dict[str, str]:
     """The arguments of the Dockerfile that follow from the project and the table of releases."""
     return {
-        "BASE_IMAGE": base_image(cell),
-        "CELL": cell.name,
+        "BASE_IMAGE": base_image(target),
+        "TARGET": target.name,
         "RELEASE": project.release,
-        "PYTHON": cell.python,
+        "PYTHON": target.python,
         # Where NVIDIA's images have it; none of them sets the variable.
-        "CUDA_HOME": "/usr/local/cuda" if cell.cuda else "",
+        "CUDA_HOME": "/usr/local/cuda" if target.cuda else "",
         "UV": load().uv,
         "SYSTEM_PACKAGES": " ".join(project.system_packages),
     }
@@ -224,27 +229,27 @@ def _settings() -> str:
     return f"TORCHWHEELS_TORCH_INDEX={shlex.quote(index)}\n" if index else ""
 
 
-def _bake(engine: Engine, target: Mapping[str, Any], project: Project, cell: Cell) -> None:
+def _bake(engine: Engine, stage: Mapping[str, Any], project: Project, target: Target) -> None:
     """Runs `docker buildx bake`, passing on what it prints; an error says why it failed."""
     # Attestations would make the cached image another one each time.
     command = ["docker", *(["--context", engine.context] if engine.context else [])]
     command += ["buildx", "bake", "--progress=plain", "--provenance=false", "--file=-"]
     if engine.builder and not engine.context:  # buildx refuses the name of another context's
         command.append(f"--builder={engine.builder}")
-    name = _target(cell)
-    file = {"group": {"default": {"targets": [name]}}, "target": {name: target}}
+    name = _target(target)
+    file = {"group": {"default": {"targets": [name]}}, "target": {name: stage}}
     secrets = {"TORCHWHEELS_SETTINGS": _settings(), "TORCHWHEELS_JOBS": engine.jobs or ""}
     try:
         code, text = processes.follow(
             command, project.time_limit * 60, json.dumps(file), env={**os.environ, **secrets}
         )
     except subprocess.TimeoutExpired:
-        raise UserError(f"{cell.name} failed: {build.too_long(project)}") from None
+        raise UserError(f"{target.name} failed: {build.too_long(project)}") from None
     if code == 0:
         return
     for pattern, sentence in _KNOWN_FAILURES:
         if re.search(pattern, text):
-            raise UserError(sentence.format(base_image(cell)))
+            raise UserError(sentence.format(base_image(target)))
     if said := [re.sub(r"\n#\d+ [\d.]+ ", "\n", found) for found in _SAID.findall(text)]:
         raise UserError(f"in Docker: {said[-1]}")
     if re.search(_GONE, text):
@@ -256,17 +261,22 @@ def _bake(engine: Engine, target: Mapping[str, Any], project: Project, cell: Cel
 
 
 def run_tests(
-    engine: Engine, project: Project, cell: Cell, wheel: Path, sources: Path, arguments: Sequence[str],
+    engine: Engine, project: Project, target: Target, wheel: Path, sources: Path, arguments: Sequence[str],
     results: Path,
 ) -> int:  # fmt: skip
-    """Runs the tests of `wheel` in a container of the cell, with GPUs where the engine has some.
+    """Runs the tests of `wheel` in a container of the target, with GPUs where the engine has some.
 
     It gets copies of the wheel and the sources. `arguments` are those of `torchwheels test`. What the
     tests leave behind is copied into the folder `results`. Returns the exit code.
     """
-    image = f"torchwheels-test:{_target(cell)}-{uuid.uuid4().hex}"  # no other test's
-    target = {**_image(project, cell), "target": "test", "tags": [image], "output": ["type=docker"]}
-    _bake(engine, target, project, cell)
+    image = f"torchwheels-test:{_target(target)}-{uuid.uuid4().hex}"  # no other test's
+    stage = {
+        **_image(project, target),
+        "target": "test",
+        "tags": [image],
+        "output": ["type=docker"],
+    }
+    _bake(engine, stage, project, target)
     try:
         with _staged_options(project) as (options, config), _container(image, project) as name:
             for path, place in (
@@ -276,7 +286,7 @@ def run_tests(
             ):
                 subprocess.run(["docker", "cp", "--quiet", path, f"{name}:{place}"], check=True)
             command = ["docker", "exec", name, "python", "-m", "torchwheels", "test", "/source"]
-            command += [f"--cell={cell.name}", f"--wheel=/{wheel.name}", "--backend=local"]
+            command += [f"--target={target.name}", f"--wheel=/{wheel.name}", "--backend=local"]
             command += ["--results=/results", "--folder=/tests"]
             command += [f"--config=/options/{config}"] if config else []
             code = processes.run([*command, "--install"]).returncode

@@ -1,4 +1,4 @@
-"""Python environments: one with the cell's torch, kept between builds, and small ones upon it."""
+"""Python environments: one with the target's torch, kept between builds, and small ones upon it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from torchwheels import processes
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Cell, load, minor
+from torchwheels.releases import Target, load, minor
 
 # All that a build sees of the variables of its caller; besides, what begins with PIP_.
 _KEPT = {
@@ -34,7 +34,7 @@ def cache() -> Path:
 
 
 @contextlib.contextmanager
-def alone(name: str) -> Iterator[Path]:
+def locked(name: str) -> Iterator[Path]:
     """The folder `name` of the cache, which no other process uses until the end."""
     folder = cache() / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -107,29 +107,29 @@ def find_python(version: str) -> str:
     )
 
 
-def torch_requirement(cell: Cell) -> str:
-    """The cell's torch; never a CPU-only one in a CUDA cell, which lacks what to link with."""
-    return f"torch=={cell.torch}" + (f",!={cell.torch}+cpu" if cell.cuda else "")
+def torch_requirement(target: Target) -> str:
+    """The target's torch; never a CPU-only one in a CUDA target, which lacks what to link with."""
+    return f"torch=={target.torch}" + (f",!={target.torch}+cpu" if target.cuda else "")
 
 
-def with_torch(cell: Cell, toolkit: tuple[str, ...], any_cuda: bool = False) -> Environment:
-    """An environment with the cell's torch, the build tools and pip's CUDA `toolkit`; kept.
+def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False) -> Environment:
+    """An environment with the target's torch, the build tools and pip's CUDA `toolkit`; kept.
 
     `any_cuda`: of whichever CUDA that torch is.
     """
-    python = os.path.realpath(find_python(cell.python))  # not that of a virtual environment
-    requirements = [*load().tools, torch_requirement(cell), *toolkit]
+    python = os.path.realpath(find_python(target.python))  # not that of a virtual environment
+    requirements = [*load().tools, torch_requirement(target), *toolkit]
     given = "\n".join([python, *requirements, places_of_torch()])
     key = hashlib.sha256(given.encode()).hexdigest()[:8]
-    label = "any" if any_cuda and cell.cuda else cell.label
-    with alone(f"environments/{cell.python}-torch{minor(cell.torch)}-{label}-{key}") as folder:
+    label = "any" if any_cuda and target.cuda else target.label
+    with locked(f"environments/{target.python}-torch{minor(target.torch)}-{label}-{key}") as folder:
         environment = Environment(folder)
         complete = folder / "complete"
         if not complete.is_file():
             shutil.rmtree(folder)
-            size = "5 GB on disk" if cell.cuda else "1 GB on disk, or 5 with CUDA"
+            size = "5 GB on disk" if target.cuda else "1 GB on disk, or 5 with CUDA"
             print(
-                f"torchwheels: installing torch {cell.torch} for {cell.name}, once: {size}",
+                f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}",
                 flush=True,
             )
             subprocess.run([python, "-m", "venv", folder], check=True)
@@ -138,9 +138,9 @@ def with_torch(cell: Cell, toolkit: tuple[str, ...], any_cuda: bool = False) -> 
             # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
             index = os.environ.get("TORCHWHEELS_TORCH_INDEX")
             options = [f"--index-url={index}"] if index else []
-            pip_install(environment, [*options, torch_requirement(cell), *toolkit], variables)
+            pip_install(environment, [*options, torch_requirement(target), *toolkit], variables)
             if not any_cuda:
-                _check_cuda(environment, cell)
+                _check_cuda(environment, target)
             complete.touch()
     said = _version_of_torch(environment)
     of_cuda = f" of CUDA {said['cuda']}" if said["cuda"] else ""
@@ -168,7 +168,7 @@ def places_of_torch() -> str:
     return hashlib.sha256(" ".join(places).encode()).hexdigest()
 
 
-def upon(base: Environment, folder: Path) -> Environment:
+def on_top_of(base: Environment, folder: Path) -> Environment:
     """A new environment in `folder` that also has what `base` has, and cannot change that."""
     subprocess.run([base.python, "-m", "venv", "--without-pip", folder], check=True)
     environment = Environment(folder)
@@ -190,7 +190,7 @@ def pip_install(
     if done.returncode != 0:
         lines = [x for x in done.stderr.splitlines() if x.startswith("ERROR:")] or [done.stderr]
         if "No space left on device" in done.stderr:
-            lines = ["the disk is full; a CUDA cell takes about 6 GB"]
+            lines = ["the disk is full; a CUDA target takes about 6 GB"]
         raise UserError(
             f"pip cannot install {' '.join(requirements)} ({lines[-1].removeprefix('ERROR: ').strip()}):"
             " check these names, the network and pip's configuration"
@@ -203,16 +203,16 @@ def _version_of_torch(environment: Environment) -> dict[str, str | None]:
     return said
 
 
-def _check_cuda(environment: Environment, cell: Cell) -> None:
-    """Raises an error where the torch that pip chose is of another CUDA than the cell."""
-    if cell.cuda is None:
+def _check_cuda(environment: Environment, target: Target) -> None:
+    """Raises an error where the torch that pip chose is of another CUDA than the target."""
+    if target.cuda is None:
         return
     said = _version_of_torch(environment)
-    if str(said["cuda"]).split(".")[0] != cell.cuda.version.split(".")[0]:
+    if str(said["cuda"]).split(".")[0] != target.cuda.version.split(".")[0]:
         raise UserError(
-            f"{cell.name} needs a torch of CUDA {cell.cuda.version}, but pip installed "
+            f"{target.name} needs a torch of CUDA {target.cuda.version}, but pip installed "
             f"{said['__version__']} of CUDA {said['cuda']}: let pip's configuration name an index with "
-            f"torch {cell.torch} for {cell.label}, or choose another cell"
+            f"torch {target.torch} for {target.label}, or choose another target"
         )
 
 
@@ -220,8 +220,8 @@ def main() -> None:
     """Makes the environment of an image, whose CUDA_HOME has the toolkit: for a project that says no more."""
     name, release, stable = sys.argv[1:]
     options = Project(release=release, stable=stable)
-    cell = options.cell_to_build(options.releases.cell(name))
-    with_torch(cell, (), any_cuda=bool(stable or release))
+    target = options.target_to_build(options.releases.target(name))
+    with_torch(target, (), any_cuda=bool(stable or release))
 
 
 if __name__ == "__main__":

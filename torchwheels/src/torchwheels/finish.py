@@ -33,7 +33,7 @@ from packaging.utils import canonicalize_name
 
 from torchwheels import __version__, wheel
 from torchwheels.errors import UserError
-from torchwheels.releases import Cell, minor
+from torchwheels.releases import Target, minor
 from torchwheels.wheel import Wheel
 
 OPENMP = "libgomp.so.1"
@@ -45,7 +45,7 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 class Used:
     """What a build used."""
 
-    cell: Cell
+    target: Target
     architectures: tuple[str, ...]
     """GPU compute capabilities, as TORCH_CUDA_ARCH_LIST has them."""
     origin: str
@@ -72,14 +72,14 @@ def finish(
             for path, library in found.libraries.items()
         }
         found = dataclasses.replace(found, files={**found.files, **relinked})
-    if used.cell.cuda and native and not any(x.gpu_code for x in found.libraries.values()):
+    if used.target.cuda and native and not any(x.gpu_code for x in found.libraries.values()):
         raise UserError(
-            f"{used.cell.name} gave a wheel that is silently CPU-only, without any GPU code: its setup.py "
+            f"{used.target.name} gave a wheel that is silently CPU-only, without any GPU code: its setup.py "
             "may ask for a GPU (`pretend-gpu = true` in [tool.torchwheels]), or for a variable of its "
             "own (`environment`)"
         )
     classic = any(found.torch_functions(x)[1] for x in found.libraries.values())
-    version = _labelled(str(found.version), used.cell, classic) if native else str(found.version)
+    version = _labelled(str(found.version), used.target, classic) if native else str(found.version)
     old = found.dist_info.removesuffix(".dist-info")
     new = f"{old.rpartition('-')[0]}-{version}"
     info = f"{new}.dist-info"
@@ -87,7 +87,7 @@ def finish(
         re.sub(rf"^{re.escape(old)}(?=\.dist-info/|\.data/)", new, name): data
         for name, data in found.files.items()
     }
-    files[f"{info}/METADATA"] = _metadata(files[f"{info}/METADATA"], version, used.cell, classic)
+    files[f"{info}/METADATA"] = _metadata(files[f"{info}/METADATA"], version, used.target, classic)
     files |= _stamps(found, version, info, used)
     target = work / "-".join([new, *found.path.name.split("-")[2:]])
     write_wheel(target, with_record(files, f"{info}/RECORD"))
@@ -169,22 +169,22 @@ def _relinked(
         return Path(file.name).read_bytes()
 
 
-def _labelled(version: str, cell: Cell, classic: bool) -> str:
+def _labelled(version: str, target: Target, classic: bool) -> str:
     """The version with a local label that says what the wheel is for: `1.0+cu130.torch2.13`.
 
     What the project's own label says is kept.
     """
     public, _, own = version.partition("+")
-    if cell.is_release:
+    if target.is_release:
         return version
     parts = own.split(".") if own else []
-    for part in (cell.label, *([f"torch{minor(cell.torch)}"] if classic else [])):
+    for part in (target.label, *([f"torch{minor(target.torch)}"] if classic else [])):
         if f".{part}." not in f".{own}.":
             parts.append(part)
     return f"{public}+{'.'.join(parts)}"
 
 
-def _metadata(data: bytes, version: str, cell: Cell, classic: bool) -> bytes:
+def _metadata(data: bytes, version: str, target: Target, classic: bool) -> bytes:
     """METADATA with the version, and for a classic wheel its one minor release of torch."""
     policy = email.policy.compat32.clone(max_line_length=None)
     message = email.message_from_bytes(data, policy=policy)
@@ -192,7 +192,7 @@ def _metadata(data: bytes, version: str, cell: Cell, classic: bool) -> bytes:
     if classic:
         requirements = message.get_all("Requires-Dist") or []
         del message["Requires-Dist"]
-        message["Requires-Dist"] = f"torch=={minor(cell.torch)}.*"
+        message["Requires-Dist"] = f"torch=={minor(target.torch)}.*"
         for requirement in requirements:
             parsed = Requirement(requirement)
             if canonicalize_name(parsed.name) != "torch" or parsed.marker:
@@ -202,15 +202,15 @@ def _metadata(data: bytes, version: str, cell: Cell, classic: bool) -> bytes:
 
 def build_record(name: str, version: str, used: Used) -> dict[str, Any]:
     """What the wheel was built of and with: nothing that differs between two builds of the same."""
-    cell = used.cell
+    target = used.target
     return {
         "name": name,
         "version": version,
         "source": used.origin,
-        "cell": cell.name,
-        "python": cell.python,
-        "torch": cell.torch,
-        "cuda": cell.cuda.version if cell.cuda else None,
+        "target": target.name,
+        "python": target.python,
+        "torch": target.torch,
+        "cuda": target.cuda.version if target.cuda else None,
         "architectures": list(used.architectures),
         "cxx": used.cxx,
         "nvcc": used.nvcc,

@@ -1,4 +1,4 @@
-"""What `dist` has already: the wheel of a cell is not built again of the same inputs."""
+"""What `dist` has already: the wheel of a target is not built again of the same inputs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 from torchwheels import sources
 from torchwheels.project import Project
-from torchwheels.releases import Cell
+from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 from torchwheels.testing import sha256
 
 
-def inputs(project: Project, cell: Cell, source: Fetched, place: str) -> str:
-    """A hash of what the wheel of `cell` follows from, where it is built in `place`."""
+def inputs(project: Project, target: Target, source: Fetched, place: str) -> str:
+    """A hash of what the wheel of `target` follows from, where it is built in `place`."""
     file = project.file or Path()
     patches = [file.parent / patch for patch in project.patches]
     options = dataclasses.asdict(dataclasses.replace(project, file=None))
@@ -25,7 +25,7 @@ def inputs(project: Project, cell: Cell, source: Fetched, place: str) -> str:
         source.origin,
         options,
         [sha256(patch) for patch in patches if patch.is_file()],
-        [cell.name, cell.torch, *cell.architectures],
+        [target.name, target.torch, *target.architectures],
         place,
         {name: os.environ.get(name) for name in variables},
         sources.hash_of_folder(Path(__file__).parent),

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from packaging.utils import canonicalize_name
 
 from torchwheels.errors import UserError
-from torchwheels.releases import Cell, Releases, sm
+from torchwheels.releases import Releases, Target, sm
 from torchwheels.releases import load as load_releases
 
 if sys.version_info >= (3, 11):
@@ -52,8 +52,8 @@ class Project:
     """The sources, as the command line names them; a folder is relative to the file with the table."""
     subdirectory: str = ""
     """The folder of the sources in which the project is."""
-    cells: tuple[str, ...] = ()
-    """The cells of the project: names, or patterns such as `3.1?-cu130*`; empty: all there are."""
+    targets: tuple[str, ...] = ()
+    """The targets of the project: names, or patterns such as `3.1?-cu130*`; empty: all there are."""
     small: tuple[str, ...] = ()
     """Those of them that CI builds for each change; empty: the first."""
     build_requires: tuple[str, ...] = ()
@@ -69,13 +69,13 @@ class Project:
     """Whether the project's code may use the network while it is built in a container; what it requires is installed
     before."""
     pretend_gpu: bool = False
-    """Whether `torch.cuda.is_available()` is true in the build of a CUDA cell."""
+    """Whether `torch.cuda.is_available()` is true in the build of a CUDA target."""
     patches: tuple[str, ...] = ()
     """Changes to the sources, applied by `patch -p1`."""
     memory_per_job: float = 0.0
     """GB of memory that one compiler process takes; 0: what torch's headers were measured to take."""
     time_limit: float = 0.0
-    """Minutes that the build of one cell may take; 0: any number."""
+    """Minutes that the build of one target may take; 0: any number."""
     size_budget: float = 0.0
     """MB that the wheel may have; 0: any number."""
     allow_libraries: tuple[str, ...] = ()
@@ -83,13 +83,13 @@ class Project:
     stable: str = ""
     """For libraries that use torch's stable ABI and nothing of Python: the torch to build beside.
 
-    One wheel then serves every Python and every torch of its CUDA version.
+    One wheel then works with every Python and every torch of its CUDA version.
     """
     release: str = ""
-    """The CUDA version to build a wheel without a label with, for torch of any CUDA; its cells are `3.11-release` and
+    """The CUDA version to build a wheel without a label with, for torch of any CUDA; its targets are `3.11-release` and
     the like."""
     torch: str = ""
-    """For libraries that use torch's stable ABI: the torch versions that the wheel serves, such as `>=2.10`."""
+    """For libraries that use torch's stable ABI: the torch versions that the wheel works with, such as `>=2.10`."""
     yanked: Mapping[str, str] = field(default_factory=dict)
     """Versions that the index withdraws (PEP 592), each with the reason: installers take them only where one
     names them. `0.1.9` means all its wheels, `0.1.9+cu130.torch2.13` one."""
@@ -105,7 +105,7 @@ class Project:
 
     @functools.cached_property
     def releases(self) -> Releases:
-        """The table of torch releases, with the cells that this project adds."""
+        """The table of torch releases, with the targets that this project adds."""
         table = load_releases()
         if self.release and self.release not in table.cudas:
             raise UserError(
@@ -113,34 +113,34 @@ class Project:
             )
         return dataclasses.replace(table, release=self.release)
 
-    def chosen_cells(self) -> tuple[Cell, ...]:
+    def chosen_targets(self) -> tuple[Target, ...]:
         """What the project is tested with."""
-        return self.releases.matching(self.cells) if self.cells else self.releases.cells
+        return self.releases.matching(self.targets) if self.targets else self.releases.targets
 
-    def small_cells(self) -> tuple[Cell, ...]:
+    def small_targets(self) -> tuple[Target, ...]:
         """What CI takes of them for each change."""
-        return self.releases.matching(self.small) if self.small else self.chosen_cells()[:1]
+        return self.releases.matching(self.small) if self.small else self.chosen_targets()[:1]
 
-    def cells_to_build(self, cells: Iterable[Cell]) -> tuple[Cell, ...]:
-        """The cells whose wheels serve all of `cells`: where one wheel serves several, one of them."""
+    def targets_to_build(self, targets: Iterable[Target]) -> tuple[Target, ...]:
+        """The targets whose wheels cover all of `targets`: where one wheel covers several, one of them."""
         if not self.stable:
-            return tuple(cells)
-        found: dict[str, Cell] = {}
-        for cell in sorted(cells, key=lambda cell: cell.names_torch):
-            found.setdefault(cell.label, cell)
-        return tuple(map(self.cell_to_build, found.values()))
+            return tuple(targets)
+        found: dict[str, Target] = {}
+        for target in sorted(targets, key=lambda target: target.names_torch):
+            found.setdefault(target.label, target)
+        return tuple(map(self.target_to_build, found.values()))
 
-    def cell_to_build(self, cell: Cell) -> Cell:
-        """The cell, with the torch that its wheel is built beside."""
+    def target_to_build(self, target: Target) -> Target:
+        """The target, with the torch that its wheel is built beside."""
         if not self.stable:
-            return cell
-        return dataclasses.replace(cell, torch=self.stable, names_torch=False)
+            return target
+        return dataclasses.replace(target, torch=self.stable, names_torch=False)
 
     def variables(
-        self, cell: Cell, jobs: str = "1", cuda_home: str = "", origin: str = ""
+        self, target: Target, jobs: str = "1", cuda_home: str = "", origin: str = ""
     ) -> dict[str, str]:
-        """The variables of a build of `cell` that depend on the project."""
-        values = _replacements(cell, jobs, cuda_home, origin)
+        """The variables of a build of `target` that depend on the project."""
+        values = _replacements(target, jobs, cuda_home, origin)
         own = {
             name: _filled(template, values, f"the option `environment` sets {name}")
             for name, template in self.environment.items()
@@ -148,10 +148,10 @@ class Project:
         return {"TORCH_CUDA_ARCH_LIST": values["architectures"], **own}
 
     def backend_settings(
-        self, cell: Cell, jobs: str, cuda_home: str, origin: str
+        self, target: Target, jobs: str, cuda_home: str, origin: str
     ) -> dict[str, str | list[str]]:
-        """The config settings of a build of `cell`."""
-        values = _replacements(cell, jobs, cuda_home, origin)
+        """The config settings of a build of `target`."""
+        values = _replacements(target, jobs, cuda_home, origin)
         found: dict[str, str | list[str]] = {}
         for name, given in self.config_settings.items():
             where = f"the option `config-settings` sets {name}"
@@ -161,16 +161,16 @@ class Project:
                 found[name] = _filled(given, values, where)
         return found
 
-    def architectures(self, cell: Cell) -> tuple[str, ...]:
-        """The GPU compute capabilities that a wheel of `cell` has code for."""
-        return tuple(re.findall(r"[^; ]+", self.variables(cell)["TORCH_CUDA_ARCH_LIST"]))
+    def architectures(self, target: Target) -> tuple[str, ...]:
+        """The GPU compute capabilities that a wheel of `target` has code for."""
+        return tuple(re.findall(r"[^; ]+", self.variables(target)["TORCH_CUDA_ARCH_LIST"]))
 
 
-def _replacements(cell: Cell, jobs: str, cuda_home: str, origin: str) -> dict[str, str]:
+def _replacements(target: Target, jobs: str, cuda_home: str, origin: str) -> dict[str, str]:
     return {
-        "label": cell.label,
-        "architectures": ";".join(cell.architectures),
-        "sm": ";".join(map(sm, cell.architectures)),
+        "label": target.label,
+        "architectures": ";".join(target.architectures),
+        "sm": ";".join(map(sm, target.architectures)),
         "jobs": jobs,
         "cuda_home": cuda_home,
         "origin": origin,
@@ -214,6 +214,9 @@ def of_table(table: Mapping[str, Any], where: str) -> Project:
 
 _Table = TypeVar("_Table", Project, Tests)
 
+# Of options that were renamed; they are taken for one more release.
+_EARLIER_NAMES = {"cells": "targets"}
+
 
 def _read(kind: type[_Table], table: Mapping[str, Any], where: str) -> _Table:
     options = {
@@ -223,7 +226,8 @@ def _read(kind: type[_Table], table: Mapping[str, Any], where: str) -> _Table:
     }
     values: dict[str, Any] = {}
     defaults = kind()
-    for key, value in table.items():
+    for given, value in table.items():
+        key = _EARLIER_NAMES.get(given, given)
         if key not in options:
             near = difflib.get_close_matches(key, options, n=1, cutoff=0.0)[0]
             raise UserError(f"{where} has no option {key!r}: did you mean {near!r}?")

@@ -1,4 +1,4 @@
-"""The table of torch releases (releases.toml), and the cells that follow from it."""
+"""The table of torch releases (releases.toml), and the targets that follow from it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ else:
     import tomli as tomllib
 
 RELEASE = "release"
-"""What cells of the wheel without a label have in its place."""
+"""What targets of the wheel without a label have in its place."""
 
 FILE = Path(__file__).with_name("releases.toml")
 
@@ -59,7 +59,7 @@ class Torch:
 
 @dataclass(frozen=True)
 class Cuda:
-    """A CUDA version, and what its cells compile for and in."""
+    """A CUDA version, and what its targets compile for and in."""
 
     version: str
     torch: str
@@ -73,7 +73,7 @@ class Cuda:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Target:
     """What one wheel is built beside: a Python, a torch, and a CUDA version or none."""
 
     python: str
@@ -126,37 +126,39 @@ class Releases:
     """The CUDA version of the wheel without a label, where the project has one."""
 
     @functools.cached_property
-    def cells(self) -> tuple[Cell, ...]:
-        """Every cell there can be."""
+    def targets(self) -> tuple[Target, ...]:
+        """Every target there can be."""
         found = []
         for torch in self.torches:
             cuda = self.cudas[torch.cuda]
             for python in torch.pythons:
                 own = self.cpu["torch"] == torch.version
-                found.append(Cell(python, torch.version, None, self.cpu["image"], not own))
+                found.append(Target(python, torch.version, None, self.cpu["image"], not own))
                 own = cuda.torch == torch.version
-                found.append(Cell(python, torch.version, cuda, cuda.image, not own))
+                found.append(Target(python, torch.version, cuda, cuda.image, not own))
                 if self.release:
                     cuda_of_release = self.cudas[self.release]
                     own = self.cpu["torch"] == torch.version
                     image = cuda_of_release.image
-                    found.append(Cell(python, torch.version, cuda_of_release, image, not own, True))
-        return tuple(sorted(found, key=lambda cell: (cell.label, numbers(cell.python))))
+                    found.append(
+                        Target(python, torch.version, cuda_of_release, image, not own, True)
+                    )
+        return tuple(sorted(found, key=lambda target: (target.label, numbers(target.python))))
 
-    def cell(self, name: str) -> Cell:
-        """The cell of that name; the torch may be named where it need not be."""
-        for cell in self.cells:
-            if name in (cell.name, f"{cell.python}-{cell.label}-torch{minor(cell.torch)}"):
-                return cell
-        near = difflib.get_close_matches(name, [x.name for x in self.cells], n=3, cutoff=0.0)
+    def target(self, name: str) -> Target:
+        """The target of that name; the torch may be named where it need not be."""
+        for target in self.targets:
+            if name in (target.name, f"{target.python}-{target.label}-torch{minor(target.torch)}"):
+                return target
+        near = difflib.get_close_matches(name, [x.name for x in self.targets], n=3, cutoff=0.0)
         raise UserError(
-            f"there is no cell {name!r}{self._why_not(name)}: a cell is a Python and a CUDA version "
+            f"there is no target {name!r}{self._why_not(name)}: a target is a Python and a CUDA version "
             f"or `cpu`, perhaps with a torch, and the nearest are {', '.join(near)} "
-            "(`torchwheels cells` lists all)"
+            "(`torchwheels targets` lists all)"
         )
 
     def _why_not(self, name: str) -> str:
-        """Why that cell cannot be, where its parts are known ones."""
+        """Why that target cannot be, where its parts are known ones."""
         python, _, rest = name.partition("-")
         label, _, release = rest.partition("-torch")
         cuda = next((cuda for cuda in self.cudas.values() if cuda.label == label), None)
@@ -171,32 +173,32 @@ class Releases:
             return f" (torch {torch.version} has no wheel for Python {python})"
         return ""
 
-    def matching(self, patterns: Iterable[str]) -> tuple[Cell, ...]:
-        """The cells that `patterns` name, such as `3.11-cpu` or `3.1?-cu130*`."""
-        found: dict[str, Cell] = {}
+    def matching(self, patterns: Iterable[str]) -> tuple[Target, ...]:
+        """The targets that `patterns` name, such as `3.11-cpu` or `3.1?-cu130*`."""
+        found: dict[str, Target] = {}
         for pattern in patterns:
-            matches = [x for x in self.cells if fnmatch.fnmatchcase(x.name, pattern)]
-            found |= {cell.name: cell for cell in matches or [self.cell(pattern)]}
+            matches = [x for x in self.targets if fnmatch.fnmatchcase(x.name, pattern)]
+            found |= {target.name: target for target in matches or [self.target(pattern)]}
         return tuple(found.values())
 
-    def current_cell(self, python: Path) -> Cell:
-        """The cell of the torch that the interpreter `python` has."""
+    def current_target(self, python: Path) -> Target:
+        """The target of the torch that the interpreter `python` has."""
         torch = _torch_of(python)
         way_out = (
-            "name a cell, such as `--cell 3.11-cpu` or `--cell 3.11-cu130` (`torchwheels cells` lists "
+            "name a target, such as `--target 3.11-cpu` or `--target 3.11-cu130` (`torchwheels targets` lists "
             "all), or run this in the environment whose torch the wheel is for"
         )
         if torch is None:
             raise UserError(f"{python} has no torch that the wheel could be for: {way_out}")
-        for cell in self.cells:
+        for target in self.targets:
             if (
-                cell.python == torch["python"]
-                and minor(cell.torch) == minor(torch["version"])
-                and (cell.cuda.version if cell.cuda else None) == torch["cuda"]
+                target.python == torch["python"]
+                and minor(target.torch) == minor(torch["version"])
+                and (target.cuda.version if target.cuda else None) == torch["cuda"]
             ):
-                return cell
+                return target
         raise UserError(
-            f"there is no cell for the torch of {python} ({torch['version']} of CUDA "
+            f"there is no target for the torch of {python} ({torch['version']} of CUDA "
             f"{torch['cuda']}, Python {torch['python']}): {way_out}"
         )
 

@@ -64,7 +64,7 @@ def call(reader: Reader, path: Path, *arguments: Any) -> Any:
 
 
 def _refused(path: Path, why: str) -> UserError:
-    return UserError(f"{path.name} cannot be judged: {why}")
+    return UserError(f"{path.name} cannot be checked: {why}")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Spreads cells over builders: each takes the next one when it has finished one."""
+"""Spreads targets over builders: each takes the next one when it has finished one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 from torchwheels import processes
 from torchwheels.errors import UserError
-from torchwheels.releases import Cell
+from torchwheels.releases import Target
 
-Build = Callable[[Cell], Path | None]
-"""Builds the wheel of a cell; None where only a step of that was asked for."""
+Build = Callable[[Target], Path | None]
+"""Builds the wheel of a target; None where only a step of that was asked for."""
 
 
 class BuilderGoneError(UserError):
@@ -23,9 +23,9 @@ class BuilderGoneError(UserError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a cell."""
+    """What became of a target."""
 
-    cell: Cell
+    target: Target
     seconds: float = 0.0
     wheel: Path | None = None
     failure: str = ""
@@ -35,40 +35,40 @@ class Outcome:
             said = f"FAILED after {self.seconds:.0f} s: {self.failure}"
         else:
             said = f"{self.wheel.name}, {f'{self.seconds:.0f} s' if self.seconds else 'kept'}"
-        return f"{self.cell.name}: {said}"
+        return f"{self.target.name}: {said}"
 
 
-def spread(cells: Iterable[Cell], builders: Sequence[Build]) -> dict[str, Outcome]:
-    """Builds each of `cells` with one of the `builders`; returns what became of them by their names.
+def spread(targets: Iterable[Target], builders: Sequence[Build]) -> dict[str, Outcome]:
+    """Builds each of `targets` with one of the `builders`; returns what became of them by their names.
 
-    Where a builder is gone, the others go on with its cell.
+    Where a builder is gone, the others go on with its target.
     """
-    waiting = collections.deque(cells)
+    waiting = collections.deque(targets)
     outcomes: dict[str, Outcome] = {}
     left = [*builders]
 
     def work(build: Build) -> None:
         while waiting:
             try:
-                cell = waiting.popleft()
+                target = waiting.popleft()
             except IndexError:  # another was faster
                 return
             start = time.monotonic()
             wheel, failure = None, ""
             try:
-                wheel = build(cell)
+                wheel = build(target)
             except BuilderGoneError as error:
                 left.remove(build)
                 if left:
                     print(
-                        f"torchwheels: {cell.name} waits for another builder: {error}", flush=True
+                        f"torchwheels: {target.name} waits for another builder: {error}", flush=True
                     )
-                    waiting.append(cell)
+                    waiting.append(target)
                     return
                 failure = str(error)
             except UserError as error:
                 failure = str(error)
-            outcomes[cell.name] = Outcome(cell, time.monotonic() - start, wheel, failure)
+            outcomes[target.name] = Outcome(target, time.monotonic() - start, wheel, failure)
             if not left:
                 return
 
@@ -81,6 +81,6 @@ def spread(cells: Iterable[Cell], builders: Sequence[Build]) -> dict[str, Outcom
                 waiting.clear()
                 processes.end_all()
                 raise
-    for cell in waiting:
-        outcomes[cell.name] = Outcome(cell, failure="no builder is left")
+    for target in waiting:
+        outcomes[target.name] = Outcome(target, failure="no builder is left")
     return outcomes

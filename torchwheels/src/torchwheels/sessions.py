@@ -27,7 +27,7 @@ _ALIKE = 0.8
 
 
 def add_sessions(tool: str = "", quick_test: bool = True) -> None:
-    """Adds build-<cell>, test-<cell>, build, test, audit, index, reproduce and matrix.
+    """Adds build-<target>, test-<target>, build, test, audit, index, reproduce and matrix.
 
     After `--` they take the options of the command `torchwheels`, `--source` for another source, and
     those of a test what its command takes. `tool` is what pip installs to have torchwheels, where it
@@ -35,11 +35,11 @@ def add_sessions(tool: str = "", quick_test: bool = True) -> None:
     """
     try:
         options = project.load(Path("pyproject.toml").resolve())
-        cells, small = options.chosen_cells(), options.small_cells()
+        targets, small = options.chosen_targets(), options.small_targets()
         for argument in takewhile(lambda argument: argument != "--", sys.argv[1:]):
             verb, dash, name = argument.partition("-")
             if verb in ("build", "test") and dash:
-                options.releases.cell(name)  # which names the nearest; nox itself names none
+                options.releases.target(name)  # which names the nearest; nox itself names none
     except UserError as error:
         sys.exit(f"torchwheels: {error}")
     nox.options.sessions = ["test"]
@@ -58,18 +58,18 @@ def add_sessions(tool: str = "", quick_test: bool = True) -> None:
         run.__doc__ = what
         nox.session(name=name, python=None if tool else False, reuse_venv=True)(run)
 
-    for cell in cells:
-        which = f"--cell={cell.name}"
-        add(f"build-{cell.name}", f"Builds the wheel of {cell.name}.", ["build", which])
-        add(f"test-{cell.name}", f"Tests the wheel of {cell.name}.", ["test", which])
-    quick = f"--cell={small[0].name}"
+    for target in targets:
+        which = f"--target={target.name}"
+        add(f"build-{target.name}", f"Builds the wheel of {target.name}.", ["build", which])
+        add(f"test-{target.name}", f"Tests the wheel of {target.name}.", ["test", which])
+    quick = f"--target={small[0].name}"
     if quick_test:
         what = f"The quick default: builds {small[0].name}, and tests it."
         add("test", what, ["build", quick], ["test", quick])
-    add("build", "Builds all wheels, or with `-- --cell 3.11-cpu` some.", ["build"])
-    add("reproduce", "Builds twice, and compares: `-- --cell 3.11-cpu`.", ["reproduce"])
+    add("build", "Builds all wheels, or with `-- --target 3.11-cpu` some.", ["build"])
+    add("reproduce", "Builds twice, and compares: `-- --target 3.11-cpu`.", ["reproduce"])
     for name, what in {
-        "audit": "Judges the wheels in dist/, and writes a passport beside each.",
+        "audit": "Checks the wheels in dist/, and writes a build report beside each.",
         "index": "Makes a package index and its page, site/, of the wheels in dist/.",
         "matrix": "Says which jobs CI starts: `-- small`, or `full`.",
     }.items():
@@ -96,23 +96,23 @@ def _with_source(given: list[str], options: Project) -> list[str]:
     for argument in given:
         name = argument.partition("=")[0]
         near = difflib.get_close_matches(name, _OPTIONS, n=1, cutoff=_ALIKE)
-        if name.startswith("--") and near and name not in (*_OPTIONS, "--cell"):
+        if name.startswith("--") and near and name not in (*_OPTIONS, "--target"):
             raise UserError(f"there is no option {name}: did you mean {near[0]}?")
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("command")
-    parser.add_argument("--cell", action="append", default=[])
+    parser.add_argument("--target", action="append", default=[])
     parser.add_argument("--require-gpu", action="store_true")
     parser.add_argument("--builder", action="append", default=[])
     for option in ("--source", "--backend", "--dist", "--config"):
         parser.add_argument(option)
     known, others = parser.parse_known_args(given)
     if known.command != "test":  # `-- build-3.11-cu130`, or without `build-`
-        known.cell += [x.removeprefix("build-") for x in others if not x.startswith("-")]
+        known.target += [x.removeprefix("build-") for x in others if not x.startswith("-")]
         others = [x for x in others if x.startswith("-")]
     assert options.file is not None
     found = [known.command, known.source or str(options.file.parent / options.source)]
-    found += [f"--cell={cell}" for cell in known.cell]
-    if known.command == "build" and not known.cell:
+    found += [f"--target={target}" for target in known.target]
+    if known.command == "build" and not known.target:
         found.append("--all")
     if not known.source:
         known.config = known.config or options.file

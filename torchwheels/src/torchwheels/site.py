@@ -3,7 +3,7 @@
 index.html        the page
 simple/           the index of all projects (PEP 503, 658, 691, 714)
 cu130/simple/     the index of the wheels with that label, and so on
-wheels/           the wheels and their variants, the metadata of each, and the passports
+wheels/           the wheels and their variants, the metadata of each, and the build reports
 docs/             the documentation, where there is dist/docs
 """
 
@@ -28,9 +28,9 @@ from packaging.version import Version
 
 from torchwheels import variants, wheel
 from torchwheels.errors import UserError
-from torchwheels.passports import read_passports, write
 from torchwheels.project import Project
-from torchwheels.releases import Cell, load, minor
+from torchwheels.releases import Target, load, minor
+from torchwheels.reports import read_reports, write
 
 _PAGE = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -68,8 +68,8 @@ function addButtons(place) {{
     code.after(button);
   }}
 }}
-for (const cell of document.querySelectorAll("td"))
-  cell.dataset.column = cell.closest("table").rows[0].cells[cell.cellIndex].textContent;
+for (const target of document.querySelectorAll("td"))
+  target.dataset.column = target.closest("table").rows[0].targets[target.cellIndex].textContent;
 for (const e of document.querySelectorAll(".index")) e.textContent = new URL(e.textContent, location.href).href;
 for (const form of document.forms) {{
   const rows = JSON.parse(form.dataset.rows), answer = form.querySelector("output");
@@ -84,9 +84,9 @@ for (const form of document.forms) {{
   form.oninput = () => {{
     const [python, torch, cuda] = menus.map((menu) => menu.value);
     const row = document.getElementById(rows[`${{python}} ${{torch}} ${{cuda}}`]);
-    const cell = `${{python}}-${{cuda === "CPU" ? "cpu" : "cu" + cuda.replace(".", "")}}-torch${{torch}}`;
+    const target = `${{python}}-${{cuda === "CPU" ? "cpu" : "cu" + cuda.replace(".", "")}}-torch${{torch}}`;
     answer.replaceChildren(...(row ? row.lastElementChild.cloneNode(true).childNodes
-      : [`There is no wheel for these. To build one: torchwheels build ${{form.name}} --cell ${{cell}}`]));
+      : [`There is no wheel for these. To build one: torchwheels build ${{form.name}} --target ${{target}}`]));
     addButtons(answer);
   }};
   form.oninput();
@@ -113,26 +113,26 @@ _COMMANDS = (
 
 
 def make_site(dist: Path, site: Path, own: Project) -> list[str]:
-    """Makes `site` anew of the wheels in `dist` and their passports; returns the projects' names.
+    """Makes `site` anew of the wheels in `dist` and their build reports; returns the projects' names.
 
     One wheel that is not fit to publish refuses them all. `own` are the options of the project at hand.
     What was there is replaced at the end, by a whole site: one that fails leaves the old one.
     """
     projects: dict[str, list[dict[str, Any]]] = {}
-    for passport in sorted(read_passports(dist, own), key=lambda x: Version(x["version"])):
-        passport["yanked"] = _why_yanked(passport["version"], own.yanked)
-        projects.setdefault(passport["name"], []).append(passport)
+    for report in sorted(read_reports(dist, own), key=lambda x: Version(x["version"])):
+        report["yanked"] = _why_yanked(report["version"], own.yanked)
+        projects.setdefault(report["name"], []).append(report)
     site.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=site.parent) as work:
         new = Path(work) / "new"
         (new / "wheels").mkdir(parents=True)
         listed: dict[str, dict[str, list[dict[str, Any]]]] = {}
-        for name, passports in projects.items():
-            entries = [(label(x), _copy_wheel(x, dist, new / "wheels")) for x in passports]
+        for name, reports in projects.items():
+            entries = [(label(x), _copy_wheel(x, dist, new / "wheels")) for x in reports]
             # Installers prefer a version with a label to the same one without, and of two labels the
             # one that sorts last, whatever the machine: a label is here only where there is nothing else.
             plain = [entry for each, entry in entries if not each]
-            plain += _copy_variants(passports, dist, new / "wheels")
+            plain += _copy_variants(reports, dist, new / "wheels")
             listed.setdefault("simple", {})[name] = plain or [entry for _, entry in entries]
             for each, entry in entries:
                 listed.setdefault(index_of(each), {}).setdefault(name, [])
@@ -145,8 +145,8 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
                 files = [{**file, "url": f"{up}wheels/{file['url']}"} for file in files]
                 _write_index(new / path / name, {"name": name, "files": files})
         documentation = "".join(
-            f"<p><b>{html.escape(name)}</b>: {html.escape(_summary(dist / passports[-1]['wheel']))}</p>\n"
-            for name, passports in projects.items()
+            f"<p><b>{html.escape(name)}</b>: {html.escape(_summary(dist / reports[-1]['wheel']))}</p>\n"
+            for name, reports in projects.items()
         )
         if (dist / "docs").is_dir():
             shutil.copytree(dist / "docs", new / "docs")
@@ -184,9 +184,9 @@ def _summary(path: Path) -> str:
     return str(metadata["Summary"] or "no description")
 
 
-def label(passport: dict[str, Any]) -> str:
+def label(report: dict[str, Any]) -> str:
     """The local label of the wheel's version, empty where it has none."""
-    return Version(passport["version"]).local or ""
+    return Version(report["version"]).local or ""
 
 
 def index_of(label: str) -> str:
@@ -194,16 +194,14 @@ def index_of(label: str) -> str:
     return f"{label}/simple" if label else "simple"
 
 
-def _copy_wheel(passport: dict[str, Any], dist: Path, folder: Path) -> dict[str, Any]:
-    """Copies a wheel with its metadata and passport; returns how an index lists it."""
-    path = dist / passport["wheel"]
-    write(passport, folder / path.name)
-    return _copy(passport, passport, dist, folder)
+def _copy_wheel(report: dict[str, Any], dist: Path, folder: Path) -> dict[str, Any]:
+    """Copies a wheel with its metadata and build report; returns how an index lists it."""
+    path = dist / report["wheel"]
+    write(report, folder / path.name)
+    return _copy(report, report, dist, folder)
 
 
-def _copy(
-    file: dict[str, Any], passport: dict[str, Any], dist: Path, folder: Path
-) -> dict[str, Any]:
+def _copy(file: dict[str, Any], report: dict[str, Any], dist: Path, folder: Path) -> dict[str, Any]:
     """Copies a wheel, or its variant, with its metadata; returns how an index lists it."""
     path = dist / file["wheel"]
     shutil.copyfile(path, folder / path.name)
@@ -215,28 +213,28 @@ def _copy(
         "filename": path.name,
         "url": quote(path.name),
         "hashes": {"sha256": file["sha256"]},
-        "requires-python": passport["requires_python"],
+        "requires-python": report["requires_python"],
         "core-metadata": {"sha256": hashlib.sha256(metadata).hexdigest()},
         "size": file["size"],
     }
-    return {**listed, "yanked": passport["yanked"]} if passport["yanked"] else listed
+    return {**listed, "yanked": report["yanked"]} if report["yanked"] else listed
 
 
 def _copy_variants(
-    passports: Iterable[dict[str, Any]], dist: Path, folder: Path
+    reports: Iterable[dict[str, Any]], dist: Path, folder: Path
 ) -> list[dict[str, Any]]:
     """Copies the variants of wheels, and writes what uv reads of each release; returns how an index lists them."""
     listed = []
     releases: dict[str, dict[str, variants.Properties]] = {}
-    for passport in passports:
-        if variant := passport.get("variant"):
-            listed.append(_copy(variant, passport, dist, folder))
+    for report in reports:
+        if variant := report.get("variant"):
+            listed.append(_copy(variant, report, dist, folder))
             release = "-".join(variant["wheel"].split("-")[:2])
             known = releases.setdefault(release, {})
             if known.setdefault(variant["label"], variant["properties"]) != variant["properties"]:
                 raise UserError(
                     f"the variants {variant['label']} of {release} want different machines, "
-                    f"{known[variant['label']]} and {variant['properties']}: build all Pythons of a cell "
+                    f"{known[variant['label']]} and {variant['properties']}: build all Pythons of a target "
                     "for the same GPU architectures"
                 )
     for release, known in releases.items():
@@ -275,60 +273,60 @@ def _write_index(folder: Path, listing: dict[str, Any]) -> None:
     (folder / "index.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
-def choices(passports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def choices(reports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The wheel for each Python, torch and CUDA (`CPU` for none) that there is one for, the newest first.
 
     It is that of the newest version, and where that has several, the one without a label.
     """
     found = {}
-    offered = [each for each in passports if not each.get("yanked")]
+    offered = [each for each in reports if not each.get("yanked")]
     order = sorted(offered, key=lambda x: (Version(Version(x["version"]).public), not label(x)))
-    cells = sorted(load().cells, key=lambda x: (*map(Version, (x.python, x.torch)), x.label))
-    for cell in reversed(cells):
-        for passport in order:
-            if _serves(passport, cell):
-                cuda = cell.cuda.version if cell.cuda else "CPU"
-                found[f"{cell.python} {minor(cell.torch)} {cuda}"] = passport
+    targets = sorted(load().targets, key=lambda x: (*map(Version, (x.python, x.torch)), x.label))
+    for target in reversed(targets):
+        for report in order:
+            if _works_with(report, target):
+                cuda = target.cuda.version if target.cuda else "CPU"
+                found[f"{target.python} {minor(target.torch)} {cuda}"] = report
     return found
 
 
-def _serves(passport: dict[str, Any], cell: Cell) -> bool:
-    required = [Requirement(x) for x in passport["requires"]]
+def _works_with(report: dict[str, Any], target: Target) -> bool:
+    required = [Requirement(x) for x in report["requires"]]
     return (
-        (not label(passport) or passport["build"]["cuda"] == (cell.cuda and cell.cuda.version))
-        and SpecifierSet(passport["serves"]["python"] or "").contains(cell.python)
-        and SpecifierSet(passport["requires_python"] or "").contains(cell.python)
-        and all(x.specifier.contains(cell.torch) for x in required if x.name == "torch")
+        (not label(report) or report["build"]["cuda"] == (target.cuda and target.cuda.version))
+        and SpecifierSet(report["works_with"]["python"] or "").contains(target.python)
+        and SpecifierSet(report["requires_python"] or "").contains(target.python)
+        and all(x.specifier.contains(target.torch) for x in required if x.name == "torch")
     )
 
 
-def _section(name: str, passports: list[dict[str, Any]]) -> str:
+def _section(name: str, reports: list[dict[str, Any]]) -> str:
     """What the page says of one project, the newest version first."""
     rows = []
-    for passport in reversed(passports):
-        build, tests = passport["build"], passport["tests"]
-        torches = [x.removeprefix("torch") for x in passport["requires"] if x.startswith("torch")]
+    for report in reversed(reports):
+        build, tests = report["build"], report["tests"]
+        torches = [x.removeprefix("torch") for x in report["requires"] if x.startswith("torch")]
         ran = [
-            f"{x['passed']} passed, {x['failed']} failed in {x['cell']} on {x['device']}"
+            f"{x['passed']} passed, {x['failed']} failed in {x['target']} on {x['device']}"
             for x in tests
         ]
         texts = [
-            passport["serves"]["python"] or "any",
+            report["works_with"]["python"] or "any",
             ", ".join(torches) or "any",
             build["cuda"] or "–",
             " ".join(build["architectures"]) or "–",
-            f"{passport['size'] / 1e6:.2f}",
+            f"{report['size'] / 1e6:.2f}",
             "; ".join(ran) or "no run of this file is recorded",
         ]
-        link = f'<a href="wheels/{quote(passport["wheel"])}">{html.escape(passport["version"])}</a>'
-        if passport["yanked"]:
-            link += f"<br>withdrawn: {html.escape(passport['yanked'])}"
-        wanted = html.escape(f"{name}=={passport['version']}")
-        index = html.escape(f"{index_of(label(passport))}/")
-        cells = [link, *map(html.escape, texts), _COMMANDS.format(wanted=wanted, index=index)]
-        rows.append(f'<tr id="{html.escape(passport["wheel"])}"><td>{"<td>".join(cells)}</tr>')
-    chosen = {key: wheel["wheel"] for key, wheel in choices(passports).items()}
-    has_variants = any(each.get("variant") and not each["yanked"] for each in passports)
+        link = f'<a href="wheels/{quote(report["wheel"])}">{html.escape(report["version"])}</a>'
+        if report["yanked"]:
+            link += f"<br>withdrawn: {html.escape(report['yanked'])}"
+        wanted = html.escape(f"{name}=={report['version']}")
+        index = html.escape(f"{index_of(label(report))}/")
+        targets = [link, *map(html.escape, texts), _COMMANDS.format(wanted=wanted, index=index)]
+        rows.append(f'<tr id="{html.escape(report["wheel"])}"><td>{"<td>".join(targets)}</tr>')
+    chosen = {key: wheel["wheel"] for key, wheel in choices(reports).items()}
+    has_variants = any(each.get("variant") and not each["yanked"] for each in reports)
     return _SECTION.format(
         name=html.escape(name),
         variants=_VARIANTS.format(name=html.escape(name)) if has_variants else "",

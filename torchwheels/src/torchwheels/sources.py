@@ -198,7 +198,7 @@ def _finder() -> PackageFinder:
         session,  # type: ignore[arg-type]  # of unearth's own
         index_urls=settings.get("index-url", "").split(),  # PyPI where there is none
         no_binary=[":all:"],
-        ignore_compatibility=True,  # the cell's Python may be another one
+        ignore_compatibility=True,  # the target's Python may be another one
     )
     for url in settings.get("extra-index-url", "").split():
         finder.add_index_url(url)

@@ -20,7 +20,7 @@ from torchwheels import environments, processes, sandbox, toolchain, wheel
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Cell
+from torchwheels.releases import Target
 from torchwheels.wheel import Wheel
 
 RECORD = "record.json"
@@ -29,75 +29,75 @@ RECORD = "record.json"
 _PLUGIN = "torchwheels_pytest"
 
 
-def find_wheel(dist: Path, cell: Cell, project: str = "") -> Path:
-    """The newest wheel in `dist` that serves `cell`: the cell's own, or one for several cells.
+def find_wheel(dist: Path, target: Target, project: str = "") -> Path:
+    """The newest wheel in `dist` that works with `target`: the target's own, or one for several targets.
 
     Where the name of the project is not known, `dist` must have wheels of one alone.
     """
-    found: list[tuple[str, str]] = sandbox.call(_serving, dist, cell, project)
+    found: list[tuple[str, str]] = sandbox.call(_serving, dist, target, project)
     names = sorted({name for _, name in found})
     if len(names) > 1:
         raise UserError(
-            f"{dist} has wheels of several projects for {cell.name}, {' and '.join(names)}: say which "
+            f"{dist} has wheels of several projects for {target.name}, {' and '.join(names)}: say which "
             "one to test, with `--wheel PATH`"
         )
     if not found:
         raise UserError(
-            f"there is no wheel for {cell.name} in {dist}: build it with `nox -s build-{cell.name}` or "
-            f"`torchwheels build SOURCE --cell {cell.name}`"
+            f"there is no wheel for {target.name} in {dist}: build it with `nox -s build-{target.name}` or "
+            f"`torchwheels build SOURCE --target {target.name}`"
         )
     return max((dist / file for file, _ in found), key=lambda path: path.stat().st_mtime)
 
 
-def _serving(dist: Path, cell: Cell, project: str) -> list[tuple[str, str]]:
-    """The wheels in `dist` that serve `cell`, and the names of their projects."""
+def _serving(dist: Path, target: Target, project: str) -> list[tuple[str, str]]:
+    """The wheels in `dist` that work with `target`, and the names of their projects."""
     return [
         (path.name, each.name)
         for path in wheel.wheels_in(dist)
-        if serves(each := wheel.read(path), cell) and project in ("", each.name)
+        if works_with(each := wheel.read(path), target) and project in ("", each.name)
     ]
 
 
-def serves(found: Wheel, cell: Cell) -> bool:
-    """Whether a wheel is for the Python, the CUDA and the torch of `cell`, by what it holds and says."""
-    built_in = (found.record or {}).get("cell", "")
-    if built_in == cell.name:
+def works_with(found: Wheel, target: Target) -> bool:
+    """Whether a wheel is for the Python, the CUDA and the torch of `target`, by what it holds and says."""
+    built_in = (found.record or {}).get("target", "")
+    if built_in == target.name:
         return True
-    if not re.fullmatch(rf"[^-]+-{cell.label}(-.*)?", built_in):
+    if not re.fullmatch(rf"[^-]+-{target.label}(-.*)?", built_in):
         return False
     # Where the libraries use torch's C++, they say which torch; else the metadata do.
     classic = any(found.torch_functions(each)[1] for each in found.libraries.values())
     torches = found.torches.what if classic else str(found.torch_requirement or "")
     return (
         torches is not None
-        and SpecifierSet(torches).contains(cell.torch)
-        and SpecifierSet(found.pythons.what or "").contains(cell.python)
+        and SpecifierSet(torches).contains(target.torch)
+        and SpecifierSet(found.pythons.what or "").contains(target.python)
     )
 
 
-def install(project: Project, cell: Cell, path: Path, folder: Path) -> None:
+def install(project: Project, target: Target, path: Path, folder: Path) -> None:
     """Makes an environment with the wheel `path` and what its tests need, in `folder`."""
     home = folder / "home"
     home.mkdir(parents=True)
-    environment = environments.upon(_base(cell), folder / "environment")
+    environment = environments.on_top_of(_base(target), folder / "environment")
     constraint = folder / "constraint.txt"
-    constraint.write_text(f"{environments.torch_requirement(cell)}\n")
+    constraint.write_text(f"{environments.torch_requirement(target)}\n")
     requirements = [str(path.resolve()), "pytest", *project.tests.requires]
     variables = environments.clean_variables(home) | {"PIP_CONSTRAINT": str(constraint)}
     environments.pip_install(environment, requirements, variables)
     shutil.copy(toolchain.WRAPPERS / f"{_PLUGIN}.py", environment.site_packages)
 
 
-def _base(cell: Cell) -> Environment:
+def _base(target: Target) -> Environment:
     toolkit: tuple[str, ...] = ()
     with contextlib.suppress(UserError):  # tests need no compiler
-        toolkit = toolchain.pip_toolkit(cell)
-    return environments.with_torch(cell, toolkit, any_cuda=cell.is_release)
+        toolkit = toolchain.pip_toolkit(target)
+    return environments.with_torch(target, toolkit, any_cuda=target.is_release)
 
 
 def run_here(
     project: Project,
-    cell: Cell,
+    target: Target,
     folder: Path,
     sources: Path,
     arguments: Sequence[str],
@@ -108,7 +108,7 @@ def run_here(
 
     `arguments` are added to the command. The record of the run is in the folder `results` then.
     """
-    base, environment = _base(cell), Environment(folder / "environment")
+    base, environment = _base(target), Environment(folder / "environment")
     tests, work = project.tests, folder / "work"
     work.mkdir()
     for each in tests.paths:
@@ -122,7 +122,7 @@ def run_here(
     for kept in ("CUDA_VISIBLE_DEVICES", "CUDA_HOME"):
         if kept in os.environ:
             variables[kept] = os.environ[kept]
-    if not cell.cuda:  # its torch may have CUDA, and its wheel nothing for a GPU
+    if not target.cuda:  # its torch may have CUDA, and its wheel nothing for a GPU
         variables["CUDA_VISIBLE_DEVICES"] = ""
     command = shlex.split(tests.command) or ["python", "-m", "pytest", *tests.paths]
     if require_gpu and tests.require_gpu:
@@ -145,18 +145,18 @@ def too_long(project: Project) -> str:
 
 
 def _copy(folder: Path, path: str, into: Path) -> None:
-    source, target = folder / path, into / path
+    source, destination = folder / path, into / path
     if not source.exists() or not source.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"the option `tests.paths` names {path}, which the sources do not have")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    destination.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__"))
     else:
-        shutil.copy(source, target)
+        shutil.copy(source, destination)
 
 
-def keep_record(results: Path, path: Path, cell: Cell, dist: Path, code: int) -> None:
-    """Puts the record of a run that ended with `code` into `dist`/tests, for the passport of the wheel.
+def keep_record(results: Path, path: Path, target: Target, dist: Path, code: int) -> None:
+    """Puts the record of a run that ended with `code` into `dist`/tests, for the build report of the wheel.
 
     A run that died has left none, and counts as a test that failed; one that was stopped, or whose
     options pytest does not know, has said nothing of the wheel.
@@ -167,11 +167,11 @@ def keep_record(results: Path, path: Path, cell: Cell, dist: Path, code: int) ->
         found = json.loads(file.read_text())
     elif code in (0, 2, 4, 130, 143):
         return
-    record: dict[str, Any] = {"cell": cell.name, "sha256": sha256(path), **found}
+    record: dict[str, Any] = {"target": target.name, "sha256": sha256(path), **found}
     device = re.sub(r"[^a-z0-9]+", "-", record["device"].lower())
-    target = dist / "tests" / cell.name / f"{record['sha256'][:12]}-{device}.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(record, indent=2) + "\n")
+    destination = dist / "tests" / target.name / f"{record['sha256'][:12]}-{device}.json"
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    destination.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def sha256(path: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torchwheels import baseline
 from torchwheels.errors import UserError
-from torchwheels.releases import Cell, load, numbers, sm
+from torchwheels.releases import Target, load, numbers, sm
 
 MEMORY_PER_JOB = {"cpu": 1.5, "cuda": 3.1}
 """GB: the largest compiler processes measured on a file that includes `torch/extension.h`."""
@@ -49,55 +49,57 @@ def read_toolkit(home: Path) -> CudaToolkit:
     return CudaToolkit(home, found[1])
 
 
-def pip_toolkit(cell: Cell) -> tuple[str, ...]:
-    """What pip must install to get the cell's CUDA compiler: nothing where CUDA_HOME has one."""
-    if cell.cuda is None or toolkit_of_cuda_home(cell):
+def pip_toolkit(target: Target) -> tuple[str, ...]:
+    """What pip must install to get the target's CUDA compiler: nothing where CUDA_HOME has one."""
+    if target.cuda is None or toolkit_of_cuda_home(target):
         return ()
-    if numbers(cell.cuda.version)[0] < 13:  # pip's wheels of CUDA 12 hold no nvcc
-        raise UserError(_no_toolkit(cell))
+    if numbers(target.cuda.version)[0] < 13:  # pip's wheels of CUDA 12 hold no nvcc
+        raise UserError(_no_toolkit(target))
     return (load().toolkit,)
 
 
-def toolkit_of_cuda_home(cell: Cell, environ: Mapping[str, str] = os.environ) -> CudaToolkit | None:
+def toolkit_of_cuda_home(
+    target: Target, environ: Mapping[str, str] = os.environ
+) -> CudaToolkit | None:
     """The toolkit that CUDA_HOME names; None where it is unset or of another major version."""
     home = environ.get("CUDA_HOME")
-    if not home or cell.cuda is None:
+    if not home or target.cuda is None:
         return None
     toolkit = read_toolkit(Path(home))
-    same = numbers(toolkit.version)[0] == numbers(cell.cuda.version)[0]
+    same = numbers(toolkit.version)[0] == numbers(target.cuda.version)[0]
     return toolkit if same else None
 
 
-def find_toolkit(cell: Cell, site_packages: Path) -> CudaToolkit | None:
-    """The CUDA toolkit of the cell: CUDA_HOME's where it fits, else pip's; None in a CPU cell."""
-    if cell.cuda is None:
+def find_toolkit(target: Target, site_packages: Path) -> CudaToolkit | None:
+    """The CUDA toolkit of the target: CUDA_HOME's where it fits, else pip's; None in a CPU target."""
+    if target.cuda is None:
         return None
-    toolkit = toolkit_of_cuda_home(cell)
-    home = site_packages / "nvidia" / f"cu{numbers(cell.cuda.version)[0]}"
+    toolkit = toolkit_of_cuda_home(target)
+    home = site_packages / "nvidia" / f"cu{numbers(target.cuda.version)[0]}"
     if toolkit is None and (home / "bin" / "nvcc").is_file():
         toolkit = read_toolkit(home)
     if toolkit is None:
-        raise UserError(_no_toolkit(cell))
+        raise UserError(_no_toolkit(target))
     command = [str(toolkit.home / "bin" / "nvcc"), "--list-gpu-code"]
     known = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    missing = [x for x in cell.architectures if f"sm_{sm(x)}" not in known]
+    missing = [x for x in target.architectures if f"sm_{sm(x)}" not in known]
     if missing:
         raise UserError(
             f"CUDA {toolkit.version} at {toolkit.home} cannot compile for the GPU architectures "
-            f"{', '.join(missing)} of {cell.name}: set CUDA_HOME to CUDA {cell.cuda.version}"
+            f"{', '.join(missing)} of {target.name}: set CUDA_HOME to CUDA {target.cuda.version}"
         )
     return toolkit
 
 
-def _no_toolkit(cell: Cell) -> str:
-    assert cell.cuda is not None
-    major = numbers(cell.cuda.version)[0]
+def _no_toolkit(target: Target) -> str:
+    assert target.cuda is not None
+    major = numbers(target.cuda.version)[0]
     home = os.environ.get("CUDA_HOME")
     found = f"CUDA_HOME ({home}) is of CUDA {read_toolkit(Path(home)).version}" if home else ""
     return (
-        f"{cell.name} needs a CUDA {major} compiler, and {found or 'CUDA_HOME is not set'}: set "
-        f"CUDA_HOME to a CUDA {major} toolkit ({cell.cuda.version} or newer), or build in the image "
-        f"{cell.image} with `--backend docker`"
+        f"{target.name} needs a CUDA {major} compiler, and {found or 'CUDA_HOME is not set'}: set "
+        f"CUDA_HOME to a CUDA {major} toolkit ({target.cuda.version} or newer), or build in the image "
+        f"{target.image} with `--backend docker`"
     )
 
 
@@ -148,17 +150,17 @@ def make_wrappers(folder: Path, compiler: HostCompiler, prefixes: Mapping[Path, 
 
     `prefixes` says what paths of this machine are called in what is built.
     """
-    stand_ins = folder / "baseline"
-    baseline.make_stand_ins(stand_ins, compiler.cc, load().manylinux)
+    stubs = folder / "baseline"
+    baseline.make_stubs(stubs, compiler.cc, load().manylinux)
     commands = folder / "bin"
     commands.mkdir()
     (folder / LINKS).mkdir()
     flags = [f"-ffile-prefix-map={path}={name}" for path, name in prefixes.items()]
     settings = {
         "launcher": shutil.which("ccache") or "",
-        "baseline": str(stand_ins),
+        "baseline": str(stubs),
         "links": str(folder / LINKS),
-        "flags": " ".join([*flags, f"-isystem {stand_ins}/include"]),
+        "flags": " ".join([*flags, f"-isystem {stubs}/include"]),
     }
     lines = [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
     # Error messages of torch's headers hold paths, which GCC would take from the targets of links

@@ -56,8 +56,8 @@ def of(found: Wheel) -> Variant | None:
     if label is None or found.record is None:
         return None
     cuda_or_cpu, torch = label.groups()
-    # Not for the torch that the cells of a CUDA version have by default: uv skips a wheel that names one.
-    if not str(found.record.get("cell")).endswith(f"-torch{torch}"):
+    # Not for the torch that the targets of a CUDA version have by default: uv skips a wheel that names one.
+    if not str(found.record.get("target")).endswith(f"-torch{torch}"):
         torch = None
     properties = _properties(found.record, torch)
     name = f"{cuda_or_cpu}.torch{torch}" if torch else cuda_or_cpu if properties else "null"

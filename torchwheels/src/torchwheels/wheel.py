@@ -1,4 +1,4 @@
-"""What a wheel holds, and whom it serves: read from its files alone."""
+"""What a wheel holds, and what it works with: read from its files alone."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class Library:
 
 
 @dataclass(frozen=True)
-class Served:
-    """Whom a wheel serves, and what shows it."""
+class Compatibility:
+    """The versions that a wheel works with, and what shows it."""
 
     what: str | None
     """A specifier of versions, such as `==2.13.*`, empty for all of them; None where nothing tells."""
@@ -193,7 +193,7 @@ class Wheel:
         return str(found.overall_policy.name)
 
     @functools.cached_property
-    def pythons(self) -> Served:
+    def pythons(self) -> Compatibility:
         """The Pythons that it installs for; `python_limits` says what its libraries stand."""
         tag = min(self.tags, key=str)
         release = re.fullmatch(r"cp3(\d+)", tag.interpreter)
@@ -203,12 +203,14 @@ class Wheel:
             reasons.append("no library uses Python")
         why = "; ".join(reasons)
         if not release:
-            return Served("", why)
-        return Served(f">=3.{release[1]}" if tag.abi == "abi3" else f"==3.{release[1]}.*", why)
+            return Compatibility("", why)
+        return Compatibility(
+            f">=3.{release[1]}" if tag.abi == "abi3" else f"==3.{release[1]}.*", why
+        )
 
     @functools.cached_property
     def python_limits(self) -> dict[str, tuple[str | None, str]]:
-        """The specifier of the Pythons that each library which uses Python serves, and why.
+        """The specifier of the Pythons that each library which uses Python works with, and why.
 
         None instead of a specifier: one Python, which nothing names but the wheel's tag.
         """
@@ -232,7 +234,7 @@ class Wheel:
         return limits
 
     @functools.cached_property
-    def torches(self) -> Served:
+    def torches(self) -> Compatibility:
         """The releases of torch that its libraries load under."""
         used = {name: self.torch_functions(each) for name, each in self.libraries.items()}
         for name, (_, classic) in used.items():
@@ -241,15 +243,15 @@ class Wheel:
                     f"{name} uses {demangle(classic[0])} and {len(classic) - 1} more of torch's C++, "
                     "which changes with every release"
                 )
-                return Served(self._built_beside, why)
+                return Compatibility(self._built_beside, why)
         stable = [(symbol, name) for name, (symbols, _) in used.items() for symbol in symbols]
         if not stable:
-            return Served("", "no library uses a function of torch")
+            return Compatibility("", "no library uses a function of torch")
         first = {symbol: first_releases().get(symbol) for symbol, _ in stable}
         symbol, name = max(stable, key=lambda each: numbers(first[each[0]] or "99"))
         if first[symbol] is None:
-            return Served(None, f"{name} uses {symbol}, which no list of torch's holds")
-        return Served(
+            return Compatibility(None, f"{name} uses {symbol}, which no list of torch's holds")
+        return Compatibility(
             f">={first[symbol]}",
             f"of torch's stable ABI, {name} uses {symbol}, which is in it from {first[symbol]} on",
         )
@@ -265,20 +267,20 @@ class Wheel:
         return f"=={'.'.join(torch.split('.')[:2])}.*" if torch else None
 
     @functools.cached_property
-    def cuda(self) -> Served:
+    def cuda(self) -> Compatibility:
         """The major version of CUDA that its libraries need at run time."""
         for name, library in self.libraries.items():
             for needed in library.needed:
                 if found := _CUDA_LIBRARY.fullmatch(needed):
-                    return Served(f"=={found[1]}.*", f"{name} needs {needed}")
+                    return Compatibility(f"=={found[1]}.*", f"{name} needs {needed}")
         for name, library in self.libraries.items():
             if library.gpu_code:
-                return Served(
+                return Compatibility(
                     "",
                     f"{name} holds GPU code, made by CUDA {library.gpu_code.toolkit}, and needs no "
                     "library of CUDA",
                 )
-        return Served("", "no library uses CUDA")
+        return Compatibility("", "no library uses CUDA")
 
 
 # Its last part, the label of the variant, follows the platform; the part of the Python begins with a letter.

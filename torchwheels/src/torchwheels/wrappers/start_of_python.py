@@ -20,7 +20,7 @@ def hide_toolkit(cpp_extension: Any) -> None:
 
 
 def pretend_gpu(cuda: Any) -> None:
-    """A setup.py that asks for a GPU finds one of the newest architecture of the cell."""
+    """A setup.py that asks for a GPU finds one of the newest architecture of the target."""
     major, minor = map(int, SETTINGS["pretend-gpu"].split("."))
     cuda.is_available = lambda: True
     cuda.device_count = lambda: 1

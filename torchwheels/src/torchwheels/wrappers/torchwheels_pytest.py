@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Ends the run at once where there is no GPU and one is required."""
     if os.environ.get("TORCHWHEELS_REQUIRE_GPU") and not gpu_name():
         raise pytest.UsageError(
-            "--require-gpu: torch sees no GPU here, as in any cell without CUDA: install the NVIDIA driver, "
+            "--require-gpu: torch sees no GPU here, as in any target without CUDA: install the NVIDIA driver, "
             "or leave the option out"
         )
 

@@ -1,4 +1,4 @@
-"""The passport of a wheel: what it was built of, whom it serves, what the audit found, where its tests passed.
+"""The build report of a wheel: what it was built of, what it works with, what the audit found, where its tests passed.
 
 It lies beside the wheel and not in it: it is the finished file that is tested, and one with the results
 in it would be another.
@@ -16,35 +16,35 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from torchwheels import audit, sandbox, variants, wheel
 from torchwheels.errors import UserError
 from torchwheels.project import Project, of_table
-from torchwheels.releases import Cell
+from torchwheels.releases import Target
 from torchwheels.testing import sha256
 from torchwheels.wheel import Wheel
 
 
-def passport_file(path: Path) -> Path:
-    """Where the passport of a wheel lies."""
-    return path.with_suffix(".passport.json")
+def report_file(path: Path) -> Path:
+    """Where the build report of a wheel lies."""
+    return path.with_suffix(".report.json")
 
 
-def judge(path: Path, project: Project, cell: Cell | None = None) -> dict[str, Any]:
-    """The passport of the wheel `path`, which `project` promised for `cell`; None: the cell that it names."""
-    passport: dict[str, Any] = sandbox.call(_judge, path, project, cell)
-    return passport | {
+def audited(path: Path, project: Project, target: Target | None = None) -> dict[str, Any]:
+    """The build report of the wheel `path`, which `project` promised for `target`; None: the target that it names."""
+    report: dict[str, Any] = sandbox.call(_audited, path, project, target)
+    return report | {
         "options": project.table,
-        "tests": _tests(path.parent / "tests", passport["sha256"]),
+        "tests": _tests(path.parent / "tests", report["sha256"]),
     }
 
 
-def _judge(path: Path, project: Project, cell: Cell | None) -> dict[str, Any]:
+def _audited(path: Path, project: Project, target: Target | None) -> dict[str, Any]:
     found = wheel.read(path)
     if found.record is None:
         raise UserError(
-            f"{path.name} has no build record that says which cell it is for: build it with "
+            f"{path.name} has no build record that says which target it is for: build it with "
             "`torchwheels build`"
         )
-    if cell is None:
-        cell = project.cell_to_build(project.releases.cell(str(found.record.get("cell"))))
-    findings = audit.findings(found, audit.expectation_of(project, cell))
+    if target is None:
+        target = project.target_to_build(project.releases.target(str(found.record.get("target"))))
+    findings = audit.findings(found, audit.expectation_of(project, target))
     return {
         "wheel": path.name,
         "sha256": sha256(path),
@@ -54,7 +54,7 @@ def _judge(path: Path, project: Project, cell: Cell | None) -> dict[str, Any]:
         "tags": sorted(map(str, found.tags)),
         "variant": variant(found),
         "build": found.record,
-        "serves": {
+        "works_with": {
             "python": found.pythons.what,
             "torch": found.torches.what,
             "cuda": found.cuda.what,
@@ -68,11 +68,11 @@ def _judge(path: Path, project: Project, cell: Cell | None) -> dict[str, Any]:
     }
 
 
-def write_passport(path: Path, project: Project) -> dict[str, Any]:
-    """Judges the wheel `path`, writes its passport, and returns that."""
-    passport = judge(path, project)
-    write(passport, path)
-    return passport
+def write_report(path: Path, project: Project) -> dict[str, Any]:
+    """Audits the wheel `path`, writes its build report, and returns that."""
+    report = audited(path, project)
+    write(report, path)
+    return report
 
 
 def variant(found: Wheel) -> dict[str, Any] | None:
@@ -90,24 +90,24 @@ def variant(found: Wheel) -> dict[str, Any] | None:
     }
 
 
-def write(passport: dict[str, Any], path: Path) -> None:
-    """Puts the passport of the wheel `path` beside it."""
-    passport_file(path).write_text(json.dumps(passport, indent=2) + "\n")
+def write(report: dict[str, Any], path: Path) -> None:
+    """Puts the build report of the wheel `path` beside it."""
+    report_file(path).write_text(json.dumps(report, indent=2) + "\n")
 
 
-def check(path: Path, project: Project, cell: Cell) -> dict[str, Any]:
-    """The passport of a wheel that was just built; an error has a line for everything that is wrong with it."""
-    passport = judge(path, project, cell)
-    if found := problems(passport):
+def check(path: Path, project: Project, target: Target) -> dict[str, Any]:
+    """The build report of a wheel that was just built; an error has a line for everything that is wrong with it."""
+    report = audited(path, project, target)
+    if found := problems(report):
         lines = "".join(f"\n  {problem}" for problem in found)
         raise UserError(f"{path.name} does not pass the audit:{lines}")
-    return passport
+    return report
 
 
 def promised(path: Path, own: Project) -> Project:
-    """The options that the wheel is judged by: those of its own project.
+    """The options that the wheel is audited by: those of its own project.
 
-    `own` are those at hand. Where the wheel is of another project, its passport has what it was built with.
+    `own` are those at hand. Where the wheel is of another project, its build report has what it was built with.
     """
     try:
         name = parse_wheel_filename(path.name)[0]
@@ -115,22 +115,22 @@ def promised(path: Path, own: Project) -> Project:
         return own  # which the audit reports
     if own.file and own.name in ("", name):
         return own
-    if (passport := _known(path)) and isinstance(table := passport.get("options"), dict):
-        return of_table(table, f"{passport_file(path)}: options")
+    if (report := _known(path)) and isinstance(table := report.get("options"), dict):
+        return of_table(table, f"{report_file(path)}: options")
     return Project()
 
 
 def _known(path: Path) -> dict[str, Any] | None:
-    """The passport that lies beside the wheel, where it is of this very file."""
+    """The build report that lies beside the wheel, where it is of this very file."""
     try:
-        passport = json.loads(passport_file(path).read_text())
-        same = passport["wheel"] == path.name and all(
+        report = json.loads(report_file(path).read_text())
+        same = report["wheel"] == path.name and all(
             each["sha256"] == sha256(path.with_name(each["wheel"]))
-            for each in filter(None, (passport, passport.get("variant")))
+            for each in filter(None, (report, report.get("variant")))
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return passport if same else None
+    return report if same else None
 
 
 def _tests(folder: Path, digest: str) -> list[dict[str, Any]]:
@@ -148,34 +148,34 @@ def _tests(folder: Path, digest: str) -> list[dict[str, Any]]:
     return found
 
 
-def problems(passport: dict[str, Any]) -> list[str]:
+def problems(report: dict[str, Any]) -> list[str]:
     """What speaks against publishing the wheel.
 
     A run that was added later, with a newer torch, has no hash: it is shown, and stops nothing.
     """
-    found = [f"{x['rule']}: {x['detail']}" for x in passport["rules"] if not x["passed"]]
-    failed = [x["cell"] for x in passport["tests"] if x["failed"] and "sha256" in x]
-    return [*found, *(f"its tests failed in {cell}" for cell in failed)]
+    found = [f"{x['rule']}: {x['detail']}" for x in report["rules"] if not x["passed"]]
+    failed = [x["target"] for x in report["tests"] if x["failed"] and "sha256" in x]
+    return [*found, *(f"its tests failed in {target}" for target in failed)]
 
 
-def refuse(passports: Iterable[dict[str, Any]]) -> None:
+def refuse(reports: Iterable[dict[str, Any]]) -> None:
     """Raises an error that says of each wheel what speaks against publishing it."""
-    bad = [f"\n  {x['wheel']}: {'; '.join(found)}" for x in passports if (found := problems(x))]
+    bad = [f"\n  {x['wheel']}: {'; '.join(found)}" for x in reports if (found := problems(x))]
     if bad:
         raise UserError(f"not fit to publish:{''.join(bad)}")
 
 
-def read_passports(dist: Path, own: Project) -> list[dict[str, Any]]:
-    """The passports of the wheels in `dist`, all fit to publish; a wheel without one is judged."""
+def read_reports(dist: Path, own: Project) -> list[dict[str, Any]]:
+    """The build reports of the wheels in `dist`, all fit to publish; a wheel without one is audited."""
     found = []
     for path in wheel.wheels_in(dist):
-        passport = _known(path)
-        if passport and passport.get("rules"):
-            tests = _tests(dist / "tests", passport["sha256"])
-            passport["tests"] = [*(x for x in passport["tests"] if x not in tests), *tests]
+        report = _known(path)
+        if report and report.get("rules"):
+            tests = _tests(dist / "tests", report["sha256"])
+            report["tests"] = [*(x for x in report["tests"] if x not in tests), *tests]
         else:
-            passport = write_passport(path, promised(path, own))
-        found.append(passport)
+            report = write_report(path, promised(path, own))
+        found.append(report)
     if not found:
         raise UserError(f"there is no wheel in {dist}: build some first")
     refuse(found)
