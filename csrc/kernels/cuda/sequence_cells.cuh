@@ -32,6 +32,23 @@ struct OwnCells {
   __device__ int64_t place(int columns, int ahead = 0) const { return (step + ahead * advance) * columns + unit; }
 };
 
+// Where they are at a step in tensors of one value for each cell, and of `columns`. A kernel that cannot wait for the
+// addresses has one for what it loads and one for what it stores.
+struct Cursor {
+  int64_t state;
+  int64_t place;
+  int64_t advance;
+  int columns;
+
+  __device__ Cursor(const OwnCells& own, int columns)
+      : state(own.step + own.unit), place(own.place(columns)), advance(own.advance), columns(columns) {}
+
+  __device__ void move() {
+    state += advance;
+    place += columns * advance;
+  }
+};
+
 // ---- how they are loaded and stored ----
 
 // One value or two neighbours, as they come from memory: to take them apart is to wait for them.
@@ -41,6 +58,16 @@ using Packed = std::conditional_t<sizeof(V) * kCount <= 4, uint32_t, uint2>;
 template <class V, int kCount>
 __device__ void unpack(V (&values)[kCount], const Packed<V, kCount>& packed) {
   memcpy(values, &packed, sizeof(values));
+}
+
+// Two neighbours that were loaded apart. The compiler must not see that they are halves of a register, or it keeps them
+// apart, also where they were loaded by one access.
+__device__ inline uint32_t pack(uint16_t a, int b) { return __byte_perm(a, b, 0x5410); }
+__device__ inline uint2 pack(uint32_t a, uint32_t b) { return {a, b}; }
+
+template <class V>
+__device__ auto bits_of(const V* from) {
+  return *reinterpret_cast<const std::conditional_t<sizeof(V) == 2, uint16_t, uint32_t>*>(from);
 }
 
 // An instruction that is executed where operand number `condition` is not zero. The compiler would make a branch, and
@@ -87,7 +114,7 @@ __device__ void store_if(bool condition, V* to, const V (&values)[kCount]) {
 template <int kAhead_>
 struct PredicatedAccess {
   static constexpr int kAhead = kAhead_;
-  bool exists;
+  int count;
 
   template <class V, int kCount, int kColumns>
   __device__ void load(bool wanted, Packed<V, kCount>* packed, const V* from, int stride) const {
@@ -97,7 +124,7 @@ struct PredicatedAccess {
   template <class V, int kCount, int kColumns>
   __device__ void store(V* to, int stride, const V (*values)[kCount]) const {
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) store_if(exists, to + j * stride, values[j]);
+    for (int j = 0; j < kColumns; ++j) store_if(count > 0, to + j * stride, values[j]);
   }
 };
 
@@ -116,8 +143,7 @@ struct PairAccess {
     } else {
 #pragma unroll
       for (int j = 0; j < kColumns; ++j) {
-        const V values[2] = {from[j * stride], count > 1 ? from[j * stride + 1] : V()};
-        memcpy(&packed[j], values, sizeof(values));
+        packed[j] = pack(bits_of(from + j * stride), count > 1 ? bits_of(from + j * stride + 1) : 0);
       }
     }
   }

@@ -116,11 +116,10 @@ __device__ Counted steps_of_block(const Steps& steps) {
   return {steps, length, !Tile::kIsForward};
 }
 
-// Leaves zeros in the steps that count for no sample of the block; the cells are at the one after those that do.
+// Leaves zeros in the steps that count for no sample of the block; the cells are at the first one of those that do.
 template <class Cells, class Zeros>
 __device__ void leave_other_steps(Cells& cells, const Steps& steps, const Counted& counted, const Zeros& zeros) {
-  const int after = counted.first + static_cast<int>(counted.count);
-  cells.own.move(-after);
+  cells.own.move(-counted.first);
   for (int step = 0; step < steps.time; ++step) {
     if (!counted(step)) cells.leave(zeros);
     cells.own.move(1);
@@ -134,20 +133,30 @@ __device__ void run_forward(const typename Tile::Arguments& in, const Weights<Ti
   using Cells = ForwardCells<Cell, T, FastMath, Tile::kCells, PredicatedAccess<Tile::kAhead>>;
   const ThreadCells<Tile> place;
   const OwnCells own = place.own(in.steps);
-  Cells cells(in, own, {own.count > 0});
+  Cells cells(in, own, {own.count});
   const Counted of_block = steps_of_block<Tile>(in.steps);
+  cells.own.move(of_block.first);
+  Cursor coming(cells.own, Cell::kInput);
+  Cursor at(cells.own, Cell::kColumns);
+  const auto fetch = [&](int step) {
+    cells.fetch(step, in.products + coming.place);
+    coming.move();
+  };
   int buffer = 0;
   unsigned char* const own_operands = operands + place.operand_place();
   const auto pass_on = [&](int to) {
     *reinterpret_cast<Vector<T, Tile::kCells>*>(own_operands + to) = as_operands<T, Tile::kCells>(cells.h);
   };
-  cells.own.move(of_block.first);
   pass_on(buffer);
-  cells.fetch(of_block.first, 0);
+  fetch(of_block.first);
   __syncthreads();
   for (int step = of_block.first; of_block(step); ++step) {
     float found[Tile::kTiles][Tile::kChains][4] = {};
     multiply_operands<Tile>(found, weights, operands + buffer);
+    // Two buffers in turn: other warps may still read h of the step before from this one, while this warp writes the
+    // other. They have read it before they come to this step's barrier, and nobody writes there again before that. So
+    // one barrier a step is enough: it also lets all see h of this step.
+    buffer = Tile::kOperandBytes - buffer;
     typename Cells::Columns sums;
     cells.begin_sums(sums);
 #pragma unroll
@@ -157,15 +166,11 @@ __device__ void run_forward(const typename Tile::Arguments& in, const Weights<Ti
 #pragma unroll
       for (int i = 0; i < Tile::kCells; ++i) sums[kFirstRecurrent<Cell> + g][i] += recurrent[i];
     }
-    cells.fetch(step + 1, 1);
+    fetch(step + 1);
     const typename Cells::Kept kept = cells.compute(sums, step);
-    // Two buffers in turn: other warps may still read h of the step before, from the one that this step does not write.
-    // They have read it before they come to this step's barrier, and nobody writes there again before that.
-    // So one barrier a step is enough: it also lets all see h of this step.
-    buffer = Tile::kOperandBytes - buffer;
     pass_on(buffer);
-    cells.leave(kept);
-    cells.own.move(1);
+    cells.leave(kept, in.gates + at.place, in.cells + at.state, in.output + at.state);
+    at.move();
     __syncthreads();
   }
   leave_other_steps(cells, in.steps, of_block, typename Cells::Kept{});
@@ -179,13 +184,19 @@ __device__ void run_backward(const typename Tile::Arguments& in, const Weights<T
   using Cells = BackwardCells<Cell, T, FastMath, Tile::kCells, PredicatedAccess<Tile::kAhead>>;
   const ThreadCells<Tile> place;
   const OwnCells own = place.own(in.steps);
-  Cells cells(in, own, {own.count > 0});
+  Cells cells(in, own, {own.count});
   const Counted of_block = steps_of_block<Tile>(in.steps);
   cells.own.move(of_block.first);
+  Cursor coming(cells.own, Cell::kColumns);
+  Cursor at = coming;
+  const auto fetch = [&](int step) {
+    cells.fetch(step, in.gates + coming.place, coming.state);
+    coming.move();
+  };
   // What a step needs of the forward is on its way since the second step before, and becomes slopes in the one before.
-  cells.fetch(of_block.first, 0);
+  fetch(of_block.first);
   cells.prepare();
-  cells.fetch(of_block.first + 1, 1);
+  fetch(of_block.first + 1);
   int buffer = 0;
   for (int step = of_block.first; of_block(step); ++step) {
     typename Cells::Columns gradients;
@@ -205,10 +216,10 @@ __device__ void run_backward(const typename Tile::Arguments& in, const Weights<T
     float found[1][Tile::kChains][4] = {};
     multiply_operands<Tile>(found, weights, operands);
     // Where the product waits for the tensor cores.
-    cells.leave(gradients);
+    cells.leave(gradients, in.grad_gates + at.place);
+    at.move();
     cells.prepare();
-    cells.fetch(step + 2, 2);
-    cells.own.move(1);
+    fetch(step + 2);
     if (cells.counted(step)) place.take(cells.grad_h, found[0]);
   }
   leave_other_steps(cells, in.steps, of_block, typename Cells::Columns{});
