@@ -133,7 +133,7 @@ __device__ void run_forward(const typename Tile::Arguments& in, const Weights<Ti
   using Cells = ForwardCells<Cell, T, FastMath, Tile::kCells, PredicatedAccess<Tile::kAhead>>;
   const ThreadCells<Tile> place;
   const OwnCells own = place.own(in.steps);
-  Cells cells(in, own, {own.count});
+  Cells cells(in, own, PredicatedAccess<Tile::kAhead>(own.count));
   const Counted of_block = steps_of_block<Tile>(in.steps);
   cells.own.move(of_block.first);
   Cursor coming(cells.own, Cell::kInput);
@@ -184,7 +184,7 @@ __device__ void run_backward(const typename Tile::Arguments& in, const Weights<T
   using Cells = BackwardCells<Cell, T, FastMath, Tile::kCells, PredicatedAccess<Tile::kAhead>>;
   const ThreadCells<Tile> place;
   const OwnCells own = place.own(in.steps);
-  Cells cells(in, own, {own.count});
+  Cells cells(in, own, PredicatedAccess<Tile::kAhead>(own.count));
   const Counted of_block = steps_of_block<Tile>(in.steps);
   cells.own.move(of_block.first);
   Cursor coming(cells.own, Cell::kColumns);
