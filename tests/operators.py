@@ -216,29 +216,82 @@ def sequence(
     return output, h_n, c_n
 
 
-def sequence_by_cells(
+def by_cells(
+    step: Callable[..., Tensors],
     input: Tensor,
-    h: Tensor,
-    c: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    *,
+    states: Tensors,
+    *parameters: Tensor,
     lengths: Tensor | None = None,
     batch_first: bool = False,
     reverse: bool = False,
 ) -> Tensors:
-    """The definition: one cell after another."""
+    """The definition: one cell after another, of which `step` computes one."""
     if batch_first:
         input = input.transpose(0, 1)
     outputs = []
     steps = list(enumerate(input))
-    for t, step in reversed(steps) if reverse else steps:
-        new_h, new_c = extops.reference.lltm(step, weights, bias, h, c)
-        counts = torch.ones_like(h[:, :1]).bool() if lengths is None else (t < lengths)[:, None]
-        h, c = torch.where(counts, new_h, h), torch.where(counts, new_c, c)
-        outputs.append(torch.where(counts, new_h, 0))
+    for t, of_step in reversed(steps) if reverse else steps:
+        new = step(of_step, *states, *parameters)
+        counts = torch.ones_like(new[0][:, :1]).bool()
+        if lengths is not None:
+            counts = (t < lengths)[:, None]
+        states = tuple(torch.where(counts, x, old) for x, old in zip(new, states, strict=True))
+        outputs.append(torch.where(counts, new[0], 0))
     output = torch.stack(outputs[::-1] if reverse else outputs)
-    return output.transpose(0, 1) if batch_first else output, h, c
+    return output.transpose(0, 1) if batch_first else output, *states
+
+
+def sequence_by_cells(
+    input: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor, **options: Any
+) -> Tensors:
+    def step(input: Tensor, h: Tensor, c: Tensor, weights: Tensor, bias: Tensor) -> Tensors:
+        return extops.reference.lltm(input, weights, bias, h, c)
+
+    return by_cells(step, input, (h, c), weights, bias, **options)
+
+
+def inputs_of_torch(
+    gates: int,
+    states: int,
+    time: int,
+    batch: int,
+    features: int,
+    state: int,
+    spread: float = 1.0,
+) -> Tensors:
+    """The input, the states and the parameters of one direction of a layer of torch's."""
+    input, *given = normal((time, batch, features), *[(batch, state)] * states)
+    rows = gates * state
+    parameters = normal((rows, features), (rows, state), (rows,), (rows,))
+    scale = spread / max(1, state + features) ** 0.5
+    return input, *given, *(x * scale for x in parameters)
+
+
+def lstm_sequence(
+    input: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, *bias: Tensor, **options: Any
+) -> Tensors:
+    output, last = extops.lstm_sequence(input, (h, c), w_ih, w_hh, bias, **options)
+    return output, *last
+
+
+def lstm_by_cells(input: Tensor, h: Tensor, c: Tensor, *parameters: Tensor, **options: Any) -> Any:
+    def step(input: Tensor, h: Tensor, c: Tensor, *parameters: Tensor) -> Tensors:
+        return torch.lstm_cell(input, (h, c), *parameters)
+
+    return by_cells(step, input, (h, c), *parameters, **options)
+
+
+def gru_sequence(
+    input: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, *bias: Tensor, **options: Any
+) -> Tensors:
+    return extops.gru_sequence(input, h, w_ih, w_hh, bias, **options)
+
+
+def gru_by_cells(input: Tensor, h: Tensor, *parameters: Tensor, **options: Any) -> Any:
+    def step(input: Tensor, h: Tensor, *parameters: Tensor) -> Tensors:
+        return (torch.gru_cell(input, h, *parameters),)
+
+    return by_cells(step, input, (h,), *parameters, **options)
 
 
 LLTM_SEQUENCE = Operator(
@@ -263,13 +316,55 @@ LLTM_SEQUENCE = Operator(
     ulps=8,  # the product of each step is made of two, and errors travel from step to step
 )
 
+SEQUENCE_INPUTS: Mapping[str, Callable[..., Tensors]] = {
+    "lltm_sequence": sequence_inputs,
+    "lstm_sequence": functools.partial(inputs_of_torch, 4, 2),
+    "gru_sequence": functools.partial(inputs_of_torch, 3, 1),
+}
+"""Makers of inputs by time, batch, features, state and spread."""
+
+
+def operator_of_torch(
+    cell: str, states: str, function: Callable[..., Any], reference: Callable[..., Any]
+) -> Operator:
+    make = SEQUENCE_INPUTS[f"{cell}_sequence"]
+    return Operator(
+        name=f"{cell}_sequence",
+        function=function,
+        reference=reference,
+        arguments=(
+            "input",
+            *(f"{x}_0" for x in states),
+            *("weight_ih", "weight_hh", "bias_ih", "bias_hh"),
+        ),
+        results=("output", *(f"{x}_n" for x in states)),
+        samples={
+            "small": functools.partial(make, 2, 3, 2, 3),
+            "one": functools.partial(make, 1, 1, 1, 1),
+            "odd": functools.partial(make, 3, 13, 33, 31),
+            "threaded": functools.partial(make, 2, 501, 2, 301),
+            "empty_batch": functools.partial(make, 2, 0, 5, 4),
+            "no_features": functools.partial(make, 2, 3, 0, 4),
+            "no_state": functools.partial(make, 2, 3, 5, 0),
+        },
+        batch=lambda size: make(2, size, 5, 4),
+        exact=False,
+        differentiable=True,
+        ulps=8,
+    )
+
+
+LSTM_SEQUENCE = operator_of_torch("lstm", "hc", lstm_sequence, lstm_by_cells)
+GRU_SEQUENCE = operator_of_torch("gru", "h", gru_sequence, gru_by_cells)
+SEQUENCES = LLTM_SEQUENCE, LSTM_SEQUENCE, GRU_SEQUENCE
+
 # A new operator's samples come here.
 
 OPERATORS = (
     LLTM,
     ROUND_STE,
     ELEMENTWISE_MULT,
-    LLTM_SEQUENCE,
+    *SEQUENCES,
 )
 
 by_device = pytest.mark.parametrize("device", ["cpu", GPU])
@@ -287,6 +382,9 @@ by_device_and_few_dtypes = pytest.mark.parametrize(
     ],
 )
 by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+by_sequence = pytest.mark.parametrize(
+    "operator", SEQUENCES, ids=[operator.name for operator in SEQUENCES]
+)
 by_differentiable_operator = pytest.mark.parametrize(
     "operator",
     [operator for operator in OPERATORS if operator.differentiable],
@@ -504,37 +602,33 @@ def calls_by_table(name: str) -> Callable[[Maker], Iterator[Call]]:
     return calls
 
 
-def lltm_sequence_calls(make: Maker) -> Iterator[Call]:
-    def arguments(time: int, batch: int, features: int, state: int) -> Tensors:
-        weights = make(3 * state, state + features), make(3 * state)
-        return make(time, batch, features), *weights, make(batch, state), make(batch, state)
+def sequence_calls(name: str) -> Callable[[Maker], Iterator[Call]]:
+    operator = _schemas.OPERATORS[name]
 
-    small = arguments(2, 3, 5, 4)
-    lengths = torch.tensor([2, 0, 1], device=small[0].device)
-    yield call(*small, None)
-    yield call(*small, lengths, reverse=True)
-    yield call(*map(transposed, small), lengths)
-    yield call(make(3, 2, 5).transpose(0, 1), *small[1:], None, reverse=True)
-    yield call(*arguments(0, 3, 5, 4), None)
+    def calls(make: Maker) -> Iterator[Call]:
+        def arguments(time: int, batch: int, features: int, state: int) -> Tensors:
+            sizes = dict(zip(operator.sizes, (time, batch, features, state), strict=True))
+            return tuple(make(*_schemas.shape_of(row, sizes)) for row in operator.arguments)
 
+        small = arguments(2, 3, 5, 4)
+        lengths = torch.tensor([2, 0, 1], device=small[0].device)
+        yield call(*small, None)
+        yield call(*small, lengths, reverse=True)
+        yield call(*map(transposed, small), lengths)
+        is_sequence = [row.axes.startswith("time, ") for row in operator.arguments]
+        batch_first = (
+            x.transpose(0, 1).contiguous().transpose(0, 1) if steps else x
+            for x, steps in zip(small, is_sequence, strict=True)
+        )
+        yield call(*batch_first, None, reverse=True)
+        for sizes in ((0, 3, 5, 4), (2, 0, 5, 4), (2, 3, 0, 4), (2, 3, 5, 0)):
+            yield call(*arguments(*sizes), None)
+        if operator.arguments[0].optional:
+            yield call(None, *small[1:], lengths)
+            yield call(small[0], None, None, *small[3:], None, reverse=True)
+            yield call(make(1, 1, 1).expand(2, 3, 4), *map(transposed, small[1:]), None)
 
-def lltm_sequence_backward_calls(make: Maker) -> Iterator[Call]:
-    def arguments(time: int, batch: int, features: int, state: int) -> Tensors:
-        gradients = make(time, batch, state), make(batch, state), make(batch, state)
-        gates, cells = make(time, batch, 3 * state), make(time, batch, state)
-        return *gradients, make(3 * state, state + features), gates, cells
-
-    small = arguments(2, 3, 5, 4)
-    lengths = torch.tensor([2, 0, 1], device=small[0].device)
-    yield call(*small, None)
-    yield call(*small, lengths, reverse=True)
-    yield call(None, *small[1:], lengths)
-    yield call(small[0], None, None, *small[3:], None, reverse=True)
-    yield call(make(1, 1, 1).expand(2, 3, 4), *map(transposed, small[1:]), None)
-    batch_first = make(3, 2, 12).transpose(0, 1)
-    yield call(*small[:4], batch_first, small[5], lengths, reverse=True)
-    for sizes in ((0, 3, 5, 4), (2, 0, 5, 4), (2, 3, 0, 4), (2, 3, 5, 0)):
-        yield call(*arguments(*sizes), None)
+    return calls
 
 
 def elementwise_calls(make: Maker, operator: _schemas.Operator) -> Iterator[Call]:
@@ -564,8 +658,10 @@ def registered_names() -> list[str]:
 
 
 WITH_TABLES: Mapping[str, Callable[[Maker], Iterator[Call]]] = {
-    name: calls_by_table(name) for name in registered_names() if _schemas.OPERATORS[name].sizes
-} | {"lltm_sequence": lltm_sequence_calls, "lltm_sequence_backward": lltm_sequence_backward_calls}
+    name: (sequence_calls if "_sequence" in name else calls_by_table)(name)
+    for name in registered_names()
+    if _schemas.OPERATORS[name].sizes
+}
 REGISTERED: Mapping[str, Callable[[Maker], Iterator[Call]]] = WITH_TABLES | {
     name: functools.partial(elementwise_calls, operator=_schemas.OPERATORS[name])
     for name in registered_names()

@@ -544,15 +544,28 @@ def in_reverse_by_cells(*inputs):
     return extops.reference.lltm_sequence(*inputs, lengths, reverse=True)[:3]
 
 
+def gru(input, h, *weights):
+    return extops.gru_sequence(input, h, *weights, lengths=lengths)
+
+
+def gru_by_cells(input, h, weight_ih, weight_hh):
+    rotated = torch.cat([weight_ih[8:], weight_ih[:8]])
+    zeros = weight_hh.new_zeros(16)
+    return extops.reference.gru_sequence(input, rotated, weight_hh, zeros, h, h, lengths)[:2]
+
+
 for name, inputs in dict(
     lltm=cell,
     lltm_sequence=(make(2, 3, 5), *cell[1:]),
+    gru_sequence=(make(2, 3, 5), make(3, 4), make(12, 5), make(12, 4)),
     elementwise_mult=(make(3, 4), make(4)),
     round_ste=(make(3, 4),),
 ).items():
     ours, reference = getattr(extops, name), getattr(extops.reference, name)
     if name == "lltm_sequence":
         ours, reference = in_reverse, in_reverse_by_cells
+    elif name == "gru_sequence":
+        ours, reference = gru, gru_by_cells
     torch.testing.assert_close(ours(*inputs), reference(*inputs))
     with torch.no_grad():
         torch.testing.assert_close(ours(*inputs), reference(*inputs))

@@ -22,9 +22,9 @@ from operators import (
     ELEMENTWISE_MULT,
     GPU,
     LLTM,
-    LLTM_SEQUENCE,
     OPERATORS,
     REGISTERED,
+    SEQUENCES,
     WITH_TABLES,
     Call,
     Operator,
@@ -602,7 +602,7 @@ ROWS = 2**20
 
 @by_device
 @pytest.mark.parametrize(
-    "operator", [LLTM, ELEMENTWISE_MULT, LLTM_SEQUENCE], ids=lambda operator: operator.name
+    "operator", [LLTM, ELEMENTWISE_MULT, *SEQUENCES], ids=lambda operator: operator.name
 )
 def test_out_of_memory_in_backward(operator: Operator, device: str) -> None:
     run_alone(device, check_out_of_memory_in_backward, operator)

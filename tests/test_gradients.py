@@ -17,8 +17,8 @@ import extops.reference
 from operators import (
     ELEMENTWISE_MULT,
     LLTM,
-    LLTM_SEQUENCE,
     ROUND_STE,
+    SEQUENCES,
     Operator,
     Tensors,
     as_tuple,
@@ -42,7 +42,11 @@ CHECKED_CASES = [
     *((LLTM, case) for case in ("small", "one", "empty_batch", "no_features")),
     *((ELEMENTWISE_MULT, case) for case in ("small", "scalars", "scalar_a", "row", "outer")),
     *((ELEMENTWISE_MULT, case) for case in ("many_dims", "empty", "empty_broadcast")),
-    *((LLTM_SEQUENCE, case) for case in ("small", "one", "empty_batch", "no_features")),
+    *(
+        (operator, case)
+        for operator in SEQUENCES
+        for case in ("small", "one", "empty_batch", "no_features")
+    ),
 ]
 by_checked_case = pytest.mark.parametrize(
     ("operator", "case"),
@@ -268,7 +272,7 @@ def test_no_input_requires_grad(operator: Operator, device: str) -> None:
     ("operator", "used"),
     [
         pytest.param(operator, used, id=f"{operator.name}-{used}")
-        for operator in (LLTM, LLTM_SEQUENCE)
+        for operator in (LLTM, *SEQUENCES)
         for used in operator.results
     ],
 )
@@ -554,7 +558,7 @@ def test_nan_is_never_lost(spoilt: str, device: str, dtype: torch.dtype) -> None
 @by_device
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("features", "state"), [(1, 30), (30, 1)], ids=["input", "state"])
-@pytest.mark.parametrize("operator", [LLTM, LLTM_SEQUENCE], ids=lambda operator: operator.name)
+@pytest.mark.parametrize("operator", [LLTM, *SEQUENCES], ids=lambda operator: operator.name)
 def test_many_rows_by_one_column_of_the_weights(
     operator: Operator, features: int, state: int, dtype: torch.dtype, device: str
 ) -> None:

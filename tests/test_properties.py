@@ -25,6 +25,7 @@ from operators import (
     ELEMENTWISE_MULT,
     REGISTERED,
     ROUND_STE,
+    SEQUENCE_INPUTS,
     Call,
     Operator,
     Tensors,
@@ -58,6 +59,9 @@ def shapes_of(operator: Operator) -> st.SearchStrategy[tuple[Shape, ...]]:
     if not schema.sizes:
         return shapes_that_broadcast(len(operator.arguments))
     drawn = {size: st.integers(1, 3) if size == "time" else sizes for size in schema.sizes}
+    if operator.name in SEQUENCE_INPUTS:
+        make = SEQUENCE_INPUTS[operator.name]
+        return st.tuples(*drawn.values()).map(lambda found: tuple(x.shape for x in make(*found)))
     rows = {row.name: row for row in schema.arguments}
     return st.fixed_dictionaries(drawn).map(
         lambda found: tuple(_schemas.shape_of(rows[name], found) for name in operator.arguments)

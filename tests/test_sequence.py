@@ -1,4 +1,4 @@
-"""Whole sequences: `extops.lltm_sequence` against a loop of cells, `extops.LLTMLayer` as nn.LSTM."""
+"""Whole sequences: the operators against a loop of cells, `extops.LLTMLayer` as nn.LSTM."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ import operators
 from operators import (
     GPU,
     LLTM_SEQUENCE,
+    Operator,
     Tensors,
     by_device,
     by_dtype,
+    by_sequence,
     needs_inductor,
     sequence,
     sequence_by_cells,
@@ -45,39 +47,53 @@ def sequence_inputs(device: str, time: int = TIME) -> Tensors:
     return tuple(tensor.to(device) for tensor in inputs)
 
 
+def inputs_of(operator: Operator, device: str, time: int = TIME) -> tuple[Tensor, Tensors, Tensors]:
+    """The input, the states before the first step and the parameters of one layer of any cell."""
+    made = operators.SEQUENCE_INPUTS[operator.name](time, BATCH, FEATURES, STATE)
+    input, *others = (tensor.to(device) for tensor in made)
+    states = len(operator.results) - 1
+    return input, tuple(others[:states]), tuple(others[states:])
+
+
 by_reverse = pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 
 
 @by_device
-def test_batch_first(device: str) -> None:
-    input, *others = sequence_inputs(device)
-    output, *last = sequence(input.transpose(0, 1), *others, batch_first=True)
-    expected, *expected_last = sequence(input, *others)
-    torch.testing.assert_close([output.transpose(0, 1), *last], [expected, *expected_last])
+@by_sequence
+def test_batch_first(operator: Operator, device: str) -> None:
+    input, states, parameters = inputs_of(operator, device)
+    output, *last = operator.function(input.transpose(0, 1), *states, *parameters, batch_first=True)
+    expected = operator(input, *states, *parameters)
+    torch.testing.assert_close((output.transpose(0, 1), *last), expected)
 
 
 @by_device
 @by_reverse
-def test_one_step(reverse: bool, device: str) -> None:
-    inputs = sequence_inputs(device, 1)
-    torch.testing.assert_close(sequence(*inputs, reverse=reverse), sequence_by_cells(*inputs))
+@by_sequence
+def test_one_step(operator: Operator, reverse: bool, device: str) -> None:
+    input, states, parameters = inputs_of(operator, device, 1)
+    results = operator.function(input, *states, *parameters, reverse=reverse)
+    torch.testing.assert_close(results, operator.eager(input, *states, *parameters))
 
 
 @by_device
 @by_reverse
 @pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
-def test_no_steps(batch_first: bool, reverse: bool, device: str) -> None:
+@by_sequence
+def test_no_steps(operator: Operator, batch_first: bool, reverse: bool, device: str) -> None:
     """The states and their gradients pass unchanged, and no other argument has an effect."""
-    input, *others = (x.requires_grad_() for x in sequence_inputs(device, 0))
+    input, states, parameters = inputs_of(operator, device, 0)
+    leaves = [x.requires_grad_() for x in (input, *states, *parameters)]
     steps = input.transpose(0, 1) if batch_first else input
-    output, *last = sequence(steps, *others, batch_first=batch_first, reverse=reverse)
+    output, *last = operator.function(
+        steps, *states, *parameters, batch_first=batch_first, reverse=reverse
+    )
     assert output.shape == ((BATCH, 0, STATE) if batch_first else (0, BATCH, STATE))
-    h, c, weights, bias = others
-    torch.testing.assert_close(last, [h, c])
+    torch.testing.assert_close(last, [*states])
     towards = upstream(tuple(last))
-    found = torch.autograd.grad(last, [input, *others], towards)
-    zeros = torch.zeros_like(input), torch.zeros_like(weights), torch.zeros_like(bias)
-    torch.testing.assert_close(found, (zeros[0], *towards, *zeros[1:]))
+    found = torch.autograd.grad(last, leaves, towards)
+    zeros = (torch.zeros_like(x) for x in parameters)
+    torch.testing.assert_close(found, (torch.zeros_like(input), *towards, *zeros))
 
 
 @by_device
@@ -102,19 +118,22 @@ def test_expanded_tensors(
 
 
 @by_device
-def test_lengths(device: str) -> None:
+@by_sequence
+def test_lengths(operator: Operator, device: str) -> None:
     """Each row stops at its own length: zeros come after it, and its state stays."""
-    input, h, c, weights, bias = sequence_inputs(device)
+    input, states, parameters = inputs_of(operator, device)
     lengths = [TIME, 2, 0]
-    output, h_n, c_n = sequence(
-        input, h, c, weights, bias, lengths=torch.tensor(lengths, device=device)
+    output, *last = operator.function(
+        input, *states, *parameters, lengths=torch.tensor(lengths, device=device)
     )
     for row, length in enumerate(lengths):
         alone = slice(row, row + 1)
-        expected, h_1, c_1 = sequence(input[:length, alone], h[alone], c[alone], weights, bias)
+        expected, *last_alone = operator(
+            input[:length, alone], *(x[alone] for x in states), *parameters
+        )
         torch.testing.assert_close(output[:length, alone], expected)
         assert bool((output[length:, alone] == 0).all())
-        torch.testing.assert_close([h_n[alone], c_n[alone]], [h_1, c_1])
+        torch.testing.assert_close([x[alone] for x in last], last_alone)
 
 
 INTEGERS = [
@@ -240,18 +259,20 @@ GARBAGE = [NAN, float("inf"), -float("inf"), 3e38]
 @by_device
 @by_reverse
 @pytest.mark.parametrize("garbage", GARBAGE, ids=str)
+@by_sequence
 def test_garbage_in_the_padding(
-    garbage: float, reverse: bool, device: str, dtype: torch.dtype
+    operator: Operator, garbage: float, reverse: bool, device: str, dtype: torch.dtype
 ) -> None:
     """It reaches no output and no gradient, and its own gradient is zero."""
-    input, *others = (tensor.to(dtype) for tensor in sequence_inputs(device))
+    input, states, parameters = inputs_of(operator, device)
+    input, *others = (tensor.to(dtype) for tensor in (input, *states, *parameters))
     if math.isfinite(garbage):
         garbage = torch.finfo(dtype).max
     lengths = torch.tensor([TIME, 2, 0], device=device)
     padding = (torch.arange(TIME, device=device)[:, None] >= lengths)[:, :, None]
 
     def run(*inputs: Tensor) -> Tensors:
-        return sequence(*inputs, lengths=lengths, reverse=reverse)
+        return operator.function(*inputs, lengths=lengths, reverse=reverse)
 
     clean = input.masked_fill(padding, 0), *others
     towards = operators.upstream(run(*clean))
@@ -363,6 +384,7 @@ def lengths_of(time: int, batch: int, device: str) -> Tensor:
 
 
 def compared(
+    operator: Operator,
     sizes: tuple[int, int, int, int],
     device: str,
     dtype: torch.dtype,
@@ -371,12 +393,13 @@ def compared(
 ) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
     """The name of each result and each gradient, its value, the loop's and that in float64."""
     time, batch, _, _ = sizes
-    inputs = tuple(x.to(device, dtype) for x in operators.sequence_inputs(*sizes, spread))
+    made = operators.SEQUENCE_INPUTS[operator.name](*sizes, spread)
+    inputs = tuple(x.to(device, dtype) for x in made)
     if options.get("lengths"):
         options = {**options, "lengths": lengths_of(time, batch, device)}
     if options.get("batch_first"):
         inputs = inputs[0].transpose(0, 1).contiguous(), *inputs[1:]
-    ours, loop = (functools.partial(f, **options) for f in (sequence, sequence_by_cells))
+    ours, loop = (functools.partial(f, **options) for f in (operator.function, operator.reference))
     # Gradients add up over time: those of many steps are beyond float16 otherwise.
     towards = tuple(x / time**0.5 for x in upstream(ours(*inputs)))
     doubles = [tuple(x.double() for x in tensors) for tensors in (inputs, towards)]
@@ -385,53 +408,60 @@ def compared(
         operators.gradients(loop, inputs, towards),
         operators.gradients(loop, *doubles),
     ]
-    names = *LLTM_SEQUENCE.results, *LLTM_SEQUENCE.arguments
+    names = *operator.results, *operator.arguments
     values = ([x.detach() for x in (*results, *grads)] for results, grads in found)
     yield from zip(names, *values, strict=True)
 
 
-def assert_right(*problem: Any) -> None:
-    for values in compared(*problem):
-        operators.assert_as_accurate_as_eager(*values, LLTM_SEQUENCE.ulps)
+def assert_right(operator: Operator, *problem: Any) -> None:
+    for values in compared(operator, *problem):
+        operators.assert_as_accurate_as_eager(*values, operator.ulps)
 
 
 @by_dtype
 @by_device
 @by_options_of_a_call
 @pytest.mark.parametrize("size", ODD, ids=str)
+@by_sequence
 def test_odd_sizes(
-    size: tuple[int, int], options: dict[str, Any], device: str, dtype: torch.dtype
+    operator: Operator,
+    size: tuple[int, int],
+    options: dict[str, Any],
+    device: str,
+    dtype: torch.dtype,
 ) -> None:
     state, batch = size
-    assert_right((5, batch, 7, state), device, dtype, options)
+    assert_right(operator, (5, batch, 7, state), device, dtype, options)
 
 
 @by_dtype
 @by_device
 @pytest.mark.parametrize(("features", "state"), [(1, 4), (4, 1)])
+@by_sequence
 def test_many_rows_of_one_column(
-    features: int, state: int, device: str, dtype: torch.dtype
+    operator: Operator, features: int, state: int, device: str, dtype: torch.dtype
 ) -> None:
     """For whose product libraries have a way of their own."""
-    assert_right((2, 3000, features, state), device, dtype, {})
+    assert_right(operator, (2, 3000, features, state), device, dtype, {})
 
 
 @by_options_of_a_call
 @pytest.mark.parametrize("device", [GPU])
 @pytest.mark.parametrize("precision", ["float64", "float32", "tf32", "bfloat16", "float16"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
+@by_sequence
 def test_sizes_of_every_kernel(
-    size: tuple[int, int], precision: str, options: dict[str, Any], device: str
+    operator: Operator, size: tuple[int, int], precision: str, options: dict[str, Any], device: str
 ) -> None:
     state, batch = size
     sizes = (4, batch, 40, state)
     if precision != "tf32":
-        assert_right(sizes, device, getattr(torch, precision), options)
+        assert_right(operator, sizes, device, getattr(torch, precision), options)
         return
     # A library does not always use TF32 where it may. Eager's float16 rounds to as many bits.
     with tf32(allowed=True):
-        values = [*compared(sizes, device, torch.float32, options)]
-    coarse = [*compared(sizes, device, torch.float16, options)]
+        values = [*compared(operator, sizes, device, torch.float32, options)]
+    coarse = [*compared(operator, sizes, device, torch.float16, options)]
     for (name, ours, eager, exact), (_, _, eager_half, exact_half) in zip(
         values, coarse, strict=True
     ):
@@ -445,25 +475,38 @@ def test_sizes_of_every_kernel(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @by_device
 @by_reverse
-def test_a_thousand_steps(reverse: bool, device: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "operator",
+    [
+        pytest.param(
+            operator, id=operator.name, marks=() if operator is LLTM_SEQUENCE else pytest.mark.slow
+        )
+        for operator in operators.SEQUENCES
+    ],
+)
+def test_a_thousand_steps(
+    operator: Operator, reverse: bool, device: str, dtype: torch.dtype
+) -> None:
     """Errors travel from step to step. With larger weights they would grow until they have nothing to do with where
     they began, and their size be a matter of luck.
     """
     sizes, options = (1000, 16, 5, 33), {"reverse": reverse}
-    for name, ours, eager, exact in compared(sizes, device, dtype, options, 0.05):
+    for name, ours, eager, exact in compared(operator, sizes, device, dtype, options, 0.05):
         error, eager_error = ((x.double() - exact).norm().item() for x in (ours, eager))
         assert error <= 1.5 * eager_error, f"{name}: error {error:.3g}, eager's {eager_error:.3g}"
 
 
 @by_device
 @by_options_of_a_call
-def test_gradients_of_any_order(options: dict[str, Any], device: str) -> None:
-    inputs = tuple(x.to(device).requires_grad_() for x in operators.sequence_inputs(3, 2, 2, 2))
+@by_sequence
+def test_gradients_of_any_order(operator: Operator, options: dict[str, Any], device: str) -> None:
+    made = operators.SEQUENCE_INPUTS[operator.name](3, 2, 1, 2)
+    inputs = tuple(x.to(device).requires_grad_() for x in made)
     if options.get("lengths"):
         options = {**options, "lengths": torch.tensor([2, 1], device=device)}
     if options.get("batch_first"):
         inputs = inputs[0].detach().transpose(0, 1).contiguous().requires_grad_(), *inputs[1:]
-    run = functools.partial(sequence, **options)
+    run = functools.partial(operator.function, **options)
     assert gradcheck(run, inputs, check_forward_ad=True)
     assert gradgradcheck(run, inputs, check_fwd_over_rev=True)
 
@@ -471,13 +514,17 @@ def test_gradients_of_any_order(options: dict[str, Any], device: str) -> None:
 @by_dtype
 @by_device
 @by_options_of_a_call
-def test_same_bits_on_every_run(options: dict[str, Any], device: str, dtype: torch.dtype) -> None:
-    inputs = tuple(x.to(device, dtype) for x in operators.sequence_inputs(6, 33, 40, 128))
+@by_sequence
+def test_same_bits_on_every_run(
+    operator: Operator, options: dict[str, Any], device: str, dtype: torch.dtype
+) -> None:
+    made = operators.SEQUENCE_INPUTS[operator.name](6, 33, 40, 128)
+    inputs = tuple(x.to(device, dtype) for x in made)
     if options.get("batch_first"):
         inputs = inputs[0].transpose(0, 1).contiguous(), *inputs[1:]
     if options.get("lengths"):
         options = {**options, "lengths": lengths_of(6, 33, device)}
-    run = functools.partial(sequence, **options)
+    run = functools.partial(operator.function, **options)
     towards = upstream(run(*inputs))
     first, *others = (operators.gradients(run, inputs, towards) for _ in range(3))
     for other in others:

@@ -5,7 +5,7 @@
 
 #include "../elementwise/operators.h"
 #include "../kernels/lltm.h"
-#include "lltm_sequence.h"
+#include "sequence.h"
 
 // The operators with a table (kernels/table.h): the name, the struct of the table, and the arguments after those of the
 // table. `allow_tf32` is the position of torch's switch for products of float32 on CUDA, which the stable ABI cannot
@@ -14,7 +14,7 @@
 // GENERIC(name, struct) is an operator without further arguments whose kernel serves every problem:
 // `extops_<name>_cpu`, for the rows [begin, end) of the first result, and `extops_<name>_cuda`. It needs no binding of
 // its own.
-#define EXTOPS_LLTM_SEQUENCE_OPTIONS ", Tensor? lengths, *, bool reverse=False, bool allow_tf32=False"
+#define EXTOPS_SEQUENCE_OPTIONS ", Tensor? lengths, *, bool reverse=False, bool allow_tf32=False"
 
 // clang-format off
 #define EXTOPS_OPERATORS(OPERATOR, GENERIC)                         \
@@ -23,8 +23,12 @@
   OPERATOR(lltm_input_backward, LltmInputBackward, "")              \
   OPERATOR(lltm_cell, LltmCell, "")                                 \
   OPERATOR(lltm_cell_backward, LltmCellBackward, "")                \
-  OPERATOR(lltm_sequence, LltmSequenceTensors, EXTOPS_LLTM_SEQUENCE_OPTIONS) \
-  OPERATOR(lltm_sequence_backward, LltmSequenceBackwardTensors, EXTOPS_LLTM_SEQUENCE_OPTIONS)
+  OPERATOR(lltm_sequence, LltmSequenceTensors, EXTOPS_SEQUENCE_OPTIONS) \
+  OPERATOR(lltm_sequence_backward, LltmSequenceBackwardTensors, EXTOPS_SEQUENCE_OPTIONS) \
+  OPERATOR(lstm_sequence, LstmSequenceTensors, EXTOPS_SEQUENCE_OPTIONS) \
+  OPERATOR(lstm_sequence_backward, LstmSequenceBackwardTensors, EXTOPS_SEQUENCE_OPTIONS) \
+  OPERATOR(gru_sequence, GruSequenceTensors, EXTOPS_SEQUENCE_OPTIONS) \
+  OPERATOR(gru_sequence_backward, GruSequenceBackwardTensors, EXTOPS_SEQUENCE_OPTIONS)
 // clang-format on
 
 // The schema of each operator, null past the last; those of elementwise operators come last, in the order of their

@@ -70,6 +70,19 @@ EXTOPS_FUNCTION CellState<C> cell_forward(const C (&columns)[Cell::kColumns], C 
   return {Cell::template output<Math>(a, c), c, Cell::kSavesNewC ? c : old_c};
 }
 
+// The gradients of the columns, and the one of the old cell state.
+template <class Cell, class Math, class C>
+EXTOPS_FUNCTION C
+cell_backward(const C (&columns)[Cell::kColumns], C saved_c, C grad_h, C grad_c, C (&gradients)[Cell::kColumns]) {
+  C a[Cell::kColumns];
+  for (int j = 0; j < Cell::kColumns; ++j) a[j] = columns[j];
+  activate<Cell, Math>(a);
+  const C squashed = Cell::template squash<Math>(a, saved_c);
+  const C of_new_c = grad_c + Cell::to_c(grad_h, a, squashed);
+  Cell::template to_columns<Math>(grad_h, of_new_c, a, saved_c, squashed, gradients);
+  return Cell::to_old_c(of_new_c, a);
+}
+
 // How the gradients of a step depend on those of h and c. One where a cell says that they are equal.
 template <class Cell, class C>
 struct CellSlopes {

@@ -95,4 +95,7 @@ struct SequenceBackwardArguments {
       ScalarType dtype, const SequenceBackwardArguments& arguments, void* stream);
 
 EXTOPS_CELLS(EXTOPS_DECLARE_SEQUENCE_CPU)
-EXTOPS_CELLS(EXTOPS_DECLARE_SEQUENCE_CUDA)
+// Those with kernels for GPUs.
+#define EXTOPS_CUDA_CELLS(CELL) CELL(lltm, Lltm)
+
+EXTOPS_CUDA_CELLS(EXTOPS_DECLARE_SEQUENCE_CUDA)

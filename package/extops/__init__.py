@@ -15,20 +15,28 @@ _loader.load()
 from extops import _flops, reference
 from extops.modules import LLTM, LLTMLayer, RoundSTE
 from extops.ops.lltm import lltm
-from extops.ops.lltm_sequence import lltm_sequence
 from extops.ops.multiply import elementwise_mult
 from extops.ops.rounding import round_ste
+from extops.ops.sequence import gru_sequence, lltm_sequence, lstm_sequence
+from extops.rnn import GRU, LSTM, GRUCell, LSTMCell, accelerate
 
 _flops.provide()
 
 __all__ = [
+    "GRU",
     "LLTM",
+    "LSTM",
+    "GRUCell",
     "LLTMLayer",
+    "LSTMCell",
     "RoundSTE",
     "__version__",
+    "accelerate",
     "elementwise_mult",
+    "gru_sequence",
     "lltm",
     "lltm_sequence",
+    "lstm_sequence",
     "reference",
     "round_ste",
 ]

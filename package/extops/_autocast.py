@@ -18,19 +18,13 @@ _CAST_FROM = (torch.float32, torch.bfloat16, torch.float16)
 is_on = _private.is_autocasting
 
 
-def cast(
-    input: Tensor, weights: Tensor, bias: Tensor, h: Tensor, cell: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def cast(input: Tensor, *others: Any) -> tuple[Any, ...]:
     """The arguments as autocast hands them to operators that run in lower precision: all but float64 are cast."""
     device = input.device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
-        return input, weights, bias, h, cell
+        return input, *others
     dtype = torch.get_autocast_dtype(device)
-
-    def of(x: Tensor) -> Tensor:
-        return x.to(dtype) if _is_cast(x) else x
-
-    return of(input), of(weights), of(bias), of(h), of(cell)
+    return tuple(x.to(dtype) if _is_cast(x) else x for x in (input, *others))
 
 
 def _is_cast(argument: object) -> TypeGuard[Tensor]:

@@ -126,16 +126,18 @@ def check_int64_lengths(op: str, lengths: Tensor, like: Tensor, batch: int) -> N
     )
 
 
-def as_pair(op: str, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The hidden and the cell state, where ``state`` is these two."""
+def as_pair(
+    op: str, pair: tuple[Tensor, Tensor], name: str = "state", items: str = "(h, c)"
+) -> tuple[Tensor, Tensor]:
+    """Two tensors, the hidden and the cell state unless said otherwise, where ``pair`` is these two."""
     try:
-        h, c = state
+        first, second = pair
     except (TypeError, ValueError):
-        items = f" of {len(state)} items" if hasattr(state, "__len__") else ""
+        given = f" of {len(pair)} items" if hasattr(pair, "__len__") else ""
         raise TypeError(
-            f"{op}: expected `state` to be a pair of tensors, (h, c), but got {type(state).__name__}{items}"
+            f"{op}: expected `{name}` to be a pair of tensors, {items}, but got {type(pair).__name__}{given}"
         ) from None
-    return h, c
+    return first, second
 
 
 def check_layer_sizes(op: str, at_least: int = 0, **sizes: int) -> None:

@@ -1,7 +1,7 @@
 """The floating-point operations of the operators, for ``torch.utils.flop_counter``: those of products, as in torch."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from extops import _schemas
 
 _COUNTER = "torch.utils.flop_counter"
 
@@ -29,11 +31,12 @@ def _lltm_backward(
     return 2 * gates.numel() * (old_h.shape[1] + input.shape[1])
 
 
-def _lltm_sequence(input: Tensor, weights: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * input.shape[0] * input.shape[1] * weights.numel()
+def _sequence(input: Tensor, *arguments: Any, **_: Any) -> int:
+    weights: Sequence[Tensor] = arguments[:-4]  # before the bias, both states and lengths
+    return 2 * input.shape[0] * input.shape[1] * sum(x.numel() for x in weights)
 
 
-def _lltm_sequence_backward(
+def _sequence_backward(
     grad_output: Tensor | None,
     grad_h_n: Tensor | None,
     grad_c_n: Tensor | None,
@@ -43,19 +46,21 @@ def _lltm_sequence_backward(
     *_: Any,
     **__: Any,
 ) -> int:
-    return 2 * gates.numel() * cells.shape[2]
+    return 2 * cells.numel() * len(weights)
 
 
 def _register(counter: ModuleType) -> None:
     operators = torch.ops.extops
     # lltm_input_backward multiplies as the forward does, with the gradient of the gates in place of the input.
-    formulas = {
+    formulas: dict[str, Callable[..., int]] = {
         "lltm": _lltm,
         "lltm_backward": _lltm_backward,
         "lltm_input_backward": _lltm,
-        "lltm_sequence": _lltm_sequence,
-        "lltm_sequence_backward": _lltm_sequence_backward,
     }
+    for name in _schemas.OPERATORS:
+        if name.endswith("_sequence"):
+            formulas[name] = _sequence
+            formulas[f"{name}_backward"] = _sequence_backward
     for name, formula in formulas.items():
         operator = getattr(operators, name)
         counter.register_flop_formula(operator, get_raw=True)(formula)

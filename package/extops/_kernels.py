@@ -8,8 +8,10 @@ from torch import Tensor
 from extops import _errors, _private, _schemas
 
 
-def of_sequence(input: Tensor, state_size: int, *, backward: bool = False) -> str:
-    """The kernel of ``lltm_sequence`` on a GPU, on the current stream: ``"tensor_block"``, ``"float32_block"``,
+def of_sequence(
+    input: Tensor, state_size: int, *, cell: str = "lltm", backward: bool = False
+) -> str:
+    """The kernel of a cell's sequences on a GPU, on the current stream: ``"tensor_block"``, ``"float32_block"``,
     ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, and ``"step"`` for a product and a kernel for each step.
 
     ``input`` is ``[time, batch, features]``, of any strides.
@@ -18,7 +20,7 @@ def of_sequence(input: Tensor, state_size: int, *, backward: bool = False) -> st
     strides = (1, time) if _schemas.is_batch_first(input) else (batch, 1)
     device = _errors.device("cuda")
     dtype = device.product_dtype(input.dtype, _private.allows_tf32())
-    entry = device.entry("lltm_sequence_kernel", c_char_p, c_int32, c_void_p, c_int64, c_void_p)
+    entry = device.entry(f"{cell}_sequence_kernel", c_char_p, c_int32, c_void_p, c_int64, c_void_p)
     sizes = (c_int64 * 8)(time, batch, state_size, state_size + features, *strides, 0, 0)
     with torch.cuda.device(input.device):
         stream = torch.cuda.current_stream().cuda_stream

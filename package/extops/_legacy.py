@@ -306,49 +306,43 @@ _SEQUENCE_ALIGNMENT = 16
 """In bytes, of every tensor that a kernel gets."""
 
 
-def _lltm_sequence(
+def _sequence(
+    name: str,
     device: Device,
     input: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    h_0: Tensor,
-    c_0: Tensor,
-    lengths: Tensor | None,
-    *,
+    *arguments: Any,
     reverse: bool = False,
     allow_tf32: bool = False,
 ) -> tuple[Tensor, ...]:
-    name = "lltm_sequence"
-    results = _schemas.OPERATORS[name].new_results(input, weights, bias, h_0, c_0, lengths)
-    sizes = _sequence_sizes(input, weights, reverse)
+    *weights, bias, h_0, c_0, lengths = arguments
+    results = _schemas.OPERATORS[name].new_results(input, *arguments)
     output, h_n, _, gates, cells = results
     state_size, batch_first = h_0.shape[1], _schemas.is_batch_first(input)
-    rows, weights_of_input = _schemas.rows(input, batch_first), weights[:, state_size:].t()
-    # The kernel may write the gates where it reads the products.
-    memory = None if input.dtype.itemsize == 2 else _schemas.rows(gates, batch_first)
-    products = _multiply(rows, weights_of_input, memory)
+    if len(weights) == 1:  # both kinds joined
+        weights_h, weights_x = weights[0][:, :state_size], weights[0][:, state_size:]
+    else:
+        weights_x, weights_h = weights
+    weights_h = _dense_rows(weights_h)
+    # The kernel may write the gates where it reads the products, if there is one for each.
+    in_place = input.dtype.itemsize > 2 and len(weights_x) == len(bias)
+    memory = _schemas.rows(gates, batch_first) if in_place else None
+    products = _multiply(_schemas.rows(input, batch_first), weights_x.t(), memory)
     if output.numel() == 0:
-        return (
-            output,
-            *(x.clone(memory_format=torch.contiguous_format) for x in (h_0, c_0)),
-            gates,
-            cells,
-        )
+        last = (x.clone(memory_format=torch.contiguous_format) for x in (h_0, c_0))
+        return output, *last, gates, cells
 
     def recurrent(step: int) -> Tensor:
-        return _multiply(h_n if step > 0 else h_0, weights[:, :state_size].t())
+        return _multiply(h_n if step > 0 else h_0, weights_h.t())
 
     dtype = device.product_dtype(input.dtype, allow_tf32)
-    tensors = (
-        products,
-        *(_dense(x, _SEQUENCE_ALIGNMENT) for x in (weights, bias, h_0, c_0)),
-        lengths,
-    )
-    _run_sequence(device, name, dtype, sizes, tensors, results, recurrent)
+    dense = (_dense(x, _SEQUENCE_ALIGNMENT) for x in (bias, h_0, c_0))
+    tensors = products, weights_h, *dense, lengths
+    _run_sequence(device, name, dtype, reverse, input, weights_h, tensors, results, recurrent)
     return results
 
 
-def _lltm_sequence_backward(
+def _sequence_backward(
+    name: str,
     device: Device,
     grad_output: Tensor | None,
     grad_h_n: Tensor | None,
@@ -361,22 +355,23 @@ def _lltm_sequence_backward(
     reverse: bool = False,
     allow_tf32: bool = False,
 ) -> tuple[Tensor, ...]:
-    name, upstream = "lltm_sequence_backward", (grad_h_n, grad_c_n)
-    tensors = grad_output, *upstream, weights, gates, cells
-    results = _schemas.OPERATORS[name].new_results(*tensors, lengths)
+    upstream = grad_h_n, grad_c_n
+    results = _schemas.OPERATORS[name].new_results(
+        grad_output, *upstream, weights, gates, cells, lengths
+    )
     time, _, state_size = cells.shape
-    sizes = _sequence_sizes(gates, weights, reverse)
     grad_gates, *grad_states = results
     if cells.numel() == 0:
         for result, gradient in zip(grad_states, upstream, strict=True):
             result.zero_() if gradient is None else result.copy_(gradient)
         return results
+    weights_h = _dense_rows(weights[:, :state_size])
 
     def recurrent(step: int) -> Tensor | None:
         if step == 0:
             return None
         before = grad_gates[step - 1 if reverse else time - step]
-        return _multiply(before, weights[:, :state_size])
+        return _multiply(before[:, -len(weights_h) :], weights_h)
 
     def dense(x: Tensor | None) -> Tensor | None:
         if x is None:
@@ -385,17 +380,19 @@ def _lltm_sequence_backward(
 
     batch_first = _schemas.is_batch_first(gates)
     dtype = device.product_dtype(gates.dtype, allow_tf32)
-    operands = *(dense(x) for x in tensors), lengths
-    _run_sequence(device, name, dtype, sizes, operands, results, recurrent)
+    given = (dense(x) for x in (grad_output, *upstream))
+    tensors = *given, weights_h, dense(gates), dense(cells), lengths
+    _run_sequence(device, name, dtype, reverse, gates, weights_h, tensors, results, recurrent)
     return results
 
 
-def _sequence_sizes(like: Tensor, weights: Tensor, reverse: bool) -> list[int]:
-    """The sizes, in the order of the kernel's struct, of a sequence laid out like one of its tensors."""
-    time, batch, _ = like.shape
-    state_size = len(weights) // 3
-    strides = (1, time) if _schemas.is_batch_first(like) else (batch, 1)
-    return [time, batch, state_size, weights.shape[1], *strides, int(reverse), 0]
+def _dense_rows(weights: Tensor) -> Tensor:
+    """Recurrent weights as a kernel gets them: in place, if each row is dense, else in a copy."""
+    rows, columns = weights.stride()
+    aligned = weights.data_ptr() % _SEQUENCE_ALIGNMENT == 0
+    return (
+        weights if columns == 1 and rows >= weights.shape[1] and aligned else weights.contiguous()
+    )
 
 
 def _multiply(a: Tensor, b: Tensor, product: Tensor | None = None) -> Tensor:
@@ -415,18 +412,28 @@ def _run_sequence(
     device: Device,
     name: str,
     dtype: int,
-    sizes: list[int],
+    reverse: bool,
+    like: Tensor,
+    weights_h: Tensor,
     tensors: Sequence[Tensor | None],
     results: Sequence[Tensor],
     recurrent: Callable[[int], Tensor | None],
 ) -> None:
-    """All steps in one kernel or, where a GPU has none for the problem, a product and a kernel for each step."""
-    time, batch, state_size, *_ = sizes
+    """All steps in one kernel or, where a GPU has none for the problem, a product and a kernel for each step.
+
+    The sequence is laid out as ``like`` is, one of its tensors.
+    """
+    time, batch, _ = like.shape
+    state_size = weights_h.shape[1]
+    strides = (1, time) if _schemas.is_batch_first(like) else (batch, 1)
+    sizes = [time, batch, state_size, weights_h.stride(0), *strides, int(reverse), 0]
+    # Only its address is wanted, and what is handed over must be dense.
+    tensors = [x[0] if x is weights_h else x for x in tensors]
     if not device.is_cuda:
-        grain = 1 + 250_000 // (3 * time * state_size**2)
+        grain = 1 + 250_000 // (time * weights_h.numel())
         arguments = (*tensors, None), (*results, None)
         return _run(device, name, dtype, sizes, *arguments, count=batch, grain=grain)
-    like, backward = results[0], name.endswith("_backward")
+    backward = name.endswith("_backward")
     workspace_of = device.entry(f"{name}_workspace", c_int64, c_int32, c_void_p, c_void_p)
     with torch.cuda.device(like.device):
         stream = torch.cuda.current_stream().cuda_stream
@@ -497,14 +504,15 @@ def _broadcast_strides(tensor: Tensor, shape: torch.Size) -> list[int]:
 
 def operators() -> dict[str, Callable[..., Any]]:
     """By name; each takes a device before its own arguments."""
-    with_table = (
-        *(_lltm, _lltm_backward, _lltm_input_backward, _lltm_cell, _lltm_cell_backward),
-        *(_lltm_sequence, _lltm_sequence_backward),
-    )
+    with_table = _lltm, _lltm_backward, _lltm_input_backward, _lltm_cell, _lltm_cell_backward
     found: dict[str, Callable[..., Any]] = {f.__name__.removeprefix("_"): f for f in with_table}
     elementwise = itertools.count()  # their kernels are in this order
     for name, operator in _schemas.OPERATORS.items():
-        if operator.sizes:
+        if name.endswith("_sequence"):
+            found[name] = partial(_sequence, name)
+        elif name.endswith("_sequence_backward"):
+            found[name] = partial(_sequence_backward, name)
+        elif operator.sizes:
             found.setdefault(name, partial(_generic, operator))
         else:
             found[name] = partial(_elementwise, operator, next(elementwise))

@@ -13,11 +13,11 @@ from torch.nn.utils.rnn import PackedSequence
 
 from extops import _autograd, _checks, _private, reference
 from extops.ops.lltm import lltm
-from extops.ops.lltm_sequence import lltm_sequence
 from extops.ops.rounding import round_ste
+from extops.ops.sequence import lltm_sequence
 
 State = tuple[Tensor, Tensor]
-Results = tuple[Tensor, State]
+Results = tuple[Tensor, tuple[Tensor, ...]]
 Run = Callable[..., Results]
 
 
@@ -67,23 +67,6 @@ def _hand_back(side: torch.cuda.Stream) -> None:
     # A graph is captured by one thread, whose next call waits anyway.
     if not torch.cuda.is_current_stream_capturing():
         side.wait_stream(torch.cuda.current_stream(side.device))
-
-
-def _run(
-    input: Tensor,
-    h: Tensor,
-    c: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    *,
-    lengths: Tensor | None,
-    batch_first: bool,
-    reverse: bool,
-) -> Results:
-    """One direction of a layer."""
-    return lltm_sequence(
-        input, (h, c), weights, bias, lengths=lengths, batch_first=batch_first, reverse=reverse
-    )
 
 
 class LLTM(reference.LLTM):
@@ -150,7 +133,141 @@ class RoundSTE(torch.nn.Module):
         return round_ste(input)
 
 
-class LLTMLayer(torch.nn.Module):
+States = tuple[Tensor, ...]
+_STATES = "h_0", "c_0"
+
+
+class Layers(torch.nn.Module):
+    """Layers of a recurrent cell over whole sequences: what :class:`LLTMLayer` and those of torch share."""
+
+    num_layers: int
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+    _size: str
+    """The attribute that is the size of the states."""
+    _number_of_states = 2
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
+        """One direction of a layer, from the states before the first step and its parameters."""
+        raise NotImplementedError
+
+    def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
+        """Those of one direction of a layer."""
+        raise NotImplementedError
+
+    def _as_states(self, state: Any) -> States:
+        return _checks.as_pair(self._name, state)
+
+    def _of_states(self, states: States) -> Any:
+        return states
+
+    def forward(self, input: Tensor | PackedSequence, state: Any = None) -> tuple[Any, Any]:
+        """See the class."""
+        states = None if state is None else self._as_states(state)
+        for name, tensor in zip(_STATES, states or (), strict=False):
+            _checks.check_tensor(self._name, name, tensor)
+        if isinstance(input, PackedSequence):
+            packed, states = self._forward_packed(input, states)
+            return packed, self._of_states(states)
+        _checks.check_tensor(self._name, "input", input)
+        if input.dim() not in (2, 3):
+            raise RuntimeError(
+                f"{self._name}: expected `input` to have 3 dimensions, or 2 where it has no batch, "
+                f"but got {input.dim()}: {list(input.shape)}"
+            )
+        batch_axis = 0 if self.batch_first else 1
+        is_batched = input.dim() == 3
+        states = self._checked_states(input, states, *input.shape[batch_axis:][: int(is_batched)])
+        if not is_batched:
+            input, states = input.unsqueeze(batch_axis), tuple(x.unsqueeze(1) for x in states)
+        output, states = self._forward_padded(input, states, None, batch_first=self.batch_first)
+        if not is_batched:
+            output, states = output.squeeze(batch_axis), tuple(x.squeeze(1) for x in states)
+        return output, self._of_states(states)
+
+    def _forward_packed(
+        self, input: PackedSequence, given: States | None
+    ) -> tuple[PackedSequence, States]:
+        """The rows stay in the order of their lengths, in which they are packed."""
+        data, batch_sizes, to_sorted, to_original = input
+        # Within a trace both are tensors, and so of any size.
+        steps = batch_sizes.shape[0]
+        batch: Any = batch_sizes[0] if _autograd.is_tracing() else int(batch_sizes[0])
+        states = self._checked_states(data, given, batch)
+        if to_sorted is not None and given is not None:
+            states = tuple(x.index_select(1, to_sorted) for x in states)
+        # The GPU waits while the host computes: so only small tensors here.
+        count_to = functools.partial(torch.arange, device=batch_sizes.device)
+        ends = batch_sizes.cumsum(0)
+        if not (_autograd.is_tracing() or torch.compiler.is_compiling()) and ends[-1] != len(data):
+            raise RuntimeError(
+                f"{self._name}: expected `input.data` to have {int(ends[-1])} rows, the sum of "
+                f"`input.batch_sizes`, but got {len(data)}"
+            )
+        shifts = count_to(steps) * batch - (ends - batch_sizes)
+        sent = _checks.to_device(self._name, "input.batch_sizes", torch.stack((ends, shifts)), data)
+        ends, shifts = sent.unbind(0)
+        rows = torch.arange(data.shape[0], device=data.device)
+        places = rows + shifts.index_select(0, torch.searchsorted(ends, rows, right=True))
+        lengths = steps - torch.searchsorted(batch_sizes.flip(0), count_to(batch), right=True)
+        padded = data.new_zeros(steps * batch, *data.shape[1:]).index_copy(0, places, data)
+        output, states = self._forward_padded(
+            padded.view(steps, batch, *data.shape[1:]), states, lengths, batch_first=False
+        )
+        if to_original is not None:
+            states = tuple(x.index_select(1, to_original) for x in states)
+        packed = output.flatten(0, 1).index_select(0, places)
+        return PackedSequence(packed, batch_sizes, to_sorted, to_original), states
+
+    def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
+        """The given states, or zeros; without ``batch``, those of an input that has no batch."""
+        size = getattr(self, self._size)
+        shape = (self.num_layers * (1 + self.bidirectional), *batch, size)
+        if given is None:
+            zeros = input.new_zeros(shape)
+            return (zeros,) * self._number_of_states
+        axes = f"[D*num_layers, {'batch, ' if batch else ''}{self._size}]"
+        for name, tensor in zip(_STATES, given, strict=False):
+            _checks.check_shape(self._name, name, tensor, shape, axes)
+        return given
+
+    def _forward_padded(
+        self, input: Tensor, states: States, lengths: Tensor | None, *, batch_first: bool
+    ) -> Results:
+        run = functools.partial(self._run, lengths=lengths, batch_first=batch_first)
+        initial = list(zip(*(x.unbind(0) for x in states), strict=True))
+        last: list[States] = []
+        side = _side_stream(input.device) if self.bidirectional else None
+        try:
+            for layer in range(self.num_layers):
+                if layer > 0:
+                    input = torch.nn.functional.dropout(input, self.dropout, self.training)
+                forward, *backward = [
+                    (input, *initial[len(last) + number], *self._parameters_of(suffix))
+                    for number, suffix in enumerate(self._suffixes(layer))
+                ]
+                if backward:
+                    results = _both(run, forward, backward[0], side)
+                    input = torch.cat([output for output, _ in results], dim=2)
+                else:
+                    results = [run(*forward, reverse=False)]
+                    input = results[0][0]
+                last += [final for _, final in results]
+            return input, tuple(torch.stack(x) for x in zip(*last, strict=True))
+        finally:
+            if side is not None:
+                _hand_back(side)
+
+    def _suffixes(self, layer: int) -> list[str]:
+        return [f"_l{layer}", f"_l{layer}_reverse"][: 1 + self.bidirectional]
+
+
+class LLTMLayer(Layers):
     r"""LLTM layers over whole sequences, shaped like :class:`torch.nn.LSTM`; each is :func:`extops.lltm_sequence`.
 
     Args:
@@ -176,6 +293,8 @@ class LLTMLayer(torch.nn.Module):
     Raises:
         RuntimeError: a dtype, device, layout, number of dimensions or size does not fit; the message names it.
     """
+
+    _size = "state_size"
 
     def __init__(
         self,
@@ -230,117 +349,15 @@ class LLTMLayer(torch.nn.Module):
         for parameter in self.parameters():
             torch.nn.init.uniform_(parameter, -bound, bound)
 
-    def forward(
-        self, input: Tensor | PackedSequence, state: State | None = None
-    ) -> tuple[Tensor | PackedSequence, State]:
-        """See the class."""
-        if state is not None:
-            state = _checks.as_pair("LLTMLayer", state)
-            for name, tensor in zip(("h_0", "c_0"), state, strict=True):
-                _checks.check_tensor("LLTMLayer", name, tensor)
-        if isinstance(input, PackedSequence):
-            return self._forward_packed(input, state)
-        _checks.check_tensor("LLTMLayer", "input", input)
-        if input.dim() not in (2, 3):
-            raise RuntimeError(
-                "LLTMLayer: expected `input` to have 3 dimensions, or 2 where it has no batch, "
-                f"but got {input.dim()}: {list(input.shape)}"
-            )
-        if input.dim() == 2:
-            batch_axis = 0 if self.batch_first else 1
-            h, c = self._checked_state(input, state)
-            output, (h, c) = self._forward_padded(
-                input.unsqueeze(batch_axis),
-                (h.unsqueeze(1), c.unsqueeze(1)),
-                None,
-                batch_first=self.batch_first,
-            )
-            return output.squeeze(batch_axis), (h.squeeze(1), c.squeeze(1))
-        state = self._checked_state(input, state, input.shape[0 if self.batch_first else 1])
-        return self._forward_padded(input, state, None, batch_first=self.batch_first)
-
-    def _forward_packed(
-        self, input: PackedSequence, state: State | None
-    ) -> tuple[PackedSequence, State]:
-        """The rows stay in the order of their lengths, in which they are packed."""
-        data, batch_sizes, to_sorted, to_original = input
-        # Within a trace both are tensors, and so of any size.
-        steps = batch_sizes.shape[0]
-        batch: Any = batch_sizes[0] if _autograd.is_tracing() else int(batch_sizes[0])
-        h, c = self._checked_state(data, state, batch)
-        if to_sorted is not None and state is not None:
-            h, c = (x.index_select(1, to_sorted) for x in (h, c))
-        # The GPU waits while the host computes: so only small tensors here.
-        count_to = functools.partial(torch.arange, device=batch_sizes.device)
-        ends = batch_sizes.cumsum(0)
-        if not (_autograd.is_tracing() or torch.compiler.is_compiling()) and ends[-1] != len(data):
-            raise RuntimeError(
-                f"LLTMLayer: expected `input.data` to have {int(ends[-1])} rows, the sum of "
-                f"`input.batch_sizes`, but got {len(data)}"
-            )
-        shifts = count_to(steps) * batch - (ends - batch_sizes)
-        sent = _checks.to_device(
-            "LLTMLayer", "input.batch_sizes", torch.stack((ends, shifts)), data
-        )
-        ends, shifts = sent.unbind(0)
-        rows = torch.arange(data.shape[0], device=data.device)
-        places = rows + shifts.index_select(0, torch.searchsorted(ends, rows, right=True))
-        lengths = steps - torch.searchsorted(batch_sizes.flip(0), count_to(batch), right=True)
-        padded = data.new_zeros(steps * batch, *data.shape[1:]).index_copy(0, places, data)
-        output, (h, c) = self._forward_padded(
-            padded.view(steps, batch, *data.shape[1:]), (h, c), lengths, batch_first=False
-        )
-        if to_original is not None:
-            h, c = (x.index_select(1, to_original) for x in (h, c))
-        packed = output.flatten(0, 1).index_select(0, places)
-        return PackedSequence(packed, batch_sizes, to_sorted, to_original), (h, c)
-
-    def _checked_state(self, input: Tensor, state: State | None, *batch: int) -> State:
-        """The given state, or zeros; without ``batch``, that of an input that has no batch."""
-        shape = (self.num_layers * (1 + self.bidirectional), *batch, self.state_size)
-        if state is None:
-            zeros = input.new_zeros(shape)
-            return zeros, zeros
-        for name, tensor in zip(("h_0", "c_0"), state, strict=True):
-            axes = f"[D*num_layers, {'batch, ' if batch else ''}state_size]"
-            _checks.check_shape("LLTMLayer", name, tensor, shape, axes)
-        return state
-
-    def _forward_padded(
-        self, input: Tensor, state: State, lengths: Tensor | None, *, batch_first: bool
-    ) -> tuple[Tensor, State]:
-        run = functools.partial(_run, lengths=lengths, batch_first=batch_first)
-        initial = list(zip(state[0].unbind(0), state[1].unbind(0), strict=True))
-        last: list[State] = []
-        side = _side_stream(input.device) if self.bidirectional else None
-        try:
-            for layer in range(self.num_layers):
-                if layer > 0:
-                    input = torch.nn.functional.dropout(input, self.dropout, self.training)
-                forward, *backward = [
-                    (input, *initial[len(last) + number], *self._parameters_of(suffix))
-                    for number, suffix in enumerate(self._suffixes(layer))
-                ]
-                if backward:
-                    results = _both(run, forward, backward[0], side)
-                    input = torch.cat([output for output, _ in results], dim=2)
-                else:
-                    results = [run(*forward, reverse=False)]
-                    input = results[0][0]
-                last += [final for _, final in results]
-            return input, (torch.stack([h for h, _ in last]), torch.stack([c for _, c in last]))
-        finally:
-            if side is not None:
-                _hand_back(side)
+    def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
+        h, c, weights, bias = arguments
+        return lltm_sequence(input, (h, c), weights, bias, **options)
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, Tensor]:
         # Not get_parameter(), which torch 2.4 cannot trace.
         weights = getattr(self, "weights" + suffix)
         bias = getattr(self, "bias" + suffix) if self.bias else weights.new_zeros(len(weights))
         return weights, bias
-
-    def _suffixes(self, layer: int) -> list[str]:
-        return [f"_l{layer}", f"_l{layer}_reverse"][: 1 + self.bidirectional]
 
     def extra_repr(self) -> str:
         """The sizes, for ``repr``."""

@@ -5,6 +5,7 @@ Nothing here checks its input.
 """
 
 import contextlib
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -104,82 +105,153 @@ def _in_float32(function: Callable[P, tuple[Tensor, ...]]) -> Callable[P, tuple[
     return wide
 
 
-@_in_float32
-def lltm_sequence(
-    input: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    h_0: Tensor,
-    c_0: Tensor,
-    lengths: Tensor | None = None,
-    *,
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """:func:`extops.lltm_sequence` of an input ``[T, B, I]``: the output, the last hidden and cell state, and the gates
-    and the cell state of every step.
+def lstm_cell(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    """The pointwise part of an LSTM, from its gates before their activations, in torch's order."""
+    i, f, g, o = gates.chunk(4, dim=1)
+    new_c = torch.sigmoid(f) * old_c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(new_c), new_c
+
+
+def lstm_cell_backward(
+    grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`lstm_cell` for its gates and its old cell state."""
+    before_i, before_f, before_g, before_o = gates.chunk(4, dim=1)
+    i, f, o = torch.sigmoid(before_i), torch.sigmoid(before_f), torch.sigmoid(before_o)
+    g = torch.tanh(before_g)
+    squashed = torch.tanh(f * old_c + i * g)
+    grad_new_c = grad_c + grad_h * o * (1 - squashed**2)
+    grad_gates = (
+        grad_new_c * g * i * (1 - i),
+        grad_new_c * old_c * f * (1 - f),
+        grad_new_c * i * (1 - g**2),
+        grad_h * squashed * o * (1 - o),
+    )
+    return torch.cat(grad_gates, dim=1), grad_new_c * f
+
+
+def gru_cell(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    """The pointwise part of a GRU, from the input's part of the candidate, the gates r and z before their activations,
+    and the recurrent part of the candidate. The hidden state is the cell state.
     """
-    h, c = h_0.clone(), c_0.clone()
-    if len(input) == 0:
-        gates = F.linear(input, weights[:, h.shape[1] :], bias)
-        output, _, cells = gates.chunk(3, dim=2)
+    n_x, r, z, n_h = gates.chunk(4, dim=1)
+    n = torch.tanh(n_x + torch.sigmoid(r) * n_h)
+    new_c = n + torch.sigmoid(z) * (old_c - n)
+    return new_c, new_c
+
+
+def gru_cell_backward(
+    grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`gru_cell` for its gates and its old cell state."""
+    n_x, before_r, before_z, n_h = gates.chunk(4, dim=1)
+    r, z = torch.sigmoid(before_r), torch.sigmoid(before_z)
+    n = torch.tanh(n_x + r * n_h)
+    grad_new_c = grad_c + grad_h
+    grad_n = grad_new_c * (1 - z) * (1 - n**2)
+    grad_gates = (
+        grad_n,
+        grad_n * n_h * r * (1 - r),
+        grad_new_c * (old_c - n) * z * (1 - z),
+        grad_n * r,
+    )
+    return torch.cat(grad_gates, dim=1), grad_new_c * z
+
+
+def gates_of_parts(
+    input: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor, old_h: Tensor
+) -> Tensor:
+    """The gates before their activations where the input meets the first of them, and the hidden state the last."""
+    of_input, of_h = F.linear(input, weight_ih), F.linear(old_h, weight_hh)
+    after, before = len(bias) - len(weight_ih), len(bias) - len(weight_hh)
+    return F.pad(of_input, (0, after)) + F.pad(of_h, (before, 0)) + bias
+
+
+_Function = Callable[..., tuple[Tensor, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cell:
+    gates: Callable[..., Tensor]
+    """Of the input, the weights, the bias and the hidden state."""
+    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    saves_new_c: bool = False
+    """Whether ``backward`` gets the cell state after the step, or the one before."""
+
+    def over_sequences(self) -> tuple[_Function, _Function]:
+        """The operator and its backward."""
+        return _in_float32(self.sequence), _in_float32(self.sequence_backward)
+
+    def sequence(self, input: Tensor, *arguments: Any, reverse: bool = False) -> tuple[Tensor, ...]:
+        """The operator for an input ``[T, B, I]``, the weights, the bias, both states and lengths: the output, the last
+        hidden and cell state, and the gates and the cell state of every step.
+        """
+        *weights, bias, h_0, c_0, lengths = arguments
+        h, c = h_0.clone(), c_0.clone()
+        if len(input) == 0:
+            gates = self.gates(input.flatten(0, 1), *weights, bias, h[:0])
+            gates = gates.reshape(0, len(h), len(bias))
+            output, cells, _ = gates.tensor_split((h.shape[1], 2 * h.shape[1]), dim=2)
+            return output, h, c, gates, cells
+        if lengths is not None:
+            counts = steps_that_count(lengths, len(input))
+            # The gradient of the weights is a product with all of the input, and zero times infinity or NaN is NaN.
+            input = torch.where(counts, input, 0)
+        steps = []
+        for t in _order(len(input), reverse):
+            old_h, old_c = h, c
+            if lengths is not None:
+                # Beyond its length a row is computed from zeros: its gates are the bias, and nothing overflows.
+                h, c = torch.where(counts[t], h, 0), torch.where(counts[t], c, 0)
+            gates = self.gates(input[t], *weights, bias, h)
+            h, new_c = self.forward(gates, c)
+            steps.append((h, gates, new_c if self.saves_new_c else c))
+            c = new_c
+            if lengths is not None:
+                h, c = torch.where(counts[t], h, old_h), torch.where(counts[t], c, old_c)
+        stacked = _stack(steps, reverse)
+        if lengths is not None:
+            stacked = [torch.where(counts, x, 0) for x in stacked]
+        output, gates, cells = stacked
         return output, h, c, gates, cells
-    if lengths is not None:
-        counts = steps_that_count(lengths, len(input))
-        # The gradient of the weights is a product with all of the input, and zero times infinity or NaN is NaN.
-        input = torch.where(counts, input, 0)
-    steps = []
-    for t in _order(len(input), reverse):
-        old_h, old_c = h, c
-        if lengths is not None:
-            # Beyond its length a row is computed from zeros: its gates are the bias, and nothing overflows.
-            h, c = torch.where(counts[t], h, 0), torch.where(counts[t], c, 0)
-        gates = lltm_gates(input[t], weights, bias, h)
-        h, c = lltm_cell(gates, c)
-        if lengths is not None:
-            h, c = torch.where(counts[t], h, old_h), torch.where(counts[t], c, old_c)
-        steps.append((h, gates, c))
-    stacked = _stack(steps, reverse)
-    if lengths is not None:
-        stacked = [torch.where(counts, x, 0) for x in stacked]
-    output, gates, cells = stacked
-    return output, h, c, gates, cells
 
-
-@_in_float32
-def lltm_sequence_backward(
-    grad_output: Tensor | None,
-    grad_h_n: Tensor | None,
-    grad_c_n: Tensor | None,
-    weights: Tensor,
-    gates: Tensor,
-    cells: Tensor,
-    lengths: Tensor | None = None,
-    *,
-    reverse: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of :func:`lltm_sequence` for its gates and both of its first states."""
-    time, batch, state_size = cells.shape
-    zeros = cells.new_zeros(batch, state_size)
-    grad_h, grad_c = ((zeros if g is None else g).clone() for g in (grad_h_n, grad_c_n))
-    if time == 0:
-        return gates.clone(), grad_h, grad_c
-    if lengths is not None:
-        counts = steps_that_count(lengths, time)
-        gates, cells = torch.where(counts, gates, 0), torch.where(counts, cells, 0)
-    steps = []
-    for t in _order(time, not reverse):
-        later_h, later_c = grad_h, grad_c
-        towards = grad_h if grad_output is None else grad_h + grad_output[t]
-        grad_gates, grad_c = lltm_cell_backward(towards, grad_c, gates[t], cells[t])
+    def sequence_backward(
+        self,
+        grad_output: Tensor | None,
+        grad_h_n: Tensor | None,
+        grad_c_n: Tensor | None,
+        weights: Tensor,
+        gates: Tensor,
+        cells: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        reverse: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """The gradients of :meth:`sequence` for its gates and both of its first states."""
+        time, batch, state_size = cells.shape
+        zeros = cells.new_zeros(batch, state_size)
+        grad_h, grad_c = ((zeros if g is None else g).clone() for g in (grad_h_n, grad_c_n))
+        if time == 0:
+            return gates.clone(), grad_h, grad_c
         if lengths is not None:
-            grad_gates = torch.where(counts[t], grad_gates, 0)
-        grad_h = grad_gates @ weights[:, :state_size]
-        if lengths is not None:
-            grad_h = torch.where(counts[t], grad_h, later_h)
-            grad_c = torch.where(counts[t], grad_c, later_c)
-        steps.append((grad_gates,))
-    (grad_of_all_gates,) = _stack(steps, not reverse)
-    return grad_of_all_gates, grad_h, grad_c
+            counts = steps_that_count(lengths, time)
+            gates, cells = torch.where(counts, gates, 0), torch.where(counts, cells, 0)
+        steps = []
+        for t in _order(time, not reverse):
+            later_h, later_c = grad_h, grad_c
+            towards = grad_h if grad_output is None else grad_h + grad_output[t]
+            grad_gates, grad_c = self.backward(towards, grad_c, gates[t], cells[t])
+            if lengths is not None:
+                grad_gates = torch.where(counts[t], grad_gates, 0)
+            first = grad_gates.shape[1] - len(weights)
+            grad_h = grad_gates[:, first:] @ weights[:, :state_size]
+            if lengths is not None:
+                grad_h = torch.where(counts[t], grad_h, later_h)
+                grad_c = torch.where(counts[t], grad_c, later_c)
+            steps.append((grad_gates,))
+        (grad_of_all_gates,) = _stack(steps, not reverse)
+        return grad_of_all_gates, grad_h, grad_c
 
 
 def _order(time: int, reverse: bool) -> range:
@@ -190,6 +262,14 @@ def _stack(steps: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
     """The results of single steps, stacked in the order of time."""
     return [torch.stack(x) for x in zip(*(steps[::-1] if reverse else steps), strict=True)]
 
+
+_lltm = _Cell(lltm_gates, lltm_cell, lltm_cell_backward, saves_new_c=True)
+_lstm = _Cell(gates_of_parts, lstm_cell, lstm_cell_backward)
+_gru = _Cell(gates_of_parts, gru_cell, gru_cell_backward)
+
+lltm_sequence, lltm_sequence_backward = _lltm.over_sequences()
+lstm_sequence, lstm_sequence_backward = _lstm.over_sequences()
+gru_sequence, gru_sequence_backward = _gru.over_sequences()
 
 elementwise_mult = reference_of(_multiply)
 round_ste = reference_of(_round_ste)

@@ -2,7 +2,7 @@
 #include "elementwise.h"
 #include "generic.h"
 #include "lltm.h"
-#include "lltm_sequence.h"
+#include "sequence.h"
 
 namespace {
 
@@ -14,10 +14,11 @@ struct Cpu {
   static constexpr auto* lltm_backward_alignment = &extops_lltm_backward_alignment_cpu;
   static constexpr auto* lltm_cell = &extops_lltm_cell_cpu;
   static constexpr auto* lltm_cell_backward = &extops_lltm_cell_backward_cpu;
-  static constexpr auto* lltm_sequence = &extops_lltm_sequence_cpu;
-  static constexpr auto* lltm_sequence_backward = &extops_lltm_sequence_backward_cpu;
 
   static constexpr auto* elementwise = &extops_elementwise_cpu;
+
+  template <class Cell>
+  struct Sequence;
 
   struct Guard {
     explicit Guard(const extops::stable::Tensor&) {}
@@ -31,6 +32,14 @@ struct Cpu {
   }
 };
 
+#define EXTOPS_ENTRIES(cell, Cell)                                            \
+  template <>                                                                 \
+  struct Cpu::Sequence<extops::Cell> {                                        \
+    static constexpr auto* forward = &extops_##cell##_sequence_cpu;           \
+    static constexpr auto* backward = &extops_##cell##_sequence_backward_cpu; \
+  };
+EXTOPS_CELLS(EXTOPS_ENTRIES)
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(extops, library) {
@@ -39,7 +48,8 @@ STABLE_TORCH_LIBRARY(extops, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(extops, CPU, library) {
   extops::stable::register_lltm<Cpu>(library);
-  extops::stable::register_lltm_sequence<Cpu>(library);
+#define EXTOPS_REGISTER(cell, Cell) extops::stable::register_sequence<Cpu, extops::Cell>(library);
+  EXTOPS_CELLS(EXTOPS_REGISTER)
   extops::stable::register_elementwise<Cpu>(library);
 #define EXTOPS_IMPL(name, Arguments) EXTOPS_GENERIC_IMPL(library, Cpu, cpu, name, Arguments)
   EXTOPS_OPERATORS(EXTOPS_NOTHING, EXTOPS_IMPL)

@@ -4,7 +4,7 @@
 #include "elementwise.h"
 #include "generic.h"
 #include "lltm.h"
-#include "lltm_sequence.h"
+#include "sequence.h"
 
 namespace {
 
@@ -20,14 +20,11 @@ struct Cuda {
   static constexpr auto* lltm_input_backward_alignment = &extops_lltm_input_backward_alignment_cuda;
   static constexpr auto* lltm_cell = &extops_lltm_cell_cuda;
   static constexpr auto* lltm_cell_backward = &extops_lltm_cell_backward_cuda;
-  static constexpr auto* lltm_sequence = &extops_lltm_sequence_cuda;
-  static constexpr auto* lltm_sequence_workspace = &extops_lltm_sequence_workspace_cuda;
-  static constexpr auto* lltm_sequence_step = &extops_lltm_sequence_step_cuda;
-  static constexpr auto* lltm_sequence_backward = &extops_lltm_sequence_backward_cuda;
-  static constexpr auto* lltm_sequence_backward_workspace = &extops_lltm_sequence_backward_workspace_cuda;
-  static constexpr auto* lltm_sequence_step_backward = &extops_lltm_sequence_step_backward_cuda;
 
   static constexpr auto* elementwise = &extops_elementwise_cuda;
+
+  template <class Cell>
+  struct Sequence;
 
   // Makes the device of a tensor the current one: for it kernels are chosen and launched.
   class Guard {
@@ -52,11 +49,24 @@ struct Cuda {
   }
 };
 
+#define EXTOPS_ENTRIES(cell, Cell)                                                                 \
+  template <>                                                                                      \
+  struct Cuda::Sequence<extops::Cell> {                                                            \
+    static constexpr auto* forward = &extops_##cell##_sequence_cuda;                               \
+    static constexpr auto* workspace = &extops_##cell##_sequence_workspace_cuda;                   \
+    static constexpr auto* step = &extops_##cell##_sequence_step_cuda;                             \
+    static constexpr auto* backward = &extops_##cell##_sequence_backward_cuda;                     \
+    static constexpr auto* backward_workspace = &extops_##cell##_sequence_backward_workspace_cuda; \
+    static constexpr auto* step_backward = &extops_##cell##_sequence_step_backward_cuda;           \
+  };
+EXTOPS_CUDA_CELLS(EXTOPS_ENTRIES)
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(extops, CUDA, library) {
   extops::stable::register_lltm<Cuda>(library);
-  extops::stable::register_lltm_sequence<Cuda>(library);
+#define EXTOPS_REGISTER(cell, Cell) extops::stable::register_sequence<Cuda, extops::Cell>(library);
+  EXTOPS_CUDA_CELLS(EXTOPS_REGISTER)
   extops::stable::register_elementwise<Cuda>(library);
 #define EXTOPS_IMPL(name, Arguments) EXTOPS_GENERIC_IMPL(library, Cuda, cuda, name, Arguments)
   EXTOPS_OPERATORS(EXTOPS_NOTHING, EXTOPS_IMPL)

@@ -3,35 +3,12 @@
 
 #include <algorithm>
 
+#include "../../cells/lltm.h"
 #include "../table.h"
 #include "math.h"
 #include "scalar.h"
 
 namespace extops::cpu {
-
-template <class C>
-[[gnu::always_inline]] inline C elu(C x) {
-  return x < 0 ? expm1(x < 0 ? x : C(0)) : x;  // a zero keeps its sign
-}
-
-template <class C>
-struct CellGradients {
-  C input_gate;
-  C output_gate;
-  C candidate;
-  C old_cell;
-};
-
-// The gradients of the gates' pre-activations and of the cell state before the step, from i = sigmoid(input_gate),
-// o = sigmoid(output_gate), the candidate's pre-activation and the tanh of the cell state.
-template <class C>
-[[gnu::always_inline]] inline CellGradients<C> cell_gradients(
-    C i, C o, C candidate, C tanh_cell, C grad_h, C grad_cell) {
-  const C tail = expm1(candidate > 0 ? C(0) : candidate);
-  const C elu = candidate > 0 ? candidate : tail;
-  const C dc = grad_cell + grad_h * o * (1 - tanh_cell * tanh_cell);
-  return {dc * elu * i * (1 - i), grad_h * tanh_cell * o * (1 - o), dc * i * (1 + tail), dc};
-}
 
 // Calls body(first, row, column, count) for each piece of a row within the elements [begin, end).
 template <class Body>
@@ -52,21 +29,6 @@ template <class Body>
   }
 }
 
-// The pre-activations of a piece of a row.
-template <class T>
-class Gates {
- public:
-  [[gnu::always_inline]] Gates(const T* gates, int64_t state_size) : gates_(gates), state_size_(state_size) {}
-
-  [[gnu::always_inline]] auto input_gate(int64_t j) const { return load(gates_[j]); }
-  [[gnu::always_inline]] auto output_gate(int64_t j) const { return input_gate(state_size_ + j); }
-  [[gnu::always_inline]] auto candidate(int64_t j) const { return input_gate(2 * state_size_ + j); }
-
- private:
-  const T* gates_;
-  int64_t state_size_;
-};
-
 template <class T>
 [[gnu::always_inline]] inline void add_bias(int64_t state_size, const T* bias, T* gates, int64_t count) {
   for (int64_t gate = 0; gate < 3 * state_size; gate += state_size) {
@@ -78,7 +40,7 @@ template <class T>
 
 // A bias that is given is added to the gates first.
 template <class T>
-[[gnu::always_inline]] inline void cell(
+[[gnu::always_inline]] inline void lltm_forward(
     int64_t state_size, const T* bias, T* gates, const T* old_cell, T* new_h, T* new_cell, int64_t begin, int64_t end) {
   using C = typename Compute<T>::type;
   for_each_row_piece(
@@ -86,15 +48,16 @@ template <class T>
       [&](int64_t first, int64_t row, int64_t column, int64_t count) __attribute__((always_inline)) {
         T* const first_gate = gates + row * 3 * state_size + column;
         if (bias != nullptr) add_bias(state_size, bias + column, first_gate, count);
-        const Gates<T> at(first_gate, state_size);
         const T* __restrict old_c = old_cell + first;
         T* __restrict h = new_h + first;
         T* __restrict c = new_cell + first;
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; ++j) {
-          const C cell = load(old_c[j]) + elu<C>(at.candidate(j)) * sigmoid<C>(at.input_gate(j));
-          store(c[j], cell);
-          store(h[j], tanh(cell) * sigmoid<C>(at.output_gate(j)));
+          const T* const gate = first_gate + j;
+          const C columns[] = {load(gate[0]), load(gate[state_size]), load(gate[2 * state_size])};
+          const CellState<C> state = cell_forward<Lltm, Math>(columns, load(old_c[j]));
+          store(c[j], state.c);
+          store(h[j], state.h);
         }
       });
 }
@@ -127,7 +90,7 @@ struct Gradient {
 };
 
 template <class T>
-[[gnu::always_inline]] inline void cell_backward(
+[[gnu::always_inline]] inline void lltm_backward(
     int64_t state_size, Gradient<T> grad_h, Gradient<T> grad_cell, const T* gates, const T* new_cell, T* grad_gates,
     T* grad_old_cell, int64_t begin, int64_t end) {
   using C = typename Compute<T>::type;
@@ -140,7 +103,7 @@ template <class T>
         grad_h.copy(row, column, count, upstream_h);
         grad_cell.copy(row, column, count, upstream_cell);
         const int64_t offset = row * 3 * state_size + column;
-        const Gates<T> at(gates + offset, state_size);
+        const T* const first_gate = gates + offset;
         const T* __restrict cell = new_cell + first;
         T* __restrict grad_input_gate = grad_gates + offset;
         T* __restrict grad_output_gate = grad_input_gate + state_size;
@@ -148,13 +111,15 @@ template <class T>
         T* __restrict grad_old_c = grad_old_cell + first;
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; ++j) {
-          const CellGradients<C> gradients = cell_gradients<C>(
-              sigmoid<C>(at.input_gate(j)), sigmoid<C>(at.output_gate(j)), at.candidate(j), tanh<C>(load(cell[j])),
-              upstream_h[j], upstream_cell[j]);
-          store(grad_old_c[j], gradients.old_cell);
-          store(grad_input_gate[j], gradients.input_gate);
-          store(grad_output_gate[j], gradients.output_gate);
-          store(grad_candidate[j], gradients.candidate);
+          const T* const gate = first_gate + j;
+          const C columns[] = {load(gate[0]), load(gate[state_size]), load(gate[2 * state_size])};
+          C gradients[Lltm::kColumns];
+          store(
+              grad_old_c[j],
+              cell_backward<Lltm, Math>(columns, load(cell[j]), upstream_h[j], upstream_cell[j], gradients));
+          store(grad_input_gate[j], gradients[Lltm::kInputGate]);
+          store(grad_output_gate[j], gradients[Lltm::kOutputGate]);
+          store(grad_candidate[j], gradients[Lltm::kCandidate]);
         }
       });
 }

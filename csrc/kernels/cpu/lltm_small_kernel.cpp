@@ -191,7 +191,7 @@ Error extops_lltm_cpu(ScalarType dtype, const LltmForward& in, int64_t begin, in
         static_cast<const float*>(in.old_h), gates);
     const int64_t state_size = in.sizes.state_size;
     for (int64_t row = 0; row < in.sizes.batch; ++row) {
-      cell(
+      lltm_forward(
           state_size, static_cast<const float*>(in.bias), gates, static_cast<const float*>(in.old_cell),
           static_cast<float*>(in.new_h), static_cast<float*>(in.new_cell), row * state_size + begin,
           row * state_size + end);
@@ -208,7 +208,7 @@ Error extops_lltm_backward_cpu(ScalarType dtype, const LltmBackward& in, int64_t
     const Part part{begin, end};
     const int64_t state_size = in.sizes.state_size;
     for (int64_t row = 0; row < in.sizes.batch; ++row) {
-      cell_backward(
+      lltm_backward(
           state_size, grad_h, grad_cell, static_cast<const float*>(in.gates), static_cast<const float*>(in.new_cell),
           grad_gates, static_cast<float*>(in.grad_old_cell), row * state_size + begin, row * state_size + end);
     }

@@ -111,4 +111,25 @@ template <class T>
   return e / (e + 2);
 }
 
+template <class T>
+[[gnu::always_inline]] inline T elu(T x) {
+  return x < 0 ? expm1(x < 0 ? x : T(0)) : x;  // a zero keeps its sign
+}
+
+// The functions of a cell.
+struct Math {
+  template <class C>
+  [[gnu::always_inline]] static C sigmoid(C x) {
+    return cpu::sigmoid(x);
+  }
+  template <class C>
+  [[gnu::always_inline]] static C tanh(C x) {
+    return cpu::tanh(x);
+  }
+  template <class C>
+  [[gnu::always_inline]] static C elu(C x) {
+    return cpu::elu(x);
+  }
+};
+
 }  // namespace extops::cpu

@@ -1,17 +1,28 @@
-// The LLTM over whole sequences on torch's stable ABI; see lltm.h for what a `Device` is.
+// The cells over whole sequences on torch's stable ABI; see lltm.h for what a `Device` is. `Device::Sequence<Cell>` has
+// the entry points of a cell.
 #pragma once
 
 #include "../../kernels/sequence.h"
-#include "../lltm_sequence.h"
+#include "../sequence.h"
 #include "lltm.h"
 
 namespace extops::stable {
 
 constexpr int64_t kSequenceAlignment = 16;  // in bytes, of every tensor that a kernel gets
 
-inline SequenceSizes sequence_sizes(const LltmSequenceTableSizes& table, bool reverse) {
-  return {table.time, table.batch, table.state_size, table.state_size + table.input_features, 0, 0, reverse, 0};
-}
+// What bindings need to know of a cell besides its numbers.
+template <class Cell>
+struct SequenceOf;
+
+#define EXTOPS_SEQUENCE_OF(cell, Cell)                                   \
+  template <>                                                            \
+  struct SequenceOf<Cell> {                                              \
+    using Tensors = Cell##SequenceTensors;                               \
+    using BackwardTensors = Cell##SequenceBackwardTensors;               \
+    static constexpr const char* kName = #cell "_sequence";              \
+    static constexpr const char* kBackward = #cell "_sequence_backward"; \
+  };
+EXTOPS_CELLS(EXTOPS_SEQUENCE_OF)
 
 // The memory of all tensors of [time, batch, ...] is in the order of `like`: by steps or, if its batch is first, by
 // samples.
@@ -36,6 +47,10 @@ inline Tensor allocate(const Options& options, const SequenceSizes& sizes, int64
       sizes, columns, [&](Sizes shape, Sizes strides) { return allocate(options, shape, strides.data()); });
 }
 
+inline bool is_aligned(const Tensor& tensor) {
+  return reinterpret_cast<uintptr_t>(tensor.data()) % kSequenceAlignment == 0;
+}
+
 // The rows of a tensor of [time, batch, columns] in the order of memory, as a matrix: in place if their distance is
 // regular and, for `dense`, equal to their length; else in a copy.
 inline Tensor rows_of(const Tensor& tensor, const SequenceSizes& sizes, bool dense) {
@@ -49,9 +64,9 @@ inline Tensor rows_of(const Tensor& tensor, const SequenceSizes& sizes, bool den
   // Smaller than a row, namely 0, in an expanded tensor, whose rows share their memory.
   const int64_t distance = rows <= 1 ? row : shape[inner] == 1 ? strides[outer] : strides[inner];
   const bool regular = shape[outer] == 1 || strides[outer] == shape[inner] * distance;
-  const bool aligned = reinterpret_cast<uintptr_t>(tensor.data()) % kSequenceAlignment == 0;
   const int64_t matrix[] = {rows, columns};
-  if (regular && (columns <= 1 || strides[2] == 1) && (dense ? distance == row && aligned : distance >= row)) {
+  if (regular && (columns <= 1 || strides[2] == 1) &&
+      (dense ? distance == row && is_aligned(tensor) : distance >= row)) {
     const int64_t in_place[] = {distance, 1};
     return reinterpret(tensor, Sizes(matrix, 2), Sizes(in_place, 2));
   }
@@ -63,14 +78,22 @@ inline Tensor rows_of(const Tensor& tensor, const SequenceSizes& sizes, bool den
       Sizes(in_copy, 2));
 }
 
-// The part of the weights that meets the hidden state, [3 * state_size, state_size], or the input.
-inline Tensor weights_of_state(const Tensor& weights, const SequenceSizes& sizes) {
-  return columns(weights, 0, sizes.state_size);
-}
+// The recurrent weights [rows, state_size] as a kernel gets them: in place, if each row is dense, else in a copy.
+class RecurrentWeights {
+ public:
+  explicit RecurrentWeights(const Tensor& weights)
+      : is_dense_(weights.strides()[1] == 1 && weights.strides()[0] >= weights.sizes()[1]),
+        tensor_(is_dense_ && is_aligned(weights) ? columns(weights, 0, weights.sizes()[1]) : contiguous_copy(weights)) {
+  }
 
-inline Tensor weights_of_input(const Tensor& weights, const SequenceSizes& sizes) {
-  return columns(weights, sizes.state_size, sizes.weights_stride - sizes.state_size);
-}
+  const Tensor& tensor() const { return tensor_; }
+  const void* data() const { return tensor_.data(); }
+  int64_t stride() const { return tensor_.strides()[0]; }
+
+ private:
+  bool is_dense_;
+  Tensor tensor_;
+};
 
 // A product in the compute type. The kernel adds it to others: rounding it to 16 bits first loses digits.
 template <class Device>
@@ -91,8 +114,9 @@ Tensor multiply(ScalarType dtype, const Tensor& a, const Tensor& b) {
 inline int64_t compute_bytes(ScalarType dtype) { return dtype == ScalarType::Double ? 8 : 4; }
 
 // A piece is a row of the batch.
-inline int64_t grain_of_rows(const SequenceSizes& sizes) {
-  return grain_of(3 * sizes.time * sizes.state_size * sizes.state_size);
+template <class Cell>
+int64_t grain_of_rows(const SequenceSizes& sizes) {
+  return grain_of(Cell::kRecurrent * sizes.time * sizes.state_size * sizes.state_size);
 }
 
 inline std::optional<Dense> check_lengths(
@@ -112,57 +136,64 @@ const void* data_of(const std::optional<Held>& held) {
 // -- forward
 
 // A library's product and a kernel for each step.
-template <class Device>
+template <class Device, class Cell>
 void run_steps(
-    const char* op, ScalarType dtype, SequenceArguments arguments, const Tensor& weights, const Tensor& h_0,
-    const Tensor& h_n) {
+    ScalarType dtype, SequenceArguments arguments, const Tensor& weights_h, const Tensor& h_0, const Tensor& h_n) {
   SequenceSizes& sizes = arguments.sizes;
-  const Tensor weights_h = transpose(weights_of_state(weights, sizes));
+  const Tensor transposed = transpose(weights_h);
   const Tensor workspace = allocate_bytes(h_0.options(), sizes.batch * sizes.state_size * compute_bytes(dtype));
   arguments.workspace = workspace.mutable_data();
   for (sizes.step = 0; sizes.step < sizes.time; ++sizes.step) {
-    const Tensor recurrent = multiply<Device>(dtype, sizes.step == 0 ? h_0 : h_n, weights_h);
+    const Tensor recurrent = multiply<Device>(dtype, sizes.step == 0 ? h_0 : h_n, transposed);
     arguments.recurrent = recurrent.data();
-    Device::run(op, h_0, 0, 0, [&](auto stream) { return Device::lltm_sequence_step(dtype, arguments, stream); });
+    Device::run(SequenceOf<Cell>::kName, h_0, 0, 0, [&](auto stream) {
+      return Device::template Sequence<Cell>::step(dtype, arguments, stream);
+    });
   }
 }
 
-template <class Device>
+template <class Device, class Cell>
 void run_sequence(
-    const char* op, ScalarType dtype, SequenceArguments arguments, const Tensor& weights, const Tensor& h_0,
-    const Tensor& h_n) {
+    ScalarType dtype, SequenceArguments arguments, const Tensor& weights_h, const Tensor& h_0, const Tensor& h_n) {
+  using Entries = typename Device::template Sequence<Cell>;
   std::optional<Tensor> workspace;
   if constexpr (Device::kIsCuda) {
-    const int64_t bytes = Device::lltm_sequence_workspace(dtype, arguments.sizes, Device::stream(h_0));
-    if (bytes == 0) return run_steps<Device>(op, dtype, arguments, weights, h_0, h_n);
+    const int64_t bytes = Entries::workspace(dtype, arguments.sizes, Device::stream(h_0));
+    if (bytes == 0) return run_steps<Device, Cell>(dtype, arguments, weights_h, h_0, h_n);
     workspace = allocate_bytes(h_0.options(), bytes);
     arguments.workspace = workspace->mutable_data();
   }
-  Device::run(op, h_0, arguments.sizes.batch, grain_of_rows(arguments.sizes), [&](auto... where) {
-    return Device::lltm_sequence(dtype, arguments, where...);
-  });
+  Device::run(
+      SequenceOf<Cell>::kName, h_0, arguments.sizes.batch, grain_of_rows<Cell>(arguments.sizes),
+      [&](auto... where) { return Entries::forward(dtype, arguments, where...); });
 }
 
-template <class Device>
-std::array<Tensor, 5> lltm_sequence(
-    const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& h_0, const Tensor& c_0,
-    const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32) {
-  constexpr const char* kOp = "lltm_sequence";
-  const Sizes steps = sizes_of(kOp, "input", input, 3);
-  const LltmSequenceTableSizes table{steps[0], steps[1], steps[2], matrix_sizes(kOp, "h_0", h_0)[1]};
-  const SequenceSizes sizes = laid_out_like(sequence_sizes(table, reverse), input);
-  check<LltmSequenceTensors>(kOp, table, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
+inline SequenceTableSizes table_sizes(const char* op, const Tensor& input, const Tensor& h_0) {
+  const Sizes steps = sizes_of(op, "input", input, 3);
+  return {steps[0], steps[1], steps[2], matrix_sizes(op, "h_0", h_0)[1]};
+}
+
+// After the tensors were checked. `weights_x` and `weights_h` may be views of one tensor.
+template <class Device, class Cell>
+std::array<Tensor, 5> run_checked(
+    const Tensor& input, const Tensor& weights_x, const Tensor& weights_h, const Tensor& bias, const Tensor& h_0,
+    const Tensor& c_0, const Tensor* lengths, bool reverse, bool allow_tf32) {
+  constexpr const char* kOp = SequenceOf<Cell>::kName;
   [[maybe_unused]] const typename Device::Guard guard(input);
+  const RecurrentWeights dense_weights(weights_h);
+  const Sizes steps = input.sizes();
+  const SequenceSizes sizes =
+      laid_out_like({steps[0], steps[1], h_0.sizes()[1], dense_weights.stride(), 0, 0, reverse, 0}, input);
   const Options options = input.options();
-  const std::optional<Dense> counts = check_lengths(kOp, get(lengths), sizes, options);
+  const std::optional<Dense> counts = check_lengths(kOp, lengths, sizes, options);
   const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
 
-  const Tensor products =
-      multiply<Device>(dtype, rows_of(input, sizes, false), transpose(weights_of_input(weights, sizes)));
-  Tensor gates = is_half(dtype) ? allocate(options, sizes, 3 * sizes.state_size)
-                                : make_sequence(sizes, 3 * sizes.state_size, [&](Sizes shape, Sizes strides) {
-                                    return reinterpret(products, shape, strides);
-                                  });
+  const Tensor products = multiply<Device>(dtype, rows_of(input, sizes, false), transpose(weights_x));
+  const bool in_place = Cell::kInput == Cell::kColumns && !is_half(dtype);
+  Tensor gates = in_place ? make_sequence(
+                                sizes, Cell::kColumns * sizes.state_size,
+                                [&](Sizes shape, Sizes strides) { return reinterpret(products, shape, strides); })
+                          : allocate(options, sizes, Cell::kColumns * sizes.state_size);
   Tensor output = allocate(options, sizes, sizes.state_size);
   Tensor cells = allocate(options, sizes, sizes.state_size);
   if (output.numel() == 0) {
@@ -170,7 +201,7 @@ std::array<Tensor, 5> lltm_sequence(
   }
   Tensor h_n = allocate(options, sizes.batch, sizes.state_size);
   Tensor c_n = allocate(options, sizes.batch, sizes.state_size);
-  const Dense dense_weights(weights, kSequenceAlignment), dense_bias(bias, kSequenceAlignment);
+  const Dense dense_bias(bias, kSequenceAlignment);
   const Dense dense_h_0(h_0, kSequenceAlignment), dense_c_0(c_0, kSequenceAlignment);
   SequenceArguments arguments{};
   arguments.sizes = sizes;
@@ -185,52 +216,76 @@ std::array<Tensor, 5> lltm_sequence(
   arguments.c_n = c_n.mutable_data();
   arguments.gates = gates.mutable_data();
   arguments.cells = cells.mutable_data();
-  run_sequence<Device>(kOp, dtype, arguments, weights, h_0, h_n);
+  run_sequence<Device, Cell>(dtype, arguments, dense_weights.tensor(), h_0, h_n);
   return {std::move(output), std::move(h_n), std::move(c_n), std::move(gates), std::move(cells)};
+}
+
+// With the weights in two tensors, as torch's modules have them, and with both joined in one.
+template <class Device, class Cell>
+std::array<Tensor, 5> sequence(
+    const Tensor& input, const Tensor& weight_ih, const Tensor& weight_hh, const Tensor& bias, const Tensor& h_0,
+    const Tensor& c_0, const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32) {
+  constexpr const char* kOp = SequenceOf<Cell>::kName;
+  const Tensors tensors{&input, &weight_ih, &weight_hh, &bias, &h_0, &c_0};
+  check<typename SequenceOf<Cell>::Tensors>(kOp, table_sizes(kOp, input, h_0), tensors, "input", input);
+  return run_checked<Device, Cell>(input, weight_ih, weight_hh, bias, h_0, c_0, get(lengths), reverse, allow_tf32);
+}
+
+template <class Device, class Cell>
+std::array<Tensor, 5> sequence_of_joined(
+    const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& h_0, const Tensor& c_0,
+    const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32) {
+  constexpr const char* kOp = SequenceOf<Cell>::kName;
+  const SequenceTableSizes sizes = table_sizes(kOp, input, h_0);
+  check<typename SequenceOf<Cell>::Tensors>(kOp, sizes, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
+  return run_checked<Device, Cell>(
+      input, columns(weights, sizes.state_size, sizes.input_features), columns(weights, 0, sizes.state_size), bias, h_0,
+      c_0, get(lengths), reverse, allow_tf32);
 }
 
 // -- backward
 
 // From the last step of the forward to its first, and once more for the gradient of the first state.
-template <class Device>
+template <class Device, class Cell>
 void run_steps_backward(
-    const char* op, ScalarType dtype, SequenceBackwardArguments arguments, const Tensor& weights,
-    const Tensor& grad_gates) {
+    ScalarType dtype, SequenceBackwardArguments arguments, const Tensor& weights_h, const Tensor& grad_gates) {
   SequenceSizes& sizes = arguments.sizes;
-  const Tensor weights_h = weights_of_state(weights, sizes);
-  const Tensor workspace = allocate_bytes(weights.options(), 2 * sizes.batch * sizes.state_size * compute_bytes(dtype));
+  const Tensor workspace =
+      allocate_bytes(weights_h.options(), 2 * sizes.batch * sizes.state_size * compute_bytes(dtype));
   arguments.workspace = workspace.mutable_data();
-  const int64_t row = 3 * sizes.state_size;
-  const int64_t shape[] = {sizes.batch, row};
+  const int64_t row = Cell::kColumns * sizes.state_size;
+  const int64_t first = (Cell::kColumns - Cell::kRecurrent) * sizes.state_size;
+  const int64_t shape[] = {sizes.batch, row - first};
   const int64_t strides[] = {sizes.batch_stride * row, 1};
   for (sizes.step = 0; sizes.step <= sizes.time; ++sizes.step) {
     std::optional<Tensor> recurrent;
     if (sizes.step > 0) {
       const int64_t before = sizes.reverse ? sizes.step - 1 : sizes.time - sizes.step;
-      const int64_t offset = before * sizes.time_stride * row;
+      const int64_t offset = before * sizes.time_stride * row + first;
       recurrent =
           multiply<Device>(dtype, reinterpret(grad_gates, Sizes(shape, 2), Sizes(strides, 2), offset), weights_h);
     }
     arguments.recurrent = data_of(recurrent);
-    Device::run(
-        op, weights, 0, 0, [&](auto stream) { return Device::lltm_sequence_step_backward(dtype, arguments, stream); });
+    Device::run(SequenceOf<Cell>::kBackward, weights_h, 0, 0, [&](auto stream) {
+      return Device::template Sequence<Cell>::step_backward(dtype, arguments, stream);
+    });
   }
 }
 
-template <class Device>
+template <class Device, class Cell>
 void run_sequence_backward(
-    const char* op, ScalarType dtype, SequenceBackwardArguments arguments, const Tensor& weights,
-    const Tensor& grad_gates) {
+    ScalarType dtype, SequenceBackwardArguments arguments, const Tensor& weights_h, const Tensor& grad_gates) {
+  using Entries = typename Device::template Sequence<Cell>;
   std::optional<Tensor> workspace;
   if constexpr (Device::kIsCuda) {
-    const int64_t bytes = Device::lltm_sequence_backward_workspace(dtype, arguments.sizes, Device::stream(weights));
-    if (bytes == 0) return run_steps_backward<Device>(op, dtype, arguments, weights, grad_gates);
-    workspace = allocate_bytes(weights.options(), bytes);
+    const int64_t bytes = Entries::backward_workspace(dtype, arguments.sizes, Device::stream(weights_h));
+    if (bytes == 0) return run_steps_backward<Device, Cell>(dtype, arguments, weights_h, grad_gates);
+    workspace = allocate_bytes(weights_h.options(), bytes);
     arguments.workspace = workspace->mutable_data();
   }
-  Device::run(op, weights, arguments.sizes.batch, grain_of_rows(arguments.sizes), [&](auto... where) {
-    return Device::lltm_sequence_backward(dtype, arguments, where...);
-  });
+  Device::run(
+      SequenceOf<Cell>::kBackward, weights_h, arguments.sizes.batch, grain_of_rows<Cell>(arguments.sizes),
+      [&](auto... where) { return Entries::backward(dtype, arguments, where...); });
 }
 
 inline std::optional<Dense> dense(const Tensor* tensor) {
@@ -242,25 +297,28 @@ inline Tensor hand_on(const Tensor* gradient, const Options& options, const Sequ
   return gradient == nullptr ? zeros(options, sizes.batch, sizes.state_size) : contiguous_copy(*gradient);
 }
 
-template <class Device>
-std::array<Tensor, 3> lltm_sequence_backward(
+// `weights` are weight_hh, or both kinds joined.
+template <class Device, class Cell>
+std::array<Tensor, 3> sequence_backward(
     const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_h_n,
     const std::optional<Tensor>& grad_c_n, const Tensor& weights, const Tensor& gates, const Tensor& cells,
     const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32) {
-  constexpr const char* kOp = "lltm_sequence_backward";
+  constexpr const char* kOp = SequenceOf<Cell>::kBackward;
   const Sizes steps = sizes_of(kOp, "cells", cells, 3);
   sizes_of(kOp, "gates", gates, 3);
   const int64_t features = std::max<int64_t>(matrix_sizes(kOp, "weights", weights)[1] - steps[2], 0);
-  const LltmSequenceTableSizes table{steps[0], steps[1], features, steps[2]};
-  const SequenceSizes sizes = laid_out_like(sequence_sizes(table, reverse), gates);
+  const SequenceTableSizes table{steps[0], steps[1], features, steps[2]};
   const Tensors tensors{get(grad_output), get(grad_h_n), get(grad_c_n), &weights, &gates, &cells};
-  check<LltmSequenceBackwardTensors>(kOp, table, tensors, "cells", cells);
+  check<typename SequenceOf<Cell>::BackwardTensors>(kOp, table, tensors, "cells", cells);
   [[maybe_unused]] const typename Device::Guard guard(cells);
+  const RecurrentWeights weights_h(columns(weights, 0, steps[2]));
+  const SequenceSizes sizes =
+      laid_out_like({steps[0], steps[1], steps[2], weights_h.stride(), 0, 0, reverse, 0}, gates);
   const Options options = gates.options();
   const std::optional<Dense> counts = check_lengths(kOp, get(lengths), sizes, options);
   const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
 
-  Tensor grad_gates = allocate(options, sizes, 3 * sizes.state_size);
+  Tensor grad_gates = allocate(options, sizes, Cell::kColumns * sizes.state_size);
   if (cells.numel() == 0) {
     return {std::move(grad_gates), hand_on(get(grad_h_n), options, sizes), hand_on(get(grad_c_n), options, sizes)};
   }
@@ -270,27 +328,30 @@ std::array<Tensor, 3> lltm_sequence_backward(
   if (get(grad_output) != nullptr) dense_grad_output = rows_of(*grad_output, sizes, true);
   const Tensor dense_gates = rows_of(gates, sizes, true), dense_cells = rows_of(cells, sizes, true);
   const std::optional<Dense> dense_grad_h_n = dense(get(grad_h_n)), dense_grad_c_n = dense(get(grad_c_n));
-  const Dense dense_weights(weights, kSequenceAlignment);
   SequenceBackwardArguments arguments{};
   arguments.sizes = sizes;
   arguments.grad_output = data_of(dense_grad_output);
   arguments.grad_h_n = data_of(dense_grad_h_n);
   arguments.grad_c_n = data_of(dense_grad_c_n);
-  arguments.weights_h = dense_weights.data();
+  arguments.weights_h = weights_h.data();
   arguments.gates = dense_gates.data();
   arguments.cells = dense_cells.data();
   arguments.lengths = static_cast<const int64_t*>(data_of(counts));
   arguments.grad_gates = grad_gates.mutable_data();
   arguments.grad_h_0 = grad_h_0.mutable_data();
   arguments.grad_c_0 = grad_c_0.mutable_data();
-  run_sequence_backward<Device>(kOp, dtype, arguments, weights, grad_gates);
+  run_sequence_backward<Device, Cell>(dtype, arguments, weights_h.tensor(), grad_gates);
   return {std::move(grad_gates), std::move(grad_h_0), std::move(grad_c_0)};
 }
 
-template <class Device, class Library>
-void register_lltm_sequence(Library& library) {
-  library.impl("lltm_sequence", &Boxed<&lltm_sequence<Device>>::call);
-  library.impl("lltm_sequence_backward", &Boxed<&lltm_sequence_backward<Device>>::call);
+template <class Device, class Cell, class Library>
+void register_sequence(Library& library) {
+  if constexpr (SequenceOf<Cell>::Tensors::kInputs == 5) {
+    library.impl(SequenceOf<Cell>::kName, &Boxed<&sequence_of_joined<Device, Cell>>::call);
+  } else {
+    library.impl(SequenceOf<Cell>::kName, &Boxed<&sequence<Device, Cell>>::call);
+  }
+  library.impl(SequenceOf<Cell>::kBackward, &Boxed<&sequence_backward<Device, Cell>>::call);
 }
 
 }  // namespace extops::stable

@@ -1,0 +1,66 @@
+// The tensors of the operators over whole sequences: for their schemas, and for what bindings check. What the kernels
+// get is in ../kernels/sequence.h: products of the input instead of the input, and lengths, which a table lacks.
+#pragma once
+
+#include "../kernels/sequence.h"
+#include "../kernels/table.h"
+
+#define EXTOPS_SEQUENCE_SIZES time, batch, input_features, state_size
+
+struct SequenceTableSizes {
+  int64_t EXTOPS_SEQUENCE_SIZES;
+};
+
+// clang-format off
+// A cell's table, from the number of its columns and the rows of its weights: one that joins weights_h and weights_x,
+// or both of them, in the order of torch's modules.
+#define EXTOPS_SEQUENCE(IN, OUT, COLUMNS, ...)              \
+  IN(input, time, batch, input_features)                    \
+  __VA_ARGS__                                               \
+  IN(bias, COLUMNS*state_size)                              \
+  IN(h_0, batch, state_size)                                \
+  IN(c_0, batch, state_size)                                \
+  OUT(output, time, batch, state_size)                      \
+  OUT(h_n, batch, state_size)                               \
+  OUT(c_n, batch, state_size)                               \
+  OUT(gates, time, batch, COLUMNS*state_size)               \
+  OUT(cells, time, batch, state_size)
+
+#define EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, COLUMNS, ...) \
+  UPSTREAM(grad_output, time, batch, state_size)            \
+  UPSTREAM(grad_h_n, batch, state_size)                     \
+  UPSTREAM(grad_c_n, batch, state_size)                     \
+  __VA_ARGS__                                               \
+  IN(gates, time, batch, COLUMNS*state_size)                \
+  IN(cells, time, batch, state_size)                        \
+  OUT(grad_gates, time, batch, COLUMNS*state_size)          \
+  OUT(grad_h_0, batch, state_size)                          \
+  OUT(grad_c_0, batch, state_size)
+
+#define EXTOPS_LLTM_WEIGHTS(IN) IN(weights, 3*state_size, state_size + input_features)
+#define EXTOPS_LLTM_SEQUENCE(IN, UPSTREAM, OUT) EXTOPS_SEQUENCE(IN, OUT, 3, EXTOPS_LLTM_WEIGHTS(IN))
+#define EXTOPS_LLTM_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT) \
+  EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, 3, EXTOPS_LLTM_WEIGHTS(IN))
+
+#define EXTOPS_WEIGHT_IH(IN, GATES) IN(weight_ih, GATES*state_size, input_features)
+#define EXTOPS_WEIGHT_HH(IN, GATES) IN(weight_hh, GATES*state_size, state_size)
+
+#define EXTOPS_LSTM_SEQUENCE(IN, UPSTREAM, OUT) \
+  EXTOPS_SEQUENCE(IN, OUT, 4, EXTOPS_WEIGHT_IH(IN, 4) EXTOPS_WEIGHT_HH(IN, 4))
+#define EXTOPS_LSTM_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT) \
+  EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, 4, EXTOPS_WEIGHT_HH(IN, 4))
+
+// The rows of weight_ih in the order of the cell's columns: n, r, z.
+#define EXTOPS_GRU_SEQUENCE(IN, UPSTREAM, OUT) \
+  EXTOPS_SEQUENCE(IN, OUT, 4, EXTOPS_WEIGHT_IH(IN, 3) EXTOPS_WEIGHT_HH(IN, 3))
+#define EXTOPS_GRU_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT) \
+  EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, 4, EXTOPS_WEIGHT_HH(IN, 3))
+// clang-format on
+
+#define EXTOPS_SEQUENCE_TENSORS(Name, TABLE) EXTOPS_ARGUMENTS(Name, SequenceTableSizes, EXTOPS_SEQUENCE_SIZES, TABLE)
+EXTOPS_SEQUENCE_TENSORS(LltmSequenceTensors, EXTOPS_LLTM_SEQUENCE)
+EXTOPS_SEQUENCE_TENSORS(LltmSequenceBackwardTensors, EXTOPS_LLTM_SEQUENCE_BACKWARD)
+EXTOPS_SEQUENCE_TENSORS(LstmSequenceTensors, EXTOPS_LSTM_SEQUENCE)
+EXTOPS_SEQUENCE_TENSORS(LstmSequenceBackwardTensors, EXTOPS_LSTM_SEQUENCE_BACKWARD)
+EXTOPS_SEQUENCE_TENSORS(GruSequenceTensors, EXTOPS_GRU_SEQUENCE)
+EXTOPS_SEQUENCE_TENSORS(GruSequenceBackwardTensors, EXTOPS_GRU_SEQUENCE_BACKWARD)

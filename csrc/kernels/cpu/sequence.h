@@ -1,0 +1,443 @@
+// A cell (../../cells/cell.h) over whole sequences. The rows of a batch do not depend on each other, so that a slice of
+// them runs through all steps without waiting for another; the recurrent weights are packed once for all steps.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "../sequence.h"
+#include "math.h"
+#include "vectorize.h"
+
+namespace extops::cpu {
+
+template <class C, int kBytes>
+struct alignas(kBytes) Vector {
+  static constexpr int kLanes = kBytes / sizeof(C);
+  C at[kLanes];
+};
+
+// The library's own allocator calls an operator new for wide alignments, which older C++ libraries lack.
+template <class V>
+struct AlignedAllocator {
+  using value_type = V;
+
+  V* allocate(size_t count) {
+    void* const memory = std::aligned_alloc(alignof(V), std::max<size_t>(count, 1) * sizeof(V));
+    if (memory == nullptr) throw std::bad_alloc();
+    return static_cast<V*>(memory);
+  }
+  void deallocate(V* memory, size_t) { std::free(memory); }
+
+  friend bool operator==(const AlignedAllocator&, const AlignedAllocator&) { return true; }
+  friend bool operator!=(const AlignedAllocator&, const AlignedAllocator&) { return false; }
+};
+
+template <class V>
+using Vectors = std::vector<V, AlignedAllocator<V>>;
+
+template <class T, class C>
+[[gnu::always_inline]] inline void load_row(const T* __restrict from, C* __restrict to, int64_t count) {
+  for (int64_t j = 0; j < count; ++j) to[j] = load(from[j]);
+}
+
+template <class T, class C>
+[[gnu::always_inline]] inline void store_row(const C* __restrict from, T* __restrict to, int64_t count) {
+  for (int64_t j = 0; j < count; ++j) store(to[j], from[j]);
+}
+
+// The operands of to[r * to_stride + v * v_stride] = sum over d of a[r * a_stride + d] * b[d * kVectors + v].
+template <class C, int kBytes>
+struct Product {
+  int64_t depth;
+  const C* a;
+  int64_t a_stride;
+  const Vector<C, kBytes>* b;
+  Vector<C, kBytes>* to;
+  int64_t to_stride;
+  int64_t v_stride;
+};
+
+// The terms [begin, end) of kRows rows, added to those before.
+template <int kRows, int kVectors, class C, int kBytes>
+[[gnu::always_inline]] inline void multiply_tile(
+    const Product<C, kBytes>& product, int64_t row, int64_t begin, int64_t end) {
+  typedef C V __attribute__((vector_size(kBytes), may_alias));
+  const C* const a = product.a + row * product.a_stride;
+  V sums[kRows][kVectors] = {};
+  for (int64_t d = begin; d < end; ++d) {
+    const V* values = reinterpret_cast<const V*>(product.b + d * kVectors);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const C factor = a[r * product.a_stride + d];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[r][v] += factor * values[v];
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      V& total = *reinterpret_cast<V*>(product.to + (row + r) * product.to_stride + v * product.v_stride);
+      total = begin == 0 ? sums[r][v] : total + sums[r][v];
+    }
+  }
+}
+
+template <int kRows, int kVectors, class C, int kBytes>
+[[gnu::always_inline]] inline void multiply_tiles(
+    const Product<C, kBytes>& product, int64_t row, int64_t rows, int64_t begin, int64_t end) {
+  for (; row + kRows <= rows; row += kRows) multiply_tile<kRows, kVectors>(product, row, begin, end);
+  if constexpr (kRows > 1) multiply_tiles<kRows / 2, kVectors>(product, row, rows, begin, end);
+}
+
+// How many rows of sums, a line of `b` and a factor stay in registers.
+constexpr int most_rows(int vectors, int bytes) {
+  const int registers = bytes == 64 ? 32 : 16;
+  int rows = 1;
+  while (2 * rows * vectors + vectors + 1 <= registers) rows *= 2;
+  return rows;
+}
+
+// All rows pass through as many lines of `b` as stay in the first-level cache before the next ones. The sums of those
+// lines are added up, so that the error of long sums stays small, and in the same order for each row, in a tile of any
+// size.
+template <int kVectors, class C, int kBytes>
+[[gnu::always_inline]] inline void multiply(const Product<C, kBytes>& product, int64_t rows) {
+  constexpr int kMostRows = most_rows(kVectors, kBytes);
+  constexpr int64_t kTerms = 128;
+  for (int64_t first = 0; first < product.depth; first += kTerms) {
+    multiply_tiles<kMostRows, kVectors>(product, 0, rows, first, std::min(first + kTerms, product.depth));
+  }
+}
+
+// A sample of the batch, and how many steps of it count.
+struct Row {
+  int64_t sample;
+  int64_t length;
+};
+
+// The rows of a slice, the longest first, so that those which count at a step come before the others.
+inline std::vector<Row> longest_first(int64_t time, const int64_t* lengths, int64_t begin, int64_t end) {
+  std::vector<Row> rows;
+  for (int64_t sample = begin; sample < end; ++sample) {
+    rows.push_back({sample, lengths == nullptr ? time : std::clamp<int64_t>(lengths[sample], 0, time)});
+  }
+  std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.length > b.length; });
+  return rows;
+}
+
+// What forward and backward share.
+template <class T, int kBytes>
+struct Slice {
+  using C = typename Compute<T>::type;
+  using Vec = Vector<C, kBytes>;
+  static constexpr int kLanes = Vec::kLanes;
+
+  const SequenceSizes& sizes;
+  int64_t units;    // in a row
+  int64_t vectors;  // that hold them, the last one padded with zeros
+  std::vector<Row> rows;
+
+  Slice(const SequenceSizes& sizes, const int64_t* lengths, int64_t begin, int64_t end, int64_t group)
+      : sizes(sizes),
+        units(sizes.state_size),
+        vectors((units + group * kLanes - 1) / (group * kLanes) * group),
+        rows(longest_first(sizes.time, lengths, begin, end)) {}
+
+  int64_t count_rows(int64_t t) const {
+    return std::partition_point(rows.begin(), rows.end(), [t](const Row& row) { return row.length > t; }) -
+           rows.begin();
+  }
+
+  int64_t offset(int64_t t, const Row& row) const { return t * sizes.time_stride + row.sample * sizes.batch_stride; }
+
+  // A state of [batch, units], or zeros, by the slice's rows.
+  [[gnu::always_inline]] Vectors<Vec> load_state(const void* from) const {
+    Vectors<Vec> state(rows.size() * vectors);
+    for (size_t r = 0; from != nullptr && r < rows.size(); ++r) {
+      load_row(static_cast<const T*>(from) + rows[r].sample * units, state[r * vectors].at, units);
+    }
+    return state;
+  }
+
+  [[gnu::always_inline]] void store_state(const Vectors<Vec>& state, void* to) const {
+    for (size_t r = 0; r < rows.size(); ++r) {
+      store_row(state[r * vectors].at, static_cast<T*>(to) + rows[r].sample * units, units);
+    }
+  }
+
+  // Zeros for the steps that do not count, in a tensor of [time, batch, width].
+  void clear_padding(void* tensor, int64_t width) const {
+    for (const Row& row : rows) {
+      for (int64_t t = row.length; t < sizes.time; ++t) {
+        std::fill_n(static_cast<T*>(tensor) + offset(t, row) * width, width, T{});
+      }
+    }
+  }
+};
+
+// The columns of unit j, from rows of `stride` units each.
+template <class Cell, class C, int... kColumn>
+[[gnu::always_inline]] inline void load_columns(
+    const C* from, int64_t stride, C (&to)[Cell::kColumns], std::integer_sequence<int, kColumn...>) {
+  ((to[kColumn] = from[kColumn * stride]), ...);
+}
+
+template <class Cell, class C, int... kColumn>
+[[gnu::always_inline]] inline void store_columns(
+    const C (&from)[Cell::kColumns], C* to, int64_t stride, std::integer_sequence<int, kColumn...>) {
+  ((to[kColumn * stride] = from[kColumn]), ...);
+}
+
+template <class Cell, class C, int kColumn = 0, class Between>
+[[gnu::always_inline]] inline void activate_rows(C* rows, int64_t padded, const Between& between) {
+  between(kColumn);
+#pragma GCC ivdep
+  for (int64_t j = 0; j < padded; ++j) rows[j] = Cell::template activate<Math, kColumn>(rows[j]);
+  if constexpr (kColumn + 1 < Cell::kColumns) activate_rows<Cell, C, kColumn + 1>(rows + padded, padded, between);
+}
+
+template <class Cell, class T, int kBytes>
+class Forward {
+ public:
+  [[gnu::always_inline]] Forward(const SequenceArguments& in, int64_t begin, int64_t end)
+      : in_(in),
+        slice_(in.sizes, in.lengths, begin, end, 1),
+        weights_(slice_.vectors * Cell::kRecurrent * slice_.units),
+        bias_(slice_.vectors * Cell::kColumns),
+        columns_(slice_.rows.size() * slice_.vectors * Cell::kColumns),
+        h_(slice_.load_state(in.h_0)),
+        cells_(slice_.load_state(in.c_0)) {
+    const T* const weights = static_cast<const T*>(in.weights_h);
+    const int64_t units = slice_.units;
+    for (int64_t column = 0; column < Cell::kRecurrent; ++column) {
+      for (int64_t unit = 0; unit < units; ++unit) {
+        const T* const line = weights + (column * units + unit) * in.sizes.weights_stride;
+        Vec* const to = weights_.data() + unit / kLanes * units * Cell::kRecurrent + column;
+        for (int64_t k = 0; k < units; ++k) to[k * Cell::kRecurrent].at[unit % kLanes] = load(line[k]);
+      }
+    }
+    for (int64_t column = 0; column < Cell::kColumns; ++column) {
+      load_row(static_cast<const T*>(in.bias) + column * units, bias_[column * slice_.vectors].at, units);
+    }
+  }
+
+  [[gnu::always_inline]] void run() {
+    for (int64_t step = 0; step < in_.sizes.time; ++step) {
+      const int64_t t = in_.sizes.reverse ? in_.sizes.time - 1 - step : step;
+      const int64_t count = slice_.count_rows(t);
+      for (int64_t v = 0; v < slice_.vectors; ++v) {
+        multiply<Cell::kRecurrent>(
+            Product<C, kBytes>{
+                slice_.units, h_[0].at, slice_.vectors * kLanes, &weights_[v * slice_.units * Cell::kRecurrent],
+                &columns_[kFirstRecurrent * slice_.vectors + v], slice_.vectors * Cell::kColumns, slice_.vectors},
+            count);
+      }
+      for (int64_t r = 0; r < count; ++r) update(t, r);
+    }
+    slice_.clear_padding(in_.output, slice_.units);
+    slice_.clear_padding(in_.gates, Cell::kColumns * slice_.units);
+    slice_.clear_padding(in_.cells, slice_.units);
+    slice_.store_state(h_, in_.h_n);
+    slice_.store_state(cells_, in_.c_n);
+  }
+
+ private:
+  using C = typename Compute<T>::type;
+  using Vec = Vector<C, kBytes>;
+  static constexpr int kLanes = Vec::kLanes;
+  static constexpr int kFirstRecurrent = Cell::kColumns - Cell::kRecurrent;
+  static constexpr auto kAll = std::make_integer_sequence<int, Cell::kColumns>();
+
+  [[gnu::always_inline]] void update(int64_t t, int64_t r) {
+    const int64_t units = slice_.units;
+    const int64_t padded = slice_.vectors * kLanes;
+    const int64_t row = slice_.offset(t, slice_.rows[r]);
+    C* const columns = columns_[r * slice_.vectors * Cell::kColumns].at;
+    add_up(row, columns, padded, kAll);
+    C* const cells = cells_[r * slice_.vectors].at;
+    C* const h = h_[r * slice_.vectors].at;
+    const int64_t next = slice_.offset(in_.sizes.reverse ? t - 1 : t + 1, slice_.rows[r]);
+    // One function per loop: in a long chain of operations the CPU waits for each result.
+    activate_rows<Cell>(
+        columns, padded, [&](int column) __attribute__((always_inline)) { prefetch_products(next, column); });
+    T* const saved_c = static_cast<T*>(in_.cells) + row * units;
+    if constexpr (!Cell::kSavesNewC) store_row(cells, saved_c, units);
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) {
+      C a[Cell::kColumns];
+      load_columns<Cell>(columns + j, padded, a, kAll);
+      cells[j] = Cell::template new_c<Math>(a, cells[j]);
+    }
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) {
+      C a[Cell::kColumns];
+      load_columns<Cell>(columns + j, padded, a, kAll);
+      h[j] = Cell::template output<Math>(a, cells[j]);
+    }
+    if constexpr (Cell::kSavesNewC) store_row(cells, saved_c, units);
+    store_row(h, static_cast<T*>(in_.output) + row * units, units);
+    if constexpr (!std::is_same_v<T, C>) load_row(static_cast<const T*>(in_.output) + row * units, h, units);
+  }
+
+  // The columns from their parts, and as the backward will see them.
+  template <int... kColumn>
+  [[gnu::always_inline]] void add_up(
+      int64_t row, C* columns, int64_t padded, std::integer_sequence<int, kColumn...>) const {
+    (add_up<kColumn>(row, columns + kColumn * padded), ...);
+  }
+
+  template <int kColumn>
+  [[gnu::always_inline]] void add_up(int64_t row, C* sums) const {
+    const int64_t units = slice_.units;
+    const C* const products = static_cast<const C*>(in_.products) + (row * Cell::kInput + kColumn) * units;
+    const C* const bias = bias_[kColumn * slice_.vectors].at;
+    T* const to = static_cast<T*>(in_.gates) + (row * Cell::kColumns + kColumn) * units;
+#pragma GCC ivdep
+    for (int64_t j = 0; j < units; ++j) {
+      C sum = bias[j];
+      if constexpr (kColumn < Cell::kInput) sum = products[j] + sum;
+      if constexpr (kColumn >= kFirstRecurrent) sum = sum + sums[j];
+      store(to[j], sum);
+      sums[j] = load(to[j]);
+    }
+  }
+
+  // One column's products of the next step. Not those of all columns at once: the CPU stalls when too many cache lines
+  // are under way. Beyond the last step the address is invalid, which a prefetch ignores.
+  [[gnu::always_inline]] void prefetch_products(int64_t row, int column) const {
+    if (column >= Cell::kInput) return;
+    constexpr int64_t kCacheLine = 64;
+    const C* const products = static_cast<const C*>(in_.products) + (row * Cell::kInput + column) * slice_.units;
+    for (int64_t j = 0; j < slice_.units; j += kCacheLine / sizeof(C)) __builtin_prefetch(products + j);
+  }
+
+  const SequenceArguments& in_;
+  Slice<T, kBytes> slice_;
+  Vectors<Vec> weights_;  // [vectors of units, units, recurrent columns]
+  Vectors<Vec> bias_;     // [columns, vectors of units]
+  Vectors<Vec> columns_;  // [rows, columns, vectors of units]
+  Vectors<Vec> h_;        // [rows, vectors of units]
+  Vectors<Vec> cells_;
+};
+
+template <class Cell, class T, int kBytes>
+class Backward {
+ public:
+  [[gnu::always_inline]] Backward(const SequenceBackwardArguments& in, int64_t begin, int64_t end)
+      : in_(in),
+        slice_(in.sizes, in.lengths, begin, end, kGroup),
+        weights_(slice_.vectors * depth()),
+        row_(slice_.vectors * (Cell::kColumns + 2)),
+        grad_columns_(slice_.rows.size() * depth()),
+        grad_h_(slice_.load_state(in.grad_h_n)),
+        grad_cells_(slice_.load_state(in.grad_c_n)) {
+    for (int64_t d = 0; d < depth(); ++d) {
+      const T* const line = static_cast<const T*>(in.weights_h) + d * in.sizes.weights_stride;
+      for (int64_t unit = 0; unit < slice_.units; unit += kGroup * kLanes) {
+        load_row(
+            line + unit, weights_[unit / kLanes * depth() + d * kGroup].at,
+            std::min<int64_t>(kGroup * kLanes, slice_.units - unit));
+      }
+    }
+  }
+
+  [[gnu::always_inline]] void run() {
+    for (int64_t step = 0; step < in_.sizes.time; ++step) {
+      const int64_t t = in_.sizes.reverse ? step : in_.sizes.time - 1 - step;
+      const int64_t count = slice_.count_rows(t);
+      for (int64_t r = 0; r < count; ++r) update(t, r);
+      for (int64_t v = 0; v < slice_.vectors; v += kGroup) {
+        multiply<kGroup>(
+            Product<C, kBytes>{
+                depth(), grad_columns_.data(), depth(), &weights_[v * depth()], &grad_h_[v], slice_.vectors, 1},
+            count);
+      }
+    }
+    slice_.clear_padding(in_.grad_gates, Cell::kColumns * slice_.units);
+    slice_.store_state(grad_h_, in_.grad_h_0);
+    slice_.store_state(grad_cells_, in_.grad_c_0);
+  }
+
+ private:
+  using C = typename Compute<T>::type;
+  using Vec = Vector<C, kBytes>;
+  static constexpr int kLanes = Vec::kLanes;
+  static constexpr int kGroup = 2;  // vectors of units in a tile
+  static constexpr auto kAll = std::make_integer_sequence<int, Cell::kColumns>();
+
+  int64_t depth() const { return Cell::kRecurrent * slice_.units; }
+
+  [[gnu::always_inline]] void update(int64_t t, int64_t r) {
+    const int64_t units = slice_.units;
+    const int64_t padded = slice_.vectors * kLanes;
+    const int64_t row = slice_.offset(t, slice_.rows[r]);
+    C* const columns = row_[0].at;
+    C* const saved_c = columns + Cell::kColumns * padded;
+    C* const squashed = saved_c + padded;
+    C* const grad_h = grad_h_[r * slice_.vectors].at;
+    C* const grad_cells = grad_cells_[r * slice_.vectors].at;
+    const T* const gates = static_cast<const T*>(in_.gates) + row * Cell::kColumns * units;
+    for (int64_t k = 0; k < Cell::kColumns; ++k) load_row(gates + k * units, columns + k * padded, units);
+    load_row(static_cast<const T*>(in_.cells) + row * units, saved_c, units);
+    if (in_.grad_output != nullptr) {
+      const T* const grad_output = static_cast<const T*>(in_.grad_output) + row * units;
+#pragma GCC ivdep
+      for (int64_t j = 0; j < units; ++j) grad_h[j] += load(grad_output[j]);
+    }
+    activate_rows<Cell>(columns, padded, [](int) __attribute__((always_inline)) {});
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) {
+      C a[Cell::kColumns];
+      load_columns<Cell>(columns + j, padded, a, kAll);
+      squashed[j] = Cell::template squash<Math>(a, saved_c[j]);
+    }
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) {
+      C a[Cell::kColumns], gradients[Cell::kColumns];
+      load_columns<Cell>(columns + j, padded, a, kAll);
+      const C grad_c = grad_cells[j] + Cell::to_c(grad_h[j], a, squashed[j]);
+      Cell::template to_columns<Math>(grad_h[j], grad_c, a, saved_c[j], squashed[j], gradients);
+      store_columns<Cell>(gradients, columns + j, padded, kAll);
+      grad_cells[j] = Cell::to_old_c(grad_c, a);
+    }
+    T* const grad_gates = static_cast<T*>(in_.grad_gates) + row * Cell::kColumns * units;
+    for (int64_t k = 0; k < Cell::kColumns; ++k) store_row(columns + k * padded, grad_gates + k * units, units);
+    load_row(grad_gates + (Cell::kColumns - Cell::kRecurrent) * units, &grad_columns_[r * depth()], depth());
+  }
+
+  const SequenceBackwardArguments& in_;
+  Slice<T, kBytes> slice_;
+  Vectors<Vec> weights_;         // [groups of vectors of units, depth, kGroup]
+  Vectors<Vec> row_;             // columns, or their gradients, saved_c and squashed: [columns + 2, vectors of units]
+  std::vector<C> grad_columns_;  // of the recurrent ones: [rows, depth]
+  Vectors<Vec> grad_h_;          // [rows, vectors of units]
+  Vectors<Vec> grad_cells_;
+};
+
+template <class Cell, template <class, class, int> class Direction, class Arguments>
+Error run(ScalarType dtype, const Arguments& arguments, int64_t begin, int64_t end) {
+  return dispatch(dtype, [&](auto scalar) -> Error {
+    if (begin >= end || arguments.sizes.state_size == 0) return nullptr;
+    return try_vectorize_with_width([&](auto bytes) __attribute__((always_inline)) {
+      Direction<Cell, decltype(scalar), bytes>(arguments, begin, end).run();
+    });
+  });
+}
+
+// Defines the entry points of a cell.
+#define EXTOPS_DEFINE_SEQUENCE_CPU(cell, Cell)                                                    \
+  Error extops_##cell##_sequence_cpu(                                                             \
+      ScalarType dtype, const SequenceArguments& arguments, int64_t begin, int64_t end) {         \
+    return extops::cpu::run<Cell, extops::cpu::Forward>(dtype, arguments, begin, end);            \
+  }                                                                                               \
+                                                                                                  \
+  Error extops_##cell##_sequence_backward_cpu(                                                    \
+      ScalarType dtype, const SequenceBackwardArguments& arguments, int64_t begin, int64_t end) { \
+    return extops::cpu::run<Cell, extops::cpu::Backward>(dtype, arguments, begin, end);           \
+  }
+
+}  // namespace extops::cpu

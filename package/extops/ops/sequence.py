@@ -1,0 +1,463 @@
+"""Recurrent cells over whole sequences."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from extops import _autocast, _autograd, _checks, _legacy, _private, _schemas, reference
+from extops.ops.lltm import lltm
+
+_allows_tf32 = _private.allows_tf32
+
+Arguments = tuple[Any, ...]
+Results = tuple[Tensor, Tensor, Tensor]
+
+
+class _Cell:
+    """The operator of a cell, ``<cell>_sequence``, as Python calls it."""
+
+    def __init__(
+        self,
+        cell: str,
+        arguments: tuple[_schemas.Row, ...] = (),
+        prepare: Callable[..., Arguments] = lambda *arguments: arguments,
+        one_step: Callable[..., tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        """A cell by its name.
+
+        Args:
+            cell: as in ``csrc/cells/cells.h``.
+            arguments: of the public function, if these are not those of the operator.
+            prepare: makes of them those of the operator.
+            one_step: what serves a sequence of a single step.
+        """
+        self.name = f"{cell}_sequence"
+        schema = _schemas.OPERATORS[self.name]
+        self.time_first = dataclasses.replace(schema, arguments=arguments or schema.arguments)
+        input, *others = self.time_first.arguments
+        batch_first = dataclasses.replace(input, axes="batch, time, input_features")
+        self.batch_first = dataclasses.replace(schema, arguments=(batch_first, *others))
+        self.prepare = prepare
+        self.one_step = one_step
+        self.operator = getattr(torch.ops.extops, self.name).default
+        self.eager = _autograd.eager(self.name)
+        self.eager_backward = _autograd.eager(f"{self.name}_backward")
+        self.reference = getattr(reference, self.name)
+        self._register()
+
+    def _register(self) -> None:
+        def apply(*inputs: Any, reverse: bool = False, allow_tf32: bool = False) -> Any:
+            return _apply(self, reverse, allow_tf32, *inputs)
+
+        def composite(*inputs: Any, reverse: bool = False, allow_tf32: bool = False) -> Any:
+            return self.reference(*inputs, reverse=reverse)
+
+        def backward(*inputs: Any, reverse: bool = False, allow_tf32: bool = False) -> Any:
+            return getattr(reference, f"{self.name}_backward")(*inputs, reverse=reverse)
+
+        _autograd.register(self.name, apply, composite)
+        # For compiled code, which calls it.
+        _autograd.register(f"{self.name}_backward", backward, backward)
+
+    def __call__(
+        self,
+        arguments: Arguments,
+        lengths: Tensor | None,
+        *,
+        batch_first: bool,
+        reverse: bool,
+    ) -> Results:
+        """The public function: its arguments are the input, weights, biases, h_0 and c_0."""
+        try:
+            is_plain = _autograd.is_plain()
+            if _autocast.is_on() or not is_plain:
+                arguments = _autocast.cast(*arguments)
+            # Within a trace sizes are tensors, which the kernels check.
+            if lengths is not None or not (is_plain or _autograd.is_tracing()):
+                self.check(arguments, lengths, batch_first)
+            input, *others = self.prepare(*arguments)
+            steps = input.transpose(0, 1) if batch_first else input
+            if lengths is not None:
+                lengths = _checked(self.name, lengths, steps)
+            if is_plain:
+                output, h_n, c_n = self._run((steps, *others, lengths), reverse)
+            else:
+                output, h_n, c_n, _, _ = self.operator(
+                    steps, *others, lengths, reverse=reverse, allow_tf32=_allows_tf32()
+                )
+        except (*_checks.FAILURES, IndexError):
+            _checks.explain(self.check, arguments, lengths, batch_first)
+            raise
+        return output.transpose(0, 1) if batch_first else output, h_n, c_n
+
+    def _run(self, inputs: Arguments, reverse: bool) -> Results:
+        """A plain call."""
+        input, *others, lengths = inputs
+        if self.one_step is not None and lengths is None and input.shape[0] == 1:
+            h_n, c_n = self.one_step(input[0], *others)
+            return torch.stack((h_n,)), h_n, c_n
+        allow_tf32 = input.is_cuda and _allows_tf32()
+        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs[:-1]):
+            output, h_n, c_n, _, _ = _apply(self, reverse, allow_tf32, *inputs)
+        else:
+            with _autograd.below_autograd():
+                output, h_n, c_n, _, _ = self.eager(*inputs, reverse=reverse, allow_tf32=allow_tf32)
+        return output, h_n, c_n
+
+    def check(self, arguments: Arguments, lengths: Tensor | None, batch_first: bool) -> None:
+        """Raises an error that says what does not fit."""
+        schema = self.batch_first if batch_first else self.time_first
+        batch = schema.check(*arguments)["batch"]
+        if lengths is not None:
+            _check_lengths(self.name, lengths, arguments[0], batch)
+
+
+def _checked(op: str, lengths: Tensor, input: Tensor) -> Tensor:
+    """Lengths as the operator takes them: of int64, on the device of ``input`` and in range."""
+    # Small integer types hold no number of steps beyond their range, and unsigned ones cannot be compared. The caller
+    # may change the tensor before a backward, or before it has reached the GPU: these read a copy. A trace is the same
+    # with gradients and without.
+    copy = torch.is_grad_enabled() or lengths.device != input.device or _autograd.is_tracing()
+    numbers = lengths.to(torch.int64, copy=copy)
+    steps = input.shape[0]
+    assert_async = _private.assert_async
+    if assert_async is not None:
+        _check_range(op, assert_async, lengths, numbers, steps)
+    # A trace, and compiled code of torch 2.4, leave out assertions, but not what the result depends on.
+    if assert_async is None or _autograd.is_tracing() or torch.compiler.is_compiling():
+        numbers = torch.arange(steps + 1, device=numbers.device).index_select(0, numbers)
+    return _checks.to_device(op, "lengths", numbers, input)
+
+
+def _check_range(
+    op: str,
+    assert_async: Callable[[Tensor, str], None],
+    lengths: Tensor,
+    numbers: Tensor,
+    steps: int,
+) -> None:
+    if torch.compiler.is_compiling():  # for any number of steps: the message cannot name it
+        values, limit = numbers, "the number of steps of `input`"
+    else:
+        values, limit = _private.unwrapped(numbers), f"{steps}, the number of steps of `input`"
+    in_range = ((values >= 0) & (values <= steps)).all()
+    expected = f"{op}: expected `lengths` from 0 to {limit}"
+    try:
+        assert_async(in_range, expected)
+    except RuntimeError:
+        with _private.outside_transforms():  # within which new tensors have no values
+            given = _private.unwrapped(lengths).tolist()
+        raise RuntimeError(f"{expected}, but got {given}") from None
+
+
+def _check_lengths(op: str, lengths: Tensor, input: Tensor, batch: int) -> None:
+    _checks.check_dense(op, "lengths", lengths)
+    if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
+        raise RuntimeError(f"{op}: expected `lengths` of an integer dtype, but got {lengths.dtype}")
+    if lengths.device != input.device and lengths.device.type != "cpu":
+        raise RuntimeError(
+            f"{op}: expected `lengths` on the CPU or on device {input.device}, the device of `input`, "
+            f"but got {lengths.device}"
+        )
+    _checks.check_shape(op, "lengths", lengths, (batch,), "[batch]")
+
+
+# -- gradients: eager calls go straight to an autograd Function, as in lltm.py
+
+
+class _Sequence(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, cell: _Cell, reverse: bool, allow_tf32: bool, *inputs: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        with _autograd.below_autograd():
+            results: tuple[Tensor, ...] = cell.eager(
+                *inputs, reverse=reverse, allow_tf32=allow_tf32
+            )
+        output, _, _, gates, cells = results
+        ctx.cell, ctx.reverse = cell, reverse
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs, output, gates, cells)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
+        *inputs, lengths, output, gates, cells = ctx.saved_tensors
+        needs = ctx.needs_input_grad[3:-1]
+        if _autograd.needs_composite() or towards[3] is not None or towards[4] is not None:
+
+            def composite(*inputs: Tensor) -> Any:
+                return ctx.cell.reference(*inputs, lengths, reverse=ctx.reverse)
+
+            found = _autograd.composite_gradients(composite, inputs, needs, towards)
+        elif all(gradient is None for gradient in towards):
+            found = (None,) * len(needs)
+        else:
+            with _autograd.below_autograd():
+                found = _gradients(
+                    ctx.cell,
+                    inputs,
+                    lengths,
+                    (output, gates, cells),
+                    towards[:3],
+                    needs,
+                    ctx.reverse,
+                )
+        return None, None, None, *found, None
+
+
+@_autocast.outside
+def _gradients(
+    cell: _Cell,
+    inputs: list[Tensor],
+    lengths: Tensor | None,
+    kept: tuple[Tensor, Tensor, Tensor],
+    towards: tuple[Tensor | None, ...],
+    needs: tuple[bool, ...],
+    reverse: bool,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the input, the weights, the bias, ``h_0`` and ``c_0`` that are needed."""
+    input, *weights, _, h_0, _ = inputs
+    needs_input, *needs_weights, needs_bias, _, _ = needs
+    output, gates, cells = kept
+    allow_tf32 = input.is_cuda and _allows_tf32()
+    grad_gates, grad_h_0, grad_c_0 = cell.eager_backward(
+        *towards, weights[-1], gates, cells, lengths, reverse=reverse, allow_tf32=allow_tf32
+    )
+    batch_first = _schemas.is_batch_first(gates)
+    rows = _schemas.rows(grad_gates, batch_first)
+    counts = None if lengths is None else reference.steps_that_count(lengths, input.shape[0])
+    weights_x = weights[0] if len(weights) > 1 else weights[0][:, h_0.shape[1] :]
+    grad_input = None
+    if needs_input:
+        of_rows = _legacy.mm(rows[:, : len(weights_x)], weights_x)
+        grad_input = _transposed(of_rows.view(_transposed(input, batch_first).shape), batch_first)
+        if counts is not None:  # a weight may be infinite or NaN, and zero times that is NaN
+            grad_input = torch.where(counts, grad_input, 0)
+
+    def factor(steps: Tensor) -> Tensor:
+        of_batch = _transposed(steps, batch_first)
+        if counts is not None:  # so may be the factors of steps that do not count
+            of_batch = torch.where(_transposed(counts, batch_first), of_batch, 0)
+        return of_batch.flatten(0, 1)
+
+    grad_weights: list[Tensor | None] = [None for _ in weights]
+    if len(weights) == 1 and needs_weights[0]:
+        old_h = _old_h(h_0, output, lengths, batch_first, reverse)
+        factors = torch.cat([_transposed(x, batch_first) for x in (old_h, input)], dim=2)
+        grad_weights[0] = torch.mm(rows.t(), factor(_transposed(factors, batch_first)))
+    elif needs_weights[0]:
+        grad_weights[0] = torch.mm(rows[:, : len(weights[0])].t(), factor(input))
+    if needs_weights[-1] and len(weights) > 1:
+        old_h = _old_h(h_0, output, lengths, batch_first, reverse)
+        first = rows.shape[1] - len(weights[1])
+        grad_weights[1] = torch.mm(rows[:, first:].t(), factor(old_h))
+    return grad_input, *grad_weights, rows.sum(0) if needs_bias else None, grad_h_0, grad_c_0
+
+
+def _old_h(
+    h_0: Tensor, output: Tensor, lengths: Tensor | None, batch_first: bool, reverse: bool
+) -> Tensor:
+    """The hidden state before each step, ``[T, B, S]``, in memory as the output is."""
+    time = output.shape[0]
+    states = (output, h_0.unsqueeze(0)) if reverse else (h_0.unsqueeze(0), output)
+    joined = torch.cat([_transposed(x, batch_first) for x in states], dim=1 if batch_first else 0)
+    # One more than there are steps, also for none: an index from the end, or a slice that is written, would ask whether
+    # there are some, and a program for any number of steps cannot tell.
+    old_h = _transposed(joined, batch_first).narrow(0, int(reverse), time)
+    if lengths is None or not reverse:
+        return old_h
+    is_last = torch.arange(time, device=output.device).unsqueeze(1) == lengths - 1
+    return torch.where(is_last.unsqueeze(2), h_0, old_h)
+
+
+def _transposed(sequence: Tensor, batch_first: bool) -> Tensor:
+    return sequence.transpose(0, 1) if batch_first else sequence
+
+
+_apply = _private.apply(_Sequence)
+
+
+# -- the LLTM
+
+_lltm = _Cell("lltm", one_step=lltm)
+
+
+def lltm_sequence(
+    input: Tensor,
+    state: tuple[Tensor, Tensor],
+    weights: Tensor,
+    bias: Tensor,
+    *,
+    lengths: Tensor | None = None,
+    batch_first: bool = False,
+    reverse: bool = False,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """:func:`extops.lltm` at every step of a sequence, with the input's part of the matrix product done for all steps
+    at once.
+
+    Args:
+        input: ``[T, B, I]``, or ``[B, T, I]`` with ``batch_first``.
+        state: ``(h_0, c_0)``, the state before the first step, both ``[B, S]``.
+        weights: ``[3S, S + I]``; the first ``S`` columns meet the hidden state.
+        bias: ``[3S]``.
+        lengths: ``[B]``, integers from 0 to ``T``, on the CPU or on the device of ``input``: how many steps of each row
+            count. Beyond them the output and the gradient of ``input`` are zero, the state stays, and what ``input``
+            holds has no effect.
+        batch_first: the layout of ``input`` and ``output``.
+        reverse: goes from the last step to the first.
+
+    Returns:
+        ``output, (h_n, c_n)``: the hidden state after every step, ``[T, B, S]`` or ``[B, T, S]``, and the last state,
+        both ``[B, S]``. In memory the output is by steps or by rows, as ``input`` is.
+
+    Raises:
+        RuntimeError: a dtype, device, layout, number of dimensions or size does not fit, or one of ``lengths`` is out
+            of range; the message names it. Lengths on a GPU are checked there, since the host does not wait for them:
+            the message is then that of a device-side assertion, as for torch's own indices. Code that
+            ``torch.jit.trace`` made of this function refuses them as an index that is out of range.
+    """
+    arguments = input, weights, bias, *_checks.as_pair(_lltm.name, state)
+    output, h_n, c_n = _lltm(arguments, lengths, batch_first=batch_first, reverse=reverse)
+    return output, (h_n, c_n)
+
+
+# -- those of torch
+
+
+def _rows_of_torch(gates: int) -> tuple[_schemas.Row, ...]:
+    """What the functions of torch's cells take."""
+    return (
+        _schemas.Row("input", "time, batch, input_features"),
+        _schemas.Row("weight_ih", f"{gates}*state_size, input_features"),
+        _schemas.Row("weight_hh", f"{gates}*state_size, state_size"),
+        _schemas.Row("bias_ih", f"{gates}*state_size", optional=True),
+        _schemas.Row("bias_hh", f"{gates}*state_size", optional=True),
+        _schemas.Row("h_0", "batch, state_size"),
+        _schemas.Row("c_0", "batch, state_size"),
+    )
+
+
+def _refuse_unlike(bias_ih: Tensor, bias_hh: Tensor) -> None:
+    """Biases whose sum is another one's bias: of other shapes or dtypes. The caller's check says what is wrong."""
+    if bias_ih.dtype is not bias_hh.dtype or not (
+        _autograd.is_tracing() or _checks.same_shape(bias_ih.shape, bias_hh.shape)
+    ):
+        raise RuntimeError("expected both biases of one shape and dtype")
+
+
+def _as_biases(op: str, bias: tuple[Tensor, Tensor] | None) -> Arguments:
+    if bias is None:
+        return None, None
+    pair = _checks.as_pair(op, bias, "bias", "(bias_ih, bias_hh)")
+    for name, each in zip(("bias_ih", "bias_hh"), pair, strict=True):
+        if each is None:
+            _checks.check_dense(op, name, each)
+    return pair
+
+
+def _prepare_lstm(
+    input: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Any,
+    h_0: Tensor,
+    c_0: Tensor,
+) -> Arguments:
+    if bias_ih is None:
+        bias = weight_hh.new_zeros(len(weight_hh))
+    else:
+        _refuse_unlike(bias_ih, bias_hh)
+        bias = bias_ih + bias_hh
+    return input, weight_ih, weight_hh, bias, h_0, c_0
+
+
+def _prepare_gru(
+    input: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Any,
+    h_0: Tensor,
+    c_0: Tensor,
+) -> Arguments:
+    """The operator has the candidate's two parts at either end: n of the input, r, z, n of the hidden state."""
+    state_size = weight_hh.shape[1]
+    gates = 2 * state_size
+    if bias_ih is None:
+        bias = weight_hh.new_zeros(4 * state_size)
+    else:
+        _refuse_unlike(bias_ih, bias_hh)
+        bias = torch.cat([bias_ih[gates:], bias_ih[:gates] + bias_hh[:gates], bias_hh[gates:]])
+    rotated = torch.cat([weight_ih[gates:], weight_ih[:gates]])
+    return input, rotated, weight_hh, bias, h_0, c_0
+
+
+_lstm = _Cell("lstm", _rows_of_torch(4), _prepare_lstm)
+_gru = _Cell("gru", _rows_of_torch(3), _prepare_gru)
+
+
+def lstm_sequence(
+    input: Tensor,
+    state: tuple[Tensor, Tensor],
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias: tuple[Tensor, Tensor] | None = None,
+    *,
+    lengths: Tensor | None = None,
+    batch_first: bool = False,
+    reverse: bool = False,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """One direction of a layer of :class:`torch.nn.LSTM`.
+
+    Args:
+        input: ``[T, B, I]``, or ``[B, T, I]`` with ``batch_first``.
+        state: ``(h_0, c_0)``, the state before the first step, both ``[B, S]``.
+        weight_ih: ``[4S, I]``, for the gates i, f, g, o.
+        weight_hh: ``[4S, S]``.
+        bias: ``(bias_ih, bias_hh)``, both ``[4S]``, or none.
+        lengths: see :func:`extops.lltm_sequence`, also for ``batch_first``, ``reverse`` and the errors.
+
+    Returns:
+        ``output, (h_n, c_n)``, as of :func:`extops.lltm_sequence`.
+    """
+    arguments = input, weight_ih, weight_hh, *_as_biases(_lstm.name, bias)
+    state = _checks.as_pair(_lstm.name, state)
+    output, h_n, c_n = _lstm(
+        (*arguments, *state), lengths, batch_first=batch_first, reverse=reverse
+    )
+    return output, (h_n, c_n)
+
+
+def gru_sequence(
+    input: Tensor,
+    state: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias: tuple[Tensor, Tensor] | None = None,
+    *,
+    lengths: Tensor | None = None,
+    batch_first: bool = False,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """One direction of a layer of :class:`torch.nn.GRU`.
+
+    Args:
+        input: ``[T, B, I]``, or ``[B, T, I]`` with ``batch_first``.
+        state: ``h_0``, the state before the first step, ``[B, S]``.
+        weight_ih: ``[3S, I]``, for the gates r, z, n.
+        weight_hh: ``[3S, S]``.
+        bias: ``(bias_ih, bias_hh)``, both ``[3S]``, or none.
+        lengths: see :func:`extops.lltm_sequence`, also for ``batch_first``, ``reverse`` and the errors.
+
+    Returns:
+        ``output, h_n``: the hidden state after every step, ``[T, B, S]`` or ``[B, T, S]``, and the last one.
+    """
+    # The state is carried from step to step in the compute type, and meets the weights in its own.
+    arguments = input, weight_ih, weight_hh, *_as_biases(_gru.name, bias), state, state
+    output, h_n, _ = _gru(arguments, lengths, batch_first=batch_first, reverse=reverse)
+    return output, h_n

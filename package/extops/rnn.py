@@ -1,0 +1,182 @@
+"""Drop-ins for the recurrent modules of torch."""
+
+import warnings
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from extops import _checks
+from extops.modules import Layers, Results, States
+from extops.ops.sequence import gru_sequence, lstm_sequence
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+def _run_lstm(
+    input: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    *bias: Any,
+    **options: Any,
+) -> Results:
+    return lstm_sequence(input, (h, c), weight_ih, weight_hh, bias or None, **options)
+
+
+def _run_gru(
+    input: Tensor,
+    h: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    *bias: Any,
+    **options: Any,
+) -> Results:
+    output, h = gru_sequence(input, h, weight_ih, weight_hh, bias or None, **options)
+    return output, (h,)
+
+
+class _TorchLayers(Layers, torch.nn.RNNBase):
+    """Not a subclass of ``nn.LSTM`` or ``nn.GRU``, which ``torch.compile`` refuses."""
+
+    _size = "hidden_size"
+    _mode: str
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(self._mode, *arguments, **options)
+        if self.proj_size:
+            raise ValueError(
+                f"{self._name}: expected `proj_size` to be 0, but got {self.proj_size}: "
+                "torch.nn.LSTM has kernels for projections, extops none"
+            )
+
+    def flatten_parameters(self) -> None:
+        """Does nothing: cuDNN alone wants all weights in one piece of memory."""
+
+    def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]
+        return tuple(getattr(self, name + suffix) for name in names)
+
+
+class _OneState:
+    """What modules have whose hidden state is all that travels from step to step."""
+
+    _number_of_states = 1
+
+    def _as_states(self, state: Tensor) -> States:
+        return (state,)
+
+    def _of_states(self, states: States) -> Tensor:
+        return states[0]
+
+
+class LSTM(_TorchLayers):
+    """:class:`torch.nn.LSTM` by :func:`extops.lstm_sequence`: the same arguments but for ``proj_size``, parameters and
+    results.
+    """
+
+    _mode = "LSTM"
+    _run = staticmethod(_run_lstm)  # type: ignore[assignment]
+
+
+class GRU(_OneState, _TorchLayers):
+    """:class:`torch.nn.GRU` by :func:`extops.gru_sequence`: the same arguments, parameters and results."""
+
+    _mode = "GRU"
+    _run = staticmethod(_run_gru)  # type: ignore[assignment]
+
+
+class _TorchCell(torch.nn.RNNCellBase):
+    _number_of_states = 2
+
+    def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
+        raise NotImplementedError
+
+    def _as_states(self, state: Any) -> States:
+        return _checks.as_pair(type(self).__name__, state)
+
+    def _of_states(self, states: States) -> Any:
+        return states
+
+    def forward(self, input: Tensor, hx: Any = None) -> Any:
+        """One step, of ``[B, I]`` or, without a batch, of ``[I]``."""
+        name = type(self).__name__
+        _checks.check_tensor(name, "input", input)
+        if input.dim() not in (1, 2):
+            raise RuntimeError(
+                f"{name}: expected `input` to have 2 dimensions, or 1 where it has no batch, "
+                f"but got {input.dim()}: {list(input.shape)}"
+            )
+        shape = (*input.shape[:-1], self.hidden_size)
+        states = (input.new_zeros(shape),) * self._number_of_states
+        if hx is not None:
+            states = self._as_states(hx)
+            axes = f"[{'batch, ' if input.dim() == 2 else ''}hidden_size]"
+            for state_name, state in zip(("h", "c"), states, strict=False):
+                _checks.check_tensor(name, state_name, state)
+                _checks.check_shape(name, state_name, state, shape, axes)
+        parameters = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
+        given = (x for x in parameters if x is not None)
+        if input.dim() == 2:
+            return self._of_states(self._run(input.unsqueeze(0), *states, *given)[1])
+        rows = (x.unsqueeze(0) for x in states)
+        _, states = self._run(input.view(1, 1, -1), *rows, *given)
+        return self._of_states(tuple(x.squeeze(0) for x in states))
+
+
+class LSTMCell(_TorchCell, torch.nn.LSTMCell):
+    """:class:`torch.nn.LSTMCell` by :func:`extops.lstm_sequence`: the same arguments, parameters and results."""
+
+    _run = staticmethod(_run_lstm)  # type: ignore[assignment]
+
+
+class GRUCell(_OneState, _TorchCell, torch.nn.GRUCell):
+    """:class:`torch.nn.GRUCell` by :func:`extops.gru_sequence`: the same arguments, parameters and results."""
+
+    _run = staticmethod(_run_gru)  # type: ignore[assignment]
+
+
+_OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
+    torch.nn.LSTM: LSTM,
+    torch.nn.GRU: GRU,
+    torch.nn.LSTMCell: LSTMCell,
+    torch.nn.GRUCell: GRUCell,
+}
+
+
+def accelerate(model: Model) -> Model:
+    """Makes each ``nn.LSTM``, ``nn.GRU``, ``nn.LSTMCell`` and ``nn.GRUCell`` of a model one of extops, in place.
+
+    A module stays the same object, with its parameters, hooks and name, and gets the class of extops. A warning names
+    the recurrent modules that are left alone, and why.
+
+    Args:
+        model: any module; it may be such a layer itself.
+
+    Returns:
+        ``model``.
+    """
+    left = []
+    for name, module in model.named_modules():
+        ours = _OURS.get(type(module))
+        if ours is not None and not getattr(module, "proj_size", 0):
+            module.__class__ = ours
+        elif reason := _why_left_alone(module):
+            left.append(f"`{name}`, {reason}" if name else f"the model, {reason}")
+    if left:
+        warnings.warn(f"extops.accelerate left alone: {'; '.join(left)}", stacklevel=2)
+    return model
+
+
+def _why_left_alone(module: torch.nn.Module) -> str:
+    """Empty for what is not recurrent, or is ours."""
+    if isinstance(module, (Layers, _TorchCell)):
+        return ""
+    if not isinstance(module, (torch.nn.RNNBase, torch.nn.RNNCellBase)):
+        return ""
+    if getattr(module, "proj_size", 0):
+        return "which has `proj_size`"
+    if isinstance(module, tuple(_OURS)):
+        return f"whose class {type(module).__name__} may compute something else than its base"
+    return f"since extops has no {type(module).__name__}"
