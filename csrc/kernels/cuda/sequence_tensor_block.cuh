@@ -232,8 +232,9 @@ template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) sequence_tensor_block_kernel(typename Tile::Arguments in) {
 #if defined(EXTOPS_TENSOR_CORES)
   __shared__ __align__(kChunkBytes) unsigned char shared[Tile::kSharedBytes];
-  const Weights<Tile> weights(
-      shared, [&](int tile, int row, int k) { return weight_of_warp<Tile>(in.steps, in.weights_h, tile, row, k); });
+  const Weights<Tile> weights(shared, nullptr, [&](int tile, int row, int k) {
+    return weight_of_warp<Tile>(in.steps, in.weights_h, tile, row, k);
+  });
   __syncthreads();  // before operands lie where the weights were
   if constexpr (Tile::kIsForward) {
     run_forward<Tile>(in, weights, shared);
