@@ -116,6 +116,10 @@ struct PredicatedAccess {
   static constexpr int kAhead = kAhead_;
   int count;
 
+  // The compiler must not know from a branch before the loop whether there is a cell: it would keep that in a register
+  // in place of a predicate, and put stores behind a branch.
+  __device__ explicit PredicatedAccess(int count) : count(count) { asm volatile("" : "+r"(this->count)); }
+
   template <class V, int kCount, int kColumns>
   __device__ void load(bool wanted, Packed<V, kCount>* packed, const V* from, int stride) const {
 #pragma unroll

@@ -43,13 +43,15 @@ __device__ void swap(T& a, T& b) {
 template <int kSums, int kChunks>
 __device__ __forceinline__ void multiply(
     float (&sums)[kSums], const float (&weights)[kSums][kChunks][kQuad], const float* values, int stride) {
-  unrolled<kChunks>([&](int i) {
-    const float4 x = *reinterpret_cast<const float4*>(values + i * stride);
-    unrolled<kSums>([&](int j) { sums[j] = fmaf(x.x, weights[j][i][0], sums[j]); });
-    unrolled<kSums>([&](int j) { sums[j] = fmaf(x.y, weights[j][i][1], sums[j]); });
-    unrolled<kSums>([&](int j) { sums[j] = fmaf(x.z, weights[j][i][2], sums[j]); });
-    unrolled<kSums>([&](int j) { sums[j] = fmaf(x.w, weights[j][i][3], sums[j]); });
-  });
+#pragma unroll
+  for (int i = 0; i < kChunks; ++i) {
+    const float4 chunk = *reinterpret_cast<const float4*>(values + i * stride);
+    const float x[kQuad] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+    for (int j = 0; j < kQuad * kSums; ++j) {
+      sums[j % kSums] = fmaf(x[j / kSums], weights[j % kSums][i][j / kSums], sums[j % kSums]);
+    }
+  }
 }
 
 // Which steps of a row of the block count.
@@ -87,14 +89,16 @@ __device__ void run(const SequenceForward<Cell, float>& in) {
   const int first_unit = static_cast<int>(threadIdx.x) / kLanes * 2;
 
   float weights[kSums][kChunks][kQuad];
-  unrolled<kSums>([&](int j) {
+#pragma unroll
+  for (int j = 0; j < kSums; ++j) {
     const int unit = first_unit + j / Cell::kRecurrent;
     const float* const from = in.weights_h + (int64_t{j % Cell::kRecurrent} * state_size + unit) * steps.weights_stride;
-    unrolled<kChunks * kQuad>([&](int i) {
+#pragma unroll
+    for (int i = 0; i < kChunks * kQuad; ++i) {
       const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
       weights[j][i / kQuad][i % kQuad] = unit < state_size && k < state_size ? from[k] : 0.f;
-    });
-  });
+    }
+  }
   const Counted counted_by_row[] = {counted_of<kRows>(steps, 0, false), counted_of<kRows>(steps, kRows - 1, false)};
   const Owner<kRows> owner(steps, first_unit + lane / 2, false);
   const OwnCells& own = owner.own;
@@ -158,14 +162,16 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
   const int first_unit = static_cast<int>(threadIdx.x) / kLanes * kSums;
 
   float weights[kSums][kOwnChunks][kQuad];
-  unrolled<kSums>([&](int j) {
-    unrolled<kOwnChunks * kQuad>([&](int i) {
+#pragma unroll
+  for (int j = 0; j < kSums; ++j) {
+#pragma unroll
+    for (int i = 0; i < kOwnChunks * kQuad; ++i) {
       const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
       const bool inside = k % kUnits < state_size && first_unit + j < state_size;
       const int64_t row = int64_t{k / kUnits} * state_size + k % kUnits;
       weights[j][i / kQuad][i % kQuad] = inside ? in.weights_h[row * steps.weights_stride + first_unit + j] : 0.f;
-    });
-  });
+    }
+  }
   const Counted counted_by_row[] = {counted_of<kRows>(steps, 0, true), counted_of<kRows>(steps, kRows - 1, true)};
   const Owner<kRows> owner(steps, first_unit + lane / 2, true);
   const OwnCells& own = owner.own;

@@ -62,6 +62,7 @@ template <class Tile>
 class Product {
   static constexpr int kUnits = Tile::kIsForward ? 2 : 4;
   static constexpr int kGates = Tile::kSums;
+  static constexpr int kSums = kUnits * kGates;
   static constexpr int kParts = Tile::kIsForward ? 2 : 4;  // of K, each of eight lanes
   static constexpr int kChunks = Tile::kBlocks * Tile::kValues / kParts;
   static constexpr int kFloats = kChunkBytes / static_cast<int>(sizeof(float));
@@ -72,17 +73,14 @@ class Product {
   __device__ Product(const Steps& steps, const float* weights_h) {
     const int warp = threadIdx.x / 32;
     const int first_unit = warp * 4 + (Tile::kIsForward ? static_cast<int>(threadIdx.x) % 32 / 16 * 2 : 0);
-    unrolled<kChunks>([&](int i) {
-      const int first_k = ((part() * kChunks + i) * 8 + static_cast<int>(threadIdx.x) % 8) * kFloats;
-      unrolled<kUnits>([&](int unit) {
-        unrolled<kGates>([&](int gate) {
-          unrolled<kFloats>([&](int j) {
-            const int n = gate * Tile::kUnits + first_unit + unit;
-            weights_[i][unit][gate][j] = weight_at<Tile>(steps, weights_h, n, first_k + j);
-          });
-        });
-      });
-    });
+#pragma unroll
+    for (int i = 0; i < kChunks * kSums * kFloats; ++i) {
+      const int chunk = i / (kSums * kFloats);
+      const int sum = i / kFloats % kSums;
+      const int k = ((part() * kChunks + chunk) * 8 + static_cast<int>(threadIdx.x) % 8) * kFloats + i % kFloats;
+      const int n = sum % kGates * Tile::kUnits + first_unit + sum / kGates;
+      weights_[chunk][sum][i % kFloats] = weight_at<Tile>(steps, weights_h, n, k);
+    }
   }
 
   // Partial is [tile of samples, sum of a cell, thread].
@@ -131,23 +129,23 @@ class Product {
       return *reinterpret_cast<const float4*>(from + offset + i % kPair * Tile::kRowBytes);
     };
     float4 next = chunk(0);
-    unrolled<kChunks * kPair>([&](int i) {
+#pragma unroll
+    for (int i = 0; i < kChunks * kPair; ++i) {
       const float4 x = next;
       if (i + 1 < kChunks * kPair) next = chunk(i + 1);
-      unrolled<kUnits>([&](int unit) {
-        unrolled<kGates>([&](int gate) {
-          float& sum = sums[(unit * kPair + i % kPair) * kGates + gate];
-          const float (&w)[kFloats] = weights_[i / kPair][unit][gate];
-          sum = fmaf(x.x, w[0], sum);
-          sum = fmaf(x.y, w[1], sum);
-          sum = fmaf(x.z, w[2], sum);
-          sum = fmaf(x.w, w[3], sum);
-        });
-      });
-    });
+#pragma unroll
+      for (int j = 0; j < kSums; ++j) {
+        float& sum = sums[(j / kGates * kPair + i % kPair) * kGates + j % kGates];
+        const float (&w)[kFloats] = weights_[i / kPair][j];
+        sum = fmaf(x.x, w[0], sum);
+        sum = fmaf(x.y, w[1], sum);
+        sum = fmaf(x.z, w[2], sum);
+        sum = fmaf(x.w, w[3], sum);
+      }
+    }
   }
 
-  float weights_[kChunks][kUnits][kGates][kFloats];
+  float weights_[kChunks][kSums][kFloats];
 };
 
 // ---- the exchange ----

@@ -50,14 +50,15 @@ __device__ inline int unit_of_row(int row) { return row % 8 * 2 + row / 8; }
 
 // The weights of a warp in its registers, as the first operands of `kSteps` instructions along K, for `kTiles` tiles of
 // 16 rows each. The sums of a tile are in `kChains` parts, each of consecutive steps: an instruction waits for the one
-// before it that adds to the same registers.
-template <class T, int kSteps, int kTiles, int kChains, int kThreads, int kStaged>
+// before it that adds to the same registers. The last `kStored` operands have no room there, and stay in shared memory.
+template <class T, int kSteps, int kTiles, int kChains, int kThreads, int kStaged, int kStored = 0>
 class TensorWeights {
  public:
   // `weight`(tile, row, k) is one of them. By way of shared memory, `kStaged` operands at a time, since a loop cannot
   // index registers, and unrolled the loads are thousands of instructions.
   template <class Weight>
-  __device__ TensorWeights(unsigned char* staging, const Weight& weight) {
+  __device__ TensorWeights(unsigned char* staging, unsigned char* stored, const Weight& weight)
+      : stored_(reinterpret_cast<uint4*>(stored) + threadIdx.x) {
     constexpr int kPerWord = Operand<T>::kPerWord;
     static_assert(kSteps * kTiles % kStaged == 0);
     uint4* const staged = reinterpret_cast<uint4*>(staging) + threadIdx.x;
@@ -83,6 +84,10 @@ class TensorWeights {
 #pragma unroll
       for (int i = 0; i < kStaged; ++i) {
         const uint4 words = staged[i * kThreads];
+        if (first + i >= kHeld) {
+          stored_[(first + i - kHeld) * kThreads] = words;
+          continue;
+        }
         uint32_t (&to)[4] = weights_[(first + i) / kTiles][(first + i) % kTiles];
         to[0] = words.x;
         to[1] = words.y;
@@ -112,7 +117,14 @@ class TensorWeights {
         for (int chain = 0; chain < kChains; ++chain) {
 #pragma unroll
           for (int tile = 0; tile < kTiles; ++tile) {
-            const uint32_t (&weights)[4] = weights_[chain * kChainSteps + i + j][tile];
+            const int step = chain * kChainSteps + i + j;
+            const int index = step * kTiles + tile;
+            uint32_t weights[4];
+            if (index < kHeld) {
+              memcpy(weights, weights_[step][tile], sizeof(weights));
+            } else {
+              memcpy(weights, &stored_[(index - kHeld) * kThreads], sizeof(weights));
+            }
             mma(sums[tile][chain], weights, values[chain][2 * j], values[chain][2 * j + 1], T{});
           }
         }
@@ -121,7 +133,10 @@ class TensorWeights {
   }
 
  private:
+  static constexpr int kHeld = kSteps * kTiles - kStored;
+
   uint32_t weights_[kSteps][kTiles][4];
+  uint4* stored_;
 };
 
 // Of the recurrent weights, that of unit `of_gate` of a gate for unit `of_h` of h.

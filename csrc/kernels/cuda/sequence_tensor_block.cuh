@@ -133,7 +133,7 @@ __device__ void run_forward(const typename Tile::Arguments& in, const Weights<Ti
   using Cells = ForwardCells<Cell, T, FastMath, Tile::kCells, PredicatedAccess<Tile::kAhead>>;
   const ThreadCells<Tile> place;
   const OwnCells own = place.own(in.steps);
-  Cells cells(in, own, {own.count});
+  Cells cells(in, own, PredicatedAccess<Tile::kAhead>(own.count));
   const Counted of_block = steps_of_block<Tile>(in.steps);
   cells.own.move(of_block.first);
   Cursor coming(cells.own, Cell::kInput);
@@ -184,7 +184,7 @@ __device__ void run_backward(const typename Tile::Arguments& in, const Weights<T
   using Cells = BackwardCells<Cell, T, FastMath, Tile::kCells, PredicatedAccess<Tile::kAhead>>;
   const ThreadCells<Tile> place;
   const OwnCells own = place.own(in.steps);
-  Cells cells(in, own, {own.count});
+  Cells cells(in, own, PredicatedAccess<Tile::kAhead>(own.count));
   const Counted of_block = steps_of_block<Tile>(in.steps);
   cells.own.move(of_block.first);
   Cursor coming(cells.own, Cell::kColumns);
@@ -232,8 +232,9 @@ template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) sequence_tensor_block_kernel(typename Tile::Arguments in) {
 #if defined(EXTOPS_TENSOR_CORES)
   __shared__ __align__(kChunkBytes) unsigned char shared[Tile::kSharedBytes];
-  const Weights<Tile> weights(
-      shared, [&](int tile, int row, int k) { return weight_of_warp<Tile>(in.steps, in.weights_h, tile, row, k); });
+  const Weights<Tile> weights(shared, nullptr, [&](int tile, int row, int k) {
+    return weight_of_warp<Tile>(in.steps, in.weights_h, tile, row, k);
+  });
   __syncthreads();  // before operands lie where the weights were
   if constexpr (Tile::kIsForward) {
     run_forward<Tile>(in, weights, shared);

@@ -1,6 +1,6 @@
 // A whole sequence on Hopper GPUs by tensor cores (16-bit types and TF32), for states of up to 512: a cluster of blocks
 // computes eight or sixteen samples. Each block has 64 units, in TF32 32, whose recurrent weights its threads hold in
-// registers for all steps.
+// registers for all steps; those of a fourth gate stay in shared memory.
 //
 // A step takes as long as its values travel between the blocks, so they are as few as can be. Forward, each block sends
 // h of its units to all blocks, which multiply all of h by the weights of their gates. Backward, each block multiplies
@@ -19,14 +19,14 @@
 namespace extops::cuda {
 namespace tensor_cluster {
 
-template <class Cell_, class T_, Pass kPass_, int kBlocks_, int kUnits_, int kSamples_>
+template <class Cell_, class T_, Pass kPass_, int kBlocks_, int kSamples_>
 struct Tile {
   using Cell = Cell_;
   using T = T_;
   using Arguments = SequencePass<kPass_, Cell, T>;
   static constexpr bool kIsForward = kPass_ == Pass::kForward;
   static constexpr int kBlocks = kBlocks_;
-  static constexpr int kUnits = kUnits_;  // of a block
+  static constexpr int kUnits = kTileColumns<T>;  // of a block
   static constexpr int kSamples = kSamples_;
   static constexpr int kThreads = 256;
   static constexpr int kWarps = kThreads / 32;
@@ -59,9 +59,15 @@ struct Tile {
   static constexpr int kOwnBytes =
       Cell::kRecurrent *
       (kIsForward ? kGroupWarps * kUnits * kSamples * static_cast<int>(sizeof(float)) : kOperandBytes);
-  static constexpr int kStagedWeights = kSteps * kM;
-  static constexpr bool kFits = 4 * kStagedWeights <= kThreadWeights && kBlocks <= 16;
-  static constexpr int kSharedBytes = std::max(2 * (kSlotBytes + kOwnBytes), kStagedWeights * kThreads * kChunkBytes);
+  // Operands of weights, of four registers of a thread each: what these do not hold stays in shared memory.
+  static constexpr int kWeights = kSteps * kM;
+  static constexpr int kStoredWeights = std::max(kWeights - kThreadWeights / 4, 0);
+  static constexpr int kStagedWeights = greatest_divisor(kWeights, 48);
+  static constexpr int kOperandsBytes = kThreads * kChunkBytes;  // of one for each thread
+  static constexpr int kStoredAt =
+      std::max(2 * (kSlotBytes + kOwnBytes), kStagedWeights* kOperandsBytes);  // they begin
+  static constexpr int kSharedBytes = kStoredAt + kStoredWeights * kOperandsBytes;
+  static constexpr bool kFits = kSharedBytes <= 226 * 1024;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -111,7 +117,8 @@ __device__ int operand_place(int column, int row) {
 // ---- products ----
 
 template <class Tile>
-using Weights = TensorWeights<typename Tile::T, Tile::kSteps, Tile::kM, 1, Tile::kThreads, Tile::kStagedWeights>;
+using Weights = TensorWeights<
+    typename Tile::T, Tile::kSteps, Tile::kM, 1, Tile::kThreads, Tile::kStagedWeights, Tile::kStoredWeights>;
 
 // The weight of row number `row` of the warp's sums m, along its K.
 template <class Tile>
@@ -365,8 +372,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     Mbarrier::publish();
     for (Arrivals& each : arrivals) each.template expect<Tile>();
   }
-  const Weights<Tile> weights(
-      shared, [&](int m, int row, int k) { return weight_of_warp<Tile>(in.steps, in.weights_h, m, row, k); });
+  const Weights<Tile> weights(shared, shared + Tile::kStoredAt, [&](int m, int row, int k) {
+    return weight_of_warp<Tile>(in.steps, in.weights_h, m, row, k);
+  });
   // Before others store where the weights were, and count on the mbarriers: each phase of these has its one arrival
   // from this block, so that it cannot end before all bytes have come, even those that come before they are expected.
   sync_cluster();
@@ -386,22 +394,17 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
 template <class Tile>
 constexpr auto kKernel = &sequence_tensor_cluster_kernel<Tile>;
 
-// Calls function(tile) for states of up to kState units. A block has as many units as 128 bytes of h, or half as many
-// where its threads cannot hold the weights of more.
+// Calls function(tile) for states of up to kState units. A block has as many units as 128 bytes of h.
 //
 // Clusters that do not fit onto the GPU wait for others to end. In 16-bit types those of eight samples are still faster
-// than fewer of sixteen. In TF32, and for the largest clusters, it is the other way round where the few do not all run
-// at the same time.
+// than fewer of sixteen. In TF32 it is the other way round where the few do not all run at the same time.
 template <class Cell, class T, Pass kPass, int kState, class Function>
 auto with_tile_of(const Problem& problem, const Function& function) {
-  constexpr int kMost = kTileColumns<T>;
-  constexpr int kUnits = Tile<Cell, T, kPass, kState / kMost, kMost, 8>::kFits ? kMost : kMost / 2;
-  using Few = Tile<Cell, T, kPass, kState / kUnits, kUnits, 8>;
-  if constexpr (Few::kFits && (std::is_same_v<T, float> || Few::kBlocks > 8)) {
+  constexpr int kBlocks = kState / kTileColumns<T>;
+  using Few = Tile<Cell, T, kPass, kBlocks, 8>;
+  if constexpr (std::is_same_v<T, float> && Few::kFits) {
     const int64_t at_once = clusters_at_once<Few, kKernel<Few>>(problem.context);
-    if (problem.sizes.batch > Few::kSamples * at_once) {
-      return function(Tile<Cell, T, kPass, Few::kBlocks, kUnits, 16>{});
-    }
+    if (problem.sizes.batch > Few::kSamples * at_once) return function(Tile<Cell, T, kPass, kBlocks, 16>{});
   }
   return function(Few{});
 }
