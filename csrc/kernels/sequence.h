@@ -96,7 +96,4 @@ struct SequenceBackwardArguments {
       ScalarType dtype, const SequenceBackwardArguments& arguments, void* stream);
 
 EXTOPS_CELLS(EXTOPS_DECLARE_SEQUENCE_CPU)
-// Those with kernels for GPUs.
-#define EXTOPS_CUDA_CELLS(CELL) CELL(lltm, Lltm)
-
-EXTOPS_CUDA_CELLS(EXTOPS_DECLARE_SEQUENCE_CUDA)
+EXTOPS_CELLS(EXTOPS_DECLARE_SEQUENCE_CUDA)
