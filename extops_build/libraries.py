@@ -92,9 +92,9 @@ def libraries(*, cuda: bool) -> tuple[Library, ...]:
 
 # Their kernels are empty but for Hopper, and compiling them for another GPU would take as long as parsing them.
 HOPPER_ALONE = (
-    "lltm_sequence_float32_cluster_kernel.cu",
-    "lltm_sequence_group_kernel.cu",
-    "lltm_sequence_tensor_cluster_kernel.cu",
+    "gru_sequence_hopper_kernel.cu",
+    "lltm_sequence_hopper_kernel.cu",
+    "lstm_sequence_hopper_kernel.cu",
     "lltm_tensor_backward_kernel.cu",
     "lltm_tensor_kernel.cu",
     "lltm_tf32_backward_kernel.cu",

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import extops
-from extops import _schemas
+from extops import _devices, _errors, _loader, _schemas
 from operators import (
     ELEMENTWISE_MULT,
     GPU,
@@ -678,6 +678,49 @@ def test_a_kernel_that_finds_no_memory(threads: int, tmp_path: Path) -> None:
         check=False,
     )
     assert done.stdout.startswith("lltm: not enough memory"), done.stderr
+
+
+CALL_FAILED = "torch's API call failed"
+
+
+@pytest.mark.skipif(_loader.binding == "legacy", reason="this binding loses no error")
+@pytest.mark.parametrize(
+    ("device", "error", "expected"),
+    [
+        (
+            "cuda",
+            f"aten::mm: {CALL_FAILED}: CUDA out of memory. Tried",
+            "CUDA out of memory. Tried",
+        ),
+        ("cuda", f"aten::mm: {CALL_FAILED}: CUDA error: misaligned", "CUDA error: misaligned"),
+        ("cpu", f"empty_strided: {CALL_FAILED}: no memory", "no memory"),
+        # Torch 2.10 to 2.12 keeps no message.
+        (
+            "cuda",
+            f"empty_strided: {CALL_FAILED}",
+            "CUDA out of memory: lltm_cell found none for more than its results; torch printed how much",
+        ),
+    ],
+)
+def test_an_error_beside_the_results(
+    device: str, error: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the binding lost, in a call whose results find memory."""
+    monkeypatch.setattr(_devices, "devices", {device})
+    kind = torch.OutOfMemoryError if "out of memory" in expected else RuntimeError
+    with FakeTensorMode(), pytest.raises(RuntimeError) as raised:  # of a GPU that need not be there
+        gates, cell = torch.empty(2, 9, device=device), torch.empty(2, 3, device=device)
+        _errors.raise_original(RuntimeError(error), "lltm_cell", gates, cell)
+    assert (type(raised.value), str(raised.value)) == (kind, expected)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [f"aten::mm: {CALL_FAILED}", f"empty_strided: {CALL_FAILED}", "lltm_cell: of the kernel"],
+)
+def test_an_error_of_which_no_more_is_known(error: str) -> None:
+    """The caller raises it as it is."""
+    _errors.raise_original(RuntimeError(error), "lltm_cell", torch.ones(2, 9), torch.ones(2, 3))
 
 
 @by_device

@@ -57,7 +57,7 @@ def eager(name: str, **keywords: Any) -> Callable[..., Any]:
         try:
             return call(*arguments, **options)
         except RuntimeError as error:
-            _errors.raise_original(error, name, *arguments, **keywords, **options)
+            _errors.raise_original(error, name, *arguments)
             raise
 
     return eager_call

@@ -1,35 +1,30 @@
 """Errors of torch within an operator, for the stable binding.
 
-Torch's stable ABI turns an exception into an error code, and its type is lost: running out of memory on a GPU would no
-longer be a ``torch.OutOfMemoryError``. A call that failed there is therefore made once more by way of the legacy
-binding, which calls torch from Python, where an exception stays what it is.
+Torch's stable ABI turns an exception into an error code. Its type is lost, also that which programs look for:
+``torch.OutOfMemoryError``. So is its message before torch 2.13, which prints it.
 """
 
-import functools
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from extops import _checks, _legacy
+from extops import _checks, _schemas
 
-libraries: dict[str, Path] = {}
-"""The kernels by type of device; filled by the loader."""
-
-
-@functools.cache
-def device(name: str) -> _legacy.Device:
-    """The kernels for this type of device, called from Python."""
-    return _legacy.DEVICES[name](libraries[name])
+_ALLOCATING = ("empty_strided", "aten::clone")
 
 
-def raise_original(error: RuntimeError, name: str, *arguments: Any, **keywords: Any) -> None:
+def raise_original(error: RuntimeError, name: str, *arguments: Any) -> None:
     """Raises what torch raised, where the call of the operator ``name`` lost it and ended in ``error``."""
-    if "API call failed" in str(error):  # as csrc/bindings/stable/aten.h and torch's headers put it
-        _checks.explain(functools.partial(_repeat, name, *arguments, **keywords))
-
-
-def _repeat(name: str, *arguments: Any, **keywords: Any) -> None:
-    (kind,) = {x.device.type for x in arguments if isinstance(x, torch.Tensor)}
-    with torch.no_grad():
-        _legacy.operators()[name](device(kind), *arguments, **keywords)
+    # As csrc/bindings/stable/aten.h puts it.
+    function, lost, message = str(error).partition(": torch's API call failed")
+    if not lost:
+        return
+    # Python makes the results once more: where they find no memory, the error is torch's own.
+    _checks.explain(_schemas.OPERATORS[name].new_results, *arguments)
+    message = message.removeprefix(": ")
+    on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in arguments)
+    if not message and on_gpu and function in _ALLOCATING:
+        message = f"CUDA out of memory: {name} found none for more than its results; torch printed how much"
+    if message:
+        is_memory = message.startswith("CUDA out of memory")
+        raise (torch.OutOfMemoryError if is_memory else RuntimeError)(message) from None

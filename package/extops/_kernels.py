@@ -1,11 +1,15 @@
 """Which kernel a call would take: for tests, and for those who measure."""
 
+import functools
 from ctypes import c_char_p, c_int32, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
-from extops import _errors, _private, _schemas
+from extops import _private, _schemas
+from extops._libraries import Library
+
+_library = functools.cache(Library)
 
 
 def of_sequence(
@@ -13,14 +17,15 @@ def of_sequence(
 ) -> str:
     """The kernel of a cell's sequences on a GPU, on the current stream: ``"tensor_block"``, ``"float32_block"``,
     ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, and ``"step"`` for a product and a kernel for each step.
+    ``EXTOPS_SEQUENCE_KERNEL`` names another one to be taken; ``"none"`` where that cannot serve the call.
 
     ``input`` is ``[time, batch, features]``, of any strides.
     """
     time, batch, features = input.shape
     strides = (1, time) if _schemas.is_batch_first(input) else (batch, 1)
-    device = _errors.device("cuda")
-    dtype = device.product_dtype(input.dtype, _private.allows_tf32())
-    entry = device.entry(f"{cell}_sequence_kernel", c_char_p, c_int32, c_void_p, c_int64, c_void_p)
+    library = _library("cuda")
+    dtype = library.product_dtype(input.dtype, _private.allows_tf32())
+    entry = library.entry(f"{cell}_sequence_kernel", c_char_p, c_int32, c_void_p, c_int64, c_void_p)
     sizes = (c_int64 * 8)(time, batch, state_size, state_size + features, *strides, 0, 0)
     with torch.cuda.device(input.device):
         stream = torch.cuda.current_stream().cuda_stream

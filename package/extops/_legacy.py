@@ -1,8 +1,8 @@
 """The legacy binding, for torch 2.4 to 2.9: kernels are called with raw pointers through ctypes, and the operators are
 defined from Python. Nothing in the libraries depends on the version of torch or Python.
 
-Newer torch has the stable binding, whose operators can be called without Python. There, these functions only find the
-type of an error that torch's stable ABI has lost (:mod:`extops._errors`).
+Newer torch has the stable binding, whose operators can be called without Python; it takes nothing from here. What goes
+when older torch is no longer served is listed in docs/design.md.
 """
 
 import ctypes
@@ -13,55 +13,37 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_char_p, c_double, c_int32, c_int64, c_void_p
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from extops import _autocast, _schemas
-
-_DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
-_TF32 = -6
+from extops import _autocast, _libraries, _schemas
+from extops._libraries import DTYPES
+from extops._products import mm
 
 Kernel = Callable[..., "bytes | None"]
 
 _library = torch.library.Library("extops", "FRAGMENT")
 
 
-def load(libraries: dict[str, Path]) -> None:
+def load() -> None:
     """Defines the operators and registers the kernels, by type of device."""
     for operator in _schemas.OPERATORS.values():
         _library.define(operator.schema)
-    for name, library in libraries.items():
-        device = DEVICES[name](library)
-        for operator_name, function in operators().items():
+    for name in _libraries.paths:
+        device = _DEVICES[name](name)
+        for operator_name, function in _operators().items():
             _library.impl(operator_name, partial(function, device), device.key)
 
 
-class Device:
-    """The kernels of one library, and how to call them."""
+class Device(_libraries.Library):
+    """A type of device: its kernels, and where and by how many threads they run."""
 
     key: str
-    is_cuda: bool
+    """The dispatcher's."""
     where: tuple[Any, ...]
     """The types of what an entry point takes last."""
-
-    def __init__(self, path: Path) -> None:
-        self._functions = ctypes.CDLL(str(path))
-        self._entries: dict[str, Any] = {}
-
-    def entry(self, name: str, result: Any, *arguments: Any) -> Any:
-        """An entry point of csrc/kernels."""
-        if name not in self._entries:
-            function = self._functions[f"extops_{name}_{self.key.lower()}"]
-            function.argtypes, function.restype = arguments, result
-            self._entries[name] = function
-        return self._entries[name]
-
-    def product_dtype(self, dtype: torch.dtype, allow_tf32: bool) -> int:
-        """The kernels' number of the dtype, or of TF32 where products may be computed in it."""
-        return _TF32 if self.is_cuda and allow_tf32 and dtype is torch.float32 else _DTYPES[dtype]
 
     def alignment(self, name: str, dtype: int, sizes: Sequence[int]) -> int:
         """The alignment, in bytes, of the tensors of the kernel ``name``; 0 where another way is faster."""
@@ -77,7 +59,6 @@ class Device:
 
 class _Cpu(Device):
     key = "CPU"
-    is_cuda = False
     where = (c_int64, c_int64)
 
     def run(
@@ -95,7 +76,6 @@ class _Cpu(Device):
 
 class _Cuda(Device):
     key = "CUDA"
-    is_cuda = True
     where = (c_void_p,)
 
     def run(
@@ -106,7 +86,7 @@ class _Cuda(Device):
             _check_success(op, kernel(*arguments, stream))
 
 
-DEVICES: dict[str, type[Device]] = {"cpu": _Cpu, "cuda": _Cuda}
+_DEVICES: dict[str, type[Device]] = {"cpu": _Cpu, "cuda": _Cuda}
 
 _POINTWISE_GRAIN = 65536
 """Elements below which a second thread costs more than it saves."""
@@ -174,12 +154,6 @@ def _dense(tensor: Tensor, alignment: int) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def mm(a: Tensor, b: Tensor) -> Tensor:
-    """A product. On a CPU, torch 2.7 to 2.10 read wrong numbers in a column of a 16-bit type at a stride."""
-    is_column = b.shape[1] == 1 and b.stride(0) != 1
-    return torch.mm(a, b.contiguous() if is_column and not b.is_cuda else b)
-
-
 def _lltm(
     device: Device,
     input: Tensor,
@@ -225,7 +199,7 @@ def _run_cell(
 def _lltm_cell(device: Device, gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
     sizes = _problem("lltm_cell", gates, old_cell)
     results = old_cell.new_empty(old_cell.shape), old_cell.new_empty(old_cell.shape)
-    _run_cell(device, _DTYPES[gates.dtype], sizes, None, gates, old_cell, results)
+    _run_cell(device, DTYPES[gates.dtype], sizes, None, gates, old_cell, results)
     return results
 
 
@@ -239,7 +213,7 @@ def _lltm_cell_backward(
     name, upstream, tensors = "lltm_cell_backward", (grad_h, grad_cell), (gates, new_cell)
     sizes = _problem(name, *upstream, *tensors)
     results = gates.new_empty(gates.shape), new_cell.new_empty(new_cell.shape)
-    dtype, count, grain = _DTYPES[gates.dtype], new_cell.numel(), _POINTWISE_GRAIN
+    dtype, count, grain = DTYPES[gates.dtype], new_cell.numel(), _POINTWISE_GRAIN
     _run(device, name, dtype, sizes, tensors, results, upstream=upstream, count=count, grain=grain)
     return results
 
@@ -291,7 +265,7 @@ def _lltm_input_backward(
 ) -> tuple[Tensor, Tensor]:
     name, tensors = "lltm_input_backward", (grad_gates, weights)
     sizes = batch, features, state_size = _problem(name, *tensors)
-    dtype = _DTYPES[weights.dtype]
+    dtype = DTYPES[weights.dtype]
     if not (device.is_cuda and device.alignment(name, dtype, sizes)):
         of_h, of_input = weights.split([state_size, features], dim=1)
         return mm(grad_gates, of_h), mm(grad_gates, of_input)
@@ -461,7 +435,7 @@ def _generic(operator: _schemas.Operator, device: Device, *tensors: Tensor | Non
     optional = sum(row.optional for row in operator.arguments)
     count = len(results[0])
     _run(
-        *(device, operator.name, _DTYPES[results[0].dtype], sizes, tensors[optional:], results),
+        *(device, operator.name, DTYPES[results[0].dtype], sizes, tensors[optional:], results),
         upstream=tensors[:optional],
         count=count,
         grain=1 + _POINTWISE_GRAIN * count // max(results[0].numel(), 1),
@@ -482,7 +456,7 @@ def _elementwise(operator: _schemas.Operator, index: int, device: Device, *argum
     extents = [*shape, *(stride for x in operands for stride in _broadcast_strides(x, shape))]
     geometry = (c_int64 * len(extents))(*extents)
     data = (c_void_p * len(operands))(*(x.data_ptr() for x in operands))
-    dtype, count = _DTYPES[inputs[0].dtype], outputs[0].numel()
+    dtype, count = DTYPES[inputs[0].dtype], outputs[0].numel()
     kernel = _elementwise_kernel(device, index)
     given = dtype, len(shape), geometry, data, (c_double * len(numbers))(*numbers)
     device.run(operator.name, outputs[0], count, _POINTWISE_GRAIN, kernel, *given)
@@ -502,7 +476,7 @@ def _broadcast_strides(tensor: Tensor, shape: torch.Size) -> list[int]:
     return [0] * missing + [0 if size == 1 != to else stride for size, stride, to in own]
 
 
-def operators() -> dict[str, Callable[..., Any]]:
+def _operators() -> dict[str, Callable[..., Any]]:
     """By name; each takes a device before its own arguments."""
     with_table = _lltm, _lltm_backward, _lltm_input_backward, _lltm_cell, _lltm_cell_backward
     found: dict[str, Callable[..., Any]] = {f.__name__.removeprefix("_"): f for f in with_table}

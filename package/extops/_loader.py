@@ -60,14 +60,14 @@ def _load(torch: ModuleType, devices: list[str], libraries: dict[str, Path]) -> 
     if binding == "stable":  # first: if one does not load, this error is the one to report
         for device in devices:
             torch.ops.load_library(libraries[f"libextops_stable_{device}"])
-    from extops import _errors, _schemas
+    from extops import _libraries, _schemas
 
-    _errors.libraries.update(kernels)
+    _libraries.paths.update(kernels)
     _schemas.load(kernels["cpu"])
     if binding == "legacy":
         from extops import _legacy
 
-        _legacy.load(kernels)
+        _legacy.load()
     _schemas.register_fakes()
 
 

@@ -17,8 +17,8 @@ extern "C" [[gnu::weak, gnu::visibility("default")]] const char* torch_exception
 
 namespace extops::stable {
 
-// The type of torch's exception is lost: package/extops/_errors.py knows this error by "API call failed", and finds the
-// type again.
+// The type of torch's exception is lost: package/extops/_errors.py knows this error by its words, and finds the type
+// again.
 inline void check(AOTITorchError code, const char* name) {
   if (code == AOTI_TORCH_SUCCESS) return;
   auto* const what = torch_exception_get_what_without_backtrace;

@@ -1,4 +1,6 @@
 // Defines the operators and registers their CPU kernels, on torch's stable ABI.
+#include <atomic>
+
 #include "elementwise.h"
 #include "generic.h"
 #include "lltm.h"
@@ -27,8 +29,11 @@ struct Cpu {
   template <class Kernel>
   static void run(const char* op, const extops::stable::Tensor&, int64_t count, int64_t grain, const Kernel& kernel) {
     if (count <= grain) return extops::stable::check_success(op, kernel(int64_t{0}, count));
-    torch::stable::parallel_for(
-        0, count, grain, [&](int64_t begin, int64_t end) { extops::stable::check_success(op, kernel(begin, end)); });
+    std::atomic<Error> error = nullptr;  // a constant, thrown below: within, its message would be lost
+    torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+      if (const Error found = kernel(begin, end)) error = found;
+    });
+    extops::stable::check_success(op, error);
   }
 };
 

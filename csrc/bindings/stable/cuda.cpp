@@ -59,14 +59,14 @@ struct Cuda {
     static constexpr auto* backward_workspace = &extops_##cell##_sequence_backward_workspace_cuda; \
     static constexpr auto* step_backward = &extops_##cell##_sequence_step_backward_cuda;           \
   };
-EXTOPS_CUDA_CELLS(EXTOPS_ENTRIES)
+EXTOPS_CELLS(EXTOPS_ENTRIES)
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(extops, CUDA, library) {
   extops::stable::register_lltm<Cuda>(library);
 #define EXTOPS_REGISTER(cell, Cell) extops::stable::register_sequence<Cuda, extops::Cell>(library);
-  EXTOPS_CUDA_CELLS(EXTOPS_REGISTER)
+  EXTOPS_CELLS(EXTOPS_REGISTER)
   extops::stable::register_elementwise<Cuda>(library);
 #define EXTOPS_IMPL(name, Arguments) EXTOPS_GENERIC_IMPL(library, Cuda, cuda, name, Arguments)
   EXTOPS_OPERATORS(EXTOPS_NOTHING, EXTOPS_IMPL)

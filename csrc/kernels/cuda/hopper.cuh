@@ -173,27 +173,23 @@ __device__ inline uint64_t transposed_matrix_descriptor(uint32_t address) {
 }
 
 // Macros, since a template cannot make the operands of inline assembly.
-#define EXTOPS_OPERANDS_4(c) "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-#define EXTOPS_OPERANDS_8(c) EXTOPS_OPERANDS_4(c), "+f"(c[4]), "+f"(c[5]), "+f"(c[6]), "+f"(c[7])
-#define EXTOPS_OPERANDS_12(c) EXTOPS_OPERANDS_8(c), "+f"(c[8]), "+f"(c[9]), "+f"(c[10]), "+f"(c[11])
-#define EXTOPS_OPERANDS_24(c)                                                                                       \
-  EXTOPS_OPERANDS_12(c), "+f"(c[12]), "+f"(c[13]), "+f"(c[14]), "+f"(c[15]), "+f"(c[16]), "+f"(c[17]), "+f"(c[18]), \
-      "+f"(c[19]), "+f"(c[20]), "+f"(c[21]), "+f"(c[22]), "+f"(c[23])
-#define EXTOPS_OPERANDS_36(c)                                                                                       \
-  EXTOPS_OPERANDS_24(c), "+f"(c[24]), "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), \
-      "+f"(c[31]), "+f"(c[32]), "+f"(c[33]), "+f"(c[34]), "+f"(c[35])
-#define EXTOPS_OPERANDS_48(c)                                                                                       \
-  EXTOPS_OPERANDS_36(c), "+f"(c[36]), "+f"(c[37]), "+f"(c[38]), "+f"(c[39]), "+f"(c[40]), "+f"(c[41]), "+f"(c[42]), \
-      "+f"(c[43]), "+f"(c[44]), "+f"(c[45]), "+f"(c[46]), "+f"(c[47])
-#define EXTOPS_OPERANDS_60(c)                                                                                       \
-  EXTOPS_OPERANDS_48(c), "+f"(c[48]), "+f"(c[49]), "+f"(c[50]), "+f"(c[51]), "+f"(c[52]), "+f"(c[53]), "+f"(c[54]), \
-      "+f"(c[55]), "+f"(c[56]), "+f"(c[57]), "+f"(c[58]), "+f"(c[59])
-#define EXTOPS_OPERANDS_64(c) EXTOPS_OPERANDS_60(c), "+f"(c[60]), "+f"(c[61]), "+f"(c[62]), "+f"(c[63])
+#define EXTOPS_OPERANDS_4(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define EXTOPS_OPERANDS_8(c, i) EXTOPS_OPERANDS_4(c, i), EXTOPS_OPERANDS_4(c, i + 4)
+#define EXTOPS_OPERANDS_12(c, i) EXTOPS_OPERANDS_8(c, i), EXTOPS_OPERANDS_4(c, i + 8)
+#define EXTOPS_OPERANDS_16(c, i) EXTOPS_OPERANDS_8(c, i), EXTOPS_OPERANDS_8(c, i + 8)
+#define EXTOPS_OPERANDS_24(c, i) EXTOPS_OPERANDS_16(c, i), EXTOPS_OPERANDS_8(c, i + 16)
+#define EXTOPS_OPERANDS_32(c, i) EXTOPS_OPERANDS_16(c, i), EXTOPS_OPERANDS_16(c, i + 16)
+#define EXTOPS_OPERANDS_36(c, i) EXTOPS_OPERANDS_32(c, i), EXTOPS_OPERANDS_4(c, i + 32)
+#define EXTOPS_OPERANDS_48(c, i) EXTOPS_OPERANDS_32(c, i), EXTOPS_OPERANDS_16(c, i + 32)
+#define EXTOPS_OPERANDS_60(c, i) EXTOPS_OPERANDS_48(c, i), EXTOPS_OPERANDS_12(c, i + 48)
+#define EXTOPS_OPERANDS_64(c, i) EXTOPS_OPERANDS_48(c, i), EXTOPS_OPERANDS_16(c, i + 48)
 #define EXTOPS_REGISTERS_4 "%0, %1, %2, %3"
 #define EXTOPS_REGISTERS_8 EXTOPS_REGISTERS_4 ", %4, %5, %6, %7"
 #define EXTOPS_REGISTERS_12 EXTOPS_REGISTERS_8 ", %8, %9, %10, %11"
-#define EXTOPS_REGISTERS_24 EXTOPS_REGISTERS_12 ", %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23"
-#define EXTOPS_REGISTERS_36 EXTOPS_REGISTERS_24 ", %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35"
+#define EXTOPS_REGISTERS_16 EXTOPS_REGISTERS_12 ", %12, %13, %14, %15"
+#define EXTOPS_REGISTERS_24 EXTOPS_REGISTERS_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define EXTOPS_REGISTERS_32 EXTOPS_REGISTERS_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define EXTOPS_REGISTERS_36 EXTOPS_REGISTERS_32 ", %32, %33, %34, %35"
 #define EXTOPS_REGISTERS_48 EXTOPS_REGISTERS_36 ", %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define EXTOPS_REGISTERS_60 EXTOPS_REGISTERS_48 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59"
 #define EXTOPS_REGISTERS_64 EXTOPS_REGISTERS_60 ", %60, %61, %62, %63"
@@ -202,13 +198,15 @@ __device__ inline uint64_t transposed_matrix_descriptor(uint32_t address) {
   asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #p_                                                 \
                ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n shape_and_types " {" EXTOPS_REGISTERS_##registers \
                "}, %" #a_ ", %" #b_ ", adds, 1, 1" more ";\n}"                                                \
-               : EXTOPS_OPERANDS_##registers(c)                                                               \
+               : EXTOPS_OPERANDS_##registers(c, 0)                                                            \
                : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
 #define EXTOPS_WGMMA_OF(shape_and_types, more)                                       \
   if constexpr (kN == 8) EXTOPS_WGMMA(8, 4, 4, 5, 6, shape_and_types, more);         \
   if constexpr (kN == 16) EXTOPS_WGMMA(16, 8, 8, 9, 10, shape_and_types, more);      \
   if constexpr (kN == 24) EXTOPS_WGMMA(24, 12, 12, 13, 14, shape_and_types, more);   \
+  if constexpr (kN == 32) EXTOPS_WGMMA(32, 16, 16, 17, 18, shape_and_types, more);   \
   if constexpr (kN == 48) EXTOPS_WGMMA(48, 24, 24, 25, 26, shape_and_types, more);   \
+  if constexpr (kN == 64) EXTOPS_WGMMA(64, 32, 32, 33, 34, shape_and_types, more);   \
   if constexpr (kN == 72) EXTOPS_WGMMA(72, 36, 36, 37, 38, shape_and_types, more);   \
   if constexpr (kN == 96) EXTOPS_WGMMA(96, 48, 48, 49, 50, shape_and_types, more);   \
   if constexpr (kN == 120) EXTOPS_WGMMA(120, 60, 60, 61, 62, shape_and_types, more); \
@@ -220,7 +218,9 @@ __device__ inline uint64_t transposed_matrix_descriptor(uint32_t address) {
 template <class T, bool kTransposed, int kN>
 __device__ inline void wgmma(Accumulator<kN>& result, uint64_t a, uint64_t b, bool adds) {
   float (&c)[kN / 2] = result.values;
-  static_assert(kN == 8 || kN == 16 || kN == 24 || kN == 48 || kN == 72 || kN == 96 || kN == 120 || kN == 128);
+  static_assert(
+      kN == 8 || kN == 16 || kN == 24 || kN == 32 || kN == 48 || kN == 64 || kN == 72 || kN == 96 || kN == 120 ||
+      kN == 128);
   if constexpr (std::is_same_v<T, float>) {
     static_assert(!kTransposed);
     EXTOPS_WGMMA_OF("k8.f32.tf32.tf32", "");

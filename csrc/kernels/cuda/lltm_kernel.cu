@@ -66,8 +66,9 @@ __global__ void __launch_bounds__(kThreads) lltm_cell_kernel(
     V h, c;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      const CellState<C> state = cell_forward<C, kIsHalf<T>>(z.at(0, j), z.at(1, j), z.at(2, j), load(old_c.values[j]));
-      store(c.values[j], state.cell);
+      const C columns[3] = {z.at(0, j), z.at(1, j), z.at(2, j)};
+      const CellState<C> state = cell_forward<Lltm, MathOf<T>>(columns, C(load(old_c.values[j])));
+      store(c.values[j], state.c);
       store(h.values[j], state.h);
     }
     *reinterpret_cast<V*>(new_cell + item * kVector) = c;
@@ -88,20 +89,19 @@ __global__ void __launch_bounds__(kThreads) lltm_cell_backward_kernel(
     const int64_t offset = at.row * 3 * state_size + at.column;
     const Gates<T, kVector> z(gates + offset, state_size);
     const V cell = *reinterpret_cast<const V*>(new_cell + item * kVector);
-    V grad_input_gate, grad_output_gate, grad_candidate, grad_old_c;
+    V of_gates[3], grad_old_c;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      const CellGradients<C> gradients = cell_backward<C, kIsHalf<T>>(
-          grad_h.at(at.row, at.column + j), grad_cell.at(at.row, at.column + j), z.at(0, j), z.at(1, j), z.at(2, j),
-          load(cell.values[j]));
-      store(grad_input_gate.values[j], gradients.input_gate);
-      store(grad_output_gate.values[j], gradients.output_gate);
-      store(grad_candidate.values[j], gradients.candidate);
-      store(grad_old_c.values[j], gradients.old_cell);
+      const C columns[3] = {z.at(0, j), z.at(1, j), z.at(2, j)};
+      C grad_c = grad_cell.at(at.row, at.column + j);
+      C gradients[3];
+      lltm_backward<MathOf<T>>(columns, C(load(cell.values[j])), grad_h.at(at.row, at.column + j), grad_c, gradients);
+#pragma unroll
+      for (int g = 0; g < 3; ++g) store(of_gates[g].values[j], gradients[g]);
+      store(grad_old_c.values[j], grad_c);
     }
-    *reinterpret_cast<V*>(grad_gates + offset) = grad_input_gate;
-    *reinterpret_cast<V*>(grad_gates + offset + state_size) = grad_output_gate;
-    *reinterpret_cast<V*>(grad_gates + offset + 2 * state_size) = grad_candidate;
+#pragma unroll
+    for (int g = 0; g < 3; ++g) *reinterpret_cast<V*>(grad_gates + offset + g * state_size) = of_gates[g];
     *reinterpret_cast<V*>(grad_old_cell + item * kVector) = grad_old_c;
   }
 }

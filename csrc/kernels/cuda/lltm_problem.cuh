@@ -19,17 +19,6 @@ inline unsigned ceil_div(int a, int b) { return static_cast<unsigned>((a + b - 1
 
 template <class T>
 struct CellForward {
-  CellForward(const Sizes& sizes, const LltmForward& in)
-      : sizes(sizes),
-        input(static_cast<const T*>(in.input)),
-        weights(static_cast<const T*>(in.weights)),
-        bias(static_cast<const T*>(in.bias)),
-        old_h(static_cast<const T*>(in.old_h)),
-        old_cell(static_cast<const T*>(in.old_cell)),
-        new_h(static_cast<T*>(in.new_h)),
-        new_cell(static_cast<T*>(in.new_cell)),
-        gates(static_cast<T*>(in.gates)) {}
-
   Sizes sizes;
   const T* input;
   const T* weights;
@@ -39,23 +28,15 @@ struct CellForward {
   T* new_h;
   T* new_cell;
   T* gates;
+
+  CellForward(const Sizes& sizes, const LltmForward& in) : sizes(sizes) {
+    set_pointers({in.input, in.weights, in.bias, in.old_h, in.old_cell}, input, weights, bias, old_h, old_cell);
+    set_pointers({in.new_h, in.new_cell, in.gates}, new_h, new_cell, gates);
+  }
 };
 
 template <class T>
 struct CellBackward {
-  CellBackward(const Sizes& sizes, const LltmBackward& in)
-      : sizes(sizes),
-        grad_h(make_gradient<T>(in.grad_h)),
-        grad_cell(make_gradient<T>(in.grad_cell)),
-        input(static_cast<const T*>(in.input)),
-        old_h(static_cast<const T*>(in.old_h)),
-        gates(static_cast<const T*>(in.gates)),
-        new_cell(static_cast<const T*>(in.new_cell)),
-        grad_gates(static_cast<T*>(in.grad_gates)),
-        grad_old_cell(static_cast<T*>(in.grad_old_cell)),
-        grad_weights(static_cast<T*>(in.grad_weights)),
-        grad_bias(static_cast<T*>(in.grad_bias)) {}
-
   Sizes sizes;
   Gradient<T> grad_h;
   Gradient<T> grad_cell;
@@ -67,6 +48,13 @@ struct CellBackward {
   T* grad_old_cell;
   T* grad_weights;
   T* grad_bias;
+
+  CellBackward(const Sizes& sizes, const LltmBackward& in)
+      : sizes(sizes), grad_h(make_gradient<T>(in.grad_h)), grad_cell(make_gradient<T>(in.grad_cell)) {
+    set_pointers({in.input, in.old_h, in.gates, in.new_cell}, input, old_h, gates, new_cell);
+    set_pointers({in.grad_gates, in.grad_old_cell}, grad_gates, grad_old_cell);
+    set_pointers({in.grad_weights, in.grad_bias}, grad_weights, grad_bias);
+  }
 };
 
 // By the tensor cores of Hopper GPUs (lltm_tensor_kernel.cu, lltm_tensor_backward_kernel.cu,

@@ -100,18 +100,19 @@ __global__ void __launch_bounds__(32 * kForwardWarps) lltm_kernel(CellForward<T>
     }
   }
   if (!finishes) return;
-  T rounded[3];
+  C kept[3];
 #pragma unroll
   for (int g = 0; g < 3; ++g) {
     C sum = sums[0][g];
 #pragma unroll
     for (int r = 1; r < kForwardRows; ++r) sum = lane == r ? sums[r][g] : sum;
-    store(rounded[g], sum + gate_bias[g]);
-    gates[int64_t{row} * 3 * state_size + g * state_size + unit] = rounded[g];
+    T rounded;
+    store(rounded, sum + gate_bias[g]);
+    gates[int64_t{row} * 3 * state_size + g * state_size + unit] = rounded;
+    kept[g] = load(rounded);  // as the backward will see it
   }
-  // From the gates as they are stored, so that the backward sees the same ones.
-  const CellState<C> state = cell_forward<C, kIsHalf<T>>(load(rounded[0]), load(rounded[1]), load(rounded[2]), old_c);
-  store(new_cell[cell], state.cell);
+  const CellState<C> state = cell_forward<Lltm, MathOf<T>>(kept, old_c);
+  store(new_cell[cell], state.c);
   store(new_h[cell], state.h);
 }
 
@@ -144,16 +145,14 @@ __device__ void load_gate_gradients(
     if (row < end && unit < state_size) {
       const int64_t at = int64_t{row} * 3 * state_size + unit;
       const int64_t cell = int64_t{row} * state_size + unit;
-      C gates[3];
+      C gates[3], gradients[3];
       for (int g = 0; g < 3; ++g) gates[g] = load(in.gates[at + g * state_size]);
-      const CellGradients<C> gradients = cell_backward<C, kIsHalf<T>>(
-          in.grad_h.at(row, unit), in.grad_cell.at(row, unit), gates[0], gates[1], gates[2], load(in.new_cell[cell]));
-      store(rounded[0], gradients.input_gate);
-      store(rounded[1], gradients.output_gate);
-      store(rounded[2], gradients.candidate);
+      C grad_c = in.grad_cell.at(row, unit);
+      lltm_backward<MathOf<T>>(gates, C(load(in.new_cell[cell])), in.grad_h.at(row, unit), grad_c, gradients);
+      for (int g = 0; g < 3; ++g) store(rounded[g], gradients[g]);
       if (blockIdx.x == 0) {
         for (int g = 0; g < 3; ++g) in.grad_gates[at + g * state_size] = rounded[g];
-        store(in.grad_old_cell[cell], gradients.old_cell);
+        store(in.grad_old_cell[cell], grad_c);
       }
     } else {
       for (int g = 0; g < 3; ++g) store(rounded[g], C(0));

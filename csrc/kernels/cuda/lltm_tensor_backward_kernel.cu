@@ -48,8 +48,7 @@ template <class T, class Tile>
 __device__ void load_columns(
     const Sizes& sizes, const BackwardMaps& maps, int k_tile, uint32_t stage, const Mbarrier& full) {
   const int row = k_tile * kTileRows;
-#pragma unroll
-  for (int tile = 0; tile < Tile::kColumnTiles; ++tile) {
+  unrolled<Tile::kColumnTiles>([&](int tile) {
     const int column = blockIdx.x * Tile::kColumns + tile * kTileColumns<T>;
     const uint32_t to = stage + (kGates + tile) * kTileBytes;
     // A tile is old_h's or input's: state_size is a multiple of its width. Beyond both, TMA fills in zeros.
@@ -58,17 +57,16 @@ __device__ void load_columns(
     } else {
       tma_load(to, maps.input, column - sizes.state_size, row, full);
     }
-  }
+  });
 }
 
 // Copies the K tile's gradients of the block's units.
 __device__ inline void load_gradients(
     const Sizes& sizes, const BackwardMaps& maps, int k_tile, uint32_t stage, const Mbarrier& full) {
-#pragma unroll
-  for (int gate = 0; gate < kGates; ++gate) {
+  unrolled<kGates>([&](int gate) {
     const int column = gate * sizes.state_size + static_cast<int>(blockIdx.y) * kBlockUnits;
     tma_load(stage + gate * kTileBytes, maps.grad_gates, column, k_tile * kTileRows, full);
-  }
+  });
 }
 
 // Fills the stages for the first time. Of grad_gates only what the previous kernel has written, which it waits for.
@@ -108,9 +106,8 @@ __device__ inline void transpose_quad(uint32_t (&pairs)[4]) {
   const int q = threadIdx.x % 4;
 #pragma unroll
   for (int distance = 1; distance <= 2; distance *= 2) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (i & distance) continue;
+    unrolled<4>([&](int i) {
+      if (i & distance) return;
       // Of two registers, each lane keeps the one whose number agrees with its own, and swaps the other.
       const bool upper = q & distance;
       const uint32_t received = __shfl_xor_sync(0xffffffffu, upper ? pairs[i] : pairs[i + distance], distance);
@@ -119,7 +116,7 @@ __device__ inline void transpose_quad(uint32_t (&pairs)[4]) {
       } else {
         pairs[i + distance] = received;
       }
-    }
+    });
   }
 }
 
@@ -130,27 +127,25 @@ __device__ void store_rows(
   constexpr int kGroups = 4;  // of eight columns, that a quad exchanges
   const Sizes sizes = in.sizes;
   const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  unrolled<2>([&](int half) {
     const int unit = blockIdx.y * kBlockUnits + threadIdx.x % kWarpgroup / 32 * 16 + half * 8 + lane / 4;
     T* const to = in.grad_weights + (int64_t{gate} * sizes.state_size + unit) * sizes.columns();
 #pragma unroll
     for (int j = 0; j < kAccumulatorColumns / 8; j += kGroups) {
       uint32_t pairs[kGroups];
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
+      unrolled<kGroups>([&](int group) {
         Vector<T, 2> pair;
         store(pair.values[0], sums.at(j + group, half, 0));
         store(pair.values[1], sums.at(j + group, half, 1));
         pairs[group] = *reinterpret_cast<const uint32_t*>(&pair);
-      }
+      });
       transpose_quad(pairs);
       const int column = first_column + 8 * (j + lane % 4);
       if (column < sizes.columns()) {
         *reinterpret_cast<uint4*>(to + column) = {pairs[0], pairs[1], pairs[2], pairs[3]};
       }
     }
-  }
+  });
 }
 
 // Adds a thread's rows of a K tile, from shared memory. The product runs meanwhile.
@@ -184,11 +179,10 @@ __device__ float consume(
     barriers.full[stage].wait(k_tile / Tile::kStages);
     const uint32_t gradients = stages + stage * Tile::kStageBytes;
     wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < Tile::kAccumulators; ++i) {
+    unrolled<Tile::kAccumulators>([&](int i) {
       const uint32_t columns = gradients + (kGates + i * kAccumulatorColumns / kTileColumns<T>)*kTileBytes;
       multiply_transposed_tiles<T, kTileRows>(sums[i], gradients + gate * kTileBytes, columns, k_tile > 0);
-    }
+    });
     wgmma_commit();
     bias_sum += sum_rows<T>(bias, gradients);
     __syncwarp();
@@ -200,10 +194,8 @@ __device__ float consume(
   }
 #pragma unroll
   for (Accumulator<kAccumulatorColumns>& each : sums) wgmma_wait<0>(each);
-#pragma unroll
-  for (int i = 0; i < Tile::kAccumulators; ++i) {
-    store_rows(in, gate, blockIdx.x * Tile::kColumns + i * kAccumulatorColumns, sums[i]);
-  }
+  unrolled<Tile::kAccumulators>(
+      [&](int i) { store_rows(in, gate, blockIdx.x * Tile::kColumns + i * kAccumulatorColumns, sums[i]); });
   return bias_sum;
 }
 

@@ -255,7 +255,7 @@ struct ForwardCell {
     old_cell = load(in.old_cell[int64_t{row} * in.sizes.state_size + unit]);
   }
 
-  template <bool kFast>
+  template <class Functions>
   __device__ void finish(const CellForward<T>& in, const float (&sums)[3]) const {
     if (!exists) return;
     const int state_size = in.sizes.state_size;
@@ -267,8 +267,8 @@ struct ForwardCell {
       in.gates[(int64_t{row} * 3 + g) * state_size + unit] = rounded;
       gates[g] = load(rounded);  // as the backward will see it
     }
-    const CellState<float> state = cell_forward<float, kFast>(gates[0], gates[1], gates[2], old_cell);
-    store(in.new_cell[int64_t{row} * state_size + unit], state.cell);
+    const CellState<float> state = cell_forward<Lltm, Functions>(gates, old_cell);
+    store(in.new_cell[int64_t{row} * state_size + unit], state.c);
     store(in.new_h[int64_t{row} * state_size + unit], state.h);
   }
 };
@@ -296,7 +296,9 @@ __device__ void epilogue(
       }
     }
 #pragma unroll
-    for (int i = 0; i < kCells; ++i) cells[i].template finish<Tile::kMath == Math::kTensorCores>(in, sums[i]);
+    for (int i = 0; i < kCells; ++i) {
+      cells[i].template finish<std::conditional_t<Tile::kMath == Math::kTensorCores, FastMath, ExactMath>>(in, sums[i]);
+    }
   }
 }
 

@@ -4,6 +4,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <initializer_list>
+#include <utility>
+
 #include "../types.h"
 
 namespace extops::cuda {
@@ -33,6 +36,24 @@ template <class T, int kSize>
 struct alignas(sizeof(T) * kSize <= 16 ? sizeof(T) * kSize : 16) Vector {
   T values[kSize];
 };
+
+template <class Body, int... kI>
+__device__ __forceinline__ void unrolled(const Body& body, std::integer_sequence<int, kI...>) {
+  (body(kI), ...);
+}
+
+// Calls body(i) for 0 <= i < kCount, one after the other without a loop, so that registers hold arrays.
+template <int kCount, class Body>
+__device__ __forceinline__ void unrolled(const Body& body) {
+  unrolled(body, std::make_integer_sequence<int, kCount>());
+}
+
+// Gives pointers without a type, one after the other, the types of these.
+template <class... Pointers>
+void set_pointers(std::initializer_list<const void*> from, Pointers&... to) {
+  const void* const* next = from.begin();
+  ((to = static_cast<Pointers>(const_cast<void*>(*next++))), ...);
+}
 
 template <class Function>
 Error dispatch(ScalarType dtype, const Function& function) {

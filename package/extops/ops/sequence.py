@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autocast, _autograd, _checks, _legacy, _private, _schemas, reference
+from extops import _autocast, _autograd, _checks, _private, _products, _schemas, reference
 from extops.ops.lltm import lltm
 
 _allows_tf32 = _private.allows_tf32
@@ -234,7 +234,7 @@ def _gradients(
     weights_x = weights[0] if len(weights) > 1 else weights[0][:, h_0.shape[1] :]
     grad_input = None
     if needs_input:
-        of_rows = _legacy.mm(rows.narrow(1, 0, len(weights_x)), weights_x)
+        of_rows = _products.mm(rows.narrow(1, 0, len(weights_x)), weights_x)
         grad_input = _transposed(of_rows.view(_transposed(input, batch_first).shape), batch_first)
         if counts is not None:  # a weight may be infinite or NaN, and zero times that is NaN
             grad_input = torch.where(counts, grad_input, 0)

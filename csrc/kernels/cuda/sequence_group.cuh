@@ -5,36 +5,41 @@
 // Products are by tensor cores (wgmma) in 16-bit types and TF32, by multiply-adds (FFMA) in strict float32.
 //
 // Blocks that wait for each other must all be running: the launch is cooperative, which guarantees it or fails.
-#include "../sequence.h"
-#include "hopper.cuh"
-#include "lltm_sequence.cuh"
+#pragma once
 
-// Named, not anonymous: nvcc would put the path of this file into the kernels' names, and no two builds be the same.
+#include "hopper.cuh"
+#include "sequence_tensor.cuh"
+
 namespace extops::cuda {
+namespace group {
 
 constexpr int kTileRows = 64;
 constexpr int kFewRows = 8;    // of a tile in strict float32, where a batch would fill little of the other
 constexpr int kWorkers = 256;  // threads that compute; one more issues the copies
-constexpr int kGroupThreads = kWorkers + 32;
+constexpr int kBlockThreads = kWorkers + 32;
 constexpr int kMaxStages = 16;
 constexpr int kCounterBytes = 128;  // each in a line of its own
 
-template <class T_, Math kMath_, Pass kPass_, int kUnits_, int kRows_>
-struct GroupTile {
+template <class Cell_, class T_, Math kMath_, Pass kPass_, int kUnits_, int kRows_>
+struct Tile {
+  using Cell = Cell_;
   using T = T_;
   static constexpr Math kMath = kMath_;
-  static constexpr Pass kPass = kPass_;
+  using CellMath = std::conditional_t<kMath == Math::kTensorCores, FastMath, ExactMath>;
+  using Arguments = SequencePass<kPass_, Cell, T>;
+  static constexpr bool kIsForward = kPass_ == Pass::kForward;
   static constexpr int kUnits = kUnits_;
   static constexpr int kRows = kRows_;
   static constexpr int kBytes = kRows * kTileRowBytes;
-  static constexpr int kN = kPass == Pass::kForward ? 3 * kUnits : kUnits;  // columns of the product
-  static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;                 // no two of four rows meet in a bank
+  static constexpr int kN = kIsForward ? Cell::kRecurrent * kUnits : kUnits;  // columns of the product
+  static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;                   // no two of four rows meet in a bank
   static constexpr int kPartialBytes = kRows * kPitch * static_cast<int>(sizeof(float));
-  static constexpr int kWeightBytes = kN * kTileRowBytes;  // of each K tile
+  static constexpr int kLeastStages = std::max(2, (kPartialBytes + kBytes - 1) / kBytes);  // the sums may lie there
+  static constexpr int kWeightBytes = kN * kTileRowBytes;                                  // of each K tile
   static constexpr int kCells = (kRows * kUnits + kWorkers - 1) / kWorkers;
   static constexpr int kMultipliers = kMath == Math::kTensorCores ? kWarpgroup : kWorkers;
-  // In float32 a warp has all rows of all columns, or of half of them, and the warps split K.
-  static constexpr int kColumnGroups = kN > 24 ? 2 : 1;
+  // In float32 a warp has all rows of all columns, or of a half or a quarter of them, and the warps split K.
+  static constexpr int kColumnGroups = kN > 48 ? 4 : kN > 24 ? 2 : 1;
   static constexpr int kParts = 8 / kColumnGroups;
 
   static_assert(kWeightBytes % kTileAlignment == 0 && kN % 8 == 0);
@@ -42,7 +47,7 @@ struct GroupTile {
 };
 
 // How much of the shared memory is for what, and how the tiles are divided among the groups.
-struct GroupPlan {
+struct Plan {
   int k_tiles;
   int stages;
   int tiles;
@@ -52,63 +57,52 @@ struct GroupPlan {
   int shared_bytes;
 };
 
-// Of a kernel's workspace: a counter for each tile; in the forward the last two h, [2, batch, pitch]; the cell state or
-// its gradient in float32.
-struct GroupWorkspace {
-  int64_t h;
-  int64_t cell;
-  int64_t bytes;
-
-  GroupWorkspace(int64_t element, const SequenceSizes& sizes) {
-    constexpr int64_t kAlignment = 256;
-    const auto aligned = [](int64_t n) { return (n + kAlignment - 1) / kAlignment * kAlignment; };
-    h = aligned((sizes.batch + kFewRows - 1) / kFewRows * kCounterBytes);
-    cell = h + aligned(2 * sizes.batch * sizes.state_size * element);
-    bytes = cell + aligned(sizes.batch * sizes.state_size * 4);
-  }
-};
-
+// A kernel's workspace: a counter for each tile; in the forward the last two h, [2, batch, state_size]; the cell state
+// or its gradient in float32.
 template <class T>
-struct GroupBuffers {
+struct Buffers {
   unsigned* counters;
   T* h;
-  float* cell;
+  float* c;
+  int64_t bytes;
 
-  GroupBuffers(void* workspace, const SequenceSizes& sizes) {
-    const GroupWorkspace at(sizeof(T), sizes);
+  Buffers(void* workspace, const SequenceSizes& sizes) {
+    const auto aligned = [](int64_t n) { return (n + 255) / 256 * 256; };
+    const int64_t cells = sizes.batch * sizes.state_size;
+    const int64_t of_h = aligned((sizes.batch + kFewRows - 1) / kFewRows * kCounterBytes);
+    const int64_t of_c = of_h + aligned(2 * cells * int64_t{sizeof(T)});
+    bytes = of_c + aligned(cells * int64_t{sizeof(float)});
     char* const start = static_cast<char*>(workspace);
     counters = reinterpret_cast<unsigned*>(start);
-    h = reinterpret_cast<T*>(start + at.h);
-    cell = reinterpret_cast<float*>(start + at.cell);
+    h = reinterpret_cast<T*>(start + of_h);
+    c = reinterpret_cast<float*>(start + of_c);
   }
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// A counter in global memory that the blocks of a group raise.
-class Arrivals {
- public:
-  __device__ Arrivals(unsigned* counters, int tile) : counter_(counters + tile * (kCounterBytes / sizeof(unsigned))) {}
+// The counters in global memory that the blocks of a group raise, one for each tile.
+__device__ inline unsigned* counter_of(unsigned* counters, int tile) {
+  return counters + tile * (kCounterBytes / sizeof(unsigned));
+}
 
-  __device__ void arrive() const { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter_) : "memory"); }
+__device__ inline void raise(unsigned* counter) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+}
 
-  __device__ void wait(unsigned count) const {
-    unsigned seen = 0;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter_) : "memory");
-    } while (seen < count);
-  }
-
- private:
-  unsigned* counter_;
-};
+__device__ inline void wait_for(const unsigned* counter, unsigned count) {
+  unsigned seen = 0;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  } while (seen < count);
+}
 
 // Lets copies by TMA, in this block and in others, see what this thread has written to global memory.
 __device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 __device__ inline void sync_workers() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
 
-struct GroupBarriers {
+struct Barriers {
   Mbarrier full[kMaxStages];
   Mbarrier empty[kMaxStages];
 };
@@ -118,7 +112,7 @@ struct Ring {
   uint32_t first;
   int stage_bytes;
   int stages;
-  GroupBarriers& barriers;
+  Barriers& barriers;
   int stage = 0;
   int round = 0;
 
@@ -132,7 +126,7 @@ struct Ring {
 
 // A warpgroup's product of a tile with the block's weights, whose sums it leaves in `partial`, [kRows, kPitch].
 template <class Tile>
-__device__ void multiply_by_tensor_cores(const GroupPlan& plan, uint32_t weights, Ring& ring, float* partial) {
+__device__ void multiply_by_tensor_cores(const Plan& plan, uint32_t weights, Ring& ring, float* partial) {
   using T = typename Tile::T;
   Accumulator<Tile::kN> sums;
   const auto multiply = [&](int k_tile, bool adds) {
@@ -174,7 +168,7 @@ __device__ void multiply_by_tensor_cores(const GroupPlan& plan, uint32_t weights
 // that each loaded chunk must meet many others: a lane has every eighth row and every fourth of its warp's columns,
 // whose chunks lie in all banks.
 template <class Tile>
-__device__ void multiply_in_float32(const GroupPlan& plan, uint32_t weights, Ring& ring, float* partial) {
+__device__ void multiply_in_float32(const Plan& plan, uint32_t weights, Ring& ring, float* partial) {
   constexpr int kRows = Tile::kRows / 8;
   constexpr int kColumns = Tile::kN / Tile::kColumnGroups / 4;
   constexpr int kChunks = kTileRowBytes / kChunkBytes;
@@ -227,7 +221,7 @@ __device__ void multiply_in_float32(const GroupPlan& plan, uint32_t weights, Rin
 }
 
 template <class Tile>
-__device__ void multiply(const GroupPlan& plan, uint32_t weights, Ring& ring, float* partial) {
+__device__ void multiply(const Plan& plan, uint32_t weights, Ring& ring, float* partial) {
   if constexpr (Tile::kMath == Math::kFloat32) {
     multiply_in_float32<Tile>(plan, weights, ring, partial);
   } else if (threadIdx.x < kWarpgroup) {
@@ -236,24 +230,23 @@ __device__ void multiply(const GroupPlan& plan, uint32_t weights, Ring& ring, fl
   sync_workers();
 }
 
-// Puts the block's weights into shared memory, as K-major tiles with 128-byte swizzle: row n of the forward is gate n /
-// kUnits of unit n % kUnits, along h; row n of the backward is unit n, along the gates of all units.
+// Puts the block's weights into shared memory, as K-major tiles with 128-byte swizzle: row n of the forward is column n
+// / kUnits of unit n % kUnits, along h; row n of the backward is unit n, along the columns of all units.
 template <class Tile>
-__device__ void load_weights(
-    const Steps& steps, const typename Tile::T* weights, const GroupPlan& plan, unsigned char* to) {
+__device__ void load_weights(const Steps& steps, const typename Tile::T* weights, const Plan& plan, unsigned char* to) {
   using T = typename Tile::T;
   constexpr int kColumns = kTileColumns<T>;
   const int first_unit = blockIdx.x * Tile::kUnits;
   const int depth = plan.k_tiles * kColumns;
-  constexpr bool kIsForward = Tile::kPass == Pass::kForward;
-  for (int item = threadIdx.x; item < Tile::kN * depth; item += kGroupThreads) {
+  constexpr bool kIsForward = Tile::kIsForward;
+  for (int item = threadIdx.x; item < Tile::kN * depth; item += kBlockThreads) {
     // Neighbouring threads read neighbouring columns of the weights.
     const int n = kIsForward ? item / depth : item % Tile::kN;
     const int k = kIsForward ? item % depth : item / Tile::kN;
     const int unit = first_unit + n % Tile::kUnits;
     const int weight_row = kIsForward ? n / Tile::kUnits * steps.state_size + unit : k;
     const int column = kIsForward ? k : unit;
-    const bool exists = unit < steps.state_size && (kIsForward ? k < steps.state_size : k < 3 * steps.state_size);
+    const bool exists = unit < steps.state_size && (k < (kIsForward ? 1 : Tile::Cell::kRecurrent) * steps.state_size);
     T value;
     store(value, 0);
     if (exists) value = weights[weight_row * steps.weights_stride + column];
@@ -269,7 +262,7 @@ __device__ void load_weights(
 
 // One of the cells that a thread computes in each step of a tile.
 template <class Tile>
-struct GroupCell {
+struct OwnCell {
   int row;  // within the tile
   int column;
   int sample;
@@ -277,7 +270,7 @@ struct GroupCell {
   int length;
   bool exists;
 
-  __device__ GroupCell(const Steps& steps, int tile, int i) {
+  __device__ OwnCell(const Steps& steps, int tile, int i) {
     const int item = i * kWorkers + static_cast<int>(threadIdx.x);
     row = item / Tile::kUnits;
     column = item % Tile::kUnits;
@@ -293,17 +286,20 @@ struct GroupCell {
 // Issues the copies of what each step's product needs.
 template <class Tile>
 __device__ void load_tiles(
-    const Steps& steps, const GroupPlan& plan, const CUtensorMap& map, unsigned* counters, Ring ring) {
-  constexpr bool kIsForward = Tile::kPass == Pass::kForward;
+    const Steps& steps, const Plan& plan, const CUtensorMap& map, unsigned* counters, Ring ring) {
+  constexpr bool kIsForward = Tile::kIsForward;
   const int products = kIsForward ? steps.time : steps.time + 1;
   for (int step = kIsForward ? 0 : 1; step < products; ++step) {
     // Forward: the slot of h that the step before has written. Backward: the time of the step before.
     const int matrix = kIsForward ? step & 1 : steps.time_of(steps.time - step);
     for (int tile = blockIdx.y; tile < plan.tiles; tile += gridDim.y) {
-      Arrivals(counters, tile).wait(gridDim.x * (kIsForward ? step + 1 : step));
+      wait_for(counter_of(counters, tile), gridDim.x * (kIsForward ? step + 1 : step));
       fence_proxy_async_global();
       for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
         Mbarrier& full = ring.barriers.full[ring.stage];
+        // A stage is copied to again when each warp that multiplies has arrived at `empty`, which it does after it has
+        // waited for the products that read the stage. Phase number `round` of `full` tells them that the copy is
+        // there.
         if (ring.round > 0) ring.barriers.empty[ring.stage].wait(ring.round - 1);
         full.arrive_expect_tx(plan.copied_rows * kTileRowBytes);
         tma_load(ring.tile(), map, k_tile * kTileColumns<typename Tile::T>, tile * Tile::kRows, matrix, full);
@@ -313,23 +309,25 @@ __device__ void load_tiles(
   }
 }
 
-// All workers have written what other blocks read, and have read the sums, which may be where the next copies go.
+// All workers have written what other blocks read, and have read the sums, which may be where the next copies go: these
+// begin when all blocks have arrived, this one too. The fence is for them, which are by the async proxy; behind the
+// barrier, one thread's release and the acquire of the thread that copies carry the writes of all.
 __device__ inline void arrive_for_group(unsigned* counters, int tile) {
   asm volatile("fence.proxy.async;" ::: "memory");
   sync_workers();
-  if (threadIdx.x == 0) Arrivals(counters, tile).arrive();
+  if (threadIdx.x == 0) raise(counter_of(counters, tile));
 }
 
 template <class Tile>
 __device__ void start_forward(
-    const SequenceForward<typename Tile::T>& in, const GroupPlan& plan, const GroupBuffers<typename Tile::T>& buffers) {
+    const typename Tile::Arguments& in, const Plan& plan, const Buffers<typename Tile::T>& buffers) {
   for (int tile = blockIdx.y; tile < plan.tiles; tile += gridDim.y) {
     for (int i = 0; i < Tile::kCells; ++i) {
-      const GroupCell<Tile> cell(in.steps, tile, i);
+      const OwnCell<Tile> cell(in.steps, tile, i);
       if (!cell.exists) continue;
       const int64_t at = cell.state(in.steps);
       buffers.h[at] = in.h_0[at];
-      buffers.cell[at] = load(in.c_0[at]);
+      buffers.c[at] = load(in.c_0[at]);
       if (cell.length > 0) continue;
       in.h_n[at] = in.h_0[at];
       in.c_n[at] = in.c_0[at];
@@ -340,41 +338,45 @@ __device__ void start_forward(
 
 template <class Tile>
 __device__ void forward_step(
-    const SequenceForward<typename Tile::T>& in, const GroupPlan& plan, const GroupBuffers<typename Tile::T>& buffers,
-    int step, int tile, uint32_t weights, Ring& ring, float* partial) {
+    const typename Tile::Arguments& in, const Plan& plan, const Buffers<typename Tile::T>& buffers, int step, int tile,
+    uint32_t weights, Ring& ring, float* partial) {
   using T = typename Tile::T;
+  using Cell = typename Tile::Cell;
   const Steps& steps = in.steps;
   const int t = steps.time_of(step);
-  float sums[Tile::kCells][3];
-  float old_cells[Tile::kCells];
+  float sums[Tile::kCells][Cell::kColumns];
+  float old_c[Tile::kCells];
+  // Without a branch, which would wait for the loads of a cell before those of the next one.
 #pragma unroll
   for (int i = 0; i < Tile::kCells; ++i) {
-    const GroupCell<Tile> cell(steps, tile, i);
+    const OwnCell<Tile> cell(steps, tile, i);
     const bool counts = cell.exists && t < cell.length;
+    const float* const products = in.products + steps.row(t, cell.sample) * Cell::kInput * steps.state_size;
 #pragma unroll
-    for (int g = 0; g < 3; ++g) {
+    for (int g = 0; g < Cell::kColumns; ++g) {
       const int column = g * steps.state_size + cell.unit;
-      sums[i][g] =
-          counts ? in.products[steps.row(t, cell.sample) * 3 * steps.state_size + column] + load(in.bias[column]) : 0;
+      const bool has_input = g < Cell::kInput;
+      sums[i][g] = counts ? (has_input ? products[column] + load(in.bias[column]) : load(in.bias[column])) : 0;
     }
-    old_cells[i] = counts ? buffers.cell[cell.state(steps)] : 0;
+    old_c[i] = counts ? buffers.c[cell.state(steps)] : 0;
   }
   multiply<Tile>(plan, weights, ring, partial);
+  // Two slots in turn: h of the step before lay where this goes. Its copies are done: this block had its product of
+  // this step, for which all blocks have arrived, and each arrived behind its product of the step before.
   T* const next_h = buffers.h + ((step + 1) & 1) * int64_t{steps.batch} * steps.state_size;
   CellState<float> states[Tile::kCells];
 #pragma unroll
   for (int i = 0; i < Tile::kCells; ++i) {
-    const GroupCell<Tile> cell(steps, tile, i);
+    const OwnCell<Tile> cell(steps, tile, i);
     if (!cell.exists) continue;
-    float gates[3];
 #pragma unroll
-    for (int g = 0; g < 3; ++g) {
-      sums[i][g] += partial[cell.row * Tile::kPitch + g * Tile::kUnits + cell.column];
-      T rounded;
-      store(rounded, sums[i][g]);
-      gates[g] = load(rounded);  // as the backward will see it
-    }
-    states[i] = cell_forward<float, Tile::kMath == Math::kTensorCores>(gates[0], gates[1], gates[2], old_cells[i]);
+    for (int g = 0; g < Cell::kRecurrent; ++g)
+      sums[i][kFirstRecurrent<Cell> + g] += partial[cell.row * Tile::kPitch + g * Tile::kUnits + cell.column];
+    float columns[Cell::kColumns];
+#pragma unroll
+    for (int g = 0; g < Cell::kColumns; ++g) columns[g] = sums[i][g];
+    round_to<T>(columns);
+    states[i] = cell_forward<Cell, typename Tile::CellMath>(columns, old_c[i]);
     const int64_t at = cell.state(steps);
     if (t < cell.length) {
       store(next_h[at], states[i].h);
@@ -387,84 +389,73 @@ __device__ void forward_step(
   arrive_for_group(buffers.counters, tile);
 #pragma unroll
   for (int i = 0; i < Tile::kCells; ++i) {
-    const GroupCell<Tile> cell(steps, tile, i);
+    const OwnCell<Tile> cell(steps, tile, i);
     if (!cell.exists) continue;
     const int64_t place = steps.row(t, cell.sample);
     if (t >= cell.length) {
-      skip_cell(in, place, cell.unit);
+      leave_cell<Cell, T, float>(in, place, cell.unit);
       continue;
     }
+    leave_cell(in, place, cell.unit, sums[i], states[i]);
     const int64_t at = cell.state(steps);
-#pragma unroll
-    for (int g = 0; g < 3; ++g) store(in.gates[(place * 3 + g) * steps.state_size + cell.unit], sums[i][g]);
-    store(in.cells[place * steps.state_size + cell.unit], states[i].cell);
-    store(in.output[place * steps.state_size + cell.unit], states[i].h);
-    buffers.cell[at] = states[i].cell;
+    buffers.c[at] = states[i].c;
     if (t != steps.last_time(cell.length)) continue;
     store(in.h_n[at], states[i].h);
-    store(in.c_n[at], states[i].cell);
+    store(in.c_n[at], states[i].c);
   }
 }
 
 // The gradients of a step, and at the end those of the first state: `step` counts in the order of the backward.
 template <class Tile>
 __device__ void backward_step(
-    const SequenceBackward<typename Tile::T>& in, const GroupPlan& plan, const GroupBuffers<typename Tile::T>& buffers,
-    int step, int tile, uint32_t weights, Ring& ring, float* partial) {
-  using T = typename Tile::T;
+    const typename Tile::Arguments& in, const Plan& plan, const Buffers<typename Tile::T>& buffers, int step, int tile,
+    uint32_t weights, Ring& ring, float* partial) {
+  using Cell = typename Tile::Cell;
   const Steps& steps = in.steps;
   const int t = step < steps.time ? steps.time_of(steps.time - 1 - step) : -1;
   const int previous = step > 0 ? steps.time_of(steps.time - step) : -1;
-  CellSlopes<float> slopes[Tile::kCells];
+  CellSlopes<Cell, float> slopes[Tile::kCells];
   float grad_h[Tile::kCells];
-  float grad_cell[Tile::kCells];
+  float grad_c[Tile::kCells];
 #pragma unroll
   for (int i = 0; i < Tile::kCells; ++i) {
-    const GroupCell<Tile> cell(steps, tile, i);
+    const OwnCell<Tile> cell(steps, tile, i);
     if (!cell.exists) continue;
     const int64_t at = cell.state(steps);
     grad_h[i] = 0;
     const bool is_first = step < steps.time && t == steps.last_time(cell.length);
-    grad_cell[i] = is_first || cell.length == 0 ? load_if_present(in.grad_c_n, at) : step > 0 ? buffers.cell[at] : 0;
+    grad_c[i] = is_first || cell.length == 0 ? load_if_present(in.grad_c_n, at) : step > 0 ? buffers.c[at] : 0;
     if (step == steps.time || t >= cell.length) continue;
     const int64_t place = steps.row(t, cell.sample);
-    slopes[i] = cell_slopes<Tile::kMath == Math::kTensorCores, T, float>(in, place, cell.unit);
+    slopes[i] = slopes_at<typename Tile::CellMath>(in, place, cell.unit);
     grad_h[i] = load_if_present(in.grad_output, place * steps.state_size + cell.unit);
     if (is_first) grad_h[i] += load_if_present(in.grad_h_n, at);
   }
   if (step > 0) multiply<Tile>(plan, weights, ring, partial);
 #pragma unroll
   for (int i = 0; i < Tile::kCells; ++i) {
-    const GroupCell<Tile> cell(steps, tile, i);
+    const OwnCell<Tile> cell(steps, tile, i);
     if (!cell.exists) continue;
     const int64_t at = cell.state(steps);
     const bool counts = step < steps.time && t < cell.length;
-    const float from_previous =
-        step > 0 && previous < cell.length ? partial[cell.row * Tile::kPitch + cell.column] : 0.f;
-    if (step == steps.time || (step > 0 && previous < cell.length && !counts)) {
+    const bool has_previous = step > 0 && previous < cell.length;
+    const float from_previous = has_previous ? partial[cell.row * Tile::kPitch + cell.column] : 0.f;
+    if (!counts && (has_previous || (step == steps.time && cell.length == 0))) {
       // The row is done.
-      if (cell.length == 0) {
-        store(in.grad_h_0[at], load_if_present(in.grad_h_n, at));
-        store(in.grad_c_0[at], grad_cell[i]);
-      } else if (previous < cell.length) {
-        store(in.grad_h_0[at], from_previous);
-        store(in.grad_c_0[at], grad_cell[i]);
-      }
+      store(in.grad_h_0[at], has_previous ? from_previous : load_if_present(in.grad_h_n, at));
+      store(in.grad_c_0[at], grad_c[i]);
     }
     if (step == steps.time) continue;
-    T* const grad_gates = in.grad_gates + steps.row(t, cell.sample) * 3 * steps.state_size + cell.unit;
-    float gradients[3] = {};
+    float gradients[Cell::kColumns] = {};
     if (counts) {
       const bool is_first = t == steps.last_time(cell.length);
-      const float upstream = grad_h[i] + (is_first ? 0.f : from_previous);
-      grad_cell[i] += upstream * slopes[i].cell;
-      gradients[0] = grad_cell[i] * slopes[i].input_gate;
-      gradients[1] = upstream * slopes[i].output_gate;
-      gradients[2] = grad_cell[i] * slopes[i].candidate;
-      buffers.cell[at] = grad_cell[i];
+      apply_slopes(slopes[i], grad_h[i] + (is_first ? 0.f : from_previous), grad_c[i], gradients);
+      buffers.c[at] = grad_c[i];
     }
+    const int64_t place = steps.row(t, cell.sample) * Cell::kColumns;
 #pragma unroll
-    for (int g = 0; g < 3; ++g) store(grad_gates[g * steps.state_size], gradients[g]);
+    for (int g = 0; g < Cell::kColumns; ++g)
+      store(in.grad_gates[(place + g) * steps.state_size + cell.unit], gradients[g]);
   }
   if (step < steps.time) {
     arrive_for_group(buffers.counters, tile);
@@ -475,13 +466,14 @@ __device__ void backward_step(
 
 #endif
 
-template <class Tile, class Arguments>
-__global__ void __launch_bounds__(kGroupThreads) lltm_sequence_group_kernel(
-    Arguments in, GroupPlan plan, GroupBuffers<typename Tile::T> buffers, const EXTOPS_GRID_CONSTANT CUtensorMap map) {
+template <class Tile>
+__global__ void __launch_bounds__(kBlockThreads) sequence_group_kernel(
+    typename Tile::Arguments in, Plan plan, Buffers<typename Tile::T> buffers,
+    const EXTOPS_GRID_CONSTANT CUtensorMap map) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr bool kIsForward = Tile::kPass == Pass::kForward;
+  constexpr bool kIsForward = Tile::kIsForward;
   extern __shared__ __align__(kTileAlignment) unsigned char shared[];
-  __shared__ GroupBarriers barriers;
+  __shared__ Barriers barriers;
   const int weight_bytes = plan.k_tiles * Tile::kWeightBytes;
   float* const partial = reinterpret_cast<float*>(shared + plan.partial_offset);
   if (threadIdx.x == 0) {
@@ -492,7 +484,7 @@ __global__ void __launch_bounds__(kGroupThreads) lltm_sequence_group_kernel(
     }
     Mbarrier::publish();
   }
-  load_weights<Tile>(in.steps, in.weights, plan, shared);
+  load_weights<Tile>(in.steps, in.weights_h, plan, shared);
   fence_proxy_async();
   __syncthreads();
   Ring ring{shared_address(shared + weight_bytes), Tile::kBytes, plan.stages, barriers};
@@ -517,15 +509,18 @@ __global__ void __launch_bounds__(kGroupThreads) lltm_sequence_group_kernel(
 
 inline int round_up_division(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
+inline int most_shared_bytes() {
+  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024;  // the barriers are static
+}
+
 // How a tile would divide the problem; no stages where it does not fit.
 template <class Tile>
-GroupPlan plan_group(const Context& context, const SequenceSizes& sizes) {
-  constexpr int kIsForward = Tile::kPass == Pass::kForward;
-  const int multiprocessors = context.multiprocessors();
-  const int shared = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024;  // the barriers are static
-  GroupPlan plan{};
-  plan.k_tiles =
-      round_up_division(kIsForward ? sizes.state_size : 3 * sizes.state_size, kTileColumns<typename Tile::T>);
+Plan make_plan(const Problem& problem) {
+  const SequenceSizes& sizes = problem.sizes;
+  const int multiprocessors = problem.context.multiprocessors();
+  Plan plan{};
+  plan.k_tiles = round_up_division(
+      (Tile::kIsForward ? 1 : Tile::Cell::kRecurrent) * sizes.state_size, kTileColumns<typename Tile::T>);
   plan.tiles = round_up_division(sizes.batch, Tile::kRows);
   plan.copied_rows = static_cast<int>(std::min<int64_t>(sizes.batch, Tile::kRows));
   const int blocks = round_up_division(sizes.state_size, Tile::kUnits);
@@ -534,123 +529,109 @@ GroupPlan plan_group(const Context& context, const SequenceSizes& sizes) {
   // A block of one tile copies nothing before its sums are read: they go where the copies go.
   const bool is_single = plan.tiles <= static_cast<int>(plan.grid.y);
   const int64_t weights = int64_t{plan.k_tiles} * Tile::kWeightBytes;
-  const int64_t stages = (shared - (is_single ? 0 : Tile::kPartialBytes) - weights) / Tile::kBytes;
-  if (stages < 2) return plan;
-  plan.stages = static_cast<int>(std::min<int64_t>({stages, kMaxStages, std::max(plan.k_tiles, 2)}));
+  const int64_t stages = (most_shared_bytes() - (is_single ? 0 : Tile::kPartialBytes) - weights) / Tile::kBytes;
+  if (stages < Tile::kLeastStages) return plan;
+  plan.stages = static_cast<int>(std::min<int64_t>({stages, kMaxStages, std::max(plan.k_tiles, Tile::kLeastStages)}));
   plan.partial_offset = static_cast<int>(weights) + (is_single ? 0 : plan.stages * Tile::kBytes);
   plan.shared_bytes = static_cast<int>(weights) + plan.stages * Tile::kBytes + (is_single ? 0 : Tile::kPartialBytes);
-  static_assert(Tile::kPartialBytes <= 2 * Tile::kBytes);
   return plan;
 }
 
-inline int tiles_of_a_block(const GroupPlan& plan) {
+inline int tiles_of_a_block(const Plan& plan) {
   return plan.stages == 0 ? INT32_MAX : round_up_division(plan.tiles, plan.grid.y);
 }
 
-// Calls function(Tile) with the tile that leaves a block the fewest tiles of samples; of equals the one of fewer units.
-template <class T, Math kMath, Pass kPass, int kRows = kTileRows, class Function>
-auto with_best_tile(const Context& context, const SequenceSizes& sizes, const Function& function) {
-  using Narrow = GroupTile<T, kMath, kPass, 8, kRows>;
-  using Wide = GroupTile<T, kMath, kPass, 16, kRows>;
-  const bool wide =
-      tiles_of_a_block(plan_group<Wide>(context, sizes)) < tiles_of_a_block(plan_group<Narrow>(context, sizes));
+// Calls function(tile) with the tile that leaves a block the fewest tiles of samples; of equals the one of fewer units.
+template <class Cell, class T, Math kMath, Pass kPass, int kRows = kTileRows, class Function>
+auto with_best_tile(const Problem& problem, const Function& function) {
+  using Narrow = Tile<Cell, T, kMath, kPass, 8, kRows>;
+  using Wide = Tile<Cell, T, kMath, kPass, 16, kRows>;
+  const bool wide = tiles_of_a_block(make_plan<Wide>(problem)) < tiles_of_a_block(make_plan<Narrow>(problem));
   return wide ? function(Wide{}) : function(Narrow{});
 }
 
-template <Pass kPass, class Function>
-auto with_group_tile(const Context& context, ScalarType dtype, const SequenceSizes& sizes, const Function& function) {
-  switch (dtype) {
-    case ScalarType::TF32:
-      return with_best_tile<float, Math::kTensorCores, kPass>(context, sizes, function);
-    case ScalarType::BFloat16:
-      return with_best_tile<__nv_bfloat16, Math::kTensorCores, kPass>(context, sizes, function);
-    case ScalarType::Half:
-      return with_best_tile<__half, Math::kTensorCores, kPass>(context, sizes, function);
-    default:
-      if (sizes.batch <= 2 * kFewRows) {
-        return with_best_tile<float, Math::kFloat32, kPass, kFewRows>(context, sizes, function);
-      }
-      return with_best_tile<float, Math::kFloat32, kPass>(context, sizes, function);
+template <class Cell, Pass kPass, class Function>
+auto with_tile(const Problem& problem, const Function& function) {
+  if (problem.dtype == ScalarType::Float) {
+    return problem.sizes.batch <= 2 * kFewRows
+               ? with_best_tile<Cell, float, Math::kFloat32, kPass, kFewRows>(problem, function)
+               : with_best_tile<Cell, float, Math::kFloat32, kPass>(problem, function);
   }
-}
-
-inline int64_t element_bytes(ScalarType dtype) {
-  return dtype == ScalarType::Half || dtype == ScalarType::BFloat16 ? 2 : 4;
-}
-
-bool is_for_groups(const Context& context, ScalarType dtype, const SequenceSizes& sizes, bool backward) {
-  // TMA copies rows that start at chunks.
-  if (dtype == ScalarType::Double || !has_hopper_tensor_cores() ||
-      sizes.state_size * element_bytes(dtype) % kChunkBytes != 0) {
-    return false;
-  }
-  const auto fits = [&](auto tile) { return plan_group<decltype(tile)>(context, sizes).stages > 0; };
-  return backward ? with_group_tile<Pass::kBackward>(context, dtype, sizes, fits)
-                  : with_group_tile<Pass::kForward>(context, dtype, sizes, fits);
-}
-
-int64_t group_workspace(ScalarType dtype, const SequenceSizes& sizes) {
-  return GroupWorkspace(element_bytes(dtype), sizes).bytes;
-}
-
-template <class Tile, class Arguments>
-Error launch_group_tile(
-    const Arguments& in, const SequenceSizes& sizes, const GroupPlan& plan, void* workspace, const CUtensorMap& map,
-    cudaStream_t stream) {
-  const GroupBuffers<typename Tile::T> buffers(workspace, sizes);
-  cudaMemsetAsync(buffers.counters, 0, plan.tiles * kCounterBytes, stream);
-  constexpr auto kernel = &lltm_sequence_group_kernel<Tile, Arguments>;
-  const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024;
-  if (const Error error = allow_shared_memory<kernel>(most)) return error;
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = plan.grid;
-  config.blockDim = kGroupThreads;
-  config.dynamicSmemBytes = plan.shared_bytes;
-  config.stream = stream;
-  config.attrs = &cooperative;
-  config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, kernel, in, plan, buffers, map);
-  return launch_error();
-}
-
-Error launch_groups(ScalarType dtype, const SequenceArguments& in, cudaStream_t stream) {
-  const Context context(stream);
-  return with_group_tile<Pass::kForward>(context, dtype, in.sizes, [&](auto tile) -> Error {
-    using Tile = decltype(tile);
-    using T = typename Tile::T;
-    const cuuint64_t batch = in.sizes.batch;
-    const cuuint64_t state_size = in.sizes.state_size;
-    const cuuint64_t row_bytes = state_size * sizeof(T);
-    const GroupPlan plan = plan_group<Tile>(context, in.sizes);
-    CUtensorMap map;
-    if (!make_tensor_map<T, 3>(
-            map, map_type<T>(Tile::kMath == Math::kTensorCores), GroupBuffers<T>(in.workspace, in.sizes).h,
-            {state_size, batch, 2}, {row_bytes, batch * row_bytes}, plan.copied_rows)) {
-      return kNoTensorMap;
-    }
-    return launch_group_tile<Tile>(SequenceForward<T>(in), in.sizes, plan, in.workspace, map, stream);
+  return with_operand_type(problem.dtype, [&](auto scalar) {
+    return with_best_tile<Cell, decltype(scalar), Math::kTensorCores, kPass>(problem, function);
   });
 }
 
-Error launch_groups(ScalarType dtype, const SequenceBackwardArguments& in, cudaStream_t stream) {
-  const Context context(stream);
-  return with_group_tile<Pass::kBackward>(context, dtype, in.sizes, [&](auto tile) -> Error {
+// What the blocks copy: forward h, backward the gradients of the recurrent columns.
+template <class Tile>
+bool make_map(CUtensorMap& map, const SequenceArguments& in, int rows) {
+  using T = typename Tile::T;
+  const cuuint64_t batch = in.sizes.batch;
+  const cuuint64_t units = in.sizes.state_size;
+  return make_tensor_map<T, 3>(
+      map, map_type<T>(Tile::kMath == Math::kTensorCores), Buffers<T>(in.workspace, in.sizes).h, {units, batch, 2},
+      {units * sizeof(T), batch * units * sizeof(T)}, rows);
+}
+template <class Tile>
+bool make_map(CUtensorMap& map, const SequenceBackwardArguments& in, int rows) {
+  using T = typename Tile::T;
+  using Cell = typename Tile::Cell;
+  const SequenceSizes& sizes = in.sizes;
+  const cuuint64_t row_bytes = Cell::kColumns * sizes.state_size * sizeof(T);
+  return make_tensor_map<T, 3>(
+      map, map_type<T>(Tile::kMath == Math::kTensorCores),
+      static_cast<const T*>(in.grad_gates) + kFirstRecurrent<Cell> * sizes.state_size,
+      {cuuint64_t(Cell::kRecurrent * sizes.state_size), cuuint64_t(sizes.batch), cuuint64_t(sizes.time)},
+      {sizes.batch_stride * row_bytes, sizes.time_stride * row_bytes}, rows);
+}
+
+}  // namespace group
+
+template <class Cell>
+bool fits_groups(const Problem& problem) {
+  using namespace group;
+  const auto fits = [&](auto tile) {
     using Tile = decltype(tile);
-    using T = typename Tile::T;
-    const auto& sizes = in.sizes;
-    const cuuint64_t row_bytes = 3 * sizes.state_size * sizeof(T);
-    const GroupPlan plan = plan_group<Tile>(context, sizes);
+    // TMA copies rows that start at chunks.
+    return problem.sizes.state_size * sizeof(typename Tile::T) % kChunkBytes == 0 &&
+           make_plan<Tile>(problem).stages > 0;
+  };
+  return problem.pass == Pass::kForward ? with_tile<Cell, Pass::kForward>(problem, fits)
+                                        : with_tile<Cell, Pass::kBackward>(problem, fits);
+}
+
+template <class Cell>
+int64_t group_workspace(const Problem& problem) {
+  using namespace group;
+  return with_tile<Cell, Pass::kForward>(
+      problem, [&](auto tile) { return Buffers<typename decltype(tile)::T>(nullptr, problem.sizes).bytes; });
+}
+
+template <class Cell, class In>
+Error launch_groups(const Problem& problem, const In& in) {
+  using namespace group;
+  return with_tile<Cell, kPassOf<In>>(problem, [&](auto tile) -> Error {
+    using Tile = decltype(tile);
+    const Plan plan = make_plan<Tile>(problem);
+    const Buffers<typename Tile::T> buffers(in.workspace, in.sizes);
+    const cudaStream_t stream = problem.context.stream();
     CUtensorMap map;
-    if (!make_tensor_map<T, 3>(
-            map, map_type<T>(Tile::kMath == Math::kTensorCores), static_cast<const T*>(in.grad_gates),
-            {cuuint64_t(3 * sizes.state_size), cuuint64_t(sizes.batch), cuuint64_t(sizes.time)},
-            {sizes.batch_stride * row_bytes, sizes.time_stride * row_bytes}, plan.copied_rows)) {
-      return kNoTensorMap;
-    }
-    return launch_group_tile<Tile>(SequenceBackward<T>(in), sizes, plan, in.workspace, map, stream);
+    if (!make_map<Tile>(map, in, plan.copied_rows)) return kNoTensorMap;
+    cudaMemsetAsync(buffers.counters, 0, plan.tiles * kCounterBytes, stream);
+    constexpr auto kernel = &sequence_group_kernel<Tile>;
+    if (const Error error = allow_shared_memory<kernel>(most_shared_bytes())) return error;
+    cudaLaunchAttribute cooperative{};
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = plan.grid;
+    config.blockDim = kBlockThreads;
+    config.dynamicSmemBytes = plan.shared_bytes;
+    config.stream = stream;
+    config.attrs = &cooperative;
+    config.numAttrs = 1;
+    cudaLaunchKernelEx(&config, kernel, typename Tile::Arguments(in), plan, buffers, map);
+    return launch_error();
   });
 }
 

@@ -1,0 +1,417 @@
+// The cells of a thread in the kernels that keep their states in registers for all steps: which they are, how their
+// values come from memory and go there, and their part of a step.
+#pragma once
+
+#include <type_traits>
+
+#include "sequence.cuh"
+
+namespace extops::cuda {
+
+// The cells that a thread computes in all steps, up to two neighbouring units of a sample, and where they lie at one of
+// the steps, which are taken in the order of the computation.
+struct OwnCells {
+  int sample;
+  int unit;
+  int count;        // of those that exist
+  int64_t state;    // their place in [batch, state_size]
+  int64_t step;     // that of unit 0 in [time, batch, state_size]
+  int64_t advance;  // from one step to the next
+
+  __device__ OwnCells(const Steps& steps, int sample, int unit, int cells, bool backward) : sample(sample), unit(unit) {
+    const bool descends = steps.reverse != backward;
+    count = sample < steps.batch ? max(min(steps.state_size - unit, cells), 0) : 0;
+    state = int64_t{sample} * steps.state_size + unit;
+    step = steps.row(descends ? steps.time - 1 : 0, sample) * steps.state_size;
+    advance = (descends ? -steps.time_stride : steps.time_stride) * steps.state_size;
+  }
+
+  __device__ void move(int steps) { step += steps * advance; }
+
+  // Their place in [time, batch, columns * state_size], so many steps ahead.
+  __device__ int64_t place(int columns, int ahead = 0) const { return (step + ahead * advance) * columns + unit; }
+};
+
+// Where they are at a step in tensors of one value for each cell, and of `columns`. A kernel that cannot wait for the
+// addresses has one for what it loads and one for what it stores.
+struct Cursor {
+  int64_t state;
+  int64_t place;
+  int64_t advance;
+  int columns;
+
+  __device__ Cursor(const OwnCells& own, int columns)
+      : state(own.step + own.unit), place(own.place(columns)), advance(own.advance), columns(columns) {}
+
+  __device__ void move() {
+    state += advance;
+    place += columns * advance;
+  }
+};
+
+// ---- how they are loaded and stored ----
+
+// One value or two neighbours, as they come from memory: to take them apart is to wait for them.
+template <class V, int kCount>
+using Packed = std::conditional_t<sizeof(V) * kCount <= 4, uint32_t, uint2>;
+
+template <class V, int kCount>
+__device__ void unpack(V (&values)[kCount], const Packed<V, kCount>& packed) {
+  memcpy(values, &packed, sizeof(values));
+}
+
+// Two neighbours that were loaded apart. The compiler must not see that they are halves of a register, or it keeps them
+// apart, also where they were loaded by one access.
+__device__ inline uint32_t pack(uint16_t a, int b) { return __byte_perm(a, b, 0x5410); }
+__device__ inline uint2 pack(uint32_t a, uint32_t b) { return {a, b}; }
+
+template <class V>
+__device__ auto bits_of(const V* from) {
+  return *reinterpret_cast<const std::conditional_t<sizeof(V) == 2, uint16_t, uint32_t>*>(from);
+}
+
+// An instruction that is executed where operand number `condition` is not zero. The compiler would make a branch, and
+// copy what that loads, which is to wait for it.
+#define EXTOPS_IF(condition, instruction) \
+  "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %" condition ", 0;\n@wanted " instruction ";\n}"
+
+template <class V, int kCount>
+__device__ void load_if(bool condition, Packed<V, kCount>& packed, const V* from) {
+  const uint32_t wanted = condition;
+  if constexpr (sizeof(V) * kCount == 2) {
+    asm volatile(EXTOPS_IF("1", "ld.global.u16 %0, [%2]") : "+r"(packed) : "r"(wanted), "l"(from));
+  } else if constexpr (sizeof(V) * kCount == 4) {
+    asm volatile(EXTOPS_IF("1", "ld.global.u32 %0, [%2]") : "+r"(packed) : "r"(wanted), "l"(from));
+  } else {
+    asm volatile(EXTOPS_IF("2", "ld.global.v2.u32 {%0, %1}, [%3]")
+                 : "+r"(packed.x), "+r"(packed.y)
+                 : "r"(wanted), "l"(from));
+  }
+}
+
+__device__ inline void prefetch_if(bool condition, const void* from) {
+  asm volatile(EXTOPS_IF("0", "prefetch.global.L2 [%1]")::"r"(static_cast<uint32_t>(condition)), "l"(from));
+}
+
+template <class V, int kCount>
+__device__ void store_if(bool condition, V* to, const V (&values)[kCount]) {
+  const uint32_t wanted = condition;
+  Packed<V, kCount> packed{};
+  memcpy(&packed, values, sizeof(values));
+  if constexpr (sizeof(values) == 2) {
+    asm volatile(EXTOPS_IF("0", "st.global.u16 [%1], %2")::"r"(wanted), "l"(to), "r"(packed) : "memory");
+  } else if constexpr (sizeof(values) == 4) {
+    asm volatile(EXTOPS_IF("0", "st.global.u32 [%1], %2")::"r"(wanted), "l"(to), "r"(packed) : "memory");
+  } else {
+    asm volatile(EXTOPS_IF("0", "st.global.v2.u32 [%1], {%2, %3}")::"r"(wanted), "l"(to), "r"(packed.x), "r"(packed.y)
+                 : "memory");
+  }
+}
+#undef EXTOPS_IF
+
+// How `kColumns` values of a thread's cells are loaded and stored, `stride` apart: by predicated instructions, for one
+// cell or an aligned pair. They are fetched from far memory some steps ahead, since that takes longer than a step.
+template <int kAhead_>
+struct PredicatedAccess {
+  static constexpr int kAhead = kAhead_;
+  int count;
+
+  // The compiler must not know from a branch before the loop whether there is a cell: it would keep that in a register
+  // in place of a predicate, and put stores behind a branch.
+  __device__ explicit PredicatedAccess(int count) : count(count) { asm volatile("" : "+r"(this->count)); }
+
+  template <class V, int kCount, int kColumns>
+  __device__ void load(bool wanted, Packed<V, kCount>* packed, const V* from, int stride) const {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) load_if<V, kCount>(wanted, packed[j], from + j * stride);
+  }
+  template <class V, int kCount, int kColumns>
+  __device__ void store(V* to, int stride, const V (*values)[kCount]) const {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) store_if(count > 0, to + j * stride, values[j]);
+  }
+};
+
+// Or as pairs, of which `count` exist: by one access where `aligned` tells that all pairs allow it.
+struct PairAccess {
+  static constexpr int kAhead = 0;
+  int count;
+  bool aligned;
+
+  template <class V, int kCount, int kColumns>
+  __device__ void load(bool wanted, Packed<V, 2>* packed, const V* from, int stride) const {
+    if (!wanted) return;
+    if (aligned) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) packed[j] = *reinterpret_cast<const Packed<V, 2>*>(from + j * stride);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        packed[j] = pack(bits_of(from + j * stride), count > 1 ? bits_of(from + j * stride + 1) : 0);
+      }
+    }
+  }
+
+  template <class V, int kCount, int kColumns>
+  __device__ void store(V* to, int stride, const V (*values)[2]) const {
+    if (aligned) {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        Packed<V, 2> packed;
+        memcpy(&packed, values[j], sizeof(packed));
+        if (count > 0) *reinterpret_cast<Packed<V, 2>*>(to + j * stride) = packed;
+      }
+    } else {
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j) {
+        if (count > 0) to[j * stride] = values[j][0];
+        if (count > 1) to[j * stride + 1] = values[j][1];
+      }
+    }
+  }
+};
+
+// Or for a single cell, of which one thread may store the columns and another one the state.
+struct SingleAccess {
+  static constexpr int kAhead = 0;
+  bool stores_columns;
+  bool stores_state;
+
+  template <class V, int kCount, int kColumns>
+  __device__ void load(bool wanted, Packed<V, 1>* packed, const V* from, int stride) const {
+    if (!wanted) return;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) packed[j] = *reinterpret_cast<const Packed<V, 1>*>(from + j * stride);
+  }
+  template <class V, int kCount, int kColumns>
+  __device__ void store(V* to, int stride, const V (*values)[1]) const {
+    if (!(kColumns > 1 ? stores_columns : stores_state)) return;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) to[j * stride] = values[j][0];
+  }
+};
+
+// ---- the cells ----
+
+// Those of a step as they are kept: zeros where it does not count.
+template <class Cell, class T, int kCount>
+struct KeptCells {
+  T columns[Cell::kColumns][kCount];
+  T c[kCount];
+  T output[kCount];
+};
+
+// The forward of a thread's cells, whose states stay in registers.
+template <class Cell, class T, class Math, int kCount, class Access>
+class ForwardCells {
+ public:
+  using Kept = KeptCells<Cell, T, kCount>;
+  using Columns = float[Cell::kColumns][kCount];
+
+  OwnCells own;
+  Counted counted;
+  float h[kCount] = {};
+
+  __device__ ForwardCells(const SequenceForward<Cell, T>& in, const OwnCells& own, const Access& access)
+      : own(own), counted(in.steps, own.count > 0 ? in.steps.length(own.sample) : 0, false), in_(in), access_(access) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i >= own.count) continue;
+      h[i] = load(in.h_0[own.state + i]);
+      c_[i] = load(in.c_0[own.state + i]);
+#pragma unroll
+      for (int j = 0; j < Cell::kColumns; ++j) bias_[j][i] = load(in.bias[j * in.steps.state_size + own.unit + i]);
+    }
+  }
+
+  // Begins to load the products of a step, `ahead` steps from here or at `from`, where it counts.
+  __device__ void fetch(int step, int ahead) { fetch(step, in_.products + own.place(Cell::kInput, ahead)); }
+  __device__ void fetch(int step, const float* from) {
+    access_.template load<float, kCount, Cell::kInput>(counted(step), next_, from, in_.steps.state_size);
+    if constexpr (Access::kAhead > 0) {
+      const float* const far = from + Access::kAhead * Cell::kInput * own.advance;
+#pragma unroll
+      for (int j = 0; j < Cell::kInput; ++j)
+        prefetch_if(counted(step + Access::kAhead), far + j * in_.steps.state_size);
+    }
+  }
+
+  // All parts of the columns but the recurrent one.
+  __device__ void begin_sums(Columns& sums) const {
+#pragma unroll
+    for (int j = 0; j < Cell::kColumns; ++j) {
+      float products[kCount] = {};
+      if (j < Cell::kInput) unpack<float, kCount>(products, next_[j]);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sums[j][i] = j < Cell::kInput ? products[i] + bias_[j][i] : bias_[j][i];
+    }
+  }
+
+  // The same parts, added to sums that have the recurrent one.
+  __device__ void end_sums(Columns& sums) const {
+#pragma unroll
+    for (int j = 0; j < Cell::kColumns; ++j) {
+      float products[kCount] = {};
+      if (j < Cell::kInput) unpack<float, kCount>(products, next_[j]);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) sums[j][i] = sums[j][i] + products[i] + bias_[j][i];
+    }
+  }
+
+  // The cells of a step; their states become the new ones where it counts. Before a row's first step it has its first
+  // state.
+  __device__ Kept compute(const Columns& sums, int step) {
+    const bool counts = counted(step);
+    Kept kept;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      float columns[Cell::kColumns];
+#pragma unroll
+      for (int j = 0; j < Cell::kColumns; ++j) {
+        store(kept.columns[j][i], counts ? sums[j][i] : 0.f);
+        columns[j] = load(kept.columns[j][i]);  // as the backward will see it
+      }
+      const CellState<float> state = cell_forward<Cell, Math>(columns, c_[i]);
+      store(kept.output[i], counts ? state.h : 0.f);
+      store(kept.c[i], counts ? state.saved_c : 0.f);
+      if (counts) {
+        h[i] = load(kept.output[i]);
+        c_[i] = state.c;
+      }
+    }
+    return kept;
+  }
+
+  __device__ void leave(const Kept& kept) const {
+    leave(kept, in_.gates + own.place(Cell::kColumns), in_.cells + own.place(1), in_.output + own.place(1));
+  }
+  __device__ void leave(const Kept& kept, T* gates, T* cells, T* output) const {
+    access_.template store<T, kCount, Cell::kColumns>(gates, in_.steps.state_size, kept.columns);
+    access_.template store<T, kCount, 1>(cells, 0, &kept.c);
+    access_.template store<T, kCount, 1>(output, 0, &kept.output);
+  }
+
+  __device__ void leave_last_states() const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i >= own.count) continue;
+      store(in_.h_n[own.state + i], h[i]);
+      store(in_.c_n[own.state + i], c_[i]);
+    }
+  }
+
+ private:
+  const SequenceForward<Cell, T>& in_;
+  Access access_;
+  float c_[kCount] = {};
+  float bias_[Cell::kColumns][kCount] = {};
+  Packed<float, kCount> next_[Cell::kInput] = {};  // products, on their way since the step before
+};
+
+// The backward of a thread's cells.
+template <class Cell, class T, class Math, int kCount, class Access>
+class BackwardCells {
+ public:
+  using Columns = float[Cell::kColumns][kCount];
+
+  OwnCells own;
+  Counted counted;
+  float grad_h[kCount] = {};
+
+  __device__ BackwardCells(const SequenceBackward<Cell, T>& in, const OwnCells& own, const Access& access)
+      : own(own), counted(in.steps, own.count > 0 ? in.steps.length(own.sample) : 0, true), in_(in), access_(access) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i >= own.count) continue;
+      grad_h[i] = load_if_present(in.grad_h_n, own.state + i);
+      grad_c_[i] = load_if_present(in.grad_c_n, own.state + i);
+    }
+  }
+
+  // Begins to load what a step, `ahead` steps from here, needs of the forward, where it counts.
+  __device__ void fetch(int step, int ahead) {
+    fetch(step, in_.gates + own.place(Cell::kColumns, ahead), own.place(1, ahead));
+  }
+  __device__ void fetch(int step, const T* columns, int64_t state) {
+    const int state_size = in_.steps.state_size;
+    const T* const saved_c = in_.cells + state;
+    const T* const grad_output = in_.grad_output + state;
+    access_.template load<T, kCount, Cell::kColumns>(counted(step), columns_, columns, state_size);
+    access_.template load<T, kCount, 1>(counted(step), &saved_c_, saved_c, 0);
+    if (in_.grad_output != nullptr) access_.template load<T, kCount, 1>(counted(step), &grad_output_, grad_output, 0);
+    if constexpr (Access::kAhead > 0) {
+      const bool wanted = counted(step + Access::kAhead);
+      const int64_t far = Access::kAhead * own.advance;
+#pragma unroll
+      for (int j = 0; j < Cell::kColumns; ++j) prefetch_if(wanted, columns + (far * Cell::kColumns + j * state_size));
+      prefetch_if(wanted, saved_c + far);
+      if (in_.grad_output != nullptr) prefetch_if(wanted, grad_output + far);
+    }
+  }
+
+  // Of what was fetched, all that can be computed before the gradient of h is known.
+  __device__ void prepare() {
+    T columns[Cell::kColumns][kCount];
+    T c[kCount];
+#pragma unroll
+    for (int j = 0; j < Cell::kColumns; ++j) unpack<T, kCount>(columns[j], columns_[j]);
+    unpack<T, kCount>(c, saved_c_);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      float of_cell[Cell::kColumns];
+#pragma unroll
+      for (int j = 0; j < Cell::kColumns; ++j) of_cell[j] = load(columns[j][i]);
+      slopes_[i] = cell_slopes<Cell, Math>(of_cell, float{load(c[i])});
+    }
+    upstream_ = grad_output_;
+  }
+
+  // The gradients of a step's columns, zero where it does not count.
+  __device__ void compute(Columns& gradients, int step) {
+    T of_output[kCount];
+    unpack<T, kCount>(of_output, upstream_);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      float of_cell[Cell::kColumns];
+      float grad_c = grad_c_[i];
+      apply_slopes(slopes_[i], grad_h[i] + load(of_output[i]), grad_c, of_cell);
+      if (counted(step)) grad_c_[i] = grad_c;
+#pragma unroll
+      for (int j = 0; j < Cell::kColumns; ++j) gradients[j][i] = counted(step) ? of_cell[j] : 0.f;
+    }
+  }
+
+  __device__ void leave(const Columns& gradients) const {
+    leave(gradients, in_.grad_gates + own.place(Cell::kColumns));
+  }
+  __device__ void leave(const Columns& gradients, T* to) const {
+    T rounded[Cell::kColumns][kCount];
+#pragma unroll
+    for (int j = 0; j < Cell::kColumns; ++j) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) store(rounded[j][i], gradients[j][i]);
+    }
+    access_.template store<T, kCount, Cell::kColumns>(to, in_.steps.state_size, rounded);
+  }
+
+  __device__ void leave_first_states() const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i >= own.count) continue;
+      store(in_.grad_h_0[own.state + i], grad_h[i]);
+      store(in_.grad_c_0[own.state + i], grad_c_[i]);
+    }
+  }
+
+ private:
+  const SequenceBackward<Cell, T>& in_;
+  Access access_;
+  float grad_c_[kCount] = {};
+  Packed<T, kCount> columns_[Cell::kColumns] = {};
+  Packed<T, kCount> saved_c_{};
+  Packed<T, kCount> grad_output_{};
+  Packed<T, kCount> upstream_{};  // that of the step whose slopes are here
+  CellSlopes<Cell, float> slopes_[kCount];
+};
+
+}  // namespace extops::cuda

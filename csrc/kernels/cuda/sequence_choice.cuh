@@ -1,0 +1,125 @@
+// Which kernel computes a sequence, and why there. Times were taken on an NVIDIA H200.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "sequence.cuh"
+#include "tensor_cores.cuh"
+
+namespace extops::cuda {
+
+enum class Kernel { kStep, kTensorBlock, kFloat32Block, kFloat32Cluster, kTensorCluster, kGroup, kNone };
+constexpr const char* kKernelNames[] = {"step",           "tensor_block", "float32_block", "float32_cluster",
+                                        "tensor_cluster", "group",        "none"};
+
+// Names the kernel that shall be taken, for tests and for those who measure.
+constexpr const char* kKernelVariable = "EXTOPS_SEQUENCE_KERNEL";
+
+// ---- what fits into registers ----
+
+// A thread has 255 registers, and as many threads as have so many are 256 on a multiprocessor: 192 are for weights.
+constexpr int kThreadWeights = 192;
+constexpr int kBlockWeights = 256 * kThreadWeights;
+
+// In strict float32 a block has all weights, of units in chunks of 16; a thread has 8 * kRecurrent weights of each.
+// More units than 128 would need more threads.
+template <class Cell>
+constexpr int kFloat32BlockUnits = std::min(8, kThreadWeights / (8 * Cell::kRecurrent)) * 16;
+
+// A block of a cluster has the weights of 32 units. Clusters are of 16 blocks at the most, and of whole fours.
+constexpr int kFloat32ClusterUnits = 32;
+template <class Cell>
+constexpr int kFloat32ClusterBlocks =
+    std::min(16, kBlockWeights / (Cell::kRecurrent * kFloat32ClusterUnits * kFloat32ClusterUnits) / 4 * 4);
+
+// On tensor cores two weights of 16 bits share a register.
+template <class Cell>
+constexpr int tensor_block_units(bool is_tf32) {
+  return is_tf32 && Cell::kRecurrent > 3 ? 64 : 128;
+}
+constexpr int kTensorClusterUnits = 512;
+
+// ---- which kernels can compute a problem, and which one takes the least time ----
+
+template <class Cell>
+bool can_compute(Kernel kernel, const Problem& problem) {
+  const SequenceSizes& sizes = problem.sizes;
+  const bool is_tf32 = problem.dtype == ScalarType::TF32;
+  const bool is_float = problem.dtype == ScalarType::Float;
+  const bool is_for_tensor_cores =
+      is_tf32 || problem.dtype == ScalarType::Half || problem.dtype == ScalarType::BFloat16;
+  switch (kernel) {
+    case Kernel::kStep:
+      return true;
+    case Kernel::kTensorBlock:
+      return is_for_tensor_cores && sizes.state_size <= tensor_block_units<Cell>(is_tf32) && has_tensor_cores();
+    case Kernel::kFloat32Block:
+      return (is_float || is_tf32) && sizes.state_size <= kFloat32BlockUnits<Cell>;
+    case Kernel::kFloat32Cluster:
+      return is_float && sizes.state_size <= kFloat32ClusterBlocks<Cell> * kFloat32ClusterUnits &&
+             sizes.batch <= 16 * kMostClusters && has_hopper_tensor_cores() &&
+             samples_of_float32_clusters<Cell>(problem) > 0;
+    case Kernel::kTensorCluster:
+      return is_for_tensor_cores && sizes.state_size <= kTensorClusterUnits && sizes.batch <= 8 * kMostClusters &&
+             has_hopper_tensor_cores() && samples_of_tensor_clusters<Cell>(problem) > 0;
+    case Kernel::kGroup:
+      return problem.dtype != ScalarType::Double && has_hopper_tensor_cores() && fits_groups<Cell>(problem);
+    case Kernel::kNone:
+      break;
+  }
+  return false;
+}
+
+// Whether a kernel that can compute a problem is faster than those after it.
+template <class Cell>
+bool is_faster(Kernel kernel, const Problem& problem) {
+  const SequenceSizes& sizes = problem.sizes;
+  if (kernel == Kernel::kTensorBlock && can_compute<Cell>(Kernel::kFloat32Block, problem)) {
+    // In TF32 a product takes twice as long as in 16-bit types: strict float32 is faster while each of its blocks has a
+    // multiprocessor, in the backward also with two samples a block.
+    const int samples = problem.pass == Pass::kBackward ? 2 : 1;
+    return sizes.batch > int64_t{samples} * problem.context.multiprocessors();
+  }
+  if (kernel == Kernel::kFloat32Cluster && sizes.state_size > 8 * kFloat32ClusterUnits) {
+    // Where not all large clusters run at the same time, groups of blocks are faster.
+    return sizes.batch <= samples_of_float32_clusters<Cell>(problem);
+  }
+  return true;
+}
+
+template <class Cell>
+Kernel choose_kernel(const Problem& problem) {
+  static_assert(Cell::kRecurrent <= 6, "no thread holds the weights of more columns for as few as 64 units");
+  constexpr Kernel kInOrder[] = {
+      Kernel::kTensorBlock, Kernel::kFloat32Block, Kernel::kFloat32Cluster, Kernel::kTensorCluster, Kernel::kGroup};
+  if (problem.sizes.time * problem.sizes.batch * problem.sizes.state_size == 0) return Kernel::kStep;
+  if (const char* const name = std::getenv(kKernelVariable); name != nullptr && *name != 0) {
+    for (int i = 0; i < static_cast<int>(Kernel::kNone); ++i) {
+      const Kernel kernel = static_cast<Kernel>(i);
+      if (std::strcmp(name, kKernelNames[i]) == 0 && can_compute<Cell>(kernel, problem)) return kernel;
+    }
+    return Kernel::kNone;
+  }
+  for (const Kernel kernel : kInOrder) {
+    if (can_compute<Cell>(kernel, problem) && is_faster<Cell>(kernel, problem)) return kernel;
+  }
+  return Kernel::kStep;
+}
+
+// Why there is none: the variable names none that can compute the problem.
+template <class Cell>
+Error no_kernel_error(const Problem& problem) {
+  thread_local char message[256];
+  size_t used = std::snprintf(
+      message, sizeof(message), "expected %s to name a kernel for such a sequence on this GPU (", kKernelVariable);
+  for (int i = 0; i < static_cast<int>(Kernel::kNone); ++i) {
+    if (!can_compute<Cell>(static_cast<Kernel>(i), problem)) continue;
+    used += std::snprintf(message + used, sizeof(message) - used, "%s%s", i > 0 ? ", " : "", kKernelNames[i]);
+  }
+  std::snprintf(message + used, sizeof(message) - used, "), but got %.40s", std::getenv(kKernelVariable));
+  return message;
+}
+
+}  // namespace extops::cuda

@@ -1,0 +1,37 @@
+"""The libraries of kernels, whose entry points (``csrc/kernels``) are called by ctypes, with pointers and sizes."""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+
+paths: dict[str, Path] = {}
+"""By type of device; filled by the loader."""
+
+DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 15}
+"""The kernels' numbers."""
+
+_TF32 = -6
+
+
+class Library:
+    """The kernels for a type of device."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.is_cuda = device == "cuda"
+        self._functions = ctypes.CDLL(str(paths[device]))
+        self._entries: dict[str, Any] = {}
+
+    def entry(self, name: str, result: Any, *arguments: Any) -> Any:
+        """An entry point of csrc/kernels."""
+        if name not in self._entries:
+            function = self._functions[f"extops_{name}_{self.device}"]
+            function.argtypes, function.restype = arguments, result
+            self._entries[name] = function
+        return self._entries[name]
+
+    def product_dtype(self, dtype: torch.dtype, allow_tf32: bool) -> int:
+        """The kernels' number of the dtype, or of TF32 where products may be computed in it."""
+        return _TF32 if self.is_cuda and allow_tf32 and dtype is torch.float32 else DTYPES[dtype]
