@@ -21,52 +21,68 @@ Results = tuple[Tensor, tuple[Tensor, ...]]
 Run = Callable[..., Results]
 
 
-@functools.lru_cache  # of some streams: a program may make new ones all the time
-def _beside(stream: torch.cuda.Stream) -> torch.cuda.Stream:
-    """A stream for what runs beside ``stream``; each has its own, so that callers do not wait for each other."""
-    return torch.cuda.Stream(stream.device)
+class _Beside:
+    """A stream for what runs beside the stream of a caller."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
+        self.side = torch.cuda.Stream(stream.device)
+        # Recorded again and again: a new event for each wait would take as long as the wait.
+        self._of_stream, self._of_side = torch.cuda.Event(), torch.cuda.Event()
+
+    def fork(self) -> None:
+        """The stream beside waits for the caller's."""
+        self._of_stream.record(self.stream)
+        self.side.wait_event(self._of_stream)
+
+    def join(self) -> None:
+        """The caller's stream waits for the one beside."""
+        self._of_side.record(self.side)
+        self.stream.wait_event(self._of_side)
+
+    def hand_back(self) -> None:
+        """To be called while all that was made on the side is still held, and has been used on the caller's stream.
+
+        The allocator gives its memory to the next call on the stream beside, of any thread, and does not know that
+        another stream may still read it.
+        """
+        # A graph is captured by one thread, whose next call waits anyway.
+        if not torch.cuda.is_current_stream_capturing():
+            self.fork()
 
 
-def _side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """The stream beside the current one; none where calls run one after the other."""
+# Each stream has its own, so that callers do not wait for each other. Of some: a program may always make new ones.
+_beside = functools.lru_cache(_Beside)
+
+
+def _streams(device: torch.device) -> _Beside | None:
+    """The current stream and the one beside it; none where calls run one after the other."""
     if device.type != "cuda" or not _autograd.is_plain():
         return None
     return _beside(torch.cuda.current_stream(device))
 
 
 def _both(
-    run: Run, one: Sequence[Tensor], other: Sequence[Tensor], side: torch.cuda.Stream | None
+    run: Run, one: Sequence[Tensor], other: Sequence[Tensor], streams: _Beside | None
 ) -> list[Results]:
-    """What ``run`` makes of each; with a side stream at the same time, since a small call leaves most of a GPU idle."""
-    if side is None:
+    """What ``run`` makes of each; with two streams at the same time, since a small call leaves most of a GPU idle."""
+    if streams is None:
         return [run(*one, reverse=False), run(*other, reverse=True)]
-    stream = torch.cuda.current_stream(side.device)
     if torch.is_grad_enabled():
         # Autograd runs a node on the stream on which it was made: these hand the gradients over to this one.
         other = [x.view_as(x) if x.requires_grad else x for x in other]
-    side.wait_stream(stream)
+    streams.fork()
     try:
-        with torch.cuda.stream(side):
+        with torch.cuda.stream(streams.side):
             beside = run(*other, reverse=True)
         if beside[0].requires_grad:
             # The backward reads them on the side stream, and then lets go of them.
             with _private.unrecorded():
                 for x in other:
-                    x.record_stream(side)
+                    x.record_stream(streams.side)
         return [run(*one, reverse=False), beside]
     finally:
-        stream.wait_stream(side)
-
-
-def _hand_back(side: torch.cuda.Stream) -> None:
-    """To be called while all that was made on the side stream is still held, and has been used on the current one.
-
-    The allocator gives its memory to the next call on the side stream, of any thread, and does not know that another
-    stream may still read it.
-    """
-    # A graph is captured by one thread, whose next call waits anyway.
-    if not torch.cuda.is_current_stream_capturing():
-        side.wait_stream(torch.cuda.current_stream(side.device))
+        streams.join()
 
 
 def _check_packed(name: str, data: Tensor, batch_sizes: Tensor, rows: int) -> None:
@@ -253,7 +269,7 @@ class Layers(torch.nn.Module):
         run = functools.partial(self._run, lengths=lengths, batch_first=batch_first)
         initial = list(zip(*(x.unbind(0) for x in states), strict=True))
         last: list[States] = []
-        side = _side_stream(input.device) if self.bidirectional else None
+        streams = _streams(input.device) if self.bidirectional else None
         try:
             for layer in range(self.num_layers):
                 if layer > 0:
@@ -263,7 +279,7 @@ class Layers(torch.nn.Module):
                     for number, suffix in enumerate(self._suffixes(layer))
                 ]
                 if backward:
-                    results = _both(run, forward, backward[0], side)
+                    results = _both(run, forward, backward[0], streams)
                     input = torch.cat([output for output, _ in results], dim=2)
                 else:
                     results = [run(*forward, reverse=False)]
@@ -271,8 +287,8 @@ class Layers(torch.nn.Module):
                 last += [final for _, final in results]
             return input, tuple(torch.stack(x) for x in zip(*last, strict=True))
         finally:
-            if side is not None:
-                _hand_back(side)
+            if streams is not None:
+                streams.hand_back()
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"_l{layer}", f"_l{layer}_reverse"][: 1 + self.bidirectional]
