@@ -140,6 +140,30 @@ def test_five_hundred_steps(case: Case) -> None:
         assert error <= 1.5 * max(eager_error, half_error) + floor, name
 
 
+def test_a_kernel_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("float32_block", 128, 16, "float32")
+    inputs = case.inputs()
+    expected = run(inputs)
+    monkeypatch.setenv("EXTOPS_SEQUENCE_KERNEL", "step")
+    for backward in (False, True):
+        assert _kernels.of_sequence(inputs[0], case.state, backward=backward) == "step"
+    for x, y in zip(run(inputs), expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["tensor_block", "nonsense"])
+def test_a_name_of_no_kernel_for_the_problem(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    inputs = Case("float32_block", 128, 16, "float32").inputs()
+    monkeypatch.setenv("EXTOPS_SEQUENCE_KERNEL", name)
+    assert _kernels.of_sequence(inputs[0], 128) == "none"
+    expected = (
+        r"expected EXTOPS_SEQUENCE_KERNEL to name a kernel for such a sequence on this GPU "
+        rf"\(step, float32_block[^)]*\), but got {name}"
+    )
+    with pytest.raises(RuntimeError, match=expected):
+        sequence(*inputs)
+
+
 @by_kernel
 def test_beside_a_busy_stream(case: Case) -> None:
     inputs = case.inputs()

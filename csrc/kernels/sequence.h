@@ -71,7 +71,8 @@ struct SequenceBackwardArguments {
 
 // On a GPU, one kernel computes all steps where weights_h fits into its multiprocessors:
 //
-// kernel      the name of the kernel that serves such a problem on the stream; "step" where only those of one step do
+// kernel      the name of the kernel that serves such a problem on the stream; "step" where only those of one step do,
+//             "none" where the variable EXTOPS_SEQUENCE_KERNEL names one that cannot
 // workspace   the bytes of workspace that the kernel needs (aligned to 256 bytes), 0 where it does not serve such a
 //             problem
 // step        the pointwise part of one step, after a product of the caller's. Step 0 starts from h_0 and c_0, later

@@ -13,6 +13,7 @@ def of_sequence(
 ) -> str:
     """The kernel of a cell's sequences on a GPU, on the current stream: ``"tensor_block"``, ``"float32_block"``,
     ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, and ``"step"`` for a product and a kernel for each step.
+    ``EXTOPS_SEQUENCE_KERNEL`` names another one to be taken; ``"none"`` where that cannot serve the call.
 
     ``input`` is ``[time, batch, features]``, of any strides.
     """

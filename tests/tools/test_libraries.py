@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from extops_build import ROOT
 from extops_build.libraries import CUDA, HOPPER_ALONE, architectures_of
@@ -13,11 +14,23 @@ CSRC = ROOT / "csrc"
 KERNEL = re.compile(r"^(?:template .*\n)?__global__[^{;]*\{(.*\n.*)", re.MULTILINE)
 
 
+def with_headers(source: Path) -> str:
+    """The text of a file and of the headers beside it that it includes: those of sequences hold their kernels."""
+    texts, waiting = {}, [source]
+    while waiting:
+        path = waiting.pop()
+        texts[path] = path.read_text()
+        found = (path.parent / name for name in re.findall(r'#include "([^"]*)"', texts[path]))
+        waiting += [each for each in found if each.suffix == ".cuh" and each not in texts]
+    return "".join(texts.values())
+
+
 def test_files_whose_kernels_all_are_empty_but_on_hopper_are_compiled_for_it_alone() -> None:
     found = []
     for source in CUDA.sources(CSRC):
-        bodies = KERNEL.findall(source.read_text())
-        assert len(bodies) == source.read_text().count("__global__"), source
+        text = with_headers(source)
+        bodies = KERNEL.findall(text)
+        assert len(bodies) == text.count("__global__"), source
         if bodies and all("#if defined(__CUDA_ARCH_FEAT_SM90_ALL)" in body for body in bodies):
             found.append(source.name)
     assert sorted(HOPPER_ALONE) == found
