@@ -164,7 +164,9 @@ struct PairAccess {
   }
 };
 
-// Or for a single cell, of which one thread may store the columns and another one the state.
+// Or for a single cell, of which one thread may store the columns and another one the state. Where `kElseZero`, what is
+// not loaded becomes zero, so that no register keeps what was there before.
+template <bool kElseZero>
 struct SingleAccess {
   static constexpr int kAhead = 0;
   bool stores_columns;
@@ -172,8 +174,10 @@ struct SingleAccess {
 
   template <class V, int kCount, int kColumns>
   __device__ void load(bool wanted, Packed<V, 1>* packed, const V* from, int stride) const {
-    if (!wanted) return;
-    unrolled<kColumns>([&](int j) { packed[j] = *reinterpret_cast<const Packed<V, 1>*>(from + j * stride); });
+    unrolled<kColumns>([&](int j) {
+      if (kElseZero) packed[j] = 0;
+      if (wanted) packed[j] = *reinterpret_cast<const Packed<V, 1>*>(from + j * stride);
+    });
   }
   template <class V, int kCount, int kColumns>
   __device__ void store(V* to, int stride, const V (*values)[1]) const {
@@ -233,12 +237,15 @@ class ForwardCells {
     });
   }
 
-  // The same parts, added to sums that have the recurrent one.
+  // The same parts, added to sums that have the recurrent one. The bias is not kept in registers for that.
   __device__ void end_sums(Columns& sums) const {
     unrolled<Cell::kColumns>([&](int j) {
       float products[kCount] = {};
       if (j < Cell::kInput) unpack<float, kCount>(products, next_[j]);
-      unrolled<kCount>([&](int i) { sums[j][i] = sums[j][i] + products[i] + bias_[j][i]; });
+      unrolled<kCount>([&](int i) {
+        const int at = j * in_.steps.state_size + own.unit + i;
+        sums[j][i] = sums[j][i] + products[i] + (i < own.count ? load(in_.bias[at]) : 0.f);
+      });
     });
   }
 
