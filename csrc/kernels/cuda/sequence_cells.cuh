@@ -94,8 +94,7 @@ __device__ inline void prefetch_if(bool condition, const void* from) {
 }
 
 template <class V, int kCount>
-__device__ void store_if(bool condition, V* to, const V (&values)[kCount]) {
-  const uint32_t wanted = condition;
+__device__ void store_if(uint32_t wanted, V* to, const V (&values)[kCount]) {
   Packed<V, kCount> packed{};
   memcpy(&packed, values, sizeof(values));
   if constexpr (sizeof(values) == 2) {
@@ -114,11 +113,14 @@ __device__ void store_if(bool condition, V* to, const V (&values)[kCount]) {
 template <int kAhead_>
 struct PredicatedAccess {
   static constexpr int kAhead = kAhead_;
-  int count;
+  uint32_t exists;
 
   // The compiler must not know from a branch before the loop whether there is a cell: it would keep that in a register
   // in place of a predicate, and put stores behind a branch.
-  __device__ explicit PredicatedAccess(int count) : count(count) { asm volatile("" : "+r"(this->count)); }
+  __device__ explicit PredicatedAccess(int count) {
+    asm volatile("" : "+r"(count));
+    exists = count > 0;
+  }
 
   template <class V, int kCount, int kColumns>
   __device__ void load(bool wanted, Packed<V, kCount>* packed, const V* from, int stride) const {
@@ -126,7 +128,7 @@ struct PredicatedAccess {
   }
   template <class V, int kCount, int kColumns>
   __device__ void store(V* to, int stride, const V (*values)[kCount]) const {
-    unrolled<kColumns>([&](int j) { store_if(count > 0, to + j * stride, values[j]); });
+    unrolled<kColumns>([&](int j) { store_if(exists, to + j * stride, values[j]); });
   }
 };
 
