@@ -68,7 +68,7 @@ struct Owner {
   int lane = static_cast<int>(threadIdx.x) % 2;
   int row = kRows > 1 ? lane : 0;
   OwnCells own;
-  SingleAccess access;
+  SingleAccess<false> access;
 
   __device__ Owner(const Steps& steps, int unit, bool backward)
       : own(steps, static_cast<int>(blockIdx.x) * kRows + row, unit, 1, backward),
@@ -82,7 +82,7 @@ __device__ void run(const SequenceForward<Cell, float>& in) {
   constexpr int kLanes = 4;
   constexpr int kSums = 2 * Cell::kRecurrent;
   __shared__ __align__(16) float h[2][kRows][kUnits];
-  using Cells = ForwardCells<Cell, float, ExactMath, 1, SingleAccess>;
+  using Cells = ForwardCells<Cell, float, ExactMath, 1, SingleAccess<false>>;
   const Steps& steps = in.steps;
   const int state_size = steps.state_size;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -155,7 +155,7 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
   constexpr int kOwnChunks = kK / (kLanes * kQuad);
   static_assert(kK % (kLanes * kQuad) == 0);
   __shared__ __align__(16) float gradients[2][kRows][kK];
-  using Cells = BackwardCells<Cell, float, ExactMath, 1, SingleAccess>;
+  using Cells = BackwardCells<Cell, float, ExactMath, 1, SingleAccess<false>>;
   const Steps& steps = in.steps;
   const int state_size = steps.state_size;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;

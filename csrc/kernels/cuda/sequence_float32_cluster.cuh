@@ -165,6 +165,12 @@ struct ThreadCells {
   __device__ ThreadCells(const typename Tile::Arguments& in, std::integer_sequence<int, kI...>)
       : cells{make(in, kI)...} {}
 
+  // Takes all cells to the step that the first one is at: no register keeps the others' places during a product.
+  __device__ void follow_first(const Steps& steps) {
+    const int64_t apart = kTileSamples * steps.batch_stride * steps.state_size;
+    unrolled<Tile::kOwnCells>([&](int i) { cells[i].own.step = cells[0].own.step + i * apart; });
+  }
+
   __device__ static Cells make(const typename Tile::Arguments& in, int i) {
     const int sample = static_cast<int>(blockIdx.y) * Tile::kSamples + own_row(i);
     const int unit = static_cast<int>(blockIdx.x) * Tile::kUnits + own_column();
@@ -224,7 +230,7 @@ struct Slots {
 
 template <class Tile, class Cell>
 __device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, float* partial) {
-  using Cells = ForwardCells<Cell, float, ExactMath, 1, SingleAccess>;
+  using Cells = ForwardCells<Cell, float, ExactMath, 1, SingleAccess<true>>;
   const Product<Tile> product(in.steps, in.weights_h);
   ThreadCells<Tile, Cells> own(in);
   unrolled<Tile::kOwnCells>([&](int i) {
@@ -243,18 +249,19 @@ __device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, 
       put<Tile>(i, own.cells[i].h, slots.template of<Tile>(step + 1));
     });
     if (step + 1 < in.steps.time) slots.template send<Tile>(step + 1);
+    own.follow_first(in.steps);
     unrolled<Tile::kOwnCells>([&](int i) {
       own.cells[i].fetch(step + 1, 1);
       own.cells[i].leave(kept[i]);
-      own.cells[i].own.move(1);
     });
+    own.cells[0].own.move(1);
   }
   for (const Cells& cells : own.cells) cells.leave_last_states();
 }
 
 template <class Tile, class Cell>
 __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots, float* partial) {
-  using Cells = BackwardCells<Cell, float, ExactMath, 1, SingleAccess>;
+  using Cells = BackwardCells<Cell, float, ExactMath, 1, SingleAccess<true>>;
   const Product<Tile> product(in.steps, in.weights_h);
   ThreadCells<Tile, Cells> own(in);
   for (Cells& cells : own.cells) {
@@ -273,12 +280,13 @@ __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots,
     });
     if (step == in.steps.time) break;
     slots.template send<Tile>(step + 1);
+    own.follow_first(in.steps);
     unrolled<Tile::kOwnCells>([&](int i) {
       own.cells[i].leave(gradients[i]);
       own.cells[i].fetch(step + 1, 1);
       own.cells[i].prepare();
-      own.cells[i].own.move(1);
     });
+    own.cells[0].own.move(1);
   }
   for (const Cells& cells : own.cells) cells.leave_first_states();
 }
