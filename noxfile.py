@@ -166,7 +166,7 @@ def mutate(session: nox.Session) -> None:
 @nox.session(python="3.11", reuse_venv=True)
 @nox.parametrize("torch", ["2.4", minor(OPTIONS.stable)], ids=["legacy", "stable"])
 def guide(session: nox.Session, torch: str) -> None:
-    """Adds the operators of docs/write-an-operator.md to a copy of the tree, and tests them with either binding."""
+    """Tests the operators of docs/write-an-operator.md in a copy of the tree, and the cell of docs/write-a-cell.md."""
     add_torch(session, f"3.11-cpu-torch{torch}")
     session.install(*OPTIONS.tests.requires, *group("build"))
     tree = Path(session.create_tmp()).resolve() / "tree"
@@ -180,6 +180,8 @@ def guide(session: nox.Session, torch: str) -> None:
     with session.chdir(tree):
         chosen = ("-k", "softsign or scale_shift or leaky_relu or matmul_tanh", *session.posargs)
         session.run("python", "-m", "pytest", "-p", "no:cacheprovider", "tests", *chosen, env=here)
+        if torch != "2.4":  # a cell of one's own needs the stable ABI
+            session.run("python", "examples/own_cell/own_cell.py", env=here)
 
 
 @nox.session(reuse_venv=True)

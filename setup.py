@@ -56,6 +56,17 @@ class BuildLibraries(Command):
             # By way of another name: a process that has the old library loaded keeps it.
             shutil.copy2(built, target.with_name(f".{target.name}"))
             target.with_name(f".{target.name}").replace(target)
+        self._copy_headers()
+
+    def _copy_headers(self) -> None:
+        """What a cell of a user's own includes: csrc/extops_cell.h and csrc/extops_cell.cuh, and what these do."""
+        include, csrc = self._package() / "include", ROOT / "csrc"
+        shutil.rmtree(include, ignore_errors=True)
+        for path in sorted(csrc.rglob("*")):
+            if path.suffix in (".h", ".cuh") or path.name == "launch.cu":
+                copied = include / path.relative_to(csrc)
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copied)
 
     def _package(self) -> Path:
         assert self.build_lib is not None

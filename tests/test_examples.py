@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import extops
 from operators import by_device, needs_programs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -38,6 +39,16 @@ def test_sequence(device: str, tmp_path: Path) -> None:
         assert 7.5 < first < 8.5  # bits per byte: it knows nothing
         assert held_out < 4
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@by_device
+@pytest.mark.slow
+def test_own_cell(device: str) -> None:
+    if extops._loader.binding != "stable":
+        pytest.skip("needs torch 2.10 or newer")
+    needs_programs("c++", "ninja", *(["nvcc"] if device == "cuda" else []))
+    output = run("own_cell/own_cell", "--device", device)
+    assert "the results agree" in output
 
 
 def test_sequence_without_matplotlib() -> None:

@@ -14,8 +14,6 @@
 // GENERIC(name, struct) is an operator without further arguments whose kernel serves every problem:
 // `extops_<name>_cpu`, for the rows [begin, end) of the first result, and `extops_<name>_cuda`. It needs no binding of
 // its own.
-#define EXTOPS_SEQUENCE_OPTIONS ", Tensor? lengths, *, bool reverse=False, bool allow_tf32=False"
-
 // clang-format off
 #define EXTOPS_OPERATORS(OPERATOR, GENERIC)                         \
   OPERATOR(lltm, LltmForward, ", *, bool allow_tf32=False")         \

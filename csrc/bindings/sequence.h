@@ -5,6 +5,9 @@
 #include "../kernels/sequence.h"
 #include "../kernels/table.h"
 
+// What operators over sequences take after the tensors of their table.
+#define EXTOPS_SEQUENCE_OPTIONS ", Tensor? lengths, *, bool reverse=False, bool allow_tf32=False"
+
 #define EXTOPS_SEQUENCE_SIZES time, batch, input_features, state_size
 
 struct SequenceTableSizes {

@@ -13,6 +13,7 @@ _loader.load()
 
 # Operators can only be registered once the libraries are loaded.
 from extops import _flops, reference
+from extops.cells import load_cell
 from extops.modules import LLTM, LLTMLayer, RoundSTE
 from extops.ops.lltm import lltm
 from extops.ops.multiply import elementwise_mult
@@ -36,6 +37,7 @@ __all__ = [
     "gru_sequence",
     "lltm",
     "lltm_sequence",
+    "load_cell",
     "lstm_sequence",
     "reference",
     "round_ste",

@@ -78,6 +78,17 @@ def _architectures() -> tuple[str, ...]:
     return tuple(f"{major}.{minor}" for major, minor in sorted(found))
 
 
+def architecture_flags() -> list[str]:
+    """The flags of nvcc for the GPUs here; Hopper's tensor cores are in a target of their own."""
+    flags = []
+    for architecture in _architectures():
+        is_hopper = architecture == "9.0"
+        number = architecture.replace(".", "") + ("a" if is_hopper else "")
+        flags += [f"-gencode=arch=compute_{number},code=sm_{number}"]
+        flags += ["-DEXTOPS_SM90A"] if is_hopper else []
+    return flags
+
+
 def build_libraries(csrc: Path, binding: str) -> dict[str, Path]:
     """All libraries that the torch at hand can use in this binding, from the sources in ``csrc``."""
     recipe = csrc.parent / "extops_build" / "libraries.py"

@@ -63,12 +63,12 @@ def _load(torch: ModuleType, devices: list[str], libraries: dict[str, Path]) -> 
     from extops import _libraries, _schemas
 
     _libraries.paths.update(kernels)
-    _schemas.load(kernels["cpu"])
+    operators = _schemas.load(kernels["cpu"])
     if binding == "legacy":
         from extops import _legacy
 
         _legacy.load()
-    _schemas.register_fakes()
+    _schemas.register_fakes(operators)
 
 
 def _why_not_loaded(error: Exception, torch_version: str) -> str:

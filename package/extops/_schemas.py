@@ -2,7 +2,7 @@
 
 import ctypes
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -174,20 +174,22 @@ def _find_sizes(
     return sizes, sources
 
 
-def load(path: Path) -> None:
-    """Fills :data:`OPERATORS` from what the library of kernels for the CPU says."""
+def load(path: Path) -> list[Operator]:
+    """Adds to :data:`OPERATORS` what a library says: that of kernels for the CPU, or a cell's own."""
     library = ctypes.CDLL(str(path))
     texts = (library.extops_schema, library.extops_sizes, library.extops_rows)
     for function in texts:
         function.argtypes, function.restype = (ctypes.c_size_t,), ctypes.c_char_p
-    while texts[0](len(OPERATORS)):
-        operator = _parse(*(function(len(OPERATORS)).decode() for function in texts))
-        OPERATORS[operator.name] = operator
+    found = []
+    while texts[0](len(found)):
+        found.append(_parse(*(function(len(found)).decode() for function in texts)))
+    OPERATORS.update((operator.name, operator) for operator in found)
+    return found
 
 
-def register_fakes() -> None:
-    """Tells torch the results' shapes of all operators, for tracing."""
-    for operator in OPERATORS.values():
+def register_fakes(operators: Iterable[Operator]) -> None:
+    """Tells torch the results' shapes of operators, for tracing."""
+    for operator in operators:
 
         def fake(*tensors: Tensor | None, of: Operator = operator, **_: Any) -> Any:
             results = of.new_results(*tensors)

@@ -171,7 +171,9 @@ _Function = Callable[..., tuple[Tensor, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Cell:
+class Cell:
+    """A recurrent cell over sequences, as a composition of differentiable calls."""
+
     gates: Callable[..., Tensor]
     """Of the input, the weights, the bias and the hidden state."""
     forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -263,9 +265,9 @@ def _stack(steps: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
     return [torch.stack(x) for x in zip(*(steps[::-1] if reverse else steps), strict=True)]
 
 
-_lltm = _Cell(lltm_gates, lltm_cell, lltm_cell_backward, saves_new_c=True)
-_lstm = _Cell(gates_of_parts, lstm_cell, lstm_cell_backward)
-_gru = _Cell(gates_of_parts, gru_cell, gru_cell_backward)
+_lltm = Cell(lltm_gates, lltm_cell, lltm_cell_backward, saves_new_c=True)
+_lstm = Cell(gates_of_parts, lstm_cell, lstm_cell_backward)
+_gru = Cell(gates_of_parts, gru_cell, gru_cell_backward)
 
 lltm_sequence, lltm_sequence_backward = _lltm.over_sequences()
 lstm_sequence, lstm_sequence_backward = _lstm.over_sequences()

@@ -1,5 +1,5 @@
 // Defines the operators and registers their CPU kernels, on torch's stable ABI.
-#include <atomic>
+#include "cpu.h"
 
 #include "elementwise.h"
 #include "generic.h"
@@ -8,8 +8,7 @@
 
 namespace {
 
-struct Cpu {
-  static constexpr bool kIsCuda = false;
+struct Cpu : extops::stable::CpuDevice {
   static constexpr auto* lltm = &extops_lltm_cpu;
   static constexpr auto* lltm_alignment = &extops_lltm_alignment_cpu;
   static constexpr auto* lltm_backward = &extops_lltm_backward_cpu;
@@ -21,28 +20,9 @@ struct Cpu {
 
   template <class Cell>
   struct Sequence;
-
-  struct Guard {
-    explicit Guard(const extops::stable::Tensor&) {}
-  };
-
-  template <class Kernel>
-  static void run(const char* op, const extops::stable::Tensor&, int64_t count, int64_t grain, const Kernel& kernel) {
-    if (count <= grain) return extops::stable::check_success(op, kernel(int64_t{0}, count));
-    std::atomic<Error> error = nullptr;  // a constant, thrown below: within, its message would be lost
-    torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
-      if (const Error found = kernel(begin, end)) error = found;
-    });
-    extops::stable::check_success(op, error);
-  }
 };
 
-#define EXTOPS_ENTRIES(cell, Cell)                                            \
-  template <>                                                                 \
-  struct Cpu::Sequence<extops::Cell> {                                        \
-    static constexpr auto* forward = &extops_##cell##_sequence_cpu;           \
-    static constexpr auto* backward = &extops_##cell##_sequence_backward_cpu; \
-  };
+#define EXTOPS_ENTRIES(cell, Cell) EXTOPS_SEQUENCE_ENTRIES_CPU(Cpu, cell, extops::Cell)
 EXTOPS_CELLS(EXTOPS_ENTRIES)
 
 }  // namespace

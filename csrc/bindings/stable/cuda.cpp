@@ -1,5 +1,5 @@
 // Registers the CUDA kernels, on torch's stable ABI.
-#include <torch/csrc/stable/accelerator.h>
+#include "cuda.h"
 
 #include "elementwise.h"
 #include "generic.h"
@@ -8,8 +8,7 @@
 
 namespace {
 
-struct Cuda {
-  static constexpr bool kIsCuda = true;
+struct Cuda : extops::stable::CudaDevice {
   static constexpr auto* lltm = &extops_lltm_cuda;
   static constexpr auto* lltm_alignment = &extops_lltm_alignment_cuda;
   static constexpr auto* lltm_backward = &extops_lltm_backward_cuda;
@@ -25,40 +24,9 @@ struct Cuda {
 
   template <class Cell>
   struct Sequence;
-
-  // Makes the device of a tensor the current one: for it kernels are chosen and launched.
-  class Guard {
-   public:
-    explicit Guard(const extops::stable::Tensor& tensor) : guard_(tensor.device_index()) {}
-
-   private:
-    torch::stable::accelerator::DeviceGuard guard_;
-  };
-
-  // The current stream of a tensor's device.
-  static void* stream(const extops::stable::Tensor& tensor) {
-    void* stream = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.device_index(), &stream));
-    return stream;
-  }
-
-  template <class Kernel>
-  static void run(const char* op, const extops::stable::Tensor& tensor, int64_t, int64_t, const Kernel& kernel) {
-    const Guard guard(tensor);
-    extops::stable::check_success(op, kernel(stream(tensor)));
-  }
 };
 
-#define EXTOPS_ENTRIES(cell, Cell)                                                                 \
-  template <>                                                                                      \
-  struct Cuda::Sequence<extops::Cell> {                                                            \
-    static constexpr auto* forward = &extops_##cell##_sequence_cuda;                               \
-    static constexpr auto* workspace = &extops_##cell##_sequence_workspace_cuda;                   \
-    static constexpr auto* step = &extops_##cell##_sequence_step_cuda;                             \
-    static constexpr auto* backward = &extops_##cell##_sequence_backward_cuda;                     \
-    static constexpr auto* backward_workspace = &extops_##cell##_sequence_backward_workspace_cuda; \
-    static constexpr auto* step_backward = &extops_##cell##_sequence_step_backward_cuda;           \
-  };
+#define EXTOPS_ENTRIES(cell, Cell) EXTOPS_SEQUENCE_ENTRIES_CUDA(Cuda, cell, extops::Cell)
 EXTOPS_CELLS(EXTOPS_ENTRIES)
 
 }  // namespace

@@ -16,7 +16,7 @@ Arguments = tuple[Any, ...]
 Results = tuple[Tensor, Tensor, Tensor]
 
 
-class _Cell:
+class Cell:
     """The operator of a cell, ``<cell>_sequence``, as Python calls it."""
 
     def __init__(
@@ -25,6 +25,7 @@ class _Cell:
         arguments: tuple[_schemas.Row, ...] = (),
         prepare: Callable[..., Arguments] = lambda *arguments: arguments,
         one_step: Callable[..., tuple[Tensor, Tensor]] | None = None,
+        composition: reference.Cell | None = None,
     ) -> None:
         """A cell by its name.
 
@@ -33,6 +34,7 @@ class _Cell:
             arguments: of the public function, if these are not those of the operator.
             prepare: makes of them those of the operator.
             one_step: what serves a sequence of a single step.
+            composition: the same in PyTorch; by default that of ``reference``.
         """
         self.name = f"{cell}_sequence"
         schema = _schemas.OPERATORS[self.name]
@@ -45,10 +47,15 @@ class _Cell:
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
         self.eager_backward = _autograd.eager(f"{self.name}_backward")
-        self.reference = getattr(reference, self.name)
-        self._register()
+        names = self.name, f"{self.name}_backward"
+        self.reference, backward = (
+            composition.over_sequences()
+            if composition
+            else (getattr(reference, name) for name in names)
+        )
+        self._register(backward)
 
-    def _register(self) -> None:
+    def _register(self, reference_backward: Callable[..., Any]) -> None:
         def apply(*inputs: Any, reverse: bool = False, allow_tf32: bool = False) -> Any:
             return _apply(self, reverse, allow_tf32, *inputs)
 
@@ -56,7 +63,7 @@ class _Cell:
             return self.reference(*inputs, reverse=reverse)
 
         def backward(*inputs: Any, reverse: bool = False, allow_tf32: bool = False) -> Any:
-            return getattr(reference, f"{self.name}_backward")(*inputs, reverse=reverse)
+            return reference_backward(*inputs, reverse=reverse)
 
         _autograd.register(self.name, apply, composite)
         # For compiled code, which calls it.
@@ -171,7 +178,7 @@ def _check_lengths(op: str, lengths: Tensor, input: Tensor, batch: int) -> None:
 class _Sequence(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, cell: _Cell, reverse: bool, allow_tf32: bool, *inputs: Tensor | None
+        ctx: Any, cell: Cell, reverse: bool, allow_tf32: bool, *inputs: Tensor | None
     ) -> tuple[Tensor, ...]:
         with _autograd.below_autograd():
             results: tuple[Tensor, ...] = cell.eager(
@@ -211,7 +218,7 @@ class _Sequence(torch.autograd.Function):
 
 @_autocast.outside
 def _gradients(
-    cell: _Cell,
+    cell: Cell,
     inputs: list[Tensor],
     lengths: Tensor | None,
     kept: tuple[Tensor, Tensor, Tensor],
@@ -284,7 +291,7 @@ _apply = _private.apply(_Sequence)
 
 # -- the LLTM
 
-_lltm = _Cell("lltm", one_step=lltm)
+_lltm = Cell("lltm", one_step=lltm)
 
 
 def lltm_sequence(
@@ -398,8 +405,8 @@ def _prepare_gru(
     return input, rotated, weight_hh, bias, h_0, c_0
 
 
-_lstm = _Cell("lstm", _rows_of_torch(4), _prepare_lstm)
-_gru = _Cell("gru", _rows_of_torch(3), _prepare_gru)
+_lstm = Cell("lstm", _rows_of_torch(4), _prepare_lstm)
+_gru = Cell("gru", _rows_of_torch(3), _prepare_gru)
 
 
 def lstm_sequence(

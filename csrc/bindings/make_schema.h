@@ -1,0 +1,15 @@
+#pragma once
+
+#include <string>
+
+// A schema as torch wants it, from the rows of a table.
+inline std::string make_schema(const std::string& name, const std::string& rows, const char* options) {
+  std::string arguments, results;
+  for (size_t begin = 0, end; (end = rows.find("; ", begin)) != std::string::npos; begin = end + 2) {
+    const bool is_result = rows.compare(begin, 3, "-> ") == 0;
+    const size_t first = begin + (is_result ? 3 : 0);
+    std::string& list = is_result ? results : arguments;
+    list += (list.empty() ? "" : ", ") + rows.substr(first, rows.find('[', first) - first);
+  }
+  return name + "(" + arguments + options + ") -> (" + results + ")";
+}

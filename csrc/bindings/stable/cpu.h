@@ -1,0 +1,36 @@
+// The CPU as a `Device` of bindings; see lltm.h.
+#pragma once
+
+#include <atomic>
+
+#include "checks.h"
+
+namespace extops::stable {
+
+struct CpuDevice {
+  static constexpr bool kIsCuda = false;
+
+  struct Guard {
+    explicit Guard(const Tensor&) {}
+  };
+
+  template <class Kernel>
+  static void run(const char* op, const Tensor&, int64_t count, int64_t grain, const Kernel& kernel) {
+    if (count <= grain) return check_success(op, kernel(int64_t{0}, count));
+    std::atomic<Error> error = nullptr;  // a constant, thrown below: within, its message would be lost
+    torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+      if (const Error found = kernel(begin, end)) error = found;
+    });
+    check_success(op, error);
+  }
+};
+
+}  // namespace extops::stable
+
+// `Device::Sequence<Cell>`: the entry points of a cell.
+#define EXTOPS_SEQUENCE_ENTRIES_CPU(Device, cell, Cell)                       \
+  template <>                                                                 \
+  struct Device::Sequence<Cell> {                                             \
+    static constexpr auto* forward = &extops_##cell##_sequence_cpu;           \
+    static constexpr auto* backward = &extops_##cell##_sequence_backward_cpu; \
+  };

@@ -1,0 +1,16 @@
+// The kernels of a cell of your own for GPUs: a CUDA file that says EXTOPS_CELL_KERNELS(name, Cell) has them. Compiled
+// for 9.0a and with -DEXTOPS_SM90A it has those for Hopper. See extops_cell.h.
+#pragma once
+
+#include "kernels/cuda/launch.cu"
+#include "kernels/cuda/sequence_float32_block.cuh"
+#include "kernels/cuda/sequence_float32_cluster.cuh"
+#include "kernels/cuda/sequence_group.cuh"
+#include "kernels/cuda/sequence_kernels.cuh"
+#include "kernels/cuda/sequence_tensor_block.cuh"
+#include "kernels/cuda/sequence_tensor_cluster.cuh"
+
+#define EXTOPS_CELL_KERNELS(cell, Cell)    \
+  EXTOPS_DECLARE_SEQUENCE_CUDA(cell, Cell) \
+  EXTOPS_SEQUENCE_CUDA(cell, Cell)         \
+  EXTOPS_SEQUENCE_HOPPER(Cell)

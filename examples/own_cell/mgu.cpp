@@ -1,0 +1,5 @@
+#include "mgu.h"
+
+#include "extops_cell.h"
+
+EXTOPS_CELL(mgu, Mgu)

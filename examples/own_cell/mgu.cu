@@ -1,0 +1,5 @@
+#include "mgu.h"
+
+#include "extops_cell.cuh"
+
+EXTOPS_CELL_KERNELS(mgu, Mgu)

@@ -1,0 +1,47 @@
+// A minimal gated unit, whose one gate f forgets and resets (arXiv:1603.09420; here f is multiplied after the product,
+// as in torch's GRU). The input meets the columns n_x and f, the hidden state f and n_h:
+//
+//   f = sigmoid(f);  n = tanh(n_x + f * n_h);  new_c = h = (1 - f) * old_c + f * n
+#pragma once
+
+#include "cells/cell.h"
+
+struct Mgu {
+  enum { kNx, kF, kNh, kColumns };
+  static constexpr int kInput = 2;
+  static constexpr int kRecurrent = 2;
+  static constexpr bool kSavesNewC = false;
+  static constexpr unsigned kByH = 0;
+
+  template <class Math, int kColumn, class C>
+  EXTOPS_FUNCTION static C activate(C x) {
+    return kColumn == kF ? Math::sigmoid(x) : x;
+  }
+  template <class Math, class C>
+  EXTOPS_FUNCTION static C new_c(const C (&a)[kColumns], C old_c) {
+    return old_c + a[kF] * (squash<Math>(a, old_c) - old_c);
+  }
+  template <class Math, class C>
+  EXTOPS_FUNCTION static C output(const C (&)[kColumns], C new_c) {
+    return new_c;
+  }
+  template <class Math, class C>
+  EXTOPS_FUNCTION static C squash(const C (&a)[kColumns], C) {
+    return Math::tanh(a[kNx] + a[kF] * a[kNh]);
+  }
+  template <class GradH, class C>
+  EXTOPS_FUNCTION static GradH to_c(GradH grad_h, const C (&)[kColumns], C) {
+    return grad_h;
+  }
+  template <class Math, class GradH, class GradC, class C>
+  EXTOPS_FUNCTION static void to_columns(
+      GradH, GradC grad_c, const C (&a)[kColumns], C old_c, C n, C (&gradients)[kColumns]) {
+    gradients[kNx] = grad_c * a[kF] * (1 - n * n);
+    gradients[kF] = (grad_c * (n - old_c) + gradients[kNx] * a[kNh]) * a[kF] * (1 - a[kF]);
+    gradients[kNh] = gradients[kNx] * a[kF];
+  }
+  template <class GradC, class C>
+  EXTOPS_FUNCTION static C to_old_c(GradC grad_c, const C (&a)[kColumns]) {
+    return grad_c * (1 - a[kF]);
+  }
+};

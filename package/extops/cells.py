@@ -1,0 +1,93 @@
+"""Recurrent cells of one's own, compiled against the headers in this package."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from extops import _devices, _jit, _loader, _schemas, reference
+from extops.ops.sequence import Cell
+
+Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+_OPTIMIZE = "-O3", "-std=c++17"
+_VECTORISE = "-fno-math-errno", "-fno-trapping-math"  # as extops_build/libraries.py
+
+
+def include() -> Path:
+    """The folder of the headers ``extops_cell.h`` and ``extops_cell.cuh``."""
+    sources = os.environ.get("EXTOPS_JIT")
+    return Path(sources).resolve() if sources else Path(__file__).parent / "include"
+
+
+def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> Callable[..., Any]:
+    """Compiles a recurrent cell of one's own for the CPU and, where there is a GPU, for that; see ``extops_cell.h``.
+
+    What has been compiled before is taken as it is, unless a source or a header has changed.
+
+    Args:
+        name: that of ``EXTOPS_CELL`` in the sources; the operator is ``torch.ops.extops.<name>_sequence``.
+        sources: a C++ file and a CUDA file, which is left out where torch has no GPU.
+        step: one step in PyTorch, for gradients of higher order: ``step(columns, old_c)`` gives ``h`` and the new
+            ``c``, where ``columns`` is ``[B, kColumns * S]``.
+
+    Returns:
+        A function like :func:`extops.lstm_sequence` if it is called with a state ``(h_0, c_0)``, and like
+        :func:`extops.gru_sequence` if the state is ``h_0``; ``bias`` is one tensor, ``[kColumns * S]``.
+
+    Raises:
+        RuntimeError: the sources cannot be compiled, torch is older than 2.10, or the name is taken.
+    """
+    if _loader.binding != "stable":
+        raise RuntimeError(f"load_cell: expected torch 2.10 or newer, but got {torch.__version__}")
+    if f"{name}_sequence" in _schemas.OPERATORS:
+        raise RuntimeError(
+            f"load_cell: expected a new `name`, but there is a cell {name!r} already"
+        )
+    cuda = torch.cuda.is_available() and "cuda" in _devices.devices
+    flags = [*_OPTIMIZE, f"-I{include()}", *(["-DEXTOPS_WITH_CUDA"] if cuda else [])]
+    chosen = [Path(x).resolve() for x in sources if cuda or Path(x).suffix != ".cu"]
+    library = _jit.load(
+        f"extops_cell_{name}",
+        chosen,
+        [*flags, *_VECTORISE, "-fvisibility=hidden"],
+        [*flags, *_jit.architecture_flags(), "-Xcompiler=-fvisibility=hidden"],
+        cuda=cuda,
+    )
+    _schemas.register_fakes(_schemas.load(library))
+    composition = reference.Cell(reference.gates_of_parts, step, _backward_of(step))
+    return _function(Cell(name, composition=composition))
+
+
+def _backward_of(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
+    def backward(
+        grad_h: Tensor, grad_c: Tensor, columns: Tensor, old_c: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        _, pull_back = cast("Any", torch.func).vjp(step, columns, old_c)
+        gradients: tuple[Tensor, Tensor] = pull_back((grad_h, grad_c))
+        return gradients
+
+    return backward
+
+
+def _function(cell: Cell) -> Callable[..., Any]:
+    def run(
+        input: Tensor,
+        state: Tensor | tuple[Tensor, Tensor],
+        weight_ih: Tensor,
+        weight_hh: Tensor,
+        bias: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        batch_first: bool = False,
+        reverse: bool = False,
+    ) -> Any:
+        h_0, c_0 = (state, state) if isinstance(state, Tensor) else state
+        arguments = input, weight_ih, weight_hh, bias, h_0, c_0
+        output, h_n, c_n = cell(arguments, lengths, batch_first=batch_first, reverse=reverse)
+        return output, h_n if isinstance(state, Tensor) else (h_n, c_n)
+
+    return run
