@@ -16,6 +16,7 @@ from benchmarks.names import (
     BIDIRECTIONAL,
     COMPILE,
     CPU_THREADS,
+    LAYERS,
     PEERS,
     RAGGED,
     REDUCE_OVERHEAD,
@@ -27,13 +28,14 @@ from benchmarks.names import (
 from benchmarks.sequence import (
     Steps,
     bidirectional_variants,
+    layer_variants,
     packed_variants,
     ragged_variants,
     sequence_variants,
 )
 from benchmarks.variant import Makers
 
-GROUPS = ("cell", "elementwise", "sweep", "sequence")
+GROUPS = ("cell", "elementwise", "sweep", "sequence", "layer")
 
 MODES: dict[str, tuple[torch.dtype, bool]] = {
     "float32": (torch.float32, False),
@@ -94,6 +96,8 @@ class Case:
                 "ragged": ragged_variants,
                 "packed": packed_variants,
                 "bidirectional": bidirectional_variants,
+                "LSTM": functools.partial(layer_variants, kind=torch.nn.LSTM),
+                "GRU": functools.partial(layer_variants, kind=torch.nn.GRU),
             }
             return variants[self.operator](data), None
         makers = cell_variants(cell, compiled=self.compiled, context=self.context)
@@ -187,6 +191,10 @@ def cuda_cases() -> Iterator[Case]:
         for steps, *shape in SEQUENCE_SWEEP:
             size = {"T": steps, **bis(*shape)}
             yield Case("sequence", "sequence", size, mode, context=False, **whole)
+    for operator in LAYERS:
+        for mode in MODES:
+            for steps, *shape in (*SEQUENCES, *SEQUENCE_SWEEP):
+                yield Case("layer", operator, {"T": steps, **bis(*shape)}, mode, **whole)
 
 
 def cpu_cases() -> Iterator[Case]:
@@ -209,6 +217,8 @@ def cpu_cases() -> Iterator[Case]:
         for steps in (32, 256):
             size = {"T": steps, **bis(16, 128, 128)}
             yield Case("sequence", "sequence", size, "float32", plan=sweep, **cpu)
+            for operator in LAYERS:
+                yield Case("layer", operator, size, "float32", plan=sweep, **cpu)
 
 
 def bis(batch: int, features: int, state: int) -> dict[str, int]:

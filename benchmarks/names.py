@@ -25,6 +25,8 @@ TUTORIAL_LOOP = "tutorial kernel in a loop"
 ONE_DIRECTION = "extops, one direction"
 LSTM = "nn.LSTM"
 GRU = "nn.GRU"
+LAYERS = {"LSTM": LSTM, "GRU": GRU}
+"""Our layers, each with torch's of that name."""
 
 PEERS = {COMPILE: (STATIC, DYNAMIC, MAX_AUTOTUNE), PRODUCT: (MM, ADDMM, LINEAR)}
 """Each is measured in every one of these forms, and reported by the fastest."""
@@ -49,6 +51,12 @@ SEQUENCE_GOALS: dict[str, tuple[tuple[float, float], ...]] = {
 }
 """What the faster of cuDNN's LSTM and GRU shall take, relative to ours, at each of these sizes: forward, and with the
 gradients. At other sizes 1."""
+LAYER_GOALS: dict[str, tuple[tuple[float, float], ...]] = {
+    "float32": ((1.3, 1.3), (1.8, 1.8), (1.2, 1.2)),
+    "tf32": ((1.3, 1.3), (2.5, 2.5), (1.2, 1.2)),
+    "bfloat16": ((6, 6), (4, 4), (1, 1)),
+}
+"""The same for `extops.LSTM` and `extops.GRU`, relative to torch's layer of that name."""
 RAGGED = SEQUENCES[1]
 """Of lengths from 1 to the number of steps, in TF32: as `lengths` (`ragged`) and as a `PackedSequence` (`packed`)."""
 BIDIRECTIONAL = SEQUENCES[0]

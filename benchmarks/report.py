@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from benchmarks import summary
 from benchmarks.names import (
     CPU_THREADS,
     GRU,
+    LAYER_GOALS,
+    LAYERS,
     LSTM,
     OURS,
     SEQUENCE_GOALS,
@@ -26,6 +28,8 @@ from benchmarks.names import (
 )
 from benchmarks.results import CaseResult, Result, Spread, digits
 from benchmarks.targets import Target, against_peers, losses, targets, words
+
+OPERATORS = ("cell", "multiply", "round", "sequence", "ragged", "packed", "bidirectional", *LAYERS)
 
 READING = """\
 Four numbers, which are never mixed:
@@ -89,7 +93,9 @@ def lines_of(result: Result) -> Iterator[str]:
         heads = ["what", "ratio", "target", "measured", "verdict"]
         yield from table(heads, target_rows(targets(result)))
     if result.device == "cuda":
-        yield from sequence_table(result)
+        yield from sequence_table(result, "sequence", (LSTM, GRU), SEQUENCE_GOALS)
+        for ours, peer in LAYERS.items():
+            yield from sequence_table(result, ours, (peer,), LAYER_GOALS)
     yield "\n## Where we lose\n"
     yield from loss_table(result)
     yield from headlines(result)
@@ -168,15 +174,21 @@ def peer_table(result: Result) -> Iterator[str]:
     yield ""
 
 
-def sequence_table(result: Result) -> Iterator[str]:
-    """Each sequence beside the faster of torch's layers: the ratio, bold where the target is missed."""
-    cases = list(result.cases("sequence"))
+def sequence_table(
+    result: Result,
+    operator: str,
+    peers: Sequence[str],
+    all_goals: Mapping[str, Sequence[tuple[float, float]]],
+) -> Iterator[str]:
+    """Each sequence beside the faster of torch's layers `peers`: the ratio, bold where the target is missed."""
+    cases = list(result.cases(operator))
     if not cases:
         return
-    yield "\nSequences: the faster of cuDNN's LSTM and GRU / extops (**bold**: not met):\n"
+    fastest = f"the faster of {' and '.join(peers)}" if len(peers) > 1 else peers[0]
+    yield f"\n{operator.capitalize() if operator.islower() else operator}: {fastest} / extops (**bold**: not met):\n"
     rows = []
     for case in cases:
-        goals = dict(zip(SEQUENCES, SEQUENCE_GOALS[case.mode], strict=True))
+        goals = dict(zip(SEQUENCES, all_goals[case.mode], strict=True))
         goal = dict(zip(summary.WORKS, goals.get(case.size, (1, 1)), strict=True))
         row = [case.title]
         for work in summary.WORKS:
@@ -184,7 +196,7 @@ def sequence_table(result: Result) -> Iterator[str]:
             for number in ("device", "wall"):
                 ratios = (
                     case.ratio((peer, f"{number}_{work}"), (OURS, f"{number}_{work}"))
-                    for peer in (LSTM, GRU)
+                    for peer in peers
                 )
                 found = [ratio.median for ratio in ratios if ratio]
                 shown = digits(min(found)) if found else "–"
@@ -263,11 +275,11 @@ def sections(result: Result) -> Iterator[str]:
     """The figures themselves."""
     works = ("forward", "forward_backward", "forward_backward_all")
     numbers = ("device", "queued", "host", "wall") if result.device == "cuda" else ("wall",)
-    for operator in ("cell", "multiply", "round", "sequence", "ragged", "packed", "bidirectional"):
+    for operator in OPERATORS:
         cases = list(result.cases(operator))
         if not cases:
             continue
-        yield f"\n## {operator.capitalize()}"
+        yield f"\n## {operator[0].upper() + operator[1:]}"
         if operator == "cell":
             for part in ("forward", "backward"):
                 yield from figures(result, cases, f"tutorial_{part}")

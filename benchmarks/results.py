@@ -57,7 +57,7 @@ class CaseResult:
 
     @property
     def operator(self) -> str:
-        """`cell`, `multiply`, `round`, `sequence`, `ragged`, `packed` or `bidirectional`."""
+        """`cell`, `multiply`, `round`, `sequence`, `ragged`, `packed`, `bidirectional`, `LSTM` or `GRU`."""
         return str(self.data["operator"])
 
     @property

@@ -60,6 +60,15 @@ def sequence_variants(data: Steps, *, context: bool = True) -> Makers:
     return makers
 
 
+def layer_variants(data: Steps, kind: type[torch.nn.LSTM] | type[torch.nn.GRU]) -> Makers:
+    """torch's layer, and ours of its name."""
+    ours: type[torch.nn.LSTM] | type[torch.nn.GRU] = getattr(extops, kind.__name__)
+    return {
+        OURS: lambda: library_variant(data, ours),
+        f"nn.{kind.__name__}": lambda: library_variant(data, kind),
+    }
+
+
 def ragged_variants(data: Steps) -> Makers:
     """Those of sequences of several lengths: ours by `lengths`."""
     weights, bias = data.cell.model.parameters()
@@ -152,11 +161,11 @@ def layer_variant(data: Steps) -> Variant:
 
 
 def library_variant(data: Steps, kind: type[torch.nn.LSTM] | type[torch.nn.GRU]) -> Variant:
-    """torch's own layers: by cuDNN on a GPU; GRU has as many gates as LLTM, LSTM one more."""
+    """torch's own layers, by cuDNN on a GPU, or ours; a GRU has as many gates as an LLTM, an LSTM one more."""
     cell = data.cell
     module = layer(data, kind)
     h, c = (each.unsqueeze(0) for each in cell.state)
-    state: Any = (h, c) if kind is torch.nn.LSTM else h
+    state: Any = (h, c) if issubclass(kind, torch.nn.LSTM) else h
 
     def run() -> Tensor:
         output: Tensor = module(data.input, state)[0]

@@ -17,6 +17,7 @@ from benchmarks.names import (
     COMPILE,
     EAGER,
     GRU,
+    LAYERS,
     LOOP,
     LSTM,
     OURS,
@@ -98,7 +99,9 @@ def summarise(result: Result) -> dict[str, Any]:
         if case.operator == "cell" and case.size in STANDARD:
             measures = [f"{each}_{work}" for each in (number, "queued") for work in WORKS]
             kept = medians(case, CELL, [*measures, "tutorial_forward", "tutorial_backward"])
-        elif case.operator == "sequence" and (number == "wall" or case.size in SEQUENCES):
+        elif case.operator in ("sequence", *LAYERS) and (
+            number == "wall" or case.size in SEQUENCES
+        ):
             numbers = dict.fromkeys((number, "wall"))
             kept = medians(case, SEQUENCE, [f"{each}_{work}" for each in numbers for work in WORKS])
         else:
@@ -152,14 +155,14 @@ def protocol_table(summary: Summary) -> str:
     return "\n".join(table(summary, measures, (EAGER, ATEN, TUTORIAL, COMPILE, OURS)))
 
 
-def sequence_table(summary: Summary) -> str:
-    """Whole sequences in each precision: device time in ms."""
+def sequence_table(summary: Summary, operator: str = "sequence") -> str:
+    """Whole sequences, or a layer, in each precision: device time in ms."""
     heads = [f"{label}: {name}" for label in WORKS.values() for name in ("cuDNN", OURS)]
     lines = [
         f"| steps, batch, input, state | precision | {' | '.join(heads)} |",
         "|---|---|" + "---:|" * len(heads),
     ]
-    for case in summary.chosen("sequence", mode=None):
+    for case in summary.chosen(operator, mode=None):
         cells = []
         for work in WORKS:
             times = [case.median(name, f"{summary.number}_{work}") for name in (LSTM, GRU, OURS)]
