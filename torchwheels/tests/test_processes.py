@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import cli, processes
+from torchwheels import build, cli, processes
 
 SETUP = """
 import pathlib, subprocess
@@ -170,3 +170,12 @@ def test_a_command_that_was_stopped_says_nothing(wait: Callable[..., object]) ->
         processes.end_all()
         with pytest.raises(KeyboardInterrupt):
             future.result(DEADLINE)
+
+
+def test_hidden_lines_are_not_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = "copying a.py -> build/a.py\nerror: copying failed\nadding 'a.py'\n"
+    assert processes.follow(["printf", lines], hidden=build._CHATTER) == (
+        0,
+        "error: copying failed\n",
+    )
+    assert capsys.readouterr().out == "error: copying failed\n"

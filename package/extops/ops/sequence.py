@@ -350,11 +350,15 @@ def _rows_of_torch(gates: int) -> tuple[_schemas.Row, ...]:
 
 
 def _refuse_unlike(bias_ih: Tensor, bias_hh: Tensor) -> None:
-    """Biases whose sum is another one's bias: of other shapes or dtypes. The caller's check says what is wrong."""
-    if bias_ih.dtype is not bias_hh.dtype or not (
+    """Biases whose sum is another one's bias: of other layouts, shapes or dtypes. The caller's check says what is
+    wrong.
+    """
+    kinds = {(x.dtype, x.layout) for x in (bias_ih, bias_hh)}
+    is_fine = len(kinds) == 1 and bias_ih.layout is torch.strided
+    if not is_fine or not (
         _autograd.is_tracing() or _checks.same_shape(bias_ih.shape, bias_hh.shape)
     ):
-        raise RuntimeError("expected both biases of one shape and dtype")
+        raise RuntimeError("expected both biases dense, and of one shape and dtype")
 
 
 def _as_biases(op: str, bias: tuple[Tensor, Tensor] | None) -> Arguments:
