@@ -94,8 +94,7 @@ __device__ inline void prefetch_if(bool condition, const void* from) {
 }
 
 template <class V, int kCount>
-__device__ void store_if(bool condition, V* to, const V (&values)[kCount]) {
-  const uint32_t wanted = condition;
+__device__ void store_if(uint32_t wanted, V* to, const V (&values)[kCount]) {
   Packed<V, kCount> packed{};
   memcpy(&packed, values, sizeof(values));
   if constexpr (sizeof(values) == 2) {
@@ -114,21 +113,22 @@ __device__ void store_if(bool condition, V* to, const V (&values)[kCount]) {
 template <int kAhead_>
 struct PredicatedAccess {
   static constexpr int kAhead = kAhead_;
-  int count;
+  uint32_t exists;
 
   // The compiler must not know from a branch before the loop whether there is a cell: it would keep that in a register
   // in place of a predicate, and put stores behind a branch.
-  __device__ explicit PredicatedAccess(int count) : count(count) { asm volatile("" : "+r"(this->count)); }
+  __device__ explicit PredicatedAccess(int count) {
+    asm volatile("" : "+r"(count));
+    exists = count > 0;
+  }
 
   template <class V, int kCount, int kColumns>
   __device__ void load(bool wanted, Packed<V, kCount>* packed, const V* from, int stride) const {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) load_if<V, kCount>(wanted, packed[j], from + j * stride);
+    unrolled<kColumns>([&](int j) { load_if<V, kCount>(wanted, packed[j], from + j * stride); });
   }
   template <class V, int kCount, int kColumns>
   __device__ void store(V* to, int stride, const V (*values)[kCount]) const {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) store_if(count > 0, to + j * stride, values[j]);
+    unrolled<kColumns>([&](int j) { store_if(exists, to + j * stride, values[j]); });
   }
 };
 
@@ -142,31 +142,26 @@ struct PairAccess {
   __device__ void load(bool wanted, Packed<V, 2>* packed, const V* from, int stride) const {
     if (!wanted) return;
     if (aligned) {
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) packed[j] = *reinterpret_cast<const Packed<V, 2>*>(from + j * stride);
+      unrolled<kColumns>([&](int j) { packed[j] = *reinterpret_cast<const Packed<V, 2>*>(from + j * stride); });
     } else {
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        packed[j] = pack(bits_of(from + j * stride), count > 1 ? bits_of(from + j * stride + 1) : 0);
-      }
+      unrolled<kColumns>(
+          [&](int j) { packed[j] = pack(bits_of(from + j * stride), count > 1 ? bits_of(from + j * stride + 1) : 0); });
     }
   }
 
   template <class V, int kCount, int kColumns>
   __device__ void store(V* to, int stride, const V (*values)[2]) const {
     if (aligned) {
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
+      unrolled<kColumns>([&](int j) {
         Packed<V, 2> packed;
         memcpy(&packed, values[j], sizeof(packed));
         if (count > 0) *reinterpret_cast<Packed<V, 2>*>(to + j * stride) = packed;
-      }
+      });
     } else {
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
+      unrolled<kColumns>([&](int j) {
         if (count > 0) to[j * stride] = values[j][0];
         if (count > 1) to[j * stride + 1] = values[j][1];
-      }
+      });
     }
   }
 };
@@ -181,17 +176,15 @@ struct SingleAccess {
 
   template <class V, int kCount, int kColumns>
   __device__ void load(bool wanted, Packed<V, 1>* packed, const V* from, int stride) const {
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) {
+    unrolled<kColumns>([&](int j) {
       if (kElseZero) packed[j] = 0;
       if (wanted) packed[j] = *reinterpret_cast<const Packed<V, 1>*>(from + j * stride);
-    }
+    });
   }
   template <class V, int kCount, int kColumns>
   __device__ void store(V* to, int stride, const V (*values)[1]) const {
     if (!(kColumns > 1 ? stores_columns : stores_state)) return;
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) to[j * stride] = values[j][0];
+    unrolled<kColumns>([&](int j) { to[j * stride] = values[j][0]; });
   }
 };
 
@@ -218,14 +211,12 @@ class ForwardCells {
 
   __device__ ForwardCells(const SequenceForward<Cell, T>& in, const OwnCells& own, const Access& access)
       : own(own), counted(in.steps, own.count > 0 ? in.steps.length(own.sample) : 0, false), in_(in), access_(access) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i >= own.count) continue;
+    unrolled<kCount>([&](int i) {
+      if (i >= own.count) return;
       h[i] = load(in.h_0[own.state + i]);
       c_[i] = load(in.c_0[own.state + i]);
-#pragma unroll
-      for (int j = 0; j < Cell::kColumns; ++j) bias_[j][i] = load(in.bias[j * in.steps.state_size + own.unit + i]);
-    }
+      unrolled<Cell::kColumns>([&](int j) { bias_[j][i] = load(in.bias[j * in.steps.state_size + own.unit + i]); });
+    });
   }
 
   // Begins to load the products of a step, `ahead` steps from here or at `from`, where it counts.
@@ -234,35 +225,30 @@ class ForwardCells {
     access_.template load<float, kCount, Cell::kInput>(counted(step), next_, from, in_.steps.state_size);
     if constexpr (Access::kAhead > 0) {
       const float* const far = from + Access::kAhead * Cell::kInput * own.advance;
-#pragma unroll
-      for (int j = 0; j < Cell::kInput; ++j)
-        prefetch_if(counted(step + Access::kAhead), far + j * in_.steps.state_size);
+      unrolled<Cell::kInput>(
+          [&](int j) { prefetch_if(counted(step + Access::kAhead), far + j * in_.steps.state_size); });
     }
   }
 
   // All parts of the columns but the recurrent one.
   __device__ void begin_sums(Columns& sums) const {
-#pragma unroll
-    for (int j = 0; j < Cell::kColumns; ++j) {
+    unrolled<Cell::kColumns>([&](int j) {
       float products[kCount] = {};
       if (j < Cell::kInput) unpack<float, kCount>(products, next_[j]);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) sums[j][i] = j < Cell::kInput ? products[i] + bias_[j][i] : bias_[j][i];
-    }
+      unrolled<kCount>([&](int i) { sums[j][i] = j < Cell::kInput ? products[i] + bias_[j][i] : bias_[j][i]; });
+    });
   }
 
   // The same parts, added to sums that have the recurrent one. The bias is not kept in registers for that.
   __device__ void end_sums(Columns& sums) const {
-#pragma unroll
-    for (int j = 0; j < Cell::kColumns; ++j) {
+    unrolled<Cell::kColumns>([&](int j) {
       float products[kCount] = {};
       if (j < Cell::kInput) unpack<float, kCount>(products, next_[j]);
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) {
+      unrolled<kCount>([&](int i) {
         const int at = j * in_.steps.state_size + own.unit + i;
         sums[j][i] = sums[j][i] + products[i] + (i < own.count ? load(in_.bias[at]) : 0.f);
-      }
-    }
+      });
+    });
   }
 
   // The cells of a step; their states become the new ones where it counts. Before a row's first step it has its first
@@ -270,14 +256,12 @@ class ForwardCells {
   __device__ Kept compute(const Columns& sums, int step) {
     const bool counts = counted(step);
     Kept kept;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
+    unrolled<kCount>([&](int i) {
       float columns[Cell::kColumns];
-#pragma unroll
-      for (int j = 0; j < Cell::kColumns; ++j) {
+      unrolled<Cell::kColumns>([&](int j) {
         store(kept.columns[j][i], counts ? sums[j][i] : 0.f);
         columns[j] = load(kept.columns[j][i]);  // as the backward will see it
-      }
+      });
       const CellState<float> state = cell_forward<Cell, Math>(columns, c_[i]);
       store(kept.output[i], counts ? state.h : 0.f);
       store(kept.c[i], counts ? state.saved_c : 0.f);
@@ -285,7 +269,7 @@ class ForwardCells {
         h[i] = load(kept.output[i]);
         c_[i] = state.c;
       }
-    }
+    });
     return kept;
   }
 
@@ -299,12 +283,11 @@ class ForwardCells {
   }
 
   __device__ void leave_last_states() const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i >= own.count) continue;
+    unrolled<kCount>([&](int i) {
+      if (i >= own.count) return;
       store(in_.h_n[own.state + i], h[i]);
       store(in_.c_n[own.state + i], c_[i]);
-    }
+    });
   }
 
  private:
@@ -327,12 +310,11 @@ class BackwardCells {
 
   __device__ BackwardCells(const SequenceBackward<Cell, T>& in, const OwnCells& own, const Access& access)
       : own(own), counted(in.steps, own.count > 0 ? in.steps.length(own.sample) : 0, true), in_(in), access_(access) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i >= own.count) continue;
+    unrolled<kCount>([&](int i) {
+      if (i >= own.count) return;
       grad_h[i] = load_if_present(in.grad_h_n, own.state + i);
       grad_c_[i] = load_if_present(in.grad_c_n, own.state + i);
-    }
+    });
   }
 
   // Begins to load what a step, `ahead` steps from here, needs of the forward, where it counts.
@@ -349,8 +331,7 @@ class BackwardCells {
     if constexpr (Access::kAhead > 0) {
       const bool wanted = counted(step + Access::kAhead);
       const int64_t far = Access::kAhead * own.advance;
-#pragma unroll
-      for (int j = 0; j < Cell::kColumns; ++j) prefetch_if(wanted, columns + (far * Cell::kColumns + j * state_size));
+      unrolled<Cell::kColumns>([&](int j) { prefetch_if(wanted, columns + (far * Cell::kColumns + j * state_size)); });
       prefetch_if(wanted, saved_c + far);
       if (in_.grad_output != nullptr) prefetch_if(wanted, grad_output + far);
     }
@@ -360,16 +341,13 @@ class BackwardCells {
   __device__ void prepare() {
     T columns[Cell::kColumns][kCount];
     T c[kCount];
-#pragma unroll
-    for (int j = 0; j < Cell::kColumns; ++j) unpack<T, kCount>(columns[j], columns_[j]);
+    unrolled<Cell::kColumns>([&](int j) { unpack<T, kCount>(columns[j], columns_[j]); });
     unpack<T, kCount>(c, saved_c_);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
+    unrolled<kCount>([&](int i) {
       float of_cell[Cell::kColumns];
-#pragma unroll
-      for (int j = 0; j < Cell::kColumns; ++j) of_cell[j] = load(columns[j][i]);
+      unrolled<Cell::kColumns>([&](int j) { of_cell[j] = load(columns[j][i]); });
       slopes_[i] = cell_slopes<Cell, Math>(of_cell, float{load(c[i])});
-    }
+    });
     upstream_ = grad_output_;
   }
 
@@ -377,15 +355,13 @@ class BackwardCells {
   __device__ void compute(Columns& gradients, int step) {
     T of_output[kCount];
     unpack<T, kCount>(of_output, upstream_);
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
+    unrolled<kCount>([&](int i) {
       float of_cell[Cell::kColumns];
       float grad_c = grad_c_[i];
       apply_slopes(slopes_[i], grad_h[i] + load(of_output[i]), grad_c, of_cell);
       if (counted(step)) grad_c_[i] = grad_c;
-#pragma unroll
-      for (int j = 0; j < Cell::kColumns; ++j) gradients[j][i] = counted(step) ? of_cell[j] : 0.f;
-    }
+      unrolled<Cell::kColumns>([&](int j) { gradients[j][i] = counted(step) ? of_cell[j] : 0.f; });
+    });
   }
 
   __device__ void leave(const Columns& gradients) const {
@@ -393,21 +369,16 @@ class BackwardCells {
   }
   __device__ void leave(const Columns& gradients, T* to) const {
     T rounded[Cell::kColumns][kCount];
-#pragma unroll
-    for (int j = 0; j < Cell::kColumns; ++j) {
-#pragma unroll
-      for (int i = 0; i < kCount; ++i) store(rounded[j][i], gradients[j][i]);
-    }
+    unrolled<Cell::kColumns>([&](int j) { unrolled<kCount>([&](int i) { store(rounded[j][i], gradients[j][i]); }); });
     access_.template store<T, kCount, Cell::kColumns>(to, in_.steps.state_size, rounded);
   }
 
   __device__ void leave_first_states() const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i >= own.count) continue;
+    unrolled<kCount>([&](int i) {
+      if (i >= own.count) return;
       store(in_.grad_h_0[own.state + i], grad_h[i]);
       store(in_.grad_c_0[own.state + i], grad_c_[i]);
-    }
+    });
   }
 
  private:

@@ -369,12 +369,11 @@ __device__ void forward_step(
   for (int i = 0; i < Tile::kCells; ++i) {
     const OwnCell<Tile> cell(steps, tile, i);
     if (!cell.exists) continue;
-#pragma unroll
-    for (int g = 0; g < Cell::kRecurrent; ++g)
+    unrolled<Cell::kRecurrent>([&](int g) {
       sums[i][kFirstRecurrent<Cell> + g] += partial[cell.row * Tile::kPitch + g * Tile::kUnits + cell.column];
+    });
     float columns[Cell::kColumns];
-#pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) columns[g] = sums[i][g];
+    unrolled<Cell::kColumns>([&](int g) { columns[g] = sums[i][g]; });
     round_to<T>(columns);
     states[i] = cell_forward<Cell, typename Tile::CellMath>(columns, old_c[i]);
     const int64_t at = cell.state(steps);
@@ -453,9 +452,8 @@ __device__ void backward_step(
       buffers.c[at] = grad_c[i];
     }
     const int64_t place = steps.row(t, cell.sample) * Cell::kColumns;
-#pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g)
-      store(in.grad_gates[(place + g) * steps.state_size + cell.unit], gradients[g]);
+    unrolled<Cell::kColumns>(
+        [&](int g) { store(in.grad_gates[(place + g) * steps.state_size + cell.unit], gradients[g]); });
   }
   if (step < steps.time) {
     arrive_for_group(buffers.counters, tile);

@@ -159,13 +159,11 @@ __device__ void run_forward(const typename Tile::Arguments& in, const Weights<Ti
     buffer = Tile::kOperandBytes - buffer;
     typename Cells::Columns sums;
     cells.begin_sums(sums);
-#pragma unroll
-    for (int g = 0; g < Cell::kRecurrent; ++g) {
+    unrolled<Cell::kRecurrent>([&](int g) {
       float recurrent[Tile::kCells];
       place.take(recurrent, found[g]);
-#pragma unroll
-      for (int i = 0; i < Tile::kCells; ++i) sums[kFirstRecurrent<Cell> + g][i] += recurrent[i];
-    }
+      unrolled<Tile::kCells>([&](int i) { sums[kFirstRecurrent<Cell> + g][i] += recurrent[i]; });
+    });
     fetch(step + 1);
     const typename Cells::Kept kept = cells.compute(sums, step);
     pass_on(buffer);
@@ -206,12 +204,11 @@ __device__ void run_backward(const typename Tile::Arguments& in, const Weights<T
     // next step's barrier, to which they come when they have read this buffer.
     unsigned char* const operands = shared + buffer;
     buffer = Tile::kOperands * Tile::kOperandBytes - buffer;
-#pragma unroll
-    for (int g = 0; g < Cell::kRecurrent; ++g) {
+    unrolled<Cell::kRecurrent>([&](int g) {
       unsigned char* const to = operands + g * Tile::kOperandBytes + place.operand_place();
       *reinterpret_cast<Vector<T, Tile::kCells>*>(to) =
           as_operands<T, Tile::kCells>(gradients[kFirstRecurrent<Cell> + g]);
-    }
+    });
     __syncthreads();
     float found[1][Tile::kChains][4] = {};
     multiply_operands<Tile>(found, weights, operands);

@@ -190,11 +190,10 @@ __device__ void send_h(const ThreadPair<Tile>& pair, const float (&h)[2], uint32
   uint32_t own_words[sizeof(own) / 4];
   memcpy(own_words, &own, sizeof(own));
   uint32_t words[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
+  unrolled<4>([&](int i) {
     const int neighbour = lane / 4 / kLanes * kLanes + i * kLanes / 4;
     words[i] = __shfl_sync(0xffffffff, own_words[i % (4 / kLanes)], neighbour * 4 + lane % 4);
-  }
+  });
   const uint32_t to = part + operand_place<Tile>(pair.column / Tile::kOfChunk * Tile::kOfChunk, pair.row);
 #pragma unroll
   for (int i = 0; i < Tile::kBlocks; i += kLanes) {
@@ -207,8 +206,7 @@ __device__ void send_h(const ThreadPair<Tile>& pair, const float (&h)[2], uint32
 // Sends the sums of a tile of samples to the blocks whose units they are of: what a lane has of 16 units at once.
 template <class Tile>
 __device__ void send_sums(const float (&sums)[Tile::kM][1][4], uint32_t part, int tile, const Arrivals& arrivals) {
-#pragma unroll
-  for (int m = 0; m < Tile::kM; ++m) {
+  unrolled<Tile::kM>([&](int m) {
     const int group = warp_id() * Tile::kM + m;  // of the cluster's units
     const int block = group / Tile::kGroups;
     const int distance = (rank_in_cluster() + Tile::kBlocks - block) % Tile::kBlocks;
@@ -216,7 +214,7 @@ __device__ void send_sums(const float (&sums)[Tile::kM][1][4], uint32_t part, in
     memcpy(words, sums[m][0], sizeof(words));
     const int place = (group % Tile::kGroups * Tile::kTiles + tile) * 32 + lane_id();
     store_to_block(part + place * kChunkBytes, words, arrivals.of<Tile>(distance), block);
-  }
+  });
 }
 
 // A pair's sum of all blocks.
@@ -225,12 +223,11 @@ __device__ void add_sums(float (&total)[2], const ThreadPair<Tile>& pair, const 
   const int place = (group_of_warp<Tile>() * Tile::kTiles + pair.row / Tile::kTileSamples) * 32 + lane_id();
   const float* from = reinterpret_cast<const float*>(slot + place * kChunkBytes) + pair.row % 2;
   total[0] = total[1] = 0;
-#pragma unroll
-  for (int source = 0; source < Tile::kBlocks; ++source) {
+  unrolled<Tile::kBlocks>([&](int source) {
     total[0] += from[0];
     total[1] += from[2];
     from += Tile::kSourceBytes / static_cast<int>(sizeof(float));
-  }
+  });
 }
 
 // ---- the passes ----
@@ -259,21 +256,19 @@ __device__ void run_forward(
   for (int step = 0; step < in.steps.time; ++step) {
     Arrivals& arrived = arrivals[step % 2];
     const uint32_t slot = slots + step % 2 * Tile::kSlotBytes;
-#pragma unroll
-    for (int tile = 0; tile < Tile::kTiles; ++tile) {
+    unrolled<Tile::kTiles>([&](int tile) {
       float sums[kGates][1][4] = {};
       multiply_sources<Tile>(sums, weights, [&](int source) {
         constexpr int kHalf = Tile::kSources / 2;
         if (tile == 0 && source % kHalf == 0) arrived.halves[source / kHalf].template wait<true>(step / 2);
         return slot + source_of<Tile>(source) * Tile::kSourceBytes + tile * (Tile::kTileSamples * kChunkBytes);
       });
-#pragma unroll
-      for (int column = 0; column < 2; ++column) {
-#pragma unroll
-        for (int g = 0; g < kGates; ++g)
+      unrolled<2>([&](int column) {
+        unrolled<kGates>([&](int g) {
           partial_at(step, 2 * tile + column, warp_of_group<Tile>(), g) = {sums[g][0][column], sums[g][0][2 + column]};
-      }
-    }
+        });
+      });
+    });
     if (threadIdx.x == 0) arrived.expect<Tile>();
     // Two buffers in turn: a warp of the group may still add up these sums while another writes those of the next step.
     // Nobody writes here again before the group has met at the next step's barrier, to which a warp comes when it has
@@ -282,16 +277,14 @@ __device__ void run_forward(
     if (!pair.is_owned) continue;
     typename Cells::Columns sums;
     cells.begin_sums(sums);
-#pragma unroll
-    for (int g = 0; g < kGates; ++g) {
+    unrolled<kGates>([&](int g) {
       float (&sum)[2] = sums[kFirstRecurrent<Cell> + g];
-#pragma unroll
-      for (int warp = 0; warp < Tile::kGroupWarps; ++warp) {
+      unrolled<Tile::kGroupWarps>([&](int warp) {
         const float2 of_warp = partial_at(step, pair.number, warp, g);
         sum[0] += of_warp.x;
         sum[1] += of_warp.y;
-      }
-    }
+      });
+    });
     const typename Cells::Kept kept = cells.compute(sums, step);
     // Two slots in turn: h of the step before lay where this goes, and nobody reads it any more. This warp has waited
     // for h of this step from every group of every block, and each group sent it behind its barrier above, after its
@@ -331,18 +324,17 @@ __device__ void run_backward(
     unsigned char* const operands = shared + 2 * Tile::kSlotBytes + step % 2 * Tile::kOwnBytes;
     if (pair.is_owned) {
       unsigned char* const to = operands + operand_place<Tile>(pair.column, pair.row);
-#pragma unroll
-      for (int g = 0; g < Cell::kRecurrent; ++g)
+      unrolled<Cell::kRecurrent>([&](int g) {
         *reinterpret_cast<Vector<T, 2>*>(to + g * Tile::kOperandBytes) =
             as_operands<T, 2>(gradients[kFirstRecurrent<Cell> + g]);
+      });
     }
     cells.fetch(step + 1, 1);
     // Two buffers of operands in turn: a warp may still multiply these while another writes those of the next step, and
     // comes to the next step's barrier, before which nobody writes here again, when it has read these.
     __syncthreads();
     if (threadIdx.x == 0 && step > 0) arrived.expect<Tile>();
-#pragma unroll
-    for (int tile = 0; tile < Tile::kTiles; ++tile) {
+    unrolled<Tile::kTiles>([&](int tile) {
       float sums[Tile::kM][1][4] = {};
       multiply_sources<Tile>(sums, weights, [&](int source) {
         return shared_address(operands) + source * Tile::kOperandBytes + tile * (Tile::kTileSamples * kChunkBytes);
@@ -352,7 +344,7 @@ __device__ void run_backward(
       // older ones.
       const int next = (step + 1) % 2;
       send_sums<Tile>(sums, part + next * Tile::kSlotBytes, tile, arrivals[next]);
-    }
+    });
     cells.leave(gradients);
     cells.own.move(1);
   }
