@@ -151,11 +151,12 @@ __device__ CellSlopes<Cell, C> slopes_at(const SequenceBackward<Cell, T>& in, in
 template <int kCount>
 __device__ __forceinline__ void exchange_halves(float* sums, int mask) {
   const bool is_second = threadIdx.x & mask;
-  unrolled<kCount / 2>([&](int i) {
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
     const float sent = is_second ? sums[i] : sums[kCount / 2 + i];
     const float kept = is_second ? sums[kCount / 2 + i] : sums[i];
     sums[i] = kept + __shfl_xor_sync(0xffffffff, sent, mask);
-  });
+  }
 }
 
 // Clusters that a grid takes: they are its second dimension.

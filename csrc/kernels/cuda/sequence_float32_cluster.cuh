@@ -16,6 +16,13 @@ namespace float32_cluster {
 constexpr int kTileSamples = 8;
 constexpr int kTileCells = kFloat32ClusterUnits * kTileSamples;
 
+// What the backward of a cell needs of the forward.
+template <class Cell>
+struct Saved {
+  CellSlopes<Cell, float> slopes;
+  float grad_output;
+};
+
 template <class Cell_, Pass kPass_, int kBlocks_, int kSamples_>
 struct Tile {
   using Cell = Cell_;
@@ -34,7 +41,8 @@ struct Tile {
   static constexpr int kSourceBytes = kSamples * kRowBytes;
   static constexpr int kSlotBytes = kBlocks * kSourceBytes;
   static constexpr int kSumBytes = kSums * kCells * static_cast<int>(sizeof(float));
-  static constexpr int kSharedBytes = 2 * kSlotBytes + kSumBytes;
+  static constexpr int kSavedBytes = kIsForward ? 0 : kCells * static_cast<int>(sizeof(Saved<Cell>));
+  static constexpr int kSharedBytes = 2 * kSlotBytes + kSumBytes + kSavedBytes;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -93,23 +101,28 @@ class Product {
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
         float pairs[2 * kGates];
-        unrolled<2>([&](int pair) {
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
           float sums[kUnits * kPair * kGates] = {};
           multiply_pair(from, sums);
           from += kPair * Tile::kRowBytes;
           if constexpr (kUnits == 4) exchange_halves<4 * kPair * kGates>(sums, 16);
           exchange_halves<2 * kPair * kGates>(sums, 8);
           exchange_halves<kPair * kGates>(sums, 1);
-          unrolled<kGates>([&](int gate) { pairs[pair * kGates + gate] = sums[gate]; });
-        });
+#pragma unroll
+          for (int gate = 0; gate < kGates; ++gate) pairs[pair * kGates + gate] = sums[gate];
+        }
         exchange_halves<2 * kGates>(pairs, 2);
-        unrolled<kGates>([&](int gate) {
+#pragma unroll
+        for (int gate = 0; gate < kGates; ++gate) {
           if (half == 0) halves[gate] = pairs[gate];
           halves[kGates + gate] = pairs[gate];
-        });
+        }
       }
       exchange_halves<2 * kGates>(halves, 4);
-      unrolled<kGates>([&](int gate) { partial[(tile * kGates + gate) * kTileCells + threadIdx.x] = halves[gate]; });
+#pragma unroll
+      for (int gate = 0; gate < kGates; ++gate)
+        partial[(tile * kGates + gate) * kTileCells + threadIdx.x] = halves[gate];
     }
   }
 
@@ -153,8 +166,23 @@ class Product {
 // Where cell number i of a thread is: its unit within the block, its sample within the cluster.
 __device__ inline int own_column() { return static_cast<int>(threadIdx.x) / kTileSamples; }
 __device__ inline int own_row(int i) { return i * kTileSamples + static_cast<int>(threadIdx.x) % kTileSamples; }
+template <class Tile>
+__device__ int own_unit() {
+  return static_cast<int>(blockIdx.x) * Tile::kUnits + own_column();
+}
+template <class Tile>
+__device__ int own_sample(int i) {
+  return static_cast<int>(blockIdx.y) * Tile::kSamples + own_row(i);
+}
 
-// The cells of a thread: ForwardCells or BackwardCells of a single one each.
+// Puts what cell number i sends into this block's part of a slot.
+template <class Tile>
+__device__ void put(int i, const float* values, unsigned char* slot) {
+  float* const to = reinterpret_cast<float*>(slot + blockIdx.x * Tile::kSourceBytes + own_row(i) * Tile::kRowBytes);
+  unrolled<Tile::kValues>([&](int v) { to[v * Tile::kUnits + own_column()] = values[v]; });
+}
+
+// The cells of a thread in the forward.
 template <class Tile, class Cells>
 struct ThreadCells {
   Cells cells[Tile::kOwnCells];
@@ -165,26 +193,17 @@ struct ThreadCells {
   __device__ ThreadCells(const typename Tile::Arguments& in, std::integer_sequence<int, kI...>)
       : cells{make(in, kI)...} {}
 
+  __device__ static Cells make(const typename Tile::Arguments& in, int i) {
+    const OwnCells own(in.steps, own_sample<Tile>(i), own_unit<Tile>(), 1, false);
+    return Cells(in, own, {own.count > 0, own.count > 0});
+  }
+
   // Takes all cells to the step that the first one is at: no register keeps the others' places during a product.
   __device__ void follow_first(const Steps& steps) {
     const int64_t apart = kTileSamples * steps.batch_stride * steps.state_size;
     unrolled<Tile::kOwnCells>([&](int i) { cells[i].own.step = cells[0].own.step + i * apart; });
   }
-
-  __device__ static Cells make(const typename Tile::Arguments& in, int i) {
-    const int sample = static_cast<int>(blockIdx.y) * Tile::kSamples + own_row(i);
-    const int unit = static_cast<int>(blockIdx.x) * Tile::kUnits + own_column();
-    const OwnCells own(in.steps, sample, unit, 1, !Tile::kIsForward);
-    return Cells(in, own, {own.count > 0, own.count > 0});
-  }
 };
-
-// Puts what cell number i sends into this block's part of a slot.
-template <class Tile>
-__device__ void put(int i, const float* values, unsigned char* slot) {
-  float* const to = reinterpret_cast<float*>(slot + blockIdx.x * Tile::kSourceBytes + own_row(i) * Tile::kRowBytes);
-  unrolled<Tile::kValues>([&](int v) { to[v * Tile::kUnits + own_column()] = values[v]; });
-}
 
 // Two slots in turn: that of step s is number s % 2, and its mbarrier counts what the other blocks copy there.
 //
@@ -259,42 +278,74 @@ __device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, 
   for (const Cells& cells : own.cells) cells.leave_last_states();
 }
 
+// Not by BackwardCells: with 16 blocks and 16 samples, the product needs the registers in which those keep what a step
+// does not change. What a step needs of the forward waits for it in shared memory.
 template <class Tile, class Cell>
 __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots, float* partial) {
-  using Cells = BackwardCells<Cell, float, ExactMath, 1, SingleAccess<true>>;
-  const Product<Tile> product(in.steps, in.weights_h);
-  ThreadCells<Tile, Cells> own(in);
-  for (Cells& cells : own.cells) {
-    cells.fetch(0, 0);
-    cells.prepare();
-  }
+  constexpr int kOwnCells = Tile::kOwnCells;
+  const Steps& steps = in.steps;
+  const int state_size = steps.state_size;
+  const int unit = own_unit<Tile>();
+  const auto exists = [&](int i) { return unit < state_size && own_sample<Tile>(i) < steps.batch; };
+  const auto state = [&](int i) { return int64_t{own_sample<Tile>(i)} * state_size + unit; };
+  const Product<Tile> product(steps, in.weights_h);
+  int lengths[kOwnCells];
+  float grad_h[kOwnCells];
+  float grad_c[kOwnCells];
+  Saved<Cell>* const saved = reinterpret_cast<Saved<Cell>*>(partial + Tile::kSums * Tile::kCells) + threadIdx.x;
+  bool has_begun[kOwnCells] = {};
+  unrolled<kOwnCells>([&](int i) {
+    lengths[i] = exists(i) ? steps.length(own_sample<Tile>(i)) : 0;
+    grad_h[i] = exists(i) ? load_if_present(in.grad_h_n, state(i)) : 0.f;
+    grad_c[i] = exists(i) ? load_if_present(in.grad_c_n, state(i)) : 0.f;
+  });
+  const auto fetch = [&](int step) {
+    unrolled<kOwnCells>([&](int i) {
+      const int t = steps.time_of(steps.time - 1 - step);
+      if (step >= steps.time || t >= lengths[i]) return;
+      const int64_t place = steps.row(t, own_sample<Tile>(i));
+      const float grad_output = load_if_present(in.grad_output, place * state_size + unit);
+      saved[i * Tile::kThreads] = {slopes_at<ExactMath>(in, place, unit), grad_output};
+    });
+  };
+  fetch(0);
   // Step number `time` has but a product: the gradient of h_0.
-  for (int step = 0; step <= in.steps.time; ++step) {
+  for (int step = 0; step <= steps.time; ++step) {
+    const int t = step < steps.time ? steps.time_of(steps.time - 1 - step) : INT32_MAX;
     if (step > 0) product.multiply(slots.template wait<Tile>(step), partial);
-    typename Cells::Columns gradients[Tile::kOwnCells];
-    unrolled<Tile::kOwnCells>([&](int i) {
-      if (step > 0 && own.cells[i].counted(step - 1)) own.cells[i].grad_h[0] = product.sum(partial, 0, i);
-      if (step == in.steps.time) return;
-      own.cells[i].compute(gradients[i], step);
-      put<Tile>(i, gradients[i][kFirstRecurrent<Cell>], slots.template of<Tile>(step + 1));
+    float gradients[kOwnCells][Cell::kColumns] = {};
+    unrolled<kOwnCells>([&](int i) {
+      // From the row's first step on, and where it has gone on since, until it is done.
+      if (has_begun[i]) grad_h[i] = product.sum(partial, 0, i);
+      has_begun[i] = t < lengths[i];
+      if (has_begun[i]) {
+        const Saved<Cell> of_step = saved[i * Tile::kThreads];
+        apply_slopes(of_step.slopes, grad_h[i] + of_step.grad_output, grad_c[i], gradients[i]);
+      }
+      if (step == steps.time) return;
+      put<Tile>(i, gradients[i] + kFirstRecurrent<Cell>, slots.template of<Tile>(step + 1));
     });
-    if (step == in.steps.time) break;
+    if (step == steps.time) break;
     slots.template send<Tile>(step + 1);
-    own.follow_first(in.steps);
-    unrolled<Tile::kOwnCells>([&](int i) {
-      own.cells[i].leave(gradients[i]);
-      own.cells[i].fetch(step + 1, 1);
-      own.cells[i].prepare();
+    unrolled<kOwnCells>([&](int i) {
+      float* const to = in.grad_gates + steps.row(t, own_sample<Tile>(i)) * Cell::kColumns * state_size + unit;
+      unrolled<Cell::kColumns>([&](int g) {
+        if (exists(i)) to[g * state_size] = gradients[i][g];
+      });
     });
-    own.cells[0].own.move(1);
+    fetch(step + 1);
   }
-  for (const Cells& cells : own.cells) cells.leave_first_states();
+  unrolled<kOwnCells>([&](int i) {
+    if (!exists(i)) return;
+    in.grad_h_0[state(i)] = grad_h[i];
+    in.grad_c_0[state(i)] = grad_c[i];
+  });
 }
 
 #endif
 
 template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads) sequence_float32_cluster_kernel(typename Tile::Arguments in) {
+__global__ void __launch_bounds__(Tile::kThreads, 1) sequence_float32_cluster_kernel(typename Tile::Arguments in) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(kTileAlignment) unsigned char slots[];
   __shared__ Mbarrier full[2];
