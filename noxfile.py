@@ -109,6 +109,10 @@ def test(session: nox.Session) -> None:
         session.run(*pytest, "torchwheels/tests", *(["-m", ""] if chosen else []))
 
 
+# Here, so that `nox --list` begins with what people use first.
+add_sessions(tool="./torchwheels", quick_test=False)
+
+
 def asks_for_cuda(arguments: list[str]) -> bool:
     """Whether a session that takes `--device cpu|cuda` shall use the GPU."""
     return "cuda" in arguments or "--device=cuda" in arguments
@@ -248,8 +252,22 @@ def act(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def notes(session: nox.Session) -> None:
-    """Checks that a tag can be released, and writes its notes: `nox -s notes -- v0.1.0`."""
+    """Checks that a tag can be released, and writes its notes: `-- v0.1.0`, or `-- torchwheels-v0.1.0`."""
     session.run(sys.executable, "-m", "tools.notes", *session.posargs)
+
+
+@nox.session(reuse_venv=True)
+def package(session: nox.Session) -> None:
+    """Builds torchwheels itself into build/package, and tests its wheel in empty environments."""
+    add_torch(session, f"{PYTHON}-cpu")
+    session.install("./torchwheels", *OPTIONS.tests.requires, *group("nox"), *group("tools"))
+    folder = ROOT / "build" / "package"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", str(folder), "torchwheels")
+    (wheel,) = folder.glob("*.whl")
+    tests = ("torchwheels/tests/test_distribution.py", "-m", "")
+    here = {"TORCHWHEELS_WHEEL": str(wheel)}
+    session.run("python", "-m", "pytest", "-p", "no:cacheprovider", *tests, env=here)
 
 
 @nox.session
@@ -265,7 +283,3 @@ def newest(session: nox.Session) -> None:
         # Whatever pytest's exit code, a signal's too: that they do not pass, or crash, is a result.
         test_wheel(session, f"--record={record}", success_codes=range(-64, 6))
         session.run("python", "-m", "tools.newest", wheel.name, str(record))
-
-
-# Last, so that `nox --list` begins with the sessions above.
-add_sessions(tool="./torchwheels", quick_test=False)

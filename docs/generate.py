@@ -112,7 +112,7 @@ def help_texts() -> Iterator[str]:
     """What `torchwheels` and its commands print for `--help`."""
     overview = help_of()
     yield from ("```text", overview.rstrip(), "```")
-    for command in re.findall(r"^    (\w+)(?:  |$)", overview, re.MULTILINE):
+    for command in re.findall(r"^    (\w+)(?: \(\w+\))?(?:  |$)", overview, re.MULTILINE):
         yield from (f"\n### `torchwheels {command}`\n", "```text", help_of(command).rstrip(), "```")
 
 

@@ -41,12 +41,21 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(project.__file__).parents[1]))
 
 
-def test_nox_lists_exactly_the_targets() -> None:
-    listed = set(re.findall(r"^[-*] (\S+)", nox("--list").stdout, re.MULTILINE))
-    targets = {f"{verb}-{x.name}" for x in OPTIONS.chosen_targets() for verb in ("build", "test")}
-    others = {"act", "audit", "bench", "build", "docs", "index", "lint", "matrix", "mutate"}
-    others |= {"guide(legacy)", "guide(stable)", "newest", "notes", "reproduce", "sanitize", "test"}
-    assert listed == targets | others
+def test_nox_lists_what_people_use_first() -> None:
+    listed = re.findall(r"^[-*] (\S+)", nox("--list").stdout, re.MULTILINE)
+    first = [
+        "test",
+        "build",
+        "build-TARGET",
+        "test-TARGET",
+        "reproduce",
+        "audit",
+        "index",
+        "matrix",
+    ]
+    assert listed[:8] == first
+    others = {"act", "bench", "docs", "guide(legacy)", "guide(stable)", "lint", "mutate", "newest"}
+    assert {*listed[8:]} == {*others, "notes", "package", "sanitize"}
 
 
 @pytest.mark.parametrize(

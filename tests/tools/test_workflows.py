@@ -44,7 +44,8 @@ STEPS = [
 def sessions() -> set[str]:
     command = [sys.executable, "-m", "nox", "--noxfile", str(ROOT / "noxfile.py"), "--list"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return set(re.findall(r"^[-*] (\S+)", done.stdout, re.MULTILINE))
+    targets = {f"{x}-{each.name}" for x in ("build", "test") for each in OPTIONS.chosen_targets()}
+    return targets | set(re.findall(r"^[-*] (\S+)", done.stdout, re.MULTILINE))
 
 
 @functools.cache

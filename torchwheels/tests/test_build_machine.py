@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 
@@ -200,9 +201,28 @@ def test_kept_environment_is_of_the_index_at_hand_and_is_named(
         said = capsys.readouterr().out.splitlines()
         of_cuda = f" of CUDA {cuda}" if cuda else ""
         named = f"torchwheels: beside torch {version}{of_cuda}, in {folder}"
-        size = "1 GB on disk, or 5 with CUDA"
+        size = "0.2 GB to download, 1 GB on disk, or 3 GB to download, 5 GB on disk"
         installing = f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}"
         assert said == [installing, named, named]
+
+
+def test_installing_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = threading.Event()
+    own_size = environments.size
+
+    def size(folder: Path) -> int:
+        said.set() if calls else calls.append(folder)  # a line was printed before the second call
+        return own_size(folder)
+
+    calls: list[Path] = []
+    (tmp_path / "torch").write_bytes(bytes(200_000_000))
+    monkeypatch.setattr(environments, "size", size)
+    monkeypatch.setattr(environments, "_SECONDS_OF_SILENCE", 0.001)
+    with environments._progress(tmp_path):
+        assert said.wait(60)
+    assert capsys.readouterr().out.startswith("torchwheels: 0.2 GB after 0 s\n")
 
 
 def test_places_of_torch_are_known_without_their_passwords(

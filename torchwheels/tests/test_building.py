@@ -140,6 +140,10 @@ except ImportError:
         ),
         ("import sys; sys.exit('No space left on device')", "the disk is full"),
         (
+            "import sys; sys.exit('setuptools-scm was unable to detect version for /source')",
+            "its version comes from git, and these sources are no repository: build `git+URL@COMMIT`",
+        ),
+        (
             "import torch\nif not torch.cuda.is_available(): raise Exception('CPU version is not implemented')",
             "its setup asks for a GPU: in a CUDA target `pretend-gpu = true`",
         ),
@@ -305,6 +309,25 @@ def test_command_before_each_build_changes_its_copy_of_the_sources(
     assert said in str(error.value)
 
 
+def test_empty_submodules_are_named_where_a_build_fails(
+    classic: Path, target: Target, tmp_path: Path
+) -> None:
+    spoil(
+        classic, "import sys; sys.exit('x.h:1:2: fatal error: glm.hpp: No such file or directory')"
+    )
+    for folder, path in ((classic, "third_party/glm"), (classic / "third_party" / "ops", "fmt")):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".gitmodules").write_text(f'[submodule "x"]\n\tpath = {path}\n\turl = ../x\n')
+    (classic / "third_party" / "glm").mkdir()
+    with pytest.raises(UserError) as error:
+        build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
+    assert "the header glm.hpp is not there" in str(error.value)
+    said = (
+        "; its submodules are empty (third_party/glm, third_party/ops/fmt), so try again once `git "
+    )
+    assert said in str(error.value)
+
+
 PLAIN_C = """
 #include <Python.h>
 static struct PyModuleDef plain = {PyModuleDef_HEAD_INIT, "plain"};
@@ -341,6 +364,26 @@ def test_command_in_place_of_auditwheel(
             project.Project(repair=command), target, fetched(source), tmp_path / "dist"
         )
     assert message in str(error.value)
+
+
+@pytest.mark.slow
+def test_version_that_comes_from_git(target: Target, tmp_path: Path) -> None:
+    """setuptools-scm comes from the index."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "plain.c").write_text(PLAIN_C)
+    (source / "pyproject.toml").write_text(
+        "[build-system]\nrequires = ['setuptools', 'setuptools-scm']\n"
+        "build-backend = 'setuptools.build_meta'\n[tool.setuptools_scm]\n"
+        "[project]\nname = 'plain'\ndynamic = ['version']\ndependencies = ['torch']\n"
+        "[tool.setuptools]\next-modules = [{ name = 'plain', sources = ['plain.c'] }]\n"
+    )
+    git = ["git", "-C", str(source), "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["tag", "v1.2"]):
+        subprocess.run([*git, *words], check=True)
+    found = sources.fetch(str(source), tmp_path / "copy")
+    built = build.build_wheel(project.Project(), target, found, tmp_path / "dist")
+    assert built.name.startswith("plain-1.2+cpu-")
 
 
 def test_command_before_all_builds_runs_once_in_the_sources_of_all(

@@ -184,3 +184,47 @@ def test_commit_is_cloned(folder: Path, tmp_path: Path) -> None:
     fetched = sources.fetch(f"git+{folder.as_uri()}@{head}", tmp_path / "copy")
     assert fetched.origin == f"git:{head}"
     assert (fetched.folder / "setup.py").read_text() == SETUP
+
+
+def repository(folder: Path, **files: str) -> str:
+    """A git repository with these files, a tag, and a password in its settings; returns its commit."""
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name.replace("__", "/")).parent.mkdir(exist_ok=True)
+        (folder / name.replace("__", "/")).write_text(text)
+    git = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["tag", "v1.2"]):
+        subprocess.run([*git, *words], check=True)
+    address = "https://me:password@localhost/x"
+    subprocess.run([*git, "remote", "add", "origin", address], check=True)
+    said = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    return said.stdout.strip()
+
+
+@pytest.mark.parametrize("kind", ["{}", "git+file://{}@v1.2"])
+@pytest.mark.parametrize("tool", ["setuptools-scm", "hatch-vcs", "setuptools"])
+def test_commits_are_copied_where_the_version_comes_from_them(
+    kind: str, tool: str, tmp_path: Path
+) -> None:
+    """Without the settings of the repository."""
+    requires = f"[build-system]\nrequires = ['{tool}']\n"
+    commit = repository(tmp_path / "x", **{"pyproject.toml": requires, "data__kept": ""})
+    found = sources.fetch(kind.format(tmp_path / "x"), tmp_path / "copy")
+    assert found.origin == f"git:{commit}"
+    assert (found.folder / "data" / "kept").is_file()
+    assert (found.folder / ".git").exists() == (tool != "setuptools")
+    if tool == "setuptools":
+        assert sources.versions(found.folder) == ""
+        return
+    describe = ["git", "-C", str(found.folder), "describe", "--tags", "--dirty"]
+    said = subprocess.run(describe, check=True, capture_output=True, text=True).stdout
+    assert said == "v1.2\n"
+    assert "refs/tags/v1.2" in sources.versions(found.folder)
+    for file in (found.folder / ".git").rglob("*"):
+        assert file.is_dir() or b"password" not in file.read_bytes()
+
+
+def test_commit_has_what_only_looks_like_leftovers(tmp_path: Path) -> None:
+    repository(tmp_path / "x", **{"setup.py": "", "build__tracked": ""})
+    found = sources.fetch(f"git+file://{tmp_path / 'x'}@v1.2", tmp_path / "copy")
+    assert files(found.folder) == {"setup.py", "build/tracked"}

@@ -338,13 +338,27 @@ def maintained(folder: Path) -> Path:
 
 
 def test_two_lines_make_the_sessions(tmp_path: Path) -> None:
-    done = nox(maintained(tmp_path / "source"), "--list")
-    names = {*re.findall(r"^[*-] (\S+) ->", done.stdout, re.MULTILINE)}
-    assert names == {
-        *(f"{verb}-3.1{minor}-cu130" for verb in ("build", "test") for minor in range(5)),
-        *("build-3.11-cpu", "test-3.11-cpu", "build", "test", "audit", "index"),
-        *("reproduce", "matrix"),
-    }
+    folder = maintained(tmp_path / "source")
+    own = ["test", "build", "build-TARGET", "test-TARGET", "reproduce", "audit", "index", "matrix"]
+    listing = r"^[*-] (\S+) -> (.*)$"
+    done = nox(folder, "--list")
+    assert [name for name, _ in re.findall(listing, done.stdout, re.MULTILINE)] == own
+    done = nox(folder, "--list", "-s", "test-3.1[12]-cu*", "--session=build-3.11-cpu")
+    listed = dict(re.findall(listing, done.stdout, re.MULTILINE))
+    assert listed["test-3.1[12]-cu*"] == "Tests 3.11-cu130, 3.12-cu130."
+    assert listed["build-3.11-cpu"] == "Builds 3.11-cpu."
+    assert nox(folder, "-s", "build-TARGET").stdout.startswith(
+        "torchwheels: there is no target 'TARGET': a target is"
+    )
+
+
+def test_a_pattern_stands_for_the_targets_of_a_session(tmp_path: Path) -> None:
+    folder = maintained(tmp_path / "source")
+    done = nox(folder, "-s", "test-3.1[12]-cu*", "--", "--backend=local")
+    assert "there is no wheel for 3.11-cu130 in dist" in done.stdout
+    assert "--target=3.12-cu130" not in done.stdout  # the first has failed
+    done = nox(folder, "-s", "build-3.1[12]-cu*", "--", "--backend=local", "--source=nothing==1")
+    assert "--target=3.11-cu130 --target=3.12-cu130" in done.stdout
 
 
 @pytest.mark.slow

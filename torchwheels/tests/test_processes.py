@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,15 @@ def test_nothing_outlives_a_command_that_ends(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (3, "started\n")
     assert not started_below(tmp_path)
+
+
+@pytest.mark.parametrize("wait", [processes.run, processes.follow])
+def test_a_command_that_was_stopped_says_nothing(wait: Callable[..., object]) -> None:
+    """A wheel whose import is stopped is none that does not import."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(wait, ["sleep", "1000000"])
+        while all(process.poll() is not None for process in [*processes._started]):
+            assert not future.done()
+        processes.end_all()
+        with pytest.raises(KeyboardInterrupt):
+            future.result(DEADLINE)

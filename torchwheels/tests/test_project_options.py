@@ -140,6 +140,10 @@ def test_architectures_are_filled_in_as_projects_want_them(
             "overrides has select = None, but a pattern of targets is",
         ),
         ("[[overrides]]\nselect = [1]", "overrides has select = [1], but a pattern of targets is"),
+        (
+            "[[overrides]]\nselect = '*-cu31*'",
+            "overrides select '*-cu31*', but no target is named so (",
+        ),
         ("[[overrides]]\nselect = 'x'\nsource = 'x'", "overrides has no option 'source': did you"),
         (
             "[[overrides]]\nselect = 'x'\ntests = 1",

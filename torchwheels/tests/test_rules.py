@@ -15,6 +15,7 @@ from torchwheels import audit, project, releases, reports
 from torchwheels.errors import UserError
 from torchwheels.wheel import BUILD_RECORD, read
 
+FEWER = "(TORCHWHEELS_ARCHITECTURES names the GPUs, where fewer are meant)"
 COMPLETE = ("sm_80", "sm_90", "compute_90")
 
 
@@ -342,7 +343,7 @@ def test_gpu_code_that_is_missing(
     forge: Forge, nvcc: Nvcc, codes: tuple[str, ...], lacking: str
 ) -> None:
     forge.make_cuda(nvcc.compile(*codes))
-    message = f"{LIBRARY} holds no GPU code for {lacking}, but 3.11-cu130 wants it"
+    message = f"{LIBRARY} holds no GPU code for {lacking}, but 3.11-cu130 wants it {FEWER}"
     assert forge.findings() == {"gpu_code": [message]}
 
 
@@ -356,7 +357,7 @@ def test_gpu_code_in_every_library(forge: Forge, nvcc: Nvcc) -> None:
     runtime = forge.stub("libcudart.so.13")
     more = forge.compile("", nvcc.compile("sm_90", "compute_90"), runtime)
     forge.files["tinyops/_more.so"] = more
-    message = "tinyops/_more.so holds no GPU code for 8.0, but 3.11-cu130 wants it"
+    message = f"tinyops/_more.so holds no GPU code for 8.0, but 3.11-cu130 wants it {FEWER}"
     assert forge.findings() == {"gpu_code": [message]}
 
 

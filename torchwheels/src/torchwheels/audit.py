@@ -22,8 +22,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchwheels import baseline
+from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Target, load, minor, numbers, openmp
+from torchwheels.releases import Releases, Target, load, minor, numbers, openmp
 from torchwheels.stable_functions import first_releases, newest_release, oldest_release
 from torchwheels.wheel import (
     BUILD_RECORD,
@@ -65,6 +66,8 @@ class Expectation:
     """Patterns of the further libraries that the wheel may bundle or need."""
     torches: str = ""
     """A specifier of the torches that its libraries work with, where the project declares one."""
+    of_others: bool = False
+    """Whether another tool has built it, which writes no label and no build record."""
 
 
 def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
@@ -78,7 +81,7 @@ def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     if target.is_release:
         if text:
             yield f"its version {wheel.version} has a label, but {target.name} has none"
-    elif _is_classic(wheel) and not (cuda and torch):
+    elif _is_classic(wheel) and not (cuda and torch) and not expectation.of_others:
         yield (
             f"its version {wheel.version} does not say for which CUDA and which torch it is, and its "
             f"libraries work with one only: label it +{target.label}.torch{minor(target.torch)}"
@@ -127,7 +130,7 @@ def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     processors = {_MANYLINUX.sub("", platform) for platform in (*platforms, proved)}
     if _glibc(platforms[0]) != _glibc(proved) or len(processors) != 1:
         yield f"its tag is {said}, but auditwheel proves {proved}"
-    elif _glibc(proved) > _glibc(expectation.manylinux):
+    elif _glibc(proved) > _glibc(expectation.manylinux) and not expectation.of_others:
         newer = "".join(f"; {text}" for text in _newer_symbols(wheel, expectation.manylinux))
         yield f"its tag is {said}, but {expectation.manylinux} or older is wanted{newer}"
     for path, library in wheel.libraries.items():
@@ -298,7 +301,10 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             ptx = [each.removesuffix("+PTX") for each in wanted if each.endswith("+PTX")]
             lacking += [f"{each} as PTX" for each in ptx if each not in code.ptx]
             if lacking:
-                yield f"{name} holds no GPU code for {', '.join(lacking)}, but {target.name} wants it"
+                yield (
+                    f"{name} holds no GPU code for {', '.join(lacking)}, but {target.name} wants it "
+                    "(TORCHWHEELS_ARCHITECTURES names the GPUs, where fewer are meant)"
+                )
 
 
 def bundled_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
@@ -512,6 +518,9 @@ RULES: tuple[Rule, ...] = (
     bill_of_materials,
 )
 
+# What only torchwheels writes.
+_OF_OUR_BUILDS: frozenset[Rule] = frozenset({build_record, bill_of_materials})
+
 # They check what the metadata and the file say. The others check libraries, and so fail where there is none.
 _OF_THE_FILE: frozenset[Rule] = frozenset({size, metadata, installed_files, record, build_record})
 
@@ -520,7 +529,8 @@ NO_LIBRARY = "it holds no shared library: its setup has compiled nothing"
 
 def findings(wheel: Wheel, expectation: Expectation) -> dict[str, list[str]]:
     """What each rule finds wrong with the wheel."""
-    return {rule.__name__: _apply(rule, wheel, expectation) for rule in RULES}
+    rules = [x for x in RULES if not (expectation.of_others and x in _OF_OUR_BUILDS)]
+    return {rule.__name__: _apply(rule, wheel, expectation) for rule in rules}
 
 
 def _apply(rule: Rule, wheel: Wheel, expectation: Expectation) -> list[str]:
@@ -533,7 +543,31 @@ def _apply(rule: Rule, wheel: Wheel, expectation: Expectation) -> list[str]:
         return [f"it cannot be checked: {type(error).__name__}: {error}"]
 
 
-def expectation_of(project: Project, target: Target) -> Expectation:
+def target_of(wheel: Wheel, torch: str, releases: Releases) -> Target:
+    """The target of a wheel that says nothing of it, built beside `torch`: by its tag, its label and its libraries."""
+    release = releases.torch(torch)
+    pythons = SpecifierSet(wheel.pythons.what or "")
+    python = next((each for each in release.pythons if pythons.contains(each)), None)
+    if python is None:
+        raise UserError(
+            f"{wheel.path.name} is for Python {pythons}, but torch {release.version} is for "
+            f"{', '.join(release.pythons)}"
+        )
+    toolkits = [x.gpu_code.toolkit for x in wheel.libraries.values() if x.gpu_code.toolkit]
+    needed = wheel.cuda.what or ("".join(toolkits[:1]) and f"=={numbers(toolkits[0])[0]}.*")
+    if not needed and not any(library.gpu_code for library in wheel.libraries.values()):
+        return Target(python, release.version, None, releases.cpu["image"], True)
+    # torch is published for several versions of CUDA; a wheel names its own, or takes that of PyPI's torch.
+    fitting = [x for x in releases.cudas.values() if SpecifierSet(needed or "").contains(x.version)]
+    named = [x for x in fitting if x.label in (wheel.version.local or "").split(".")]
+    default = [x for x in fitting if x.version == release.cuda]
+    if not fitting:
+        raise UserError(f"{wheel.cuda.why}, but only CUDA {', '.join(releases.cudas)} is known")
+    cuda = (named or default or fitting[::-1])[0]
+    return Target(python, release.version, cuda, cuda.image, True)
+
+
+def expectation_of(project: Project, target: Target, of_others: bool = False) -> Expectation:
     """What `project` promises of its wheel for `target`."""
     return Expectation(
         target=target,
@@ -542,4 +576,5 @@ def expectation_of(project: Project, target: Target) -> Expectation:
         size_budget=project.size_budget,
         allow_libraries=project.allow_libraries,
         torches=project.torch,
+        of_others=of_others,
     )

@@ -31,6 +31,7 @@ from torchwheels import (
     links,
     processes,
     reports,
+    sources,
     toolchain,
     variants,
     wheel,
@@ -43,6 +44,9 @@ from torchwheels.sources import Fetched
 
 STEPS = ("requirements", "compile", "install", "import")
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
+
+# A line for each file, of setuptools and wheel.
+_CHATTER = r"(copying|creating|adding|hard linking|removing|reading manifest|writing \S+ to|writing manifest) "
 
 # What a build prints, and the sentence for it; {0} is what the pattern's group found.
 _KNOWN_FAILURES = (
@@ -68,6 +72,11 @@ _KNOWN_FAILURES = (
     (
         r'build program corresponding to "Unix Makefiles"',
         "the command make is not there: install it",
+    ),
+    (
+        r"unable to detect version for|Versioning for this project requires either an sdist",
+        "its version comes from git, and these sources are no repository: build `git+URL@COMMIT` or the folder of "
+        "the whole repository, or name the version (`environment` with SETUPTOOLS_SCM_PRETEND_VERSION)",
     ),
     (
         r"No CUDA GPUs are available|no CUDA-capable device|CUDA (?:is|was) not (?:available|found|detected)"
@@ -411,7 +420,12 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
         given = {**variables, **(extra_environ or {})}
         try:
             code, last = processes.follow(
-                [*cmd], build.project.time_limit * 60, env=given, cwd=cwd or folder, umask=0o022
+                [*cmd],
+                build.project.time_limit * 60,
+                hidden=_CHATTER,
+                env=given,
+                cwd=cwd or folder,
+                umask=0o022,
             )
         except subprocess.TimeoutExpired:
             raise UserError(f"{build.target.name} failed: {too_long(build.project)}") from None
@@ -426,6 +440,11 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
         print(traceback, end="", flush=True)
         why = _missing_modules(build, folder, last + traceback)
         why = why or _explain(last + traceback, variables["MAX_JOBS"])
+        if empty := sources.empty_submodules(build.work / "source"):
+            why += (
+                f"; its submodules are empty ({', '.join(empty)}), so try again once `git submodule update --init "
+                "--recursive` has filled them, or build `git+URL@COMMIT`"
+            )
         raise UserError(f"{build.target.name} failed: {why}") from None
     except BuildException as error:
         raise UserError(f"{build.target.name} failed: {error}") from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import fnmatch
 import functools
 import json
 import os
@@ -18,9 +19,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchwheels import (
+    __version__,
     build,
+    cache,
     containers,
     engines,
+    environments,
     kept,
     processes,
     project,
@@ -67,6 +71,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         sys.exit(f"torchwheels: {error.strerror}: {error.filename}")
     except KeyboardInterrupt:
+        kept_there = sum(environments.size(environments.cache() / each) for each in cache.entries())
+        print(
+            f"torchwheels: stopped; {environments.cache()} keeps {environments.gigabytes(kept_there)} for the "
+            "next build (`torchwheels clean` removes it)",
+            file=sys.stderr,
+        )
         sys.exit(130)
 
 
@@ -81,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchwheels", description="Wheels of PyTorch extensions, from untouched sources."
     )
+    parser.add_argument("--version", action="version", version=f"torchwheels {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     config = argparse.ArgumentParser(add_help=False)
     config.add_argument("--config", type=Path, help="a TOML file with the options of the project")
@@ -140,6 +151,11 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "audit", help="check wheels, and write a build report beside each", parents=[config, dist]
     )
+    command.add_argument(
+        "--torch",
+        metavar="VERSION",
+        help="for wheels that another tool has built, without a build report: beside which torch, such as 2.13",
+    )
     command.add_argument("wheel", type=Path, nargs="*", help="which (default: all in --dist)")
     command.set_defaults(run=_audit)
     command = commands.add_parser(
@@ -164,7 +180,24 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "targets", aliases=["cells"], help="list the targets there can be"
     )
+    command.add_argument(
+        "pattern",
+        nargs="*",
+        help="which, such as 3.11-cpu, '3.1?-cu13*' or a part: cu130, torch2.9",
+    )
     command.set_defaults(run=_targets)
+    command = commands.add_parser(
+        "env", help="say what is kept between builds, and how large it is"
+    )
+    command.set_defaults(run=_env)
+    command = commands.add_parser("clean", help="remove what is kept between builds")
+    command.add_argument(
+        "pattern",
+        nargs="*",
+        default=["*"],
+        help="which, as `env` names it, such as 'build/*' (default: all)",
+    )
+    command.set_defaults(run=_clean)
     return parser
 
 
@@ -241,7 +274,13 @@ def _build_targets(
     outcomes = {
         x.name: schedule.Outcome(x, wheel=there[x.name]) for x in targets if x.name in there
     }
-    outcomes |= schedule.spread(wanted, builders)
+    try:
+        outcomes |= schedule.spread(wanted, builders)
+    except KeyboardInterrupt:
+        if ready := [x.name for x in targets if keep and kept.find(dist, digests[x.name])]:
+            names = ", ".join(ready)
+            print(f"torchwheels: {dist} has {names}, not to be built again", file=sys.stderr)
+        raise
     failed = [x for x in outcomes.values() if x.failure]
     if len(targets) > 1 or there:
         for target in targets:
@@ -361,7 +400,10 @@ def _audit(given: argparse.Namespace) -> None:
     for path in paths:
         options = project.load(given.config) if given.config else None
         options = options or reports.promised(path, _project(".", None))
-        report = reports.write_report(path, options)
+        if given.torch:
+            report = reports.audited(path, options, torch=given.torch)
+        else:
+            report = reports.write_report(path, options)
         print(f"{path.name} ({report['size'] / 1e6:.2f} MB, sha256 {report['sha256']})")
         for rule in report["rules"]:
             line = f"  {'ok  ' if rule['passed'] else 'FAIL'}  {rule['rule']}  {rule['detail']}"
@@ -429,9 +471,30 @@ def _matrix(given: argparse.Namespace) -> None:
 
 
 def _targets(given: argparse.Namespace) -> None:
-    table = releases.load()
-    for target in table.targets:
-        print(f"{target.name:24} torch {target.torch:8} {target.image}")
+    patterns = [x if {*"*?["} & {*x} else f"*{x}*" for x in given.pattern] or ["*"]
+    found = [
+        x
+        for x in releases.load().targets
+        if any(fnmatch.fnmatchcase(f"{x.name} torch{x.torch}", f"{each}*") for each in patterns)
+    ]
+    if not found:
+        raise UserError(
+            f"no target is named {' or '.join(given.pattern)}: `torchwheels targets` lists all"
+        )
+    line = "{:24} {:8} {:8} {:6} {}".format
+    print(line("target", "Python", "torch", "CUDA", "image"))
+    for each in found:
+        cuda = each.cuda.version if each.cuda else "-"
+        print(line(each.name, each.python, each.torch, cuda, each.image))
+
+
+def _env(given: argparse.Namespace) -> None:
+    print(*cache.lines(), sep="\n")
+
+
+def _clean(given: argparse.Namespace) -> None:
+    for line in cache.remove(given.pattern):
+        print(f"torchwheels: {line}", flush=True)
 
 
 if __name__ == "__main__":

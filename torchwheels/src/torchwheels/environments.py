@@ -10,6 +10,8 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +29,9 @@ _KEPT = {
 }  # fmt: skip
 
 
+_SECONDS_OF_SILENCE = 20.0
+
+
 def cache() -> Path:
     """Where environments and sources are kept between builds."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -34,14 +39,19 @@ def cache() -> Path:
 
 
 @contextlib.contextmanager
-def locked(name: str) -> Iterator[Path]:
-    """The folder `name` of the cache, which no other process uses until the end."""
+def locked(name: str, wait: bool = True) -> Iterator[Path]:
+    """The folder `name` of the cache, which no other process uses until the end.
+
+    Where one does now, and this shall not `wait`, BlockingIOError is raised.
+    """
     folder = cache() / name
     folder.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if not wait:
+                raise
             print(f"torchwheels: waiting for another process that uses {folder}", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
@@ -128,18 +138,20 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
         complete = folder / "complete"
         if not complete.is_file():
             shutil.rmtree(folder)
-            size = "5 GB on disk" if target.cuda else "1 GB on disk, or 5 with CUDA"
+            with_cuda = "3 GB to download, 5 GB on disk"
+            size = with_cuda if target.cuda else f"0.2 GB to download, 1 GB on disk, or {with_cuda}"
             print(
                 f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}",
                 flush=True,
             )
             subprocess.run([python, "-m", "venv", folder], check=True)
             variables = clean_variables(folder)
-            pip_install(environment, tools, variables)
-            # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
-            index = os.environ.get("TORCHWHEELS_TORCH_INDEX")
-            options = [f"--index-url={index}"] if index else []
-            pip_install(environment, [*options, torch_requirement(target), *toolkit], variables)
+            with _progress(folder):
+                pip_install(environment, tools, variables)
+                # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
+                index = os.environ.get("TORCHWHEELS_TORCH_INDEX")
+                options = [f"--index-url={index}"] if index else []
+                pip_install(environment, [*options, torch_requirement(target), *toolkit], variables)
             if not any_cuda:
                 _check_cuda(environment, target)
             complete.touch()
@@ -147,6 +159,40 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
     of_cuda = f" of CUDA {said['cuda']}" if said["cuda"] else ""
     print(f"torchwheels: beside torch {said['__version__']}{of_cuda}, in {folder}", flush=True)
     return environment
+
+
+@contextlib.contextmanager
+def _progress(folder: Path) -> Iterator[None]:
+    """Says now and then how much there is in `folder`, where pip also puts what it downloads."""
+    start, ended = time.monotonic(), threading.Event()
+
+    def say() -> None:
+        while not ended.wait(_SECONDS_OF_SILENCE):
+            seconds = time.monotonic() - start
+            print(f"torchwheels: {gigabytes(size(folder))} after {seconds:.0f} s", flush=True)
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def size(folder: Path) -> int:
+    """The bytes that a folder takes on the disk."""
+    found = 0
+    for parent, _, names in os.walk(folder):  # which passes over folders that have just gone
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found += os.lstat(f"{parent}/{name}").st_blocks * 512
+    return found
+
+
+def gigabytes(number: int) -> str:
+    """`1.2 GB`."""
+    return f"{number / 1e9:.1f} GB"
 
 
 def installation(environment: Environment) -> Path:

@@ -23,6 +23,7 @@ def inputs(project: Project, target: Target, source: Fetched, place: str) -> str
     variables = ("TORCHWHEELS_TORCH_INDEX", "SOURCE_DATE_EPOCH")
     said = [
         source.origin,
+        sources.versions(source.folder),
         options,
         [sha256(patch) for patch in patches if patch.is_file()],
         [target.name, target.torch, *target.architectures],

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a process to end."""
 _LAST_LINES = 200
 _started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
+_stopped: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
 
 
 def run(
@@ -36,6 +38,7 @@ def run(
             out, err = process.communicate(timeout=timeout)
         finally:
             end(process)
+    _check_stopped(process)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
@@ -48,9 +51,13 @@ def start(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any
 
 
 def follow(
-    command: Sequence[str | Path], limit: float = 0, given: str = "", **options: Any
+    command: Sequence[str | Path],
+    limit: float = 0,
+    given: str = "",
+    hidden: str = "",
+    **options: Any,
 ) -> tuple[int, str]:
-    """Runs `command` with `given` as its input, and passes on what it prints.
+    """Runs `command` with `given` as its input, and passes on what it prints, but lines that match `hidden`.
 
     Returns its exit code and the last lines. After `limit` seconds, if there is one, it is ended, and
     TimeoutExpired raised.
@@ -73,11 +80,14 @@ def follow(
                 process.stdin.write(given)
                 process.stdin.close()
             for line in process.stdout:
+                if hidden and re.match(hidden, line):
+                    continue
                 print(line, end="", flush=True)
                 last.append(line)
         finally:
             timer.cancel()
             end(process)
+    _check_stopped(process)
     if late.is_set():
         raise subprocess.TimeoutExpired(command, limit)
     return process.returncode, "".join(last)
@@ -90,9 +100,17 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def end_all() -> None:
-    """Asks all to end that `start` has started, in whichever thread."""
+    """Asks all to end that `start` has started, in whichever thread, which then stops."""
     for process in [*_started]:
-        process.terminate()
+        if process.poll() is None:
+            _stopped.add(process)
+            process.terminate()
+
+
+def _check_stopped(process: subprocess.Popen[Any]) -> None:
+    """Raises KeyboardInterrupt in the thread of a process that was stopped: its end says nothing of a wheel."""
+    if process in _stopped:
+        raise KeyboardInterrupt
 
 
 def end_with_parent() -> None:

@@ -279,6 +279,11 @@ def load(file: Path) -> Project:
     table = data.get("tool", {}).get("torchwheels", table)
     name = canonicalize_name(data.get("project", {}).get("name", ""))
     found = of_table(table, f"{file}: [tool.torchwheels]")
+    for pattern in (x for each in found.overrides for x in _selected(each["select"])):
+        if not any(fnmatch.fnmatchcase(target.name, pattern) for target in found.releases.targets):
+            raise UserError(
+                f"{file}: overrides select {pattern!r}, but no target is named so (`torchwheels targets` lists all)"
+            )
     return dataclasses.replace(found, file=file, name=name)
 
 

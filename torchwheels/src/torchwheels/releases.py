@@ -146,6 +146,14 @@ class Releases:
                     )
         return tuple(sorted(found, key=lambda target: (target.label, numbers(target.python))))
 
+    def torch(self, version: str) -> Torch:
+        """The release of that minor version."""
+        for torch in self.torches:
+            if minor(torch.version) == minor(version):
+                return torch
+        known = ", ".join(minor(torch.version) for torch in self.torches)
+        raise UserError(f"torch {version} is not known; the releases that are: {known}")
+
     def target(self, name: str) -> Target:
         """The target of that name; the torch may be named where it need not be."""
         for target in self.targets:

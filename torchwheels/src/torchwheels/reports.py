@@ -26,26 +26,34 @@ def report_file(path: Path) -> Path:
     return path.with_suffix(".report.json")
 
 
-def audited(path: Path, project: Project, target: Target | None = None) -> dict[str, Any]:
-    """The build report of the wheel `path`, which `project` promised for `target`; None: the target that it names."""
-    report: dict[str, Any] = sandbox.call(_audited, path, project, target)
+def audited(
+    path: Path, project: Project, target: Target | None = None, torch: str = ""
+) -> dict[str, Any]:
+    """The build report of the wheel `path`, which `project` promised for `target`; None: the target that it names.
+
+    `torch`: what another tool has built the wheel beside.
+    """
+    report: dict[str, Any] = sandbox.call(_audited, path, project, target, torch)
     return report | {
         "options": project.table,
         "tests": _tests(path.parent / "tests", report["sha256"]),
     }
 
 
-def _audited(path: Path, project: Project, target: Target | None) -> dict[str, Any]:
+def _audited(path: Path, project: Project, target: Target | None, torch: str) -> dict[str, Any]:
     found = wheel.read(path)
-    if found.record is None:
+    if torch:
+        target = audit.target_of(found, torch, project.releases)
+    elif found.record is None:
         raise UserError(
             f"{path.name} has no build record that says which target it is for: build it with "
-            "`torchwheels build`"
+            "`torchwheels build`, or name the torch that it was built beside: `torchwheels audit "
+            f"{path.name} --torch 2.13`"
         )
-    if target is None:
+    elif target is None:
         target = project.target_to_build(project.releases.target(str(found.record.get("target"))))
     project = project.of_target(target, preset(found.name))
-    findings = audit.findings(found, audit.expectation_of(project, target))
+    findings = audit.findings(found, audit.expectation_of(project, target, bool(torch)))
     return {
         "wheel": path.name,
         "sha256": sha256(path),

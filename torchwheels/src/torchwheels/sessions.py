@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import fnmatch
 import functools
 import os
 import sys
@@ -20,6 +21,7 @@ import nox
 from torchwheels import engines, project
 from torchwheels.errors import UserError
 from torchwheels.project import Project
+from torchwheels.releases import Target
 
 _OPTIONS = ("--source", "--backend", "--builder", "--dist", "--config", "--require-gpu")
 # How alike a misspelt option must be, of 1: pytest has none over 0.63, pip none over 0.7.
@@ -27,7 +29,10 @@ _ALIKE = 0.8
 
 
 def add_sessions(tool: str = "", quick_test: bool = True) -> None:
-    """Adds build-<target>, test-<target>, build, test, audit, index, reproduce and matrix.
+    """Adds build, test, audit, index, reproduce and matrix, and for the targets build-<target> and test-<target>.
+
+    The latter are those that nox was asked for, also by a pattern: `nox -s 'build-3.11-*'`. The list of
+    sessions has one of them each.
 
     After `--` they take the options of the command `torchwheels`, `--source` for another source, and
     those of a test what its command takes. `tool` is what pip installs to have torchwheels, where it
@@ -35,11 +40,14 @@ def add_sessions(tool: str = "", quick_test: bool = True) -> None:
     """
     try:
         options = project.load(Path("pyproject.toml").resolve())
-        targets, small = options.chosen_targets(), options.small_targets()
-        for argument in takewhile(lambda argument: argument != "--", sys.argv[1:]):
-            verb, dash, name = argument.partition("-")
+        small = options.small_targets()
+        asked = {}
+        words = [*takewhile(lambda word: word != "--", sys.argv[1:])]
+        words += os.environ.get("NOXSESSION", "").split(",")
+        for name in (word.rpartition("=")[2] for word in words):
+            verb, dash, pattern = name.partition("-")
             if verb in ("build", "test") and dash:
-                options.releases.target(name)  # which names the nearest; nox itself names none
+                asked[name] = verb, _targets(options, pattern)
     except UserError as error:
         sys.exit(f"torchwheels: {error}")
     nox.options.sessions = ["test"]
@@ -58,15 +66,20 @@ def add_sessions(tool: str = "", quick_test: bool = True) -> None:
         run.__doc__ = what
         nox.session(name=name, python=None if tool else False, reuse_venv=True)(run)
 
-    for target in targets:
-        which = f"--target={target.name}"
-        add(f"build-{target.name}", f"Builds the wheel of {target.name}.", ["build", which])
-        add(f"test-{target.name}", f"Tests the wheel of {target.name}.", ["test", which])
     quick = f"--target={small[0].name}"
     if quick_test:
         what = f"The quick default: builds {small[0].name}, and tests it."
         add("test", what, ["build", quick], ["test", quick])
     add("build", "Builds all wheels, or with `-- --target 3.11-cpu` some.", ["build"])
+    if not asked:
+        behind = f"such as {small[0].name}, or '3.11-*' for some; `torchwheels targets` lists them."
+        add("build-TARGET", f"Builds the wheel of a target, {behind}", ["build"])
+        add("test-TARGET", "Tests the wheel of a target, or the wheels of some.", ["test"])
+    for name, (verb, targets) in asked.items():
+        which = [f"--target={target.name}" for target in targets]
+        what = f"{verb.title()}s {', '.join(target.name for target in targets)}."
+        # A test is of one target.
+        add(name, what, *([["build", *which]] if verb == "build" else (["test", x] for x in which)))
     add("reproduce", "Builds twice, and compares: `-- --target 3.11-cpu`.", ["reproduce"])
     for name, what in {
         "audit": "Checks the wheels in dist/, and writes a build report beside each.",
@@ -74,6 +87,14 @@ def add_sessions(tool: str = "", quick_test: bool = True) -> None:
         "matrix": "Says which jobs CI starts: `-- small`, or `full`.",
     }.items():
         add(name, what, [name], of_sources=False)
+
+
+def _targets(options: Project, pattern: str) -> Sequence[Target]:
+    """The project's targets of that pattern; any target by its name."""
+    own = [x for x in options.chosen_targets() if fnmatch.fnmatchcase(x.name, pattern)]
+    return own or [
+        options.releases.target(pattern)
+    ]  # which names the nearest; nox itself names none
 
 
 def run_tool(session: nox.Session, *arguments: str, tool: str = "") -> None:

@@ -36,6 +36,13 @@ _TIMEOUT = 60  # seconds without an answer
 _LEFTOVERS = {"build", "dist", ".nox", ".venv", "venv"}
 
 
+# Tools that do, where a project's files name them.
+_VERSION_FROM_GIT = re.compile(
+    r"(setuptools|use)[-_]scm|hatch[-_]vcs|vcs[-_]versioning|git[-_]versioning|dynamic[-_]versioning|versioningit"
+    r"|versioneer|\bpbr\b"
+)
+
+
 @dataclass(frozen=True)
 class Fetched:
     """Sources, what identifies them (a hash, or a commit), what any version of them is from, and the project's name."""
@@ -66,9 +73,11 @@ def fetch(source: str, into: Path) -> Fetched:
     return replace(found, project=requirement.name)
 
 
-def _copy(folder: Path, into: Path) -> Fetched:
+def _copy(folder: Path, into: Path, built_in: bool = True) -> Fetched:
+    """Copies sources, without what builds leave in a folder that was `built_in`."""
+
     def leftovers(where: str, names: list[str]) -> set[str]:
-        top = Path(where) == folder
+        top = built_in and Path(where) == folder
         return {
             name
             for name in names
@@ -77,7 +86,47 @@ def _copy(folder: Path, into: Path) -> Fetched:
         }
 
     shutil.copytree(folder, into, symlinks=True, ignore=leftovers)
+    if (folder / ".git").exists() and _takes_version_from_git(folder):
+        _copy_commits(folder, into)
     return Fetched(into, f"sha256:{hash_of_folder(into)}")
+
+
+def _takes_version_from_git(folder: Path) -> bool:
+    """Whether a project there, or two folders below, names a tool that does."""
+    files = [
+        *folder.glob("pyproject.toml"), *folder.glob("setup.*"),
+        *folder.glob("*/pyproject.toml"), *folder.glob("*/*/pyproject.toml"),
+    ]  # fmt: skip
+    return any(
+        _VERSION_FROM_GIT.search(x.read_text(errors="replace")) for x in files if x.is_file()
+    )
+
+
+def _copy_commits(folder: Path, into: Path) -> None:
+    """Makes `into` a repository with the commits and tags of `folder`, and nothing of its settings."""
+    for command in (
+        ["clone", "--quiet", "--bare", "--", str(folder), str(into / ".git")],
+        ["-C", str(into), "config", "core.bare", "false"],
+        ["-C", str(into), "remote", "remove", "origin"],
+        [
+            "-C",
+            str(into),
+            "reset",
+            "--quiet",
+        ],  # the files are those that git knows, if nobody has changed them
+    ):
+        _git(command, f"read {folder}, where the version of its project comes from")
+
+
+def empty_submodules(folder: Path) -> list[str]:
+    """The submodules of the sources in `folder` that nobody has filled."""
+    found = []
+    for file in folder.rglob(".gitmodules"):
+        for path in re.findall(r"^\s*path *= *(\S.*?)\s*$", file.read_text(), re.MULTILINE):
+            there = file.parent / path
+            if not there.is_dir() or not any(there.iterdir()):
+                found.append(str(there.relative_to(folder)))
+    return sorted(found)
 
 
 def name_of(folder: Path, source: str) -> str:
@@ -153,21 +202,35 @@ def _clone(source: str, into: Path) -> Fetched:
         raise UserError(f"{source} names no commit: write `{source}@COMMIT`, with a tag or a hash")
     if url.startswith("-") or commit.startswith("-"):
         raise UserError(f"{source} is not a source: {EXPECTED}")
-    for command in (
-        ["clone", "--quiet", "--no-checkout", "--", url, str(into)],
-        ["-C", str(into), "checkout", "--quiet", "--detach", commit],
-        ["-C", str(into), "submodule", "--quiet", "update", "--init", "--recursive"],
-    ):
-        try:
-            done = subprocess.run(["git", *command], capture_output=True, text=True)
-        except FileNotFoundError:
-            raise UserError(f"there is no `git` command to fetch {source}: install git") from None
-        if done.returncode != 0:
-            said = " ".join(done.stderr.split())
-            raise UserError(f"git cannot fetch {source} ({said}): check the address and the commit")
-    show = ["git", "-C", str(into), "rev-parse", "HEAD"]
-    head = subprocess.run(show, capture_output=True, text=True, check=True).stdout.strip()
+    with tempfile.TemporaryDirectory(dir=into.parent, prefix="cloned-") as name:
+        for command in (
+            ["clone", "--quiet", "--no-checkout", "--", url, name],
+            ["-C", name, "checkout", "--quiet", "--detach", commit],
+            ["-C", name, "submodule", "--quiet", "update", "--init", "--recursive"],
+        ):
+            _git(command, f"fetch {source}", ": check the address and the commit")
+        head = _git(["-C", name, "rev-parse", "HEAD"], f"read {source}").strip()
+        # Without its settings: the address may hold a password.
+        _copy(Path(name), into, built_in=False)
     return Fetched(into, f"git:{head}", url)
+
+
+def _git(arguments: list[str], purpose: str, way_out: str = "") -> str:
+    """What git prints; an error says what it was for."""
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True)
+    except FileNotFoundError:
+        raise UserError(f"there is no `git` command to {purpose}: install git") from None
+    if done.returncode != 0:
+        raise UserError(f"git cannot {purpose} ({' '.join(done.stderr.split())}){way_out}")
+    return done.stdout
+
+
+def versions(folder: Path) -> str:
+    """The tags and branches of a repository, of which a version may be made; nothing where it is none."""
+    if not (folder / ".git").exists():
+        return ""
+    return _git(["-C", str(folder), "for-each-ref"], f"read {folder}")
 
 
 def _download(requirement: Requirement, folder: Path) -> Path:

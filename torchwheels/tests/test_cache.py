@@ -1,0 +1,131 @@
+"""What is kept between builds: its size, and how it goes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from torchwheels import __version__, build, cli, environments
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two environments, one with 0.2 GB, a build, and what a compiler keeps."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TORCHWHEELS_CACHE", str(folder))
+    for name in ("environments/one", "environments/two", "build/3.11-cpu", "ccache/0"):
+        (folder / name).mkdir(parents=True)
+    for lock in ("environments/one.lock", "environments/two.lock", "build/3.11-cpu.lock"):
+        (folder / lock).touch()
+    (folder / "environments" / "one" / "torch").write_bytes(bytes(200_000_000))
+    return folder
+
+
+def test_what_is_kept_is_listed_with_its_size(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["env"])
+    assert capsys.readouterr().out.splitlines() == [
+        f"the cache is {cache}: 0.2 GB",
+        "  build/3.11-cpu    0.0 GB",
+        "  ccache            0.0 GB",
+        "  environments/one  0.2 GB",
+        "  environments/two  0.0 GB",
+    ]
+
+
+def test_a_folder_may_go_while_it_is_measured(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pip's do."""
+    scandir = os.scandir
+
+    def gone(path: str | Path) -> object:
+        if Path(path).name == "two":
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    assert round(environments.size(cache) / 1e9, 1) == 0.2
+
+
+def test_what_is_named_is_removed_but_not_what_is_in_use(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (cache / "environments" / "two.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cli.main(["clean", "environments/*"])
+    assert capsys.readouterr().out.splitlines() == [
+        "torchwheels: removed environments/one, 0.2 GB",
+        "torchwheels: kept environments/two: another process uses it",
+        "torchwheels: freed 0.2 GB",
+    ]
+    with (cache / "build" / "3.11-cpu.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cli.main(["clean", "environments/*"])
+    said = "torchwheels: kept environments/two: another process uses it"
+    assert said in capsys.readouterr().out
+    assert (cache / "build" / "3.11-cpu").is_dir()
+    with pytest.raises(
+        SystemExit, match=r"nothing in .* is named nothing: `torchwheels env` lists"
+    ):
+        cli.main(["clean", "nothing"])
+    cli.main(["clean"])
+    assert not [*cache.glob("*/[!.]*[!k]")]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        cli.main(["--version"])
+    assert (done.value.code, capsys.readouterr().out) == (0, f"torchwheels {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names", "count"),
+    [
+        (["3.11-cpu-torch2.5"], ["3.11-cpu-torch2.5"], 1),
+        (["3.1[12]-cu124"], ["3.11-cu124", "3.12-cu124-torch2.5"], 4),
+        (["3.14-cu12"], ["3.14-cu128", "3.14-cu128-torch2.9"], 2),
+        (["torch2.15", "3.10-cu121"], ["3.11-cpu-torch2.15", "3.14-cu132", "3.10-cu121"], 9),
+    ],
+)
+def test_targets_are_a_table_with_a_filter(
+    patterns: list[str], names: list[str], count: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.main(["targets", *patterns])
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split() == ["target", "Python", "torch", "CUDA", "image"]
+    assert {*names} <= {line.split()[0] for line in lines}
+    assert len(lines) == count
+    with pytest.raises(
+        SystemExit, match=r"no target is named 9\.9: `torchwheels targets` lists all"
+    ):
+        cli.main(["targets", "9.9"])
+
+
+def test_ctrl_c_says_what_is_left(
+    cache: Path, own_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    dist = tmp_path / "dist"
+
+    def build_wheel(options: object, target: object, *_: object) -> Path:
+        if built:
+            raise KeyboardInterrupt
+        built.append(target)
+        dist.mkdir()
+        (dist / "a.whl").touch()
+        return dist / "a.whl"
+
+    built: list[object] = []
+    monkeypatch.setattr(build, "build_wheel", build_wheel)
+    command = ["build", str(own_project), f"--dist={dist}", "--backend=local"]
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([*command, "--target=3.11-cpu", "--target=3.12-cpu"])
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err.splitlines() == [
+        f"torchwheels: {dist} has 3.11-cpu, not to be built again",
+        f"torchwheels: stopped; {environments.cache()} keeps 0.2 GB for the next build (`torchwheels clean` "
+        "removes it)",
+    ]
