@@ -54,6 +54,7 @@ PROJECTS = {
     "natten": Foreign("0.21.7", "CMake"),
     "quad-iou": Foreign("0.2.0", ""),
     "torch-cluster": Foreign("1.6.3", "no ninja, a library for each file", f"{PYG}cluster@1.6.3"),
+    "torch-harmonics": Foreign("0.8.0", ""),
     "torch-kdtree": Foreign("1.0", "CMake, downloads sources of others"),
     "torch-scatter": Foreign("2.1.2", "no ninja, a library for each file", f"{PYG}scatter@2.1.2"),
     "torch-spline-conv": Foreign("1.2.2", "no ninja", f"{PYG}spline_conv@1.2.2"),
