@@ -53,6 +53,7 @@ PROJECTS = {
     "grid-fusion-pytorch": Foreign("0.1.2", "setuptools-scm, compiles when it is imported"),
     "natten": Foreign("0.21.7", "CMake"),
     "quad-iou": Foreign("0.2.0", ""),
+    "spatial-correlation-sampler": Foreign("0.5.0", "CUDA unless it is told otherwise"),
     "torch-cluster": Foreign("1.6.3", "no ninja, a library for each file", f"{PYG}cluster@1.6.3"),
     "torch-harmonics": Foreign("0.8.0", ""),
     "torch-kdtree": Foreign("1.0", "CMake, downloads sources of others"),
