@@ -221,6 +221,7 @@ def lint(session: nox.Session) -> None:
         ".ci/run",
         "examples/foreign_wheel.sh",
         "torchwheels/src/torchwheels/wrappers/compiler",
+        "torchwheels/src/torchwheels/wrappers/nvcc",
     )
     session.run("shellcheck", *scripts)
     lint_workflows(session)

@@ -3,7 +3,7 @@
     TORCHWHEELS_ARCHITECTURES=9.0 python -m benchmarks.foreign torch-scatter 3.11-cpu   # minutes
 
 Further arguments, such as `--backend local`, are for `torchwheels build` and `torchwheels test`. The sources
-are PyPI's; those of the tests, which PyPI's lack, are the repository's.
+are PyPI's; those of the tests, where PyPI's lack them, are the repository's. What fails leaves a row, too.
 
     python -m benchmarks.foreign --add RECORD...   # of the tests of such a wheel on another machine
 
@@ -12,10 +12,14 @@ A record is what `torchwheels test` leaves: the wheel's sha256, the device, and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
 import sys
+import threading
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,66 +28,142 @@ sys.path.append(str(ROOT / "torchwheels" / "src"))
 
 from torchwheels import project, reports  # noqa: E402
 
+PYG = "git+https://github.com/rusty1s/pytorch_"
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A project of others."""
+
+    version: str
+    """The one on PyPI that has sources."""
+    style: str
+    """What is special about the way in which it builds."""
+    tests: str = ""
+    """Where its tests are; empty: in the same sources, if it has some."""
+
+
 PROJECTS = {
-    "torch-cluster": ("1.6.3", "rusty1s/pytorch_cluster@1.6.3"),
-    "torch-scatter": ("2.1.2", "rusty1s/pytorch_scatter@2.1.2"),
-    "torch-spline-conv": ("1.2.2", "rusty1s/pytorch_spline_conv@1.2.2"),
-    "torchsort": ("0.1.9", "teddykoker/torchsort@v0.1.9"),
+    "chamferdist": Foreign("1.0.3", "setup.py alone"),
+    "ctcdecode": Foreign("1.0.2", "downloads sources of others"),
+    "dbscan-torch": Foreign("0.2.0", "pins torch"),
+    "diso": Foreign("0.1.4", "CUDA only"),
+    "fast-hadamard-transform": Foreign("1.1.0", "CUDA only, incomplete archive"),
+    "foldedtensor": Foreign("0.4.0", "pybind11, not torch's build code"),
+    "grid-fusion-pytorch": Foreign("0.1.2", "setuptools-scm, compiles when it is imported"),
+    "natten": Foreign("0.21.7", "CMake"),
+    "quad-iou": Foreign("0.2.0", ""),
+    "spatial-correlation-sampler": Foreign("0.5.0", "CUDA unless it is told otherwise"),
+    "torch-cluster": Foreign("1.6.3", "no ninja, a library for each file", f"{PYG}cluster@1.6.3"),
+    "torch-harmonics": Foreign("0.8.0", ""),
+    "torch-kdtree": Foreign("1.0", "CMake, downloads sources of others"),
+    "torch-scatter": Foreign("2.1.2", "no ninja, a library for each file", f"{PYG}scatter@2.1.2"),
+    "torch-spline-conv": Foreign("1.2.2", "no ninja", f"{PYG}spline_conv@1.2.2"),
+    "torchsort": Foreign("0.1.9", "", "git+https://github.com/teddykoker/torchsort@v0.1.9"),
+    "warp-rnnt": Foreign("0.7.0", "CUDA only, asks for a GPU"),
 }
-"""Each with its version on PyPI, and where its tests are."""
 
 RESULTS = ROOT / "benchmarks" / "results" / "foreign.json"
 DIST = ROOT / "build" / "foreign"
 OF_A_RUN = ("device", "passed", "failed", "skipped")
 BUILT = re.compile(r"built \S*?([^/\s]+\.whl), which .* (\d+) s, largest process ([\d.]+) GB")
+# The sentence and the lines that belong to it, without those that only this machine understands.
+REASON = re.compile(
+    r"^torchwheels: (?:\S+ failed: )?(.*(?:\n  .*)*?)(?:\n  the wheel is kept .*)?\n\Z",
+    re.MULTILINE,
+)
+# One of these runs in each call of a compiler, and works for most of its time.
+COMPILERS = {"cc1", "cc1plus", "cicc", "ptxas", "cudafe++", "lto1", "nvlink"}
 
 
-def run_tool(*arguments: str) -> str:
-    """Runs torchwheels, passing on what it prints; returns that."""
+class Processes(threading.Thread):
+    """Counts the compilers that run below a process, every half a second until it ends."""
+
+    def __init__(self, parent: subprocess.Popen[str]) -> None:
+        super().__init__(daemon=True)
+        self.parent = parent
+        self.most = 0
+
+    def run(self) -> None:
+        """Remembers the highest count."""
+        while self.parent.poll() is None:
+            self.most = max(self.most, self.count())
+            time.sleep(0.5)
+
+    def count(self) -> int:
+        """How many there are now."""
+        names: dict[int, str] = {}
+        parents: dict[int, int] = {}
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                before, _, after = file.read_text().rpartition(") ")
+                number, _, name = before.partition(" (")
+                names[int(number)], parents[int(number)] = name, int(after.split()[1])
+        found = 0
+        for pid in [pid for pid, name in names.items() if name in COMPILERS]:
+            while pid in parents and pid != self.parent.pid:
+                pid = parents[pid]
+            found += pid == self.parent.pid
+        return found
+
+
+def run_tool(*arguments: str) -> tuple[str, int]:
+    """Runs torchwheels, passing on what it prints; returns that, and how many compilers ran at a time."""
     command = [sys.executable, "-m", "torchwheels", *arguments, f"--dist={DIST}"]
     printed = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, text=True, **pipes) as run:
+        processes = Processes(run)
+        processes.start()
         assert run.stdout
         for line in run.stdout:
             print(line, end="", flush=True)
             printed.append(line)
-    return "".join(printed)
+    return "".join(printed), processes.most
 
 
 def measure(name: str, target: str, arguments: list[str]) -> dict[str, Any]:
     """The row of a project in a target."""
     config = ROOT / "benchmarks" / "foreign" / f"{name}.toml"
-    version, repository = PROJECTS[name]
-    options = [f"--target={target}", f"--config={config}", *arguments]
-    found = BUILT.search(run_tool("build", f"{name}=={version}", *options))
+    options = project.load(config) if config.is_file() else project.Project()
+    known = PROJECTS[name]
+    given = [f"--target={target}", *arguments]
+    given += [f"--config={config}"] if config.is_file() else []
+    start = time.monotonic()
+    printed, processes = run_tool("build", f"{name}=={known.version}", *given)
+    row = {
+        "project": f"{name}=={known.version}",
+        "style": known.style,
+        "target": target,
+        "options": {key: value for key, value in options.table.items() if key != "tests"},
+        "seconds": round(time.monotonic() - start),
+        "processes": processes,
+        "command": " ".join(["python -m benchmarks.foreign", name, target, *arguments]),
+    }
+    found = BUILT.search(printed)
     if not found:
-        sys.exit(f"{name} is not built: the messages above say why")
+        reason = REASON.search(printed)
+        why = " ".join(reason[1].split()) if reason else "it died without a word"
+        return row | {"failed": why}
     wheel = DIST / found[1]
-    run_tool("test", f"git+https://github.com/{repository}", f"--wheel={wheel}", *options)
-    return row(wheel, int(found[2]), float(found[3]), config, arguments)
+    if options.tests.paths or options.tests.command:
+        source = known.tests or f"{name}=={known.version}"
+        run_tool("test", source, f"--wheel={wheel}", *given)
+    return row | {"GB": float(found[3])} | of_wheel(wheel, options)
 
 
-def row(
-    wheel: Path, seconds: int, gigabytes: float, config: Path, arguments: list[str]
-) -> dict[str, Any]:
+def of_wheel(wheel: Path, options: project.Project) -> dict[str, Any]:
     """What the table says of a wheel."""
-    report = reports.write_report(wheel, project.load(config))
+    report = reports.write_report(wheel, options)
     build = report["build"]
     return {
-        "project": f"{config.stem}=={build['version'].partition('+')[0]}",
-        "target": build["target"],
         "torch": build["torch"],
-        "seconds": seconds,
-        "GB": gigabytes,
         "MB": report["size"] / 1e6,
         "sha256": report["sha256"],
         "tag": report["tags"][0],
         "architectures": build["architectures"],
         "broken rules": [x["rule"] for x in report["rules"] if not x["passed"]],
         "tests": [{x: run[x] for x in OF_A_RUN} for run in report["tests"]],
-        "command": " ".join(
-            ["python -m benchmarks.foreign", config.stem, build["target"], *arguments]
-        ),
     }
 
 

@@ -76,18 +76,22 @@ def tested(report: dict[str, Any]) -> str:
 
 def foreign(rows: list[dict[str, Any]]) -> str:
     """The wheels of projects of others, each with the command that makes the row."""
-    columns = ("wheel", "torch", "seconds", "largest process, GB", "MB", "platform", "GPU code")
+    columns = ("wheel", "style", "options", "torch", "seconds", "processes at a time")
+    columns += ("largest process, GB", "MB", "platform", "GPU code")
     lines = []
     for row in rows:
-        said = [f"`{row['project']}` `{row['target']}`", row["torch"]]
-        if "skipped" in row:
-            said += [row["skipped"], *["–"] * 6]
+        said = [f"`{row['project']}` `{row['target']}`", row.get("style") or "–"]
+        given = [f"`{key} = {json.dumps(value)}`" for key, value in row.get("options", {}).items()]
+        said += [", ".join(given) or "–", row.get("torch", "–")]
+        if why := row.get("skipped") or row.get("failed"):
+            said += [f"not built: {why}", *["–"] * 7]
         else:
             runs = [
                 f"{x['passed']} passed, {x['failed']} failed, {x['skipped']} skipped on {x['device']}"
                 for x in row["tests"]
             ]
-            said += [str(row["seconds"]), f"{row['GB']:.1f}", f"{row['MB']:.2f}", f"`{row['tag']}`"]
+            said += [str(row["seconds"]), str(row.get("processes", "–"))]
+            said += [f"{row['GB']:.1f}", f"{row['MB']:.2f}", f"`{row['tag']}`"]
             said += [" ".join(row["architectures"]) or "–"]
             said += [
                 ", ".join(row["broken rules"]) or "passed",

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -207,20 +208,60 @@ def test_messages_are_those_of_the_sources() -> None:
             assert part.strip() in known, message
 
 
-def test_each_foreign_project_has_a_row_for_each_kind_of_target() -> None:
+def test_each_foreign_project_has_a_row() -> None:
     rows = json.loads(foreign.RESULTS.read_text())
     assert {row["project"] for row in rows} == {
-        f"{name}=={version}" for name, (version, _) in foreign.PROJECTS.items()
+        f"{name}=={known.version}" for name, known in foreign.PROJECTS.items()
     }
-    for name in foreign.PROJECTS:
-        assert project.load(ROOT / "benchmarks" / "foreign" / f"{name}.toml").tests.paths
-        targets = [row["target"] for row in rows if row["project"].startswith(f"{name}==")]
-        kinds = sorted(re.search(r"-(cpu|cu12|cu13)", target)[1] for target in targets)
-        assert kinds == ["cpu", "cu12", "cu13"]
-    built = [row for row in rows if "skipped" not in row]
+    for name, known in foreign.PROJECTS.items():
+        if known.tests:
+            assert project.load(ROOT / "benchmarks" / "foreign" / f"{name}.toml").tests.paths
+    built = [row for row in rows if not {"skipped", "failed"} & row.keys()]
     assert len({row["target"].partition("-")[0] for row in built}) >= 2
     assert len({row["torch"] for row in built}) >= 2
     assert all(row["command"] in generate().foreign(rows) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("3.11-cpu failed: the disk is full: free some", "the disk is full: free some"),
+        (
+            "x.whl does not pass:\n  a: b\n  the wheel is kept as /x.whl",
+            "x.whl does not pass: a: b",
+        ),
+    ],
+)
+def test_a_foreign_project_that_fails_leaves_its_reason(
+    said: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "benchmarks" / "foreign" / "quad-iou.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('pretend-gpu = true\ntests = { paths = ["test"] }\n')
+    monkeypatch.setattr(foreign, "ROOT", tmp_path)
+    printed = f"torchwheels: beside torch\nrunning build\ntorchwheels: {said}\n"
+    monkeypatch.setattr(foreign, "run_tool", lambda *_: (printed, 2))
+    row = foreign.measure("quad-iou", "3.11-cpu", ["--backend", "local"])
+    assert row["failed"] == reason
+    assert row["options"] == {"pretend-gpu": True}
+    table = generate().foreign([row])
+    assert "`pretend-gpu = true`" in table
+    assert f"not built: {reason}" in table
+
+
+def test_compilers_below_a_process_are_counted(tmp_path: Path) -> None:
+    shutil.copy("/bin/cat", tmp_path / "cc1plus")  # says a line, and waits for another
+    pipe = subprocess.PIPE
+    command = ["sh", "-c", f"({tmp_path}/cc1plus); :"]
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as parent:
+        assert parent.stdin and parent.stdout
+        parent.stdin.write("line\n")
+        parent.stdin.flush()
+        parent.stdout.readline()
+        assert foreign.Processes(parent).count() == 1
+        parent.stdin.close()
+        parent.wait()
+        assert foreign.Processes(parent).count() == 0
 
 
 def test_a_run_on_another_machine_is_added_to_the_row_of_its_wheel(

@@ -164,6 +164,10 @@ except ImportError:
             "import sys; sys.exit('  Failed to detect a default CUDA architecture.')",
             "its build needs a CUDA compiler, which a target for the CPU alone has not",
         ),
+        (
+            "import pathlib; pathlib.Path('csrc/swish.cpp').unlink(missing_ok=True)",
+            "its sources lack the file csrc/swish.cpp: an archive on PyPI may be incomplete, so build",
+        ),
         ("raise SystemExit(3)", "the messages above say why"),
     ],
 )

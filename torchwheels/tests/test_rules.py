@@ -659,6 +659,10 @@ def test_wheel_without_a_library(forge: Forge) -> None:
     of_the_file = ["size", "metadata", "installed_files", "record", "build_record"]
     expected = {rule: [audit.NO_LIBRARY] for rule in rules if rule not in of_the_file}
     assert forge.findings() == expected
+    with pytest.raises(UserError) as error:
+        reports.check(forge.wheel(), project.Project(), forge.target)
+    broken = ", ".join(expected)
+    assert str(error.value).endswith(f"does not pass the audit:\n  {broken}: {audit.NO_LIBRARY}")
 
 
 def test_all_that_is_wrong_is_said_at_once(forge: Forge) -> None:

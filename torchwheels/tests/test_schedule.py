@@ -104,7 +104,7 @@ def test_what_dist_has_is_not_built_again(
     interrupted = iter([False, True])
 
     def build_wheel(
-        options: project.Project, target: Target, source: Fetched, dist: Path, steps: object
+        options: project.Project, target: Target, source: Fetched, dist: Path, *_: object
     ) -> Path:
         if next(interrupted, False):
             raise KeyboardInterrupt

@@ -102,6 +102,11 @@ _KNOWN_FAILURES = (
         "one",
     ),
     (
+        r"ninja: error: '(?:/\S+/source/)?(\S+)', needed by .*missing and no known rule to make it",
+        "its sources lack the file {0}: an archive on PyPI may be incomplete, so build those of its repository "
+        "(`git+URL@COMMIT`)",
+    ),
+    (
         r"fatal error: (\S+): No such file",
         "the header {0} is not there: install what has it (`system-packages` in a container, or "
         "`build-requires`)",

@@ -164,7 +164,11 @@ def problems(report: dict[str, Any]) -> list[str]:
 
     A run that was added later, with a newer torch, has no hash: it is shown, and stops nothing.
     """
-    found = [f"{x['rule']}: {x['detail']}" for x in report["rules"] if not x["passed"]]
+    broken: dict[str, list[str]] = {}  # many rules say the same of a wheel without libraries
+    for x in report["rules"]:
+        if not x["passed"]:
+            broken.setdefault(x["detail"], []).append(x["rule"])
+    found = [f"{', '.join(rules)}: {detail}" for detail, rules in broken.items()]
     failed = [x["target"] for x in report["tests"] if x["failed"] and "sha256" in x]
     return [*found, *(f"its tests failed in {target}" for target in failed)]
 
