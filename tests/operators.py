@@ -295,8 +295,14 @@ def gru_sequence(
 
 
 def gru_by_cells(input: Tensor, h: Tensor, *parameters: Tensor, **options: Any) -> Any:
-    def step(input: Tensor, h: Tensor, *parameters: Tensor) -> Tensors:
-        return (torch.gru_cell(input, h, *parameters),)
+    def step(
+        input: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
+    ) -> Tensors:
+        # Not torch.gru_cell, which has no forward mode on GPUs.
+        r, z, n = F.linear(input, w_ih, b_ih).chunk(3, dim=1)
+        of_r, of_z, of_n = F.linear(h, w_hh, b_hh).chunk(3, dim=1)
+        n = torch.tanh(n + torch.sigmoid(r + of_r) * of_n)
+        return (n + torch.sigmoid(z + of_z) * (h - n),)
 
     return by_cells(step, input, (h,), *parameters, **options)
 

@@ -24,7 +24,8 @@ def run(name: str, *arguments: str | Path) -> str:
 
 def test_every_example_has_a_test() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
-    tested |= {"foreign_wheel", "own_project"}  # in torchwheels/tests, since they build wheels
+    # In torchwheels/tests, since they build wheels.
+    tested |= {"foreign_wheel", "own_project", "cibuildwheel"}
     assert {path.stem for path in EXAMPLES.iterdir()} - {"__pycache__"} <= tested
 
 

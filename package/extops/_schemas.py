@@ -180,7 +180,7 @@ def load(path: Path) -> list[Operator]:
     texts = (library.extops_schema, library.extops_sizes, library.extops_rows)
     for function in texts:
         function.argtypes, function.restype = (ctypes.c_size_t,), ctypes.c_char_p
-    found = []
+    found: list[Operator] = []
     while texts[0](len(found)):
         found.append(_parse(*(function(len(found)).decode() for function in texts)))
     OPERATORS.update((operator.name, operator) for operator in found)

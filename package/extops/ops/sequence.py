@@ -47,12 +47,8 @@ class Cell:
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
         self.eager_backward = _autograd.eager(f"{self.name}_backward")
-        names = self.name, f"{self.name}_backward"
-        self.reference, backward = (
-            composition.over_sequences()
-            if composition
-            else (getattr(reference, name) for name in names)
-        )
+        found: reference.Cell = composition or getattr(reference, f"_{cell}")
+        self.reference, backward = found.over_sequences()
         self._register(backward)
 
     def _register(self, reference_backward: Callable[..., Any]) -> None:
