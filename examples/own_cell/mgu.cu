@@ -1,5 +1,4 @@
-#include "mgu.h"
-
 #include "extops_cell.cuh"
+#include "mgu.h"
 
 EXTOPS_CELL_KERNELS(mgu, Mgu)
