@@ -431,9 +431,9 @@ def compared(
     yield from zip(names, *values, strict=True)
 
 
-def assert_right(operator: Operator, *problem: Any) -> None:
+def assert_right(operator: Operator, *problem: Any, ulps: float | None = None) -> None:
     for values in compared(operator, *problem):
-        operators.assert_as_accurate_as_eager(*values, operator.ulps)
+        operators.assert_as_accurate_as_eager(*values, ulps or operator.ulps)
 
 
 @by_dtype
@@ -460,7 +460,8 @@ def test_many_rows_of_one_column(
     operator: Operator, features: int, state: int, device: str, dtype: torch.dtype
 ) -> None:
     """For whose product libraries have a way of their own."""
-    assert_right(operator, (2, 3000, features, state), device, dtype, {})
+    # The gradient of a weight is a sum over all 6,000 rows, where eager adds two of 3,000: errors grow with the root.
+    assert_right(operator, (2, 3000, features, state), device, dtype, {}, ulps=32)
 
 
 @by_options_of_a_call
