@@ -92,7 +92,7 @@ def build_cpu_wheel(session: nox.Session, dist: str) -> Path:
 def test(session: nox.Session) -> None:
     """The quick default: builds the CPU wheel and tests it, its tools and torchwheels; all with `-- --thorough`."""
     session.log(
-        "This takes about 6 minutes on two cores, and once the download of torch (0.2 to 3 GB)."
+        "This takes about 13 minutes on two cores, and once the download of torch (0.2 to 3 GB)."
     )
     add_torch(session, f"{PYTHON}-cpu")
     session.install(*OPTIONS.tests.requires, *group("nox"), *group("tools"))
