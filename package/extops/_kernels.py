@@ -21,12 +21,13 @@ def of_sequence(
 
     ``input`` is ``[time, batch, features]``, of any strides.
     """
-    time, batch, features = input.shape
+    time, batch, _ = input.shape
     strides = (1, time) if _schemas.is_batch_first(input) else (batch, 1)
     library = _library("cuda")
     dtype = library.product_dtype(input.dtype, _private.allows_tf32())
     entry = library.entry(f"{cell}_sequence_kernel", c_char_p, c_int32, c_void_p, c_int64, c_void_p)
-    sizes = (c_int64 * 8)(time, batch, state_size, state_size + features, *strides, 0, 0)
+    # The stride of the weights is not asked: no kernel depends on it.
+    sizes = (c_int64 * 8)(time, batch, state_size, state_size, *strides, 0, 0)
     with torch.cuda.device(input.device):
         stream = torch.cuda.current_stream().cuda_stream
         name: bytes = entry(dtype, sizes, backward, stream)

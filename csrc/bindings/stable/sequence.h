@@ -293,7 +293,7 @@ inline std::optional<Dense> dense(const Tensor* tensor) {
 }
 
 // The gradient of a first state where the sequence has no elements: that of the last state.
-inline Tensor hand_on(const Tensor* gradient, const Options& options, const SequenceSizes& sizes) {
+inline Tensor passed_through(const Tensor* gradient, const Options& options, const SequenceSizes& sizes) {
   return gradient == nullptr ? zeros(options, sizes.batch, sizes.state_size) : contiguous_copy(*gradient);
 }
 
@@ -320,7 +320,9 @@ std::array<Tensor, 3> sequence_backward(
 
   Tensor grad_gates = allocate(options, sizes, Cell::kColumns * sizes.state_size);
   if (cells.numel() == 0) {
-    return {std::move(grad_gates), hand_on(get(grad_h_n), options, sizes), hand_on(get(grad_c_n), options, sizes)};
+    return {
+        std::move(grad_gates), passed_through(get(grad_h_n), options, sizes),
+        passed_through(get(grad_c_n), options, sizes)};
   }
   Tensor grad_h_0 = allocate(options, sizes.batch, sizes.state_size);
   Tensor grad_c_0 = allocate(options, sizes.batch, sizes.state_size);

@@ -126,7 +126,7 @@ __device__ void round_to(C (&values)[kCount]) {
 
 // Stores what a step leaves behind. One that does not count leaves zeros.
 template <class Cell, class T, class C>
-__device__ void leave_cell(
+__device__ void store_cell(
     const SequenceForward<Cell, T>& in, int64_t place, int unit, const C (&columns)[Cell::kColumns] = {},
     const CellState<C>& state = {}) {
   const int state_size = in.steps.state_size;

@@ -392,10 +392,10 @@ __device__ void forward_step(
     if (!cell.exists) continue;
     const int64_t place = steps.row(t, cell.sample);
     if (t >= cell.length) {
-      leave_cell<Cell, T, float>(in, place, cell.unit);
+      store_cell<Cell, T, float>(in, place, cell.unit);
       continue;
     }
-    leave_cell(in, place, cell.unit, sums[i], states[i]);
+    store_cell(in, place, cell.unit, sums[i], states[i]);
     const int64_t at = cell.state(steps);
     buffers.c[at] = states[i].c;
     if (t != steps.last_time(cell.length)) continue;

@@ -41,11 +41,11 @@ __global__ void __launch_bounds__(kThreads)
       }
       round_to<T>(columns);
       const CellState<C> state = cell_forward<Cell, MathOf<T>>(columns, c);
-      leave_cell(in, place, unit, columns, state);
+      store_cell(in, place, unit, columns, state);
       c = state.c;
       store(in.h_n[item], state.h);
     } else {
-      leave_cell<Cell, T, C>(in, place, unit);
+      store_cell<Cell, T, C>(in, place, unit);
       if (step == 0) in.h_n[item] = in.h_0[item];
     }
     carried[item] = c;
