@@ -192,7 +192,7 @@ def _build_info(variant: str, cxx: str, cuda: Path | None, torch_version: str) -
     return {
         "variant": variant,
         "cuda": nvcc_version(cuda) if cuda else None,
-        "architectures": list(architectures()) if cuda else [],
+        "architectures": libraries.compiled_architectures(architectures()) if cuda else [],
         # Without the label of torch's own build: what is used of the headers is the same in all.
         "torch_headers": torch_version.partition("+")[0],
         "cxx": _output(cxx, "--version").partition("\n")[0],

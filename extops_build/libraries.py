@@ -107,29 +107,60 @@ def architectures_of(source: Path, architectures: tuple[str, ...]) -> tuple[str,
     return ("9.0",) if has_hopper and source.name in HOPPER_ALONE else architectures
 
 
+# The GPUs that kernels tell apart: with programmatic dependent launch, with tensor cores, and older ones.
+_GENERATIONS = ("9.0", "8.0", "0.0")
+
+
+def _number(architecture: str) -> tuple[int, ...]:
+    return tuple(map(int, architecture.removesuffix("+PTX").split(".")))
+
+
+def _ptx_of(architecture: str, architectures: tuple[str, ...]) -> str:
+    """The capability whose PTX becomes machine code for `architecture`: the oldest that kernels do not tell from it."""
+    first = next(x for x in _GENERATIONS if _number(x) <= _number(architecture))
+    if first != _GENERATIONS[-1]:
+        return first
+    return min(architectures, key=_number).removesuffix("+PTX")
+
+
+def compiled_architectures(architectures: tuple[str, ...]) -> list[str]:
+    """What a build for them holds: code for each, and for `12.0+PTX` the PTX of 9.0, which more GPUs can use."""
+    ptx = {f"{_ptx_of(x, architectures)}+PTX" for x in architectures if x.endswith("+PTX")}
+    names = {x.removesuffix("+PTX") for x in architectures} | ptx
+    return sorted(names - {x.removesuffix("+PTX") for x in ptx}, key=_number)
+
+
 def gencode_flags(architectures: tuple[str, ...]) -> list[str]:
-    """The nvcc flags for compute capabilities such as `9.0` or `12.0+PTX`."""
-    flags = []
-    for architecture in architectures:
-        number = architecture.removesuffix("+PTX").replace(".", "")
-        machine = number
-        if number == "90":
-            # Hopper's tensor cores are in this target alone. Its machine code runs on every GPU of capability 9.0, but
-            # its PTX on no newer one.
-            machine = "90a"
-            flags.append("-DEXTOPS_SM90A")
-        flags.append(f"-gencode=arch=compute_{machine},code=sm_{machine}")
+    """The nvcc flags for compute capabilities such as `9.0` or `12.0+PTX`.
+
+    To make PTX takes twice as long as to make machine code of it, so it is made once for all GPUs that the kernels do
+    not tell apart.
+    """
+    codes: dict[str, list[str]] = {}
+    for architecture in sorted(architectures, key=_number):
+        ptx = f"compute_{_ptx_of(architecture, architectures)}".replace(".", "")
+        # Hopper's tensor cores are in a target of their own. Its machine code runs on every GPU of capability 9.0, but
+        # its PTX on no newer one.
+        if _number(architecture) == (9, 0):
+            codes["compute_90a"] = ["sm_90a"]
+        else:
+            number = architecture.removesuffix("+PTX").replace(".", "")
+            codes.setdefault(ptx, []).append(f"sm_{number}")
         if architecture.endswith("+PTX"):
-            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
-    return flags
+            codes.setdefault(ptx, []).append(ptx)
+    flags = [f"-gencode=arch={ptx},code=[{','.join(made)}]" for ptx, made in codes.items()]
+    return [*flags, *(["-DEXTOPS_SM90A"] if "compute_90a" in codes else [])]
 
 
 def nvcc_flags(architectures: tuple[str, ...], *, strict: bool) -> list[str]:
-    """All flags of nvcc for the CUDA kernels; where `strict`, a warning is an error."""
+    """All flags of nvcc for the CUDA kernels; where `strict`, a warning is an error.
+
+    The host's part only launches kernels, and is not worth more than -O1.
+    """
     errors = ["-Werror"] if strict else []
     host = ",".join(flag for flag in (*HOST_FLAGS, *errors) if flag != "-O3")
     return [
-        "-O3",
+        "-O1",
         CXX_STANDARD,
         f"-Xcompiler={host}",
         *(["-Werror=all-warnings"] if strict else []),

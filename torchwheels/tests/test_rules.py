@@ -351,6 +351,11 @@ def test_gpu_code_that_is_missing(
     assert forge.findings() == {"gpu_code": [message]}
 
 
+def test_ptx_of_an_older_gpu_serves_newer_ones(forge: Forge, nvcc: Nvcc) -> None:
+    forge.make_cuda(nvcc.compile("sm_80", "sm_90", "compute_80"))
+    assert not forge.findings()
+
+
 def test_gpu_code_without_a_kernel_is_none(forge: Forge, nvcc: Nvcc) -> None:
     forge.make_cuda(nvcc.compile(*COMPLETE, source="void host() {}"))
     assert [*forge.findings()] == ["gpu_code"]

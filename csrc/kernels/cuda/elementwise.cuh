@@ -47,7 +47,9 @@ class WideDivisor {
   int64_t divisor_ = 1;
 };
 
-constexpr int kItemsPerThread = 4;
+// Indices of 64 bits are divided by many instructions: more elements at a time would be more code, and no faster.
+template <class Index>
+constexpr int kItemsPerThread = sizeof(Index) == 8 ? 1 : 4;
 
 template <class T, int kOperands>
 struct Pointers {
@@ -137,13 +139,14 @@ template <int kOutputs, int kInputs, class Index, class D, class T, class Functi
 __global__ void __launch_bounds__(kThreads) strided_kernel(
     int64_t numel, Pointers<T, kOutputs + kInputs> operands, Strides<D, kOutputs + kInputs> layout, Function function) {
   constexpr int kOperands = kOutputs + kInputs;
-  constexpr int64_t kTile = int64_t{kThreads} * kItemsPerThread;
+  constexpr int kItems = kItemsPerThread<Index>;
+  constexpr int64_t kTile = int64_t{kThreads} * kItems;
   for (int64_t tile = blockIdx.x * kTile; tile < numel; tile += gridDim.x * kTile) {
     // All loads come before the first use, so that they are in flight together.
-    T from[kItemsPerThread][kInputs];
-    T* targets[kItemsPerThread][kOutputs];
+    T from[kItems][kInputs];
+    T* targets[kItems][kOutputs];
 #pragma unroll
-    for (int j = 0; j < kItemsPerThread; ++j) {
+    for (int j = 0; j < kItems; ++j) {
       const int64_t item = tile + j * kThreads + threadIdx.x;
       if (item >= numel) break;
       T* pointers[kOperands];
@@ -154,7 +157,7 @@ __global__ void __launch_bounds__(kThreads) strided_kernel(
       for (int k = 0; k < kInputs; ++k) from[j][k] = *pointers[kOutputs + k];
     }
 #pragma unroll
-    for (int j = 0; j < kItemsPerThread; ++j) {
+    for (int j = 0; j < kItems; ++j) {
       if (tile + j * kThreads + threadIdx.x >= numel) break;
       T to[kOutputs];
       apply<kOutputs>(function, to, from[j], std::make_index_sequence<kOutputs>{}, std::make_index_sequence<kInputs>{});
@@ -241,11 +244,15 @@ Error elementwise(
       broadcast_kernel<kOutputs, kInputs, kVector><<<blocks_for(vectors), kThreads, 0, stream>>>(
           vectors, operands, Strides<Divisor, kOperands>(layout), function);
     } else if (layout.numel <= INT32_MAX) {
-      strided_kernel<kOutputs, kInputs, uint32_t><<<blocks_for(layout.numel, kItemsPerThread), kThreads, 0, stream>>>(
-          layout.numel, operands, Strides<Divisor, kOperands>(layout), function);
+      using Index = uint32_t;
+      strided_kernel<kOutputs, kInputs, Index>
+          <<<blocks_for(layout.numel, kItemsPerThread<Index>), kThreads, 0, stream>>>(
+              layout.numel, operands, Strides<Divisor, kOperands>(layout), function);
     } else {
-      strided_kernel<kOutputs, kInputs, int64_t><<<blocks_for(layout.numel, kItemsPerThread), kThreads, 0, stream>>>(
-          layout.numel, operands, Strides<WideDivisor, kOperands>(layout), function);
+      using Index = int64_t;
+      strided_kernel<kOutputs, kInputs, Index>
+          <<<blocks_for(layout.numel, kItemsPerThread<Index>), kThreads, 0, stream>>>(
+              layout.numel, operands, Strides<WideDivisor, kOperands>(layout), function);
     }
     return launch_error();
   });

@@ -54,7 +54,8 @@ bool can_compute(Kernel kernel, const Problem& problem) {
     case Kernel::kStep:
       return true;
     case Kernel::kTensorBlock:
-      return is_for_tensor_cores && sizes.state_size <= tensor_block_units<Cell>(is_tf32) && has_tensor_cores();
+      return is_for_tensor_cores && sizes.state_size <= tensor_block_units<Cell>(is_tf32) &&
+             (is_tf32 ? has_hopper_tensor_cores() : has_tensor_cores());
     case Kernel::kFloat32Block:
       return (is_float || is_tf32) && sizes.state_size <= kFloat32BlockUnits<Cell>;
     case Kernel::kFloat32Cluster:

@@ -21,6 +21,9 @@ struct Tile {
   static constexpr bool kIsForward = kPass_ == Pass::kForward;
   static constexpr int kUnits = kUnits_;
   static constexpr int kSamples = kSamples_;
+  // GPUs other than Hopper have one tile for all sizes, since each is compiled for every one of them.
+  static constexpr bool kIsForAll =
+      !std::is_same_v<T, float> && kUnits == tensor_block_units<Cell>(false) && kSamples == 2;
   static constexpr int kThreads = kUnits / 16 * 32;
   static constexpr int kCells = kSamples * 16 / 32;  // of a thread: neighbouring units of a sample
 
@@ -228,15 +231,17 @@ __device__ void run_backward(const typename Tile::Arguments& in, const Weights<T
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) sequence_tensor_block_kernel(typename Tile::Arguments in) {
 #if defined(EXTOPS_TENSOR_CORES)
-  __shared__ __align__(kChunkBytes) unsigned char shared[Tile::kSharedBytes];
-  const Weights<Tile> weights(shared, nullptr, [&](int tile, int row, int k) {
-    return weight_of_warp<Tile>(in.steps, in.weights_h, tile, row, k);
-  });
-  __syncthreads();  // before operands lie where the weights were
-  if constexpr (Tile::kIsForward) {
-    run_forward<Tile>(in, weights, shared);
-  } else {
-    run_backward<Tile>(in, weights, shared);
+  if constexpr (Tile::kIsForAll || kIsHopper) {
+    __shared__ __align__(kChunkBytes) unsigned char shared[Tile::kSharedBytes];
+    const Weights<Tile> weights(shared, nullptr, [&](int tile, int row, int k) {
+      return weight_of_warp<Tile>(in.steps, in.weights_h, tile, row, k);
+    });
+    __syncthreads();  // before operands lie where the weights were
+    if constexpr (Tile::kIsForward) {
+      run_forward<Tile>(in, weights, shared);
+    } else {
+      run_backward<Tile>(in, weights, shared);
+    }
   }
 #endif
 }
@@ -265,12 +270,14 @@ Error launch_units(const Problem& problem, const In& in, bool takes_two) {
 template <class Cell, class In>
 Error launch_tensor_blocks(const Problem& problem, const In& in) {
   using namespace tensor_block;
-  const bool takes_two = in.sizes.batch <= 2 * problem.context.multiprocessors() || !pairs_are_aligned(in);
+  const bool is_hopper = has_hopper_tensor_cores();
+  const bool takes_two =
+      in.sizes.batch <= 2 * problem.context.multiprocessors() || !pairs_are_aligned(in) || !is_hopper;
   return with_operand_type(problem.dtype, [&](auto scalar) {
     using T = decltype(scalar);
     constexpr int kMost = tensor_block_units<Cell>(std::is_same_v<T, float>);
     constexpr int kFew = 64;
-    return in.sizes.state_size <= kFew ? launch_units<Cell, T, kFew>(problem, in, takes_two)
+    return is_hopper && in.sizes.state_size <= kFew ? launch_units<Cell, T, kFew>(problem, in, takes_two)
                                        : launch_units<Cell, T, kMost>(problem, in, takes_two);
   });
 }

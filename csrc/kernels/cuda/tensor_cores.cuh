@@ -13,6 +13,13 @@ namespace extops::cuda {
 // In code for older GPUs, kernels with these instructions are empty.
 inline bool has_tensor_cores() { return code_architecture() >= 800; }
 
+// Whether has_hopper_tensor_cores() is true where this code runs.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+constexpr bool kIsHopper = true;
+#else
+constexpr bool kIsHopper = false;
+#endif
+
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
 #define EXTOPS_TENSOR_CORES
 
