@@ -108,6 +108,15 @@ def test_cells(bias: bool, name: str, device: str) -> None:
 
 
 @by_module
+def test_the_state_by_its_name(name: str) -> None:
+    ours, theirs = pair(name)
+    leading = () if name.endswith("Cell") else (1,)
+    hx = states(name, *leading, BATCH, STATE)
+    input = random(*(TIME,) * len(leading), BATCH, FEATURES)
+    torch.testing.assert_close(ours(input=input, hx=hx), theirs(input=input, hx=hx))
+
+
+@by_module
 def test_state_dicts_go_both_ways(name: str) -> None:
     ours, theirs = (getattr(library, name)(FEATURES, STATE) for library in (extops, nn))
     theirs.load_state_dict(ours.state_dict())
