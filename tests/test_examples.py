@@ -33,12 +33,19 @@ def test_every_example_has_a_test() -> None:
 def test_sequence(device: str, tmp_path: Path) -> None:
     plot = tmp_path / "loss.png"
     output = run("sequence", "--device", device, "--plot", plot)
-    for layer in ("LLTMLayer", "LSTM"):
-        found = re.search(rf"{layer} .* s, loss ([\d.]+) -> .*held-out text ([\d.]+)", output)
-        assert found, output
-        first, held_out = map(float, found.groups())
+    losses = {}
+    for name, *numbers in re.findall(
+        r"^(\S+) +loss ([\d.]+) -> ([\d.]+) bits per byte, held-out text ([\d.]+)$", output, re.M
+    ):
+        losses[name] = first, _, held_out = tuple(map(float, numbers))
         assert 7.5 < first < 8.5  # bits per byte: it knows nothing
         assert held_out < 4
+    assert list(losses) == ["nn.LSTM", "accelerated", "LLTMLayer"], output
+    assert losses["accelerated"] == pytest.approx(losses["nn.LSTM"], abs=0.05)  # the same model
+    seconds = r"[\d.]+ s"
+    assert re.search(
+        rf"^times: +nn.LSTM {seconds}, accelerated {seconds}, LLTMLayer {seconds}$", output, re.M
+    ), output
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 

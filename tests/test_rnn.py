@@ -108,6 +108,15 @@ def test_cells(bias: bool, name: str, device: str) -> None:
 
 
 @by_module
+def test_the_state_by_its_name(name: str) -> None:
+    ours, theirs = pair(name)
+    leading = () if name.endswith("Cell") else (1,)
+    hx = states(name, *leading, BATCH, STATE)
+    input = random(*(TIME,) * len(leading), BATCH, FEATURES)
+    torch.testing.assert_close(ours(input=input, hx=hx), theirs(input=input, hx=hx))
+
+
+@by_module
 def test_state_dicts_go_both_ways(name: str) -> None:
     ours, theirs = (getattr(library, name)(FEATURES, STATE) for library in (extops, nn))
     theirs.load_state_dict(ours.state_dict())
@@ -252,3 +261,39 @@ def test_what_accelerate_leaves_alone() -> None:
     (warning,) = caught
     for name, (_, reason) in left.items():
         assert f"`{name}`, {reason}" in str(warning.message)
+
+
+# -- which_kernel --------------------------------------------------------------------------------
+
+
+@by_device
+def test_which_kernel(device: str) -> None:
+    names = {"cpu"} if device == "cpu" else {"float32_block", "step"}
+    input = torch.randn(TIME, BATCH, FEATURES, device=device)
+    packed = pack_sequence([input[:n, 0] for n in (4, 2)])
+    h = torch.zeros(BATCH, STATE, device=device)
+    for kind in (extops.LSTM, extops.GRU, extops.LLTMLayer):
+        for given in (input, input[:, 0], packed):
+            for batch_first in (False, True):
+                layer = kind(FEATURES, STATE, batch_first=batch_first)
+                for backward in (False, True):
+                    assert extops.which_kernel(layer, given, backward=backward) in names
+    for cell in (extops.LSTMCell, extops.GRUCell):
+        for given in (input[0], input[0, 0]):
+            assert extops.which_kernel(cell(FEATURES, STATE), given) in names
+    for function, state in (
+        (extops.lltm_sequence, (h, h)),
+        (extops.lstm_sequence, (h, h)),
+        (extops.gru_sequence, h),
+    ):
+        assert extops.which_kernel(function, input, state) in names
+        rows = input.transpose(0, 1)
+        assert extops.which_kernel(function, rows, state, batch_first=True) in names
+    assert extops.which_kernel(extops.LLTMLayer(FEATURES, STATE), input[:1]) == "lltm"
+
+
+def test_which_kernel_of_something_else() -> None:
+    with pytest.raises(TypeError, match=r"which_kernel: expected `call` .* but got LSTM\(5, 7\)"):
+        extops.which_kernel(nn.LSTM(FEATURES, STATE), torch.randn(TIME, BATCH, FEATURES))
+    with pytest.raises(TypeError, match=r"which_kernel: expected `state` .* but got None"):
+        extops.which_kernel(extops.gru_sequence, torch.randn(TIME, BATCH, FEATURES))

@@ -13,6 +13,7 @@ _loader.load()
 
 # Operators can only be registered once the libraries are loaded.
 from extops import _flops, reference
+from extops._kernels import which_kernel
 from extops.cells import load_cell
 from extops.modules import LLTM, LLTMLayer, RoundSTE
 from extops.ops.lltm import lltm
@@ -41,4 +42,5 @@ __all__ = [
     "lstm_sequence",
     "reference",
     "round_ste",
+    "which_kernel",
 ]

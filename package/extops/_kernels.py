@@ -1,30 +1,106 @@
 """Which kernel a call would take: for tests, and for those who measure."""
 
 import functools
+from collections.abc import Callable
 from ctypes import c_char_p, c_int32, c_int64, c_void_p
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
-from extops import _private, _schemas
+from extops import _autocast, _private, _schemas
 from extops._libraries import Library
+from extops.modules import Layers, LLTMLayer
+from extops.ops import sequence
+from extops.rnn import GRU, LSTM, GRUCell, LSTMCell
 
 _library = functools.cache(Library)
 
+_FUNCTIONS: dict[Any, str] = {
+    sequence.lltm_sequence: "lltm",
+    sequence.lstm_sequence: "lstm",
+    sequence.gru_sequence: "gru",
+}
+_MODULES: dict[type[torch.nn.Module], str] = {
+    LLTMLayer: "lltm",
+    LSTM: "lstm",
+    LSTMCell: "lstm",
+    GRU: "gru",
+    GRUCell: "gru",
+}
 
-def of_sequence(
-    input: Tensor, state_size: int, *, cell: str = "lltm", backward: bool = False
+
+def which_kernel(
+    call: Callable[..., Any],
+    input: Tensor | PackedSequence,
+    state: Any = None,
+    *,
+    batch_first: bool = False,
+    backward: bool = False,
 ) -> str:
-    """The kernel of a cell's sequences on a GPU, on the current stream: ``"tensor_block"``, ``"float32_block"``,
-    ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, and ``"step"`` for a product and a kernel for each step.
-    ``EXTOPS_SEQUENCE_KERNEL`` names another one to be taken; ``"none"`` where that cannot serve the call.
+    """The name of the kernel that a call over a sequence would take now: on the current stream, with torch's switch for
+    TF32 and autocast as they are. Nothing is computed.
 
-    ``input`` is ``[time, batch, features]``, of any strides.
+    Args:
+        call: :class:`extops.LSTM`, :class:`extops.GRU`, one of their cells or an :class:`extops.LLTMLayer`, or one of
+            the functions :func:`extops.lltm_sequence`, :func:`extops.lstm_sequence` and :func:`extops.gru_sequence`.
+        input: as the call takes it.
+        state: as the call takes it; modules do without.
+        batch_first: as the functions take it; modules have their own.
+        backward: the kernel of the backward.
+
+    Returns:
+        On a CPU ``"cpu"``. On a GPU ``"tensor_block"``, ``"float32_block"``, ``"float32_cluster"``,
+        ``"tensor_cluster"`` or ``"group"``, each one kernel for all steps, or ``"step"``: a product and a kernel for
+        each step. ``"lltm"`` where :func:`extops.lltm` computes the only step. The environment variable
+        ``EXTOPS_SEQUENCE_KERNEL`` names a kernel for GPUs to be taken instead; ``"none"`` where that cannot serve the
+        call, which then fails.
+
+    Raises:
+        TypeError: ``call`` is none of these, or is a function and has no ``state``.
     """
+    if isinstance(call, torch.nn.Module):
+        cell = next((name for kind, name in _MODULES.items() if isinstance(call, kind)), None)
+        batch_first = getattr(call, "batch_first", False)
+        state_size = getattr(call, getattr(call, "_size", "hidden_size"), 0)
+    else:
+        cell = _FUNCTIONS.get(call)
+        h = state if isinstance(state, Tensor) or not state else state[0]
+        state_size = h.shape[-1] if isinstance(h, Tensor) else None
+    if cell is None:
+        raise TypeError(
+            "which_kernel: expected `call` to be one of extops' recurrent layers, LSTMCell, GRUCell or a function over "
+            f"sequences, but got {call!r}"
+        )
+    if state_size is None:
+        raise TypeError(
+            f"which_kernel: expected `state` as {cell}_sequence takes it, but got {state!r}"
+        )
+    steps = _steps(call, input, batch_first)
+    if cell == "lltm" and len(steps) == 1 and not isinstance(input, PackedSequence):
+        return "lltm"
+    return _of_gpu(cell, steps, state_size, backward) if steps.is_cuda else "cpu"
+
+
+def _steps(call: Any, input: Tensor | PackedSequence, batch_first: bool) -> Tensor:
+    """The input as the operator gets it: ``[time, batch, features]``."""
+    if isinstance(input, PackedSequence):
+        data, sizes = input.data, input.batch_sizes
+        return data.new_empty(len(sizes), int(sizes[0]), data.shape[1])
+    if isinstance(call, (LSTMCell, GRUCell)):
+        return input.reshape(1, -1, input.shape[-1])
+    if isinstance(call, Layers) and input.dim() == 2:
+        input = input.unsqueeze(0 if batch_first else 1)
+    return input.transpose(0, 1) if batch_first else input
+
+
+def _of_gpu(cell: str, input: Tensor, state_size: int, backward: bool) -> str:
     time, batch, _ = input.shape
     strides = (1, time) if _schemas.is_batch_first(input) else (batch, 1)
     library = _library("cuda")
-    dtype = library.product_dtype(input.dtype, _private.allows_tf32())
+    (example,) = _autocast.cast(input[:0])
+    dtype = library.product_dtype(example.dtype, _private.allows_tf32())
     entry = library.entry(f"{cell}_sequence_kernel", c_char_p, c_int32, c_void_p, c_int64, c_void_p)
     # The stride of the weights is not asked: no kernel depends on it.
     sizes = (c_int64 * 8)(time, batch, state_size, state_size, *strides, 0, 0)

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from extops import _checks
 from extops.modules import Layers, Results, States
@@ -50,6 +51,10 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
                 f"{self._name}: expected `proj_size` to be 0, but got {self.proj_size}: "
                 "torch.nn.LSTM has kernels for projections, extops none"
             )
+
+    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
+        """As of torch's layers, whose state has this name."""
+        return super().forward(input, hx)
 
     def flatten_parameters(self) -> None:
         """Does nothing: cuDNN alone wants all weights in one piece of memory."""
