@@ -28,7 +28,7 @@ from hypothesis import settings
 MARKERS = (
     "gpu: needs a CUDA GPU; left out without one, and never skipped under --require-gpu",
     "multi_gpu: needs two CUDA GPUs; skipped where there are fewer, also under --require-gpu",
-    "slow: takes seconds or minutes, or repeats a long test in another dtype; runs under --thorough only",
+    "slow: takes seconds or minutes, or repeats a long test in another dtype or cell; runs under --thorough only",
     "large: works on tensors of more than 2**31 elements, so takes gigabytes of GPU memory",
 )
 

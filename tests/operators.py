@@ -395,6 +395,14 @@ by_device_and_few_dtypes = pytest.mark.parametrize(
     ],
 )
 by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+# For tests that take seconds and see no kernel: of the sequences, the LLTM's stands for all, except under --thorough.
+by_few_operators = pytest.mark.parametrize(
+    "operator",
+    [
+        pytest.param(x, id=x.name, marks=pytest.mark.slow if x in SEQUENCES[1:] else ())
+        for x in OPERATORS
+    ],
+)
 by_sequence = pytest.mark.parametrize(
     "operator", SEQUENCES, ids=[operator.name for operator in SEQUENCES]
 )

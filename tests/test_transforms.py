@@ -20,6 +20,7 @@ from operators import (
     Tensors,
     as_tuple,
     by_device,
+    by_few_operators,
     by_operator,
     needs_inductor,
     upstream,
@@ -172,7 +173,7 @@ def test_transform(operator: Operator, transform: Transform, device: str) -> Non
 @by_device
 @pytest.mark.parametrize("inside", [True, False], ids=["compiled", "of_compiled"])
 @by_transform
-@by_operator
+@by_few_operators
 @pytest.mark.usefixtures("dynamo")
 def test_transform_and_compile(
     operator: Operator, transform: Transform, inside: bool, device: str
