@@ -324,6 +324,16 @@ def test_requirement(forge: Forge, requires: list[str], message: str) -> None:
     assert forge.findings() == {"requirement": [message]}
 
 
+def test_requirement_of_a_wheel_whose_libraries_use_nothing_of_torch(forge: Forge) -> None:
+    """It may take tensors as NumPy arrays, say, where there are some."""
+    forge.make_stable('extern "C" int call() { return 1; }')
+    forge.requires = []
+    assert forge.findings() == {}
+    forge.requires = ["torch<2"]
+    message = "its metadata require torch<2, but 3.11-cpu has torch 2.13.0"
+    assert forge.findings() == {"requirement": [message]}
+
+
 def test_gpu_code_of_a_wheel_that_is_silently_cpu_only(forge: Forge, nvcc: Nvcc) -> None:
     """As a setup.py makes it that asks `torch.cuda.is_available()` where there is no GPU."""
     forge.make_cuda(nvcc.compile(*COMPLETE))

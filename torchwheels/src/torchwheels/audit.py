@@ -282,7 +282,8 @@ def requirement(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     if wanted is None:
         served = wheel.torches.what
         right = f"=={minor(torch)}.*" if served is None else served
-        yield f"its metadata do not require torch: add `Requires-Dist: torch{right}`"
+        if right:  # else no library uses torch
+            yield f"its metadata do not require torch: add `Requires-Dist: torch{right}`"
     elif not wanted.contains(torch):
         yield f"its metadata require torch{wanted}, but {expectation.target.name} has torch {torch}"
     elif _is_classic(wheel) and len(admitted(wanted)) != 1:
