@@ -219,6 +219,17 @@ def test_undefined_symbols_that_somebody_has(forge: Forge) -> None:
     assert forge.findings() == {}
 
 
+def test_undefined_symbols_of_the_cuda_runtime_that_torch_loads(forge: Forge, nvcc: Nvcc) -> None:
+    """A library may leave out which CUDA it needs, to work with several."""
+    name = "tinyops/_more.so"
+    forge.files[name] = forge.compile(
+        'extern "C" int cudaMalloc(), __cudaGetKernel(); int use() { return cudaMalloc() + __cudaGetKernel(); }'
+    )
+    assert [*forge.findings()] == ["undefined_symbols"]
+    forge.make_cuda(nvcc.compile(*COMPLETE))
+    assert forge.findings() == {}
+
+
 @pytest.mark.parametrize(
     ("tag", "name", "symbol", "message"),
     [
