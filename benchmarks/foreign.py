@@ -58,6 +58,7 @@ PROJECTS = {
     "fast-hadamard-transform": Foreign("1.1.0", "CUDA only, incomplete archive"),
     "foldedtensor": Foreign("0.4.0", "pybind11, not torch's build code"),
     "grid-fusion-pytorch": Foreign("0.1.2", "setuptools-scm, compiles when it is imported"),
+    "monotonic-alignment-search": Foreign("0.2.1", "Cython"),
     "natten": Foreign("0.21.7", "CMake"),
     "quad-iou": Foreign("0.2.0", ""),
     "spatial-correlation-sampler": Foreign("0.5.0", "CUDA unless it is told otherwise"),
@@ -72,6 +73,7 @@ PROJECTS = {
         "abi3",
     ),
     "torch-discounted-cumsum": Foreign("1.1.0", ""),
+    "torchlpc": Foreign("0.7.2", ""),
     "vesin-torch": Foreign("0.6.2", "CMake, a build backend of its own"),
     "warp-rnnt": Foreign("0.7.0", "CUDA only, asks for a GPU"),
 }
