@@ -3,7 +3,8 @@
     TORCHWHEELS_ARCHITECTURES=9.0 python -m benchmarks.foreign torch-scatter 3.11-cpu   # minutes
 
 Further arguments, such as `--backend local`, are for `torchwheels build` and `torchwheels test`. The sources
-are PyPI's; those of the tests, where PyPI's lack them, are the repository's. What fails leaves a row, too.
+are PyPI's, or a commit's where PyPI has none that are whole; those of the tests, where PyPI's lack them, are
+the repository's. What fails leaves a row, too.
 
     python -m benchmarks.foreign --add RECORD...   # of the tests of such a wheel on another machine
 
@@ -36,11 +37,17 @@ class Foreign:
     """A project of others."""
 
     version: str
-    """The one on PyPI that has sources."""
+    """The one on PyPI that has sources, or `git+URL@COMMIT`."""
     style: str
     """What is special about the way in which it builds."""
     tests: str = ""
     """Where its tests are; empty: in the same sources, if it has some."""
+
+
+def source(name: str) -> str:
+    """What torchwheels is told to build."""
+    version = PROJECTS[name].version
+    return version if version.startswith("git+") else f"{name}=={version}"
 
 
 PROJECTS = {
@@ -51,6 +58,7 @@ PROJECTS = {
     "fast-hadamard-transform": Foreign("1.1.0", "CUDA only, incomplete archive"),
     "foldedtensor": Foreign("0.4.0", "pybind11, not torch's build code"),
     "grid-fusion-pytorch": Foreign("0.1.2", "setuptools-scm, compiles when it is imported"),
+    "monotonic-alignment-search": Foreign("0.2.1", "Cython"),
     "natten": Foreign("0.21.7", "CMake"),
     "quad-iou": Foreign("0.2.0", ""),
     "spatial-correlation-sampler": Foreign("0.5.0", "CUDA unless it is told otherwise"),
@@ -60,6 +68,13 @@ PROJECTS = {
     "torch-scatter": Foreign("2.1.2", "no ninja, a library for each file", f"{PYG}scatter@2.1.2"),
     "torch-spline-conv": Foreign("1.2.2", "no ninja", f"{PYG}spline_conv@1.2.2"),
     "torchsort": Foreign("0.1.9", "", "git+https://github.com/teddykoker/torchsort@v0.1.9"),
+    "extension-cpp": Foreign(
+        "git+https://github.com/pytorch/extension-cpp@0ec4969c7bc8e15a8456e5eb9d9ca0a7ec15bc95",
+        "abi3",
+    ),
+    "torch-discounted-cumsum": Foreign("1.1.0", ""),
+    "torchlpc": Foreign("0.7.2", ""),
+    "vesin-torch": Foreign("0.6.2", "CMake, a build backend of its own"),
     "warp-rnnt": Foreign("0.7.0", "CUDA only, asks for a GPU"),
 }
 
@@ -130,9 +145,9 @@ def measure(name: str, target: str, arguments: list[str]) -> dict[str, Any]:
     given = [f"--target={target}", *arguments]
     given += [f"--config={config}"] if config.is_file() else []
     start = time.monotonic()
-    printed, processes = run_tool("build", f"{name}=={known.version}", *given)
+    printed, processes = run_tool("build", source(name), *given)
     row = {
-        "project": f"{name}=={known.version}",
+        "project": source(name),
         "style": known.style,
         "target": target,
         "options": {key: value for key, value in options.table.items() if key != "tests"},
@@ -147,8 +162,7 @@ def measure(name: str, target: str, arguments: list[str]) -> dict[str, Any]:
         return row | {"failed": why}
     wheel = DIST / found[1]
     if options.tests.paths or options.tests.command:
-        source = known.tests or f"{name}=={known.version}"
-        run_tool("test", source, f"--wheel={wheel}", *given)
+        run_tool("test", known.tests or source(name), f"--wheel={wheel}", *given)
     return row | {"GB": float(found[3])} | of_wheel(wheel, options)
 
 

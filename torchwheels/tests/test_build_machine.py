@@ -244,6 +244,19 @@ def test_missing_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         environments.find_python("3.99")
 
 
+def test_python_of_pyenv_is_found_where_another_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shim = tmp_path / "python3.99"
+    shim.write_text(
+        '#!/bin/sh\n[ "${PYENV_VERSION-}" = 3.99 ] && echo 3.99 /versions/3.99.1/python'
+    )
+    shim.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
+    monkeypatch.setenv("PYENV_VERSION", "3.11.7")
+    assert environments.find_python("3.99") == "/versions/3.99.1/python"
+
+
 CPP_EXTENSION = """
 import os
 

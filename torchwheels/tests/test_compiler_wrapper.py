@@ -319,6 +319,20 @@ def test_loops_of_fast_math_find_their_functions(commands: Path, tmp_path: Path)
     assert list(numbers) == [1.0] * 8
 
 
+def test_code_is_for_every_cpu_where_a_project_wants_its_own(
+    commands: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def macros(*words: str) -> str:
+        return compile(commands, tmp_path, "-dM", "-E", *words, "test.cpp").read_text()
+
+    usual = macros()
+    assert capfd.readouterr().err == ""
+    assert macros("-march=native", "-mtune=native") == usual
+    said = "torchwheels: left out -march=native: a wheel is for other CPUs than this one, too\n"
+    assert said in capfd.readouterr().err
+    assert macros("-mavx2") != usual
+
+
 def test_openmp_finds_its_runtime(commands: Path, tmp_path: Path) -> None:
     library = compile(commands, tmp_path, "-shared", "-fopenmp", "-DOPENMP", "test.cpp")
     with library.open("rb") as file:

@@ -219,6 +219,17 @@ def test_undefined_symbols_that_somebody_has(forge: Forge) -> None:
     assert forge.findings() == {}
 
 
+def test_undefined_symbols_of_the_cuda_runtime_that_torch_loads(forge: Forge, nvcc: Nvcc) -> None:
+    """A library may leave out which CUDA it needs, to work with several."""
+    name = "tinyops/_more.so"
+    forge.files[name] = forge.compile(
+        'extern "C" int cudaMalloc(), __cudaGetKernel(); int use() { return cudaMalloc() + __cudaGetKernel(); }'
+    )
+    assert [*forge.findings()] == ["undefined_symbols"]
+    forge.make_cuda(nvcc.compile(*COMPLETE))
+    assert forge.findings() == {}
+
+
 @pytest.mark.parametrize(
     ("tag", "name", "symbol", "message"),
     [
@@ -321,6 +332,16 @@ def test_torch_symbol_of_one_release_where_many_are_promised(forge: Forge) -> No
 )
 def test_requirement(forge: Forge, requires: list[str], message: str) -> None:
     forge.requires = requires
+    assert forge.findings() == {"requirement": [message]}
+
+
+def test_requirement_of_a_wheel_whose_libraries_use_nothing_of_torch(forge: Forge) -> None:
+    """It may take tensors as NumPy arrays, say, where there are some."""
+    forge.make_stable('extern "C" int call() { return 1; }')
+    forge.requires = []
+    assert forge.findings() == {}
+    forge.requires = ["torch<2"]
+    message = "its metadata require torch<2, but 3.11-cpu has torch 2.13.0"
     assert forge.findings() == {"requirement": [message]}
 
 

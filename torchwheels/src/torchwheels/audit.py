@@ -41,6 +41,8 @@ _MANYLINUX = re.compile(r"manylinux(1|2010|2014|_\d+_\d+)_")
 _MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 _TAG_OF_A_PYTHON = re.compile(r"py3-none|(cp3\d+)-(none|abi3|\1t?)")
 _OF_LINUX = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_")  # the versions of its symbols
+# A torch of CUDA loads its runtime for all libraries of the process.
+_OF_CUDA_RUNTIME = re.compile(r"(__)?cuda[A-Z]\w*")
 
 # What comes with torch itself, or with the packages that a torch of CUDA requires.
 _OF_TORCH = r"lib(torch(_cpu|_cuda\w*|_python|_global_deps)?|c10(_cuda)?|shm)"
@@ -189,6 +191,8 @@ def undefined_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         of_others = {*chain(*wheel.torch_functions(library)), *wheel.python_functions(library)}
         wanted = {*wheel.wanted(library)}
         wanted |= {name for name, version in library.undefined.items() if _OF_LINUX.match(version)}
+        if expectation.target.cuda:
+            of_others |= {name for name in wanted if _OF_CUDA_RUNTIME.fullmatch(name)}
         lacking = sorted(wanted - of_others - linux)
         if newer := [symbol for symbol in lacking if baseline.first_version(symbol)]:
             yield (
@@ -282,7 +286,8 @@ def requirement(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     if wanted is None:
         served = wheel.torches.what
         right = f"=={minor(torch)}.*" if served is None else served
-        yield f"its metadata do not require torch: add `Requires-Dist: torch{right}`"
+        if right:  # else no library uses torch
+            yield f"its metadata do not require torch: add `Requires-Dist: torch{right}`"
     elif not wanted.contains(torch):
         yield f"its metadata require torch{wanted}, but {expectation.target.name} has torch {torch}"
     elif _is_classic(wheel) and len(admitted(wanted)) != 1:

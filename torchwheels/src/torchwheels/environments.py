@@ -108,9 +108,15 @@ def find_python(version: str) -> str:
         command = [uv, "python", "find", "--no-project", version]
         candidates.append(subprocess.run(command, capture_output=True, text=True).stdout.strip())
     for candidate in filter(None, candidates):
-        ask = [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-        if subprocess.run(ask, capture_output=True, text=True).stdout.strip() == version:
-            return candidate
+        ask = [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"]
+        chosen = {
+            **os.environ,
+            "PYENV_VERSION": version,
+        }  # what pyenv has on PATH runs only the chosen one
+        done = subprocess.run(ask, env=chosen, capture_output=True, text=True)
+        found, _, path = done.stdout.strip().partition(" ")
+        if found == version:
+            return path
     raise UserError(
         f"there is no Python {version} on PATH: install one (`uv python install {version}` does), or "
         "build with `--backend docker`"
