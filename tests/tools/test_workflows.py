@@ -150,9 +150,12 @@ def test_setup_runs_nox_on_the_default_python() -> None:
 def test_jobs_of_the_full_matrix() -> None:
     targets = OPTIONS.chosen_targets()
     assert [job["target"] for job in jobs("full")["test"]] == [target.name for target in targets]
-    labels = {target.label for target in targets}
+    labels = {f"{target.label}{target.machine.suffix}" for target in targets}
     assert sorted(job["label"] for job in jobs("full")["build"]) == sorted(labels)
-    on_gpu = {(target.label, target.torch) for target in targets if target.cuda}
+    on_arm = {job["target"] for job in jobs("full")["test"] if job["runner"] == "ubuntu-24.04-arm"}
+    assert on_arm == {"3.11-cpu-aarch64", "3.11-cu130-aarch64"}
+    # The GPU runners are x86-64.
+    on_gpu = {(x.label, x.torch) for x in targets if x.cuda and x.machine.name == "x86_64"}
     found = [OPTIONS.releases.target(job["target"]) for job in jobs("full")["gpu"]]
     assert {(target.label, target.torch) for target in found} == on_gpu
     assert {target.python for target in found} == {"3.11"}

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from torchwheels import baseline, links, releases, toolchain
+from torchwheels import baseline, links, machines, releases, toolchain
+from torchwheels.errors import UserError
 from torchwheels.wheel import read_library
 
 # Each of these has a newer version on a newer Linux, or is new itself.
@@ -126,7 +127,9 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the wrappers; the module's temporary folder is called `here` in what they build."""
     folder = tmp_path_factory.getbasetemp()
     prefixes = {folder: "here"}
-    return toolchain.make_wrappers(folder / "compilers", toolchain.host_compiler(), prefixes)
+    return toolchain.make_wrappers(
+        folder / "compilers", toolchain.host_compiler(machines.here()), prefixes
+    )
 
 
 def compile(commands: Path, folder: Path, *words: str, name: str = "g++", code: str = CODE) -> Path:
@@ -147,8 +150,8 @@ def asked_versions(library: Path) -> set[str]:
 def taken_from_nobody(library: Path) -> set[str]:
     """The symbols that neither the library has nor the oldest Linux."""
     found = read_library(library.read_bytes())
-    allowed = baseline.allowed_versions(releases.load().manylinux)
-    return found.undefined.keys() - baseline.symbols_of_linux(allowed)
+    allowed = baseline.allowed_versions(releases.load().manylinux, machines.here())
+    return found.undefined.keys() - baseline.symbols_of_linux(allowed, machines.here())
 
 
 @pytest.mark.parametrize("name", ["c++", "g++"])
@@ -158,7 +161,9 @@ def test_library_asks_for_an_old_system_and_runs_here(
 ) -> None:
     source = str(tmp_path / "test.cpp")
     library = compile(commands, tmp_path, "-shared", source, *libraries, name=name)
-    assert asked_versions(library) <= baseline.allowed_versions(releases.load().manylinux)
+    assert asked_versions(library) <= baseline.allowed_versions(
+        releases.load().manylinux, machines.here()
+    )
     assert ctypes.CDLL(str(library)).test(ctypes.c_double(0.0)) == len("1")
 
 
@@ -185,7 +190,7 @@ def test_every_name_of_a_compiler_is_caught(commands: Path, tmp_path: Path) -> N
     machine = subprocess.run(["gcc", "-dumpmachine"], capture_output=True, text=True, check=True)
     names = [name for name in here if name.removeprefix(f"{machine.stdout.strip()}-")[:3] == "g++"]
     assert {"g++"} <= {*names} <= {path.name for path in commands.iterdir()}
-    allowed = baseline.allowed_versions(releases.load().manylinux)
+    allowed = baseline.allowed_versions(releases.load().manylinux, machines.here())
     for name in names:
         library = compile(commands, tmp_path, "-shared", "test.cpp", name=name)
         assert asked_versions(library) <= allowed, name
@@ -205,7 +210,9 @@ def test_what_the_systems_python_links_with_is_caught(
         pytest.skip(f"{python} does not say with what it links ({variable})")
     compile(commands, tmp_path, "-c", "test.cpp").rename(tmp_path / "test.o")
     library = compile(commands, tmp_path, *words[1:], "test.o", "-lstdc++", name=words[0])
-    assert asked_versions(library) <= baseline.allowed_versions(releases.load().manylinux)
+    assert asked_versions(library) <= baseline.allowed_versions(
+        releases.load().manylinux, machines.here()
+    )
 
 
 @pytest.mark.parametrize("options", [["-O2"], ["-O2", "-flto"], ["-O3", "-ffast-math"]])
@@ -287,7 +294,7 @@ def test_two_folders_give_the_same_bytes_without_a_path_of_this_machine(
     for folder in (tmp_path / "here", tmp_path / "a" / "here"):
         folder.mkdir(parents=True)
         toolchain.make_wrappers(
-            folder / "compilers", toolchain.host_compiler(), {folder: "/source"}
+            folder / "compilers", toolchain.host_compiler(machines.here()), {folder: "/source"}
         )
         source = str(folder / "test.cpp")
         found.append(compile(folder / "compilers" / "bin", folder, "-shared", source).read_bytes())
@@ -339,7 +346,7 @@ def test_openmp_finds_its_runtime(commands: Path, tmp_path: Path) -> None:
         dynamic: Any = ELFFile(file).get_section_by_name(".dynamic")
         assert "libgomp.so.1" in {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")}
     assert asked_versions(library) <= {
-        *baseline.allowed_versions(releases.load().manylinux),
+        *baseline.allowed_versions(releases.load().manylinux, machines.here()),
         "OMP_1.0",
     }
 
@@ -365,6 +372,46 @@ def test_what_is_linked_is_known_again(commands: Path, tmp_path: Path) -> None:
 
 
 def test_versions_are_those_of_the_policy() -> None:
-    allowed = baseline.allowed_versions("manylinux_2_28")
+    allowed = baseline.allowed_versions("manylinux_2_28", machines.X86_64)
     assert {"GLIBC_2.2.5", "GLIBC_2.28", "GLIBCXX_3.4.24", "CXXABI_1.3.11"} <= allowed
     assert not {"GLIBC_2.29", "GLIBC_PRIVATE", "GLIBCXX_3.4.25"} & allowed
+
+
+def test_versions_of_aarch64_begin_with_its_first_glibc() -> None:
+    allowed = baseline.allowed_versions("manylinux_2_28", machines.AARCH64)
+    assert {"GLIBC_2.17", "GLIBC_2.28", "GLIBCXX_3.4.24"} <= allowed
+    assert not {"GLIBC_2.2.5", "GLIBC_2.29"} & allowed
+
+
+AARCH64_COMPILER = pytest.mark.skipif(
+    machines.AARCH64.compiler("g++") is None,
+    reason=f"there is no compiler for aarch64 ({machines.AARCH64.package})",
+)
+
+
+@AARCH64_COMPILER
+@pytest.mark.parametrize("options", [["-O2"], ["-O3", "-ffast-math"]])
+def test_library_for_aarch64_asks_for_an_old_system(tmp_path: Path, options: list[str]) -> None:
+    compiler = toolchain.host_compiler(machines.AARCH64)
+    commands = toolchain.make_wrappers(tmp_path / "compilers", compiler, {})
+    library = compile(commands, tmp_path, "-shared", "-std=c++17", *options, "test.cpp", code=NEWER)
+    found = read_library(library.read_bytes())
+    assert found.machine == "EM_AARCH64"
+    allowed = baseline.allowed_versions(releases.load().manylinux, machines.AARCH64)
+    assert asked_versions(library) <= allowed
+    assert not found.undefined.keys() - baseline.symbols_of_linux(allowed, machines.AARCH64)
+    assert {*found.needed} <= {*baseline.LIBRARIES}
+    assert found.start_up_sets_fast_math == ("-ffast-math" in options)
+
+
+def test_compiler_of_another_machine_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (other,) = {*machines.MACHINES.values()} - {machines.here()}
+    with pytest.raises(UserError) as error:
+        toolchain.host_compiler(other)
+    assert str(error.value) == (
+        f"there is no C++ compiler {other.triplet}-g++ on PATH: install one, e.g. "
+        f"`apt-get install {other.package}`"
+    )

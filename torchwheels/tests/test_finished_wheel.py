@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import check_import, environments, finish, releases, toolchain
+from torchwheels import check_import, environments, finish, machines, releases, toolchain
 from torchwheels.errors import UserError
 from torchwheels.wheel import read
 
@@ -27,7 +27,9 @@ PLAIN = 'extern "C" int used() { return 1; }\n'
 @pytest.fixture(scope="module")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("compilers") / "compilers"
-    return str(toolchain.make_wrappers(folder, toolchain.host_compiler(), {}) / "g++")
+    return str(
+        toolchain.make_wrappers(folder, toolchain.host_compiler(machines.here()), {}) / "g++"
+    )
 
 
 def library(compiler: str, folder: Path, code: str, *flags: str) -> bytes:

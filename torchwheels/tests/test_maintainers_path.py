@@ -288,7 +288,7 @@ def test_audit_says_what_is_not_fit(
 def test_matrix_is_the_projects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = sources_with_tests(tmp_path / "source", "") / "pyproject.toml"
     cli.main(["matrix", "small", f"--config={config}"])
-    job = '[{"target": "3.11-cpu", "label": "cpu", "python": "3.11"}]'
+    job = '[{"target": "3.11-cpu", "label": "cpu", "python": "3.11", "runner": "ubuntu-24.04"}]'
     assert capsys.readouterr().out == f"build={job}\ntest={job}\ngpu=[]\n"
     cli.main(["matrix", "full", f"--config={config}"])
     jobs = dict(line.split("=", 1) for line in capsys.readouterr().out.splitlines())

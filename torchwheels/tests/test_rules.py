@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import BILL_OF_MATERIALS, CLASSIC, LIBRARY, STABLE, Forge, Nvcc, find_nvcc
-from torchwheels import audit, project, releases, reports
+from torchwheels import audit, machines, project, releases, reports
 from torchwheels.errors import UserError
 from torchwheels.wheel import BUILD_RECORD, read
 
@@ -151,6 +152,12 @@ def test_platform_tag_of_another_system(forge: Forge, platform: str, processor: 
     forge.platform, forge.processor = platform, processor
     message = f"its tag is {platform}_{processor}, but auditwheel proves manylinux_2_5_x86_64"
     assert forge.findings() == {"platform_tag": [message]}
+
+
+def test_platform_tag_of_another_target(forge: Forge) -> None:
+    forge.target = dataclasses.replace(forge.target, machine=machines.AARCH64)
+    message = f"{LIBRARY} is for EM_X86_64, but 3.11-cpu-aarch64 for EM_AARCH64"
+    assert message in forge.findings()["platform_tag"]
 
 
 def test_platform_tag_with_an_older_name_of_the_same(forge: Forge) -> None:

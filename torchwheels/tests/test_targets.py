@@ -21,6 +21,9 @@ TABLE = releases.load()
         ("3.12-cpu-torch2.6", "2.6.0", None),
         ("3.11-cu130", "2.13.0", "13.0"),
         ("3.11-cu124-torch2.5", "2.5.1", "12.4"),
+        ("3.11-cpu-aarch64", "2.13.0", None),
+        ("3.11-cpu-torch2.10-aarch64", "2.10.0", None),
+        ("3.12-cu130-aarch64", "2.13.0", "13.0"),
     ],
 )
 def test_target_has_the_torch_and_cuda_of_its_name(name: str, torch: str, cuda: str | None) -> None:
@@ -44,6 +47,7 @@ def test_names_are_unique() -> None:
         ("3.14-cu121", "torch 2.4.1 has no wheel for Python 3.14"),
         ("3.10-cpu-torch2.15", "torch 2.15.0 has no wheel for Python 3.10"),
         ("3.11-cu130-torch2.6", "torch 2.6.0 is built for CUDA 12.4, not 13.0"),
+        ("3.11-cu128-aarch64", "torch 2.10.0 has no CUDA build for aarch64 on PyPI"),
         ("3.11-rocm", "there is no target '3.11-rocm': a target is"),
     ],
 )
@@ -52,6 +56,13 @@ def test_error_says_why_there_is_no_such_target(name: str, reason: str) -> None:
         TABLE.target(name)
     assert reason in str(error.value)
     assert "the nearest are 3.1" in str(error.value)
+
+
+def test_patterns_are_for_x86_64_where_they_do_not_say() -> None:
+    assert {x.machine.name for x in TABLE.matching(["3.1?-cu*", "3.1?-cpu*"])} == {"x86_64"}
+    found = TABLE.matching(["3.11-c*-aarch64"])
+    assert {"3.11-cpu-aarch64", "3.11-cu130-aarch64"} < {x.name for x in found}
+    assert {x.machine.name for x in found} == {"aarch64"}
 
 
 def test_patterns_name_several_targets() -> None:

@@ -22,8 +22,9 @@ from packaging.tags import parse_tag
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from torchwheels import baseline
+from torchwheels import baseline, machines
 from torchwheels.errors import UserError
+from torchwheels.machines import Machine
 from torchwheels.project import Project
 from torchwheels.releases import Releases, Target, load, minor, numbers, openmp
 from torchwheels.stable_functions import first_releases, newest_release, oldest_release
@@ -38,7 +39,6 @@ from torchwheels.wheel import (
 
 _OLDER_NAMES = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 _MANYLINUX = re.compile(r"manylinux(1|2010|2014|_\d+_\d+)_")
-_MACHINES = {"x86_64": "EM_X86_64", "aarch64": "EM_AARCH64"}
 _TAG_OF_A_PYTHON = re.compile(r"py3-none|(cp3\d+)-(none|abi3|\1t?)")
 _OF_LINUX = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_")  # the versions of its symbols
 # A torch of CUDA loads its runtime for all libraries of the process.
@@ -137,16 +137,20 @@ def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     platforms = sorted({tag.platform for tag in wheel.tags}, key=lambda x: (_glibc(x), x))
     said, proved = ".".join(platforms), wheel.proved_platform
     processors = {_MANYLINUX.sub("", platform) for platform in (*platforms, proved)}
+    wanted = expectation.target.machine
     if _glibc(platforms[0]) != _glibc(proved) or len(processors) != 1:
         yield f"its tag is {said}, but auditwheel proves {proved}"
     elif _glibc(proved) > _glibc(expectation.manylinux) and not expectation.of_others:
-        newer = "".join(f"; {text}" for text in _newer_symbols(wheel, expectation.manylinux))
+        newer = "".join(
+            f"; {text}" for text in _newer_symbols(wheel, expectation.manylinux, wanted)
+        )
         yield f"its tag is {said}, but {expectation.manylinux} or older is wanted{newer}"
     for path, library in wheel.libraries.items():
-        machine = _MACHINES.get(_MANYLINUX.sub("", proved))
-        if machine and library.machine != machine:
+        if library.machine != machines.of_platform(proved).elf:
             yield f"its tag is {said}, but {path} is for another processor ({library.machine})"
-        allowed = baseline.allowed_versions(_policy(wheel, expectation))
+        elif library.machine != wanted.elf:
+            yield f"{path} is for {library.machine}, but {expectation.target.name} for {wanted.elf}"
+        allowed = baseline.allowed_versions(_policy(wheel, expectation), wanted)
         versions = [x for x in sorted(library.versions - allowed) if _OF_LINUX.match(x)]
         if versions:  # auditwheel reads no library under the name of a source
             yield f"its tag is {said}, but {path} wants {', '.join(versions)}"
@@ -165,9 +169,9 @@ def _glibc(platform: str) -> tuple[int, int]:
     return (int(found[1]), int(found[2])) if found else (99, 0)
 
 
-def _newer_symbols(wheel: Wheel, manylinux: str) -> Iterator[str]:
+def _newer_symbols(wheel: Wheel, manylinux: str, machine: Machine) -> Iterator[str]:
     """What the libraries use that the policy does not allow, and what helps."""
-    allowed = baseline.allowed_versions(manylinux)
+    allowed = baseline.allowed_versions(manylinux, machine)
     for path, library in wheel.libraries.items():
         newer = {
             symbol: version
@@ -186,7 +190,8 @@ def _newer_symbols(wheel: Wheel, manylinux: str) -> Iterator[str]:
 def undefined_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """What the libraries use is in the wheel, torch, Python, or the oldest C and C++ libraries of the tag."""
     policy = _policy(wheel, expectation)
-    linux = baseline.symbols_of_linux(baseline.allowed_versions(policy))
+    machine = expectation.target.machine
+    linux = baseline.symbols_of_linux(baseline.allowed_versions(policy, machine), machine)
     for path, library in wheel.libraries.items():
         of_others = {*chain(*wheel.torch_functions(library)), *wheel.python_functions(library)}
         wanted = {*wheel.wanted(library)}
@@ -194,9 +199,10 @@ def undefined_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         if expectation.target.cuda:
             of_others |= {name for name in wanted if _OF_CUDA_RUNTIME.fullmatch(name)}
         lacking = sorted(wanted - of_others - linux)
-        if newer := [symbol for symbol in lacking if baseline.first_version(symbol)]:
+        if newer := [symbol for symbol in lacking if baseline.first_version(symbol, machine)]:
+            first = baseline.first_version(newer[0], machine)
             yield (
-                f"{path} uses {_some(newer)}, which Linux has from {baseline.first_version(newer[0])} on, "
+                f"{path} uses {_some(newer)}, which Linux has from {first} on, "
                 f"but its tag is {policy}: have its setup do without, or define it"
             )
         unknown = [symbol for symbol in lacking if symbol not in newer]
@@ -593,10 +599,11 @@ def target_of(wheel: Wheel, torch: str, releases: Releases) -> Target:
             f"{wheel.path.name} is for Python {pythons}, but torch {release.version} is for "
             f"{', '.join(release.pythons)}"
         )
+    machine = machines.of_platform(min(tag.platform for tag in wheel.tags))
     toolkits = [x.gpu_code.toolkit for x in wheel.libraries.values() if x.gpu_code.toolkit]
     needed = wheel.cuda.what or ("".join(toolkits[:1]) and f"=={numbers(toolkits[0])[0]}.*")
     if not needed and not any(library.gpu_code for library in wheel.libraries.values()):
-        return Target(python, release.version, None, releases.cpu["image"], True)
+        return Target(python, release.version, None, releases.cpu["image"], True, machine=machine)
     # torch is published for several versions of CUDA; a wheel names its own, or takes that of PyPI's torch.
     fitting = [x for x in releases.cudas.values() if SpecifierSet(needed or "").contains(x.version)]
     named = [x for x in fitting if x.label in (wheel.version.local or "").split(".")]
@@ -604,7 +611,7 @@ def target_of(wheel: Wheel, torch: str, releases: Releases) -> Target:
     if not fitting:
         raise UserError(f"{wheel.cuda.why}, but only CUDA {', '.join(releases.cudas)} is known")
     cuda = (named or default or fitting[::-1])[0]
-    return Target(python, release.version, cuda, cuda.image, True)
+    return Target(python, release.version, cuda, cuda.image, True, machine=machine)
 
 
 def expectation_of(project: Project, target: Target, of_others: bool = False) -> Expectation:

@@ -21,7 +21,9 @@ from auditwheel.libc import Libc
 from auditwheel.policy import WheelPolicies
 from elftools.elf.elffile import ELFFile
 
+from torchwheels import machines
 from torchwheels.errors import UserError
+from torchwheels.machines import Machine
 
 LIBRARIES = (
     "libstdc++.so.6",
@@ -29,12 +31,12 @@ LIBRARIES = (
     "libm.so.6",
     "libmvec.so.1",  # what -ffast-math makes of loops over exp and the like
     "libc.so.6",
-    "ld-linux-x86-64.so.2",
+    *(machine.loader for machine in machines.MACHINES.values()),
     "libpthread.so.0",
     "libdl.so.2",
     "librt.so.1",
 )
-"""All that every Linux has, by their names at run time."""
+"""All that every Linux has, by their names at run time: the loaders each on its machine."""
 
 # What glibc 2.32 to 2.34 moved into libc, each with a new version: whoever uses it has to name the
 # library where it was.
@@ -54,21 +56,25 @@ NEWER_GLIBC = Path(__file__).parent / "wrappers" / "newer_glibc"
 """Sources of what newer headers ask for, written with what the oldest glibc has."""
 
 
-def make_stubs(folder: Path, compiler: str, manylinux: str) -> None:
+def make_stubs(folder: Path, compiler: str, manylinux: str, machine: Machine) -> None:
     """Makes the stubs, by the names that the linker looks for: `libm.so` and so on.
 
-    Beside them are libnewer_glibc.a, and in `include` a header that comes before the system's.
+    `compiler` is one for `machine`. Beside them are libnewer_glibc.a, and in `include` a header that comes before the
+    system's.
     """
     folder.mkdir(parents=True)
-    allowed = allowed_versions(manylinux)
-    found = _symbols(allowed)
+    allowed = allowed_versions(manylinux, machine)
+    found = _symbols(allowed, machine)
     vectors = "libmvec.so.1"
-    _hide_vector_functions(folder / "include", _versions(vectors).keys() - found[vectors].keys())
+    newer = _versions(vectors, machine).keys() - found[vectors].keys()
+    _hide_vector_functions(folder / "include", newer)
     for name, symbols in found.items():
         stub = folder / f"{name.partition('.so')[0]}.so"
         script = stub.with_suffix(".map")
         script.write_text(_version_script(symbols))
-        flags = ["-shared", "-nostdlib", f"-Wl,-soname,{name}", f"-Wl,--version-script={script}"]
+        flags = ["-shared", "-nostdlib", f"-Wl,-soname,{name}"]
+        if symbols:  # an empty script is an error
+            flags.append(f"-Wl,--version-script={script}")
         subprocess.run(
             [compiler, *flags, "-o", stub, "-x", "assembler", "-"],
             input=_assembler(symbols),
@@ -78,11 +84,16 @@ def make_stubs(folder: Path, compiler: str, manylinux: str) -> None:
     _make_newer_glibc(folder / "libnewer_glibc.a", compiler)
 
 
-def _symbols(allowed: frozenset[str]) -> dict[str, dict[str, tuple[str, str]]]:
+def _symbols(allowed: frozenset[str], machine: Machine) -> dict[str, dict[str, tuple[str, str]]]:
     """What each library had: for each symbol the newest allowed version, and the symbol's kind."""
-    found = {library: _newest(_versions(library), allowed) for library in LIBRARIES}
-    libc = found["libc.so.6"]
-    moved = [x for x in libc if any(_order(y) >= (2, 32) for y in _versions("libc.so.6")[x])]
+    others = {each.loader for each in machines.MACHINES.values() if each != machine}
+    found = {
+        library: _newest(_versions(library, machine), allowed)
+        for library in LIBRARIES
+        if library not in others
+    }
+    libc, versions = found["libc.so.6"], _versions("libc.so.6", machine)
+    moved = [x for x in libc if any(_order(y) >= (2, 32) for y in versions[x])]
     for library, names in _MOVED.items():
         for symbol in filter(names.match, moved):
             found[library][symbol] = libc.pop(symbol)
@@ -111,14 +122,20 @@ def _make_newer_glibc(archive: Path, compiler: str) -> None:
         object_file = archive.with_name(f"{source.stem}.o")
         flags = ["-std=c11", "-O2", "-fPIC", "-fvisibility=hidden"]
         subprocess.run([compiler, *flags, "-c", source, "-o", object_file], check=True)
-        subprocess.run(["objcopy", "--weaken", object_file], check=True)
+        subprocess.run([_asked(compiler, "prog", "objcopy"), "--weaken", object_file], check=True)
         objects.append(object_file)
-    subprocess.run(["ar", "rcsD", archive, *objects], check=True)
+    subprocess.run([_asked(compiler, "prog", "ar"), "rcsD", archive, *objects], check=True)
 
 
-def allowed_versions(manylinux: str) -> frozenset[str]:
+def _asked(compiler: str, kind: str, name: str) -> str:
+    """What the compiler says where it has a program or a file: the name alone, where it knows no better."""
+    command = [compiler, f"-print-{kind}-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def allowed_versions(manylinux: str, machine: Machine) -> frozenset[str]:
     """The symbol versions, such as `GLIBC_2.28`, that the policy allows."""
-    architecture = Architecture.detect().baseline
+    architecture = Architecture(machine.name)
     policies = WheelPolicies(libc=Libc.GLIBC, arch=architecture)
     policy = policies.get_policy_by_name(f"{manylinux}_{architecture}")
     return frozenset(
@@ -128,17 +145,19 @@ def allowed_versions(manylinux: str) -> frozenset[str]:
     )
 
 
-def symbols_of_linux(allowed: frozenset[str]) -> frozenset[str]:
+def symbols_of_linux(allowed: frozenset[str], machine: Machine) -> frozenset[str]:
     """All that a Linux with the `allowed` versions has in its C and C++ libraries.
 
-    Read from this machine's: newer ones keep what they had.
+    Read from those that are here: newer ones keep what they had.
     """
-    return frozenset(name for library in LIBRARIES for name in _newest(_versions(library), allowed))
+    return frozenset(
+        name for library in LIBRARIES for name in _newest(_versions(library, machine), allowed)
+    )
 
 
-def first_version(symbol: str) -> str | None:
-    """The oldest version that this machine's C and C++ libraries have of `symbol`."""
-    found = [version for library in LIBRARIES for version in _versions(library).get(symbol, ())]
+def first_version(symbol: str, machine: Machine) -> str | None:
+    """The oldest version that the C and C++ libraries which are here have of `symbol`."""
+    found = [x for library in LIBRARIES for x in _versions(library, machine).get(symbol, ())]
     return min(found, key=_order, default=None)
 
 
@@ -148,8 +167,20 @@ class _LinkMap(ctypes.Structure):
     _fields_ = (("address", ctypes.c_void_p), ("path", ctypes.c_char_p))
 
 
+def _path_of(library: str, machine: Machine) -> Path | None:
+    """Where a library for `machine` is; None where there is none, as of libmvec on some processors."""
+    if machine.is_here:
+        return _path_here(library)
+    compiler = machine.compiler("gcc")
+    if compiler is None:
+        raise UserError(
+            f"there are no C and C++ libraries for {machine.name} here: `apt-get install {machine.package}` adds them"
+        )
+    found = Path(_asked(compiler, "file", library))
+    return found if found.is_absolute() else None
+
+
 def _path_here(library: str) -> Path | None:
-    """Where this machine has a library; None where it has none, as of libmvec on some processors."""
     try:
         loaded = ctypes.CDLL(library)
     except OSError:
@@ -163,9 +194,9 @@ def _path_here(library: str) -> Path | None:
 
 
 @functools.cache
-def _versions(library: str) -> dict[str, dict[str, str]]:
-    """The symbols of a library of this machine: for each its versions, with the kind of symbol."""
-    path = _path_here(library)
+def _versions(library: str, machine: Machine) -> dict[str, dict[str, str]]:
+    """The symbols of a library for `machine`: for each its versions, with the kind of symbol."""
+    path = _path_of(library, machine)
     found: dict[str, dict[str, str]] = {}
     if path is None:
         return found

@@ -29,6 +29,7 @@ from torchwheels import (
     environments,
     finish,
     links,
+    machines,
     processes,
     reports,
     sources,
@@ -158,17 +159,18 @@ def build_wheel(
 ) -> Path | None:  # fmt: skip
     """Builds the wheel of `source` for `target`, on this machine; returns its path in `dist` after the last step.
 
-    It is there only once it has passed the audit and has been imported. The first and third step
+    It is there only once it has passed the audit and has been imported, where that runs here. The first and third step
     install what the others want, which may then be without a network. `fresh` takes nothing of the compiler
     cache.
     """
     start = time.monotonic()
     target = project.target_to_build(target)
+    _check_machine(project, target)
     toolkit_requirement = toolchain.pip_toolkit(target)
     any_cuda = bool(project.stable)
     base = environments.with_torch(target, toolkit_requirement, any_cuda)
     toolkit = toolchain.find_toolkit(target, base.site_packages)
-    compiler = toolchain.host_compiler()
+    compiler = toolchain.host_compiler(target.machine)
     # One place for all builds of a target: paths end up in hashes that no prefix map reaches.
     with environments.locked(f"build/{target.name}") as work:
         environment = Environment(work / "environment")
@@ -177,17 +179,19 @@ def build_wheel(
             _prepare(build)
         if "compile" in steps:
             _compile(build, dist)
-        if "install" in steps:
+        if "install" in steps and target.machine.is_here:
             check_import.install(build.finished, base, work / "import")
         if "import" not in steps:
             return None
         with kept_if_refused(build.finished, dist):
-            check_import.check_import(build.finished, Environment(work / "import"), project.imports)
+            if target.machine.is_here:
+                imported = Environment(work / "import")
+                check_import.check_import(build.finished, imported, project.imports)
         report = json.loads(reports.report_file(build.finished).read_text())
         published = publish(build.finished, dist, report)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
     print(
-        f"torchwheels: built {published}, which imports beside torch {target.torch} "
+        f"torchwheels: built {published}, which {_imports(target)} "
         f"({published.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s, "
         f"largest process {largest:.1f} GB)",
         flush=True,
@@ -195,12 +199,31 @@ def build_wheel(
     return published
 
 
+def _check_machine(project: Project, target: Target) -> None:
+    """Raises an error where the project does not say that it can be built here for the target's machine."""
+    if not target.machine.is_here and not project.cross_compile:
+        raise UserError(
+            f"{target.name} is for {target.machine.name}, and this machine is {machines.here().name}: build there, or "
+            "with `--backend docker` on an engine that emulates it, or set `cross-compile = true` in "
+            "[tool.torchwheels] where the project's build can do that"
+        )
+
+
+def _imports(target: Target) -> str:
+    if target.machine.is_here:
+        return f"imports beside torch {target.torch}"
+    return f"nobody has imported: this machine is {machines.here().name}"
+
+
 def _prepare(build: _Build) -> None:
     """Lays out the folder of the build, and installs what it requires."""
     shutil.rmtree(build.work)
     build.home.mkdir(parents=True)
     if build.toolkit:
-        toolkit = toolchain.with_usual_layout(build.toolkit, build.work / "cuda")
+        libraries = None
+        if not build.target.machine.is_here:
+            libraries = environments.cuda_runtime(build.base, build.target, build.work / "runtime")
+        toolkit = toolchain.with_usual_layout(build.toolkit, build.work / "cuda", libraries)
         build = dataclasses.replace(build, toolkit=toolkit)
     shutil.copytree(build.source.folder, build.work / "source", symlinks=True)
     _apply_patches(build.project, build.work / "source")
@@ -217,6 +240,10 @@ def _compile(build: _Build, dist: Path) -> None:
     """Makes the finished wheel, and audits it: one that is refused is kept in `dist`."""
     variables: dict[str, str] = json.loads(build.variables.read_text())
     jobs = variables["MAX_JOBS"]
+    if (
+        not build.target.machine.is_here
+    ):  # for the compiling alone: pip would install what runs there
+        variables["_PYTHON_HOST_PLATFORM"] = f"linux-{build.target.machine.name}"
     print(f"torchwheels: building {build.target.name}, {jobs} jobs at once", flush=True)
     with _backend(build, _project_folder(build), variables) as backend:
         built = Path(backend.build("wheel", build.work / "built", _settings(build, variables)))
@@ -542,7 +569,7 @@ def main() -> None:
     base = environments.with_torch(target, toolchain.pip_toolkit(target), any_cuda=bool(stable))
     toolkit = toolchain.find_toolkit(target, base.site_packages)
     said = {
-        "cxx": toolchain.host_compiler().version,
+        "cxx": toolchain.host_compiler(target.machine).version,
         "nvcc": toolkit.version if toolkit else None,
     }
     Path(file).write_text(json.dumps(said))

@@ -37,6 +37,7 @@ from torchwheels import (
 )
 from torchwheels.engines import Engine
 from torchwheels.errors import UserError
+from torchwheels.machines import X86_64
 from torchwheels.project import Project
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
@@ -460,13 +461,21 @@ def _matrix(given: argparse.Namespace) -> None:
     options = project.load(given.config) if given.config else _project(".", None)
     chosen = options.small_targets() if given.targets == "small" else options.chosen_targets()
     # On a GPU one Python will do: the kernels know nothing of it.
-    gpu = {(x.label, x.torch): x for x in reversed(chosen) if x.cuda}
+    gpu = {(x.label, x.torch): x for x in reversed(chosen) if x.cuda and x.machine == X86_64}
     for name, targets in (
         ("build", options.targets_to_build(chosen)),
         ("test", chosen),
         ("gpu", tuple(reversed(gpu.values()))),
     ):
-        jobs = [{"target": x.name, "label": x.label, "python": x.python} for x in targets]
+        jobs = [
+            {
+                "target": x.name,
+                "label": f"{x.label}{x.machine.suffix}",
+                "python": x.python,
+                "runner": x.machine.runner,
+            }
+            for x in targets
+        ]
         print(f"{name}={json.dumps(jobs)}")
 
 

@@ -199,7 +199,10 @@ def _image(project: Project, target: Target) -> dict[str, Any]:
         "REQUIREMENTS": " ".join(_own_requirements()),
     }
     secrets = ["id=settings,env=TORCHWHEELS_SETTINGS"] if _settings() else []
-    return {"context": str(Path(__file__).parent), "args": arguments, "secret": secrets}
+    found = {"context": str(Path(__file__).parent), "args": arguments, "secret": secrets}
+    if not target.machine.is_here:  # the engine's own machine, or it emulates it
+        found["platforms"] = [target.machine.docker]
+    return found
 
 
 def build_arguments(project: Project, target: Target) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import importlib.metadata
 import os
 import re
 import shutil
@@ -165,6 +166,19 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
     of_cuda = f" of CUDA {said['cuda']}" if said["cuda"] else ""
     print(f"torchwheels: beside torch {said['__version__']}{of_cuda}, in {folder}", flush=True)
     return environment
+
+
+def cuda_runtime(environment: Environment, target: Target, folder: Path) -> Path:
+    """Installs the CUDA runtime of `environment` for the target's machine into `folder`: that of its libraries."""
+    package = "nvidia-cuda-runtime"
+    (found,) = importlib.metadata.distributions(name=package, path=[str(environment.site_packages)])
+    requirement = f"{package}=={found.version}"
+    options = ["--only-binary=:all:", "--no-deps", f"--target={folder}"]
+    platforms = ("manylinux2014", "manylinux_2_17", "manylinux_2_28")
+    options += [f"--platform={each}_{target.machine.name}" for each in platforms]
+    pip_install(environment, [*options, requirement], clean_variables(environment.folder))
+    assert target.cuda is not None
+    return folder / "nvidia" / f"cu{target.cuda.version.split('.')[0]}" / "lib"
 
 
 @contextlib.contextmanager

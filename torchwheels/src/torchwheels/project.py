@@ -93,6 +93,9 @@ class Project:
 
     One wheel then works with every Python and every torch of its CUDA version.
     """
+    cross_compile: bool = False
+    """Whether its wheels can be built on a machine with another processor: its build calls compilers by their names
+    alone, and links nothing of torch or Python."""
     release: str = ""
     """The CUDA version to build a wheel without a label with, for torch of any CUDA; its targets are `3.11-release` and
     the like."""
@@ -145,7 +148,7 @@ class Project:
             return tuple(targets)
         found: dict[str, Target] = {}
         for target in sorted(targets, key=lambda target: target.names_torch):
-            found.setdefault(target.label, target)
+            found.setdefault(f"{target.label} {target.machine.name}", target)
         return tuple(map(self.target_to_build, found.values()))
 
     def target_to_build(self, target: Target) -> Target:
@@ -296,7 +299,7 @@ _Table = TypeVar("_Table", Project, Tests)
 
 # What an override cannot say: it holds for all targets.
 _OF_ALL_TARGETS = (
-    "source", "subdirectory", "targets", "small", "stable", "release", "torch", "yanked", "overrides"
+    "source", "subdirectory", "targets", "small", "stable", "cross-compile", "release", "torch", "yanked", "overrides"
 )  # fmt: skip
 
 # Of options that were renamed; they are taken for one more release.

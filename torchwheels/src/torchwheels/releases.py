@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import fnmatch
 import functools
@@ -15,7 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torchwheels import machines
 from torchwheels.errors import UserError
+from torchwheels.machines import AARCH64, X86_64, Machine
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -55,6 +58,8 @@ class Torch:
     version: str
     cuda: str
     pythons: tuple[str, ...]
+    aarch64: str = ""
+    """What its default build for aarch64 has: the same CUDA version, `cpu` or, where there is none, nothing."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,8 @@ class Target:
     """Whether the name holds the torch release; that of the CUDA version's own torch does not."""
     is_release: bool = False
     """Whether its wheel has no label, and is for a torch of any CUDA."""
+    machine: Machine = X86_64
+    """The processor."""
 
     @property
     def label(self) -> str:
@@ -94,9 +101,10 @@ class Target:
 
     @property
     def name(self) -> str:
-        """For example `3.11-cu130`, `3.12-cpu` or `3.11-cu124-torch2.5`."""
+        """For example `3.11-cu130`, `3.12-cpu`, `3.11-cu124-torch2.5` or `3.11-cpu-aarch64`."""
         name = f"{self.python}-{self.label}"
-        return f"{name}-torch{minor(self.torch)}" if self.names_torch else name
+        name = f"{name}-torch{minor(self.torch)}" if self.names_torch else name
+        return name + self.machine.suffix
 
     @property
     def architectures(self) -> tuple[str, ...]:
@@ -109,6 +117,12 @@ class Target:
                     "such as `8.0 9.0+PTX` are expected"
                 )
         return (tuple(asked) or self.cuda.architectures) if self.cuda else ()
+
+
+def machine_of(pattern: str) -> Machine:
+    """Whose targets a pattern of them names: those of x86-64 where it does not say."""
+    others = (each for each in machines.MACHINES.values() if each != X86_64)
+    return next((each for each in others if pattern.endswith(each.suffix)), X86_64)
 
 
 @dataclass(frozen=True)
@@ -144,7 +158,16 @@ class Releases:
                     found.append(
                         Target(python, torch.version, cuda_of_release, image, not own, True)
                     )
+        found += [
+            dataclasses.replace(target, machine=AARCH64)
+            for target in found
+            if not target.is_release and self._is_for_aarch64(target)
+        ]
         return tuple(sorted(found, key=lambda target: (target.label, numbers(target.python))))
+
+    def _is_for_aarch64(self, target: Target) -> bool:
+        built = self.torch(target.torch).aarch64
+        return built != "" and (target.cuda is None or target.cuda.version == built)
 
     def torch(self, version: str) -> Torch:
         """The release of that minor version."""
@@ -157,7 +180,8 @@ class Releases:
     def target(self, name: str) -> Target:
         """The target of that name; the torch may be named where it need not be."""
         for target in self.targets:
-            if name in (target.name, f"{target.python}-{target.label}-torch{minor(target.torch)}"):
+            long = f"{target.python}-{target.label}-torch{minor(target.torch)}"
+            if name in (target.name, long + target.machine.suffix):
                 return target
         near = difflib.get_close_matches(name, [x.name for x in self.targets], n=3, cutoff=0.0)
         raise UserError(
@@ -168,7 +192,8 @@ class Releases:
 
     def _why_not(self, name: str) -> str:
         """Why that target cannot be, where its parts are known ones."""
-        python, _, rest = name.partition("-")
+        machine = machine_of(name)
+        python, _, rest = name.removesuffix(machine.suffix).partition("-")
         label, _, release = rest.partition("-torch")
         cuda = next((cuda for cuda in self.cudas.values() if cuda.label == label), None)
         if not release:
@@ -180,13 +205,16 @@ class Releases:
             return f" (torch {torch.version} is built for CUDA {torch.cuda}, not {cuda.version})"
         if python not in torch.pythons:
             return f" (torch {torch.version} has no wheel for Python {python})"
+        if machine == AARCH64 and torch.aarch64 != torch.cuda:
+            return f" (torch {torch.version} has no CUDA build for aarch64 on PyPI)"
         return ""
 
     def matching(self, patterns: Iterable[str]) -> tuple[Target, ...]:
-        """The targets that `patterns` name, such as `3.11-cpu` or `3.1?-cu130*`."""
+        """The targets that `patterns` name, such as `3.11-cpu`, `3.1?-cu130*` or `3.11-cu*-aarch64`."""
         found: dict[str, Target] = {}
         for pattern in patterns:
-            matches = [x for x in self.targets if fnmatch.fnmatchcase(x.name, pattern)]
+            of_machine = [x for x in self.targets if x.machine == machine_of(pattern)]
+            matches = [x for x in of_machine if fnmatch.fnmatchcase(x.name, pattern)]
             found |= {target.name: target for target in matches or [self.target(pattern)]}
         return tuple(found.values())
 
@@ -204,6 +232,7 @@ class Releases:
                 target.python == torch["python"]
                 and minor(target.torch) == minor(torch["version"])
                 and (target.cuda.version if target.cuda else None) == torch["cuda"]
+                and target.machine.is_here
             ):
                 return target
         raise UserError(
@@ -249,7 +278,7 @@ def parse(data: Mapping[str, Any]) -> Releases:
         uv=data["uv"],
         toolkit=data["toolkit"],
         torches=tuple(
-            Torch(version, entry["cuda"], tuple(entry["pythons"]))
+            Torch(version, entry["cuda"], tuple(entry["pythons"]), entry.get("aarch64", ""))
             for version, entry in data["torch"].items()
         ),
         cudas={

@@ -30,7 +30,7 @@ from packaging.version import Version
 from torchwheels import variants, wheel
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Target, load, minor
+from torchwheels.releases import Target, load, machine_of, minor
 from torchwheels.reports import read_reports, write
 
 _PARTS = ("index.html", "simple", "wheels", "docs")
@@ -293,13 +293,16 @@ def choices(reports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         for report in order:
             if _works_with(report, target):
                 cuda = target.cuda.version if target.cuda else "CPU"
-                found[f"{target.python} {minor(target.torch)} {cuda}"] = report
+                found[f"{target.python} {minor(target.torch)} {cuda}{target.machine.suffix}"] = (
+                    report
+                )
     return found
 
 
 def _works_with(report: dict[str, Any], target: Target) -> bool:
     return (
-        (not label(report) or report["build"]["cuda"] == (target.cuda and target.cuda.version))
+        machine_of(report["build"]["target"]) == target.machine
+        and (not label(report) or report["build"]["cuda"] == (target.cuda and target.cuda.version))
         and SpecifierSet(report["works_with"]["python"] or "").contains(target.python)
         and SpecifierSet(report["requires_python"] or "").contains(target.python)
         and all(specifier.contains(target.torch) for specifier in _torches(report))

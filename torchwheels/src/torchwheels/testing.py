@@ -20,7 +20,7 @@ from torchwheels import environments, processes, sandbox, toolchain, wheel
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Target
+from torchwheels.releases import Target, machine_of
 from torchwheels.wheel import Wheel
 
 RECORD = "record.json"
@@ -63,7 +63,9 @@ def works_with(found: Wheel, target: Target) -> bool:
     built_in = (found.record or {}).get("target", "")
     if built_in == target.name:
         return True
-    if not re.fullmatch(rf"[^-]+-{target.label}(-.*)?", built_in):
+    if not re.fullmatch(rf"[^-]+-{target.label}(-.*)?", built_in) or (
+        machine_of(built_in) != target.machine
+    ):
         return False
     # Where the libraries use torch's C++, they say which torch; else the metadata do.
     classic = any(found.torch_functions(each)[1] for each in found.libraries.values())
@@ -89,6 +91,11 @@ def install(project: Project, target: Target, path: Path, folder: Path) -> None:
 
 
 def _base(target: Target) -> Environment:
+    if not target.machine.is_here:
+        raise UserError(
+            f"{target.name} is for {target.machine.name}, which this machine is not: test there, or with "
+            "`--backend docker` on an engine that emulates it"
+        )
     toolkit: tuple[str, ...] = ()
     with contextlib.suppress(UserError):  # tests need no compiler
         toolkit = toolchain.pip_toolkit(target)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from torchwheels import baseline
 from torchwheels.errors import UserError
+from torchwheels.machines import Machine
 from torchwheels.releases import Target, load, numbers, sm
 
 MEMORY_PER_JOB = {"cpu": 1.5, "cuda": 3.1}
@@ -103,17 +104,21 @@ def _no_toolkit(target: Target) -> str:
     )
 
 
-def with_usual_layout(toolkit: CudaToolkit, folder: Path) -> CudaToolkit:
+def with_usual_layout(
+    toolkit: CudaToolkit, folder: Path, libraries: Path | None = None
+) -> CudaToolkit:
     """The toolkit as CMake and linkers expect it: links in `folder`, where pip's is laid out otherwise.
 
-    pip's has no `lib64`, and libraries with their version only, which `-lcudart` does not find.
+    pip's has no `lib64`, and libraries with their version only, which `-lcudart` does not find. `libraries`
+    are those of another machine, in place of its own.
     """
-    if (toolkit.home / "lib64").is_dir():
+    if (toolkit.home / "lib64").is_dir() and libraries is None:
         return toolkit
-    for name, original in (("bin", "bin"), ("lib64", "lib")):
+    own = toolkit.home / ("lib64" if (toolkit.home / "lib64").is_dir() else "lib")
+    for name, original in (("bin", toolkit.home / "bin"), ("lib64", libraries or own)):
         (folder / name).mkdir(parents=True)
         # One by one: nvcc looks for the rest around the folder that it was called in.
-        for file in sorted((toolkit.home / original).iterdir()):
+        for file in sorted(original.iterdir()):
             (folder / name / file.name).symlink_to(file)
             plain = file.parent / f"{file.name.partition('.so')[0]}.so"
             link = folder / name / plain.name
@@ -127,22 +132,26 @@ def with_usual_layout(toolkit: CudaToolkit, folder: Path) -> CudaToolkit:
 
 @dataclass(frozen=True)
 class HostCompiler:
-    """The C and C++ compilers of this machine, and what they say they are."""
+    """The C and C++ compilers for a machine, this one or another, and what they say they are."""
 
     cc: str
     cxx: str
     version: str
+    machine: Machine
 
 
-def host_compiler() -> HostCompiler:
-    """gcc and g++, where PATH has them."""
-    cc, cxx = shutil.which("gcc"), shutil.which("g++")
+def host_compiler(machine: Machine) -> HostCompiler:
+    """gcc and g++ for `machine`, where PATH has them."""
+    cc, cxx = machine.compiler("gcc"), machine.compiler("g++")
     if cc is None or cxx is None:
+        name, package = (
+            ("g++", "g++") if machine.is_here else (f"{machine.triplet}-g++", machine.package)
+        )
         raise UserError(
-            "there is no C++ compiler g++ on PATH: install one, e.g. `apt-get install g++`"
+            f"there is no C++ compiler {name} on PATH: install one, e.g. `apt-get install {package}`"
         )
     said = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
-    return HostCompiler(cc, cxx, said.partition("\n")[0])
+    return HostCompiler(cc, cxx, said.partition("\n")[0], machine)
 
 
 def make_wrappers(
@@ -154,7 +163,7 @@ def make_wrappers(
     is called through.
     """
     stubs = folder / "baseline"
-    baseline.make_stubs(stubs, compiler.cc, load().manylinux)
+    baseline.make_stubs(stubs, compiler.cc, load().manylinux, compiler.machine)
     commands = folder / "bin"
     commands.mkdir()
     (folder / LINKS).mkdir()
@@ -162,6 +171,7 @@ def make_wrappers(
     settings = {
         "launcher": launcher,
         "baseline": str(stubs),
+        "loader": compiler.machine.loader.partition(".so")[0],
         "links": str(folder / LINKS),
         "flags": " ".join([*flags, f"-isystem {stubs}/include"]),
     }
@@ -208,7 +218,7 @@ def nvcc_variables(folder: Path, toolkit: CudaToolkit, launcher: str) -> dict[st
 
 
 def _compilers(compiler: HostCompiler) -> dict[str, str]:
-    """Every command of this machine that compiles for it, with its path.
+    """Every command that compiles for the machine, with its path.
 
     Distributions give each several names, and Python, CMake and others take one or another of them:
     Debian's Python links with x86_64-linux-gnu-g++.
@@ -218,7 +228,9 @@ def _compilers(compiler: HostCompiler) -> dict[str, str]:
     found = {"cc": compiler.cc, "gcc": compiler.cc, "c++": compiler.cxx, "g++": compiler.cxx}
     for folder in (*_COMMON_FOLDERS, Path(compiler.cc).parent):
         for path in Path(folder).glob("*"):
-            if _COMPILER.fullmatch(path.name.removeprefix(f"{machine}-")):
+            plain = path.name.removeprefix(f"{machine}-")
+            # Without the prefix, those of a machine that compiles for another one are its own.
+            if _COMPILER.fullmatch(plain) and (compiler.machine.is_here or plain != path.name):
                 found.setdefault(path.name, str(path))
     return found
 

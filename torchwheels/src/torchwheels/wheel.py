@@ -34,6 +34,7 @@ from packaging.version import Version
 from torchwheels import baseline
 from torchwheels.archive import check_layout
 from torchwheels.errors import UserError
+from torchwheels.machines import AARCH64, X86_64
 from torchwheels.releases import numbers
 from torchwheels.stable_functions import first_releases
 
@@ -423,7 +424,7 @@ def read_library(data: bytes) -> Library:
         versions=versions,
         gpu_code=_gpu_code(data) if _has_gpu_code(elf) else GpuCode(),
         start_up_sets_fast_math=any(
-            _SETS_FAST_MATH.search(code) for code in _start_up_functions(elf)
+            _SETS_FAST_MATH[str(elf["e_machine"])].search(code) for code in _start_up_functions(elf)
         ),
     )
 
@@ -487,10 +488,14 @@ def _symbols(elf: Any) -> tuple[dict[str, str], frozenset[str], frozenset[str]]:
     return undefined, frozenset(defined), frozenset(names.values())
 
 
-# What crtfastmath.o does: it sets 0x8040, both ways to flush to zero, in what ldmxcsr then loads.
-_SETS_FAST_MATH = re.compile(
-    rb"\x40\x80\x00\x00.{0,16}?\xae[\x10-\x17\x50-\x57\x90-\x97]", re.DOTALL
-)
+# What crtfastmath.o does: on x86-64 it sets 0x8040, both ways to flush to zero, in what ldmxcsr then loads; on aarch64
+# it writes the register FPCR (`msr fpcr, x0`, or from another one).
+_SETS_FAST_MATH = {
+    X86_64.elf: re.compile(
+        rb"\x40\x80\x00\x00.{0,16}?\xae[\x10-\x17\x50-\x57\x90-\x97]", re.DOTALL
+    ),
+    AARCH64.elf: re.compile(rb"[\x00-\x1f]\x44\x1b\xd5"),
+}
 _LONGEST_START_UP = 64
 
 

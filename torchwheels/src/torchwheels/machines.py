@@ -1,0 +1,79 @@
+"""The processors that wheels are built for, and what Linux, Debian and Docker call them."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torchwheels.errors import UserError
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A processor, by the name that wheels' tags have."""
+
+    name: str
+    elf: str
+    """As the header of a library has it."""
+    loader: str
+    """The dynamic loader, a library of its own."""
+    triplet: str
+    """What the names of its compilers and folders begin with."""
+    package: str
+    """Debian's with the compilers, and the C and C++ libraries, that work on other machines."""
+    docker: str
+    """The platform of its images."""
+    runner: str
+    """The label of GitHub's runners that have it."""
+
+    @property
+    def suffix(self) -> str:
+        """What the names of its targets end with: nothing for x86-64, else `-aarch64` and the like."""
+        return "" if self == X86_64 else f"-{self.name}"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is one."""
+        return platform.machine() == self.name
+
+    def compiler(self, name: str) -> str | None:
+        """`gcc` or `g++` for it, where PATH has that: one that runs here."""
+        return shutil.which(name if self.is_here else f"{self.triplet}-{name}")
+
+
+X86_64, AARCH64 = (
+    Machine(
+        name="x86_64",
+        elf="EM_X86_64",
+        loader="ld-linux-x86-64.so.2",
+        triplet="x86_64-linux-gnu",
+        package="g++-x86-64-linux-gnu",
+        docker="linux/amd64",
+        runner="ubuntu-24.04",
+    ),
+    Machine(
+        name="aarch64",
+        elf="EM_AARCH64",
+        loader="ld-linux-aarch64.so.1",
+        triplet="aarch64-linux-gnu",
+        package="g++-aarch64-linux-gnu",
+        docker="linux/arm64",
+        runner="ubuntu-24.04-arm",
+    ),
+)
+MACHINES: Mapping[str, Machine] = {each.name: each for each in (X86_64, AARCH64)}
+
+
+def here() -> Machine:
+    """This machine's."""
+    name = platform.machine()
+    if name not in MACHINES:
+        raise UserError(f"this machine is {name}, but wheels are built for {', '.join(MACHINES)}")
+    return MACHINES[name]
+
+
+def of_platform(tag: str) -> Machine:
+    """That of a wheel's platform, such as `manylinux_2_28_aarch64`; x86-64 where it is another's or none."""
+    return next((each for each in MACHINES.values() if tag.endswith(f"_{each.name}")), X86_64)
