@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import functools
-import multiprocessing
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing.context import BaseContext
 from operator import getitem
 from pathlib import Path
 
@@ -43,6 +40,7 @@ from operators import (
     transposed,
     upstream,
 )
+from processes import run_alone
 
 GRADIENTS = tuple(name for name in REGISTERED if name.endswith("_backward"))
 DIFFERENTIABLE = tuple(name for name in REGISTERED if not name.endswith(("_backward", "_out")))
@@ -615,19 +613,10 @@ torch.testing.assert_close(traced(a), a.add(0.5).floor())
 """
 
 
-@pytest.fixture(scope="module")
-def processes_with_torch() -> BaseContext:
-    """Starts processes that have torch and its compiler, which takes seconds to import, and not extops."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo.backends.debugging"])
-    return context
-
-
 @pytest.mark.parametrize("missing", _private.IN_USE)
-def test_without_a_private_name(missing: str, processes_with_torch: BaseContext) -> None:
+def test_without_a_private_name(missing: str) -> None:
     code = WITHOUT_A_PRIVATE_NAME.format(missing=missing, is_plain=missing not in BYPASS)
-    with ProcessPoolExecutor(1, mp_context=processes_with_torch) as pool:
-        pool.submit(exec, code, {}).result()
+    run_alone(exec, code, {})
 
 
 SHARDED = """

@@ -38,6 +38,7 @@ from operators import (
     maker,
     upstream,
 )
+from processes import run_alone
 
 # Each argument of each operator, and each but the first, to which the others are compared.
 by_argument = pytest.mark.parametrize(
@@ -595,19 +596,20 @@ def little_memory(device: str, beyond: int) -> Iterator[None]:
             torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def run_alone(device: str, check: Callable[[str, str], None], operator: Operator) -> None:
-    """Runs a check that limits the memory of its process: for the CPU in a new one, whose end would end nothing else.
+def run_with_little_memory(
+    check: Callable[[str, str], None], operator: Operator, device: str
+) -> None:
+    """Runs a check that limits the memory of its process: on the CPU in a new one, which may end."""
+    if device == "cpu":
+        run_alone(with_one_thread, check, operator.name, device)
+    else:
+        check(operator.name, device)
 
-    One thread: the libraries end a process that cannot start another.
-    """
-    if device != "cpu":
-        return check(operator.name, device)
-    here = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
-    one_thread = f"import torch, {__name__} as tests; torch.set_num_threads(1)"
-    call = f"tests.{check.__name__}({operator.name!r}, {device!r})"
-    code = f"{here}; {one_thread}; {call}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+
+def with_one_thread(check: Callable[[str, str], None], name: str, device: str) -> None:
+    """The libraries end a process that cannot start another."""
+    torch.set_num_threads(1)
+    check(name, device)
 
 
 # Of the results and gradients.
@@ -619,7 +621,7 @@ ROWS = 2**20
     "operator", [LLTM, ELEMENTWISE_MULT, *SEQUENCES], ids=lambda operator: operator.name
 )
 def test_out_of_memory_in_backward(operator: Operator, device: str) -> None:
-    run_alone(device, check_out_of_memory_in_backward, operator)
+    run_with_little_memory(check_out_of_memory_in_backward, operator, device)
 
 
 def check_out_of_memory_in_backward(name: str, device: str) -> None:
@@ -636,7 +638,7 @@ def check_out_of_memory_in_backward(name: str, device: str) -> None:
 
 @by_device
 def test_out_of_memory_in_a_product(device: str) -> None:
-    run_alone(device, check_out_of_memory_in_a_product, LLTM)
+    run_with_little_memory(check_out_of_memory_in_a_product, LLTM, device)
 
 
 def check_out_of_memory_in_a_product(name: str, device: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from processes import run_alone
 
 TESTS = """
 import pytest
@@ -67,12 +68,21 @@ def suite(tmp_path: Path) -> Path:
 
 def run_suite(folder: Path, *arguments: str) -> tuple[int, str]:
     """The exit status and the output of pytest on a machine without GPUs."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-ra", *arguments]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
-    return done.returncode, done.stdout + done.stderr
+    output = folder / "output"
+    status = run_alone(_run_pytest, folder, output, ["-p", "no:cacheprovider", "-ra", *arguments])
+    return status, output.read_text()
+
+
+def _run_pytest(folder: Path, output: Path, arguments: list[str]) -> int:
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+        del os.environ[name]  # of the process that this one was started by
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    with output.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    return int(pytest.main(arguments))
 
 
 def test_skips_are_counted_and_explained(suite: Path) -> None:
