@@ -73,6 +73,7 @@ PROJECTS = {
         "abi3",
     ),
     "torch-discounted-cumsum": Foreign("1.1.0", ""),
+    "torchdtw": Foreign("0.4.2", "stable ABI, setuptools-scm"),
     "torchlpc": Foreign("0.7.2", ""),
     "vesin-torch": Foreign("0.6.2", "CMake, a build backend of its own"),
     "warp-rnnt": Foreign("0.7.0", "CUDA only, asks for a GPU"),
