@@ -22,7 +22,9 @@ def targets_table() -> str:
     columns = ("session suffix", "torch", "binding", "Python", "CUDA", "GPU architectures")
     groups: dict[tuple[str, str], list[Target]] = {}
     for target in OPTIONS.chosen_targets():
-        groups.setdefault((target.label, target.torch), []).append(target)
+        groups.setdefault((f"{target.label}{target.machine.suffix}", target.torch), []).append(
+            target
+        )
     rows = [
         (
             f"`{targets[0].name.replace(targets[0].python, '*', 1)}`",
@@ -42,7 +44,7 @@ def wheels_table() -> str:
     columns = ("wheel", "torch", "Python", "CUDA", "GPUs (compute capability)")
     groups: dict[str, list[Target]] = {}
     for target in OPTIONS.chosen_targets():
-        groups.setdefault(target.label, []).append(target)
+        groups.setdefault(f"{target.label}{target.machine.suffix}", []).append(target)
     rows = [
         (
             f"`{label}`",

@@ -182,7 +182,7 @@ def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None
     works_with, requires = {"python": ""}, ["torch>=2.10", "numpy"]
     common = {"works_with": works_with, "requires": requires, "requires_python": ">=3.12"}
     wheels = [
-        {"version": version, "build": {"cuda": cuda}, **common}
+        {"version": version, "build": {"cuda": cuda, "target": "3.11-cpu"}, **common}
         for version, cuda in (("2.0", "12.4"), ("2.0+cu130", "13.0"), ("1.0", "12.4"))
     ]
     wheels.append({**wheels[1], "version": "2.1+cu130"})

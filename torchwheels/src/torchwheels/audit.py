@@ -137,20 +137,20 @@ def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     platforms = sorted({tag.platform for tag in wheel.tags}, key=lambda x: (_glibc(x), x))
     said, proved = ".".join(platforms), wheel.proved_platform
     processors = {_MANYLINUX.sub("", platform) for platform in (*platforms, proved)}
-    wanted = expectation.target.machine
+    machine, wanted = machines.of_platform(proved), expectation.target.machine
     if _glibc(platforms[0]) != _glibc(proved) or len(processors) != 1:
         yield f"its tag is {said}, but auditwheel proves {proved}"
     elif _glibc(proved) > _glibc(expectation.manylinux) and not expectation.of_others:
         newer = "".join(
-            f"; {text}" for text in _newer_symbols(wheel, expectation.manylinux, wanted)
+            f"; {text}" for text in _newer_symbols(wheel, expectation.manylinux, machine)
         )
         yield f"its tag is {said}, but {expectation.manylinux} or older is wanted{newer}"
     for path, library in wheel.libraries.items():
-        if library.machine != machines.of_platform(proved).elf:
+        if library.machine != machine.elf:
             yield f"its tag is {said}, but {path} is for another processor ({library.machine})"
         elif library.machine != wanted.elf:
             yield f"{path} is for {library.machine}, but {expectation.target.name} for {wanted.elf}"
-        allowed = baseline.allowed_versions(_policy(wheel, expectation), wanted)
+        allowed = baseline.allowed_versions(_policy(wheel, expectation), machine)
         versions = [x for x in sorted(library.versions - allowed) if _OF_LINUX.match(x)]
         if versions:  # auditwheel reads no library under the name of a source
             yield f"its tag is {said}, but {path} wants {', '.join(versions)}"
@@ -190,7 +190,7 @@ def _newer_symbols(wheel: Wheel, manylinux: str, machine: Machine) -> Iterator[s
 def undefined_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """What the libraries use is in the wheel, torch, Python, or the oldest C and C++ libraries of the tag."""
     policy = _policy(wheel, expectation)
-    machine = expectation.target.machine
+    machine = machines.of_platform(wheel.proved_platform)
     linux = baseline.symbols_of_linux(baseline.allowed_versions(policy, machine), machine)
     for path, library in wheel.libraries.items():
         of_others = {*chain(*wheel.torch_functions(library)), *wheel.python_functions(library)}
