@@ -8,7 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch._dynamo.backends.debugging"])
+_CONTEXT.set_forkserver_preload(["torch._dynamo.backends.debugging", "torch._inductor.compile_fx"])
 
 Result = TypeVar("Result")
 
