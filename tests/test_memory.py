@@ -27,6 +27,7 @@ from operators import (
     Operator,
     Tensors,
     by_device,
+    by_few_operators,
     by_operator,
     upstream,
 )
@@ -134,7 +135,7 @@ def assert_no_growth(device: str, calls: int, call: Callable[[], object]) -> Non
 
 @by_device
 @by_way
-@by_operator
+@by_few_operators
 def test_no_growth(operator: Operator, way: Way, device: str) -> None:
     inputs = operator.inputs("small", device, torch.float32, requires_grad=True)
     towards = upstream(operator(*inputs))

@@ -207,7 +207,7 @@ def test_transform_within_inductor(operator: Operator, name: str, device: str) -
 
 
 @pytest.mark.usefixtures("dynamo")
-@by_operator
+@by_few_operators
 def test_transforms_of_an_exported_program(operator: Operator) -> None:
     """Programs hold the registered operators, not the functions that call them."""
 
