@@ -333,8 +333,7 @@ def _variables(build: _Build) -> dict[str, str]:
         *([toolkit.home / "bin"] if toolkit else []),
         *toolchain.common_path(work),
     ]
-    memory = toolchain.MEMORY_PER_JOB["cuda" if target.cuda else "cpu"]
-    jobs = str(toolchain.parallel_jobs(build.project.memory_per_job or memory))
+    jobs = str(toolchain.parallel_jobs(toolchain.memory_per_job(build.project, target)))
     variables = (
         toolchain.cache_variables(_compiler_cache(build), work)
         | environments.clean_variables(build.home)
@@ -515,10 +514,10 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
 def publish(finished: Path, dist: Path, report: dict[str, Any] | None = None) -> Path:
     """Copies a wheel into `dist`, puts its variant and its build report beside it, and returns its path there."""
     published = _copy_whole(finished, dist / finished.name)
-    variants.write_beside(published)
+    found = wheel.read(published)
+    variants.write_beside(found)
     if report:
-        report = report | {"variant": reports.variant(wheel.read(published))}
-        reports.write(report, published)
+        reports.write(report | {"variant": reports.variant(found)}, published)
     return published
 
 

@@ -71,10 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         sys.exit(f"torchwheels: {error.strerror}: {error.filename}")
     except KeyboardInterrupt:
-        kept_there = sum(environments.size(environments.cache() / each) for each in cache.entries())
         print(
-            f"torchwheels: stopped; {environments.cache()} keeps {environments.gigabytes(kept_there)} for the "
-            "next build (`torchwheels clean` removes it)",
+            f"torchwheels: stopped; {environments.cache()} keeps what the next build can use (`torchwheels env` "
+            "says how much, `torchwheels clean` removes it)",
             file=sys.stderr,
         )
         sys.exit(130)
