@@ -38,7 +38,7 @@ from torchwheels import (
 )
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
-from torchwheels.project import Project, cmake_architecture, filled
+from torchwheels.project import Project, cmake_architecture, filled, of_arguments
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 
@@ -295,12 +295,12 @@ def _install(build: _Build, said: Iterable[str]) -> None:
     requirements = []
     for requirement in map(Requirement, said):
         if requirement.marker and not requirement.marker.evaluate(
-            {"python_version": build.target.python}
+            {"python_version": build.target.python_version}
         ):
             continue
         if requirement.name != "torch":
             requirements.append(str(requirement))
-        elif not requirement.specifier.contains(build.target.torch):
+        elif not requirement.specifier.contains(build.target.torch, prereleases=True):
             raise UserError(
                 f"its build requires {requirement}, and {build.target.name} has torch {build.target.torch}: "
                 "choose another target (`torchwheels targets` lists all)"
@@ -535,8 +535,8 @@ def _copy_whole(finished: Path, target: Path) -> Path:
 
 def main() -> None:
     """Writes which compilers an image has into a file, before any code of a project is there."""
-    name, release, stable, file = sys.argv[1:]
-    options = Project(release=release, stable=stable)
+    name, release, stable, own, file = sys.argv[1:]
+    options = of_arguments(release, stable, own)
     target = options.target_to_build(options.releases.target(name))
     base = environments.with_torch(target, toolchain.pip_toolkit(target), any_cuda=bool(stable))
     toolkit = toolchain.find_toolkit(target, base.site_packages)

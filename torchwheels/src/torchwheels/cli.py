@@ -177,7 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("targets", choices=["small", "full"], help="which targets of the project")
     command.set_defaults(run=_matrix)
     command = commands.add_parser(
-        "targets", aliases=["cells"], help="list the targets there can be"
+        "targets", aliases=["cells"], parents=[config], help="list the targets there can be"
     )
     command.add_argument(
         "pattern",
@@ -473,7 +473,7 @@ def _targets(given: argparse.Namespace) -> None:
     patterns = [x if {*"*?["} & {*x} else f"*{x}*" for x in given.pattern] or ["*"]
     found = [
         x
-        for x in releases.load().targets
+        for x in _project(".", given.config).releases.targets
         if any(fnmatch.fnmatchcase(f"{x.name} torch{x.torch}", f"{each}*") for each in patterns)
     ]
     if not found:

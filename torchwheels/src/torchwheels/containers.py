@@ -201,6 +201,8 @@ def _image(project: Project, target: Target) -> dict[str, Any]:
         "PLACES_OF_TORCH": environments.places_of_torch(),
         "REQUIREMENTS": " ".join(_own_requirements()),
     }
+    if own := project.table.get("releases"):
+        arguments["RELEASES"] = json.dumps(own)
     secrets = ["id=settings,env=TORCHWHEELS_SETTINGS"] if _settings() else []
     return {"context": str(Path(__file__).parent), "args": arguments, "secret": secrets}
 
