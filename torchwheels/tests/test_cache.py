@@ -126,6 +126,6 @@ def test_ctrl_c_says_what_is_left(
     assert stopped.value.code == 130
     assert capsys.readouterr().err.splitlines() == [
         f"torchwheels: {dist} has 3.11-cpu, not to be built again",
-        f"torchwheels: stopped; {environments.cache()} keeps 0.2 GB for the next build (`torchwheels clean` "
-        "removes it)",
+        f"torchwheels: stopped; {cache} keeps what the next build can use (`torchwheels env` says how much, "
+        "`torchwheels clean` removes it)",
     ]

@@ -346,6 +346,16 @@ def test_a_report_of_another_name(forge: Forge) -> None:
     assert found["name"] == "tinyops"
 
 
+def test_a_report_that_says_a_spoiled_wheel_passed(forge: Forge) -> None:
+    forge.unrecorded = {"tinyops/more.py": b""}
+    path = forge.wheel()
+    report = reports.write_report(path, Project())
+    rules = [{"rule": each["rule"], "passed": True, "detail": ""} for each in report["rules"]]
+    reports.write(report | {"rules": rules}, path)
+    with pytest.raises(UserError, match=r"RECORD is not right about tinyops/more\.py"):
+        reports.read_reports(path.parent, Project())
+
+
 @pytest.mark.parametrize("label", ["docs", "index.html"])
 def test_a_label_that_is_a_part_of_the_index(forge: Forge, label: str) -> None:
     forge.make_stable()

@@ -181,6 +181,7 @@ def test_page_offers_what_there_is_and_says_how_to_install_it(forge: Forge, tmp_
 def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None:
     works_with, requires = {"python": ""}, ["torch>=2.10", "numpy"]
     common = {"works_with": works_with, "requires": requires, "requires_python": ">=3.12"}
+    common["tags"] = ["py3-none-linux_x86_64"]
     wheels = [
         {"version": version, "build": {"cuda": cuda, "target": "3.11-cpu"}, **common}
         for version, cuda in (("2.0", "12.4"), ("2.0+cu130", "13.0"), ("1.0", "12.4"))
@@ -191,7 +192,7 @@ def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None
     assert found["3.12 2.13 13.0"] == "2.1+cu130"
     assert next(iter(found)) == "3.14 2.15 13.2"
     pythons, torches, _ = ({*each} for each in zip(*map(str.split, found), strict=True))
-    assert pythons == {"3.12", "3.13", "3.14"}
+    assert pythons == {"3.12", "3.13", "3.14", "3.13t", "3.14t"}
     assert torches == {f"2.{minor}" for minor in range(10, 16)}
 
 

@@ -83,7 +83,7 @@ def test_builds_at_the_same_time_share_the_machine(
 ) -> None:
     monkeypatch.delenv("MAX_JOBS", raising=False)
     docker = tmp_path / "docker"
-    docker.write_text(f"#!/bin/sh\necho {machine}\n")
+    docker.write_text(f"#!/bin/sh\necho {machine} null\n")
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     engine = engines.Engine("26.1.5")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from torchwheels import releases
+from torchwheels import project, releases
 from torchwheels.errors import UserError
 
 TABLE = releases.load()
@@ -24,6 +25,8 @@ TABLE = releases.load()
         ("3.11-cpu-aarch64", "2.13.0", None),
         ("3.11-cpu-torch2.10-aarch64", "2.10.0", None),
         ("3.12-cu130-aarch64", "2.13.0", "13.0"),
+        ("3.11-cu126-torch2.13", "2.13.0+cu126", "12.6"),  # of PyTorch's own index
+        ("3.14t-cu130", "2.13.0", "13.0"),
     ],
 )
 def test_target_has_the_torch_and_cuda_of_its_name(name: str, torch: str, cuda: str | None) -> None:
@@ -46,7 +49,7 @@ def test_names_are_unique() -> None:
     [
         ("3.14-cu121", "torch 2.4.1 has no wheel for Python 3.14"),
         ("3.10-cpu-torch2.15", "torch 2.15.0 has no wheel for Python 3.10"),
-        ("3.11-cu130-torch2.6", "torch 2.6.0 is built for CUDA 12.4, not 13.0"),
+        ("3.11-cu130-torch2.6", "torch 2.6.0 is built for CUDA 12.4 and 12.6, not 13.0"),
         ("3.11-cu128-aarch64", "torch 2.10.0 has no CUDA build for aarch64 on PyPI"),
         ("3.11-rocm", "there is no target '3.11-rocm': a target is"),
     ],
@@ -70,6 +73,77 @@ def test_patterns_name_several_targets() -> None:
     assert [target.name for target in found] == ["3.11-cu130", "3.12-cu130", "3.11-cpu"]
     with pytest.raises(UserError, match=r"there is no target '3\.99-\*'"):
         TABLE.matching(["3.99-*"])
+
+
+def test_patterns_have_other_cudas_than_pypis_where_they_name_the_torch() -> None:
+    assert {x.torch for x in TABLE.matching(["3.11-cu126*"])} == {"2.7.1"}
+    found = [x.name for x in TABLE.matching(["3.11-cu126-torch2.1?"])]
+    assert found == [f"3.11-cu126-torch2.{minor}" for minor in range(10, 14)]
+    everything = project.Project().chosen_targets()
+    assert not [x.name for x in everything if x.is_extra or x.python.endswith("t")]
+
+
+OWN = """
+targets = ["3.12-*2.16", "3.12-cu130", "3.12-cu133"]
+[[releases]]
+version = "2.16.0.dev20261101+cu130"
+cuda = "13.0"
+pythons = ["3.12", "3.14t"]
+index = "https://example.org/nightly/cu130"
+[[releases]]
+version = "2.16.0.dev20261101+cpu"
+pythons = ["3.12"]
+[[releases]]
+version = "2.13.0a0+0123456.nv26.8"
+cuda = "13.0"
+pythons = ["3.12"]
+[[releases]]
+version = "2.14.0a0+0123456.nv26.11"
+cuda = "13.3"
+pythons = ["3.12"]
+image = "nvcr.io/nvidia/pytorch:26.11-py3"
+architectures = ["9.0", "10.0+PTX"]
+"""
+
+
+def test_releases_of_the_projects_own(tmp_path: Path) -> None:
+    """A nightly, and two builds of NVIDIA's: one in place of the table's, one of a CUDA of its own."""
+    (tmp_path / "own.toml").write_text(OWN)
+    options = project.load(tmp_path / "own.toml")
+    found = {x.name: (x.torch, x.index) for x in options.chosen_targets()}
+    assert found == {
+        "3.12-cu130-torch2.16": (
+            "2.16.0.dev20261101+cu130",
+            "https://example.org/nightly/cu130",
+        ),
+        "3.12-cpu-torch2.16": ("2.16.0.dev20261101+cpu", ""),
+        "3.12-cu130": ("2.13.0a0+0123456.nv26.8", ""),
+        "3.12-cu133": ("2.14.0a0+0123456.nv26.11", ""),
+    }
+    assert options.releases.target("3.14t-cu130-torch2.16").python_version == "3.14"
+    assert options.releases.target("3.12-cu133").architectures == ("9.0", "10.0+PTX")
+    # An image is told of them, too.
+    table = json.dumps(options.table["releases"])
+    assert project.of_arguments("", "", table).releases.targets == options.releases.targets
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("releases = 3", r"own.toml.*expected: \[\[tool.torchwheels.releases\]\]"),
+        ("[[releases]]\nversion = 'new'", "version = 'new', but that of a torch is expected"),
+        ("[[releases]]\nversion = '2.16.0'", r'torch 2.16.0 has no `pythons`, such as \["3.12"\]'),
+        (
+            "[[releases]]\nversion = '2.16.0'\npythons = ['3.12']\ncuda = '13.9'",
+            "is of CUDA 13.9, and only 12.1, .* are known: add `image` and `architectures`",
+        ),
+        ("[[releases]]\ntorch = '2.16.0'", "has no option 'torch': did you mean"),
+    ],
+)
+def test_error_says_what_is_wrong_with_a_release(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(UserError, match=message):
+        project.load(tmp_path / "own.toml")
 
 
 def python_with_torch(folder: Path, version: str | None, cuda: str | None = None) -> Path:

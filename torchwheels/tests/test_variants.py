@@ -101,14 +101,14 @@ def test_properties_are_those_of_the_target(
 def test_wheel_without_a_label_has_no_variant(tmp_path: Path) -> None:
     forge = Forge(tmp_path)
     forge.make_stable()
-    assert variants.write_beside(forge.wheel()) is None
+    assert variants.write_beside(read(forge.wheel())) is None
     assert len([*tmp_path.glob("*.whl")]) == 1
 
 
 def test_a_variant_of_other_content_is_refused(tmp_path: Path) -> None:
     wheel = forge_target(tmp_path, "3.11-cpu")
     assert reports.write_report(wheel, project.Project())["variant"] is None
-    variant = variants.write_beside(wheel)
+    variant = variants.write_beside(read(wheel))
     assert variant
     said = reports.write_report(wheel, project.Project())["variant"]
     assert (said["wheel"], said["label"], said["properties"]) == (variant.name, "null", {})
@@ -134,7 +134,7 @@ def test_variants_of_one_label_must_want_the_same(
         monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", architectures)
         forged = forge_target(tmp_path, "3.11-cu130")
         wheel = forged.rename(forged.with_name(forged.name.replace("cp311-cp311", tag)))
-        variants.write_beside(wheel)
+        variants.write_beside(read(wheel))
         reports.write_report(wheel, project.Project())
     with pytest.raises(
         UserError, match=r"the variants cu130 of tinyops-1\.0 want different machines"

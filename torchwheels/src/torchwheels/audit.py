@@ -11,7 +11,7 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import PurePosixPath
 from typing import Any
@@ -227,7 +227,7 @@ def python_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     for limit, why in wheel.python_limits.values():
         if not _covers(limit, claimed):
             yield f"its tag is {tag}, but {why}"
-    if not SpecifierSet(claimed or "").contains(expectation.target.python):
+    if not wheel.takes(expectation.target):
         yield f"its tag is {tag}, but {expectation.target.name} has Python {expectation.target.python}"
 
 
@@ -294,7 +294,7 @@ def requirement(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         right = f"=={minor(torch)}.*" if served is None else served
         if right:  # else no library uses torch
             yield f"its metadata do not require torch: add `Requires-Dist: torch{right}`"
-    elif not wanted.contains(torch):
+    elif not wanted.contains(torch, prereleases=True):
         yield f"its metadata require torch{wanted}, but {expectation.target.name} has torch {torch}"
     elif _is_classic(wheel) and len(admitted(wanted)) != 1:
         yield (
@@ -430,7 +430,7 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         return
     if canonicalize_name(said.name) != wheel.name:
         yield f"its metadata are of {said.name}, but its name is of {wheel.name}"
-    python = expectation.target.python
+    python = expectation.target.python_version
     releases = [f"{python}.{patch}" for patch in range(100)]
     if said.requires_python is not None and not any(map(said.requires_python.contains, releases)):
         yield f"its metadata require Python {said.requires_python}, but its target has Python {python}"
@@ -592,26 +592,30 @@ def _apply(rule: Rule, wheel: Wheel, expectation: Expectation) -> list[str]:
 def target_of(wheel: Wheel, torch: str, releases: Releases) -> Target:
     """The target of a wheel that says nothing of it, built beside `torch`: by its tag, its label and its libraries."""
     release = releases.torch(torch)
-    pythons = SpecifierSet(wheel.pythons.what or "")
-    python = next((each for each in release.pythons if pythons.contains(each)), None)
-    if python is None:
+    image = releases.cpu["image"]
+    machine = machines.of_platform(min(tag.platform for tag in wheel.tags))
+    targets = [
+        Target(each, release.version, None, image, True, machine=machine)
+        for each in release.pythons
+    ]
+    target = next(filter(wheel.takes, targets), None)
+    if target is None:
         raise UserError(
-            f"{wheel.path.name} is for Python {pythons}, but torch {release.version} is for "
+            f"{wheel.path.name} is for Python {wheel.pythons.what}, but torch {release.version} is for "
             f"{', '.join(release.pythons)}"
         )
-    machine = machines.of_platform(min(tag.platform for tag in wheel.tags))
     toolkits = [x.gpu_code.toolkit for x in wheel.libraries.values() if x.gpu_code.toolkit]
     needed = wheel.cuda.what or ("".join(toolkits[:1]) and f"=={numbers(toolkits[0])[0]}.*")
     if not needed and not any(library.gpu_code for library in wheel.libraries.values()):
-        return Target(python, release.version, None, releases.cpu["image"], True, machine=machine)
+        return target
     # torch is published for several versions of CUDA; a wheel names its own, or takes that of PyPI's torch.
     fitting = [x for x in releases.cudas.values() if SpecifierSet(needed or "").contains(x.version)]
     named = [x for x in fitting if x.label in (wheel.version.local or "").split(".")]
-    default = [x for x in fitting if x.version == release.cuda]
+    default = [x for x in fitting if x.version == release.cudas[0]]
     if not fitting:
         raise UserError(f"{wheel.cuda.why}, but only CUDA {', '.join(releases.cudas)} is known")
     cuda = (named or default or fitting[::-1])[0]
-    return Target(python, release.version, cuda, cuda.image, True, machine=machine)
+    return replace(target, cuda=cuda, image=cuda.image)
 
 
 def expectation_of(project: Project, target: Target, of_others: bool = False) -> Expectation:

@@ -39,7 +39,7 @@ from torchwheels import (
 )
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
-from torchwheels.project import Project, cmake_architecture, filled
+from torchwheels.project import Project, cmake_architecture, filled, of_arguments
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 
@@ -322,12 +322,12 @@ def _install(build: _Build, said: Iterable[str]) -> None:
     requirements = []
     for requirement in map(Requirement, said):
         if requirement.marker and not requirement.marker.evaluate(
-            {"python_version": build.target.python}
+            {"python_version": build.target.python_version}
         ):
             continue
         if requirement.name != "torch":
             requirements.append(str(requirement))
-        elif not requirement.specifier.contains(build.target.torch):
+        elif not requirement.specifier.contains(build.target.torch, prereleases=True):
             raise UserError(
                 f"its build requires {requirement}, and {build.target.name} has torch {build.target.torch}: "
                 "choose another target (`torchwheels targets` lists all)"
@@ -360,8 +360,7 @@ def _variables(build: _Build) -> dict[str, str]:
         *([toolkit.home / "bin"] if toolkit else []),
         *toolchain.common_path(work),
     ]
-    memory = toolchain.MEMORY_PER_JOB["cuda" if target.cuda else "cpu"]
-    jobs = str(toolchain.parallel_jobs(build.project.memory_per_job or memory))
+    jobs = str(toolchain.parallel_jobs(toolchain.memory_per_job(build.project, target)))
     variables = (
         toolchain.cache_variables(_compiler_cache(build), work)
         | environments.clean_variables(build.home)
@@ -542,10 +541,10 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
 def publish(finished: Path, dist: Path, report: dict[str, Any] | None = None) -> Path:
     """Copies a wheel into `dist`, puts its variant and its build report beside it, and returns its path there."""
     published = _copy_whole(finished, dist / finished.name)
-    variants.write_beside(published)
+    found = wheel.read(published)
+    variants.write_beside(found)
     if report:
-        report = report | {"variant": reports.variant(wheel.read(published))}
-        reports.write(report, published)
+        reports.write(report | {"variant": reports.variant(found)}, published)
     return published
 
 
@@ -563,8 +562,8 @@ def _copy_whole(finished: Path, target: Path) -> Path:
 
 def main() -> None:
     """Writes which compilers an image has into a file, before any code of a project is there."""
-    name, release, stable, file = sys.argv[1:]
-    options = Project(release=release, stable=stable)
+    name, release, stable, own, file = sys.argv[1:]
+    options = of_arguments(release, stable, own)
     target = options.target_to_build(options.releases.target(name))
     base = environments.with_torch(target, toolchain.pip_toolkit(target), any_cuda=bool(stable))
     toolkit = toolchain.find_toolkit(target, base.site_packages)

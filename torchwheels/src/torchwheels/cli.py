@@ -72,10 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         sys.exit(f"torchwheels: {error.strerror}: {error.filename}")
     except KeyboardInterrupt:
-        kept_there = sum(environments.size(environments.cache() / each) for each in cache.entries())
         print(
-            f"torchwheels: stopped; {environments.cache()} keeps {environments.gigabytes(kept_there)} for the "
-            "next build (`torchwheels clean` removes it)",
+            f"torchwheels: stopped; {environments.cache()} keeps what the next build can use (`torchwheels env` "
+            "says how much, `torchwheels clean` removes it)",
             file=sys.stderr,
         )
         sys.exit(130)
@@ -179,7 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("targets", choices=["small", "full"], help="which targets of the project")
     command.set_defaults(run=_matrix)
     command = commands.add_parser(
-        "targets", aliases=["cells"], help="list the targets there can be"
+        "targets", aliases=["cells"], parents=[config], help="list the targets there can be"
     )
     command.add_argument(
         "pattern",
@@ -483,7 +482,7 @@ def _targets(given: argparse.Namespace) -> None:
     patterns = [x if {*"*?["} & {*x} else f"*{x}*" for x in given.pattern] or ["*"]
     found = [
         x
-        for x in releases.load().targets
+        for x in _project(".", given.config).releases.targets
         if any(fnmatch.fnmatchcase(f"{x.name} torch{x.torch}", f"{each}*") for each in patterns)
     ]
     if not found:

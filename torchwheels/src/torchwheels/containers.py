@@ -108,19 +108,15 @@ def shared(engine: Engine, targets: Mapping[Target, Project]) -> list[Engine]:
 
     They have the options of each.
     """
-    asked = os.environ.get("MAX_JOBS", "")
+    asked = toolchain.asked_jobs()
     machine = _machine(engine)
     if machine is None or not targets:
-        return [dataclasses.replace(engine, jobs=asked)]
-    cores, memory = machine
-    job = max(
-        options.memory_per_job or toolchain.MEMORY_PER_JOB["cuda" if target.cuda else "cpu"]
-        for target, options in targets.items()
-    )
-    jobs = max(1, min(cores, int(memory / (job * 1e9))))
-    each = int(asked) if asked.isdigit() and int(asked) else max(1, jobs // len(targets))
+        return [dataclasses.replace(engine, jobs=str(asked or ""))]
+    job = max(toolchain.memory_per_job(options, target) for target, options in targets.items())
+    jobs = toolchain.jobs_of(*machine, job)
+    each = asked or max(1, jobs // len(targets))
     count = max(1, min(len(targets), jobs // each))
-    return [dataclasses.replace(engine, jobs=asked or str(jobs // count))] * count
+    return [dataclasses.replace(engine, jobs=str(asked or jobs // count))] * count
 
 
 def _machine(engine: Engine) -> tuple[int, int] | None:
@@ -136,10 +132,17 @@ def _machine(engine: Engine) -> tuple[int, int] | None:
             ):
                 return None
             where = ("--host" if "://" in nodes[0] else "--context", nodes[0])
-        cores, memory = docker(*where, "info", "--format={{.NCPU}} {{.MemTotal}}").split()
-        return int(cores), int(memory)
+        cores, memory, _ = _info(*where)
+        return cores, memory
     except (subprocess.SubprocessError, ValueError):
         return None
+
+
+def _info(*where: str) -> tuple[int, int, str]:
+    """The cores of an engine's machine, its memory, and the runtimes of containers that it has."""
+    form = "--format={{.NCPU}} {{.MemTotal}} {{json .Runtimes}}"
+    cores, memory, runtimes = docker(*where, "info", form).split(maxsplit=2)
+    return int(cores), int(memory), runtimes
 
 
 def _stamped(exported: Path, project: Project, target: Target, source: Fetched) -> Path:
@@ -198,6 +201,8 @@ def _image(project: Project, target: Target) -> dict[str, Any]:
         "PLACES_OF_TORCH": environments.places_of_torch(),
         "REQUIREMENTS": " ".join(_own_requirements()),
     }
+    if own := project.table.get("releases"):
+        arguments["RELEASES"] = json.dumps(own)
     secrets = ["id=settings,env=TORCHWHEELS_SETTINGS"] if _settings() else []
     found = {"context": str(Path(__file__).parent), "args": arguments, "secret": secrets}
     if not target.machine.is_here:  # the engine's own machine, or it emulates it
@@ -322,12 +327,12 @@ def _container(image: str, project: Project) -> Iterator[str]:
     Its first process reads what we write, and so ends with us; then the engine ends the others.
     """
     name = f"torchwheels-test-{uuid.uuid4().hex}"
-    total = int(docker("info", "--format={{.MemTotal}}"))
+    _, total, runtimes = _info()
     memory = int(project.tests.memory * 1e9 or _SHARE_OF_MEMORY * total)
     command = ["docker", "run", "--interactive", "--rm", "--init", f"--name={name}"]
     command += ["--cap-drop=ALL", "--security-opt=no-new-privileges", f"--pids-limit={_PROCESSES}"]
     command += [f"--memory={memory}", f"--memory-swap={memory}", "--network=bridge"]
-    if "nvidia" in docker("info", "--format={{json .Runtimes}}"):
+    if "nvidia" in runtimes:
         command.append("--gpus=all")
     pipe = subprocess.PIPE
     with processes.start(

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from torchwheels import processes
 from torchwheels.errors import UserError
-from torchwheels.project import Project
+from torchwheels.project import of_arguments
 from torchwheels.releases import Target, load, minor
 
 # All that a build sees of the variables of its caller; besides, what begins with PIP_.
@@ -101,7 +101,7 @@ class Environment:
 
 def find_python(version: str) -> str:
     """The interpreter of that version: the one that runs this, PATH's, or uv's."""
-    if version == ".".join(map(str, sys.version_info[:2])):
+    if version == f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}":
         return sys.executable
     uv = shutil.which("uv")
     candidates = [shutil.which(f"python{version}")]
@@ -109,11 +109,10 @@ def find_python(version: str) -> str:
         command = [uv, "python", "find", "--no-project", version]
         candidates.append(subprocess.run(command, capture_output=True, text=True).stdout.strip())
     for candidate in filter(None, candidates):
-        ask = [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2], sys.executable)"]
-        chosen = {
-            **os.environ,
-            "PYENV_VERSION": version,
-        }  # what pyenv has on PATH runs only the chosen one
+        said = "print('%d.%d' % sys.version_info[:2] + sys.abiflags, sys.executable)"
+        # What pyenv has on PATH runs only the chosen one.
+        chosen = {**os.environ, "PYENV_VERSION": version}
+        ask = [candidate, "-c", f"import sys; {said}"]
         done = subprocess.run(ask, env=chosen, capture_output=True, text=True)
         found, _, path = done.stdout.strip().partition(" ")
         if found == version:
@@ -126,7 +125,16 @@ def find_python(version: str) -> str:
 
 def torch_requirement(target: Target) -> str:
     """The target's torch; never a CPU-only one in a CUDA target, which lacks what to link with."""
-    return f"torch=={target.torch}" + (f",!={target.torch}+cpu" if target.cuda else "")
+    any_label = target.cuda and "+" not in target.torch
+    return f"torch=={target.torch}" + (f",!={target.torch}+cpu" if any_label else "")
+
+
+def _options_of_index(target: Target) -> list[str]:
+    """Where pip looks for torch, besides what its own configuration says, or instead."""
+    if target.index:
+        return [f"--extra-index-url={target.index}"]
+    index = os.environ.get("TORCHWHEELS_TORCH_INDEX")
+    return [f"--index-url={index.replace('{label}', target.label)}"] if index else []
 
 
 def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False) -> Environment:
@@ -137,7 +145,7 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
     python = os.path.realpath(find_python(target.python))  # not that of a virtual environment
     tools = [*load().tools, *([] if shutil.which("ccache") else [load().compiler_cache])]
     requirements = [*tools, torch_requirement(target), *toolkit]
-    given = "\n".join([python, *requirements, places_of_torch()])
+    given = "\n".join([python, *requirements, target.index, places_of_torch()])
     key = hashlib.sha256(given.encode()).hexdigest()[:8]
     label = "any" if any_cuda and target.cuda else target.label
     with locked(f"environments/{target.python}-torch{minor(target.torch)}-{label}-{key}") as folder:
@@ -156,9 +164,8 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
             with _progress(folder):
                 pip_install(environment, tools, variables)
                 # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
-                index = os.environ.get("TORCHWHEELS_TORCH_INDEX")
-                options = [f"--index-url={index}"] if index else []
-                pip_install(environment, [*options, torch_requirement(target), *toolkit], variables)
+                wanted = [*_options_of_index(target), torch_requirement(target), *toolkit]
+                pip_install(environment, wanted, variables)
             if not any_cuda:
                 _check_cuda(environment, target)
             complete.touch()
@@ -285,8 +292,8 @@ def _check_cuda(environment: Environment, target: Target) -> None:
 
 def main() -> None:
     """Makes the environment of an image, whose CUDA_HOME has the toolkit: for a project that says no more."""
-    name, release, stable = sys.argv[1:]
-    options = Project(release=release, stable=stable)
+    name, release, stable, own = sys.argv[1:]
+    options = of_arguments(release, stable, own)
     target = options.target_to_build(options.releases.target(name))
     with_torch(target, (), any_cuda=bool(stable or release))
 

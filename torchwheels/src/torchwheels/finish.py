@@ -258,7 +258,7 @@ def bill_of_materials(record: Mapping[str, Any], libraries: Mapping[str, bytes])
         "type": "library",
         "name": "torch",
         "version": record["torch"],
-        "purl": f"pkg:pypi/torch@{record['torch']}",
+        "purl": f"pkg:pypi/torch@{quote(record['torch'])}",
     }
     tools = [{"type": "application", "name": "g++", "version": record["cxx"]}]
     if record["nvcc"]:

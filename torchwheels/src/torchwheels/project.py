@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import fnmatch
 import functools
+import json
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from torchwheels.errors import UserError
-from torchwheels.releases import Releases, Target, sm
+from torchwheels.releases import Cuda, Releases, Target, Torch, sm
 from torchwheels.releases import load as load_releases
 
 if sys.version_info >= (3, 11):
@@ -46,6 +48,24 @@ class Tests:
 
 
 @dataclass(frozen=True)
+class Release:
+    """A release of torch that the table does not have: a nightly, or NVIDIA's own build."""
+
+    version: str = ""
+    """As pip names it, such as `2.16.0.dev20261101+cu130`."""
+    cuda: str = ""
+    """The CUDA version that it is of; empty: none."""
+    pythons: tuple[str, ...] = ()
+    """The Pythons that it has a wheel for."""
+    index: str = ""
+    """The package index that has it; empty: pip's own."""
+    image: str = ""
+    """Where its targets build in Docker, for a CUDA version that is not known."""
+    architectures: tuple[str, ...] = ()
+    """What they compile for, likewise."""
+
+
+@dataclass(frozen=True)
 class Project:
     """The table, whose keys have dashes where these names have underscores."""
 
@@ -54,7 +74,7 @@ class Project:
     subdirectory: str = ""
     """The folder of the sources in which the project is."""
     targets: tuple[str, ...] = ()
-    """The targets of the project: names, or patterns such as `3.1?-cu130*`; empty: all there are."""
+    """The targets of the project: names, or patterns such as `3.1?-cu130*`; empty: `3.??-*`."""
     small: tuple[str, ...] = ()
     """Those of them that CI builds for each change; empty: the first."""
     build_requires: tuple[str, ...] = ()
@@ -109,6 +129,8 @@ class Project:
     """The modules whose import is tried; empty: all at the top of the wheel."""
     overrides: tuple[Mapping[str, Any], ...] = ()
     """[Options of some targets](#settings-of-some-targets)."""
+    own_releases: tuple[Release, ...] = field(default=(), metadata={"key": "releases"})
+    """[Releases of torch](#other-builds-of-torch) that are not in the table."""
     file: Path | None = field(default=None, metadata={"key": None})
     """Where all this was read; paths in it are relative to its folder."""
     name: str = field(default="", metadata={"key": None})
@@ -124,7 +146,12 @@ class Project:
             raise UserError(
                 f"the option `release` is {self.release!r}, but one of {', '.join(table.cudas)} is expected"
             )
-        return dataclasses.replace(table, release=self.release)
+        own = self.own_releases
+        torches = [
+            Torch(x.version, (x.cuda,) if x.cuda else (), x.pythons, True, x.index) for x in own
+        ]
+        cudas = [Cuda(x.cuda, x.version, x.image, x.architectures) for x in own if x.cuda]
+        return dataclasses.replace(table.with_own(torches, cudas), release=self.release)
 
     def of_target(self, target: Target, preset: Mapping[str, Any] | None = None) -> Project:
         """The options of one target: those of the table, over those of a `preset`, with what overrides replace."""
@@ -136,7 +163,7 @@ class Project:
 
     def chosen_targets(self) -> tuple[Target, ...]:
         """What the project is tested with."""
-        return self.releases.matching(self.targets) if self.targets else self.releases.targets
+        return self.releases.matching(self.targets or ("3.??-*",))
 
     def small_targets(self) -> tuple[Target, ...]:
         """What CI takes of them for each change."""
@@ -155,7 +182,9 @@ class Project:
         """The target, with the torch that its wheel is built beside."""
         if not self.stable:
             return target
-        return dataclasses.replace(target, torch=self.stable, names_torch=False)
+        return dataclasses.replace(
+            target, torch=self.stable, names_torch=False, is_extra=False, index=""
+        )
 
     def variables(
         self, target: Target, jobs: str = "1", cuda_home: str = "", origin: str = ""
@@ -295,11 +324,18 @@ def of_table(table: Mapping[str, Any], where: str) -> Project:
     return dataclasses.replace(_read(Project, table, where), table=table)
 
 
-_Table = TypeVar("_Table", Project, Tests)
+def of_arguments(release: str, stable: str, releases: str) -> Project:
+    """What an image must know of a project, of which `releases` are JSON."""
+    table = {"release": release, "stable": stable, "releases": json.loads(releases or "[]")}
+    return of_table(table, "the arguments of the image")
+
+
+_Table = TypeVar("_Table", Project, Tests, Release)
 
 # What an override cannot say: it holds for all targets.
 _OF_ALL_TARGETS = (
-    "source", "subdirectory", "targets", "small", "stable", "cross-compile", "release", "torch", "yanked", "overrides"
+    "source", "subdirectory", "targets", "small", "stable", "cross-compile", "release", "torch", "yanked", "overrides",
+    "own_releases",
 )  # fmt: skip
 
 # Of options that were renamed; they are taken for one more release.
@@ -330,18 +366,46 @@ def _values(
         name = options[key].name
         if name == "overrides":
             values[name] = _overrides(value, f"{where}: {key}")
+        elif name == "own_releases":
+            values[name] = _own_releases(value, f"{where}: {key}")
         else:
             values[name] = _converted(value, getattr(defaults, name), f"{where}: {key}")
     return values
 
 
+def _tables(tables: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+        name = where.rpartition(" ")[2]
+        raise UserError(
+            f"{where} is {tables!r}, but tables are expected: [[tool.torchwheels.{name}]]"
+        )
+    return tables
+
+
+def _own_releases(tables: Any, where: str) -> tuple[Release, ...]:
+    found = tuple(_read(Release, table, where) for table in _tables(tables, where))
+    for each in found:
+        try:
+            Version(each.version)
+        except InvalidVersion:
+            raise UserError(
+                f"{where} has version = {each.version!r}, but that of a torch is expected, such as "
+                "2.16.0.dev20261101+cu130"
+            ) from None
+        if not each.pythons:
+            raise UserError(f'{where}: torch {each.version} has no `pythons`, such as ["3.12"]')
+        known = load_releases().cudas
+        if each.cuda and each.cuda not in known and not (each.image and each.architectures):
+            raise UserError(
+                f"{where}: torch {each.version} is of CUDA {each.cuda}, and only {', '.join(known)} are known: "
+                "add `image` and `architectures`"
+            )
+    return found
+
+
 def _overrides(tables: Any, where: str) -> tuple[Mapping[str, Any], ...]:
     """The tables as they are, whose options are right."""
-    if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
-        raise UserError(
-            f"{where} is {tables!r}, but tables are expected: [[tool.torchwheels.overrides]]"
-        )
-    for table in tables:
+    for table in _tables(tables, where):
         patterns = _selected(table.get("select", []))
         if not patterns or not all(isinstance(each, str) for each in patterns):
             raise UserError(

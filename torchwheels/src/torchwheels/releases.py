@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import fnmatch
 import functools
@@ -12,9 +11,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from packaging.version import Version
 
 from torchwheels import machines
 from torchwheels.errors import UserError
@@ -33,12 +34,12 @@ FILE = Path(__file__).with_name("releases.toml")
 
 def numbers(version: str) -> tuple[int, ...]:
     """`2.13.0+cpu` as (2, 13, 0), for comparing."""
-    return tuple(int(part) for part in version.partition("+")[0].split("."))
+    return Version(version).release
 
 
 def minor(version: str) -> str:
     """`2.13.0+cpu` as `2.13`."""
-    return ".".join(version.partition("+")[0].split(".")[:2])
+    return ".".join(map(str, numbers(version)[:2]))
 
 
 def openmp(torch: str) -> str:
@@ -53,13 +54,17 @@ def sm(architecture: str) -> str:
 
 @dataclass(frozen=True)
 class Torch:
-    """A release of torch, with the CUDA version of its default build on PyPI."""
+    """A release of torch: the CUDA versions that it is published for, PyPI's first, and its Pythons."""
 
     version: str
-    cuda: str
+    cudas: tuple[str, ...]
     pythons: tuple[str, ...]
     aarch64: str = ""
     """What its default build for aarch64 has: the same CUDA version, `cpu` or, where there is none, nothing."""
+    own: bool = False
+    """Whether it is one that a project adds: of these CUDA versions alone, or of none."""
+    index: str = ""
+    """The package index that has it, where that is not pip's own."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,15 @@ class Target:
     """Whether its wheel has no label, and is for a torch of any CUDA."""
     machine: Machine = X86_64
     """The processor."""
+    is_extra: bool = False
+    """Whether PyPI's torch is of another CUDA: patterns find it where they name the torch."""
+    index: str = ""
+    """The package index that has its torch, where that is not pip's own."""
+
+    @property
+    def python_version(self) -> str:
+        """`3.14` of `3.14t`, which is Python 3.14 without the global lock."""
+        return self.python.removesuffix("t")
 
     @property
     def label(self) -> str:
@@ -145,25 +159,44 @@ class Releases:
         """Every target there can be."""
         found = []
         for torch in self.torches:
-            cuda = self.cudas[torch.cuda]
             for python in torch.pythons:
-                own = self.cpu["torch"] == torch.version
-                found.append(Target(python, torch.version, None, self.cpu["image"], not own))
-                own = cuda.torch == torch.version
-                found.append(Target(python, torch.version, cuda, cuda.image, not own))
-                if self.release:
-                    cuda_of_release = self.cudas[self.release]
-                    own = self.cpu["torch"] == torch.version
-                    image = cuda_of_release.image
-                    found.append(
-                        Target(python, torch.version, cuda_of_release, image, not own, True)
-                    )
+                if not torch.own or not torch.cudas:
+                    found.append(self._target(python, torch, None))
+                found += [self._target(python, torch, self.cudas[each]) for each in torch.cudas]
+                if self.release and not torch.own:
+                    cuda = self.cudas[self.release]
+                    of_cpu = self._target(python, torch, None)
+                    found.append(replace(of_cpu, cuda=cuda, image=cuda.image, is_release=True))
         found += [
-            dataclasses.replace(target, machine=AARCH64)
+            replace(target, machine=AARCH64)
             for target in found
             if not target.is_release and self._is_for_aarch64(target)
         ]
-        return tuple(sorted(found, key=lambda target: (target.label, numbers(target.python))))
+        one_of_each = {target.name: target for target in found}  # a project's own is the last
+        return tuple(
+            sorted(one_of_each.values(), key=lambda x: (x.label, numbers(x.python_version)))
+        )
+
+    def _target(self, python: str, torch: Torch, cuda: Cuda | None) -> Target:
+        unnamed, image = (
+            (cuda.torch, cuda.image) if cuda else (self.cpu["torch"], self.cpu["image"])
+        )
+        extra = cuda is not None and cuda.version != torch.cudas[0]
+        return Target(
+            python,
+            # PyTorch's index has one of each CUDA, with that in its version.
+            f"{torch.version}+{cuda.label}" if cuda and extra else torch.version,
+            cuda,
+            image,
+            names_torch=minor(torch.version) != minor(unnamed),
+            is_extra=extra,
+            index=torch.index,
+        )
+
+    def with_own(self, own: Iterable[Torch], cudas: Iterable[Cuda]) -> Releases:
+        """The table with releases of a project's own, which take the place of others of their names."""
+        torches = (*self.torches, *own)
+        return replace(self, torches=torches, cudas={x.version: x for x in cudas} | {**self.cudas})
 
     def _is_for_aarch64(self, target: Target) -> bool:
         built = self.torch(target.torch).aarch64
@@ -201,20 +234,29 @@ class Releases:
         torch = next((torch for torch in self.torches if minor(torch.version) == release), None)
         if torch is None or (cuda is None and label not in ("cpu", RELEASE)):
             return ""
-        if cuda and cuda.version != torch.cuda:
-            return f" (torch {torch.version} is built for CUDA {torch.cuda}, not {cuda.version})"
+        if cuda and cuda.version not in torch.cudas:
+            cudas = " and ".join(torch.cudas)
+            return f" (torch {torch.version} is built for CUDA {cudas}, not {cuda.version})"
         if python not in torch.pythons:
             return f" (torch {torch.version} has no wheel for Python {python})"
-        if machine == AARCH64 and torch.aarch64 != torch.cuda:
+        if machine == AARCH64 and torch.aarch64 != torch.cudas[0]:
             return f" (torch {torch.version} has no CUDA build for aarch64 on PyPI)"
         return ""
 
     def matching(self, patterns: Iterable[str]) -> tuple[Target, ...]:
-        """The targets that `patterns` name, such as `3.11-cpu`, `3.1?-cu130*` or `3.11-cu*-aarch64`."""
+        """The targets that `patterns` name, such as `3.11-cpu`, `3.1?-cu130*` or `3.11-cu*-aarch64`.
+
+        A pattern has torch of the CUDA that PyPI has it of; of others where it names the torch: `3.11-cu126-torch*`.
+        """
         found: dict[str, Target] = {}
         for pattern in patterns:
-            of_machine = [x for x in self.targets if x.machine == machine_of(pattern)]
-            matches = [x for x in of_machine if fnmatch.fnmatchcase(x.name, pattern)]
+            matches = [
+                x
+                for x in self.targets
+                if x.machine == machine_of(pattern)
+                and fnmatch.fnmatchcase(x.name, pattern)
+                and (not x.is_extra or "-torch" in pattern)
+            ]
             found |= {target.name: target for target in matches or [self.target(pattern)]}
         return tuple(found.values())
 
@@ -253,7 +295,7 @@ import importlib.util, json, pathlib, runpy, sys
 spec = importlib.util.find_spec("torch")
 if spec is None or not spec.origin: sys.exit(print("null"))
 said = runpy.run_path(str(pathlib.Path(spec.origin).with_name("version.py")))
-python = ".".join(map(str, sys.version_info[:2]))
+python = ".".join(map(str, sys.version_info[:2])) + sys.abiflags
 print(json.dumps({"version": said["__version__"], "cuda": said["cuda"], "python": python}))
 """
 
@@ -278,7 +320,7 @@ def parse(data: Mapping[str, Any]) -> Releases:
         uv=data["uv"],
         toolkit=data["toolkit"],
         torches=tuple(
-            Torch(version, entry["cuda"], tuple(entry["pythons"]), entry.get("aarch64", ""))
+            Torch(version, tuple(entry["cuda"]), tuple(entry["pythons"]), entry.get("aarch64", ""))
             for version, entry in data["torch"].items()
         ),
         cudas={

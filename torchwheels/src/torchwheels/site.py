@@ -32,6 +32,7 @@ from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Target, load, machine_of, minor
 from torchwheels.reports import read_reports, write
+from torchwheels.wheel import serves
 
 _PARTS = ("index.html", "simple", "wheels", "docs")
 _PAGE = """<!doctype html>
@@ -288,7 +289,15 @@ def choices(reports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found = {}
     offered = [each for each in reports if not each.get("yanked")]
     order = sorted(offered, key=lambda x: (Version(Version(x["version"]).public), not label(x)))
-    targets = sorted(load().targets, key=lambda x: (*map(Version, (x.python, x.torch)), x.label))
+    targets = sorted(
+        load().targets,
+        # Those without the global lock come last.
+        key=lambda x: (
+            x.python == x.python_version,
+            *map(Version, (x.python_version, x.torch)),
+            x.label,
+        ),
+    )
     for target in reversed(targets):
         for report in order:
             if _works_with(report, target):
@@ -303,8 +312,8 @@ def _works_with(report: dict[str, Any], target: Target) -> bool:
     return (
         machine_of(report["build"]["target"]) == target.machine
         and (not label(report) or report["build"]["cuda"] == (target.cuda and target.cuda.version))
-        and SpecifierSet(report["works_with"]["python"] or "").contains(target.python)
-        and SpecifierSet(report["requires_python"] or "").contains(target.python)
+        and serves(target, report["works_with"]["python"], report["tags"][0])
+        and SpecifierSet(report["requires_python"] or "").contains(target.python_version)
         and all(specifier.contains(target.torch) for specifier in _torches(report))
     )
 

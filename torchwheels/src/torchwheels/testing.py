@@ -72,8 +72,8 @@ def works_with(found: Wheel, target: Target) -> bool:
     torches = found.torches.what if classic else str(found.torch_requirement or "")
     return (
         torches is not None
-        and SpecifierSet(torches).contains(target.torch)
-        and SpecifierSet(found.pythons.what or "").contains(target.python)
+        and SpecifierSet(torches).contains(target.torch, prereleases=True)
+        and found.takes(target)
     )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from torchwheels import baseline
 from torchwheels.errors import UserError
 from torchwheels.machines import Machine
+from torchwheels.project import Project
 from torchwheels.releases import Target, load, numbers, sm
 
 MEMORY_PER_JOB = {"cpu": 1.5, "cuda": 3.1}
@@ -265,14 +266,29 @@ def parallel_jobs(
     memory_per_job: float, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
 ) -> int:
     """How many compilers to run at once: MAX_JOBS, or what the cores and the memory (GB) allow."""
-    asked = environ.get("MAX_JOBS")
-    if asked:
-        if not asked.isdigit() or int(asked) == 0:
-            raise UserError(f"MAX_JOBS is {asked!r}, but a number of jobs from 1 is expected")
-        return int(asked)
+    if asked := asked_jobs(environ):
+        return asked
     cores = min([float(len(os.sched_getaffinity(0))), *_cpu_quotas(root)])
     memory = min([_available_memory(root), *_memory_limits(root)])
+    return jobs_of(cores, memory, memory_per_job)
+
+
+def asked_jobs(environ: Mapping[str, str] = os.environ) -> int:
+    """What MAX_JOBS asks for; 0: nothing."""
+    asked = environ.get("MAX_JOBS")
+    if asked and (not asked.isdigit() or int(asked) == 0):
+        raise UserError(f"MAX_JOBS is {asked!r}, but a number of jobs from 1 is expected")
+    return int(asked or 0)
+
+
+def jobs_of(cores: float, memory: int, memory_per_job: float) -> int:
+    """How many compilers a machine can run at once, of which each takes so many GB."""
     return max(1, min(int(cores), int(memory / (memory_per_job * 1e9))))
+
+
+def memory_per_job(project: Project, target: Target) -> float:
+    """The GB that one compiler of a build takes."""
+    return project.memory_per_job or MEMORY_PER_JOB["cuda" if target.cuda else "cpu"]
 
 
 def _available_memory(root: Path) -> int:

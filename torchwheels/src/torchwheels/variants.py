@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from torchwheels import finish, wheel
+from torchwheels import finish
 from torchwheels.errors import UserError
 from torchwheels.releases import sm
 from torchwheels.wheel import Wheel
@@ -125,9 +125,9 @@ def check(variant: Variant) -> None:
         )
 
 
-def write_beside(path: Path) -> Path | None:
-    """Writes the variant of the wheel `path` beside that, and returns its path; None where there is none."""
-    variant = of(wheel.read(path))
+def write_beside(found: Wheel) -> Path | None:
+    """Writes the variant of a wheel beside that, and returns its path; None where there is none."""
+    variant = of(found)
     if variant is None:
         return None
     partial = variant.path.with_name(f".{variant.path.name}.partial")

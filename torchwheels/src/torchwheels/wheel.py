@@ -35,7 +35,7 @@ from torchwheels import baseline
 from torchwheels.archive import check_layout
 from torchwheels.errors import UserError
 from torchwheels.machines import AARCH64, X86_64
-from torchwheels.releases import numbers
+from torchwheels.releases import Target, numbers
 from torchwheels.stable_functions import first_releases
 
 BUILD_RECORD = "torchwheels.json"
@@ -239,6 +239,10 @@ class Wheel:
             f">=3.{release[1]}" if tag.abi == "abi3" else f"==3.{release[1]}.*", why
         )
 
+    def takes(self, target: Target) -> bool:
+        """Whether the Python of `target` installs it."""
+        return serves(target, self.pythons.what, min(map(str, self.tags)))
+
     @functools.cached_property
     def python_limits(self) -> dict[str, tuple[str | None, str]]:
         """The specifier of the Pythons that each library which uses Python works with, and why.
@@ -312,6 +316,16 @@ class Wheel:
                     "library of CUDA",
                 )
         return Compatibility("", "no library uses CUDA")
+
+
+def serves(target: Target, pythons: str | None, tag: str) -> bool:
+    """Whether a wheel of that tag, for these Pythons, is for the target's, which may be free-threaded."""
+    abi = tag.split("-")[1]
+    return (
+        SpecifierSet(pythons or "").contains(target.python_version)
+        # A module of one of the two does not load in the other.
+        and (abi == "none" or abi.endswith("t") == target.python.endswith("t"))
+    )
 
 
 # Its last part, the label of the variant, follows the platform; the part of the Python begins with a letter.
