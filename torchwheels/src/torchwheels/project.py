@@ -148,7 +148,8 @@ class Project:
             )
         own = self.own_releases
         torches = [
-            Torch(x.version, (x.cuda,) if x.cuda else (), x.pythons, True, x.index) for x in own
+            Torch(x.version, (x.cuda,) if x.cuda else (), x.pythons, own=True, index=x.index)
+            for x in own
         ]
         cudas = [Cuda(x.cuda, x.version, x.image, x.architectures) for x in own if x.cuda]
         return dataclasses.replace(table.with_own(torches, cudas), release=self.release)
