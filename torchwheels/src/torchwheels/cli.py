@@ -489,11 +489,14 @@ def _targets(given: argparse.Namespace) -> None:
         raise UserError(
             f"no target is named {' or '.join(given.pattern)}: `torchwheels targets` lists all"
         )
-    line = "{:24} {:8} {:8} {:6} {}".format
-    print(line("target", "Python", "torch", "CUDA", "image"))
+    rows = [("target", "Python", "torch", "CUDA", "image")]
     for each in found:
         cuda = each.cuda.version if each.cuda else "-"
-        print(line(each.name, each.python, each.torch, cuda, each.image))
+        rows.append((each.name, each.python, each.torch, cuda, each.image))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        columns = (text.ljust(width) for text, width in zip(row, widths, strict=True))
+        print("  ".join(columns).rstrip())
 
 
 def _env(given: argparse.Namespace) -> None:
