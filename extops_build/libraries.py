@@ -51,8 +51,9 @@ class Library:
     """Libraries of torch that it names; none means that it knows nothing of torch."""
 
     def sources(self, csrc: Path) -> list[Path]:
-        """The source files under `csrc`, in a fixed order."""
-        return [path for pattern in self.patterns for path in sorted(csrc.glob(pattern))]
+        """The source files under `csrc`, in a fixed order: first those of sequences, which take the longest."""
+        found = (path for pattern in self.patterns for path in csrc.glob(pattern))
+        return sorted(found, key=lambda path: ("sequence" not in path.name, path))
 
 
 CPU = Library(
