@@ -278,7 +278,7 @@ Error launch_tensor_blocks(const Problem& problem, const In& in) {
     constexpr int kMost = tensor_block_units<Cell>(std::is_same_v<T, float>);
     constexpr int kFew = 64;
     return is_hopper && in.sizes.state_size <= kFew ? launch_units<Cell, T, kFew>(problem, in, takes_two)
-                                       : launch_units<Cell, T, kMost>(problem, in, takes_two);
+                                                    : launch_units<Cell, T, kMost>(problem, in, takes_two);
   });
 }
 
