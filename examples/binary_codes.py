@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import extops
 
-BITS, WORDS, ITERATIONS = 32, 1000, 300
+BITS, WORDS = 32, 1000
 PAGE = "while"
 
 
@@ -58,12 +58,14 @@ def read_pages() -> tuple[list[str], Tensor]:
     return [*pages], torch.tensor(rows)
 
 
-def train(binarize: Callable[[Tensor], Tensor], words: Tensor) -> tuple[Autoencoder, float]:
+def train(
+    binarize: Callable[[Tensor], Tensor], words: Tensor, iterations: int
+) -> tuple[Autoencoder, float]:
     """Trains an autoencoder; with it, the loss from codes that are rounded to bits."""
     torch.manual_seed(0)
     model = Autoencoder(binarize).to(words.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
-    for _ in range(ITERATIONS):
+    for _ in range(iterations):
         optimizer.zero_grad()
         loss(model.decoder(model.code(words)), words).backward()
         optimizer.step()
@@ -75,6 +77,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--iterations", type=int, default=300)
     arguments = parser.parse_args()
 
     torch.set_num_threads(1)  # each step is too small a task for more
@@ -83,7 +86,7 @@ def main() -> None:
     print(f"{len(titles)} pages, {BITS} bits each, on {arguments.device}")
     for name, binarize in (("rounded in the end", lambda x: x), ("round_ste", extops.round_ste)):
         start = time.perf_counter()
-        model, missing = train(binarize, words)
+        model, missing = train(binarize, words, arguments.iterations)
         seconds = time.perf_counter() - start
         print(f"{name:18} {seconds:5.1f} s, loss {missing:.1f} bits per page")
 

@@ -17,7 +17,7 @@ import platform
 import re
 import sys
 import zlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ MARKERS = (
     "gpu: needs a CUDA GPU; left out without one, and never skipped under --require-gpu",
     "multi_gpu: needs two CUDA GPUs; skipped where there are fewer, also under --require-gpu",
     "slow: takes seconds or minutes, or repeats a long test in another dtype or cell; runs under --thorough only",
+    "every(n, *parameters): of all combinations of these parameters, one of n; all on a GPU and under --thorough",
     "large: works on tensors of more than 2**31 elements, so takes gigabytes of GPU memory",
 )
 
@@ -94,6 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     without = {}
     if not config.getoption("--thorough"):
         without["slow"] = "slow: --thorough runs them"
+        mark_repetitions(items)
     if gpu_count() == 0:  # then --require-gpu has ended the run already
         without |= dict.fromkeys(GPU_MARKERS, "no CUDA GPU")
     found = {
@@ -103,6 +105,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[LEFT_OUT] = dict(Counter(filter(None, found.values())))
     config.hook.pytest_deselected(items=[item for item in items if found[item]])
     items[:] = [item for item in items if not found[item]]
+
+
+def mark_repetitions(items: list[pytest.Item]) -> None:
+    """Marks as slow what the mark `every` leaves to a thorough run.
+
+    Each parameter's values have numbers, and the combinations are chosen whose sum the n divides. Thus each value meets
+    every n-th of another parameter's, and the next value those beside them.
+    """
+    found: dict[tuple[object, str], list[object]] = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("every")
+        if mark is None or needs_gpu(item):
+            continue
+        assert isinstance(item, pytest.Function)
+        number = 0
+        for name in mark.args[1:]:
+            values, value = found[item.function, name], item.callspec.params[name]
+            if value not in values:
+                values.append(value)
+            number += values.index(value)
+        if number % mark.args[0]:
+            item.add_marker("slow")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -217,6 +241,12 @@ def skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     place_and_reason = report.longrepr
     assert isinstance(place_and_reason, tuple)
     return str(place_and_reason[2]).removeprefix("Skipped: ")
+
+
+@pytest.fixture
+def thorough(request: pytest.FixtureRequest) -> bool:
+    """Whether a test shall look as closely as it can, however long that takes."""
+    return bool(request.config.getoption("--thorough"))
 
 
 @pytest.fixture(autouse=True)

@@ -382,18 +382,6 @@ OPERATORS = (
 
 by_device = pytest.mark.parametrize("device", ["cpu", GPU])
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=dtype_name)
-# For tests that take seconds: on a CPU, those in other dtypes run under --thorough only.
-by_device_and_few_dtypes = pytest.mark.parametrize(
-    ("device", "dtype"),
-    [
-        pytest.param(device, dtype, id=f"{device}-{dtype_name(dtype)}", marks=marks)
-        for dtype in DTYPES
-        for device, marks in (
-            ("cpu", () if dtype in (torch.float32, torch.bfloat16) else pytest.mark.slow),
-            ("cuda", pytest.mark.gpu),
-        )
-    ],
-)
 by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 # For tests that take seconds and see no kernel: of the sequences, the LLTM's stands for all, except under --thorough.
 by_few_operators = pytest.mark.parametrize(

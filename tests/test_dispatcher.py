@@ -7,7 +7,7 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import getitem
 from pathlib import Path
@@ -25,12 +25,12 @@ from operators import (
     GPU,
     LLTM,
     REGISTERED,
+    Call,
     Operator,
     Tensors,
     as_tuple,
     by_case,
     by_device,
-    by_device_and_few_dtypes,
     by_dtype,
     by_operator,
     gradients,
@@ -62,12 +62,20 @@ def test_differentiable_operators_have_autograd() -> None:
     assert [name for name in (*DIFFERENTIABLE, *GRADIENTS) if not has_autograd(name)] == []
 
 
-@by_device_and_few_dtypes
+def opcheck(name: str, calls: Iterable[Call], thorough: bool) -> None:
+    """Checks all calls; traces all of them, which takes longest, or else the first of them alone."""
+    untraced = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for place, call in enumerate(calls):
+        checks = {} if thorough or place == 0 else {"test_utils": untraced}
+        torch.library.opcheck(overload(name), call.arguments, dict(call.keywords), **checks)
+
+
+@pytest.mark.every(4, "name", "dtype")
+@by_dtype
+@by_device
 @by_registered
-def test_opcheck(name: str, device: str, dtype: torch.dtype) -> None:
-    make = maker(device, dtype)
-    for call in REGISTERED[name](make):
-        torch.library.opcheck(overload(name), call.arguments, dict(call.keywords))
+def test_opcheck(name: str, device: str, dtype: torch.dtype, thorough: bool) -> None:
+    opcheck(name, REGISTERED[name](maker(device, dtype)), thorough)
 
 
 @by_device
@@ -78,11 +86,9 @@ def test_opcheck(name: str, device: str, dtype: torch.dtype) -> None:
         for x in DIFFERENTIABLE
     ],
 )
-def test_opcheck_with_gradients(name: str, device: str) -> None:
-    make = maker(device)
-    for call in REGISTERED[name](make):
-        call = call.requiring_grad()
-        torch.library.opcheck(overload(name), call.arguments, dict(call.keywords))
+def test_opcheck_with_gradients(name: str, device: str, thorough: bool) -> None:
+    calls = REGISTERED[name](maker(device))
+    opcheck(name, (call.requiring_grad() for call in calls), thorough)
 
 
 @by_device
@@ -102,6 +108,7 @@ def assert_same_metadata(actual: Tensor, expected: Tensor) -> None:
     assert actual.stride() == expected.stride()
 
 
+@pytest.mark.every(4, "operator", "case", "dtype")
 @by_dtype
 @by_case
 def test_meta(operator: Operator, case: str, dtype: torch.dtype) -> None:
@@ -204,6 +211,7 @@ def assert_same_when_compiled(
     torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.every(4, "operator", "dtype")
 @by_dtype
 @by_device
 @by_operator
@@ -503,35 +511,39 @@ BYPASS = (
     "autograd.forward_ad._current_level",
 )
 
-WITHOUT_A_PRIVATE_NAME = """
+WITHOUT_PRIVATE_NAMES = """
 import operator, sys, types
 import torch
 import torch.autograd.forward_ad
 
 missing = {missing!r}
-owner, _, name = missing.rpartition(".")
-owner = operator.attrgetter(owner)(torch) if owner else torch
 
 
-def hiding(get):
+def hiding(get, names):
     def hide(self, attribute):
-        if attribute == name and sys._getframe(1).f_globals["__name__"] == "extops._private":
+        if attribute in names and sys._getframe(1).f_globals["__name__"] == "extops._private":
             raise AttributeError(attribute)
         return get(self, attribute)
 
     return hide
 
 
-if isinstance(owner, types.ModuleType):
-    base = types.ModuleType
-    owner.__class__ = type("Lacking", (base,), dict(__getattribute__=hiding(base.__getattribute__)))
-elif owner is torch.autograd.Function:
-    type(owner).__getattribute__ = hiding(type.__getattribute__)
-else:
-    owner.__getattribute__ = hiding(object.__getattribute__)
+names_of = {{}}
+for path in missing:
+    owner, _, name = path.rpartition(".")
+    names_of.setdefault(operator.attrgetter(owner)(torch) if owner else torch, []).append(name)
+for owner, names in names_of.items():
+    if isinstance(owner, types.ModuleType):
+        base = types.ModuleType
+        own = dict(__getattribute__=hiding(base.__getattribute__, names))
+        owner.__class__ = type("Lacking", (base,), own)
+    elif owner is torch.autograd.Function:
+        type(owner).__getattribute__ = hiding(type.__getattribute__, names)
+    else:
+        owner.__getattribute__ = hiding(object.__getattribute__, names)
 import extops
 
-assert [name for name, found in extops._private.IN_USE.items() if not found] == [missing]
+assert [name for name, found in extops._private.IN_USE.items() if not found] == missing
 assert extops._autograd.is_plain() == {is_plain}
 
 make = lambda *shape: torch.randn(shape, dtype=torch.float64, requires_grad=True)
@@ -613,9 +625,17 @@ torch.testing.assert_close(traced(a), a.add(0.5).floor())
 """
 
 
-@pytest.mark.parametrize("missing", _private.IN_USE)
-def test_without_a_private_name(missing: str) -> None:
-    code = WITHOUT_A_PRIVATE_NAME.format(missing=missing, is_plain=missing not in BYPASS)
+@pytest.mark.parametrize(
+    "missing",
+    [
+        pytest.param({*BYPASS}, id="bypass"),
+        pytest.param({*_private.IN_USE} - {*BYPASS}, id="others"),
+        *(pytest.param({name}, id=name, marks=pytest.mark.slow) for name in _private.IN_USE),
+    ],
+)
+def test_without_private_names(missing: set[str]) -> None:
+    names = [name for name in _private.IN_USE if name in missing]
+    code = WITHOUT_PRIVATE_NAMES.format(missing=names, is_plain=missing.isdisjoint(BYPASS))
     run_alone(exec, code, {})
 
 
@@ -652,7 +672,8 @@ def main(rank, file):
     dist.destroy_process_group()
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(main, args=(sys.argv[1],), nprocs=2)
+    # Forked, as each would import torch again.
+    torch.multiprocessing.start_processes(main, (sys.argv[1],), 2, start_method="fork")
 """
 
 

@@ -541,9 +541,7 @@ def test_just_in_time_without_its_tools(machine: Machine) -> None:
     (machine.folder / "extops_build" / "libraries.py").write_text(RECIPE)
     machine.environ |= {"EXTOPS_JIT": str(sources), "PATH": str(machine.folder)}
     machine.environ.pop("CXX", None)
-    _, problem = machine.doctor().problems
     cause = "compiling just in time needs ninja, which is not on the PATH"
-    assert problem == (cause, "pip install ninja")
     assert machine.import_error() == f"{cause}; run: pip install ninja (for more: {LOOK})"
     (machine.folder / "ninja").symlink_to(shutil.which("ninja"))
     _, (cause, command) = machine.doctor().problems

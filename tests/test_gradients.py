@@ -66,9 +66,10 @@ def test_gradcheck(operator: Operator, case: str, device: str) -> None:
 
 @by_device
 @by_checked_case
-def test_gradgradcheck(operator: Operator, case: str, device: str) -> None:
+def test_gradgradcheck(operator: Operator, case: str, device: str, thorough: bool) -> None:
     inputs = operator.inputs(case, device, requires_grad=True)
-    assert gradgradcheck(operator.function, inputs, check_fwd_over_rev=True)
+    fast = not thorough  # all elements at once
+    assert gradgradcheck(operator.function, inputs, check_fwd_over_rev=True, fast_mode=fast)
 
 
 @by_device
@@ -96,6 +97,7 @@ def test_gradients_in_a_batch(operator: Operator, device: str) -> None:
     torch.testing.assert_close(at_once, expected)
 
 
+@pytest.mark.every(2, "operator", "case", "dtype")
 @by_dtype
 @by_device
 @by_case
@@ -115,6 +117,7 @@ def test_gradients_of_tensors_that_start_anywhere(
     assert_right_gradients(operator, tuple(map(offset, inputs)))
 
 
+@pytest.mark.every(4, "sizes", "dtype")
 @by_dtype
 @by_device
 @by_long_sizes

@@ -21,41 +21,44 @@ def run_python(code: str, folder: Path, environment: dict[str, str] | None = Non
     return done.stdout
 
 
-def modules_after(statement: str, folder: Path) -> set[str]:
-    code = f"import sys, json\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
-    return set(json.loads(run_python(code, folder)))
+# What a process sees that imports some modules and then extops, before it has any reason to import more.
+START = """
+import json, sys, warnings
+before = []
+{first}
+warnings.simplefilter({warnings!r})
+import extops
+after = sorted(sys.modules)
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-
-def test_import_loads_only_what_is_needed(tmp_path: Path) -> None:
-    added = modules_after("import extops", tmp_path) - modules_after("import torch", tmp_path)
-    deferred = [
-        name
-        for name in added
-        if any(name == module or name.startswith(f"{module}.") for module in DEFERRED)
-    ]
-    assert deferred == []
-
-
-def test_import_does_not_initialise_cuda(tmp_path: Path) -> None:
-    code = "import extops, torch; print(torch.cuda.is_initialized())"
-    assert run_python(code, tmp_path).strip() == "False"
-
-
-def test_import_warns_of_nothing_and_prints_nothing(tmp_path: Path) -> None:
-    code = "import torch, warnings; warnings.simplefilter('error'); import extops"
-    assert run_python(code, tmp_path) == ""
-
-
-def test_first_call_in_a_fresh_process(tmp_path: Path) -> None:
-    code = "import extops, torch; print(extops.round_ste(torch.tensor([0.2, 0.5])).tolist())"
-    assert run_python(code, tmp_path).strip() == "[0.0, 1.0]"
+with FlopCounterMode(display=False) as counter:
+    extops.LLTM(5, 4)(torch.zeros(3, 5), (torch.zeros(3, 4), torch.zeros(3, 4)))
+same = dict(
+    operators=sorted(x for x in torch._C._dispatch_get_all_op_names() if "extops" in x),
+    rounded=extops.round_ste(torch.tensor([0.2, 0.5])).tolist(),
+    flops=counter.get_total_flops(),
+    cuda=torch.cuda.is_initialized(),
+)
+print(json.dumps([before, after, same]))
+"""
 
 
 def test_import_before_torch_or_after_is_the_same(tmp_path: Path) -> None:
-    names = "sorted(name for name in torch._C._dispatch_get_all_op_names() if 'extops' in name)"
-    before = run_python(f"import extops, torch; print({names})", tmp_path)
-    after = run_python(f"import torch, extops; print({names})", tmp_path)
-    assert before == after and "extops::lltm_cell" in before
+    """It loads what is needed and no more, without a warning or another word."""
+    _, of_extops, alone = json.loads(
+        run_python(START.format(first="", warnings="default"), tmp_path)
+    )
+    first = "import torch; before = sorted(sys.modules); import torch.utils.flop_counter"
+    of_torch, _, after = json.loads(
+        run_python(START.format(first=first, warnings="error"), tmp_path)
+    )
+    assert alone == after
+    assert "extops::lltm_cell" in alone.pop("operators")
+    flops = 2 * 3 * 12 * 9  # of the product: batch 3, weights of 12 rows and 9 columns
+    assert alone == {"rounded": [0.0, 1.0], "flops": flops, "cuda": False}
+    added = set(of_extops) - set(of_torch)
+    assert [x for x in added if x.startswith(DEFERRED)] == []
 
 
 @pytest.mark.gpu

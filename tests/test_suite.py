@@ -38,6 +38,7 @@ def test_for_minutes():
     pass
 """
 
+# Those of threads have two, else they would test nothing.
 NUMBER_OF_THREADS = """
 import torch
 
@@ -95,20 +96,36 @@ def test_skips_are_counted_and_explained(suite: Path) -> None:
 
 
 def test_side_by_side_the_same_is_counted_and_recorded(suite: Path) -> None:
-    status, output = run_suite(suite, "-n", "2", "--record=record")
+    """Each test has one thread."""
+    (suite / "test_others.py").write_text(NUMBER_OF_THREADS)
+    status, output = run_suite(suite, "-n", "1", "--record=record")
     assert status == 0
-    assert "1 passed, 1 skipped" in output
+    assert "3 passed, 1 skipped" in output
     assert "    1  no such thing here\n" in output.split("skips by reason")[1]
     assert "    3  no CUDA GPU\n" in output.split("left out by reason")[1]
     record = json.loads((suite / "record" / "cpu.json").read_text())
-    assert (record["passed"], record["failed"], record["skipped"]) == (1, 0, 1)
+    assert (record["passed"], record["failed"], record["skipped"]) == (3, 0, 1)
 
 
-def test_side_by_side_a_test_has_one_thread(suite: Path) -> None:
-    """Those of threads have two, else they would test nothing."""
-    (suite / "test_some.py").write_text(NUMBER_OF_THREADS)
-    status, output = run_suite(suite, "-n", "1")
-    assert status == 0 and "2 passed" in output
+EVERY_SECOND = """
+import pytest
+
+@pytest.mark.every(2, "a", "b")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("a", range(3))
+@pytest.mark.parametrize("b", range(2))
+def test_combination(a, b, device):
+    assert (a + b) % 2 == 0
+"""
+
+
+def test_one_of_some_combinations_runs(suite: Path) -> None:
+    (suite / "test_some.py").write_text(EVERY_SECOND)
+    status, output = run_suite(suite)
+    assert status == 0 and "3 passed, 9 deselected" in output
+    assert "    6  no CUDA GPU\n" in output and "    3  slow: --thorough runs them\n" in output
+    status, output = run_suite(suite, "--thorough")
+    assert status == pytest.ExitCode.TESTS_FAILED and "3 failed, 3 passed" in output
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,7 @@ def test_transform(operator: Operator, transform: Transform, device: str) -> Non
     assert_same(transform(operator.function)(*inputs), transform(operator.reference)(*inputs))
 
 
+@pytest.mark.every(4, "transform", "inside", "operator")
 @by_device
 @pytest.mark.parametrize("inside", [True, False], ids=["compiled", "of_compiled"])
 @by_transform
@@ -207,8 +208,10 @@ def test_transform_within_inductor(operator: Operator, name: str, device: str) -
 
 
 @pytest.mark.usefixtures("dynamo")
+@pytest.mark.every(4, "operator", "name")
+@pytest.mark.parametrize("name", ["jvp", "grad", "vmap", "forward_ad"])
 @by_few_operators
-def test_transforms_of_an_exported_program(operator: Operator) -> None:
+def test_transforms_of_an_exported_program(operator: Operator, name: str) -> None:
     """Programs hold the registered operators, not the functions that call them."""
 
     class Module(torch.nn.Module):
@@ -217,13 +220,12 @@ def test_transforms_of_an_exported_program(operator: Operator) -> None:
 
     inputs = operator.inputs("small")
     program = torch.export.export(Module(), inputs).module()
-    for name in ("jvp", "grad", "vmap", "forward_ad"):
-        transform = TRANSFORMS[name]
-        expected = transform(operator.eager)(*inputs)
-        assert_same(transform(program)(*inputs), expected)
-        # Dynamo of torch 2.6 refuses the hooks of any program.
-        if not torch.__version__.startswith("2.6."):
-            assert_same(compiled(transform(lambda *x: program(*x)))(*inputs), expected)
+    transform = TRANSFORMS[name]
+    expected = transform(operator.eager)(*inputs)
+    assert_same(transform(program)(*inputs), expected)
+    # Dynamo of torch 2.6 refuses the hooks of any program.
+    if not torch.__version__.startswith("2.6."):
+        assert_same(compiled(transform(lambda *x: program(*x)))(*inputs), expected)
 
 
 # -- of a gradient that was recorded outside -------------------------------------------------------

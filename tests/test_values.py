@@ -62,6 +62,7 @@ def assert_right(operator: Operator, inputs: tuple[Tensor, ...]) -> None:
         assert_as_accurate_as_eager(name, ours, theirs, right, operator.ulps)
 
 
+@pytest.mark.every(2, "operator", "case", "dtype")
 @by_dtype
 @by_device
 @by_case
@@ -139,6 +140,7 @@ def padded_to(size: int, rows: Tensor) -> Tensor:
     return larger[:, : rows.shape[1]]
 
 
+@pytest.mark.every(4, "operator", "case", "dtype")
 @by_dtype
 @by_device
 @by_case
@@ -403,6 +405,7 @@ def test_float16_where_the_cpu_flushes_denormals(device: str) -> None:
         torch.set_flush_denormal(False)
 
 
+@pytest.mark.every(4, "sizes", "dtype")
 @by_dtype
 @by_device
 @by_long_sizes
