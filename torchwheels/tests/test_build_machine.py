@@ -178,6 +178,7 @@ def index_of_torch(folder: Path, version: str, cuda: str | None) -> str:
     return folder.as_uri()
 
 
+@pytest.mark.slow
 def test_kept_environment_is_of_the_index_at_hand_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
