@@ -92,7 +92,7 @@ def build_cpu_wheel(session: nox.Session, dist: str) -> Path:
 def test(session: nox.Session) -> None:
     """The quick default: builds the CPU wheel and tests it, its tools and torchwheels; all with `-- --thorough`."""
     session.log(
-        "This takes about 13 minutes on two cores, and once the download of torch (0.2 to 3 GB)."
+        "This takes about 10 minutes on two cores, and once the download of torch (0.2 to 3 GB)."
     )
     add_torch(session, f"{PYTHON}-cpu")
     session.install(*OPTIONS.tests.requires, *group("nox"), *group("tools"))
@@ -121,6 +121,7 @@ def asks_for_cuda(arguments: list[str]) -> bool:
 @nox.session(reuse_venv=True)
 def bench(session: nox.Session) -> None:
     """Measures the operators beside others: on the CPU, or with `-- --device cuda` on a GPU."""
+    session.log("This takes some minutes, and once the download of torch (0.2 to 3 GB).")
     cuda = asks_for_cuda(session.posargs)
     built = sorted((ROOT / "dist").glob("extops-*+cu*.whl"))
     if cuda and not built:
@@ -167,6 +168,7 @@ def mutate(session: nox.Session) -> None:
 @nox.parametrize("torch", ["2.4", minor(OPTIONS.stable)], ids=["legacy", "stable"])
 def guide(session: nox.Session, torch: str) -> None:
     """Tests the operators of docs/write-an-operator.md in a copy of the tree, and the cell of docs/write-a-cell.md."""
+    session.log("This takes about 4 minutes, and once the download of torch (0.2 to 3 GB).")
     add_torch(session, f"3.11-cpu-torch{torch}")
     session.install(*OPTIONS.tests.requires, *group("build"))
     tree = Path(session.create_tmp()).resolve() / "tree"
@@ -249,6 +251,7 @@ def lint_workflows(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def act(session: nox.Session) -> None:
     """Runs a workflow here, with stubs for GitHub's own actions: `-- main`, or `-- sample`."""
+    session.log("This takes as long as what the workflow runs; act itself is 10 MB to download.")
     session.install(*group("act"))
     session.run("python", "tests/tools/act.py", *session.posargs)
 
@@ -256,12 +259,14 @@ def act(session: nox.Session) -> None:
 @nox.session(python=False)
 def notes(session: nox.Session) -> None:
     """Checks that a tag can be released, and writes its notes: `-- v0.1.0`, or `-- torchwheels-v0.1.0`."""
+    session.log("This takes seconds, and downloads nothing.")
     session.run(sys.executable, "-m", "tools.notes", *session.posargs)
 
 
 @nox.session(reuse_venv=True)
 def package(session: nox.Session) -> None:
     """Builds torchwheels itself into build/package, and tests its wheel in empty environments."""
+    session.log("This takes some minutes, and once the download of torch (0.2 to 3 GB).")
     add_torch(session, f"{PYTHON}-cpu")
     session.install("./torchwheels", *OPTIONS.tests.requires, *group("nox"), *group("tools"))
     folder = ROOT / "build" / "package"
@@ -276,6 +281,7 @@ def package(session: nox.Session) -> None:
 @nox.session
 def newest(session: nox.Session) -> None:
     """Tests the wheel that pip finds, PyPI's or that of `-- ARGUMENTS`, with the newest torch."""
+    session.log("This takes some minutes, and each time the download of torch (up to 3 GB).")
     with tempfile.TemporaryDirectory(prefix="extops-newest-") as folder:
         download = ["pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         session.run("python", "-m", *download, f"--dest={folder}", *(session.posargs or ["extops"]))
