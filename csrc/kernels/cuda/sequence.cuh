@@ -225,6 +225,9 @@ Error launch_tensor_clusters(const Problem& problem, const In& in);
 template <class Cell, class In>
 Error launch_groups(const Problem& problem, const In& in);
 
+// What the weights take that the registers of a block have no room for, and what its threads exchange.
+template <class Cell>
+int shared_bytes_of_float32_blocks(const SequenceSizes& sizes);
 // How many samples the clusters have that run at the same time: none where no cluster fits into the context.
 template <class Cell>
 int64_t samples_of_float32_clusters(const Problem& problem);

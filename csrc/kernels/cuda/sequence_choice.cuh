@@ -1,6 +1,7 @@
 // Which kernel computes a sequence, and why there. Times were taken on an NVIDIA H200.
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -24,9 +25,10 @@ constexpr int kThreadWeights = 192;
 constexpr int kBlockWeights = 256 * kThreadWeights;
 
 // In strict float32 a block has all weights, of units in chunks of 16; a thread has 8 * kRecurrent weights of each.
-// More units than 128 would need more threads.
+// More units than 128 would need more threads. With four recurrent columns a quarter of the weights of 128 units is in
+// shared memory; with more columns, to read them from there at each step takes longer than the kernels below.
 template <class Cell>
-constexpr int kFloat32BlockUnits = std::min(8, kThreadWeights / (8 * Cell::kRecurrent)) * 16;
+constexpr int kFloat32BlockUnits = Cell::kRecurrent <= 4 ? 128 : kThreadWeights / (8 * Cell::kRecurrent) * 16;
 
 // A block of a cluster has the weights of 32 units. Clusters are of 16 blocks at the most, and of whole fours.
 constexpr int kFloat32ClusterUnits = 32;
@@ -57,7 +59,8 @@ bool can_compute(Kernel kernel, const Problem& problem) {
       return is_for_tensor_cores && sizes.state_size <= tensor_block_units<Cell>(is_tf32) &&
              (is_tf32 ? has_hopper_tensor_cores() : has_tensor_cores());
     case Kernel::kFloat32Block:
-      return (is_float || is_tf32) && sizes.state_size <= kFloat32BlockUnits<Cell>;
+      return (is_float || is_tf32) && sizes.state_size <= kFloat32BlockUnits<Cell> &&
+             shared_bytes_of_float32_blocks<Cell>(sizes) <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     case Kernel::kFloat32Cluster:
       return is_float && sizes.state_size <= kFloat32ClusterBlocks<Cell> * kFloat32ClusterUnits &&
              sizes.batch <= 16 * kMostClusters && has_hopper_tensor_cores() &&
@@ -73,6 +76,17 @@ bool can_compute(Kernel kernel, const Problem& problem) {
   return false;
 }
 
+// The multiply-adds of a step from which on a product and a kernel a step are faster than groups of blocks. The device
+// takes less time for them from about half as many on (backward, whose groups load the gradients of all gates, always),
+// but the host 25 us a step, for which it would wait.
+inline int64_t most_of_groups(const Problem& problem) {
+  constexpr int64_t kMillion = 1'000'000;
+  const bool is_backward = problem.pass == Pass::kBackward;
+  if (problem.dtype == ScalarType::Float) return is_backward ? 250 * kMillion : INT64_MAX;
+  if (problem.dtype == ScalarType::TF32) return (is_backward ? 500 : 800) * kMillion;
+  return 1500 * kMillion;
+}
+
 // Whether a kernel that can compute a problem is faster than those after it.
 template <class Cell>
 bool is_faster(Kernel kernel, const Problem& problem) {
@@ -86,6 +100,13 @@ bool is_faster(Kernel kernel, const Problem& problem) {
   if (kernel == Kernel::kFloat32Cluster && sizes.state_size > 8 * kFloat32ClusterUnits) {
     // Where not all large clusters run at the same time, groups of blocks are faster.
     return sizes.batch <= samples_of_float32_clusters<Cell>(problem);
+  }
+  const bool is_wide_tf32 = problem.dtype == ScalarType::TF32 && sizes.state_size > kTensorClusterUnits / 2;
+  if (kernel == Kernel::kTensorCluster && is_wide_tf32 && problem.pass == Pass::kForward) {
+    return sizes.batch <= samples_of_tensor_clusters<Cell>(problem);  // the same
+  }
+  if (kernel == Kernel::kGroup) {
+    return sizes.batch * sizes.state_size * sizes.state_size * Cell::kRecurrent < most_of_groups(problem);
   }
   return true;
 }

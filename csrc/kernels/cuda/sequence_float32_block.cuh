@@ -1,5 +1,5 @@
-// A whole sequence of a small state in strict float32: a block computes one sample or two, and its threads hold all of
-// the recurrent weights in registers. No block waits for another.
+// A whole sequence of a small state in strict float32: a block computes one sample or two, and its threads hold the
+// recurrent weights in registers, and in shared memory what those have no room for. No block waits for another.
 //
 // Shared memory hands a lane 16 bytes in the time of four multiply-adds, so each chunk that a thread loads must meet
 // the weights of several sums: in the forward of the gates of two units, in the backward of eight units. Lanes of a
@@ -39,20 +39,60 @@ __device__ void swap(T& a, T& b) {
   b = former;
 }
 
-// sums[j] += weights[j] * values, along chunks that are `stride` floats apart.
-template <int kSums, int kChunks>
-__device__ __forceinline__ void multiply(
-    float (&sums)[kSums], const float (&weights)[kSums][kChunks][kQuad], const float* values, int stride) {
-#pragma unroll
-  for (int i = 0; i < kChunks; ++i) {
-    const float4 chunk = *reinterpret_cast<const float4*>(values + i * stride);
-    const float x[kQuad] = {chunk.x, chunk.y, chunk.z, chunk.w};
-#pragma unroll
-    for (int j = 0; j < kQuad * kSums; ++j) {
-      sums[j % kSums] = fmaf(x[j / kSums], weights[j % kSums][i][j / kSums], sums[j % kSums]);
+// A thread's weights: for each of its sums `kChunks` chunks.
+template <int kSums, int kChunks, int kThreads>
+class Weights {
+  static constexpr int kInRegisters = std::min(kChunks, kThreadWeights / (kSums * kQuad));
+  static constexpr int kShared = kChunks - kInRegisters;
+
+ public:
+  static constexpr int kSharedBytes = kShared * kSums * kThreads * kChunkBytes;
+
+  // weight(j, i) is that of sum j and value i of its chunks.
+  template <class Weight>
+  __device__ explicit Weights(const Weight& weight) {
+    unrolled<kSums>([&](int j) {
+      unrolled<kInRegisters * kQuad>([&](int i) { weights_[j][i / kQuad][i % kQuad] = weight(j, i); });
+    });
+    for (int j = 0; j < kSums; ++j) {
+      for (int chunk = 0; chunk < kShared; ++chunk) {
+        const int i = (kInRegisters + chunk) * kQuad;
+        *shared(chunk, j) = make_float4(weight(j, i), weight(j, i + 1), weight(j, i + 2), weight(j, i + 3));
+      }
     }
   }
-}
+
+  // sums[j] += weights[j] * values, along chunks that are `stride` floats apart.
+  __device__ __forceinline__ void multiply(float (&sums)[kSums], const float* values, int stride) const {
+#pragma unroll
+    for (int i = 0; i < kInRegisters; ++i) {
+      const float4 chunk = *reinterpret_cast<const float4*>(values + i * stride);
+      const float x[kQuad] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+      for (int j = 0; j < kQuad * kSums; ++j) {
+        sums[j % kSums] = fmaf(x[j / kSums], weights_[j % kSums][i][j / kSums], sums[j % kSums]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kShared; ++i) {
+      const float4 x = *reinterpret_cast<const float4*>(values + (kInRegisters + i) * stride);
+#pragma unroll
+      for (int j = 0; j < kSums; ++j) {
+        const float4 w = *shared(i, j);
+        sums[j] = fmaf(x.x, w.x, fmaf(x.y, w.y, fmaf(x.z, w.z, fmaf(x.w, w.w, sums[j]))));
+      }
+    }
+  }
+
+ private:
+  // Neighbours have neighbouring chunks.
+  __device__ static float4* shared(int chunk, int j) {
+    extern __shared__ float4 chunks[];
+    return chunks + (chunk * kSums + j) * kThreads + threadIdx.x;
+  }
+
+  float weights_[kSums][kInRegisters][kQuad];
+};
 
 // Which steps of a row of the block count.
 template <int kRows>
@@ -75,6 +115,15 @@ struct Owner {
         access{own.count > 0 && (kRows > 1 || lane == 0), own.count > 0 && (kRows > 1 || lane == 1)} {}
 };
 
+// Of a pass over as many units as `kChunks` warps have.
+template <class Cell, int kChunks>
+using ForwardWeights = Weights<2 * Cell::kRecurrent, kChunks, threads_of(kChunks)>;
+template <class Cell, int kChunks>
+using BackwardWeights = Weights<8, Cell::kRecurrent * kChunks / 4, threads_of(kChunks)>;
+template <class Cell, Pass kPass, int kChunks>
+using WeightsOf =
+    std::conditional_t<kPass == Pass::kForward, ForwardWeights<Cell, kChunks>, BackwardWeights<Cell, kChunks>>;
+
 // Four lanes compute the sums of two units: each has every fourth chunk of h.
 template <int kChunks, int kRows, class Cell>
 __device__ void run(const SequenceForward<Cell, float>& in) {
@@ -88,17 +137,12 @@ __device__ void run(const SequenceForward<Cell, float>& in) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int first_unit = static_cast<int>(threadIdx.x) / kLanes * 2;
 
-  float weights[kSums][kChunks][kQuad];
-#pragma unroll
-  for (int j = 0; j < kSums; ++j) {
+  const ForwardWeights<Cell, kChunks> weights([&](int j, int i) {
     const int unit = first_unit + j / Cell::kRecurrent;
-    const float* const from = in.weights_h + (int64_t{j % Cell::kRecurrent} * state_size + unit) * steps.weights_stride;
-#pragma unroll
-    for (int i = 0; i < kChunks * kQuad; ++i) {
-      const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
-      weights[j][i / kQuad][i % kQuad] = unit < state_size && k < state_size ? from[k] : 0.f;
-    }
-  }
+    const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
+    const int64_t row = int64_t{j % Cell::kRecurrent} * state_size + unit;
+    return unit < state_size && k < state_size ? in.weights_h[row * steps.weights_stride + k] : 0.f;
+  });
   const Counted counted_by_row[] = {counted_of<kRows>(steps, 0, false), counted_of<kRows>(steps, kRows - 1, false)};
   const Owner<kRows> owner(steps, first_unit + lane / 2, false);
   const OwnCells& own = owner.own;
@@ -123,7 +167,7 @@ __device__ void run(const SequenceForward<Cell, float>& in) {
     float found[kRows * Cell::kRecurrent];
     unrolled<kRows>([&](int row) {
       float sums[kSums] = {};
-      if (counted_by_row[row](step)) multiply(sums, weights, read + row * kUnits, kLanes * kQuad);
+      if (counted_by_row[row](step)) weights.multiply(sums, read + row * kUnits, kLanes * kQuad);
       exchange_halves<kSums>(sums, 2);
       unrolled<Cell::kRecurrent>([&](int g) { found[row * Cell::kRecurrent + g] = sums[g]; });
     });
@@ -152,7 +196,6 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
   constexpr int kLanes = 16;
   constexpr int kSums = 8;
   constexpr int kK = Cell::kRecurrent * kUnits;
-  constexpr int kOwnChunks = kK / (kLanes * kQuad);
   static_assert(kK % (kLanes * kQuad) == 0);
   __shared__ __align__(16) float gradients[2][kRows][kK];
   using Cells = BackwardCells<Cell, float, ExactMath, 1, SingleAccess<false>>;
@@ -161,17 +204,12 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int first_unit = static_cast<int>(threadIdx.x) / kLanes * kSums;
 
-  float weights[kSums][kOwnChunks][kQuad];
-#pragma unroll
-  for (int j = 0; j < kSums; ++j) {
-#pragma unroll
-    for (int i = 0; i < kOwnChunks * kQuad; ++i) {
-      const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
-      const bool inside = k % kUnits < state_size && first_unit + j < state_size;
-      const int64_t row = int64_t{k / kUnits} * state_size + k % kUnits;
-      weights[j][i / kQuad][i % kQuad] = inside ? in.weights_h[row * steps.weights_stride + first_unit + j] : 0.f;
-    }
-  }
+  const BackwardWeights<Cell, kChunks> weights([&](int j, int i) {
+    const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
+    const bool inside = k % kUnits < state_size && first_unit + j < state_size;
+    const int64_t row = int64_t{k / kUnits} * state_size + k % kUnits;
+    return inside ? in.weights_h[row * steps.weights_stride + first_unit + j] : 0.f;
+  });
   const Counted counted_by_row[] = {counted_of<kRows>(steps, 0, true), counted_of<kRows>(steps, kRows - 1, true)};
   const Owner<kRows> owner(steps, first_unit + lane / 2, true);
   const OwnCells& own = owner.own;
@@ -204,7 +242,7 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
     float found[kRows];
     unrolled<kRows>([&](int row) {
       float sums[kSums] = {};
-      if (counted_by_row[row](step)) multiply(sums, weights, read + row * kK, kLanes * kQuad);
+      if (counted_by_row[row](step)) weights.multiply(sums, read + row * kK, kLanes * kQuad);
       exchange_halves<kSums>(sums, 8);
       exchange_halves<kSums / 2>(sums, 4);
       exchange_halves<kSums / 4>(sums, 2);
@@ -224,28 +262,52 @@ __global__ void __launch_bounds__(threads_of(kChunks))
   run<kChunks, kRows>(in);
 }
 
+// Calls function(chunks): with as few as have the units, of up to three numbers. Between is the one whose weights just
+// fit into registers: LSTMs of up to 96 units.
+template <class Cell, class Function>
+auto with_chunks(const SequenceSizes& sizes, const Function& function) {
+  constexpr int kMost = kFloat32BlockUnits<Cell> / kUnitsOfChunk;
+  constexpr int kFew = std::min(4, kMost);
+  constexpr int kInRegisters = std::min(kMost, kThreadWeights / (8 * Cell::kRecurrent));
+  if (sizes.state_size <= kFew * kUnitsOfChunk) return function(std::integral_constant<int, kFew>{});
+  if constexpr (kInRegisters < kMost) {
+    if (sizes.state_size <= kInRegisters * kUnitsOfChunk) return function(std::integral_constant<int, kInRegisters>{});
+  }
+  return function(std::integral_constant<int, kMost>{});
+}
+
 }  // namespace float32_block
+
+template <class Cell>
+int shared_bytes_of_float32_blocks(const SequenceSizes& sizes) {
+  using namespace float32_block;
+  return with_chunks<Cell>(sizes, [](auto chunks) {
+    constexpr int kExchanged = 2 * kMaxRows * Cell::kRecurrent * chunks * kUnitsOfChunk * sizeof(float);
+    return kExchanged + WeightsOf<Cell, Pass::kBackward, chunks>::kSharedBytes;
+  });
+}
 
 // Two samples a block where there are more of them than multiprocessors.
 template <class Cell, class In>
 Error launch_float32_blocks(const Problem& problem, const In& in) {
   using namespace float32_block;
-  const auto launch_tile = [&](auto chunks, auto rows) {
-    const unsigned blocks = (in.sizes.batch + rows - 1) / rows;
-    sequence_float32_block_kernel<Cell, kPassOf<In>, chunks, rows>
-        <<<blocks, threads_of(chunks), 0, problem.context.stream()>>>(SequencePass<kPassOf<In>, Cell, float>(in));
-    return launch_error();
-  };
-  const auto launch_chunks = [&](auto chunks) {
+  return with_chunks<Cell>(problem.sizes, [&](auto chunks) {
+    const auto launch_tile = [&](auto rows) {
+      constexpr auto* kKernel = &sequence_float32_block_kernel<Cell, kPassOf<In>, chunks, rows>;
+      constexpr int kSharedBytes = WeightsOf<Cell, kPassOf<In>, chunks>::kSharedBytes;
+      if constexpr (kSharedBytes > 0) {
+        if (const Error error = allow_shared_memory<kKernel>(kSharedBytes)) return error;
+      }
+      const unsigned blocks = (in.sizes.batch + rows - 1) / rows;
+      kKernel<<<blocks, threads_of(chunks), kSharedBytes, problem.context.stream()>>>(
+          SequencePass<kPassOf<In>, Cell, float>(in));
+      return launch_error();
+    };
     if (in.sizes.batch > problem.context.multiprocessors()) {
-      return launch_tile(chunks, std::integral_constant<int, kMaxRows>{});
+      return launch_tile(std::integral_constant<int, kMaxRows>{});
     }
-    return launch_tile(chunks, std::integral_constant<int, 1>{});
-  };
-  constexpr int kMost = kFloat32BlockUnits<Cell> / kUnitsOfChunk;
-  constexpr int kFew = std::min(4, kMost);
-  if (in.sizes.state_size <= kFew * kUnitsOfChunk) return launch_chunks(std::integral_constant<int, kFew>{});
-  return launch_chunks(std::integral_constant<int, kMost>{});
+    return launch_tile(std::integral_constant<int, 1>{});
+  });
 }
 
 }  // namespace extops::cuda
