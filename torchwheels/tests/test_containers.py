@@ -41,6 +41,14 @@ def fake_docker(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
             "#12 3.4 torchwheels: x.whl does not pass the audit:\n#12 3.4   size: 6.14 MB\n#12 ERROR",
             r"in Docker: x\.whl does not pass the audit:\n  size: 6\.14 MB$",
         ),
+        (
+            "#12 3.4 torchwheels: installing torch\nERROR: failed to solve: Unavailable: error reading from server",
+            "does not answer any more: start it and try again",
+        ),
+        (
+            "#12 3.3 connection refused\n#12 3.4 torchwheels: 3.11-cpu failed: why",
+            "in Docker: 3.11-cpu failed: why",
+        ),
         ("nothing", "in Docker: the messages above say why"),
     ],
 )

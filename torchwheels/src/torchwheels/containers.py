@@ -58,9 +58,10 @@ _KNOWN_FAILURES = (
         "create` adds one",
     ),
 )
+# In a line of the client's own, without the number of a step: what a project prints has one.
 _GONE = (
-    r"annot connect to the Docker daemon|error during connect|connection refused"
-    r"|failed to receive status|error reading from server|code = Unavailable"
+    r"^(?!#).*(annot connect to the Docker daemon|error during connect|connection refused"
+    r"|failed to receive status|error reading from server|code = Unavailable)"
 )
 # The tool's own sentence inside BuildKit's plain progress, `#12 3.456 torchwheels: 3.11-cpu failed`, and
 # the indented lines that go on with it.
@@ -272,13 +273,13 @@ def _bake(engine: Engine, stage: Mapping[str, Any], project: Project, target: Ta
     for pattern, sentence in _KNOWN_FAILURES:
         if re.search(pattern, text):
             raise UserError(sentence.format(base_image(target), target.machine.docker))
-    if said := [re.sub(r"\n#\d+ [\d.]+ ", "\n", found) for found in _SAID.findall(text)]:
-        raise UserError(f"in Docker: {said[-1]}")
-    if re.search(_GONE, text):
+    if re.search(_GONE, text, re.MULTILINE):
         where = f"the builder {engine.builder}" if engine.builder else "the Docker engine"
         raise BuilderGoneError(
             f"{where} does not answer any more: start it and try again, or use `--backend local`"
         )
+    if said := [re.sub(r"\n#\d+ [\d.]+ ", "\n", found) for found in _SAID.findall(text)]:
+        raise UserError(f"in Docker: {said[-1]}")
     raise UserError("in Docker: the messages above say why")
 
 
