@@ -199,16 +199,21 @@ def test_nothing_outlives_a_command_that_ends(tmp_path: Path) -> None:
     assert not started_below(tmp_path)
 
 
+def started() -> list[subprocess.Popen[str]]:
+    with processes._lock:
+        return [*processes._started]
+
+
 @pytest.mark.parametrize("wait", [processes.run, processes.follow])
 def test_a_command_that_was_stopped_says_nothing(wait: Callable[..., object]) -> None:
     """A wheel whose import is stopped is none that does not import."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(wait, ["sleep", "1000000"])
-        while all(process.poll() is not None for process in [*processes._started]):
-            assert not future.done()
+        assert eventually(lambda: any(x.poll() is None for x in started()))
         processes.end_all()
         with pytest.raises(KeyboardInterrupt):
             future.result(DEADLINE)
+    processes.all_ended()
 
 
 def test_hidden_lines_are_not_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
