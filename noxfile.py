@@ -65,8 +65,13 @@ def add_torch(session: nox.Session, target: str, *toolkit: str) -> Environment:
     return base
 
 
-def test_wheel(session: nox.Session, *arguments: str, success_codes: Iterable[int] = (0,)) -> None:
-    """Runs the tests of the wheel that is installed, away from the source tree.
+def test_wheel(
+    session: nox.Session,
+    *arguments: str,
+    python: str = "python",
+    success_codes: Iterable[int] = (0,),
+) -> None:
+    """Runs the tests of the wheel that is installed beside `python`, away from the source tree.
 
     `arguments` are pytest's, and so are the exit codes that let the session go on.
     """
@@ -76,13 +81,13 @@ def test_wheel(session: nox.Session, *arguments: str, success_codes: Iterable[in
         shutil.copytree(ROOT / "examples", Path(folder) / "examples")
         shutil.copy(ROOT / "pyproject.toml", folder)
         with session.chdir(folder):
-            command = ["python", "-m", "pytest", "-p", "no:cacheprovider", *arguments]
-            session.run(*command, success_codes=success_codes)
+            command = [python, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+            session.run(*command, success_codes=success_codes, external=python != "python")
 
 
-def build_cpu_wheel(session: nox.Session, dist: str) -> Path:
+def build_cpu_wheel(session: nox.Session, dist: str, target: str = f"{PYTHON}-cpu") -> Path:
     """Builds the CPU wheel from the sources as they are, away from dist/."""
-    build = ["build", str(ROOT), f"--target={PYTHON}-cpu", "--backend=local", f"--dist={dist}"]
+    build = ["build", str(ROOT), f"--target={target}", "--backend=local", f"--dist={dist}"]
     run_tool(session, *build, tool="./torchwheels")
     (wheel,) = Path(dist).glob("*+*.whl")
     return wheel
@@ -162,6 +167,34 @@ def sanitize(session: nox.Session) -> None:
 def mutate(session: nox.Session) -> None:
     """Breaks the kernels on purpose, and fails where no test does: also `-- --device cuda`."""
     prove_tests(session, "tools.mutate")
+
+
+# Values, gradients and sequences of each cell, but for the largest sizes: under QEMU a second becomes a minute.
+EMULATED = (
+    "tests/test_golden.py",
+    "tests/test_values.py::test_values",
+    "tests/test_gradients.py::test_gradcheck",
+    "tests/test_gradients.py::test_values_of_gradients",
+    "tests/test_sequence.py::test_one_step",
+    "tests/test_sequence.py::test_no_steps",
+    "tests/test_sequence.py::test_lengths",
+    "tests/test_sequence.py::test_odd_sizes",
+    "tests/test_rnn.py::test_layers",
+    "tests/test_rnn.py::test_cells",
+    "-knot large and not middle and not threaded",
+)
+
+
+@nox.session(reuse_venv=True)
+def emulate(session: nox.Session) -> None:
+    """Compiles the CPU wheel for aarch64 across, and runs a part of its tests under QEMU: `-- PYTEST'S ARGUMENTS`."""
+    session.log("This takes about 15 minutes on two cores, and downloads 0.2 GB.")
+    session.install(*group("tools"))
+    with tempfile.TemporaryDirectory(prefix="extops-aarch64-") as folder:
+        wheel = build_cpu_wheel(session, f"{folder}/dist", "3.11-cpu-aarch64")
+        session.run("python", "-m", "tools.emulate", f"{folder}/emulated", str(wheel))
+        chosen = session.posargs or ["--numprocesses=auto", "--dist=worksteal", *EMULATED]
+        test_wheel(session, *chosen, python=f"{folder}/emulated/bin/python")
 
 
 @nox.session(python="3.11", reuse_venv=True)

@@ -54,8 +54,8 @@ def test_nox_lists_what_people_use_first() -> None:
         "matrix",
     ]
     assert listed[:8] == first
-    others = {"act", "bench", "docs", "guide(legacy)", "guide(stable)", "lint", "mutate", "newest"}
-    assert {*listed[8:]} == {*others, "notes", "package", "sanitize"}
+    others = {"act", "bench", "docs", "emulate", "guide(legacy)", "guide(stable)", "lint", "mutate"}
+    assert {*listed[8:]} == {*others, "newest", "notes", "package", "sanitize"}
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,21 @@ def test_nox_lists_what_people_use_first() -> None:
 def test_target_without_a_torch_says_so(target: str, reason: str) -> None:
     expected = f"torchwheels: there is no target {target!r} ({reason}): "
     assert nox("-s", f"test-{target}").stdout.startswith(expected)
+
+
+def test_what_emulation_needs_is_named(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.emulate", str(tmp_path), "a.whl"],
+        env={**os.environ, "PATH": str(tmp_path)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"extops: this needs Debian's packages: apt-get install apt .*dpkg qemu-user-static\n",
+        done.stderr,
+    )
 
 
 IMPORTS_OF_THE_NOXFILE = """

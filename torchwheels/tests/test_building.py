@@ -60,6 +60,15 @@ def ask(wheel: Path, folder: Path, question: str, package: str = "own_project") 
     ).stdout.strip()
 
 
+def test_a_build_ends_with_its_time(tmp_path: Path, target: Target) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "setup.py").write_text("import time; time.sleep(10**6)")
+    options = project.Project(time_limit=0.02)
+    with pytest.raises(UserError, match=r"failed: it took more than 0\.02 minutes: give it more"):
+        build.build_wheel(options, target, fetched(source), tmp_path / "dist")
+
+
 @pytest.mark.slow
 def test_builds_the_same_wheel_twice_whatever_the_host_says(
     classic: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -41,6 +41,14 @@ def fake_docker(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
             "#12 3.4 torchwheels: x.whl does not pass the audit:\n#12 3.4   size: 6.14 MB\n#12 ERROR",
             r"in Docker: x\.whl does not pass the audit:\n  size: 6\.14 MB$",
         ),
+        (
+            "#12 3.4 torchwheels: installing torch\nERROR: failed to solve: Unavailable: error reading from server",
+            "does not answer any more: start it and try again",
+        ),
+        (
+            "#12 3.3 connection refused\n#12 3.4 torchwheels: 3.11-cpu failed: why",
+            "in Docker: 3.11-cpu failed: why",
+        ),
         ("nothing", "in Docker: the messages above say why"),
     ],
 )
@@ -92,6 +100,24 @@ def test_image_gets_what_the_table_and_the_project_say() -> None:
         "UV": releases.load().uv,
         "SYSTEM_PACKAGES": "libfoo-dev",
     }
+
+
+@pytest.mark.parametrize(
+    ("target", "platform"),
+    [("3.11-cpu", "linux/amd64"), ("3.11-cpu-aarch64", "linux/arm64")],
+)
+def test_the_engine_is_asked_for_the_machine_of_the_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, platform: str
+) -> None:
+    """It may run on another machine than this one, so its own platform says nothing."""
+    said = "#9 0.1 exec /bin/sh: exec format error"
+    fake_docker(tmp_path, monkeypatch, f"echo '{said}'; exit 1")
+    source = tmp_path / "source"
+    source.mkdir()
+    with pytest.raises(SystemExit, match=f"the Docker engine cannot run programs for {platform}: "):
+        cli.main(["build", str(source), f"--target={target}"])
+    (stage,) = json.loads((tmp_path / "bake.json").read_text())["target"].values()
+    assert stage["platforms"] == [platform]
 
 
 def test_a_socket_of_a_group_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

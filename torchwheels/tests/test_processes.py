@@ -142,6 +142,45 @@ def test_nothing_outlives_a_stopped_build(endless: Path, signals: list[signal.Si
         assert not [*endless.parent.glob("torchwheels-*")], "it leaves its temporary folders"
 
 
+# A Python that says when it shall make an environment, and never does.
+SLOW_PYTHON = """#!{python}
+import sys, time
+if "venv" in sys.argv:
+    print("begins", flush=True)
+    time.sleep(10**6)
+print("{version}", sys.argv[0])
+"""
+
+
+def test_ctrl_c_in_a_terminal_prints_no_traceback(own_project: Path, tmp_path: Path) -> None:
+    """Not even of what was started, which a terminal stops, too."""
+    version = "3.10" if sys.version_info[:2] == (3, 11) else "3.11"
+    python = tmp_path / "bin" / f"python{version}"
+    python.parent.mkdir()
+    python.write_text(SLOW_PYTHON.format(python=sys.executable, version=version))
+    python.chmod(0o755)
+    variables = {
+        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(cli.__file__).parents[1]),
+        "TORCHWHEELS_CACHE": str(tmp_path / "cache"),
+    }
+    command = [sys.executable, "-m", "torchwheels", "build", str(own_project), "--backend=local"]
+    with subprocess.Popen(
+        [*command, f"--target={version}-cpu", f"--dist={tmp_path / 'dist'}"],
+        env={**os.environ, **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout is not None
+        assert "begins\n" in iter(process.stdout.readline, "")
+        os.killpg(process.pid, signal.SIGINT)
+        (line,) = process.stdout
+    assert process.returncode == 130
+    assert line.startswith("torchwheels: stopped; ")
+
+
 @pytest.mark.slow
 def test_nothing_outlives_a_parent_that_is_killed(endless: Path) -> None:
     with building(endless, parent=PARENT) as process:
@@ -160,16 +199,21 @@ def test_nothing_outlives_a_command_that_ends(tmp_path: Path) -> None:
     assert not started_below(tmp_path)
 
 
+def started() -> list[subprocess.Popen[str]]:
+    with processes._lock:
+        return [*processes._started]
+
+
 @pytest.mark.parametrize("wait", [processes.run, processes.follow])
 def test_a_command_that_was_stopped_says_nothing(wait: Callable[..., object]) -> None:
     """A wheel whose import is stopped is none that does not import."""
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(wait, ["sleep", "1000000"])
-        while all(process.poll() is not None for process in [*processes._started]):
-            assert not future.done()
+        assert eventually(lambda: any(x.poll() is None for x in started()))
         processes.end_all()
         with pytest.raises(KeyboardInterrupt):
             future.result(DEADLINE)
+    processes.all_ended()
 
 
 def test_hidden_lines_are_not_passed_on(capsys: pytest.CaptureFixture[str]) -> None:

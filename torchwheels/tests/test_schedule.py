@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import Forge
-from torchwheels import build, cli, containers, engines, kept, project, releases, schedule
+from torchwheels import (
+    build,
+    cli,
+    containers,
+    engines,
+    kept,
+    processes,
+    project,
+    releases,
+    schedule,
+)
 from torchwheels.errors import UserError
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
@@ -67,6 +77,29 @@ def test_targets_fail_once_every_builder_is_gone() -> None:
         "it does not answer any more",
         "no builder is left",
     }
+
+
+def test_nothing_is_started_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build that was between two processes goes no further."""
+    begun, stopped, end_all = threading.Event(), threading.Event(), processes.end_all
+    monkeypatch.setattr(processes, "end_all", lambda: (end_all(), stopped.set()))
+    ended: list[str] = []
+
+    def interrupted(target: Target) -> Path:
+        assert begun.wait(60)
+        raise KeyboardInterrupt
+
+    def goes_on(target: Target) -> Path:
+        begun.set()
+        assert stopped.wait(60)
+        processes.run(["true"])
+        ended.append(target.name)
+        return Path("x.whl")
+
+    with pytest.raises(KeyboardInterrupt):
+        schedule.spread(TARGETS[:2], [interrupted, goes_on])
+    assert not ended
+    assert processes.run(["true"]).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import project, releases
+from torchwheels import cli, machines, project, releases
 from torchwheels.errors import UserError
 
 TABLE = releases.load()
@@ -175,3 +175,24 @@ def test_error_without_a_torch_explains_how_to_name_a_target(tmp_path: Path) -> 
     python = python_with_torch(tmp_path / "old", "1.13.0+cu117", "11.7")
     with pytest.raises(UserError, match=r"no target for the torch .*1\.13\.0\+cu117 of CUDA 11\.7"):
         TABLE.current_target(python)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("build", r"build there, .*, or set `cross-compile = true` in \[tool\.torchwheels\]"),
+        ("test", "test there, or with `--backend docker` on an engine that emulates it"),
+    ],
+)
+def test_another_machine_is_refused(tmp_path: Path, command: str, message: str) -> None:
+    """To build for it needs a project that can, to test on it an engine."""
+    (there,) = (each for each in machines.MACHINES.values() if not each.is_here)
+    table = "[tool.torchwheels]\ntests = { paths = ['setup.py'] }\n"
+    (tmp_path / "pyproject.toml").write_text(table)
+    (tmp_path / "setup.py").write_text("")
+    given = [command, str(tmp_path), f"--target=3.11-cpu{there.suffix}", "--backend=local"]
+    given += [f"--wheel={tmp_path / 'x.whl'}"] if command == "test" else []
+    with pytest.raises(
+        SystemExit, match=f"3.11-cpu{there.suffix} is for {there.name}, .*: {message}"
+    ):
+        cli.main(given)

@@ -461,6 +461,8 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
     try:
         yield ProjectBuilder(folder, str(build.environment.python), run)
     except BuildBackendException as error:
+        if isinstance(error.exception, UserError):  # that it took too long
+            raise error.exception from None
         # Where the backend could not even be called, nothing has been printed of it.
         traceback = getattr(error.exception, "traceback", "")
         print(traceback, end="", flush=True)

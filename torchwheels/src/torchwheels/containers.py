@@ -35,12 +35,17 @@ from torchwheels.wheel import wheels_in
 _PROCESSES = 8192  # and threads, of a container with tests
 _SHARE_OF_MEMORY = 0.8  # of the engine's machine, for a container with tests
 
-# What BuildKit says, and the sentence for it; {0} are the base images.
+# What BuildKit says, and the sentence for it; {0} is the base image, {1} the platform.
 _KNOWN_FAILURES = (
     (
         r"failed to resolve source metadata for|pull access denied|manifest unknown",
         "a base image ({0}) is not here and cannot be pulled: `docker pull` says why, "
         "TORCHWHEELS_BASE_IMAGE names another one, and `--backend local` builds without Docker",
+    ),
+    (
+        r"exec format error",
+        "the Docker engine cannot run programs for {1}: name a builder on such a machine (`--builder`), or have the "
+        "engine emulate it, as `docker run --privileged --rm tonistiigi/binfmt --install all` does",
     ),
     (
         r"no space left on device|disk quota exceeded",
@@ -53,9 +58,10 @@ _KNOWN_FAILURES = (
         "create` adds one",
     ),
 )
+# In a line of the client's own, without the number of a step: what a project prints has one.
 _GONE = (
-    r"annot connect to the Docker daemon|error during connect|connection refused"
-    r"|failed to receive status|error reading from server|code = Unavailable"
+    r"^(?!#).*(annot connect to the Docker daemon|error during connect|connection refused"
+    r"|failed to receive status|error reading from server|code = Unavailable)"
 )
 # The tool's own sentence inside BuildKit's plain progress, `#12 3.456 torchwheels: 3.11-cpu failed`, and
 # the indented lines that go on with it.
@@ -204,10 +210,13 @@ def _image(project: Project, target: Target) -> dict[str, Any]:
     if own := project.table.get("releases"):
         arguments["RELEASES"] = json.dumps(own)
     secrets = ["id=settings,env=TORCHWHEELS_SETTINGS"] if _settings() else []
-    found = {"context": str(Path(__file__).parent), "args": arguments, "secret": secrets}
-    if not target.machine.is_here:  # the engine's own machine, or it emulates it
-        found["platforms"] = [target.machine.docker]
-    return found
+    return {
+        "context": str(Path(__file__).parent),
+        "args": arguments,
+        "secret": secrets,
+        # The engine's own machine may be another than this one, and it may emulate others.
+        "platforms": [target.machine.docker],
+    }
 
 
 def build_arguments(project: Project, target: Target) -> dict[str, str]:
@@ -263,14 +272,14 @@ def _bake(engine: Engine, stage: Mapping[str, Any], project: Project, target: Ta
         return
     for pattern, sentence in _KNOWN_FAILURES:
         if re.search(pattern, text):
-            raise UserError(sentence.format(base_image(target)))
-    if said := [re.sub(r"\n#\d+ [\d.]+ ", "\n", found) for found in _SAID.findall(text)]:
-        raise UserError(f"in Docker: {said[-1]}")
-    if re.search(_GONE, text):
+            raise UserError(sentence.format(base_image(target), target.machine.docker))
+    if re.search(_GONE, text, re.MULTILINE):
         where = f"the builder {engine.builder}" if engine.builder else "the Docker engine"
         raise BuilderGoneError(
             f"{where} does not answer any more: start it and try again, or use `--backend local`"
         )
+    if said := [re.sub(r"\n#\d+ [\d.]+ ", "\n", found) for found in _SAID.findall(text)]:
+        raise UserError(f"in Docker: {said[-1]}")
     raise UserError("in Docker: the messages above say why")
 
 

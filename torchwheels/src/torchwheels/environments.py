@@ -159,7 +159,7 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
                 f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}",
                 flush=True,
             )
-            subprocess.run([python, "-m", "venv", folder], check=True)
+            processes.run([python, "-m", "venv", folder]).check_returncode()
             variables = clean_variables(folder)
             with _progress(folder):
                 pip_install(environment, tools, variables)
@@ -244,7 +244,7 @@ def places_of_torch() -> str:
 
 def on_top_of(base: Environment, folder: Path) -> Environment:
     """A new environment in `folder` that also has what `base` has, and cannot change that."""
-    subprocess.run([base.python, "-m", "venv", "--without-pip", folder], check=True)
+    processes.run([base.python, "-m", "venv", "--without-pip", folder]).check_returncode()
     environment = Environment(folder)
     # Python does not read the .pth files of a folder that a .pth file names.
     files = sorted(base.site_packages.glob("*.pth"))

@@ -25,6 +25,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a process to end."""
 _LAST_LINES = 200
+_ending = threading.Event()
+_lock = threading.Lock()
+"""Of `_started`, which no thread may add to while another goes through it."""
 _started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
 _stopped: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
 
@@ -46,7 +49,11 @@ def start(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any
     """Starts `command`, whose processes end at the latest with the thread that calls this."""
     between = [sys.executable, "-I", "-S", __file__, str(os.getpid()), *map(str, command)]
     process = subprocess.Popen(between, start_new_session=True, **options)
-    _started.add(process)
+    with _lock:
+        _started.add(process)
+    if _ending.is_set():
+        end(process)
+        raise KeyboardInterrupt
     return process
 
 
@@ -100,11 +107,19 @@ def end(process: subprocess.Popen[Any]) -> None:
 
 
 def end_all() -> None:
-    """Asks all to end that `start` has started, in whichever thread, which then stops."""
-    for process in [*_started]:
+    """Asks all to end that `start` has started, in whichever thread, which then stops; it starts no more."""
+    _ending.set()
+    with _lock:
+        started = [*_started]
+    for process in started:
         if process.poll() is None:
             _stopped.add(process)
             process.terminate()
+
+
+def all_ended() -> None:
+    """Says that the threads have stopped, after `end_all`."""
+    _ending.clear()
 
 
 def _check_stopped(process: subprocess.Popen[Any]) -> None:

@@ -72,15 +72,18 @@ def spread(targets: Iterable[Target], builders: Sequence[Build]) -> dict[str, Ou
             if not left:
                 return
 
-    while waiting and left:
-        with ThreadPoolExecutor(len(left)) as pool:
-            try:
-                for future in [pool.submit(work, build) for build in left]:
-                    future.result()
-            except BaseException:
-                waiting.clear()
-                processes.end_all()
-                raise
+    try:
+        while waiting and left:
+            with ThreadPoolExecutor(len(left)) as pool:
+                try:
+                    for future in [pool.submit(work, build) for build in left]:
+                        future.result()
+                except BaseException:
+                    waiting.clear()
+                    processes.end_all()
+                    raise
+    finally:
+        processes.all_ended()
     for target in waiting:
         outcomes[target.name] = Outcome(target, failure="no builder is left")
     return outcomes
