@@ -165,7 +165,7 @@ def library_variant(data: Steps, kind: type[torch.nn.LSTM] | type[torch.nn.GRU])
     cell = data.cell
     module = layer(data, kind)
     h, c = (each.unsqueeze(0) for each in cell.state)
-    state: Any = (h, c) if issubclass(kind, torch.nn.LSTM) else h
+    state: Any = (h, c) if kind.__name__ == LSTM.removeprefix("nn.") else h
 
     def run() -> Tensor:
         output: Tensor = module(data.input, state)[0]

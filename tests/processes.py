@@ -7,8 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
+import torch
+
+_COMPILER = ["torch._dynamo.backends.debugging", "torch._inductor.compile_fx"]
+
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch._dynamo.backends.debugging", "torch._inductor.compile_fx"])
+# Where there is a GPU, the compiler calls the CUDA runtime when it is imported, and CUDA does not survive a fork.
+_CONTEXT.set_forkserver_preload(["torch"] if torch.cuda.is_available() else _COMPILER)
 
 Result = TypeVar("Result")
 

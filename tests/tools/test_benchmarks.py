@@ -361,3 +361,17 @@ def test_a_run_that_was_cut_short_is_resumed(tmp_path: Path) -> None:
     new["environment"]["commit"] = "fedcba987654"
     with pytest.raises(SystemExit, match=r"commit 0123456789ab there, fedcba987654 here"):
         suite.resumed(file, new)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_layers_of_one_name_take_the_same_state(kind: str) -> None:
+    sequence = pytest.importorskip("benchmarks.sequence")
+    cell = pytest.importorskip("benchmarks.cell")
+    torch = pytest.importorskip("torch")
+    data = sequence.Steps(3, cell.Cell(2, 5, 7, "cpu", torch.float32))
+    makers = sequence.layer_variants(data, getattr(torch.nn, kind))
+    assert [*makers] == ["extops", f"nn.{kind}"]
+    for make in makers.values():
+        calls = make().calls
+        assert calls["forward"]().shape == (3, 2, 7)
+        assert len(calls["forward_backward"]()) == 4
