@@ -395,14 +395,18 @@ def _prepare_gru(
 ) -> Arguments:
     """The operator has the candidate's two parts at either end: n of the input, r, z, n of the hidden state."""
     state_size = weight_hh.shape[1]
-    gates = 2 * state_size
     if bias_ih is None:
         bias = weight_hh.new_zeros(4 * state_size)
     else:
         _refuse_unlike(bias_ih, bias_hh)
-        bias = torch.cat([bias_ih[gates:], bias_ih[:gates] + bias_hh[:gates], bias_hh[gates:]])
-    rotated = torch.cat([weight_ih[gates:], weight_ih[:gates]])
-    return input, rotated, weight_hh, bias, h_0, c_0
+        # By few operators: each one costs the host as long as some steps take on a GPU.
+        parts = [2 * state_size, state_size]
+        (gates_ih, candidate_ih), (gates_hh, candidate_hh) = (
+            bias_ih.split(parts),
+            bias_hh.split(parts),
+        )
+        bias = torch.cat([candidate_ih, gates_ih + gates_hh, candidate_hh])
+    return input, weight_ih.roll(state_size, 0), weight_hh, bias, h_0, c_0
 
 
 _lstm = Cell("lstm", _rows_of_torch(4), _prepare_lstm)
