@@ -197,6 +197,19 @@ def emulate(session: nox.Session) -> None:
         test_wheel(session, *chosen, python=f"{folder}/emulated/bin/python")
 
 
+@nox.session(reuse_venv=True)
+def torch_tests(session: nox.Session) -> None:
+    """Runs torch's own tests of its recurrent modules on ours: `-- CHECKOUT`, of the version of a target."""
+    if not session.posargs:
+        session.error("name a checkout of PyTorch: `nox -s torch_tests -- CHECKOUT`")
+    session.log("This takes about 20 minutes on two cores, and downloads 0.3 GB.")
+    version = Path(session.posargs[0], "version.txt").read_text(encoding="utf-8")
+    add_torch(session, f"{PYTHON}-cpu-torch{minor(version)}")
+    session.install(*group("build"), *OPTIONS.tests.requires, *group("torch-tests"))
+    here = {"EXTOPS_JIT": "csrc", "PYTHONPATH": "package"}
+    session.run("python", "-m", "tools.torch_tests", *session.posargs, env=here)
+
+
 @nox.session(python="3.11", reuse_venv=True)
 @nox.parametrize("torch", ["2.4", minor(OPTIONS.stable)], ids=["legacy", "stable"])
 def guide(session: nox.Session, torch: str) -> None:

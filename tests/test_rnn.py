@@ -183,11 +183,25 @@ def test_wrong_states(name: str, state: Any, message: str) -> None:
         module(random(TIME, BATCH, FEATURES), state)
 
 
+@by_layer
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_wrong_features(name: str, packed: bool) -> None:
+    input: Any = random(TIME, BATCH, FEATURES + 1)
+    if packed:
+        input = nn.utils.rnn.pack_padded_sequence(input, torch.tensor([TIME] * BATCH))
+    expected = f"^{name}: expected `input` to have input_size = 5 features, but got 6: "
+    with pytest.raises(RuntimeError, match=expected):
+        getattr(extops, name)(FEATURES, STATE, dtype=torch.float64)(input)
+
+
 @by_cell
 def test_wrong_arguments_of_a_cell(name: str) -> None:
     cell = getattr(extops, name)(FEATURES, STATE, dtype=torch.float64)
     with pytest.raises(RuntimeError, match=rf"^{name}: expected `input` to have 2 dim.*got 3"):
         cell(random(1, BATCH, FEATURES))
+    expected = rf"^{name}: expected `input` to have input_size = 5 features, but got 4: \[3, 4\]"
+    with pytest.raises(RuntimeError, match=expected):
+        cell(random(BATCH, FEATURES - 1))
     with pytest.raises(RuntimeError, match=rf"^{name}: expected `h` .*\[3, 7\], but got \[2, 7\]"):
         cell(random(BATCH, FEATURES), states(name, 2, STATE))
 

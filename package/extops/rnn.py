@@ -38,6 +38,14 @@ def _run_gru(
     return output, (h,)
 
 
+def _check_features(op: str, input: Tensor, size: int) -> None:
+    if input.shape[-1] != size:
+        raise RuntimeError(
+            f"{op}: expected `input` to have input_size = {size} features, but got {input.shape[-1]}: "
+            f"{list(input.shape)}"
+        )
+
+
 class _TorchLayers(Layers, torch.nn.RNNBase):
     """Not a subclass of ``nn.LSTM`` or ``nn.GRU``, which ``torch.compile`` refuses."""
 
@@ -58,6 +66,10 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
 
     def flatten_parameters(self) -> None:
         """Does nothing: cuDNN alone wants all weights in one piece of memory."""
+
+    def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
+        _check_features(self._mode, input, self.input_size)
+        return super()._checked_states(input, given, *batch)
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]
@@ -113,6 +125,7 @@ class _TorchCell(torch.nn.RNNCellBase):
                 f"{name}: expected `input` to have 2 dimensions, or 1 where it has no batch, "
                 f"but got {input.dim()}: {list(input.shape)}"
             )
+        _check_features(name, input, self.input_size)
         shape = (*input.shape[:-1], self.hidden_size)
         states = (input.new_zeros(shape),) * self._number_of_states
         if hx is not None:
