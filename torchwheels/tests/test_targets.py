@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -196,3 +198,13 @@ def test_another_machine_is_refused(tmp_path: Path, command: str, message: str) 
         SystemExit, match=f"3.11-cpu{there.suffix} is for {there.name}, .*: {message}"
     ):
         cli.main(given)
+
+
+def test_a_reader_may_stop_early() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "torchwheels", "targets"], stdout=writer, stderr=subprocess.PIPE
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

@@ -57,8 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         processes.end_with_parent()  # nox may be killed, and cannot tell us then
     try:
         given.run(given)
+        sys.stdout.flush()
     except UserError as error:
         sys.exit(f"torchwheels: {error}")
+    except BrokenPipeError:  # `torchwheels targets | head`
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python writes once more at its end
+        sys.exit(128 + signal.SIGPIPE)
     except PermissionError as error:
         there = Path(error.filename)
         while not there.exists():
