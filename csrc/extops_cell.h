@@ -24,7 +24,7 @@
 namespace extops::own {
 
 #define EXTOPS_OWN_SEQUENCE(IN, UPSTREAM, OUT) \
-  EXTOPS_SEQUENCE(IN, OUT, Cell::kColumns, EXTOPS_WEIGHT_IH(IN, Cell::kInput) EXTOPS_WEIGHT_HH(IN, Cell::kRecurrent))
+  EXTOPS_SEQUENCE(IN, OUT, Cell::kColumns, EXTOPS_PARAMETERS(IN, UPSTREAM, Cell::kInput, Cell::kRecurrent))
 #define EXTOPS_OWN_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT) \
   EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, Cell::kColumns, EXTOPS_WEIGHT_HH(IN, Cell::kRecurrent))
 

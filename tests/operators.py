@@ -636,6 +636,10 @@ def sequence_calls(name: str) -> Callable[[Maker], Iterator[Call]]:
             yield call(None, *small[1:], lengths)
             yield call(small[0], None, None, *small[3:], None, reverse=True)
             yield call(make(1, 1, 1).expand(2, 3, 4), *map(transposed, small[1:]), None)
+        else:
+            for place, row in enumerate(operator.arguments):
+                if row.optional:
+                    yield call(*small[:place], None, *small[place + 1 :], None)
 
     return calls
 

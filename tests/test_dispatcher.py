@@ -565,9 +565,8 @@ def gru(input, h, *weights):
 
 
 def gru_by_cells(input, h, weight_ih, weight_hh):
-    rotated = torch.cat([weight_ih[8:], weight_ih[:8]])
-    zeros = weight_hh.new_zeros(16)
-    return extops.reference.gru_sequence(input, rotated, weight_hh, zeros, h, h, lengths)[:2]
+    biases = None, None
+    return extops.reference.gru_sequence(input, weight_ih, weight_hh, *biases, h, h, lengths)[:2]
 
 
 def gradients(outputs, inputs):

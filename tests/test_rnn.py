@@ -136,6 +136,18 @@ def test_compiled_and_exported(name: str) -> None:
     torch.testing.assert_close(program(input), theirs(input))
 
 
+@by_module
+def test_gradients_share_no_memory(name: str) -> None:
+    ours, _ = pair(name)
+    input = random(BATCH, FEATURES) if name in CELLS else random(TIME, BATCH, FEATURES)
+    torch.stack([x.sum() for x in tensors_of(ours(input))]).sum().backward()
+    found = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    twice = {name: 2 * gradient for name, gradient in found.items()}
+    for gradient in found.values():
+        gradient.mul_(2)
+    torch.testing.assert_close(found, twice, rtol=0, atol=0)
+
+
 @by_device
 @by_module
 def test_autocast(name: str, device: str) -> None:

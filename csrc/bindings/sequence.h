@@ -15,12 +15,11 @@ struct SequenceTableSizes {
 };
 
 // clang-format off
-// A cell's table, from the number of its columns and the rows of its weights: one that joins weights_h and weights_x,
-// or both of them, in the order of torch's modules.
+// A cell's table, from the number of its columns and the rows of its parameters: weights that join weights_h and
+// weights_x, with one bias, or those of torch's modules.
 #define EXTOPS_SEQUENCE(IN, OUT, COLUMNS, ...)              \
   IN(input, time, batch, input_features)                    \
   __VA_ARGS__                                               \
-  IN(bias, COLUMNS*state_size)                              \
   IN(h_0, batch, state_size)                                \
   IN(c_0, batch, state_size)                                \
   OUT(output, time, batch, state_size)                      \
@@ -41,21 +40,24 @@ struct SequenceTableSizes {
   OUT(grad_c_0, batch, state_size)
 
 #define EXTOPS_LLTM_WEIGHTS(IN) IN(weights, 3*state_size, state_size + input_features)
-#define EXTOPS_LLTM_SEQUENCE(IN, UPSTREAM, OUT) EXTOPS_SEQUENCE(IN, OUT, 3, EXTOPS_LLTM_WEIGHTS(IN))
+#define EXTOPS_LLTM_SEQUENCE(IN, UPSTREAM, OUT) EXTOPS_SEQUENCE(IN, OUT, 3, EXTOPS_LLTM_WEIGHTS(IN) IN(bias, 3*state_size))
 #define EXTOPS_LLTM_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT) \
   EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, 3, EXTOPS_LLTM_WEIGHTS(IN))
 
-#define EXTOPS_WEIGHT_IH(IN, GATES) IN(weight_ih, GATES*state_size, input_features)
 #define EXTOPS_WEIGHT_HH(IN, GATES) IN(weight_hh, GATES*state_size, state_size)
+#define EXTOPS_PARAMETERS(IN, OPTIONAL, INPUT, RECURRENT)   \
+  IN(weight_ih, INPUT*state_size, input_features)           \
+  EXTOPS_WEIGHT_HH(IN, RECURRENT)                           \
+  OPTIONAL(bias_ih, INPUT*state_size)                       \
+  OPTIONAL(bias_hh, RECURRENT*state_size)
 
 #define EXTOPS_LSTM_SEQUENCE(IN, UPSTREAM, OUT) \
-  EXTOPS_SEQUENCE(IN, OUT, 4, EXTOPS_WEIGHT_IH(IN, 4) EXTOPS_WEIGHT_HH(IN, 4))
+  EXTOPS_SEQUENCE(IN, OUT, 4, EXTOPS_PARAMETERS(IN, UPSTREAM, 4, 4))
 #define EXTOPS_LSTM_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT) \
   EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, 4, EXTOPS_WEIGHT_HH(IN, 4))
 
-// The rows of weight_ih in the order of the cell's columns: n, r, z.
 #define EXTOPS_GRU_SEQUENCE(IN, UPSTREAM, OUT) \
-  EXTOPS_SEQUENCE(IN, OUT, 4, EXTOPS_WEIGHT_IH(IN, 3) EXTOPS_WEIGHT_HH(IN, 3))
+  EXTOPS_SEQUENCE(IN, OUT, 4, EXTOPS_PARAMETERS(IN, UPSTREAM, 3, 3))
 #define EXTOPS_GRU_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT) \
   EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, 4, EXTOPS_WEIGHT_HH(IN, 3))
 // clang-format on

@@ -6,6 +6,7 @@
 //
 //   kColumns     how many columns a unit has
 //   kInput       the first ones of them, which have a part of the input's product
+//   kFirstInput  the column with which weight_ih begins; the others follow, and then those before it. 0 if left out
 //   kRecurrent   the last ones of them, which have a part of the recurrent product
 //   kSavesNewC   whether the backward gets the new cell state as `saved_c`, or the old one
 //   kByH         the columns, as bits, whose gradient comes from that of h; that of the others comes from that of c
@@ -25,6 +26,7 @@
 // computed before they are known, as slopes: One takes their place then.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "../elementwise/function.h"
@@ -41,6 +43,17 @@ struct One {
     return x;
   }
 };
+
+template <class Cell, class = void>
+constexpr int kFirstInputOf = 0;
+template <class Cell>
+constexpr int kFirstInputOf<Cell, std::void_t<decltype(Cell::kFirstInput)>> = Cell::kFirstInput;
+
+// The place of a column, one of the first kInput, among the rows of weight_ih and in the input's product.
+template <class Cell>
+EXTOPS_FUNCTION constexpr int input_place(int column) {
+  return (column + Cell::kInput - kFirstInputOf<Cell>) % Cell::kInput;
+}
 
 template <class C>
 struct CellState {

@@ -13,6 +13,7 @@ namespace extops {
 struct Gru {
   enum { kNx, kR, kZ, kNh, kColumns };
   static constexpr int kInput = 3;
+  static constexpr int kFirstInput = kR;  // torch's order is r, z, n
   static constexpr int kRecurrent = 3;
   static constexpr bool kSavesNewC = false;
   static constexpr unsigned kByH = 0;

@@ -1,11 +1,11 @@
 // A recurrent cell (../cells/cell.h) over a whole sequence, from the input's products of all steps:
 //
-//   columns[t] = products[t] + bias + h[t - 1] * weights_h^T
+//   columns[t] = products[t] + bias_x + h[t - 1] * weights_h^T + bias_h
 //
-// where the first kInput columns of each unit have a part in `products` and the last kRecurrent ones in weights_h,
-// followed by the cell. Columns lie in blocks: those of a number of all units before those of the next one. Where
-// `lengths` are given, a row's steps from its length on do not count: its state stays, its output and its gradients of
-// gates are zero, and its products are not read.
+// where the first kInput columns of each unit have a part in `products` and bias_x, in the order of input_place(), and
+// the last kRecurrent ones in weights_h and bias_h, followed by the cell. Columns lie in blocks: those of a number of
+// all units before those of the next one. Where `lengths` are given, a row's steps from its length on do not count: its
+// state stays, its output and its gradients of gates are zero, and its products are not read.
 //
 // In 16-bit types, products, the cell state between the steps and the gradients of both states are float32 (the
 // "compute type", which is the dtype itself for the others); what is kept for the backward is of the dtype.
@@ -30,7 +30,8 @@ struct SequenceArguments {
   SequenceSizes sizes;
   const void* products;    // [time, batch, kInput * state_size], of the compute type: input * weights_x^T
   const void* weights_h;   // [kRecurrent * state_size, state_size]
-  const void* bias;        // [kColumns * state_size]
+  const void* bias_x;      // [kInput * state_size] or null
+  const void* bias_h;      // [kRecurrent * state_size] or null
   const void* h_0;         // [batch, state_size]
   const void* c_0;         // [batch, state_size]: h_0 again, for a cell whose h is c
   const int64_t* lengths;  // [batch] or null

@@ -1,8 +1,8 @@
 // An operator with kernels of its own states its tensors once, in a table with a row for each:
 //
 //   IN(name, dimensions...)         an input; contiguous when the kernel gets it
-//   UPSTREAM(name, dimensions...)   a gradient of two dimensions that may be absent and may have any strides; these
-//                                   rows come first
+//   UPSTREAM(name, dimensions...)   what may be absent. For a kernel that gets the table's struct: gradients of two
+//                                   dimensions, of any strides, in the first rows
 //   OUT(name, dimensions...)        a new tensor for a result
 //
 // The dimensions are expressions of the operator's sizes, which are listed once, too. From these come the struct that

@@ -38,23 +38,23 @@ class MGU(torch.nn.Module):
     def __init__(self, input_size: int, hidden_size: int) -> None:
         super().__init__()
         bound = hidden_size**-0.5
-        shapes = (2 * hidden_size, input_size), (2 * hidden_size, hidden_size), (3 * hidden_size,)
-        self.weight_ih, self.weight_hh, self.bias = (
+        rows = 2 * hidden_size
+        shapes = (rows, input_size), (rows, hidden_size), (rows,), (rows,)
+        self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh = (
             torch.nn.Parameter(torch.empty(shape).uniform_(-bound, bound)) for shape in shapes
         )
 
     def forward(self, input: Tensor, h_0: Tensor) -> tuple[Tensor, Tensor]:
         """All steps in one operator."""
-        return mgu(input, h_0, self.weight_ih, self.weight_hh, self.bias)
+        return mgu(input, h_0, self.weight_ih, self.weight_hh, (self.bias_ih, self.bias_hh))
 
     def loop(self, input: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """The same, a step at a time."""
         output = []
         for x in input:
-            columns = extops.reference.gates_of_parts(
-                x, self.weight_ih, self.weight_hh, self.bias, h
-            )
-            h, _ = step(columns, h)
+            n_x, f_x = torch.nn.functional.linear(x, self.weight_ih, self.bias_ih).chunk(2, dim=1)
+            f_h, n_h = torch.nn.functional.linear(h, self.weight_hh, self.bias_hh).chunk(2, dim=1)
+            h, _ = step(torch.cat([n_x, f_x + f_h, n_h], dim=1), h)
             output.append(h)
         return torch.stack(output), h
 

@@ -32,8 +32,9 @@ def _lltm_backward(
 
 
 def _sequence(input: Tensor, *arguments: Any, **_: Any) -> int:
-    weights: Sequence[Tensor] = arguments[:-4]  # before the bias, both states and lengths
-    return 2 * input.shape[0] * input.shape[1] * sum(x.numel() for x in weights)
+    parameters: Sequence[Tensor | None] = arguments[:-3]  # before both states and lengths
+    weights = sum(x.numel() for x in parameters if x is not None and x.dim() == 2)
+    return 2 * input.shape[0] * input.shape[1] * weights
 
 
 def _sequence_backward(

@@ -288,17 +288,18 @@ def _sequence(
     reverse: bool = False,
     allow_tf32: bool = False,
 ) -> tuple[Tensor, ...]:
-    *weights, bias, h_0, c_0, lengths = arguments
+    *parameters, h_0, c_0, lengths = arguments
     results = _schemas.OPERATORS[name].new_results(input, *arguments)
     output, h_n, _, gates, cells = results
     state_size, batch_first = h_0.shape[1], _schemas.is_batch_first(input)
-    if len(weights) == 1:  # both kinds joined
-        weights_h, weights_x = weights[0][:, :state_size], weights[0][:, state_size:]
+    if len(parameters) == 2:  # both kinds of weights joined
+        weights, bias = parameters
+        weights_h, weights_x, *biases = weights[:, :state_size], weights[:, state_size:], bias, None
     else:
-        weights_x, weights_h = weights
+        weights_x, weights_h, *biases = parameters
     weights_h = _dense_rows(weights_h)
     # The kernel may write the gates where it reads the products, if there is one for each.
-    in_place = input.dtype.itemsize > 2 and len(weights_x) == len(bias)
+    in_place = input.dtype.itemsize > 2 and len(weights_x) == gates.shape[2]
     memory = _schemas.rows(gates, batch_first) if in_place else None
     products = _multiply(_schemas.rows(input, batch_first), weights_x.t(), memory)
     if output.numel() == 0:
@@ -309,7 +310,7 @@ def _sequence(
         return _multiply(h_n if step > 0 else h_0, weights_h.t())
 
     dtype = device.product_dtype(input.dtype, allow_tf32)
-    dense = (_dense(x, _SEQUENCE_ALIGNMENT) for x in (bias, h_0, c_0))
+    dense = (x if x is None else _dense(x, _SEQUENCE_ALIGNMENT) for x in (*biases, h_0, c_0))
     tensors = products, weights_h, *dense, lengths
     _run_sequence(device, name, dtype, reverse, input, weights_h, tensors, results, recurrent)
     return results

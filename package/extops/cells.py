@@ -1,5 +1,6 @@
 """Recurrent cells of one's own, compiled against the headers in this package."""
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from extops import _devices, _jit, _loader, _schemas, reference
-from extops.ops.sequence import Cell
+from extops.ops.sequence import Cell, as_biases
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -36,7 +37,7 @@ def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> Callable[
 
     Returns:
         A function like :func:`extops.lstm_sequence` if it is called with a state ``(h_0, c_0)``, and like
-        :func:`extops.gru_sequence` if the state is ``h_0``; ``bias`` is one tensor, ``[kColumns * S]``.
+        :func:`extops.gru_sequence` if the state is ``h_0``.
 
     Raises:
         RuntimeError: the sources cannot be compiled, torch is older than 2.10, or the name is taken.
@@ -58,7 +59,10 @@ def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> Callable[
         cuda=cuda,
     )
     _schemas.register_fakes(_schemas.load(library))
-    composition = reference.Cell(reference.gates_of_parts, step, _backward_of(step))
+    rows = {row.name: row for row in _schemas.OPERATORS[f"{name}_sequence"].results}
+    ((columns, _),) = rows["gates"].shape[2]
+    gates = functools.partial(reference.gates_of_parts, columns=columns)
+    composition = reference.Cell(gates, step, _backward_of(step))
     return _function(Cell(name, composition=composition))
 
 
@@ -79,14 +83,14 @@ def _function(cell: Cell) -> Callable[..., Any]:
         state: Tensor | tuple[Tensor, Tensor],
         weight_ih: Tensor,
         weight_hh: Tensor,
-        bias: Tensor,
+        bias: tuple[Tensor, Tensor] | None = None,
         *,
         lengths: Tensor | None = None,
         batch_first: bool = False,
         reverse: bool = False,
     ) -> Any:
         h_0, c_0 = (state, state) if isinstance(state, Tensor) else state
-        arguments = input, weight_ih, weight_hh, bias, h_0, c_0
+        arguments = input, weight_ih, weight_hh, *as_biases(cell.name, bias), h_0, c_0
         output, h_n, c_n = cell(arguments, lengths, batch_first=batch_first, reverse=reverse)
         return output, h_n if isinstance(state, Tensor) else (h_n, c_n)
 

@@ -162,6 +162,10 @@ class RoundSTE(torch.nn.Module):
         return round_ste(input)
 
 
+def _unsqueezed(states: Sequence[Tensor]) -> Tensor:
+    return states[0].unsqueeze(0)
+
+
 States = tuple[Tensor, ...]
 _STATES = "h_0", "c_0"
 
@@ -267,7 +271,10 @@ class Layers(torch.nn.Module):
         self, input: Tensor, states: States, lengths: Tensor | None, *, batch_first: bool
     ) -> Results:
         run = functools.partial(self._run, lengths=lengths, batch_first=batch_first)
-        initial = list(zip(*(x.unbind(0) for x in states), strict=True))
+        first = states[0].unbind(0)  # zeros are the same for both
+        initial = list(
+            zip(*(first if x is states[0] else x.unbind(0) for x in states), strict=True)
+        )
         last: list[States] = []
         streams = _streams(input.device) if self.bidirectional else None
         try:
@@ -285,7 +292,9 @@ class Layers(torch.nn.Module):
                     results = [run(*forward, reverse=False)]
                     input = results[0][0]
                 last += [final for _, final in results]
-            return input, tuple(torch.stack(x) for x in zip(*last, strict=True))
+            # Of a single one a view: a kernel less for a GPU to start.
+            joined = torch.stack if len(last) > 1 else _unsqueezed
+            return input, tuple(joined(x) for x in zip(*last, strict=True))
         finally:
             if streams is not None:
                 streams.hand_back()

@@ -159,12 +159,25 @@ def gru_cell_backward(
 
 
 def gates_of_parts(
-    input: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor, old_h: Tensor
+    input: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    old_h: Tensor,
+    *,
+    columns: int,
+    first_input: int = 0,
 ) -> Tensor:
-    """The gates before their activations where the input meets the first of them, and the hidden state the last."""
-    of_input, of_h = F.linear(input, weight_ih), F.linear(old_h, weight_hh)
-    after, before = len(bias) - len(weight_ih), len(bias) - len(weight_hh)
-    return F.pad(of_input, (0, after)) + F.pad(of_h, (before, 0)) + bias
+    """The gates before their activations where the input meets the first of them, and the hidden state the last:
+    ``columns`` numbers a unit. The weights of the input begin with those of column ``first_input``, and go round.
+    """
+    state_size = old_h.shape[1]
+    of_input, of_h = F.linear(input, weight_ih, bias_ih), F.linear(old_h, weight_hh, bias_hh)
+    if first_input:
+        of_input = of_input.roll(first_input * state_size, 1)
+    after, before = (columns * state_size - x.shape[1] for x in (of_input, of_h))
+    return F.pad(of_input, (0, after)) + F.pad(of_h, (before, 0))
 
 
 _Function = Callable[..., tuple[Tensor, ...]]
@@ -175,7 +188,7 @@ class Cell:
     """A recurrent cell over sequences, as a composition of differentiable calls."""
 
     gates: Callable[..., Tensor]
-    """Of the input, the weights, the bias and the hidden state."""
+    """Of the input, the parameters and the hidden state."""
     forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     saves_new_c: bool = False
@@ -186,14 +199,14 @@ class Cell:
         return _in_float32(self.sequence), _in_float32(self.sequence_backward)
 
     def sequence(self, input: Tensor, *arguments: Any, reverse: bool = False) -> tuple[Tensor, ...]:
-        """The operator for an input ``[T, B, I]``, the weights, the bias, both states and lengths: the output, the last
-        hidden and cell state, and the gates and the cell state of every step.
+        """The operator for an input ``[T, B, I]``, the parameters, both states and lengths: the output, the last hidden
+        and cell state, and the gates and the cell state of every step.
         """
-        *weights, bias, h_0, c_0, lengths = arguments
+        *parameters, h_0, c_0, lengths = arguments
         h, c = h_0.clone(), c_0.clone()
         if len(input) == 0:
-            gates = self.gates(input.flatten(0, 1), *weights, bias, h[:0])
-            gates = gates.reshape(0, len(h), len(bias))
+            gates = self.gates(input.flatten(0, 1), *parameters, h[:0])
+            gates = gates.reshape(0, len(h), gates.shape[1])
             output, cells, _ = gates.tensor_split((h.shape[1], 2 * h.shape[1]), dim=2)
             return output, h, c, gates, cells
         if lengths is not None:
@@ -206,7 +219,7 @@ class Cell:
             if lengths is not None:
                 # Beyond its length a row is computed from zeros: its gates are the bias, and nothing overflows.
                 h, c = torch.where(counts[t], h, 0), torch.where(counts[t], c, 0)
-            gates = self.gates(input[t], *weights, bias, h)
+            gates = self.gates(input[t], *parameters, h)
             h, new_c = self.forward(gates, c)
             steps.append((h, gates, new_c if self.saves_new_c else c))
             c = new_c
@@ -266,8 +279,10 @@ def _stack(steps: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
 
 
 _lltm = Cell(lltm_gates, lltm_cell, lltm_cell_backward, saves_new_c=True)
-_lstm = Cell(gates_of_parts, lstm_cell, lstm_cell_backward)
-_gru = Cell(gates_of_parts, gru_cell, gru_cell_backward)
+_lstm = Cell(functools.partial(gates_of_parts, columns=4), lstm_cell, lstm_cell_backward)
+_gru = Cell(
+    functools.partial(gates_of_parts, columns=4, first_input=1), gru_cell, gru_cell_backward
+)
 
 lltm_sequence, lltm_sequence_backward = _lltm.over_sequences()
 lstm_sequence, lstm_sequence_backward = _lstm.over_sequences()

@@ -133,6 +133,10 @@ const void* data_of(const std::optional<Held>& held) {
   return held.has_value() ? held->data() : nullptr;
 }
 
+inline std::optional<Dense> dense(const Tensor* tensor) {
+  return tensor == nullptr ? std::nullopt : std::make_optional<Dense>(*tensor, kSequenceAlignment);
+}
+
 // -- forward
 
 // A library's product and a kernel for each step.
@@ -176,8 +180,8 @@ inline SequenceTableSizes table_sizes(const char* op, const Tensor& input, const
 // After the tensors were checked. `weights_x` and `weights_h` may be views of one tensor.
 template <class Device, class Cell>
 std::array<Tensor, 5> run_checked(
-    const Tensor& input, const Tensor& weights_x, const Tensor& weights_h, const Tensor& bias, const Tensor& h_0,
-    const Tensor& c_0, const Tensor* lengths, bool reverse, bool allow_tf32) {
+    const Tensor& input, const Tensor& weights_x, const Tensor& weights_h, const Tensor* bias_x, const Tensor* bias_h,
+    const Tensor& h_0, const Tensor& c_0, const Tensor* lengths, bool reverse, bool allow_tf32) {
   constexpr const char* kOp = SequenceOf<Cell>::kName;
   [[maybe_unused]] const typename Device::Guard guard(input);
   const RecurrentWeights dense_weights(weights_h);
@@ -201,13 +205,14 @@ std::array<Tensor, 5> run_checked(
   }
   Tensor h_n = allocate(options, sizes.batch, sizes.state_size);
   Tensor c_n = allocate(options, sizes.batch, sizes.state_size);
-  const Dense dense_bias(bias, kSequenceAlignment);
+  const std::optional<Dense> dense_bias_x = dense(bias_x), dense_bias_h = dense(bias_h);
   const Dense dense_h_0(h_0, kSequenceAlignment), dense_c_0(c_0, kSequenceAlignment);
   SequenceArguments arguments{};
   arguments.sizes = sizes;
   arguments.products = products.data();
   arguments.weights_h = dense_weights.data();
-  arguments.bias = dense_bias.data();
+  arguments.bias_x = data_of(dense_bias_x);
+  arguments.bias_h = data_of(dense_bias_h);
   arguments.h_0 = dense_h_0.data();
   arguments.c_0 = dense_c_0.data();
   arguments.lengths = static_cast<const int64_t*>(data_of(counts));
@@ -223,12 +228,14 @@ std::array<Tensor, 5> run_checked(
 // With the weights in two tensors, as torch's modules have them, and with both joined in one.
 template <class Device, class Cell>
 std::array<Tensor, 5> sequence(
-    const Tensor& input, const Tensor& weight_ih, const Tensor& weight_hh, const Tensor& bias, const Tensor& h_0,
-    const Tensor& c_0, const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32) {
+    const Tensor& input, const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
+    const std::optional<Tensor>& bias_hh, const Tensor& h_0, const Tensor& c_0, const std::optional<Tensor>& lengths,
+    const bool& reverse, const bool& allow_tf32) {
   constexpr const char* kOp = SequenceOf<Cell>::kName;
-  const Tensors tensors{&input, &weight_ih, &weight_hh, &bias, &h_0, &c_0};
+  const Tensors tensors{&input, &weight_ih, &weight_hh, get(bias_ih), get(bias_hh), &h_0, &c_0};
   check<typename SequenceOf<Cell>::Tensors>(kOp, table_sizes(kOp, input, h_0), tensors, "input", input);
-  return run_checked<Device, Cell>(input, weight_ih, weight_hh, bias, h_0, c_0, get(lengths), reverse, allow_tf32);
+  return run_checked<Device, Cell>(
+      input, weight_ih, weight_hh, get(bias_ih), get(bias_hh), h_0, c_0, get(lengths), reverse, allow_tf32);
 }
 
 template <class Device, class Cell>
@@ -239,8 +246,8 @@ std::array<Tensor, 5> sequence_of_joined(
   const SequenceTableSizes sizes = table_sizes(kOp, input, h_0);
   check<typename SequenceOf<Cell>::Tensors>(kOp, sizes, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
   return run_checked<Device, Cell>(
-      input, columns(weights, sizes.state_size, sizes.input_features), columns(weights, 0, sizes.state_size), bias, h_0,
-      c_0, get(lengths), reverse, allow_tf32);
+      input, columns(weights, sizes.state_size, sizes.input_features), columns(weights, 0, sizes.state_size), &bias,
+      nullptr, h_0, c_0, get(lengths), reverse, allow_tf32);
 }
 
 // -- backward
@@ -286,10 +293,6 @@ void run_sequence_backward(
   Device::run(
       SequenceOf<Cell>::kBackward, weights_h, arguments.sizes.batch, grain_of_rows<Cell>(arguments.sizes),
       [&](auto... where) { return Entries::backward(dtype, arguments, where...); });
-}
-
-inline std::optional<Dense> dense(const Tensor* tensor) {
-  return tensor == nullptr ? std::nullopt : std::make_optional<Dense>(*tensor, kSequenceAlignment);
 }
 
 // The gradient of a first state where the sequence has no elements: that of the last state.

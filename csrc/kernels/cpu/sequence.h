@@ -221,7 +221,13 @@ class Forward {
       }
     }
     for (int64_t column = 0; column < Cell::kColumns; ++column) {
-      load_row(static_cast<const T*>(in.bias) + column * units, bias_[column * slice_.vectors].at, units);
+      C* const bias = bias_[column * slice_.vectors].at;
+      if (column < Cell::kInput && in.bias_x != nullptr) {
+        load_row(static_cast<const T*>(in.bias_x) + input_place<Cell>(column) * units, bias, units);
+      }
+      if (column < kFirstRecurrent || in.bias_h == nullptr) continue;
+      const T* const bias_h = static_cast<const T*>(in.bias_h) + (column - kFirstRecurrent) * units;
+      for (int64_t unit = 0; unit < units; ++unit) bias[unit] += load(bias_h[unit]);
     }
   }
 
@@ -293,7 +299,8 @@ class Forward {
   template <int kColumn>
   [[gnu::always_inline]] void add_up(int64_t row, C* sums) const {
     const int64_t units = slice_.units;
-    const C* const products = static_cast<const C*>(in_.products) + (row * Cell::kInput + kColumn) * units;
+    const C* const products =
+        static_cast<const C*>(in_.products) + (row * Cell::kInput + input_place<Cell>(kColumn)) * units;
     const C* const bias = bias_[kColumn * slice_.vectors].at;
     T* const to = static_cast<T*>(in_.gates) + (row * Cell::kColumns + kColumn) * units;
 #pragma GCC ivdep

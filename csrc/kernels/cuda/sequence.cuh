@@ -59,13 +59,15 @@ struct Counted {
   __device__ bool operator()(int step) const { return static_cast<unsigned>(step - first) < count; }
 };
 
-// In products a unit has Cell::kInput columns, in gates and grad_gates Cell::kColumns, each in a block of its own.
+// In products a unit has Cell::kInput columns, in the order of input_place(), in gates and grad_gates Cell::kColumns,
+// each in a block of its own.
 template <class Cell, class T>
 struct SequenceForward {
   Steps steps;
   const typename Compute<T>::type* products;
   const T* weights_h;
-  const T* bias;
+  const T* bias_x;
+  const T* bias_h;
   const T* h_0;
   const T* c_0;
   T* output;
@@ -75,8 +77,19 @@ struct SequenceForward {
   T* cells;
 
   explicit SequenceForward(const SequenceArguments& in) : steps(in.sizes, in.lengths) {
-    set_pointers({in.products, in.weights_h, in.bias, in.h_0, in.c_0}, products, weights_h, bias, h_0, c_0);
+    set_pointers({in.products, in.weights_h, in.bias_x, in.bias_h}, products, weights_h, bias_x, bias_h);
+    set_pointers({in.h_0, in.c_0}, h_0, c_0);
     set_pointers({in.output, in.h_n, in.c_n, in.gates, in.cells}, output, h_n, c_n, gates, cells);
+  }
+
+  // What a column of a unit has of the biases.
+  __device__ typename Compute<T>::type bias(int column, int unit) const {
+    typename Compute<T>::type sum = 0;
+    if (column < Cell::kInput && bias_x != nullptr)
+      sum = load(bias_x[input_place<Cell>(column) * steps.state_size + unit]);
+    const int of_h = column - kFirstRecurrent<Cell>;
+    if (of_h >= 0 && bias_h != nullptr) sum += load(bias_h[of_h * steps.state_size + unit]);
+    return sum;
   }
 };
 

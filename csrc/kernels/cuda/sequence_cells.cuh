@@ -215,7 +215,7 @@ class ForwardCells {
       if (i >= own.count) return;
       h[i] = load(in.h_0[own.state + i]);
       c_[i] = load(in.c_0[own.state + i]);
-      unrolled<Cell::kColumns>([&](int j) { bias_[j][i] = load(in.bias[j * in.steps.state_size + own.unit + i]); });
+      unrolled<Cell::kColumns>([&](int j) { bias_[j][i] = in.bias(j, own.unit + i); });
     });
   }
 
@@ -234,7 +234,7 @@ class ForwardCells {
   __device__ void begin_sums(Columns& sums) const {
     unrolled<Cell::kColumns>([&](int j) {
       float products[kCount] = {};
-      if (j < Cell::kInput) unpack<float, kCount>(products, next_[j]);
+      if (j < Cell::kInput) unpack<float, kCount>(products, next_[input_place<Cell>(j)]);
       unrolled<kCount>([&](int i) { sums[j][i] = j < Cell::kInput ? products[i] + bias_[j][i] : bias_[j][i]; });
     });
   }
@@ -243,11 +243,9 @@ class ForwardCells {
   __device__ void end_sums(Columns& sums) const {
     unrolled<Cell::kColumns>([&](int j) {
       float products[kCount] = {};
-      if (j < Cell::kInput) unpack<float, kCount>(products, next_[j]);
-      unrolled<kCount>([&](int i) {
-        const int at = j * in_.steps.state_size + own.unit + i;
-        sums[j][i] = sums[j][i] + products[i] + (i < own.count ? load(in_.bias[at]) : 0.f);
-      });
+      if (j < Cell::kInput) unpack<float, kCount>(products, next_[input_place<Cell>(j)]);
+      unrolled<kCount>(
+          [&](int i) { sums[j][i] = sums[j][i] + products[i] + (i < own.count ? in_.bias(j, own.unit + i) : 0.f); });
     });
   }
 

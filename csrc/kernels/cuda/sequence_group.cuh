@@ -354,9 +354,8 @@ __device__ void forward_step(
     const float* const products = in.products + steps.row(t, cell.sample) * Cell::kInput * steps.state_size;
 #pragma unroll
     for (int g = 0; g < Cell::kColumns; ++g) {
-      const int column = g * steps.state_size + cell.unit;
-      const bool has_input = g < Cell::kInput;
-      sums[i][g] = counts ? (has_input ? products[column] + load(in.bias[column]) : load(in.bias[column])) : 0;
+      sums[i][g] = counts ? in.bias(g, cell.unit) : 0;
+      if (g < Cell::kInput && counts) sums[i][g] += products[input_place<Cell>(g) * steps.state_size + cell.unit];
     }
     old_c[i] = counts ? buffers.c[cell.state(steps)] : 0;
   }

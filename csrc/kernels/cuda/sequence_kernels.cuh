@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int g = 0; g < Cell::kColumns; ++g) {
         const auto at = [&](int64_t row, int columns, int g) { return (row * columns + g) * steps.state_size + unit; };
-        C& sum = columns[g] = load(in.bias[at(0, 0, g)]);
-        if (g < Cell::kInput) sum += in.products[at(place, Cell::kInput, g)];
+        C& sum = columns[g] = in.bias(g, unit);
+        if (g < Cell::kInput) sum += in.products[at(place, Cell::kInput, input_place<Cell>(g))];
         const int of_recurrent = g - kFirstRecurrent<Cell>;
         if (of_recurrent >= 0) sum += recurrent[at(sample, Cell::kRecurrent, of_recurrent)];
       }

@@ -22,28 +22,25 @@ class Cell:
     def __init__(
         self,
         cell: str,
-        arguments: tuple[_schemas.Row, ...] = (),
-        prepare: Callable[..., Arguments] = lambda *arguments: arguments,
         one_step: Callable[..., tuple[Tensor, Tensor]] | None = None,
+        first_input: int = 0,
         composition: reference.Cell | None = None,
     ) -> None:
         """A cell by its name.
 
         Args:
             cell: as in ``csrc/cells/cells.h``.
-            arguments: of the public function, if these are not those of the operator.
-            prepare: makes of them those of the operator.
             one_step: what serves a sequence of a single step.
+            first_input: the column with which ``weight_ih`` begins (``kFirstInput`` in ``csrc/cells/cell.h``).
             composition: the same in PyTorch; by default that of ``reference``.
         """
         self.name = f"{cell}_sequence"
-        schema = _schemas.OPERATORS[self.name]
-        self.time_first = dataclasses.replace(schema, arguments=arguments or schema.arguments)
+        self.time_first = _schemas.OPERATORS[self.name]
         input, *others = self.time_first.arguments
         batch_first = dataclasses.replace(input, axes="batch, time, input_features")
-        self.batch_first = dataclasses.replace(schema, arguments=(batch_first, *others))
-        self.prepare = prepare
+        self.batch_first = dataclasses.replace(self.time_first, arguments=(batch_first, *others))
         self.one_step = one_step
+        self.first_input = first_input
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
         self.eager_backward = _autograd.eager(f"{self.name}_backward")
@@ -73,7 +70,7 @@ class Cell:
         batch_first: bool,
         reverse: bool,
     ) -> Results:
-        """The public function: its arguments are the input, weights, biases, h_0 and c_0."""
+        """The public function: its arguments are the input, the parameters, h_0 and c_0."""
         try:
             is_plain = _autograd.is_plain()
             if _autocast.is_on() or not is_plain:
@@ -81,7 +78,7 @@ class Cell:
             # Within a trace sizes are tensors, which the kernels check.
             if lengths is not None or not (is_plain or _autograd.is_tracing()):
                 self.check(arguments, lengths, batch_first)
-            input, *others = self.prepare(*arguments)
+            input, *others = arguments
             steps = input.transpose(0, 1) if batch_first else input
             if lengths is not None:
                 lengths = _checked(self.name, lengths, steps)
@@ -103,7 +100,7 @@ class Cell:
             h_n, c_n = self.one_step(input[0], *others)
             return torch.stack((h_n,)), h_n, c_n
         allow_tf32 = input.is_cuda and _allows_tf32()
-        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs[:-1]):
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:-1]):
             output, h_n, c_n, _, _ = _apply(self, reverse, allow_tf32, *inputs)
         else:
             with _autograd.below_autograd():
@@ -222,9 +219,10 @@ def _gradients(
     needs: tuple[bool, ...],
     reverse: bool,
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the input, the weights, the bias, ``h_0`` and ``c_0`` that are needed."""
-    input, *weights, _, h_0, _ = inputs
-    needs_input, *needs_weights, needs_bias, _, _ = needs
+    """The gradients of the input, the parameters, ``h_0`` and ``c_0`` that are needed."""
+    input, *parameters, h_0, _ = inputs
+    needs_input, *needs_parameters, _, _ = needs
+    weights = parameters[: len(parameters) // 2]
     output, gates, cells = kept
     allow_tf32 = input.is_cuda and _allows_tf32()
     grad_gates, grad_h_0, grad_c_0 = cell.eager_backward(
@@ -233,33 +231,51 @@ def _gradients(
     batch_first = _schemas.is_batch_first(gates)
     rows = _schemas.rows(grad_gates, batch_first)
     counts = None if lengths is None else reference.steps_that_count(lengths, input.shape[0])
+    state_size = h_0.shape[1]
+    shift = cell.first_input * state_size
+    weights_x = weights[0] if len(weights) > 1 else weights[0][:, state_size:]
     # Narrowed, not indexed: all columns by index are an alias, which a gradient in a batch cannot make.
-    weights_x = weights[0] if len(weights) > 1 else weights[0][:, h_0.shape[1] :]
+    rows_x = rows.narrow(1, 0, len(weights_x))
+    rows_h = rows.narrow(1, rows.shape[1] - len(weights[-1]), len(weights[-1]))
     grad_input = None
     if needs_input:
-        of_rows = _products.mm(rows.narrow(1, 0, len(weights_x)), weights_x)
+        of_rows = _products.mm(rows_x, weights_x.roll(shift, 0) if shift else weights_x)
         grad_input = _transposed(of_rows.view(_transposed(input, batch_first).shape), batch_first)
         if counts is not None:  # a weight may be infinite or NaN, and zero times that is NaN
             grad_input = torch.where(counts, grad_input, 0)
 
-    def factor(steps: Tensor) -> Tensor:
-        of_batch = _transposed(steps, batch_first)
+    def factor(*steps: Tensor) -> Tensor:
+        of_batch = [_transposed(x, batch_first) for x in steps]
+        joined = torch.cat(of_batch, dim=2) if len(steps) > 1 else of_batch[0]
         if counts is not None:  # so may be the factors of steps that do not count
-            of_batch = torch.where(_transposed(counts, batch_first), of_batch, 0)
-        return of_batch.flatten(0, 1)
+            joined = torch.where(_transposed(counts, batch_first), joined, 0)
+        return joined.flatten(0, 1)
 
-    grad_weights: list[Tensor | None] = [None for _ in weights]
-    if len(weights) == 1 and needs_weights[0]:
+    found: list[Tensor | None] = [None for _ in parameters]
+    if any(needs_parameters[: len(weights)]):
         old_h = _old_h(h_0, output, lengths, batch_first, reverse)
-        factors = torch.cat([_transposed(x, batch_first) for x in (old_h, input)], dim=2)
-        grad_weights[0] = torch.mm(rows.t(), factor(_transposed(factors, batch_first)))
-    elif needs_weights[0]:
-        grad_weights[0] = torch.mm(rows.narrow(1, 0, len(weights_x)).t(), factor(input))
-    if needs_weights[-1] and len(weights) > 1:
-        old_h = _old_h(h_0, output, lengths, batch_first, reverse)
-        first = rows.shape[1] - len(weights[1])
-        grad_weights[1] = torch.mm(rows.narrow(1, first, len(weights[1])).t(), factor(old_h))
-    return grad_input, *grad_weights, rows.sum(0) if needs_bias else None, grad_h_0, grad_c_0
+        if len(weights) == 1:
+            found[0] = torch.mm(rows.t(), factor(old_h, input))
+        else:
+            if needs_parameters[0]:
+                of_rows = torch.mm(rows_x.t(), factor(input))
+                found[0] = of_rows.roll(-shift, 0) if shift else of_rows
+            found[1] = torch.mm(rows_h.t(), factor(old_h)) if needs_parameters[1] else None
+    if any(needs_parameters[len(weights) :]):
+        of_biases = _bias_gradients(rows.sum(0), rows_x.shape[1], rows_h.shape[1], shift)
+        for place, gradient in zip(range(len(weights), len(found)), of_biases, strict=False):
+            found[place] = gradient if needs_parameters[place] else None
+    return grad_input, *found, grad_h_0, grad_c_0
+
+
+def _bias_gradients(sums: Tensor, of_input: int, of_h: int, shift: int) -> tuple[Tensor, Tensor]:
+    """From the sums over all columns: those of the first ``of_input``, and of the last ``of_h``."""
+    if of_input == of_h == len(sums):
+        return sums, sums
+    # The first are a copy: autograd keeps gradients of parameters as they are, and the two may overlap.
+    first = sums.narrow(0, 0, of_input)
+    first = first.roll(-shift, 0) if shift else first.clone()
+    return first, sums.narrow(0, len(sums) - of_h, of_h)
 
 
 def _old_h(
@@ -331,33 +347,12 @@ def lltm_sequence(
 
 # -- those of torch
 
-
-def _rows_of_torch(gates: int) -> tuple[_schemas.Row, ...]:
-    """What the functions of torch's cells take."""
-    return (
-        _schemas.Row("input", "time, batch, input_features"),
-        _schemas.Row("weight_ih", f"{gates}*state_size, input_features"),
-        _schemas.Row("weight_hh", f"{gates}*state_size, state_size"),
-        _schemas.Row("bias_ih", f"{gates}*state_size", optional=True),
-        _schemas.Row("bias_hh", f"{gates}*state_size", optional=True),
-        _schemas.Row("h_0", "batch, state_size"),
-        _schemas.Row("c_0", "batch, state_size"),
-    )
+_lstm = Cell("lstm")
+_gru = Cell("gru", first_input=1)
 
 
-def _refuse_unlike(bias_ih: Tensor, bias_hh: Tensor) -> None:
-    """Biases whose sum is another one's bias: of other layouts, shapes or dtypes. The caller's check says what is
-    wrong.
-    """
-    kinds = {(x.dtype, x.layout) for x in (bias_ih, bias_hh)}
-    is_fine = len(kinds) == 1 and bias_ih.layout is torch.strided
-    if not is_fine or not (
-        _autograd.is_tracing() or _checks.same_shape(bias_ih.shape, bias_hh.shape)
-    ):
-        raise RuntimeError("expected both biases dense, and of one shape and dtype")
-
-
-def _as_biases(op: str, bias: tuple[Tensor, Tensor] | None) -> Arguments:
+def as_biases(op: str, bias: tuple[Tensor, Tensor] | None) -> Arguments:
+    """``(bias_ih, bias_hh)``, or none of both."""
     if bias is None:
         return None, None
     pair = _checks.as_pair(op, bias, "bias", "(bias_ih, bias_hh)")
@@ -365,52 +360,6 @@ def _as_biases(op: str, bias: tuple[Tensor, Tensor] | None) -> Arguments:
         if each is None:
             _checks.check_dense(op, name, each)
     return pair
-
-
-def _prepare_lstm(
-    input: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None,
-    bias_hh: Any,
-    h_0: Tensor,
-    c_0: Tensor,
-) -> Arguments:
-    if bias_ih is None:
-        bias = weight_hh.new_zeros(len(weight_hh))
-    else:
-        _refuse_unlike(bias_ih, bias_hh)
-        bias = bias_ih + bias_hh
-    return input, weight_ih, weight_hh, bias, h_0, c_0
-
-
-def _prepare_gru(
-    input: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias_ih: Tensor | None,
-    bias_hh: Any,
-    h_0: Tensor,
-    c_0: Tensor,
-) -> Arguments:
-    """The operator has the candidate's two parts at either end: n of the input, r, z, n of the hidden state."""
-    state_size = weight_hh.shape[1]
-    if bias_ih is None:
-        bias = weight_hh.new_zeros(4 * state_size)
-    else:
-        _refuse_unlike(bias_ih, bias_hh)
-        # By few operators: each one costs the host as long as some steps take on a GPU.
-        parts = [2 * state_size, state_size]
-        (gates_ih, candidate_ih), (gates_hh, candidate_hh) = (
-            bias_ih.split(parts),
-            bias_hh.split(parts),
-        )
-        bias = torch.cat([candidate_ih, gates_ih + gates_hh, candidate_hh])
-    return input, weight_ih.roll(state_size, 0), weight_hh, bias, h_0, c_0
-
-
-_lstm = Cell("lstm", _rows_of_torch(4), _prepare_lstm)
-_gru = Cell("gru", _rows_of_torch(3), _prepare_gru)
 
 
 def lstm_sequence(
@@ -437,7 +386,7 @@ def lstm_sequence(
     Returns:
         ``output, (h_n, c_n)``, as of :func:`extops.lltm_sequence`.
     """
-    arguments = input, weight_ih, weight_hh, *_as_biases(_lstm.name, bias)
+    arguments = input, weight_ih, weight_hh, *as_biases(_lstm.name, bias)
     state = _checks.as_pair(_lstm.name, state)
     output, h_n, c_n = _lstm(
         (*arguments, *state), lengths, batch_first=batch_first, reverse=reverse
@@ -470,6 +419,6 @@ def gru_sequence(
         ``output, h_n``: the hidden state after every step, ``[T, B, S]`` or ``[B, T, S]``, and the last one.
     """
     # The state is carried from step to step in the compute type, and meets the weights in its own.
-    arguments = input, weight_ih, weight_hh, *_as_biases(_gru.name, bias), state, state
+    arguments = input, weight_ih, weight_hh, *as_biases(_gru.name, bias), state, state
     output, h_n, _ = _gru(arguments, lengths, batch_first=batch_first, reverse=reverse)
     return output, h_n
