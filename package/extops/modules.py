@@ -4,7 +4,7 @@ import functools
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -167,7 +167,11 @@ def _unsqueezed(states: Sequence[Tensor]) -> Tensor:
 
 
 States = tuple[Tensor, ...]
-_STATES = "h_0", "c_0"
+
+
+def _named(states: States) -> Iterator[tuple[str, Tensor]]:
+    # As many names as states: torch.compile of 2.4 refuses others.
+    return zip(("h_0", "c_0")[: len(states)], states, strict=True)
 
 
 class Layers(torch.nn.Module):
@@ -202,7 +206,7 @@ class Layers(torch.nn.Module):
     def forward(self, input: Tensor | PackedSequence, state: Any = None) -> tuple[Any, Any]:
         """See the class."""
         states = None if state is None else self._as_states(state)
-        for name, tensor in zip(_STATES, states or (), strict=False):
+        for name, tensor in _named(states or ()):
             _checks.check_tensor(self._name, name, tensor)
         if isinstance(input, PackedSequence):
             packed, states = self._forward_packed(input, states)
@@ -263,7 +267,7 @@ class Layers(torch.nn.Module):
             zeros = input.new_zeros(shape)
             return (zeros,) * self._number_of_states
         axes = f"[D*num_layers, {'batch, ' if batch else ''}{self._size}]"
-        for name, tensor in zip(_STATES, given, strict=False):
+        for name, tensor in _named(given):
             _checks.check_shape(self._name, name, tensor, shape, axes)
         return given
 

@@ -131,7 +131,7 @@ class _TorchCell(torch.nn.RNNCellBase):
         if hx is not None:
             states = self._as_states(hx)
             axes = f"[{'batch, ' if input.dim() == 2 else ''}hidden_size]"
-            for state_name, state in zip(("h", "c"), states, strict=False):
+            for state_name, state in zip(("h", "c")[: len(states)], states, strict=True):
                 _checks.check_tensor(name, state_name, state)
                 _checks.check_shape(name, state_name, state, shape, axes)
         parameters = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
