@@ -98,6 +98,13 @@ def _check_packed(name: str, data: Tensor, batch_sizes: Tensor, rows: int) -> No
         )
 
 
+def parameter_of(module: torch.nn.Module, name: str) -> Tensor:
+    """A parameter, read where torch.nn.Module keeps it: asked for an attribute, it looks there last."""
+    found: Tensor | None = getattr(module, "_parameters", {}).get(name)
+    # Others are computed by torch.nn.utils, or belong to a replica.
+    return getattr(module, name) if found is None else found
+
+
 class LLTM(reference.LLTM):
     r"""An LSTM cell without a forget gate; :func:`extops.lltm` with its parameters.
 
@@ -144,13 +151,7 @@ class LLTM(reference.LLTM):
             _checks.check_tensor("lltm", "input", input)
             _checks.check_dims("lltm", "input", input, "batch, input_features")
             state = self.zero_state(input)
-        # Read where torch.nn.Module keeps them: asked for an attribute, it looks there last.
-        parameters = getattr(self, "_parameters", {})
-        weights, bias = parameters.get("weights"), parameters.get("bias")
-        if weights is None:  # computed by torch.nn.utils, or part of a replica
-            weights = self.weights
-        if bias is None:
-            bias = self.bias
+        weights, bias = parameter_of(self, "weights"), parameter_of(self, "bias")
         return self.step(input, weights, bias, *_checks.as_pair("LLTM", state))
 
 
@@ -395,9 +396,10 @@ class LLTMLayer(Layers):
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, Tensor]:
         # Not get_parameter(), which torch 2.4 cannot trace.
-        weights = getattr(self, "weights" + suffix)
-        bias = getattr(self, "bias" + suffix) if self.bias else weights.new_zeros(len(weights))
-        return weights, bias
+        weights = parameter_of(self, "weights" + suffix)
+        if not self.bias:
+            return weights, weights.new_zeros(len(weights))
+        return weights, parameter_of(self, "bias" + suffix)
 
     def extra_repr(self) -> str:
         """The sizes, for ``repr``."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from extops import _checks
-from extops.modules import Layers, Results, States
+from extops.modules import Layers, Results, States, parameter_of
 from extops.ops.sequence import gru_sequence, lstm_sequence
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -73,7 +73,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]
-        return tuple(getattr(self, name + suffix) for name in names)
+        return tuple(parameter_of(self, name + suffix) for name in names)
 
 
 class _OneState:
