@@ -339,7 +339,7 @@ __device__ void start_forward(
 template <class Tile>
 __device__ void forward_step(
     const typename Tile::Arguments& in, const Plan& plan, const Buffers<typename Tile::T>& buffers, int step, int tile,
-    uint32_t weights, Ring& ring, float* partial) {
+    uint32_t weights, const float* biases, Ring& ring, float* partial) {
   using T = typename Tile::T;
   using Cell = typename Tile::Cell;
   const Steps& steps = in.steps;
@@ -354,8 +354,9 @@ __device__ void forward_step(
     const float* const products = in.products + steps.row(t, cell.sample) * Cell::kInput * steps.state_size;
 #pragma unroll
     for (int g = 0; g < Cell::kColumns; ++g) {
-      sums[i][g] = counts ? in.bias(g, cell.unit) : 0;
-      if (g < Cell::kInput && counts) sums[i][g] += products[input_place<Cell>(g) * steps.state_size + cell.unit];
+      const int column = input_place<Cell>(g) * steps.state_size + cell.unit;
+      const float bias = biases[g * Tile::kUnits + cell.column];
+      sums[i][g] = counts ? (g < Cell::kInput ? products[column] + bias : bias) : 0;
     }
     old_c[i] = counts ? buffers.c[cell.state(steps)] : 0;
   }
@@ -482,6 +483,13 @@ __global__ void __launch_bounds__(kBlockThreads) sequence_group_kernel(
     Mbarrier::publish();
   }
   load_weights<Tile>(in.steps, in.weights_h, plan, shared);
+  __shared__ float biases[Tile::Cell::kColumns * Tile::kUnits];
+  if constexpr (kIsForward) {
+    for (int i = threadIdx.x; i < Tile::Cell::kColumns * Tile::kUnits; i += blockDim.x) {
+      const int unit = blockIdx.x * Tile::kUnits + i % Tile::kUnits;
+      biases[i] = unit < in.steps.state_size ? in.bias(i / Tile::kUnits, unit) : 0;
+    }
+  }
   fence_proxy_async();
   __syncthreads();
   Ring ring{shared_address(shared + weight_bytes), Tile::kBytes, plan.stages, barriers};
@@ -490,7 +498,7 @@ __global__ void __launch_bounds__(kBlockThreads) sequence_group_kernel(
     for (int step = 0; step < in.steps.time + !kIsForward; ++step) {
       for (int tile = blockIdx.y; tile < plan.tiles; tile += gridDim.y) {
         if constexpr (kIsForward) {
-          forward_step<Tile>(in, plan, buffers, step, tile, shared_address(shared), ring, partial);
+          forward_step<Tile>(in, plan, buffers, step, tile, shared_address(shared), biases, ring, partial);
         } else {
           backward_step<Tile>(in, plan, buffers, step, tile, shared_address(shared), ring, partial);
         }
@@ -507,7 +515,7 @@ __global__ void __launch_bounds__(kBlockThreads) sequence_group_kernel(
 inline int round_up_division(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
 inline int most_shared_bytes() {
-  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024;  // the barriers are static
+  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024;  // the barriers and the biases are static
 }
 
 // How a tile would divide the problem; no stages where it does not fit.
