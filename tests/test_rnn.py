@@ -28,6 +28,7 @@ OPTIONS: list[dict[str, Any]] = [
 by_layer = pytest.mark.parametrize("name", LAYERS)
 by_cell = pytest.mark.parametrize("name", CELLS)
 by_module = pytest.mark.parametrize("name", LAYERS + CELLS)
+by_function = pytest.mark.parametrize("function", [extops.lstm_sequence, extops.gru_sequence])
 by_options = pytest.mark.parametrize("options", OPTIONS, ids=lambda it: "-".join(it) or "plain")
 
 
@@ -136,6 +137,33 @@ def test_compiled_and_exported(name: str) -> None:
     torch.testing.assert_close(program(input), theirs(input))
 
 
+@by_module
+def test_traced(name: str) -> None:
+    ours, theirs = pair(name)
+    traced = torch.jit.trace(ours, random(TIME, FEATURES))
+    input = random(TIME + 1, FEATURES)
+    torch.testing.assert_close(traced(input), theirs(input))
+
+
+@by_function
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+def test_traced_for_any_sizes(bias: bool, function: Any) -> None:
+    gates = 4 if function is extops.lstm_sequence else 3
+
+    def run(input: Tensor, h: Tensor, *parameters: Tensor) -> Tensors:
+        state = (h, h) if gates == 4 else h
+        return tensors_of(function(input, state, *parameters[:2], parameters[2:] or None))
+
+    def inputs(features: int, size: int) -> Tensors:
+        weights = random(gates * size, features), random(gates * size, size)
+        biases = (random(gates * size), random(gates * size)) if bias else ()
+        return random(TIME, BATCH, features), random(BATCH, size), *weights, *biases
+
+    traced = torch.jit.trace(run, inputs(FEATURES, STATE))
+    others = inputs(FEATURES - 1, STATE + 2)
+    torch.testing.assert_close(traced(*others), run(*others))
+
+
 @by_device
 @by_module
 def test_autocast(name: str, device: str) -> None:
@@ -206,7 +234,7 @@ def test_wrong_arguments_of_a_cell(name: str) -> None:
         cell(random(BATCH, FEATURES), states(name, 2, STATE))
 
 
-@pytest.mark.parametrize("function", [extops.lstm_sequence, extops.gru_sequence])
+@by_function
 @pytest.mark.parametrize(
     ("bias", "message"),
     [

@@ -377,7 +377,7 @@ def _prepare_lstm(
     c_0: Tensor,
 ) -> Arguments:
     if bias_ih is None:
-        bias = weight_hh.new_zeros(len(weight_hh))
+        bias = weight_hh.new_zeros(weight_hh.shape[0])
     else:
         _refuse_unlike(bias_ih, bias_hh)
         bias = bias_ih + bias_hh
@@ -406,7 +406,8 @@ def _prepare_gru(
             bias_hh.split(parts),
         )
         bias = torch.cat([candidate_ih, gates_ih + gates_hh, candidate_hh])
-    return input, weight_ih.roll(state_size, 0), weight_hh, bias, h_0, c_0
+    # Tuples: a trace takes a number that it computes for a constant, or on torch 2.4 for a tensor.
+    return input, weight_ih.roll((state_size,), (0,)), weight_hh, bias, h_0, c_0
 
 
 _lstm = Cell("lstm", _rows_of_torch(4), _prepare_lstm)
