@@ -287,6 +287,15 @@ def test_accelerate_a_layer() -> None:
     assert type(extops.accelerate(nn.GRU(FEATURES, STATE))) is extops.GRU
 
 
+@pytest.mark.parametrize("model", [nn.LSTM, [nn.LSTM(FEATURES, STATE)]], ids=["class", "list"])
+def test_accelerate_something_else(model: Any) -> None:
+    name = type(model).__name__
+    with pytest.raises(
+        TypeError, match=rf"^accelerate: expected `model` .*Module, but got {name}$"
+    ):
+        extops.accelerate(model)
+
+
 def test_what_accelerate_leaves_alone() -> None:
     weight_norm = parametrizations.weight_norm(nn.LSTM(FEATURES, STATE), "weight_hh_l0")
     left = {
@@ -294,6 +303,10 @@ def test_what_accelerate_leaves_alone() -> None:
         "own": (Own(FEATURES, STATE), "whose class Own may compute something else than its base"),
         "normed": (weight_norm, "whose class ParametrizedLSTM may compute something else"),
         "plain": (nn.RNN(FEATURES, STATE), "since extops has no RNN"),
+        "traced": (
+            torch.jit.trace(nn.GRUCell(FEATURES, STATE), torch.ones(1, FEATURES)),
+            "which torch.jit has compiled",
+        ),
     }
     model = nn.ModuleDict({name: module for name, (module, _) in left.items()})
     classes = [type(module) for module in model.values()]
@@ -339,3 +352,7 @@ def test_which_kernel_of_something_else() -> None:
         extops.which_kernel(nn.LSTM(FEATURES, STATE), torch.randn(TIME, BATCH, FEATURES))
     with pytest.raises(TypeError, match=r"which_kernel: expected `state` .* but got None"):
         extops.which_kernel(extops.gru_sequence, torch.randn(TIME, BATCH, FEATURES))
+    with pytest.raises(TypeError, match=r"which_kernel: expected `state` .* but got 5$"):
+        extops.which_kernel(extops.lstm_sequence, torch.randn(TIME, BATCH, FEATURES), 5)
+    with pytest.raises(TypeError, match=r"which_kernel: expected `input` .* but got list$"):
+        extops.which_kernel(extops.LSTM(FEATURES, STATE), [1.0])

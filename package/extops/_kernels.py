@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _autocast, _private, _schemas
+from extops import _autocast, _checks, _private, _schemas
 from extops._libraries import Library
 from extops.modules import Layers, LLTMLayer
 from extops.ops import sequence
@@ -58,7 +58,7 @@ def which_kernel(
         call, which then fails.
 
     Raises:
-        TypeError: ``call`` is none of these, or is a function and has no ``state``.
+        TypeError: ``call`` is none of these, or is a function and has no ``state``, or ``input`` is no tensor.
     """
     if isinstance(call, torch.nn.Module):
         cell = next((name for kind, name in _MODULES.items() if isinstance(call, kind)), None)
@@ -66,7 +66,7 @@ def which_kernel(
         state_size = getattr(call, getattr(call, "_size", "hidden_size"), 0)
     else:
         cell = _FUNCTIONS.get(call)
-        h = state if isinstance(state, Tensor) or not state else state[0]
+        h = state[0] if isinstance(state, (tuple, list)) and state else state
         state_size = h.shape[-1] if isinstance(h, Tensor) else None
     if cell is None:
         raise TypeError(
@@ -77,6 +77,8 @@ def which_kernel(
         raise TypeError(
             f"which_kernel: expected `state` as {cell}_sequence takes it, but got {state!r}"
         )
+    if not isinstance(input, PackedSequence):
+        _checks.check_tensor("which_kernel", "input", input)
     steps = _steps(call, input, batch_first)
     if cell == "lltm" and len(steps) == 1 and not isinstance(input, PackedSequence):
         return "lltm"

@@ -106,6 +106,7 @@ class GRU(_OneState, _TorchLayers):
 
 class _TorchCell(torch.nn.RNNCellBase):
     _number_of_states = 2
+    __prepare_scriptable__ = _checks.refuse_script
 
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
         raise NotImplementedError
@@ -175,6 +176,10 @@ def accelerate(model: Model) -> Model:
     Returns:
         ``model``.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"accelerate: expected `model` to be a torch.nn.Module, but got {type(model).__name__}"
+        )
     left = []
     for name, module in model.named_modules():
         ours = _OURS.get(type(module))
@@ -191,6 +196,9 @@ def _why_left_alone(module: torch.nn.Module) -> str:
     """Empty for what is not recurrent, or is ours."""
     if isinstance(module, (Layers, _TorchCell)):
         return ""
+    if isinstance(module, torch.jit.ScriptModule):
+        is_recurrent = module.original_name in {kind.__name__ for kind in _OURS}
+        return "which torch.jit has compiled" if is_recurrent else ""
     if not isinstance(module, (torch.nn.RNNBase, torch.nn.RNNCellBase)):
         return ""
     if getattr(module, "proj_size", 0):
