@@ -51,11 +51,11 @@ def which_kernel(
         backward: the kernel of the backward.
 
     Returns:
-        On a CPU ``"cpu"``. On a GPU ``"tensor_block"``, ``"float32_block"``, ``"float32_cluster"``,
-        ``"tensor_cluster"`` or ``"group"``, each one kernel for all steps, or ``"step"``: a product and a kernel for
-        each step. ``"lltm"`` where :func:`extops.lltm` computes the only step. The environment variable
-        ``EXTOPS_SEQUENCE_KERNEL`` names a kernel for GPUs to be taken instead; ``"none"`` where that cannot serve the
-        call, which then fails.
+        On a CPU ``"cpu"``, and ``"torch"`` where a cell takes torch's own. On a GPU ``"tensor_block"``,
+        ``"float32_block"``, ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, each one kernel for all steps,
+        or ``"step"``: a product and a kernel for each step. ``"lltm"`` where :func:`extops.lltm` computes the only
+        step. The environment variable ``EXTOPS_SEQUENCE_KERNEL`` names a kernel for GPUs to be taken instead;
+        ``"none"`` where that cannot serve the call, which then fails.
 
     Raises:
         TypeError: ``call`` is none of these, or is a function and has no ``state``, or ``input`` is no tensor.
@@ -82,7 +82,9 @@ def which_kernel(
     steps = _steps(call, input, batch_first)
     if cell == "lltm" and len(steps) == 1 and not isinstance(input, PackedSequence):
         return "lltm"
-    return _of_gpu(cell, steps, state_size, backward) if steps.is_cuda else "cpu"
+    if steps.is_cuda:
+        return _of_gpu(cell, steps, state_size, backward)
+    return "torch" if isinstance(call, (LSTMCell, GRUCell)) and not _autocast.is_on() else "cpu"
 
 
 def _steps(call: Any, input: Tensor | PackedSequence, batch_first: bool) -> Tensor:
