@@ -733,3 +733,29 @@ def test_a_shape_too_large_for_any_memory(device: str) -> None:
         a.unsqueeze(1) * a
     with pytest.raises(RuntimeError, match=f"^{re.escape(str(expected.value))}$"):
         extops.elementwise_mult(a.unsqueeze(1), a)
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "message"),
+    [
+        ("mgu2", ["EXTOPS_CELL(mgu, Mgu)"], "mgu2, ...), but they define mgu"),
+        ("mgu", ["EXTOPS_CELL(mgu, Mgu)"] * 2, "mgu, ...), but they define mgu, mgu"),
+        ("mgu", ["EXTOPS_CELL_KERNELS(mgu, Mgu)"], "mgu, ...), but they define no cell"),
+        ("mgu", [], "mgu, ...), but they define no cell"),
+    ],
+    ids=["other", "twice", "kernels", "none"],
+)
+def test_sources_of_another_cell(name: str, lines: list[str], message: str, tmp_path: Path) -> None:
+    """Loaded beside the cell that they define, the library would end the process."""
+    sources = [tmp_path / f"{number}.cpp" for number in range(len(lines))]
+    for source, line in zip(sources, lines, strict=True):
+        source.write_text(f"{line}\n")
+    with pytest.raises(RuntimeError) as caught:
+        extops.load_cell(name, sources, extops.reference.lstm_cell)
+    expected = "load_cell: expected `sources` with one line EXTOPS_CELL("
+    assert str(caught.value) == expected + message
+
+
+def test_a_single_source() -> None:
+    with pytest.raises(TypeError, match=r"^load_cell: expected `sources` to be a list .* 'a.cpp'$"):
+        extops.load_cell("mgu", "a.cpp", extops.reference.lstm_cell)

@@ -59,6 +59,13 @@ def test_own_cell(device: str) -> None:
     needs_programs("c++", "ninja", *(["nvcc"] if device == "cuda" else []))
     output = run("own_cell/own_cell", "--device", device)
     assert "the results agree" in output
+    wrong = (
+        "import own_cell, torch; own_cell.mgu(torch.ones(1, 1, 1), None, *[torch.ones(1, 1)] * 3)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", wrong], cwd=EXAMPLES / "own_cell", capture_output=True, text=True
+    )
+    assert "TypeError: mgu_sequence: expected `state` to be a pair of tensors" in done.stderr
 
 
 def test_sequence_without_matplotlib() -> None:

@@ -129,6 +129,14 @@ def test_trace(device: str) -> None:
     assert torch.equal(product(*state), state[0] * state[1])
 
 
+@pytest.mark.parametrize("name", ["LLTM", "LLTMLayer", "LSTM", "GRU", "LSTMCell", "GRUCell"])
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_script_is_refused(name: str) -> None:
+    model = nn.Sequential(getattr(extops, name)(5, 4))
+    with pytest.raises(RuntimeError, match=rf"^{name}: torch.jit.script .*; use torch.jit.trace"):
+        torch.jit.script(model)
+
+
 @by_device
 @by_module
 def test_parameters_as_one_vector(make: Make, device: str) -> None:

@@ -28,6 +28,7 @@ OPTIONS: list[dict[str, Any]] = [
 by_layer = pytest.mark.parametrize("name", LAYERS)
 by_cell = pytest.mark.parametrize("name", CELLS)
 by_module = pytest.mark.parametrize("name", LAYERS + CELLS)
+by_function = pytest.mark.parametrize("function", [extops.lstm_sequence, extops.gru_sequence])
 by_options = pytest.mark.parametrize("options", OPTIONS, ids=lambda it: "-".join(it) or "plain")
 
 
@@ -107,6 +108,20 @@ def test_cells(bias: bool, name: str, device: str) -> None:
     assert_same(ours, theirs, input[0], states(name, STATE, device=device))
 
 
+@by_cell
+def test_a_step_on_a_cpu_is_torchs(name: str) -> None:
+    """It is a product of a library, which ours took up to four times as long to prepare for."""
+    ours, theirs = (module.float() for module in pair(name))
+    input, hx = torch.randn(BATCH, FEATURES), states(name, BATCH, STATE)
+    hx = tuple(x.float() for x in hx) if isinstance(hx, tuple) else hx.float()
+    assert extops.which_kernel(ours, input) == "torch"
+    for found, expected in zip(
+        tensors_of(ours(input, hx)), tensors_of(theirs(input, hx)), strict=True
+    ):
+        assert torch.equal(found, expected)
+        assert found.grad_fn.name() == expected.grad_fn.name()
+
+
 @by_module
 def test_the_state_by_its_name(name: str) -> None:
     ours, theirs = pair(name)
@@ -146,6 +161,33 @@ def test_gradients_share_no_memory(name: str) -> None:
     for gradient in found.values():
         gradient.mul_(2)
     torch.testing.assert_close(found, twice, rtol=0, atol=0)
+
+
+@by_module
+def test_traced(name: str) -> None:
+    ours, theirs = pair(name)
+    traced = torch.jit.trace(ours, random(TIME, FEATURES))
+    input = random(TIME + 1, FEATURES)
+    torch.testing.assert_close(traced(input), theirs(input))
+
+
+@by_function
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+def test_traced_for_any_sizes(bias: bool, function: Any) -> None:
+    gates = 4 if function is extops.lstm_sequence else 3
+
+    def run(input: Tensor, h: Tensor, *parameters: Tensor) -> Tensors:
+        state = (h, h) if gates == 4 else h
+        return tensors_of(function(input, state, *parameters[:2], parameters[2:] or None))
+
+    def inputs(features: int, size: int) -> Tensors:
+        weights = random(gates * size, features), random(gates * size, size)
+        biases = (random(gates * size), random(gates * size)) if bias else ()
+        return random(TIME, BATCH, features), random(BATCH, size), *weights, *biases
+
+    traced = torch.jit.trace(run, inputs(FEATURES, STATE))
+    others = inputs(FEATURES - 1, STATE + 2)
+    torch.testing.assert_close(traced(*others), run(*others))
 
 
 @by_device
@@ -216,9 +258,16 @@ def test_wrong_arguments_of_a_cell(name: str) -> None:
         cell(random(BATCH, FEATURES - 1))
     with pytest.raises(RuntimeError, match=rf"^{name}: expected `h` .*\[3, 7\], but got \[2, 7\]"):
         cell(random(BATCH, FEATURES), states(name, 2, STATE))
+    with pytest.raises(
+        RuntimeError, match=r"expected `weight_ih` of dtype torch.float32, the dtype"
+    ):
+        cell(torch.randn(BATCH, FEATURES))
+    h = torch.randn(BATCH, STATE)
+    with pytest.raises(RuntimeError, match=r"expected `h_0` of dtype torch.float64, the dtype of"):
+        cell(random(BATCH, FEATURES), (h, h) if name == "LSTMCell" else h)
 
 
-@pytest.mark.parametrize("function", [extops.lstm_sequence, extops.gru_sequence])
+@by_function
 @pytest.mark.parametrize(
     ("bias", "message"),
     [
@@ -271,6 +320,15 @@ def test_accelerate_a_layer() -> None:
     assert type(extops.accelerate(nn.GRU(FEATURES, STATE))) is extops.GRU
 
 
+@pytest.mark.parametrize("model", [nn.LSTM, [nn.LSTM(FEATURES, STATE)]], ids=["class", "list"])
+def test_accelerate_something_else(model: Any) -> None:
+    name = type(model).__name__
+    with pytest.raises(
+        TypeError, match=rf"^accelerate: expected `model` .*Module, but got {name}$"
+    ):
+        extops.accelerate(model)
+
+
 def test_what_accelerate_leaves_alone() -> None:
     weight_norm = parametrizations.weight_norm(nn.LSTM(FEATURES, STATE), "weight_hh_l0")
     left = {
@@ -278,6 +336,10 @@ def test_what_accelerate_leaves_alone() -> None:
         "own": (Own(FEATURES, STATE), "whose class Own may compute something else than its base"),
         "normed": (weight_norm, "whose class ParametrizedLSTM may compute something else"),
         "plain": (nn.RNN(FEATURES, STATE), "since extops has no RNN"),
+        "traced": (
+            torch.jit.trace(nn.GRUCell(FEATURES, STATE), torch.ones(1, FEATURES)),
+            "which torch.jit has compiled",
+        ),
     }
     model = nn.ModuleDict({name: module for name, (module, _) in left.items()})
     classes = [type(module) for module in model.values()]
@@ -306,7 +368,7 @@ def test_which_kernel(device: str) -> None:
                     assert extops.which_kernel(layer, given, backward=backward) in names
     for cell in (extops.LSTMCell, extops.GRUCell):
         for given in (input[0], input[0, 0]):
-            assert extops.which_kernel(cell(FEATURES, STATE), given) in names
+            assert extops.which_kernel(cell(FEATURES, STATE), given) in names | {"torch"}
     for function, state in (
         (extops.lltm_sequence, (h, h)),
         (extops.lstm_sequence, (h, h)),
@@ -323,3 +385,7 @@ def test_which_kernel_of_something_else() -> None:
         extops.which_kernel(nn.LSTM(FEATURES, STATE), torch.randn(TIME, BATCH, FEATURES))
     with pytest.raises(TypeError, match=r"which_kernel: expected `state` .* but got None"):
         extops.which_kernel(extops.gru_sequence, torch.randn(TIME, BATCH, FEATURES))
+    with pytest.raises(TypeError, match=r"which_kernel: expected `state` .* but got 5$"):
+        extops.which_kernel(extops.lstm_sequence, torch.randn(TIME, BATCH, FEATURES), 5)
+    with pytest.raises(TypeError, match=r"which_kernel: expected `input` .* but got list$"):
+        extops.which_kernel(extops.LSTM(FEATURES, STATE), [1.0])

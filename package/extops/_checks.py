@@ -4,7 +4,7 @@ All raise ``RuntimeError``, as PyTorch does, except for an argument that is no t
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -138,6 +138,14 @@ def as_pair(
             f"{op}: expected `{name}` to be a pair of tensors, {items}, but got {type(pair).__name__}{given}"
         ) from None
     return first, second
+
+
+def refuse_script(module: torch.nn.Module) -> NoReturn:
+    """What ``torch.jit.script`` asks of a module, as its ``__prepare_scriptable__``."""
+    raise RuntimeError(
+        f"{type(module).__name__}: torch.jit.script cannot compile modules of extops; "
+        "use torch.jit.trace, torch.compile or torch.export instead"
+    )
 
 
 def check_layer_sizes(op: str, at_least: int = 0, **sizes: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _autocast, _private, _schemas
+from extops import _autocast, _checks, _private, _schemas
 from extops._libraries import Library
 from extops.modules import Layers, LLTMLayer
 from extops.ops import sequence
@@ -51,14 +51,14 @@ def which_kernel(
         backward: the kernel of the backward.
 
     Returns:
-        On a CPU ``"cpu"``. On a GPU ``"tensor_block"``, ``"float32_block"``, ``"float32_cluster"``,
-        ``"tensor_cluster"`` or ``"group"``, each one kernel for all steps, or ``"step"``: a product and a kernel for
-        each step. ``"lltm"`` where :func:`extops.lltm` computes the only step. The environment variable
-        ``EXTOPS_SEQUENCE_KERNEL`` names a kernel for GPUs to be taken instead; ``"none"`` where that cannot serve the
-        call, which then fails.
+        On a CPU ``"cpu"``, and ``"torch"`` where a cell takes torch's own. On a GPU ``"tensor_block"``,
+        ``"float32_block"``, ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, each one kernel for all steps,
+        or ``"step"``: a product and a kernel for each step. ``"lltm"`` where :func:`extops.lltm` computes the only
+        step. The environment variable ``EXTOPS_SEQUENCE_KERNEL`` names a kernel for GPUs to be taken instead;
+        ``"none"`` where that cannot serve the call, which then fails.
 
     Raises:
-        TypeError: ``call`` is none of these, or is a function and has no ``state``.
+        TypeError: ``call`` is none of these, or is a function and has no ``state``, or ``input`` is no tensor.
     """
     if isinstance(call, torch.nn.Module):
         cell = next((name for kind, name in _MODULES.items() if isinstance(call, kind)), None)
@@ -66,7 +66,7 @@ def which_kernel(
         state_size = getattr(call, getattr(call, "_size", "hidden_size"), 0)
     else:
         cell = _FUNCTIONS.get(call)
-        h = state if isinstance(state, Tensor) or not state else state[0]
+        h = state[0] if isinstance(state, (tuple, list)) and state else state
         state_size = h.shape[-1] if isinstance(h, Tensor) else None
     if cell is None:
         raise TypeError(
@@ -77,10 +77,14 @@ def which_kernel(
         raise TypeError(
             f"which_kernel: expected `state` as {cell}_sequence takes it, but got {state!r}"
         )
+    if not isinstance(input, PackedSequence):
+        _checks.check_tensor("which_kernel", "input", input)
     steps = _steps(call, input, batch_first)
     if cell == "lltm" and len(steps) == 1 and not isinstance(input, PackedSequence):
         return "lltm"
-    return _of_gpu(cell, steps, state_size, backward) if steps.is_cuda else "cpu"
+    if steps.is_cuda:
+        return _of_gpu(cell, steps, state_size, backward)
+    return "torch" if isinstance(call, (LSTMCell, GRUCell)) and not _autocast.is_on() else "cpu"
 
 
 def _steps(call: Any, input: Tensor | PackedSequence, batch_first: bool) -> Tensor:

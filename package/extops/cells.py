@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -9,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from extops import _devices, _jit, _loader, _schemas, reference
+from extops import _checks, _devices, _jit, _loader, _schemas, reference
 from extops.ops.sequence import Cell, as_biases
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -40,8 +41,11 @@ def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> Callable[
         :func:`extops.gru_sequence` if the state is ``h_0``.
 
     Raises:
-        RuntimeError: the sources cannot be compiled, torch is older than 2.10, or the name is taken.
+        RuntimeError: the sources cannot be compiled or define a cell of another name, torch is older than 2.10, or the
+            name is taken.
+        TypeError: ``sources`` is a single path.
     """
+    _check_sources(name, sources)
     if _loader.binding != "stable":
         raise RuntimeError(f"load_cell: expected torch 2.10 or newer, but got {torch.__version__}")
     if f"{name}_sequence" in _schemas.OPERATORS:
@@ -64,6 +68,21 @@ def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> Callable[
     gates = functools.partial(reference.gates_of_parts, columns=columns)
     composition = reference.Cell(gates, step, _backward_of(step))
     return _function(Cell(name, composition=composition))
+
+
+def _check_sources(name: str, sources: Sequence[str | Path]) -> None:
+    """Refuses a library that would define another cell: were that one loaded before, the process would end."""
+    if isinstance(sources, (str, Path)):
+        raise TypeError(
+            f"load_cell: expected `sources` to be a list of files, but got one: {str(sources)!r}"
+        )
+    texts = (Path(source).read_text() for source in sources)
+    defined = [cell for text in texts for cell in re.findall(r"^EXTOPS_CELL\((\w+)", text, re.M)]
+    if defined != [name]:
+        raise RuntimeError(
+            f"load_cell: expected `sources` with one line EXTOPS_CELL({name}, ...), "
+            f"but they define {', '.join(defined) or 'no cell'}"
+        )
 
 
 def _backward_of(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -89,9 +108,11 @@ def _function(cell: Cell) -> Callable[..., Any]:
         batch_first: bool = False,
         reverse: bool = False,
     ) -> Any:
-        h_0, c_0 = (state, state) if isinstance(state, Tensor) else state
+        pair = (state, state) if isinstance(state, Tensor) else state
+        h_0, c_0 = _checks.as_pair(cell.name, pair)
         arguments = input, weight_ih, weight_hh, *as_biases(cell.name, bias), h_0, c_0
         output, h_n, c_n = cell(arguments, lengths, batch_first=batch_first, reverse=reverse)
         return output, h_n if isinstance(state, Tensor) else (h_n, c_n)
 
+    run.__name__ = run.__qualname__ = cell.name
     return run

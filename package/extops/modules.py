@@ -133,6 +133,7 @@ class LLTM(reference.LLTM):
     """
 
     step = staticmethod(lltm)
+    __prepare_scriptable__ = _checks.refuse_script
 
     def __init__(
         self,
@@ -185,6 +186,7 @@ class Layers(torch.nn.Module):
     _size: str
     """The attribute that is the size of the states."""
     _number_of_states = 2
+    __prepare_scriptable__ = _checks.refuse_script
 
     @property
     def _name(self) -> str:
