@@ -62,12 +62,13 @@ def follow(
     limit: float = 0,
     given: str = "",
     hidden: str = "",
+    prefix: str = "",
     **options: Any,
 ) -> tuple[int, str]:
     """Runs `command` with `given` as its input, and passes on what it prints, but lines that match `hidden`.
 
-    Returns its exit code and the last lines. After `limit` seconds, if there is one, it is ended, and
-    TimeoutExpired raised.
+    `prefix` begins each line that is passed on. Returns its exit code and the last lines. After `limit`
+    seconds, if there is one, it is ended, and TimeoutExpired raised.
     """
     last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
     late = threading.Event()
@@ -89,7 +90,7 @@ def follow(
             for line in process.stdout:
                 if hidden and re.match(hidden, line):
                     continue
-                print(line, end="", flush=True)
+                print(f"{prefix}{line}", end="", flush=True)
                 last.append(line)
         finally:
             timer.cancel()
