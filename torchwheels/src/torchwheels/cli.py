@@ -289,7 +289,10 @@ def _build_targets(
     except KeyboardInterrupt:
         if ready := [x.name for x in targets if keep and kept.find(dist, digests[x.name])]:
             names = ", ".join(ready)
-            print(f"torchwheels: {dist} has {names}, not to be built again", file=sys.stderr)
+            print(
+                f"torchwheels: {dist} has the wheels of {names}: the same command goes on with the others",
+                file=sys.stderr,
+            )
         raise
     failed = [each for x in targets if (each := outcomes[x.name]).failure]
     if len(targets) > 1 or there:

@@ -33,12 +33,17 @@ _stopped: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
 
 
 def run(
-    command: Sequence[str | Path], timeout: float | None = None, **options: Any
+    command: Sequence[str | Path],
+    timeout: float | None = None,
+    given: bytes | None = None,
+    **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """`subprocess.run`, without anything that outlives it; `options` are those of `Popen`."""
+    """`subprocess.run` with `given` as input, without anything that outlives it; `options` are those of `Popen`."""
+    if given is not None:
+        options["stdin"] = subprocess.PIPE
     with start(command, **options) as process:
         try:
-            out, err = process.communicate(timeout=timeout)
+            out, err = process.communicate(given, timeout=timeout)
         finally:
             end(process)
     _check_stopped(process)
@@ -116,6 +121,12 @@ def end_all() -> None:
         if process.poll() is None:
             _stopped.add(process)
             process.terminate()
+
+
+def pause(seconds: float) -> None:
+    """Waits, in whichever thread, and stops where `end_all` has said so."""
+    if _ending.wait(seconds):
+        raise KeyboardInterrupt
 
 
 def all_ended() -> None:
