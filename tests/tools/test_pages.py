@@ -18,7 +18,12 @@ REPORT = {
     "requires_python": ">=3.10",
     "works_with": {"python": "==3.11.*"},
     "size": 1_234_567,
-    "build": {"cuda": "13.0", "architectures": ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0+PTX"]},
+    "tags": ["cp311-cp311-manylinux_2_24_x86_64"],
+    "build": {
+        "target": "3.11-cu130",
+        "cuda": "13.0",
+        "architectures": ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0+PTX"],
+    },
     "tests": [],
     "yanked": None,
 }
@@ -56,6 +61,7 @@ def test_the_page_of_an_index_fits_and_its_button_copies(tmp_path: Path) -> None
         context = chromium.new_context(permissions=["clipboard-read", "clipboard-write"])
         shown = context.new_page()
         shown.goto((tmp_path / "index.html").as_uri())
+        assert shown.locator("td").first.get_attribute("data-column") == "version"
         commands = shown.locator("output code").all_inner_texts()
         assert [command.partition(" install ")[0] for command in commands] == ["pip", "uv pip"]
         assert not shown.locator("td code").first.is_visible()
