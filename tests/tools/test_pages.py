@@ -26,6 +26,7 @@ REPORT = {
     },
     "tests": [],
     "yanked": None,
+    "variant": "tinyops-1.2-cp311-cp311-manylinux_2_24_x86_64-cu130.whl",
 }
 
 
@@ -47,7 +48,7 @@ def test_a_page_that_is_too_wide_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_browser")
-def test_the_page_of_an_index_fits_and_its_button_copies(tmp_path: Path) -> None:
+def test_the_page_of_an_index_fits_and_its_buttons_copy(tmp_path: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     sections = site._section("tinyops", [REPORT])
@@ -65,8 +66,10 @@ def test_the_page_of_an_index_fits_and_its_button_copies(tmp_path: Path) -> None
         commands = shown.locator("output code").all_inner_texts()
         assert [command.partition(" install ")[0] for command in commands] == ["pip", "uv pip"]
         assert not shown.locator("td code").first.is_visible()
-        shown.get_by_role("button", name="Copy").first.click()
-        assert shown.evaluate("navigator.clipboard.readText()") == commands[0]
+        commands.insert(0, shown.locator("p code").inner_text())  # which leaves the choice to uv
+        for button, command in zip(shown.get_by_role("button").all(), commands, strict=True):
+            button.click()
+            assert shown.evaluate("navigator.clipboard.readText()") == command
         chromium.close()
 
 

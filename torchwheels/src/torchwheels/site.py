@@ -74,6 +74,7 @@ function addButtons(place) {{
 for (const cell of document.querySelectorAll("td"))
   cell.dataset.column = cell.closest("table").rows[0].cells[cell.cellIndex].textContent;
 for (const e of document.querySelectorAll(".index")) e.textContent = new URL(e.textContent, location.href).href;
+document.querySelectorAll("p").forEach(addButtons);
 for (const form of document.forms) {{
   const rows = JSON.parse(form.dataset.rows), answer = form.querySelector("output");
   const known = Object.keys(rows).map((each) => each.split(" "));
@@ -107,7 +108,7 @@ _VARIANTS = (
     "<p><code>uv pip install --preview-features wheel-variants {name} "
     '--index <span class="index">simple/</span></code><br>'
     "takes the wheel for the machine's driver, or the one without CUDA. uv can do this from 0.13.9 on, "
-    "pip cannot yet: for pip, or for a certain torch or CUDA, choose here.</p>\n"
+    "pip cannot yet: for pip, or for a certain torch or CUDA, choose below.</p>\n"
 )
 _COMMANDS = (
     '<code>pip install "{wanted}" --extra-index-url <span class="index">{index}</span></code><br>'
