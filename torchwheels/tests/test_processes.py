@@ -258,7 +258,14 @@ def test_a_command_that_was_stopped_says_nothing(
 
 
 def test_hidden_lines_are_not_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = "copying a.py -> build/a.py\nerror: copying failed\nadding 'a.py'\n"
+    lines = (
+        "copying a.py -> build/a.py\nerror: copying failed\nadding 'a.py'\n"
+        "W1123 17:51:31.588000 28625 torch/utils/cpp_extension.py:178] No CUDA runtime is found, using "
+        "CUDA_HOME='/usr/local/cuda'\n"
+        "torch/_subclasses/functional_tensor.py:368: BuildBackendWarning: Failed to initialize NumPy: No module "
+        "named 'numpy' (Triggered internally at tensor_numpy.cpp:84.)\n"
+        '  cpu = _conversion_method_template(device=torch.device("cpu"))\n'
+    )
     assert processes.follow(["printf", lines], hidden=build._CHATTER) == (
         0,
         "error: copying failed\n",

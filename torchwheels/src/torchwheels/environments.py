@@ -162,8 +162,9 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
         complete = folder / "complete"
         if not complete.is_file():
             shutil.rmtree(folder)
-            with_cuda = "3 GB to download, 5 GB on disk"
-            size = with_cuda if target.cuda else f"0.2 GB to download, 1 GB on disk, or {with_cuda}"
+            size = "3 GB to download, 5 GB on disk, and 9 GB meanwhile"
+            if not target.cuda:
+                size += "; 0.2, 1 and 2 GB where pip finds a torch without CUDA"
             print(
                 f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}",
                 flush=True,
