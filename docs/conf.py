@@ -28,7 +28,7 @@ myst_heading_anchors = 3
 
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
-napoleon_custom_sections = [("Shape", "params_style"), "Source"]
+napoleon_custom_sections = ["Shape", "Source"]
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 python_display_short_literal_types = True

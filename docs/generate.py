@@ -76,29 +76,34 @@ def tested(report: dict[str, Any]) -> str:
 
 def foreign(rows: list[dict[str, Any]]) -> str:
     """The wheels of projects of others, each with the command that makes the row."""
-    columns = ("wheel", "style", "options", "torch", "seconds", "processes at a time")
-    columns += ("largest process, GB", "MB", "platform", "GPU code")
+    columns = ("wheel", "style; options", "what came of it, and the command")
     lines = []
     for row in rows:
-        said = [f"`{row['project']}` `{row['target']}`", row.get("style") or "–"]
+        name = re.sub(r"git\+.*/(.*@.{7}).*", r"\1", row["project"])
         given = [f"`{key} = {json.dumps(value)}`" for key, value in row.get("options", {}).items()]
-        said += [", ".join(given) or "–", row.get("torch", "–")]
         if why := row.get("skipped") or row.get("failed"):
-            said += [f"not built: {why}", *["–"] * 7]
+            result = f"not built: {why}"
         else:
             runs = [
                 f"{x['passed']} passed, {x['failed']} failed, {x['skipped']} skipped on {x['device']}"
                 for x in row["tests"]
             ]
-            said += [str(row["seconds"]), str(row.get("processes", "–"))]
-            said += [f"{row['GB']:.1f}", f"{row['MB']:.2f}", f"`{row['tag']}`"]
-            said += [" ".join(row["architectures"]) or "–"]
-            said += [
-                ", ".join(row["broken rules"]) or "passed",
-                "; ".join(runs) or row.get("untested", "not run"),
-            ]
-        lines.append((*said, f"`{row['command']}`"))
-    return tables.markdown((*columns, "audit", "own tests", "command"), lines)
+            at_once = f"{row['processes']} processes at a time, " if "processes" in row else ""
+            code = f", code for {' '.join(row['architectures'])}" if row["architectures"] else ""
+            result = (
+                f"{row['seconds']} s, {at_once}the largest of {row['GB']:.1f} GB, beside torch {row['torch']}: "
+                f"`{row['tag']}`, {row['MB']:.2f} MB{code}"
+            )
+            result += f". Audit: {', '.join(row['broken rules']) or 'passed'}"
+            result += f". Own tests: {'; '.join(runs) or row.get('untested', 'not run')}"
+        lines.append(
+            (
+                f"`{name}` `{row['target']}`",
+                "; ".join([row.get("style") or "–", *given]),
+                f"{result}. `{row['command']}`",
+            )
+        )
+    return tables.markdown(columns, lines)
 
 
 def section(report: str, heading: str) -> str:

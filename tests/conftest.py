@@ -153,6 +153,9 @@ def gpu_count() -> int:
 def pytest_report_header(config: pytest.Config) -> str:
     if importlib.util.find_spec("torch") is None or importlib.util.find_spec("extops") is None:
         return "extops: not installed"
+    if os.environ.get("EXTOPS_JIT"):  # compiling prints nothing, and may take minutes
+        terminal = config.get_terminal_writer()
+        terminal.line("extops: compiling what is new in csrc, all of it the first time", flush=True)
     import torch
 
     import extops

@@ -19,7 +19,7 @@ def binding(torch: str) -> str:
 
 def targets_table() -> str:
     """The targets, one row for each wheel and torch."""
-    columns = ("session suffix", "torch", "binding", "Python", "CUDA", "GPU architectures")
+    columns = ("session suffix", "torch", "Python", "CUDA", "GPU architectures")
     groups: dict[tuple[str, str], list[Target]] = {}
     for target in OPTIONS.chosen_targets():
         groups.setdefault((f"{target.label}{target.machine.suffix}", target.torch), []).append(
@@ -29,7 +29,6 @@ def targets_table() -> str:
         (
             f"`{targets[0].name.replace(targets[0].python, '*', 1)}`",
             torch,
-            binding(torch),
             _span(target.python for target in targets),
             *_cuda(targets[0]),
             f"`{targets[0].image}`",

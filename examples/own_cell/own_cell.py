@@ -1,6 +1,6 @@
 """A recurrent cell of your own, by the kernels of extops: a minimal gated unit.
 
-    python examples/own_cell/own_cell.py                   # needs g++ and ninja; two minutes the first time
+    python examples/own_cell/own_cell.py                   # needs g++ and ninja; a minute the first time
     python examples/own_cell/own_cell.py --device cuda     # needs nvcc, too
 
 It compares the output and the gradients with the same cell in plain PyTorch, and prints the time of both.

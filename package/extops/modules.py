@@ -325,8 +325,9 @@ class LLTMLayer(Layers):
         dtype: float64, float32, bfloat16 or float16.
 
     Attributes:
-        weights_l[k], weights_l[k]_reverse: ``[3S, S + I]`` for the first layer, ``[3S, S + D * S]`` for the others.
-        bias_l[k], bias_l[k]_reverse: ``[3S]``. All are initialised uniformly in :math:`\pm 1/\sqrt{S}`.
+        weights_l[k]: ``[3S, S + I]`` for the first layer, ``[3S, S + D * S]`` for the others; those of the other
+            direction are ``weights_l[k]_reverse``.
+        bias_l[k]: ``[3S]``, also ``bias_l[k]_reverse``. All are initialised uniformly in :math:`\pm 1/\sqrt{S}`.
 
     Shape:
         ``layer(input, (h_0, c_0)) -> output, (h_n, c_n)`` with ``input`` of ``[T, B, I]``, unbatched ``[T, I]``, or a

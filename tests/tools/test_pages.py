@@ -18,9 +18,15 @@ REPORT = {
     "requires_python": ">=3.10",
     "works_with": {"python": "==3.11.*"},
     "size": 1_234_567,
-    "build": {"cuda": "13.0", "architectures": ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0+PTX"]},
+    "tags": ["cp311-cp311-manylinux_2_24_x86_64"],
+    "build": {
+        "target": "3.11-cu130",
+        "cuda": "13.0",
+        "architectures": ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0+PTX"],
+    },
     "tests": [],
     "yanked": None,
+    "variant": "tinyops-1.2-cp311-cp311-manylinux_2_24_x86_64-cu130.whl",
 }
 
 
@@ -42,7 +48,7 @@ def test_a_page_that_is_too_wide_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_browser")
-def test_the_page_of_an_index_fits_and_its_button_copies(tmp_path: Path) -> None:
+def test_the_page_of_an_index_fits_and_its_buttons_copy(tmp_path: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     sections = site._section("tinyops", [REPORT])
@@ -56,11 +62,14 @@ def test_the_page_of_an_index_fits_and_its_button_copies(tmp_path: Path) -> None
         context = chromium.new_context(permissions=["clipboard-read", "clipboard-write"])
         shown = context.new_page()
         shown.goto((tmp_path / "index.html").as_uri())
+        assert shown.locator("td").first.get_attribute("data-column") == "version"
         commands = shown.locator("output code").all_inner_texts()
         assert [command.partition(" install ")[0] for command in commands] == ["pip", "uv pip"]
         assert not shown.locator("td code").first.is_visible()
-        shown.get_by_role("button", name="Copy").first.click()
-        assert shown.evaluate("navigator.clipboard.readText()") == commands[0]
+        commands.insert(0, shown.locator("p code").inner_text())  # which leaves the choice to uv
+        for button, command in zip(shown.get_by_role("button").all(), commands, strict=True):
+            button.click()
+            assert shown.evaluate("navigator.clipboard.readText()") == command
         chromium.close()
 
 

@@ -202,7 +202,8 @@ def test_kept_environment_is_of_the_index_at_hand_and_is_named(
         said = capsys.readouterr().out.splitlines()
         of_cuda = f" of CUDA {cuda}" if cuda else ""
         named = f"torchwheels: beside torch {version}{of_cuda}, in {folder}"
-        size = "0.2 GB to download, 1 GB on disk, or 3 GB to download, 5 GB on disk"
+        size = "3 GB to download, 5 GB on disk, and 9 GB meanwhile"
+        size += "; 0.2, 1 and 2 GB where pip finds a torch without CUDA"
         installing = f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}"
         assert said == [installing, named, named]
 

@@ -415,3 +415,16 @@ def test_compiler_of_another_machine_that_is_missing(
         f"there is no C++ compiler {other.triplet}-g++ on PATH: install one, e.g. "
         f"`apt-get install {other.package}`"
     )
+
+
+def test_a_link_to_a_compiler_cache_is_no_compiler(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It calls the next one on PATH, in a build the wrapper, which calls it again without end."""
+    before = toolchain.host_compiler(machines.here())
+    (tmp_path / "ccache").write_text("#!/bin/sh\n")
+    (tmp_path / "ccache").chmod(0o755)
+    for name in ("gcc", "g++"):
+        (tmp_path / name).symlink_to("ccache")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert toolchain.host_compiler(machines.here()) == before

@@ -63,6 +63,30 @@ def test_failures_of_the_engine_are_explained(
 
 
 @pytest.mark.parametrize(
+    ("builders", "lines"),
+    [
+        (["a", "b"], ["3.11-cpu  #9 0.1 compiling", "3.12-cpu  #9 0.1 compiling"]),
+        (["a"], ["#9 0.1 compiling"] * 2),
+    ],
+)
+def test_lines_of_builds_at_the_same_time_name_their_target(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    builders: list[str],
+    lines: list[str],
+) -> None:
+    fake_docker(tmp_path, monkeypatch, "echo '#9 0.1 compiling'; exit 1")
+    source = tmp_path / "source"
+    source.mkdir()
+    command = ["build", str(source), "--target=3.11-cpu", "--target=3.12-cpu"]
+    with pytest.raises(SystemExit, match=r"2 of 2 targets failed: 3\.11-cpu, 3\.12-cpu"):
+        cli.main([*command, *(f"--builder={x}" for x in builders)])
+    printed = capsys.readouterr().out.splitlines()
+    assert sorted(x for x in printed if "compiling" in x) == lines
+
+
+@pytest.mark.parametrize(
     ("requires", "message"),
     [
         ([], "does not pass the audit:\n  requirement: its metadata do not require torch"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import compileall
 import functools
 import hashlib
 import http.server
@@ -50,6 +51,14 @@ def test_folder_is_copied_without_what_earlier_builds_left(folder: Path, tmp_pat
     fetched = sources.fetch(str(folder), tmp_path / "copy")
     assert files(fetched.folder) == FILES
     assert fetched.origin == f"sha256:{sources.hash_of_folder(fetched.folder)}"
+    assert sources.hash_of_folder(folder) == before
+
+
+def test_what_python_keeps_of_its_own_changes_no_hash(folder: Path) -> None:
+    """Else wheels would be built again because the tool itself has run meanwhile."""
+    before = sources.hash_of_folder(folder)
+    compileall.compile_dir(folder, quiet=1)
+    assert [*folder.rglob("*.pyc")]
     assert sources.hash_of_folder(folder) == before
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import build, cli, processes
+from torchwheels import build, cli, processes, sandbox
 
 SETUP = """
 import pathlib, subprocess
@@ -179,6 +180,33 @@ def test_ctrl_c_in_a_terminal_prints_no_traceback(own_project: Path, tmp_path: P
         (line,) = process.stdout
     assert process.returncode == 130
     assert line.startswith("torchwheels: stopped; ")
+    left = [x for x in (tmp_path / "cache" / "environments").iterdir() if x.is_dir()]
+    assert not left, "half an environment serves nobody"
+
+
+def test_ctrl_c_need_not_wait_for_another_process(own_project: Path, tmp_path: Path) -> None:
+    lock = tmp_path / "cache" / "build" / "3.11-cpu.lock"
+    lock.parent.mkdir(parents=True)
+    variables = {
+        "PYTHONPATH": str(Path(cli.__file__).parents[1]),
+        "TORCHWHEELS_CACHE": str(tmp_path / "cache"),
+    }
+    command = [sys.executable, "-c", COMMAND, "build", str(own_project), "--backend=local"]
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with subprocess.Popen(
+            [*command, "--target=3.11-cpu", f"--dist={tmp_path / 'dist'}"],
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("torchwheels: waiting for another process")
+            process.send_signal(signal.SIGINT)
+            said, _ = process.communicate(timeout=DEADLINE)
+    assert said.startswith("torchwheels: stopped; ")
+    assert process.returncode == 130
 
 
 @pytest.mark.slow
@@ -204,11 +232,24 @@ def started() -> list[subprocess.Popen[str]]:
         return [*processes._started]
 
 
-@pytest.mark.parametrize("wait", [processes.run, processes.follow])
-def test_a_command_that_was_stopped_says_nothing(wait: Callable[..., object]) -> None:
-    """A wheel whose import is stopped is none that does not import."""
+def reads_forever(path: Path) -> None:
+    time.sleep(10**6)
+
+
+@pytest.mark.parametrize(
+    ("wait", "arguments"),
+    [
+        (processes.run, [["sleep", "1000000"]]),
+        (processes.follow, [["sleep", "1000000"]]),
+        (sandbox.call, [reads_forever, Path("x.whl")]),
+    ],
+)
+def test_a_command_that_was_stopped_says_nothing(
+    wait: Callable[..., object], arguments: list[object]
+) -> None:
+    """A wheel whose import or whose audit is stopped is not refused."""
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(wait, ["sleep", "1000000"])
+        future = pool.submit(wait, *arguments)
         assert eventually(lambda: any(x.poll() is None for x in started()))
         processes.end_all()
         with pytest.raises(KeyboardInterrupt):
@@ -217,7 +258,14 @@ def test_a_command_that_was_stopped_says_nothing(wait: Callable[..., object]) ->
 
 
 def test_hidden_lines_are_not_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = "copying a.py -> build/a.py\nerror: copying failed\nadding 'a.py'\n"
+    lines = (
+        "copying a.py -> build/a.py\nerror: copying failed\nadding 'a.py'\n"
+        "W1123 17:51:31.588000 28625 torch/utils/cpp_extension.py:178] No CUDA runtime is found, using "
+        "CUDA_HOME='/usr/local/cuda'\n"
+        "torch/_subclasses/functional_tensor.py:368: BuildBackendWarning: Failed to initialize NumPy: No module "
+        "named 'numpy' (Triggered internally at tensor_numpy.cpp:84.)\n"
+        '  cpu = _conversion_method_template(device=torch.device("cpu"))\n'
+    )
     assert processes.follow(["printf", lines], hidden=build._CHATTER) == (
         0,
         "error: copying failed\n",

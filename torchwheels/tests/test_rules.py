@@ -548,6 +548,16 @@ def test_size_over_the_budget(forge: Forge) -> None:
         ),
         (
             "Name:",
+            'Requires-Dist: numpy @ https://of.nobody/numpy.whl ; extra != "tests"\nName:',
+            "its metadata require numpy from an address, which no index shall have",
+        ),
+        (
+            "Name:",
+            'Requires-Dist: numpy @ https://of.nobody/numpy.whl ; extra == "tests"\nName:',
+            None,
+        ),
+        (
+            "Name:",
             "Version: 9\nName:",
             "its metadata are not valid: 'version' h",
         ),

@@ -434,8 +434,9 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     releases = [f"{python}.{patch}" for patch in range(100)]
     if said.requires_python is not None and not any(map(said.requires_python.contains, releases)):
         yield f"its metadata require Python {said.requires_python}, but its target has Python {python}"
+    here = {"extra": "", "python_version": python}  # who asks for an extra has read what it is
     for each in said.requires_dist or []:
-        if each.url:
+        if each.url and (each.marker is None or each.marker.evaluate(here)):
             yield f"its metadata require {each.name} from an address, which no index shall have"
 
 

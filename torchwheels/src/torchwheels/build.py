@@ -46,8 +46,11 @@ from torchwheels.sources import Fetched
 STEPS = ("requirements", "compile", "install", "import")
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
 
-# A line for each file, of setuptools and wheel.
-_CHATTER = r"(copying|creating|adding|hard linking|removing|reading manifest|writing \S+ to|writing manifest) "
+# A line for each file, of setuptools and wheel; and what torch warns of in every build without a GPU or NumPy.
+_CHATTER = (
+    r"(copying|creating|adding|hard linking|removing|reading manifest|writing \S+ to|writing manifest) "
+    r"|W\d{4} .* No CUDA runtime is found|.*: Failed to initialize NumPy: |  cpu = _conversion_method_template\("
+)
 
 # What a build prints, and the sentence for it; {0} is what the pattern's group found.
 _KNOWN_FAILURES = (

@@ -270,12 +270,16 @@ def _build_targets(
             if command:
                 build.before_all(command, source.folder)
     share = -(-len(wanted) // max(1, len(engines)))
-    builders = [
-        functools.partial(built, engine=each)
+    shared = [
+        each
         for engine in engines
         for each in containers.shared(
             engine, {target: chosen[target.name] for target in wanted[:share]}
         )
+    ]
+    alone = len(shared) == 1 or len(wanted) == 1
+    builders = [
+        functools.partial(built, engine=dataclasses.replace(each, alone=alone)) for each in shared
     ] or [functools.partial(built, engine=None)]
     outcomes = {
         x.name: schedule.Outcome(x, wheel=there[x.name]) for x in targets if x.name in there
@@ -285,9 +289,12 @@ def _build_targets(
     except KeyboardInterrupt:
         if ready := [x.name for x in targets if keep and kept.find(dist, digests[x.name])]:
             names = ", ".join(ready)
-            print(f"torchwheels: {dist} has {names}, not to be built again", file=sys.stderr)
+            print(
+                f"torchwheels: {dist} has the wheels of {names}: the same command goes on with the others",
+                file=sys.stderr,
+            )
         raise
-    failed = [x for x in outcomes.values() if x.failure]
+    failed = [each for x in targets if (each := outcomes[x.name]).failure]
     if len(targets) > 1 or there:
         for target in targets:
             print(f"torchwheels: {outcomes[target.name]}", flush=True)

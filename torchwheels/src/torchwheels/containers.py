@@ -264,7 +264,11 @@ def _bake(engine: Engine, stage: Mapping[str, Any], project: Project, target: Ta
     secrets = {"TORCHWHEELS_SETTINGS": _settings(), "TORCHWHEELS_JOBS": engine.jobs or ""}
     try:
         code, text = processes.follow(
-            command, project.time_limit * 60, json.dumps(file), env={**os.environ, **secrets}
+            command,
+            project.time_limit * 60,
+            json.dumps(file),
+            prefix="" if engine.alone else f"{target.name}  ",
+            env={**os.environ, **secrets},
         )
     except subprocess.TimeoutExpired:
         raise UserError(f"{target.name} failed: {build.too_long(project)}") from None

@@ -23,6 +23,8 @@ class Engine:
     """Of `docker context ls`, where the builder is that of another engine."""
     jobs: str | None = None
     """How many compilers one build may run at once; None: what it finds there."""
+    alone: bool = True
+    """Whether nothing else builds at the same time: else each line that is printed names its target."""
 
 
 def find_engine(builder: str | None = None) -> Engine:

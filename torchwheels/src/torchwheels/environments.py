@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 from urllib.parse import urlsplit
 
 from torchwheels import processes
@@ -54,8 +55,16 @@ def locked(name: str, wait: bool = True) -> Iterator[Path]:
             if not wait:
                 raise
             print(f"torchwheels: waiting for another process that uses {folder}", flush=True)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _wait_for(lock)
         yield folder
+
+
+def _wait_for(lock: TextIO) -> None:
+    """Locks the file `lock`; Ctrl-C does not have to wait for the other process, too."""
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        processes.pause(0.2)
 
 
 def clean_variables(home: Path) -> dict[str, str]:
@@ -153,21 +162,28 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
         complete = folder / "complete"
         if not complete.is_file():
             shutil.rmtree(folder)
-            with_cuda = "3 GB to download, 5 GB on disk"
-            size = with_cuda if target.cuda else f"0.2 GB to download, 1 GB on disk, or {with_cuda}"
+            size = "3 GB to download, 5 GB on disk, and 9 GB meanwhile"
+            if not target.cuda:
+                size += "; 0.2, 1 and 2 GB where pip finds a torch without CUDA"
             print(
                 f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}",
                 flush=True,
             )
-            processes.run([python, "-m", "venv", folder]).check_returncode()
-            variables = clean_variables(folder)
-            with _progress(folder):
-                pip_install(environment, tools, variables)
-                # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
-                wanted = [*_options_of_index(target), torch_requirement(target), *toolkit]
-                pip_install(environment, wanted, variables)
-            if not any_cuda:
-                _check_cuda(environment, target)
+            try:
+                processes.run([python, "-m", "venv", folder]).check_returncode()
+                variables = clean_variables(folder)
+                with _progress(folder):
+                    pip_install(environment, tools, variables)
+                    # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
+                    wanted = [*_options_of_index(target), torch_requirement(target), *toolkit]
+                    pip_install(environment, wanted, variables)
+                if not any_cuda:
+                    _check_cuda(environment, target)
+            except BaseException:
+                shutil.rmtree(
+                    folder
+                )  # a half of it serves nobody, and may be what has filled the disk
+                raise
             complete.touch()
     said = _version_of_torch(environment)
     of_cuda = f" of CUDA {said['cuda']}" if said["cuda"] else ""

@@ -31,7 +31,7 @@ from urllib.parse import quote
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from torchwheels import __version__, wheel
+from torchwheels import __version__, processes, wheel
 from torchwheels.errors import UserError
 from torchwheels.releases import Target, minor
 from torchwheels.wheel import Wheel
@@ -134,7 +134,8 @@ def _repair(built: Path, folder: Path, provided: Iterable[Path]) -> None:
     # The driver's, and torch's, which it may have under another name.
     command += ["--exclude=libcuda.so.1", f"--exclude={OPENMP}"]
     variables = {k: v for k, v in _variables().items() if k != "LD_LIBRARY_PATH"}
-    done = subprocess.run([*command, str(built)], env=variables, capture_output=True, text=True)
+    pipe = subprocess.PIPE
+    done = processes.run([*command, built], env=variables, stdout=pipe, stderr=pipe, text=True)
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise UserError(

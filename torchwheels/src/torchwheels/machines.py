@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from torchwheels.errors import UserError
+
+_CALLS_THE_NEXT = ("ccache", "sccache", "distcc", "icecc")
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,16 @@ class Machine:
         return platform.machine() == self.name
 
     def compiler(self, name: str) -> str | None:
-        """`gcc` or `g++` for it, where PATH has that: one that runs here."""
-        return shutil.which(name if self.is_here else f"{self.triplet}-{name}")
+        """`gcc` or `g++` for it, where PATH has that: one that runs here, and no link of its name to a cache.
+
+        Such a link calls the next compiler of its name on PATH, which in a build is the wrapper that calls it.
+        """
+        command = name if self.is_here else f"{self.triplet}-{name}"
+        for folder in os.get_exec_path():
+            found = shutil.which(command, path=folder)
+            if found and Path(found).resolve().name not in _CALLS_THE_NEXT:
+                return found
+        return None
 
 
 X86_64, AARCH64 = (

@@ -33,12 +33,17 @@ _stopped: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
 
 
 def run(
-    command: Sequence[str | Path], timeout: float | None = None, **options: Any
+    command: Sequence[str | Path],
+    timeout: float | None = None,
+    given: bytes | None = None,
+    **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """`subprocess.run`, without anything that outlives it; `options` are those of `Popen`."""
+    """`subprocess.run` with `given` as input, without anything that outlives it; `options` are those of `Popen`."""
+    if given is not None:
+        options["stdin"] = subprocess.PIPE
     with start(command, **options) as process:
         try:
-            out, err = process.communicate(timeout=timeout)
+            out, err = process.communicate(given, timeout=timeout)
         finally:
             end(process)
     _check_stopped(process)
@@ -62,12 +67,13 @@ def follow(
     limit: float = 0,
     given: str = "",
     hidden: str = "",
+    prefix: str = "",
     **options: Any,
 ) -> tuple[int, str]:
     """Runs `command` with `given` as its input, and passes on what it prints, but lines that match `hidden`.
 
-    Returns its exit code and the last lines. After `limit` seconds, if there is one, it is ended, and
-    TimeoutExpired raised.
+    `prefix` begins each line that is passed on. Returns its exit code and the last lines. After `limit`
+    seconds, if there is one, it is ended, and TimeoutExpired raised.
     """
     last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
     late = threading.Event()
@@ -89,7 +95,7 @@ def follow(
             for line in process.stdout:
                 if hidden and re.match(hidden, line):
                     continue
-                print(line, end="", flush=True)
+                print(f"{prefix}{line}", end="", flush=True)
                 last.append(line)
         finally:
             timer.cancel()
@@ -115,6 +121,12 @@ def end_all() -> None:
         if process.poll() is None:
             _stopped.add(process)
             process.terminate()
+
+
+def pause(seconds: float) -> None:
+    """Waits, in whichever thread, and stops where `end_all` has said so."""
+    if _ending.wait(seconds):
+        raise KeyboardInterrupt
 
 
 def all_ended() -> None:

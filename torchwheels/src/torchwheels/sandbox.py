@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from torchwheels import processes
 from torchwheels.errors import UserError
 
 Reader: TypeAlias = Callable[..., Any]
@@ -36,26 +35,16 @@ def call(reader: Reader, path: Path, *arguments: Any) -> Any:
         variables = {name: os.environ[name] for name in _KEPT if name in os.environ}
         variables |= {"HOME": folder, "TMPDIR": folder, "LANG": "C.UTF-8"}
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        process = subprocess.Popen(
-            [sys.executable, "-m", "torchwheels.sandbox"],
-            env=variables,
-            cwd=folder,
-            start_new_session=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        command = [sys.executable, "-m", "torchwheels.sandbox"]
+        given = pickle.dumps((reader, (path.absolute(), *arguments)))
+        pipe = subprocess.PIPE
         try:
-            given = pickle.dumps((reader, (path.absolute(), *arguments)))
-            said, _ = process.communicate(given, timeout=SECONDS)
+            done = processes.run(command, SECONDS, given, env=variables, cwd=folder, stdout=pipe)
         except subprocess.TimeoutExpired:
             raise _refused(path, f"reading it takes more than {SECONDS} s") from None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    if process.returncode < 0:
-        raise _refused(path, f"its reader died of signal {-process.returncode}")
-    answer = json.loads(said)
+    if done.returncode > 128:
+        raise _refused(path, f"its reader died of signal {done.returncode - 128}")
+    answer = json.loads(done.stdout)
     if "refused" in answer:
         raise UserError(answer["refused"])
     if "error" in answer:

@@ -71,9 +71,10 @@ function addButtons(place) {{
     code.after(button);
   }}
 }}
-for (const target of document.querySelectorAll("td"))
-  target.dataset.column = target.closest("table").rows[0].targets[target.cellIndex].textContent;
+for (const cell of document.querySelectorAll("td"))
+  cell.dataset.column = cell.closest("table").rows[0].cells[cell.cellIndex].textContent;
 for (const e of document.querySelectorAll(".index")) e.textContent = new URL(e.textContent, location.href).href;
+document.querySelectorAll("p").forEach(addButtons);
 for (const form of document.forms) {{
   const rows = JSON.parse(form.dataset.rows), answer = form.querySelector("output");
   const known = Object.keys(rows).map((each) => each.split(" "));
@@ -107,7 +108,7 @@ _VARIANTS = (
     "<p><code>uv pip install --preview-features wheel-variants {name} "
     '--index <span class="index">simple/</span></code><br>'
     "takes the wheel for the machine's driver, or the one without CUDA. uv can do this from 0.13.9 on, "
-    "pip cannot yet: for pip, or for a certain torch or CUDA, choose here.</p>\n"
+    "pip cannot yet: for pip, or for a certain torch or CUDA, choose below.</p>\n"
 )
 _COMMANDS = (
     '<code>pip install "{wanted}" --extra-index-url <span class="index">{index}</span></code><br>'
@@ -347,8 +348,8 @@ def _section(name: str, reports: list[dict[str, Any]]) -> str:
             link += f"<br>withdrawn: {html.escape(report['yanked'])}"
         wanted = html.escape(f"{name}=={report['version']}")
         index = html.escape(f"{index_of(label(report))}/")
-        targets = [link, *map(html.escape, texts), _COMMANDS.format(wanted=wanted, index=index)]
-        rows.append(f'<tr id="{html.escape(report["wheel"])}"><td>{"<td>".join(targets)}</tr>')
+        cells = [link, *map(html.escape, texts), _COMMANDS.format(wanted=wanted, index=index)]
+        rows.append(f'<tr id="{html.escape(report["wheel"])}"><td>{"<td>".join(cells)}</tr>')
     chosen = {key: wheel["wheel"] for key, wheel in choices(reports).items()}
     has_variants = any(each.get("variant") and not each["yanked"] for each in reports)
     return _SECTION.format(

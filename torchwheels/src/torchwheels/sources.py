@@ -157,10 +157,10 @@ def _commit_of(folder: Path) -> str | None:
 
 
 def hash_of_folder(folder: Path) -> str:
-    """One hash of the names and contents of all files in `folder`, but what git keeps of its own."""
+    """One hash of the names and contents of all files in `folder`, but what git and Python keep of their own."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and ".git" not in path.relative_to(folder).parts:
+        if path.is_file() and not {".git", "__pycache__"} & {*path.relative_to(folder).parts}:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
             digest.update(f"{path.relative_to(folder)} {content}\n".encode())
     return digest.hexdigest()
