@@ -175,7 +175,7 @@ def gates_of_parts(
     state_size = old_h.shape[1]
     of_input, of_h = F.linear(input, weight_ih, bias_ih), F.linear(old_h, weight_hh, bias_hh)
     if first_input:
-        # Tuples: a trace takes a number that it computes for a constant, or on torch 2.4 for a tensor.
+        # Tuples: a trace takes a number that it computes for a constant.
         of_input = of_input.roll((first_input * state_size,), (1,))
     after, before = (columns * state_size - x.shape[1] for x in (of_input, of_h))
     return F.pad(of_input, (0, after)) + F.pad(of_h, (before, 0))
