@@ -492,6 +492,44 @@ def test_executable_stack(forge: Forge, flag: str) -> None:
     assert forge.findings() == ({"executable_stack": [message]} if flag == "execstack" else {})
 
 
+def test_pages_of_memory(forge: Forge) -> None:
+    small = [f"-Wl,-z,{kind}-page-size=1024" for kind in ("max", "common")]
+    forge.files[LIBRARY] = forge.compile(CLASSIC, flags=small)
+    message = (
+        f"{LIBRARY} is aligned to 1024 bytes, but x86_64 has pages of up to 4096: link with "
+        "-z max-page-size=4096"
+    )
+    assert forge.findings() == {"memory": [message]}
+
+
+def test_pages_of_memory_of_another_processor(forge: Forge) -> None:
+    forge.target = dataclasses.replace(forge.target, machine=machines.AARCH64)
+    (message,) = forge.findings()["memory"]
+    assert message.endswith("-z max-page-size=65536")
+
+
+@pytest.mark.parametrize("size", [1664, 1672])
+@pytest.mark.parametrize("model", ["initial-exec", "global-dynamic"])
+def test_static_thread_local_memory(forge: Forge, model: str, size: int) -> None:
+    code = f"thread_local char x[{size}]; char* get() {{ return x; }}"
+    forge.files["tinyops/_more.so"] = forge.compile(code, flags=[f"-ftls-model={model}"])
+    message = (
+        "tinyops/_more.so wants 1672 bytes of static thread-local memory, of which glibc keeps 1664 for "
+        "libraries: compile without -ftls-model=initial-exec"
+    )
+    is_wrong = model == "initial-exec" and size > 1664
+    assert forge.findings() == ({"memory": [message]} if is_wrong else {})
+
+
+def test_packed_relocations(forge: Forge) -> None:
+    """Older loaders leave them out. The linker notes that only in what uses the C library."""
+    code = "static int x; int* y = &x;"
+    flags = ["-nostdlib", "-Wl,-z,pack-relative-relocs"]
+    forge.files["tinyops/_more.so"] = forge.compile(code, flags=flags)
+    (message,) = forge.findings()["platform_tag"]
+    assert message.endswith("but tinyops/_more.so wants GLIBC_ABI_DT_RELR")
+
+
 def test_fast_math(forge: Forge) -> None:
     """What GCC links in for -ffast-math; in a stripped library no name tells."""
     printed = subprocess.run(
@@ -610,6 +648,7 @@ def test_metadata_in_the_folder_of_another(forge: Forge) -> None:
         "tinyops-1.0+cpu.torch2.13.data/scripts/python3",
         "tinyops-1.0+cpu.torch2.13.data/data/bin/pip",
         "tinyops-1.0+cpu.torch2.13.data/data/pyvenv.cfg",
+        "tinyops-1.0+cpu.torch2.13.data/data/pip.conf",
     ],
 )
 def test_installed_files(forge: Forge, name: str) -> None:
@@ -618,9 +657,19 @@ def test_installed_files(forge: Forge, name: str) -> None:
     assert forge.findings()["installed_files"] == [message]
 
 
+@pytest.mark.parametrize("group", ["console_scripts", "gui_scripts", "tinyops.plugins"])
+@pytest.mark.parametrize("name", ["python3", "pip", "../lib/python3.11/site-packages/x.pth"])
+def test_installed_scripts(forge: Forge, name: str, group: str) -> None:
+    forge.replaced["entry_points.txt"] = f"[{group}]\n{name} = tinyops:main\n".encode()
+    message = f"it installs the script {name}, which is of another project or runs in every start of Python"
+    is_script = group.endswith("scripts")
+    assert forge.findings() == ({"installed_files": [message]} if is_script else {})
+
+
 def test_installed_files_of_data(forge: Forge) -> None:
     forge.files[f"tinyops-{forge.version}.data/data/share/man/man1/tinyops.1"] = b""
     forge.files[f"tinyops-{forge.version}.data/scripts/tinyops"] = b""
+    forge.replaced["entry_points.txt"] = b"[console_scripts]\ntinyops-more = tinyops:main\n"
     assert forge.findings() == {}
 
 

@@ -7,9 +7,11 @@ import csv
 import email
 import fnmatch
 import hashlib
+import importlib.metadata
 import json
 import posixpath
 import re
+import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -54,6 +56,10 @@ _VERSION = r"([-.][0-9a-f]{8})?\.so[.\d]*"  # with the hash that tools give what
 _TORCHS_OWN = re.compile(_OF_TORCH + _VERSION)
 _CUDAS_OWN = re.compile(_OF_CUDA + _VERSION)
 _NEVER_BUNDLED = re.compile(rf"({_OF_TORCH}|{_OF_CUDA}|libcuda|libpython3[\w.]*?){_VERSION}")
+
+
+# For all libraries that are loaded after the program has begun (TLS_STATIC_SURPLUS in glibc).
+_MOST_STATIC_TLS = 1664
 
 
 @dataclass(frozen=True)
@@ -398,6 +404,22 @@ def executable_stack(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             )
 
 
+def memory(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """Every system can map the libraries, and has room for their thread-local variables."""
+    machine = expectation.target.machine
+    for path, library in wheel.libraries.items():
+        if library.alignment < machine.page:
+            yield (
+                f"{path} is aligned to {library.alignment} bytes, but {machine.name} has pages of up to "
+                f"{machine.page}: link with -z max-page-size={machine.page}"
+            )
+        if library.static_tls > _MOST_STATIC_TLS:
+            yield (
+                f"{path} wants {library.static_tls} bytes of static thread-local memory, of which glibc "
+                f"keeps {_MOST_STATIC_TLS} for libraries: compile without -ftls-model=initial-exec"
+            )
+
+
 def fast_math(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """No library changes the arithmetic of the whole process when it is loaded (`-ffast-math` does)."""
     for path, library in wheel.libraries.items():
@@ -442,8 +464,9 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 
 def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """It installs into no other project, and nothing that runs in every start of Python."""
-    for name in wheel.files:
-        scheme, path = _installed(wheel, name)
+    installed = [(name, *_installed(wheel, name)) for name in wheel.files]
+    installed += [(f"the script {each}", "scripts", each) for each in _scripts(wheel)]
+    for name, scheme, path in installed:
         top = path.partition("/")[0]
         spoils: object
         if scheme in ("purelib", "platlib"):
@@ -455,10 +478,20 @@ def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
                 or top.partition(".")[0] in ("torch", "nvidia", "functorch", "torchgen")
             )
         else:
-            of_environment = r"data/(lib.*|pyvenv\.cfg)|(data/bin|scripts)/(python|pip)[\d.]*"
+            of_environment = (
+                r"data/(lib.*|pyvenv\.cfg|pip\.conf)|(data/bin|scripts)/((python|pip)[\d.]*|.*/.*)"
+            )
             spoils = re.fullmatch(of_environment, f"{scheme}/{path}")
         if spoils:
             yield f"it installs {name}, which is of another project or runs in every start of Python"
+
+
+def _scripts(wheel: Wheel) -> list[str]:
+    """The names of the programs that an installer makes of its entry points."""
+    with zipfile.ZipFile(wheel.path) as archive:
+        folder = zipfile.Path(archive, f"{wheel.dist_info}/")
+        entries = importlib.metadata.PathDistribution(folder).entry_points
+        return [x.name for x in entries if x.group in ("console_scripts", "gui_scripts")]
 
 
 def _installed(wheel: Wheel, name: str) -> tuple[str, str]:
@@ -556,6 +589,7 @@ RULES: tuple[Rule, ...] = (
     bundled_libraries,
     needed_libraries,
     executable_stack,
+    memory,
     fast_math,
     size,
     metadata,

@@ -21,6 +21,8 @@ class Machine:
     name: str
     elf: str
     """As the header of a library has it."""
+    page: int
+    """The largest page of memory that its systems have, in bytes."""
     loader: str
     """The dynamic loader, a library of its own."""
     triplet: str
@@ -59,6 +61,7 @@ X86_64, AARCH64 = (
     Machine(
         name="x86_64",
         elf="EM_X86_64",
+        page=4096,
         loader="ld-linux-x86-64.so.2",
         triplet="x86_64-linux-gnu",
         package="g++-x86-64-linux-gnu",
@@ -68,6 +71,7 @@ X86_64, AARCH64 = (
     Machine(
         name="aarch64",
         elf="EM_AARCH64",
+        page=65536,
         loader="ld-linux-aarch64.so.1",
         triplet="aarch64-linux-gnu",
         package="g++-aarch64-linux-gnu",

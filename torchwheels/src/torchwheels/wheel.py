@@ -25,6 +25,7 @@ from auditwheel.error import NonPlatformWheelError
 from auditwheel.wheel_abi import analyze_wheel_abi
 from elftools.elf.constants import P_FLAGS
 from elftools.elf.elffile import ELFFile
+from elftools.elf.enums import ENUM_DT_FLAGS
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.tags import Tag
@@ -84,6 +85,10 @@ class Library:
     gpu_code: GpuCode
     executable_stack: bool
     """Whether it wants one."""
+    alignment: int
+    """In bytes, of what is mapped into memory."""
+    static_tls: int
+    """The bytes of thread-local memory that it wants beside those of the program's start."""
     start_up_sets_fast_math: bool
     """Whether loading it makes the process flush denormal numbers to zero."""
 
@@ -425,6 +430,10 @@ def read_library(data: bytes) -> Library:
     }
     stacks = [each["p_flags"] for each in elf.iter_segments("PT_GNU_STACK")]
     undefined, defined, versions = _symbols(elf)
+    # A loader that does not know packed relocations leaves them out. The linker asks for one only with its symbols.
+    packed = {"GLIBC_ABI_DT_RELR" for _ in dynamic.iter_tags("DT_RELR")}
+    flags = [tag["d_val"] for tag in dynamic.iter_tags("DT_FLAGS")]
+    is_static = any(each & ENUM_DT_FLAGS["DF_STATIC_TLS"] for each in flags)
     return Library(
         machine=str(elf["e_machine"]),
         soname=tags["SONAME"][0] if tags["SONAME"] else None,
@@ -435,7 +444,9 @@ def read_library(data: bytes) -> Library:
         executable_stack=not stacks or any(flags & P_FLAGS.PF_X for flags in stacks),
         undefined=undefined,
         defined=defined,
-        versions=versions,
+        versions=versions | packed,
+        alignment=min(each["p_align"] for each in elf.iter_segments("PT_LOAD")),
+        static_tls=sum(each["p_memsz"] for each in elf.iter_segments("PT_TLS") if is_static),
         gpu_code=_gpu_code(data) if _has_gpu_code(elf) else GpuCode(),
         start_up_sets_fast_math=any(
             _SETS_FAST_MATH[str(elf["e_machine"])].search(code) for code in _start_up_functions(elf)
