@@ -51,7 +51,7 @@ def which_kernel(
         backward: the kernel of the backward.
 
     Returns:
-        On a CPU ``"cpu"``, and ``"torch"`` where a cell takes torch's own. On a GPU ``"tensor_block"``,
+        On a CPU ``"cpu"``, or ``"torch"`` where torch's cell computes the only step. On a GPU ``"tensor_block"``,
         ``"float32_block"``, ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, each one kernel for all steps,
         or ``"step"``: a product and a kernel for each step. ``"lltm"`` where :func:`extops.lltm` computes the only
         step. The environment variable ``EXTOPS_SEQUENCE_KERNEL`` names a kernel for GPUs to be taken instead;
@@ -80,11 +80,12 @@ def which_kernel(
     if not isinstance(input, PackedSequence):
         _checks.check_tensor("which_kernel", "input", input)
     steps = _steps(call, input, batch_first)
-    if cell == "lltm" and len(steps) == 1 and not isinstance(input, PackedSequence):
+    is_one_step = len(steps) == 1 and not isinstance(input, PackedSequence)
+    if cell == "lltm" and is_one_step:
         return "lltm"
     if steps.is_cuda:
         return _of_gpu(cell, steps, state_size, backward)
-    return "torch" if isinstance(call, (LSTMCell, GRUCell)) and not _autocast.is_on() else "cpu"
+    return "torch" if is_one_step and not _autocast.is_on() else "cpu"
 
 
 def _steps(call: Any, input: Tensor | PackedSequence, batch_first: bool) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _autocast, _autograd, _checks
+from extops import _checks
 from extops.modules import Layers, Results, States, parameter_of
 from extops.ops.sequence import gru_sequence, lstm_sequence
 
@@ -104,19 +104,6 @@ class GRU(_OneState, _TorchLayers):
     _run = staticmethod(_run_gru)  # type: ignore[assignment]
 
 
-def _serves_by_torch(*tensors: Tensor) -> bool:
-    """Whether a step is torch's own: a step on a CPU is little but a product of a library, which ours would have to
-    prepare for. Torch's takes what ours refuses, such as a state of another dtype.
-    """
-    first = tensors[0]
-    return (
-        first.device.type == "cpu"
-        and _autograd.is_plain()
-        and not _autocast.is_on()
-        and all(x.dtype is first.dtype and x.device == first.device for x in tensors)
-    )
-
-
 class _TorchCell(torch.nn.RNNCellBase):
     _number_of_states = 2
     __prepare_scriptable__ = _checks.refuse_script
@@ -150,8 +137,6 @@ class _TorchCell(torch.nn.RNNCellBase):
                 _checks.check_shape(name, state_name, state, shape, axes)
         parameters = (self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh)
         given = [x for x in parameters if x is not None]
-        if _serves_by_torch(input, *states, *given):
-            return super().forward(input, self._of_states(states))
         if input.dim() == 2:
             return self._of_states(self._run(input.unsqueeze(0), *states, *given)[1])
         rows = (x.unsqueeze(0) for x in states)
@@ -160,17 +145,13 @@ class _TorchCell(torch.nn.RNNCellBase):
 
 
 class LSTMCell(_TorchCell, torch.nn.LSTMCell):
-    """:class:`torch.nn.LSTMCell` by :func:`extops.lstm_sequence`, on a CPU by torch's own kernel, which is faster
-    there: the same arguments, parameters and results.
-    """
+    """:class:`torch.nn.LSTMCell` by :func:`extops.lstm_sequence`: the same arguments, parameters and results."""
 
     _run = staticmethod(_run_lstm)  # type: ignore[assignment]
 
 
 class GRUCell(_OneState, _TorchCell, torch.nn.GRUCell):
-    """:class:`torch.nn.GRUCell` by :func:`extops.gru_sequence`, on a CPU by torch's own kernel, which is faster
-    there: the same arguments, parameters and results.
-    """
+    """:class:`torch.nn.GRUCell` by :func:`extops.gru_sequence`: the same arguments, parameters and results."""
 
     _run = staticmethod(_run_gru)  # type: ignore[assignment]
 

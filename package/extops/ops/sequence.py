@@ -22,7 +22,7 @@ class Cell:
     def __init__(
         self,
         cell: str,
-        one_step: Callable[..., tuple[Tensor, Tensor]] | None = None,
+        one_step: Callable[..., tuple[Tensor, Tensor] | None] = lambda *_: None,
         first_input: int = 0,
         composition: reference.Cell | None = None,
     ) -> None:
@@ -30,7 +30,8 @@ class Cell:
 
         Args:
             cell: as in ``csrc/cells/cells.h``.
-            one_step: what serves a sequence of a single step.
+            one_step: computes ``h`` and ``c`` of a sequence of a single step, or returns nothing where the kernels
+                shall.
             first_input: the column with which ``weight_ih`` begins (``kFirstInput`` in ``csrc/cells/cell.h``).
             composition: the same in PyTorch; by default that of ``reference``.
         """
@@ -96,9 +97,10 @@ class Cell:
     def _run(self, inputs: Arguments, reverse: bool) -> Results:
         """A plain call."""
         input, *others, lengths = inputs
-        if self.one_step is not None and lengths is None and input.shape[0] == 1:
-            h_n, c_n = self.one_step(input[0], *others)
-            return torch.stack((h_n,)), h_n, c_n
+        if lengths is None and input.shape[0] == 1:
+            states = self.one_step(input[0], *others)
+            if states is not None:
+                return torch.stack(states[:1]), *states
         allow_tf32 = input.is_cuda and _allows_tf32()
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:-1]):
             output, h_n, c_n, _, _ = _apply(self, reverse, allow_tf32, *inputs)
@@ -347,8 +349,38 @@ def lltm_sequence(
 
 # -- those of torch
 
-_lstm = Cell("lstm")
-_gru = Cell("gru", first_input=1)
+
+def _is_step_of_torch(*tensors: Tensor | None) -> bool:
+    """Whether a step is torch's own: on a CPU it is little but a product of a library, for which our kernel would pack
+    the weights first. Torch's takes what ours refuses, such as a state of another dtype.
+    """
+    present = [x for x in tensors if x is not None]
+    first = present[0]
+    return (
+        first.device.type == "cpu"
+        and not _autocast.is_on()
+        and all(x.dtype is first.dtype and x.device == first.device for x in present)
+    )
+
+
+def _lstm_step(input: Tensor, *others: Any) -> tuple[Tensor, Tensor] | None:
+    *parameters, h, c = others
+    if not _is_step_of_torch(input, *others):
+        return None
+    found: tuple[Tensor, Tensor] = torch.lstm_cell(input, (h, c), *parameters)
+    return found
+
+
+def _gru_step(input: Tensor, *others: Any) -> tuple[Tensor, Tensor] | None:
+    *parameters, h, _ = others
+    if not _is_step_of_torch(input, *others):
+        return None
+    h = torch.gru_cell(input, h, *parameters)
+    return h, h
+
+
+_lstm = Cell("lstm", one_step=_lstm_step)
+_gru = Cell("gru", one_step=_gru_step, first_input=1)
 
 
 def as_biases(op: str, bias: tuple[Tensor, Tensor] | None) -> Arguments:
