@@ -110,8 +110,14 @@ def only_index(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("only_index")
 @pytest.mark.parametrize("requirement", ["some.project==1.5", "Some-Project"])
-def test_requirement_is_downloaded_and_not_run(requirement: str, tmp_path: Path) -> None:
+def test_requirement_is_downloaded_and_not_run(
+    requirement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert files(sources.fetch(requirement, tmp_path / "copy").folder) == FILES
+    # Who has mistyped the name of a folder sees what is built instead.
+    assert (
+        "torchwheels: fetching some_project-1.5.tar.gz from an index\n" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.usefixtures("only_index")

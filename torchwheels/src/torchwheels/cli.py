@@ -17,6 +17,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from torchwheels import (
     __version__,
@@ -95,10 +96,18 @@ def _stop(number: int, frame: object) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="torchwheels", description="Wheels of PyTorch extensions, from untouched sources."
+        prog="torchwheels",
+        description="Builds, tests, audits and indexes wheels of PyTorch extensions, from untouched sources.",
+        epilog="`torchwheels build torchsort==0.1.9 --target 3.11-cpu --backend local` needs no Docker; "
+        "`torchwheels COMMAND --help` lists the options of a command.",
     )
     parser.add_argument("--version", action="version", version=f"torchwheels {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, does: str, **options: Any) -> argparse.ArgumentParser:
+        described = f"{does[0].upper()}{does[1:]}."
+        return commands.add_parser(name, help=does, description=described, **options)
+
     config = argparse.ArgumentParser(add_help=False)
     config.add_argument("--config", type=Path, help="a TOML file with the options of the project")
     dist = argparse.ArgumentParser(add_help=False)
@@ -125,9 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--origin", help=argparse.SUPPRESS)  # of a copy, in a container
     source.add_argument("--name", help=argparse.SUPPRESS)
 
-    command = commands.add_parser(
-        "build", help="build, audit and import wheels", parents=[source, config, dist, place]
-    )
+    command = add("build", "build, audit and import wheels", parents=[source, config, dist, place])
     which = command.add_mutually_exclusive_group()
     which.add_argument(
         "--target",
@@ -138,9 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     which.add_argument("--all", action="store_true", help="all targets of the project")
     command.set_defaults(run=_build)
-    command = commands.add_parser(
+    command = add(
         "test",
-        help="run the project's tests on a wheel; what follows `--` is for their command",
+        "run the project's tests on a wheel; what follows `--` is for their command",
         parents=[source, config, dist, place],
     )
     command.add_argument(
@@ -154,8 +161,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     command.add_argument("--install", action="store_true", help=argparse.SUPPRESS)
     command.set_defaults(run=_test)
-    command = commands.add_parser(
-        "audit", help="check wheels, and write a build report beside each", parents=[config, dist]
+    command = add(
+        "audit", "check wheels, and write a build report beside each", parents=[config, dist]
     )
     command.add_argument(
         "--torch",
@@ -164,39 +171,33 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("wheel", type=Path, nargs="*", help="which (default: all in --dist)")
     command.set_defaults(run=_audit)
-    command = commands.add_parser(
+    command = add(
         "index",
-        help="make a package index and its page of wheels that are fit to publish",
+        "make a package index and its page of wheels that are fit to publish",
         parents=[config, dist],
     )
     command.add_argument(
         "--site", type=Path, default=Path("site"), help="the folder to write (default: site)"
     )
     command.set_defaults(run=_index)
-    command = commands.add_parser(
-        "reproduce", help="build twice, and compare", parents=[source, config, place]
-    )
+    command = add("reproduce", "build twice, and compare", parents=[source, config, place])
     command.add_argument(
         "--target", "--cell", action="append", required=True, help="which (repeatable)"
     )
     command.set_defaults(run=_reproduce, all=False)
-    command = commands.add_parser("matrix", help="print the jobs of CI", parents=[config])
+    command = add("matrix", "print the jobs of CI", parents=[config])
     command.add_argument("targets", choices=["small", "full"], help="which targets of the project")
     command.set_defaults(run=_matrix)
-    command = commands.add_parser(
-        "targets", aliases=["cells"], parents=[config], help="list the targets there can be"
-    )
+    command = add("targets", "list the targets there can be", aliases=["cells"], parents=[config])
     command.add_argument(
         "pattern",
         nargs="*",
         help="which, such as 3.11-cpu, '3.1?-cu13*' or a part: cu130, torch2.9",
     )
     command.set_defaults(run=_targets)
-    command = commands.add_parser(
-        "env", help="say what is kept between builds, and how large it is"
-    )
+    command = add("env", "say what is kept between builds, and how large it is")
     command.set_defaults(run=_env)
-    command = commands.add_parser("clean", help="remove what is kept between builds")
+    command = add("clean", "remove what is kept between builds")
     command.add_argument(
         "pattern",
         nargs="*",
@@ -263,6 +264,8 @@ def _build_targets(
 
     there = {x.name: path for x in targets if keep and (path := kept.find(dist, digests[x.name]))}
     wanted = [target for target in targets if target.name not in there]
+    if len(targets) > 1:
+        print(f"torchwheels: {len(targets)} targets, {len(there)} of which {dist} has", flush=True)
     if keep:
         _say_presets(options, source.name, wanted)
     if not engines and "requirements" in steps:

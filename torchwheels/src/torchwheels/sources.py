@@ -252,6 +252,7 @@ def _download(requirement: Requirement, folder: Path) -> Path:
             raise UserError(
                 f"there are no sources of {requirement}: the newest versions are {newest}"
             )
+        print(f"torchwheels: fetching {best.link.filename} from an index", flush=True)
         return download_link(finder.session, best.link, folder, best.link.hash_option)
     except (UnpackError, FileNotFoundError) as error:
         raise UserError(
