@@ -35,6 +35,8 @@ nox.options.default_venv_backend = "virtualenv"
 TABLES = nox.project.load_toml(ROOT / "pyproject.toml")
 OPTIONS = project.load(ROOT / "pyproject.toml")
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+# As many tests at a time as there are cores.
+SIDE_BY_SIDE = ("--numprocesses=auto", "--dist=worksteal")
 
 
 def group(name: str) -> tuple[str, ...]:
@@ -105,11 +107,10 @@ def test(session: nox.Session) -> None:
         wheel = build_cpu_wheel(session, dist)
         session.install("--force-reinstall", "--no-deps", str(wheel))
     session.env["CUDA_VISIBLE_DEVICES"] = ""  # this wheel has nothing for a GPU
-    side_by_side = ("--numprocesses=auto", "--dist=worksteal")
     chosen = session.posargs
-    test_wheel(session, *side_by_side, *chosen)
+    test_wheel(session, *SIDE_BY_SIDE, *chosen)
     if chosen in ([], ["--thorough"]):  # others choose among the wheel's tests
-        pytest = ("python", "-m", "pytest", "-p", "no:cacheprovider", *side_by_side)
+        pytest = ("python", "-m", "pytest", "-p", "no:cacheprovider", *SIDE_BY_SIDE)
         session.run(*pytest, "tests/tools", *chosen)
         session.run(*pytest, "torchwheels/tests", *(["-m", ""] if chosen else []))
 
@@ -193,7 +194,7 @@ def emulate(session: nox.Session) -> None:
     with tempfile.TemporaryDirectory(prefix="extops-aarch64-") as folder:
         wheel = build_cpu_wheel(session, f"{folder}/dist", "3.11-cpu-aarch64")
         session.run("python", "-m", "tools.emulate", f"{folder}/emulated", str(wheel))
-        chosen = session.posargs or ["--numprocesses=auto", "--dist=worksteal", *EMULATED]
+        chosen = session.posargs or [*SIDE_BY_SIDE, *EMULATED]
         test_wheel(session, *chosen, python=f"{folder}/emulated/bin/python")
 
 
@@ -227,7 +228,8 @@ def guide(session: nox.Session, torch: str) -> None:
     }
     with session.chdir(tree):
         chosen = ("-k", "softsign or scale_shift or leaky_relu or matmul_tanh", *session.posargs)
-        session.run("python", "-m", "pytest", "-p", "no:cacheprovider", "tests", *chosen, env=here)
+        pytest = ("python", "-m", "pytest", "-p", "no:cacheprovider", *SIDE_BY_SIDE)
+        session.run(*pytest, "tests", *chosen, env=here)
         if torch != "2.4":  # a cell of one's own needs the stable ABI
             session.run("python", "examples/own_cell/own_cell.py", env=here)
 

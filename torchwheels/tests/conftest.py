@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -45,6 +46,13 @@ def classic(own_project: Path) -> Path:
     with (own_project / "csrc" / "swish.cpp").open("a") as source:
         source.write(SENTENCE)
     return own_project
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all workers of pytest-xdist, for what is made once and then only read."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
 
 @pytest.fixture

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import json
 import os
 import shutil
 import subprocess
+import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -71,11 +73,8 @@ class Forge:
 
     def compile(self, code: str, *inputs: str | Path, flags: Sequence[str] = ()) -> bytes:
         """A shared library of that C++ code, linked as torch links one."""
-        output = self.folder / "library.so"
-        command = ["g++", "-shared", "-fPIC", "-s", "-x", "c++", "-", "-x", "none"]
-        command += ["-Wl,--no-as-needed", *map(str, inputs), *flags, "-o", str(output)]
-        subprocess.run(command, input=code, text=True, check=True)
-        return output.read_bytes()
+        given = [(x.name, x.read_bytes()) if isinstance(x, Path) else x for x in inputs]
+        return _compiled(code, (*given,), (*flags,))
 
     def stub(self, soname: str) -> Path:
         """A library of that name with nothing in it, to link against."""
@@ -159,8 +158,37 @@ class Forge:
         }
 
 
+@functools.cache
+def _compiled(
+    code: str, inputs: tuple[str | tuple[str, bytes], ...], flags: tuple[str, ...]
+) -> bytes:
+    """What the compiler makes of it, once for all tests: of the inputs that are files, their names and contents."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = ["g++", "-shared", "-fPIC", "-s", "-x", "c++", "-", "-x", "none"]
+        command += ["-Wl,--no-as-needed"]
+        for each in inputs:
+            if isinstance(each, str):
+                command.append(each)
+            else:
+                (folder / each[0]).write_bytes(each[1])
+                command.append(str(folder / each[0]))
+        command += [*flags, "-o", str(folder / "library.so")]
+        subprocess.run(command, input=code, text=True, check=True)
+        return (folder / "library.so").read_bytes()
+
+
+def made_once(folder: Path, make: Callable[[Path], object]) -> Path:
+    """`folder`, which the first of pytest's workers makes that asks for it."""
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            make(folder)
+    return folder
+
+
 class Nvcc:
-    """The CUDA compiler; what it has compiled once it keeps."""
+    """The CUDA compiler; what it has compiled once it keeps in `folder`, for all workers."""
 
     def __init__(self, nvcc: str, folder: Path) -> None:
         self.nvcc, self.folder = nvcc, folder
@@ -168,14 +196,18 @@ class Nvcc:
 
     def _compile(self, *codes: str, source: str = KERNEL) -> Path:
         """An object with GPU code such as `sm_80`, or `compute_80` for PTX."""
-        output = self.folder / f"{'-'.join(codes)}-{len(source)}.o"
-        output.with_suffix(".cu").write_text(source)
-        command = [self.nvcc, "-c", str(output.with_suffix(".cu")), "-o", str(output)]
-        command += [
-            f"-gencode=arch=compute_{code.rpartition('_')[2]},code={code}" for code in codes
-        ]
-        subprocess.run([*command, "-Xcompiler=-fPIC"], check=True)
-        return output
+        name = f"{'-'.join(codes)}-{len(source)}"
+
+        def make(output: Path) -> None:
+            file = self.folder / f"{name}.cu"
+            file.write_text(source)
+            command = [self.nvcc, "-c", str(file), "-o", str(output), "-Xcompiler=-fPIC"]
+            command += [
+                f"-gencode=arch=compute_{code.rpartition('_')[2]},code={code}" for code in codes
+            ]
+            subprocess.run(command, check=True)
+
+        return made_once(self.folder / f"{name}.o", make)
 
 
 def find_nvcc(folder: Path) -> Nvcc:
@@ -184,4 +216,5 @@ def find_nvcc(folder: Path) -> Nvcc:
     found = shutil.which("nvcc", path=os.pathsep.join(map(str, folders)))
     if found is None:
         pytest.skip("there is no CUDA compiler (nvcc)")
+    folder.mkdir(exist_ok=True)
     return Nvcc(found, folder)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from forged_wheels import made_once
 from torchwheels import check_import, environments, finish, machines, releases, toolchain
 from torchwheels.errors import UserError
 from torchwheels.wheel import read
@@ -201,16 +202,19 @@ def test_openmp_is_torchs(compiler: str, tmp_path: Path, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> environments.Environment:
+def base(shared: Path) -> environments.Environment:
     """An environment with pip, and a torch that is its name alone."""
-    environment = environments.Environment(tmp_path_factory.mktemp("base"))
-    subprocess.run([sys.executable, "-m", "venv", environment.folder], check=True)
-    info = environment.site_packages / "torch-2.13.0.dist-info"
+    return environments.Environment(made_once(shared / "base", make_base))
+
+
+def make_base(folder: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    packages = environments.Environment(folder).site_packages
+    info = packages / "torch-2.13.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
     (info / "INSTALLER").write_text("pip\n")
-    (environment.site_packages / "torch.py").touch()
-    return environment
+    (packages / "torch.py").touch()
 
 
 def imports(path: Path, base: environments.Environment, modules: tuple[str, ...] = ()) -> None:

@@ -26,8 +26,8 @@ def forge(tmp_path: Path) -> Forge:
 
 
 @pytest.fixture(scope="module")
-def nvcc(tmp_path_factory: pytest.TempPathFactory) -> Nvcc:
-    return find_nvcc(tmp_path_factory.mktemp("nvcc"))
+def nvcc(shared: Path) -> Nvcc:
+    return find_nvcc(shared / "nvcc")
 
 
 def test_sound_classic_wheel_passes(forge: Forge) -> None:

@@ -97,8 +97,8 @@ def test_symbols_and_needed_libraries(forge: Forge) -> None:
     assert not library.start_up_sets_fast_math
 
 
-def test_gpu_code(forge: Forge, tmp_path: Path) -> None:
-    nvcc = find_nvcc(tmp_path)
+def test_gpu_code(forge: Forge, shared: Path) -> None:
+    nvcc = find_nvcc(shared / "nvcc")
     forge.make_cuda(nvcc.compile("sm_80", "sm_90a", "compute_75"))
     found = read(forge.wheel())
     code = found.libraries[LIBRARY].gpu_code

@@ -49,8 +49,9 @@ template <class T, class C>
 }
 
 // The operands of to[r * to_stride + v * v_stride] = sum over d of a[r * a_stride + d] * b[d * kVectors + v].
-template <class C, int kBytes>
+template <int kVectors, class C, int kBytes>
 struct Product {
+  int64_t rows;
   int64_t depth;
   const C* a;
   int64_t a_stride;
@@ -58,12 +59,14 @@ struct Product {
   Vector<C, kBytes>* to;
   int64_t to_stride;
   int64_t v_stride;
+
+  [[gnu::always_inline]] inline void operator()() const;
 };
 
 // The terms [begin, end) of kRows rows, added to those before.
 template <int kRows, int kVectors, class C, int kBytes>
 [[gnu::always_inline]] inline void multiply_tile(
-    const Product<C, kBytes>& product, int64_t row, int64_t begin, int64_t end) {
+    const Product<kVectors, C, kBytes>& product, int64_t row, int64_t begin, int64_t end) {
   typedef C V __attribute__((vector_size(kBytes), may_alias));
   const C* const a = product.a + row * product.a_stride;
   V sums[kRows][kVectors] = {};
@@ -88,9 +91,9 @@ template <int kRows, int kVectors, class C, int kBytes>
 
 template <int kRows, int kVectors, class C, int kBytes>
 [[gnu::always_inline]] inline void multiply_tiles(
-    const Product<C, kBytes>& product, int64_t row, int64_t rows, int64_t begin, int64_t end) {
-  for (; row + kRows <= rows; row += kRows) multiply_tile<kRows, kVectors>(product, row, begin, end);
-  if constexpr (kRows > 1) multiply_tiles<kRows / 2, kVectors>(product, row, rows, begin, end);
+    const Product<kVectors, C, kBytes>& product, int64_t row, int64_t begin, int64_t end) {
+  for (; row + kRows <= product.rows; row += kRows) multiply_tile<kRows>(product, row, begin, end);
+  if constexpr (kRows > 1) multiply_tiles<kRows / 2>(product, row, begin, end);
 }
 
 // How many rows of sums, a line of `b` and a factor stay in registers.
@@ -105,11 +108,11 @@ constexpr int most_rows(int vectors, int bytes) {
 // lines are added up, so that the error of long sums stays small, and in the same order for each row, in a tile of any
 // size.
 template <int kVectors, class C, int kBytes>
-[[gnu::always_inline]] inline void multiply(const Product<C, kBytes>& product, int64_t rows) {
+inline void Product<kVectors, C, kBytes>::operator()() const {
   constexpr int kMostRows = most_rows(kVectors, kBytes);
   constexpr int64_t kTerms = 128;
-  for (int64_t first = 0; first < product.depth; first += kTerms) {
-    multiply_tiles<kMostRows, kVectors>(product, 0, rows, first, std::min(first + kTerms, product.depth));
+  for (int64_t first = 0; first < depth; first += kTerms) {
+    multiply_tiles<kMostRows>(*this, 0, first, std::min(first + kTerms, depth));
   }
 }
 
@@ -200,6 +203,77 @@ template <class Cell, class C, int kColumn = 0, class Between>
   if constexpr (kColumn + 1 < Cell::kColumns) activate_rows<Cell, C, kColumn + 1>(rows + padded, padded, between);
 }
 
+// A row's new state from its columns. One function per loop: in a long chain of operations the CPU waits for each
+// result.
+template <class Cell, class C, int kBytes>
+struct Advance {
+  int64_t units;
+  int64_t vectors;  // that hold them
+  C* columns;
+  C* cells;
+  C* h;
+  const C* next_products;
+
+  [[gnu::always_inline]] void operator()() const {
+    constexpr auto kAll = std::make_integer_sequence<int, Cell::kColumns>();
+    const int64_t padded = vectors * Vector<C, kBytes>::kLanes;
+    activate_rows<Cell>(columns, padded, [&](int column) __attribute__((always_inline)) { prefetch_products(column); });
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) {
+      C a[Cell::kColumns];
+      load_columns<Cell>(columns + j, padded, a, kAll);
+      cells[j] = Cell::template new_c<Math>(a, cells[j]);
+    }
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) {
+      C a[Cell::kColumns];
+      load_columns<Cell>(columns + j, padded, a, kAll);
+      h[j] = Cell::template output<Math>(a, cells[j]);
+    }
+  }
+
+  // One column's products of the next step. Not those of all columns at once: the CPU stalls when too many cache lines
+  // are under way. Beyond the last step the address is invalid, which a prefetch ignores.
+  [[gnu::always_inline]] void prefetch_products(int column) const {
+    if (column >= Cell::kInput) return;
+    constexpr int64_t kCacheLine = 64;
+    const C* const products = next_products + column * units;
+    for (int64_t j = 0; j < units; j += kCacheLine / sizeof(C)) __builtin_prefetch(products + j);
+  }
+};
+
+// The gradients of a row's columns, in their place, and of its state before.
+template <class Cell, class C, int kBytes>
+struct Retreat {
+  int64_t vectors;
+  C* columns;
+  C* saved_c;
+  C* squashed;
+  C* grad_h;
+  C* grad_cells;
+
+  [[gnu::always_inline]] void operator()() const {
+    constexpr auto kAll = std::make_integer_sequence<int, Cell::kColumns>();
+    const int64_t padded = vectors * Vector<C, kBytes>::kLanes;
+    activate_rows<Cell>(columns, padded, [](int) __attribute__((always_inline)) {});
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) {
+      C a[Cell::kColumns];
+      load_columns<Cell>(columns + j, padded, a, kAll);
+      squashed[j] = Cell::template squash<Math>(a, saved_c[j]);
+    }
+#pragma GCC ivdep
+    for (int64_t j = 0; j < padded; ++j) {
+      C a[Cell::kColumns], gradients[Cell::kColumns];
+      load_columns<Cell>(columns + j, padded, a, kAll);
+      const C grad_c = grad_cells[j] + Cell::to_c(grad_h[j], a, squashed[j]);
+      Cell::template to_columns<Math>(grad_h[j], grad_c, a, saved_c[j], squashed[j], gradients);
+      store_columns<Cell>(gradients, columns + j, padded, kAll);
+      grad_cells[j] = Cell::to_old_c(grad_c, a);
+    }
+  }
+};
+
 template <class Cell, class T, int kBytes>
 class Forward {
  public:
@@ -236,11 +310,9 @@ class Forward {
       const int64_t t = in_.sizes.reverse ? in_.sizes.time - 1 - step : step;
       const int64_t count = slice_.count_rows(t);
       for (int64_t v = 0; v < slice_.vectors; ++v) {
-        multiply<Cell::kRecurrent>(
-            Product<C, kBytes>{
-                slice_.units, h_[0].at, slice_.vectors * kLanes, &weights_[v * slice_.units * Cell::kRecurrent],
-                &columns_[kFirstRecurrent * slice_.vectors + v], slice_.vectors * Cell::kColumns, slice_.vectors},
-            count);
+        run_with_width<kBytes>(Product<Cell::kRecurrent, C, kBytes>{
+            count, slice_.units, h_[0].at, slice_.vectors * kLanes, &weights_[v * slice_.units * Cell::kRecurrent],
+            &columns_[kFirstRecurrent * slice_.vectors + v], slice_.vectors * Cell::kColumns, slice_.vectors});
       }
       for (int64_t r = 0; r < count; ++r) update(t, r);
     }
@@ -267,23 +339,10 @@ class Forward {
     C* const cells = cells_[r * slice_.vectors].at;
     C* const h = h_[r * slice_.vectors].at;
     const int64_t next = slice_.offset(in_.sizes.reverse ? t - 1 : t + 1, slice_.rows[r]);
-    // One function per loop: in a long chain of operations the CPU waits for each result.
-    activate_rows<Cell>(
-        columns, padded, [&](int column) __attribute__((always_inline)) { prefetch_products(next, column); });
     T* const saved_c = static_cast<T*>(in_.cells) + row * units;
     if constexpr (!Cell::kSavesNewC) store_row(cells, saved_c, units);
-#pragma GCC ivdep
-    for (int64_t j = 0; j < padded; ++j) {
-      C a[Cell::kColumns];
-      load_columns<Cell>(columns + j, padded, a, kAll);
-      cells[j] = Cell::template new_c<Math>(a, cells[j]);
-    }
-#pragma GCC ivdep
-    for (int64_t j = 0; j < padded; ++j) {
-      C a[Cell::kColumns];
-      load_columns<Cell>(columns + j, padded, a, kAll);
-      h[j] = Cell::template output<Math>(a, cells[j]);
-    }
+    run_with_width<kBytes>(Advance<Cell, C, kBytes>{
+        units, slice_.vectors, columns, cells, h, static_cast<const C*>(in_.products) + next * Cell::kInput * units});
     if constexpr (Cell::kSavesNewC) store_row(cells, saved_c, units);
     store_row(h, static_cast<T*>(in_.output) + row * units, units);
     if constexpr (!std::is_same_v<T, C>) load_row(static_cast<const T*>(in_.output) + row * units, h, units);
@@ -311,15 +370,6 @@ class Forward {
       store(to[j], sum);
       sums[j] = load(to[j]);
     }
-  }
-
-  // One column's products of the next step. Not those of all columns at once: the CPU stalls when too many cache lines
-  // are under way. Beyond the last step the address is invalid, which a prefetch ignores.
-  [[gnu::always_inline]] void prefetch_products(int64_t row, int column) const {
-    if (column >= Cell::kInput) return;
-    constexpr int64_t kCacheLine = 64;
-    const C* const products = static_cast<const C*>(in_.products) + (row * Cell::kInput + column) * slice_.units;
-    for (int64_t j = 0; j < slice_.units; j += kCacheLine / sizeof(C)) __builtin_prefetch(products + j);
   }
 
   const SequenceArguments& in_;
@@ -358,10 +408,8 @@ class Backward {
       const int64_t count = slice_.count_rows(t);
       for (int64_t r = 0; r < count; ++r) update(t, r);
       for (int64_t v = 0; v < slice_.vectors; v += kGroup) {
-        multiply<kGroup>(
-            Product<C, kBytes>{
-                depth(), grad_columns_.data(), depth(), &weights_[v * depth()], &grad_h_[v], slice_.vectors, 1},
-            count);
+        run_with_width<kBytes>(Product<kGroup, C, kBytes>{
+            count, depth(), grad_columns_.data(), depth(), &weights_[v * depth()], &grad_h_[v], slice_.vectors, 1});
       }
     }
     slice_.clear_padding(in_.grad_gates, Cell::kColumns * slice_.units);
@@ -374,7 +422,6 @@ class Backward {
   using Vec = Vector<C, kBytes>;
   static constexpr int kLanes = Vec::kLanes;
   static constexpr int kGroup = 2;  // vectors of units in a tile
-  static constexpr auto kAll = std::make_integer_sequence<int, Cell::kColumns>();
 
   int64_t depth() const { return Cell::kRecurrent * slice_.units; }
 
@@ -395,22 +442,7 @@ class Backward {
 #pragma GCC ivdep
       for (int64_t j = 0; j < units; ++j) grad_h[j] += load(grad_output[j]);
     }
-    activate_rows<Cell>(columns, padded, [](int) __attribute__((always_inline)) {});
-#pragma GCC ivdep
-    for (int64_t j = 0; j < padded; ++j) {
-      C a[Cell::kColumns];
-      load_columns<Cell>(columns + j, padded, a, kAll);
-      squashed[j] = Cell::template squash<Math>(a, saved_c[j]);
-    }
-#pragma GCC ivdep
-    for (int64_t j = 0; j < padded; ++j) {
-      C a[Cell::kColumns], gradients[Cell::kColumns];
-      load_columns<Cell>(columns + j, padded, a, kAll);
-      const C grad_c = grad_cells[j] + Cell::to_c(grad_h[j], a, squashed[j]);
-      Cell::template to_columns<Math>(grad_h[j], grad_c, a, saved_c[j], squashed[j], gradients);
-      store_columns<Cell>(gradients, columns + j, padded, kAll);
-      grad_cells[j] = Cell::to_old_c(grad_c, a);
-    }
+    run_with_width<kBytes>(Retreat<Cell, C, kBytes>{slice_.vectors, columns, saved_c, squashed, grad_h, grad_cells});
     T* const grad_gates = static_cast<T*>(in_.grad_gates) + row * Cell::kColumns * units;
     for (int64_t k = 0; k < Cell::kColumns; ++k) store_row(columns + k * padded, grad_gates + k * units, units);
     load_row(grad_gates + (Cell::kColumns - Cell::kRecurrent) * units, &grad_columns_[r * depth()], depth());

@@ -13,12 +13,12 @@ namespace extops::cpu {
 // The body is inlined into one function per instruction set, and so is compiled for each of them. It must be a callable
 // whose operator() and all that it calls are always_inline.
 template <class Body>
-[[gnu::target("avx2,fma,f16c")]] void run_avx2(const Body& body) {
+[[gnu::noinline, gnu::target("avx2,fma,f16c")]] void run_avx2(const Body& body) {
   body();
 }
 
 template <class Body>
-[[gnu::target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c")]] void run_avx512(const Body& body) {
+[[gnu::noinline, gnu::target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c")]] void run_avx512(const Body& body) {
   body();
 }
 
@@ -34,6 +34,22 @@ inline bool has_avx2() {
 }
 
 #endif
+
+template <class Body>
+[[gnu::noinline]] void run_baseline(const Body& body) {
+  body();
+}
+
+// For a CPU that has vectors of kBytes. Where a body calls it, that part is compiled once for all bodies: it must not
+// depend on what they differ in.
+template <int kBytes, class Body>
+[[gnu::always_inline]] inline void run_with_width(const Body& body) {
+#if defined(__x86_64__)
+  if constexpr (kBytes == 64) return run_avx512(body);
+  if constexpr (kBytes == 32) return run_avx2(body);
+#endif
+  return run_baseline(body);
+}
 
 // The body is given the bytes of a vector, as an integral_constant.
 template <class Body>

@@ -13,6 +13,7 @@ import os
 import re
 import struct
 import subprocess
+import tempfile
 from collections.abc import Set
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,26 @@ def make_stubs(folder: Path, compiler: str, manylinux: str, machine: Machine) ->
     `compiler` is one for `machine`. Beside them are libnewer_glibc.a, and in `include` a header that comes before the
     system's.
     """
-    folder.mkdir(parents=True)
+    for name, data in _stubs(compiler, manylinux, machine).items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+
+
+@functools.cache
+def _stubs(compiler: str, manylinux: str, machine: Machine) -> dict[str, bytes]:
+    """The files of the stubs: made once for all builds of a process."""
+    with tempfile.TemporaryDirectory(prefix="torchwheels-stubs-") as name:
+        folder = Path(name)
+        _compile_stubs(folder, compiler, manylinux, machine)
+        return {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+
+
+def _compile_stubs(folder: Path, compiler: str, manylinux: str, machine: Machine) -> None:
     allowed = allowed_versions(manylinux, machine)
     found = _symbols(allowed, machine)
     vectors = "libmvec.so.1"
