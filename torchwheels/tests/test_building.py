@@ -69,6 +69,29 @@ def test_a_build_ends_with_its_time(tmp_path: Path, target: Target) -> None:
         build.build_wheel(options, target, fetched(source), tmp_path / "dist")
 
 
+WARNS = """
+import warnings
+from setuptools import setup
+warnings.warn("Failed to initialize NumPy: No module named 'numpy'")
+warnings.warn("of its own")
+setup(name="warns", version="1")
+"""
+
+
+def test_a_backends_warnings_are_passed_on_but_torchs_of_numpy(
+    tmp_path: Path, target: Target, recwarn: pytest.WarningsRecorder
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "setup.py").write_text(WARNS)
+    (source / "pyproject.toml").write_text("[build-system]\nrequires = []\n")
+    with pytest.raises(UserError, match="its setup has compiled nothing"):
+        build.build_wheel(project.Project(), target, fetched(source), tmp_path / "dist")
+    said = {str(each.message) for each in recwarn}
+    assert "of its own" in said
+    assert not any("NumPy" in each for each in said)
+
+
 @pytest.mark.slow
 def test_builds_the_same_wheel_twice_whatever_the_host_says(
     classic: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

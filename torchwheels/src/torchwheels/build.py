@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -461,6 +462,8 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
         if code != 0:
             raise subprocess.CalledProcessError(code, cmd)
 
+    # Of torch, whose warning in the backend comes back as one of this process.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     try:
         yield ProjectBuilder(folder, str(build.environment.python), run)
     except BuildBackendException as error:
