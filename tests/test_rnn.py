@@ -114,14 +114,14 @@ def test_a_step_on_a_cpu_is_torchs(name: str) -> None:
     ours, theirs = (module.float() for module in pair(name))
     input, hx = torch.randn(BATCH, FEATURES), states(name, BATCH, STATE)
     hx = tuple(x.float() for x in hx) if isinstance(hx, tuple) else hx.float()
-    assert extops.which_kernel(ours, input) == "torch"
     layer = getattr(extops, name.removesuffix("Cell"))(FEATURES, STATE)
-    assert extops.which_kernel(layer, input.unsqueeze(0)) == "torch"
-    for found, expected in zip(
-        tensors_of(ours(input, hx)), tensors_of(theirs(input, hx)), strict=True
-    ):
+    assert extops.which_kernel(ours, input) == "cpu"
+    with torch.no_grad():
+        assert extops.which_kernel(ours, input) == "torch"
+        assert extops.which_kernel(layer, input.unsqueeze(0)) == "torch"
+        results = tensors_of(ours(input, hx)), tensors_of(theirs(input, hx))
+    for found, expected in zip(*results, strict=True):
         assert torch.equal(found, expected)
-        assert found.grad_fn.name() == expected.grad_fn.name()
 
 
 @by_module

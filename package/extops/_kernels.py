@@ -51,11 +51,11 @@ def which_kernel(
         backward: the kernel of the backward.
 
     Returns:
-        On a CPU ``"cpu"``, or ``"torch"`` where torch's cell computes the only step. On a GPU ``"tensor_block"``,
-        ``"float32_block"``, ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, each one kernel for all steps,
-        or ``"step"``: a product and a kernel for each step. ``"lltm"`` where :func:`extops.lltm` computes the only
-        step. The environment variable ``EXTOPS_SEQUENCE_KERNEL`` names a kernel for GPUs to be taken instead;
-        ``"none"`` where that cannot serve the call, which then fails.
+        On a CPU ``"cpu"``, or ``"torch"`` where torch's cell computes the only step, without gradients. On a GPU
+        ``"tensor_block"``, ``"float32_block"``, ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, each one
+        kernel for all steps, or ``"step"``: a product and a kernel for each step. ``"lltm"`` where :func:`extops.lltm`
+        computes the only step. The environment variable ``EXTOPS_SEQUENCE_KERNEL`` names a kernel for GPUs to be taken
+        instead; ``"none"`` where that cannot serve the call, which then fails.
 
     Raises:
         TypeError: ``call`` is none of these, or is a function and has no ``state``, or ``input`` is no tensor.
@@ -85,7 +85,8 @@ def which_kernel(
         return "lltm"
     if steps.is_cuda:
         return _of_gpu(cell, steps, state_size, backward)
-    return "torch" if is_one_step and not _autocast.is_on() else "cpu"
+    is_torchs = is_one_step and not (torch.is_grad_enabled() or _autocast.is_on())
+    return "torch" if is_torchs else "cpu"
 
 
 def _steps(call: Any, input: Tensor | PackedSequence, batch_first: bool) -> Tensor:

@@ -352,13 +352,14 @@ def lltm_sequence(
 
 def _is_step_of_torch(*tensors: Tensor | None) -> bool:
     """Whether a step is torch's own: on a CPU it is little but a product of a library, for which our kernel would pack
-    the weights first. Torch's takes what ours refuses, such as a state of another dtype.
+    the weights first. But torch's gradient changes with autocast around the backward, and torch's step takes what ours
+    refuses, such as a state of another dtype.
     """
     present = [x for x in tensors if x is not None]
     first = present[0]
     return (
         first.device.type == "cpu"
-        and not _autocast.is_on()
+        and not (torch.is_grad_enabled() or _autocast.is_on())
         and all(x.dtype is first.dtype and x.device == first.device for x in present)
     )
 
