@@ -60,6 +60,14 @@ sys.exit(subprocess.run([sys.executable, "-c", *sys.argv[1:]]).returncode)
 DEADLINE = 60  # seconds, far more than any of it takes
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c() -> Iterator[None]:
+    """A shell that runs these tests in the background has them, and what they start, ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def eventually(condition: Callable[[], bool]) -> bool:
     """Whether `condition` comes true before the deadline."""
     end = time.monotonic() + DEADLINE
@@ -174,12 +182,15 @@ def test_ctrl_c_in_a_terminal_prints_no_traceback(own_project: Path, tmp_path: P
         text=True,
         start_new_session=True,
     ) as process:
-        assert process.stdout is not None
-        assert "begins\n" in iter(process.stdout.readline, "")
-        os.killpg(process.pid, signal.SIGINT)
-        (line,) = process.stdout
+        try:
+            assert process.stdout is not None
+            assert "begins\n" in iter(process.stdout.readline, "")
+            os.killpg(process.pid, signal.SIGINT)
+            said, _ = process.communicate(timeout=DEADLINE)
+        finally:
+            process.kill()  # the end of `with` waits for it
     assert process.returncode == 130
-    assert line.startswith("torchwheels: stopped; ")
+    assert said.startswith("torchwheels: stopped; ") and said.count("\n") == 1
     left = [x for x in (tmp_path / "cache" / "environments").iterdir() if x.is_dir()]
     assert not left, "half an environment serves nobody"
 
@@ -201,10 +212,14 @@ def test_ctrl_c_need_not_wait_for_another_process(own_project: Path, tmp_path: P
             stderr=subprocess.STDOUT,
             text=True,
         ) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline().startswith("torchwheels: waiting for another process")
-            process.send_signal(signal.SIGINT)
-            said, _ = process.communicate(timeout=DEADLINE)
+            try:
+                assert process.stdout is not None
+                said = process.stdout.readline()
+                assert said.startswith("torchwheels: waiting for another process")
+                process.send_signal(signal.SIGINT)
+                said, _ = process.communicate(timeout=DEADLINE)
+            finally:
+                process.kill()
     assert said.startswith("torchwheels: stopped; ")
     assert process.returncode == 130
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,54 @@ def test_nothing_is_started_after_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Non
         schedule.spread(TARGETS[:2], [interrupted, goes_on])
     assert not ended
     assert processes.run(["true"]).returncode == 0
+
+
+@pytest.fixture
+def interrupt() -> Iterator[Callable[[], None]]:
+    """A function that sends this process a signal like Ctrl-C's, to the thread that calls it.
+
+    Python runs the handler in the main thread, but wakes it from no wait without an end.
+    """
+
+    def handle(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    yield lambda: signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_ctrl_c_reaches_a_main_thread_that_waits(interrupt: Callable[[], None]) -> None:
+    outlasted = []
+
+    def builder(target: Target) -> None:
+        processes.pause(0.5)  # the main thread begins to wait
+        interrupt()
+        processes.pause(30)
+        outlasted.append(target)
+
+    with pytest.raises(KeyboardInterrupt):
+        schedule.spread(TARGETS[:1], [builder])
+    assert not outlasted
+
+
+def test_ctrl_c_while_the_builders_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of which its pool does not know yet would build on."""
+    begun = threading.Event()
+
+    def start(thread: threading.Thread) -> None:
+        original(thread)
+        begun.wait(0.5)
+        raise KeyboardInterrupt
+
+    def builder(target: Target) -> None:
+        begun.set()
+
+    original = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(KeyboardInterrupt):
+        schedule.spread(TARGETS, [builder])
+    assert not begun.is_set()
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def spread(targets: Iterable[Target], builders: Sequence[Build]) -> dict[str, Ou
     outcomes: dict[str, Outcome] = {}
     left = [*builders]
 
-    def work(build: Build) -> None:
+    def work(build: Build, all_started: threading.Event) -> None:
+        all_started.wait()
         while waiting:
             try:
                 target = waiting.popleft()
@@ -74,13 +76,21 @@ def spread(targets: Iterable[Target], builders: Sequence[Build]) -> dict[str, Ou
 
     try:
         while waiting and left:
+            # Ctrl-C while a thread starts leaves it to itself: none begins before.
+            all_started = threading.Event()
             with ThreadPoolExecutor(len(left)) as pool:
                 try:
-                    for future in [pool.submit(work, build) for build in left]:
-                        future.result()
+                    pending = {pool.submit(work, build, all_started) for build in left}
+                    all_started.set()
+                    while pending:
+                        # Ctrl-C just before a wait without an end does not wake it.
+                        done, pending = wait(pending, timeout=1, return_when=FIRST_COMPLETED)
+                        for future in done:
+                            future.result()
                 except BaseException:
                     waiting.clear()
                     processes.end_all()
+                    all_started.set()
                     raise
     finally:
         processes.all_ended()
