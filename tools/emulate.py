@@ -18,13 +18,11 @@ from torchwheels.machines import AARCH64
 
 # Each command, and Debian's package that has it.
 _COMMANDS = {
-    "apt-get": "apt",
-    "dpkg": "dpkg",
+    "mmdebstrap": "mmdebstrap",
     "qemu-aarch64-static": "qemu-user-static",
 }
 _KEYS = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-_DEBIAN = f"deb [signed-by={_KEYS}] http://deb.debian.org/debian bookworm main\n"
-_PACKAGES = ("python3.11", "libstdc++6")
+_PACKAGES = "python3.11,libstdc++6"
 # The newest torch whose build for aarch64 on PyPI is for the CPU alone: 0.1 GB instead of 3.
 _TARGET = "3.11-cpu-torch2.10-aarch64"
 # Subprocesses are started by the path of this script, which the interpreter takes for its own.
@@ -42,7 +40,7 @@ def make(folder: Path, wheel: Path) -> Path:
             f"this needs Debian's packages: apt-get install {' '.join(sorted(missing))}"
         )
     root, site = folder / "root", folder / "site-packages"
-    _unpack_debian(folder / "apt", root)
+    _unpack_debian(root)
     _install(site, wheel)
     python = folder / "bin" / "python"
     python.parent.mkdir()
@@ -52,28 +50,11 @@ def make(folder: Path, wheel: Path) -> Path:
     return python
 
 
-def _unpack_debian(apt: Path, root: Path) -> None:
-    """Fetches the packages with all that they need, as apt does on an empty machine, into `root`."""
-    for name in ("lists/partial", "archives/partial"):
-        (apt / name).mkdir(parents=True)
-    (apt / "status").touch()
-    (apt / "sources.list").write_text(_DEBIAN)
-    settings = {
-        "APT::Architecture": "arm64",
-        "APT::Architectures": "arm64",
-        "APT::Sandbox::User": "root",  # another could not write here
-        "Dir::State": apt,
-        "Dir::State::status": apt / "status",
-        "Dir::Cache": apt,
-        "Dir::Etc::SourceList": apt / "sources.list",
-        "Dir::Etc::SourceParts": "-",
-    }
-    options = [f"-o{name}={value}" for name, value in settings.items()]
-    wanted = ["install", "--download-only", "--no-install-recommends", "--yes", *_PACKAGES]
-    for command in (["update"], wanted):
-        subprocess.run(["apt-get", "-qq", *options, *command], check=True)
-    for package in (apt / "archives").glob("*.deb"):
-        subprocess.run(["dpkg", "--extract", package, root], check=True)
+def _unpack_debian(root: Path) -> None:
+    """Unpacks the packages with all that they need into `root`; nothing of them is run."""
+    command = ["mmdebstrap", "--quiet", "--variant=extract", "--mode=chrootless"]
+    command += ["--architectures=arm64", f"--include={_PACKAGES}", "bookworm", str(root)]
+    subprocess.run(command, check=True)
 
 
 def _install(site: Path, wheel: Path) -> None:

@@ -81,7 +81,7 @@ def test_what_emulation_needs_is_named(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert re.fullmatch(
-        r"extops: this needs Debian's packages: apt-get install apt .*dpkg qemu-user-static\n",
+        r"extops: this needs Debian's packages: apt-get install .*mmdebstrap qemu-user-static\n",
         done.stderr,
     )
 
