@@ -51,7 +51,7 @@ def which_kernel(
         backward: the kernel of the backward.
 
     Returns:
-        On a CPU ``"cpu"``, or ``"torch"`` where torch's cell computes the only step, without gradients. On a GPU
+        On a CPU ``"cpu"``, or ``"torch"`` where torch's own is no slower, without gradients. On a GPU
         ``"tensor_block"``, ``"float32_block"``, ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, each one
         kernel for all steps, or ``"step"``: a product and a kernel for each step. ``"lltm"`` where :func:`extops.lltm`
         computes the only step. The environment variable ``EXTOPS_SEQUENCE_KERNEL`` names a kernel for GPUs to be taken
@@ -80,12 +80,15 @@ def which_kernel(
     if not isinstance(input, PackedSequence):
         _checks.check_tensor("which_kernel", "input", input)
     steps = _steps(call, input, batch_first)
-    is_one_step = len(steps) == 1 and not isinstance(input, PackedSequence)
+    is_packed = isinstance(input, PackedSequence)
+    is_one_step = len(steps) == 1 and not is_packed
     if cell == "lltm" and is_one_step:
         return "lltm"
     if steps.is_cuda:
         return _of_gpu(cell, steps, state_size, backward)
     is_torchs = is_one_step and not (torch.is_grad_enabled() or _autocast.is_on())
+    if isinstance(call, (LSTM, GRU)) and not is_packed:
+        is_torchs |= call.is_torchs(steps)
     return "torch" if is_torchs else "cpu"
 
 

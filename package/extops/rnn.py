@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _checks
+from extops import _autocast, _autograd, _checks
 from extops.modules import Layers, Results, States, parameter_of
 from extops.ops.sequence import gru_sequence, lstm_sequence
 
@@ -70,6 +70,43 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
         _check_features(self._mode, input, self.input_size)
         return super()._checked_states(input, given, *batch)
+
+    def is_torchs(self, input: Tensor) -> bool:
+        """Whether torch's own layer computes ``[T, B, I]`` without lengths: on a CPU, without gradients, where it was
+        measured to be no slower. Our kernel packs the weights first, which few steps do not make up for, and has no
+        more threads than samples. But torch's gradient changes with autocast around the backward.
+        """
+        if input.device.type != "cpu" or torch.is_grad_enabled() or _autocast.is_on():
+            return False
+        if input.dtype is not torch.float32 or input.numel() == 0:
+            return False
+        time, batch, _ = input.shape
+        if self._mode == "LSTM" and torch.backends.mkldnn.is_available():
+            return time == 1 or self.hidden_size >= 256
+        return time <= max(1, min(self.hidden_size // 64, 16 if batch == 1 else 4))
+
+    def _forward_padded(
+        self, input: Tensor, states: States, lengths: Tensor | None, *, batch_first: bool
+    ) -> Results:
+        if (
+            lengths is None
+            and _autograd.is_plain()
+            and self.is_torchs(input.transpose(0, 1) if batch_first else input)
+        ):
+            names = [x for layer in range(self.num_layers) for x in self._suffixes(layer)]
+            parameters = [x for name in names for x in self._parameters_of(name)]
+            # torch's own takes what ours refuses, such as a state of another dtype.
+            if all(
+                x.dtype is input.dtype and x.device == input.device for x in (*states, *parameters)
+            ):
+                layer: Any = getattr(torch, self._mode.lower())
+                state = states if self._number_of_states > 1 else states[0]
+                options = self.bias, self.num_layers, self.dropout, self.training
+                output, *last = layer(
+                    input, state, parameters, *options, self.bidirectional, batch_first
+                )
+                return output, tuple(last)
+        return super()._forward_padded(input, states, lengths, batch_first=batch_first)
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]

@@ -287,11 +287,11 @@ class Forward {
         cells_(slice_.load_state(in.c_0)) {
     const T* const weights = static_cast<const T*>(in.weights_h);
     const int64_t units = slice_.units;
-    for (int64_t column = 0; column < Cell::kRecurrent; ++column) {
-      for (int64_t unit = 0; unit < units; ++unit) {
-        const T* const line = weights + (column * units + unit) * in.sizes.weights_stride;
-        Vec* const to = weights_.data() + unit / kLanes * units * Cell::kRecurrent + column;
-        for (int64_t k = 0; k < units; ++k) to[k * Cell::kRecurrent].at[unit % kLanes] = load(line[k]);
+    for (int64_t unit = 0; unit < units; unit += kLanes) {
+      for (int64_t column = 0; column < Cell::kRecurrent; ++column) {
+        pack(
+            weights + (column * units + unit) * in.sizes.weights_stride,
+            &weights_[unit / kLanes * units * Cell::kRecurrent + column], std::min<int64_t>(kLanes, units - unit));
       }
     }
     for (int64_t column = 0; column < Cell::kColumns; ++column) {
@@ -329,6 +329,18 @@ class Forward {
   static constexpr int kLanes = Vec::kLanes;
   static constexpr int kFirstRecurrent = Cell::kColumns - Cell::kRecurrent;
   static constexpr auto kAll = std::make_integer_sequence<int, Cell::kColumns>();
+
+  // Transposes `lines` of weights into lanes. A cache line of each at a time: those that are written stay in the
+  // first-level cache until they are full.
+  [[gnu::always_inline]] void pack(const T* from, Vec* to, int64_t lines) const {
+    for (int64_t first = 0; first < slice_.units; first += kLanes) {
+      const int64_t end = std::min<int64_t>(first + kLanes, slice_.units);
+      for (int64_t line = 0; line < lines; ++line) {
+        const T* const weights = from + line * in_.sizes.weights_stride;
+        for (int64_t k = first; k < end; ++k) to[k * Cell::kRecurrent].at[line] = load(weights[k]);
+      }
+    }
+  }
 
   [[gnu::always_inline]] void update(int64_t t, int64_t r) {
     const int64_t units = slice_.units;
