@@ -82,15 +82,24 @@ struct SequenceForward {
     set_pointers({in.output, in.h_n, in.c_n, in.gates, in.cells}, output, h_n, c_n, gates, cells);
   }
 
-  // What a column of a unit has of the biases. Without branches, at which loads would wait for each other: where there
-  // is no bias, what is read is ignored.
+  // What a column of a unit has of the biases.
   __device__ typename Compute<T>::type bias(int column, int unit) const {
+    typename Compute<T>::type sum = 0;
+    if (column < Cell::kInput && bias_x != nullptr) {
+      sum = load(bias_x[input_place<Cell>(column) * steps.state_size + unit]);
+    }
     const int of_h = column - kFirstRecurrent<Cell>;
-    const bool has_x = column < Cell::kInput && bias_x != nullptr;
-    const bool has_h = of_h >= 0 && bias_h != nullptr;
-    const T x = *(has_x ? bias_x + input_place<Cell>(column) * steps.state_size + unit : h_0);
-    const T h = *(has_h ? bias_h + of_h * steps.state_size + unit : h_0);
-    return (has_x ? load(x) : 0) + (has_h ? load(h) : 0);
+    if (of_h >= 0 && bias_h != nullptr) sum += load(bias_h[of_h * steps.state_size + unit]);
+    return sum;
+  }
+
+  // Of all columns of the block's units, blockIdx.x counting blocks of `units`. Read at each step from global memory,
+  // with branches where there are none, they would make the loads of the products wait.
+  __device__ void load_biases(float* biases, int units) const {
+    for (int i = threadIdx.x; i < Cell::kColumns * units; i += blockDim.x) {
+      const int unit = blockIdx.x * units + i % units;
+      biases[i] = unit < steps.state_size ? bias(i / units, unit) : 0;
+    }
   }
 };
 

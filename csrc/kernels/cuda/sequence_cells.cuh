@@ -239,13 +239,14 @@ class ForwardCells {
     });
   }
 
-  // The same parts, added to sums that have the recurrent one. The bias is not kept in registers for that.
-  __device__ void end_sums(Columns& sums) const {
+  // The same parts, added to sums that have the recurrent one: `biases` are those of the unit, `stride` from one column
+  // to the next. No registers keep them.
+  __device__ void end_sums(Columns& sums, const float* biases, int stride) const {
+    static_assert(kCount == 1);
     unrolled<Cell::kColumns>([&](int j) {
-      float products[kCount] = {};
-      if (j < Cell::kInput) unpack<float, kCount>(products, next_[input_place<Cell>(j)]);
-      unrolled<kCount>(
-          [&](int i) { sums[j][i] = sums[j][i] + products[i] + (i < own.count ? in_.bias(j, own.unit + i) : 0.f); });
+      float product[1] = {};
+      if (j < Cell::kInput) unpack<float, 1>(product, next_[input_place<Cell>(j)]);
+      sums[j][0] = sums[j][0] + product[0] + biases[j * stride];
     });
   }
 

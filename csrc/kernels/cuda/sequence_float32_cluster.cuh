@@ -251,6 +251,8 @@ template <class Tile, class Cell>
 __device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, float* partial) {
   using Cells = ForwardCells<Cell, float, ExactMath, 1, SingleAccess<true>>;
   const Product<Tile> product(in.steps, in.weights_h);
+  __shared__ float biases[Cell::kColumns * Tile::kUnits];
+  in.load_biases(biases, Tile::kUnits);
   ThreadCells<Tile, Cells> own(in);
   unrolled<Tile::kOwnCells>([&](int i) {
     own.cells[i].fetch(0, 0);
@@ -263,7 +265,7 @@ __device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, 
     unrolled<Tile::kOwnCells>([&](int i) {
       typename Cells::Columns sums = {};
       unrolled<Cell::kRecurrent>([&](int g) { sums[kFirstRecurrent<Cell> + g][0] = product.sum(partial, g, i); });
-      own.cells[i].end_sums(sums);
+      own.cells[i].end_sums(sums, biases + own_column(), Tile::kUnits);
       kept[i] = own.cells[i].compute(sums, step);
       put<Tile>(i, own.cells[i].h, slots.template of<Tile>(step + 1));
     });

@@ -484,12 +484,7 @@ __global__ void __launch_bounds__(kBlockThreads) sequence_group_kernel(
   }
   load_weights<Tile>(in.steps, in.weights_h, plan, shared);
   __shared__ float biases[Tile::Cell::kColumns * Tile::kUnits];
-  if constexpr (kIsForward) {
-    for (int i = threadIdx.x; i < Tile::Cell::kColumns * Tile::kUnits; i += blockDim.x) {
-      const int unit = blockIdx.x * Tile::kUnits + i % Tile::kUnits;
-      biases[i] = unit < in.steps.state_size ? in.bias(i / Tile::kUnits, unit) : 0;
-    }
-  }
+  if constexpr (kIsForward) in.load_biases(biases, Tile::kUnits);
   fence_proxy_async();
   __syncthreads();
   Ring ring{shared_address(shared + weight_bytes), Tile::kBytes, plan.stages, barriers};
