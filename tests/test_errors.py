@@ -613,7 +613,7 @@ def with_one_thread(check: Callable[[str, str], None], name: str, device: str) -
 
 
 # Of the results and gradients.
-ROWS = 2**20
+ROWS = 2**18
 
 
 @by_device

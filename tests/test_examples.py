@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import extops
+from extops import _jit
 from operators import by_device, needs_programs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -66,6 +68,22 @@ def test_own_cell(device: str) -> None:
         [sys.executable, "-c", wrong], cwd=EXAMPLES / "own_cell", capture_output=True, text=True
     )
     assert "TypeError: mgu_sequence: expected `state` to be a pair of tensors" in done.stderr
+
+
+def test_the_gpus_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TORCH_CUDA_ARCH_LIST is for what goes to others. It cannot name Hopper's own target, without which a cell lacks
+    most of its kernels there.
+    """
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: [(9, 0), (8, 6), (9, 0)][device]
+    )
+    assert _jit.architecture_flags() == [
+        "-gencode=arch=compute_86,code=sm_86",
+        "-gencode=arch=compute_90a,code=sm_90a",
+        "-DEXTOPS_SM90A",
+    ]
 
 
 def test_sequence_without_matplotlib() -> None:

@@ -198,7 +198,9 @@ def run_tests(
         # The summary of warnings names tests, too, after the one that failed.
         pytest += ["--disable-warnings"]
         command = [*under, *pytest, "-p", "no:cacheprovider", *arguments]
-        return _run(command, work, {**os.environ, **path, **(environment or {})}, limit)
+        # EXTOPS_JIT would have the sources of the checkout tested.
+        around = {name: value for name, value in os.environ.items() if name != "EXTOPS_JIT"}
+        return _run(command, work, {**around, **path, **(environment or {})}, limit)
 
 
 def choice(device: str, names: Sequence[str] = ()) -> list[str]:

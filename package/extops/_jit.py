@@ -69,9 +69,7 @@ def _quoted(word: str) -> str:
 
 
 def _architectures() -> tuple[str, ...]:
-    """The compute capabilities of the GPUs here; none where TORCH_CUDA_ARCH_LIST names them."""
-    if os.environ.get("TORCH_CUDA_ARCH_LIST"):
-        return ()
+    """The compute capabilities of the GPUs here, whatever TORCH_CUDA_ARCH_LIST names for others."""
     found = {
         torch.cuda.get_device_capability(device) for device in range(torch.cuda.device_count())
     }

@@ -40,7 +40,8 @@ def which_kernel(
     backward: bool = False,
 ) -> str:
     """The name of the kernel that a call over a sequence would take now: on the current stream, with torch's switch for
-    TF32 and autocast as they are. Nothing is computed.
+    TF32 and autocast as they are. Where the stream is captured in a CUDA graph, it can be another one. Nothing is
+    computed.
 
     Args:
         call: :class:`extops.LSTM`, :class:`extops.GRU`, one of their cells or an :class:`extops.LLTMLayer`, or one of

@@ -150,6 +150,15 @@ class Context {
   static Context current() { return Context(nullptr); }
 
   cudaStream_t stream() const { return stream_; }
+
+  // Whether what the stream is given becomes part of a CUDA graph.
+  bool is_captured() const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    const bool is_known = cudaStreamIsCapturing(stream_, &status) == cudaSuccess;
+    if (!is_known) cudaGetLastError();  // of the legacy stream, while another one is captured
+    return is_known && status == cudaStreamCaptureStatusActive;
+  }
+
   // No other context of the process ever has it, unlike the handle.
   uint64_t id() const { return id_; }
 

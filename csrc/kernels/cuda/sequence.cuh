@@ -256,9 +256,11 @@ template <class Cell>
 int64_t samples_of_float32_clusters(const Problem& problem);
 template <class Cell>
 int64_t samples_of_tensor_clusters(const Problem& problem);
-// Whether groups of blocks hold the weights in shared memory, all at the same time.
+// How many tiles of samples each group of blocks computes, or kNoGroups where their shared memory does not hold the
+// weights, or they do not run at the same time.
+constexpr int kNoGroups = INT32_MAX;
 template <class Cell>
-bool fits_groups(const Problem& problem);
+int tiles_of_groups(const Problem& problem);
 template <class Cell>
 int64_t group_workspace(const Problem& problem);
 
@@ -270,7 +272,7 @@ int64_t group_workspace(const Problem& problem);
   EXTOPS_INSTANTIATE_LAUNCH(launch_groups, Cell)                      \
   template int64_t samples_of_float32_clusters<Cell>(const Problem&); \
   template int64_t samples_of_tensor_clusters<Cell>(const Problem&);  \
-  template bool fits_groups<Cell>(const Problem&);                    \
+  template int tiles_of_groups<Cell>(const Problem&);                 \
   template int64_t group_workspace<Cell>(const Problem&);             \
   }
 #define EXTOPS_INSTANTIATE_LAUNCH(launch, Cell)                          \

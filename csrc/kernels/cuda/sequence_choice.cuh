@@ -69,22 +69,34 @@ bool can_compute(Kernel kernel, const Problem& problem) {
       return is_for_tensor_cores && sizes.state_size <= kTensorClusterUnits && sizes.batch <= 8 * kMostClusters &&
              has_hopper_tensor_cores() && samples_of_tensor_clusters<Cell>(problem) > 0;
     case Kernel::kGroup:
-      return problem.dtype != ScalarType::Double && has_hopper_tensor_cores() && fits_groups<Cell>(problem);
+      return problem.dtype != ScalarType::Double && has_hopper_tensor_cores() &&
+             tiles_of_groups<Cell>(problem) < kNoGroups;
     case Kernel::kNone:
       break;
   }
   return false;
 }
 
-// The multiply-adds of a step from which on a product and a kernel a step are faster than groups of blocks. The device
-// takes less time for them from about half as many on (backward, whose groups load the gradients of all gates, always),
-// but the host 25 us a step, for which it would wait.
-inline int64_t most_of_groups(const Problem& problem) {
+// Where groups of blocks are faster than a product and a kernel a step.
+template <class Cell>
+bool is_faster_in_groups(const Problem& problem) {
   constexpr int64_t kMillion = 1'000'000;
+  const SequenceSizes& sizes = problem.sizes;
+  const bool is_float = problem.dtype == ScalarType::Float;
+  const bool is_tf32 = problem.dtype == ScalarType::TF32;
   const bool is_backward = problem.pass == Pass::kBackward;
-  if (problem.dtype == ScalarType::Float) return is_backward ? 250 * kMillion : INT64_MAX;
-  if (problem.dtype == ScalarType::TF32) return (is_backward ? 500 : 800) * kMillion;
-  return 1500 * kMillion;
+  const int64_t products = sizes.batch * sizes.state_size * sizes.state_size * Cell::kRecurrent;  // of a step
+  if (problem.context.is_captured()) {
+    // In a CUDA graph the host starts no kernels, and the device's time is all that counts. Backward, each group would
+    // load the gradients of all gates at each step. A product with one column is as fast as the caches are.
+    const bool is_vector = sizes.batch == 1 && (is_float || is_tf32);
+    if (is_backward || is_vector) return false;
+    return is_float ? products < 550 * kMillion : sizes.state_size <= 1024 && tiles_of_groups<Cell>(problem) == 1;
+  }
+  // Elsewhere the device would wait for the host, which needs 25 us a step or more: groups may take as long.
+  if (is_float) return products < (is_backward ? 130 : 550) * kMillion;
+  if (is_tf32) return products < (is_backward ? 330 : 600) * kMillion;
+  return products < (is_backward ? 850 : 1100) * kMillion;
 }
 
 // Whether a kernel that can compute a problem is faster than those after it.
@@ -105,10 +117,7 @@ bool is_faster(Kernel kernel, const Problem& problem) {
   if (kernel == Kernel::kTensorCluster && is_wide_tf32 && problem.pass == Pass::kForward) {
     return sizes.batch <= samples_of_tensor_clusters<Cell>(problem);  // the same
   }
-  if (kernel == Kernel::kGroup) {
-    return sizes.batch * sizes.state_size * sizes.state_size * Cell::kRecurrent < most_of_groups(problem);
-  }
-  return true;
+  return kernel != Kernel::kGroup || is_faster_in_groups<Cell>(problem);
 }
 
 template <class Cell>

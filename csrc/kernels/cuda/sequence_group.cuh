@@ -538,7 +538,7 @@ Plan make_plan(const Problem& problem) {
 }
 
 inline int tiles_of_a_block(const Plan& plan) {
-  return plan.stages == 0 ? INT32_MAX : round_up_division(plan.tiles, plan.grid.y);
+  return plan.stages == 0 ? kNoGroups : round_up_division(plan.tiles, plan.grid.y);
 }
 
 // Calls function(tile) with the tile that leaves a block the fewest tiles of samples; of equals the one of fewer units.
@@ -588,16 +588,16 @@ bool make_map(CUtensorMap& map, const SequenceBackwardArguments& in, int rows) {
 }  // namespace group
 
 template <class Cell>
-bool fits_groups(const Problem& problem) {
+int tiles_of_groups(const Problem& problem) {
   using namespace group;
-  const auto fits = [&](auto tile) {
+  const auto tiles = [&](auto tile) {
     using Tile = decltype(tile);
     // TMA copies rows that start at chunks.
-    return problem.sizes.state_size * sizeof(typename Tile::T) % kChunkBytes == 0 &&
-           make_plan<Tile>(problem).stages > 0;
+    const bool has_chunks = problem.sizes.state_size * sizeof(typename Tile::T) % kChunkBytes == 0;
+    return has_chunks ? tiles_of_a_block(make_plan<Tile>(problem)) : kNoGroups;
   };
-  return problem.pass == Pass::kForward ? with_tile<Cell, Pass::kForward>(problem, fits)
-                                        : with_tile<Cell, Pass::kBackward>(problem, fits);
+  return problem.pass == Pass::kForward ? with_tile<Cell, Pass::kForward>(problem, tiles)
+                                        : with_tile<Cell, Pass::kBackward>(problem, tiles);
 }
 
 template <class Cell>
