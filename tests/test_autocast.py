@@ -260,6 +260,7 @@ def assert_near(found: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 # -- a backward under another autocast than its forward ------------------------------------------
 
 
+@pytest.mark.every(3, "operator", "case")
 @by_device
 @by_case
 def test_the_autocast_of_the_forward_holds(operator: Operator, case: str, device: str) -> None:

@@ -32,6 +32,7 @@ from operators import (
     Tensors,
     by_device,
     by_dtype,
+    by_few_operators,
     by_operator,
     gradients,
     lltm_inputs,
@@ -543,7 +544,7 @@ def test_out_of_memory(operator: Operator, requires_grad: bool, device: str) -> 
 
 @by_device
 @pytest.mark.usefixtures("dynamo")
-@by_operator
+@by_few_operators
 def test_out_of_memory_in_a_compiled_call(operator: Operator, device: str) -> None:
     compiled = torch.compile(operator.function, fullgraph=True, backend="aot_eager")
     with out_of_memory(device):
@@ -616,6 +617,7 @@ def with_one_thread(check: Callable[[str, str], None], name: str, device: str) -
 ROWS = 2**18
 
 
+@pytest.mark.every(2, "operator")
 @by_device
 @pytest.mark.parametrize(
     "operator", [LLTM, ELEMENTWISE_MULT, *SEQUENCES], ids=lambda operator: operator.name

@@ -142,6 +142,7 @@ def test_no_growth(operator: Operator, way: Way, device: str) -> None:
     assert_no_growth(device, CALLS, lambda: way(operator, inputs, towards))
 
 
+@pytest.mark.every(2, "way", "operator")
 @by_device
 @by_other_way
 @pytest.mark.parametrize(

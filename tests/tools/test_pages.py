@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ REPORT = {
 def _browser() -> None:
     pytest.importorskip("playwright", reason="no playwright, which steers the browser")
     if pages.browser() is None:
+        assert "GITHUB_ACTIONS" not in os.environ, "its machines have a browser"
         pytest.skip("no browser: `apt-get install chromium` adds one")
 
 
