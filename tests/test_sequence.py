@@ -452,6 +452,17 @@ def test_odd_sizes(
     assert_right(operator, (5, batch, 7, state), device, dtype, options)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=operators.dtype_name)
+@by_options_of_a_call
+@pytest.mark.parametrize(("time", "batch"), [(1, 1), (3, 1), (4, 5), (2, 40)])
+@by_sequence
+def test_few_steps_on_a_cpu(
+    operator: Operator, time: int, batch: int, options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Whose weights are not worth packing: for each step a product by a library, and a kernel on several threads."""
+    assert_right(operator, (time, batch, 7, 200), "cpu", dtype, options)
+
+
 @by_dtype
 @by_device
 @pytest.mark.parametrize(("features", "state"), [(1, 4), (4, 1)])

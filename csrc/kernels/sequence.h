@@ -63,7 +63,10 @@ struct SequenceBackwardArguments {
 };
 
 // On the CPU, extops_<cell>_sequence_cpu and its backward compute all steps of the rows [begin, end) of the batch, so
-// that the caller chooses the threads.
+// that the caller chooses the threads. Where `recurrent` is given, and for the backward where `weights_h` is null, they
+// compute step `sizes.step` alone, without lengths and in a dtype that is its own compute type. Step 0 starts from h_0
+// and c_0 (grad_h_n, grad_c_n), later ones from h_n and c_n (grad_h_0, grad_c_0), where each leaves its states; but for
+// grad_h_0, which is the caller's product of the gradients of the recurrent columns.
 #define EXTOPS_DECLARE_SEQUENCE_CPU(cell, Cell)                                          \
   EXTOPS_API Error extops_##cell##_sequence_cpu(                                         \
       ScalarType dtype, const SequenceArguments& arguments, int64_t begin, int64_t end); \

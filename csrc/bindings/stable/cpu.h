@@ -32,5 +32,6 @@ struct CpuDevice {
   template <>                                                                 \
   struct Device::Sequence<Cell> {                                             \
     static constexpr auto* forward = &extops_##cell##_sequence_cpu;           \
+    static constexpr auto* step = forward;                                    \
     static constexpr auto* backward = &extops_##cell##_sequence_backward_cpu; \
   };

@@ -119,6 +119,12 @@ int64_t grain_of_rows(const SequenceSizes& sizes) {
   return grain_of(Cell::kRecurrent * sizes.time * sizes.state_size * sizes.state_size);
 }
 
+template <class Cell>
+int64_t grain_of_step(const SequenceSizes& sizes) {
+  constexpr int64_t kOfFunction = 16;  // multiply-adds that take as long
+  return grain_of(Cell::kColumns * kOfFunction * sizes.state_size);
+}
+
 inline std::optional<Dense> check_lengths(
     const char* op, const Tensor* lengths, const SequenceSizes& sizes, const Options& like) {
   if (lengths == nullptr) return std::nullopt;
@@ -150,10 +156,17 @@ void run_steps(
   for (sizes.step = 0; sizes.step < sizes.time; ++sizes.step) {
     const Tensor recurrent = multiply<Device>(dtype, sizes.step == 0 ? h_0 : h_n, transposed);
     arguments.recurrent = recurrent.data();
-    Device::run(SequenceOf<Cell>::kName, h_0, 0, 0, [&](auto stream) {
-      return Device::template Sequence<Cell>::step(dtype, arguments, stream);
+    Device::run(SequenceOf<Cell>::kName, h_0, sizes.batch, grain_of_step<Cell>(sizes), [&](auto... where) {
+      return Device::template Sequence<Cell>::step(dtype, arguments, where...);
     });
   }
+}
+
+// Whether a CPU takes a library's product and a kernel for each step: few steps do not make up for packing the weights,
+// which the kernel of all steps does first.
+inline bool are_few_steps(ScalarType dtype, const SequenceSizes& sizes, const int64_t* lengths) {
+  const int64_t few = sizes.batch == 1 ? 8 : sizes.batch <= 8 ? 4 : 2;
+  return !is_half(dtype) && lengths == nullptr && sizes.state_size >= 128 && sizes.time <= few;
 }
 
 template <class Device, class Cell>
@@ -166,6 +179,8 @@ void run_sequence(
     if (bytes == 0) return run_steps<Device, Cell>(dtype, arguments, weights_h, h_0, h_n);
     workspace = allocate_bytes(h_0.options(), bytes);
     arguments.workspace = workspace->mutable_data();
+  } else if (are_few_steps(dtype, arguments.sizes, arguments.lengths)) {
+    return run_steps<Device, Cell>(dtype, arguments, weights_h, h_0, h_n);
   }
   Device::run(
       SequenceOf<Cell>::kName, h_0, arguments.sizes.batch, grain_of_rows<Cell>(arguments.sizes),
@@ -252,6 +267,17 @@ std::array<Tensor, 5> sequence_of_joined(
 
 // -- backward
 
+// The gradients of the recurrent columns of a step, numbered in the order of the backward: [batch, columns].
+template <class Cell>
+Tensor recurrent_gradients(const Tensor& grad_gates, const SequenceSizes& sizes, int64_t step) {
+  const int64_t row = Cell::kColumns * sizes.state_size;
+  const int64_t first = (Cell::kColumns - Cell::kRecurrent) * sizes.state_size;
+  const int64_t shape[] = {sizes.batch, row - first};
+  const int64_t strides[] = {sizes.batch_stride * row, 1};
+  const int64_t t = sizes.reverse ? step : sizes.time - 1 - step;
+  return reinterpret(grad_gates, Sizes(shape, 2), Sizes(strides, 2), t * sizes.time_stride * row + first);
+}
+
 // From the last step of the forward to its first, and once more for the gradient of the first state.
 template <class Device, class Cell>
 void run_steps_backward(
@@ -260,17 +286,10 @@ void run_steps_backward(
   const Tensor workspace =
       allocate_bytes(weights_h.options(), 2 * sizes.batch * sizes.state_size * compute_bytes(dtype));
   arguments.workspace = workspace.mutable_data();
-  const int64_t row = Cell::kColumns * sizes.state_size;
-  const int64_t first = (Cell::kColumns - Cell::kRecurrent) * sizes.state_size;
-  const int64_t shape[] = {sizes.batch, row - first};
-  const int64_t strides[] = {sizes.batch_stride * row, 1};
   for (sizes.step = 0; sizes.step <= sizes.time; ++sizes.step) {
     std::optional<Tensor> recurrent;
     if (sizes.step > 0) {
-      const int64_t before = sizes.reverse ? sizes.step - 1 : sizes.time - sizes.step;
-      const int64_t offset = before * sizes.time_stride * row + first;
-      recurrent =
-          multiply<Device>(dtype, reinterpret(grad_gates, Sizes(shape, 2), Sizes(strides, 2), offset), weights_h);
+      recurrent = multiply<Device>(dtype, recurrent_gradients<Cell>(grad_gates, sizes, sizes.step - 1), weights_h);
     }
     arguments.recurrent = data_of(recurrent);
     Device::run(SequenceOf<Cell>::kBackward, weights_h, 0, 0, [&](auto stream) {
@@ -279,9 +298,25 @@ void run_steps_backward(
   }
 }
 
+// The same on a CPU, where the gradient of h travels in grad_h_0.
+template <class Device, class Cell>
+void run_few_steps_backward(
+    ScalarType dtype, SequenceBackwardArguments arguments, const Tensor& weights_h, const Tensor& grad_gates,
+    const Tensor& grad_h_0) {
+  SequenceSizes& sizes = arguments.sizes;
+  arguments.weights_h = nullptr;
+  for (sizes.step = 0; sizes.step < sizes.time; ++sizes.step) {
+    Device::run(SequenceOf<Cell>::kBackward, weights_h, sizes.batch, grain_of_step<Cell>(sizes), [&](auto... where) {
+      return Device::template Sequence<Cell>::backward(dtype, arguments, where...);
+    });
+    mm_into(recurrent_gradients<Cell>(grad_gates, sizes, sizes.step), weights_h, grad_h_0);
+  }
+}
+
 template <class Device, class Cell>
 void run_sequence_backward(
-    ScalarType dtype, SequenceBackwardArguments arguments, const Tensor& weights_h, const Tensor& grad_gates) {
+    ScalarType dtype, SequenceBackwardArguments arguments, const Tensor& weights_h, const Tensor& grad_gates,
+    const Tensor& grad_h_0) {
   using Entries = typename Device::template Sequence<Cell>;
   std::optional<Tensor> workspace;
   if constexpr (Device::kIsCuda) {
@@ -289,6 +324,8 @@ void run_sequence_backward(
     if (bytes == 0) return run_steps_backward<Device, Cell>(dtype, arguments, weights_h, grad_gates);
     workspace = allocate_bytes(weights_h.options(), bytes);
     arguments.workspace = workspace->mutable_data();
+  } else if (are_few_steps(dtype, arguments.sizes, arguments.lengths)) {
+    return run_few_steps_backward<Device, Cell>(dtype, arguments, weights_h, grad_gates, grad_h_0);
   }
   Device::run(
       SequenceOf<Cell>::kBackward, weights_h, arguments.sizes.batch, grain_of_rows<Cell>(arguments.sizes),
@@ -345,7 +382,7 @@ std::array<Tensor, 3> sequence_backward(
   arguments.grad_gates = grad_gates.mutable_data();
   arguments.grad_h_0 = grad_h_0.mutable_data();
   arguments.grad_c_0 = grad_c_0.mutable_data();
-  run_sequence_backward<Device, Cell>(dtype, arguments, weights_h.tensor(), grad_gates);
+  run_sequence_backward<Device, Cell>(dtype, arguments, weights_h.tensor(), grad_gates, grad_h_0);
   return {std::move(grad_gates), std::move(grad_h_0), std::move(grad_c_0)};
 }
 

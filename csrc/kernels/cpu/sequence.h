@@ -132,6 +132,15 @@ inline std::vector<Row> longest_first(int64_t time, const int64_t* lengths, int6
   return rows;
 }
 
+// The steps of a call, in the order of computation: all, or the one that the sizes name.
+struct StepRange {
+  int64_t first;
+  int64_t end;
+
+  StepRange(const SequenceSizes& sizes, bool is_single)
+      : first(is_single ? sizes.step : 0), end(is_single ? sizes.step + 1 : sizes.time) {}
+};
+
 // What forward and backward share.
 template <class T, int kBytes>
 struct Slice {
@@ -280,20 +289,13 @@ class Forward {
   [[gnu::always_inline]] Forward(const SequenceArguments& in, int64_t begin, int64_t end)
       : in_(in),
         slice_(in.sizes, in.lengths, begin, end, 1),
-        weights_(slice_.vectors * Cell::kRecurrent * slice_.units),
+        steps_(in.sizes, in.recurrent != nullptr),
         bias_(slice_.vectors * Cell::kColumns),
         columns_(slice_.rows.size() * slice_.vectors * Cell::kColumns),
-        h_(slice_.load_state(in.h_0)),
-        cells_(slice_.load_state(in.c_0)) {
-    const T* const weights = static_cast<const T*>(in.weights_h);
+        h_(slice_.load_state(steps_.first > 0 ? in.h_n : in.h_0)),
+        cells_(slice_.load_state(steps_.first > 0 ? in.c_n : in.c_0)) {
+    if (in.recurrent == nullptr) pack();
     const int64_t units = slice_.units;
-    for (int64_t unit = 0; unit < units; unit += kLanes) {
-      for (int64_t column = 0; column < Cell::kRecurrent; ++column) {
-        pack(
-            weights + (column * units + unit) * in.sizes.weights_stride,
-            &weights_[unit / kLanes * units * Cell::kRecurrent + column], std::min<int64_t>(kLanes, units - unit));
-      }
-    }
     for (int64_t column = 0; column < Cell::kColumns; ++column) {
       C* const bias = bias_[column * slice_.vectors].at;
       if (column < Cell::kInput && in.bias_x != nullptr) {
@@ -306,14 +308,15 @@ class Forward {
   }
 
   [[gnu::always_inline]] void run() {
-    for (int64_t step = 0; step < in_.sizes.time; ++step) {
+    for (int64_t step = steps_.first; step < steps_.end; ++step) {
       const int64_t t = in_.sizes.reverse ? in_.sizes.time - 1 - step : step;
       const int64_t count = slice_.count_rows(t);
-      for (int64_t v = 0; v < slice_.vectors; ++v) {
+      for (int64_t v = 0; v < slice_.vectors && in_.recurrent == nullptr; ++v) {
         run_with_width<kBytes>(Product<Cell::kRecurrent, C, kBytes>{
             count, slice_.units, h_[0].at, slice_.vectors * kLanes, &weights_[v * slice_.units * Cell::kRecurrent],
             &columns_[kFirstRecurrent * slice_.vectors + v], slice_.vectors * Cell::kColumns, slice_.vectors});
       }
+      if (in_.recurrent != nullptr) load_recurrent();
       for (int64_t r = 0; r < count; ++r) update(t, r);
     }
     slice_.clear_padding(in_.output, slice_.units);
@@ -330,6 +333,19 @@ class Forward {
   static constexpr int kFirstRecurrent = Cell::kColumns - Cell::kRecurrent;
   static constexpr auto kAll = std::make_integer_sequence<int, Cell::kColumns>();
 
+  [[gnu::always_inline]] void pack() {
+    const T* const weights = static_cast<const T*>(in_.weights_h);
+    const int64_t units = slice_.units;
+    weights_.resize(slice_.vectors * Cell::kRecurrent * units);
+    for (int64_t unit = 0; unit < units; unit += kLanes) {
+      for (int64_t column = 0; column < Cell::kRecurrent; ++column) {
+        pack(
+            weights + (column * units + unit) * in_.sizes.weights_stride,
+            &weights_[unit / kLanes * units * Cell::kRecurrent + column], std::min<int64_t>(kLanes, units - unit));
+      }
+    }
+  }
+
   // Transposes `lines` of weights into lanes. A cache line of each at a time: those that are written stay in the
   // first-level cache until they are full.
   [[gnu::always_inline]] void pack(const T* from, Vec* to, int64_t lines) const {
@@ -338,6 +354,16 @@ class Forward {
       for (int64_t line = 0; line < lines; ++line) {
         const T* const weights = from + line * in_.sizes.weights_stride;
         for (int64_t k = first; k < end; ++k) to[k * Cell::kRecurrent].at[line] = load(weights[k]);
+      }
+    }
+  }
+
+  [[gnu::always_inline]] void load_recurrent() {
+    for (size_t r = 0; r < slice_.rows.size(); ++r) {
+      for (int64_t column = 0; column < Cell::kRecurrent; ++column) {
+        load_row(
+            static_cast<const C*>(in_.recurrent) + (slice_.rows[r].sample * Cell::kRecurrent + column) * slice_.units,
+            columns_[(r * Cell::kColumns + kFirstRecurrent + column) * slice_.vectors].at, slice_.units);
       }
     }
   }
@@ -386,6 +412,7 @@ class Forward {
 
   const SequenceArguments& in_;
   Slice<T, kBytes> slice_;
+  StepRange steps_;
   Vectors<Vec> weights_;  // [vectors of units, units, recurrent columns]
   Vectors<Vec> bias_;     // [columns, vectors of units]
   Vectors<Vec> columns_;  // [rows, columns, vectors of units]
@@ -399,12 +426,13 @@ class Backward {
   [[gnu::always_inline]] Backward(const SequenceBackwardArguments& in, int64_t begin, int64_t end)
       : in_(in),
         slice_(in.sizes, in.lengths, begin, end, kGroup),
-        weights_(slice_.vectors * depth()),
+        steps_(in.sizes, in.weights_h == nullptr),
+        weights_(in.weights_h == nullptr ? 0 : slice_.vectors * depth()),
         row_(slice_.vectors * (Cell::kColumns + 2)),
         grad_columns_(slice_.rows.size() * depth()),
-        grad_h_(slice_.load_state(in.grad_h_n)),
-        grad_cells_(slice_.load_state(in.grad_c_n)) {
-    for (int64_t d = 0; d < depth(); ++d) {
+        grad_h_(slice_.load_state(steps_.first > 0 ? in.grad_h_0 : in.grad_h_n)),
+        grad_cells_(slice_.load_state(steps_.first > 0 ? in.grad_c_0 : in.grad_c_n)) {
+    for (int64_t d = 0; d < depth() && in.weights_h != nullptr; ++d) {
       const T* const line = static_cast<const T*>(in.weights_h) + d * in.sizes.weights_stride;
       for (int64_t unit = 0; unit < slice_.units; unit += kGroup * kLanes) {
         load_row(
@@ -415,11 +443,11 @@ class Backward {
   }
 
   [[gnu::always_inline]] void run() {
-    for (int64_t step = 0; step < in_.sizes.time; ++step) {
+    for (int64_t step = steps_.first; step < steps_.end; ++step) {
       const int64_t t = in_.sizes.reverse ? step : in_.sizes.time - 1 - step;
       const int64_t count = slice_.count_rows(t);
       for (int64_t r = 0; r < count; ++r) update(t, r);
-      for (int64_t v = 0; v < slice_.vectors; v += kGroup) {
+      for (int64_t v = 0; v < slice_.vectors && in_.weights_h != nullptr; v += kGroup) {
         run_with_width<kBytes>(Product<kGroup, C, kBytes>{
             count, depth(), grad_columns_.data(), depth(), &weights_[v * depth()], &grad_h_[v], slice_.vectors, 1});
       }
@@ -462,6 +490,7 @@ class Backward {
 
   const SequenceBackwardArguments& in_;
   Slice<T, kBytes> slice_;
+  StepRange steps_;
   Vectors<Vec> weights_;         // [groups of vectors of units, depth, kGroup]
   Vectors<Vec> row_;             // columns, or their gradients, saved_c and squashed: [columns + 2, vectors of units]
   std::vector<C> grad_columns_;  // of the recurrent ones: [rows, depth]
