@@ -1,8 +1,10 @@
-"""What CUDA's memory model forbids in kernels that overlap with the one before them.
+"""What CUDA's memory model forbids, and a compiler may do all the same: looked for in each library that is built.
 
 A kernel under programmatic dependent launch starts while the kernel before it still writes. It may then read by no
 non-coherent load, which the model allows only for memory that nobody writes while the kernel runs. The compiler chooses
 such loads by itself where a pointer is `const` and `__restrict__`.
+
+And a warp may not give shared memory away while its loads from there are in flight: machine_code.py.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from extops_build import UserError
+from extops_build import UserError, machine_code
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,13 @@ PTX, SASS = LISTINGS = (
 
 
 def check(library: Path) -> None:
-    """Raises an error that names the kernels of `library` that break the rule."""
+    """Raises an error that names the kernels of `library` that break a rule."""
     # Machine code for one architecture, since a listing takes seconds: that of Hopper has every kernel.
-    machine_code = set(re.findall(r"\bsm_\w+", _list(library, "-lelf")))
+    compiled_for = set(re.findall(r"\bsm_\w+", _list(library, "-lelf")))
     chosen = (
         "sm_90a"
-        if "sm_90a" in machine_code
-        else max(machine_code, key=lambda name: int(name[3:].rstrip("af")), default="sm_90")
+        if "sm_90a" in compiled_for
+        else max(compiled_for, key=lambda name: int(name[3:].rstrip("af")), default="sm_90")
     )
     texts = [_list(library, "-ptx"), _list(library, "-sass", "-arch", chosen)]
     if not any(
@@ -61,6 +63,13 @@ def check(library: Path) -> None:
             f"{library.name}: {', '.join(kernels)} may start before the kernel before it has ended (programmatic "
             "dependent launch), and must not read by non-coherent loads (ld.global.nc): take `__restrict__` off its "
             "`const` pointers"
+        )
+    racing = [*machine_code.releases_with_loads_in_flight(texts[1])]
+    if racing:
+        raise UserError(
+            f"{library.name}: kernels let others overwrite shared memory while their loads from it are in flight: "
+            f"{'; '.join(racing)}. Arrive in a block of code behind the one that uses the values, or put a fence "
+            "(__threadfence_block) before it"
         )
 
 

@@ -1,4 +1,4 @@
-"""No kernel that overlaps with the one before it may read by non-coherent loads."""
+"""The kernels that the build refuses, though they compile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from extops_build import UserError, memory_model
+from extops_build import UserError, machine_code, memory_model
 
 KERNEL = """
 extern "C" __global__ void copy(const float* RESTRICT from, float* RESTRICT to) {
@@ -31,8 +31,12 @@ def nvcc() -> Path:
 
 
 def build(folder: Path, nvcc: Path, wait: str, restrict: str, code: str) -> Path:
+    return compile(folder, nvcc, KERNEL.replace("WAIT", wait).replace("RESTRICT", restrict), code)
+
+
+def compile(folder: Path, nvcc: Path, text: str, code: str) -> Path:
     source, library = folder / "copy.cu", folder / "libcopy.so"
-    source.write_text(KERNEL.replace("WAIT", wait).replace("RESTRICT", restrict))
+    source.write_text(text)
     options = [
         "-shared",
         "-Xcompiler=-fPIC",
@@ -88,6 +92,69 @@ SASS = """
 def test_listings() -> None:
     assert [*memory_model.violations(memory_model.PTX, PTX)] == ["bad"]
     assert [*memory_model.violations(memory_model.SASS, SASS)] == ["bad"]
+
+
+RELEASE = """
+extern "C" __global__ void release(float* to, unsigned* counter) {
+  __shared__ float from[1024];
+  __shared__ unsigned long long barrier;
+  from[threadIdx.x] = to[threadIdx.x];
+  __syncthreads();
+  float value;
+  const auto at = [](const void* pointer) { return static_cast<unsigned>(__cvta_generic_to_shared(pointer)); };
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at(&from[threadIdx.x ^ 1])));
+  FENCE;
+  asm volatile(ARRIVE : "memory");
+  to[threadIdx.x] = value;
+}
+"""
+ARRIVALS = {
+    "mbarrier": '"mbarrier.arrive.shared.b64 _, [%0];" ::"r"(at(&barrier))',
+    "cluster": '"barrier.cluster.arrive.relaxed;" : :',
+    "counter": '"red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter)',
+}
+
+
+@pytest.mark.parametrize("arrive", ARRIVALS.values(), ids=ARRIVALS)
+def test_a_release_with_loads_in_flight(tmp_path: Path, nvcc: Path, arrive: str) -> None:
+    text = RELEASE.replace("ARRIVE", arrive)
+    faulty = compile(tmp_path, nvcc, text.replace("FENCE", ""), "sm_90")
+    expected = (
+        r"release \((SYNCS|UCGABAR|RED)\S+ at 0x\w+ does not wait for scoreboard \d of LDS at"
+    )
+    with pytest.raises(UserError, match=expected):
+        memory_model.check(faulty)
+    memory_model.check(
+        compile(tmp_path, nvcc, text.replace("FENCE", "__threadfence_block()"), "sm_90")
+    )
+
+
+def test_a_load_in_flight_along_a_loop() -> None:
+    """The load comes behind the arrival in the listing, and before it on the way."""
+
+    def instruction(address: int, text: str, scoreboard: int = 7, waits: int = 0) -> str:
+        control = scoreboard << 46 | waits << 52
+        return f"/*{address:04x}*/ {text} ; /* 0x{0:016x} */\n /* 0x{control:016x} */\n"
+
+    def listing(waits: int) -> str:
+        return (
+            "\t\tFunction : loop\n"
+            + instruction(0x00, "@P0 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR4], RZ")
+            + instruction(0x10, "@P1 EXIT")
+            + instruction(0x20, "LDS R0, [R1]", scoreboard=2)
+            + instruction(0x30, "FADD R2, R3, R4", waits=waits)
+            + instruction(0x40, "BRA 0x0")
+            + instruction(0x50, "FADD R2, R2, R0", waits=4)
+        )
+
+    found = "loop (SYNCS.ARRIVE.TRANS64.A1T0 at 0x0 does not wait for scoreboard 2 of LDS at 0x20)"
+    assert [*machine_code.releases_with_loads_in_flight(listing(0b000011))] == [found]
+    assert [*machine_code.releases_with_loads_in_flight(listing(0b000100))] == []
+
+
+def test_a_listing_that_cannot_be_read_does_not_pass() -> None:
+    with pytest.raises(UserError, match="lists good in a form"):
+        [*machine_code.releases_with_loads_in_flight(SASS)]
 
 
 def test_a_library_without_gpu_code_does_not_pass(tmp_path: Path) -> None:

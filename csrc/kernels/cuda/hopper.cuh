@@ -55,6 +55,14 @@ __device__ inline const T* peer_pointer(const T* pointer, int block) {
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
+// The same behind a fence, which waits until this thread's loads from shared memory have returned: others may then store
+// there, and the block may end.
+__device__ inline void release_to_cluster() {
+  __threadfence_block();
+  arrive_at_cluster();
+  wait_for_cluster();
+}
+
 // The same, after which each thread of the cluster sees what the others have written.
 __device__ inline void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");

@@ -191,9 +191,10 @@ Error allow_shared_memory(int bytes) {
   static PerContext allowed;
   Error error = nullptr;
   allowed.get(Context::current().id(), [&] {
-    cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    // Its own status: the last error may be the caller's, which is not to be taken away.
+    if (cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess) return 1;
     error = launch_error();
-    return error == nullptr ? 1 : -1;
+    return -1;
   });
   return error;
 }

@@ -213,7 +213,7 @@ int clusters_at_once(const Context& context) {
   return known.get(context.id(), [&] {
     const ClusterLaunch<Tile, kKernel> one(Tile::kSamples, context.stream());
     int clusters = 0;
-    if (one.error != nullptr) return 0;
+    if (one.error != nullptr) return -1;  // no answer, so none is kept
     if (cudaOccupancyMaxActiveClusters(&clusters, kKernel, &one.config) != cudaSuccess) cudaGetLastError();
     return clusters;
   });

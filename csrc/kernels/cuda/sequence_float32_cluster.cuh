@@ -359,9 +359,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) sequence_float32_cluster_ke
   arrive_at_cluster();
   wait_for_cluster();
   run<Tile>(in, {slots, full}, reinterpret_cast<float*>(slots + 2 * Tile::kSlotBytes));
-  // No block may end while others send to it.
-  arrive_at_cluster();
-  wait_for_cluster();
+  release_to_cluster();  // no block may end while others send to it
 #endif
 }
 

@@ -117,6 +117,7 @@ struct Ring {
   int round = 0;
 
   __device__ uint32_t tile() const { return first + stage * stage_bytes; }
+  __device__ int previous() const { return (stage > 0 ? stage : stages) - 1; }
   __device__ void advance() {
     if (++stage < stages) return;
     stage = 0;
@@ -144,14 +145,12 @@ __device__ void multiply_by_tensor_cores(const Plan& plan, uint32_t weights, Rin
     multiply(k_tile, true);
     wgmma_wait<1>();
     // The K tile before has been read.
-    const int previous = ring.stage > 0 ? ring.stage - 1 : ring.stages - 1;
-    if (threadIdx.x % 32 == 0) ring.barriers.empty[previous].arrive();
+    if (threadIdx.x % 32 == 0) ring.barriers.empty[ring.previous()].arrive();
     ring.advance();
   }
   wgmma_wait<0>(sums);
-  const int last = ring.stage > 0 ? ring.stage - 1 : ring.stages - 1;
   const int lane = threadIdx.x % 32;
-  if (lane == 0) ring.barriers.empty[last].arrive();
+  if (lane == 0) ring.barriers.empty[ring.previous()].arrive();
   // The sums may go where other warps of the warpgroup still read.
   asm volatile("bar.sync 2, %0;" ::"n"(kWarpgroup) : "memory");
 #pragma unroll
@@ -177,8 +176,15 @@ __device__ void multiply_in_float32(const Plan& plan, uint32_t weights, Ring& ri
   const int part = warp / Tile::kColumnGroups;
   const int first_column = warp % Tile::kColumnGroups * (Tile::kN / Tile::kColumnGroups) + lane % 4;
   float sums[kRows][kColumns] = {};
+  // In a block of its own, behind the sums: in theirs, the compiler lets a warp arrive while its last loads are in
+  // flight, and the next copy overwrites what they read. extops_build/machine_code.py looks for that.
+  const auto release = [&] {
+    __syncwarp();
+    if (lane == 0) ring.barriers.empty[ring.previous()].arrive();
+  };
 #pragma unroll 1
   for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
+    if (k_tile > 0) release();
     ring.barriers.full[ring.stage].wait(ring.round);
     const uint32_t tile = ring.tile();
     const uint32_t tile_weights = weights + k_tile * Tile::kWeightBytes;
@@ -203,10 +209,9 @@ __device__ void multiply_in_float32(const Plan& plan, uint32_t weights, Ring& ri
         }
       }
     }
-    __syncwarp();
-    if (lane == 0) ring.barriers.empty[ring.stage].arrive();
     ring.advance();
   }
+  release();
   // One part after the other, so that the sums have one order; and they may go where other warps still read.
   for (int turn = 0; turn < Tile::kParts; ++turn) {
     sync_workers();

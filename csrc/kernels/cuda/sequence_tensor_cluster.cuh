@@ -369,15 +369,15 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   });
   // Before others store where the weights were, and count on the mbarriers: each phase of these has its one arrival
   // from this block, so that it cannot end before all bytes have come, even those that come before they are expected.
+  // The fence: the weights have been read then.
+  __threadfence_block();
   sync_cluster();
   if constexpr (Tile::kIsForward) {
     run_forward<Tile>(in, aligned, weights, shared, arrivals);
   } else {
     run_backward<Tile>(in, aligned, weights, shared, arrivals);
   }
-  // No block may end while others send to it.
-  arrive_at_cluster();
-  wait_for_cluster();
+  release_to_cluster();  // no block may end while others send to it
 #endif
 }
 
