@@ -1,0 +1,242 @@
+// The pointwise part of one step, after a library's products, and that of its backward.
+#pragma once
+
+#include "../../step.h"
+#include "../launch.cuh"
+#include "../math.cuh"
+#include "../scalar.cuh"
+
+namespace extops::cuda::step {
+
+template <class Cell>
+constexpr int kFirstRecurrentOf = Cell::kColumns - Cell::kRecurrent;
+
+template <class Cell, class T>
+struct Forward {
+  using C = typename Compute<T>::type;
+
+  int64_t batch;
+  int input_features;
+  int state_size;
+  const T* input;
+  const T* h_0;
+  const T* weights_x;
+  const T* weights_h;
+  int64_t weights_x_stride;
+  int64_t weights_h_stride;
+  const C* products_x;
+  const C* products_h;
+  const T* bias_x;
+  const T* bias_h;
+  const T* c_0;
+  T* h;
+  T* c;
+  T* columns;
+
+  explicit Forward(const StepArguments& in)
+      : batch(in.sizes.batch),
+        input_features(static_cast<int>(in.sizes.input_features)),
+        state_size(static_cast<int>(in.sizes.state_size)),
+        weights_x_stride(in.weights_x_stride),
+        weights_h_stride(in.weights_h_stride) {
+    set_pointers({in.input, in.h_0, in.weights_x, in.weights_h}, input, h_0, weights_x, weights_h);
+    set_pointers({in.products_x, in.products_h, in.bias_x, in.bias_h}, products_x, products_h, bias_x, bias_h);
+    set_pointers({in.c_0, in.h, in.c, in.columns}, c_0, h, c, columns);
+  }
+
+  // What a column of a unit has of the biases.
+  __device__ C bias(int column, int unit) const {
+    C sum = 0;
+    if (column < Cell::kInput && bias_x != nullptr) sum = load(bias_x[input_place<Cell>(column) * state_size + unit]);
+    const int of_h = column - kFirstRecurrentOf<Cell>;
+    if (of_h >= 0 && bias_h != nullptr) sum += load(bias_h[of_h * state_size + unit]);
+    return sum;
+  }
+
+  // Finishes a unit: rounds its columns as the backward will see them, and stores what the step leaves behind.
+  template <class Math>
+  __device__ void finish(int64_t row, int unit, C (&sums)[Cell::kColumns], C old_c) const {
+    const int64_t at = row * state_size + unit;
+#pragma unroll
+    for (int g = 0; g < Cell::kColumns; ++g) {
+      T rounded;
+      store(rounded, sums[g]);
+      columns[(row * Cell::kColumns + g) * state_size + unit] = rounded;
+      sums[g] = load(rounded);
+    }
+    const CellState<C> state = cell_forward<Cell, Math>(sums, old_c);
+    store(c[at], state.c);
+    store(h[at], state.h);
+  }
+};
+
+// An upstream gradient: absent, expanded or strided.
+template <class T>
+struct Gradient {
+  const T* data;
+  int64_t row_stride;
+  int64_t column_stride;
+
+  explicit Gradient(const Upstream& upstream)
+      : data(static_cast<const T*>(upstream.data)),
+        row_stride(upstream.row_stride),
+        column_stride(upstream.column_stride) {}
+
+  __device__ typename Compute<T>::type at(int64_t row, int64_t column) const {
+    return data == nullptr ? 0 : load(data[row * row_stride + column * column_stride]);
+  }
+};
+
+template <class T>
+struct Backward {
+  int64_t batch;
+  int state_size;
+  Gradient<T> grad_h;
+  Gradient<T> grad_c;
+  const T* columns;
+  const T* saved_c;
+  T* grad_x;
+  T* grad_h_part;
+  T* grad_c_0;
+
+  explicit Backward(const StepBackwardArguments& in)
+      : batch(in.sizes.batch),
+        state_size(static_cast<int>(in.sizes.state_size)),
+        grad_h(in.grad_h),
+        grad_c(in.grad_c) {
+    set_pointers({in.columns, in.saved_c}, columns, saved_c);
+    set_pointers({in.grad_x, in.grad_h_part, in.grad_c_0}, grad_x, grad_h_part, grad_c_0);
+  }
+};
+
+// Calls body(row, unit) for the first of each `kVector` neighbouring units.
+template <int kVector, class Body>
+__device__ void for_each_vector(int64_t batch, int state_size, const Body& body) {
+  const int64_t vectors = state_size / kVector;
+  const int64_t items = batch * vectors;
+  for (int64_t item = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; item < items;
+       item += int64_t{gridDim.x} * blockDim.x) {
+    // 64-bit division takes some 100 instructions: avoid it wherever 32 bits hold the numbers.
+    const int64_t row =
+        item <= UINT32_MAX ? static_cast<uint32_t>(item) / static_cast<uint32_t>(vectors) : item / vectors;
+    body(row, static_cast<int>(item - row * vectors) * kVector);
+  }
+}
+
+template <class Cell, class T, int kVector>
+__global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in) {
+  using C = typename Compute<T>::type;
+  using V = Vector<T, kVector>;
+  using P = Vector<C, kVector>;
+  constexpr int kFirst = kFirstRecurrentOf<Cell>;
+  wait_for_previous_kernel();
+  for_each_vector<kVector>(in.batch, in.state_size, [&](int64_t row, int unit) {
+    const auto at = [&](int columns, int g) { return (row * columns + g) * in.state_size + unit; };
+    C sums[kVector][Cell::kColumns];
+#pragma unroll
+    for (int g = 0; g < Cell::kColumns; ++g) {
+      P x = {}, h = {};
+      V bias_x = {}, bias_h = {};
+      const int place = input_place<Cell>(g);
+      if (g < Cell::kInput) {
+        x = *reinterpret_cast<const P*>(in.products_x + at(Cell::kInput, place));
+        if (in.bias_x != nullptr) bias_x = *reinterpret_cast<const V*>(in.bias_x + place * in.state_size + unit);
+      }
+      if (g >= kFirst) {
+        h = *reinterpret_cast<const P*>(in.products_h + at(Cell::kRecurrent, g - kFirst));
+        if (in.bias_h != nullptr) bias_h = *reinterpret_cast<const V*>(in.bias_h + (g - kFirst) * in.state_size + unit);
+      }
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) {
+        sums[j][g] = (x.values[j] + load(bias_x.values[j])) + (h.values[j] + load(bias_h.values[j]));
+      }
+    }
+    const int64_t cell = row * in.state_size + unit;
+    const V old_c = *reinterpret_cast<const V*>(in.c_0 + cell);
+    V rounded[Cell::kColumns], new_h, new_c;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+#pragma unroll
+      for (int g = 0; g < Cell::kColumns; ++g) {
+        store(rounded[g].values[j], sums[j][g]);
+        sums[j][g] = load(rounded[g].values[j]);  // as the backward will see it
+      }
+      const CellState<C> state = cell_forward<Cell, MathOf<T>>(sums[j], C(load(old_c.values[j])));
+      store(new_h.values[j], state.h);
+      store(new_c.values[j], state.c);
+    }
+#pragma unroll
+    for (int g = 0; g < Cell::kColumns; ++g) *reinterpret_cast<V*>(in.columns + at(Cell::kColumns, g)) = rounded[g];
+    *reinterpret_cast<V*>(in.h + cell) = new_h;
+    *reinterpret_cast<V*>(in.c + cell) = new_c;
+  });
+}
+
+template <class Cell, class T, int kVector>
+__global__ void __launch_bounds__(kThreads) pointwise_backward_kernel(Backward<T> in) {
+  using C = typename Compute<T>::type;
+  using V = Vector<T, kVector>;
+  wait_for_previous_kernel();
+  for_each_vector<kVector>(in.batch, in.state_size, [&](int64_t row, int unit) {
+    const auto at = [&](int columns, int g) { return (row * columns + g) * in.state_size + unit; };
+    V columns[Cell::kColumns];
+#pragma unroll
+    for (int g = 0; g < Cell::kColumns; ++g) columns[g] = *reinterpret_cast<const V*>(in.columns + at(Cell::kColumns, g));
+    const int64_t cell = row * in.state_size + unit;
+    const V saved_c = *reinterpret_cast<const V*>(in.saved_c + cell);
+    V found[Cell::kColumns], grad_c_0;
+#pragma unroll
+    for (int j = 0; j < kVector; ++j) {
+      C of_unit[Cell::kColumns], gradients[Cell::kColumns];
+#pragma unroll
+      for (int g = 0; g < Cell::kColumns; ++g) of_unit[g] = load(columns[g].values[j]);
+      const C grad_c = cell_backward<Cell, MathOf<T>>(
+          of_unit, C(load(saved_c.values[j])), in.grad_h.at(row, unit + j), in.grad_c.at(row, unit + j), gradients);
+#pragma unroll
+      for (int g = 0; g < Cell::kColumns; ++g) store(found[g].values[j], gradients[g]);
+      store(grad_c_0.values[j], grad_c);
+    }
+#pragma unroll
+    for (int g = 0; g < Cell::kColumns; ++g) {
+      if (g < Cell::kInput) *reinterpret_cast<V*>(in.grad_x + at(Cell::kInput, input_place<Cell>(g))) = found[g];
+      if (!kHasOneGradient<Cell> && g >= kFirstRecurrentOf<Cell>) {
+        *reinterpret_cast<V*>(in.grad_h_part + at(Cell::kRecurrent, g - kFirstRecurrentOf<Cell>)) = found[g];
+      }
+    }
+    *reinterpret_cast<V*>(in.grad_c_0 + cell) = grad_c_0;
+  });
+}
+
+// Calls function(integral_constant) with the vector width for these tensors: wide accesses where the rows allow them
+// and there is work enough for every multiprocessor, else one element a thread.
+template <class T, class Function>
+Error with_vector_width(const StepSizes& sizes, std::initializer_list<const void*> data, const Function& function) {
+  constexpr int kWide = 4;
+  constexpr int64_t kEnoughElements = 1 << 18;
+  const bool is_wide =
+      start_at_chunks(data) && sizes.state_size % kWide == 0 && sizes.batch * sizes.state_size >= kEnoughElements;
+  return is_wide ? function(std::integral_constant<int, kWide>{}) : function(std::integral_constant<int, 1>{});
+}
+
+template <class Cell, class T>
+Error launch_pointwise(const StepArguments& in, cudaStream_t stream) {
+  const std::initializer_list<const void*> data = {in.products_x, in.products_h, in.bias_x, in.bias_h,
+                                                   in.c_0,        in.h,          in.c,      in.columns};
+  return with_vector_width<T>(in.sizes, data, [&](auto width) {
+    const int64_t items = in.sizes.batch * in.sizes.state_size / width;
+    launch(&pointwise_kernel<Cell, T, width>, {blocks_for(items), kThreads}, stream, Forward<Cell, T>(in));
+    return launch_error();
+  });
+}
+
+template <class Cell, class T>
+Error launch_pointwise(const StepBackwardArguments& in, cudaStream_t stream) {
+  const std::initializer_list<const void*> data = {in.columns, in.saved_c, in.grad_x, in.grad_h_part, in.grad_c_0};
+  return with_vector_width<T>(in.sizes, data, [&](auto width) {
+    const int64_t items = in.sizes.batch * in.sizes.state_size / width;
+    launch(&pointwise_backward_kernel<Cell, T, width>, {blocks_for(items), kThreads}, stream, Backward<T>(in));
+    return launch_error();
+  });
+}
+
+}  // namespace extops::cuda::step

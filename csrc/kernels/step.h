@@ -1,0 +1,64 @@
+// One step of a recurrent cell (../cells/cell.h), in torch's terms of a cell module:
+//
+//   columns = input * weights_x^T + bias_x + h * weights_h^T + bias_h
+//
+// where the first kInput columns of each unit have a part of the input, in the order of input_place(), and the last
+// kRecurrent ones a part of h, followed by the cell. Columns lie in blocks: those of a number of all units before those
+// of the next one.
+//
+// A library computes both products, or the kernel does, where that is faster.
+#pragma once
+
+#include "../cells/cells.h"
+#include "table.h"
+#include "types.h"
+
+#define EXTOPS_STEP_SIZES batch, input_features, state_size
+
+struct StepSizes {
+  int64_t EXTOPS_STEP_SIZES;
+};
+
+struct StepArguments {
+  StepSizes sizes;
+  // For the kernel's own products; null where a library has computed them.
+  const void* input;         // [batch, input_features]
+  const void* h_0;           // [batch, state_size]
+  const void* weights_x;     // [kInput * state_size, input_features]
+  const void* weights_h;     // [kRecurrent * state_size, state_size]
+  int64_t weights_x_stride;  // elements from one row to the next
+  int64_t weights_h_stride;
+  // The library's, of the compute type: float32 in 16-bit types.
+  const void* products_x;  // [batch, kInput * state_size]
+  const void* products_h;  // [batch, kRecurrent * state_size]
+  const void* bias_x;      // [kInput * state_size] or null
+  const void* bias_h;      // [kRecurrent * state_size] or null
+  const void* c_0;         // [batch, state_size]: h_0 again, for a cell whose h is c
+  void* h;                 // [batch, state_size]
+  void* c;                 // [batch, state_size]
+  void* columns;           // [batch, kColumns * state_size]; may be `products_x`, where all columns have one
+};
+
+struct StepBackwardArguments {
+  StepSizes sizes;
+  Upstream grad_h;      // [batch, state_size]
+  Upstream grad_c;      // [batch, state_size]
+  const void* columns;  // [batch, kColumns * state_size]
+  const void* saved_c;  // [batch, state_size]: the new c where the cell saves that, else c_0
+  void* grad_x;         // [batch, kInput * state_size], in the order of input_place(): of the input's products
+  void* grad_h_part;    // [batch, kRecurrent * state_size]: of the recurrent products; null where they are the same
+  void* grad_c_0;       // [batch, state_size]: for a cell whose h is c, what is to be added to the gradient of h_0
+};
+
+// Whether the gradients of both products are the same numbers.
+template <class Cell>
+constexpr bool kHasOneGradient =
+    Cell::kInput == Cell::kColumns && Cell::kRecurrent == Cell::kColumns && extops::kFirstInputOf<Cell> == 0;
+
+// alignment  0 where a library's products are faster, else the alignment that the tensors must have, in bytes
+#define EXTOPS_DECLARE_STEP_CUDA(cell, Cell)                                                                   \
+  EXTOPS_API int64_t extops_##cell##_step_alignment_cuda(ScalarType dtype, const StepSizes& sizes);            \
+  EXTOPS_API Error extops_##cell##_step_cuda(ScalarType dtype, const StepArguments& arguments, void* stream);  \
+  EXTOPS_API Error extops_##cell##_step_backward_cuda(                                                         \
+      ScalarType dtype, const StepBackwardArguments& arguments, void* stream);
+EXTOPS_CELLS(EXTOPS_DECLARE_STEP_CUDA)
