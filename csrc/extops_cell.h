@@ -90,6 +90,10 @@ struct Cuda : stable::CudaDevice {
   }                                                                                                               \
   EXTOPS_API const char* extops_sizes(size_t) { return extops::own::SequenceTensors<Cell>::kSizes; }              \
   EXTOPS_API const char* extops_rows(size_t index) { return extops::own::operators<Cell>()[index].rows.c_str(); } \
+  EXTOPS_API const char* extops_cell(size_t index) {                                                              \
+    static const std::string text = describe_cell<Cell>(#cell);                                                   \
+    return index < 1 ? text.c_str() : nullptr;                                                                    \
+  }                                                                                                               \
   STABLE_TORCH_LIBRARY_FRAGMENT(extops, library) {                                                                \
     for (size_t index = 0; index < 2; ++index) library.def(extops_schema(index));                                 \
   }                                                                                                               \

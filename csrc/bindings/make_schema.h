@@ -1,6 +1,9 @@
 #pragma once
 
 #include <string>
+#include <utility>
+
+#include "../cells/cell.h"
 
 // A schema as torch wants it, from the rows of a table.
 inline std::string make_schema(const std::string& name, const std::string& rows, const char* options) {
@@ -12,4 +15,19 @@ inline std::string make_schema(const std::string& name, const std::string& rows,
     list += (list.empty() ? "" : ", ") + rows.substr(first, rows.find('[', first) - first);
   }
   return name + "(" + arguments + options + ") -> (" + results + ")";
+}
+
+// What Python needs to know of a cell.
+template <class Cell>
+std::string describe_cell(const char* name) {
+  const std::pair<const char*, int> facts[] = {
+      {"columns", Cell::kColumns},
+      {"input", Cell::kInput},
+      {"first_input", extops::kFirstInputOf<Cell>},
+      {"recurrent", Cell::kRecurrent},
+      {"saves_new_c", Cell::kSavesNewC},
+      {"states", extops::Gradients<Cell>::kIsHTheC ? 1 : 2}};
+  std::string text = name;
+  for (const auto& [fact, number] : facts) text += std::string(" ") + fact + "=" + std::to_string(number);
+  return text;
 }

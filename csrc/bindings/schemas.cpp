@@ -19,6 +19,9 @@ struct Operator {
 const Operator kOperators[] = {EXTOPS_OPERATORS(EXTOPS_TABLE, EXTOPS_GENERIC_TABLE)
                                    EXTOPS_ELEMENTWISE(EXTOPS_ELEMENTWISE_TABLE)};
 
+#define EXTOPS_CELL_TEXT(cell, Cell) describe_cell<extops::Cell>(#cell),
+const std::string kCells[] = {EXTOPS_CELLS(EXTOPS_CELL_TEXT)};
+
 }  // namespace
 
 const char* extops_schema(size_t index) {
@@ -28,3 +31,5 @@ const char* extops_schema(size_t index) {
 const char* extops_sizes(size_t index) { return kOperators[index].sizes; }
 
 const char* extops_rows(size_t index) { return kOperators[index].rows; }
+
+const char* extops_cell(size_t index) { return index < std::size(kCells) ? kCells[index].c_str() : nullptr; }

@@ -37,3 +37,6 @@ EXTOPS_API const char* extops_schema(size_t index);
 // binding in Python reads them.
 EXTOPS_API const char* extops_sizes(size_t index);
 EXTOPS_API const char* extops_rows(size_t index);
+
+// The name of each cell and its numbers (make_schema.h), null past the last.
+EXTOPS_API const char* extops_cell(size_t index);

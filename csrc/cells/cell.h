@@ -9,7 +9,6 @@
 //   kFirstInput  the column with which weight_ih begins; the others follow, and then those before it. 0 if left out
 //   kRecurrent   the last ones of them, which have a part of the recurrent product
 //   kSavesNewC   whether the backward gets the new cell state as `saved_c`, or the old one
-//   kByH         the columns, as bits, whose gradient comes from that of h; that of the others comes from that of c
 //
 // and functions of C, the compute type, that call sigmoid, tanh and elu of a `Math` only:
 //
@@ -23,7 +22,9 @@
 //   to_old_c(grad_c, a)                 the gradient of the old cell state
 //
 // The gradients are linear in those of h and of the new c. A product begins with them, so that the backward can be
-// computed before they are known, as slopes: One takes their place then.
+// computed before they are known, as slopes: One takes their place then. A column has a single slope: its gradient is a
+// multiple of grad_h or of grad_c, and a sum of both does not compile. A cell whose h is its new c returns grad_h
+// itself from to_c.
 #pragma once
 
 #include <type_traits>
@@ -51,9 +52,113 @@ constexpr int kFirstInputOf<Cell, std::void_t<decltype(Cell::kFirstInput)>> = Ce
 
 // The place of a column, one of the first kInput, among the rows of weight_ih and in the input's product.
 template <class Cell>
-EXTOPS_FUNCTION constexpr int input_place(int column) {
+EXTOPS_FUNCTION int input_place(int column) {
   return (column + Cell::kInput - kFirstInputOf<Cell>) % Cell::kInput;
 }
+
+// Takes the place of C while a cell is compiled, to find out what its gradients are multiples of. A comparison gives
+// kAnswer.
+template <bool kAnswer>
+struct Traced {
+  enum : unsigned { kZero = 0, kNumber = 1, kOfH = 2, kOfC = 4, kOther = 8 };
+  unsigned is = kOther;  // as long as it is not set
+
+  Traced() = default;
+  EXTOPS_FUNCTION Traced(double x) : is(x == 0 ? kZero : kNumber) {}
+  EXTOPS_FUNCTION static Traced made(unsigned is) {
+    Traced made;
+    made.is = is;
+    return made;
+  }
+
+  EXTOPS_FUNCTION friend Traced operator+(Traced a, Traced b) { return made(a.is | b.is); }
+  EXTOPS_FUNCTION friend Traced operator-(Traced a, Traced b) { return made(a.is | b.is); }
+  EXTOPS_FUNCTION friend Traced operator*(Traced a, Traced b) {
+    if (a.is == kZero || b.is == kZero) return made(kZero);
+    return made(a.is == kNumber ? b.is : b.is == kNumber ? a.is : kOther);
+  }
+  EXTOPS_FUNCTION friend Traced operator/(Traced a, Traced b) { return b.is == kNumber ? a : made(kOther); }
+  EXTOPS_FUNCTION Traced operator-() const { return *this; }
+  EXTOPS_FUNCTION Traced& operator+=(Traced x) { return *this = *this + x; }
+  EXTOPS_FUNCTION Traced& operator-=(Traced x) { return *this = *this - x; }
+  EXTOPS_FUNCTION Traced& operator*=(Traced x) { return *this = *this * x; }
+  EXTOPS_FUNCTION Traced& operator/=(Traced x) { return *this = *this / x; }
+  EXTOPS_FUNCTION friend bool operator<(Traced, Traced) { return kAnswer; }
+  EXTOPS_FUNCTION friend bool operator>(Traced, Traced) { return kAnswer; }
+  EXTOPS_FUNCTION friend bool operator<=(Traced, Traced) { return kAnswer; }
+  EXTOPS_FUNCTION friend bool operator>=(Traced, Traced) { return kAnswer; }
+  EXTOPS_FUNCTION friend bool operator==(Traced, Traced) { return kAnswer; }
+  EXTOPS_FUNCTION friend bool operator!=(Traced, Traced) { return kAnswer; }
+};
+
+struct TracedMath {
+  template <class C>
+  EXTOPS_FUNCTION static C sigmoid(C x) {
+    return C::made(x.is <= C::kNumber ? C::kNumber : C::kOther);
+  }
+  template <class C>
+  EXTOPS_FUNCTION static C tanh(C x) {
+    return sigmoid(x);
+  }
+  template <class C>
+  EXTOPS_FUNCTION static C elu(C x) {
+    return sigmoid(x);
+  }
+};
+
+// What the gradients of a cell are multiples of, and what that must be.
+template <class Cell>
+class Gradients {
+  using T = Traced<false>;
+  struct Found {
+    unsigned columns[Cell::kColumns]{};
+    unsigned to_c = 0;
+    unsigned to_old_c = 0;
+  };
+
+  template <bool kAnswer>
+  EXTOPS_FUNCTION static void trace(Found& found) {
+    using C = Traced<kAnswer>;
+    C a[Cell::kColumns], gradients[Cell::kColumns];
+    for (C& x : a) x = 1;
+    const C grad_h = C::made(C::kOfH), grad_c = C::made(C::kOfC), number = 1;
+    Cell::template to_columns<TracedMath>(grad_h, grad_c, a, number, number, gradients);
+    for (int j = 0; j < Cell::kColumns; ++j) found.columns[j] |= gradients[j].is;
+    found.to_c |= Cell::to_c(grad_h, a, number).is;
+    found.to_old_c |= Cell::to_old_c(grad_c, a).is;
+  }
+
+  // Whether a comparison is true or not.
+  EXTOPS_FUNCTION static Found trace() {
+    Found found;
+    trace<false>(found);
+    trace<true>(found);
+    return found;
+  }
+
+  EXTOPS_FUNCTION static unsigned columns_that_are(unsigned parts) {
+    const Found found = trace();
+    unsigned columns = 0;
+    for (int j = 0; j < Cell::kColumns; ++j) columns |= unsigned{(found.columns[j] & parts) == parts} << j;
+    return columns;
+  }
+
+ public:
+  static constexpr unsigned kByH = columns_that_are(T::kOfH);  // the columns, as bits
+  static constexpr bool kIsHTheC =
+      std::is_same_v<decltype(Cell::to_c(One(), std::declval<const float (&)[Cell::kColumns]>(), 0.f)), One> &&
+      kByH == 0;
+
+  static_assert(
+      columns_that_are(T::kOfH | T::kOfC) == 0,
+      "to_columns: the gradient of a column has a part of grad_h and a part of grad_c; a column has one slope, so that "
+      "its gradient must be a multiple of one of them, the same in each branch");
+  static_assert(
+      columns_that_are(T::kNumber) == 0 && columns_that_are(T::kOther) == 0,
+      "to_columns: the gradient of each column must be set, to a multiple of grad_h or of grad_c");
+  static_assert((trace().to_c & ~T::kOfH) == 0, "to_c must return a multiple of grad_h");
+  static_assert((trace().to_old_c & ~T::kOfC) == 0, "to_old_c must return a multiple of grad_c");
+};
 
 template <class C>
 struct CellState {
@@ -122,11 +227,11 @@ template <class Cell, class C>
 EXTOPS_FUNCTION void apply_slopes(
     const CellSlopes<Cell, C>& slopes, C grad_h, C& grad_c, C (&gradients)[Cell::kColumns]) {
   grad_c += grad_h * slopes.to_c;
-#if defined(__CUDACC__)
+#if defined(__CUDA_ARCH__)
 #pragma unroll
 #endif
   for (int j = 0; j < Cell::kColumns; ++j) {
-    gradients[j] = (Cell::kByH >> j & 1 ? grad_h : grad_c) * slopes.columns[j];
+    gradients[j] = (Gradients<Cell>::kByH >> j & 1 ? grad_h : grad_c) * slopes.columns[j];
   }
   grad_c = grad_c * slopes.to_old_c;
 }

@@ -16,7 +16,6 @@ struct Gru {
   static constexpr int kFirstInput = kR;  // torch's order is r, z, n
   static constexpr int kRecurrent = 3;
   static constexpr bool kSavesNewC = false;
-  static constexpr unsigned kByH = 0;
 
   template <class Math, int kColumn, class C>
   EXTOPS_FUNCTION static C activate(C x) {

@@ -13,7 +13,6 @@ struct Lltm {
   static constexpr int kInput = kColumns;
   static constexpr int kRecurrent = kColumns;
   static constexpr bool kSavesNewC = true;
-  static constexpr unsigned kByH = 1u << kOutputGate;
 
   template <class Math, int kColumn, class C>
   EXTOPS_FUNCTION static C activate(C x) {

@@ -13,7 +13,6 @@ struct Lstm {
   static constexpr int kInput = kColumns;
   static constexpr int kRecurrent = kColumns;
   static constexpr bool kSavesNewC = false;
-  static constexpr unsigned kByH = 1u << kO;
 
   template <class Math, int kColumn, class C>
   EXTOPS_FUNCTION static C activate(C x) {

@@ -8,9 +8,9 @@
 #include <type_traits>
 
 #if defined(__CUDACC__)
-#define EXTOPS_FUNCTION __device__
+#define EXTOPS_FUNCTION __device__ constexpr
 #else
-#define EXTOPS_FUNCTION [[gnu::always_inline]] inline
+#define EXTOPS_FUNCTION [[gnu::always_inline]] inline constexpr
 #endif
 
 namespace extops {

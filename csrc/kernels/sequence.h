@@ -40,7 +40,7 @@ struct SequenceArguments {
   void* h_n;               // [batch, state_size]
   void* c_n;               // [batch, state_size]: may be h_n, for a cell whose h is c
   void* gates;             // [time, batch, kColumns * state_size]: the columns; may be `products`, where all columns
-                           // have one and it is of the same type
+                           // have one, in the same order and of the same type
   void* cells;             // [time, batch, state_size]: saved_c of each step
   void* workspace;
 };

@@ -11,7 +11,6 @@ struct Mgu {
   static constexpr int kInput = 2;
   static constexpr int kRecurrent = 2;
   static constexpr bool kSavesNewC = false;
-  static constexpr unsigned kByH = 0;
 
   template <class Math, int kColumn, class C>
   EXTOPS_FUNCTION static C activate(C x) {

@@ -298,8 +298,9 @@ def _sequence(
     else:
         weights_x, weights_h, *biases = parameters
     weights_h = _dense_rows(weights_h)
-    # The kernel may write the gates where it reads the products, if there is one for each.
-    in_place = input.dtype.itemsize > 2 and len(weights_x) == gates.shape[2]
+    # The kernel may write the gates where it reads the products, if there is one for each, in the same order.
+    in_order = _schemas.CELLS[name.removesuffix("_sequence")].first_input == 0
+    in_place = in_order and input.dtype.itemsize > 2 and len(weights_x) == gates.shape[2]
     memory = _schemas.rows(gates, batch_first) if in_place else None
     products = _multiply(_schemas.rows(input, batch_first), weights_x.t(), memory)
     if output.numel() == 0:

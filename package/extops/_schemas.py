@@ -2,7 +2,7 @@
 
 import ctypes
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from extops import _checks
 
 OPERATORS: dict[str, "Operator"] = {}
 """All operators by name, in the library's order; filled once, by the loader."""
+
+CELLS: dict[str, "CellFacts"] = {}
+"""All recurrent cells by name, with those of users."""
 
 Dimension = tuple[tuple[int, str], ...]
 """A sum of sizes, such as 3 * state_size."""
@@ -125,6 +128,19 @@ class Operator:
         )
 
 
+@dataclass(frozen=True)
+class CellFacts:
+    """What the library says of a recurrent cell, see ``csrc/cells/cell.h``."""
+
+    columns: int
+    input: int
+    first_input: int
+    recurrent: int
+    saves_new_c: int
+    states: int
+    """One where the hidden state is the cell state."""
+
+
 def shape_of(row: Row, sizes: dict[str, int]) -> tuple[int, ...]:
     """The shape of a tensor for the sizes of a problem."""
     return tuple(sum(n * sizes[size] for n, size in terms) for terms in row.shape)
@@ -175,16 +191,28 @@ def _find_sizes(
 
 
 def load(path: Path) -> list[Operator]:
-    """Adds to :data:`OPERATORS` what a library says: that of kernels for the CPU, or a cell's own."""
+    """Adds to :data:`OPERATORS` and :data:`CELLS` what a library says: that of kernels for the CPU, or a cell's own."""
     library = ctypes.CDLL(str(path))
-    texts = (library.extops_schema, library.extops_sizes, library.extops_rows)
-    for function in texts:
+    rows_of = library.extops_sizes, library.extops_rows
+    for function in (library.extops_schema, *rows_of, library.extops_cell):
         function.argtypes, function.restype = (ctypes.c_size_t,), ctypes.c_char_p
-    found: list[Operator] = []
-    while texts[0](len(found)):
-        found.append(_parse(*(function(len(found)).decode() for function in texts)))
+    found = [
+        _parse(schema, *(function(index).decode() for function in rows_of))
+        for index, schema in enumerate(_texts(library.extops_schema))
+    ]
     OPERATORS.update((operator.name, operator) for operator in found)
+    for text in _texts(library.extops_cell):
+        name, *facts = text.split()
+        CELLS[name] = CellFacts(**{fact: int(n) for fact, n in (x.split("=") for x in facts)})
     return found
+
+
+def _texts(function: Callable[[int], bytes | None]) -> Iterator[str]:
+    """What a function of a library says of 0, 1 and so on."""
+    index = 0
+    while text := function(index):
+        yield text.decode()
+        index += 1
 
 
 def register_fakes(operators: Iterable[Operator]) -> None:

@@ -1,6 +1,5 @@
 """Recurrent cells of one's own, compiled against the headers in this package."""
 
-import functools
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -63,11 +62,10 @@ def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> Callable[
         cuda=cuda,
     )
     _schemas.register_fakes(_schemas.load(library))
-    rows = {row.name: row for row in _schemas.OPERATORS[f"{name}_sequence"].results}
-    ((columns, _),) = rows["gates"].shape[2]
-    gates = functools.partial(reference.gates_of_parts, columns=columns)
-    composition = reference.Cell(gates, step, _backward_of(step))
-    return _function(Cell(name, composition=composition))
+    facts = _schemas.CELLS[name]
+    backward = _backward_of_new(step) if facts.saves_new_c else _backward_of(step)
+    composition = reference.cell_of_parts(facts, step, backward)
+    return _function(Cell(name, composition=composition), facts)
 
 
 def _check_sources(name: str, sources: Sequence[str | Path]) -> None:
@@ -96,7 +94,24 @@ def _backward_of(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
     return backward
 
 
-def _function(cell: Cell) -> Callable[..., Any]:
+def _backward_of_new(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
+    """From the cell state after the step. That is linear in the one before, whose gradient follows from the columns
+    alone (``to_old_c`` in ``csrc/cells/cell.h``).
+    """
+    backward = _backward_of(step)
+
+    def backward_of_new(
+        grad_h: Tensor, grad_c: Tensor, columns: Tensor, new_c: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        _, offset = step(columns, torch.zeros_like(new_c))
+        slope = step(columns, torch.ones_like(new_c))[1] - offset
+        old_c = (new_c - offset) / torch.where(slope == 0, 1, slope)
+        return backward(grad_h, grad_c, columns, old_c)
+
+    return backward_of_new
+
+
+def _function(cell: Cell, facts: _schemas.CellFacts) -> Callable[..., Any]:
     def run(
         input: Tensor,
         state: Tensor | tuple[Tensor, Tensor],
@@ -108,6 +123,11 @@ def _function(cell: Cell) -> Callable[..., Any]:
         batch_first: bool = False,
         reverse: bool = False,
     ) -> Any:
+        if isinstance(state, Tensor) and facts.states == 2:
+            raise TypeError(
+                f"{cell.name}: expected `state` to be a pair of tensors, (h, c), of which the cell has both, "
+                "but got one tensor"
+            )
         pair = (state, state) if isinstance(state, Tensor) else state
         h_0, c_0 = _checks.as_pair(cell.name, pair)
         arguments = input, weight_ih, weight_hh, *as_biases(cell.name, bias), h_0, c_0

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from extops import _private
+from extops import _private, _schemas
 from extops._operator import reference_of
 from extops.ops.multiply import multiply as _multiply
 from extops.ops.rounding import round_ste as _round_ste
@@ -167,7 +167,7 @@ def gates_of_parts(
     old_h: Tensor,
     *,
     columns: int,
-    first_input: int = 0,
+    first_input: int,
 ) -> Tensor:
     """The gates before their activations where the input meets the first of them, and the hidden state the last:
     ``columns`` numbers a unit. The weights of the input begin with those of column ``first_input``, and go round.
@@ -192,7 +192,7 @@ class Cell:
     """Of the input, the parameters and the hidden state."""
     forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-    saves_new_c: bool = False
+    saves_new_c: bool
     """Whether ``backward`` gets the cell state after the step, or the one before."""
 
     def over_sequences(self) -> tuple[_Function, _Function]:
@@ -279,11 +279,19 @@ def _stack(steps: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
     return [torch.stack(x) for x in zip(*(steps[::-1] if reverse else steps), strict=True)]
 
 
-_lltm = Cell(lltm_gates, lltm_cell, lltm_cell_backward, saves_new_c=True)
-_lstm = Cell(functools.partial(gates_of_parts, columns=4), lstm_cell, lstm_cell_backward)
-_gru = Cell(
-    functools.partial(gates_of_parts, columns=4, first_input=1), gru_cell, gru_cell_backward
-)
+def cell_of_parts(
+    facts: _schemas.CellFacts,
+    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> Cell:
+    """A cell with the weights of the input and of the hidden state apart, as torch's modules have them."""
+    gates = functools.partial(gates_of_parts, columns=facts.columns, first_input=facts.first_input)
+    return Cell(gates, forward, backward, bool(facts.saves_new_c))
+
+
+_lltm = Cell(lltm_gates, lltm_cell, lltm_cell_backward, bool(_schemas.CELLS["lltm"].saves_new_c))
+_lstm = cell_of_parts(_schemas.CELLS["lstm"], lstm_cell, lstm_cell_backward)
+_gru = cell_of_parts(_schemas.CELLS["gru"], gru_cell, gru_cell_backward)
 
 lltm_sequence, lltm_sequence_backward = _lltm.over_sequences()
 lstm_sequence, lstm_sequence_backward = _lstm.over_sequences()

@@ -208,7 +208,8 @@ std::array<Tensor, 5> run_checked(
   const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
 
   const Tensor products = multiply<Device>(dtype, rows_of(input, sizes, false), transpose(weights_x));
-  const bool in_place = Cell::kInput == Cell::kColumns && !is_half(dtype);
+  // Where the products are in another order, a column's sum would take the place of the product of another one.
+  const bool in_place = Cell::kInput == Cell::kColumns && kFirstInputOf<Cell> == 0 && !is_half(dtype);
   Tensor gates = in_place ? make_sequence(
                                 sizes, Cell::kColumns * sizes.state_size,
                                 [&](Sizes shape, Sizes strides) { return reinterpret(products, shape, strides); })

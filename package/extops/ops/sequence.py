@@ -23,7 +23,6 @@ class Cell:
         self,
         cell: str,
         one_step: Callable[..., tuple[Tensor, Tensor] | None] = lambda *_: None,
-        first_input: int = 0,
         composition: reference.Cell | None = None,
     ) -> None:
         """A cell by its name.
@@ -32,7 +31,6 @@ class Cell:
             cell: as in ``csrc/cells/cells.h``.
             one_step: computes ``h`` and ``c`` of a sequence of a single step, or returns nothing where the kernels
                 shall.
-            first_input: the column with which ``weight_ih`` begins (``kFirstInput`` in ``csrc/cells/cell.h``).
             composition: the same in PyTorch; by default that of ``reference``.
         """
         self.name = f"{cell}_sequence"
@@ -41,7 +39,7 @@ class Cell:
         batch_first = dataclasses.replace(input, axes="batch, time, input_features")
         self.batch_first = dataclasses.replace(self.time_first, arguments=(batch_first, *others))
         self.one_step = one_step
-        self.first_input = first_input
+        self.first_input = _schemas.CELLS[cell].first_input
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
         self.eager_backward = _autograd.eager(f"{self.name}_backward")
@@ -272,7 +270,7 @@ def _gradients(
 
 def _bias_gradients(sums: Tensor, of_input: int, of_h: int, shift: int) -> tuple[Tensor, Tensor]:
     """From the sums over all columns: those of the first ``of_input``, and of the last ``of_h``."""
-    if of_input == of_h == len(sums):
+    if of_input == of_h == len(sums) and not shift:
         return sums, sums
     # The first are a copy: autograd keeps gradients of parameters as they are, and the two may overlap.
     first = sums.narrow(0, 0, of_input)
@@ -381,7 +379,7 @@ def _gru_step(input: Tensor, *others: Any) -> tuple[Tensor, Tensor] | None:
 
 
 _lstm = Cell("lstm", one_step=_lstm_step)
-_gru = Cell("gru", one_step=_gru_step, first_input=1)
+_gru = Cell("gru", one_step=_gru_step)
 
 
 def as_biases(op: str, bias: tuple[Tensor, Tensor] | None) -> Arguments:
