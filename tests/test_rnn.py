@@ -202,6 +202,24 @@ def test_gradients_share_no_memory(name: str) -> None:
     torch.testing.assert_close(found, twice, rtol=0, atol=0)
 
 
+@by_device
+@by_module
+@pytest.mark.parametrize("how", ["eager", "create_graph", "compiled"])
+@pytest.mark.usefixtures("dynamo")
+def test_gradients_of_biases_are_two_tensors(how: str, name: str, device: str) -> None:
+    ours, _ = pair(name, device)
+    sizes = (BATCH,) if name in CELLS else (TIME, BATCH)
+    run = torch.compile(ours, backend="aot_eager") if how == "compiled" else ours
+    results = tensors_of(run(random(*sizes, FEATURES, device=device)))
+    biases = [x for name, x in ours.named_parameters() if name.startswith("bias")]
+    loss = torch.stack([(result**2).sum() for result in results]).sum()
+    found = torch.autograd.grad(loss, biases, create_graph=how == "create_graph")
+    with torch.no_grad():
+        expected = [gradient / 2 for gradient in found]
+        torch._foreach_mul_(found, 0.5)
+    torch.testing.assert_close(list(found), expected)
+
+
 @by_module
 def test_traced(name: str) -> None:
     ours, theirs = pair(name)

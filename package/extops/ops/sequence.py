@@ -263,21 +263,28 @@ def _gradients(
                 of_rows = torch.mm(rows_x.t(), factor(input))
                 found[0] = of_rows.roll(-shift, 0) if shift else of_rows
             found[1] = torch.mm(rows_h.t(), factor(old_h)) if needs_parameters[1] else None
-    if any(needs_parameters[len(weights) :]):
-        of_biases = _bias_gradients(rows.sum(0), rows_x.shape[1], rows_h.shape[1], shift)
-        for place, gradient in zip(range(len(weights), len(found)), of_biases, strict=False):
-            found[place] = gradient if needs_parameters[place] else None
+    needs_biases = needs_parameters[len(weights) :]
+    if any(needs_biases):
+        sums = rows.sum(0)
+        if len(needs_biases) == 1:
+            found[-1] = sums
+        else:
+            sizes = rows_x.shape[1], rows_h.shape[1]
+            found[len(weights) :] = _bias_gradients(sums, *sizes, shift, needs_biases)
     return grad_input, *found, grad_h_0, grad_c_0
 
 
-def _bias_gradients(sums: Tensor, of_input: int, of_h: int, shift: int) -> tuple[Tensor, Tensor]:
+def _bias_gradients(
+    sums: Tensor, of_input: int, of_h: int, shift: int, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None]:
     """From the sums over all columns: those of the first ``of_input``, and of the last ``of_h``."""
-    if of_input == of_h == len(sums):
-        return sums, sums
-    # The first are a copy: autograd keeps gradients of parameters as they are, and the two may overlap.
     first = sums.narrow(0, 0, of_input)
-    first = first.roll(-shift, 0) if shift else first.clone()
-    return first, sums.narrow(0, len(sums) - of_h, of_h)
+    second = sums.narrow(0, len(sums) - of_h, of_h)
+    if shift:
+        first = first.roll(-shift, 0)
+    elif all(needs):
+        first = first.clone()  # the two may overlap, and who gets them may change one in place
+    return first if needs[0] else None, second if needs[1] else None
 
 
 def _old_h(
