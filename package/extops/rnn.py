@@ -13,6 +13,8 @@ from extops.ops.sequence import gru_sequence, lstm_sequence
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
+_has_onednn = torch.backends.mkldnn.is_available()  # torch.compile cannot ask
+
 
 def _run_lstm(
     input: Tensor,
@@ -81,7 +83,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         if input.dtype is not torch.float32 or input.numel() == 0:
             return False
         time, batch, _ = input.shape
-        if self._mode == "LSTM" and torch.backends.mkldnn.is_available():
+        if self._mode == "LSTM" and _has_onednn:
             return time == 1 or self.hidden_size >= 256
         return time <= max(1, min(self.hidden_size // 64, 16 if batch == 1 else 4))
 
@@ -132,6 +134,14 @@ class LSTM(_TorchLayers):
 
     _mode = "LSTM"
     _run = staticmethod(_run_lstm)  # type: ignore[assignment]
+
+    def _forward_padded(
+        self, input: Tensor, states: States, lengths: Tensor | None, *, batch_first: bool
+    ) -> Results:
+        if lengths is None and _has_onednn and _autocast.is_on():
+            # On a CPU torch's is one operator of oneDNN's, all of whose arguments autocast casts.
+            states = _autocast.cast(*states)
+        return super()._forward_padded(input, states, lengths, batch_first=batch_first)
 
 
 class GRU(_OneState, _TorchLayers):

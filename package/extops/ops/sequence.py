@@ -25,6 +25,7 @@ class Cell:
         one_step: Callable[..., tuple[Tensor, Tensor] | None] = lambda *_: None,
         first_input: int = 0,
         composition: reference.Cell | None = None,
+        cast: Callable[..., Arguments] = _autocast.cast_with_state,
     ) -> None:
         """A cell by its name.
 
@@ -34,6 +35,7 @@ class Cell:
                 shall.
             first_input: the column with which ``weight_ih`` begins (``kFirstInput`` in ``csrc/cells/cell.h``).
             composition: the same in PyTorch; by default that of ``reference``.
+            cast: what autocast does to the arguments.
         """
         self.name = f"{cell}_sequence"
         self.time_first = _schemas.OPERATORS[self.name]
@@ -42,6 +44,7 @@ class Cell:
         self.batch_first = dataclasses.replace(self.time_first, arguments=(batch_first, *others))
         self.one_step = one_step
         self.first_input = first_input
+        self.cast = cast
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
         self.eager_backward = _autograd.eager(f"{self.name}_backward")
@@ -75,7 +78,7 @@ class Cell:
         try:
             is_plain = _autograd.is_plain()
             if _autocast.is_on() or not is_plain:
-                arguments = _autocast.cast(*arguments)
+                arguments = self.cast(*arguments)
             # Within a trace sizes are tensors, which the kernels check.
             if lengths is not None or not (is_plain or _autograd.is_tracing()):
                 self.check(arguments, lengths, batch_first)
@@ -312,7 +315,7 @@ _apply = _private.apply(_Sequence)
 
 # -- the LLTM
 
-_lltm = Cell("lltm", one_step=lltm)
+_lltm = Cell("lltm", one_step=lltm, cast=_autocast.cast)
 
 
 def lltm_sequence(
