@@ -314,6 +314,27 @@ def test_dropout(name: str) -> None:
     assert_same(ours.eval(), theirs.eval(), input)
 
 
+@pytest.mark.parametrize("layout", ["padded", "batch_first", "by_rows", "packed", "unsorted"])
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["one", "both"])
+@by_layer
+def test_dropout_on_a_cpu_draws_as_torch(name: str, bidirectional: bool, layout: str) -> None:
+    """The same masks, and the generator is then where torch leaves it. cuDNN has its own."""
+    batch_first = layout == "batch_first"
+    options = {"num_layers": 3, "dropout": 0.5, "bidirectional": bidirectional}
+    ours, theirs = pair(name, batch_first=batch_first, **options)
+    input: Any = random(TIME, BATCH, FEATURES)
+    if layout == "by_rows":
+        input = random(BATCH, TIME, FEATURES).transpose(0, 1)
+    elif layout in ("packed", "unsorted"):
+        lengths = (6, 2, 1) if layout == "packed" else (2, 6, 1)
+        input = pack_sequence([random(n, FEATURES) for n in lengths], layout == "packed")
+    found = []
+    for module in (ours, theirs):
+        torch.manual_seed(5)
+        found.append((*tensors_of(module(input)), torch.rand(3)))
+    torch.testing.assert_close(*found)
+
+
 def test_projections_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^LSTM: expected `proj_size` to be 0, but got 2: "):
         extops.LSTM(FEATURES, STATE, proj_size=2)
