@@ -24,6 +24,7 @@ class Cell:
         cell: str,
         one_step: Callable[..., tuple[Tensor, Tensor] | None] = lambda *_: None,
         composition: reference.Cell | None = None,
+        cast: Callable[..., Arguments] = _autocast.cast_with_state,
     ) -> None:
         """A cell by its name.
 
@@ -32,6 +33,7 @@ class Cell:
             one_step: computes ``h`` and ``c`` of a sequence of a single step, or returns nothing where the kernels
                 shall.
             composition: the same in PyTorch; by default that of ``reference``.
+            cast: what autocast does to the arguments.
         """
         self.name = f"{cell}_sequence"
         self.time_first = _schemas.OPERATORS[self.name]
@@ -40,6 +42,7 @@ class Cell:
         self.batch_first = dataclasses.replace(self.time_first, arguments=(batch_first, *others))
         self.one_step = one_step
         self.first_input = _schemas.CELLS[cell].first_input
+        self.cast = cast
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
         self.eager_backward = _autograd.eager(f"{self.name}_backward")
@@ -73,7 +76,7 @@ class Cell:
         try:
             is_plain = _autograd.is_plain()
             if _autocast.is_on() or not is_plain:
-                arguments = _autocast.cast(*arguments)
+                arguments = self.cast(*arguments)
             # Within a trace sizes are tensors, which the kernels check.
             if lengths is not None or not (is_plain or _autograd.is_tracing()):
                 self.check(arguments, lengths, batch_first)
@@ -261,21 +264,28 @@ def _gradients(
                 of_rows = torch.mm(rows_x.t(), factor(input))
                 found[0] = of_rows.roll(-shift, 0) if shift else of_rows
             found[1] = torch.mm(rows_h.t(), factor(old_h)) if needs_parameters[1] else None
-    if any(needs_parameters[len(weights) :]):
-        of_biases = _bias_gradients(rows.sum(0), rows_x.shape[1], rows_h.shape[1], shift)
-        for place, gradient in zip(range(len(weights), len(found)), of_biases, strict=False):
-            found[place] = gradient if needs_parameters[place] else None
+    needs_biases = needs_parameters[len(weights) :]
+    if any(needs_biases):
+        sums = rows.sum(0)
+        if len(needs_biases) == 1:
+            found[-1] = sums
+        else:
+            sizes = rows_x.shape[1], rows_h.shape[1]
+            found[len(weights) :] = _bias_gradients(sums, *sizes, shift, needs_biases)
     return grad_input, *found, grad_h_0, grad_c_0
 
 
-def _bias_gradients(sums: Tensor, of_input: int, of_h: int, shift: int) -> tuple[Tensor, Tensor]:
+def _bias_gradients(
+    sums: Tensor, of_input: int, of_h: int, shift: int, needs: tuple[bool, ...]
+) -> tuple[Tensor | None, Tensor | None]:
     """From the sums over all columns: those of the first ``of_input``, and of the last ``of_h``."""
-    if of_input == of_h == len(sums) and not shift:
-        return sums, sums
-    # The first are a copy: autograd keeps gradients of parameters as they are, and the two may overlap.
     first = sums.narrow(0, 0, of_input)
-    first = first.roll(-shift, 0) if shift else first.clone()
-    return first, sums.narrow(0, len(sums) - of_h, of_h)
+    second = sums.narrow(0, len(sums) - of_h, of_h)
+    if shift:
+        first = first.roll(-shift, 0)
+    elif all(needs):
+        first = first.clone()  # the two may overlap, and who gets them may change one in place
+    return first if needs[0] else None, second if needs[1] else None
 
 
 def _old_h(
@@ -303,7 +313,7 @@ _apply = _private.apply(_Sequence)
 
 # -- the LLTM
 
-_lltm = Cell("lltm", one_step=lltm)
+_lltm = Cell("lltm", one_step=lltm, cast=_autocast.cast)
 
 
 def lltm_sequence(
