@@ -9,8 +9,11 @@
 #include "kernels/cuda/sequence_kernels.cuh"
 #include "kernels/cuda/sequence_tensor_block.cuh"
 #include "kernels/cuda/sequence_tensor_cluster.cuh"
+#include "kernels/cuda/step/step.cuh"
 
 #define EXTOPS_CELL_KERNELS(cell, Cell)    \
   EXTOPS_DECLARE_SEQUENCE_CUDA(cell, Cell) \
   EXTOPS_SEQUENCE_CUDA(cell, Cell)         \
+  EXTOPS_DECLARE_STEP_CUDA(cell, Cell)     \
+  EXTOPS_STEP_CUDA(cell, Cell)             \
   EXTOPS_SEQUENCE_HOPPER(Cell)

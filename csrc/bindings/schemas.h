@@ -6,6 +6,7 @@
 #include "../elementwise/operators.h"
 #include "../kernels/lltm.h"
 #include "sequence.h"
+#include "step.h"
 
 // The operators with a table (kernels/table.h): the name, the struct of the table, and the arguments after those of the
 // table. `allow_tf32` is the position of torch's switch for products of float32 on CUDA, which the stable ABI cannot
@@ -26,7 +27,11 @@
   OPERATOR(lstm_sequence, LstmSequenceTensors, EXTOPS_SEQUENCE_OPTIONS) \
   OPERATOR(lstm_sequence_backward, LstmSequenceBackwardTensors, EXTOPS_SEQUENCE_OPTIONS) \
   OPERATOR(gru_sequence, GruSequenceTensors, EXTOPS_SEQUENCE_OPTIONS) \
-  OPERATOR(gru_sequence_backward, GruSequenceBackwardTensors, EXTOPS_SEQUENCE_OPTIONS)
+  OPERATOR(gru_sequence_backward, GruSequenceBackwardTensors, EXTOPS_SEQUENCE_OPTIONS) \
+  OPERATOR(lstm_step, LstmStepTensors, EXTOPS_STEP_OPTIONS)         \
+  OPERATOR(lstm_step_backward, LstmStepBackwardTensors, "")         \
+  OPERATOR(gru_step, GruStepTensors, EXTOPS_STEP_OPTIONS)           \
+  OPERATOR(gru_step_backward, GruStepBackwardTensors, "")
 // clang-format on
 
 // The schema of each operator, null past the last; those of elementwise operators come last, in the order of their

@@ -5,7 +5,11 @@
 #include "lltm.h"
 #include "lstm.h"
 
+// Those with the parameters of torch's modules.
+#define EXTOPS_CELLS_OF_PARTS(CELL) \
+  CELL(lstm, Lstm)                  \
+  CELL(gru, Gru)
+
 #define EXTOPS_CELLS(CELL) \
   CELL(lltm, Lltm)         \
-  CELL(lstm, Lstm)         \
-  CELL(gru, Gru)
+  EXTOPS_CELLS_OF_PARTS(CELL)

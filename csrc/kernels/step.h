@@ -61,4 +61,4 @@ constexpr bool kHasOneGradient =
   EXTOPS_API Error extops_##cell##_step_cuda(ScalarType dtype, const StepArguments& arguments, void* stream);  \
   EXTOPS_API Error extops_##cell##_step_backward_cuda(                                                         \
       ScalarType dtype, const StepBackwardArguments& arguments, void* stream);
-EXTOPS_CELLS(EXTOPS_DECLARE_STEP_CUDA)
+EXTOPS_CELLS_OF_PARTS(EXTOPS_DECLARE_STEP_CUDA)

@@ -5,6 +5,7 @@
 #include "generic.h"
 #include "lltm.h"
 #include "sequence.h"
+#include "step.h"
 
 namespace {
 
@@ -24,10 +25,14 @@ struct Cuda : extops::stable::CudaDevice {
 
   template <class Cell>
   struct Sequence;
+  template <class Cell>
+  struct Step;
 };
 
 #define EXTOPS_ENTRIES(cell, Cell) EXTOPS_SEQUENCE_ENTRIES_CUDA(Cuda, cell, extops::Cell)
 EXTOPS_CELLS(EXTOPS_ENTRIES)
+#define EXTOPS_STEP_ENTRIES(cell, Cell) EXTOPS_STEP_ENTRIES_CUDA(Cuda, cell, extops::Cell)
+EXTOPS_CELLS_OF_PARTS(EXTOPS_STEP_ENTRIES)
 
 }  // namespace
 
@@ -35,6 +40,8 @@ STABLE_TORCH_LIBRARY_IMPL(extops, CUDA, library) {
   extops::stable::register_lltm<Cuda>(library);
 #define EXTOPS_REGISTER(cell, Cell) extops::stable::register_sequence<Cuda, extops::Cell>(library);
   EXTOPS_CELLS(EXTOPS_REGISTER)
+#define EXTOPS_REGISTER_STEP(cell, Cell) extops::stable::register_step<Cuda, extops::Cell>(library);
+  EXTOPS_CELLS_OF_PARTS(EXTOPS_REGISTER_STEP)
   extops::stable::register_elementwise<Cuda>(library);
 #define EXTOPS_IMPL(name, Arguments) EXTOPS_GENERIC_IMPL(library, Cuda, cuda, name, Arguments)
   EXTOPS_OPERATORS(EXTOPS_NOTHING, EXTOPS_IMPL)
