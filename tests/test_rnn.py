@@ -364,6 +364,15 @@ def test_wrong_states(name: str, state: Any, message: str) -> None:
 
 
 @by_layer
+def test_negative_batch_sizes(name: str) -> None:
+    layer, data = getattr(extops, name)(FEATURES, STATE), torch.zeros(2, FEATURES)
+    layer(PackedSequence(data, torch.tensor([1, 1, 0])))
+    expected = rf"^{name}: expected `input.batch_sizes` of at least 0, but got \[1, 1, 1, -1\]"
+    with pytest.raises(RuntimeError, match=expected):
+        layer(PackedSequence(data, torch.tensor([1, 1, 1, -1])))
+
+
+@by_layer
 @pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 def test_wrong_features(name: str, packed: bool) -> None:
     input: Any = random(TIME, BATCH, FEATURES + 1)
@@ -413,6 +422,44 @@ def test_wrong_biases(function: Any, bias: Any, message: str) -> None:
         (TypeError, RuntimeError), match=f"^{function.__name__}: expected {message}"
     ):
         function(input, (state, state) if is_lstm else state, *weights, bias)
+
+
+@by_function
+@pytest.mark.parametrize("requires_grad", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("shape", [(1,), (BATCH, -1), (1, -1)], ids=str)
+@pytest.mark.parametrize("wrong", ["bias_ih", "bias_hh"])
+def test_biases_that_would_be_broadcast(
+    wrong: str, shape: tuple[int, ...], requires_grad: bool, function: Any
+) -> None:
+    """Also in a single step without gradients, which is torch's own on a CPU."""
+    is_lstm = function is extops.lstm_sequence
+    rows = 28 if is_lstm else 21
+    biases = {name: torch.zeros(rows) for name in ("bias_ih", "bias_hh")}
+    biases[wrong] = torch.zeros([rows if size == -1 else size for size in shape])
+    h = torch.zeros(BATCH, STATE)
+    arguments = (h, h) if is_lstm else h, torch.zeros(rows, FEATURES), torch.zeros(rows, STATE)
+    with (
+        torch.set_grad_enabled(requires_grad),
+        pytest.raises(RuntimeError, match=f"^{function.__name__}: expected `{wrong}` to have"),
+    ):
+        function(torch.zeros(1, BATCH, FEATURES), *arguments, tuple(biases.values()))
+
+
+@by_layer
+@pytest.mark.parametrize("requires_grad", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("time", [1, 2])
+@pytest.mark.parametrize("wrong", ["weight_ih", "bias_hh"])
+def test_parameters_that_would_be_broadcast(
+    wrong: str, time: int, requires_grad: bool, name: str
+) -> None:
+    layer = getattr(extops, name)(FEATURES, 256)
+    parameter = getattr(layer, f"{wrong}_l0")
+    setattr(layer, f"{wrong}_l0", nn.Parameter(parameter[:1].detach()))
+    with (
+        torch.set_grad_enabled(requires_grad),
+        pytest.raises(RuntimeError, match=f"^{name.lower()}_sequence: expected `{wrong}` to have"),
+    ):
+        layer(torch.zeros(time, BATCH, FEATURES))
 
 
 # -- accelerate ----------------------------------------------------------------------------------

@@ -96,6 +96,10 @@ def _check_packed(name: str, data: Tensor, batch_sizes: Tensor, rows: int) -> No
             f"{name}: expected `input.batch_sizes` not to grow from one step to the next, "
             f"but got {batch_sizes.tolist()}"
         )
+    if batch_sizes[-1] < 0:
+        raise RuntimeError(
+            f"{name}: expected `input.batch_sizes` of at least 0, but got {batch_sizes.tolist()}"
+        )
 
 
 def parameter_of(module: torch.nn.Module, name: str) -> Tensor:

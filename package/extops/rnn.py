@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from extops import _autocast, _autograd, _checks
 from extops.modules import Layers, Packing, Results, States, parameter_of
-from extops.ops.sequence import gru_sequence, lstm_sequence
+from extops.ops.sequence import gru_sequence, lstm_sequence, suit_torchs
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -96,16 +96,13 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             and self.is_torchs(input.transpose(0, 1) if batch_first else input)
         ):
             names = [x for layer in range(self.num_layers) for x in self._suffixes(layer)]
-            parameters = [x for name in names for x in self._parameters_of(name)]
-            # torch's own takes what ours refuses, such as a state of another dtype.
-            if all(
-                x.dtype is input.dtype and x.device == input.device for x in (*states, *parameters)
-            ):
+            parameters = [self._parameters_of(name) for name in names]
+            if all(suit_torchs(input, each, states) for each in parameters):
                 layer: Any = getattr(torch, self._mode.lower())
                 state = states if self._number_of_states > 1 else states[0]
                 options = self.bias, self.num_layers, self.dropout, self.training
                 output, *last = layer(
-                    input, state, parameters, *options, self.bidirectional, batch_first
+                    input, state, sum(parameters, ()), *options, self.bidirectional, batch_first
                 )
                 return output, tuple(last)
         if packing is None and self._mode == "LSTM" and _has_onednn and _autocast.is_on():

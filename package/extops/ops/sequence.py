@@ -1,7 +1,7 @@
 """Recurrent cells over whole sequences."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -358,17 +358,31 @@ def lltm_sequence(
 # -- those of torch
 
 
-def _is_step_of_torch(*tensors: Tensor | None) -> bool:
+def _is_step_of_torch(input: Tensor, *others: Tensor | None) -> bool:
     """Whether a step is torch's own: on a CPU it is little but a product of a library, for which our kernel would pack
-    the weights first. But torch's gradient changes with autocast around the backward, and torch's step takes what ours
-    refuses, such as a state of another dtype.
+    the weights first. But torch's gradient changes with autocast around the backward.
     """
-    present = [x for x in tensors if x is not None]
-    first = present[0]
     return (
-        first.device.type == "cpu"
+        input.device.type == "cpu"
         and not (torch.is_grad_enabled() or _autocast.is_on())
-        and all(x.dtype is first.dtype and x.device == first.device for x in present)
+        and suit_torchs(input, others[:-2], others[-2:])
+    )
+
+
+def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any]) -> bool:
+    """Whether torch's own may take the parameters of one direction: it also takes what ours refuses, such as a state of
+    another dtype, and broadcasts a bias.
+    """
+    weight_ih, weight_hh, *others = parameters
+    biases = [x for x in others if x is not None]
+    rows = weight_hh.shape[:1]
+    return (
+        all(
+            x.dtype is input.dtype and x.device == input.device
+            for x in (weight_ih, weight_hh, *biases, *states)
+        )
+        and weight_ih.shape[:1] == rows
+        and all(x.shape == rows for x in biases)
     )
 
 
