@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _autocast, _checks, _private, _schemas
+from extops import _autocast, _checks, _loader, _private, _schemas
 from extops._libraries import Library
 from extops.modules import Layers, LLTMLayer
 from extops.ops import sequence
@@ -85,6 +85,8 @@ def which_kernel(
     is_one_step = len(steps) == 1 and not is_packed
     if cell == "lltm" and is_one_step:
         return "lltm"
+    if steps.is_cuda and is_one_step and _loader.binding == "stable":
+        return "step"
     if steps.is_cuda:
         return _of_gpu(cell, steps, state_size, backward)
     is_torchs = is_one_step and not (torch.is_grad_enabled() or _autocast.is_on())

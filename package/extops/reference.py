@@ -88,7 +88,7 @@ def steps_that_count(lengths: Tensor, time: int) -> Tensor:
 _AS_IT_IS = contextlib.nullcontext()
 
 
-def _in_float32(function: Callable[P, tuple[Tensor, ...]]) -> Callable[P, tuple[Tensor, ...]]:
+def in_float32(function: Callable[P, tuple[Tensor, ...]]) -> Callable[P, tuple[Tensor, ...]]:
     """Computes with 16-bit types in float32, as the kernels do: over a sequence the cell state is a running sum."""
 
     @functools.wraps(function)
@@ -197,7 +197,7 @@ class Cell:
 
     def over_sequences(self) -> tuple[_Function, _Function]:
         """The operator and its backward."""
-        return _in_float32(self.sequence), _in_float32(self.sequence_backward)
+        return in_float32(self.sequence), in_float32(self.sequence_backward)
 
     def sequence(self, input: Tensor, *arguments: Any, reverse: bool = False) -> tuple[Tensor, ...]:
         """The operator for an input ``[T, B, I]``, the parameters, both states and lengths: the output, the last hidden

@@ -9,7 +9,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from extops import _autocast, _autograd, _checks
 from extops.modules import Layers, Packing, Results, States, parameter_of
-from extops.ops.sequence import gru_sequence, lstm_sequence, suit_torchs
+from extops.ops.sequence import GRU_CELL, LSTM_CELL, gru_sequence, lstm_sequence, suit_torchs
+from extops.ops.step import Step
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -145,6 +146,7 @@ class GRU(_OneState, _TorchLayers):
 
 class _TorchCell(torch.nn.RNNCellBase):
     _number_of_states = 2
+    _step: Step | None
     __prepare_scriptable__ = _checks.refuse_script
 
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
@@ -158,6 +160,32 @@ class _TorchCell(torch.nn.RNNCellBase):
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """One step, of ``[B, I]`` or, without a batch, of ``[I]``."""
+        try:
+            found = self._plain(input, hx)
+        except _checks.FAILURES:
+            _checks.explain(self._composed, input, hx)
+            raise
+        return self._composed(input, hx) if found is None else found
+
+    def _plain(self, input: Tensor, hx: Any) -> Any:
+        """The same for most calls, with as few questions as can be, since the host takes longer than the GPU; nothing
+        for others.
+        """
+        if not _autograd.is_plain() or _autocast.is_on() or input.dim() != 2:
+            return None
+        parameters = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
+        if hx is None:
+            hx = self._of_states(
+                (input.new_zeros(input.shape[0], self.hidden_size),) * self._number_of_states
+            )
+        states = self._as_states(hx)
+        if self._step is not None and self._step.serves(input, self._number_of_states == 1):
+            return self._of_states(self._step(input, *parameters, *states))
+        if input.device.type == "cpu" and suit_torchs(input, parameters, states):
+            return super().forward(input, hx)  # little but products of a library
+        return None
+
+    def _composed(self, input: Tensor, hx: Any) -> Any:
         name = type(self).__name__
         _checks.check_tensor(name, "input", input)
         if input.dim() not in (1, 2):
@@ -184,14 +212,16 @@ class _TorchCell(torch.nn.RNNCellBase):
 
 
 class LSTMCell(_TorchCell, torch.nn.LSTMCell):
-    """:class:`torch.nn.LSTMCell` by :func:`extops.lstm_sequence`: the same arguments, parameters and results."""
+    """:class:`torch.nn.LSTMCell` by extops' kernels: the same arguments, parameters and results."""
 
+    _step = LSTM_CELL.step
     _run = staticmethod(_run_lstm)  # type: ignore[assignment]
 
 
 class GRUCell(_OneState, _TorchCell, torch.nn.GRUCell):
-    """:class:`torch.nn.GRUCell` by :func:`extops.gru_sequence`: the same arguments, parameters and results."""
+    """:class:`torch.nn.GRUCell` by extops' kernels: the same arguments, parameters and results."""
 
+    _step = GRU_CELL.step
     _run = staticmethod(_run_gru)  # type: ignore[assignment]
 
 

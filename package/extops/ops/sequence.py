@@ -9,6 +9,7 @@ from torch import Tensor
 
 from extops import _autocast, _autograd, _checks, _private, _products, _schemas, reference
 from extops.ops.lltm import lltm
+from extops.ops.step import Step
 
 _allows_tf32 = _private.allows_tf32
 
@@ -35,18 +36,19 @@ class Cell:
             composition: the same in PyTorch; by default that of ``reference``.
             cast: what autocast does to the arguments.
         """
+        found: reference.Cell = composition or getattr(reference, f"_{cell}")
         self.name = f"{cell}_sequence"
         self.time_first = _schemas.OPERATORS[self.name]
         input, *others = self.time_first.arguments
         batch_first = dataclasses.replace(input, axes="batch, time, input_features")
         self.batch_first = dataclasses.replace(self.time_first, arguments=(batch_first, *others))
         self.one_step = one_step
+        self.step = Step(cell, found) if f"{cell}_step" in _schemas.OPERATORS else None
         self.first_input = _schemas.CELLS[cell].first_input
         self.cast = cast
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
         self.eager_backward = _autograd.eager(f"{self.name}_backward")
-        found: reference.Cell = composition or getattr(reference, f"_{cell}")
         self.reference, backward = found.over_sequences()
         self._register(backward)
 
@@ -75,6 +77,7 @@ class Cell:
         """The public function: its arguments are the input, the parameters, h_0 and c_0."""
         try:
             is_plain = _autograd.is_plain()
+            has_one_state = arguments[-1] is arguments[-2]
             if _autocast.is_on() or not is_plain:
                 arguments = self.cast(*arguments)
             # Within a trace sizes are tensors, which the kernels check.
@@ -85,7 +88,7 @@ class Cell:
             if lengths is not None:
                 lengths = _checked(self.name, lengths, steps)
             if is_plain:
-                output, h_n, c_n = self._run((steps, *others, lengths), reverse)
+                output, h_n, c_n = self._run((steps, *others, lengths), reverse, has_one_state)
             else:
                 output, h_n, c_n, _, _ = self.operator(
                     steps, *others, lengths, reverse=reverse, allow_tf32=_allows_tf32()
@@ -95,13 +98,15 @@ class Cell:
             raise
         return output.transpose(0, 1) if batch_first else output, h_n, c_n
 
-    def _run(self, inputs: Arguments, reverse: bool) -> Results:
-        """A plain call."""
+    def _run(self, inputs: Arguments, reverse: bool, has_one_state: bool) -> Results:
+        """A plain call. One state: the hidden state is the cell state, and given twice."""
         input, *others, lengths = inputs
         if lengths is None and input.shape[0] == 1:
             states = self.one_step(input[0], *others)
+            if states is None and self.step is not None and self.step.serves(input, has_one_state):
+                states = self.step(input[0], *others[: len(others) - has_one_state])
             if states is not None:
-                return torch.stack(states[:1]), *states
+                return torch.stack(states[:1]), states[0], states[-1]
         allow_tf32 = input.is_cuda and _allows_tf32()
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:-1]):
             output, h_n, c_n, _, _ = _apply(self, reverse, allow_tf32, *inputs)
@@ -402,8 +407,8 @@ def _gru_step(input: Tensor, *others: Any) -> tuple[Tensor, Tensor] | None:
     return h, h
 
 
-_lstm = Cell("lstm", one_step=_lstm_step)
-_gru = Cell("gru", one_step=_gru_step)
+LSTM_CELL = Cell("lstm", one_step=_lstm_step)
+GRU_CELL = Cell("gru", one_step=_gru_step)
 
 
 def as_biases(op: str, bias: tuple[Tensor, Tensor] | None) -> Arguments:
@@ -441,9 +446,9 @@ def lstm_sequence(
     Returns:
         ``output, (h_n, c_n)``, as of :func:`extops.lltm_sequence`.
     """
-    arguments = input, weight_ih, weight_hh, *as_biases(_lstm.name, bias)
-    state = _checks.as_pair(_lstm.name, state)
-    output, h_n, c_n = _lstm(
+    arguments = input, weight_ih, weight_hh, *as_biases(LSTM_CELL.name, bias)
+    state = _checks.as_pair(LSTM_CELL.name, state)
+    output, h_n, c_n = LSTM_CELL(
         (*arguments, *state), lengths, batch_first=batch_first, reverse=reverse
     )
     return output, (h_n, c_n)
@@ -474,6 +479,6 @@ def gru_sequence(
         ``output, h_n``: the hidden state after every step, ``[T, B, S]`` or ``[B, T, S]``, and the last one.
     """
     # The state is carried from step to step in the compute type, and meets the weights in its own.
-    arguments = input, weight_ih, weight_hh, *as_biases(_gru.name, bias), state, state
-    output, h_n, _ = _gru(arguments, lengths, batch_first=batch_first, reverse=reverse)
+    arguments = input, weight_ih, weight_hh, *as_biases(GRU_CELL.name, bias), state, state
+    output, h_n, _ = GRU_CELL(arguments, lengths, batch_first=batch_first, reverse=reverse)
     return output, h_n
