@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import re
+import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +158,207 @@ def test_a_state_alone(device: str) -> None:
     for state in (h, h[:2]):
         with pytest.raises(TypeError, match=f"^{expected}"):
             TURNED.load(device)(input, state, *parameters[:2], parameters[2:])
+
+
+# ---- check_cell
+
+
+@pytest.mark.slow
+@by_device
+@by_cell
+def test_check_cell(own: Own, device: str) -> None:
+    extops.check_cell(own.load(device))
+
+
+def halved(x: Tensor) -> Tensor:
+    """The same, with half of the gradient."""
+    return (x + x.detach()) / 2
+
+
+def wrong_c(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    h, new_c = turned_step(columns, old_c)
+    return h, new_c + 0.25
+
+
+def wrong_h(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    h, new_c = turned_step(columns, old_c)
+    return -h, new_c
+
+
+def wrong_gradient_of_a_column(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    o, i, g = columns.chunk(3, dim=1)
+    return turned_step(torch.cat([o, i, halved(g)], dim=1), old_c)
+
+
+def wrong_gradient_of_h(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    o, i, g = columns.chunk(3, dim=1)
+    h, _ = turned_step(torch.cat([halved(o), i, g], dim=1), old_c)
+    return h, turned_step(columns, old_c)[1]
+
+
+def wrong_gradient_of_the_old_c(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    return turned_step(columns, halved(old_c))
+
+
+def wrong_shape(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    h, new_c = turned_step(columns, old_c)
+    return h, new_c[:1]
+
+
+@pytest.mark.slow
+@by_device
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (wrong_c, r"the new c differs .* by 0.25, where .* \(see new_c\)"),
+        (wrong_h, r"h differs from that of `step` by [\d.]+, where .* \(see output\)"),
+        (
+            wrong_gradient_of_a_column,
+            r"gradient of column 2 for a gradient of h alone differs .* \(see to_columns and to_c\)",
+        ),
+        (wrong_gradient_of_h, r"the gradient of column 0 for a gradient of h alone differs .*"),
+        (
+            wrong_gradient_of_the_old_c,
+            r"gradient of the old c for a gradient of h alone differs .* \(see to_old_c\)",
+        ),
+        (wrong_shape, r"`step` gives the new c of shape \[1, 5\], not \[4, 5\]"),
+    ],
+)
+def test_check_cell_says_what_differs(step: Any, message: str, device: str) -> None:
+    cell = TURNED.load(device)
+    record = extops.cells.loaded["turned"]
+    record.step = step
+    try:
+        with pytest.raises(AssertionError, match=message) as caught:
+            extops.check_cell(cell)
+    finally:
+        record.step = TURNED.step
+    where = "check_cell: turned on cpu in torch.float64, 5 units: "
+    assert str(caught.value).startswith(where)
+
+
+def test_check_cell_of_another_function() -> None:
+    expected = "check_cell: expected `cell` to be what load_cell returned, but got <function "
+    with pytest.raises(TypeError, match=f"^{expected}"):
+        extops.check_cell(extops.gru_sequence)
+
+
+# ---- load_cell
+
+
+@pytest.mark.slow
+@by_device
+def test_the_same_sources_again(device: str, capfd: pytest.CaptureFixture[str]) -> None:
+    cell = TURNED.load(device)
+    capfd.readouterr()
+    sources = [SOURCES / "turned.cpp", SOURCES / "turned.cu"]
+    assert extops.load_cell("turned", sources, turned_step) is cell
+    assert capfd.readouterr() == ("", "")
+    message = f"expected a new `name`, or the sources of the cell 'turned' .* {SOURCES}/turned.cpp"
+    with pytest.raises(RuntimeError, match=message):
+        extops.load_cell("turned", [*sources, SOURCES / "own_gru.h"], turned_step)
+
+
+START = """
+import os, sys
+from pathlib import Path
+import extops
+from extops import _jit
+
+folder = Path(sys.argv[1])
+os.environ |= {"TORCH_EXTENSIONS_DIR": str(folder / "build"), "PROCESS": str(os.getpid())}
+
+def load(name="turned"):
+    return extops.load_cell(name, [folder / f"{name}.cpp"], lambda columns, c: (c, c))
+
+def compile():
+    print(_jit.Build("small", [folder / "small.cpp"]).load().is_file())
+"""
+
+
+def start(code: str, folder: Path) -> subprocess.Popen[str]:
+    """A process of its own, which compiles what is in the folder."""
+    needs_programs("c++", "ninja")
+    (folder / "small.cpp").write_text("int number = 1;\n")
+    return subprocess.Popen(
+        [sys.executable, "-c", START + code, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_after_a_killed_compile(tmp_path: Path) -> None:
+    """The lock of a process that is gone keeps no other one waiting."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *" -c "*) kill -9 $PROCESS ;; *) exec c++ "$@" ;; esac\n'
+    )
+    compiler.chmod(0o755)
+    killed = start('os.environ["CXX"] = str(folder / "compiler"); compile()', tmp_path)
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "build" / "small" / "lock").exists()  # torch's own
+    output, errors = start("compile()", tmp_path).communicate(timeout=120)
+    assert output == "True\n", errors
+
+
+def test_while_another_process_compiles(tmp_path: Path) -> None:
+    folder = tmp_path / "build" / "small"
+    folder.mkdir(parents=True)
+    with (folder / "extops.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = start("compile()", tmp_path)
+        assert process.stderr is not None
+        message = f"extops: waiting for another process, which compiles in {folder}\n"
+        assert message in iter(process.stderr.readline, "")
+        assert not list(folder.glob("*.so"))
+    output, errors = process.communicate()
+    assert output == "True\n", errors
+
+
+def test_after_an_error_is_mended(tmp_path: Path) -> None:
+    """In the same process, as in a notebook; the header is not what torch looks at."""
+    code = """
+(folder / "small.cpp").write_text('#include "small.h"')
+for text in ("int number = ;", "int number = 1;"):
+    (folder / "small.h").write_text(text)
+    try:
+        compile()
+    except RuntimeError as error:
+        print(type(error).__name__)
+"""
+    output, errors = start(code, tmp_path).communicate()
+    assert output == "RuntimeError\nTrue\n", errors
+
+
+@pytest.mark.slow
+def test_what_a_user_sees(tmp_path: Path) -> None:
+    """Once that something is compiled; after an edit what to do."""
+    OWN_GRU.load("cpu")  # or skips
+    for source in SOURCES.iterdir():
+        shutil.copy(source, tmp_path)
+    output, errors = start("load()", tmp_path).communicate()
+    folder = tmp_path / "build" / "extops_cell_turned"
+    what = "extops: compiling the cell turned, which takes about a minute; what comes of it stays"
+    assert (output, errors) == ("", f"{what} in {folder}\n")
+    code = """
+assert load() is load()
+(folder / "turned.h").write_text((folder / "turned.h").read_text() + "// edited")
+for name in ("turned", "lstm"):
+    (folder / "lstm.cpp").write_text("EXTOPS_CELL(lstm, Lstm)")
+    try:
+        load(name)
+    except RuntimeError as error:
+        print(error)
+"""
+    output, errors = start(code, tmp_path).communicate()
+    assert output.splitlines() == [
+        "load_cell: the sources of 'turned' have changed since this process loaded it, and it cannot load a cell "
+        "twice: start Python anew (in a notebook: restart the kernel)",
+        "load_cell: expected a new `name`, but there is a cell 'lstm' already",
+    ]
+    assert errors == ""
 
 
 # ---- what does not compile

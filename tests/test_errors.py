@@ -744,8 +744,13 @@ def test_a_shape_too_large_for_any_memory(device: str) -> None:
         ("mgu", ["EXTOPS_CELL(mgu, Mgu)"] * 2, "mgu, ...), but they define mgu, mgu"),
         ("mgu", ["EXTOPS_CELL_KERNELS(mgu, Mgu)"], "mgu, ...), but they define no cell"),
         ("mgu", [], "mgu, ...), but they define no cell"),
+        ("a", ["  EXTOPS_CELL ( mgu , Mgu)"], "a, ...), but they define mgu"),
+        ("a", ["#define Q '\"'\nEXTOPS_CELL\n(mgu, Mgu)  // \""], "a, ...), but they define mgu"),
+        ("mgu", ["/*\nEXTOPS_CELL(mgu, Mgu)\n*/"], "mgu, ...), but they define no cell"),
+        ("mgu", ["// EXTOPS_CELL(mgu, Mgu)"], "mgu, ...), but they define no cell"),
+        ("mgu", ['"\\" EXTOPS_CELL(mgu, Mgu)"'], "mgu, ...), but they define no cell"),
     ],
-    ids=["other", "twice", "kernels", "none"],
+    ids=["other", "twice", "kernels", "none", "spaces", "lines", "comment", "line", "text"],
 )
 def test_sources_of_another_cell(name: str, lines: list[str], message: str, tmp_path: Path) -> None:
     """Loaded beside the cell that they define, the library would end the process."""

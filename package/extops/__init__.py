@@ -13,6 +13,7 @@ _loader.load()
 
 # Operators can only be registered once the libraries are loaded.
 from extops import _flops, reference
+from extops._cell_check import check_cell
 from extops._kernels import which_kernel
 from extops.cells import load_cell
 from extops.modules import LLTM, LLTMLayer, RoundSTE
@@ -34,6 +35,7 @@ __all__ = [
     "RoundSTE",
     "__version__",
     "accelerate",
+    "check_cell",
     "elementwise_mult",
     "gru_sequence",
     "lltm",

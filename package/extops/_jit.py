@@ -4,10 +4,16 @@
 and the GPU at hand, and recompiles what was edited.
 """
 
+import contextlib
+import fcntl
 import os
 import runpy
 import shlex
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -16,32 +22,84 @@ import torch
 from extops._requirements import LoadError
 
 
-def load(
-    name: str,
-    sources: list[Path],
-    cxx_flags: list[str] | None = None,
-    cuda_flags: list[str] | None = None,
-    link_flags: list[str] | None = None,
-    cuda: bool = False,
-) -> Path:
-    """Compiles what has changed of ``sources``, loads the library ``name`` and returns its file."""
-    from torch.utils import cpp_extension
+@dataclass(frozen=True)
+class Build:
+    """A library, and of what it is compiled."""
 
-    _check_tools(cpp_extension, cuda)
-    default = Path(cpp_extension.get_default_build_root(), f"torch-{torch.__version__}")
-    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or default, name).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    cpp_extension.load(
-        name,
-        [str(source) for source in sources],
-        extra_cflags=cxx_flags,
-        extra_cuda_cflags=cuda_flags,
-        extra_ldflags=link_flags,
-        build_directory=str(folder),
-        with_cuda=cuda,
-        is_python_module=False,
-    )
-    return folder / f"{name}.so"
+    name: str
+    sources: list[Path]
+    cxx_flags: list[str] | None = None
+    cuda_flags: list[str] | None = None
+    link_flags: list[str] | None = None
+    cuda: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where it is compiled."""
+        from torch.utils import cpp_extension
+
+        default = Path(cpp_extension.get_default_build_root(), f"torch-{torch.__version__}")
+        return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or default, self.name).resolve()
+
+    @property
+    def library(self) -> Path:
+        """The file that comes of it."""
+        return self.folder / f"{self.name}.so"
+
+    def is_current(self) -> bool:
+        """Whether the file is what would be compiled now."""
+        if not self._key.is_file() or self._key.read_text() != repr(self):
+            return False
+        ask = ["ninja", "-C", str(self.folder), "-n"]
+        return "no work to do" in subprocess.run(ask, capture_output=True, text=True).stdout
+
+    def load(self, announcement: str = "") -> Path:
+        """Compiles what has changed of the sources, loads the library and returns its file.
+
+        Args:
+            announcement: what to say on standard error before something is compiled.
+        """
+        from torch.utils import cpp_extension
+
+        _check_tools(cpp_extension, self.cuda)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with _alone_in(self.folder):
+            if announcement and not self.is_current():
+                print(announcement, file=sys.stderr, flush=True)
+            # Where an earlier call failed, torch would not try the same again, or give the file another name.
+            cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(self.name, None)
+            cpp_extension.load(
+                self.name,
+                [str(source) for source in self.sources],
+                extra_cflags=self.cxx_flags,
+                extra_cuda_cflags=self.cuda_flags,
+                extra_ldflags=self.link_flags,
+                build_directory=str(self.folder),
+                with_cuda=self.cuda,
+                is_python_module=False,
+            )
+            self._key.write_text(repr(self))
+        return self.library
+
+    @property
+    def _key(self) -> Path:
+        return self.folder / "extops.txt"
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Waits for other processes that compile there. The system takes this lock from a process that ends, however it
+    ends; torch's own is a file, which one that was killed leaves there, and for which the next would wait for ever.
+    """
+    with (folder / "extops.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting = f"extops: waiting for another process, which compiles in {folder}"
+            print(waiting, file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        (folder / "lock").unlink(missing_ok=True)
+        yield
 
 
 def _check_tools(cpp_extension: ModuleType, cuda: bool) -> None:
@@ -100,12 +158,12 @@ def build_libraries(csrc: Path, binding: str) -> dict[str, Path]:
         if library.torch_links and binding != "stable":
             continue
         links = [str(built[name]) for name in library.links]
-        built[library.name] = load(
+        built[library.name] = Build(
             library.name,
             library.sources(csrc.resolve()),
             recipes.cxx_flags(library, strict=False),
             recipes.nvcc_flags(_architectures(), strict=False) if library.cuda else None,
             [_quoted(x) for link in links for x in (link, f"-Wl,-rpath,{Path(link).parent}")],
             cuda=library.cuda,
-        )
+        ).load()
     return built

@@ -30,7 +30,7 @@ class LLTM(reference.LLTM):
 
 @cache
 def _operators() -> Any:
-    _jit.load("extops_aten", [Path(__file__).with_suffix(".cpp")])
+    _jit.Build("extops_aten", [Path(__file__).with_suffix(".cpp")]).load()
     return torch.ops.extops_aten
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,9 @@ Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 _OPTIMIZE = "-O3", "-std=c++17"
 _VECTORISE = "-fno-math-errno", "-fno-trapping-math"  # as extops_build/libraries.py
 
+_NO_CODE = re.compile(r""""(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])'|//[^\n]*|/\*.*?\*/""", re.DOTALL)
+"""Strings, characters and comments of C++."""
+
 
 def include() -> Path:
     """The folder of the headers ``extops_cell.h`` and ``extops_cell.cuh``."""
@@ -24,48 +28,104 @@ def include() -> Path:
     return Path(sources).resolve() if sources else Path(__file__).parent / "include"
 
 
+@dataclass
+class Loaded:
+    """A cell that this process has loaded."""
+
+    name: str
+    step: Step
+    facts: _schemas.CellFacts
+    build: _jit.Build
+    version: tuple[int, int]
+    """Of the library's file."""
+    composition: reference.Cell = field(init=False)
+    """All steps in PyTorch."""
+    function: Callable[..., Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        def step(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+            return self.step(columns, old_c)
+
+        backward = _backward_of_new(step) if self.facts.saves_new_c else _backward_of(step)
+        self.composition = reference.cell_of_parts(self.facts, step, backward)
+        self.function = _function(Cell(self.name, composition=self.composition), self.facts)
+
+
+loaded: dict[str, Loaded] = {}
+"""By name."""
+
+
 def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> Callable[..., Any]:
     """Compiles a recurrent cell of one's own for the CPU and, where there is a GPU, for that; see ``extops_cell.h``.
 
-    What has been compiled before is taken as it is, unless a source or a header has changed.
+    That takes about a minute, as a line on standard error says. What has been compiled before is taken as it is, unless
+    a source or a header has changed. A second call in a process gives the same function, with the newest ``step``.
 
     Args:
         name: that of ``EXTOPS_CELL`` in the sources; the operator is ``torch.ops.extops.<name>_sequence``.
         sources: a C++ file and a CUDA file, which is left out where torch has no GPU.
         step: one step in PyTorch, for gradients of higher order: ``step(columns, old_c)`` gives ``h`` and the new
-            ``c``, where ``columns`` is ``[B, kColumns * S]``.
+            ``c``, where ``columns`` is ``[B, kColumns * S]``. :func:`extops.check_cell` compares it with the sources.
 
     Returns:
         A function like :func:`extops.lstm_sequence` if it is called with a state ``(h_0, c_0)``, and like
-        :func:`extops.gru_sequence` if the state is ``h_0``.
+        :func:`extops.gru_sequence` if the state is ``h_0``, which a cell can whose ``h`` is its ``c``.
 
     Raises:
-        RuntimeError: the sources cannot be compiled or define a cell of another name, torch is older than 2.10, or the
-            name is taken.
+        RuntimeError: the sources cannot be compiled or define a cell of another name, torch is older than 2.10, the
+            name is taken, or what the name stands for has changed since this process loaded it.
         TypeError: ``sources`` is a single path.
     """
     _check_sources(name, sources)
     if _loader.binding != "stable":
         raise RuntimeError(f"load_cell: expected torch 2.10 or newer, but got {torch.__version__}")
-    if f"{name}_sequence" in _schemas.OPERATORS:
+    build = _build_of(name, sources)
+    if name in loaded:
+        return _again(loaded[name], build, step)
+    if name in _schemas.CELLS:
         raise RuntimeError(
             f"load_cell: expected a new `name`, but there is a cell {name!r} already"
         )
+    library = build.load(
+        f"extops: compiling the cell {name}, which takes about a minute; what comes of it stays in {build.folder}"
+    )
+    _schemas.register_fakes(_schemas.load(library))
+    loaded[name] = Loaded(name, step, _schemas.CELLS[name], build, _version_of(library))
+    return loaded[name].function
+
+
+def _build_of(name: str, sources: Sequence[str | Path]) -> _jit.Build:
     cuda = torch.cuda.is_available() and "cuda" in _devices.devices
     flags = [*_OPTIMIZE, f"-I{include()}", *(["-DEXTOPS_WITH_CUDA"] if cuda else [])]
-    chosen = [Path(x).resolve() for x in sources if cuda or Path(x).suffix != ".cu"]
-    library = _jit.load(
+    return _jit.Build(
         f"extops_cell_{name}",
-        chosen,
+        [Path(x).resolve() for x in sources if cuda or Path(x).suffix != ".cu"],
         [*flags, *_VECTORISE, "-fvisibility=hidden"],
         [*flags, *_jit.architecture_flags(), "-Xcompiler=-fvisibility=hidden"],
         cuda=cuda,
     )
-    _schemas.register_fakes(_schemas.load(library))
-    facts = _schemas.CELLS[name]
-    backward = _backward_of_new(step) if facts.saves_new_c else _backward_of(step)
-    composition = reference.cell_of_parts(facts, step, backward)
-    return _function(Cell(name, composition=composition), facts)
+
+
+def _again(cell: Loaded, build: _jit.Build, step: Step) -> Callable[..., Any]:
+    """The function of a cell that is loaded, if it is what would be loaded now."""
+    if cell.build != build:
+        given, before = (", ".join(map(str, x.sources)) for x in (build, cell.build))
+        raise RuntimeError(
+            f"load_cell: expected a new `name`, or the sources of the cell {cell.name!r} that this process has "
+            f"loaded, {before}, but got {given}"
+        )
+    if not (build.is_current() and _version_of(build.library) == cell.version):
+        raise RuntimeError(
+            f"load_cell: the sources of {cell.name!r} have changed since this process loaded it, and it cannot load "
+            "a cell twice: start Python anew (in a notebook: restart the kernel)"
+        )
+    cell.step = step
+    return cell.function
+
+
+def _version_of(library: Path) -> tuple[int, int]:
+    about = library.stat()
+    return about.st_ino, about.st_mtime_ns
 
 
 def _check_sources(name: str, sources: Sequence[str | Path]) -> None:
@@ -74,8 +134,8 @@ def _check_sources(name: str, sources: Sequence[str | Path]) -> None:
         raise TypeError(
             f"load_cell: expected `sources` to be a list of files, but got one: {str(sources)!r}"
         )
-    texts = (Path(source).read_text() for source in sources)
-    defined = [cell for text in texts for cell in re.findall(r"^EXTOPS_CELL\((\w+)", text, re.M)]
+    texts = (_NO_CODE.sub(" ", Path(source).read_text()) for source in sources)
+    defined = [x for text in texts for x in re.findall(r"\bEXTOPS_CELL\s*\(\s*(\w+)", text)]
     if defined != [name]:
         raise RuntimeError(
             f"load_cell: expected `sources` with one line EXTOPS_CELL({name}, ...), "

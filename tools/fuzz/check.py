@@ -1,0 +1,231 @@
+"""Whether extops computes a case right: beside float64, eager PyTorch, torch's module, and itself."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+import extops
+from tools.fuzz.beside import beside
+from tools.fuzz.cases import OWN_CELLS, Answer, Case
+from tools.fuzz.problem import Problem, Run, Tensors, narrowest
+
+KERNEL = "EXTOPS_SEQUENCE_KERNEL"
+
+# How far a number may be off where eager is right by luck, in units in the last place of the largest one. In float64
+# the exact numbers have errors of their own.
+ULPS = {torch.float64: 4096, torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
+
+
+def check(case: Case, device: str) -> Answer:
+    """Computes a case in every way, and compares."""
+    with _precision(case):
+        problem = Problem(case, device)
+        with _kernel(problem) as kernels:
+            try:
+                for kind, found in _complaints(problem):
+                    if found:
+                        return Answer(kind, "; ".join(found[:5]), kernels)
+            finally:
+                if case.compile:
+                    torch._dynamo.reset()
+    return Answer(kernels=kernels)
+
+
+def _complaints(problem: Problem) -> Iterator[tuple[str, list[str]]]:
+    run = _captured(problem) if problem.case.graph else problem.run
+    torch.set_num_threads(problem.case.cores)
+    first = run()
+    torch.set_num_threads(1)
+    yield "values", _wrong(problem, first)
+    yield "memory", _shared(first)
+    yield "torch", _unlike_torch(problem, first)
+    yield "bits", _other_bits(problem, run, first)
+
+
+@contextlib.contextmanager
+def _precision(case: Case) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def _kernel(problem: Problem) -> Iterator[tuple[str, ...]]:
+    """Has the kernel taken that the case names, where it can compute the case; gives those that are."""
+    case = problem.case
+    if case.cell in OWN_CELLS or (case.call == "cell" and case.cell == "lltm"):
+        yield (case.cell,)
+        return
+    if case.kernel:
+        os.environ[KERNEL] = case.kernel
+        if "none" in _which(problem):
+            del os.environ[KERNEL]
+    try:
+        yield _which(problem)
+    finally:
+        os.environ.pop(KERNEL, None)
+
+
+def _which(problem: Problem) -> tuple[str, ...]:
+    case = problem.case
+    function = case.call == "function"
+    with problem.region():
+        return tuple(
+            extops.which_kernel(
+                problem.callable,
+                problem.leaves["input"] if function else problem.packed(),
+                problem.state(),
+                batch_first=function and case.batch_first,
+                backward=backward,
+            )
+            for backward in (False, True)[: 1 + bool(problem.wanted)]
+        )
+
+
+def _captured(problem: Problem) -> Run:
+    """The case in a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        problem.run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = problem.run()
+
+    def replay() -> Tensors:
+        graph.replay()
+        return {name: x.clone() for name, x in found.items()}
+
+    return replay
+
+
+def _wrong(problem: Problem, ours: Tensors) -> list[str]:
+    """What is further from float64 than three times what eager PyTorch is, and some units in the last place."""
+    tf32 = problem.case.precision == "tf32"
+    dtype = narrowest(problem.case)
+    exact = problem.run_plain(torch.float64)
+    # Where torch may use TF32, it may compute without, too: float16 has as many bits.
+    eager = [problem.run_plain(x) for x in (dtype, torch.float16)[: 1 + tf32]]
+    info = torch.finfo(torch.float16 if tf32 else dtype)
+    wrong = []
+    noise: Tensors = {}
+    for name, value in exact.items():
+        if name not in ours or ours[name].shape != value.shape:
+            found = list(ours[name].shape) if name in ours else "none"
+            wrong.append(f"{name}: expected {list(value.shape)}, but got {found}")
+        elif value.numel() > 0:
+            error, *eagers = (_difference(x[name], value).item() for x in (ours, *eager))
+            largest = value.abs().max().item()
+            eager_error = max((x for x in eagers if math.isfinite(x)), default=0.0)
+            limit = 3 * eager_error + ULPS[dtype] * info.eps * max(largest, info.tiny)
+            if not error <= limit:
+                noise = noise or _noise(problem, exact, info.eps)
+                limit += 8 * noise[name].item()
+            if not error <= limit:
+                wrong.append(
+                    f"{name} is off by {error:.3g}, eager PyTorch by {eager_error:.3g}, "
+                    f"where the largest is {largest:.3g}"
+                )
+    return wrong
+
+
+def _noise(problem: Problem, exact: Tensors, eps: float) -> Tensors:
+    """How far the exact numbers are off if the inputs are by a unit in the last place: few numbers may cancel."""
+    tries = [problem.run_plain(torch.float64, noise=eps) for _ in range(4)]
+    return {
+        name: torch.stack([_difference(x[name], value) for x in tries]).max()
+        for name, value in exact.items()
+    }
+
+
+def _shared(found: Tensors) -> list[str]:
+    """Gradients in the same memory: who scales one would scale both."""
+    places: dict[int, str] = {}
+    shared = []
+    for name, x in found.items():
+        if "gradient" in name and x.numel() > 0:
+            other = places.setdefault(x.data_ptr(), name)
+            if other != name:
+                shared.append(f"{other} and {name} are the same memory")
+    return shared
+
+
+def _unlike_torch(problem: Problem, ours: Tensors) -> list[str]:
+    """What has another dtype or shape than of torch's module; or other strides, of states made from contiguous ones:
+    those of the output are as the input's, and those of gradients depend on how torch computes them.
+    """
+    case = problem.case
+    if 0 in (case.time, case.batch) or case.graph:
+        return []
+    # cuDNN's layers give float16 in a region of bfloat16.
+    dtypes_differ = problem.device == "cuda" and case.autocast == "bfloat16"
+
+    def described(name: str, x: Tensor) -> str:
+        dtype = "" if dtypes_differ else f"{x.dtype} "
+        is_compared = name in ("h_n", "c_n") and case.state_layout == "contiguous"
+        strides = f" at strides {x.stride()}" if is_compared else ""
+        return f"{dtype}{list(x.shape)}{strides}"
+
+    try:
+        torchs = problem.run_torchs() or {}
+    except RuntimeError:  # what extops takes, cuDNN may refuse
+        return []
+    pairs = ((name, described(name, x), described(name, ours[name])) for name, x in torchs.items())
+    return [f"{name} is {b}, torch's is {a}" for name, a, b in pairs if a != b]
+
+
+def _other_bits(problem: Problem, run: Run, first: Tensors) -> list[str]:
+    """What differs when it is computed again, beside other work."""
+    case, device = problem.case, problem.device
+    torch.set_num_threads(case.cores)
+    runs = [(run, first)]
+    if case.beside == "threads":
+        runs *= 3
+    elif case.beside == "sequence":
+        other = Problem(dataclasses.replace(case, seed=case.seed + 1), device)
+        runs.append((other.run, other.run()))
+    if device == "cuda":
+        torch.cuda.synchronize()
+    # In each thread: torch takes as many cores as there are for the first product of a new one.
+    pool = ThreadPoolExecutor(len(runs), initializer=torch.set_num_threads, initargs=(case.cores,))
+    with beside(case.beside, device), pool:
+        found = list(pool.map(lambda each: _differences(*each, case.repeats, device), runs))
+    return list(dict.fromkeys(text for texts in found for text in texts))
+
+
+def _differences(run: Run, first: Tensors, repeats: int, device: str) -> list[str]:
+    """How the results of repeats differ. The host does not wait for a GPU between them."""
+    stream = torch.cuda.Stream() if device == "cuda" else None
+    with torch.cuda.stream(stream):
+        rows = []
+        for _ in range(repeats):
+            found = run()
+            rows.append([_difference(found[name], x) for name, x in first.items()])
+        texts = []
+        for (name, x), *each in zip(first.items(), *rows, strict=True):
+            most = torch.stack(each)
+            if most.any():
+                texts.append(
+                    f"{name} has other bits in {int((most > 0).sum())} of {repeats} repeats: off by "
+                    f"{most.max().item():.3g}, where the largest is {x.abs().max().item():.3g}"
+                )
+    return texts
+
+
+def _difference(a: Tensor, b: Tensor) -> Tensor:
+    """The largest one; infinite where one is NaN."""
+    if a.numel() == 0:
+        return a.new_zeros((), dtype=torch.float64)
+    return (a.double() - b.double()).abs().max().nan_to_num(nan=math.inf)
