@@ -73,7 +73,8 @@ class Worker:
         return answer
 
     def end(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.join()
-        self._process = None
+        """Ends the process, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._process = None
