@@ -124,20 +124,42 @@ def asks_for_cuda(arguments: list[str]) -> bool:
     return "cuda" in arguments or "--device=cuda" in arguments
 
 
-@nox.session(reuse_venv=True)
-def bench(session: nox.Session) -> None:
-    """Measures the operators beside others: on the CPU, or with `-- --device cuda` on a GPU."""
-    session.log("This takes some minutes, and once the download of torch (0.2 to 3 GB).")
+def install_wheel(session: nox.Session, toolkit: str = "") -> None:
+    """Installs the CPU wheel of the sources, or for `--device cuda` that of dist/, and what tests need.
+
+    Where a wheel for CUDA shall find a compiler, and the machine names none, `toolkit` of pip is it.
+    """
     cuda = asks_for_cuda(session.posargs)
     built = sorted((ROOT / "dist").glob("extops-*+cu*.whl"))
     if cuda and not built:
         session.error(f"dist/ has no CUDA wheel: build one with `nox -s build-{PYTHON}-cu130`")
-    add_torch(session, f"{PYTHON}-{built[-1].name.split('+')[1].split('-')[0] if cuda else 'cpu'}")
+    target = f"{PYTHON}-{built[-1].name.split('+')[1].split('-')[0] if cuda else 'cpu'}"
+    if cuda and toolkit and "CUDA_HOME" not in os.environ:
+        base = add_torch(session, target, toolkit)
+        session.env["CUDA_HOME"] = str(base.site_packages / "nvidia" / "cu13")
+    else:
+        add_torch(session, target)
     session.install(*OPTIONS.tests.requires)
     with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
         wheel = built[-1] if cuda else build_cpu_wheel(session, dist)
         session.install("--force-reinstall", "--no-deps", str(wheel))
+
+
+@nox.session(reuse_venv=True)
+def bench(session: nox.Session) -> None:
+    """Measures the operators beside others: on the CPU, or with `-- --device cuda` on a GPU."""
+    session.log("This takes some minutes, and once the download of torch (0.2 to 3 GB).")
+    install_wheel(session)
     session.run("python", "-m", "benchmarks", *session.posargs)
+
+
+@nox.session(reuse_venv=True)
+def fuzz(session: nox.Session) -> None:
+    """Looks for wrong results in calls drawn at random: `-- --seconds 60 --seed 1`, on a GPU with `--device cuda`."""
+    session.log("This takes some minutes, and once the download of torch (0.2 to 3 GB).")
+    # Cells of one's own are compiled: on a GPU that needs nvcc.
+    install_wheel(session, releases.load().toolkit)
+    session.run("python", "-m", "tools.fuzz", *session.posargs)
 
 
 def prove_tests(session: nox.Session, module: str) -> None:

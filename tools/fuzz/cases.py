@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from extops_build import UserError
 
 DEVICES = ("cpu", "cuda")
+BUILT_IN = ("lstm", "gru", "lltm")
 OWN_CELLS = ("own_gru", "own_lstm", "own_lltm", "own_mgu")
 LAYOUTS = ("contiguous", "offset", "padded", "sliced", "transposed", "expanded")
 KERNELS = ("step", "tensor_block", "float32_block", "float32_cluster", "tensor_cluster", "group")
@@ -18,12 +19,12 @@ KERNELS = ("step", "tensor_block", "float32_block", "float32_cluster", "tensor_c
 Draw = Callable[[Random], Any]
 
 
-def _dimension(default: Any, draws: dict[str, Draw], simpler: Callable[[Any], list[Any]]) -> Any:
+def _field(default: Any, draws: dict[str, Draw], simpler: Callable[[Any], list[Any]]) -> Any:
     return dataclasses.field(default=default, metadata={"draws": draws, "simpler": simpler})
 
 
 def one_of(*values: Any, rarely: tuple[Any, ...] = (), once_in: int = 20, cuda: Any = None) -> Any:
-    """A field that is one of some values, the simplest first; `cuda` are those to draw on a GPU, if not the same."""
+    """A field that is one of some values, the simplest first; `cuda` are those to draw on a GPU, if others."""
 
     def draw_from(values: tuple[Any, ...]) -> Draw:
         return lambda random: random.choice(
@@ -32,53 +33,47 @@ def one_of(*values: Any, rarely: tuple[Any, ...] = (), once_in: int = 20, cuda: 
 
     every = tuple(dict.fromkeys((*values, *(cuda or ()), *rarely)))
     draws = {"cpu": draw_from(values), "cuda": draw_from(cuda or values)}
-    return _dimension(values[0], draws, lambda value: list(every[: every.index(value)]))
+    return _field(values[0], draws, lambda value: list(every[: every.index(value)]))
 
 
 def some_of(*names: str) -> Any:
-    """A field that names some of these, or none."""
+    """A field that names some of these: usually all, but a single one says most of what fails."""
 
     def draw(random: Random) -> str:
         every = random.random() < 0.5
         return " ".join(name for name in names if every or random.random() < 0.6)
 
     def simpler(value: str) -> list[str]:
-        """The largest number of names is the usual case, but one name says most about what fails."""
-        given = value.split()
-        return [*(name for name in given if given != [name])]
+        return value.split() if " " in value else []
 
-    return _dimension(" ".join(names), {"cpu": draw, "cuda": draw}, simpler)
+    return _field(" ".join(names), dict.fromkeys(DEVICES, draw), simpler)
 
 
-def _log_uniform(random: Random, least: int, most: int) -> int:
-    """Small numbers as often as large ones, and odd ones as even ones."""
-    return int(least * ((most + 1) / least) ** random.random())
+def size(
+    most: int,
+    cuda: int = 0,
+    least: int = 1,
+    often: tuple[int, int] | None = None,
+    zero: bool = False,
+) -> Any:
+    """A field that is a number up to `most`, on a GPU up to `cuda` or in the range `often`; rarely zero."""
 
+    def up_to(most: int, often: tuple[int, int] | None = None) -> Draw:
+        def draw(random: Random) -> int:
+            if zero and random.random() < 0.01:
+                return 0
+            if often is not None and random.random() < 0.5:
+                return random.randint(*often)
+            # Small numbers as often as large ones, and odd ones as even ones.
+            return int(least * ((most + 1) / least) ** random.random())
 
-def _smaller(least: int) -> Callable[[int], list[int]]:
-    return lambda n: [x for x in dict.fromkeys((least, n // 2, n - 1)) if least <= x < n]
+        return draw
 
+    def simpler(number: int) -> list[int]:
+        tries = least, number // 2, number * 3 // 4, number * 7 // 8, number - 1
+        return [x for x in dict.fromkeys(tries) if least <= x < number]
 
-def size(most: int, cuda: int = 0, least: int = 1, zero: bool = False) -> Any:
-    """A field that is a number up to `most`, on a GPU up to `cuda`, and rarely zero."""
-
-    def up_to(most: int) -> Draw:
-        return lambda random: (
-            0 if zero and random.random() < 0.01 else _log_uniform(random, least, most)
-        )
-
-    draws = {"cpu": up_to(most), "cuda": up_to(cuda or most)}
-    return _dimension(least, draws, _smaller(least))
-
-
-def number_of_units() -> Any:
-    """On a GPU often so many that a group of blocks computes them, whose kernels are the most intricate."""
-
-    def on_gpu(random: Random) -> int:
-        return random.randint(513, 1100) if random.random() < 0.4 else _log_uniform(random, 1, 1200)
-
-    draws = {"cpu": lambda random: _log_uniform(random, 1, 500), "cuda": on_gpu}
-    return _dimension(1, draws, _smaller(1))
+    return _field(least, {"cpu": up_to(most), "cuda": up_to(cuda or most, often)}, simpler)
 
 
 def any_number() -> Any:
@@ -87,25 +82,25 @@ def any_number() -> Any:
     def draw(random: Random) -> int:
         return random.randrange(2**20)
 
-    return _dimension(0, dict.fromkeys(DEVICES, draw), lambda n: [0] if n else [])
+    return _field(0, dict.fromkeys(DEVICES, draw), lambda number: [0] if number else [])
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A call of extops: the value that is given to a field here is the simplest. A new dimension is a line here, and
-    what it means in `problem.py`.
+    """A call of extops: the first value of a field is the simplest. A new dimension is a line here, and what it means
+    in `problem.py`. On a GPU the kernels of large states are the most intricate, and so is what runs beside them.
     """
 
-    cell: str = one_of("lstm", "gru", "lltm", "lstm", "gru", "lltm", *OWN_CELLS)
-    call: str = one_of("layer", "layer", "function", "cell")
+    cell: str = one_of(*3 * BUILT_IN, *OWN_CELLS)
+    call: str = one_of("layer", "layer", "layer", "function", "cell")
     precision: str = one_of(
         "float32", "float64", "bfloat16", "float16",
-        cuda=("float32", "float32", "tf32", "float64", "bfloat16", "float16"),
+        cuda=("float32", "float32", "float32", "tf32", "float64", "bfloat16", "float16"),
     )  # fmt: skip
-    time: int = size(300, zero=True)
+    time: int = size(300, often=(30, 100), zero=True)
     batch: int = size(100, cuda=400, zero=True)
     features: int = size(200, cuda=600, zero=True)
-    units: int = number_of_units()
+    units: int = size(500, cuda=1200, often=(513, 1100))
     layers: int = one_of(1, 1, 1, 2, 3)
     bidirectional: bool = one_of(False, True, True)
     reverse: bool = one_of(False, True)
@@ -121,23 +116,24 @@ class Case:
     wanted: str = some_of("input", "state", "weight", "bias")
     towards: str = some_of("output", "h_n", "c_n")
     second_order: bool = one_of(False, rarely=(True,), once_in=10)
-    autocast: str = one_of("", "", "", "", "bfloat16", "float16")
+    autocast: str = one_of("", rarely=("bfloat16", "float16"), once_in=5)
     graph: bool = one_of(False, cuda=(False, False, False, True))
     compile: str = one_of("", rarely=("aot_eager", "aot_eager", "inductor"), once_in=100)
     beside: str = one_of(
         "nothing", "nothing", "elementwise", "products", "sequence", "threads",
         cuda=("nothing", "elementwise", "elementwise", "products", "sequence", "threads"),
     )  # fmt: skip
-    kernel: str = one_of("", cuda=("",) * 6 + KERNELS)
+    kernel: str = one_of("", cuda=("",) * 12 + KERNELS)
     cores: int = one_of(1, 1, 1, 2, 3)
     repeats: int = size(4, cuda=40, least=2)
     seed: int = any_number()
 
     def to_json(self) -> str:
         """The fields that are not the simplest."""
-        values = dataclasses.asdict(self)
-        plain = dataclasses.asdict(Case())
-        return json.dumps({name: x for name, x in values.items() if x != plain[name]})
+        simplest = dataclasses.asdict(Case())
+        return json.dumps(
+            {name: x for name, x in dataclasses.asdict(self).items() if x != simplest[name]}
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +151,7 @@ class Answer:
         return f"{self.kind}: {self.text}{by}"
 
 
-_FIELDS = {field.name: field for field in dataclasses.fields(Case)}
+FIELDS = {field.name: field for field in dataclasses.fields(Case)}
 
 
 def from_json(text: str) -> dict[str, Any]:
@@ -163,106 +159,105 @@ def from_json(text: str) -> dict[str, Any]:
     try:
         found = dict(json.loads(text))
     except ValueError as error:
-        raise UserError(
-            f"expected a case as JSON, such as {Case(units=3).to_json()!r}: {error}"
-        ) from None
-    if unknown := sorted(found.keys() - _FIELDS.keys()):
-        raise UserError(f"a case has no {', '.join(unknown)}, but {', '.join(_FIELDS)}")
+        example = Case(units=3).to_json()
+        raise UserError(f"expected a case as JSON, such as {example!r}: {error}") from None
+    if unknown := sorted(found.keys() - FIELDS.keys()):
+        raise UserError(f"a case has no {', '.join(unknown)}, but {', '.join(FIELDS)}")
     return found
 
 
 def draw(random: Random, device: str, given: dict[str, Any]) -> Case:
     """A case at random, but for the fields that are given."""
-    drawn = {name: field.metadata["draws"][device](random) for name, field in _FIELDS.items()}
+    drawn = {name: field.metadata["draws"][device](random) for name, field in FIELDS.items()}
     return settled(Case(**{**drawn, **given}), device)
 
 
 def settled(case: Case, device: str) -> Case:
     """The case, with what cannot be together made so that it can."""
     to: dict[str, Any] = {}
-    on_gpu = device == "cuda"
-    if not on_gpu:
-        to |= {"graph": False, "kernel": ""}
-        if case.precision == "tf32":
-            to["precision"] = "float32"
-    if case.precision != "float32":
-        to["autocast"] = ""
     call = "function" if case.cell in OWN_CELLS else case.call
     to["call"] = call
-    if call == "cell":
-        to |= {"time": 1, "batch_first": False, "lengths": ""}
-    if call != "function" and case.cell != "lltm":
-        to["features"] = max(1, case.features)  # as torch's modules want
     if call != "layer":
         to |= {"layers": 1, "bidirectional": False}
     if call != "function":
         to["reverse"] = False
+    if call == "cell":
+        to |= {"time": 1, "batch_first": False}
+    if call == "function":
+        to |= {"state": True}
     if call == "function" or (call == "cell" and case.cell == "lltm"):
-        to |= {"batched": True}
-        to |= {"bias": True} if case.cell == "lltm" else {}
-        to |= {"state": True} if call == "function" else {}
-    case = dataclasses.replace(case, **to)
-    to = {}
+        to |= {"batched": True, "bias": case.bias or case.cell == "lltm"}
+    if call != "function" and case.cell != "lltm":
+        to["features"] = max(1, case.features)  # as torch's modules want
+    if case.precision != "float32":
+        to["autocast"] = ""
+    if device == "cpu":
+        precision = "float32" if case.precision == "tf32" else case.precision
+        to |= {"graph": False, "kernel": "", "precision": precision}
+    return _within_budget(_settled_shapes(dataclasses.replace(case, **to), device), device)
+
+
+def _settled_shapes(case: Case, device: str) -> Case:
+    """The second half, which looks at what the first has changed."""
+    to: dict[str, Any] = {}
+    is_empty = case.time * case.batch * case.features == 0
+    is_traced = case.graph or bool(case.compile)
     if not case.batched:
-        to |= {"batch": 1, "lengths": ""}
-    if case.call == "cell" or (case.call == "layer" and case.time * case.batch == 0):
+        to["batch"] = 1
+    # torch packs nothing that is empty, and on the host, which a graph and a compiler have left.
+    may_pack = case.call == "layer" and case.batched and not (is_empty or is_traced)
+    if not (may_pack or (case.call == "function" and case.batch > 0)):
         to["lengths"] = ""
-    if case.graph or case.compile:
+    if is_traced:
         to |= {"graph": case.graph and not case.compile, "second_order": False}
-        if case.call == "layer":
-            to["lengths"] = ""  # the host computes with those of packed input
         if case.beside in ("sequence", "threads"):
-            to["beside"] = "elementwise" if on_gpu else "nothing"
-    return _within_budget(dataclasses.replace(case, **to), on_gpu)
+            to["beside"] = "elementwise" if device == "cuda" else "nothing"
+    return dataclasses.replace(case, **to)
 
 
-def _within_budget(case: Case, on_gpu: bool) -> Case:
+def _within_budget(case: Case, device: str) -> Case:
     """Less of what is largest, until the case takes well below a second."""
-    most_products, most_steps = (3e11, 400) if on_gpu else (3e8, 150)
+    most_products, most_steps = (3e11, 400) if device == "cuda" else (3e8, 150)
     while True:
-        sequences = case.layers * (1 + case.bidirectional)
-        steps = case.time * sequences
-        inputs = max(case.features, (1 + case.bidirectional) * case.units * (case.layers > 1))
+        directions = 1 + case.bidirectional
+        steps = case.time * case.layers * directions
+        inputs = max(case.features, directions * case.units if case.layers > 1 else 0)
         products = 24 * steps * case.batch * case.units * (case.units + inputs)
-        if case.precision in ("bfloat16", "float16") and not on_gpu:
+        if case.precision in ("bfloat16", "float16") and device == "cpu":
             products *= 4
+        if device == "cuda":
+            products = max(products, products * case.repeats / 20)
         if steps > most_steps:
-            case = dataclasses.replace(case, time=max(1, case.time // 2))
-        elif products > most_products or (on_gpu and products * case.repeats > 20 * most_products):
-            name = max(("time", "batch", "features", "units"), key=lambda name: _weight(case, name))
-            case = dataclasses.replace(case, **{name: getattr(case, name) // 2})
+            case = dataclasses.replace(case, time=case.time // 2)
+        elif products > most_products:
+            # Of units there shall be many: what is peculiar to a kernel depends on them.
+            weights = {"time": 1.0, "batch": 1.0, "features": 1.0, "units": 0.125}
+            largest = max(weights, key=lambda name: weights[name] * getattr(case, name))
+            case = dataclasses.replace(case, **{largest: getattr(case, largest) // 2})
         else:
             return case
-
-
-def _weight(case: Case, name: str) -> float:
-    value: int = getattr(case, name)
-    # Of units there shall be many: what is peculiar to a kernel depends on them.
-    return 0 if value <= 1 else value / 8 if name == "units" else value
-
-
-def simpler(case: Case, device: str) -> Iterator[Case]:
-    """Cases that differ from this one in a field, which is simpler."""
-    for name, field in _FIELDS.items():
-        for value in field.metadata["simpler"](getattr(case, name)):
-            found = settled(dataclasses.replace(case, **{name: value}), device)
-            if found != case:
-                yield found
 
 
 def shrink(
     case: Case, device: str, fails: Callable[[Case], bool], is_over: Callable[[], bool]
 ) -> Case:
-    """The simplest case found that fails, a field at a time."""
+    """The simplest case found that fails: each field in turn as simple as it can be, until none can be simpler."""
     tried = {case}
-    while True:
-        for candidate in simpler(case, device):
-            if is_over():
-                return case
-            if candidate not in tried:
+
+    def simpler(case: Case, name: str) -> Case | None:
+        """The case with this field simpler, if that fails."""
+        for value in FIELDS[name].metadata["simpler"](getattr(case, name)):
+            candidate = settled(dataclasses.replace(case, **{name: value}), device)
+            if candidate not in tried and not is_over():
                 tried.add(candidate)
                 if fails(candidate):
-                    case = candidate
-                    break
-        else:
-            return case
+                    return candidate
+        return None
+
+    before = None
+    while case != before:
+        before = case
+        for name in FIELDS:
+            while (found := simpler(case, name)) is not None:
+                case = found
+    return case

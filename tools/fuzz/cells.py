@@ -15,6 +15,7 @@ from extops import reference
 from extops_build import ROOT
 from tools.fuzz.cases import Case
 
+Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -53,9 +54,16 @@ def _lltm_shapes(features: int, units: int) -> Shapes:
     return {"weights": (3 * units, units + features), "bias": (3 * units,)}
 
 
+def _plain(gates: Callable[..., Tensor], step: Step) -> reference.Cell:
+    def backward(*_: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError  # gradients are autograd's
+
+    return reference.Cell(gates, step, backward, saves_new_c=False)
+
+
 def _kind(
     columns: int,
-    step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    step: Step,
     input: int,
     recurrent: int,
     first_input: int = 0,
@@ -70,11 +78,7 @@ def _kind(
         }
 
     gates = functools.partial(reference.gates_of_parts, columns=columns, first_input=first_input)
-    return Kind(reference.Cell(gates, step, _no_backward), shapes, **options)
-
-
-def _no_backward(*_: Tensor) -> tuple[Tensor, Tensor]:
-    raise NotImplementedError  # gradients are autograd's
+    return Kind(_plain(gates, step), shapes, **options)
 
 
 def mgu_cell(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,7 +119,7 @@ KINDS = {
         layer=extops.GRU, cell=extops.GRUCell, torchs_layer=torch.nn.GRU, torchs_cell=torch.nn.GRUCell,
     ),
     "lltm": Kind(
-        reference.Cell(reference.lltm_gates, reference.lltm_cell, _no_backward), _lltm_shapes,
+        _plain(reference.lltm_gates, reference.lltm_cell), _lltm_shapes,
         function=lambda: extops.lltm_sequence, layer=extops.LLTMLayer, cell=extops.LLTM,
     ),
     # Cells of one's own: those of the package, one with the input's weights in another order, and that of the guide.

@@ -26,7 +26,7 @@ ULPS = {torch.float64: 4096, torch.float32: 64, torch.bfloat16: 4, torch.float16
 
 def check(case: Case, device: str) -> Answer:
     """Computes a case in every way, and compares."""
-    with _precision(case):
+    with _precision(case), _cores(1):
         problem = Problem(case, device)
         with _kernel(problem) as kernels:
             try:
@@ -41,13 +41,22 @@ def check(case: Case, device: str) -> Answer:
 
 def _complaints(problem: Problem) -> Iterator[tuple[str, list[str]]]:
     run = _captured(problem) if problem.case.graph else problem.run
-    torch.set_num_threads(problem.case.cores)
-    first = run()
-    torch.set_num_threads(1)
+    with _cores(problem.case.cores):
+        first = run()
     yield "values", _wrong(problem, first)
     yield "memory", _shared(first)
     yield "torch", _unlike_torch(problem, first)
     yield "bits", _other_bits(problem, run, first)
+
+
+@contextlib.contextmanager
+def _cores(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager
@@ -189,13 +198,11 @@ def _unlike_torch(problem: Problem, ours: Tensors) -> list[str]:
 def _other_bits(problem: Problem, run: Run, first: Tensors) -> list[str]:
     """What differs when it is computed again, beside other work."""
     case, device = problem.case, problem.device
-    torch.set_num_threads(case.cores)
-    runs = [(run, first)]
-    if case.beside == "threads":
-        runs *= 3
-    elif case.beside == "sequence":
+    runs = [(run, first)] * (3 if case.beside == "threads" else 1)
+    if case.beside == "sequence":
         other = Problem(dataclasses.replace(case, seed=case.seed + 1), device)
-        runs.append((other.run, other.run()))
+        with _cores(case.cores):
+            runs.append((other.run, other.run()))
     if device == "cuda":
         torch.cuda.synchronize()
     # In each thread: torch takes as many cores as there are for the first product of a new one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import traceback
 import warnings
 from multiprocessing.connection import Connection
@@ -45,6 +46,8 @@ class Worker:
         self._process: Any = None
 
     def _start(self) -> None:
+        # Threads that wait shall leave the cores to others: of cases, or of the machine.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         context = multiprocessing.get_context("spawn")
         self._connection, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other, self.device), daemon=True)
@@ -70,7 +73,8 @@ class Worker:
         return answer
 
     def end(self) -> None:
-        """Ends the process."""
-        self._process.kill()
-        self._process.join()
-        self._process = None
+        """Ends the process, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+            self._process = None
