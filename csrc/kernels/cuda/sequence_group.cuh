@@ -17,7 +17,8 @@ constexpr int kTileRows = 64;
 constexpr int kFewRows = 8;    // of a tile in strict float32, where a batch would fill little of the other
 constexpr int kWorkers = 256;  // threads that compute; one more issues the copies
 constexpr int kBlockThreads = kWorkers + 32;
-constexpr int kMaxStages = 16;
+constexpr int kReusedStages = 16;  // more gain nothing where a stage is copied to again within a product
+constexpr int kMaxStages = 96;
 constexpr int kCounterBytes = 128;  // each in a line of its own
 
 template <class Cell_, class T_, Math kMath_, Pass kPass_, int kUnits_, int kRows_>
@@ -50,6 +51,7 @@ struct Tile {
 struct Plan {
   int k_tiles;
   int stages;
+  bool reuses_stages;  // within a step; else the counters alone say when a stage may be copied to again
   int tiles;
   int copied_rows;     // of a tile: all, or as many as there are
   int partial_offset;  // bytes of shared memory before the sums
@@ -102,22 +104,30 @@ __device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.as
 
 __device__ inline void sync_workers() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
 
+// Of each stage; where stages are reused they are so few that both kinds find room.
 struct Barriers {
-  Mbarrier full[kMaxStages];
-  Mbarrier empty[kMaxStages];
+  Mbarrier all[kMaxStages];
+
+  __device__ Mbarrier& full(int stage) { return all[stage]; }
+  __device__ Mbarrier& empty(int stage) { return all[kMaxStages - kReusedStages + stage]; }
 };
+static_assert(2 * kReusedStages <= kMaxStages);
 
 // The K tiles of one product after the other in a ring of stages.
 struct Ring {
   uint32_t first;
   int stage_bytes;
   int stages;
+  bool reuses_stages;
   Barriers& barriers;
   int stage = 0;
   int round = 0;
 
   __device__ uint32_t tile() const { return first + stage * stage_bytes; }
-  __device__ int previous() const { return (stage > 0 ? stage : stages) - 1; }
+  // A warp has read the stage before.
+  __device__ void release() const {
+    if (reuses_stages && threadIdx.x % 32 == 0) barriers.empty((stage > 0 ? stage : stages) - 1).arrive();
+  }
   __device__ void advance() {
     if (++stage < stages) return;
     stage = 0;
@@ -131,7 +141,7 @@ __device__ void multiply_by_tensor_cores(const Plan& plan, uint32_t weights, Rin
   using T = typename Tile::T;
   Accumulator<Tile::kN> sums;
   const auto multiply = [&](int k_tile, bool adds) {
-    ring.barriers.full[ring.stage].wait(ring.round);
+    ring.barriers.full(ring.stage).wait(ring.round);
     wgmma_fence();
     multiply_tiles<T>(sums, ring.tile(), weights + k_tile * Tile::kWeightBytes, adds);
     wgmma_commit();
@@ -145,12 +155,12 @@ __device__ void multiply_by_tensor_cores(const Plan& plan, uint32_t weights, Rin
     multiply(k_tile, true);
     wgmma_wait<1>();
     // The K tile before has been read.
-    if (threadIdx.x % 32 == 0) ring.barriers.empty[ring.previous()].arrive();
+    ring.release();
     ring.advance();
   }
   wgmma_wait<0>(sums);
   const int lane = threadIdx.x % 32;
-  if (lane == 0) ring.barriers.empty[ring.previous()].arrive();
+  ring.release();
   // The sums may go where other warps of the warpgroup still read.
   asm volatile("bar.sync 2, %0;" ::"n"(kWarpgroup) : "memory");
 #pragma unroll
@@ -176,16 +186,17 @@ __device__ void multiply_in_float32(const Plan& plan, uint32_t weights, Ring& ri
   const int part = warp / Tile::kColumnGroups;
   const int first_column = warp % Tile::kColumnGroups * (Tile::kN / Tile::kColumnGroups) + lane % 4;
   float sums[kRows][kColumns] = {};
-  // In a block of its own, behind the sums: in theirs, the compiler lets a warp arrive while its last loads are in
-  // flight, and the next copy overwrites what they read. extops_build/machine_code.py looks for that.
+  // A stage is released when the next one has come, behind the sums that use its values: right behind its last loads,
+  // the compiler would let the warp arrive while they are in flight, and the next copy overwrites what they read.
+  // extops_build/machine_code.py looks for that.
   const auto release = [&] {
     __syncwarp();
-    if (lane == 0) ring.barriers.empty[ring.previous()].arrive();
+    ring.release();
   };
 #pragma unroll 1
   for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
+    ring.barriers.full(ring.stage).wait(ring.round);
     if (k_tile > 0) release();
-    ring.barriers.full[ring.stage].wait(ring.round);
     const uint32_t tile = ring.tile();
     const uint32_t tile_weights = weights + k_tile * Tile::kWeightBytes;
 #pragma unroll
@@ -211,10 +222,10 @@ __device__ void multiply_in_float32(const Plan& plan, uint32_t weights, Ring& ri
     }
     ring.advance();
   }
-  release();
   // One part after the other, so that the sums have one order; and they may go where other warps still read.
   for (int turn = 0; turn < Tile::kParts; ++turn) {
     sync_workers();
+    if (turn == 0) release();
     if (turn != part) continue;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
@@ -301,11 +312,11 @@ __device__ void load_tiles(
       wait_for(counter_of(counters, tile), gridDim.x * (kIsForward ? step + 1 : step));
       fence_proxy_async_global();
       for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
-        Mbarrier& full = ring.barriers.full[ring.stage];
+        Mbarrier& full = ring.barriers.full(ring.stage);
         // A stage is copied to again when each warp that multiplies has arrived at `empty`, which it does after it has
         // waited for the products that read the stage. Phase number `round` of `full` tells them that the copy is
         // there.
-        if (ring.round > 0) ring.barriers.empty[ring.stage].wait(ring.round - 1);
+        if (ring.reuses_stages && ring.round > 0) ring.barriers.empty(ring.stage).wait(ring.round - 1);
         full.arrive_expect_tx(plan.copied_rows * kTileRowBytes);
         tma_load(ring.tile(), map, k_tile * kTileColumns<typename Tile::T>, tile * Tile::kRows, matrix, full);
         ring.advance();
@@ -482,8 +493,8 @@ __global__ void __launch_bounds__(kBlockThreads) sequence_group_kernel(
   if (threadIdx.x == 0) {
     prefetch(map);
     for (int stage = 0; stage < plan.stages; ++stage) {
-      barriers.full[stage].initialize(1);
-      barriers.empty[stage].initialize(Tile::kMultipliers / 32);
+      barriers.full(stage).initialize(1);
+      if (plan.reuses_stages) barriers.empty(stage).initialize(Tile::kMultipliers / 32);
     }
     Mbarrier::publish();
   }
@@ -492,7 +503,7 @@ __global__ void __launch_bounds__(kBlockThreads) sequence_group_kernel(
   if constexpr (kIsForward) in.load_biases(biases, Tile::kUnits);
   fence_proxy_async();
   __syncthreads();
-  Ring ring{shared_address(shared + weight_bytes), Tile::kBytes, plan.stages, barriers};
+  Ring ring{shared_address(shared + weight_bytes), Tile::kBytes, plan.stages, plan.reuses_stages, barriers};
   if (threadIdx.x < kWorkers) {
     if constexpr (kIsForward) start_forward<Tile>(in, plan, buffers);
     for (int step = 0; step < in.steps.time + !kIsForward; ++step) {
@@ -514,8 +525,12 @@ __global__ void __launch_bounds__(kBlockThreads) sequence_group_kernel(
 
 inline int round_up_division(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
-inline int most_shared_bytes() {
-  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024;  // the barriers and the biases are static
+// Beside the barriers and the biases, which are static.
+template <class Tile>
+int most_shared_bytes() {
+  constexpr int kBiasBytes = Tile::kIsForward ? Tile::Cell::kColumns * Tile::kUnits * int{sizeof(float)} : 0;
+  constexpr int kStaticBytes = (kMaxStages * int{sizeof(uint64_t)} + kBiasBytes + kTileAlignment - 1) / kTileAlignment;
+  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kStaticBytes * kTileAlignment;
 }
 
 // How a tile would divide the problem; no stages where it does not fit.
@@ -534,9 +549,12 @@ Plan make_plan(const Problem& problem) {
   // A block of one tile copies nothing before its sums are read: they go where the copies go.
   const bool is_single = plan.tiles <= static_cast<int>(plan.grid.y);
   const int64_t weights = int64_t{plan.k_tiles} * Tile::kWeightBytes;
-  const int64_t stages = (most_shared_bytes() - (is_single ? 0 : Tile::kPartialBytes) - weights) / Tile::kBytes;
+  const int64_t stages = (most_shared_bytes<Tile>() - (is_single ? 0 : Tile::kPartialBytes) - weights) / Tile::kBytes;
   if (stages < Tile::kLeastStages) return plan;
-  plan.stages = static_cast<int>(std::min<int64_t>({stages, kMaxStages, std::max(plan.k_tiles, Tile::kLeastStages)}));
+  // The next step's copies begin when this block, too, has arrived at the tile's counter.
+  plan.reuses_stages = !is_single || plan.k_tiles > std::min<int64_t>(stages, kMaxStages);
+  const int most = plan.reuses_stages ? kReusedStages : kMaxStages;
+  plan.stages = static_cast<int>(std::min<int64_t>({stages, most, std::max(plan.k_tiles, Tile::kLeastStages)}));
   plan.partial_offset = static_cast<int>(weights) + (is_single ? 0 : plan.stages * Tile::kBytes);
   plan.shared_bytes = static_cast<int>(weights) + plan.stages * Tile::kBytes + (is_single ? 0 : Tile::kPartialBytes);
   return plan;
@@ -624,7 +642,7 @@ Error launch_groups(const Problem& problem, const In& in) {
     if (!make_map<Tile>(map, in, plan.copied_rows)) return kNoTensorMap;
     cudaMemsetAsync(buffers.counters, 0, plan.tiles * kCounterBytes, stream);
     constexpr auto kernel = &sequence_group_kernel<Tile>;
-    if (const Error error = allow_shared_memory<kernel>(most_shared_bytes())) return error;
+    if (const Error error = allow_shared_memory<kernel>(most_shared_bytes<Tile>())) return error;
     cudaLaunchAttribute cooperative{};
     cooperative.id = cudaLaunchAttributeCooperative;
     cooperative.val.cooperative = 1;
