@@ -32,6 +32,10 @@ namespace extops::own {
   EXTOPS_STEP(IN, UPSTREAM, OUT, Cell::kColumns, Cell::kInput, Cell::kRecurrent)
 #define EXTOPS_OWN_STEP_BACKWARD(IN, UPSTREAM, OUT) \
   EXTOPS_STEP_BACKWARD(IN, UPSTREAM, OUT, Cell::kColumns, Cell::kInput, kOfH<Cell>)
+#define EXTOPS_OWN_STEP_PARAMETERS_BACKWARD(IN, UPSTREAM, OUT) \
+  EXTOPS_STEP_PARAMETERS_BACKWARD(IN, UPSTREAM, OUT, Cell::kColumns, Cell::kInput, Cell::kRecurrent, kOfH<Cell>)
+#define EXTOPS_OWN_STEP_INPUT_BACKWARD(IN, UPSTREAM, OUT) \
+  EXTOPS_STEP_INPUT_BACKWARD(IN, UPSTREAM, OUT, Cell::kInput, Cell::kRecurrent, kOfH<Cell>)
 
 template <class Cell>
 constexpr int kOfH = kHasOneGradient<Cell> ? 0 : Cell::kRecurrent;
@@ -44,6 +48,10 @@ template <class Cell>
 EXTOPS_ARGUMENTS(StepTensors, StepSizes, EXTOPS_STEP_SIZES, EXTOPS_OWN_STEP)
 template <class Cell>
 EXTOPS_ARGUMENTS(StepBackwardTensors, StepSizes, EXTOPS_STEP_SIZES, EXTOPS_OWN_STEP_BACKWARD)
+template <class Cell>
+EXTOPS_ARGUMENTS(StepParametersBackwardTensors, StepSizes, EXTOPS_STEP_SIZES, EXTOPS_OWN_STEP_PARAMETERS_BACKWARD)
+template <class Cell>
+EXTOPS_ARGUMENTS(StepInputBackwardTensors, StepSizes, EXTOPS_STEP_SIZES, EXTOPS_OWN_STEP_INPUT_BACKWARD)
 
 // The rows with the cell's numbers in place of their names.
 template <class Cell>
@@ -68,7 +76,7 @@ struct Operator {
       : sizes(sizes), rows(rows), schema(make_schema(name, rows, options)) {}
 };
 
-constexpr size_t kOperators = 4;
+constexpr size_t kOperators = 6;
 
 template <class Cell, class Table>
 Operator operator_of(const char* name, const char* options) {
@@ -81,7 +89,10 @@ const Operator* operators() {
       operator_of<Cell, SequenceTensors<Cell>>(stable::SequenceOf<Cell>::kName, EXTOPS_SEQUENCE_OPTIONS),
       operator_of<Cell, SequenceBackwardTensors<Cell>>(stable::SequenceOf<Cell>::kBackward, EXTOPS_SEQUENCE_OPTIONS),
       operator_of<Cell, StepTensors<Cell>>(stable::StepOf<Cell>::kName, EXTOPS_STEP_OPTIONS),
-      operator_of<Cell, StepBackwardTensors<Cell>>(stable::StepOf<Cell>::kBackward, "")};
+      operator_of<Cell, StepBackwardTensors<Cell>>(stable::StepOf<Cell>::kBackward, ""),
+      operator_of<Cell, StepParametersBackwardTensors<Cell>>(
+          stable::StepOf<Cell>::kParametersBackward, EXTOPS_STEP_OPTIONS),
+      operator_of<Cell, StepInputBackwardTensors<Cell>>(stable::StepOf<Cell>::kInputBackward, EXTOPS_STEP_OPTIONS)};
   return known;
 }
 
@@ -115,8 +126,9 @@ struct Cuda : stable::CudaDevice {
   struct extops::stable::StepOf<Cell> {                                                                           \
     using Tensors = own::StepTensors<Cell>;                                                                       \
     using BackwardTensors = own::StepBackwardTensors<Cell>;                                                       \
-    static constexpr const char* kName = #cell "_step";                                                           \
-    static constexpr const char* kBackward = #cell "_step_backward";                                              \
+    using ParametersBackwardTensors = own::StepParametersBackwardTensors<Cell>;                                   \
+    using InputBackwardTensors = own::StepInputBackwardTensors<Cell>;                                             \
+    EXTOPS_STEP_NAMES(cell)                                                                                       \
   };                                                                                                              \
   EXTOPS_SEQUENCE_ENTRIES_CPU(extops::own::Cpu, cell, Cell)                                                       \
   EXTOPS_API const char* extops_schema(size_t index) {                                                            \

@@ -190,7 +190,8 @@ def small_kernels(count: int = 300) -> list[Callable[[], None]]:
             for _ in range(count):
                 values += 1
 
-        def start(graph: torch.cuda.CUDAGraph = graph, stream: torch.cuda.Stream = stream) -> None:
+        # The values, too: nobody else would keep the memory that the graph writes to.
+        def start(graph: Any = graph, stream: Any = stream, values: Tensor = values) -> None:
             with torch.cuda.stream(stream):
                 graph.replay()
 

@@ -30,8 +30,12 @@
   OPERATOR(gru_sequence_backward, GruSequenceBackwardTensors, EXTOPS_SEQUENCE_OPTIONS) \
   OPERATOR(lstm_step, LstmStepTensors, EXTOPS_STEP_OPTIONS)         \
   OPERATOR(lstm_step_backward, LstmStepBackwardTensors, "")         \
+  OPERATOR(lstm_step_parameters_backward, LstmStepParametersBackwardTensors, EXTOPS_STEP_OPTIONS) \
+  OPERATOR(lstm_step_input_backward, LstmStepInputBackwardTensors, EXTOPS_STEP_OPTIONS) \
   OPERATOR(gru_step, GruStepTensors, EXTOPS_STEP_OPTIONS)           \
-  OPERATOR(gru_step_backward, GruStepBackwardTensors, "")
+  OPERATOR(gru_step_backward, GruStepBackwardTensors, "")           \
+  OPERATOR(gru_step_parameters_backward, GruStepParametersBackwardTensors, EXTOPS_STEP_OPTIONS) \
+  OPERATOR(gru_step_input_backward, GruStepInputBackwardTensors, EXTOPS_STEP_OPTIONS)
 // clang-format on
 
 // The schema of each operator, null past the last; those of elementwise operators come last, in the order of their

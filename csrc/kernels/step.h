@@ -28,7 +28,7 @@ struct StepArguments {
   const void* weights_h;     // [kRecurrent * state_size, state_size]
   int64_t weights_x_stride;  // elements from one row to the next
   int64_t weights_h_stride;
-  // The library's, of the compute type: float32 in 16-bit types.
+  // The library's.
   const void* products_x;  // [batch, kInput * state_size]
   const void* products_h;  // [batch, kRecurrent * state_size]
   const void* bias_x;      // [kInput * state_size] or null
@@ -48,6 +48,34 @@ struct StepBackwardArguments {
   void* grad_x;         // [batch, kInput * state_size], in the order of input_place(): of the input's products
   void* grad_h_part;    // [batch, kRecurrent * state_size]: of the recurrent products; null where they are the same
   void* grad_c_0;       // [batch, state_size]: for a cell whose h is c, what is to be added to the gradient of h_0
+  // With the parameters' gradients, in one kernel; null where a library computes them.
+  const void* input;     // [batch, input_features]
+  const void* h_0;       // [batch, state_size]
+  void* grad_weights_x;  // [kInput * state_size, input_features]
+  void* grad_weights_h;  // [kRecurrent * state_size, state_size]
+  void* grad_bias_x;     // [kInput * state_size]
+  void* grad_bias_h;     // [kRecurrent * state_size]
+};
+
+// The gradients of the biases, from those of both products.
+struct StepBiasBackwardArguments {
+  StepSizes sizes;
+  const void* grad_x;       // [batch, kInput * state_size]
+  const void* grad_h_part;  // [batch, kRecurrent * state_size] or null
+  void* grad_bias_x;        // [kInput * state_size]
+  void* grad_bias_h;        // [kRecurrent * state_size]
+};
+
+// The gradients of the input and of h_0, in float32 only.
+struct StepInputBackwardArguments {
+  StepSizes sizes;
+  const void* grad_x;       // [batch, kInput * state_size]
+  const void* grad_h_part;  // [batch, kRecurrent * state_size] or null
+  const void* grad_c_0;     // [batch, state_size], to be added to grad_h_0, or null
+  const void* weights_x;    // [kInput * state_size, input_features]
+  const void* weights_h;    // [kRecurrent * state_size, state_size]
+  void* grad_input;         // [batch, input_features]
+  void* grad_h_0;           // [batch, state_size]
 };
 
 // Whether the gradients of both products are the same numbers.
@@ -60,5 +88,12 @@ constexpr bool kHasOneGradient =
   EXTOPS_API int64_t extops_##cell##_step_alignment_cuda(ScalarType dtype, const StepSizes& sizes);            \
   EXTOPS_API Error extops_##cell##_step_cuda(ScalarType dtype, const StepArguments& arguments, void* stream);  \
   EXTOPS_API Error extops_##cell##_step_backward_cuda(                                                         \
-      ScalarType dtype, const StepBackwardArguments& arguments, void* stream);
+      ScalarType dtype, const StepBackwardArguments& arguments, void* stream);                                 \
+  EXTOPS_API int64_t extops_##cell##_step_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes);   \
+  EXTOPS_API Error extops_##cell##_step_bias_backward_cuda(                                                    \
+      ScalarType dtype, const StepBiasBackwardArguments& arguments, void* stream);                             \
+  EXTOPS_API int64_t extops_##cell##_step_bias_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes); \
+  EXTOPS_API Error extops_##cell##_step_input_backward_cuda(                                                   \
+      ScalarType dtype, const StepInputBackwardArguments& arguments, void* stream);                            \
+  EXTOPS_API int64_t extops_##cell##_step_input_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes);
 EXTOPS_CELLS_OF_PARTS(EXTOPS_DECLARE_STEP_CUDA)

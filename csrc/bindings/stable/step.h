@@ -12,13 +12,20 @@ namespace extops::stable {
 template <class Cell>
 struct StepOf;
 
+#define EXTOPS_STEP_NAMES(cell)                                                         \
+  static constexpr const char* kName = #cell "_step";                                   \
+  static constexpr const char* kBackward = #cell "_step_backward";                      \
+  static constexpr const char* kParametersBackward = #cell "_step_parameters_backward"; \
+  static constexpr const char* kInputBackward = #cell "_step_input_backward";
+
 #define EXTOPS_STEP_OF(cell, Cell)                                   \
   template <>                                                        \
   struct StepOf<Cell> {                                              \
     using Tensors = Cell##StepTensors;                               \
     using BackwardTensors = Cell##StepBackwardTensors;               \
-    static constexpr const char* kName = #cell "_step";              \
-    static constexpr const char* kBackward = #cell "_step_backward"; \
+    using ParametersBackwardTensors = Cell##StepParametersBackwardTensors; \
+    using InputBackwardTensors = Cell##StepInputBackwardTensors;     \
+    EXTOPS_STEP_NAMES(cell)                                          \
   };
 EXTOPS_CELLS_OF_PARTS(EXTOPS_STEP_OF)
 
@@ -42,6 +49,13 @@ class Rows {
   const void* data_;
   int64_t stride_;
 };
+
+// Without the dispatcher, which would take as long as a kernel.
+inline Tensor transposed(const Tensor& matrix) {
+  const int64_t shape[] = {matrix.sizes()[1], matrix.sizes()[0]};
+  const int64_t strides[] = {matrix.strides()[1], matrix.strides()[0]};
+  return reinterpret(matrix, Sizes(shape, 2), Sizes(strides, 2));
+}
 
 template <class Device, class Cell>
 std::array<Tensor, 3> step(
@@ -86,11 +100,11 @@ std::array<Tensor, 3> step(
     arguments.weights_h_stride = weights_h.stride();
     return finish(new_columns());
   }
-  Tensor products_x = multiply<Device>(dtype, input, transpose(weight_ih));
-  const Tensor products_h = multiply<Device>(dtype, h_0, transpose(weight_hh));
+  Tensor products_x = mm(input, transposed(weight_ih));
+  const Tensor products_h = mm(h_0, transposed(weight_hh));
   arguments.products_x = products_x.data();
   arguments.products_h = products_h.data();
-  return finish(kHasOneGradient<Cell> && !is_half(dtype) ? std::move(products_x) : new_columns());
+  return finish(kHasOneGradient<Cell> ? std::move(products_x) : new_columns());
 }
 
 // The gradients of the columns, from which products make those of the parameters, the input and the state.
@@ -107,17 +121,110 @@ std::array<Tensor, 3> step_backward(
   check<BackwardTensors>(kOp, sizes, tensors, "saved_c", saved_c);
   const auto backward = [](ScalarType dtype, const BackwardTensors& in, void* stream) {
     const StepBackwardArguments arguments{in.sizes,   in.grad_h, in.grad_c,      in.columns,
-                                          in.saved_c, in.grad_x, in.grad_h_part, in.grad_c_0};
+                                          in.saved_c, in.grad_x, in.grad_h_part, in.grad_c_0, nullptr, nullptr,
+                                          nullptr,    nullptr,   nullptr,        nullptr};
     return Entries::backward(dtype, arguments, stream);
   };
   return run<Device, BackwardTensors>(
       kOp, backward, kernel_dtype(kOp, "columns", columns), sizes, tensors, saved_c, 0, 0);
 }
 
+// The gradients of both biases, where a library has not summed them up already.
+template <class Device, class Cell>
+void bias_backward(
+    ScalarType dtype, const StepSizes& sizes, const Tensor& grad_x, const Tensor& grad_h_part, Tensor& of_x,
+    Tensor& of_h) {
+  using Entries = typename Device::template Step<Cell>;
+  if (Entries::bias_backward_alignment(dtype, sizes) == 0) {
+    of_x = sum_rows(grad_x);
+    of_h = kHasOneGradient<Cell> ? contiguous_copy(of_x) : sum_rows(grad_h_part);
+    return;
+  }
+  const StepBiasBackwardArguments arguments{
+      sizes, grad_x.data(), grad_h_part.data(), of_x.mutable_data(), of_h.mutable_data()};
+  Device::run(StepOf<Cell>::kParametersBackward, grad_x, 0, 0, [&](auto stream) {
+    return Entries::bias_backward(dtype, arguments, stream);
+  });
+}
+
+// With the gradients of the parameters.
+template <class Device, class Cell>
+std::array<Tensor, 7> step_parameters_backward(
+    const std::optional<Tensor>& grad_h, const std::optional<Tensor>& grad_c, const Tensor& input, const Tensor& h_0,
+    const Tensor& columns, const Tensor& saved_c, const bool& allow_tf32) {
+  using Entries = typename Device::template Step<Cell>;
+  constexpr const char* kOp = StepOf<Cell>::kParametersBackward;
+  const Sizes cell = matrix_sizes(kOp, "saved_c", saved_c);
+  const StepSizes sizes{cell[0], matrix_sizes(kOp, "input", input)[1], cell[1]};
+  const Tensors tensors{get(grad_h), get(grad_c), &input, &h_0, &columns, &saved_c};
+  using AllTensors = typename StepOf<Cell>::ParametersBackwardTensors;
+  check<AllTensors>(kOp, sizes, tensors, "saved_c", saved_c);
+  [[maybe_unused]] const typename Device::Guard guard(saved_c);
+  const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "columns", columns), allow_tf32);
+  if (Entries::backward_alignment(dtype, sizes) != 0) {
+    const auto backward = [](ScalarType dtype, const AllTensors& in, void* stream) {
+      const StepBackwardArguments arguments{in.sizes,         in.grad_h,         in.grad_c,       in.columns,
+                                            in.saved_c,       in.grad_x,         in.grad_h_part,  in.grad_c_0,
+                                            in.input,         in.h_0,            in.grad_weight_ih, in.grad_weight_hh,
+                                            in.grad_bias_ih,  in.grad_bias_hh};
+      return Entries::backward(dtype, arguments, stream);
+    };
+    return run<Device, AllTensors>(kOp, backward, dtype, sizes, tensors, saved_c, 0, 0);
+  }
+  auto [grad_x, grad_h_part, grad_c_0] = step_backward<Device, Cell>(grad_h, grad_c, columns, saved_c);
+  const Tensor& of_h = kHasOneGradient<Cell> ? grad_x : grad_h_part;
+  Tensor grad_weight_ih = mm(transposed(grad_x), input);
+  Tensor grad_weight_hh = mm(transposed(of_h), h_0);
+  Tensor grad_bias_ih = allocate(input.options(), Cell::kInput * sizes.state_size);
+  Tensor grad_bias_hh = allocate(input.options(), Cell::kRecurrent * sizes.state_size);
+  bias_backward<Device, Cell>(dtype, sizes, grad_x, grad_h_part, grad_bias_ih, grad_bias_hh);
+  return {std::move(grad_x),         std::move(grad_h_part),  std::move(grad_c_0),    std::move(grad_weight_ih),
+          std::move(grad_weight_hh), std::move(grad_bias_ih), std::move(grad_bias_hh)};
+}
+
+// The gradients of the input and of h_0.
+template <class Device, class Cell>
+std::array<Tensor, 2> step_input_backward(
+    const Tensor& grad_x, const Tensor& grad_h_part, const std::optional<Tensor>& grad_c_0, const Tensor& weight_ih,
+    const Tensor& weight_hh, const bool& allow_tf32) {
+  using Entries = typename Device::template Step<Cell>;
+  constexpr const char* kOp = StepOf<Cell>::kInputBackward;
+  const StepSizes sizes{
+      matrix_sizes(kOp, "grad_x", grad_x)[0], matrix_sizes(kOp, "weight_ih", weight_ih)[1],
+      matrix_sizes(kOp, "weight_hh", weight_hh)[1]};
+  const Tensor* const given = get(grad_c_0);
+  check<typename StepOf<Cell>::InputBackwardTensors>(
+      kOp, sizes, {&grad_x, &grad_h_part, given, &weight_ih, &weight_hh}, "grad_x", grad_x);
+  [[maybe_unused]] const typename Device::Guard guard(grad_x);
+  const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "grad_x", grad_x), allow_tf32);
+  if (Entries::input_backward_alignment(dtype, sizes) == 0) {
+    const Tensor& of_h = kHasOneGradient<Cell> ? grad_x : grad_h_part;
+    // As a bias: the library adds it to the product.
+    return {
+        mm(grad_x, weight_ih), given == nullptr ? mm(of_h, weight_hh) : linear(of_h, transposed(weight_hh), *given)};
+  }
+  const Dense dense_grad_x(grad_x), dense_grad_h_part(grad_h_part), weights_x(weight_ih), weights_h(weight_hh);
+  const std::optional<Dense> dense_given = dense(given);
+  Tensor grad_input = allocate(grad_x.options(), sizes.batch, sizes.input_features);
+  Tensor grad_h_0 = allocate(grad_x.options(), sizes.batch, sizes.state_size);
+  const StepInputBackwardArguments arguments{sizes,
+                                             dense_grad_x.data(),
+                                             dense_grad_h_part.data(),
+                                             data_of(dense_given),
+                                             weights_x.data(),
+                                             weights_h.data(),
+                                             grad_input.mutable_data(),
+                                             grad_h_0.mutable_data()};
+  Device::run(kOp, grad_x, 0, 0, [&](auto stream) { return Entries::input_backward(dtype, arguments, stream); });
+  return {std::move(grad_input), std::move(grad_h_0)};
+}
+
 template <class Device, class Cell, class Library>
 void register_step(Library& library) {
   library.impl(StepOf<Cell>::kName, &Boxed<&step<Device, Cell>>::call);
   library.impl(StepOf<Cell>::kBackward, &Boxed<&step_backward<Device, Cell>>::call);
+  library.impl(StepOf<Cell>::kParametersBackward, &Boxed<&step_parameters_backward<Device, Cell>>::call);
+  library.impl(StepOf<Cell>::kInputBackward, &Boxed<&step_input_backward<Device, Cell>>::call);
 }
 
 }  // namespace extops::stable
@@ -129,4 +236,9 @@ void register_step(Library& library) {
     static constexpr auto* alignment = &extops_##cell##_step_alignment_cuda; \
     static constexpr auto* forward = &extops_##cell##_step_cuda;             \
     static constexpr auto* backward = &extops_##cell##_step_backward_cuda;   \
+    static constexpr auto* backward_alignment = &extops_##cell##_step_backward_alignment_cuda; \
+    static constexpr auto* bias_backward = &extops_##cell##_step_bias_backward_cuda; \
+    static constexpr auto* bias_backward_alignment = &extops_##cell##_step_bias_backward_alignment_cuda; \
+    static constexpr auto* input_backward = &extops_##cell##_step_input_backward_cuda; \
+    static constexpr auto* input_backward_alignment = &extops_##cell##_step_input_backward_alignment_cuda; \
   };

@@ -1,14 +1,20 @@
 """One step of a recurrent cell with the parameters of torch's modules, on a GPU."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from extops import _autocast, _autograd, _loader, _private, _products, _schemas, reference
+from extops import _autocast, _autograd, _loader, _private, _schemas, reference
 
 _allows_tf32 = _private.allows_tf32
 _library = torch.library.Library("extops", "IMPL")
+
+
+def _by_tf32(name: str) -> tuple[Callable[..., Any], ...]:
+    """The operator, without TF32 and with it."""
+    return _autograd.eager(name), _autograd.eager(name, allow_tf32=True)
 
 
 class Step:
@@ -24,15 +30,20 @@ class Step:
             facts.input == facts.recurrent == facts.columns and not facts.first_input
         )
         self.composition = composition
-        self.eager = _autograd.eager(name)
-        self.eager_in_tf32 = _autograd.eager(name, allow_tf32=True)
+        self.eager = _by_tf32(name)
         self.eager_backward = _autograd.eager(f"{name}_backward")
+        self.eager_parameters_backward = _by_tf32(f"{name}_parameters_backward")
+        self.eager_input_backward = _by_tf32(f"{name}_input_backward")
         self._register(name)
 
     def _register(self, name: str) -> None:
         self.composite = reference.in_float32(self._composite)
-        backward = reference.in_float32(self._composite_backward)
-        for operator, composite in ((name, self.composite), (f"{name}_backward", backward)):
+        for operator, composite in {
+            name: self.composite,
+            f"{name}_backward": reference.in_float32(self._backward),
+            f"{name}_parameters_backward": reference.in_float32(self._parameters_backward),
+            f"{name}_input_backward": reference.in_float32(self._input_backward),
+        }.items():
             _autograd.register(operator, composite, composite)
             # No kernel serves a step there: torch's own cells are faster.
             for device in ("CPU",) if _loader.binding == "stable" else ("CPU", "CUDA"):
@@ -46,7 +57,7 @@ class Step:
         h, c = self.composition.forward(columns, c)
         return h, c.clone() if c is h else c, columns  # the results of an operator may not share memory
 
-    def _composite_backward(
+    def _backward(
         self, grad_h: Tensor | None, grad_c: Tensor | None, columns: Tensor, saved_c: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         zeros = torch.zeros_like(saved_c)
@@ -57,6 +68,35 @@ class Step:
         of_h = 0 if self.has_one_gradient else self.facts.recurrent * state_size
         grad_x = gradients.narrow(1, 0, of_input).roll((-self.facts.first_input * state_size,), (1,))
         return grad_x, gradients.narrow(1, gradients.shape[1] - of_h, of_h).clone(), grad_c_0
+
+    def _parameters_backward(
+        self,
+        grad_h: Tensor | None,
+        grad_c: Tensor | None,
+        input: Tensor,
+        h_0: Tensor,
+        columns: Tensor,
+        saved_c: Tensor,
+        *,
+        allow_tf32: bool = False,
+    ) -> tuple[Tensor, ...]:
+        grad_x, grad_h_part, grad_c_0 = self._backward(grad_h, grad_c, columns, saved_c)
+        of_h = grad_x if self.has_one_gradient else grad_h_part
+        weights = grad_x.t() @ input, of_h.t() @ h_0
+        return grad_x, grad_h_part, grad_c_0, *weights, grad_x.sum(0), of_h.sum(0)
+
+    def _input_backward(
+        self,
+        grad_x: Tensor,
+        grad_h_part: Tensor,
+        grad_c_0: Tensor | None,
+        weight_ih: Tensor,
+        weight_hh: Tensor,
+        *,
+        allow_tf32: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        grad_h_0 = (grad_x if self.has_one_gradient else grad_h_part) @ weight_hh
+        return grad_x @ weight_ih, grad_h_0 if grad_c_0 is None else grad_h_0 + grad_c_0
 
     def serves(self, input: Tensor, has_one_state: bool) -> bool:
         """Whether a plain call is to come here."""
@@ -72,7 +112,7 @@ class Step:
 
     def run(self, allow_tf32: bool, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """The operator: for a cell with one state, ``h_0`` is ``c_0``, too."""
-        operator = self.eager_in_tf32 if allow_tf32 else self.eager
+        operator = self.eager[allow_tf32]
         if self.number_of_states == 1:
             return operator(*arguments, arguments[-1])
         return operator(*arguments)
@@ -121,31 +161,25 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the input, the parameters and the states that are needed."""
     input, weight_ih, weight_hh, _, _, h_0, *_ = inputs
-    grad_h, grad_c = towards if step.number_of_states == 2 else (*towards, None)
-    grad_x, of_h, grad_c_0 = step.eager_backward(grad_h, grad_c, columns, saved_c)
-    if step.has_one_gradient:
-        of_h = grad_x
-    biases = needs[3:5]
-    of_bias_ih = grad_x.sum(0) if any(biases) and (biases[0] or step.has_one_gradient) else None
-    of_bias_hh = None
-    if biases[1]:
-        # Two tensors: who gets them may change one in place.
-        repeated = step.has_one_gradient and of_bias_ih is not None
-        of_bias_hh = of_bias_ih.clone() if repeated else of_h.sum(0)
-    states: tuple[Tensor | None, ...] = (None, grad_c_0)
-    if needs[5]:
-        if step.number_of_states == 2:
-            states = torch.mm(of_h, weight_hh), grad_c_0
-        else:
-            states = (torch.addmm(grad_c_0, of_h, weight_hh),)
-    return (
-        _products.mm(grad_x, weight_ih) if needs[0] else None,
-        torch.mm(grad_x.t(), input) if needs[1] else None,
-        torch.mm(of_h.t(), h_0) if needs[2] else None,
-        of_bias_ih if biases[0] else None,
-        of_bias_hh,
-        *states[: step.number_of_states],
-    )
+    has_one_state = step.number_of_states == 1
+    grad_h, grad_c = (*towards, None)[:2]
+    in_tf32 = _allows_tf32()
+    of_parameters: tuple[Tensor | None, ...] = (None,) * 4
+    if any(needs[1:5]):
+        backward = step.eager_parameters_backward[in_tf32]
+        grad_x, grad_h_part, grad_c_0, *found = backward(
+            grad_h, grad_c, input, h_0, columns, saved_c
+        )
+        of_parameters = tuple(x if needed else None for x, needed in zip(found, needs[1:5], strict=True))
+    else:
+        grad_x, grad_h_part, grad_c_0 = step.eager_backward(grad_h, grad_c, columns, saved_c)
+    grad_input = grad_h_0 = None
+    if needs[0] or needs[5]:
+        of_c = grad_c_0 if has_one_state else None
+        backward = step.eager_input_backward[in_tf32]
+        grad_input, grad_h_0 = backward(grad_x, grad_h_part, of_c, weight_ih, weight_hh)
+    states = (grad_h_0,) if has_one_state else (grad_h_0, grad_c_0)
+    return grad_input, *of_parameters, *states
 
 
 _apply = _private.apply(_Step)

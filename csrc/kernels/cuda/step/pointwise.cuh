@@ -24,8 +24,8 @@ struct Forward {
   const T* weights_h;
   int64_t weights_x_stride;
   int64_t weights_h_stride;
-  const C* products_x;
-  const C* products_h;
+  const T* products_x;
+  const T* products_h;
   const T* bias_x;
   const T* bias_h;
   const T* c_0;
@@ -107,6 +107,19 @@ struct Backward {
     set_pointers({in.columns, in.saved_c}, columns, saved_c);
     set_pointers({in.grad_x, in.grad_h_part, in.grad_c_0}, grad_x, grad_h_part, grad_c_0);
   }
+
+  // Of some neighbouring units, where both products have it.
+  template <class Cell, class Value>
+  __device__ void store_gradient(int64_t row, int unit, int column, const Value& value) const {
+    const auto at = [&](int columns, int g) { return (row * columns + g) * state_size + unit; };
+    if (column < Cell::kInput) {
+      *reinterpret_cast<Value*>(grad_x + at(Cell::kInput, input_place<Cell>(column))) = value;
+    }
+    const int of_recurrent = column - kFirstRecurrentOf<Cell>;
+    if (!kHasOneGradient<Cell> && of_recurrent >= 0) {
+      *reinterpret_cast<Value*>(grad_h_part + at(Cell::kRecurrent, of_recurrent)) = value;
+    }
+  }
 };
 
 // Calls body(row, unit) for the first of each `kVector` neighbouring units.
@@ -127,7 +140,6 @@ template <class Cell, class T, int kVector>
 __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in) {
   using C = typename Compute<T>::type;
   using V = Vector<T, kVector>;
-  using P = Vector<C, kVector>;
   constexpr int kFirst = kFirstRecurrentOf<Cell>;
   wait_for_previous_kernel();
   for_each_vector<kVector>(in.batch, in.state_size, [&](int64_t row, int unit) {
@@ -135,20 +147,20 @@ __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in
     C sums[kVector][Cell::kColumns];
 #pragma unroll
     for (int g = 0; g < Cell::kColumns; ++g) {
-      P x = {}, h = {};
-      V bias_x = {}, bias_h = {};
+      V x = {}, h = {}, bias_x = {}, bias_h = {};
       const int place = input_place<Cell>(g);
       if (g < Cell::kInput) {
-        x = *reinterpret_cast<const P*>(in.products_x + at(Cell::kInput, place));
+        x = *reinterpret_cast<const V*>(in.products_x + at(Cell::kInput, place));
         if (in.bias_x != nullptr) bias_x = *reinterpret_cast<const V*>(in.bias_x + place * in.state_size + unit);
       }
       if (g >= kFirst) {
-        h = *reinterpret_cast<const P*>(in.products_h + at(Cell::kRecurrent, g - kFirst));
+        h = *reinterpret_cast<const V*>(in.products_h + at(Cell::kRecurrent, g - kFirst));
         if (in.bias_h != nullptr) bias_h = *reinterpret_cast<const V*>(in.bias_h + (g - kFirst) * in.state_size + unit);
       }
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        sums[j][g] = (x.values[j] + load(bias_x.values[j])) + (h.values[j] + load(bias_h.values[j]));
+        sums[j][g] =
+            (load(x.values[j]) + load(bias_x.values[j])) + (load(h.values[j]) + load(bias_h.values[j]));
       }
     }
     const int64_t cell = row * in.state_size + unit;
@@ -197,12 +209,7 @@ __global__ void __launch_bounds__(kThreads) pointwise_backward_kernel(Backward<T
       store(grad_c_0.values[j], grad_c);
     }
 #pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) {
-      if (g < Cell::kInput) *reinterpret_cast<V*>(in.grad_x + at(Cell::kInput, input_place<Cell>(g))) = found[g];
-      if (!kHasOneGradient<Cell> && g >= kFirstRecurrentOf<Cell>) {
-        *reinterpret_cast<V*>(in.grad_h_part + at(Cell::kRecurrent, g - kFirstRecurrentOf<Cell>)) = found[g];
-      }
-    }
+    for (int g = 0; g < Cell::kColumns; ++g) in.template store_gradient<Cell>(row, unit, g, found[g]);
     *reinterpret_cast<V*>(in.grad_c_0 + cell) = grad_c_0;
   });
 }

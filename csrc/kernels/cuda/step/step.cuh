@@ -3,6 +3,7 @@
 #pragma once
 
 #include "small.cuh"
+#include "small_backward.cuh"
 
 namespace extops::cuda::step {
 
@@ -15,6 +16,12 @@ constexpr int64_t kMostDepth = 8192;  // a warp goes through all of K
 constexpr double kRowLimit = 64e6;
 constexpr int64_t kFewRows = 16;
 constexpr int64_t kLeastDepth = 256;
+// Of the backward: a block goes through the whole batch.
+constexpr double kStrictFloat32BackwardLimit = 130e6;
+constexpr double kOtherBackwardLimit = 16e6;
+constexpr int64_t kMostBackwardRows = 256;
+constexpr double kInputBackwardLimit = 8e6;  // in strict float32
+constexpr int64_t kSumRows = 4096;           // a library divides a column among blocks
 
 template <class Cell>
 double multiplications(const StepSizes& sizes) {
@@ -74,10 +81,75 @@ Error launch_forward(ScalarType dtype, const StepArguments& arguments, cudaStrea
   });
 }
 
+// TF32 shortens no backward of few rows, whose time is that of storing the gradients of the weights.
+template <class Cell>
+int64_t backward_alignment(ScalarType dtype, const StepSizes& sizes) {
+  const bool is_few_in_tf32 = dtype == ScalarType::TF32 && sizes.batch <= kFewRows;
+  const bool is_strict = dtype == ScalarType::Float || is_few_in_tf32;
+  const double most = is_strict ? kStrictFloat32BackwardLimit : kOtherBackwardLimit;
+  return is_hopper() && fits(sizes) && sizes.batch > 0 && sizes.batch <= kMostBackwardRows &&
+         multiplications<Cell>(sizes) < most;
+}
+
 template <class Cell>
 Error launch_backward(ScalarType dtype, const StepBackwardArguments& in, cudaStream_t stream) {
   if (in.sizes.batch * in.sizes.state_size == 0) return nullptr;
-  return dispatch(dtype, [&](auto scalar) { return launch_pointwise<Cell, decltype(scalar)>(in, stream); });
+  return dispatch(dtype, [&](auto scalar) {
+    using T = decltype(scalar);
+    if (in.grad_weights_x != nullptr) return launch_parameters_backward<Cell, T>(in, stream);
+    return launch_pointwise<Cell, T>(in, stream);
+  });
+}
+
+inline int64_t bias_backward_alignment(const StepSizes& sizes) { return is_hopper() && sizes.batch <= kSumRows; }
+
+template <class Cell>
+Error launch_bias_backward(ScalarType dtype, const StepBiasBackwardArguments& arguments, cudaStream_t stream) {
+  const StepSizes& sizes = arguments.sizes;
+  if (sizes.state_size == 0) return nullptr;
+  return dispatch(dtype, [&](auto scalar) {
+    using T = decltype(scalar);
+    ColumnSums<T> in{};
+    in.rows = sizes.batch;
+    in.columns[0] = Cell::kInput * sizes.state_size;
+    set_pointers({arguments.grad_x, arguments.grad_bias_x}, in.values[0], in.sums[0]);
+    if constexpr (kHasOneGradient<Cell>) {
+      in.copy = static_cast<T*>(arguments.grad_bias_h);
+    } else {
+      in.columns[1] = Cell::kRecurrent * sizes.state_size;
+      set_pointers({arguments.grad_h_part, arguments.grad_bias_h}, in.values[1], in.sums[1]);
+    }
+    const auto blocks = static_cast<unsigned>((in.columns[0] + 31) / 32 + (in.columns[1] + 31) / 32);
+    launch(&column_sums_kernel<T>, {blocks, 32 * kSumWarps}, stream, in);
+    return launch_error();
+  });
+}
+
+template <class Cell>
+int64_t input_backward_alignment(ScalarType dtype, const StepSizes& sizes) {
+  return dtype == ScalarType::Float && is_hopper() && fits(sizes) &&
+         multiplications<Cell>(sizes) < kInputBackwardLimit;
+}
+
+template <class Cell>
+Error launch_input_backward(ScalarType dtype, const StepInputBackwardArguments& arguments, cudaStream_t stream) {
+  if (dtype != ScalarType::Float) return "the kernel for small problems takes float32";
+  const StepSizes& sizes = arguments.sizes;
+  InputBackward in{};
+  in.batch = static_cast<int>(sizes.batch);
+  in.input_features = static_cast<int>(sizes.input_features);
+  in.state_size = static_cast<int>(sizes.state_size);
+  in.rows_x = Cell::kInput * in.state_size;
+  in.rows_h = Cell::kRecurrent * in.state_size;
+  const void* const of_h = kHasOneGradient<Cell> ? arguments.grad_x : arguments.grad_h_part;
+  set_pointers({arguments.grad_x, of_h, arguments.grad_c_0}, in.grad_x, in.grad_h_part, in.grad_c_0);
+  set_pointers({arguments.weights_x, arguments.weights_h}, in.weights_x, in.weights_h);
+  set_pointers({arguments.grad_input, arguments.grad_h_0}, in.grad_input, in.grad_h_0);
+  const int column_blocks = (in.state_size + 31) / 32 + (in.input_features + 31) / 32;
+  const auto blocks = static_cast<unsigned>((in.batch + kInputRows - 1) / kInputRows * column_blocks);
+  if (blocks == 0) return nullptr;
+  launch(&input_backward_kernel, {blocks, 32 * kInputWarps}, stream, in);
+  return launch_error();
 }
 
 }  // namespace extops::cuda::step
@@ -92,4 +164,21 @@ Error launch_backward(ScalarType dtype, const StepBackwardArguments& in, cudaStr
   Error extops_##cell##_step_backward_cuda(                                                                    \
       ScalarType dtype, const StepBackwardArguments& arguments, void* stream) {                                \
     return extops::cuda::step::launch_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));     \
+  }                                                                                                            \
+  int64_t extops_##cell##_step_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes) {             \
+    return extops::cuda::step::backward_alignment<Cell>(dtype, sizes);                                         \
+  }                                                                                                            \
+  Error extops_##cell##_step_bias_backward_cuda(                                                               \
+      ScalarType dtype, const StepBiasBackwardArguments& arguments, void* stream) {                            \
+    return extops::cuda::step::launch_bias_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream)); \
+  }                                                                                                            \
+  int64_t extops_##cell##_step_bias_backward_alignment_cuda(ScalarType, const StepSizes& sizes) {              \
+    return extops::cuda::step::bias_backward_alignment(sizes);                                                 \
+  }                                                                                                            \
+  Error extops_##cell##_step_input_backward_cuda(                                                              \
+      ScalarType dtype, const StepInputBackwardArguments& arguments, void* stream) {                           \
+    return extops::cuda::step::launch_input_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream)); \
+  }                                                                                                            \
+  int64_t extops_##cell##_step_input_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes) {       \
+    return extops::cuda::step::input_backward_alignment<Cell>(dtype, sizes);                                   \
   }
