@@ -55,7 +55,11 @@ class Step:
         *parameters, h, c = others
         columns = self.composition.gates(input, *parameters, h)
         h, c = self.composition.forward(columns, c)
-        return h, c.clone() if c is h else c, columns  # the results of an operator may not share memory
+        return (
+            h,
+            c.clone() if c is h else c,
+            columns,
+        )  # the results of an operator may not share memory
 
     def _backward(
         self, grad_h: Tensor | None, grad_c: Tensor | None, columns: Tensor, saved_c: Tensor
@@ -66,7 +70,9 @@ class Step:
         state_size = saved_c.shape[1]
         of_input = self.facts.input * state_size
         of_h = 0 if self.has_one_gradient else self.facts.recurrent * state_size
-        grad_x = gradients.narrow(1, 0, of_input).roll((-self.facts.first_input * state_size,), (1,))
+        grad_x = gradients.narrow(1, 0, of_input).roll(
+            (-self.facts.first_input * state_size,), (1,)
+        )
         return grad_x, gradients.narrow(1, gradients.shape[1] - of_h, of_h).clone(), grad_c_0
 
     def _parameters_backward(
@@ -170,7 +176,9 @@ def _gradients(
         grad_x, grad_h_part, grad_c_0, *found = backward(
             grad_h, grad_c, input, h_0, columns, saved_c
         )
-        of_parameters = tuple(x if needed else None for x, needed in zip(found, needs[1:5], strict=True))
+        of_parameters = tuple(
+            x if needed else None for x, needed in zip(found, needs[1:5], strict=True)
+        )
     else:
         grad_x, grad_h_part, grad_c_0 = step.eager_backward(grad_h, grad_c, columns, saved_c)
     grad_input = grad_h_0 = None
