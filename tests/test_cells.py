@@ -272,7 +272,7 @@ def load(name="turned"):
     return extops.load_cell(name, [folder / f"{name}.cpp"], lambda columns, c: (c, c))
 
 def compile():
-    print(_jit.Build("small", [folder / "small.cpp"]).load().is_file())
+    print(_jit.Build("small", [folder / "small.cpp"]).load("compiling").is_file())
 """
 
 
