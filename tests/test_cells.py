@@ -272,7 +272,7 @@ def load(name="turned"):
     return extops.load_cell(name, [folder / f"{name}.cpp"], lambda columns, c: (c, c))
 
 def compile():
-    print(_jit.Build("small", [folder / "small.cpp"]).load().is_file())
+    print(_jit.Build("small", [folder / "small.cpp"]).load("compiling").is_file())
 """
 
 
@@ -440,5 +440,5 @@ NOT_LINEAR = (
 def test_gradients_that_do_not_compile(part: str, wrong: str, message: str) -> None:
     """The kernels for GPUs get slopes, before they know the gradients: a column has one."""
     assert re.search(
-        f'static assertion failed:? "?{re.escape(message)}', compile_gradients(**{part: wrong})
+        f"static assertion failed.*{re.escape(message)}", compile_gradients(**{part: wrong})
     )

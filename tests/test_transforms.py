@@ -13,6 +13,7 @@ from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_map
 
 import extops
+import operators
 from operators import (
     ELEMENTWISE_MULT,
     LLTM,
@@ -22,6 +23,7 @@ from operators import (
     by_device,
     by_few_operators,
     by_operator,
+    by_sequence,
     needs_inductor,
     upstream,
 )
@@ -94,6 +96,19 @@ def test_vmap_of_the_batch(device: str) -> None:
         return new_h[0], new_cell[0]
 
     assert_same(vmap(row)(input, h, c), LLTM(input, weights, bias, h, c))
+
+
+@by_device
+@by_sequence
+def test_what_a_sequence_keeps(operator: Operator, device: str) -> None:
+    """The composition of PyTorch calls keeps for a backward what the kernels do."""
+    made = operators.SEQUENCE_INPUTS[operator.name](3, 2, 4, 5)
+    states = len(operator.results) - 1
+    input, *others = (x.to(device) for x in made)
+    inputs = input, *others[states:], others[0], others[states - 1], None
+    call = getattr(torch.ops.extops, operator.name)
+    batched = vmap(lambda x: call(x, *inputs[1:]))(input.unsqueeze(0))
+    torch.testing.assert_close([x.squeeze(0) for x in batched], [*call(*inputs)])
 
 
 def by_all_inputs(transform: Callable[..., Function]) -> Transform:

@@ -57,13 +57,14 @@ class Build:
         """Compiles what has changed of the sources, loads the library and returns its file.
 
         Args:
-            announcement: what to say on standard error before something is compiled.
+            announcement: what to say on standard error before something is compiled; without one, it says nothing,
+                not even that it waits for another process.
         """
         from torch.utils import cpp_extension
 
         _check_tools(cpp_extension, self.cuda)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _alone_in(self.folder):
+        with _alone_in(self.folder, announces=bool(announcement)):
             if announcement and not self.is_current():
                 print(announcement, file=sys.stderr, flush=True)
             # Where an earlier call failed, torch would not try the same again, or give the file another name.
@@ -87,7 +88,7 @@ class Build:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _alone_in(folder: Path, announces: bool) -> Iterator[None]:
     """Waits for other processes that compile there. The system takes this lock from a process that ends, however it
     ends; torch's own is a file, which one that was killed leaves there, and for which the next would wait for ever.
     """
@@ -95,8 +96,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            waiting = f"extops: waiting for another process, which compiles in {folder}"
-            print(waiting, file=sys.stderr, flush=True)
+            if announces:
+                waiting = f"extops: waiting for another process, which compiles in {folder}"
+                print(waiting, file=sys.stderr, flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / "lock").unlink(missing_ok=True)
         yield
