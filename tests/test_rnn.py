@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import extops
-from operators import Tensors, by_device
+from operators import GPU, Tensors, by_device, dtype_name
 
 FEATURES, STATE, TIME, BATCH = 5, 7, 6, 3
 LAYERS = "LSTM", "GRU"
@@ -202,6 +202,53 @@ def test_gradients_share_no_memory(name: str) -> None:
     torch.testing.assert_close(found, twice, rtol=0, atol=0)
 
 
+@by_device
+@by_module
+@pytest.mark.parametrize("how", ["eager", "create_graph", "compiled"])
+@pytest.mark.usefixtures("dynamo")
+def test_gradients_of_biases_are_two_tensors(how: str, name: str, device: str) -> None:
+    ours, _ = pair(name, device)
+    sizes = (BATCH,) if name in CELLS else (TIME, BATCH)
+    run = torch.compile(ours, backend="aot_eager") if how == "compiled" else ours
+    results = tensors_of(run(random(*sizes, FEATURES, device=device)))
+    biases = [x for name, x in ours.named_parameters() if name.startswith("bias")]
+    loss = torch.stack([(result**2).sum() for result in results]).sum()
+    found = torch.autograd.grad(loss, biases, create_graph=how == "create_graph")
+    with torch.no_grad():
+        expected = [gradient / 2 for gradient in found]
+        torch._foreach_mul_(found, 0.5)
+    torch.testing.assert_close(list(found), expected)
+
+
+@by_device
+@pytest.mark.parametrize("order", [1, 2], ids=["once", "twice"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=dtype_name)
+@pytest.mark.parametrize("name", [*LAYERS, *CELLS, "LLTM", "LLTMLayer"])
+def test_a_bias_may_change_before_the_backward(
+    name: str, dtype: torch.dtype, order: int, device: str
+) -> None:
+    """As with torch, where only a sum depends on it."""
+    module = getattr(extops, name)(FEATURES, STATE, device=device, dtype=dtype)
+    sizes = (TIME, BATCH)[1 if name in (*CELLS, "LLTM") else 0 :]
+    input = torch.randn(*sizes, FEATURES, device=device, dtype=dtype, requires_grad=True)
+    biases = [x for name, x in module.named_parameters() if name.startswith("bias")]
+    leaves = [input, *module.parameters()]
+
+    def gradients(change: bool) -> Tensors:
+        found = tensors_of(module(input))
+        with torch.no_grad():
+            for bias in biases:
+                bias.add_(float(change))
+        for again in range(order):
+            loss = torch.stack([(x**2).sum() for x in found]).sum()
+            found = torch.autograd.grad(loss, leaves, create_graph=again < order - 1)
+        return found
+
+    expected = gradients(False)
+    near = {} if dtype is torch.float64 else {"rtol": 0.05, "atol": 0.05}
+    torch.testing.assert_close(gradients(True), expected, **near)
+
+
 @by_module
 def test_traced(name: str) -> None:
     ours, theirs = pair(name)
@@ -229,9 +276,57 @@ def test_traced_for_any_sizes(bias: bool, function: Any) -> None:
     torch.testing.assert_close(traced(*others), run(*others))
 
 
+# That of an LSTM is one operator of oneDNN's.
+_needs_onednn = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no bfloat16 of oneDNN on this CPU"
+)
+CALLS = [(name, False) for name in ("GRU", *CELLS)] + [(name, True) for name in LAYERS]
+PRECISIONS = torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["zeros", "state"])
+@pytest.mark.parametrize("of_state", PRECISIONS, ids=dtype_name)
+@pytest.mark.parametrize("of_input", PRECISIONS, ids=dtype_name)
+@pytest.mark.parametrize(
+    ("name", "packed"), [*CALLS, pytest.param("LSTM", False, marks=_needs_onednn)]
+)
+def test_autocast_on_a_cpu(
+    name: str, packed: bool, of_input: torch.dtype, of_state: torch.dtype, given: bool
+) -> None:
+    """torch's dtypes: but for the layer of an LSTM only the products are cast, and not the state."""
+    ours, theirs = (module.float() for module in pair(name))
+    leading = () if name in CELLS else (1,)
+    input: Any = torch.randn(*(TIME,) * len(leading), BATCH, FEATURES, dtype=of_input)
+    if packed:
+        input = nn.utils.rnn.pack_padded_sequence(input, torch.tensor([TIME, 2, 1]))
+    h, c = torch.randn(2, *leading, BATCH, STATE).to(of_state)
+    hx = ((h, c) if name.startswith("LSTM") else h,) if given else ()
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (tensors_of(module(input, *hx)) for module in (ours, theirs))
+        with torch.no_grad():
+            without_gradient = tensors_of(ours(input, *hx))
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(without_gradient, found)
+    gradients = torch.autograd.grad(found[0].sum(), list(ours.parameters()))
+    assert {gradient.dtype for gradient in gradients} == {torch.float32}
+
+
 @by_device
 @by_module
-def test_autocast(name: str, device: str) -> None:
+@pytest.mark.usefixtures("dynamo")
+def test_compiled_under_autocast(name: str, device: str) -> None:
+    ours, _ = pair(name, device)
+    ours.float()
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    input = torch.randn(TIME, FEATURES, device=device)
+    with torch.autocast(device, torch.bfloat16):
+        torch.testing.assert_close(compiled(input), ours(input))
+
+
+@pytest.mark.parametrize("device", [GPU])
+@by_module
+def test_autocast_on_a_gpu(name: str, device: str) -> None:
+    """The region's dtype, where cuDNN's layers return float16."""
     module = getattr(extops, name)(FEATURES, STATE, device=device)
     with torch.autocast(device, torch.bfloat16):
         results = tensors_of(module(torch.randn(TIME, FEATURES, device=device)))
@@ -246,6 +341,27 @@ def test_dropout(name: str) -> None:
     input = random(TIME, BATCH, FEATURES)
     assert not torch.equal(ours(input)[0], ours(input)[0])
     assert_same(ours.eval(), theirs.eval(), input)
+
+
+@pytest.mark.parametrize("layout", ["padded", "batch_first", "by_rows", "packed", "unsorted"])
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["one", "both"])
+@by_layer
+def test_dropout_on_a_cpu_draws_as_torch(name: str, bidirectional: bool, layout: str) -> None:
+    """The same masks, and the generator is then where torch leaves it. cuDNN has its own."""
+    batch_first = layout == "batch_first"
+    options = {"num_layers": 3, "dropout": 0.5, "bidirectional": bidirectional}
+    ours, theirs = pair(name, batch_first=batch_first, **options)
+    input: Any = random(TIME, BATCH, FEATURES)
+    if layout == "by_rows":
+        input = random(BATCH, TIME, FEATURES).transpose(0, 1)
+    elif layout in ("packed", "unsorted"):
+        lengths = (6, 2, 1) if layout == "packed" else (2, 6, 1)
+        input = pack_sequence([random(n, FEATURES) for n in lengths], layout == "packed")
+    found = []
+    for module in (ours, theirs):
+        torch.manual_seed(5)
+        found.append((*tensors_of(module(input)), torch.rand(3)))
+    torch.testing.assert_close(*found)
 
 
 def test_projections_are_refused() -> None:
@@ -274,6 +390,15 @@ def test_wrong_states(name: str, state: Any, message: str) -> None:
     module = getattr(extops, name)(FEATURES, STATE, dtype=torch.float64)
     with pytest.raises((TypeError, RuntimeError), match=message):
         module(random(TIME, BATCH, FEATURES), state)
+
+
+@by_layer
+def test_negative_batch_sizes(name: str) -> None:
+    layer, data = getattr(extops, name)(FEATURES, STATE), torch.zeros(2, FEATURES)
+    layer(PackedSequence(data, torch.tensor([1, 1, 0])))
+    expected = rf"^{name}: expected `input.batch_sizes` of at least 0, but got \[1, 1, 1, -1\]"
+    with pytest.raises(RuntimeError, match=expected):
+        layer(PackedSequence(data, torch.tensor([1, 1, 1, -1])))
 
 
 @by_layer
@@ -326,6 +451,44 @@ def test_wrong_biases(function: Any, bias: Any, message: str) -> None:
         (TypeError, RuntimeError), match=f"^{function.__name__}: expected {message}"
     ):
         function(input, (state, state) if is_lstm else state, *weights, bias)
+
+
+@by_function
+@pytest.mark.parametrize("requires_grad", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("shape", [(1,), (BATCH, -1), (1, -1)], ids=str)
+@pytest.mark.parametrize("wrong", ["bias_ih", "bias_hh"])
+def test_biases_that_would_be_broadcast(
+    wrong: str, shape: tuple[int, ...], requires_grad: bool, function: Any
+) -> None:
+    """Also in a single step without gradients, which is torch's own on a CPU."""
+    is_lstm = function is extops.lstm_sequence
+    rows = 28 if is_lstm else 21
+    biases = {name: torch.zeros(rows) for name in ("bias_ih", "bias_hh")}
+    biases[wrong] = torch.zeros([rows if size == -1 else size for size in shape])
+    h = torch.zeros(BATCH, STATE)
+    arguments = (h, h) if is_lstm else h, torch.zeros(rows, FEATURES), torch.zeros(rows, STATE)
+    with (
+        torch.set_grad_enabled(requires_grad),
+        pytest.raises(RuntimeError, match=f"^{function.__name__}: expected `{wrong}` to have"),
+    ):
+        function(torch.zeros(1, BATCH, FEATURES), *arguments, tuple(biases.values()))
+
+
+@by_layer
+@pytest.mark.parametrize("requires_grad", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("time", [1, 2])
+@pytest.mark.parametrize("wrong", ["weight_ih", "bias_hh"])
+def test_parameters_that_would_be_broadcast(
+    wrong: str, time: int, requires_grad: bool, name: str
+) -> None:
+    layer = getattr(extops, name)(FEATURES, 256)
+    parameter = getattr(layer, f"{wrong}_l0")
+    setattr(layer, f"{wrong}_l0", nn.Parameter(parameter[:1].detach()))
+    with (
+        torch.set_grad_enabled(requires_grad),
+        pytest.raises(RuntimeError, match=f"^{name.lower()}_sequence: expected `{wrong}` to have"),
+    ):
+        layer(torch.zeros(time, BATCH, FEATURES))
 
 
 # -- accelerate ----------------------------------------------------------------------------------

@@ -27,6 +27,17 @@ def cast(input: Tensor, *others: Any) -> tuple[Any, ...]:
     return tuple(x.to(dtype) if _is_cast(x) else x for x in (input, *others))
 
 
+def cast_with_state(*arguments: Any) -> tuple[Any, ...]:
+    """The same for the cells of torch, whose state comes last: on a CPU only their products are such operators, and the
+    results have the wider dtype, of the region or of the state.
+    """
+    input, *_, state = arguments
+    if input.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or not _is_cast(state):
+        return cast(*arguments)
+    dtype = torch.promote_types(torch.get_autocast_dtype("cpu"), state.dtype)
+    return tuple(x.to(dtype) if _is_cast(x) else x for x in arguments)
+
+
 def _is_cast(argument: object) -> TypeGuard[Tensor]:
     return isinstance(argument, Tensor) and argument.dtype in _CAST_FROM
 

@@ -96,6 +96,10 @@ def _check_packed(name: str, data: Tensor, batch_sizes: Tensor, rows: int) -> No
             f"{name}: expected `input.batch_sizes` not to grow from one step to the next, "
             f"but got {batch_sizes.tolist()}"
         )
+    if batch_sizes[-1] < 0:
+        raise RuntimeError(
+            f"{name}: expected `input.batch_sizes` of at least 0, but got {batch_sizes.tolist()}"
+        )
 
 
 def parameter_of(module: torch.nn.Module, name: str) -> Tensor:
@@ -169,6 +173,8 @@ def _unsqueezed(states: Sequence[Tensor]) -> Tensor:
 
 
 States = tuple[Tensor, ...]
+Packing = tuple[Tensor, Tensor]
+"""Of a packed input: the lengths, and where the padded one has its rows."""
 
 
 def _named(states: States) -> Iterator[tuple[str, Tensor]]:
@@ -225,7 +231,7 @@ class Layers(torch.nn.Module):
         states = self._checked_states(input, states, *input.shape[batch_axis:][: int(is_batched)])
         if not is_batched:
             input, states = input.unsqueeze(batch_axis), tuple(x.unsqueeze(1) for x in states)
-        output, states = self._forward_padded(input, states, None, batch_first=self.batch_first)
+        output, states = self._forward_padded(input, states, batch_first=self.batch_first)
         if not is_batched:
             output, states = output.squeeze(batch_axis), tuple(x.squeeze(1) for x in states)
         return output, self._of_states(states)
@@ -254,9 +260,8 @@ class Layers(torch.nn.Module):
         places = rows + shifts.index_select(0, torch.searchsorted(ends, rows, right=True))
         lengths = steps - torch.searchsorted(batch_sizes.flip(0), count_to(batch), right=True)
         padded = data.new_zeros(steps * batch, *data.shape[1:]).index_copy(0, places, data)
-        output, states = self._forward_padded(
-            padded.view(steps, batch, *data.shape[1:]), states, lengths, batch_first=False
-        )
+        padded = padded.view(steps, batch, *data.shape[1:])
+        output, states = self._forward_padded(padded, states, (lengths, places), batch_first=False)
         if to_original is not None:
             states = tuple(x.index_select(1, to_original) for x in states)
         packed = output.flatten(0, 1).index_select(0, places)
@@ -275,8 +280,9 @@ class Layers(torch.nn.Module):
         return given
 
     def _forward_padded(
-        self, input: Tensor, states: States, lengths: Tensor | None, *, batch_first: bool
+        self, input: Tensor, states: States, packing: Packing | None = None, *, batch_first: bool
     ) -> Results:
+        lengths, places = packing or (None, None)
         run = functools.partial(self._run, lengths=lengths, batch_first=batch_first)
         first = states[0].unbind(0)  # zeros are the same for both
         initial = list(
@@ -287,7 +293,7 @@ class Layers(torch.nn.Module):
         try:
             for layer in range(self.num_layers):
                 if layer > 0:
-                    input = torch.nn.functional.dropout(input, self.dropout, self.training)
+                    input = self._dropped(input, places, batch_first)
                 forward, *backward = [
                     (input, *initial[len(last) + number], *self._parameters_of(suffix))
                     for number, suffix in enumerate(self._suffixes(layer))
@@ -305,6 +311,21 @@ class Layers(torch.nn.Module):
         finally:
             if streams is not None:
                 streams.hand_back()
+
+    def _dropped(self, input: Tensor, places: Tensor | None, batch_first: bool) -> Tensor:
+        """What the next layer reads. As torch's, masks are drawn for the packed rows alone and, on a CPU, by steps."""
+        if not (self.training and self.dropout > 0):
+            return input
+        drop = functools.partial(torch.nn.functional.dropout, p=self.dropout)
+        if places is not None:
+            rows = input.flatten(0, 1)
+            dropped = drop(rows.index_select(0, places))
+            return torch.zeros_like(rows).index_copy(0, places, dropped).view_as(input)
+        if input.device.type != "cpu":
+            return drop(input)
+        if batch_first:
+            return drop(input.transpose(0, 1).contiguous()).transpose(0, 1)
+        return drop(input.contiguous())
 
     def _suffixes(self, layer: int) -> list[str]:
         return [f"_l{layer}", f"_l{layer}_reverse"][: 1 + self.bidirectional]

@@ -8,10 +8,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from extops import _autocast, _autograd, _checks
-from extops.modules import Layers, Results, States, parameter_of
-from extops.ops.sequence import gru_sequence, lstm_sequence
+from extops.modules import Layers, Packing, Results, States, parameter_of
+from extops.ops.sequence import gru_sequence, lstm_sequence, suit_torchs
 
 Model = TypeVar("Model", bound=torch.nn.Module)
+
+_has_onednn = torch.backends.mkldnn.is_available()  # torch.compile cannot ask
 
 
 def _run_lstm(
@@ -81,32 +83,32 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         if input.dtype is not torch.float32 or input.numel() == 0:
             return False
         time, batch, _ = input.shape
-        if self._mode == "LSTM" and torch.backends.mkldnn.is_available():
+        if self._mode == "LSTM" and _has_onednn:
             return time == 1 or self.hidden_size >= 256
         return time <= max(1, min(self.hidden_size // 64, 16 if batch == 1 else 4))
 
     def _forward_padded(
-        self, input: Tensor, states: States, lengths: Tensor | None, *, batch_first: bool
+        self, input: Tensor, states: States, packing: Packing | None = None, *, batch_first: bool
     ) -> Results:
         if (
-            lengths is None
+            packing is None
             and _autograd.is_plain()
             and self.is_torchs(input.transpose(0, 1) if batch_first else input)
         ):
             names = [x for layer in range(self.num_layers) for x in self._suffixes(layer)]
-            parameters = [x for name in names for x in self._parameters_of(name)]
-            # torch's own takes what ours refuses, such as a state of another dtype.
-            if all(
-                x.dtype is input.dtype and x.device == input.device for x in (*states, *parameters)
-            ):
+            parameters = [self._parameters_of(name) for name in names]
+            if all(suit_torchs(input, each, states) for each in parameters):
                 layer: Any = getattr(torch, self._mode.lower())
                 state = states if self._number_of_states > 1 else states[0]
                 options = self.bias, self.num_layers, self.dropout, self.training
                 output, *last = layer(
-                    input, state, parameters, *options, self.bidirectional, batch_first
+                    input, state, sum(parameters, ()), *options, self.bidirectional, batch_first
                 )
                 return output, tuple(last)
-        return super()._forward_padded(input, states, lengths, batch_first=batch_first)
+        if packing is None and self._mode == "LSTM" and _has_onednn and _autocast.is_on():
+            # On a CPU torch's is one operator of oneDNN's, all of whose arguments autocast casts.
+            states = _autocast.cast(*states)
+        return super()._forward_padded(input, states, packing, batch_first=batch_first)
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]

@@ -1,7 +1,7 @@
 """Recurrent cells over whole sequences."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class Cell:
         one_step: Callable[..., tuple[Tensor, Tensor] | None] = lambda *_: None,
         first_input: int = 0,
         composition: reference.Cell | None = None,
+        cast: Callable[..., Arguments] = _autocast.cast_with_state,
     ) -> None:
         """A cell by its name.
 
@@ -34,6 +35,7 @@ class Cell:
                 shall.
             first_input: the column with which ``weight_ih`` begins (``kFirstInput`` in ``csrc/cells/cell.h``).
             composition: the same in PyTorch; by default that of ``reference``.
+            cast: what autocast does to the arguments.
         """
         self.name = f"{cell}_sequence"
         self.time_first = _schemas.OPERATORS[self.name]
@@ -42,6 +44,7 @@ class Cell:
         self.batch_first = dataclasses.replace(self.time_first, arguments=(batch_first, *others))
         self.one_step = one_step
         self.first_input = first_input
+        self.cast = cast
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
         self.eager_backward = _autograd.eager(f"{self.name}_backward")
@@ -75,7 +78,7 @@ class Cell:
         try:
             is_plain = _autograd.is_plain()
             if _autocast.is_on() or not is_plain:
-                arguments = _autocast.cast(*arguments)
+                arguments = self.cast(*arguments)
             # Within a trace sizes are tensors, which the kernels check.
             if lengths is not None or not (is_plain or _autograd.is_tracing()):
                 self.check(arguments, lengths, batch_first)
@@ -182,17 +185,27 @@ class _Sequence(torch.autograd.Function):
         output, _, _, gates, cells = results
         ctx.cell, ctx.reverse = cell, reverse
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, output, gates, cells)
+        # The biases' values are not needed, and may change.
+        *before, h_0, c_0, lengths = inputs
+        half = 1 + len(before) // 2
+        ctx.biases = before[half:]
+        ctx.versions = _autograd.versions(ctx.biases)
+        ctx.save_for_backward(*before[:half], h_0, c_0, lengths, output, gates, cells)
         return results
 
     @staticmethod
     def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
-        *inputs, lengths, output, gates, cells = ctx.saved_tensors
+        *before, h_0, c_0, lengths, output, gates, cells = ctx.saved_tensors
+        inputs = [*before, *ctx.biases, h_0, c_0]
         needs = ctx.needs_input_grad[3:-1]
         if _autograd.needs_composite() or towards[3] is not None or towards[4] is not None:
+            is_same = _autograd.versions(ctx.biases) == ctx.versions
+            known_gates = None if is_same else gates
 
             def composite(*inputs: Tensor) -> Any:
-                return ctx.cell.reference(*inputs, lengths, reverse=ctx.reverse)
+                return ctx.cell.reference(
+                    *inputs, lengths, reverse=ctx.reverse, known_gates=known_gates
+                )
 
             found = _autograd.composite_gradients(composite, inputs, needs, towards)
         elif all(gradient is None for gradient in towards):
@@ -263,21 +276,28 @@ def _gradients(
                 of_rows = torch.mm(rows_x.t(), factor(input))
                 found[0] = of_rows.roll(-shift, 0) if shift else of_rows
             found[1] = torch.mm(rows_h.t(), factor(old_h)) if needs_parameters[1] else None
-    if any(needs_parameters[len(weights) :]):
-        of_biases = _bias_gradients(rows.sum(0), rows_x.shape[1], rows_h.shape[1], shift)
-        for place, gradient in zip(range(len(weights), len(found)), of_biases, strict=False):
-            found[place] = gradient if needs_parameters[place] else None
+    needs_biases = needs_parameters[len(weights) :]
+    if any(needs_biases):
+        sums = rows.sum(0)
+        if len(needs_biases) == 1:
+            found[-1] = sums
+        else:
+            sizes = rows_x.shape[1], rows_h.shape[1]
+            found[len(weights) :] = _bias_gradients(sums, *sizes, shift, needs_biases)
     return grad_input, *found, grad_h_0, grad_c_0
 
 
-def _bias_gradients(sums: Tensor, of_input: int, of_h: int, shift: int) -> tuple[Tensor, Tensor]:
+def _bias_gradients(
+    sums: Tensor, of_input: int, of_h: int, shift: int, needs: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None]:
     """From the sums over all columns: those of the first ``of_input``, and of the last ``of_h``."""
-    if of_input == of_h == len(sums):
-        return sums, sums
-    # The first are a copy: autograd keeps gradients of parameters as they are, and the two may overlap.
     first = sums.narrow(0, 0, of_input)
-    first = first.roll(-shift, 0) if shift else first.clone()
-    return first, sums.narrow(0, len(sums) - of_h, of_h)
+    second = sums.narrow(0, len(sums) - of_h, of_h)
+    if shift:
+        first = first.roll(-shift, 0)
+    elif all(needs):
+        first = first.clone()  # the two may overlap, and who gets them may change one in place
+    return first if needs[0] else None, second if needs[1] else None
 
 
 def _old_h(
@@ -305,7 +325,7 @@ _apply = _private.apply(_Sequence)
 
 # -- the LLTM
 
-_lltm = Cell("lltm", one_step=lltm)
+_lltm = Cell("lltm", one_step=lltm, cast=_autocast.cast)
 
 
 def lltm_sequence(
@@ -350,17 +370,31 @@ def lltm_sequence(
 # -- those of torch
 
 
-def _is_step_of_torch(*tensors: Tensor | None) -> bool:
+def _is_step_of_torch(input: Tensor, *others: Tensor | None) -> bool:
     """Whether a step is torch's own: on a CPU it is little but a product of a library, for which our kernel would pack
-    the weights first. But torch's gradient changes with autocast around the backward, and torch's step takes what ours
-    refuses, such as a state of another dtype.
+    the weights first. But torch's gradient changes with autocast around the backward.
     """
-    present = [x for x in tensors if x is not None]
-    first = present[0]
     return (
-        first.device.type == "cpu"
+        input.device.type == "cpu"
         and not (torch.is_grad_enabled() or _autocast.is_on())
-        and all(x.dtype is first.dtype and x.device == first.device for x in present)
+        and suit_torchs(input, others[:-2], others[-2:])
+    )
+
+
+def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any]) -> bool:
+    """Whether torch's own may take the parameters of one direction: it also takes what ours refuses, such as a state of
+    another dtype, and broadcasts a bias.
+    """
+    weight_ih, weight_hh, *others = parameters
+    biases = [x for x in others if x is not None]
+    rows = weight_hh.shape[:1]
+    return (
+        all(
+            x.dtype is input.dtype and x.device == input.device
+            for x in (weight_ih, weight_hh, *biases, *states)
+        )
+        and weight_ih.shape[:1] == rows
+        and all(x.shape == rows for x in biases)
     )
 
 
