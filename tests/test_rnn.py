@@ -220,6 +220,35 @@ def test_gradients_of_biases_are_two_tensors(how: str, name: str, device: str) -
     torch.testing.assert_close(list(found), expected)
 
 
+@by_device
+@pytest.mark.parametrize("order", [1, 2], ids=["once", "twice"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=dtype_name)
+@pytest.mark.parametrize("name", [*LAYERS, *CELLS, "LLTM", "LLTMLayer"])
+def test_a_bias_may_change_before_the_backward(
+    name: str, dtype: torch.dtype, order: int, device: str
+) -> None:
+    """As with torch, where only a sum depends on it."""
+    module = getattr(extops, name)(FEATURES, STATE, device=device, dtype=dtype)
+    sizes = (TIME, BATCH)[1 if name in (*CELLS, "LLTM") else 0 :]
+    input = torch.randn(*sizes, FEATURES, device=device, dtype=dtype, requires_grad=True)
+    biases = [x for name, x in module.named_parameters() if name.startswith("bias")]
+    leaves = [input, *module.parameters()]
+
+    def gradients(change: bool) -> Tensors:
+        found = tensors_of(module(input))
+        with torch.no_grad():
+            for bias in biases:
+                bias.add_(float(change))
+        for again in range(order):
+            loss = torch.stack([(x**2).sum() for x in found]).sum()
+            found = torch.autograd.grad(loss, leaves, create_graph=again < order - 1)
+        return found
+
+    expected = gradients(False)
+    near = {} if dtype is torch.float64 else {"rtol": 0.05, "atol": 0.05}
+    torch.testing.assert_close(gradients(True), expected, **near)
+
+
 @by_module
 def test_traced(name: str) -> None:
     ours, theirs = pair(name)

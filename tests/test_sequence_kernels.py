@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from ctypes import c_char_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor
 
 import extops
 import operators
+from extops._libraries import Library
 from operators import Tensors, sequence, sequence_by_cells
 from test_precision import tf32
 
@@ -112,6 +114,14 @@ def run(inputs: Tensors) -> list[Tensor]:
     return [x.detach() for x in (*results, *gradients)]
 
 
+@pytest.fixture
+def take() -> Iterator[Callable[[str], None]]:
+    """Has all sequences take a kernel: EXTOPS_SEQUENCE_KERNEL is read once in a process."""
+    name_kernel = Library("cuda").entry("name_sequence_kernel", None, c_char_p)
+    yield lambda name: name_kernel(name.encode())
+    name_kernel(b"")
+
+
 def keep_busy(stream: torch.cuda.Stream) -> None:
     """Fills every multiprocessor for some tens of milliseconds."""
     with torch.cuda.stream(stream):
@@ -144,21 +154,43 @@ def test_five_hundred_steps(case: Case) -> None:
         assert error <= 1.5 * max(eager_error, half_error) + floor, name
 
 
-def test_a_kernel_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_by_its_name(take: Callable[[str], None]) -> None:
     case = Case("float32_block", 128, 16, "float32")
     inputs = case.inputs()
     expected = run(inputs)
-    monkeypatch.setenv("EXTOPS_SEQUENCE_KERNEL", "step")
+    take("step")
     for backward in (False, True):
         assert which_kernel(inputs[0], case.state, backward=backward) == "step"
     for x, y in zip(run(inputs), expected, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
 
 
+BY_THE_ENVIRONMENT = """
+import os, test_sequence_kernels as tests
+case = tests.Case("float32_block", 128, 16, "float32")
+input, *_ = case.inputs()
+for name in ("step", "float32_block"):
+    os.environ["EXTOPS_SEQUENCE_KERNEL"] = name
+    print(tests.which_kernel(input, case.state))
+"""
+
+
+def test_a_kernel_by_the_environment(request: pytest.FixtureRequest) -> None:
+    """Which is read once: to read it in each call would race with those who change it."""
+    done = subprocess.run(
+        [sys.executable, "-c", BY_THE_ENVIRONMENT],
+        cwd=request.path.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["step", "step"], done.stderr
+
+
 @pytest.mark.parametrize("name", ["tensor_block", "nonsense"])
-def test_a_name_of_no_kernel_for_the_problem(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_name_of_no_kernel_for_the_problem(take: Callable[[str], None], name: str) -> None:
     inputs = Case("float32_block", 128, 16, "float32").inputs()
-    monkeypatch.setenv("EXTOPS_SEQUENCE_KERNEL", name)
+    take(name)
     assert which_kernel(inputs[0], 128) == "none"
     expected = (
         r"expected EXTOPS_SEQUENCE_KERNEL to name a kernel for such a sequence on this GPU "
@@ -272,13 +304,13 @@ def captured(inputs: Tensors, state: int) -> tuple[torch.cuda.CUDAGraph, list[Te
 
 
 @by_kernel
-def test_in_a_captured_graph(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_captured_graph(case: Case, take: Callable[[str], None]) -> None:
     inputs = case.inputs()
     other = tuple(x.flip(0) for x in inputs)
     with case.chosen():
         # There another one may be faster.
         kernel = which_kernel(inputs[0], case.state)
-        monkeypatch.setenv("EXTOPS_SEQUENCE_KERNEL", kernel)
+        take(kernel)
         expected = run(other)
         graph, found, kernels = captured(inputs, case.state)
     assert kernels == [kernel, kernel]

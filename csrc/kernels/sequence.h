@@ -73,6 +73,12 @@ struct SequenceBackwardArguments {
   EXTOPS_API Error extops_##cell##_sequence_backward_cpu(                                \
       ScalarType dtype, const SequenceBackwardArguments& arguments, int64_t begin, int64_t end);
 
+// Names the kernel for GPUs that all sequences are to take, for tests and for those who measure.
+constexpr const char* kSequenceKernelVariable = "EXTOPS_SEQUENCE_KERNEL";
+
+// The same within a process; empty: none.
+EXTOPS_API void extops_name_sequence_kernel_cuda(const char* name);
+
 // On a GPU, one kernel computes all steps where weights_h fits into its multiprocessors:
 //
 // kernel      the name of the kernel that serves such a problem on the stream; "step" where only those of one step do,

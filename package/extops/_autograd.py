@@ -47,6 +47,13 @@ def needs_composite() -> bool:
     return torch.is_grad_enabled() or _are_transforms_active() or _is_forward_mode()
 
 
+def versions(tensors: Iterable[Tensor | None]) -> list[int | None]:
+    """How often each was changed in place. For tensors that a backward is kept with, but not their values: those it
+    saves must not change.
+    """
+    return [None if x is None or x.is_inference() else x._version for x in tensors]
+
+
 def eager(name: str, **keywords: Any) -> Callable[..., Any]:
     """The operator ``name`` for eager calls."""
     call = _private.without_frames(name)

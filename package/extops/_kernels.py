@@ -55,8 +55,8 @@ def which_kernel(
         On a CPU ``"cpu"``, or ``"torch"`` where torch's own is no slower, without gradients. On a GPU
         ``"tensor_block"``, ``"float32_block"``, ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, each one
         kernel for all steps, or ``"step"``: a product and a kernel for each step. ``"lltm"`` where :func:`extops.lltm`
-        computes the only step. The environment variable ``EXTOPS_SEQUENCE_KERNEL`` names a kernel for GPUs to be taken
-        instead; ``"none"`` where that cannot serve the call, which then fails.
+        computes the only step. The environment variable ``EXTOPS_SEQUENCE_KERNEL``, which a process reads once, names a
+        kernel for GPUs to be taken instead; ``"none"`` where that cannot serve the call, which then fails.
 
     Raises:
         TypeError: ``call`` is none of these, or is a function and has no ``state``, or ``input`` is no tensor.

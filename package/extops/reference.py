@@ -28,6 +28,11 @@ def lltm_gates(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor) -> T
     return F.linear(torch.cat([old_h, input], dim=1), weights, bias)
 
 
+def with_values(gates: Tensor, known: Tensor | None) -> Tensor:
+    """``gates`` with the values that are known, if so: a bias may have been changed since they were computed."""
+    return gates if known is None else gates + (known - gates).detach()
+
+
 def lltm_cell(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
     """The pointwise part of :func:`lltm`, from its gates before their activations."""
     input_gate, output_gate, candidate = gates.chunk(3, dim=1)
@@ -199,7 +204,13 @@ class Cell:
         """The operator and its backward."""
         return in_float32(self.sequence), in_float32(self.sequence_backward)
 
-    def sequence(self, input: Tensor, *arguments: Any, reverse: bool = False) -> tuple[Tensor, ...]:
+    def sequence(
+        self,
+        input: Tensor,
+        *arguments: Any,
+        reverse: bool = False,
+        known_gates: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
         """The operator for an input ``[T, B, I]``, the parameters, both states and lengths: the output, the last hidden
         and cell state, and the gates and the cell state of every step.
         """
@@ -214,6 +225,9 @@ class Cell:
             counts = steps_that_count(lengths, len(input))
             # The gradient of the weights is a product with all of the input, and zero times infinity or NaN is NaN.
             input = torch.where(counts, input, 0)
+            known_gates = (
+                known_gates if known_gates is None else torch.where(counts, known_gates, 0)
+            )
         steps = []
         for t in _order(len(input), reverse):
             old_h, old_c = h, c
@@ -221,6 +235,7 @@ class Cell:
                 # Beyond its length a row is computed from zeros: its gates are the bias, and nothing overflows.
                 h, c = torch.where(counts[t], h, 0), torch.where(counts[t], c, 0)
             gates = self.gates(input[t], *parameters, h)
+            gates = with_values(gates, None if known_gates is None else known_gates[t])
             h, new_c = self.forward(gates, c)
             steps.append((h, gates, new_c if self.saves_new_c else c))
             c = new_c

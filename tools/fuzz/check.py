@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_char_p
 
 import torch
 from torch import Tensor
 
 import extops
+from extops._libraries import Library
 from tools.fuzz.beside import beside
 from tools.fuzz.cases import OWN_CELLS, Answer, Case
 from tools.fuzz.problem import Problem, Run, Tensors, narrowest
-
-KERNEL = "EXTOPS_SEQUENCE_KERNEL"
 
 # How far a number may be off where eager is right by luck, in units in the last place of the largest one. In float64
 # the exact numbers have errors of their own.
@@ -77,13 +76,18 @@ def _kernel(problem: Problem) -> Iterator[tuple[str, ...]]:
         yield (case.cell,)
         return
     if case.kernel:
-        os.environ[KERNEL] = case.kernel
+        _name_kernel(case.kernel)
         if "none" in _which(problem):
-            del os.environ[KERNEL]
+            _name_kernel("")
     try:
         yield _which(problem)
     finally:
-        os.environ.pop(KERNEL, None)
+        if case.kernel:
+            _name_kernel("")
+
+
+def _name_kernel(name: str) -> None:
+    Library("cuda").entry("name_sequence_kernel", None, c_char_p)(name.encode())
 
 
 def _which(problem: Problem) -> tuple[str, ...]:

@@ -2,7 +2,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
+#include <string>
 
+#include "../sequence.h"
 #include "launch.cuh"
 
 namespace extops::cuda {
@@ -22,7 +25,17 @@ struct ArchitectureList {
   }
 };
 
+std::string& sequence_kernel() {
+  static std::string name = [] {
+    const char* const given = std::getenv(kSequenceKernelVariable);
+    return given == nullptr ? "" : given;
+  }();
+  return name;
+}
+
 }  // namespace
+
+const char* named_sequence_kernel() { return sequence_kernel().c_str(); }
 
 int code_architecture() {
   static std::atomic<int> known[64];
@@ -59,3 +72,5 @@ Error launch_error() {
 }
 
 }  // namespace extops::cuda
+
+EXTOPS_API void extops_name_sequence_kernel_cuda(const char* name) { extops::cuda::sequence_kernel() = name; }

@@ -37,6 +37,10 @@ int code_architecture();
 // GPU, driver and this build do not fit together, the doctor knows what to do.
 Error launch_error();
 
+// The name of the kernel that sequences are to take; empty where they choose. The environment is read once: getenv()
+// must not run beside a setenv() of another thread.
+const char* named_sequence_kernel();
+
 // The CUDA version that the driver serves, e.g. 12040 for 12.4.
 inline int driver_version() {
   int version = 0;

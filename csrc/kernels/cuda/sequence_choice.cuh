@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #include "sequence.cuh"
@@ -14,9 +13,6 @@ namespace extops::cuda {
 enum class Kernel { kStep, kTensorBlock, kFloat32Block, kFloat32Cluster, kTensorCluster, kGroup, kNone };
 constexpr const char* kKernelNames[] = {"step",           "tensor_block", "float32_block", "float32_cluster",
                                         "tensor_cluster", "group",        "none"};
-
-// Names the kernel that shall be taken, for tests and for those who measure.
-constexpr const char* kKernelVariable = "EXTOPS_SEQUENCE_KERNEL";
 
 // ---- what fits into registers ----
 
@@ -126,7 +122,7 @@ Kernel choose_kernel(const Problem& problem) {
   constexpr Kernel kInOrder[] = {
       Kernel::kTensorBlock, Kernel::kFloat32Block, Kernel::kFloat32Cluster, Kernel::kTensorCluster, Kernel::kGroup};
   if (problem.sizes.time * problem.sizes.batch * problem.sizes.state_size == 0) return Kernel::kStep;
-  if (const char* const name = std::getenv(kKernelVariable); name != nullptr && *name != 0) {
+  if (const char* const name = named_sequence_kernel(); *name != 0) {
     for (int i = 0; i < static_cast<int>(Kernel::kNone); ++i) {
       const Kernel kernel = static_cast<Kernel>(i);
       if (std::strcmp(name, kKernelNames[i]) == 0 && can_compute<Cell>(kernel, problem)) return kernel;
@@ -144,12 +140,13 @@ template <class Cell>
 Error no_kernel_error(const Problem& problem) {
   thread_local char message[256];
   size_t used = std::snprintf(
-      message, sizeof(message), "expected %s to name a kernel for such a sequence on this GPU (", kKernelVariable);
+      message, sizeof(message), "expected %s to name a kernel for such a sequence on this GPU (",
+      kSequenceKernelVariable);
   for (int i = 0; i < static_cast<int>(Kernel::kNone); ++i) {
     if (!can_compute<Cell>(static_cast<Kernel>(i), problem)) continue;
     used += std::snprintf(message + used, sizeof(message) - used, "%s%s", i > 0 ? ", " : "", kKernelNames[i]);
   }
-  std::snprintf(message + used, sizeof(message) - used, "), but got %.40s", std::getenv(kKernelVariable));
+  std::snprintf(message + used, sizeof(message) - used, "), but got %.40s", named_sequence_kernel());
   return message;
 }
 

@@ -1,5 +1,6 @@
 """One step of the LLTM cell."""
 
+import functools
 from typing import Any
 
 import torch
@@ -91,18 +92,23 @@ def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
 def _save_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
     _, new_cell, gates = output
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs, gates, new_cell)
+    # The bias's values are not needed, and may change.
+    input, weights, ctx.bias, *states = inputs
+    ctx.versions = _autograd.versions([ctx.bias])
+    ctx.save_for_backward(input, weights, *states, gates, new_cell)
 
 
 def _backward(
     ctx: Any, grad_h: Tensor | None, grad_cell: Tensor | None, grad_gates: Tensor | None = None
 ) -> tuple[Tensor | None, ...]:
-    input, weights, bias, old_h, old_cell, gates, new_cell = ctx.saved_tensors
+    input, weights, old_h, old_cell, gates, new_cell = ctx.saved_tensors
     needs_input, needs_weights, needs_bias, needs_old_h, _ = needs = ctx.needs_input_grad[-5:]
     if _autograd.needs_composite() or grad_gates is not None:
-        inputs = input, weights, bias, old_h, old_cell
+        inputs = input, weights, ctx.bias, old_h, old_cell
         upstream = grad_h, grad_cell, grad_gates
-        return _autograd.composite_gradients(_with_gates, inputs, needs, upstream)
+        is_same = _autograd.versions([ctx.bias]) == ctx.versions
+        composite = functools.partial(_with_gates, known=None if is_same else gates)
+        return _autograd.composite_gradients(composite, inputs, needs, upstream)
     if grad_h is None and grad_cell is None:
         return (None,) * 5
     grad_weights = grad_bias = grad_input = grad_old_h = None
@@ -121,9 +127,14 @@ def _backward(
 
 
 def _with_gates(
-    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+    input: Tensor,
+    weights: Tensor,
+    bias: Tensor,
+    old_h: Tensor,
+    old_cell: Tensor,
+    known: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    gates = reference.lltm_gates(input, weights, bias, old_h)
+    gates = reference.with_values(reference.lltm_gates(input, weights, bias, old_h), known)
     return *reference.lltm_cell(gates, old_cell), gates
 
 

@@ -188,17 +188,27 @@ class _Sequence(torch.autograd.Function):
         output, _, _, gates, cells = results
         ctx.cell, ctx.reverse = cell, reverse
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, output, gates, cells)
+        # The biases' values are not needed, and may change.
+        *before, h_0, c_0, lengths = inputs
+        half = 1 + len(before) // 2
+        ctx.biases = before[half:]
+        ctx.versions = _autograd.versions(ctx.biases)
+        ctx.save_for_backward(*before[:half], h_0, c_0, lengths, output, gates, cells)
         return results
 
     @staticmethod
     def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
-        *inputs, lengths, output, gates, cells = ctx.saved_tensors
+        *before, h_0, c_0, lengths, output, gates, cells = ctx.saved_tensors
+        inputs = [*before, *ctx.biases, h_0, c_0]
         needs = ctx.needs_input_grad[3:-1]
         if _autograd.needs_composite() or towards[3] is not None or towards[4] is not None:
+            is_same = _autograd.versions(ctx.biases) == ctx.versions
+            known_gates = None if is_same else gates
 
             def composite(*inputs: Tensor) -> Any:
-                return ctx.cell.reference(*inputs, lengths, reverse=ctx.reverse)
+                return ctx.cell.reference(
+                    *inputs, lengths, reverse=ctx.reverse, known_gates=known_gates
+                )
 
             found = _autograd.composite_gradients(composite, inputs, needs, towards)
         elif all(gradient is None for gradient in towards):
@@ -281,7 +291,7 @@ def _gradients(
 
 
 def _bias_gradients(
-    sums: Tensor, of_input: int, of_h: int, shift: int, needs: tuple[bool, ...]
+    sums: Tensor, of_input: int, of_h: int, shift: int, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
     """From the sums over all columns: those of the first ``of_input``, and of the last ``of_h``."""
     first = sums.narrow(0, 0, of_input)
