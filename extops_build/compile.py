@@ -90,7 +90,15 @@ def architectures() -> tuple[str, ...]:
             "TORCH_CUDA_ARCH_LIST does not say which GPUs to compile for: set it to compute "
             "capabilities such as `8.0;9.0+PTX`"
         )
-    return found
+    for name in found:
+        if not re.fullmatch(r"(\d\.\d|9\.0a|\d\d\.\d[af]?)(\+PTX)?", name):
+            raise UserError(
+                "TORCH_CUDA_ARCH_LIST: expected compute capabilities such as `8.0`, `9.0a`, `10.0f` or "
+                f"`12.0+PTX`, with `;` between them, but got `{name}`"
+            )
+    # The kernels for Hopper are compiled for 9.0a anyway, and no others use what `a` and `f` add:
+    # without it, code runs on the same GPUs, and on more.
+    return tuple(dict.fromkeys(re.sub("[af]", "", name) for name in found))
 
 
 def _torch_headers() -> tuple[Path, str]:

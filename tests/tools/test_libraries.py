@@ -5,7 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from extops_build import ROOT
+import pytest
+from pytest import MonkeyPatch
+
+from extops_build import ROOT, UserError
+from extops_build.compile import architectures
 from extops_build.libraries import (
     CUDA,
     HOPPER_ALONE,
@@ -78,3 +82,26 @@ def test_the_ptx_of_a_build_for_older_gpus() -> None:
         "-gencode=arch=compute_80,code=[sm_80,sm_86,compute_80]"
     ]
     assert compiled_architectures(("8.0", "8.6+PTX")) == ["8.0+PTX", "8.6"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("8.0;9.0+PTX", ("8.0", "9.0+PTX")),
+        ("9.0a", ("9.0",)),
+        ("9.0;9.0a 10.0f;12.0a+PTX", ("9.0", "10.0", "12.0+PTX")),
+        ("10.0;10.3a;12.0f", ("10.0", "10.3", "12.0")),
+    ],
+)
+def test_names_of_gpus(given: str, expected: tuple[str, ...], monkeypatch: MonkeyPatch) -> None:
+    """Only Hopper has kernels that want a target of their own, which the flags name."""
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", given)
+    assert architectures() == expected
+
+
+@pytest.mark.parametrize("wrong", ["Hopper", "90", "8.0a", "9.0f", "9.0+ptx", "8.0,9.0", "9.0b"])
+def test_names_of_no_gpus(wrong: str, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", f"8.0;{wrong}")
+    expected = f"expected compute capabilities such as .* but got `{re.escape(wrong)}`"
+    with pytest.raises(UserError, match=rf"^TORCH_CUDA_ARCH_LIST: {expected}"):
+        architectures()
