@@ -195,8 +195,6 @@ struct InputBackward {
   int batch;
   int input_features;
   int state_size;
-  int rows_x;  // of weights_x
-  int rows_h;
   const float* grad_x;
   const float* grad_h_part;
   const float* grad_c_0;  // or null
@@ -206,6 +204,7 @@ struct InputBackward {
   float* grad_h_0;
 };
 
+template <class Cell>
 __global__ void __launch_bounds__(32 * kInputWarps) input_backward_kernel(InputBackward in) {
   __shared__ float partial[kInputWarps][kInputRows][32];
   wait_for_previous_kernel();
@@ -218,7 +217,7 @@ __global__ void __launch_bounds__(32 * kInputWarps) input_backward_kernel(InputB
   const bool of_h = block < blocks_h;
   const int k = (of_h ? block : block - blocks_h) * 32 + lane;
   const int columns = of_h ? in.state_size : in.input_features;
-  const int weight_rows = of_h ? in.rows_h : in.rows_x;
+  const int weight_rows = (of_h ? Cell::kRecurrent : Cell::kInput) * in.state_size;
   const float* const weights = of_h ? in.weights_h : in.weights_x;
   const float* const grad_rows = of_h ? in.grad_h_part : in.grad_x;
   const int first_row = static_cast<int>(blockIdx.x) / column_blocks * kInputRows;

@@ -139,8 +139,6 @@ Error launch_input_backward(ScalarType dtype, const StepInputBackwardArguments& 
   in.batch = static_cast<int>(sizes.batch);
   in.input_features = static_cast<int>(sizes.input_features);
   in.state_size = static_cast<int>(sizes.state_size);
-  in.rows_x = Cell::kInput * in.state_size;
-  in.rows_h = Cell::kRecurrent * in.state_size;
   const void* const of_h = kHasOneGradient<Cell> ? arguments.grad_x : arguments.grad_h_part;
   set_pointers({arguments.grad_x, of_h, arguments.grad_c_0}, in.grad_x, in.grad_h_part, in.grad_c_0);
   set_pointers({arguments.weights_x, arguments.weights_h}, in.weights_x, in.weights_h);
@@ -148,7 +146,7 @@ Error launch_input_backward(ScalarType dtype, const StepInputBackwardArguments& 
   const int column_blocks = (in.state_size + 31) / 32 + (in.input_features + 31) / 32;
   const auto blocks = static_cast<unsigned>((in.batch + kInputRows - 1) / kInputRows * column_blocks);
   if (blocks == 0) return nullptr;
-  launch(&input_backward_kernel, {blocks, 32 * kInputWarps}, stream, in);
+  launch(&input_backward_kernel<Cell>, {blocks, 32 * kInputWarps}, stream, in);
   return launch_error();
 }
 
