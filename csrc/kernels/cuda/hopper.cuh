@@ -75,7 +75,7 @@ __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.sha
   asm volatile("{\n.reg .pred done;\nmbarrier.try_wait.parity" semantics       \
                ".shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}" \
                : "=r"(done)                                                    \
-               : "r"(address()), "r"(phase & 1)                                \
+               : "r"(address), "r"(phase & 1)                                \
                : "memory")
 
 // An mbarrier in shared memory. A phase ends when all expected arrivals and bytes have come.
@@ -92,12 +92,22 @@ class Mbarrier {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
   }
 
-  __device__ void arrive() { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address()) : "memory"); }
+  __device__ void arrive() { arrive_at(address()); }
+
+  // The same by the address, for loops that keep it.
+  __device__ static void arrive_at(uint32_t address) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address) : "memory");
+  }
 
   // Waits until phase number `phase` has ended; only the last two phases can be asked for. What other blocks of the
   // cluster have stored by then (st.async), threads see only after `kOfCluster`.
   template <bool kOfCluster = false>
   __device__ void wait(int phase) {
+    wait_at<kOfCluster>(address(), phase);
+  }
+
+  template <bool kOfCluster = false>
+  __device__ static void wait_at(uint32_t address, int phase) {
     uint32_t done = 0;
     while (done == 0) {
       if constexpr (kOfCluster) {
@@ -155,13 +165,26 @@ struct Accumulator {
   __device__ float& at(int j, int half, int i) { return values[4 * j + 2 * half + i]; }
 };
 
-// Chunk number `chunk` of 16 bytes of a row of a tile in shared memory.
-__device__ inline float4 load_chunk(uint32_t tile, int row, int chunk) {
+// Where chunk number `chunk` of 16 bytes of a row lies in a tile.
+__device__ inline uint32_t chunk_place(int row, int chunk) {
+  return row * kTileRowBytes + (chunk ^ row % 8) * kChunkBytes;
+}
+
+__device__ inline float4 load_chunk(uint32_t address) {
   float4 values;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
-               : "r"(tile + row * kTileRowBytes + (chunk ^ row % 8) * kChunkBytes));
+               : "r"(address));
   return values;
+}
+
+__device__ inline float4 load_chunk(uint32_t tile, int row, int chunk) {
+  return load_chunk(tile + chunk_place(row, chunk));
+}
+
+// A number that stays in a register: a compiler would compute it from the thread's number again in each turn of a loop.
+__device__ inline uint32_t kept(uint32_t number) {
+  return __shfl_sync(0xffffffff, number, static_cast<int>(threadIdx.x) % 32);
 }
 
 // The wgmma descriptor of a K-major tile: one whose rows run along K.

@@ -185,29 +185,46 @@ __device__ void multiply_in_float32(const Plan& plan, uint32_t weights, Ring& ri
   const int warp = threadIdx.x / 32;
   const int part = warp / Tile::kColumnGroups;
   const int first_column = warp % Tile::kColumnGroups * (Tile::kN / Tile::kColumnGroups) + lane % 4;
+  // Of each chunk: where a lane's first row of h is in a tile, and its first two rows of weights, whose chunks are
+  // swapped about differently.
+  constexpr int kOwnChunks = kChunks / Tile::kParts;
+  uint32_t x_places[kOwnChunks], w_places[kOwnChunks][2];
+#pragma unroll
+  for (int i = 0; i < kOwnChunks; ++i) {
+    const int chunk = i * Tile::kParts + part;
+    x_places[i] = kept(chunk_place(lane / 4, chunk));
+#pragma unroll
+    for (int j = 0; j < 2; ++j) w_places[i][j] = kept(chunk_place(first_column + 4 * j, chunk));
+  }
+  const uint32_t full = kept(ring.barriers.full(0).address());
+  const uint32_t empty = kept(ring.barriers.empty(0).address());
+  const bool releases = ring.reuses_stages && lane == 0;
   float sums[kRows][kColumns] = {};
+  uint32_t previous = 0;
   // A stage is released when the next one has come, behind the sums that use its values: right behind its last loads,
   // the compiler would let the warp arrive while they are in flight, and the next copy overwrites what they read.
   // extops_build/machine_code.py looks for that.
   const auto release = [&] {
     __syncwarp();
-    ring.release();
+    if (releases) Mbarrier::arrive_at(previous);
   };
 #pragma unroll 1
   for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
-    ring.barriers.full(ring.stage).wait(ring.round);
+    Mbarrier::wait_at(full + ring.stage * int{sizeof(Mbarrier)}, ring.round);
     if (k_tile > 0) release();
+    previous = empty + ring.stage * int{sizeof(Mbarrier)};
     const uint32_t tile = ring.tile();
     const uint32_t tile_weights = weights + k_tile * Tile::kWeightBytes;
 #pragma unroll
-    for (int chunk = 0; chunk < kChunks / Tile::kParts; ++chunk) {
-      const int k = chunk * Tile::kParts + part;
+    for (int chunk = 0; chunk < kOwnChunks; ++chunk) {
       float4 x[kRows];
       float4 w[kColumns];
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) x[i] = load_chunk(tile, i * 8 + lane / 4, k);
+      for (int i = 0; i < kRows; ++i) x[i] = load_chunk(tile + x_places[chunk] + i * 8 * kTileRowBytes);
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) w[j] = load_chunk(tile_weights, first_column + 4 * j, k);
+      for (int j = 0; j < kColumns; ++j) {
+        w[j] = load_chunk(tile_weights + w_places[chunk][j % 2] + j / 2 * 8 * kTileRowBytes);
+      }
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
 #pragma unroll

@@ -50,10 +50,15 @@ class Step:
                 _library.impl(operator, composite, device)
 
     def _composite(
-        self, input: Tensor, *others: Any, allow_tf32: bool = False
+        self,
+        input: Tensor,
+        *others: Any,
+        allow_tf32: bool = False,
+        known_columns: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         *parameters, h, c = others
         columns = self.composition.gates(input, *parameters, h)
+        columns = reference.with_values(columns, known_columns)
         h, c = self.composition.forward(columns, c)
         return (
             h,
@@ -131,26 +136,35 @@ class _Step(torch.autograd.Function):
             h, c, columns = step.run(allow_tf32, inputs)
         ctx.step = step
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, columns, *([c] if step.saves_new_c else []))
+        # The biases' values are not needed, and may change.
+        input, weight_ih, weight_hh, bias_ih, bias_hh, *states = inputs
+        ctx.biases = bias_ih, bias_hh
+        ctx.versions = _autograd.versions(ctx.biases)
+        kept = (c,) if step.saves_new_c else ()
+        ctx.save_for_backward(input, weight_ih, weight_hh, *states, columns, *kept)
         return (h, c)[: step.number_of_states]
 
     @staticmethod
     def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
         step = ctx.step
         needs = ctx.needs_input_grad[2:]
-        inputs = ctx.saved_tensors[: len(needs)]
+        input, weight_ih, weight_hh, *others = ctx.saved_tensors
+        states, (columns, *new_c) = others[: step.number_of_states], others[step.number_of_states :]
+        inputs = (input, weight_ih, weight_hh, *ctx.biases, *states)
         if _autograd.needs_composite():
+            is_same = _autograd.versions(ctx.biases) == ctx.versions
+            known_columns = None if is_same else columns
 
             def composite(*inputs: Tensor) -> tuple[Tensor, ...]:
                 repeated = inputs if step.number_of_states == 2 else (*inputs, inputs[-1])
-                return step.composite(*repeated)[: step.number_of_states]
+                found = step.composite(*repeated, known_columns=known_columns)
+                return found[: step.number_of_states]
 
             found = _autograd.composite_gradients(composite, inputs, needs, towards)
         elif all(gradient is None for gradient in towards):
             found = (None,) * len(needs)
         else:
-            columns = ctx.saved_tensors[len(needs)]
-            saved_c = ctx.saved_tensors[-1] if step.saves_new_c else inputs[-1]
+            saved_c = new_c[0] if step.saves_new_c else inputs[-1]
             with _autograd.below_autograd():
                 found = _gradients(step, inputs, columns, saved_c, towards, needs)
         return None, None, *found
