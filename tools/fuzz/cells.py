@@ -39,15 +39,17 @@ class Kind:
 
     def module(self, case: Case, torchs: bool = False) -> torch.nn.Module | None:
         """A module whose parameters have no memory; torch's, if there is such a one."""
-        if case.call == "layer":
-            layer: Any = self.torchs_layer if torchs else self.layer
-            options = case.layers, case.bias, case.batch_first, 0.0, case.bidirectional
-            return layer and layer(case.features, case.units, *options, device="meta")
-        if case.call == "function":
+        kind: Any = None
+        arguments: tuple[Any, ...] = () if case.cell == "lltm" else (case.bias,)
+        if case.call == "cell":
+            kind = self.torchs_cell if torchs else self.cell
+        elif case.call == "layer":
+            kind = self.torchs_layer if torchs else self.layer
+            arguments = case.layers, case.bias, case.batch_first, 0.0, case.bidirectional
+        if kind is None:
             return None
-        cell: Any = self.torchs_cell if torchs else self.cell
-        bias = () if case.cell == "lltm" else (case.bias,)
-        return cell and cell(case.features, case.units, *bias, device="meta")
+        module: torch.nn.Module = kind(case.features, case.units, *arguments, device="meta")
+        return module
 
 
 def _lltm_shapes(features: int, units: int) -> Shapes:
