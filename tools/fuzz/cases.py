@@ -12,7 +12,7 @@ from extops_build import UserError
 
 DEVICES = ("cpu", "cuda")
 BUILT_IN = ("lstm", "gru", "lltm")
-OWN_CELLS = ("own_gru", "own_lstm", "own_lltm", "own_mgu")
+OWN_CELLS = ("own_gru", "own_lstm", "own_lltm")
 LAYOUTS = ("contiguous", "offset", "padded", "sliced", "transposed", "expanded")
 KERNELS = ("step", "tensor_block", "float32_block", "float32_cluster", "tensor_cluster", "group")
 

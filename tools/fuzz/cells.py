@@ -83,14 +83,6 @@ def _kind(
     return Kind(_plain(gates, step), shapes, **options)
 
 
-def mgu_cell(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
-    """A step of examples/own_cell."""
-    n_x, f, n_h = columns.chunk(3, dim=1)
-    f = torch.sigmoid(f)
-    new_c = old_c + f * (torch.tanh(n_x + f * n_h) - old_c)
-    return new_c, new_c
-
-
 @functools.cache
 def own(name: str) -> Callable[..., Any]:
     """A cell of one's own. To compile it takes most of a minute; what has been compiled is taken again."""
@@ -124,7 +116,7 @@ KINDS = {
         _plain(reference.lltm_gates, reference.lltm_cell), _lltm_shapes,
         function=lambda: extops.lltm_sequence, layer=extops.LLTMLayer, cell=extops.LLTM,
     ),
-    # Cells of one's own: those of the package, one with the input's weights in another order, and that of the guide.
+    # Cells of one's own: those of the package again, one with the input's weights in another order.
     "own_gru": _kind(
         4, reference.gru_cell, input=3, recurrent=3, first_input=1, states=("h",),
         function=lambda: own("own_gru"), source='#include "cells/gru.h"\nstruct Own : extops::Gru {};',
@@ -136,9 +128,5 @@ KINDS = {
     "own_lltm": _kind(
         3, reference.lltm_cell, input=3, recurrent=3,
         function=lambda: own("own_lltm"), source='#include "cells/lltm.h"\nstruct Own : extops::Lltm {};',
-    ),
-    "own_mgu": _kind(
-        3, mgu_cell, input=2, recurrent=2, states=("h",), function=lambda: own("own_mgu"),
-        source=f'#include "{ROOT}/examples/own_cell/mgu.h"\nusing Own = Mgu;',
     ),
 }  # fmt: skip
