@@ -346,6 +346,19 @@ def test_a_compiled_model_calls_a_layer_of_packed_input_as_it_is(name: str) -> N
     assert f"extops.{name.lower()}_sequence" in str(exported.graph)
 
 
+@_needs_onednn
+@pytest.mark.parametrize("lengths", [[TIME, TIME, TIME], [TIME, TIME, 1]], ids=["equal", "others"])
+def test_autocast_of_packed_rows_on_a_cpu(lengths: list[int]) -> None:
+    """torch's LSTM takes rows of equal lengths as if they were not packed."""
+    ours, theirs = (module.float() for module in pair("LSTM"))
+    packed = nn.utils.rnn.pack_padded_sequence(
+        torch.randn(TIME, BATCH, FEATURES), torch.tensor(lengths)
+    )
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (tensors_of(module(packed)) for module in (ours, theirs))
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
 @by_device
 @by_module
 @pytest.mark.usefixtures("dynamo")

@@ -258,7 +258,8 @@ class Layers(torch.nn.Module):
         # The GPU waits while the host computes: so only small tensors here.
         count_to = functools.partial(torch.arange, device=batch_sizes.device)
         ends = batch_sizes.cumsum(0)
-        if not (_autograd.is_tracing() or torch.compiler.is_compiling()):
+        is_known = not (_autograd.is_tracing() or torch.compiler.is_compiling())
+        if is_known:
             _check_packed(self._name, data, batch_sizes, int(ends[-1]))
         shifts = count_to(steps) * batch - (ends - batch_sizes)
         sent = _checks.to_device(self._name, "input.batch_sizes", torch.stack((ends, shifts)), data)
@@ -268,7 +269,9 @@ class Layers(torch.nn.Module):
         lengths = steps - torch.searchsorted(batch_sizes.flip(0), count_to(batch), right=True)
         padded = data.new_zeros(steps * batch, *data.shape[1:]).index_copy(0, places, data)
         padded = padded.view(steps, batch, *data.shape[1:])
-        output, states = self._forward_padded(padded, states, (lengths, places), batch_first=False)
+        # Rows of equal lengths are as if they were not packed, also to torch.
+        packing = None if is_known and len(data) == steps * batch else (lengths, places)
+        output, states = self._forward_padded(padded, states, packing, batch_first=False)
         if to_original is not None:
             states = tuple(x.index_select(1, to_original) for x in states)
         packed = output.flatten(0, 1).index_select(0, places)

@@ -175,6 +175,11 @@ def test_a_crash_is_a_find(tmp_path: Path) -> None:
     assert "crash: the process ended with -6" in done.stderr
 
 
+# torch.func.jvp compiles rules of torch's so.
+ignores_script = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+
+
+@ignores_script
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_is_found(seed: int) -> None:
     """Of the cells that need not be compiled, in this process."""
@@ -189,6 +194,7 @@ def test_nothing_is_found(seed: int) -> None:
         assert not answer.kind, f"{answer}: {case.to_json()}"
 
 
+@ignores_script
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", cases.OWN_CELLS)
 def test_nothing_is_found_in_a_cell_of_ones_own(cell: str) -> None:

@@ -12,7 +12,7 @@ from extops_build import UserError
 
 DEVICES = ("cpu", "cuda")
 BUILT_IN = ("lstm", "gru", "lltm")
-OWN_CELLS = ("own_gru", "own_lstm", "own_lltm", "own_mgu")
+OWN_CELLS = ("own_gru", "own_lstm", "own_lltm")
 LAYOUTS = ("contiguous", "offset", "padded", "sliced", "transposed", "expanded")
 KERNELS = ("step", "tensor_block", "float32_block", "float32_cluster", "tensor_cluster", "group")
 
@@ -116,6 +116,7 @@ class Case:
     wanted: str = some_of("input", "state", "weight", "bias")
     towards: str = some_of("output", "h_n", "c_n")
     second_order: bool = one_of(False, rarely=(True,), once_in=10)
+    transform: str = one_of("", rarely=("jvp", "vmap"), once_in=10)
     autocast: str = one_of("", rarely=("bfloat16", "float16"), once_in=5)
     graph: bool = one_of(False, cuda=(False, False, False, True))
     compile: str = one_of("", rarely=("aot_eager", "aot_eager", "inductor"), once_in=100)
@@ -181,6 +182,8 @@ def settled(case: Case, device: str) -> Case:
         to |= {"layers": 1, "bidirectional": False}
     if call != "function":
         to["reverse"] = False
+    if call != "function" or case.graph or case.compile:
+        to["transform"] = ""
     if call == "cell":
         to |= {"time": 1, "batch_first": False}
     if call == "function":
@@ -210,8 +213,11 @@ def _settled_shapes(case: Case, device: str) -> Case:
         to["lengths"] = ""
     if is_traced:
         to |= {"graph": case.graph and not case.compile, "second_order": False}
-        if case.beside in ("sequence", "threads"):
-            to["beside"] = "elementwise" if device == "cuda" else "nothing"
+    if case.transform == "jvp" and case.input_layout == "expanded":
+        to["input_layout"] = "contiguous"  # torch wants a place for each tangent
+    # Of these torch has one at a time in a process.
+    if (is_traced or case.transform == "jvp") and case.beside in ("sequence", "threads"):
+        to["beside"] = "elementwise" if device == "cuda" else "nothing"
     return dataclasses.replace(case, **to)
 
 
@@ -226,7 +232,7 @@ def _within_budget(case: Case, device: str) -> Case:
         if case.precision in ("bfloat16", "float16") and device == "cpu":
             products *= 4
         if device == "cuda":
-            products = max(products, products * case.repeats / 20)
+            products *= max(1, case.repeats // 20)
         if steps > most_steps:
             case = dataclasses.replace(case, time=case.time // 2)
         elif products > most_products:

@@ -39,15 +39,17 @@ class Kind:
 
     def module(self, case: Case, torchs: bool = False) -> torch.nn.Module | None:
         """A module whose parameters have no memory; torch's, if there is such a one."""
-        if case.call == "layer":
-            layer: Any = self.torchs_layer if torchs else self.layer
-            options = case.layers, case.bias, case.batch_first, 0.0, case.bidirectional
-            return layer and layer(case.features, case.units, *options, device="meta")
-        if case.call == "function":
+        kind: Any = None
+        arguments: tuple[Any, ...] = () if case.cell == "lltm" else (case.bias,)
+        if case.call == "cell":
+            kind = self.torchs_cell if torchs else self.cell
+        elif case.call == "layer":
+            kind = self.torchs_layer if torchs else self.layer
+            arguments = case.layers, case.bias, case.batch_first, 0.0, case.bidirectional
+        if kind is None:
             return None
-        cell: Any = self.torchs_cell if torchs else self.cell
-        bias = () if case.cell == "lltm" else (case.bias,)
-        return cell and cell(case.features, case.units, *bias, device="meta")
+        module: torch.nn.Module = kind(case.features, case.units, *arguments, device="meta")
+        return module
 
 
 def _lltm_shapes(features: int, units: int) -> Shapes:
@@ -79,14 +81,6 @@ def _kind(
 
     gates = functools.partial(reference.gates_of_parts, columns=columns, first_input=first_input)
     return Kind(_plain(gates, step), shapes, **options)
-
-
-def mgu_cell(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
-    """A step of examples/own_cell."""
-    n_x, f, n_h = columns.chunk(3, dim=1)
-    f = torch.sigmoid(f)
-    new_c = old_c + f * (torch.tanh(n_x + f * n_h) - old_c)
-    return new_c, new_c
 
 
 @functools.cache
@@ -122,7 +116,7 @@ KINDS = {
         _plain(reference.lltm_gates, reference.lltm_cell), _lltm_shapes,
         function=lambda: extops.lltm_sequence, layer=extops.LLTMLayer, cell=extops.LLTM,
     ),
-    # Cells of one's own: those of the package, one with the input's weights in another order, and that of the guide.
+    # Cells of one's own: those of the package again, one with the input's weights in another order.
     "own_gru": _kind(
         4, reference.gru_cell, input=3, recurrent=3, first_input=1, states=("h",),
         function=lambda: own("own_gru"), source='#include "cells/gru.h"\nstruct Own : extops::Gru {};',
@@ -134,9 +128,5 @@ KINDS = {
     "own_lltm": _kind(
         3, reference.lltm_cell, input=3, recurrent=3,
         function=lambda: own("own_lltm"), source='#include "cells/lltm.h"\nstruct Own : extops::Lltm {};',
-    ),
-    "own_mgu": _kind(
-        3, mgu_cell, input=2, recurrent=2, states=("h",), function=lambda: own("own_mgu"),
-        source=f'#include "{ROOT}/examples/own_cell/mgu.h"\nusing Own = Mgu;',
     ),
 }  # fmt: skip

@@ -212,7 +212,8 @@ def _other_bits(problem: Problem, run: Run, first: Tensors) -> list[str]:
     # In each thread: torch takes as many cores as there are for the first product of a new one.
     pool = ThreadPoolExecutor(len(runs), initializer=torch.set_num_threads, initargs=(case.cores,))
     with beside(case.beside, device), pool:
-        found = list(pool.map(lambda each: _differences(*each, case.repeats, device), runs))
+        started = [pool.submit(_differences, *each, case.repeats, device) for each in runs]
+        found = [each.result() for each in started]
     return list(dict.fromkeys(text for texts in found for text in texts))
 
 

@@ -63,7 +63,6 @@ class Problem:
         self.wanted = [x for x in self.leaves if _group(x) in case.wanted.split()]
         for name in self.wanted:
             self.leaves[name].requires_grad_()
-        self.of_modules = case.call != "function"
         module = self.kind.module(case)
         self.callable: Any = self._with_parameters(module) if module else self.kind.function()
         self.ours = (
@@ -138,14 +137,15 @@ class Problem:
     def run(self) -> Tensors:
         """The results and gradients of extops."""
         with self.region():
-            results = (
-                self._of_module(self.ours) if self.of_modules else self._of_function(self.ours)
-            )
-        return self._with_gradients(results, self.leaves, self.case.second_order)
+            is_module = self.case.call != "function"
+            results = self._of_module(self.ours) if is_module else self._of_function(self.leaves)
+            transformed = self._transformed(self._of_function, self.leaves)
+        found = self._with_gradients(results, self.leaves, self.case.second_order)
+        return {**found, **transformed}
 
     def run_torchs(self) -> Tensors | None:
         """Those of torch's module, if there is such a one."""
-        module = self.kind.module(self.case, torchs=True) if self.of_modules else None
+        module = self.kind.module(self.case, torchs=True)
         if module is None:
             return None
         with self.region():
@@ -160,7 +160,24 @@ class Problem:
             if noise:
                 values = values * (1 + noise * torch.randn_like(values))
             leaves[name] = values.requires_grad_(name in self.wanted)
-        return self._with_gradients(self._plain(leaves), leaves, self.case.second_order)
+        found = self._with_gradients(self._plain(leaves), leaves, self.case.second_order)
+        return {**found, **self._transformed(self._plain, leaves)}
+
+    def _transformed(self, call: Callable[[Tensors], Tensors], leaves: Tensors) -> Tensors:
+        """By a transform of torch.func, of the input alone."""
+        if not self.case.transform:
+            return {}
+        others = {name: x.detach() for name, x in leaves.items()}
+        input = others["input"]
+
+        def of_input(input: Tensor) -> Tensors:
+            return call({**others, "input": input})
+
+        if self.case.transform == "jvp":
+            found = torch.func.jvp(of_input, (input,), (input.sign(),))[1]
+        else:
+            found = torch.func.vmap(of_input)(torch.stack([input, -input]))
+        return {f"{name} by {self.case.transform}": x for name, x in found.items()}
 
     @contextlib.contextmanager
     def region(self) -> Iterator[None]:
@@ -207,20 +224,19 @@ class Problem:
             output, _ = pad_packed_sequence(output, case.batch_first, total_length=case.time)
         return self._named(output, last)
 
-    def _of_function(self, function: Any) -> Tensors:
+    def _of_function(self, leaves: Tensors) -> Tensors:
         case = self.case
-        names = self.kind.shapes(1, 1)
-        weights = [self.leaves[name] for name in names if name.startswith("weight")]
-        biases = tuple(
-            self.leaves[name] for name in names if name in self.leaves and name.startswith("bias")
-        )
+        names = [name for name in self.kind.shapes(1, 1) if name in leaves]
+        weights = [leaves[name] for name in names if name.startswith("weight")]
+        biases = tuple(leaves[name] for name in names if name.startswith("bias"))
         bias = biases[0] if len(biases) == 1 else biases or None
         options = {
             "lengths": self.lengths,
             "batch_first": case.batch_first,
             "reverse": case.reverse,
         }
-        return self._named(*function(self.leaves["input"], self.state(), *weights, bias, **options))
+        results = self.ours(leaves["input"], self.state(), *weights, bias, **options)
+        return self._named(*results)
 
     def _plain(self, leaves: Tensors) -> Tensors:
         """One step after another."""

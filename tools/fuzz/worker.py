@@ -58,15 +58,14 @@ class Worker:
         """What is found of a case; or, of a cell of one's own, whether it can be compiled."""
         if self._process is None:
             self._start()
-        self._connection.send(what)
         try:
-            if not self._connection.poll(limit):
-                answer = Answer("hang", f"it takes more than {limit:.0f} s")
-            else:
+            self._connection.send(what)
+            answer: Answer = Answer("hang", f"it takes more than {limit:.0f} s")
+            if self._connection.poll(limit):
                 answer = self._connection.recv()
                 if "CUDA error" not in answer.text:
                     return answer
-        except EOFError:
+        except (EOFError, OSError):
             self._process.join()
             answer = Answer("crash", f"the process ended with {self._process.exitcode}")
         self.end()  # the next case gets a new one
