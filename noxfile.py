@@ -271,7 +271,7 @@ def lint(session: nox.Session) -> None:
         ".ci/run",
         "examples/foreign_wheel.sh",
         "torchwheels/src/torchwheels/wrappers/compiler",
-        "torchwheels/src/torchwheels/wrappers/nvcc",
+        "torchwheels/src/torchwheels/wrappers/nvcc_launcher",
     )
     session.run("shellcheck", *scripts)
     lint_workflows(session)

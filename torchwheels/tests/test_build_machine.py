@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import environments, releases, toolchain
+from torchwheels import environments, machines, releases, toolchain
 from torchwheels.errors import UserError
 
 TARGET = releases.load().target("3.11-cu130")
@@ -365,10 +366,40 @@ def test_nvcc_is_called_through_the_compiler_cache(tmp_path: Path) -> None:
     (tmp_path / "ccache").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     (tmp_path / "ccache").chmod(0o755)
     toolkit = toolchain.CudaToolkit(tmp_path / "cuda 13", "13.0.88")
-    assert toolchain.nvcc_variables(tmp_path, toolkit, "") == {}
-    found = toolchain.nvcc_variables(tmp_path, toolkit, str(tmp_path / "ccache"))
-    assert found["CMAKE_CUDA_COMPILER_LAUNCHER"] == str(tmp_path / "ccache")
+    launcher, compiler = str(tmp_path / "ccache"), toolchain.host_compiler(machines.here())
+    toolchain.make_wrappers(tmp_path / "the compilers", compiler, {}, launcher)
+    assert toolchain.nvcc_variables(tmp_path / "the compilers", toolkit, "") == {}
+    found = toolchain.nvcc_variables(tmp_path / "the compilers", toolkit, launcher)
     long = ["--generate-dependencies-with-compile", "--dependency-output", "x.o.d"]
-    command = [found["PYTORCH_NVCC"], *long, "-c", "x.cu", "-DTEXT=a b"]
+    command = [*shlex.split(found["PYTORCH_NVCC"]), *long, "-c", "x.cu", "-DTEXT=a b"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"{tmp_path}/cuda 13/bin/nvcc|-MD|-MF|x.o.d|-c|x.cu|-DTEXT=a b|"
+
+
+def test_host_compiler_under_nvcc_is_not_called_through_the_compiler_cache(tmp_path: Path) -> None:
+    """A cache that is called below its own call may refuse that, as sccache does, or wait for itself."""
+    log = tmp_path / "log"
+    scripts = {
+        "cache": f'#!/bin/sh\necho "${{1##*/}}" >>{log}\nexec "$@"\n',
+        "cuda/bin/nvcc": '#!/bin/sh\nexec gcc "$@"\n',
+    }
+    for name, text in scripts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "x.c").touch()
+    launcher, compiler = str(tmp_path / "cache"), toolchain.host_compiler(machines.here())
+    commands = toolchain.make_wrappers(tmp_path / "compilers", compiler, {}, launcher)
+    toolkit = toolchain.CudaToolkit(tmp_path / "cuda", "13.0.88")
+    found = toolchain.nvcc_variables(tmp_path / "compilers", toolkit, launcher)
+    path = {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
+
+    def called(*command: str) -> list[str]:
+        subprocess.run([*command, "-c", "x.c"], cwd=tmp_path, env=path, check=True)
+        lines = log.read_text().split()
+        log.unlink()
+        return lines
+
+    assert called("gcc") == ["gcc"]
+    assert called(*shlex.split(found["PYTORCH_NVCC"])) == ["nvcc"]
+    assert called(found["CMAKE_CUDA_COMPILER_LAUNCHER"], str(toolkit.home / "bin/nvcc")) == ["nvcc"]

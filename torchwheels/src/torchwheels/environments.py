@@ -152,7 +152,7 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
     `any_cuda`: of whichever CUDA that torch is.
     """
     python = os.path.realpath(find_python(target.python))  # not that of a virtual environment
-    tools = [*load().tools, *([] if shutil.which("ccache") else [load().compiler_cache])]
+    tools = [*load().tools]
     requirements = [*tools, torch_requirement(target), *toolkit]
     given = "\n".join([python, *requirements, target.index, places_of_torch()])
     key = hashlib.sha256(given.encode()).hexdigest()[:8]

@@ -146,7 +146,6 @@ class Releases:
     manylinux: str
     cpu: Mapping[str, str]
     tools: tuple[str, ...]
-    compiler_cache: str
     uv: str
     toolkit: str
     torches: tuple[Torch, ...]
@@ -316,7 +315,6 @@ def parse(data: Mapping[str, Any]) -> Releases:
         manylinux=data["manylinux"],
         cpu=data["cpu"],
         tools=tuple(data["tools"]),
-        compiler_cache=data["compiler-cache"],
         uv=data["uv"],
         toolkit=data["toolkit"],
         torches=tuple(
