@@ -163,13 +163,18 @@ def test_only_pips_configuration_passes(tmp_path: Path, monkeypatch: pytest.Monk
 
 def index_of_torch(folder: Path, version: str, cuda: str | None) -> str:
     """An index with a torch that is nothing but its version."""
-    archive = folder / "torch" / f"torch-{version}-py3-none-any.whl"
+    said = f"__version__ = {version!r}\ncuda = {cuda!r}\n"
+    return add_to_index(folder, "torch", version, {"torch/version.py": said})
+
+
+def add_to_index(folder: Path, name: str, version: str, files: dict[str, str]) -> str:
+    archive = folder / name / f"{name}-{version}-py3-none-any.whl"
     archive.parent.mkdir(parents=True)
     (archive.parent / "index.html").write_text(f'<a href="{archive.name}">{archive.name}</a>')
-    info = f"torch-{version}.dist-info"
+    info = f"{name}-{version}.dist-info"
     files = {
-        "torch/version.py": f"__version__ = {version!r}\ncuda = {cuda!r}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n",
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/RECORD": "",
     }
@@ -179,19 +184,26 @@ def index_of_torch(folder: Path, version: str, cuda: str | None) -> str:
     return folder.as_uri()
 
 
-@pytest.mark.slow
-def test_kept_environment_is_of_the_index_at_hand_and_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An index of CPU builds, and then one that has torch for CUDA alone, as PyPI has."""
+@pytest.fixture
+def own_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip finds what TORCHWHEELS_TORCH_INDEX names and nothing else; the cache is empty."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "cache"))
     few_tools = dataclasses.replace(releases.load(), tools=("pip",))  # which is there
     monkeypatch.setattr(environments, "load", lambda: few_tools)
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    target = releases.load().target(f"{python}-cpu")
+
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.mark.slow
+def test_kept_environment_is_of_the_index_at_hand_and_is_named(
+    own_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    """An index of CPU builds, and then one that has torch for CUDA alone, as PyPI has."""
+    target = releases.load().target(f"{PYTHON}-cpu")
     for name, version, cuda in (
         ("small", f"{target.torch}+cpu", None),
         ("large", target.torch, "13.0"),
@@ -207,6 +219,35 @@ def test_kept_environment_is_of_the_index_at_hand_and_is_named(
         size += "; 0.2, 1 and 2 GB where pip finds a torch without CUDA"
         installing = f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}"
         assert said == [installing, named, named]
+
+
+@pytest.mark.slow
+def test_targets_share_the_torch_that_pip_finds_for_them(
+    own_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    """Also with ccache on PATH, and where one of them wants the CUDA compiler, which is then added."""
+    cpu, cuda = (releases.load().target(f"{PYTHON}-{label}") for label in ("cpu", "cu130"))
+    index = index_of_torch(tmp_path / "pypi", cuda.torch, "13.0")
+    add_to_index(tmp_path / "pypi", "toolkit", "1", {"nvcc.py": ""})
+    monkeypatch.setenv("TORCHWHEELS_TORCH_INDEX", index)
+    first = environments.with_torch(cpu, ())
+    assert not (first.site_packages / "nvcc.py").exists()
+    (tmp_path / "ccache").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    calls = [(cpu, ()), (cuda, ()), (cuda, ("toolkit",)), (cuda, ("toolkit",)), (cpu, ())]
+    for target, toolkit in calls:
+        for any_cuda in (False, True):
+            assert environments.with_torch(target, toolkit, any_cuda) == first
+    assert (first.site_packages / "nvcc.py").exists()
+    said = [x for x in capsys.readouterr().out.splitlines() if "beside torch" not in x]
+    assert [x.partition(",")[0] for x in said] == [
+        f"torchwheels: installing torch {cpu.torch} for {cpu.name}",
+        f"torchwheels: installing CUDA's compiler for {cuda.name}",
+    ]
+    index = index_of_torch(tmp_path / "small", f"{cpu.torch}+cpu", None)
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", index)
+    assert environments.with_torch(cpu, ()) != first
+    assert environments.with_torch(cuda, ()) == first
 
 
 def test_installing_says_how_far_it_is(
