@@ -547,10 +547,10 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
 
 
 def publish(finished: Path, dist: Path, report: dict[str, Any] | None = None) -> Path:
-    """Copies a wheel into `dist`, puts its variant and its build report beside it, and returns its path there."""
+    """Copies a wheel into `dist`, puts its build report beside it and its variant in a folder there, and returns its path there."""
     published = _copy_whole(finished, dist / finished.name)
     found = wheel.read(published)
-    variants.write_beside(found)
+    variants.write(found)
     if report:
         reports.write(report | {"variant": reports.variant(found)}, published)
     return published
