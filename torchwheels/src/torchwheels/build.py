@@ -547,7 +547,7 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
 
 
 def publish(finished: Path, dist: Path, report: dict[str, Any] | None = None) -> Path:
-    """Copies a wheel into `dist`, puts its build report beside it and its variant in a folder there, and returns its path there."""
+    """Copies a wheel into `dist`, with its build report and its variant, and returns its path there."""
     published = _copy_whole(finished, dist / finished.name)
     found = wheel.read(published)
     variants.write(found)
