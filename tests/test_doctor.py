@@ -246,7 +246,9 @@ def test_no_extops(machine: Machine) -> None:
     shutil.rmtree(machine.package)
     done = machine.python("-m", "extops_doctor")
     assert done.returncode == 1
-    expected = f"{sys.executable} has no extops; run: pip install --no-deps WHEEL, a file of extops\n"
+    expected = (
+        f"{sys.executable} has no extops; run: pip install --no-deps WHEEL, a file of extops\n"
+    )
     assert done.stderr == expected
 
 

@@ -18,7 +18,6 @@ STABLE_TORCH = (2, 10)
 """The oldest torch whose stable ABI the `stable` libraries use; older ones get the legacy binding."""
 
 
-
 def _own_source() -> str:
     """What pip shall install to have this extops again: the file that it came from, or its name."""
     for file in Path(__file__).parents[1].glob("extops-*.dist-info/direct_url.json"):

@@ -161,7 +161,7 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
             _install_torch(target, python, environment)
             complete.touch()
         if missing := [x for x in toolkit if x not in complete.read_text().splitlines()]:
-            size = "0.3 GB to download, 0.6 GB on disk"
+            size = "0.1 GB to download, 0.2 GB on disk"
             print(
                 f"torchwheels: installing CUDA's compiler for {target.name}, once: {size}",
                 flush=True,
