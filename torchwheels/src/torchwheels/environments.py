@@ -304,8 +304,11 @@ def on_top_of(base: Environment, folder: Path) -> Environment:
     # Python does not read the .pth files of a folder that a .pth file names.
     files = sorted(base.site_packages.glob("*.pth"))
     lines = [line for file in files for line in file.read_text().splitlines()]
-    folders = [base.site_packages, *(x for x in lines if x.strip() and Path(x).is_dir())]
+    folders = [str(base.site_packages), *(x for x in lines if x.strip() and Path(x).is_dir())]
     (environment.site_packages / "base.pth").write_text("".join(f"{x}\n" for x in folders))
+    # CMake's ways to a package begin in site-packages.
+    if torch := next((x for each in folders if (x := Path(each) / "torch").is_dir()), None):
+        (environment.site_packages / "torch").symlink_to(torch)
     return environment
 
 
