@@ -167,14 +167,16 @@ def index_of_torch(folder: Path, version: str, cuda: str | None) -> str:
     return add_to_index(folder, "torch", version, {"torch/version.py": said})
 
 
-def add_to_index(folder: Path, name: str, version: str, files: dict[str, str]) -> str:
+def add_to_index(
+    folder: Path, name: str, version: str, files: dict[str, str], metadata: str = ""
+) -> str:
     archive = folder / name / f"{name}-{version}-py3-none-any.whl"
     archive.parent.mkdir(parents=True)
     (archive.parent / "index.html").write_text(f'<a href="{archive.name}">{archive.name}</a>')
     info = f"{name}-{version}.dist-info"
     files = {
         **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/RECORD": "",
     }
@@ -248,6 +250,23 @@ def test_targets_share_the_torch_that_pip_finds_for_them(
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", index)
     assert environments.with_torch(cpu, ()) != first
     assert environments.with_torch(cuda, ()) == first
+
+
+def test_requirements_that_contradict_each_other_are_named(
+    own_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, version in (("one", "1"), ("two", "2")):
+        wants = f"Requires-Dist: shared=={version}\n"
+        index = add_to_index(tmp_path, name, "1", {}, wants)
+    add_to_index(tmp_path, "shared", "1", {})
+    monkeypatch.setenv("PIP_INDEX_URL", index)
+    here = environments.Environment(Path(sys.prefix))
+    options = [f"--target={tmp_path / 'here'}", "one", "two"]
+    with pytest.raises(UserError) as error:
+        environments.pip_install(here, options, environments.clean_variables(tmp_path))
+    said = str(error.value)
+    assert "one 1 depends on shared==1, two 1 depends on shared==2" in said
+    assert said.endswith(": these cannot be had together")
 
 
 def test_installing_says_how_far_it_is(

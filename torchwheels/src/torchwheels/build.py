@@ -184,7 +184,8 @@ def build_wheel(
         if "compile" in steps:
             _compile(build, dist)
         if "install" in steps and target.machine.is_here:
-            check_import.install(build.finished, base, work / "import")
+            with kept_if_refused(build.finished, dist):
+                check_import.install(build.finished, base, work / "import")
         if "import" not in steps:
             return None
         with kept_if_refused(build.finished, dist):
@@ -265,7 +266,8 @@ def _compile(build: _Build, dist: Path) -> None:
     repair = None
     if build.project.repair:
         repair = functools.partial(_repair, build, variables)
-    finished = finish.finish(built, build.work / "finished", used, provided, machine, repair)
+    with kept_if_refused(built, dist):
+        finished = finish.finish(built, build.work / "finished", used, provided, machine, repair)
     with kept_if_refused(finished, dist):
         reports.write(reports.check(finished, build.project, build.target), finished)
 

@@ -316,17 +316,24 @@ def pip_install(
     environment: Environment, requirements: list[str], variables: Mapping[str, str]
 ) -> None:
     """Installs `requirements`; an error says which of them cannot be had."""
-    command = [str(environment.python), "-m", "pip", "install", "--quiet", *requirements]
+    command = [str(environment.python), "-m", "pip", "install", *requirements]
     pipe = subprocess.PIPE
     done = processes.run(command, env=dict(variables), stdout=pipe, stderr=pipe, text=True)
-    if done.returncode != 0:
-        lines = [x for x in done.stderr.splitlines() if x.startswith("ERROR:")] or [done.stderr]
-        if "No space left on device" in done.stderr:
-            lines = ["the disk is full; a CUDA target takes about 6 GB"]
-        raise UserError(
-            f"pip cannot install {' '.join(requirements)} ({lines[-1].removeprefix('ERROR: ').strip()}):"
-            " check these names, the network and pip's configuration"
+    if done.returncode == 0:
+        return
+    # Which pip does not print as an error.
+    conflict = re.search(r"^The conflict is caused by:\n((?: {4}.+\n)+)", done.stdout, re.MULTILINE)
+    lines = [x for x in done.stderr.splitlines() if x.startswith("ERROR: ")] or [done.stderr]
+    said, advice = " ".join(lines), "check these names, the network and pip's configuration"
+    if "No space left on device" in done.stderr:
+        said = "the disk is full; a CUDA target takes about 6 GB"
+    elif conflict:
+        said, advice = (
+            ", ".join(map(str.strip, conflict[1].splitlines())),
+            "these cannot be had together",
         )
+    said = said.replace("ERROR: ", "").strip()
+    raise UserError(f"pip cannot install {' '.join(requirements)} ({said}): {advice}")
 
 
 def _version_of_torch(environment: Environment) -> dict[str, str | None]:
