@@ -343,6 +343,11 @@ class BuildExtension:
         self.said += [self.build_temp]
 
 
+def _get_cuda_arch_flags(cflags=None):
+    own = any("arch" in flag for flag in cflags or ())
+    return [] if own else [os.environ["TORCH_CUDA_ARCH_LIST"]]
+
+
 class Extension:
     def __init__(self, name):
         self.name = name
@@ -356,6 +361,9 @@ def build(names, **options):
 """
 
 
+SETTINGS = {"hide-toolkit": False, "pretend-gpu": None, "architectures": "9.0", "gencode": []}
+
+
 def start(folder: Path, ask: str, **settings: object) -> str:
     """What a Python of a build says, beside a torch that has found a toolkit and no GPU."""
     for name, text in {
@@ -364,7 +372,7 @@ def start(folder: Path, ask: str, **settings: object) -> str:
         "torch/utils/__init__.py": "",
         "torch/utils/cpp_extension.py": CPP_EXTENSION,
         "start.py": (toolchain.WRAPPERS / "start_of_python.py").read_text(),
-        "start.json": json.dumps({"hide-toolkit": False, "pretend-gpu": None, **settings}),
+        "start.json": json.dumps({**SETTINGS, **settings}),
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -390,12 +398,32 @@ def start(folder: Path, ask: str, **settings: object) -> str:
 def test_gpu_is_pretended_only_where_asked(tmp_path: Path, ask: str, answer: str) -> None:
     assert start(tmp_path, f"torch.cuda.{ask}", **{"pretend-gpu": "12.0"}) == answer
     assert start(tmp_path, "torch.cuda.is_available()") == "False"
+    assert (
+        start(tmp_path, "torch.cuda.get_device_capability()", **{"pretend-gpu": "10.0f"})
+        == "(10, 0)"
+    )
 
 
 def test_toolkit_of_the_system_is_hidden_from_torch_in_a_cpu_target(tmp_path: Path) -> None:
     ask = "torch.utils.cpp_extension.CUDA_HOME"
     assert start(tmp_path, ask, **{"hide-toolkit": True}) == "None"
     assert start(tmp_path, ask) == "/usr/local/cuda"
+
+
+@pytest.mark.parametrize("architectures", ["8.0;9.0+PTX", "10.0f"])
+def test_architectures_are_the_targets_whatever_the_project_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architectures: str
+) -> None:
+    """Also those of a family of GPUs, which torch does not know."""
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "3.7+PTX")  # as the setup.py of pointnet2_ops does
+    flags = "torch.utils.cpp_extension._get_cuda_arch_flags"
+    ask = f"{flags}(), {flags}([]), {flags}(['-arch=sm_80']), __import__('os').environ['TORCH_CUDA_ARCH_LIST']"
+    settings = {"architectures": architectures, "gencode": ["-gencode=x"]}
+    notice = f"torchwheels: its setup sets TORCH_CUDA_ARCH_LIST to 3.7+PTX; it is built for {architectures}"
+    found = ["-gencode=x"], ["-gencode=x"], [], architectures
+    assert start(tmp_path, ask, **settings) == f"{notice}\n{' '.join(map(str, found))}"
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", architectures)
+    assert start(tmp_path, ask, **settings) == " ".join(map(str, found))
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,14 @@ CACHES = {
 }
 
 
+def make_project(source: Path) -> Path:
+    (source / "sample").mkdir(parents=True)
+    (source / "sample" / "__init__.py").touch()
+    (source / "setup.py").write_text(SETUP)
+    (source / "two_lines.cu").write_text(KERNEL)
+    return source
+
+
 @pytest.fixture
 def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that gets a line for each kernel that is compiled: CUDA_HOME is pip's toolkit, whose compiler says so."""
@@ -62,11 +70,7 @@ def test_kernel_is_compiled_once(
     monkeypatch.setattr(build, "_compiler_cache", lambda _: tmp_path / "compiled")
     monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "9.0")
     monkeypatch.delenv("CCACHE_DIR", raising=False)
-    source = tmp_path / "source"
-    (source / "sample").mkdir(parents=True)
-    (source / "sample" / "__init__.py").touch()
-    (source / "setup.py").write_text(SETUP)
-    (source / "two_lines.cu").write_text(KERNEL)
+    source = make_project(tmp_path / "source")
     target = releases.load().target("3.11-cu130")
 
     def compiled() -> int:
@@ -81,3 +85,18 @@ def test_kernel_is_compiled_once(
     with (source / "two_lines.cu").open("a") as file:
         file.write("__global__ void edited(float* x) { *x = 3; }\n")
     assert compiled() == 1
+
+
+def test_architectures_are_those_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever setup.py sets itself."""
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "9.0a 10.0f")
+    source = make_project(tmp_path / "source")
+    own = "import os\nos.environ['TORCH_CUDA_ARCH_LIST'] = '3.7+PTX'\n"
+    (source / "setup.py").write_text(own + SETUP)
+    target = releases.load().target("3.11-cu130")
+    found = build.build_wheel(project.Project(), target, fetched(source), tmp_path / "dist")
+    (library,) = read(found).libraries.values()
+    assert library.gpu_code.machine_code == {"9.0a", "10.0f"}

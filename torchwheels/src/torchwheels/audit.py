@@ -337,9 +337,13 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             names = [each.removesuffix("+PTX") for each in wanted]
             lacking = [each for each in names if each not in covered | code.machine_code]
             ptx = [each.removesuffix("+PTX") for each in wanted if each.endswith("+PTX")]
-            # The driver makes code for any newer GPU of it.
-            oldest = min(map(numbers, code.ptx), default=None)
-            lacking += [f"{x} as PTX" for x in ptx if oldest is None or oldest > numbers(x)]
+            # The driver makes code for any newer GPU of it, but of that for 9.0a alone.
+            for_newer = [numbers(each) for each in code.ptx if each[-1].isdigit()]
+            lacking += [
+                f"{x} as PTX"
+                for x in ptx
+                if x not in code.ptx and not any(y <= numbers(x.rstrip("af")) for y in for_newer)
+            ]
             if lacking:
                 yield (
                     f"{name} holds no GPU code for {', '.join(lacking)}, but {target.name} wants it "

@@ -40,7 +40,7 @@ from torchwheels import (
 )
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
-from torchwheels.project import Project, cmake_architecture, filled, of_arguments
+from torchwheels.project import Project, cmake_architecture, filled, gencode, of_arguments
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 
@@ -415,6 +415,8 @@ def _write_start(build: _Build) -> None:
     settings = {
         "hide-toolkit": cuda is None,
         "pretend-gpu": pretended if build.project.pretend_gpu else None,
+        "architectures": build.project.variables(build.target)["TORCH_CUDA_ARCH_LIST"],
+        "gencode": [*gencode(named)] if cuda else [],
     }
     start.with_suffix(".json").write_text(json.dumps(settings))
     start.with_suffix(".pth").write_text(f"import {name}\n")

@@ -84,7 +84,8 @@ def find_toolkit(target: Target, site_packages: Path) -> CudaToolkit | None:
         raise UserError(_no_toolkit(target))
     command = [str(toolkit.home / "bin" / "nvcc"), "--list-gpu-code"]
     known = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    missing = [x for x in target.architectures if f"sm_{sm(x)}" not in known]
+    # Where nvcc knows a GPU, it knows the code for it alone (9.0a) and for its family (10.0f).
+    missing = [x for x in target.architectures if f"sm_{sm(x).rstrip('af')}" not in known]
     if missing:
         raise UserError(
             f"CUDA {toolkit.version} at {toolkit.home} cannot compile for the GPU architectures "
