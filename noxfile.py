@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "torchwheels" / "src")]
 
 from tools import sanitize as sanitizers  # noqa: E402
+from tools.notes import EXTOPS  # noqa: E402
 from torchwheels import environments, project, releases  # noqa: E402
 from torchwheels.environments import Environment  # noqa: E402
 from torchwheels.errors import UserError  # noqa: E402
@@ -88,24 +89,23 @@ def test_wheel(
 
 
 def build_cpu_wheel(session: nox.Session, dist: str, target: str = f"{PYTHON}-cpu") -> Path:
-    """Builds the CPU wheel from the sources as they are, away from dist/."""
+    """Builds the CPU wheel from the sources as they are."""
     build = ["build", str(ROOT), f"--target={target}", "--backend=local", f"--dist={dist}"]
     run_tool(session, *build, tool="./torchwheels")
-    (wheel,) = Path(dist).glob("*+*.whl")
+    (wheel,) = Path(dist).glob(f"extops-{EXTOPS.version()}+cpu-*.whl")
     return wheel
 
 
 @nox.session(reuse_venv=True)
 def test(session: nox.Session) -> None:
-    """The quick default: builds the CPU wheel and tests it, its tools and torchwheels; all with `-- --thorough`."""
+    """The quick default: builds the CPU wheel into dist/, tests it, tools and torchwheels; all with `-- --thorough`."""
     session.log(
         "This takes about 8 minutes on two cores, and once the download of torch (0.2 to 3 GB)."
     )
     add_torch(session, f"{PYTHON}-cpu")
     session.install(*OPTIONS.tests.requires, *group("nox"), *group("tools"))
-    with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
-        wheel = build_cpu_wheel(session, dist)
-        session.install("--force-reinstall", "--no-deps", str(wheel))
+    wheel = build_cpu_wheel(session, "dist")
+    session.install("--force-reinstall", "--no-deps", str(wheel))
     session.env["CUDA_VISIBLE_DEVICES"] = ""  # this wheel has nothing for a GPU
     chosen = session.posargs
     test_wheel(session, *SIDE_BY_SIDE, *chosen)
@@ -293,7 +293,7 @@ def lint(session: nox.Session) -> None:
         ".ci/run",
         "examples/foreign_wheel.sh",
         "torchwheels/src/torchwheels/wrappers/compiler",
-        "torchwheels/src/torchwheels/wrappers/nvcc",
+        "torchwheels/src/torchwheels/wrappers/nvcc_launcher",
     )
     session.run("shellcheck", *scripts)
     lint_workflows(session)

@@ -168,7 +168,9 @@ def exported(module: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable
 
 
 def traced(module: torch.nn.Module, inputs: Tensors, folder: Path) -> Callable[..., Any]:
-    found: Callable[..., Any] = torch.jit.trace(module, inputs)
+    # torch compares the two, which take different kernels: they may differ in the last bits of 16.
+    tolerance = max(1e-5, 4 * torch.finfo(inputs[0].dtype).eps)
+    found: Callable[..., Any] = torch.jit.trace(module, inputs, check_tolerance=tolerance)
     return found
 
 

@@ -80,7 +80,8 @@ class Machine:
             copy = self.package.with_name(package.name)
             shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
         for info in PACKAGE.parent.glob("extops-*.dist-info"):
-            shutil.copytree(info, self.package.with_name(info.name))
+            ignored = shutil.ignore_patterns("direct_url.json")  # as if an index had it
+            shutil.copytree(info, self.package.with_name(info.name), ignore=ignored)
         self.path = [self.package.parent]
         hidden = ("PYTHONPATH", "CUDA_VISIBLE_DEVICES")
         self.environ = {name: x for name, x in os.environ.items() if name not in hidden}
@@ -221,11 +222,34 @@ def test_the_command_of_before(machine: Machine) -> None:
     assert done.stderr.endswith(f"extops: run {LOOK}\n")
 
 
+@pytest.mark.parametrize(
+    ("url", "source"),
+    [
+        ("file:///home/me/my%20dist/extops-1%2Bcpu.whl", "'/home/me/my dist/extops-1+cpu.whl'"),
+        ("https://localhost/extops-1+cu130.whl", "https://localhost/extops-1+cu130.whl"),
+    ],
+)
+def test_extops_is_installed_again_from_where_it_came(
+    machine: Machine, url: str, source: str
+) -> None:
+    """No index need have it."""
+    (info,) = machine.package.parent.glob("extops-*.dist-info")
+    (info / "direct_url.json").write_text(json.dumps({"url": url, "archive_info": {}}))
+    machine.pretend_torch()
+    for library in machine.package.glob("*.so"):
+        library.unlink()
+    command = f"pip install --force-reinstall --no-deps {source}"
+    assert machine.import_error().endswith(f"; run: {command} (for more: {LOOK})")
+
+
 def test_no_extops(machine: Machine) -> None:
     shutil.rmtree(machine.package)
     done = machine.python("-m", "extops_doctor")
     assert done.returncode == 1
-    assert done.stderr == f"{sys.executable} has no extops; run: pip install --no-deps extops\n"
+    expected = (
+        f"{sys.executable} has no extops; run: pip install --no-deps WHEEL, a file of extops\n"
+    )
+    assert done.stderr == expected
 
 
 # -- torch ---------------------------------------------------------------------------------------

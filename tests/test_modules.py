@@ -109,7 +109,6 @@ def test_state_dicts(make: Make) -> None:
 
 @by_device
 @pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_trace(device: str) -> None:
     """A traced module serves other sizes and has gradients, before it was saved and after."""
     module = extops.LLTM(5, 4, device=device)
@@ -130,7 +129,6 @@ def test_trace(device: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["LLTM", "LLTMLayer", "LSTM", "GRU", "LSTMCell", "GRUCell"])
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_script_is_refused(name: str) -> None:
     model = nn.Sequential(getattr(extops, name)(5, 4))
     with pytest.raises(RuntimeError, match=rf"^{name}: torch.jit.script .*; use torch.jit.trace"):

@@ -924,7 +924,6 @@ def test_packed_sequences_beside_another_default_device() -> None:
 
 @by_device
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_traced_packed_sequences(device: str) -> None:
     """For other lengths and another batch, also where the count of all rows is the same."""
 

@@ -52,6 +52,7 @@ def make(folder: Path, wheel: Path) -> Path:
 
 def _unpack_debian(root: Path) -> None:
     """Unpacks the packages with all that they need into `root`; nothing of them is run."""
+    root.parent.mkdir(parents=True, exist_ok=True)
     command = ["mmdebstrap", "--quiet", "--variant=extract", "--mode=chrootless"]
     command += ["--architectures=arm64", f"--include={_PACKAGES}", "bookworm", str(root)]
     subprocess.run(command, check=True)

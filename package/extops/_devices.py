@@ -27,5 +27,5 @@ def why_no_kernels(device: str) -> str:
         return "extops has kernels for CPU and CUDA: move the tensor with .cpu() or .cuda()"
     return (
         f"this extops {own_version()} was built without CUDA: "
-        "install a wheel with CUDA kernels, pip install --force-reinstall extops"
+        "install a wheel with CUDA kernels, pip install --force-reinstall --no-deps WHEEL"
     )

@@ -6,16 +6,27 @@ and the build, where extops is not installed.
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 MINIMUM_TORCH = (2, 4)
 
 STABLE_TORCH = (2, 10)
 """The oldest torch whose stable ABI the `stable` libraries use; older ones get the legacy binding."""
 
-REINSTALL = "pip install --force-reinstall --no-deps extops"
+
+def _own_source() -> str:
+    """What pip shall install to have this extops again: the file that it came from, or its name."""
+    for file in Path(__file__).parents[1].glob("extops-*.dist-info/direct_url.json"):
+        url = json.loads(file.read_text())["url"]
+        return shlex.quote(unquote(url).removeprefix("file://"))
+    return "extops"  # which an index has
+
+
+REINSTALL = f"pip install --force-reinstall --no-deps {_own_source()}"
 
 
 class LoadError(ImportError):

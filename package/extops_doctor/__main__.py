@@ -21,7 +21,7 @@ from typing import Any
 from extops_doctor import _machine
 from extops_doctor._machine import dotted
 
-_NO_EXTOPS = f"{sys.executable} has no extops; run: pip install --no-deps extops"
+_NO_EXTOPS = f"{sys.executable} has no extops; run: pip install --no-deps WHEEL, a file of extops"
 # By its path: `import extops` may be what fails.
 _requirements = Path(__file__).parents[1] / "extops" / "_requirements.py"
 if not _requirements.is_file():

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from extops_build import ROOT
+from tools import emulate
 from torchwheels import project
 
 OPTIONS = project.load(ROOT / "pyproject.toml")
@@ -84,6 +85,19 @@ def test_what_emulation_needs_is_named(tmp_path: Path) -> None:
         r"extops: this needs Debian's packages: apt-get install .*mmdebstrap qemu-user-static\n",
         done.stderr,
     )
+
+
+def test_emulated_system_is_unpacked_into_a_folder_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mmdebstrap makes its target's folder, and not the one above."""
+    script = tmp_path / "bin" / "mmdebstrap"
+    script.parent.mkdir()
+    script.write_text('#!/bin/sh\nfor last; do :; done\nmkdir "$last"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+    emulate._unpack_debian(tmp_path / "emulated" / "root")
+    assert (tmp_path / "emulated" / "root").is_dir()
 
 
 IMPORTS_OF_THE_NOXFILE = """

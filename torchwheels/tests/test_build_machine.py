@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import environments, releases, toolchain
+from torchwheels import environments, machines, releases, toolchain
 from torchwheels.errors import UserError
 
 TARGET = releases.load().target("3.11-cu130")
@@ -162,13 +163,20 @@ def test_only_pips_configuration_passes(tmp_path: Path, monkeypatch: pytest.Monk
 
 def index_of_torch(folder: Path, version: str, cuda: str | None) -> str:
     """An index with a torch that is nothing but its version."""
-    archive = folder / "torch" / f"torch-{version}-py3-none-any.whl"
+    said = f"__version__ = {version!r}\ncuda = {cuda!r}\n"
+    return add_to_index(folder, "torch", version, {"torch/version.py": said})
+
+
+def add_to_index(
+    folder: Path, name: str, version: str, files: dict[str, str], metadata: str = ""
+) -> str:
+    archive = folder / name / f"{name}-{version}-py3-none-any.whl"
     archive.parent.mkdir(parents=True)
     (archive.parent / "index.html").write_text(f'<a href="{archive.name}">{archive.name}</a>')
-    info = f"torch-{version}.dist-info"
+    info = f"{name}-{version}.dist-info"
     files = {
-        "torch/version.py": f"__version__ = {version!r}\ncuda = {cuda!r}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n",
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/RECORD": "",
     }
@@ -178,19 +186,26 @@ def index_of_torch(folder: Path, version: str, cuda: str | None) -> str:
     return folder.as_uri()
 
 
-@pytest.mark.slow
-def test_kept_environment_is_of_the_index_at_hand_and_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An index of CPU builds, and then one that has torch for CUDA alone, as PyPI has."""
+@pytest.fixture
+def own_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip finds what TORCHWHEELS_TORCH_INDEX names and nothing else; the cache is empty."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "cache"))
     few_tools = dataclasses.replace(releases.load(), tools=("pip",))  # which is there
     monkeypatch.setattr(environments, "load", lambda: few_tools)
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    target = releases.load().target(f"{python}-cpu")
+
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.mark.slow
+def test_kept_environment_is_of_the_index_at_hand_and_is_named(
+    own_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    """An index of CPU builds, and then one that has torch for CUDA alone, as PyPI has."""
+    target = releases.load().target(f"{PYTHON}-cpu")
     for name, version, cuda in (
         ("small", f"{target.torch}+cpu", None),
         ("large", target.torch, "13.0"),
@@ -206,6 +221,52 @@ def test_kept_environment_is_of_the_index_at_hand_and_is_named(
         size += "; 0.2, 1 and 2 GB where pip finds a torch without CUDA"
         installing = f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}"
         assert said == [installing, named, named]
+
+
+@pytest.mark.slow
+def test_targets_share_the_torch_that_pip_finds_for_them(
+    own_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    """Also with ccache on PATH, and where one of them wants the CUDA compiler, which is then added."""
+    cpu, cuda = (releases.load().target(f"{PYTHON}-{label}") for label in ("cpu", "cu130"))
+    index = index_of_torch(tmp_path / "pypi", cuda.torch, "13.0")
+    add_to_index(tmp_path / "pypi", "toolkit", "1", {"nvcc.py": ""})
+    monkeypatch.setenv("TORCHWHEELS_TORCH_INDEX", index)
+    first = environments.with_torch(cpu, ())
+    assert not (first.site_packages / "nvcc.py").exists()
+    (tmp_path / "ccache").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    calls = [(cpu, ()), (cuda, ()), (cuda, ("toolkit",)), (cuda, ("toolkit",)), (cpu, ())]
+    for target, toolkit in calls:
+        for any_cuda in (False, True):
+            assert environments.with_torch(target, toolkit, any_cuda) == first
+    assert (first.site_packages / "nvcc.py").exists()
+    said = [x for x in capsys.readouterr().out.splitlines() if "beside torch" not in x]
+    assert [x.partition(",")[0] for x in said] == [
+        f"torchwheels: installing torch {cpu.torch} for {cpu.name}",
+        f"torchwheels: installing CUDA's compiler for {cuda.name}",
+    ]
+    index = index_of_torch(tmp_path / "small", f"{cpu.torch}+cpu", None)
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", index)
+    assert environments.with_torch(cpu, ()) != first
+    assert environments.with_torch(cuda, ()) == first
+
+
+def test_requirements_that_contradict_each_other_are_named(
+    own_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, version in (("one", "1"), ("two", "2")):
+        wants = f"Requires-Dist: shared=={version}\n"
+        index = add_to_index(tmp_path, name, "1", {}, wants)
+    add_to_index(tmp_path, "shared", "1", {})
+    monkeypatch.setenv("PIP_INDEX_URL", index)
+    here = environments.Environment(Path(sys.prefix))
+    options = [f"--target={tmp_path / 'here'}", "one", "two"]
+    with pytest.raises(UserError) as error:
+        environments.pip_install(here, options, environments.clean_variables(tmp_path))
+    said = str(error.value)
+    assert "one 1 depends on shared==1, two 1 depends on shared==2" in said
+    assert said.endswith(": these cannot be had together")
 
 
 def test_installing_says_how_far_it_is(
@@ -282,6 +343,11 @@ class BuildExtension:
         self.said += [self.build_temp]
 
 
+def _get_cuda_arch_flags(cflags=None):
+    own = any("arch" in flag for flag in cflags or ())
+    return [] if own else [os.environ["TORCH_CUDA_ARCH_LIST"]]
+
+
 class Extension:
     def __init__(self, name):
         self.name = name
@@ -295,6 +361,9 @@ def build(names, **options):
 """
 
 
+SETTINGS = {"hide-toolkit": False, "pretend-gpu": None, "architectures": "9.0", "gencode": []}
+
+
 def start(folder: Path, ask: str, **settings: object) -> str:
     """What a Python of a build says, beside a torch that has found a toolkit and no GPU."""
     for name, text in {
@@ -303,7 +372,7 @@ def start(folder: Path, ask: str, **settings: object) -> str:
         "torch/utils/__init__.py": "",
         "torch/utils/cpp_extension.py": CPP_EXTENSION,
         "start.py": (toolchain.WRAPPERS / "start_of_python.py").read_text(),
-        "start.json": json.dumps({"hide-toolkit": False, "pretend-gpu": None, **settings}),
+        "start.json": json.dumps({**SETTINGS, **settings}),
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
@@ -329,12 +398,32 @@ def start(folder: Path, ask: str, **settings: object) -> str:
 def test_gpu_is_pretended_only_where_asked(tmp_path: Path, ask: str, answer: str) -> None:
     assert start(tmp_path, f"torch.cuda.{ask}", **{"pretend-gpu": "12.0"}) == answer
     assert start(tmp_path, "torch.cuda.is_available()") == "False"
+    assert (
+        start(tmp_path, "torch.cuda.get_device_capability()", **{"pretend-gpu": "10.0f"})
+        == "(10, 0)"
+    )
 
 
 def test_toolkit_of_the_system_is_hidden_from_torch_in_a_cpu_target(tmp_path: Path) -> None:
     ask = "torch.utils.cpp_extension.CUDA_HOME"
     assert start(tmp_path, ask, **{"hide-toolkit": True}) == "None"
     assert start(tmp_path, ask) == "/usr/local/cuda"
+
+
+@pytest.mark.parametrize("architectures", ["8.0;9.0+PTX", "10.0f"])
+def test_architectures_are_the_targets_whatever_the_project_sets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, architectures: str
+) -> None:
+    """Also those of a family of GPUs, which torch does not know."""
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "3.7+PTX")  # as the setup.py of pointnet2_ops does
+    flags = "torch.utils.cpp_extension._get_cuda_arch_flags"
+    ask = f"{flags}(), {flags}([]), {flags}(['-arch=sm_80']), __import__('os').environ['TORCH_CUDA_ARCH_LIST']"
+    settings = {"architectures": architectures, "gencode": ["-gencode=x"]}
+    notice = f"torchwheels: its setup sets TORCH_CUDA_ARCH_LIST to 3.7+PTX; it is built for {architectures}"
+    found = ["-gencode=x"], ["-gencode=x"], [], architectures
+    assert start(tmp_path, ask, **settings) == f"{notice}\n{' '.join(map(str, found))}"
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", architectures)
+    assert start(tmp_path, ask, **settings) == " ".join(map(str, found))
 
 
 @pytest.mark.parametrize(
@@ -365,10 +454,40 @@ def test_nvcc_is_called_through_the_compiler_cache(tmp_path: Path) -> None:
     (tmp_path / "ccache").write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     (tmp_path / "ccache").chmod(0o755)
     toolkit = toolchain.CudaToolkit(tmp_path / "cuda 13", "13.0.88")
-    assert toolchain.nvcc_variables(tmp_path, toolkit, "") == {}
-    found = toolchain.nvcc_variables(tmp_path, toolkit, str(tmp_path / "ccache"))
-    assert found["CMAKE_CUDA_COMPILER_LAUNCHER"] == str(tmp_path / "ccache")
+    launcher, compiler = str(tmp_path / "ccache"), toolchain.host_compiler(machines.here())
+    toolchain.make_wrappers(tmp_path / "the compilers", compiler, {}, launcher)
+    assert toolchain.nvcc_variables(tmp_path / "the compilers", toolkit, "") == {}
+    found = toolchain.nvcc_variables(tmp_path / "the compilers", toolkit, launcher)
     long = ["--generate-dependencies-with-compile", "--dependency-output", "x.o.d"]
-    command = [found["PYTORCH_NVCC"], *long, "-c", "x.cu", "-DTEXT=a b"]
+    command = [*shlex.split(found["PYTORCH_NVCC"]), *long, "-c", "x.cu", "-DTEXT=a b"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == f"{tmp_path}/cuda 13/bin/nvcc|-MD|-MF|x.o.d|-c|x.cu|-DTEXT=a b|"
+
+
+def test_host_compiler_under_nvcc_is_not_called_through_the_compiler_cache(tmp_path: Path) -> None:
+    """A cache that is called below its own call may refuse that, as sccache does, or wait for itself."""
+    log = tmp_path / "log"
+    scripts = {
+        "cache": f'#!/bin/sh\necho "${{1##*/}}" >>{log}\nexec "$@"\n',
+        "cuda/bin/nvcc": '#!/bin/sh\nexec gcc "$@"\n',
+    }
+    for name, text in scripts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "x.c").touch()
+    launcher, compiler = str(tmp_path / "cache"), toolchain.host_compiler(machines.here())
+    commands = toolchain.make_wrappers(tmp_path / "compilers", compiler, {}, launcher)
+    toolkit = toolchain.CudaToolkit(tmp_path / "cuda", "13.0.88")
+    found = toolchain.nvcc_variables(tmp_path / "compilers", toolkit, launcher)
+    path = {"PATH": f"{commands}{os.pathsep}{os.environ['PATH']}"}
+
+    def called(*command: str) -> list[str]:
+        subprocess.run([*command, "-c", "x.c"], cwd=tmp_path, env=path, check=True)
+        lines = log.read_text().split()
+        log.unlink()
+        return lines
+
+    assert called("gcc") == ["gcc"]
+    assert called(*shlex.split(found["PYTORCH_NVCC"])) == ["nvcc"]
+    assert called(found["CMAKE_CUDA_COMPILER_LAUNCHER"], str(toolkit.home / "bin/nvcc")) == ["nvcc"]

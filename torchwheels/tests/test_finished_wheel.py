@@ -46,6 +46,7 @@ def wheel(
     version: str = "1.5",
     text: str = "",
     mode: int = 0o644,
+    requires: str = "torch>=2",
 ) -> Path:
     """A wheel as setuptools makes it, of a package `package` with that text."""
     info = f"some_project-{version}.dist-info"
@@ -54,7 +55,7 @@ def wheel(
         **libraries,
         f"some_project-{version}.data/scripts/run": "#!python\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: some-project\nVersion: {version}\n"
-        'Requires-Dist: torch>=2\nRequires-Dist: idna; extra == "x"\nProvides-Extra: x\n\nAll of it: ü\n',
+        f'Requires-Dist: {requires}\nRequires-Dist: idna; extra == "x"\nProvides-Extra: x\n\nAll of it: ü\n',
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux_x86_64\n",
     }
     record = f"{info}/RECORD"
@@ -251,7 +252,11 @@ def test_undefined_symbol_is_found_and_demangled(
 @pytest.mark.parametrize(
     ("text", "modules", "message"),
     [
-        ("import idna_of_nobody", (), "No module named 'idna_of_nobody': its metadata does not"),
+        (
+            "import idna_of_nobody",
+            (),
+            "No module named 'idna_of_nobody': its metadata does not require",
+        ),
         ("", ("package.none",), "No module named 'package.none'"),
         ("raise RuntimeError('not today')", (), "does not import: RuntimeError: not today"),
     ],
@@ -278,6 +283,19 @@ def test_wheel_that_imports_passes_and_leaves_the_base_as_it_was(
     data = {"package/_C.so": library(compiler, tmp_path, PLAIN)}
     imports(tagged_for_this_python(finished(wheel(tmp_path, data, text=HIDES))), base)
     assert sorted(base.site_packages.iterdir()) == before
+
+
+def test_wheel_whose_requirements_cannot_be_had_is_imported_without(
+    compiler: str, tmp_path: Path, base: environments.Environment,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    data = {"package/_C.so": library(compiler, tmp_path, PLAIN)}
+    built = wheel(tmp_path, data, requires="some-of-nobody<2")
+    imports(tagged_for_this_python(finished(built)), base)
+    said = capsys.readouterr().out
+    assert "the requirement some-of-nobody<2 (from " in said
+    assert said.endswith("; it is imported without what it requires\n")
 
 
 def test_what_a_wheel_says_of_its_build_is_written_again(compiler: str, tmp_path: Path) -> None:

@@ -128,6 +128,20 @@ def test_architectures_are_filled_in_as_projects_want_them(
     assert options.backend_settings(target, "1", "", "") == {"own": [text]}
 
 
+def test_architectures_of_one_gpu_and_of_a_family_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "9.0a 10.0a 10.0f 12.0f+PTX")
+    target = project.Project().releases.target("3.11-cu130")
+    assert target.architectures == ("9.0a", "10.0a", "10.0f", "12.0f+PTX")
+    options = project.Project(environment={"OWN": "{sm} {cmake}"})
+    said = "90a;100a;100f;120f 90a-real;100a-real;100f-real;120f"
+    assert options.variables(target)["OWN"] == said
+    monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "sm_90")
+    with pytest.raises(UserError, match=r"names 'sm_90', .* such as `8\.0 9\.0a 12\.0\+PTX`"):
+        target.architectures  # noqa: B018
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

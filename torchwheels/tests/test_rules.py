@@ -226,6 +226,26 @@ def test_undefined_symbols_that_somebody_has(forge: Forge) -> None:
     assert forge.findings() == {}
 
 
+OF_OPENMP = """
+extern "C" void GOMP_parallel(), omp_get_num_threads();
+void use() { GOMP_parallel(), omp_get_num_threads(); }
+"""
+
+
+def test_undefined_symbols_of_the_openmp_that_torch_loads(forge: Forge) -> None:
+    """Compiled with -fopenmp, and linked without."""
+    name = "tinyops/_more.so"
+    forge.files[name] = forge.compile(CLASSIC + OF_OPENMP)
+    assert forge.findings() == {}
+    forge.files[name] = forge.compile(OF_OPENMP)  # it may be loaded before torch
+    assert forge.findings() == {
+        "undefined_symbols": [
+            f"{name} uses GOMP_parallel (and 1 more), which neither the wheel nor torch, Python or the Linux of "
+            "its tag has: link what defines it, here with -fopenmp"
+        ]
+    }
+
+
 def test_undefined_symbols_of_the_cuda_runtime_that_torch_loads(forge: Forge, nvcc: Nvcc) -> None:
     """A library may leave out which CUDA it needs, to work with several."""
     name = "tinyops/_more.so"

@@ -55,8 +55,10 @@ def properties(path: Path) -> dict[str, object]:
 
 def test_variant_has_the_same_files_but_for_the_metadata(tmp_path: Path) -> None:
     labelled = build.publish(forge_target(tmp_path / "work", "3.11-cu130"), tmp_path / "dist")
-    variant = tmp_path / "dist" / "tinyops-1.0-cp311-cp311-manylinux_2_5_x86_64-cu130.whl"
-    assert {*labelled.parent.iterdir()} == {labelled, variant}
+    folder = tmp_path / "dist" / "variants"
+    variant = folder / "tinyops-1.0-cp311-cp311-manylinux_2_5_x86_64-cu130.whl"
+    assert {*labelled.parent.iterdir()} == {labelled, folder}  # `pip install dist/*.whl` works
+    assert [*folder.iterdir()] == [variant]
     with zipfile.ZipFile(labelled) as one, zipfile.ZipFile(variant) as other:
         ours, theirs = ({x: z.read(x) for x in z.namelist()} for z in (one, other))
     old, new = "tinyops-1.0+cu130.torch2.13.dist-info", "tinyops-1.0.dist-info"
@@ -101,22 +103,22 @@ def test_properties_are_those_of_the_target(
 def test_wheel_without_a_label_has_no_variant(tmp_path: Path) -> None:
     forge = Forge(tmp_path)
     forge.make_stable()
-    assert variants.write_beside(read(forge.wheel())) is None
-    assert len([*tmp_path.glob("*.whl")]) == 1
+    assert variants.write(read(forge.wheel())) is None
+    assert len([*tmp_path.rglob("*.whl")]) == 1
 
 
 def test_a_variant_of_other_content_is_refused(tmp_path: Path) -> None:
     wheel = forge_target(tmp_path, "3.11-cpu")
     assert reports.write_report(wheel, project.Project())["variant"] is None
-    variant = variants.write_beside(read(wheel))
+    variant = variants.write(read(wheel))
     assert variant
     said = reports.write_report(wheel, project.Project())["variant"]
     assert (said["wheel"], said["label"], said["properties"]) == (variant.name, "null", {})
     with zipfile.ZipFile(variant, "a") as archive:
         archive.writestr("more", "")
-    with pytest.raises(UserError, match=r"-null\.whl is not the variant of the wheel beside it"):
+    with pytest.raises(UserError, match=r"-null\.whl is not the variant of tinyops"):
         reports.read_reports(tmp_path, project.Project())
-    with pytest.raises(UserError, match=r"-null\.whl is not the variant of the wheel beside it"):
+    with pytest.raises(UserError, match=r"-null\.whl is not the variant of tinyops"):
         reports.write_report(wheel, project.Project())
 
 
@@ -134,7 +136,7 @@ def test_variants_of_one_label_must_want_the_same(
         monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", architectures)
         forged = forge_target(tmp_path, "3.11-cu130")
         wheel = forged.rename(forged.with_name(forged.name.replace("cp311-cp311", tag)))
-        variants.write_beside(read(wheel))
+        variants.write(read(wheel))
         reports.write_report(wheel, project.Project())
     with pytest.raises(
         UserError, match=r"the variants cu130 of tinyops-1\.0 want different machines"

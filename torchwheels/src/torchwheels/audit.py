@@ -45,6 +45,7 @@ _TAG_OF_A_PYTHON = re.compile(r"py3-none|(cp3\d+)-(none|abi3|\1t?)")
 _OF_LINUX = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_")  # the versions of its symbols
 # A torch of CUDA loads its runtime for all libraries of the process.
 _OF_CUDA_RUNTIME = re.compile(r"(__)?cuda[A-Z]\w*")
+_OF_OPENMP = re.compile(r"(GOMP|omp)_\w+")
 
 # What comes with torch itself, or with the packages that a torch of CUDA requires.
 _OF_TORCH = r"lib(torch(_cpu|_cuda\w*|_python|_global_deps)?|c10(_cuda)?|shm)"
@@ -199,11 +200,14 @@ def undefined_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     machine = machines.of_platform(wheel.proved_platform)
     linux = baseline.symbols_of_linux(baseline.allowed_versions(policy, machine), machine)
     for path, library in wheel.libraries.items():
-        of_others = {*chain(*wheel.torch_functions(library)), *wheel.python_functions(library)}
+        of_torch = {*chain(*wheel.torch_functions(library))}
+        of_others = of_torch.union(wheel.python_functions(library))
         wanted = {*wheel.wanted(library)}
         wanted |= {name for name, version in library.undefined.items() if _OF_LINUX.match(version)}
         if expectation.target.cuda:
             of_others |= {name for name in wanted if _OF_CUDA_RUNTIME.fullmatch(name)}
+        if of_torch:  # whose libraries are loaded before, and with them their OpenMP
+            of_others |= {name for name in wanted if _OF_OPENMP.fullmatch(name)}
         lacking = sorted(wanted - of_others - linux)
         if newer := [symbol for symbol in lacking if baseline.first_version(symbol, machine)]:
             first = baseline.first_version(newer[0], machine)
@@ -216,6 +220,7 @@ def undefined_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             yield (
                 f"{path} uses {_some(unknown)}, which neither the wheel nor torch, Python or the Linux of "
                 "its tag has: link what defines it"
+                + (", here with -fopenmp" if _OF_OPENMP.fullmatch(unknown[0]) else "")
             )
 
 
@@ -332,9 +337,13 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             names = [each.removesuffix("+PTX") for each in wanted]
             lacking = [each for each in names if each not in covered | code.machine_code]
             ptx = [each.removesuffix("+PTX") for each in wanted if each.endswith("+PTX")]
-            # The driver makes code for any newer GPU of it.
-            oldest = min(map(numbers, code.ptx), default=None)
-            lacking += [f"{x} as PTX" for x in ptx if oldest is None or oldest > numbers(x)]
+            # The driver makes code for any newer GPU of it, but of that for 9.0a alone.
+            for_newer = [numbers(each) for each in code.ptx if each[-1].isdigit()]
+            lacking += [
+                f"{x} as PTX"
+                for x in ptx
+                if x not in code.ptx and not any(y <= numbers(x.rstrip("af")) for y in for_newer)
+            ]
             if lacking:
                 yield (
                     f"{name} holds no GPU code for {', '.join(lacking)}, but {target.name} wants it "

@@ -40,7 +40,7 @@ from torchwheels import (
 )
 from torchwheels.environments import Environment
 from torchwheels.errors import UserError
-from torchwheels.project import Project, cmake_architecture, filled, of_arguments
+from torchwheels.project import Project, cmake_architecture, filled, gencode, of_arguments
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 
@@ -184,7 +184,8 @@ def build_wheel(
         if "compile" in steps:
             _compile(build, dist)
         if "install" in steps and target.machine.is_here:
-            check_import.install(build.finished, base, work / "import")
+            with kept_if_refused(build.finished, dist):
+                check_import.install(build.finished, base, work / "import")
         if "import" not in steps:
             return None
         with kept_if_refused(build.finished, dist):
@@ -265,7 +266,8 @@ def _compile(build: _Build, dist: Path) -> None:
     repair = None
     if build.project.repair:
         repair = functools.partial(_repair, build, variables)
-    finished = finish.finish(built, build.work / "finished", used, provided, machine, repair)
+    with kept_if_refused(built, dist):
+        finished = finish.finish(built, build.work / "finished", used, provided, machine, repair)
     with kept_if_refused(finished, dist):
         reports.write(reports.check(finished, build.project, build.target), finished)
 
@@ -413,6 +415,8 @@ def _write_start(build: _Build) -> None:
     settings = {
         "hide-toolkit": cuda is None,
         "pretend-gpu": pretended if build.project.pretend_gpu else None,
+        "architectures": build.project.variables(build.target)["TORCH_CUDA_ARCH_LIST"],
+        "gencode": [*gencode(named)] if cuda else [],
     }
     start.with_suffix(".json").write_text(json.dumps(settings))
     start.with_suffix(".pth").write_text(f"import {name}\n")
@@ -547,10 +551,10 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
 
 
 def publish(finished: Path, dist: Path, report: dict[str, Any] | None = None) -> Path:
-    """Copies a wheel into `dist`, puts its variant and its build report beside it, and returns its path there."""
+    """Copies a wheel into `dist`, with its build report and its variant, and returns its path there."""
     published = _copy_whole(finished, dist / finished.name)
     found = wheel.read(published)
-    variants.write_beside(found)
+    variants.write(found)
     if report:
         reports.write(report | {"variant": reports.variant(found)}, published)
     return published

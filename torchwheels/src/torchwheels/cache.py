@@ -15,7 +15,7 @@ _IN_PARTS = ("environments", "build")  # of which each part has a lock of its ow
 
 
 def entries() -> Iterator[str]:
-    """The names of what is there, such as `environments/3.11-torch2.13-cpu-0a1b2c3d`."""
+    """The names of what is there, such as `environments/3.11-torch2.13.0+cpu-0a1b2c3d`."""
     folder = environments.cache()
     for top in sorted(folder.glob("*")):
         for path in sorted(top.glob("*")) if top.name in _IN_PARTS else [top]:

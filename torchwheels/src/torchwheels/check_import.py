@@ -35,9 +35,17 @@ for module in modules:
 
 
 def install(path: Path, base: Environment, folder: Path) -> None:
-    """Installs the wheel `path` and what it requires beside the torch of `base`, in a new environment."""
+    """Installs the wheel `path` beside the torch of `base`, in a new environment, with what it requires.
+
+    Where that cannot be had, whether it is missed is for the import to say.
+    """
     environment = environments.on_top_of(base, folder)
-    environments.pip_install(environment, [str(path)], environments.clean_variables(folder))
+    variables = environments.clean_variables(folder)
+    try:
+        environments.pip_install(environment, [str(path)], variables)
+    except UserError as error:
+        print(f"torchwheels: {error}; it is imported without what it requires", flush=True)
+        environments.pip_install(environment, ["--no-deps", str(path)], variables)
 
 
 def check_import(path: Path, environment: Environment, modules: Sequence[str] = ()) -> None:
@@ -89,5 +97,8 @@ def _way_out(said: str) -> str:
             ": the library is not packed in the wheel nor one of torch's; install it for the build"
         )
     if "No module named" in said:
-        return ": its metadata does not require that module; have the option `import` name what can be imported"
+        return (
+            ": its metadata does not require that module, or pip cannot have it; the option `import` names what can "
+            "be imported"
+        )
     return ""

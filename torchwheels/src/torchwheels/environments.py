@@ -6,14 +6,16 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -22,7 +24,7 @@ from urllib.parse import urlsplit
 from torchwheels import processes
 from torchwheels.errors import UserError
 from torchwheels.project import of_arguments
-from torchwheels.releases import Target, load, minor
+from torchwheels.releases import Target, load
 
 # All that a build sees of the variables of its caller; besides, what begins with PIP_.
 _KEPT = {
@@ -149,46 +151,83 @@ def _options_of_index(target: Target) -> list[str]:
 def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False) -> Environment:
     """An environment with the target's torch, the build tools and pip's CUDA `toolkit`; kept.
 
-    `any_cuda`: of whichever CUDA that torch is.
+    All targets share one for which pip finds the same torch. `any_cuda`: of whichever CUDA that is.
     """
     python = os.path.realpath(find_python(target.python))  # not that of a virtual environment
-    tools = [*load().tools, *([] if shutil.which("ccache") else [load().compiler_cache])]
-    requirements = [*tools, torch_requirement(target), *toolkit]
-    given = "\n".join([python, *requirements, target.index, places_of_torch()])
-    key = hashlib.sha256(given.encode()).hexdigest()[:8]
-    label = "any" if any_cuda and target.cuda else target.label
-    with locked(f"environments/{target.python}-torch{minor(target.torch)}-{label}-{key}") as folder:
-        environment = Environment(folder)
-        complete = folder / "complete"
+    with locked(f"environments/{_name(target, python)}") as folder:
+        environment, complete = Environment(folder), folder / "complete"
         if not complete.is_file():
             shutil.rmtree(folder)
-            size = "3 GB to download, 5 GB on disk, and 9 GB meanwhile"
-            if not target.cuda:
-                size += "; 0.2, 1 and 2 GB where pip finds a torch without CUDA"
+            _install_torch(target, python, environment)
+            complete.touch()
+        if missing := [x for x in toolkit if x not in complete.read_text().splitlines()]:
+            size = "0.1 GB to download, 0.2 GB on disk"
             print(
-                f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}",
+                f"torchwheels: installing CUDA's compiler for {target.name}, once: {size}",
                 flush=True,
             )
-            try:
-                processes.run([python, "-m", "venv", folder]).check_returncode()
-                variables = clean_variables(folder)
-                with _progress(folder):
-                    pip_install(environment, tools, variables)
-                    # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
-                    wanted = [*_options_of_index(target), torch_requirement(target), *toolkit]
-                    pip_install(environment, wanted, variables)
-                if not any_cuda:
-                    _check_cuda(environment, target)
-            except BaseException:
-                shutil.rmtree(
-                    folder
-                )  # a half of it serves nobody, and may be what has filled the disk
-                raise
-            complete.touch()
+            # torch pins the rest of the toolkit, so what it is beside is said again.
+            wanted = [*_options_of_index(target), torch_requirement(target), *missing]
+            pip_install(environment, wanted, clean_variables(folder))
+            complete.write_text("".join(f"{x}\n" for x in toolkit))
     said = _version_of_torch(environment)
+    if not any_cuda:
+        _check_cuda(said, target)
     of_cuda = f" of CUDA {said['cuda']}" if said["cuda"] else ""
     print(f"torchwheels: beside torch {said['__version__']}{of_cuda}, in {folder}", flush=True)
     return environment
+
+
+def _name(target: Target, python: str) -> str:
+    """What the environment with the target's torch is called: by the file that pip finds, which is asked once."""
+    tools = load().tools
+    given = [python, *tools, torch_requirement(target), target.index, places_of_torch()]
+    folder = cache() / "environments"
+    known = folder / f"{_key(given)}.name"
+    if known.is_file() and (folder / known.read_text() / "complete").is_file():
+        return known.read_text()
+    with tempfile.TemporaryDirectory(prefix="torchwheels-pip-") as work:
+        environment, report = Environment(Path(work)), Path(work) / "report.json"
+        processes.run([python, "-m", "venv", work]).check_returncode()
+        variables = clean_variables(environment.folder)
+        # That of Python may be too old to report.
+        pip_install(environment, [x for x in tools if x.startswith("pip")], variables)
+        asked = ["--dry-run", "--no-deps", f"--report={report}", *_options_of_index(target)]
+        pip_install(environment, [*asked, torch_requirement(target)], variables)
+        (found,) = json.loads(report.read_text())["install"]
+    file = found["download_info"]
+    hashes = file.get("archive_info", {}).get("hashes") or file["url"]
+    key = _key([python, *tools, json.dumps(hashes)])
+    name = f"{target.python}-torch{found['metadata']['version']}-{key}"
+    folder.mkdir(parents=True, exist_ok=True)
+    known.write_text(name)
+    return name
+
+
+def _key(given: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(given).encode()).hexdigest()[:8]
+
+
+def _install_torch(target: Target, python: str, environment: Environment) -> None:
+    """Makes an environment with the target's torch and the build tools, or none."""
+    size = "3 GB to download, 5 GB on disk, and 9 GB meanwhile"
+    if not target.cuda:
+        size += "; 0.2, 1 and 2 GB where pip finds a torch without CUDA"
+    print(
+        f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}", flush=True
+    )
+    variables = clean_variables(environment.folder)
+    try:
+        processes.run([python, "-m", "venv", environment.folder]).check_returncode()
+        with _progress(environment.folder):
+            pip_install(environment, [*load().tools], variables)
+            # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
+            wanted = [*_options_of_index(target), torch_requirement(target)]
+            pip_install(environment, wanted, variables)
+    except BaseException:
+        # A half of it serves nobody, and may be what has filled the disk.
+        shutil.rmtree(environment.folder)
+        raise
 
 
 def cuda_runtime(environment: Environment, target: Target, folder: Path) -> Path:
@@ -265,8 +304,11 @@ def on_top_of(base: Environment, folder: Path) -> Environment:
     # Python does not read the .pth files of a folder that a .pth file names.
     files = sorted(base.site_packages.glob("*.pth"))
     lines = [line for file in files for line in file.read_text().splitlines()]
-    folders = [base.site_packages, *(x for x in lines if x.strip() and Path(x).is_dir())]
+    folders = [str(base.site_packages), *(x for x in lines if x.strip() and Path(x).is_dir())]
     (environment.site_packages / "base.pth").write_text("".join(f"{x}\n" for x in folders))
+    # CMake's ways to a package begin in site-packages.
+    if torch := next((x for each in folders if (x := Path(each) / "torch").is_dir()), None):
+        (environment.site_packages / "torch").symlink_to(torch)
     return environment
 
 
@@ -274,17 +316,24 @@ def pip_install(
     environment: Environment, requirements: list[str], variables: Mapping[str, str]
 ) -> None:
     """Installs `requirements`; an error says which of them cannot be had."""
-    command = [str(environment.python), "-m", "pip", "install", "--quiet", *requirements]
+    command = [str(environment.python), "-m", "pip", "install", *requirements]
     pipe = subprocess.PIPE
     done = processes.run(command, env=dict(variables), stdout=pipe, stderr=pipe, text=True)
-    if done.returncode != 0:
-        lines = [x for x in done.stderr.splitlines() if x.startswith("ERROR:")] or [done.stderr]
-        if "No space left on device" in done.stderr:
-            lines = ["the disk is full; a CUDA target takes about 6 GB"]
-        raise UserError(
-            f"pip cannot install {' '.join(requirements)} ({lines[-1].removeprefix('ERROR: ').strip()}):"
-            " check these names, the network and pip's configuration"
+    if done.returncode == 0:
+        return
+    # Which pip does not print as an error.
+    conflict = re.search(r"^The conflict is caused by:\n((?: {4}.+\n)+)", done.stdout, re.MULTILINE)
+    lines = [x for x in done.stderr.splitlines() if x.startswith("ERROR: ")] or [done.stderr]
+    said, advice = " ".join(lines), "check these names, the network and pip's configuration"
+    if "No space left on device" in done.stderr:
+        said = "the disk is full; a CUDA target takes about 6 GB"
+    elif conflict:
+        said, advice = (
+            ", ".join(map(str.strip, conflict[1].splitlines())),
+            "these cannot be had together",
         )
+    said = said.replace("ERROR: ", "").strip()
+    raise UserError(f"pip cannot install {' '.join(requirements)} ({said}): {advice}")
 
 
 def _version_of_torch(environment: Environment) -> dict[str, str | None]:
@@ -293,11 +342,10 @@ def _version_of_torch(environment: Environment) -> dict[str, str | None]:
     return said
 
 
-def _check_cuda(environment: Environment, target: Target) -> None:
+def _check_cuda(said: Mapping[str, str | None], target: Target) -> None:
     """Raises an error where the torch that pip chose is of another CUDA than the target."""
     if target.cuda is None:
         return
-    said = _version_of_torch(environment)
     if str(said["cuda"]).split(".")[0] != target.cuda.version.split(".")[0]:
         raise UserError(
             f"{target.name} needs a torch of CUDA {target.cuda.version}, but pip installed "

@@ -9,7 +9,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -266,7 +266,7 @@ def _replacements(target: Target, jobs: str, cuda_home: str, origin: str) -> dic
         "sm": _List(map(sm, target.architectures)),
         "sm_names": _List(f"sm_{sm(x)}" for x in target.architectures),
         "cmake": _List(map(cmake_architecture, target.architectures)),
-        "gencode": _List(flag for x in target.architectures for flag in _gencode(x)),
+        "gencode": _List(gencode(target.architectures)),
         "jobs": jobs,
         "cuda_home": cuda_home,
         "origin": origin,
@@ -278,10 +278,13 @@ def cmake_architecture(architecture: str) -> str:
     return sm(architecture) + ("" if architecture.endswith("+PTX") else "-real")
 
 
-def _gencode(architecture: str) -> list[str]:
-    number = sm(architecture)
-    codes = [f"sm_{number}", *([f"compute_{number}"] if architecture.endswith("+PTX") else [])]
-    return [f"-gencode=arch=compute_{number},code={code}" for code in codes]
+def gencode(architectures: Iterable[str]) -> Iterator[str]:
+    """What nvcc is told of GPU architectures."""
+    for each in architectures:
+        number = sm(each)
+        yield f"-gencode=arch=compute_{number},code=sm_{number}"
+        if each.endswith("+PTX"):
+            yield f"-gencode=arch=compute_{number},code=compute_{number}"
 
 
 def filled(template: object, values: Mapping[str, object], where: str) -> str:

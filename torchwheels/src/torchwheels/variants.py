@@ -35,6 +35,8 @@ _PROVIDERS = {
 }
 _LABEL = re.compile(r"[+.](cpu|cu\d+)(?:\.torch(\d+\.\d+))?$")
 
+FOLDER = "variants"
+
 Properties = Mapping[str, Mapping[str, list[str]]]
 """Of each namespace the features, and for each the values of which a machine must have one."""
 
@@ -44,7 +46,7 @@ class Variant:
     """The variant of a labelled wheel."""
 
     path: Path
-    """Beside the labelled one."""
+    """In a folder beside the labelled one: pip takes no file of such a name."""
     label: str
     properties: Properties
     files: Mapping[str, bytes]
@@ -68,7 +70,7 @@ def of(found: Wheel) -> Variant | None:
         f"{info}/variant.json": metadata({name: properties}),
     }
     tags = found.path.stem.split("-", 2)[2]
-    path = found.path.with_name(f"{release}-{tags}-{name}.whl")
+    path = found.path.parent / FOLDER / f"{release}-{tags}-{name}.whl"
     return Variant(path, name, properties, finish.with_record(files, f"{info}/RECORD"))
 
 
@@ -115,21 +117,22 @@ def metadata(variants: Mapping[str, Properties]) -> bytes:
     return (json.dumps(document, indent=2) + "\n").encode()
 
 
-def check(variant: Variant) -> None:
-    """Raises an error where the file of the variant is another than its labelled wheel gives."""
+def check(variant: Variant, labelled: Path) -> None:
+    """Raises an error where the file of the variant is another than the wheel `labelled` gives."""
     with zipfile.ZipFile(variant.path) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     if files != variant.files:
         raise UserError(
-            f"{variant.path.name} is not the variant of the wheel beside it: delete it, and build that again"
+            f"{variant.path.name} is not the variant of {labelled.name}: delete it, and build that again"
         )
 
 
-def write_beside(found: Wheel) -> Path | None:
-    """Writes the variant of a wheel beside that, and returns its path; None where there is none."""
+def write(found: Wheel) -> Path | None:
+    """Writes the variant of a wheel, and returns its path; None where there is none."""
     variant = of(found)
     if variant is None:
         return None
+    variant.path.parent.mkdir(exist_ok=True)
     partial = variant.path.with_name(f".{variant.path.name}.partial")
     try:
         finish.write_wheel(partial, variant.files)

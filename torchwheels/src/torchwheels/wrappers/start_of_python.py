@@ -1,4 +1,4 @@
-"""Runs at the start of each Python of a build: hides a CUDA toolkit, or pretends a GPU.
+"""Runs at the start of each Python of a build: hides a CUDA toolkit, pretends a GPU, keeps the target's architectures.
 
 A copy of this file lies in the build's environment alone, with its settings beside it.
 """
@@ -37,7 +37,7 @@ def hide_toolkit(cpp_extension: Any) -> None:
 
 def pretend_gpu(cuda: Any) -> None:
     """A setup.py that asks for a GPU finds one of the newest architecture of the target."""
-    major, minor = map(int, SETTINGS["pretend-gpu"].split("."))
+    major, minor = map(int, SETTINGS["pretend-gpu"].rstrip("abcdef").split("."))
     cuda.is_available = lambda: True
     cuda.device_count = lambda: 1
     cuda.current_device = lambda: 0
@@ -78,10 +78,28 @@ def compile_in_parallel(cpp_extension: Any) -> None:
     command.build_extension = build_extension
 
 
+def keep_architectures(cpp_extension: Any) -> None:
+    """A setup.py may set TORCH_CUDA_ARCH_LIST itself, and torch does not know all that nvcc does."""
+    variable, ours = "TORCH_CUDA_ARCH_LIST", SETTINGS["architectures"]
+    flags_of_torch = cpp_extension._get_cuda_arch_flags
+
+    def _get_cuda_arch_flags(cflags: Any = None) -> list[str]:
+        theirs, os.environ[variable] = os.environ.get(variable), "9.0"  # any that torch knows
+        flags = flags_of_torch(cflags)  # none where the project's own flags say it
+        os.environ[variable] = ours
+        if theirs != ours:
+            print(f"torchwheels: its setup sets {variable} to {theirs}; it is built for {ours}")
+        return SETTINGS["gencode"] if flags else []
+
+    cpp_extension._get_cuda_arch_flags = _get_cuda_arch_flags
+
+
 def change_cpp_extension(cpp_extension: Any) -> None:
     """All that torch's own build code is changed in."""
     if SETTINGS["hide-toolkit"]:
         hide_toolkit(cpp_extension)
+    if SETTINGS["gencode"]:
+        keep_architectures(cpp_extension)
     compile_in_parallel(cpp_extension)
 
 
