@@ -311,41 +311,6 @@ def test_autocast_on_a_cpu(
     assert {gradient.dtype for gradient in gradients} == {torch.float32}
 
 
-@pytest.mark.skipif(
-    not hasattr(torch.compiler, "is_exporting"), reason="this torch cannot tell compile from export"
-)
-@by_layer
-@pytest.mark.usefixtures("dynamo")
-def test_a_compiled_model_calls_a_layer_of_packed_input_as_it_is(name: str) -> None:
-    """As torch's. A program that is exported holds its operator."""
-    ours, theirs = pair(name, num_layers=2, bidirectional=True)
-    input = pack_sequence([random(n, FEATURES) for n in (2, 6, 1)], enforce_sorted=False)
-    compiled: list[str] = []
-
-    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
-        compiled.extend(str(node.target) for node in graph.graph.nodes)
-        return graph.forward
-
-    def run(module: nn.Module) -> Any:
-        return lambda data, *others: module(PackedSequence(2 * data, *others))
-
-    found = torch.compile(run(ours), backend=backend)(*input)
-    torch.testing.assert_close(tensors_of(found), tensors_of(run(theirs)(*input)))
-    assert compiled
-    assert not [target for target in compiled if "sequence" in target or "index" in target]
-
-    class OfParts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = ours
-
-        def forward(self, *parts: Tensor) -> Tensor:
-            return self.layer(PackedSequence(*parts))[0].data
-
-    exported = torch.export.export(OfParts(), tuple(input), strict=True)
-    assert f"extops.{name.lower()}_sequence" in str(exported.graph)
-
-
 @_needs_onednn
 @pytest.mark.parametrize("lengths", [[TIME, TIME, TIME], [TIME, TIME, 1]], ids=["equal", "others"])
 def test_autocast_of_packed_rows_on_a_cpu(lengths: list[int]) -> None:
@@ -356,6 +321,11 @@ def test_autocast_of_packed_rows_on_a_cpu(lengths: list[int]) -> None:
     )
     with torch.autocast("cpu", torch.bfloat16):
         found, expected = (tensors_of(module(packed)) for module in (ours, theirs))
+        if (
+            min(lengths) == TIME
+            and theirs(torch.randn(TIME, BATCH, FEATURES))[0].dtype != expected[0].dtype
+        ):
+            pytest.skip("this torch takes them for others")
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 

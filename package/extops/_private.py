@@ -89,12 +89,6 @@ def apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return cast("Callable[..., Any]", getattr(base, "apply", function.apply))
 
 
-uncompiled: Callable[[Callable[..., Any]], Callable[..., Any]] = _find(
-    "_disable_dynamo", lambda function: function
-)
-"""What torch.compiler.disable makes of a function, without importing the compiler."""
-
-
 # -- autocast
 
 

@@ -16,9 +16,6 @@ from extops.ops.lltm import lltm
 from extops.ops.rounding import round_ste
 from extops.ops.sequence import lltm_sequence
 
-# Older torch cannot tell, and compiles.
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
-
 State = tuple[Tensor, Tensor]
 Results = tuple[Tensor, tuple[Tensor, ...]]
 Run = Callable[..., Results]
@@ -221,11 +218,7 @@ class Layers(torch.nn.Module):
         for name, tensor in _named(states or ()):
             _checks.check_tensor(self._name, name, tensor)
         if isinstance(input, PackedSequence):
-            # A compiled model calls this layer as it is, like torch's: most of it is indices, and to compile them took
-            # three times as long as all else.
-            is_compiled = torch.compiler.is_compiling() and not _is_exporting()
-            run = self._forward_packed_uncompiled if is_compiled else self._forward_packed
-            packed, states = run(input, states)
+            packed, states = self._forward_packed(input, states)
             return packed, self._of_states(states)
         _checks.check_tensor(self._name, "input", input)
         if input.dim() not in (2, 3):
@@ -276,8 +269,6 @@ class Layers(torch.nn.Module):
             states = tuple(x.index_select(1, to_original) for x in states)
         packed = output.flatten(0, 1).index_select(0, places)
         return PackedSequence(packed, batch_sizes, to_sorted, to_original), states
-
-    _forward_packed_uncompiled = _private.uncompiled(_forward_packed)
 
     def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
         """The given states, or zeros; without ``batch``, those of an input that has no batch."""
