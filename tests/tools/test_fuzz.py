@@ -179,6 +179,18 @@ def test_a_crash_is_a_find(tmp_path: Path) -> None:
 ignores_script = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 
 
+@pytest.mark.parametrize("cell", cases.BUILT_IN)
+def test_all_gradients_are_compared(cell: str) -> None:
+    pytest.importorskip("extops")
+    from tools.fuzz.problem import Problem
+
+    problem = Problem(Case(cell=cell, call="function"), "cpu")
+    gradients = {f"gradient of {name}" for name in problem.leaves}
+    assert {"input", "h_0"} < problem.leaves.keys()
+    assert gradients < problem.run().keys()
+    assert problem.run().keys() == problem.run_plain(problem.leaves["input"].dtype).keys()
+
+
 @ignores_script
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_is_found(seed: int) -> None:

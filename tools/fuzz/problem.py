@@ -291,4 +291,6 @@ class Problem:
 
 def _group(name: str) -> str:
     """What a tensor is: one of the words of `Case.wanted`."""
-    return "state" if name.endswith("_0") else name.split("_")[0].removesuffix("s")
+    if name.endswith("_0"):
+        return "state"
+    return next(word for word in ("input", "weight", "bias") if name.startswith(word))
