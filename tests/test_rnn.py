@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 import warnings
 from typing import Any
@@ -327,6 +328,19 @@ def test_autocast_of_packed_rows_on_a_cpu(lengths: list[int]) -> None:
         ):
             pytest.skip("this torch takes them for others")
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+@by_device
+@pytest.mark.parametrize("name", CELLS)
+def test_what_lies_between_rows(name: str, device: str) -> None:
+    """Torch 2.13 reads it on a CPU, in a 16-bit type."""
+    module = getattr(extops, name)(33, 61, device=device, dtype=torch.bfloat16)
+    padded = torch.full((17, 40), math.nan, device=device, dtype=torch.bfloat16)
+    input = padded[:, :33].copy_(torch.randn(17, 33))
+    for mode in (torch.no_grad, torch.enable_grad):
+        with mode():
+            found, expected = (tensors_of(module(x)) for x in (input, input.contiguous()))
+        torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
 @by_device

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_char_p
@@ -45,7 +46,7 @@ def _complaints(problem: Problem) -> Iterator[tuple[str, list[str]]]:
     yield "values", _wrong(problem, first)
     yield "memory", _shared(first)
     yield "torch", _unlike_torch(problem, first)
-    yield "bits", _other_bits(problem, run, first)
+    yield "bits", _other_bits(problem, run)
 
 
 @contextlib.contextmanager
@@ -199,40 +200,52 @@ def _unlike_torch(problem: Problem, ours: Tensors) -> list[str]:
     return [f"{name} is {b}, torch's is {a}" for name, a, b in pairs if a != b]
 
 
-def _other_bits(problem: Problem, run: Run, first: Tensors) -> list[str]:
+def _other_bits(problem: Problem, run: Run) -> list[str]:
     """What differs when it is computed again, beside other work."""
     case, device = problem.case, problem.device
-    runs = [(run, first)] * (3 if case.beside == "threads" else 1)
+    runs = [run] * (3 if case.beside == "threads" else 1)
     if case.beside == "sequence":
-        other = Problem(dataclasses.replace(case, seed=case.seed + 1), device)
-        with _cores(case.cores):
-            runs.append((other.run, other.run()))
-    if device == "cuda":
-        torch.cuda.synchronize()
+        runs.append(Problem(dataclasses.replace(case, seed=case.seed + 1), device).run)
     # In each thread: torch takes as many cores as there are for the first product of a new one.
     pool = ThreadPoolExecutor(len(runs), initializer=torch.set_num_threads, initargs=(case.cores,))
-    with beside(case.beside, device), pool:
-        started = [pool.submit(_differences, *each, case.repeats, device) for each in runs]
+    all_have_begun = threading.Barrier(len(runs))
+    quiet = threading.Lock()
+    with pool, contextlib.ExitStack() as others:
+
+        def compute(run: Run) -> list[str]:
+            # A library may add up in another order in another thread, and on another stream.
+            with torch.cuda.stream(torch.cuda.Stream() if device == "cuda" else None):
+                try:
+                    with quiet:
+                        first = run()
+                        if device == "cuda":
+                            torch.cuda.synchronize()
+                except BaseException:
+                    all_have_begun.abort()
+                    raise
+                if all_have_begun.wait() == 0:
+                    others.enter_context(beside(case.beside, device))
+                return _differences(run, first, case.repeats)
+
+        started = [pool.submit(compute, each) for each in runs]
         found = [each.result() for each in started]
     return list(dict.fromkeys(text for texts in found for text in texts))
 
 
-def _differences(run: Run, first: Tensors, repeats: int, device: str) -> list[str]:
+def _differences(run: Run, first: Tensors, repeats: int) -> list[str]:
     """How the results of repeats differ. The host does not wait for a GPU between them."""
-    stream = torch.cuda.Stream() if device == "cuda" else None
-    with torch.cuda.stream(stream):
-        rows = []
-        for _ in range(repeats):
-            found = run()
-            rows.append([_difference(found[name], x) for name, x in first.items()])
-        texts = []
-        for (name, x), *each in zip(first.items(), *rows, strict=True):
-            most = torch.stack(each)
-            if most.any():
-                texts.append(
-                    f"{name} has other bits in {int((most > 0).sum())} of {repeats} repeats: off by "
-                    f"{most.max().item():.3g}, where the largest is {x.abs().max().item():.3g}"
-                )
+    rows = []
+    for _ in range(repeats):
+        found = run()
+        rows.append([_difference(found[name], x) for name, x in first.items()])
+    texts = []
+    for (name, x), *each in zip(first.items(), *rows, strict=True):
+        most = torch.stack(each)
+        if most.any():
+            texts.append(
+                f"{name} has other bits in {int((most > 0).sum())} of {repeats} repeats: off by "
+                f"{most.max().item():.3g}, where the largest is {x.abs().max().item():.3g}"
+            )
     return texts
 
 
