@@ -28,9 +28,9 @@ struct StepArguments {
   const void* weights_h;     // [kRecurrent * state_size, state_size]
   int64_t weights_x_stride;  // elements from one row to the next
   int64_t weights_h_stride;
-  // The library's.
+  // The library's: two, or for weights that are joined the sum of both as the first.
   const void* products_x;  // [batch, kInput * state_size]
-  const void* products_h;  // [batch, kRecurrent * state_size]
+  const void* products_h;  // [batch, kRecurrent * state_size] or null
   const void* bias_x;      // [kInput * state_size] or null
   const void* bias_h;      // [kRecurrent * state_size] or null
   const void* c_0;         // [batch, state_size]: h_0 again, for a cell whose h is c
@@ -53,8 +53,10 @@ struct StepBackwardArguments {
   const void* h_0;       // [batch, state_size]
   void* grad_weights_x;  // [kInput * state_size, input_features]
   void* grad_weights_h;  // [kRecurrent * state_size, state_size]
-  void* grad_bias_x;     // [kInput * state_size]
-  void* grad_bias_h;     // [kRecurrent * state_size]
+  int64_t grad_weights_x_stride;
+  int64_t grad_weights_h_stride;
+  void* grad_bias_x;  // [kInput * state_size]
+  void* grad_bias_h;  // [kRecurrent * state_size] or null
 };
 
 // The gradients of the biases, from those of both products.
@@ -63,7 +65,7 @@ struct StepBiasBackwardArguments {
   const void* grad_x;       // [batch, kInput * state_size]
   const void* grad_h_part;  // [batch, kRecurrent * state_size] or null
   void* grad_bias_x;        // [kInput * state_size]
-  void* grad_bias_h;        // [kRecurrent * state_size]
+  void* grad_bias_h;        // [kRecurrent * state_size], or null where there is one bias
 };
 
 // The gradients of the input and of h_0, in float32 only.
@@ -74,6 +76,8 @@ struct StepInputBackwardArguments {
   const void* grad_c_0;     // [batch, state_size], to be added to grad_h_0, or null
   const void* weights_x;    // [kInput * state_size, input_features]
   const void* weights_h;    // [kRecurrent * state_size, state_size]
+  int64_t weights_x_stride;
+  int64_t weights_h_stride;
   void* grad_input;         // [batch, input_features]
   void* grad_h_0;           // [batch, state_size]
 };

@@ -107,6 +107,21 @@ std::array<Tensor, 3> step(
   return finish(kHasOneGradient<Cell> ? std::move(products_x) : new_columns());
 }
 
+// What the pointwise part of a backward gets, from the struct of a table.
+template <class Table>
+StepBackwardArguments pointwise_of(const Table& in) {
+  StepBackwardArguments arguments{};
+  arguments.sizes = in.sizes;
+  arguments.grad_h = in.grad_h;
+  arguments.grad_c = in.grad_c;
+  arguments.columns = in.columns;
+  arguments.saved_c = in.saved_c;
+  arguments.grad_x = in.grad_x;
+  arguments.grad_h_part = in.grad_h_part;
+  arguments.grad_c_0 = in.grad_c_0;
+  return arguments;
+}
+
 // The gradients of the columns, from which products make those of the parameters, the input and the state.
 template <class Device, class Cell>
 std::array<Tensor, 3> step_backward(
@@ -120,9 +135,7 @@ std::array<Tensor, 3> step_backward(
   const Tensors tensors{get(grad_h), get(grad_c), &columns, &saved_c};
   check<BackwardTensors>(kOp, sizes, tensors, "saved_c", saved_c);
   const auto backward = [](ScalarType dtype, const BackwardTensors& in, void* stream) {
-    const StepBackwardArguments arguments{in.sizes,   in.grad_h, in.grad_c,      in.columns,
-                                          in.saved_c, in.grad_x, in.grad_h_part, in.grad_c_0, nullptr, nullptr,
-                                          nullptr,    nullptr,   nullptr,        nullptr};
+    const StepBackwardArguments arguments = pointwise_of(in);
     return Entries::backward(dtype, arguments, stream);
   };
   return run<Device, BackwardTensors>(
@@ -163,10 +176,15 @@ std::array<Tensor, 7> step_parameters_backward(
   const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "columns", columns), allow_tf32);
   if (Entries::backward_alignment(dtype, sizes) != 0) {
     const auto backward = [](ScalarType dtype, const AllTensors& in, void* stream) {
-      const StepBackwardArguments arguments{in.sizes,         in.grad_h,         in.grad_c,       in.columns,
-                                            in.saved_c,       in.grad_x,         in.grad_h_part,  in.grad_c_0,
-                                            in.input,         in.h_0,            in.grad_weight_ih, in.grad_weight_hh,
-                                            in.grad_bias_ih,  in.grad_bias_hh};
+      StepBackwardArguments arguments = pointwise_of(in);
+      arguments.input = in.input;
+      arguments.h_0 = in.h_0;
+      arguments.grad_weights_x = in.grad_weight_ih;
+      arguments.grad_weights_h = in.grad_weight_hh;
+      arguments.grad_weights_x_stride = in.sizes.input_features;
+      arguments.grad_weights_h_stride = in.sizes.state_size;
+      arguments.grad_bias_x = in.grad_bias_ih;
+      arguments.grad_bias_h = in.grad_bias_hh;
       return Entries::backward(dtype, arguments, stream);
     };
     return run<Device, AllTensors>(kOp, backward, dtype, sizes, tensors, saved_c, 0, 0);
@@ -207,14 +225,17 @@ std::array<Tensor, 2> step_input_backward(
   const std::optional<Dense> dense_given = dense(given);
   Tensor grad_input = allocate(grad_x.options(), sizes.batch, sizes.input_features);
   Tensor grad_h_0 = allocate(grad_x.options(), sizes.batch, sizes.state_size);
-  const StepInputBackwardArguments arguments{sizes,
-                                             dense_grad_x.data(),
-                                             dense_grad_h_part.data(),
-                                             data_of(dense_given),
-                                             weights_x.data(),
-                                             weights_h.data(),
-                                             grad_input.mutable_data(),
-                                             grad_h_0.mutable_data()};
+  StepInputBackwardArguments arguments{};
+  arguments.sizes = sizes;
+  arguments.grad_x = dense_grad_x.data();
+  arguments.grad_h_part = dense_grad_h_part.data();
+  arguments.grad_c_0 = data_of(dense_given);
+  arguments.weights_x = weights_x.data();
+  arguments.weights_h = weights_h.data();
+  arguments.weights_x_stride = sizes.input_features;
+  arguments.weights_h_stride = sizes.state_size;
+  arguments.grad_input = grad_input.mutable_data();
+  arguments.grad_h_0 = grad_h_0.mutable_data();
   Device::run(kOp, grad_x, 0, 0, [&](auto stream) { return Entries::input_backward(dtype, arguments, stream); });
   return {std::move(grad_input), std::move(grad_h_0)};
 }

@@ -3,7 +3,8 @@
 
 #include "../lltm.h"
 #include "launch.cuh"
-#include "lltm_pointwise.cuh"
+#include "../../cells/lltm.h"
+#include "step/pointwise.cuh"
 
 namespace extops::cuda {
 
@@ -38,8 +39,8 @@ struct CellForward {
 template <class T>
 struct CellBackward {
   Sizes sizes;
-  Gradient<T> grad_h;
-  Gradient<T> grad_cell;
+  step::Gradient<T> grad_h;
+  step::Gradient<T> grad_cell;
   const T* input;
   const T* old_h;
   const T* gates;
@@ -50,7 +51,7 @@ struct CellBackward {
   T* grad_bias;
 
   CellBackward(const Sizes& sizes, const LltmBackward& in)
-      : sizes(sizes), grad_h(make_gradient<T>(in.grad_h)), grad_cell(make_gradient<T>(in.grad_cell)) {
+      : sizes(sizes), grad_h(in.grad_h), grad_cell(in.grad_cell) {
     set_pointers({in.input, in.old_h, in.gates, in.new_cell}, input, old_h, gates, new_cell);
     set_pointers({in.grad_gates, in.grad_old_cell}, grad_gates, grad_old_cell);
     set_pointers({in.grad_weights, in.grad_bias}, grad_weights, grad_bias);

@@ -18,7 +18,7 @@ Error launch_cell_backward(const CellBackward<T>& in, cudaStream_t stream) {
   constexpr ScalarType kDtype = std::is_same_v<T, float>    ? ScalarType::Float
                                 : std::is_same_v<T, __half> ? ScalarType::Half
                                                             : ScalarType::BFloat16;
-  const auto upstream = [](const Gradient<T>& gradient) {
+  const auto upstream = [](const step::Gradient<T>& gradient) {
     return Upstream{gradient.data, gradient.row_stride, gradient.column_stride};
   };
   return extops_lltm_cell_backward_cuda(

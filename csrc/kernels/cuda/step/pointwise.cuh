@@ -141,6 +141,8 @@ __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in
   using C = typename Compute<T>::type;
   using V = Vector<T, kVector>;
   constexpr int kFirst = kFirstRecurrentOf<Cell>;
+  // A library's sum that is kept as it is.
+  const bool is_unchanged = in.columns == in.products_x && in.products_h == nullptr && in.bias_x == nullptr;
   wait_for_previous_kernel();
   for_each_vector<kVector>(in.batch, in.state_size, [&](int64_t row, int unit) {
     const auto at = [&](int columns, int g) { return (row * columns + g) * in.state_size + unit; };
@@ -153,8 +155,10 @@ __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in
         x = *reinterpret_cast<const V*>(in.products_x + at(Cell::kInput, place));
         if (in.bias_x != nullptr) bias_x = *reinterpret_cast<const V*>(in.bias_x + place * in.state_size + unit);
       }
-      if (g >= kFirst) {
+      if (g >= kFirst && in.products_h != nullptr) {
         h = *reinterpret_cast<const V*>(in.products_h + at(Cell::kRecurrent, g - kFirst));
+      }
+      if (g >= kFirst) {
         if (in.bias_h != nullptr) bias_h = *reinterpret_cast<const V*>(in.bias_h + (g - kFirst) * in.state_size + unit);
       }
 #pragma unroll
@@ -178,7 +182,9 @@ __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in
       store(new_c.values[j], state.c);
     }
 #pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) *reinterpret_cast<V*>(in.columns + at(Cell::kColumns, g)) = rounded[g];
+    for (int g = 0; g < Cell::kColumns; ++g) {
+      if (!is_unchanged) *reinterpret_cast<V*>(in.columns + at(Cell::kColumns, g)) = rounded[g];
+    }
     *reinterpret_cast<V*>(in.h + cell) = new_h;
     *reinterpret_cast<V*>(in.c + cell) = new_c;
   });

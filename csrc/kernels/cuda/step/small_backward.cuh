@@ -21,11 +21,16 @@ struct ParametersBackward {
   const T* h_0;
   T* grad_weights_x;
   T* grad_weights_h;
+  int64_t grad_weights_x_stride;
+  int64_t grad_weights_h_stride;
   T* grad_bias_x;
   T* grad_bias_h;
 
   explicit ParametersBackward(const StepBackwardArguments& in)
-      : pointwise(in), input_features(static_cast<int>(in.sizes.input_features)) {
+      : pointwise(in),
+        input_features(static_cast<int>(in.sizes.input_features)),
+        grad_weights_x_stride(in.grad_weights_x_stride),
+        grad_weights_h_stride(in.grad_weights_h_stride) {
     set_pointers({in.input, in.h_0, in.grad_weights_x, in.grad_weights_h}, input, h_0, grad_weights_x, grad_weights_h);
     set_pointers({in.grad_bias_x, in.grad_bias_h}, grad_bias_x, grad_bias_h);
   }
@@ -118,7 +123,9 @@ __global__ void __launch_bounds__(kThreads) parameters_backward_kernel(Parameter
   const auto store_weight = [&](int w, int u, C sum) {
     if (w >= weights || first_unit + u >= state_size) return;
     const int64_t row = int64_t{w} * state_size + first_unit + u;
-    store(of_h ? in.grad_weights_h[row * state_size + k] : in.grad_weights_x[row * in.input_features + k - state_size], sum);
+    T* const to = of_h ? in.grad_weights_h + row * in.grad_weights_h_stride
+                       : in.grad_weights_x + row * in.grad_weights_x_stride - state_size;
+    store(to[k], sum);
   };
   const auto store_bias = [&](C sum) {
     const int unit = first_unit + static_cast<int>(threadIdx.x) % kUnits;
@@ -126,7 +133,7 @@ __global__ void __launch_bounds__(kThreads) parameters_backward_kernel(Parameter
     if (!sums_bias || unit >= state_size) return;
     if (g < Cell::kInput) store(in.grad_bias_x[input_place<Cell>(g) * state_size + unit], sum);
     const int of_recurrent = g - kFirstRecurrentOf<Cell>;
-    if (of_recurrent >= 0) store(in.grad_bias_h[of_recurrent * state_size + unit], sum);
+    if (of_recurrent >= 0 && in.grad_bias_h != nullptr) store(in.grad_bias_h[of_recurrent * state_size + unit], sum);
   };
   if constexpr (!kInCluster) {
 #pragma unroll
@@ -200,6 +207,8 @@ struct InputBackward {
   const float* grad_c_0;  // or null
   const float* weights_x;
   const float* weights_h;
+  int64_t weights_x_stride;
+  int64_t weights_h_stride;
   float* grad_input;
   float* grad_h_0;
 };
@@ -219,6 +228,7 @@ __global__ void __launch_bounds__(32 * kInputWarps) input_backward_kernel(InputB
   const int columns = of_h ? in.state_size : in.input_features;
   const int weight_rows = (of_h ? Cell::kRecurrent : Cell::kInput) * in.state_size;
   const float* const weights = of_h ? in.weights_h : in.weights_x;
+  const int64_t stride = of_h ? in.weights_h_stride : in.weights_x_stride;
   const float* const grad_rows = of_h ? in.grad_h_part : in.grad_x;
   const int first_row = static_cast<int>(blockIdx.x) / column_blocks * kInputRows;
   float sums[kInputRows] = {};
@@ -228,7 +238,7 @@ __global__ void __launch_bounds__(32 * kInputWarps) input_backward_kernel(InputB
 #pragma unroll
     for (int d = 0; d < kInputDepth; ++d) {
       const int weight_row = weight_row0 + kInputWarps * d;
-      w[d] = weight_row < weight_rows && k < columns ? weights[int64_t{weight_row} * columns + k] : 0.f;
+      w[d] = weight_row < weight_rows && k < columns ? weights[weight_row * stride + k] : 0.f;
 #pragma unroll
       for (int r = 0; r < kInputRows; ++r) {
         const bool inside = weight_row < weight_rows && first_row + r < in.batch;

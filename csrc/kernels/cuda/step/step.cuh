@@ -142,6 +142,8 @@ Error launch_input_backward(ScalarType dtype, const StepInputBackwardArguments& 
   const void* const of_h = kHasOneGradient<Cell> ? arguments.grad_x : arguments.grad_h_part;
   set_pointers({arguments.grad_x, of_h, arguments.grad_c_0}, in.grad_x, in.grad_h_part, in.grad_c_0);
   set_pointers({arguments.weights_x, arguments.weights_h}, in.weights_x, in.weights_h);
+  in.weights_x_stride = arguments.weights_x_stride;
+  in.weights_h_stride = arguments.weights_h_stride;
   set_pointers({arguments.grad_input, arguments.grad_h_0}, in.grad_input, in.grad_h_0);
   const int column_blocks = (in.state_size + 31) / 32 + (in.input_features + 31) / 32;
   const auto blocks = static_cast<unsigned>((in.batch + kInputRows - 1) / kInputRows * column_blocks);
