@@ -2,8 +2,9 @@
 //
 //   EXTOPS_CELL(name, Cell)
 //
-// defines `extops::<name>_sequence` and its backward for the CPU, and declares `<name>_step`; compiled with -DEXTOPS_WITH_CUDA also for GPUs, whose
-// kernels a CUDA file has (extops_cell.cuh). Python's extops.load_cell() compiles, loads and calls them.
+// defines `extops::<name>_sequence` and its backward for the CPU, and declares `<name>_step`; compiled with
+// -DEXTOPS_WITH_CUDA also for GPUs, whose kernels a CUDA file has (extops_cell.cuh). Python's extops.load_cell()
+// compiles, loads and calls them.
 #pragma once
 
 #ifndef TORCH_TARGET_VERSION
@@ -132,7 +133,7 @@ struct Cuda : stable::CudaDevice {
   };                                                                                                              \
   EXTOPS_SEQUENCE_ENTRIES_CPU(extops::own::Cpu, cell, Cell)                                                       \
   EXTOPS_API const char* extops_schema(size_t index) {                                                            \
-    return index < extops::own::kOperators ? extops::own::operators<Cell>()[index].schema.c_str() : nullptr;                            \
+    return index < extops::own::kOperators ? extops::own::operators<Cell>()[index].schema.c_str() : nullptr;      \
   }                                                                                                               \
   EXTOPS_API const char* extops_sizes(size_t index) { return extops::own::operators<Cell>()[index].sizes; }       \
   EXTOPS_API const char* extops_rows(size_t index) { return extops::own::operators<Cell>()[index].rows.c_str(); } \
@@ -141,7 +142,7 @@ struct Cuda : stable::CudaDevice {
     return index < 1 ? text.c_str() : nullptr;                                                                    \
   }                                                                                                               \
   STABLE_TORCH_LIBRARY_FRAGMENT(extops, library) {                                                                \
-    for (size_t index = 0; index < extops::own::kOperators; ++index) library.def(extops_schema(index));                                 \
+    for (size_t index = 0; index < extops::own::kOperators; ++index) library.def(extops_schema(index));           \
   }                                                                                                               \
   STABLE_TORCH_LIBRARY_IMPL(extops, CPU, library) {                                                               \
     extops::stable::register_sequence<extops::own::Cpu, Cell>(library);                                           \

@@ -78,8 +78,8 @@ struct StepInputBackwardArguments {
   const void* weights_h;    // [kRecurrent * state_size, state_size]
   int64_t weights_x_stride;
   int64_t weights_h_stride;
-  void* grad_input;         // [batch, input_features]
-  void* grad_h_0;           // [batch, state_size]
+  void* grad_input;  // [batch, input_features]
+  void* grad_h_0;    // [batch, state_size]
 };
 
 // Whether the gradients of both products are the same numbers.
@@ -88,16 +88,16 @@ constexpr bool kHasOneGradient =
     Cell::kInput == Cell::kColumns && Cell::kRecurrent == Cell::kColumns && extops::kFirstInputOf<Cell> == 0;
 
 // alignment  0 where a library's products are faster, else the alignment that the tensors must have, in bytes
-#define EXTOPS_DECLARE_STEP_CUDA(cell, Cell)                                                                   \
-  EXTOPS_API int64_t extops_##cell##_step_alignment_cuda(ScalarType dtype, const StepSizes& sizes);            \
-  EXTOPS_API Error extops_##cell##_step_cuda(ScalarType dtype, const StepArguments& arguments, void* stream);  \
-  EXTOPS_API Error extops_##cell##_step_backward_cuda(                                                         \
-      ScalarType dtype, const StepBackwardArguments& arguments, void* stream);                                 \
-  EXTOPS_API int64_t extops_##cell##_step_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes);   \
-  EXTOPS_API Error extops_##cell##_step_bias_backward_cuda(                                                    \
-      ScalarType dtype, const StepBiasBackwardArguments& arguments, void* stream);                             \
+#define EXTOPS_DECLARE_STEP_CUDA(cell, Cell)                                                                      \
+  EXTOPS_API int64_t extops_##cell##_step_alignment_cuda(ScalarType dtype, const StepSizes& sizes);               \
+  EXTOPS_API Error extops_##cell##_step_cuda(ScalarType dtype, const StepArguments& arguments, void* stream);     \
+  EXTOPS_API Error extops_##cell##_step_backward_cuda(                                                            \
+      ScalarType dtype, const StepBackwardArguments& arguments, void* stream);                                    \
+  EXTOPS_API int64_t extops_##cell##_step_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes);      \
+  EXTOPS_API Error extops_##cell##_step_bias_backward_cuda(                                                       \
+      ScalarType dtype, const StepBiasBackwardArguments& arguments, void* stream);                                \
   EXTOPS_API int64_t extops_##cell##_step_bias_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes); \
-  EXTOPS_API Error extops_##cell##_step_input_backward_cuda(                                                   \
-      ScalarType dtype, const StepInputBackwardArguments& arguments, void* stream);                            \
+  EXTOPS_API Error extops_##cell##_step_input_backward_cuda(                                                      \
+      ScalarType dtype, const StepInputBackwardArguments& arguments, void* stream);                               \
   EXTOPS_API int64_t extops_##cell##_step_input_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes);
 EXTOPS_CELLS_OF_PARTS(EXTOPS_DECLARE_STEP_CUDA)

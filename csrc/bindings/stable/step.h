@@ -1,5 +1,5 @@
-// One step of a cell on torch's stable ABI; see lltm.h for what a `Device` is. `Device::Step<Cell>` has the entry points
-// of a cell. On a CPU torch's own cells are faster, and the operator is a composition of torch's calls.
+// One step of a cell on torch's stable ABI; see lltm.h for what a `Device` is. `Device::Step<Cell>` has the entry
+// points of a cell. On a CPU torch's own cells are faster, and the operator is a composition of torch's calls.
 #pragma once
 
 #include "../../kernels/step.h"
@@ -18,14 +18,14 @@ struct StepOf;
   static constexpr const char* kParametersBackward = #cell "_step_parameters_backward"; \
   static constexpr const char* kInputBackward = #cell "_step_input_backward";
 
-#define EXTOPS_STEP_OF(cell, Cell)                                   \
-  template <>                                                        \
-  struct StepOf<Cell> {                                              \
-    using Tensors = Cell##StepTensors;                               \
-    using BackwardTensors = Cell##StepBackwardTensors;               \
+#define EXTOPS_STEP_OF(cell, Cell)                                         \
+  template <>                                                              \
+  struct StepOf<Cell> {                                                    \
+    using Tensors = Cell##StepTensors;                                     \
+    using BackwardTensors = Cell##StepBackwardTensors;                     \
     using ParametersBackwardTensors = Cell##StepParametersBackwardTensors; \
-    using InputBackwardTensors = Cell##StepInputBackwardTensors;     \
-    EXTOPS_STEP_NAMES(cell)                                          \
+    using InputBackwardTensors = Cell##StepInputBackwardTensors;           \
+    EXTOPS_STEP_NAMES(cell)                                                \
   };
 EXTOPS_CELLS_OF_PARTS(EXTOPS_STEP_OF)
 
@@ -251,15 +251,15 @@ void register_step(Library& library) {
 }  // namespace extops::stable
 
 // `Device::Step<Cell>`: the entry points of a cell.
-#define EXTOPS_STEP_ENTRIES_CUDA(Device, cell, Cell)                     \
-  template <>                                                            \
-  struct Device::Step<Cell> {                                            \
-    static constexpr auto* alignment = &extops_##cell##_step_alignment_cuda; \
-    static constexpr auto* forward = &extops_##cell##_step_cuda;             \
-    static constexpr auto* backward = &extops_##cell##_step_backward_cuda;   \
-    static constexpr auto* backward_alignment = &extops_##cell##_step_backward_alignment_cuda; \
-    static constexpr auto* bias_backward = &extops_##cell##_step_bias_backward_cuda; \
-    static constexpr auto* bias_backward_alignment = &extops_##cell##_step_bias_backward_alignment_cuda; \
-    static constexpr auto* input_backward = &extops_##cell##_step_input_backward_cuda; \
+#define EXTOPS_STEP_ENTRIES_CUDA(Device, cell, Cell)                                                       \
+  template <>                                                                                              \
+  struct Device::Step<Cell> {                                                                              \
+    static constexpr auto* alignment = &extops_##cell##_step_alignment_cuda;                               \
+    static constexpr auto* forward = &extops_##cell##_step_cuda;                                           \
+    static constexpr auto* backward = &extops_##cell##_step_backward_cuda;                                 \
+    static constexpr auto* backward_alignment = &extops_##cell##_step_backward_alignment_cuda;             \
+    static constexpr auto* bias_backward = &extops_##cell##_step_bias_backward_cuda;                       \
+    static constexpr auto* bias_backward_alignment = &extops_##cell##_step_bias_backward_alignment_cuda;   \
+    static constexpr auto* input_backward = &extops_##cell##_step_input_backward_cuda;                     \
     static constexpr auto* input_backward_alignment = &extops_##cell##_step_input_backward_alignment_cuda; \
   };

@@ -55,8 +55,8 @@ __device__ inline const T* peer_pointer(const T* pointer, int block) {
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
-// The same behind a fence, which waits until this thread's loads from shared memory have returned: others may then store
-// there, and the block may end.
+// The same behind a fence, which waits until this thread's loads from shared memory have returned: others may then
+// store there, and the block may end.
 __device__ inline void release_to_cluster() {
   __threadfence_block();
   arrive_at_cluster();
@@ -75,7 +75,7 @@ __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.sha
   asm volatile("{\n.reg .pred done;\nmbarrier.try_wait.parity" semantics       \
                ".shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}" \
                : "=r"(done)                                                    \
-               : "r"(address), "r"(phase & 1)                                \
+               : "r"(address), "r"(phase & 1)                                  \
                : "memory")
 
 // An mbarrier in shared memory. A phase ends when all expected arrivals and bytes have come.

@@ -1,5 +1,5 @@
-// Which kernel computes a step of the LLTM, and its entry points: those for small problems and for the pointwise part are
-// of any cell (step/), those on tensor cores are the LLTM's own. The limits were read off an NVIDIA H200.
+// Which kernel computes a step of the LLTM, and its entry points: those for small problems and for the pointwise part
+// are of any cell (step/), those on tensor cores are the LLTM's own. The limits were read off an NVIDIA H200.
 #include "../lltm.h"
 #include "hopper.cuh"
 #include "lltm_problem.cuh"
@@ -142,7 +142,8 @@ Error extops_lltm_cuda(ScalarType dtype, const LltmForward& arguments, void* str
     const bool is_for_few_rows = step::is_for_few_rows<Lltm>(dtype, step_sizes(sizes)) && step::is_hopper();
     if constexpr (!std::is_same_v<T, double>) {
       const CellForward<T> in(make_sizes(sizes), arguments);
-      if (are_aligned && !is_for_few_rows && is_for_tensor_cores(dtype, sizes)) return launch_on_tensor_cores(in, stream);
+      if (are_aligned && !is_for_few_rows && is_for_tensor_cores(dtype, sizes))
+        return launch_on_tensor_cores(in, stream);
       if constexpr (std::is_same_v<T, float>) {
         if (are_aligned && !is_for_few_rows && is_for_float32(dtype, sizes)) return launch_in_float32(in, stream);
       }

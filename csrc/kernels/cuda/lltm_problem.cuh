@@ -1,9 +1,9 @@
 // Arguments of the LLTM kernels that contain the product.
 #pragma once
 
+#include "../../cells/lltm.h"
 #include "../lltm.h"
 #include "launch.cuh"
-#include "../../cells/lltm.h"
 #include "step/pointwise.cuh"
 
 namespace extops::cuda {
@@ -50,8 +50,7 @@ struct CellBackward {
   T* grad_weights;
   T* grad_bias;
 
-  CellBackward(const Sizes& sizes, const LltmBackward& in)
-      : sizes(sizes), grad_h(in.grad_h), grad_cell(in.grad_cell) {
+  CellBackward(const Sizes& sizes, const LltmBackward& in) : sizes(sizes), grad_h(in.grad_h), grad_cell(in.grad_cell) {
     set_pointers({in.input, in.old_h, in.gates, in.new_cell}, input, old_h, gates, new_cell);
     set_pointers({in.grad_gates, in.grad_old_cell}, grad_gates, grad_old_cell);
     set_pointers({in.grad_weights, in.grad_bias}, grad_weights, grad_bias);

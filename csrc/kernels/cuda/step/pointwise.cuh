@@ -100,10 +100,7 @@ struct Backward {
   T* grad_c_0;
 
   explicit Backward(const StepBackwardArguments& in)
-      : batch(in.sizes.batch),
-        state_size(static_cast<int>(in.sizes.state_size)),
-        grad_h(in.grad_h),
-        grad_c(in.grad_c) {
+      : batch(in.sizes.batch), state_size(static_cast<int>(in.sizes.state_size)), grad_h(in.grad_h), grad_c(in.grad_c) {
     set_pointers({in.columns, in.saved_c}, columns, saved_c);
     set_pointers({in.grad_x, in.grad_h_part, in.grad_c_0}, grad_x, grad_h_part, grad_c_0);
   }
@@ -163,8 +160,7 @@ __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in
       }
 #pragma unroll
       for (int j = 0; j < kVector; ++j) {
-        sums[j][g] =
-            (load(x.values[j]) + load(bias_x.values[j])) + (load(h.values[j]) + load(bias_h.values[j]));
+        sums[j][g] = (load(x.values[j]) + load(bias_x.values[j])) + (load(h.values[j]) + load(bias_h.values[j]));
       }
     }
     const int64_t cell = row * in.state_size + unit;
@@ -199,7 +195,8 @@ __global__ void __launch_bounds__(kThreads) pointwise_backward_kernel(Backward<T
     const auto at = [&](int columns, int g) { return (row * columns + g) * in.state_size + unit; };
     V columns[Cell::kColumns];
 #pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) columns[g] = *reinterpret_cast<const V*>(in.columns + at(Cell::kColumns, g));
+    for (int g = 0; g < Cell::kColumns; ++g)
+      columns[g] = *reinterpret_cast<const V*>(in.columns + at(Cell::kColumns, g));
     const int64_t cell = row * in.state_size + unit;
     const V saved_c = *reinterpret_cast<const V*>(in.saved_c + cell);
     V found[Cell::kColumns], grad_c_0;

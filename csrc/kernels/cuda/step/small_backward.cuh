@@ -1,5 +1,6 @@
-// The backward of small problems, where a library's products are bound by latency: the pointwise part with the gradients
-// of the parameters in one kernel, and those of the input and of h in another. Elsewhere the sums of the biases.
+// The backward of small problems, where a library's products are bound by latency: the pointwise part with the
+// gradients of the parameters in one kernel, and those of the input and of h in another. Elsewhere the sums of the
+// biases.
 #pragma once
 
 #include "../hopper.cuh"
@@ -7,11 +8,12 @@
 
 namespace extops::cuda::step {
 
-// ---- the parameters: a block computes a few units' rows of the gradients of both weights, for some columns of them ----
+// ---- the parameters: a block computes a few units' rows of the gradients of both weights, for some columns of them
+// ----
 
-constexpr int kUnits = 4;    // of a block
-constexpr int kRows = 64;    // of the batch, in shared memory at a time
-constexpr int kSplits = 4;   // of a long batch, among the blocks of a cluster
+constexpr int kUnits = 4;   // of a block
+constexpr int kRows = 64;   // of the batch, in shared memory at a time
+constexpr int kSplits = 4;  // of a long batch, among the blocks of a cluster
 
 template <class Cell, class T>
 struct ParametersBackward {
@@ -186,8 +188,7 @@ Error launch_parameters_backward(const StepBackwardArguments& arguments, cudaStr
     constexpr int kWeights = Cell::kInput > Cell::kRecurrent ? Cell::kInput : Cell::kRecurrent;
     grid.z = kSplits;
     const unsigned shared_bytes = (kWeights * kUnits + 1) * kThreads * sizeof(typename Compute<T>::type);
-    launch(
-        &parameters_backward_kernel<Cell, T, true>, {grid, kThreads, shared_bytes, {1, 1, kSplits}}, stream, in);
+    launch(&parameters_backward_kernel<Cell, T, true>, {grid, kThreads, shared_bytes, {1, 1, kSplits}}, stream, in);
   }
   return launch_error();
 }

@@ -127,8 +127,7 @@ Error launch_bias_backward(ScalarType dtype, const StepBiasBackwardArguments& ar
 
 template <class Cell>
 int64_t input_backward_alignment(ScalarType dtype, const StepSizes& sizes) {
-  return dtype == ScalarType::Float && is_hopper() && fits(sizes) &&
-         multiplications<Cell>(sizes) < kInputBackwardLimit;
+  return dtype == ScalarType::Float && is_hopper() && fits(sizes) && multiplications<Cell>(sizes) < kInputBackwardLimit;
 }
 
 template <class Cell>
@@ -154,31 +153,30 @@ Error launch_input_backward(ScalarType dtype, const StepInputBackwardArguments& 
 
 }  // namespace extops::cuda::step
 
-#define EXTOPS_STEP_CUDA(cell, Cell)                                                                           \
-  int64_t extops_##cell##_step_alignment_cuda(ScalarType dtype, const StepSizes& sizes) {                      \
-    return extops::cuda::step::alignment<Cell>(dtype, sizes);                                                  \
-  }                                                                                                            \
-  Error extops_##cell##_step_cuda(ScalarType dtype, const StepArguments& arguments, void* stream) {            \
-    return extops::cuda::step::launch_forward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));      \
-  }                                                                                                            \
-  Error extops_##cell##_step_backward_cuda(                                                                    \
-      ScalarType dtype, const StepBackwardArguments& arguments, void* stream) {                                \
-    return extops::cuda::step::launch_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));     \
-  }                                                                                                            \
-  int64_t extops_##cell##_step_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes) {             \
-    return extops::cuda::step::backward_alignment<Cell>(dtype, sizes);                                         \
-  }                                                                                                            \
-  Error extops_##cell##_step_bias_backward_cuda(                                                               \
-      ScalarType dtype, const StepBiasBackwardArguments& arguments, void* stream) {                            \
-    return extops::cuda::step::launch_bias_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream)); \
-  }                                                                                                            \
-  int64_t extops_##cell##_step_bias_backward_alignment_cuda(ScalarType, const StepSizes& sizes) {              \
-    return extops::cuda::step::bias_backward_alignment(sizes);                                                 \
-  }                                                                                                            \
-  Error extops_##cell##_step_input_backward_cuda(                                                              \
-      ScalarType dtype, const StepInputBackwardArguments& arguments, void* stream) {                           \
-    return extops::cuda::step::launch_input_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream)); \
-  }                                                                                                            \
-  int64_t extops_##cell##_step_input_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes) {       \
-    return extops::cuda::step::input_backward_alignment<Cell>(dtype, sizes);                                   \
+#define EXTOPS_STEP_CUDA(cell, Cell)                                                                                 \
+  int64_t extops_##cell##_step_alignment_cuda(ScalarType dtype, const StepSizes& sizes) {                            \
+    return extops::cuda::step::alignment<Cell>(dtype, sizes);                                                        \
+  }                                                                                                                  \
+  Error extops_##cell##_step_cuda(ScalarType dtype, const StepArguments& arguments, void* stream) {                  \
+    return extops::cuda::step::launch_forward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));            \
+  }                                                                                                                  \
+  Error extops_##cell##_step_backward_cuda(ScalarType dtype, const StepBackwardArguments& arguments, void* stream) { \
+    return extops::cuda::step::launch_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));           \
+  }                                                                                                                  \
+  int64_t extops_##cell##_step_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes) {                   \
+    return extops::cuda::step::backward_alignment<Cell>(dtype, sizes);                                               \
+  }                                                                                                                  \
+  Error extops_##cell##_step_bias_backward_cuda(                                                                     \
+      ScalarType dtype, const StepBiasBackwardArguments& arguments, void* stream) {                                  \
+    return extops::cuda::step::launch_bias_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));      \
+  }                                                                                                                  \
+  int64_t extops_##cell##_step_bias_backward_alignment_cuda(ScalarType, const StepSizes& sizes) {                    \
+    return extops::cuda::step::bias_backward_alignment(sizes);                                                       \
+  }                                                                                                                  \
+  Error extops_##cell##_step_input_backward_cuda(                                                                    \
+      ScalarType dtype, const StepInputBackwardArguments& arguments, void* stream) {                                 \
+    return extops::cuda::step::launch_input_backward<Cell>(dtype, arguments, static_cast<cudaStream_t>(stream));     \
+  }                                                                                                                  \
+  int64_t extops_##cell##_step_input_backward_alignment_cuda(ScalarType dtype, const StepSizes& sizes) {             \
+    return extops::cuda::step::input_backward_alignment<Cell>(dtype, sizes);                                         \
   }
