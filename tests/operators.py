@@ -525,7 +525,7 @@ def expanded(tensor: Tensor) -> Tensor:
 
 def one_value(tensor: Tensor) -> Tensor:
     """The first element for all: every stride is 0."""
-    return tensor.flatten()[0].expand_as(tensor)
+    return tensor.flatten()[0].expand_as(tensor) if tensor.numel() else tensor
 
 
 def overlapping(tensor: Tensor) -> Tensor:

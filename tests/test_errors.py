@@ -442,7 +442,8 @@ BAD_TENSORS: dict[str, Callable[[Tensor], Tensor]] = {
         layout=torch.jagged,
     ),
     "larger": lambda tensor: tensor.new_zeros([*tensor.shape[:-1], tensor.shape[-1] + 1]),
-    "smaller": lambda tensor: tensor.new_zeros([*tensor.shape[:-1], tensor.shape[-1] - 1]),
+    # Of no size, there is but a larger one.
+    "smaller": lambda tensor: tensor.new_zeros([*tensor.shape[:-1], abs(tensor.shape[-1] - 1)]),
     "more_dimensions": lambda tensor: tensor.new_zeros([7, 3, *tensor.shape]),
 }
 

@@ -17,6 +17,17 @@ def _by_tf32(name: str) -> tuple[Callable[..., Any], ...]:
     return _autograd.eager(name), _autograd.eager(name, allow_tf32=True)
 
 
+def _as_kernel(name: str, composite: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
+    """A composition that takes and returns what a kernel does: nothing broadcasts, and results are contiguous."""
+    check = _schemas.OPERATORS[name].check
+
+    def kernel(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
+        check(*arguments)
+        return tuple(x.contiguous() for x in composite(*arguments, **options))
+
+    return kernel
+
+
 class Step:
     """The operator ``<cell>_step``, as Python calls it."""
 
@@ -47,7 +58,7 @@ class Step:
             _autograd.register(operator, composite, composite)
             # No kernel serves a step there: torch's own cells are faster.
             for device in ("CPU",) if _loader.binding == "stable" else ("CPU", "CUDA"):
-                _library.impl(operator, composite, device)
+                _library.impl(operator, _as_kernel(operator, composite), device)
 
     def _composite(
         self,
