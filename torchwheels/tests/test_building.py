@@ -378,6 +378,40 @@ def test_empty_submodules_are_named_where_a_build_fails(
     assert said in str(error.value)
 
 
+def test_empty_submodules_are_said_before_anything_is_installed(
+    classic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    (classic / ".gitmodules").write_text('[submodule "x"]\n\tpath = third_party/glm\n')
+    monkeypatch.setattr(build, "build_wheel", lambda *_: print("installs"))
+    cli.main(["build", str(classic), f"--dist={tmp_path}", "--backend=local", "--target=3.11-cpu"])
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == (
+        "torchwheels: its submodules are empty (third_party/glm): where its build misses them, `git submodule update "
+        "--init --recursive` fills them, and `git+URL@COMMIT` has them"
+    )
+    assert last == "installs"
+
+
+@pytest.mark.parametrize("root", ["from setuptools import setup\nsetup(name='pure')\n", None])
+def test_a_root_without_an_extension_is_one_sentence(
+    root: str | None, target: Target, tmp_path: Path
+) -> None:
+    """The extension of pointnet2 is in a folder of its own."""
+    source = tmp_path / "source"
+    (source / "pure_lib" / "pure_ops").mkdir(parents=True)
+    (source / "tests").mkdir()
+    if root:
+        (source / "setup.py").write_text(root)
+    (source / "tests" / "setup.py").write_text("from setuptools import setup")
+    (source / "pure_lib" / "setup.py").write_text("ext_modules=[CUDAExtension('x', ['x.cu'])]")
+    with pytest.raises(UserError) as error:
+        build.build_wheel(project.Project(), target, fetched(source), tmp_path / "dist")
+    said = str(error.value)
+    assert said.endswith('its folder pure_lib has one that does: `subdirectory = "pure_lib"`')
+    assert "\n" not in said
+    assert not (tmp_path / "dist").exists()
+
+
 PLAIN_C = """
 #include <Python.h>
 static struct PyModuleDef plain = {PyModuleDef_HEAD_INIT, "plain"};

@@ -47,6 +47,9 @@ from torchwheels.sources import Fetched
 STEPS = ("requirements", "compile", "install", "import")
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
 
+_COMPILES = re.compile(r"Extension\(|ext.modules|scikit_build|mesonpy")
+"""What a setup.py or a pyproject.toml says whose project compiles."""
+
 # A line for each file, of setuptools and wheel; and what torch warns of in every build without a GPU or NumPy.
 _CHATTER = (
     r"(copying|creating|adding|hard linking|removing|reading manifest|writing \S+ to|writing manifest) "
@@ -252,6 +255,7 @@ def _compile(build: _Build, dist: Path) -> None:
     print(f"torchwheels: building {build.target.name}, {jobs} jobs at once", flush=True)
     with _backend(build, _project_folder(build), variables) as backend:
         built = Path(backend.build("wheel", build.work / "built", _settings(build, variables)))
+    _check_compiled(build, built)
     links.check_linked(built, build.work / "compilers" / toolchain.LINKS, build.project)
     used = finish.Used(
         target=build.target,
@@ -309,9 +313,29 @@ def _project_folder(build: _Build) -> Path:
     ):
         raise UserError(
             f"the source has neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}: "
-            "the option `subdirectory` says where its project is"
+            f"the option `subdirectory` says where its project is{_other_project(unpacked)}"
         )
     return folder
+
+
+def _check_compiled(build: _Build, built: Path) -> None:
+    """Raises an error where the wheel holds no library."""
+    if not wheel.read(built).libraries:
+        other = _other_project(build.work / "source")
+        raise UserError(f"{build.target.name} failed: its setup has compiled nothing{other}")
+
+
+def _other_project(unpacked: Path) -> str:
+    """Which folder of the sources has a setup that compiles, and the option that takes it; empty where none has."""
+    found = [
+        file.parent.relative_to(unpacked)
+        for pattern in ("*/setup.py", "*/pyproject.toml", "*/*/setup.py", "*/*/pyproject.toml")
+        for file in sorted(unpacked.glob(pattern))
+        if _COMPILES.search(file.read_text(encoding="utf-8", errors="replace"))
+    ]
+    return (
+        f'; its folder {found[0]} has one that does: `subdirectory = "{found[0]}"`' if found else ""
+    )
 
 
 def _install_requirements(build: _Build, folder: Path, variables: Mapping[str, str]) -> None:

@@ -268,6 +268,12 @@ def _build_targets(
         print(f"torchwheels: {len(targets)} targets, {len(there)} of which {dist} has", flush=True)
     if keep:
         _say_presets(options, source.name, wanted)
+        if wanted and (empty := sources.empty_submodules(source.folder)):
+            print(
+                f"torchwheels: its submodules are empty ({', '.join(empty)}): where its build misses them, "
+                "`git submodule update --init --recursive` fills them, and `git+URL@COMMIT` has them",
+                flush=True,
+            )
     if not engines and "requirements" in steps:
         for command in dict.fromkeys(chosen[x.name].before_all for x in wanted):
             if command:
