@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -47,8 +48,9 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
 def fetched(folder: Path) -> sources.Fetched:
     """The sources in `folder`, as the command line fetches them."""
     with tempfile.TemporaryDirectory() as name:
-        origin = sources.fetch(str(folder), Path(name) / "source").origin
-    return sources.Fetched(folder, origin)
+        found = sources.fetch(str(folder), Path(name) / "source")
+    name = sources.name_of(folder, found.project)
+    return dataclasses.replace(found, folder=folder, name=name)
 
 
 def ask(wheel: Path, folder: Path, question: str, package: str = "own_project") -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import re
@@ -423,9 +422,8 @@ def _variables(build: _Build) -> dict[str, str]:
 
 
 def _compiler_cache(build: _Build) -> Path:
-    """The project's own: what its code writes there reaches nobody else's wheels."""
-    project = hashlib.sha256(build.source.project.encode()).hexdigest()[:16]
-    return environments.cache() / "compiled" / project
+    """The project's own, wherever its sources lie: a copy of them finds there what was compiled of the first."""
+    return environments.cache() / "compiled" / (build.source.name or "unnamed")
 
 
 def _write_start(build: _Build) -> None:
