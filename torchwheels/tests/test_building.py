@@ -72,6 +72,24 @@ def test_a_build_ends_with_its_time(tmp_path: Path, target: Target) -> None:
         build.build_wheel(options, target, fetched(source), tmp_path / "dist")
 
 
+def test_builds_of_two_projects_do_not_wait_for_each_other(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one project do: paths end up in hashes that no prefix map reaches."""
+    names = []
+
+    def locked(name: str) -> None:
+        names.append(name)
+        raise UserError("seen")
+
+    monkeypatch.setattr(environments, "locked", locked)
+    for path in ("one", "two", "copy/two"):
+        (tmp_path / path).mkdir(parents=True)
+        with pytest.raises(UserError, match="seen"):
+            build.build_wheel(project.Project(), target, fetched(tmp_path / path), tmp_path)
+    assert names == [f"build/{target.name}-{name}" for name in ("one", "two", "two")]
+
+
 WARNS = """
 import warnings
 from setuptools import setup

@@ -177,8 +177,8 @@ def build_wheel(
     base = environments.with_torch(target, toolkit_requirement, any_cuda)
     toolkit = toolchain.find_toolkit(target, base.site_packages)
     compiler = toolchain.host_compiler(target.machine)
-    # One place for all builds of a target: paths end up in hashes that no prefix map reaches.
-    with environments.locked(f"build/{target.name}") as work:
+    # One place for all builds of a project: paths end up in hashes that no prefix map reaches.
+    with environments.locked(f"build/{target.name}-{source.name}") as work:
         environment = Environment(work / "environment")
         build = _Build(project, target, work, base, environment, compiler, toolkit, source, fresh)
         if "requirements" in steps:

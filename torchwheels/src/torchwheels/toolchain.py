@@ -202,7 +202,7 @@ def cache_variables(kept: Path, work: Path) -> dict[str, str]:
     """What has either compiler cache keep its files in `kept`; the socket of sccache's server is in `work`."""
     found = {"CCACHE_DIR": str(kept / "ccache"), "SCCACHE_DIR": str(kept / "sccache")}
     # The time of the wrapper that nvcc takes for its host compiler is each build's own.
-    return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(work / "sccache")}
+    return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(work / "s")}
 
 
 def nvcc_variables(folder: Path, toolkit: CudaToolkit, launcher: str) -> dict[str, str]:
