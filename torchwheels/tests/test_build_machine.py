@@ -111,6 +111,23 @@ def test_errors_of_a_toolkit_that_does_not_fit(
         toolchain.find_toolkit(releases.load().target(target), tmp_path)
 
 
+def test_wheels_of_other_compilers_are_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of this machine may be newer in the next build."""
+    cpu = releases.load().target("3.11-cpu")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    found = {toolchain.compilers_of(cpu), toolchain.compilers_of(TARGET)}
+    for version in ("13.0.88", "13.0.96"):
+        monkeypatch.setenv("CUDA_HOME", str(fake_toolkit(tmp_path / version, version)))
+        found.add(toolchain.compilers_of(TARGET))
+        assert toolchain.compilers_of(cpu) in found
+    assert len(found) == 4
+    compiler = dataclasses.replace(toolchain.host_compiler(machines.here()), version="g++ 99")
+    monkeypatch.setattr(toolchain, "host_compiler", lambda _: compiler)
+    assert toolchain.compilers_of(cpu) not in found
+
+
 def test_toolkit_of_pip_is_laid_out_as_cmake_expects_it(tmp_path: Path) -> None:
     pips = tmp_path / "nvidia" / "cu13"
     for name in ("bin/nvcc", "include/cuda.h", "nvvm/bin/cicc", "lib/libcudadevrt.a"):

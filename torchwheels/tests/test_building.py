@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from forged_wheels import CLASSIC, Forge
 from torchwheels import build, cli, environments, project, releases, sources
@@ -299,6 +300,24 @@ def test_options_that_do_not_fit(
     with pytest.raises(UserError) as error:
         build.build_wheel(options, target, fetched(classic), tmp_path / "dist")
     assert message in str(error.value)
+
+
+def test_markers_of_requirements_are_those_of_the_targets_python(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip of the target's Python evaluates them."""
+    asked = []
+    monkeypatch.setattr(
+        environments, "pip_install", lambda _, requirements, variables: asked.extend(requirements)
+    )
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "setup.py").write_text("")
+    marked = f'x; python_full_version < "{target.python_version}.0"'
+    options = project.Project(build_requires=(marked, 'torch<2; python_version < "3"'))
+    with pytest.raises(UserError):
+        build.build_wheel(options, target, fetched(source), tmp_path / "dist")
+    assert str(Requirement(marked)) in asked
 
 
 FETCHES = """

@@ -350,12 +350,12 @@ def _install(build: _Build, said: Iterable[str]) -> None:
     """Installs requirements of the build, beside the target's torch and never instead of it."""
     requirements = []
     for requirement in map(Requirement, said):
-        if requirement.marker and not requirement.marker.evaluate(
+        if requirement.name != "torch":
+            requirements.append(str(requirement))  # pip of the target's Python evaluates its marker
+        elif requirement.marker and not requirement.marker.evaluate(
             {"python_version": build.target.python_version}
         ):
             continue
-        if requirement.name != "torch":
-            requirements.append(str(requirement))
         elif not requirement.specifier.contains(build.target.torch, prereleases=True):
             raise UserError(
                 f"its build requires {requirement}, and {build.target.name} has torch {build.target.torch}: "

@@ -156,6 +156,16 @@ def host_compiler(machine: Machine) -> HostCompiler:
     return HostCompiler(cc, cxx, said.partition("\n")[0], machine)
 
 
+def compilers_of(target: Target) -> str:
+    """Which compilers a build of the target takes on this machine; empty where that build will say what is missing."""
+    try:
+        compiler, toolkit = host_compiler(target.machine), toolkit_of_cuda_home(target)
+    except UserError:
+        return ""
+    nvcc = f"{toolkit.version} in {toolkit.home}" if toolkit else pip_toolkit(target)
+    return f"{compiler.version}, {compiler.cxx}, nvcc {nvcc}"
+
+
 def make_wrappers(
     folder: Path, compiler: HostCompiler, prefixes: Mapping[Path, str], launcher: str = ""
 ) -> Path:
