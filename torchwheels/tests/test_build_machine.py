@@ -111,6 +111,23 @@ def test_errors_of_a_toolkit_that_does_not_fit(
         toolchain.find_toolkit(releases.load().target(target), tmp_path)
 
 
+def test_wheels_of_other_compilers_are_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of this machine may be newer in the next build."""
+    cpu = releases.load().target("3.11-cpu")
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    found = {toolchain.compilers_of(cpu), toolchain.compilers_of(TARGET)}
+    for version in ("13.0.88", "13.0.96"):
+        monkeypatch.setenv("CUDA_HOME", str(fake_toolkit(tmp_path / version, version)))
+        found.add(toolchain.compilers_of(TARGET))
+        assert toolchain.compilers_of(cpu) in found
+    assert len(found) == 4
+    compiler = dataclasses.replace(toolchain.host_compiler(machines.here()), version="g++ 99")
+    monkeypatch.setattr(toolchain, "host_compiler", lambda _: compiler)
+    assert toolchain.compilers_of(cpu) not in found
+
+
 def test_toolkit_of_pip_is_laid_out_as_cmake_expects_it(tmp_path: Path) -> None:
     pips = tmp_path / "nvidia" / "cu13"
     for name in ("bin/nvcc", "include/cuda.h", "nvvm/bin/cicc", "lib/libcudadevrt.a"):
@@ -335,17 +352,12 @@ class BuildExtension:
         self.said = []
 
     def build_extensions(self):
-        self.said += [self.parallel, os.environ["MAX_JOBS"]]
+        self.said += [self.parallel, os.environ.get("MAX_JOBS")]
         for each in self.extensions:
             self.build_extension(each)
 
     def build_extension(self, extension):
         self.said += [self.build_temp]
-
-
-def _get_cuda_arch_flags(cflags=None):
-    own = any("arch" in flag for flag in cflags or ())
-    return [] if own else [os.environ["TORCH_CUDA_ARCH_LIST"]]
 
 
 class Extension:
@@ -426,27 +438,29 @@ def test_architectures_are_the_targets_whatever_the_project_sets(
     assert start(tmp_path, ask, **settings) == " ".join(map(str, found))
 
 
-@pytest.mark.parametrize(
-    ("jobs", "names", "said"),
-    [
-        ("1", "ab", "[True, 1, '1', 'build/a', 'build/b']"),
-        ("5", "ab", "[True, 2, '2', 'build/a', 'build/b']"),
-        ("2", "abc", "[True, 2, '1', 'build/a', 'build/b', 'build/c']"),
-        ("2", "a", "[True, None, '2', 'build/a']"),
-    ],
-)
-def test_files_are_compiled_at_a_time_where_the_project_turns_ninja_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: str, names: str, said: str
+@pytest.mark.parametrize("options", ["", ", use_ninja=False"])
+def test_extensions_are_compiled_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str
 ) -> None:
-    monkeypatch.setenv("MAX_JOBS", jobs)
-    ask = f"torch.utils.cpp_extension.build({names!r}, use_ninja=False)"
-    assert start(tmp_path, ask) == said
-    others = ", ".join(["'build'"] * len(names))
-    ask = f"torch.utils.cpp_extension.build({names!r})"
-    assert start(tmp_path, ask) == f"[True, None, '{jobs}', {others}]"  # torch's own way
+    """By ninjas that take their jobs from one pool; also where the project turns ninja off."""
+    monkeypatch.setenv("MAX_JOBS", "5")
+    build = "torch.utils.cpp_extension.build"
+    found = start(tmp_path, f"{build}('ab'{options}), __import__('os').environ['MAX_JOBS']")
+    assert found == "[True, 2, None, 'build/a', 'build/b'] 5"
+    assert start(tmp_path, f"{build}('a'{options})") == "[True, None, '5', 'build']"
     monkeypatch.setenv("NO_NINJA", "1")
-    ask = f"torch.utils.cpp_extension.build({names!r}, use_ninja=False)"
-    assert start(tmp_path, ask) == f"[False, None, '{jobs}', {others}]"
+    assert start(tmp_path, f"{build}('ab'{options})") == "[False, None, '5', 'build', 'build']"
+
+
+def test_extensions_are_compiled_in_torchs_way_where_a_ninja_knows_no_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ninja").write_text("#!/bin/sh\necho 1.12.1\n")
+    (tmp_path / "ninja").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("MAX_JOBS", "5")
+    found = start(tmp_path, "torch.utils.cpp_extension.build('ab')")
+    assert found == "[True, None, '5', 'build', 'build']"
 
 
 def test_nvcc_is_called_through_the_compiler_cache(tmp_path: Path) -> None:

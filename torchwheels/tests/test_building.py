@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from forged_wheels import CLASSIC, Forge
 from torchwheels import build, cli, environments, project, releases, sources
@@ -47,8 +49,9 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
 def fetched(folder: Path) -> sources.Fetched:
     """The sources in `folder`, as the command line fetches them."""
     with tempfile.TemporaryDirectory() as name:
-        origin = sources.fetch(str(folder), Path(name) / "source").origin
-    return sources.Fetched(folder, origin)
+        found = sources.fetch(str(folder), Path(name) / "source")
+    name = sources.name_of(folder, found.project)
+    return dataclasses.replace(found, folder=folder, name=name)
 
 
 def ask(wheel: Path, folder: Path, question: str, package: str = "own_project") -> str:
@@ -68,6 +71,24 @@ def test_a_build_ends_with_its_time(tmp_path: Path, target: Target) -> None:
     options = project.Project(time_limit=0.02)
     with pytest.raises(UserError, match=r"failed: it took more than 0\.02 minutes: give it more"):
         build.build_wheel(options, target, fetched(source), tmp_path / "dist")
+
+
+def test_builds_of_two_projects_do_not_wait_for_each_other(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one project do: paths end up in hashes that no prefix map reaches."""
+    names = []
+
+    def locked(name: str) -> None:
+        names.append(name)
+        raise UserError("seen")
+
+    monkeypatch.setattr(environments, "locked", locked)
+    for path in ("one", "two", "copy/two"):
+        (tmp_path / path).mkdir(parents=True)
+        with pytest.raises(UserError, match="seen"):
+            build.build_wheel(project.Project(), target, fetched(tmp_path / path), tmp_path)
+    assert names == [f"build/{target.name}-{name}" for name in ("one", "two", "two")]
 
 
 WARNS = """
@@ -281,6 +302,24 @@ def test_options_that_do_not_fit(
     assert message in str(error.value)
 
 
+def test_markers_of_requirements_are_those_of_the_targets_python(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip of the target's Python evaluates them."""
+    asked = []
+    monkeypatch.setattr(
+        environments, "pip_install", lambda _, requirements, variables: asked.extend(requirements)
+    )
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "setup.py").write_text("")
+    marked = f'x; python_full_version < "{target.python_version}.0"'
+    options = project.Project(build_requires=(marked, 'torch<2; python_version < "3"'))
+    with pytest.raises(UserError):
+        build.build_wheel(options, target, fetched(source), tmp_path / "dist")
+    assert str(Requirement(marked)) in asked
+
+
 FETCHES = """
 import shutil
 from setuptools import Distribution, setup
@@ -376,6 +415,40 @@ def test_empty_submodules_are_named_where_a_build_fails(
         "; its submodules are empty (third_party/glm, third_party/ops/fmt), so try again once `git "
     )
     assert said in str(error.value)
+
+
+def test_empty_submodules_are_said_before_anything_is_installed(
+    classic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:  # fmt: skip
+    (classic / ".gitmodules").write_text('[submodule "x"]\n\tpath = third_party/glm\n')
+    monkeypatch.setattr(build, "build_wheel", lambda *_: print("installs"))
+    cli.main(["build", str(classic), f"--dist={tmp_path}", "--backend=local", "--target=3.11-cpu"])
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == (
+        "torchwheels: its submodules are empty (third_party/glm): where its build misses them, `git submodule update "
+        "--init --recursive` fills them, and `git+URL@COMMIT` has them"
+    )
+    assert last == "installs"
+
+
+@pytest.mark.parametrize("root", ["from setuptools import setup\nsetup(name='pure')\n", None])
+def test_a_root_without_an_extension_is_one_sentence(
+    root: str | None, target: Target, tmp_path: Path
+) -> None:
+    """The extension of pointnet2 is in a folder of its own."""
+    source = tmp_path / "source"
+    (source / "pure_lib" / "pure_ops").mkdir(parents=True)
+    (source / "tests").mkdir()
+    if root:
+        (source / "setup.py").write_text(root)
+    (source / "tests" / "setup.py").write_text("from setuptools import setup")
+    (source / "pure_lib" / "setup.py").write_text("ext_modules=[CUDAExtension('x', ['x.cu'])]")
+    with pytest.raises(UserError) as error:
+        build.build_wheel(project.Project(), target, fetched(source), tmp_path / "dist")
+    said = str(error.value)
+    assert said.endswith('its folder pure_lib has one that does: `subdirectory = "pure_lib"`')
+    assert "\n" not in said
+    assert not (tmp_path / "dist").exists()
 
 
 PLAIN_C = """

@@ -117,6 +117,7 @@ def test_second_build_compiles_what_was_edited(
         return sorted(set(compilers.compiled(source)))
 
     assert built() == files
+    source = source.rename(tmp_path / "another")
     assert built() == []
     with (source / edited).open("a") as file:
         file.write("int edited() { return 1; }\n")
@@ -134,3 +135,19 @@ def test_files_of_a_project_without_ninja_are_compiled_two_at_a_time(
     assert compilers.compiled(source) == ["answer.cpp", "answer.cpp", "first.cpp", "second.cpp"]
     said = "torch.ops.sample.first(), torch.ops.sample.second()"
     assert ask(found, tmp_path / "target", said, "sample") == "42 43"
+
+
+@pytest.mark.parametrize("ninja", ["", "use_ninja=False, "])
+def test_extensions_of_one_file_are_compiled_two_at_a_time(
+    ninja: str, compilers: Compilers, target: Target, tmp_path: Path
+) -> None:
+    source = shutil.copytree(SAMPLES / "setuptools_without_ninja", tmp_path / "source")
+    setup = source / "setup.py"
+    text = setup.read_text().replace("use_ninja=False, ", ninja).replace(', "answer.cpp"', "")
+    setup.write_text(text)
+    for name in ("first.cpp", "second.cpp"):
+        with (source / name).open("a") as file:
+            file.write((source / "answer.cpp").read_text())
+    build.build_wheel(project.Project(), target, fetched(source), tmp_path / "dist")
+    assert compilers.at_a_time() == 2
+    assert compilers.compiled(source) == ["first.cpp", "second.cpp"]

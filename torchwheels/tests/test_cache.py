@@ -75,6 +75,34 @@ def test_what_is_named_is_removed_but_not_what_is_in_use(
     assert not [*cache.glob("*/[!.]*[!k]")]
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(1, "Operation not permitted"), "Operation not permitted"),
+        (
+            PermissionError(13, "Permission denied", "/"),
+            "permission denied: / belongs to the user 0; run",
+        ),
+    ],
+)
+def test_what_may_not_be_done_is_one_sentence(
+    error: PermissionError, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no file is named, and where nobody has the number of the user."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    def nobody(path: Path) -> str:
+        raise KeyError("getpwuid(): uid not found: 0")
+
+    monkeypatch.setattr(cli.cache, "lines", fail)
+    monkeypatch.setattr(Path, "owner", nobody)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["env"])
+    assert str(ended.value.code).startswith(f"torchwheels: {said}")
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         cli.main(["--version"])

@@ -271,20 +271,35 @@ def test_own_function_of_that_name_is_kept(commands: Path, tmp_path: Path) -> No
     assert not taken_from_nobody(library)
 
 
-def test_library_takes_no_newer_cxx_library_from_torch(commands: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("standard", ["c++17", "c++20", "c++23"])
+def test_library_takes_no_newer_cxx_library_from_torch(
+    commands: Path, tmp_path: Path, standard: str
+) -> None:
     """A library that has all of the C++ library in it, as torch's have parts, and lets others use it."""
     code = """
+    #include <exception>
     #include <sstream>
-    extern "C" unsigned long test() { std::stringstream stream("torch"); return stream.str().size(); }
+    extern "C" unsigned long test() {
+      std::exception_ptr kept, copy;
+      try { throw 1; } catch (...) { kept = std::current_exception(); }
+      copy = kept;
+      std::stringstream stream("torch");
+      return copy == kept ? stream.str().size() : 0;
+    }
     """
     torch = tmp_path / "libtorch.so"
     command = ["g++", "-shared", "-fPIC", "-static-libstdc++", "-x", "c++", "-", "-o", torch]
     subprocess.run(command, input=code, text=True, check=True)
-    library = compile(
-        commands, tmp_path, "-shared", "-std=c++20", "test.cpp", str(torch), code=code
-    )
+    words = ["-shared", f"-std={standard}", "test.cpp", str(torch)]
+    library = compile(commands, tmp_path, *words, code=code)
     assert not taken_from_nobody(library)
     assert ctypes.CDLL(str(library)).test() == len("torch")
+    # As meson names the folder of its objects.
+    built = compile(commands, tmp_path, f"-std={standard}", "-c", "test.cpp", code=code)
+    (tmp_path / "test.so.p").mkdir()
+    built.rename(tmp_path / "test.so.p" / "test.cpp.o")
+    library = compile(commands, tmp_path, "-shared", "test.so.p/test.cpp.o", str(torch))
+    assert not taken_from_nobody(library)
 
 
 def test_two_folders_give_the_same_bytes_without_a_path_of_this_machine(

@@ -243,3 +243,33 @@ def test_commit_has_what_only_looks_like_leftovers(tmp_path: Path) -> None:
     repository(tmp_path / "x", **{"setup.py": "", "build__tracked": ""})
     found = sources.fetch(f"git+file://{tmp_path / 'x'}@v1.2", tmp_path / "copy")
     assert files(found.folder) == {"setup.py", "build/tracked"}
+
+
+@pytest.mark.parametrize("name", ["build/tracked", "dist/tracked", "x.egg-info/tracked"])
+def test_folder_of_a_commit_has_what_the_commit_has(name: str, tmp_path: Path) -> None:
+    """What git ignores, such as what a build has left, is no part of it."""
+    folder = tmp_path / "x"
+    files_of_it = {"setup.py": "", name.replace("/", "__"): "", ".gitignore": "*.so\n/made/\n"}
+    commit = repository(folder, **files_of_it)
+    for path in ("x.so", "made/x.cpp", "__pycache__/x.pyc"):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).touch()
+    (folder / ".git" / "info" / "exclude").write_text("__pycache__\n")
+    found = sources.fetch(str(folder), tmp_path / "copy")
+    assert files(found.folder) == {"setup.py", ".gitignore", name}
+    assert found.origin == f"git:{commit}"
+    (folder / "own.cpp").touch()
+    changed = sources.fetch(str(folder), tmp_path / "another")
+    assert files(changed.folder) == {"setup.py", ".gitignore", name, "own.cpp"}
+    assert changed.origin == f"sha256:{sources.hash_of_folder(changed.folder)}"
+
+
+def test_zip_archive_keeps_what_can_be_run(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        for name, mode in (("x/setup.py", 0o644), ("x/configure", 0o755)):
+            member = zipfile.ZipInfo(name)
+            member.external_attr = mode << 16
+            archive.writestr(member, "")
+    found = sources.fetch(str(tmp_path / "x.zip"), tmp_path / "copy").folder
+    modes = {path.name: path.stat().st_mode & 0o111 for path in found.iterdir()}
+    assert modes["configure"] and not modes["setup.py"]

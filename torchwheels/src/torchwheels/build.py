@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import os
 import re
@@ -46,6 +45,9 @@ from torchwheels.sources import Fetched
 
 STEPS = ("requirements", "compile", "install", "import")
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
+
+_COMPILES = re.compile(r"Extension\(|ext.modules|scikit_build|mesonpy")
+"""What a setup.py or a pyproject.toml says whose project compiles."""
 
 # A line for each file, of setuptools and wheel; and what torch warns of in every build without a GPU or NumPy.
 _CHATTER = (
@@ -175,8 +177,8 @@ def build_wheel(
     base = environments.with_torch(target, toolkit_requirement, any_cuda)
     toolkit = toolchain.find_toolkit(target, base.site_packages)
     compiler = toolchain.host_compiler(target.machine)
-    # One place for all builds of a target: paths end up in hashes that no prefix map reaches.
-    with environments.locked(f"build/{target.name}") as work:
+    # One place for all builds of a project: paths end up in hashes that no prefix map reaches.
+    with environments.locked(f"build/{target.name}-{source.name}") as work:
         environment = Environment(work / "environment")
         build = _Build(project, target, work, base, environment, compiler, toolkit, source, fresh)
         if "requirements" in steps:
@@ -252,6 +254,7 @@ def _compile(build: _Build, dist: Path) -> None:
     print(f"torchwheels: building {build.target.name}, {jobs} jobs at once", flush=True)
     with _backend(build, _project_folder(build), variables) as backend:
         built = Path(backend.build("wheel", build.work / "built", _settings(build, variables)))
+    _check_compiled(build, built)
     links.check_linked(built, build.work / "compilers" / toolchain.LINKS, build.project)
     used = finish.Used(
         target=build.target,
@@ -309,9 +312,29 @@ def _project_folder(build: _Build) -> Path:
     ):
         raise UserError(
             f"the source has neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}: "
-            "the option `subdirectory` says where its project is"
+            f"the option `subdirectory` says where its project is{_other_project(unpacked)}"
         )
     return folder
+
+
+def _check_compiled(build: _Build, built: Path) -> None:
+    """Raises an error where the wheel holds no library."""
+    if not wheel.read(built).libraries:
+        other = _other_project(build.work / "source")
+        raise UserError(f"{build.target.name} failed: its setup has compiled nothing{other}")
+
+
+def _other_project(unpacked: Path) -> str:
+    """Which folder of the sources has a setup that compiles, and the option that takes it; empty where none has."""
+    found = [
+        file.parent.relative_to(unpacked)
+        for pattern in ("*/setup.py", "*/pyproject.toml", "*/*/setup.py", "*/*/pyproject.toml")
+        for file in sorted(unpacked.glob(pattern))
+        if _COMPILES.search(file.read_text(encoding="utf-8", errors="replace"))
+    ]
+    return (
+        f'; its folder {found[0]} has one that does: `subdirectory = "{found[0]}"`' if found else ""
+    )
 
 
 def _install_requirements(build: _Build, folder: Path, variables: Mapping[str, str]) -> None:
@@ -327,12 +350,12 @@ def _install(build: _Build, said: Iterable[str]) -> None:
     """Installs requirements of the build, beside the target's torch and never instead of it."""
     requirements = []
     for requirement in map(Requirement, said):
-        if requirement.marker and not requirement.marker.evaluate(
+        if requirement.name != "torch":
+            requirements.append(str(requirement))  # pip of the target's Python evaluates its marker
+        elif requirement.marker and not requirement.marker.evaluate(
             {"python_version": build.target.python_version}
         ):
             continue
-        if requirement.name != "torch":
-            requirements.append(str(requirement))
         elif not requirement.specifier.contains(build.target.torch, prereleases=True):
             raise UserError(
                 f"its build requires {requirement}, and {build.target.name} has torch {build.target.torch}: "
@@ -399,9 +422,8 @@ def _variables(build: _Build) -> dict[str, str]:
 
 
 def _compiler_cache(build: _Build) -> Path:
-    """The project's own: what its code writes there reaches nobody else's wheels."""
-    project = hashlib.sha256(build.source.project.encode()).hexdigest()[:16]
-    return environments.cache() / "compiled" / project
+    """The project's own, wherever its sources lie: a copy of them finds there what was compiled of the first."""
+    return environments.cache() / "compiled" / (build.source.name or "unnamed")
 
 
 def _write_start(build: _Build) -> None:

@@ -35,6 +35,7 @@ from torchwheels import (
     site,
     sources,
     testing,
+    toolchain,
 )
 from torchwheels.engines import Engine
 from torchwheels.errors import UserError
@@ -67,13 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )  # Python writes once more at its end
         sys.exit(128 + signal.SIGPIPE)
     except PermissionError as error:
-        there = Path(error.filename)
-        while not there.exists():
-            there = there.parent
-        sys.exit(
-            f"torchwheels: permission denied: {there} belongs to {there.owner()}; run "
-            f'`sudo chown --recursive "$USER" {shlex.quote(str(there))}`, or use another folder'
-        )
+        sys.exit(f"torchwheels: {_not_permitted(error)}")
     except OSError as error:
         if error.filename is None:
             raise
@@ -85,6 +80,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
             file=sys.stderr,
         )
         sys.exit(130)
+
+
+def _not_permitted(error: PermissionError) -> str:
+    if error.filename is None:
+        return str(error.strerror)
+    there = Path(error.filename)
+    while not there.exists():
+        there = there.parent
+    try:
+        owner = there.owner()
+    except KeyError:  # of a container, say
+        owner = f"the user {there.stat().st_uid}"
+    return (
+        f"permission denied: {there} belongs to {owner}; run "
+        f'`sudo chown --recursive "$USER" {shlex.quote(str(there))}`, or use another folder'
+    )
 
 
 def _stop(number: int, frame: object) -> None:
@@ -236,7 +247,7 @@ def _build_targets(
             chosen[target.name],
             target,
             source,
-            containers.base_image(target) if engines else "local",
+            containers.base_image(target) if engines else toolchain.compilers_of(target),
         )
         for target in targets
     }
@@ -268,6 +279,12 @@ def _build_targets(
         print(f"torchwheels: {len(targets)} targets, {len(there)} of which {dist} has", flush=True)
     if keep:
         _say_presets(options, source.name, wanted)
+        if wanted and (empty := sources.empty_submodules(source.folder)):
+            print(
+                f"torchwheels: its submodules are empty ({', '.join(empty)}): where its build misses them, "
+                "`git submodule update --init --recursive` fills them, and `git+URL@COMMIT` has them",
+                flush=True,
+            )
     if not engines and "requirements" in steps:
         for command in dict.fromkeys(chosen[x.name].before_all for x in wanted):
             if command:

@@ -74,7 +74,9 @@ def fetch(source: str, into: Path) -> Fetched:
 
 
 def _copy(folder: Path, into: Path, built_in: bool = True) -> Fetched:
-    """Copies sources, without what builds leave in a folder that was `built_in`."""
+    """Copies sources, without what builds leave in a folder that was `built_in`, nor what git ignores in it."""
+
+    tracked, ignored = _known_to_git(folder)
 
     def leftovers(where: str, names: list[str]) -> set[str]:
         top = built_in and Path(where) == folder
@@ -82,13 +84,27 @@ def _copy(folder: Path, into: Path, built_in: bool = True) -> Fetched:
             name
             for name in names
             if name in ("__pycache__", ".git")
-            or (top and (name in _LEFTOVERS or name.endswith(".egg-info")))
+            or Path(where, name).relative_to(folder) in ignored
+            or (top and name not in tracked and (name in _LEFTOVERS or name.endswith(".egg-info")))
         }
 
     shutil.copytree(folder, into, symlinks=True, ignore=leftovers)
     if (folder / ".git").exists() and _takes_version_from_git(folder):
         _copy_commits(folder, into)
     return Fetched(into, f"sha256:{hash_of_folder(into)}")
+
+
+def _known_to_git(folder: Path) -> tuple[set[str], set[Path]]:
+    """What git tracks at the top of a repository, and all that it ignores; nothing where it is none."""
+    if not (folder / ".git").exists() or shutil.which("git") is None:
+        return set(), set()
+    said = [
+        subprocess.run(["git", *words, "-z"], cwd=folder, capture_output=True, text=True).stdout
+        for words in (["ls-files"], ["status", "--porcelain", "--ignored"])
+    ]
+    tracked, status = (each.split("\0") for each in said)
+    ignored = {Path(each[3:]) for each in status if each.startswith("!! ")}
+    return {each.partition("/")[0] for each in tracked}, ignored
 
 
 def _takes_version_from_git(folder: Path) -> bool:
@@ -170,8 +186,7 @@ def _unpack(archive: Path, into: Path) -> Fetched:
     with tempfile.TemporaryDirectory(dir=into.parent, prefix="unpacked-") as name:
         try:
             if zipfile.is_zipfile(archive):
-                with zipfile.ZipFile(archive) as zipped:
-                    zipped.extractall(name)
+                _unzip(archive, name)
             else:
                 with tarfile.open(archive) as tar:
                     _keep_inside(tar)
@@ -183,6 +198,14 @@ def _unpack(archive: Path, into: Path) -> Fetched:
         top = entries[0] if len(entries) == 1 and entries[0].is_dir() else Path(name)
         _copy(top, into)
     return Fetched(into, f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}")
+
+
+def _unzip(archive: Path, into: str) -> None:
+    with zipfile.ZipFile(archive) as zipped:
+        for member in zipped.infolist():
+            path = Path(zipped.extract(member, into))
+            if path.is_file() and member.external_attr >> 16 & 0o111:
+                path.chmod(0o755)
 
 
 def _keep_inside(tar: tarfile.TarFile) -> None:

@@ -156,6 +156,16 @@ def host_compiler(machine: Machine) -> HostCompiler:
     return HostCompiler(cc, cxx, said.partition("\n")[0], machine)
 
 
+def compilers_of(target: Target) -> str:
+    """Which compilers a build of the target takes on this machine; empty where that build will say what is missing."""
+    try:
+        compiler, toolkit = host_compiler(target.machine), toolkit_of_cuda_home(target)
+    except UserError:
+        return ""
+    nvcc = f"{toolkit.version} in {toolkit.home}" if toolkit else pip_toolkit(target)
+    return f"{compiler.version}, {compiler.cxx}, nvcc {nvcc}"
+
+
 def make_wrappers(
     folder: Path, compiler: HostCompiler, prefixes: Mapping[Path, str], launcher: str = ""
 ) -> Path:
@@ -202,7 +212,7 @@ def cache_variables(kept: Path, work: Path) -> dict[str, str]:
     """What has either compiler cache keep its files in `kept`; the socket of sccache's server is in `work`."""
     found = {"CCACHE_DIR": str(kept / "ccache"), "SCCACHE_DIR": str(kept / "sccache")}
     # The time of the wrapper that nvcc takes for its host compiler is each build's own.
-    return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(work / "sccache")}
+    return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(work / "s")}
 
 
 def nvcc_variables(folder: Path, toolkit: CudaToolkit, launcher: str) -> dict[str, str]:

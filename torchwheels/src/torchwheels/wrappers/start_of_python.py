@@ -5,11 +5,15 @@ A copy of this file lies in the build's environment alone, with its settings bes
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.machinery
 import json
 import os
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,29 +54,68 @@ def pretend_gpu(cuda: Any) -> None:
     )
 
 
+@contextlib.contextmanager
+def pool_of_jobs(jobs: int) -> Iterator[int]:
+    """What every ninja below takes its jobs from, as GNU make hands them out: a pipe with a byte for each."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/jobs"
+        os.mkfifo(path)
+        pool = os.open(path, os.O_RDWR)
+        os.write(pool, b"+" * jobs)
+        os.environ["MAKEFLAGS"] = f" --jobserver-auth=fifo:{path}"
+        try:
+            yield pool
+        finally:
+            del os.environ["MAKEFLAGS"]
+            os.close(pool)
+
+
+def ninja_takes_jobs() -> bool:
+    """Whether ninja knows such pools: from 1.13 on, and PyPI's of old."""
+    command = ["ninja", "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return "jobserver" in said or tuple(map(int, said.split(".")[:2])) >= (1, 13)
+
+
 def compile_in_parallel(cpp_extension: Any) -> None:
-    """Where a project turns ninja off, torch compiles one file after another, and one extension."""
+    """torch compiles one extension after another, and where a project turns ninja off, one file after another."""
     command: Any = cpp_extension.BuildExtension
     begin, build_all = command.__init__, command.build_extensions
     build_one = command.build_extension
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **{**kwargs, "use_ninja": True})
-        self.one_after_another = self.use_ninja and not kwargs.get("use_ninja", True)
+        self.pool, self.failed = None, []
 
     def build_extensions(self: Any) -> None:
-        if self.one_after_another and len(self.extensions) > 1:
-            jobs = int(os.environ["MAX_JOBS"])
-            self.parallel = min(jobs, len(self.extensions))
-            os.environ["MAX_JOBS"] = str(jobs // self.parallel)  # of each ninja
-        build_all(self)
+        is_torchs = type(self).build_extension is build_extension
+        if not (self.use_ninja and is_torchs and len(self.extensions) > 1 and ninja_takes_jobs()):
+            build_all(self)
+            return
+        jobs = os.environ.pop("MAX_JOBS")  # which torch would tell each ninja
+        try:
+            with pool_of_jobs(int(jobs)) as self.pool:
+                self.parallel = len(self.extensions)
+                build_all(self)
+        finally:
+            os.environ["MAX_JOBS"] = jobs
 
     def build_extension(self: Any, extension: Any) -> None:
-        if self.one_after_another:
-            # Two may compile the same file, and each ninja has a file of its own there.
-            self = copy.copy(self)
-            self.build_temp = str(Path(self.build_temp, extension.name))
-        build_one(self, extension)
+        if self.pool is None:
+            build_one(self, extension)
+            return
+        # Two may compile the same file, and each ninja has a file of its own there.
+        self = copy.copy(self)
+        self.build_temp = str(Path(self.build_temp, extension.name))
+        job = os.read(self.pool, 1)
+        try:
+            if not self.failed:
+                build_one(self, extension)
+        except BaseException:
+            self.failed.append(extension)
+            raise
+        finally:
+            os.write(self.pool, job)
 
     command.__init__, command.build_extensions = __init__, build_extensions
     command.build_extension = build_extension
@@ -81,15 +124,14 @@ def compile_in_parallel(cpp_extension: Any) -> None:
 def keep_architectures(cpp_extension: Any) -> None:
     """A setup.py may set TORCH_CUDA_ARCH_LIST itself, and torch does not know all that nvcc does."""
     variable, ours = "TORCH_CUDA_ARCH_LIST", SETTINGS["architectures"]
-    flags_of_torch = cpp_extension._get_cuda_arch_flags
 
     def _get_cuda_arch_flags(cflags: Any = None) -> list[str]:
-        theirs, os.environ[variable] = os.environ.get(variable), "9.0"  # any that torch knows
-        flags = flags_of_torch(cflags)  # none where the project's own flags say it
-        os.environ[variable] = ours
+        theirs, os.environ[variable] = os.environ.get(variable), ours
         if theirs != ours:
             print(f"torchwheels: its setup sets {variable} to {theirs}; it is built for {ours}")
-        return SETTINGS["gencode"] if flags else []
+        # As torch's own: the flags of the project may say it.
+        own = (x for x in cflags or () if "arch" in x and "TORCH_EXTENSION_NAME" not in x)
+        return [] if any(own) else SETTINGS["gencode"]
 
     cpp_extension._get_cuda_arch_flags = _get_cuda_arch_flags
 
