@@ -1,21 +1,16 @@
 """Which kernel a call would take: for tests, and for those who measure."""
 
-import functools
 from collections.abc import Callable
-from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _autocast, _checks, _loader, _private, _schemas
-from extops._libraries import Library
+from extops import _autocast, _checks, _cudnn, _loader
 from extops.modules import Layers, LLTMLayer
 from extops.ops import sequence
 from extops.rnn import GRU, LSTM, GRUCell, LSTMCell
-
-_library = functools.cache(Library)
 
 _FUNCTIONS: dict[Any, str] = {
     sequence.lltm_sequence: "lltm",
@@ -54,9 +49,12 @@ def which_kernel(
     Returns:
         On a CPU ``"cpu"``, or ``"torch"`` where torch's own is no slower, without gradients. On a GPU
         ``"tensor_block"``, ``"float32_block"``, ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, each one
-        kernel for all steps, or ``"step"``: a product and a kernel for each step. ``"lltm"`` where :func:`extops.lltm`
-        computes the only step. The environment variable ``EXTOPS_SEQUENCE_KERNEL``, which a process reads once, names a
-        kernel for GPUs to be taken instead; ``"none"`` where that cannot serve the call, which then fails.
+        kernel for all steps, or ``"step"``: a product and a kernel for each step. ``"cudnn"`` where a pass of an
+        :class:`extops.LSTM` or :class:`extops.GRU` would be ``"step"``, and torch's own layer computes it, forward and
+        backward: not of packed input, under autocast, in float64, or with dropout between layers. ``"lltm"`` where
+        :func:`extops.lltm` computes the only step. The environment variable ``EXTOPS_SEQUENCE_KERNEL``, which a process
+        reads once, names a kernel for GPUs to be taken instead; ``"none"`` where that cannot serve the call, which then
+        fails.
 
     Raises:
         TypeError: ``call`` is none of these, or is a function and has no ``state``, or ``input`` is no tensor.
@@ -87,11 +85,17 @@ def which_kernel(
         return "lltm"
     if steps.is_cuda and is_one_step and _loader.binding == "stable":
         return "step"
+    layer = call if isinstance(call, (LSTM, GRU)) and not is_packed else None
+    if layer is not None and layer.may_be_cudnns(steps):
+        given = (steps, *layer.parameters())
+        requires_grad = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        if _cudnn.serves(cell, steps, state_size, requires_grad):
+            return "cudnn"
     if steps.is_cuda:
-        return _of_gpu(cell, steps, state_size, backward)
+        return _cudnn.kernel_of(cell, steps, state_size, backward)
     is_torchs = is_one_step and not (torch.is_grad_enabled() or _autocast.is_on())
-    if isinstance(call, (LSTM, GRU)) and not is_packed:
-        is_torchs |= call.is_torchs(steps)
+    if layer is not None:
+        is_torchs |= layer.is_torchs(steps)
     return "torch" if is_torchs else "cpu"
 
 
@@ -105,18 +109,3 @@ def _steps(call: Any, input: Tensor | PackedSequence, batch_first: bool) -> Tens
     if isinstance(call, Layers) and input.dim() == 2:
         input = input.unsqueeze(0 if batch_first else 1)
     return input.transpose(0, 1) if batch_first else input
-
-
-def _of_gpu(cell: str, input: Tensor, state_size: int, backward: bool) -> str:
-    time, batch, _ = input.shape
-    strides = (1, time) if _schemas.is_batch_first(input) else (batch, 1)
-    library = _library("cuda")
-    (example,) = _autocast.cast(input[:0])
-    dtype = library.product_dtype(example.dtype, _private.allows_tf32())
-    entry = library.entry(f"{cell}_sequence_kernel", c_char_p, c_int32, c_void_p, c_int64, c_void_p)
-    # The stride of the weights is not asked: no kernel depends on it.
-    sizes = (c_int64 * 8)(time, batch, state_size, state_size, *strides, 0, 0)
-    with torch.cuda.device(input.device):
-        stream = torch.cuda.current_stream().cuda_stream
-        name: bytes = entry(dtype, sizes, backward, stream)
-    return name.decode()

@@ -56,9 +56,14 @@ def is_forward_mode() -> bool:
 is_tracing: Callable[[], bool] = _find("_C._is_tracing", cast("Any", torch.jit).is_tracing)
 """Whether ``torch.jit.trace`` records a call. For eager code: torch.compile cannot trace it."""
 
-_matmul = torch.backends.cuda.matmul
+_matmul, _cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
 if hasattr(_matmul, "fp32_precision"):  # since torch 2.9
-    _precision = _find("_C._get_fp32_precision_getter", lambda *_: _matmul.fp32_precision)
+    _switches: dict[str, Any] = {"matmul": _matmul, "rnn": cast("Any", _cudnn).rnn}
+    _precision = _find("_C._get_fp32_precision_getter", lambda _, of: _switches[of].fp32_precision)
+    _set_precision = _find(
+        "_C._set_fp32_precision_setter",
+        lambda _, of, value: setattr(_switches[of], "fp32_precision", value),
+    )
 
     def allows_tf32() -> bool:
         """Whether torch's switch lets products of float32 matrices on CUDA be computed in TF32."""
@@ -67,8 +72,20 @@ if hasattr(_matmul, "fp32_precision"):  # since torch 2.9
     # What torch.compiler.assume_constant_result does, without importing the compiler. Code compiled for one position of
     # the switch is guarded by it.
     cast("Any", allows_tf32)._dynamo_marked_constant = True
+
+    def cudnn_allows_tf32() -> bool:
+        """The same for cuDNN's recurrent layers."""
+        return bool(_precision("cuda", "rnn") == "tf32")
+
+    def set_cudnn_tf32(allow: bool) -> None:
+        """Turns that switch."""
+        _set_precision("cuda", "rnn", "tf32" if allow else "ieee")
 else:
     allows_tf32 = _find("_C._get_cublas_allow_tf32", lambda: _matmul.allow_tf32)
+    cudnn_allows_tf32 = _find("_C._get_cudnn_allow_tf32", lambda: _cudnn.allow_tf32)
+    set_cudnn_tf32 = _find(
+        "_C._set_cudnn_allow_tf32", lambda allow: setattr(_cudnn, "allow_tf32", allow)
+    )
 
 
 def without_frames(name: str) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _autocast, _autograd, _checks
+from extops import _autocast, _autograd, _checks, _cudnn
 from extops.modules import Layers, Packing, Results, States, parameter_of
 from extops.ops.sequence import GRU_CELL, LSTM_CELL, gru_sequence, lstm_sequence, suit_torchs
 from extops.ops.step import Step
@@ -88,28 +88,58 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             return time == 1 or self.hidden_size >= 256
         return time <= max(1, min(self.hidden_size // 64, 16 if batch == 1 else 4))
 
+    def may_be_cudnns(self, input: Tensor) -> bool:
+        """Whether cuDNN's layer can compute ``[T, B, I]`` without lengths as ours does. It could not draw its masks of
+        dropout again, for gradients of higher order.
+        """
+        if _autocast.is_on() or (self.training and self.dropout > 0 and self.num_layers > 1):
+            return False
+        return _cudnn.is_acceptable(input)
+
     def _forward_padded(
         self, input: Tensor, states: States, packing: Packing | None = None, *, batch_first: bool
     ) -> Results:
-        if (
-            packing is None
-            and _autograd.is_plain()
-            and self.is_torchs(input.transpose(0, 1) if batch_first else input)
-        ):
-            names = [x for layer in range(self.num_layers) for x in self._suffixes(layer)]
-            parameters = [self._parameters_of(name) for name in names]
-            if all(suit_torchs(input, each, states) for each in parameters):
-                layer: Any = getattr(torch, self._mode.lower())
-                state = states if self._number_of_states > 1 else states[0]
-                options = self.bias, self.num_layers, self.dropout, self.training
-                output, *last = layer(
-                    input, state, sum(parameters, ()), *options, self.bidirectional, batch_first
-                )
-                return output, tuple(last)
+        if packing is None and _autograd.is_plain():
+            found = self._by_torch(input.transpose(0, 1) if batch_first else input, states)
+            if found is not None:
+                output, states = found
+                return output.transpose(0, 1) if batch_first else output, states
         if packing is None and self._mode == "LSTM" and _has_onednn and _autocast.is_on():
             # On a CPU torch's is one operator of oneDNN's, all of whose arguments autocast casts.
             states = _autocast.cast(*states)
         return super()._forward_padded(input, states, packing, batch_first=batch_first)
+
+    def _by_torch(self, input: Tensor, states: States) -> Results | None:
+        """What torch's layers make of ``[T, B, I]``, or nothing where ours compute it."""
+        is_torchs = self.is_torchs(input)
+        if not (is_torchs or self.may_be_cudnns(input)):
+            return None
+        names = [x for layer in range(self.num_layers) for x in self._suffixes(layer)]
+        parameters = [self._parameters_of(name) for name in names]
+        given = (input, *states, *(x for each in parameters for x in each))
+        requires_grad = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+        cell = self._mode.lower()
+        if not is_torchs:
+            is_cudnns = _cudnn.serves(cell, input, self.hidden_size, requires_grad)
+            if not (is_cudnns and self._suit_cudnns(parameters)):
+                return None
+        if not all(suit_torchs(input, each, states) for each in parameters):
+            return None
+        dropout = self.dropout if self.training else 0.0
+        options = self.bidirectional, dropout, requires_grad
+        return _cudnn.run(cell, input, states, parameters, *options)
+
+    def _suit_cudnns(self, parameters: list[tuple[Tensor, ...]]) -> bool:
+        """It reads memory by the sizes of the layer."""
+        directions = 1 + self.bidirectional
+        rows = (4 if self._mode == "LSTM" else 3) * self.hidden_size
+        for place, (weight_ih, weight_hh, *biases) in enumerate(parameters):
+            features = self.input_size if place < directions else directions * self.hidden_size
+            if weight_ih.shape != (rows, features) or weight_hh.shape != (rows, self.hidden_size):
+                return False
+            if not all(x.is_contiguous() for x in (weight_ih, weight_hh, *biases)):
+                return False
+        return True
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]

@@ -387,7 +387,7 @@ def _is_step_of_torch(input: Tensor, *others: Tensor | None) -> bool:
 def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any]) -> bool:
     """Whether torch's own may take the parameters of one direction: it also takes what ours refuses, such as a state of
     another dtype, and broadcasts a bias. In a 16-bit type its products on a CPU read what lies between padded rows
-    (torch 2.13).
+    (2.13).
     """
     weight_ih, weight_hh, *others = parameters
     biases = [x for x in others if x is not None]
@@ -399,7 +399,11 @@ def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any])
         )
         and weight_ih.shape[:1] == rows
         and all(x.shape == rows for x in biases)
-        and (input.element_size() > 2 or all(x.is_contiguous() for x in (input, *states)))
+        and (
+            input.is_cuda
+            or input.element_size() > 2
+            or all(x.is_contiguous() for x in (input, *states))
+        )
     )
 
 

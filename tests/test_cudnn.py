@@ -1,0 +1,354 @@
+"""Layers that cuDNN computes. On a CPU torch's own stand in for it, and are called by the same way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
+
+import extops
+from extops import _cudnn, _private
+from operators import GPU, Tensors, dtype_name
+
+FEATURES, STATE, TIME, BATCH = 3, 4, 5, 2
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"bias": False, "batch_first": True},
+    {"num_layers": 2, "bidirectional": True},
+    {"num_layers": 2, "dropout": 0.5, "batch_first": True, "training": False},
+]
+by_layer = pytest.mark.parametrize("name", ["LSTM", "GRU"])
+by_options = pytest.mark.parametrize("options", OPTIONS, ids=lambda it: "-".join(it) or "plain")
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """All layers are torch's; whether in training, for each call."""
+    found = []
+    torchs = _cudnn._torchs
+
+    def run(*arguments: Any) -> Tensors:
+        found.append(arguments[-1])
+        return torchs(*arguments)
+
+    monkeypatch.setattr(_cudnn, "is_acceptable", lambda input: True)
+    monkeypatch.setattr(_cudnn, "kernel_of", lambda *_: "step")
+    monkeypatch.setattr(_cudnn, "_torchs", run)
+    return found
+
+
+def layer_of(
+    name: str, dtype: torch.dtype = torch.float64, training: bool = True, **options: Any
+) -> nn.Module:
+    return getattr(extops, name)(FEATURES, STATE, dtype=dtype, **options).train(training)
+
+
+def arguments_of(layer: nn.Module, batch: tuple[int, ...] = (BATCH,)) -> Tensors:
+    """The input and all states, which require gradients."""
+    leading = (*batch, TIME) if layer.batch_first else (TIME, *batch)
+    states = layer.num_layers * (1 + layer.bidirectional), *batch, STATE
+    dtype = next(layer.parameters()).dtype
+    shapes = [(*leading, FEATURES)] + [states] * (2 if isinstance(layer, extops.LSTM) else 1)
+    return tuple(torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes)
+
+
+def results_of(layer: nn.Module, arguments: Tensors) -> Tensors:
+    input, *states = arguments
+    output, last = layer(input, tuple(states) if len(states) > 1 else states[0])
+    return (output, *last) if isinstance(last, tuple) else (output, last)
+
+
+def loss_of(results: Tensors) -> Tensor:
+    return torch.stack([(result**2).sum() for result in results]).sum()
+
+
+def found_by(layer: nn.Module, arguments: Tensors, order: int = 1) -> Tensors:
+    """Results and gradients."""
+    leaves = [*arguments, *layer.parameters()]
+    results = found = results_of(layer, arguments)
+    for again in range(order):
+        found = torch.autograd.grad(loss_of(found), leaves, create_graph=again < order - 1)
+    return *results, *found
+
+
+def by_kernels(layer: nn.Module, arguments: Tensors, order: int = 1) -> Tensors:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_cudnn, "is_acceptable", lambda input: False)
+        return found_by(layer, arguments, order)
+
+
+@by_layer
+@by_options
+@pytest.mark.parametrize("batch", [(BATCH,), ()], ids=["batch", "no_batch"])
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_values_and_gradients(
+    order: int, batch: tuple[int, ...], options: dict[str, Any], name: str, runs: list[bool]
+) -> None:
+    layer = layer_of(name, **options)
+    arguments = arguments_of(layer, batch)
+    expected = by_kernels(layer, arguments, order)
+    assert runs == []
+    torch.testing.assert_close(found_by(layer, arguments, order), expected)
+    assert runs == [True]
+    with torch.no_grad():
+        results = results_of(layer, arguments)
+    assert runs == [True, False]
+    torch.testing.assert_close(results, tuple(x.detach() for x in expected[: len(results)]))
+
+
+@by_layer
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no_bias"])
+@pytest.mark.usefixtures("runs")
+def test_gradcheck(bias: bool, name: str) -> None:
+    layer = layer_of(name, num_layers=2, bidirectional=True, bias=bias)
+    names = [name for name, _ in layer.named_parameters()]
+    count = 3 if name == "LSTM" else 2
+
+    def run(*leaves: Tensor) -> Tensors:
+        for name, value in zip(names, leaves[count:], strict=True):
+            layer._parameters[name] = value
+        return results_of(layer, leaves[:count])
+
+    leaves = *arguments_of(layer), *(x.detach().requires_grad_() for x in layer.parameters())
+    assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
+
+
+@by_layer
+@pytest.mark.usefixtures("runs")
+def test_gradients_that_are_asked_for(name: str) -> None:
+    """Of some inputs, towards some results; of others there is none."""
+    layer = layer_of(name, num_layers=2)
+    arguments = arguments_of(layer)
+    layer.weight_hh_l1.requires_grad_(False)
+    wanted = [arguments[1], layer.weight_ih_l0, layer.bias_hh_l1]
+    found = []
+    for run in (found_by, by_kernels):
+        *results, _ = run(layer, arguments, 0)[:3]
+        found.append(torch.autograd.grad(results[-1].sum(), wanted, retain_graph=True))
+        results[0][0].sum().backward()
+        found[-1] += tuple(x.grad for x in (*arguments, *layer.parameters()) if x is not None)
+        for x in (*arguments, *layer.parameters()):
+            x.grad = None
+    torch.testing.assert_close(*found)
+    assert [x is None for x in found[0][-8:]].count(True) == 1
+
+
+@by_layer
+@pytest.mark.usefixtures("runs")
+def test_a_graph_that_is_kept(name: str) -> None:
+    layer = layer_of(name)
+    arguments = arguments_of(layer)
+    loss, leaves = loss_of(results_of(layer, arguments)), list(layer.parameters())
+    found = [torch.autograd.grad(loss, leaves, retain_graph=keep) for keep in (True, True, False)]
+    assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(*found, strict=True))
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(loss, leaves)
+
+
+@by_layer
+@pytest.mark.usefixtures("runs")
+def test_a_graph_that_is_gone_through_holds_no_memory(name: str) -> None:
+    layer = layer_of(name)
+    kept: list[StorageWeakRef] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(StorageWeakRef(tensor.untyped_storage()))
+        return tensor
+
+    arguments = tuple(x.clone() for x in arguments_of(layer))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = loss_of(results_of(layer, arguments))
+    del arguments
+    assert not any(x.expired() for x in kept)
+    loss.backward()
+    parameters = {x.untyped_storage()._cdata for x in layer.parameters()}
+    assert {x.cdata for x in kept if not x.expired()} <= parameters
+
+
+@by_layer
+@pytest.mark.parametrize("what", ["weight", "input"])
+@pytest.mark.usefixtures("runs")
+def test_what_must_not_change_before_the_backward(what: str, name: str) -> None:
+    layer = layer_of(name)
+    input, *states = arguments_of(layer)
+    input = input.clone()
+    results = results_of(layer, (input, *states))
+    with torch.no_grad():
+        {"weight": layer.weight_hh_l0, "input": input}[what].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss_of(results).backward()
+
+
+@by_layer
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.usefixtures("runs")
+def test_a_bias_may_change_before_the_backward(order: int, name: str) -> None:
+    layer = layer_of(name, num_layers=2)
+    arguments = arguments_of(layer)
+    leaves = [*arguments, *layer.parameters()]
+    expected = found_by(layer, arguments, order)[-len(leaves) :]
+    found = results_of(layer, arguments)
+    with torch.no_grad():
+        layer.bias_ih_l0.add_(1)
+        layer.bias_hh_l1.add_(1)
+    for again in range(order):
+        found = torch.autograd.grad(loss_of(found), leaves, create_graph=again < order - 1)
+    torch.testing.assert_close(found, expected)
+
+
+@by_layer
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.usefixtures("runs")
+def test_checkpoint(reentrant: bool, name: str) -> None:
+    layer = layer_of(name)
+    arguments = arguments_of(layer)
+    expected = found_by(layer, arguments)
+    results = checkpoint(
+        lambda *given: results_of(layer, given), *arguments, use_reentrant=reentrant
+    )
+    loss_of(results).backward()
+    found = [x.grad for x in (*arguments, *layer.parameters())]
+    torch.testing.assert_close(found, list(expected[len(results) :]))
+
+
+@by_layer
+def test_what_stays_with_our_kernels(name: str, runs: list[bool]) -> None:
+    layer = layer_of(name, torch.float32, num_layers=2, dropout=0.5)
+    arguments = arguments_of(layer)
+    results_of(layer, arguments)
+    layer.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        results_of(layer, arguments)
+    packed = nn.utils.rnn.pack_padded_sequence(arguments[0], torch.tensor([TIME, 1]))
+    layer(packed)
+    torch.func.vmap(lambda x: layer(x.unsqueeze(1))[0], in_dims=1)(arguments[0])
+    torch.jit.trace(layer, arguments[0].detach(), check_trace=False)
+    layer.weight_ih_l1 = nn.Parameter(layer.weight_ih_l1[:, :-1].detach())
+    with pytest.raises(RuntimeError, match="expected `weight_ih` to have shape"):
+        results_of(layer, arguments)
+    assert runs == []
+
+
+@by_layer
+@pytest.mark.parametrize("slow", [False, True], ids=["forward", "backward"])
+def test_either_pass_decides(
+    slow: bool, name: str, runs: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = {slow: "step", not slow: "group"}
+    monkeypatch.setattr(_cudnn, "kernel_of", lambda *given: kernels[given[-1]])
+    layer = layer_of(name)
+    arguments = arguments_of(layer)
+    assert extops.which_kernel(layer, arguments[0]) == "cudnn"
+    results_of(layer, arguments)
+    assert runs == [True]
+    with torch.no_grad():
+        assert extops.which_kernel(layer, arguments[0]) == ("cpu" if slow else "cudnn")
+        results_of(layer, arguments)
+    assert runs == [True] if slow else [True, False]
+
+
+@by_layer
+@pytest.mark.parametrize("allowed", [False, True], ids=["strict", "tf32"])
+@pytest.mark.usefixtures("runs")
+def test_the_switch_of_products_is_the_layers(
+    allowed: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDNN has its own, which is on by default: it is turned for the call alone."""
+    seen = []
+
+    def watched(gradient: Tensor) -> None:
+        seen.append(_private.cudnn_allows_tf32())
+
+    layer = layer_of(name, torch.float32)
+    kind = getattr(torch, name.lower())
+
+    def run(*given: Any) -> Any:
+        seen.append(_private.cudnn_allows_tf32())
+        found = kind(*given)
+        if found[0].requires_grad:
+            found[0].register_hook(watched)
+        return found
+
+    monkeypatch.setattr(torch, name.lower(), run)
+    monkeypatch.setattr(_private, "allows_tf32", lambda: allowed)
+    assert _private.cudnn_allows_tf32()
+    results = results_of(layer, arguments_of(layer))
+    assert _private.cudnn_allows_tf32()
+    loss_of(results).backward()
+    assert _private.cudnn_allows_tf32()
+    assert seen == [allowed] * 2
+
+
+# -- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [GPU])
+@by_layer
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=dtype_name)
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["one", "both"])
+def test_as_accurate_as_float64(
+    bidirectional: bool, dtype: torch.dtype, name: str, device: str
+) -> None:
+    time, batch, size = 35, 20, 650
+    options: dict[str, Any] = {"num_layers": 2, "bidirectional": bidirectional, "device": device}
+    layer = getattr(extops, name)(size, size, dtype=dtype, **options)
+    exact = getattr(extops, name)(size, size, dtype=torch.float64, **options)
+    exact.load_state_dict(layer.state_dict())
+    input = torch.randn(time, batch, size, device=device, dtype=dtype, requires_grad=True)
+    is_cudnns = dtype is not torch.bfloat16 or torch.backends.cudnn.version() >= 91300
+    assert extops.which_kernel(layer, input) == ("cudnn" if is_cudnns else "step")
+    found = []
+    for module, given in ((layer, input), (exact, input.detach().double().requires_grad_())):
+        output, _ = module(given)
+        leaves = [given, *module.parameters()]
+        gradients = torch.autograd.grad(output.float().square().mean(), leaves)
+        found.append([output.detach().double(), *(x.double() for x in gradients)])
+    eps = torch.finfo(dtype).eps
+    for actual, expected in zip(*found, strict=True):
+        torch.testing.assert_close(
+            actual, expected, rtol=0, atol=64 * eps * float(expected.abs().max())
+        )
+
+
+@pytest.mark.parametrize("device", [GPU])
+@by_layer
+def test_an_output_must_not_change_before_the_backward(name: str, device: str) -> None:
+    layer = getattr(extops, name)(650, 650, device=device)
+    output, _ = layer(torch.randn(35, 20, 650, device=device))
+    with torch.no_grad():
+        output.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+@pytest.mark.parametrize("device", [GPU])
+@by_layer
+def test_strict_float32(name: str, device: str) -> None:
+    """Whatever cuDNN's switch is, which TF32 would show in the third digit."""
+    layer = getattr(extops, name)(650, 650, device=device)
+    input = torch.randn(35, 20, 650, device=device)
+    assert extops.which_kernel(layer, input) == "cudnn"
+    with torch.no_grad():
+        found, _ = layer(input)
+        expected, _ = layer.double()(input.double())
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+    assert _private.cudnn_allows_tf32()
+
+
+@pytest.mark.parametrize("device", [GPU])
+@by_layer
+def test_captured_in_a_graph(name: str, device: str) -> None:
+    layer = getattr(extops, name)(650, 650, device=device)
+    input = torch.randn(35, 20, 650, device=device)
+    with torch.no_grad():
+        expected, _ = layer(input)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found, _ = layer(input)
+    graph.replay()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
