@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -814,3 +817,10 @@ def test_what_else_may_not_change_before_the_backward(cell: str, device: str, pl
         leaves[place].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(results, leaves, upstream(results))
+
+
+def test_no_kernel_replaces_another(tmp_path: Path) -> None:
+    """Torch warns of that, or refuses to import extops, where two parts of it register the same."""
+    command = [sys.executable, "-c", "import extops"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "previously registered" not in done.stderr
