@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,7 +105,7 @@ def _steps_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain calls come to these operators on a CPU, too, and with the binding for an older torch."""
 
     def serves(self: Step, input: Tensor, has_one_state: bool) -> bool:
-        return has_one_state == (self.number_of_states == 1)
+        return has_one_state or self.number_of_states == 2
 
     monkeypatch.setattr(Step, "serves", serves)
 
@@ -113,12 +116,11 @@ _SERVES = Step.serves
 @by_device
 @by_cell
 def test_where_plain_calls_come_here(cell: str, device: str) -> None:
-    """On a GPU, and with all states."""
+    """On a GPU, where a cell with one state is not given two."""
     input = torch.randn(3, 5, device=device)
     has_kernels = device == "cuda" and extops._loader.binding == "stable"
-    has_one_state = cell == "gru"
-    assert _SERVES(STEPS[cell], input, has_one_state) is has_kernels
-    assert not _SERVES(STEPS[cell], input, not has_one_state)
+    assert _SERVES(STEPS[cell], input, True) is has_kernels
+    assert _SERVES(STEPS[cell], input, False) is (has_kernels and cell == "lstm")
 
 
 @contextmanager
@@ -587,6 +589,65 @@ def test_sequences_of_one_step(
 
 @by_device
 @by_cell
+def test_layers_of_one_step(cell: str, device: str, calls: list[str]) -> None:
+    ours, theirs = (
+        getattr(library, cell.upper())(
+            5, 7, 2, bidirectional=True, device=device, dtype=torch.float64
+        )
+        for library in (extops, torch.nn)
+    )
+    ours.load_state_dict(theirs.state_dict())
+    input = torch.randn(1, 3, 5, device=device, dtype=torch.float64)
+    found = []
+    for layer in (ours, theirs):
+        output, last = layer(input)
+        results = output, *tensors_of(last)
+        loss = torch.stack([(x**2).sum() for x in results]).sum()
+        found.append((*results, *torch.autograd.grad(loss, list(layer.parameters()))))
+    torch.testing.assert_close(*found)
+    assert set(calls) == {cell}
+
+
+@by_device
+@by_module
+def test_autocast(name: str, device: str) -> None:
+    """Results in the region's dtype, gradients in those of the leaves; also with the backward within the region."""
+    cell = getattr(extops, name)(5, 7, device=device)
+    input = torch.randn(3, 5, device=device, requires_grad=True)
+    hx = state_of(name, device, 3, 7, dtype=torch.float32)
+    expected = torch.autograd.grad(
+        tensors_of(cell(input, hx))[0].sum(), [input, *cell.parameters()]
+    )
+    for within in (False, True):
+        with torch.autocast(device, torch.bfloat16):
+            results = tensors_of(cell(input, hx))
+            if within:
+                found = torch.autograd.grad(results[0].sum(), [input, *cell.parameters()])
+        if not within:
+            found = torch.autograd.grad(results[0].sum(), [input, *cell.parameters()])
+        # As torch's: on a CPU only the products are in the region's dtype.
+        assert results[0].dtype is (torch.bfloat16 if device == "cuda" else torch.float32)
+        assert_near(found, expected, "bfloat16")
+
+
+@by_device
+@by_cell
+def test_wrong_arguments_of_a_sequence_of_one_step(cell: str, device: str) -> None:
+    function = getattr(extops, f"{cell}_sequence")
+    for place, name in enumerate(names_of(cell)):
+        for bad in (lambda x: x.half(), lambda x: torch.cat([x, x]), lambda x: x[None]):
+            inputs = [x.requires_grad_() for x in inputs_of(cell, (3, 5, 7), device, "float32")]
+            inputs[place] = bad(inputs[place])
+            input, w_ih, w_hh, b_ih, b_hh, *states = inputs
+            state = tuple(states) if cell == "lstm" else states[0]
+            for mode in (torch.enable_grad, torch.no_grad):
+                with mode(), pytest.raises(RuntimeError, match=f"^{cell}_sequence: ") as caught:
+                    function(input[None], state, w_ih, w_hh, (b_ih, b_hh))
+                assert "expected `" in str(caught.value), name
+
+
+@by_device
+@by_cell
 def test_the_output_is_no_alias_of_the_state(cell: str, device: str) -> None:
     input, *parameters, h = inputs_of(cell, (3, 5, 7), device)[:6]
     state = (h, h.clone()) if cell == "lstm" else h
@@ -756,3 +817,10 @@ def test_what_else_may_not_change_before_the_backward(cell: str, device: str, pl
         leaves[place].add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.autograd.grad(results, leaves, upstream(results))
+
+
+def test_no_kernel_replaces_another(tmp_path: Path) -> None:
+    """Torch warns of that, or refuses to import extops, where two parts of it register the same."""
+    command = [sys.executable, "-c", "import extops"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "previously registered" not in done.stderr

@@ -488,6 +488,8 @@ def _operators() -> dict[str, Callable[..., Any]]:
             found[name] = partial(_sequence, name)
         elif name.endswith("_sequence_backward"):
             found[name] = partial(_sequence_backward, name)
+        elif "_step" in name:
+            continue  # compositions, which ops/step.py registers
         elif operator.sizes:
             found.setdefault(name, partial(_generic, operator))
         else:

@@ -104,7 +104,8 @@ class Cell:
         if lengths is None and input.shape[0] == 1:
             states = self.one_step(input[0], *others)
             if states is None and self.step is not None and self.step.serves(input, has_one_state):
-                states = self.step(input[0], *others[: len(others) - has_one_state])
+                distinct = others[: len(others) - 2 + self.step.number_of_states]
+                states = self.step(input[0], *distinct)
             if states is not None:
                 return torch.stack(states[:1]), states[0], states[-1]
         allow_tf32 = input.is_cuda and _allows_tf32()

@@ -21,6 +21,7 @@ def _as_kernel(name: str, composite: Callable[..., Any]) -> Callable[..., tuple[
     """A composition that takes and returns what a kernel does: nothing broadcasts, and results are contiguous."""
     check = _schemas.OPERATORS[name].check
 
+    @_autocast.outside
     def kernel(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
         check(*arguments)
         return tuple(x.contiguous() for x in composite(*arguments, **options))
@@ -121,8 +122,8 @@ class Step:
         return grad_x @ weight_ih, grad_h_0 if grad_c_0 is None else grad_h_0 + grad_c_0
 
     def serves(self, input: Tensor, has_one_state: bool) -> bool:
-        """Whether a plain call is to come here."""
-        has_all = has_one_state == (self.number_of_states == 1)
+        """Whether a plain call is to come here. Both states of a cell with two may be one tensor."""
+        has_all = has_one_state or self.number_of_states == 2
         return has_all and input.is_cuda and _loader.binding == "stable"
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
