@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
@@ -284,7 +286,63 @@ def test_the_switch_of_products_is_the_layers(
     assert seen == [allowed] * 2
 
 
+class Flattening(nn.Module):
+    """Many models call it before the layer."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.layer.flatten_parameters()
+        output: Tensor = self.layer(input)[0]
+        return output
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@by_layer
+@pytest.mark.filterwarnings("error:Accessing the data pointer")
+@pytest.mark.usefixtures("dynamo")
+def test_flattened_in_a_trace_or_a_transform(name: str, device: str) -> None:
+    model = Flattening(layer_of(name).to(device))
+    input = arguments_of(model.layer)[0].detach().to(device)
+    expected = model(input)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(input), expected)
+    torch.testing.assert_close(torch.jit.trace(model, input)(input), expected)
+    torch.testing.assert_close(torch.export.export(model, (input,)).module()(input), expected)
+    parameters = dict(model.named_parameters())
+    found, _ = torch.func.vjp(lambda x: torch.func.functional_call(model, x, input), parameters)
+    torch.testing.assert_close(found, expected)
+    with FakeTensorMode():
+        layer = getattr(extops, name)(FEATURES, STATE, device=device)
+    assert layer.weight_hh_l0.device.type == device
+
+
 # -- on a GPU ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("how", ["ours", "accelerated"])
+@by_layer
+@pytest.mark.filterwarnings("error")
+def test_parameters_lie_together(how: str, name: str, device: str) -> None:
+    """Else cuDNN would copy them in each call, of which torch warns."""
+    library = extops if how == "ours" else nn
+    layer = getattr(library, name)(650, 650, num_layers=2)
+    parameters = list(layer.parameters())
+    values = {name: x.clone() for name, x in layer.state_dict().items()}
+    layer = extops.accelerate(layer.to(device))
+    assert all(x is y for x, y in zip(layer.parameters(), parameters, strict=True))
+    assert len({x.untyped_storage().data_ptr() for x in parameters}) == 1
+    torch.testing.assert_close({name: x.cpu() for name, x in layer.state_dict().items()}, values)
+    input = torch.randn(35, 20, 650, device=device)
+    layer(input)[0].sum().backward()
+    torch.optim.SGD(parameters, lr=0.1).step()
+    assert len({x.untyped_storage().data_ptr() for x in parameters}) == 1
+    copied = copy.deepcopy(layer)
+    copied.flatten_parameters()
+    torch.testing.assert_close(copied(input), layer(input))
 
 
 @pytest.mark.parametrize("device", [GPU])

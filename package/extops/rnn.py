@@ -68,7 +68,11 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         return super().forward(input, hx)
 
     def flatten_parameters(self) -> None:
-        """Does nothing: cuDNN alone wants all weights in one piece of memory."""
+        """Puts the parameters on a GPU into one piece of memory, as cuDNN reads them. They stay the same objects."""
+        # Those of a transform, or of a trace, have no memory to ask for.
+        are_real = all(type(x) in (Tensor, torch.nn.Parameter) for x in self._flat_weights)
+        if are_real and _autograd.is_plain():
+            super().flatten_parameters()
 
     def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
         _check_features(self._mode, input, self.input_size)
