@@ -1,5 +1,6 @@
 """Drop-ins for the recurrent modules of torch."""
 
+import logging
 import warnings
 from typing import Any, TypeVar
 
@@ -11,6 +12,8 @@ from extops import _autocast, _autograd, _checks, _cudnn
 from extops.modules import Layers, Packing, Results, States, parameter_of
 from extops.ops.sequence import GRU_CELL, LSTM_CELL, gru_sequence, lstm_sequence, suit_torchs
 from extops.ops.step import Step
+
+_logger = logging.getLogger("extops")
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -265,13 +268,15 @@ _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.LSTMCell: LSTMCell,
     torch.nn.GRUCell: GRUCell,
 }
+_TORCHS = {ours: torchs for torchs, ours in _OURS.items()}
 
 
 def accelerate(model: Model) -> Model:
     """Makes each ``nn.LSTM``, ``nn.GRU``, ``nn.LSTMCell`` and ``nn.GRUCell`` of a model one of extops, in place.
 
-    A module stays the same object, with its parameters, hooks and name, and gets the class of extops. A warning names
-    the recurrent modules that are left alone, and why.
+    A module stays the same object, with its parameters, hooks and name, and gets the class of extops. The logger
+    ``"extops"`` says in one line, of level INFO, which. A warning names the recurrent modules that are left alone, and
+    why. :func:`extops.restore` takes it back.
 
     Args:
         model: any module; it may be such a layer itself.
@@ -279,20 +284,54 @@ def accelerate(model: Model) -> Model:
     Returns:
         ``model``.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(
-            f"accelerate: expected `model` to be a torch.nn.Module, but got {type(model).__name__}"
-        )
-    left = []
+    _check_model("accelerate", model)
+    taken, left = [], []
     for name, module in model.named_modules():
         ours = _OURS.get(type(module))
         if ours is not None and not getattr(module, "proj_size", 0):
             module.__class__ = ours
+            taken.append(f"{_called(name)} ({ours.__name__})")
         elif reason := _why_left_alone(module):
-            left.append(f"`{name}`, {reason}" if name else f"the model, {reason}")
+            left.append(f"{_called(name)}, {reason}")
+    _logger.info("extops.accelerate took: %s", ", ".join(taken) or "nothing")
     if left:
         warnings.warn(f"extops.accelerate left alone: {'; '.join(left)}", stacklevel=2)
     return model
+
+
+def restore(model: Model) -> Model:
+    """Takes back :func:`extops.accelerate`, in place: each :class:`extops.LSTM`, :class:`extops.GRU`,
+    :class:`extops.LSTMCell` and :class:`extops.GRUCell` of a model becomes torch's of the same name, also where it was
+    made as ours.
+
+    As there, a module stays the same object, and the logger says which. Those of a class derived from ours are left.
+
+    Args:
+        model: any module; it may be such a layer itself.
+
+    Returns:
+        ``model``.
+    """
+    _check_model("restore", model)
+    taken = []
+    for name, module in model.named_modules():
+        torchs = _TORCHS.get(type(module))
+        if torchs is not None:
+            module.__class__ = torchs
+            taken.append(f"{_called(name)} ({torchs.__name__})")
+    _logger.info("extops.restore took: %s", ", ".join(taken) or "nothing")
+    return model
+
+
+def _check_model(function: str, model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"{function}: expected `model` to be a torch.nn.Module, but got {type(model).__name__}"
+        )
+
+
+def _called(name: str) -> str:
+    return f"`{name}`" if name else "the model"
 
 
 def _why_left_alone(module: torch.nn.Module) -> str:
