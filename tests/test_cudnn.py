@@ -38,7 +38,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return torchs(*arguments)
 
     monkeypatch.setattr(_cudnn, "is_acceptable", lambda input: True)
-    monkeypatch.setattr(_cudnn, "kernel_of", lambda *_: "step")
+    monkeypatch.setattr(_cudnn, "serves", lambda *_: True)
     monkeypatch.setattr(_cudnn, "_torchs", run)
     return found
 
@@ -238,20 +238,32 @@ def test_what_stays_with_our_kernels(name: str, runs: list[bool]) -> None:
 
 @by_layer
 @pytest.mark.parametrize("slow", [False, True], ids=["forward", "backward"])
-def test_either_pass_decides(
-    slow: bool, name: str, runs: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kernels = {slow: "step", not slow: "group"}
-    monkeypatch.setattr(_cudnn, "kernel_of", lambda *given: kernels[given[-1]])
+def test_either_pass_decides(slow: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked once for each kind of call."""
+    asked = []
+
+    def kernel_of(cell: str, state_size: int, backward: bool, problem: Any) -> str:
+        asked.append((cell, state_size, backward, problem))
+        return "step" if backward == slow else "group"
+
+    def problem_of(input: Tensor) -> Any:
+        return tuple(input.shape)
+
+    for stand_in in (kernel_of, problem_of):
+        monkeypatch.setattr(_cudnn, stand_in.__name__, stand_in)
     layer = layer_of(name)
-    arguments = arguments_of(layer)
-    assert extops.which_kernel(layer, arguments[0]) == "cudnn"
-    results_of(layer, arguments)
-    assert runs == [True]
-    with torch.no_grad():
-        assert extops.which_kernel(layer, arguments[0]) == ("cpu" if slow else "cudnn")
-        results_of(layer, arguments)
-    assert runs == [True] if slow else [True, False]
+    input = arguments_of(layer)[0]
+    _cudnn._takes_steps.cache_clear()
+    monkeypatch.setattr(_cudnn, "is_acceptable", lambda input: True)
+    for _ in range(2):
+        assert extops.which_kernel(layer, input) == "cudnn"
+        with torch.no_grad():
+            assert extops.which_kernel(layer, input) == ("cpu" if slow else "cudnn")
+    forward, backward = (
+        (name.lower(), STATE, is_backward, tuple(input.shape)) for is_backward in (False, True)
+    )
+    assert asked == ([forward, backward, forward] if slow else [forward, forward])
+    _cudnn._takes_steps.cache_clear()
 
 
 @by_layer

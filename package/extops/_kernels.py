@@ -92,7 +92,7 @@ def which_kernel(
         if _cudnn.serves(cell, steps, state_size, requires_grad):
             return "cudnn"
     if steps.is_cuda:
-        return _cudnn.kernel_of(cell, steps, state_size, backward)
+        return _cudnn.kernel_of(cell, state_size, backward, _cudnn.problem_of(steps))
     is_torchs = is_one_step and not (torch.is_grad_enabled() or _autocast.is_on())
     if layer is not None:
         is_torchs |= layer.is_torchs(steps)
