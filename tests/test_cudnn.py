@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -296,6 +297,33 @@ def test_the_switch_of_products_is_the_layers(
     loss_of(results).backward()
     assert _private.cudnn_allows_tf32()
     assert seen == [allowed] * 2
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_the_switch_is_turned_for_calls_that_overlap(allowed: bool) -> None:
+    """As those of threads do: the last one turns it back."""
+    before = _private.cudnn_allows_tf32()
+    _private.set_cudnn_tf32(allowed)
+    try:
+        _cudnn._strict.__enter__()
+        with _cudnn._strict:
+            assert not _private.cudnn_allows_tf32()
+        assert not _private.cudnn_allows_tf32()
+        _cudnn._strict.__exit__()
+        assert _private.cudnn_allows_tf32() == allowed
+    finally:
+        _private.set_cudnn_tf32(before)
+
+
+def test_a_graph_that_threads_go_through(runs: list[bool]) -> None:
+    layer = layer_of("LSTM", num_layers=2)
+    loss, leaves = loss_of(results_of(layer, arguments_of(layer))), list(layer.parameters())
+    expected = torch.autograd.grad(loss, leaves, retain_graph=True)
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda _: torch.autograd.grad(loss, leaves, retain_graph=True), range(40))
+    for gradients in found:
+        torch.testing.assert_close(gradients, expected)
+    assert runs == [True]
 
 
 class Flattening(nn.Module):

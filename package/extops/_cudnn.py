@@ -53,9 +53,9 @@ def kernel_of(cell: str, state_size: int, backward: bool, problem: Problem) -> s
 
 
 @functools.lru_cache(maxsize=4096)
-def _takes_steps(cell: str, state_size: int, requires_grad: bool, problem: Problem) -> bool:
+def _takes_steps(cell: str, state_size: int, with_backward: bool, problem: Problem) -> bool:
     """Remembered, as the host takes longer to ask than to compute some layers."""
-    passes = (False, True) if requires_grad else (False,)
+    passes = (False, True) if with_backward else (False,)
     return any(kernel_of(cell, state_size, backward, problem) == "step" for backward in passes)
 
 
@@ -68,9 +68,9 @@ def is_acceptable(input: Tensor) -> bool:
     return torch.cudnn_is_acceptable(input)
 
 
-def serves(cell: str, input: Tensor, state_size: int, requires_grad: bool) -> bool:
+def serves(cell: str, input: Tensor, state_size: int) -> bool:
     """Whether it shall: where our kernels would compute a pass by a product and a kernel for each step."""
-    return _takes_steps(cell, state_size, requires_grad, problem_of(input))
+    return _takes_steps(cell, state_size, torch.is_grad_enabled(), problem_of(input))
 
 
 class _Strict:
@@ -114,14 +114,13 @@ def run(
     parameters: Sequence[tuple[Tensor, ...]],
     bidirectional: bool,
     dropout: float,
-    requires_grad: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """torch's layers for ``[T, B, I]``; the parameters are those of each direction of each layer. With gradients
     there is no dropout.
     """
     inputs = input, *states, *sum(parameters, ())
     sizes = len(states), len(parameters[0])
-    if requires_grad:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         output, *last = _apply(cell, bidirectional, sizes, *inputs)
     else:
         output, *last = _torchs(cell, bidirectional, sizes, inputs, dropout, dropout > 0)

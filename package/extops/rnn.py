@@ -95,13 +95,15 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             return time == 1 or self.hidden_size >= 256
         return time <= max(1, min(self.hidden_size // 64, 16 if batch == 1 else 4))
 
-    def may_be_cudnns(self, input: Tensor) -> bool:
-        """Whether cuDNN's layer can compute ``[T, B, I]`` without lengths as ours does. It could not draw its masks of
-        dropout again, for gradients of higher order.
+    def is_cudnns(self, input: Tensor) -> bool:
+        """Whether cuDNN's layer computes ``[T, B, I]`` without lengths. It could not draw its masks of dropout again,
+        for gradients of higher order.
         """
         if _autocast.is_on() or (self.training and self.dropout > 0 and self.num_layers > 1):
             return False
-        return _cudnn.is_acceptable(input)
+        return _cudnn.is_acceptable(input) and _cudnn.serves(
+            self._mode.lower(), input, self.hidden_size
+        )
 
     def _forward_padded(
         self, input: Tensor, states: States, packing: Packing | None = None, *, batch_first: bool
@@ -119,22 +121,18 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def _by_torch(self, input: Tensor, states: States) -> Results | None:
         """What torch's layers make of ``[T, B, I]``, or nothing where ours compute it."""
         is_torchs = self.is_torchs(input)
-        if not (is_torchs or self.may_be_cudnns(input)):
+        if not (is_torchs or self.is_cudnns(input)):
             return None
         names = [x for layer in range(self.num_layers) for x in self._suffixes(layer)]
         parameters = [self._parameters_of(name) for name in names]
-        given = (input, *states, *(x for each in parameters for x in each))
-        requires_grad = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-        cell = self._mode.lower()
-        if not is_torchs:
-            is_cudnns = _cudnn.serves(cell, input, self.hidden_size, requires_grad)
-            if not (is_cudnns and self._suit_cudnns(parameters)):
-                return None
         if not all(suit_torchs(input, each, states) for each in parameters):
             return None
+        if not (is_torchs or self._suit_cudnns(parameters)):
+            return None
         dropout = self.dropout if self.training else 0.0
-        options = self.bidirectional, dropout, requires_grad
-        return _cudnn.run(cell, input, states, parameters, *options)
+        return _cudnn.run(
+            self._mode.lower(), input, states, parameters, self.bidirectional, dropout
+        )
 
     def _suit_cudnns(self, parameters: list[tuple[Tensor, ...]]) -> bool:
         """It reads memory by the sizes of the layer."""
