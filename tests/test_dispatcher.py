@@ -618,6 +618,9 @@ else:
 assert not extops._private.allows_tf32()
 torch.set_float32_matmul_precision("high")
 assert extops._private.allows_tf32()
+for allow in (False, True):
+    extops._private.set_cudnn_tf32(allow)
+    assert extops._private.cudnn_allows_tf32() == allow
 assert not extops._private.is_tracing()
 traced = torch.jit.trace(extops.round_ste, torch.randn(2))
 torch.testing.assert_close(traced(a), a.add(0.5).floor())

@@ -530,6 +530,10 @@ class Own(nn.LSTM):
     pass
 
 
+class Derived(extops.GRU):
+    pass
+
+
 def test_accelerate() -> None:
     """In place: the modules stay the same objects, with their parameters and hooks."""
     model = nn.ModuleDict({name: getattr(nn, name)(FEATURES, STATE) for name in LAYERS + CELLS})
@@ -555,12 +559,81 @@ def test_accelerate_a_layer() -> None:
 
 
 @pytest.mark.parametrize("model", [nn.LSTM, [nn.LSTM(FEATURES, STATE)]], ids=["class", "list"])
-def test_accelerate_something_else(model: Any) -> None:
+@pytest.mark.parametrize("function", ["accelerate", "restore"])
+def test_accelerate_something_else(function: str, model: Any) -> None:
     name = type(model).__name__
     with pytest.raises(
-        TypeError, match=rf"^accelerate: expected `model` .*Module, but got {name}$"
+        TypeError, match=rf"^{function}: expected `model` .*Module, but got {name}$"
     ):
-        extops.accelerate(model)
+        getattr(extops, function)(model)
+
+
+def test_what_accelerate_says(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.ModuleDict({"encoder": nn.LSTM(FEATURES, STATE), "head": nn.Linear(STATE, 1)})
+    model["cells"] = nn.ModuleList([nn.GRUCell(FEATURES, STATE)])
+    with caplog.at_level("INFO", logger="extops"):
+        for function in (extops.accelerate, extops.restore):
+            function(model)
+            function(model)
+            function(model["encoder"])
+    taken = "`encoder` (LSTM), `cells.0` (GRUCell)", "nothing", "nothing"
+    expected = [f"extops.accelerate took: {modules}" for modules in taken]
+    expected += [f"extops.restore took: {modules}" for modules in taken]
+    assert caplog.messages == expected
+    caplog.clear()
+    extops.accelerate(nn.GRU(FEATURES, STATE))
+    assert caplog.messages == []
+    with caplog.at_level("INFO", logger="extops"):
+        extops.accelerate(nn.GRU(FEATURES, STATE))
+    assert caplog.messages == ["extops.accelerate took: the model (GRU)"]
+
+
+@by_device
+def test_restore(device: str) -> None:
+    """In place: torch's modules again, of which nothing tells that they were ours."""
+    model = nn.ModuleDict({name: getattr(nn, name)(FEATURES, STATE) for name in LAYERS + CELLS})
+    model["made"] = extops.LSTM(FEATURES, STATE, num_layers=2, bidirectional=True)
+    model["derived"] = derived = Derived(FEATURES, STATE)
+    model["lltm"] = lltm = extops.LLTMLayer(FEATURES, STATE)
+    model.double().to(device)
+    theirs = copy.deepcopy(model)
+    theirs["made"] = nn.LSTM(FEATURES, STATE, num_layers=2, bidirectional=True)
+    theirs["made"].double().to(device).load_state_dict(model["made"].state_dict())
+    calls = []
+    model["LSTM"].register_forward_hook(lambda *_: calls.append("hook"))
+    modules, parameters = dict(model.named_modules()), list(model.parameters())
+    keys = list(model.state_dict())
+    input = random(TIME, FEATURES, device=device)
+    names = (*LAYERS, *CELLS, "made")
+    for name in names:
+        assert_same(extops.accelerate(model)[name], theirs[name], input)
+    assert extops.restore(model) is model and extops.restore(model) is model
+    assert dict(model.named_modules()) == modules and list(model.state_dict()) == keys
+    assert all(x is y for x, y in zip(model.parameters(), parameters, strict=True))
+    for name in names:
+        assert type(model[name]) is type(theirs[name])
+        assert vars(model[name]).keys() == vars(theirs[name]).keys()
+        assert_same(model[name], theirs[name], input)
+        copied = pickle.loads(pickle.dumps(theirs[name].cpu()))
+        copied.load_state_dict(model[name].state_dict())
+        assert_same(copied.to(device), model[name], input)
+    assert calls == ["hook"] * 3
+    assert type(derived) is Derived and type(lltm) is extops.LLTMLayer
+
+
+@by_layer
+def test_restore_after_the_parameters_changed(name: str) -> None:
+    """torch's modules keep a list of them."""
+    ours = extops.accelerate(getattr(nn, name)(FEATURES, STATE))
+    ours.weight_hh_l0 = nn.Parameter(torch.randn_like(ours.weight_hh_l0))
+    ours.bias_ih_l0.data = torch.randn_like(ours.bias_ih_l0)
+    ours.double()
+    input = random(TIME, FEATURES)
+    expected = tensors_of(ours(input))
+    torch.testing.assert_close(tensors_of(extops.restore(ours)(input)), expected)
+    restored = pickle.loads(pickle.dumps(ours))
+    assert type(restored) is getattr(nn, name)
+    torch.testing.assert_close(tensors_of(restored(input)), expected)
 
 
 def test_what_accelerate_leaves_alone() -> None:
@@ -590,7 +663,7 @@ def test_what_accelerate_leaves_alone() -> None:
 
 @by_device
 def test_which_kernel(device: str) -> None:
-    names = {"cpu"} if device == "cpu" else {"float32_block", "step"}
+    names = {"cpu"} if device == "cpu" else {"float32_block", "step", "cudnn"}
     input = torch.randn(TIME, BATCH, FEATURES, device=device)
     packed = pack_sequence([input[:n, 0] for n in (4, 2)])
     h = torch.zeros(BATCH, STATE, device=device)

@@ -21,7 +21,7 @@ from extops.ops.lltm import lltm
 from extops.ops.multiply import elementwise_mult
 from extops.ops.rounding import round_ste
 from extops.ops.sequence import gru_sequence, lltm_sequence, lstm_sequence
-from extops.rnn import GRU, LSTM, GRUCell, LSTMCell, accelerate
+from extops.rnn import GRU, LSTM, GRUCell, LSTMCell, accelerate, restore
 
 _flops.provide()
 
@@ -43,6 +43,7 @@ __all__ = [
     "load_cell",
     "lstm_sequence",
     "reference",
+    "restore",
     "round_ste",
     "which_kernel",
 ]

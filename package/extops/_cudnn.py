@@ -25,21 +25,38 @@ _DTYPES = torch.float32, torch.bfloat16, torch.float16
 _FIRST_WITH_BFLOAT16 = 91300
 _is_kernel_named = bool(os.environ.get("EXTOPS_SEQUENCE_KERNEL"))
 
+Problem = tuple[int, ...]
 
-def kernel_of(cell: str, input: Tensor, state_size: int, backward: bool) -> str:
-    """The kernel of ours for ``[T, B, I]`` on a GPU."""
-    time, batch, _ = input.shape
-    strides = (1, time) if _schemas.is_batch_first(input) else (batch, 1)
-    library = _library("cuda")
+
+def problem_of(input: Tensor) -> Problem:
+    """What a kernel for ``[T, B, I]`` on a GPU is chosen by, but for the cell, its size and the pass."""
     given = _autocast.cast(input[:0])[0].dtype if _autocast.is_on() else input.dtype
-    dtype = library.product_dtype(given, _private.allows_tf32())
-    entry = library.entry(f"{cell}_sequence_kernel", c_char_p, c_int32, c_void_p, c_int64, c_void_p)
+    dtype = _library("cuda").product_dtype(given, _private.allows_tf32())
+    time, batch, _ = input.shape
+    is_batch_first = _schemas.is_batch_first(input)
+    stream = torch.cuda.current_stream(input.device).cuda_stream
+    is_captured = torch.cuda.is_current_stream_capturing()
+    return dtype, time, batch, is_batch_first, input.device.index, stream, is_captured
+
+
+def kernel_of(cell: str, state_size: int, backward: bool, problem: Problem) -> str:
+    """The kernel of ours for a pass."""
+    dtype, time, batch, is_batch_first, device, stream, _ = problem
+    strides = (1, time) if is_batch_first else (batch, 1)
     # The stride of the weights is not asked: no kernel depends on it.
     sizes = (c_int64 * 8)(time, batch, state_size, state_size, *strides, 0, 0)
-    with torch.cuda.device(input.device):
-        stream = torch.cuda.current_stream().cuda_stream
+    types = c_char_p, c_int32, c_void_p, c_int64, c_void_p
+    entry = _library("cuda").entry(f"{cell}_sequence_kernel", *types)
+    with torch.cuda.device(device):
         name: bytes = entry(dtype, sizes, backward, stream)
     return name.decode()
+
+
+@functools.lru_cache(maxsize=4096)
+def _takes_steps(cell: str, state_size: int, with_backward: bool, problem: Problem) -> bool:
+    """Remembered, as the host takes longer to ask than to compute some layers."""
+    passes = (False, True) if with_backward else (False,)
+    return any(kernel_of(cell, state_size, backward, problem) == "step" for backward in passes)
 
 
 def is_acceptable(input: Tensor) -> bool:
@@ -51,10 +68,9 @@ def is_acceptable(input: Tensor) -> bool:
     return torch.cudnn_is_acceptable(input)
 
 
-def serves(cell: str, input: Tensor, state_size: int, requires_grad: bool) -> bool:
+def serves(cell: str, input: Tensor, state_size: int) -> bool:
     """Whether it shall: where our kernels would compute a pass by a product and a kernel for each step."""
-    passes = (False, True) if requires_grad else (False,)
-    return any(kernel_of(cell, input, state_size, backward) == "step" for backward in passes)
+    return _takes_steps(cell, state_size, torch.is_grad_enabled(), problem_of(input))
 
 
 class _Strict:
@@ -98,14 +114,13 @@ def run(
     parameters: Sequence[tuple[Tensor, ...]],
     bidirectional: bool,
     dropout: float,
-    requires_grad: bool,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """torch's layers for ``[T, B, I]``; the parameters are those of each direction of each layer. With gradients
     there is no dropout.
     """
     inputs = input, *states, *sum(parameters, ())
     sizes = len(states), len(parameters[0])
-    if requires_grad:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
         output, *last = _apply(cell, bidirectional, sizes, *inputs)
     else:
         output, *last = _torchs(cell, bidirectional, sizes, inputs, dropout, dropout > 0)

@@ -86,13 +86,10 @@ def which_kernel(
     if steps.is_cuda and is_one_step and _loader.binding == "stable":
         return "step"
     layer = call if isinstance(call, (LSTM, GRU)) and not is_packed else None
-    if layer is not None and layer.may_be_cudnns(steps):
-        given = (steps, *layer.parameters())
-        requires_grad = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-        if _cudnn.serves(cell, steps, state_size, requires_grad):
-            return "cudnn"
+    if layer is not None and layer.is_cudnns(steps):
+        return "cudnn"
     if steps.is_cuda:
-        return _cudnn.kernel_of(cell, steps, state_size, backward)
+        return _cudnn.kernel_of(cell, state_size, backward, _cudnn.problem_of(steps))
     is_torchs = is_one_step and not (torch.is_grad_enabled() or _autocast.is_on())
     if layer is not None:
         is_torchs |= layer.is_torchs(steps)

@@ -1,5 +1,6 @@
 """Drop-ins for the recurrent modules of torch."""
 
+import logging
 import warnings
 from typing import Any, TypeVar
 
@@ -11,6 +12,8 @@ from extops import _autocast, _autograd, _checks, _cudnn
 from extops.modules import Layers, Packing, Results, States, parameter_of
 from extops.ops.sequence import GRU_CELL, LSTM_CELL, gru_sequence, lstm_sequence, suit_torchs
 from extops.ops.step import Step
+
+_logger = logging.getLogger("extops")
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
@@ -68,7 +71,11 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         return super().forward(input, hx)
 
     def flatten_parameters(self) -> None:
-        """Does nothing: cuDNN alone wants all weights in one piece of memory."""
+        """Puts the parameters on a GPU into one piece of memory, as cuDNN reads them. They stay the same objects."""
+        # Those of a transform, or of a trace, have no memory to ask for.
+        are_real = all(type(x) in (Tensor, torch.nn.Parameter) for x in self._flat_weights)
+        if are_real and _autograd.is_plain():
+            super().flatten_parameters()
 
     def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
         _check_features(self._mode, input, self.input_size)
@@ -88,13 +95,15 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             return time == 1 or self.hidden_size >= 256
         return time <= max(1, min(self.hidden_size // 64, 16 if batch == 1 else 4))
 
-    def may_be_cudnns(self, input: Tensor) -> bool:
-        """Whether cuDNN's layer can compute ``[T, B, I]`` without lengths as ours does. It could not draw its masks of
-        dropout again, for gradients of higher order.
+    def is_cudnns(self, input: Tensor) -> bool:
+        """Whether cuDNN's layer computes ``[T, B, I]`` without lengths. It could not draw its masks of dropout again,
+        for gradients of higher order.
         """
         if _autocast.is_on() or (self.training and self.dropout > 0 and self.num_layers > 1):
             return False
-        return _cudnn.is_acceptable(input)
+        return _cudnn.is_acceptable(input) and _cudnn.serves(
+            self._mode.lower(), input, self.hidden_size
+        )
 
     def _forward_padded(
         self, input: Tensor, states: States, packing: Packing | None = None, *, batch_first: bool
@@ -112,22 +121,18 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def _by_torch(self, input: Tensor, states: States) -> Results | None:
         """What torch's layers make of ``[T, B, I]``, or nothing where ours compute it."""
         is_torchs = self.is_torchs(input)
-        if not (is_torchs or self.may_be_cudnns(input)):
+        if not (is_torchs or self.is_cudnns(input)):
             return None
         names = [x for layer in range(self.num_layers) for x in self._suffixes(layer)]
         parameters = [self._parameters_of(name) for name in names]
-        given = (input, *states, *(x for each in parameters for x in each))
-        requires_grad = torch.is_grad_enabled() and any(x.requires_grad for x in given)
-        cell = self._mode.lower()
-        if not is_torchs:
-            is_cudnns = _cudnn.serves(cell, input, self.hidden_size, requires_grad)
-            if not (is_cudnns and self._suit_cudnns(parameters)):
-                return None
         if not all(suit_torchs(input, each, states) for each in parameters):
             return None
+        if not (is_torchs or self._suit_cudnns(parameters)):
+            return None
         dropout = self.dropout if self.training else 0.0
-        options = self.bidirectional, dropout, requires_grad
-        return _cudnn.run(cell, input, states, parameters, *options)
+        return _cudnn.run(
+            self._mode.lower(), input, states, parameters, self.bidirectional, dropout
+        )
 
     def _suit_cudnns(self, parameters: list[tuple[Tensor, ...]]) -> bool:
         """It reads memory by the sizes of the layer."""
@@ -261,13 +266,15 @@ _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.LSTMCell: LSTMCell,
     torch.nn.GRUCell: GRUCell,
 }
+_TORCHS = {ours: torchs for torchs, ours in _OURS.items()}
 
 
 def accelerate(model: Model) -> Model:
     """Makes each ``nn.LSTM``, ``nn.GRU``, ``nn.LSTMCell`` and ``nn.GRUCell`` of a model one of extops, in place.
 
-    A module stays the same object, with its parameters, hooks and name, and gets the class of extops. A warning names
-    the recurrent modules that are left alone, and why.
+    A module stays the same object, with its parameters, hooks and name, and gets the class of extops. The logger
+    ``"extops"`` says in one line, of level INFO, which. A warning names the recurrent modules that are left alone, and
+    why. :func:`extops.restore` takes it back.
 
     Args:
         model: any module; it may be such a layer itself.
@@ -275,20 +282,54 @@ def accelerate(model: Model) -> Model:
     Returns:
         ``model``.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(
-            f"accelerate: expected `model` to be a torch.nn.Module, but got {type(model).__name__}"
-        )
-    left = []
+    _check_model("accelerate", model)
+    taken, left = [], []
     for name, module in model.named_modules():
         ours = _OURS.get(type(module))
         if ours is not None and not getattr(module, "proj_size", 0):
             module.__class__ = ours
+            taken.append(f"{_called(name)} ({ours.__name__})")
         elif reason := _why_left_alone(module):
-            left.append(f"`{name}`, {reason}" if name else f"the model, {reason}")
+            left.append(f"{_called(name)}, {reason}")
+    _logger.info("extops.accelerate took: %s", ", ".join(taken) or "nothing")
     if left:
         warnings.warn(f"extops.accelerate left alone: {'; '.join(left)}", stacklevel=2)
     return model
+
+
+def restore(model: Model) -> Model:
+    """Takes back :func:`extops.accelerate`, in place: each :class:`extops.LSTM`, :class:`extops.GRU`,
+    :class:`extops.LSTMCell` and :class:`extops.GRUCell` of a model becomes torch's of the same name, also where it was
+    made as ours.
+
+    As there, a module stays the same object, and the logger says which. Those of a class derived from ours are left.
+
+    Args:
+        model: any module; it may be such a layer itself.
+
+    Returns:
+        ``model``.
+    """
+    _check_model("restore", model)
+    taken = []
+    for name, module in model.named_modules():
+        torchs = _TORCHS.get(type(module))
+        if torchs is not None:
+            module.__class__ = torchs
+            taken.append(f"{_called(name)} ({torchs.__name__})")
+    _logger.info("extops.restore took: %s", ", ".join(taken) or "nothing")
+    return model
+
+
+def _check_model(function: str, model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"{function}: expected `model` to be a torch.nn.Module, but got {type(model).__name__}"
+        )
+
+
+def _called(name: str) -> str:
+    return f"`{name}`" if name else "the model"
 
 
 def _why_left_alone(module: torch.nn.Module) -> str:
