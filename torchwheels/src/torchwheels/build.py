@@ -30,6 +30,7 @@ from torchwheels import (
     finish,
     links,
     machines,
+    output,
     processes,
     reports,
     sources,
@@ -479,6 +480,7 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
                 [*cmd],
                 build.project.time_limit * 60,
                 hidden=_CHATTER,
+                shown=output.Shortened(build.work / "source"),
                 env=given,
                 cwd=cwd or folder,
                 umask=0o022,
@@ -497,7 +499,8 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
             raise error.exception from None
         # Where the backend could not even be called, nothing has been printed of it.
         traceback = getattr(error.exception, "traceback", "")
-        print(traceback, end="", flush=True)
+        shown = map(output.Shortened(build.work / "source"), traceback.splitlines(keepends=True))
+        print("".join(shown), end="", flush=True)
         why = _missing_modules(build, folder, last + traceback)
         why = why or _explain(last + traceback, variables["MAX_JOBS"])
         if empty := sources.empty_submodules(build.work / "source"):

@@ -40,6 +40,7 @@ from torchwheels import (
 from torchwheels.engines import Engine
 from torchwheels.errors import UserError
 from torchwheels.machines import X86_64
+from torchwheels.output import DEBUG
 from torchwheels.project import Project
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
@@ -57,10 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             signal.signal(number, _stop)
     if os.environ.get("TORCHWHEELS_PARENT") == str(os.getppid()):
         processes.end_with_parent()  # nox may be killed, and cannot tell us then
+    if getattr(given, "debug", False):
+        os.environ[DEBUG] = "1"
     try:
         given.run(given)
         sys.stdout.flush()
     except UserError as error:
+        if os.environ.get(DEBUG):
+            raise
         sys.exit(f"torchwheels: {error}")
     except BrokenPipeError:  # `torchwheels targets | head`
         os.dup2(
@@ -132,6 +137,11 @@ def _parser() -> argparse.ArgumentParser:
         help="where the project's own code runs: in the target's image, or on this machine (default: docker)",
     )
     place.set_defaults(backend=os.environ.get("TORCHWHEELS_BACKEND") or None)
+    place.add_argument(
+        "--debug",
+        action="store_true",
+        help="show whole commands and tracebacks (default: what a build's compilers say)",
+    )
     place.add_argument(
         "--builder",
         action="append",
