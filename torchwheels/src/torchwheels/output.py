@@ -16,7 +16,7 @@ _BETWEEN_TRACEBACKS = re.compile(
 
 
 class Shortened:
-    """Goes through the lines of a build in `folder`: cuts commands, and keeps only the project's frames of tracebacks."""
+    """Goes through the lines of a build in `folder`: cuts commands, keeps only the project's frames of tracebacks."""
 
     def __init__(self, folder: Path) -> None:
         self.own = f'File "{folder}/'
