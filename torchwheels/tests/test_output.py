@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import cli
-from torchwheels.errors import UserError
+from torchwheels import build, cli
+from torchwheels.errors import BuildError, RefusedError, UserError
 from torchwheels.output import DEBUG, Shortened
 
 COMMAND = "[1/2] /usr/bin/g++ -MMD " + "-I/some/where " * 200
@@ -64,3 +64,34 @@ def test_debug_shows_where_an_error_was_raised(
         cli.main(command)
     with pytest.raises(UserError, match="there is no "):
         cli.main([*command, "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ([BuildError("x")], 3),
+        ([RefusedError("x")], 4),
+        ([BuildError("x"), BuildError("x")], 3),
+        ([BuildError("x"), RefusedError("x")], 1),
+    ],
+)
+def test_exit_code_is_of_the_kind_of_failure(
+    errors: list[UserError],
+    code: int,
+    own_project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With several kinds it is that of any error."""
+    left = iter(errors)
+
+    def fail(*_: object) -> None:
+        raise next(left)
+
+    monkeypatch.setattr(build, "build_wheel", fail)
+    targets = [f"--target=3.1{place}-cpu" for place in range(len(errors))]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["build", str(own_project), *targets, "--backend=local", f"--dist={tmp_path}"])
+    assert ended.value.code == (
+        "torchwheels: 2 of 2 targets failed: 3.10-cpu, 3.11-cpu" if code == 1 else code
+    )

@@ -39,7 +39,7 @@ from torchwheels import (
     wheel,
 )
 from torchwheels.environments import Environment
-from torchwheels.errors import UserError
+from torchwheels.errors import BuildError, UserError
 from torchwheels.project import Project, cmake_architecture, filled, gencode, of_arguments
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
@@ -322,7 +322,7 @@ def _check_compiled(build: _Build, built: Path) -> None:
     """Raises an error where the wheel holds no library."""
     if not wheel.read(built).libraries:
         other = _other_project(build.work / "source")
-        raise UserError(f"{build.target.name} failed: its setup has compiled nothing{other}")
+        raise BuildError(f"{build.target.name} failed: its setup has compiled nothing{other}")
 
 
 def _other_project(unpacked: Path) -> str:
@@ -486,7 +486,7 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
                 umask=0o022,
             )
         except subprocess.TimeoutExpired:
-            raise UserError(f"{build.target.name} failed: {too_long(build.project)}") from None
+            raise BuildError(f"{build.target.name} failed: {too_long(build.project)}") from None
         if code != 0:
             raise subprocess.CalledProcessError(code, cmd)
 
@@ -508,9 +508,9 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
                 f"; its submodules are empty ({', '.join(empty)}), so try again once `git submodule update --init "
                 "--recursive` has filled them, or build `git+URL@COMMIT`"
             )
-        raise UserError(f"{build.target.name} failed: {why}") from None
+        raise BuildError(f"{build.target.name} failed: {why}") from None
     except BuildException as error:
-        raise UserError(f"{build.target.name} failed: {error}") from None
+        raise BuildError(f"{build.target.name} failed: {error}") from None
 
 
 def too_long(project: Project) -> str:
@@ -572,7 +572,7 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
         yield
     except UserError as error:
         _copy_whole(finished, refused)
-        raise UserError(f"{error}\n  the wheel is kept as {refused}") from None
+        raise type(error)(f"{error}\n  the wheel is kept as {refused}") from None
 
 
 def publish(finished: Path, dist: Path, report: dict[str, Any] | None = None) -> Path:

@@ -38,7 +38,7 @@ from torchwheels import (
     toolchain,
 )
 from torchwheels.engines import Engine
-from torchwheels.errors import UserError
+from torchwheels.errors import RefusedError, TestsError, UserError
 from torchwheels.machines import X86_64
 from torchwheels.output import DEBUG
 from torchwheels.project import Project
@@ -48,7 +48,7 @@ from torchwheels.wheel import wheels_in
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs `torchwheels`: an error is one sentence, and exit code 1."""
+    """Runs `torchwheels`: an error is one sentence, and an exit code that says of which kind."""
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     end = words.index("--") if "--" in words else len(words)
     given = _parser().parse_args(words[:end])
@@ -66,7 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:
         if os.environ.get(DEBUG):
             raise
-        sys.exit(f"torchwheels: {error}")
+        if error.code == 1:
+            sys.exit(f"torchwheels: {error}")
+        print(f"torchwheels: {error}", file=sys.stderr)
+        sys.exit(error.code)
     except BrokenPipeError:  # `torchwheels targets | head`
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
@@ -274,7 +277,7 @@ def _build_targets(
                 with build.kept_if_refused(wheel, dist):
                     report = reports.check(wheel, options, target)
                     if made != wheel:
-                        raise UserError(
+                        raise RefusedError(
                             f"in Docker {wheel.name} was refused: see the messages above"
                         )
                 path = build.publish(wheel, dist, report)
@@ -329,11 +332,19 @@ def _build_targets(
         for target in targets:
             print(f"torchwheels: {outcomes[target.name]}", flush=True)
     if failed and len(targets) == 1:
-        raise UserError(failed[0].failure)
+        raise _of_code(failed[0].code, failed[0].failure)
     if failed:
         names = ", ".join(x.target.name for x in failed)
-        raise UserError(f"{len(failed)} of {len(targets)} targets failed: {names}")
+        codes = {x.code for x in failed}
+        said = f"{len(failed)} of {len(targets)} targets failed: {names}"
+        raise _of_code(min(codes) if len(codes) == 1 else 1, said)
     return [path for target in targets if (path := outcomes[target.name].wheel)]
+
+
+def _of_code(code: int, said: str) -> UserError:
+    error = UserError(said)
+    error.code = code
+    return error
 
 
 def _say_presets(options: Project, name: str, targets: Sequence[Target]) -> None:
@@ -427,7 +438,7 @@ def _test(given: argparse.Namespace) -> None:
         if not given.results:
             testing.keep_record(results, path, target, given.dist, code)
     if code:
-        raise UserError(f"the tests of {path.name} fail in {target.name} (exit code {code})")
+        raise TestsError(f"the tests of {path.name} fail in {target.name} (exit code {code})")
 
 
 def _test_arguments(given: argparse.Namespace) -> list[str]:
