@@ -54,6 +54,7 @@ _COMPILES = re.compile(r"Extension\(|ext.modules|scikit_build|mesonpy")
 _CHATTER = (
     r"(copying|creating|adding|hard linking|removing|reading manifest|writing \S+ to|writing manifest) "
     r"|W\d{4} .* No CUDA runtime is found|.*: Failed to initialize NumPy: |  cpu = _conversion_method_template\("
+    r"|ninja: Jobserver mode detected"
 )
 
 # What a build prints, and the sentence for it; {0} is what the pattern's group found.

@@ -27,6 +27,7 @@ from torchwheels import (
     engines,
     environments,
     kept,
+    output,
     processes,
     project,
     releases,
@@ -266,6 +267,11 @@ def _build_targets(
     }
 
     def built(target: Target, engine: Engine | None) -> Path | None:
+        grouped = engine is None or engine.alone  # else the lines of several are mixed
+        with output.group(f"build {target.name}") if grouped else contextlib.nullcontext():
+            return built_with(target, engine)
+
+    def built_with(target: Target, engine: Engine | None) -> Path | None:
         options = chosen[target.name]
         if engine is None:
             path = build.build_wheel(options, target, source, dist, steps, fresh)

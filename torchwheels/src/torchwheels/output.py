@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 DEBUG = "TORCHWHEELS_DEBUG"
@@ -13,6 +15,19 @@ _COMMAND = re.compile(r"(\[\d+/\d+\] )?\S*(cc|\+\+|nvcc|nvcc_launcher|clang)(-\d
 _BETWEEN_TRACEBACKS = re.compile(
     r"(The above exception was the direct cause|During handling of the above exception)"
 )
+
+
+@contextlib.contextmanager
+def group(title: str) -> Iterator[None]:
+    """What is printed meanwhile is folded away in the logs of GitHub's CI."""
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        yield
+        return
+    print(f"::group::{title}", flush=True)
+    try:
+        yield
+    finally:
+        print("::endgroup::", flush=True)
 
 
 class Shortened:
