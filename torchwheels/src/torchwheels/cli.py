@@ -33,6 +33,7 @@ from torchwheels import (
     releases,
     reports,
     schedule,
+    schema,
     site,
     sources,
     testing,
@@ -220,6 +221,8 @@ def _parser() -> argparse.ArgumentParser:
         help="which, such as 3.11-cpu, '3.1?-cu13*' or a part: cu130, torch2.9",
     )
     command.set_defaults(run=_targets)
+    command = add("schema", "print a JSON schema of the options, for editors")
+    command.set_defaults(run=_schema)
     command = add("env", "say what is kept between builds, and how large it is")
     command.set_defaults(run=_env)
     command = add("clean", "remove what is kept between builds")
@@ -557,6 +560,10 @@ def _targets(given: argparse.Namespace) -> None:
     for row in rows:
         columns = (text.ljust(width) for text, width in zip(row, widths, strict=True))
         print("  ".join(columns).rstrip())
+
+
+def _schema(given: argparse.Namespace) -> None:
+    print(json.dumps(schema.schema(), indent=2))
 
 
 def _env(given: argparse.Namespace) -> None:
