@@ -30,6 +30,7 @@ from torchwheels import (
     finish,
     links,
     machines,
+    output,
     processes,
     reports,
     sources,
@@ -38,7 +39,7 @@ from torchwheels import (
     wheel,
 )
 from torchwheels.environments import Environment
-from torchwheels.errors import UserError
+from torchwheels.errors import BuildError, UserError
 from torchwheels.project import Project, cmake_architecture, filled, gencode, of_arguments
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
@@ -53,6 +54,7 @@ _COMPILES = re.compile(r"Extension\(|ext.modules|scikit_build|mesonpy")
 _CHATTER = (
     r"(copying|creating|adding|hard linking|removing|reading manifest|writing \S+ to|writing manifest) "
     r"|W\d{4} .* No CUDA runtime is found|.*: Failed to initialize NumPy: |  cpu = _conversion_method_template\("
+    r"|ninja: Jobserver mode detected"
 )
 
 # What a build prints, and the sentence for it; {0} is what the pattern's group found.
@@ -321,7 +323,7 @@ def _check_compiled(build: _Build, built: Path) -> None:
     """Raises an error where the wheel holds no library."""
     if not wheel.read(built).libraries:
         other = _other_project(build.work / "source")
-        raise UserError(f"{build.target.name} failed: its setup has compiled nothing{other}")
+        raise BuildError(f"{build.target.name} failed: its setup has compiled nothing{other}")
 
 
 def _other_project(unpacked: Path) -> str:
@@ -479,12 +481,13 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
                 [*cmd],
                 build.project.time_limit * 60,
                 hidden=_CHATTER,
+                shown=output.Shortened(build.work / "source"),
                 env=given,
                 cwd=cwd or folder,
                 umask=0o022,
             )
         except subprocess.TimeoutExpired:
-            raise UserError(f"{build.target.name} failed: {too_long(build.project)}") from None
+            raise BuildError(f"{build.target.name} failed: {too_long(build.project)}") from None
         if code != 0:
             raise subprocess.CalledProcessError(code, cmd)
 
@@ -497,7 +500,8 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
             raise error.exception from None
         # Where the backend could not even be called, nothing has been printed of it.
         traceback = getattr(error.exception, "traceback", "")
-        print(traceback, end="", flush=True)
+        shown = map(output.Shortened(build.work / "source"), traceback.splitlines(keepends=True))
+        print("".join(shown), end="", flush=True)
         why = _missing_modules(build, folder, last + traceback)
         why = why or _explain(last + traceback, variables["MAX_JOBS"])
         if empty := sources.empty_submodules(build.work / "source"):
@@ -505,9 +509,9 @@ def _backend(build: _Build, folder: Path, variables: Mapping[str, str]) -> Itera
                 f"; its submodules are empty ({', '.join(empty)}), so try again once `git submodule update --init "
                 "--recursive` has filled them, or build `git+URL@COMMIT`"
             )
-        raise UserError(f"{build.target.name} failed: {why}") from None
+        raise BuildError(f"{build.target.name} failed: {why}") from None
     except BuildException as error:
-        raise UserError(f"{build.target.name} failed: {error}") from None
+        raise BuildError(f"{build.target.name} failed: {error}") from None
 
 
 def too_long(project: Project) -> str:
@@ -569,7 +573,7 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
         yield
     except UserError as error:
         _copy_whole(finished, refused)
-        raise UserError(f"{error}\n  the wheel is kept as {refused}") from None
+        raise type(error)(f"{error}\n  the wheel is kept as {refused}") from None
 
 
 def publish(finished: Path, dist: Path, report: dict[str, Any] | None = None) -> Path:

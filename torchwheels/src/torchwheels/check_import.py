@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torchwheels import environments, processes, wheel
 from torchwheels.environments import Environment
-from torchwheels.errors import UserError
+from torchwheels.errors import RefusedError, UserError
 
 # Each library is loaded in a process of its own, which has torch already: many packages load only
 # one of theirs, and some hide it when that fails. Then the modules are imported.
@@ -64,7 +64,7 @@ def check_import(path: Path, environment: Environment, modules: Sequence[str] = 
     )
     if done.returncode != 0:
         last = (done.stderr.strip() or "it died without a word").splitlines()[-1]
-        raise UserError(f"{path.name} does not import: {demangled(last)}{_way_out(last)}")
+        raise RefusedError(f"{path.name} does not import: {demangled(last)}{_way_out(last)}")
 
 
 def top_level_modules(names: Iterable[str]) -> list[str]:

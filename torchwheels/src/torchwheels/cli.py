@@ -27,19 +27,22 @@ from torchwheels import (
     engines,
     environments,
     kept,
+    output,
     processes,
     project,
     releases,
     reports,
     schedule,
+    schema,
     site,
     sources,
     testing,
     toolchain,
 )
 from torchwheels.engines import Engine
-from torchwheels.errors import UserError
+from torchwheels.errors import RefusedError, TestsError, UserError
 from torchwheels.machines import X86_64
+from torchwheels.output import DEBUG
 from torchwheels.project import Project
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
@@ -47,7 +50,7 @@ from torchwheels.wheel import wheels_in
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs `torchwheels`: an error is one sentence, and exit code 1."""
+    """Runs `torchwheels`: an error is one sentence, and an exit code that says of which kind."""
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     end = words.index("--") if "--" in words else len(words)
     given = _parser().parse_args(words[:end])
@@ -57,11 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             signal.signal(number, _stop)
     if os.environ.get("TORCHWHEELS_PARENT") == str(os.getppid()):
         processes.end_with_parent()  # nox may be killed, and cannot tell us then
+    if getattr(given, "debug", False):
+        os.environ[DEBUG] = "1"
     try:
         given.run(given)
         sys.stdout.flush()
     except UserError as error:
-        sys.exit(f"torchwheels: {error}")
+        if os.environ.get(DEBUG):
+            raise
+        if error.code == 1:
+            sys.exit(f"torchwheels: {error}")
+        print(f"torchwheels: {error}", file=sys.stderr)
+        sys.exit(error.code)
     except BrokenPipeError:  # `torchwheels targets | head`
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
@@ -132,6 +142,11 @@ def _parser() -> argparse.ArgumentParser:
         help="where the project's own code runs: in the target's image, or on this machine (default: docker)",
     )
     place.set_defaults(backend=os.environ.get("TORCHWHEELS_BACKEND") or None)
+    place.add_argument(
+        "--debug",
+        action="store_true",
+        help="show whole commands and tracebacks (default: what a build's compilers say)",
+    )
     place.add_argument(
         "--builder",
         action="append",
@@ -206,6 +221,8 @@ def _parser() -> argparse.ArgumentParser:
         help="which, such as 3.11-cpu, '3.1?-cu13*' or a part: cu130, torch2.9",
     )
     command.set_defaults(run=_targets)
+    command = add("schema", "print a JSON schema of the options, for editors")
+    command.set_defaults(run=_schema)
     command = add("env", "say what is kept between builds, and how large it is")
     command.set_defaults(run=_env)
     command = add("clean", "remove what is kept between builds")
@@ -253,6 +270,11 @@ def _build_targets(
     }
 
     def built(target: Target, engine: Engine | None) -> Path | None:
+        grouped = engine is None or engine.alone  # else the lines of several are mixed
+        with output.group(f"build {target.name}") if grouped else contextlib.nullcontext():
+            return built_with(target, engine)
+
+    def built_with(target: Target, engine: Engine | None) -> Path | None:
         options = chosen[target.name]
         if engine is None:
             path = build.build_wheel(options, target, source, dist, steps, fresh)
@@ -264,7 +286,7 @@ def _build_targets(
                 with build.kept_if_refused(wheel, dist):
                     report = reports.check(wheel, options, target)
                     if made != wheel:
-                        raise UserError(
+                        raise RefusedError(
                             f"in Docker {wheel.name} was refused: see the messages above"
                         )
                 path = build.publish(wheel, dist, report)
@@ -319,11 +341,19 @@ def _build_targets(
         for target in targets:
             print(f"torchwheels: {outcomes[target.name]}", flush=True)
     if failed and len(targets) == 1:
-        raise UserError(failed[0].failure)
+        raise _of_code(failed[0].code, failed[0].failure)
     if failed:
         names = ", ".join(x.target.name for x in failed)
-        raise UserError(f"{len(failed)} of {len(targets)} targets failed: {names}")
+        codes = {x.code for x in failed}
+        said = f"{len(failed)} of {len(targets)} targets failed: {names}"
+        raise _of_code(min(codes) if len(codes) == 1 else 1, said)
     return [path for target in targets if (path := outcomes[target.name].wheel)]
+
+
+def _of_code(code: int, said: str) -> UserError:
+    error = UserError(said)
+    error.code = code
+    return error
 
 
 def _say_presets(options: Project, name: str, targets: Sequence[Target]) -> None:
@@ -417,7 +447,7 @@ def _test(given: argparse.Namespace) -> None:
         if not given.results:
             testing.keep_record(results, path, target, given.dist, code)
     if code:
-        raise UserError(f"the tests of {path.name} fail in {target.name} (exit code {code})")
+        raise TestsError(f"the tests of {path.name} fail in {target.name} (exit code {code})")
 
 
 def _test_arguments(given: argparse.Namespace) -> list[str]:
@@ -530,6 +560,10 @@ def _targets(given: argparse.Namespace) -> None:
     for row in rows:
         columns = (text.ljust(width) for text, width in zip(row, widths, strict=True))
         print("  ".join(columns).rstrip())
+
+
+def _schema(given: argparse.Namespace) -> None:
+    print(json.dumps(schema.schema(), indent=2))
 
 
 def _env(given: argparse.Namespace) -> None:

@@ -26,6 +26,7 @@ from packaging.requirements import Requirement
 from torchwheels import build, environments, finish, processes, sandbox, testing, toolchain
 from torchwheels.engines import TIMEOUT, Engine, docker
 from torchwheels.errors import UserError
+from torchwheels.output import DEBUG
 from torchwheels.project import Project
 from torchwheels.releases import Target, load
 from torchwheels.schedule import BuilderGoneError
@@ -85,6 +86,7 @@ def build_wheel(
         command += ["--dist=/dist", f"--origin={source.origin}"]
         command += [f"--name={source.name}"]
         command += [f"--config=/options/{config}"] if config else []
+        command += ["--debug"] if os.environ.get(DEBUG) else []
         stage = {
             **_image(project, target),
             "target": "export",

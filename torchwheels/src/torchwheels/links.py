@@ -12,7 +12,7 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 from torchwheels import wheel
-from torchwheels.errors import UserError
+from torchwheels.errors import BuildError
 from torchwheels.project import Project, preset
 
 # Neither `strip` nor a new RPATH changes these; each library has the first.
@@ -33,7 +33,7 @@ def check_linked(built: Path, links: Path, project: Project) -> None:
         if contents(found.files[name]) not in linked and not allowed:
             settings = preset(found.name).get("environment", {})
             switch = " and ".join(f'{key} = "{value}"' for key, value in settings.items())
-            raise UserError(
+            raise BuildError(
                 f"no compiler of this build linked {name} (all linked {len(linked)} files): its setup has "
                 f"fetched or copied it; set {switch or 'what makes it compile (often NAME_FORCE_BUILD)'} "
                 "in `environment` of [tool.torchwheels], or name the library in `allow-libraries`"

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,13 @@ def follow(
     given: str = "",
     hidden: str = "",
     prefix: str = "",
+    shown: Callable[[str], str] = str,
     **options: Any,
 ) -> tuple[int, str]:
     """Runs `command` with `given` as its input, and passes on what it prints, but lines that match `hidden`.
 
-    `prefix` begins each line that is passed on. Returns its exit code and the last lines. After `limit`
-    seconds, if there is one, it is ended, and TimeoutExpired raised.
+    `prefix` begins each line that is passed on, in the form in which it is `shown`. Returns its exit code and the
+    last lines. After `limit` seconds, if there is one, it is ended, and TimeoutExpired raised.
     """
     last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
     late = threading.Event()
@@ -95,7 +96,8 @@ def follow(
             for line in process.stdout:
                 if hidden and re.match(hidden, line):
                     continue
-                print(f"{prefix}{line}", end="", flush=True)
+                if text := shown(line):
+                    print(f"{prefix}{text}", end="", flush=True)
                 last.append(line)
         finally:
             timer.cancel()

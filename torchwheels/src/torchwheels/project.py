@@ -337,7 +337,7 @@ def of_arguments(release: str, stable: str, releases: str) -> Project:
 _Table = TypeVar("_Table", Project, Tests, Release)
 
 # What an override cannot say: it holds for all targets.
-_OF_ALL_TARGETS = (
+OF_ALL_TARGETS = (
     "source", "subdirectory", "targets", "small", "stable", "cross-compile", "release", "torch", "yanked", "overrides",
     "own_releases",
 )  # fmt: skip
@@ -417,7 +417,7 @@ def _overrides(tables: Any, where: str) -> tuple[Mapping[str, Any], ...]:
                 'as "*-cu13*", or a list of some'
             )
         options = {key: value for key, value in table.items() if key != "select"}
-        _values(Project, options, where, _OF_ALL_TARGETS)
+        _values(Project, options, where, OF_ALL_TARGETS)
     return tuple(tables)
 
 

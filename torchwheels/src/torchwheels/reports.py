@@ -14,7 +14,7 @@ from typing import Any
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from torchwheels import audit, sandbox, variants, wheel
-from torchwheels.errors import UserError
+from torchwheels.errors import RefusedError, UserError
 from torchwheels.project import Project, of_table, preset
 from torchwheels.releases import Target
 from torchwheels.testing import sha256
@@ -109,7 +109,7 @@ def check(path: Path, project: Project, target: Target) -> dict[str, Any]:
     report = audited(path, project, target)
     if found := problems(report):
         lines = "".join(f"\n  {problem}" for problem in found)
-        raise UserError(f"{path.name} does not pass the audit:{lines}")
+        raise RefusedError(f"{path.name} does not pass the audit:{lines}")
     return report
 
 
@@ -179,7 +179,7 @@ def refuse(reports: Iterable[dict[str, Any]]) -> None:
     """Raises an error that says of each wheel what speaks against publishing it."""
     bad = [f"\n  {x['wheel']}: {'; '.join(found)}" for x in reports if (found := problems(x))]
     if bad:
-        raise UserError(f"not fit to publish:{''.join(bad)}")
+        raise RefusedError(f"not fit to publish:{''.join(bad)}")
 
 
 def read_reports(dist: Path, own: Project) -> list[dict[str, Any]]:

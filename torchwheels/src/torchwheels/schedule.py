@@ -30,6 +30,8 @@ class Outcome:
     seconds: float = 0.0
     wheel: Path | None = None
     failure: str = ""
+    code: int = 1
+    """The exit code of that failure."""
 
     def __str__(self) -> str:
         if self.wheel is None:
@@ -56,7 +58,7 @@ def spread(targets: Iterable[Target], builders: Sequence[Build]) -> dict[str, Ou
             except IndexError:  # another was faster
                 return
             start = time.monotonic()
-            wheel, failure = None, ""
+            wheel, failure, code = None, "", UserError.code
             try:
                 wheel = build(target)
             except BuilderGoneError as error:
@@ -69,8 +71,8 @@ def spread(targets: Iterable[Target], builders: Sequence[Build]) -> dict[str, Ou
                     return
                 failure = str(error)
             except UserError as error:
-                failure = str(error)
-            outcomes[target.name] = Outcome(target, time.monotonic() - start, wheel, failure)
+                failure, code = str(error), error.code
+            outcomes[target.name] = Outcome(target, time.monotonic() - start, wheel, failure, code)
             if not left:
                 return
 

@@ -1,0 +1,59 @@
+"""What is shown of a build's output: its compilers' errors, rather than the frames of build tools."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+DEBUG = "TORCHWHEELS_DEBUG"
+"""The variable that has all of it shown."""
+_LONGEST = 300
+_COMMAND = re.compile(r"(\[\d+/\d+\] )?\S*(cc|\+\+|nvcc|nvcc_launcher|clang)(-\d+)? -?\S*")
+_BETWEEN_TRACEBACKS = re.compile(
+    r"(The above exception was the direct cause|During handling of the above exception)"
+)
+
+
+@contextlib.contextmanager
+def group(title: str) -> Iterator[None]:
+    """What is printed meanwhile is folded away in the logs of GitHub's CI."""
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        yield
+        return
+    print(f"::group::{title}", flush=True)
+    try:
+        yield
+    finally:
+        print("::endgroup::", flush=True)
+
+
+class Shortened:
+    """Goes through the lines of a build in `folder`: cuts commands, keeps only the project's frames of tracebacks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.own = f'File "{folder}/'
+        self.in_traceback = False
+        self.is_own = False
+
+    def __call__(self, line: str) -> str:
+        """What is shown of a line; it may be nothing."""
+        if os.environ.get(DEBUG):
+            return line
+        if line.startswith("Traceback (most recent call last):"):
+            self.in_traceback, self.is_own = True, False
+            return ""
+        if self.in_traceback:
+            if not line.startswith(" "):  # what was raised
+                self.in_traceback = False
+                return line
+            if line.startswith("  File "):
+                self.is_own = self.own in line
+            return line if self.is_own else ""
+        if _BETWEEN_TRACEBACKS.match(line):
+            return ""
+        if len(line) > _LONGEST and _COMMAND.match(line):
+            return f"{line[:_LONGEST].rstrip()} ... (--debug shows all)\n"
+        return line

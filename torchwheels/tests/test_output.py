@@ -1,0 +1,119 @@
+"""What is shown of a build that fails, and how a failure ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchwheels import build, cli
+from torchwheels.errors import BuildError, RefusedError, UserError
+from torchwheels.output import DEBUG, Shortened
+
+COMMAND = "[1/2] /usr/bin/g++ -MMD " + "-I/some/where " * 200
+ERROR = "x.cpp:1:1: error: no match for " + "std::vector<int>" * 200
+PRINTED = f"""\
+{COMMAND}
+{ERROR}
+ninja: build stopped: subcommand failed.
+Traceback (most recent call last):
+  File "/env/torch/utils/cpp_extension.py", line 2899, in _run_ninja_build
+    subprocess.run(
+    ^^^^^^^^^^^^^^^
+subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "/env/pyproject_hooks/_in_process.py", line 389, in <module>
+    main()
+  File "/source/setup.py", line 10, in <module>
+    setup()
+  File "/env/setuptools/__init__.py", line 115, in setup
+    return distutils.core.setup(**attrs)
+RuntimeError: Error compiling objects for extension
+"""
+SHOWN = f"""\
+{COMMAND[:300].rstrip()} ... (--debug shows all)
+{ERROR}
+ninja: build stopped: subcommand failed.
+subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.
+
+
+  File "/source/setup.py", line 10, in <module>
+    setup()
+RuntimeError: Error compiling objects for extension
+"""
+
+
+def test_end_of_a_failed_build_is_the_compilers_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown() -> str:
+        return "".join(map(Shortened(Path("/source")), PRINTED.splitlines(keepends=True)))
+
+    assert shown() == SHOWN
+    monkeypatch.setenv(DEBUG, "1")
+    assert shown() == PRINTED
+
+
+def test_debug_shows_where_an_error_was_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DEBUG, "")
+    command = ["build", str(tmp_path / "none"), "--target=3.11-cpu", "--backend=local"]
+    with pytest.raises(SystemExit, match="torchwheels: there is no "):
+        cli.main(command)
+    with pytest.raises(UserError, match="there is no "):
+        cli.main([*command, "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ([BuildError("x")], 3),
+        ([RefusedError("x")], 4),
+        ([BuildError("x"), BuildError("x")], 3),
+        ([BuildError("x"), RefusedError("x")], 1),
+    ],
+)
+def test_exit_code_is_of_the_kind_of_failure(
+    errors: list[UserError],
+    code: int,
+    own_project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With several kinds it is that of any error."""
+    left = iter(errors)
+
+    def fail(*_: object) -> None:
+        raise next(left)
+
+    monkeypatch.setattr(build, "build_wheel", fail)
+    targets = [f"--target=3.1{place}-cpu" for place in range(len(errors))]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["build", str(own_project), *targets, "--backend=local", f"--dist={tmp_path}"])
+    assert ended.value.code == (
+        "torchwheels: 2 of 2 targets failed: 3.10-cpu, 3.11-cpu" if code == 1 else code
+    )
+
+
+@pytest.mark.parametrize("ci", ["", "true"])
+def test_output_of_each_target_is_a_group_in_the_logs_of_github(
+    ci: str,
+    own_project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", ci)
+
+    def fail(*_: object) -> None:
+        print("compiles")
+        raise BuildError("x failed: why")
+
+    monkeypatch.setattr(build, "build_wheel", fail)
+    command = ["build", str(own_project), "--target=3.11-cpu", "--backend=local"]
+    with pytest.raises(SystemExit):
+        cli.main([*command, f"--dist={tmp_path}"])
+    group = "::group::build 3.11-cpu\ncompiles\n::endgroup::\n"
+    assert capsys.readouterr() == (group if ci else "compiles\n", "torchwheels: x failed: why\n")
