@@ -496,7 +496,7 @@ def test_wrong_arguments_of_an_operator(name: str, device: str) -> None:
             arguments[place] = make_bad(arguments[place])
             with pytest.raises(RuntimeError) as caught:
                 operator(name)(*arguments)
-            assert str(caught.value).startswith(f"{name}: expected `")
+            assert f"{name}: expected `" in str(caught.value)  # torch 2.11 puts a place before it
 
 
 # -- modules and sequences -----------------------------------------------------------------------

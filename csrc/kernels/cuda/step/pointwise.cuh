@@ -146,21 +146,24 @@ __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in
     C sums[kVector][Cell::kColumns];
 #pragma unroll
     for (int g = 0; g < Cell::kColumns; ++g) {
-      V x = {}, h = {}, bias_x = {}, bias_h = {};
-      const int place = input_place<Cell>(g);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) sums[j][g] = -0.f;  // the zero that keeps the sign of what is added to it
+      const auto add = [&](const T* from) {
+        if (from == nullptr) return;
+        const V part = *reinterpret_cast<const V*>(from);
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) sums[j][g] += load(part.values[j]);
+      };
+      const auto of_unit = [&](const T* bias, int g) {
+        return bias == nullptr ? bias : bias + g * in.state_size + unit;
+      };
       if (g < Cell::kInput) {
-        x = *reinterpret_cast<const V*>(in.products_x + at(Cell::kInput, place));
-        if (in.bias_x != nullptr) bias_x = *reinterpret_cast<const V*>(in.bias_x + place * in.state_size + unit);
-      }
-      if (g >= kFirst && in.products_h != nullptr) {
-        h = *reinterpret_cast<const V*>(in.products_h + at(Cell::kRecurrent, g - kFirst));
+        add(in.products_x + at(Cell::kInput, input_place<Cell>(g)));
+        add(of_unit(in.bias_x, input_place<Cell>(g)));
       }
       if (g >= kFirst) {
-        if (in.bias_h != nullptr) bias_h = *reinterpret_cast<const V*>(in.bias_h + (g - kFirst) * in.state_size + unit);
-      }
-#pragma unroll
-      for (int j = 0; j < kVector; ++j) {
-        sums[j][g] = (load(x.values[j]) + load(bias_x.values[j])) + (load(h.values[j]) + load(bias_h.values[j]));
+        if (in.products_h != nullptr) add(in.products_h + at(Cell::kRecurrent, g - kFirst));
+        add(of_unit(in.bias_h, g - kFirst));
       }
     }
     const int64_t cell = row * in.state_size + unit;

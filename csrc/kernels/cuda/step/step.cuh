@@ -96,7 +96,7 @@ Error launch_backward(ScalarType dtype, const StepBackwardArguments& in, cudaStr
   if (in.sizes.batch * in.sizes.state_size == 0) return nullptr;
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
-    if (in.grad_weights_x != nullptr) return launch_parameters_backward<Cell, T>(in, stream);
+    if (in.grad_weights_h != nullptr) return launch_parameters_backward<Cell, T>(in, stream);
     return launch_pointwise<Cell, T>(in, stream);
   });
 }
