@@ -102,7 +102,7 @@ class Cell:
         """A plain call. One state: the hidden state is the cell state, and given twice."""
         input, *others, lengths = inputs
         if lengths is None and input.shape[0] == 1:
-            states = self.one_step(input[0], *others)
+            states: tuple[Tensor, ...] | None = self.one_step(input[0], *others)
             if states is None and self.step is not None and self.step.serves(input, has_one_state):
                 distinct = others[: len(others) - 2 + self.step.number_of_states]
                 states = self.step(input[0], *distinct)

@@ -49,13 +49,14 @@ class Step:
         self._register(name)
 
     def _register(self, name: str) -> None:
-        self.composite = reference.in_float32(self._composite)
-        for operator, composite in {
+        self.composite: Callable[..., tuple[Tensor, ...]] = reference.in_float32(self._composite)
+        composites: dict[str, Callable[..., Any]] = {
             name: self.composite,
             f"{name}_backward": reference.in_float32(self._backward),
             f"{name}_parameters_backward": reference.in_float32(self._parameters_backward),
             f"{name}_input_backward": reference.in_float32(self._input_backward),
-        }.items():
+        }
+        for operator, composite in composites.items():
             _autograd.register(operator, composite, composite)
             # No kernel serves a step there: torch's own cells are faster.
             for device in ("CPU",) if _loader.binding == "stable" else ("CPU", "CUDA"):
@@ -72,18 +73,15 @@ class Step:
         columns = self.composition.gates(input, *parameters, h)
         columns = reference.with_values(columns, known_columns)
         h, c = self.composition.forward(columns, c)
-        return (
-            h,
-            c.clone() if c is h else c,
-            columns,
-        )  # the results of an operator may not share memory
+        # The results of an operator may not share memory.
+        return h, c.clone() if c is h else c, columns
 
     def _backward(
         self, grad_h: Tensor | None, grad_c: Tensor | None, columns: Tensor, saved_c: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         zeros = torch.zeros_like(saved_c)
-        towards = (zeros if x is None else x for x in (grad_h, grad_c))
-        gradients, grad_c_0 = self.composition.backward(*towards, columns, saved_c)
+        grad_h, grad_c = (zeros if x is None else x for x in (grad_h, grad_c))
+        gradients, grad_c_0 = self.composition.backward(grad_h, grad_c, columns, saved_c)
         state_size = saved_c.shape[1]
         of_input = self.facts.input * state_size
         of_h = 0 if self.has_one_gradient else self.facts.recurrent * state_size
@@ -129,16 +127,16 @@ class Step:
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         """``h`` and, for a cell with two states, ``c``: of the input, both weights, both biases and the states."""
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments):
-            return _apply(self, _allows_tf32(), *arguments)
+            found: tuple[Tensor, ...] = _apply(self, _allows_tf32(), *arguments)
+            return found
         with _autograd.below_autograd():
             return self.run(_allows_tf32(), arguments)[: self.number_of_states]
 
     def run(self, allow_tf32: bool, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """The operator: for a cell with one state, ``h_0`` is ``c_0``, too."""
-        operator = self.eager[allow_tf32]
-        if self.number_of_states == 1:
-            return operator(*arguments, arguments[-1])
-        return operator(*arguments)
+        repeated = arguments[-1:] if self.number_of_states == 1 else ()
+        found: tuple[Tensor, ...] = self.eager[allow_tf32](*arguments, *repeated)
+        return found
 
 
 class _Step(torch.autograd.Function):
@@ -158,7 +156,7 @@ class _Step(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
-        step = ctx.step
+        step: Step = ctx.step
         needs = ctx.needs_input_grad[2:]
         input, weight_ih, weight_hh, *others = ctx.saved_tensors
         states, (columns, *new_c) = others[: step.number_of_states], others[step.number_of_states :]
