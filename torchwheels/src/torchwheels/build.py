@@ -43,6 +43,7 @@ from torchwheels.errors import BuildError, UserError
 from torchwheels.project import Project, cmake_architecture, filled, gencode, of_arguments
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
+from torchwheels.wheel import Wheel
 
 STEPS = ("requirements", "compile", "install", "import")
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
@@ -256,8 +257,9 @@ def _compile(build: _Build, dist: Path) -> None:
     print(f"torchwheels: building {build.target.name}, {jobs} jobs at once", flush=True)
     with _backend(build, _project_folder(build), variables) as backend:
         built = Path(backend.build("wheel", build.work / "built", _settings(build, variables)))
-    _check_compiled(build, built)
-    links.check_linked(built, build.work / "compilers" / toolchain.LINKS, build.project)
+    found = wheel.read(built)
+    _check_compiled(build, found)
+    links.check_linked(found, build.work / "compilers" / toolchain.LINKS, build.project)
     used = finish.Used(
         target=build.target,
         architectures=build.project.architectures(build.target),
@@ -319,9 +321,9 @@ def _project_folder(build: _Build) -> Path:
     return folder
 
 
-def _check_compiled(build: _Build, built: Path) -> None:
+def _check_compiled(build: _Build, found: Wheel) -> None:
     """Raises an error where the wheel holds no library."""
-    if not wheel.read(built).libraries:
+    if not found.libraries:
         other = _other_project(build.work / "source")
         raise BuildError(f"{build.target.name} failed: its setup has compiled nothing{other}")
 

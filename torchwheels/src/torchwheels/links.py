@@ -11,20 +11,19 @@ from typing import Any
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-from torchwheels import wheel
 from torchwheels.errors import BuildError
 from torchwheels.project import Project, preset
+from torchwheels.wheel import Wheel
 
 # Neither `strip` nor a new RPATH changes these; each library has the first.
 _CONTENTS = (".text", ".rodata", ".data", ".nv_fatbin")
 
 
-def check_linked(built: Path, links: Path, project: Project) -> None:
+def check_linked(found: Wheel, links: Path, project: Project) -> None:
     """Raises an error where the wheel has a library that no compiler of the build linked.
 
     Each of those left a copy of what it linked in the folder `links`.
     """
-    found = wheel.read(built)
     linked = {contents(path.read_bytes()) for path in links.iterdir()} - {None}
     for name in found.libraries:
         allowed = any(
