@@ -57,16 +57,33 @@ PROJECTS = {
     "diso": Foreign("0.1.4", "CUDA only"),
     "fast-hadamard-transform": Foreign("1.1.0", "CUDA only, incomplete archive"),
     "foldedtensor": Foreign("0.4.0", "pybind11, not torch's build code"),
+    "fused-ssim": Foreign(
+        "git+https://github.com/rahul-goel/fused-ssim@0ac916a05f48f8e477dc8ce1651a346b65ce2072",
+        "architectures of its own",
+    ),
     "grid-fusion-pytorch": Foreign("0.1.2", "setuptools-scm, compiles when it is imported"),
     "monotonic-alignment-search": Foreign("0.2.1", "Cython"),
     "natten": Foreign("0.21.7", "CMake"),
+    "pointnet2": Foreign(
+        "git+https://github.com/erikwijmans/Pointnet2_PyTorch@b5ceb6d9ca0467ea34beb81023f96ee82228f626",
+        "a subfolder, sets architectures",
+    ),
     "quad-iou": Foreign("0.2.0", ""),
+    "simple-knn": Foreign(
+        "git+https://github.com/camenduru/simple-knn@60f461f4a56b7967e5d8045bf92f8c33f36976d0",
+        "CUDA only",
+    ),
     "spatial-correlation-sampler": Foreign("0.5.0", "CUDA unless it is told otherwise"),
     "torch-cluster": Foreign("1.6.3", "no ninja, a library for each file", f"{PYG}cluster@1.6.3"),
     "torch-harmonics": Foreign("0.8.0", ""),
     "torch-kdtree": Foreign("1.0", "CMake, downloads sources of others"),
     "torch-scatter": Foreign("2.1.2", "no ninja, a library for each file", f"{PYG}scatter@2.1.2"),
+    "torch-sparse": Foreign("0.6.18", "a library for each file"),
     "torch-spline-conv": Foreign("1.2.2", "no ninja", f"{PYG}spline_conv@1.2.2"),
+    "torchmcubes": Foreign(
+        "git+https://github.com/tatsy/torchmcubes@3381600ddc3d2e4d74222f8495866be5fafbace4",
+        "scikit-build-core, pybind11",
+    ),
     "torchsort": Foreign("0.1.9", "", "git+https://github.com/teddykoker/torchsort@v0.1.9"),
     "extension-cpp": Foreign(
         "git+https://github.com/pytorch/extension-cpp@0ec4969c7bc8e15a8456e5eb9d9ca0a7ec15bc95",
