@@ -128,6 +128,9 @@ if __name__ == "__main__":
 def fuzz(program: Path | None, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
+    environment.pop(
+        "NOX_CURRENT_SESSION", None
+    )  # in which the command that repeats a case is nox's
     start = ["-m", "tools.fuzz"] if program is None else [str(program)]
     return subprocess.run(
         [sys.executable, *start, *arguments],

@@ -4,7 +4,8 @@
 #include "../../cells/lltm.h"
 #include "../lltm.h"
 #include "launch.cuh"
-#include "step/pointwise.cuh"
+#include "math.cuh"
+#include "step/gradient.cuh"
 
 namespace extops::cuda {
 

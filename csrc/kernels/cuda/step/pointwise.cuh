@@ -5,6 +5,7 @@
 #include "../launch.cuh"
 #include "../math.cuh"
 #include "../scalar.cuh"
+#include "gradient.cuh"
 
 namespace extops::cuda::step {
 
@@ -67,23 +68,6 @@ struct Forward {
     const CellState<C> state = cell_forward<Cell, Math>(sums, old_c);
     store(c[at], state.c);
     store(h[at], state.h);
-  }
-};
-
-// An upstream gradient: absent, expanded or strided.
-template <class T>
-struct Gradient {
-  const T* data;
-  int64_t row_stride;
-  int64_t column_stride;
-
-  explicit Gradient(const Upstream& upstream)
-      : data(static_cast<const T*>(upstream.data)),
-        row_stride(upstream.row_stride),
-        column_stride(upstream.column_stride) {}
-
-  __device__ typename Compute<T>::type at(int64_t row, int64_t column) const {
-    return data == nullptr ? 0 : load(data[row * row_stride + column * column_stride]);
   }
 };
 
