@@ -21,7 +21,7 @@ from tools.fuzz.problem import Problem, Run, Tensors, narrowest
 
 # How far a number may be off where eager is right by luck, in units in the last place of the largest one. In float64
 # the exact numbers have errors of their own.
-ULPS = {torch.float64: 2**15, torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
+ULPS = {torch.float64: 4096, torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
 
 
 def check(case: Case, device: str) -> Answer:
@@ -134,6 +134,9 @@ def _wrong(problem: Problem, ours: Tensors) -> list[str]:
     eager = [problem.run_plain(x) for x in (dtype, torch.float16)[: 1 + tf32]]
     info = torch.finfo(torch.float16 if tf32 else dtype)
     wrong = []
+    # In float64 the exact numbers are eager's own: where a derivative cancels, as that of tanh near 1, both are off.
+    scale = max((x.abs().max().item() for x in exact.values() if x.numel()), default=0.0)
+    cancelled = 16 * info.eps * scale if dtype is torch.float64 else 0.0
     noise: Tensors = {}
     for name, value in exact.items():
         if name not in ours or ours[name].shape != value.shape:
@@ -143,7 +146,7 @@ def _wrong(problem: Problem, ours: Tensors) -> list[str]:
             error, *eagers = (_difference(x[name], value).item() for x in (ours, *eager))
             largest = value.abs().max().item()
             eager_error = max((x for x in eagers if math.isfinite(x)), default=0.0)
-            limit = 3 * eager_error + ULPS[dtype] * info.eps * max(largest, info.tiny)
+            limit = 3 * eager_error + ULPS[dtype] * info.eps * max(largest, info.tiny) + cancelled
             if not error <= limit:
                 noise = noise or _noise(problem, exact, info.eps)
                 limit += 8 * noise[name].item()
