@@ -7,8 +7,7 @@ import itertools
 import math
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from operators import (
     upstream,
 )
 from test_cells import OWN_GRU, TURNED, Own, call
+from test_precision import tf32
 
 CELLS = "lstm", "gru"
 GATES = {"lstm": 4, "gru": 3}
@@ -121,17 +121,6 @@ def test_where_plain_calls_come_here(cell: str, device: str) -> None:
     has_kernels = device == "cuda" and extops._loader.binding == "stable"
     assert _SERVES(STEPS[cell], input, True) is has_kernels
     assert _SERVES(STEPS[cell], input, False) is (has_kernels and cell == "lstm")
-
-
-@contextmanager
-def tf32(allowed: bool) -> Iterator[None]:
-    """Turns torch's switch for TF32 on or off."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def inputs_of(cell: str, sizes: Sizes, device: str, precision: str = "float64") -> Tensors:
