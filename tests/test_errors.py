@@ -7,8 +7,8 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -572,16 +572,20 @@ def test_out_of_memory_of_a_registered_operator(name: str, device: str) -> None:
 @contextmanager
 def little_memory(device: str, beyond: int) -> Iterator[None]:
     """Lets this process have some bytes more than it has."""
+    left_over = []  # by other tests: memory that the process has, but does not use
+
+    def fill(sizes: Sequence[int]) -> None:
+        for size in sizes:
+            with suppress(RuntimeError):
+                while True:
+                    left_over.append(torch.empty(size, dtype=torch.uint8, device=device))
+
     if device == "cpu":
         in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         before = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (in_use + 2**22, before[1]))
-        left_over = []  # by other tests: memory that the process has, but does not use
-        try:
-            while True:
-                left_over.append(torch.empty(2**23, dtype=torch.uint8))
-        except RuntimeError:
-            resource.setrlimit(resource.RLIMIT_AS, (in_use + beyond, before[1]))
+        fill([2**23])
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + beyond, before[1]))
         try:
             yield
         finally:
@@ -589,9 +593,11 @@ def little_memory(device: str, beyond: int) -> Iterator[None]:
     else:
         torch.cuda.empty_cache()
         total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(
-            (torch.cuda.memory_reserved(device) + beyond) / total
-        )
+        reserved = torch.cuda.memory_reserved(device)
+        torch.cuda.set_per_process_memory_fraction(reserved / total)
+        # Blocks of up to 1 MiB have segments of their own.
+        fill([2**24, 2**22, 2**21, 2**20 + 2**9])
+        torch.cuda.set_per_process_memory_fraction((reserved + beyond) / total)
         try:
             yield
         finally:
