@@ -685,6 +685,13 @@ def test_which_kernel(device: str) -> None:
         rows = input.transpose(0, 1)
         assert extops.which_kernel(function, rows, state, batch_first=True) in names
     assert extops.which_kernel(extops.LLTMLayer(FEATURES, STATE), input[:1]) == "lltm"
+    # With lengths one step is a sequence like others.
+    lengths = torch.ones(BATCH, dtype=torch.int64, device=device)
+    state = torch.randn(BATCH, STATE, device=device)
+    with torch.no_grad():
+        for options in ({}, {"lengths": lengths}):
+            kernel = extops.which_kernel(extops.gru_sequence, input[:1], state, **options)
+            assert (kernel in ("torch", "step")) == (not options)
 
 
 def test_which_kernel_of_something_else() -> None:

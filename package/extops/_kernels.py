@@ -31,6 +31,7 @@ def which_kernel(
     input: Tensor | PackedSequence,
     state: Any = None,
     *,
+    lengths: Tensor | None = None,
     batch_first: bool = False,
     backward: bool = False,
 ) -> str:
@@ -43,6 +44,7 @@ def which_kernel(
             the functions :func:`extops.lltm_sequence`, :func:`extops.lstm_sequence` and :func:`extops.gru_sequence`.
         input: as the call takes it.
         state: as the call takes it; modules do without.
+        lengths: as the functions take them.
         batch_first: as the functions take it; modules have their own.
         backward: the kernel of the backward.
 
@@ -80,7 +82,7 @@ def which_kernel(
         _checks.check_tensor("which_kernel", "input", input)
     steps = _steps(call, input, batch_first)
     is_packed = isinstance(input, PackedSequence)
-    is_one_step = len(steps) == 1 and not is_packed
+    is_one_step = len(steps) == 1 and lengths is None and not is_packed
     if cell == "lltm" and is_one_step:
         return "lltm"
     if steps.is_cuda and is_one_step and _loader.binding == "stable":
