@@ -39,9 +39,7 @@ def check(case: Case, device: str) -> Answer:
     return Answer(kernels=kernels)
 
 
-def _complaints(
-    problem: Problem, kernels: tuple[str, ...]
-) -> Iterator[tuple[str, list[str]]]:
+def _complaints(problem: Problem, kernels: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
     run = _captured(problem) if problem.case.graph else problem.run
     with _cores(problem.case.cores):
         first = run()
