@@ -2,6 +2,7 @@
 
     python -m benchmarks                   # the CPU
     python -m benchmarks --device cuda
+    python -m benchmarks --random 200 --seed 1   # layers drawn at random beside torch's, into `random.json` alone
 
 Run it from the top of the source tree, with extops installed. It measures what is installed, and needs a C++ compiler
 and ninja, for a GPU also the CUDA compiler: two of the implementations are compiled just in time.
@@ -10,6 +11,7 @@ and ninja, for a GPU also the CUDA compiler: two of the implementations are comp
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import tempfile
@@ -41,6 +43,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--commit", help="to be recorded; default: what git says, or what extops was built from"
     )
+    parser.add_argument("--random", type=int, metavar="N", help="measure N layers drawn at random")
+    parser.add_argument("--seed", type=int, default=1, help="of --random; default: %(default)s")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="when --random ends, done or not"
+    )
     return parser.parse_args()
 
 
@@ -61,6 +68,17 @@ def main() -> None:
     arguments = parse()
     with tempfile.TemporaryDirectory(prefix="extops-bench-", ignore_cleanup_errors=True) as scratch:
         prepare_process(arguments.device, scratch)
+        if arguments.random is not None:
+            from benchmarks import random_run
+
+            random_run.run(
+                arguments.device,
+                arguments.random,
+                arguments.seed,
+                arguments.seconds,
+                arguments.output,
+            )
+            return
         from benchmarks import suite
 
         suite.run(

@@ -76,8 +76,12 @@ def host(measure: str, call: Call, seconds: Seconds) -> Sampler:
 
 def wall(measure: str, call: Call, device: str, seconds: Seconds) -> Sampler:
     """Times calls, each waited for."""
+    return wall_of(measure, call, device, calls_within(seconds, call, device))
+
+
+def wall_of(measure: str, call: Call, device: str, calls: int) -> Sampler:
+    """Times as many calls, each waited for."""
     wait = wait_for(device)
-    calls = calls_within(seconds, call, device)
 
     def sample() -> dict[str, float]:
         wait()
@@ -116,32 +120,34 @@ def device_time(measure: str, call: Call, graph_calls: int, seconds: Seconds) ->
     return sample
 
 
-def queued(measure: str, call: Call) -> Sampler:
+def queued(measure: str, call: Call, calls: int = ISSUED_AT_ONCE) -> Sampler:
     """Times calls that were all queued while the device was kept busy, so that it need not wait for the host."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(3):
+    for _ in range(3 if calls > 1 else 1):
         call()
     torch.cuda.synchronize()
     start = time.perf_counter()
-    for _ in range(ISSUED_AT_ONCE):
+    for _ in range(calls):
         call()
     busy = 2 * (time.perf_counter() - start)
     torch.cuda.synchronize()
+    # Calls of more kernels than the driver's queue takes are never all queued.
+    most = 8 * busy
 
     def sample() -> dict[str, float]:
         nonlocal busy
         for _ in range(4):
             torch.cuda._sleep(int(busy * cycles_per_second()))
             begin.record()
-            for _ in range(ISSUED_AT_ONCE):
+            for _ in range(calls):
                 call()
             end.record()
             in_time = not begin.query()
             end.synchronize()
-            if in_time:
+            if in_time or busy >= most:
                 break
             busy *= 2
-        return {measure: begin.elapsed_time(end) * 1e3 / ISSUED_AT_ONCE}
+        return {measure: begin.elapsed_time(end) * 1e3 / calls}
 
     return sample
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import plots, report, summary, targets
+from benchmarks import plots, report, shapes, summary, targets
 from benchmarks.results import Result, Spread, ratio
 from benchmarks.summary import Summary
 from extops_build import ROOT
@@ -375,3 +375,69 @@ def test_layers_of_one_name_take_the_same_state(kind: str) -> None:
         calls = make().calls
         assert calls["forward"]().shape == (3, 2, 7)
         assert len(calls["forward_backward"]()) == 4
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_layers_at_random_are_the_same_for_a_seed_and_small_enough(device: str) -> None:
+    drawn = list(shapes.draw(device, 300, seed=1))
+    assert len(drawn) == 300
+    assert drawn == list(shapes.draw(device, 300, seed=1))
+    assert drawn[:100] != list(shapes.draw(device, 100, seed=2))
+    assert {x.precision for x in drawn} == set(shapes.PRECISIONS[device])
+    assert {(x.cell, x.layers, x.directions, x.batch_first) for x in drawn} == {
+        (cell, layers, directions, first)
+        for cell in ("lstm", "gru")
+        for layers in (1, 2)
+        for directions in (1, 2)
+        for first in (False, True)
+    }
+    assert all(x.bytes() <= shapes.MOST_BYTES[device] for x in drawn)
+    assert max(x.batch for x in drawn) > 1000
+    assert max(x.time for x in drawn) > 300
+
+
+def test_products_of_a_layer() -> None:
+    shape = shapes.Shape("lstm", 5, 3, 7, 11, 2, 2, False, "float32", 0)
+    # Both directions: of the input and the state, then of both outputs and the state.
+    assert shape.products == 5 * 3 * 2 * 4 * 11 * ((7 + 11) + (22 + 11))
+    assert str(shape) == "lstm 5, 3, 7, 11 x 2 both ways float32"
+
+
+def test_summary_of_layers_at_random() -> None:
+    shape = {"cell": "gru", "time": 5, "batch": 3, "features": 7, "state": 11, "layers": 1}
+    shape |= {"directions": 1, "batch_first": True, "precision": "tf32", "threads": 0}
+    record = {
+        "shape": shape,
+        "kernels": {"forward": "group", "training": "cudnn"},
+        "samples": {
+            "torch": {"wall_forward": [8.0, 8.0, 9.0], "device_training": [3.0, 3.0, 3.0]},
+            "extops": {"wall_forward": [10.0, 10.0, 10.0], "device_training": [1.0, 1.5, 2.0]},
+        },
+    }
+    found = list(shapes.ratios(record))
+    assert [(x.measure, x.value, x.kernel) for x in found] == [
+        ("wall_forward", 0.8, "group"),
+        ("device_training", 2.0, "cudnn"),
+    ]
+    text = shapes.summarise([record, {**record, "samples": {}}], "cuda")
+    assert text.startswith("1 shapes, 1 skipped")
+    assert "wall_forward by group" in text
+    assert "1 below 0.98,    1 below 0.9, least 0.800, mean 0.800" in text
+    assert "0.800 wall_forward gru 5, 3, 7, 11 batch first tf32 by group" in text
+
+
+@pytest.mark.parametrize("time", [1, 2])
+def test_a_layer_at_random_is_measured(time: int) -> None:
+    random_run = pytest.importorskip("benchmarks.random_run")
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    shape = shapes.Shape("gru", time, 2, 4, 4, 2, 2, True, "float64", 1)
+    try:
+        record = random_run.measure(shape, "cpu")
+    finally:
+        torch.set_num_threads(threads)
+    assert record["failed"] == {}
+    assert record["samples"].keys() >= {"torch", "extops"}
+    for samples in record["samples"].values():
+        assert samples.keys() == {"wall_forward", "wall_training"}
+    assert len(list(shapes.ratios(record))) == 2

@@ -1,0 +1,237 @@
+"""Measures layers drawn at random, ours beside torch's, and writes `random.json` after each of them."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import c_char_p
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import extops
+from benchmarks import environment, protocol
+from benchmarks.runner import set_mode, tidy_up
+from benchmarks.shapes import MEASURES, Shape, draw, summarise
+from benchmarks.suite import RESULTS, say, slug, write
+from extops import _cudnn
+from extops._libraries import Library
+
+DTYPES = {"bfloat16": torch.bfloat16, "float64": torch.float64}
+MODULES = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
+TOO_LONG = 2.0
+"""Seconds of one call beyond which it is not measured."""
+SECONDS_OF_A_SHAPE = 1.5
+"""What all rounds of a shape shall take."""
+SLICE = 2e-3
+"""Seconds of a sample of short calls."""
+ROUNDS = 3, 15
+FAILURES = RuntimeError, ValueError
+
+Calls = dict[str, Callable[[], object]]
+"""By what they compute: ``forward`` and ``training``."""
+
+
+def run(device: str, number: int, seed: int, seconds: float, output: Path | None) -> None:
+    """Measures until all shapes are, or the time is over."""
+    if device == "cuda" and not torch.cuda.is_available():
+        sys.exit("benchmarks: torch finds no CUDA device; leave out `--device cuda` for the CPU")
+    start = time.perf_counter()
+    described = environment.describe(device)
+    folder = output or RESULTS / slug(described["device_name"], device)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "random.json"
+    result: dict[str, Any] = {"seed": seed, "environment": described, "records": []}
+    for shape in draw(device, number, seed):
+        passed = time.perf_counter() - start
+        if passed > seconds:
+            break
+        record = measure(shape, device)
+        result["records"].append(record)
+        result["environment"]["seconds"] = round(time.perf_counter() - start)
+        write(file, result)
+        say(f"[{len(result['records'])}/{number}] {passed:4.0f} s  {shape}: {_said(record)}")
+        if device == "cuda":
+            torch.cuda.synchronize()  # where a kernel has failed, nothing after it can be measured
+    result["environment"]["conditions_at_end"] = environment.conditions(device)
+    write(file, result)
+    say(summarise(result["records"], device))
+
+
+def _said(record: dict[str, Any]) -> str:
+    kernels = "/".join(record["kernels"].values())
+    failed = [f"{name} failed: {why}" for name, why in record["failed"].items()]
+    found = summarise([record], record["device"]).splitlines()[1:]
+    lines = [line for line in found if line.startswith(MEASURES[record["device"]])]
+    means = [line.rpartition(" ")[2] for line in lines if " by " not in line]
+    return "; ".join([f"{kernels} {' '.join(means)}", *failed])
+
+
+def measure(shape: Shape, device: str) -> dict[str, Any]:
+    """The record of a shape."""
+    start = time.perf_counter()
+    set_mode(shape.precision if shape.precision in ("float32", "tf32", "bfloat16") else "float32")
+    if shape.threads:
+        torch.set_num_threads(shape.threads)
+    record: dict[str, Any] = {
+        "shape": asdict(shape),
+        "device": device,
+        "kernels": {},
+        "own_kernels": {},
+        "samples": {},
+        "failed": {},
+    }
+    try:
+        _fill(record, shape, device)
+    except FAILURES as error:
+        record["failed"]["all"] = protocol.describe(error)
+    tidy_up(device)
+    record["seconds"] = time.perf_counter() - start
+    return record
+
+
+def _fill(record: dict[str, Any], shape: Shape, device: str) -> None:
+    torch.manual_seed(0)
+    module = _module(shape, device)
+    input = _input(shape, device)
+    ours = _accelerated(module)
+    for work in ("forward", "training"):
+        # What a call takes depends on whether gradients are wanted.
+        with torch.set_grad_enabled(work == "training"):
+            record["kernels"][work] = extops.which_kernel(ours, input, backward=work == "training")
+    variants = {"torch": calls_of(module, input), "extops": calls_of(ours, input)}
+    if {"cudnn", "torch"} & set(record["kernels"].values()):
+        variants |= _own_variants(record, shape, _accelerated(module), input)
+    samplers: dict[str, list[protocol.Sampler]] = {}
+    seconds_of_a_round = 0.0
+    for name, calls in variants.items():
+        try:
+            taken = list(_samplers(calls, device))
+        except FAILURES as error:
+            record["failed"][name] = protocol.describe(error)
+            continue
+        samplers[name] = [sampler for sampler, _ in taken]
+        seconds_of_a_round += sum(seconds for _, seconds in taken)
+    least, most = ROUNDS
+    rounds = max(least, min(most, int(SECONDS_OF_A_SHAPE / max(seconds_of_a_round, 1e-6))))
+    record["samples"], failed = protocol.interleave(samplers, rounds)
+    record["failed"] |= failed
+
+
+def _own_variants(
+    record: dict[str, Any], shape: Shape, own: torch.nn.Module, input: torch.Tensor
+) -> dict[str, Calls]:
+    """What torch's layer computes, by our kernels: the one that is chosen, and the one that takes any size."""
+    own._by_torch = lambda *_: None  # type: ignore[assignment]
+    variants = {"own": calls_of(own, input)}
+    chosen = own_kernels(shape, input)
+    record["own_kernels"]["own"] = chosen
+    if "step" in chosen.values():
+        with _kernel("group"):
+            found = own_kernels(shape, input)
+        record["own_kernels"]["group"] = found
+        if found["forward"] == "group":
+            calls = {work: variants["own"][work] for work in found if found[work] == "group"}
+            variants["group"] = named("group", calls)
+    return variants
+
+
+def _accelerated(module: torch.nn.Module) -> torch.nn.Module:
+    copied = extops.accelerate(copy.deepcopy(module))
+    copied.flatten_parameters()
+    return copied
+
+
+def _module(shape: Shape, device: str) -> torch.nn.Module:
+    module = MODULES[shape.cell](
+        shape.features,
+        shape.state,
+        shape.layers,
+        batch_first=shape.batch_first,
+        bidirectional=shape.directions > 1,
+        device=device,
+        dtype=DTYPES.get(shape.precision, torch.float32),
+    )
+    module.flatten_parameters()
+    return module
+
+
+def _input(shape: Shape, device: str) -> torch.Tensor:
+    leading = (shape.time, shape.batch)
+    sizes = leading[::-1] if shape.batch_first else leading
+    dtype = DTYPES.get(shape.precision, torch.float32)
+    return torch.randn(*sizes, shape.features, device=device, dtype=dtype)
+
+
+def calls_of(module: torch.nn.Module, input: torch.Tensor) -> Calls:
+    """A forward without gradients, and one with those of the parameters and the input."""
+    parameters = tuple(module.parameters())
+    leaf = input.detach().requires_grad_()
+    with torch.no_grad():
+        towards = torch.randn_like(module(input)[0])
+
+    def forward() -> object:
+        with torch.no_grad():
+            return module(input)
+
+    def training() -> object:
+        return torch.autograd.grad(module(leaf)[0], (*parameters, leaf), towards)
+
+    return {"forward": forward, "training": training}
+
+
+def own_kernels(shape: Shape, input: torch.Tensor) -> dict[str, str]:
+    """Which of our kernels would compute it: forward, and backward."""
+    if not input.is_cuda:
+        return {"forward": "cpu", "training": "cpu"}
+    steps = input.transpose(0, 1) if shape.batch_first else input
+    problem = _cudnn.problem_of(steps)
+    passes = (("forward", False), ("training", True))
+    return {x: _cudnn.kernel_of(shape.cell, shape.state, is_back, problem) for x, is_back in passes}
+
+
+@contextmanager
+def _kernel(name: str) -> Iterator[None]:
+    name_kernel = Library("cuda").entry("name_sequence_kernel", None, c_char_p)
+    name_kernel(name.encode())
+    try:
+        yield
+    finally:
+        name_kernel(b"")
+
+
+def named(kernel: str, calls: Calls) -> Calls:
+    """The same by that kernel of ours."""
+
+    def by_name(call: Callable[[], object]) -> Callable[[], object]:
+        def run() -> object:
+            with _kernel(kernel):
+                return call()
+
+        return run
+
+    return {work: by_name(call) for work, call in calls.items()}
+
+
+def _samplers(calls: Calls, device: str) -> Iterator[tuple[protocol.Sampler, float]]:
+    """Each with the seconds that a sample takes."""
+    wait = protocol.wait_for(device)
+    for work, call in calls.items():
+        call()
+        wait()
+        start = time.perf_counter()
+        call()
+        wait()
+        seconds = time.perf_counter() - start
+        if seconds > TOO_LONG:
+            continue
+        number = max(1, min(20, int(SLICE / seconds)))
+        yield protocol.wall_of(f"wall_{work}", call, device, number), number * seconds
+        if device == "cuda":
+            number = max(1, min(protocol.ISSUED_AT_ONCE, int(SLICE / seconds)))
+            yield protocol.queued(f"device_{work}", call, number), 3 * number * seconds

@@ -1,0 +1,171 @@
+"""Layers drawn at random from the ranges of real models, and what a run over them says: needs no torch."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.results import ratio
+
+SIZES = (
+    *(32, 50, 64, 100, 128, 150, 200, 256, 300, 320, 384, 400, 500, 512, 600, 640, 650),
+    *(768, 800, 1000, 1024, 1150, 1500, 1536, 2048),
+)
+"""Of the hidden state: powers of two and what models have that are known."""
+PRECISIONS = {"cuda": ("float32", "tf32", "bfloat16"), "cpu": ("float32", "bfloat16", "float64")}
+MEASURES = {
+    "cuda": ("device_forward", "device_training", "wall_forward", "wall_training"),
+    "cpu": ("wall_forward", "wall_training"),
+}
+
+MOST_BYTES = {"cuda": 24 * 2**30, "cpu": 2 * 2**30}
+MOST_SECONDS = {"cuda": 0.2, "cpu": 0.5}
+"""Of one step of training, as estimated: a run shall see many shapes."""
+_FLOPS = {
+    "cuda": {"float32": 3e13, "tf32": 1.5e14, "bfloat16": 2.5e14},
+    "cpu": {"float32": 5e10, "bfloat16": 2e10, "float64": 2.5e10},
+}
+_SECONDS_OF_A_STEP = {"cuda": 4e-5, "cpu": 2e-5}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One layer, or some, and its input."""
+
+    cell: str
+    time: int
+    batch: int
+    features: int
+    state: int
+    layers: int
+    directions: int
+    batch_first: bool
+    precision: str
+    threads: int
+
+    @property
+    def gates(self) -> int:
+        """Rows of weights for each unit."""
+        return 4 if self.cell == "lstm" else 3
+
+    @property
+    def products(self) -> int:
+        """Multiplications of a forward."""
+        of_first = self.features + self.state
+        of_others = (self.layers - 1) * (self.directions + 1) * self.state
+        rows = self.time * self.batch * self.directions * self.gates * self.state
+        return rows * (of_first + of_others)
+
+    def bytes(self) -> int:
+        """About what a step of training keeps."""
+        of_row = self.features + self.layers * self.directions * self.state * (2 * self.gates + 6)
+        width = {"bfloat16": 2, "float64": 8}.get(self.precision, 4)
+        return self.time * self.batch * of_row * width
+
+    def seconds(self, device: str) -> float:
+        """About what a step of training takes."""
+        steps = 3 * self.time * self.layers * self.directions
+        flops = 6 * self.products
+        return flops / _FLOPS[device][self.precision] + steps * _SECONDS_OF_A_STEP[device]
+
+    def __str__(self) -> str:
+        sizes = ", ".join(map(str, (self.time, self.batch, self.features, self.state)))
+        more = f" x {self.layers}" * (self.layers > 1) + " both ways" * (self.directions > 1)
+        first = " batch first" * self.batch_first
+        threads = f" {self.threads} thread{'s' * (self.threads > 1)}" if self.threads else ""
+        return f"{self.cell} {sizes}{more}{first} {self.precision}{threads}"
+
+
+def draw(device: str, number: int, seed: int) -> Iterator[Shape]:
+    """As many shapes, without those that would take too long or too much memory."""
+    chance = random.Random(seed)
+    while number > 0:
+        shape = _draw_one(chance, device)
+        is_small = shape.bytes() <= MOST_BYTES[device]
+        if is_small and shape.seconds(device) <= MOST_SECONDS[device]:
+            number -= 1
+            yield shape
+
+
+def _draw_one(chance: random.Random, device: str) -> Shape:
+    def between(least: int, most: int) -> int:
+        """Each octave is as likely."""
+        return round(math.exp(chance.uniform(math.log(least), math.log(most))))
+
+    state = chance.choice(SIZES)
+    return Shape(
+        cell=chance.choice(("lstm", "gru")),
+        time=between(1, 1000),
+        batch=between(1, 20_000),
+        features=state if chance.random() < 0.5 else between(1, 2048),
+        state=state,
+        layers=1 if chance.random() < 0.7 else 2,
+        directions=1 if chance.random() < 0.6 else 2,
+        batch_first=chance.random() < 0.5,
+        precision=chance.choice(PRECISIONS[device]),
+        threads=chance.choice((1, 2)) if device == "cpu" else 0,
+    )
+
+
+# -- what is said of a run
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """torch's time by ours: more than 1 where ours is faster."""
+
+    shape: Shape
+    measure: str
+    value: float
+    kernel: str
+
+
+def ratios(record: dict[str, Any], ours: str = "extops") -> Iterator[Ratio]:
+    """Those of a shape's record."""
+    shape = Shape(**record["shape"])
+    torchs, others = (record["samples"].get(name, {}) for name in ("torch", ours))
+    for measure in torchs:
+        if measure in others:
+            pairs = ratio(torchs[measure], others[measure])
+            kernel = record["kernels"][measure.partition("_")[2]]
+            yield Ratio(shape, measure, statistics.median(pairs), kernel)
+
+
+def summarise(records: list[dict[str, Any]], device: str) -> str:
+    """Tables for people: by measure, by precision, by kernel, and the worst."""
+    every = [each for record in records for each in ratios(record)]
+    skipped = sum(not record["samples"] for record in records)
+    lines = [f"{len(records) - skipped} shapes, {skipped} skipped; torch's time / ours"]
+    if not every:
+        return lines[0]
+    precisions = PRECISIONS[device]
+    for measure in MEASURES[device]:
+        of_measure = [each for each in every if each.measure == measure]
+        lines.append(_line(measure, of_measure))
+        for precision in precisions:
+            lines.append(
+                _line(f"  {precision}", [x for x in of_measure if x.shape.precision == precision])
+            )
+    lines += _by(every, lambda each: f"{each.measure} by {each.kernel}")
+    lines.append("the worst:")
+    for each in sorted(every, key=lambda each: each.value)[:10]:
+        lines.append(f"  {each.value:.3f} {each.measure} {each.shape} by {each.kernel}")
+    return "\n".join(lines)
+
+
+def _by(every: list[Ratio], key: Callable[[Ratio], str]) -> list[str]:
+    names = sorted({key(each) for each in every})
+    return [_line(name, [each for each in every if key(each) == name]) for name in names]
+
+
+def _line(name: str, of: list[Ratio]) -> str:
+    values = [each.value for each in of]
+    if not values:
+        return f"{name:40} none"
+    below = ", ".join(f"{sum(x < limit for x in values):4} below {limit}" for limit in (0.98, 0.9))
+    mean = statistics.geometric_mean(values)
+    return f"{name:40} {len(values):4}: {below}, least {min(values):.3f}, mean {mean:.3f}"
