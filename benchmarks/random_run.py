@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 import extops
 from benchmarks import environment, protocol
@@ -33,6 +34,7 @@ SLICE = 2e-3
 ROUNDS = 3, 15
 FAILURES = RuntimeError, ValueError
 
+Input = torch.Tensor | PackedSequence
 Calls = dict[str, Callable[[], object]]
 """By what they compute: ``forward`` and ``training``."""
 
@@ -124,7 +126,7 @@ def _fill(record: dict[str, Any], shape: Shape, device: str) -> None:
 
 
 def _own_variants(
-    record: dict[str, Any], shape: Shape, own: torch.nn.Module, input: torch.Tensor
+    record: dict[str, Any], shape: Shape, own: torch.nn.Module, input: Input
 ) -> dict[str, Calls]:
     """What torch's layer computes, by our kernels: the one that is chosen, and the one that takes any size."""
     own._by_torch = lambda *_: None  # type: ignore[assignment]
@@ -161,36 +163,50 @@ def _module(shape: Shape, device: str) -> torch.nn.Module:
     return module
 
 
-def _input(shape: Shape, device: str) -> torch.Tensor:
+def _input(shape: Shape, device: str) -> Input:
+    make: Any = {"device": device, "dtype": DTYPES.get(shape.precision, torch.float32)}
+    if shape.lengths:
+        lengths = torch.tensor(shape.row_lengths())
+        # How many rows have more steps than each.
+        counts = shape.batch - torch.bincount(lengths, minlength=shape.time + 1).cumsum(0)[:-1]
+        return PackedSequence(torch.randn(int(counts.sum()), shape.features, **make), counts)
     leading = (shape.time, shape.batch)
     sizes = leading[::-1] if shape.batch_first else leading
-    dtype = DTYPES.get(shape.precision, torch.float32)
-    return torch.randn(*sizes, shape.features, device=device, dtype=dtype)
+    return torch.randn(*sizes, shape.features, **make)
 
 
-def calls_of(module: torch.nn.Module, input: torch.Tensor) -> Calls:
+def calls_of(module: torch.nn.Module, input: Input) -> Calls:
     """A forward without gradients, and one with those of the parameters and the input."""
     parameters = tuple(module.parameters())
-    leaf = input.detach().requires_grad_()
+    packed = input if isinstance(input, PackedSequence) else None
+    leaf = (input.data if packed is not None else input).detach().requires_grad_()
+    given = leaf if packed is None else PackedSequence(leaf, packed.batch_sizes)
+
+    def run() -> torch.Tensor:
+        output = module(given)[0]
+        return output if packed is None else output.data
+
     with torch.no_grad():
-        towards = torch.randn_like(module(input)[0])
+        towards = torch.randn_like(run())
 
     def forward() -> object:
         with torch.no_grad():
-            return module(input)
+            return run()
 
     def training() -> object:
-        return torch.autograd.grad(module(leaf)[0], (*parameters, leaf), towards)
+        return torch.autograd.grad(run(), (*parameters, leaf), towards)
 
     return {"forward": forward, "training": training}
 
 
-def own_kernels(shape: Shape, input: torch.Tensor) -> dict[str, str]:
+def own_kernels(shape: Shape, input: Input) -> dict[str, str]:
     """Which of our kernels would compute it: forward, and backward."""
-    if not input.is_cuda:
+    data = input.data if isinstance(input, PackedSequence) else input
+    if not data.is_cuda:
         return {"forward": "cpu", "training": "cpu"}
-    steps = input.transpose(0, 1) if shape.batch_first else input
-    problem = _cudnn.problem_of(steps)
+    is_batch_first = shape.batch_first and not shape.lengths
+    dtype, _, _, _, *place = _cudnn.problem_of(data[:1].view(1, -1, shape.features))
+    problem = (dtype, shape.time, shape.batch, is_batch_first, *place)
     passes = (("forward", False), ("training", True))
     return {x: _cudnn.kernel_of(shape.cell, shape.state, is_back, problem) for x, is_back in passes}
 

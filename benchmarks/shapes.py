@@ -17,6 +17,8 @@ SIZES = (
 )
 """Of the hidden state: powers of two and what models have that are known."""
 PRECISIONS = {"cuda": ("float32", "tf32", "bfloat16"), "cpu": ("float32", "bfloat16", "float64")}
+LENGTHS = ("uniform", "lognormal", "long")
+"""Of the rows of packed input; of the last kind one row has all steps, and the others have few."""
 MEASURES = {
     "cuda": ("device_forward", "device_training", "wall_forward", "wall_training"),
     "cpu": ("wall_forward", "wall_training"),
@@ -46,6 +48,7 @@ class Shape:
     batch_first: bool
     precision: str
     threads: int
+    lengths: str = ""
 
     @property
     def gates(self) -> int:
@@ -76,8 +79,22 @@ class Shape:
         sizes = ", ".join(map(str, (self.time, self.batch, self.features, self.state)))
         more = f" x {self.layers}" * (self.layers > 1) + " both ways" * (self.directions > 1)
         first = " batch first" * self.batch_first
+        packed = f" packed ({self.lengths})" * bool(self.lengths)
         threads = f" {self.threads} thread{'s' * (self.threads > 1)}" if self.threads else ""
-        return f"{self.cell} {sizes}{more}{first} {self.precision}{threads}"
+        return f"{self.cell} {sizes}{more}{first}{packed} {self.precision}{threads}"
+
+    def row_lengths(self) -> list[int]:
+        """Of packed input, the longest first, which has all steps."""
+        chance = random.Random(self.time * self.batch)
+
+        def one() -> int:
+            if self.lengths == "uniform":
+                return chance.randint(1, self.time)
+            if self.lengths == "lognormal":
+                return min(self.time, max(1, round(self.time / 4 * chance.lognormvariate(0, 0.7))))
+            return chance.randint(1, max(1, self.time // 100))
+
+        return [self.time, *sorted((one() for _ in range(self.batch - 1)), reverse=True)]
 
 
 def draw(device: str, number: int, seed: int) -> Iterator[Shape]:
@@ -108,6 +125,7 @@ def _draw_one(chance: random.Random, device: str) -> Shape:
         batch_first=chance.random() < 0.5,
         precision=chance.choice(PRECISIONS[device]),
         threads=chance.choice((1, 2)) if device == "cpu" else 0,
+        lengths="" if chance.random() < 0.8 else chance.choice(LENGTHS),
     )
 
 
@@ -150,6 +168,7 @@ def summarise(records: list[dict[str, Any]], device: str) -> str:
             lines.append(
                 _line(f"  {precision}", [x for x in of_measure if x.shape.precision == precision])
             )
+        lines.append(_line("  packed", [x for x in of_measure if x.shape.lengths]))
     lines += _by(every, lambda each: f"{each.measure} by {each.kernel}")
     lines.append("the worst:")
     for each in sorted(every, key=lambda each: each.value)[:10]:

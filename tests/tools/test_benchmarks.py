@@ -426,12 +426,23 @@ def test_summary_of_layers_at_random() -> None:
     assert "0.800 wall_forward gru 5, 3, 7, 11 batch first tf32 by group" in text
 
 
+def test_lengths_at_random() -> None:
+    for lengths in shapes.LENGTHS:
+        shape = shapes.Shape("lstm", 50, 40, 1, 1, 1, 1, False, "float32", 0, lengths)
+        found = shape.row_lengths()
+        assert found == shape.row_lengths() == sorted(found, reverse=True)
+        assert (len(found), found[0]) == (40, 50)
+        assert min(found) >= 1
+        assert sum(found) < 0.7 * 40 * 50
+
+
+@pytest.mark.parametrize("lengths", ["", "uniform"])
 @pytest.mark.parametrize("time", [1, 2])
-def test_a_layer_at_random_is_measured(time: int) -> None:
+def test_a_layer_at_random_is_measured(time: int, lengths: str) -> None:
     random_run = pytest.importorskip("benchmarks.random_run")
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
-    shape = shapes.Shape("gru", time, 2, 4, 4, 2, 2, True, "float64", 1)
+    shape = shapes.Shape("gru", time, 2, 4, 4, 2, 2, True, "float64", 1, lengths)
     try:
         record = random_run.measure(shape, "cpu")
     finally:
