@@ -2,18 +2,24 @@
 // for 9.0a and with -DEXTOPS_SM90A it has those for Hopper. See extops_cell.h.
 #pragma once
 
-#include "kernels/cuda/launch.cu"
-#include "kernels/cuda/sequence_float32_block.cuh"
-#include "kernels/cuda/sequence_float32_cluster.cuh"
-#include "kernels/cuda/sequence_group.cuh"
-#include "kernels/cuda/sequence_kernels.cuh"
-#include "kernels/cuda/sequence_tensor_block.cuh"
-#include "kernels/cuda/sequence_tensor_cluster.cuh"
+#include "kernels/cuda/common/launch.cu"
+#include "kernels/cuda/sequence/float32_block.cuh"
+#include "kernels/cuda/sequence/float32_cluster.cuh"
+#include "kernels/cuda/sequence/group.cuh"
+#include "kernels/cuda/sequence/kernels.cuh"
+#include "kernels/cuda/sequence/tensor_block.cuh"
+#include "kernels/cuda/sequence/tensor_cluster.cuh"
+#include "kernels/cuda/step/split_k.cuh"
 #include "kernels/cuda/step/step.cuh"
+#include "kernels/cuda/step/weights.cuh"
+#include "kernels/cuda/step/weights_tf32.cuh"
+
+EXTOPS_WEIGHTS_HOPPER
 
 #define EXTOPS_CELL_KERNELS(cell, Cell)    \
   EXTOPS_DECLARE_SEQUENCE_CUDA(cell, Cell) \
   EXTOPS_SEQUENCE_CUDA(cell, Cell)         \
   EXTOPS_DECLARE_STEP_CUDA(cell, Cell)     \
   EXTOPS_STEP_CUDA(cell, Cell)             \
+  EXTOPS_STEP_HOPPER(Cell)                 \
   EXTOPS_SEQUENCE_HOPPER(Cell)

@@ -63,7 +63,7 @@ CPU = Library(
 )
 CUDA = Library(
     "libextops_cuda",
-    ("kernels/cuda/*.cu",),
+    ("kernels/cuda/*/*.cu",),
     cuda=True,
 )
 STABLE_CPU = Library(
@@ -91,21 +91,17 @@ def libraries(*, cuda: bool) -> tuple[Library, ...]:
     return tuple(library for library in LIBRARIES if cuda or not library.cuda)
 
 
-# Their kernels are empty but for Hopper, and compiling them for another GPU would take as long as parsing them.
-HOPPER_ALONE = (
-    "gru_sequence_hopper_kernel.cu",
-    "lltm_sequence_hopper_kernel.cu",
-    "lstm_sequence_hopper_kernel.cu",
-    "lltm_tensor_backward_kernel.cu",
-    "lltm_tensor_kernel.cu",
-    "lltm_tf32_backward_kernel.cu",
-)
+def is_for_hopper_alone(source: Path) -> bool:
+    """Whether the kernels of a file are empty but for Hopper: compiling them for another GPU would take as long as
+    parsing them.
+    """
+    return source.name.endswith("_hopper_kernel.cu")
 
 
 def architectures_of(source: Path, architectures: tuple[str, ...]) -> tuple[str, ...]:
     """Those of `architectures` for which to compile `source`."""
     has_hopper = {"9.0", "9.0+PTX"} & set(architectures)
-    return ("9.0",) if has_hopper and source.name in HOPPER_ALONE else architectures
+    return ("9.0",) if has_hopper and is_for_hopper_alone(source) else architectures
 
 
 # The GPUs that kernels tell apart: with programmatic dependent launch, with tensor cores, and older ones.

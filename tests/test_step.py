@@ -87,6 +87,15 @@ LARGE: dict[str, Sizes] = {
     "backward_of_a_library_of_an_lstm": (128, 400, 400),
     "library": (300, 130, 257),
     "vectors_of_the_pointwise_part": (1024, 32, 256),
+    # The kernels for tensor cores, in strict float32 too: by how many blocks K is shared, and what tiles leave over.
+    "tiles": (40, 256, 256),
+    "tiles_left_over": (65, 136, 328),
+    "tiles_of_one_feature_chunk": (48, 8, 512),
+    "tiles_that_share_k": (17, 1024, 1024),
+    "tiles_of_two_warpgroups": (300, 256, 1024),
+    "most_rows_of_tiles": (512, 72, 200),
+    "rows_beyond_tiles": (513, 72, 200),
+    "rows_between_chunks": (64, 252, 260),
     "most_rows_of_sums": (4096, 8, 12),
     "sums_of_a_library": (4097, 8, 12),
 }

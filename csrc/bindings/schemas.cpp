@@ -2,22 +2,26 @@
 
 #include <iterator>
 
-#include "make_schema.h"
+#include "cell.h"
 
 namespace {
 
-struct Operator {
-  std::string schema;
-  const char* sizes;
-  const char* rows;
-};
+using extops::Operator;
 
+// In this order: tables, cells, elementwise.
+std::vector<Operator> make_operators() {
 #define EXTOPS_TABLE(name, Arguments, options) \
   {make_schema(#name, Arguments::kRows, options), Arguments::kSizes, Arguments::kRows},
-#define EXTOPS_ELEMENTWISE_TABLE(Function, schema) {schema, "", ""},
 #define EXTOPS_GENERIC_TABLE(name, Arguments) EXTOPS_TABLE(name, Arguments, "")
-const Operator kOperators[] = {EXTOPS_OPERATORS(EXTOPS_TABLE, EXTOPS_GENERIC_TABLE)
-                                   EXTOPS_ELEMENTWISE(EXTOPS_ELEMENTWISE_TABLE)};
+  std::vector<Operator> operators = {EXTOPS_OPERATORS(EXTOPS_TABLE, EXTOPS_GENERIC_TABLE)};
+#define EXTOPS_CELL_TABLES(cell, Cell) extops::add_operators<extops::Cell>(#cell, operators);
+  EXTOPS_CELLS_OF_PARTS(EXTOPS_CELL_TABLES)
+#define EXTOPS_ELEMENTWISE_TABLE(Function, schema) operators.push_back({schema, "", ""});
+  EXTOPS_ELEMENTWISE(EXTOPS_ELEMENTWISE_TABLE)
+  return operators;
+}
+
+const std::vector<Operator> kOperators = make_operators();
 
 #define EXTOPS_CELL_TEXT(cell, Cell) describe_cell<extops::Cell>(#cell),
 const std::string kCells[] = {EXTOPS_CELLS(EXTOPS_CELL_TEXT)};
@@ -25,11 +29,11 @@ const std::string kCells[] = {EXTOPS_CELLS(EXTOPS_CELL_TEXT)};
 }  // namespace
 
 const char* extops_schema(size_t index) {
-  return index < std::size(kOperators) ? kOperators[index].schema.c_str() : nullptr;
+  return index < kOperators.size() ? kOperators[index].schema.c_str() : nullptr;
 }
 
 const char* extops_sizes(size_t index) { return kOperators[index].sizes; }
 
-const char* extops_rows(size_t index) { return kOperators[index].rows; }
+const char* extops_rows(size_t index) { return kOperators[index].rows.c_str(); }
 
 const char* extops_cell(size_t index) { return index < std::size(kCells) ? kCells[index].c_str() : nullptr; }

@@ -6,11 +6,11 @@
 #include "../elementwise/operators.h"
 #include "../kernels/lltm.h"
 #include "sequence.h"
-#include "step.h"
 
-// The operators with a table (kernels/table.h): the name, the struct of the table, and the arguments after those of the
-// table. `allow_tf32` is the position of torch's switch for products of float32 on CUDA, which the stable ABI cannot
-// ask for; torch's own products look at the switch themselves.
+// The operators with a table (kernels/table.h), but for those of cells, which follow from their numbers (cell.h): the
+// name, the struct of the table, and the arguments after those of the table. `allow_tf32` is the position of torch's
+// switch for products of float32 on CUDA, which the stable ABI cannot ask for; torch's own products look at the switch
+// themselves.
 //
 // GENERIC(name, struct) is an operator without further arguments whose kernel serves every problem:
 // `extops_<name>_cpu`, for the rows [begin, end) of the first result, and `extops_<name>_cuda`. It needs no binding of
@@ -23,19 +23,7 @@
   OPERATOR(lltm_cell, LltmCell, "")                                 \
   OPERATOR(lltm_cell_backward, LltmCellBackward, "")                \
   OPERATOR(lltm_sequence, LltmSequenceTensors, EXTOPS_SEQUENCE_OPTIONS) \
-  OPERATOR(lltm_sequence_backward, LltmSequenceBackwardTensors, EXTOPS_SEQUENCE_OPTIONS) \
-  OPERATOR(lstm_sequence, LstmSequenceTensors, EXTOPS_SEQUENCE_OPTIONS) \
-  OPERATOR(lstm_sequence_backward, LstmSequenceBackwardTensors, EXTOPS_SEQUENCE_OPTIONS) \
-  OPERATOR(gru_sequence, GruSequenceTensors, EXTOPS_SEQUENCE_OPTIONS) \
-  OPERATOR(gru_sequence_backward, GruSequenceBackwardTensors, EXTOPS_SEQUENCE_OPTIONS) \
-  OPERATOR(lstm_step, LstmStepTensors, EXTOPS_STEP_OPTIONS)         \
-  OPERATOR(lstm_step_backward, LstmStepBackwardTensors, "")         \
-  OPERATOR(lstm_step_parameters_backward, LstmStepParametersBackwardTensors, EXTOPS_STEP_OPTIONS) \
-  OPERATOR(lstm_step_input_backward, LstmStepInputBackwardTensors, EXTOPS_STEP_OPTIONS) \
-  OPERATOR(gru_step, GruStepTensors, EXTOPS_STEP_OPTIONS)           \
-  OPERATOR(gru_step_backward, GruStepBackwardTensors, "")           \
-  OPERATOR(gru_step_parameters_backward, GruStepParametersBackwardTensors, EXTOPS_STEP_OPTIONS) \
-  OPERATOR(gru_step_input_backward, GruStepInputBackwardTensors, EXTOPS_STEP_OPTIONS)
+  OPERATOR(lltm_sequence_backward, LltmSequenceBackwardTensors, EXTOPS_SEQUENCE_OPTIONS)
 // clang-format on
 
 // The schema of each operator, null past the last; those of elementwise operators come last, in the order of their

@@ -29,6 +29,7 @@ def apply(guide: Path, tree: Path) -> None:
         name, _, above = caption.partition(", below ")
         path = tree / name.strip("`")
         if not above:
+            path.parent.mkdir(exist_ok=True)
             path.write_text(text)
             continue
         lines = path.read_text().splitlines(keepends=True)

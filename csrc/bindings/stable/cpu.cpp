@@ -6,6 +6,9 @@
 #include "lltm.h"
 #include "sequence.h"
 
+#define EXTOPS_NAMES(cell, Cell) EXTOPS_SEQUENCE_OF(cell, extops::Cell)
+EXTOPS_CELLS_OF_PARTS(EXTOPS_NAMES)
+
 namespace {
 
 struct Cpu : extops::stable::CpuDevice {

@@ -7,6 +7,9 @@
 #include "sequence.h"
 #include "step.h"
 
+#define EXTOPS_NAMES(cell, Cell) EXTOPS_SEQUENCE_OF(cell, extops::Cell) EXTOPS_STEP_OF(cell, extops::Cell)
+EXTOPS_CELLS_OF_PARTS(EXTOPS_NAMES)
+
 namespace {
 
 struct Cuda : extops::stable::CudaDevice {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../kernels/sequence.h"
-#include "../sequence.h"
+#include "../cell.h"
 #include "lltm.h"
 
 namespace extops::stable {
@@ -14,15 +14,23 @@ constexpr int64_t kSequenceAlignment = 16;  // in bytes, of every tensor that a 
 template <class Cell>
 struct SequenceOf;
 
-#define EXTOPS_SEQUENCE_OF(cell, Cell)                                   \
-  template <>                                                            \
-  struct SequenceOf<Cell> {                                              \
-    using Tensors = Cell##SequenceTensors;                               \
-    using BackwardTensors = Cell##SequenceBackwardTensors;               \
-    static constexpr const char* kName = #cell "_sequence";              \
-    static constexpr const char* kBackward = #cell "_sequence_backward"; \
+#define EXTOPS_SEQUENCE_NAMES(cell)                       \
+  static constexpr const char* kName = #cell "_sequence"; \
+  static constexpr const char* kBackward = #cell "_sequence_backward";
+#define EXTOPS_SEQUENCE_OF(cell, Cell)                     \
+  template <>                                              \
+  struct extops::stable::SequenceOf<Cell> {                \
+    using Tensors = SequenceTensors<Cell>;                 \
+    using BackwardTensors = SequenceBackwardTensors<Cell>; \
+    EXTOPS_SEQUENCE_NAMES(cell)                            \
   };
-EXTOPS_CELLS(EXTOPS_SEQUENCE_OF)
+
+template <>
+struct SequenceOf<Lltm> {
+  using Tensors = LltmSequenceTensors;
+  using BackwardTensors = LltmSequenceBackwardTensors;
+  EXTOPS_SEQUENCE_NAMES(lltm)
+};
 
 // The memory of all tensors of [time, batch, ...] is in the order of `like`: by steps or, if its batch is first, by
 // samples.

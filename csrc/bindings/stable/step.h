@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../../kernels/step.h"
-#include "../step.h"
+#include "../cell.h"
 #include "sequence.h"
 
 namespace extops::stable {
@@ -12,30 +12,24 @@ namespace extops::stable {
 template <class Cell>
 struct StepOf;
 
-#define EXTOPS_STEP_NAMES(cell)                                                         \
-  static constexpr const char* kName = #cell "_step";                                   \
-  static constexpr const char* kBackward = #cell "_step_backward";                      \
-  static constexpr const char* kParametersBackward = #cell "_step_parameters_backward"; \
-  static constexpr const char* kInputBackward = #cell "_step_input_backward";
-
-#define EXTOPS_STEP_OF(cell, Cell)                                         \
-  template <>                                                              \
-  struct StepOf<Cell> {                                                    \
-    using Tensors = Cell##StepTensors;                                     \
-    using BackwardTensors = Cell##StepBackwardTensors;                     \
-    using ParametersBackwardTensors = Cell##StepParametersBackwardTensors; \
-    using InputBackwardTensors = Cell##StepInputBackwardTensors;           \
-    EXTOPS_STEP_NAMES(cell)                                                \
+#define EXTOPS_STEP_OF(cell, Cell)                                                        \
+  template <>                                                                             \
+  struct extops::stable::StepOf<Cell> {                                                   \
+    static constexpr const char* kName = #cell "_step";                                   \
+    static constexpr const char* kBackward = #cell "_step_backward";                      \
+    static constexpr const char* kParametersBackward = #cell "_step_parameters_backward"; \
+    static constexpr const char* kInputBackward = #cell "_step_input_backward";           \
   };
-EXTOPS_CELLS_OF_PARTS(EXTOPS_STEP_OF)
 
-// A matrix whose rows are dense and start aligned: in place if they are, else in a copy.
+// A matrix whose rows are dense and all start aligned: in place if they are, else in a copy.
 class Rows {
  public:
-  Rows(const Tensor& matrix, int64_t alignment) : data_(matrix.data()), stride_(matrix.strides()[0]) {
+  Rows(ScalarType dtype, const Tensor& matrix, int64_t alignment) : data_(matrix.data()), stride_(matrix.strides()[0]) {
     const int64_t columns = matrix.sizes()[1];
+    const int64_t bytes = is_half(dtype) ? 2 : compute_bytes(dtype);
     const bool is_dense = columns <= 1 || matrix.strides()[1] == 1;
-    if (is_dense && stride_ >= columns && reinterpret_cast<uintptr_t>(data_) % alignment == 0) return;
+    const bool is_aligned = reinterpret_cast<uintptr_t>(data_) % alignment == 0 && stride_ * bytes % alignment == 0;
+    if (is_dense && is_aligned && stride_ >= columns) return;
     copy_ = contiguous_copy(matrix);
     data_ = copy_->data();
     stride_ = columns;
@@ -67,8 +61,7 @@ std::array<Tensor, 3> step(
   const StepSizes sizes{rows[0], rows[1], matrix_sizes(kOp, "h_0", h_0)[1]};
   const Tensor* const bias_x = get(bias_ih);
   const Tensor* const bias_h = get(bias_hh);
-  check<typename StepOf<Cell>::Tensors>(
-      kOp, sizes, {&input, &weight_ih, &weight_hh, bias_x, bias_h, &h_0, &c_0}, "input", input);
+  check<StepTensors<Cell>>(kOp, sizes, {&input, &weight_ih, &weight_hh, bias_x, bias_h, &h_0, &c_0}, "input", input);
   [[maybe_unused]] const typename Device::Guard guard(input);
   const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
   const Options options = input.options();
@@ -91,7 +84,7 @@ std::array<Tensor, 3> step(
   const auto new_columns = [&] { return allocate(options, sizes.batch, Cell::kColumns * sizes.state_size); };
   if (const int64_t alignment = Entries::alignment(dtype, sizes)) {
     const Dense dense_input(input, alignment), dense_h_0(h_0, alignment);
-    const Rows weights_x(weight_ih, alignment), weights_h(weight_hh, alignment);
+    const Rows weights_x(dtype, weight_ih, alignment), weights_h(dtype, weight_hh, alignment);
     arguments.input = dense_input.data();
     arguments.h_0 = dense_h_0.data();
     arguments.weights_x = weights_x.data();
@@ -128,7 +121,7 @@ std::array<Tensor, 3> step_backward(
     const std::optional<Tensor>& grad_h, const std::optional<Tensor>& grad_c, const Tensor& columns,
     const Tensor& saved_c) {
   using Entries = typename Device::template Step<Cell>;
-  using BackwardTensors = typename StepOf<Cell>::BackwardTensors;
+  using BackwardTensors = StepBackwardTensors<Cell>;
   constexpr const char* kOp = StepOf<Cell>::kBackward;
   const Sizes cell = matrix_sizes(kOp, "saved_c", saved_c);
   const StepSizes sizes{cell[0], 0, cell[1]};
@@ -170,11 +163,11 @@ std::array<Tensor, 7> step_parameters_backward(
   const Sizes cell = matrix_sizes(kOp, "saved_c", saved_c);
   const StepSizes sizes{cell[0], matrix_sizes(kOp, "input", input)[1], cell[1]};
   const Tensors tensors{get(grad_h), get(grad_c), &input, &h_0, &columns, &saved_c};
-  using AllTensors = typename StepOf<Cell>::ParametersBackwardTensors;
+  using AllTensors = StepParametersBackwardTensors<Cell>;
   check<AllTensors>(kOp, sizes, tensors, "saved_c", saved_c);
   [[maybe_unused]] const typename Device::Guard guard(saved_c);
   const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "columns", columns), allow_tf32);
-  if (Entries::backward_alignment(dtype, sizes) != 0) {
+  if (const int64_t alignment = Entries::backward_alignment(dtype, sizes)) {
     const auto backward = [](ScalarType dtype, const AllTensors& in, void* stream) {
       StepBackwardArguments arguments = pointwise_of(in);
       arguments.input = in.input;
@@ -187,7 +180,7 @@ std::array<Tensor, 7> step_parameters_backward(
       arguments.grad_bias_h = in.grad_bias_hh;
       return Entries::backward(dtype, arguments, stream);
     };
-    return run<Device, AllTensors>(kOp, backward, dtype, sizes, tensors, saved_c, 0, 0);
+    return run<Device, AllTensors>(kOp, backward, dtype, sizes, tensors, saved_c, 0, 0, alignment);
   }
   auto [grad_x, grad_h_part, grad_c_0] = step_backward<Device, Cell>(grad_h, grad_c, columns, saved_c);
   const Tensor& of_h = kHasOneGradient<Cell> ? grad_x : grad_h_part;
@@ -211,7 +204,7 @@ std::array<Tensor, 2> step_input_backward(
       matrix_sizes(kOp, "grad_x", grad_x)[0], matrix_sizes(kOp, "weight_ih", weight_ih)[1],
       matrix_sizes(kOp, "weight_hh", weight_hh)[1]};
   const Tensor* const given = get(grad_c_0);
-  check<typename StepOf<Cell>::InputBackwardTensors>(
+  check<StepInputBackwardTensors<Cell>>(
       kOp, sizes, {&grad_x, &grad_h_part, given, &weight_ih, &weight_hh}, "grad_x", grad_x);
   [[maybe_unused]] const typename Device::Guard guard(grad_x);
   const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "grad_x", grad_x), allow_tf32);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../table.h"
-#include "../scalar.cuh"
+#include "../common/scalar.cuh"
 
 namespace extops::cuda::step {
 

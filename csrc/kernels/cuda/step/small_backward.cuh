@@ -3,7 +3,7 @@
 // biases.
 #pragma once
 
-#include "../hopper.cuh"
+#include "../common/hopper.cuh"
 #include "pointwise.cuh"
 
 namespace extops::cuda::step {
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads) parameters_backward_kernel(Parameter
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     // Each block of the cluster adds up the sums of one unit; the first also those of the biases.
     static_assert(kUnits == kSplits);
-    extern __shared__ __align__(16) unsigned char shared[];
+    extern __shared__ __align__(kTileAlignment) unsigned char shared[];
     auto* const partial = reinterpret_cast<C(*)[kThreads]>(shared);
 #pragma unroll
     for (int w = 0; w < kWeights; ++w) {

@@ -4,6 +4,7 @@
 
 #include "small.cuh"
 #include "small_backward.cuh"
+#include "weights_product.cuh"
 
 namespace extops::cuda::step {
 
@@ -16,6 +17,10 @@ constexpr int64_t kMostDepth = 8192;  // a warp goes through all of K
 constexpr double kRowLimit = 64e6;
 constexpr int64_t kFewRows = 16;
 constexpr int64_t kLeastDepth = 256;
+// From so many multiplications on the kernels for Hopper are fastest, up to the most rows that were measured.
+constexpr double kHopperFrom = 4e6;
+constexpr int64_t kHopperRows = 512;
+constexpr int64_t kTf32BackwardRows = 256;  // above, a library's product is faster
 // Of the backward: a block goes through the whole batch.
 constexpr double kStrictFloat32BackwardLimit = 130e6;
 constexpr double kOtherBackwardLimit = 16e6;
@@ -55,12 +60,45 @@ bool is_for_small(ScalarType dtype, const StepSizes& sizes) {
 // On other GPUs nothing was measured: there a library multiplies.
 inline bool is_hopper() { return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9; }
 
+// The kernels for Hopper (split_k.cuh), by tensor cores and in strict float32.
+template <class Cell, class T>
+Error launch_on_tensor_cores(const Forward<Cell, T>& in, cudaStream_t stream);
+template <class Cell>
+Error launch_in_float32(const Forward<Cell, float>& in, cudaStream_t stream);
+
+// Whether they take a step of a cell: more columns would need other tiles.
+template <class Cell>
+constexpr bool kHasTiles = Cell::kColumns <= 4;
+
+template <class Cell>
+bool is_for_hopper(int64_t bytes, const StepSizes& sizes) {
+  return kHasTiles<Cell> && sizes.input_features > 0 && sizes.batch <= kHopperRows &&
+         multiplications<Cell>(sizes) >= kHopperFrom && sizes.state_size * bytes % kChunkBytes == 0 &&
+         sizes.input_features * bytes % kChunkBytes == 0 && has_hopper_tensor_cores();
+}
+
+template <class Cell>
+bool is_for_tensor_cores(ScalarType dtype, const StepSizes& sizes) {
+  if (dtype == ScalarType::Float || dtype == ScalarType::Double) return false;
+  // A library multiplies a single row in full precision.
+  if (dtype == ScalarType::TF32 && sizes.batch == 1) return false;
+  return is_for_hopper<Cell>(dtype == ScalarType::TF32 ? 4 : 2, sizes);
+}
+
+template <class Cell>
+bool is_for_float32(ScalarType dtype, const StepSizes& sizes) {
+  return dtype == ScalarType::Float && sizes.batch > kFewRows && is_for_hopper<Cell>(4, sizes);
+}
+
 template <class Cell>
 int64_t alignment(ScalarType dtype, const StepSizes& sizes) {
   if (!is_hopper() || !fits(sizes)) return 0;
-  if (is_for_few_rows<Cell>(dtype, sizes)) return kChunkBytes;
-  return is_for_small<Cell>(dtype, sizes);
+  const bool has_chunks = is_for_few_rows<Cell>(dtype, sizes) || is_for_tensor_cores<Cell>(dtype, sizes) ||
+                          is_for_float32<Cell>(dtype, sizes);
+  return has_chunks ? kChunkBytes : is_for_small<Cell>(dtype, sizes);
 }
+
+constexpr Error kTooLarge = "the kernels of a step take sizes below 2**28";
 
 template <class Cell>
 Error launch_forward(ScalarType dtype, const StepArguments& arguments, cudaStream_t stream) {
@@ -69,13 +107,20 @@ Error launch_forward(ScalarType dtype, const StepArguments& arguments, cudaStrea
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
     if (arguments.products_x != nullptr) return launch_pointwise<Cell, T>(arguments, stream);
+    if (!fits(sizes)) return kTooLarge;
     const Forward<Cell, T> in(arguments);
     constexpr int kVector = kChunkBytes / sizeof(T);
     const bool has_chunks = start_at_chunks({in.input, in.h_0, in.weights_x, in.weights_h}) &&
                             in.weights_x_stride % kVector == 0 && in.weights_h_stride % kVector == 0;
-    if (has_chunks && is_for_few_rows<Cell>(dtype, sizes)) {
+    if (has_chunks && is_for_few_rows<Cell>(dtype, sizes) && is_hopper()) {
       if (sizes.batch == 1) return launch_small<SmallTile<1, kVector, 4>>(in, stream);
       if constexpr (sizeof(T) >= 4) return launch_small<SmallTile<4, kVector, 2>>(in, stream);
+    }
+    if constexpr (kHasTiles<Cell> && !std::is_same_v<T, double>) {
+      if (has_chunks && is_for_tensor_cores<Cell>(dtype, sizes)) return launch_on_tensor_cores(in, stream);
+      if constexpr (std::is_same_v<T, float>) {
+        if (has_chunks && is_for_float32<Cell>(dtype, sizes)) return launch_in_float32(in, stream);
+      }
     }
     return launch_small<SmallTile<2, 1, 6>>(in, stream);
   });
@@ -83,7 +128,7 @@ Error launch_forward(ScalarType dtype, const StepArguments& arguments, cudaStrea
 
 // TF32 shortens no backward of few rows, whose time is that of storing the gradients of the weights.
 template <class Cell>
-int64_t backward_alignment(ScalarType dtype, const StepSizes& sizes) {
+bool is_for_small_backward(ScalarType dtype, const StepSizes& sizes) {
   const bool is_few_in_tf32 = dtype == ScalarType::TF32 && sizes.batch <= kFewRows;
   const bool is_strict = dtype == ScalarType::Float || is_few_in_tf32;
   const double most = is_strict ? kStrictFloat32BackwardLimit : kOtherBackwardLimit;
@@ -92,12 +137,56 @@ int64_t backward_alignment(ScalarType dtype, const StepSizes& sizes) {
 }
 
 template <class Cell>
+bool is_for_weights_backward(ScalarType dtype, const StepSizes& sizes) {
+  if (!is_for_tensor_cores<Cell>(dtype, sizes)) return false;
+  if (dtype != ScalarType::TF32) return true;
+  return sizes.batch <= kTf32BackwardRows && !is_for_small_backward<Cell>(dtype, sizes);
+}
+
+template <class Cell>
+int64_t backward_alignment(ScalarType dtype, const StepSizes& sizes) {
+  return is_for_weights_backward<Cell>(dtype, sizes) ? kChunkBytes : is_for_small_backward<Cell>(dtype, sizes);
+}
+
+// The pointwise kernel, and that of the weights' gradients, which starts meanwhile.
+template <class Cell, class T>
+Error launch_with_weights(const StepBackwardArguments& arguments, cudaStream_t stream) {
+  if (const Error error = launch_pointwise<Cell, T>(arguments, stream)) return error;
+  const StepSizes& sizes = arguments.sizes;
+  const int state_size = static_cast<int>(sizes.state_size);
+  WeightsBackward<T> in{};
+  in.batch = static_cast<int>(sizes.batch);
+  auto& [of_h, of_x] = in.products;
+  of_h.rows = Cell::kRecurrent * state_size;
+  of_h.columns = state_size;
+  of_h.grad_weights_stride = arguments.grad_weights_h_stride;
+  of_x.rows = Cell::kInput * state_size;
+  of_x.columns = static_cast<int>(sizes.input_features);
+  of_x.grad_weights_stride = arguments.grad_weights_x_stride;
+  const void* const gradients_h = kHasOneGradient<Cell> ? arguments.grad_x : arguments.grad_h_part;
+  set_pointers({gradients_h, arguments.h_0}, of_h.gradients, of_h.x);
+  set_pointers({arguments.grad_weights_h, arguments.grad_bias_h}, of_h.grad_weights, of_h.grad_bias);
+  set_pointers({arguments.grad_x, arguments.input}, of_x.gradients, of_x.x);
+  set_pointers({arguments.grad_weights_x, arguments.grad_bias_x}, of_x.grad_weights, of_x.grad_bias);
+  return launch_weights_backward(in, stream);
+}
+
+template <class Cell>
 Error launch_backward(ScalarType dtype, const StepBackwardArguments& in, cudaStream_t stream) {
-  if (in.sizes.batch * in.sizes.state_size == 0) return nullptr;
+  if (in.sizes.batch * in.sizes.state_size == 0 && in.grad_weights_h == nullptr) return nullptr;
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
-    if (in.grad_weights_h != nullptr) return launch_parameters_backward<Cell, T>(in, stream);
-    return launch_pointwise<Cell, T>(in, stream);
+    if (in.grad_weights_h == nullptr) return launch_pointwise<Cell, T>(in, stream);
+    if (in.sizes.state_size == 0) return Error{};
+    if (!fits(in.sizes)) return kTooLarge;
+    if constexpr (!std::is_same_v<T, double>) {
+      const bool has_chunks = start_at_chunks({in.input, in.h_0, in.grad_x, in.grad_h_part, in.grad_weights_x}) &&
+                              start_at_chunks({in.grad_weights_h}) &&
+                              in.grad_weights_x_stride * sizeof(T) % kChunkBytes == 0 &&
+                              in.grad_weights_h_stride * sizeof(T) % kChunkBytes == 0;
+      if (has_chunks && is_for_weights_backward<Cell>(dtype, in.sizes)) return launch_with_weights<Cell, T>(in, stream);
+    }
+    return launch_parameters_backward<Cell, T>(in, stream);
   });
 }
 
@@ -134,6 +223,7 @@ template <class Cell>
 Error launch_input_backward(ScalarType dtype, const StepInputBackwardArguments& arguments, cudaStream_t stream) {
   if (dtype != ScalarType::Float) return "the kernel for small problems takes float32";
   const StepSizes& sizes = arguments.sizes;
+  if (!fits(sizes)) return kTooLarge;
   InputBackward in{};
   in.batch = static_cast<int>(sizes.batch);
   in.input_features = static_cast<int>(sizes.input_features);

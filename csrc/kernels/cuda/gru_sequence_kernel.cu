@@ -1,6 +1,0 @@
-#include "../../cells/gru.h"
-#include "sequence_float32_block.cuh"
-#include "sequence_kernels.cuh"
-#include "sequence_tensor_block.cuh"
-
-EXTOPS_SEQUENCE_CUDA(gru, extops::Gru)

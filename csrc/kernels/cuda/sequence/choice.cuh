@@ -1,0 +1,153 @@
+// Which kernel computes a sequence, and why there. Times were taken on an NVIDIA H200.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+
+#include "../common/tensor_cores.cuh"
+#include "sequence.cuh"
+
+namespace extops::cuda {
+
+enum class Kernel { kStep, kTensorBlock, kFloat32Block, kFloat32Cluster, kTensorCluster, kGroup, kNone };
+constexpr const char* kKernelNames[] = {"step",           "tensor_block", "float32_block", "float32_cluster",
+                                        "tensor_cluster", "group",        "none"};
+
+// ---- what fits into registers ----
+
+// A thread has 255 registers, and as many threads as have so many are 256 on a multiprocessor: 192 are for weights.
+constexpr int kThreadWeights = 192;
+constexpr int kBlockWeights = 256 * kThreadWeights;
+
+// In strict float32 a block has all weights, of units in chunks of 16; a thread has 8 * kRecurrent weights of each.
+// More units than 128 would need more threads. With four recurrent columns a quarter of the weights of 128 units is in
+// shared memory; with more columns, to read them from there at each step takes longer than the kernels below.
+template <class Cell>
+constexpr int kFloat32BlockUnits = Cell::kRecurrent <= 4 ? 128 : kThreadWeights / (8 * Cell::kRecurrent) * 16;
+
+// A block of a cluster has the weights of 32 units. Clusters are of 16 blocks at the most, and of whole fours.
+constexpr int kFloat32ClusterUnits = 32;
+template <class Cell>
+constexpr int kFloat32ClusterBlocks =
+    std::min(16, kBlockWeights / (Cell::kRecurrent * kFloat32ClusterUnits * kFloat32ClusterUnits) / 4 * 4);
+
+// On tensor cores two weights of 16 bits share a register.
+template <class Cell>
+constexpr int tensor_block_units(bool is_tf32) {
+  return is_tf32 && Cell::kRecurrent > 3 ? 64 : 128;
+}
+constexpr int kTensorClusterUnits = 512;
+
+// ---- which kernels can compute a problem, and which one takes the least time ----
+
+template <class Cell>
+bool can_compute(Kernel kernel, const Problem& problem) {
+  const SequenceSizes& sizes = problem.sizes;
+  const bool is_tf32 = problem.dtype == ScalarType::TF32;
+  const bool is_float = problem.dtype == ScalarType::Float;
+  const bool is_for_tensor_cores =
+      is_tf32 || problem.dtype == ScalarType::Half || problem.dtype == ScalarType::BFloat16;
+  switch (kernel) {
+    case Kernel::kStep:
+      return true;
+    case Kernel::kTensorBlock:
+      return is_for_tensor_cores && sizes.state_size <= tensor_block_units<Cell>(is_tf32) &&
+             (is_tf32 ? has_hopper_tensor_cores() : has_tensor_cores());
+    case Kernel::kFloat32Block:
+      return (is_float || is_tf32) && sizes.state_size <= kFloat32BlockUnits<Cell> &&
+             shared_bytes_of_float32_blocks<Cell>(sizes) <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    case Kernel::kFloat32Cluster:
+      return is_float && sizes.state_size <= kFloat32ClusterBlocks<Cell> * kFloat32ClusterUnits &&
+             sizes.batch <= 16 * kMostClusters && has_hopper_tensor_cores() &&
+             samples_of_float32_clusters<Cell>(problem) > 0;
+    case Kernel::kTensorCluster:
+      return is_for_tensor_cores && sizes.state_size <= kTensorClusterUnits && sizes.batch <= 8 * kMostClusters &&
+             has_hopper_tensor_cores() && samples_of_tensor_clusters<Cell>(problem) > 0;
+    case Kernel::kGroup:
+      return problem.dtype != ScalarType::Double && has_hopper_tensor_cores() &&
+             tiles_of_groups<Cell>(problem) < kNoGroups;
+    case Kernel::kNone:
+      break;
+  }
+  return false;
+}
+
+// Where groups of blocks are faster than a product and a kernel a step.
+template <class Cell>
+bool is_faster_in_groups(const Problem& problem) {
+  constexpr int64_t kMillion = 1'000'000;
+  const SequenceSizes& sizes = problem.sizes;
+  const bool is_float = problem.dtype == ScalarType::Float;
+  const bool is_tf32 = problem.dtype == ScalarType::TF32;
+  const bool is_backward = problem.pass == Pass::kBackward;
+  const int64_t products = sizes.batch * sizes.state_size * sizes.state_size * Cell::kRecurrent;  // of a step
+  if (problem.context.is_captured()) {
+    // In a CUDA graph the host starts no kernels, and the device's time is all that counts. Backward, each group would
+    // load the gradients of all gates at each step. A product with one column is as fast as the caches are.
+    const bool is_vector = sizes.batch == 1 && (is_float || is_tf32);
+    if (is_backward || is_vector) return false;
+    return is_float ? products < 550 * kMillion : sizes.state_size <= 1024 && tiles_of_groups<Cell>(problem) == 1;
+  }
+  // Elsewhere the device would wait for the host, which needs 25 us a step or more: groups may take as long.
+  if (is_float) return products < (is_backward ? 130 : 550) * kMillion;
+  if (is_tf32) return products < (is_backward ? 330 : 600) * kMillion;
+  return products < (is_backward ? 850 : 1100) * kMillion;
+}
+
+// Whether a kernel that can compute a problem is faster than those after it.
+template <class Cell>
+bool is_faster(Kernel kernel, const Problem& problem) {
+  const SequenceSizes& sizes = problem.sizes;
+  if (kernel == Kernel::kTensorBlock && can_compute<Cell>(Kernel::kFloat32Block, problem)) {
+    // In TF32 a product takes twice as long as in 16-bit types: strict float32 is faster while each of its blocks has a
+    // multiprocessor, in the backward also with two samples a block.
+    const int samples = problem.pass == Pass::kBackward ? 2 : 1;
+    return sizes.batch > int64_t{samples} * problem.context.multiprocessors();
+  }
+  if (kernel == Kernel::kFloat32Cluster && sizes.state_size > 8 * kFloat32ClusterUnits) {
+    // Where not all large clusters run at the same time, groups of blocks are faster.
+    return sizes.batch <= samples_of_float32_clusters<Cell>(problem);
+  }
+  const bool is_wide_tf32 = problem.dtype == ScalarType::TF32 && sizes.state_size > kTensorClusterUnits / 2;
+  if (kernel == Kernel::kTensorCluster && is_wide_tf32 && problem.pass == Pass::kForward) {
+    return sizes.batch <= samples_of_tensor_clusters<Cell>(problem);  // the same
+  }
+  return kernel != Kernel::kGroup || is_faster_in_groups<Cell>(problem);
+}
+
+template <class Cell>
+Kernel choose_kernel(const Problem& problem) {
+  static_assert(Cell::kRecurrent <= 6, "no thread holds the weights of more columns for as few as 64 units");
+  constexpr Kernel kInOrder[] = {
+      Kernel::kTensorBlock, Kernel::kFloat32Block, Kernel::kFloat32Cluster, Kernel::kTensorCluster, Kernel::kGroup};
+  if (problem.sizes.time * problem.sizes.batch * problem.sizes.state_size == 0) return Kernel::kStep;
+  if (const char* const name = named_sequence_kernel(); *name != 0) {
+    for (int i = 0; i < static_cast<int>(Kernel::kNone); ++i) {
+      const Kernel kernel = static_cast<Kernel>(i);
+      if (std::strcmp(name, kKernelNames[i]) == 0 && can_compute<Cell>(kernel, problem)) return kernel;
+    }
+    return Kernel::kNone;
+  }
+  for (const Kernel kernel : kInOrder) {
+    if (can_compute<Cell>(kernel, problem) && is_faster<Cell>(kernel, problem)) return kernel;
+  }
+  return Kernel::kStep;
+}
+
+// Why there is none: the variable names none that can compute the problem.
+template <class Cell>
+Error no_kernel_error(const Problem& problem) {
+  thread_local char message[256];
+  size_t used = std::snprintf(
+      message, sizeof(message), "expected %s to name a kernel for such a sequence on this GPU (",
+      kSequenceKernelVariable);
+  for (int i = 0; i < static_cast<int>(Kernel::kNone); ++i) {
+    if (!can_compute<Cell>(static_cast<Kernel>(i), problem)) continue;
+    used += std::snprintf(message + used, sizeof(message) - used, "%s%s", i > 0 ? ", " : "", kKernelNames[i]);
+  }
+  std::snprintf(message + used, sizeof(message) - used, "), but got %.40s", named_sequence_kernel());
+  return message;
+}
+
+}  // namespace extops::cuda

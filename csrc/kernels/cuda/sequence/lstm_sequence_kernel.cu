@@ -1,0 +1,6 @@
+#include "../../../cells/lstm.h"
+#include "float32_block.cuh"
+#include "kernels.cuh"
+#include "tensor_block.cuh"
+
+EXTOPS_SEQUENCE_CUDA(lstm, extops::Lstm)

@@ -1,0 +1,282 @@
+// What the kernels of whole sequences share: their arguments, which steps count, a unit at one step, and how clusters
+// of blocks are launched. They are templates over a cell (../../cells/cell.h), so that a cell of one's own needs but a
+// file that names it (kernels.cuh).
+#pragma once
+
+#include "../../sequence.h"
+#include "../common/launch.cuh"
+#include "../common/math.cuh"
+#include "../common/scalar.cuh"
+
+namespace extops::cuda {
+
+enum class Pass { kForward, kBackward };
+
+// The columns before the recurrent ones.
+template <class Cell>
+constexpr int kFirstRecurrent = Cell::kColumns - Cell::kRecurrent;
+
+// Where the steps of a sequence lie, and which of them count.
+struct Steps {
+  int time;
+  int batch;
+  int state_size;
+  int64_t weights_stride;
+  int64_t time_stride;
+  int64_t batch_stride;
+  const int64_t* lengths;
+  bool reverse;
+
+  Steps(const SequenceSizes& sizes, const int64_t* lengths)
+      : time(static_cast<int>(sizes.time)),
+        batch(static_cast<int>(sizes.batch)),
+        state_size(static_cast<int>(sizes.state_size)),
+        weights_stride(sizes.weights_stride),
+        time_stride(sizes.time_stride),
+        batch_stride(sizes.batch_stride),
+        lengths(lengths),
+        reverse(sizes.reverse != 0) {}
+
+  __device__ int64_t row(int t, int sample) const { return t * time_stride + sample * batch_stride; }
+  // Within the sequence, whatever `lengths` hold: their range is the caller's to check.
+  __device__ int length(int sample) const {
+    return lengths == nullptr ? time : static_cast<int>(max(min(lengths[sample], int64_t{time}), int64_t{0}));
+  }
+  // The time of a step, numbered in the order of the forward's computation.
+  __device__ int time_of(int step) const { return reverse ? time - 1 - step : step; }
+  // The last step that counts, in that order.
+  __device__ int last_time(int length) const { return reverse ? 0 : length - 1; }
+};
+
+// Which steps of a sample count, in the order of the computation.
+struct Counted {
+  int first;
+  unsigned count;
+
+  __device__ Counted(const Steps& steps, int length, bool backward)
+      : first(steps.reverse != backward ? steps.time - length : 0), count(length) {}
+
+  __device__ bool operator()(int step) const { return static_cast<unsigned>(step - first) < count; }
+};
+
+// In products a unit has Cell::kInput columns, in the order of input_place(), in gates and grad_gates Cell::kColumns,
+// each in a block of its own.
+template <class Cell, class T>
+struct SequenceForward {
+  Steps steps;
+  const typename Compute<T>::type* products;
+  const T* weights_h;
+  const T* bias_x;
+  const T* bias_h;
+  const T* h_0;
+  const T* c_0;
+  T* output;
+  T* h_n;
+  T* c_n;
+  T* gates;
+  T* cells;
+
+  explicit SequenceForward(const SequenceArguments& in) : steps(in.sizes, in.lengths) {
+    set_pointers({in.products, in.weights_h, in.bias_x, in.bias_h}, products, weights_h, bias_x, bias_h);
+    set_pointers({in.h_0, in.c_0}, h_0, c_0);
+    set_pointers({in.output, in.h_n, in.c_n, in.gates, in.cells}, output, h_n, c_n, gates, cells);
+  }
+
+  // What a column of a unit has of the biases.
+  __device__ typename Compute<T>::type bias(int column, int unit) const {
+    typename Compute<T>::type sum = 0;
+    if (column < Cell::kInput && bias_x != nullptr) {
+      sum = load(bias_x[input_place<Cell>(column) * steps.state_size + unit]);
+    }
+    const int of_h = column - kFirstRecurrent<Cell>;
+    if (of_h >= 0 && bias_h != nullptr) sum += load(bias_h[of_h * steps.state_size + unit]);
+    return sum;
+  }
+
+  // Of all columns of the block's units, blockIdx.x counting blocks of `units`. Read at each step from global memory,
+  // with branches where there are none, they would make the loads of the products wait.
+  __device__ void load_biases(float* biases, int units) const {
+    for (int i = threadIdx.x; i < Cell::kColumns * units; i += blockDim.x) {
+      const int unit = blockIdx.x * units + i % units;
+      biases[i] = unit < steps.state_size ? bias(i / units, unit) : 0;
+    }
+  }
+};
+
+template <class Cell, class T>
+struct SequenceBackward {
+  Steps steps;
+  const T* grad_output;
+  const T* grad_h_n;
+  const T* grad_c_n;
+  const T* weights_h;
+  const T* gates;
+  const T* cells;
+  T* grad_gates;
+  T* grad_h_0;
+  T* grad_c_0;
+
+  explicit SequenceBackward(const SequenceBackwardArguments& in) : steps(in.sizes, in.lengths) {
+    set_pointers({in.grad_output, in.grad_h_n, in.grad_c_n}, grad_output, grad_h_n, grad_c_n);
+    set_pointers({in.weights_h, in.gates, in.cells}, weights_h, gates, cells);
+    set_pointers({in.grad_gates, in.grad_h_0, in.grad_c_0}, grad_gates, grad_h_0, grad_c_0);
+  }
+};
+
+template <Pass kPass, class Cell, class T>
+using SequencePass = std::conditional_t<kPass == Pass::kForward, SequenceForward<Cell, T>, SequenceBackward<Cell, T>>;
+
+template <class In>
+constexpr Pass kPassOf = std::is_same_v<In, SequenceArguments> ? Pass::kForward : Pass::kBackward;
+
+template <class T>
+__device__ typename Compute<T>::type load_if_present(const T* data, int64_t at) {
+  return data == nullptr ? 0 : load(data[at]);
+}
+
+// ---- a unit at one step: `place` counts rows of [time, batch] ----
+
+// Rounds values to T, in which the backward will see them.
+template <class T, int kCount, class C>
+__device__ void round_to(C (&values)[kCount]) {
+#pragma unroll
+  for (C& value : values) {
+    T rounded;
+    store(rounded, value);
+    value = load(rounded);
+  }
+}
+
+// Stores what a step leaves behind. One that does not count leaves zeros.
+template <class Cell, class T, class C>
+__device__ void store_cell(
+    const SequenceForward<Cell, T>& in, int64_t place, int unit, const C (&columns)[Cell::kColumns] = {},
+    const CellState<C>& state = {}) {
+  const int state_size = in.steps.state_size;
+  unrolled<Cell::kColumns>(
+      [&](int g) { store(in.gates[(place * Cell::kColumns + g) * state_size + unit], columns[g]); });
+  store(in.cells[place * state_size + unit], state.saved_c);
+  store(in.output[place * state_size + unit], state.h);
+}
+
+// How the gradients of a step depend on those that come from later steps.
+template <class Math, class Cell, class T, class C = typename Compute<T>::type>
+__device__ CellSlopes<Cell, C> slopes_at(const SequenceBackward<Cell, T>& in, int64_t place, int unit) {
+  const int state_size = in.steps.state_size;
+  C columns[Cell::kColumns];
+  unrolled<Cell::kColumns>(
+      [&](int g) { columns[g] = load(in.gates[(place * Cell::kColumns + g) * state_size + unit]); });
+  return cell_slopes<Cell, Math>(columns, C(load(in.cells[place * state_size + unit])));
+}
+
+// Adds sums to those of the lane whose number differs in the bit `mask`: the lane without it keeps the first half of
+// the sums, the other one the second, both in the first half of the array.
+template <int kCount>
+__device__ __forceinline__ void exchange_halves(float* sums, int mask) {
+  const bool is_second = threadIdx.x & mask;
+#pragma unroll
+  for (int i = 0; i < kCount / 2; ++i) {
+    const float sent = is_second ? sums[i] : sums[kCount / 2 + i];
+    const float kept = is_second ? sums[kCount / 2 + i] : sums[i];
+    sums[i] = kept + __shfl_xor_sync(0xffffffff, sent, mask);
+  }
+}
+
+// Clusters that a grid takes: they are its second dimension.
+constexpr int64_t kMostClusters = 65535;
+
+// How a kernel of clusters is launched, each cluster for some samples.
+template <class Tile, auto kKernel>
+struct ClusterLaunch {
+  Error error = allow_shared_memory<kKernel>(Tile::kSharedBytes);
+  cudaLaunchAttribute cluster{};
+  cudaLaunchConfig_t config{};
+
+  ClusterLaunch(int64_t batch, cudaStream_t stream) {
+    if (Tile::kBlocks > 8) cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {Tile::kBlocks, 1, 1};
+    config.gridDim = dim3(Tile::kBlocks, static_cast<unsigned>((batch + Tile::kSamples - 1) / Tile::kSamples));
+    config.blockDim = Tile::kThreads;
+    config.dynamicSmemBytes = Tile::kSharedBytes;
+    config.stream = stream;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+  }
+  ClusterLaunch(const ClusterLaunch&) = delete;
+};
+
+// How many clusters run at the same time: where a context has few multiprocessors, none may fit.
+template <class Tile, auto kKernel>
+int clusters_at_once(const Context& context) {
+  static PerContext known;
+  return known.get(context.id(), [&] {
+    const ClusterLaunch<Tile, kKernel> one(Tile::kSamples, context.stream());
+    int clusters = 0;
+    if (one.error != nullptr) return -1;  // no answer, so none is kept
+    if (cudaOccupancyMaxActiveClusters(&clusters, kKernel, &one.config) != cudaSuccess) cudaGetLastError();
+    return clusters;
+  });
+}
+
+template <class Tile, auto kKernel, class... Arguments>
+Error launch_in_clusters(int64_t batch, cudaStream_t stream, const Arguments&... arguments) {
+  const ClusterLaunch<Tile, kKernel> all(batch, stream);
+  if (all.error != nullptr) return all.error;
+  cudaLaunchKernelEx(&all.config, kKernel, arguments...);
+  return launch_error();
+}
+
+// ---- the kernels, each in a header of its own: choice.cuh says which one serves a problem ----
+
+struct Problem {
+  Context context;
+  ScalarType dtype;
+  SequenceSizes sizes;
+  Pass pass;
+};
+
+// `In` is SequenceArguments or SequenceBackwardArguments, which goes with the problem's pass.
+template <class Cell, class In>
+Error launch_tensor_blocks(const Problem& problem, const In& in);
+template <class Cell, class In>
+Error launch_float32_blocks(const Problem& problem, const In& in);
+template <class Cell, class In>
+Error launch_float32_clusters(const Problem& problem, const In& in);
+template <class Cell, class In>
+Error launch_tensor_clusters(const Problem& problem, const In& in);
+template <class Cell, class In>
+Error launch_groups(const Problem& problem, const In& in);
+
+// What the weights take that the registers of a block have no room for, and what its threads exchange.
+template <class Cell>
+int shared_bytes_of_float32_blocks(const SequenceSizes& sizes);
+// How many samples the clusters have that run at the same time: none where no cluster fits into the context.
+template <class Cell>
+int64_t samples_of_float32_clusters(const Problem& problem);
+template <class Cell>
+int64_t samples_of_tensor_clusters(const Problem& problem);
+// How many tiles of samples each group of blocks computes, or kNoGroups where their shared memory does not hold the
+// weights, or they do not run at the same time.
+constexpr int kNoGroups = INT32_MAX;
+template <class Cell>
+int tiles_of_groups(const Problem& problem);
+template <class Cell>
+int64_t group_workspace(const Problem& problem);
+
+// The kernels for Hopper, in a file that is compiled for that alone.
+#define EXTOPS_SEQUENCE_HOPPER(Cell)                                  \
+  namespace extops::cuda {                                            \
+  EXTOPS_INSTANTIATE_LAUNCH(launch_float32_clusters, Cell)            \
+  EXTOPS_INSTANTIATE_LAUNCH(launch_tensor_clusters, Cell)             \
+  EXTOPS_INSTANTIATE_LAUNCH(launch_groups, Cell)                      \
+  template int64_t samples_of_float32_clusters<Cell>(const Problem&); \
+  template int64_t samples_of_tensor_clusters<Cell>(const Problem&);  \
+  template int tiles_of_groups<Cell>(const Problem&);                 \
+  template int64_t group_workspace<Cell>(const Problem&);             \
+  }
+#define EXTOPS_INSTANTIATE_LAUNCH(launch, Cell)                          \
+  template Error launch<Cell>(const Problem&, const SequenceArguments&); \
+  template Error launch<Cell>(const Problem&, const SequenceBackwardArguments&);
+
+}  // namespace extops::cuda

@@ -1,0 +1,106 @@
+// What the kernels of one step get.
+#pragma once
+
+#include "../../step.h"
+#include "../common/launch.cuh"
+#include "../common/math.cuh"
+#include "../common/scalar.cuh"
+#include "gradient.cuh"
+
+namespace extops::cuda::step {
+
+template <class Cell>
+constexpr int kFirstRecurrentOf = Cell::kColumns - Cell::kRecurrent;
+
+template <class Cell, class T>
+struct Forward {
+  using C = typename Compute<T>::type;
+
+  int64_t batch;
+  int input_features;
+  int state_size;
+  const T* input;
+  const T* h_0;
+  const T* weights_x;
+  const T* weights_h;
+  int64_t weights_x_stride;
+  int64_t weights_h_stride;
+  const T* products_x;
+  const T* products_h;
+  const T* bias_x;
+  const T* bias_h;
+  const T* c_0;
+  T* h;
+  T* c;
+  T* columns;
+
+  explicit Forward(const StepArguments& in)
+      : batch(in.sizes.batch),
+        input_features(static_cast<int>(in.sizes.input_features)),
+        state_size(static_cast<int>(in.sizes.state_size)),
+        weights_x_stride(in.weights_x_stride),
+        weights_h_stride(in.weights_h_stride) {
+    set_pointers({in.input, in.h_0, in.weights_x, in.weights_h}, input, h_0, weights_x, weights_h);
+    set_pointers({in.products_x, in.products_h, in.bias_x, in.bias_h}, products_x, products_h, bias_x, bias_h);
+    set_pointers({in.c_0, in.h, in.c, in.columns}, c_0, h, c, columns);
+  }
+
+  // What a column of a unit has of the biases.
+  __device__ C bias(int column, int unit) const {
+    C sum = 0;
+    if (column < Cell::kInput && bias_x != nullptr) sum = load(bias_x[input_place<Cell>(column) * state_size + unit]);
+    const int of_h = column - kFirstRecurrentOf<Cell>;
+    if (of_h >= 0 && bias_h != nullptr) sum += load(bias_h[of_h * state_size + unit]);
+    return sum;
+  }
+
+  // Finishes a unit: rounds its columns as the backward will see them, and stores what the step leaves behind.
+  template <class Math>
+  __device__ void finish(int64_t row, int unit, C (&sums)[Cell::kColumns], C old_c) const {
+    const int64_t at = row * state_size + unit;
+#pragma unroll
+    for (int g = 0; g < Cell::kColumns; ++g) {
+      T rounded;
+      store(rounded, sums[g]);
+      columns[(row * Cell::kColumns + g) * state_size + unit] = rounded;
+      sums[g] = load(rounded);
+    }
+    const CellState<C> state = cell_forward<Cell, Math>(sums, old_c);
+    store(c[at], state.c);
+    store(h[at], state.h);
+  }
+};
+
+template <class T>
+struct Backward {
+  int64_t batch;
+  int state_size;
+  Gradient<T> grad_h;
+  Gradient<T> grad_c;
+  const T* columns;
+  const T* saved_c;
+  T* grad_x;
+  T* grad_h_part;
+  T* grad_c_0;
+
+  explicit Backward(const StepBackwardArguments& in)
+      : batch(in.sizes.batch), state_size(static_cast<int>(in.sizes.state_size)), grad_h(in.grad_h), grad_c(in.grad_c) {
+    set_pointers({in.columns, in.saved_c}, columns, saved_c);
+    set_pointers({in.grad_x, in.grad_h_part, in.grad_c_0}, grad_x, grad_h_part, grad_c_0);
+  }
+
+  // Of some neighbouring units, where both products have it.
+  template <class Cell, class Value>
+  __device__ void store_gradient(int64_t row, int unit, int column, const Value& value) const {
+    const auto at = [&](int columns, int g) { return (row * columns + g) * state_size + unit; };
+    if (column < Cell::kInput) {
+      *reinterpret_cast<Value*>(grad_x + at(Cell::kInput, input_place<Cell>(column))) = value;
+    }
+    const int of_recurrent = column - kFirstRecurrentOf<Cell>;
+    if (!kHasOneGradient<Cell> && of_recurrent >= 0) {
+      *reinterpret_cast<Value*>(grad_h_part + at(Cell::kRecurrent, of_recurrent)) = value;
+    }
+  }
+};
+
+}  // namespace extops::cuda::step

@@ -1,0 +1,489 @@
+// One step on Hopper GPUs, both products and the pointwise part in one kernel: by tensor cores (wgmma) in 16-bit types
+// and in float32 where TF32 is allowed, by ordinary multiply-adds (FFMA) in strict float32. A library's products are
+// followed by a kernel that reads back what they wrote.
+//
+// A cluster of blocks computes some units for 64 rows (split-K): K runs over h and then over the input, each block has
+// some K tiles of it, and each then adds up the partial sums of some rows and finishes them. Sums are in float32 and
+// always in the same order.
+#pragma once
+
+#include "../common/hopper.cuh"
+#include "problem.cuh"
+
+namespace extops::cuda::step {
+
+constexpr int kWarpRows = kWarpgroupRows / (kWarpgroup / 32);
+constexpr unsigned kMaxSplits = kWarpgroupRows / kWarpRows;  // of a sum; a larger cluster costs more than it saves
+
+// How many blocks share K, and how fast that is: the part of the device that is busy, at the tile's own speed.
+struct Plan {
+  dim3 grid;
+  double speed;
+};
+
+template <class Cell_, Math kMath_, int kRows_, int kUnits_, int kThreads_, int kCellsAtOnce_>
+struct ForwardTile {
+  using Cell = Cell_;
+  static constexpr Math kMath = kMath_;
+  static constexpr int kRows = kRows_;
+  static constexpr int kUnits = kUnits_;
+  // Of a busy multiprocessor, relative to others of the same math: in float32 wide tiles load less for each product.
+  static constexpr double kSpeed = kMath == Math::kFloat32 && kUnits == 16 ? 0.64 : 1;
+  static constexpr int kMultipliers = kMath == Math::kTensorCores ? kRows / kWarpgroupRows * kWarpgroup : 256;
+  static constexpr int kThreads = kThreads_;           // the first multiply, and the one after them issues the copies
+  static constexpr int kCellsAtOnce = kCellsAtOnce_;   // that a thread finishes
+  static constexpr int kStages = kRows == 64 ? 6 : 4;  // K tiles in shared memory at a time
+  static constexpr int kN = Cell::kColumns * kUnits;
+  static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;  // no two of four rows of sums meet in a bank
+  static constexpr int kRowsBytes = kRows * kTileRowBytes;
+  static constexpr int kUnitsBytes = kUnits * kTileRowBytes;  // the weights of one column
+  static constexpr int kStageBytes = kRowsBytes + kN * kTileRowBytes;
+  static constexpr int kPartialBytes = kRows * kPitch * static_cast<int>(sizeof(float));
+  static constexpr int kSharedBytes = kTileAlignment + kStages * kStageBytes + kPartialBytes;
+
+  // Whether a cell has such a tile.
+  static constexpr bool kExists = kN <= 128 && (kMath == Math::kFloat32 || kIsWgmmaWidth<kN>);
+
+  static_assert(kUnitsBytes % kTileAlignment == 0);
+  static_assert(!kExists || kPartialBytes <= kStages * kStageBytes);
+  static_assert(!kExists || kPitch % 32 == 8 || kPitch % 32 == 24);
+};
+
+struct ForwardMaps {
+  CUtensorMap h_0;
+  CUtensorMap input;
+  CUtensorMap weights_h;  // [kRecurrent, state_size, state_size]
+  CUtensorMap weights_x;  // [kInput, state_size, input_features]
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+template <int kStages>
+struct ForwardBarriers {
+  Mbarrier full[kStages];
+  Mbarrier empty[kStages];
+  Mbarrier sums;
+};
+
+// A block's part of the cluster's tile: the K tiles that it multiplies, and the rows that it finishes.
+template <class T, class Tile>
+struct SplitK {
+  int first_row = blockIdx.y * Tile::kRows;
+  int first_unit = blockIdx.x * Tile::kUnits;
+  int index = blockIdx.z;
+  int blocks = gridDim.z;
+  int own_rows = Tile::kRows / blocks;
+  int h_tiles;  // of all K tiles, the first ones
+  int first_k_tile;
+  int k_tiles;
+
+  __device__ SplitK(int state_size, int input_features) {
+    constexpr int kColumns = kTileColumns<T>;
+    h_tiles = (state_size + kColumns - 1) / kColumns;
+    const int all = h_tiles + (input_features + kColumns - 1) / kColumns;
+    first_k_tile = all * index / blocks;
+    k_tiles = all * (index + 1) / blocks - first_k_tile;
+  }
+
+  // Of a K tile of this block.
+  __device__ bool is_of_h(int k_tile) const { return first_k_tile + k_tile < h_tiles; }
+  __device__ int k(int k_tile) const {
+    return (first_k_tile + k_tile - (is_of_h(k_tile) ? 0 : h_tiles)) * kTileColumns<T>;
+  }
+};
+
+template <class T, class Tile>
+__device__ void load_k_tiles(
+    const ForwardMaps& maps, const SplitK<T, Tile>& split, uint32_t stages, ForwardBarriers<Tile::kStages>& barriers) {
+  using Cell = typename Tile::Cell;
+  for (int k_tile = 0; k_tile < split.k_tiles; ++k_tile) {
+    const int stage = k_tile % Tile::kStages;
+    Mbarrier& full = barriers.full[stage];
+    if (k_tile >= Tile::kStages) barriers.empty[stage].wait(k_tile / Tile::kStages - 1);
+    full.arrive_expect_tx(Tile::kStageBytes);
+    const uint32_t rows = stages + stage * Tile::kStageBytes;
+    const uint32_t weights = rows + Tile::kRowsBytes;
+    const int k = split.k(k_tile);
+    const bool is_of_h = split.is_of_h(k_tile);
+    tma_load(rows, is_of_h ? maps.h_0 : maps.input, k, split.first_row, full);
+    if constexpr (kHasOneGradient<Cell>) {
+      tma_load(weights, is_of_h ? maps.weights_h : maps.weights_x, k, split.first_unit, 0, full);
+    } else {
+      // The weights of a column that has no part in a product are zeros: TMA fills them in beyond the last matrix.
+#pragma unroll
+      for (int column = 0; column < Cell::kColumns; ++column) {
+        const int of_h = column < kFirstRecurrentOf<Cell> ? Cell::kRecurrent : column - kFirstRecurrentOf<Cell>;
+        const int of_input = column < Cell::kInput ? input_place<Cell>(column) : Cell::kInput;
+        tma_load(
+            weights + column * Tile::kUnitsBytes, is_of_h ? maps.weights_h : maps.weights_x, k, split.first_unit,
+            is_of_h ? of_h : of_input, full);
+      }
+    }
+  }
+}
+
+template <class Tile>
+__device__ void sync_multipliers() {
+  asm volatile("bar.sync 1, %0;" ::"n"(Tile::kMultipliers) : "memory");
+}
+
+template <class T, class Tile>
+__device__ void multiply_k_tiles(
+    const SplitK<T, Tile>& split, uint32_t stages, ForwardBarriers<Tile::kStages>& barriers,
+    Accumulator<Tile::kN>& sums) {
+  const auto multiply = [&](int k_tile, bool adds) {
+    const int stage = k_tile % Tile::kStages;
+    barriers.full[stage].wait(k_tile / Tile::kStages);
+    const uint32_t rows = stages + stage * Tile::kStageBytes;
+    const uint32_t warpgroup_rows = rows + threadIdx.x / kWarpgroup * kWarpgroupRows * kTileRowBytes;
+    wgmma_fence();
+    multiply_tiles<T>(sums, warpgroup_rows, rows + Tile::kRowsBytes, adds);
+    wgmma_commit();
+  };
+  multiply(0, false);
+#pragma unroll 1
+  for (int k_tile = 1; k_tile < split.k_tiles; ++k_tile) {
+    multiply(k_tile, true);
+    wgmma_wait<1>();
+    // The K tile before has been read.
+    if (threadIdx.x % 32 == 0) barriers.empty[(k_tile - 1) % Tile::kStages].arrive();
+  }
+  wgmma_wait<0>(sums);
+}
+
+// Sends the partial sums of a warp's 16 rows to the block that finishes them, through distributed shared memory.
+template <class T, class Tile>
+__device__ void send_partial_sums(
+    const SplitK<T, Tile>& split, Accumulator<Tile::kN>& sums, float* partial, float* received, Mbarrier& barrier) {
+  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x / 32 * kWarpRows;
+  const int owner = row / split.own_rows;
+  float* const place = received + (split.index * split.own_rows + row % split.own_rows) * Tile::kPitch;
+  float* const own = owner == split.index ? place : partial + row * Tile::kPitch;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float* sums_row = own + (half * 8 + lane / 4) * Tile::kPitch + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < Tile::kN / 8; ++j) {
+      *reinterpret_cast<float2*>(sums_row + 8 * j) = {sums.at(j, half, 0), sums.at(j, half, 1)};
+    }
+  }
+  fence_proxy_async();
+  __syncwarp();
+  if (lane > 0) return;
+  if (owner != split.index) {
+    constexpr int kBytes = kWarpRows * Tile::kPitch * static_cast<int>(sizeof(float));
+    copy_to_peer(shared_address(place), shared_address(own), kBytes, barrier, owner);
+  }
+  barrier.arrive();
+}
+
+// What a thread holds of the sums in strict float32. Shared memory hands a lane 16 bytes in the time of four
+// multiply-adds, so that each loaded chunk must meet many others: a lane has every eighth row and, of each column,
+// every fourth of its warp's units, whose chunks lie in all banks. Four warps have a quarter of the units each; four
+// more do so for the other half of each K tile.
+template <class Tile>
+struct Float32Sums {
+  static constexpr int kRows = Tile::kRows / 8;
+  static constexpr int kUnits = Tile::kUnits / 16;
+  float values[kRows][Tile::Cell::kColumns][kUnits] = {};
+
+  __device__ static int row(int i) { return i * 8 + threadIdx.x % 32 / 4; }
+  __device__ static int unit(int j) { return threadIdx.x / 32 % 4 * (Tile::kUnits / 4) + j * 4 + threadIdx.x % 4; }
+  __device__ static bool is_second_half() { return threadIdx.x >= Tile::kMultipliers / 2; }
+
+  // Adds the products of a K tile: those of `kCount` columns from `kFirst` on.
+  template <int kFirst, int kCount>
+  __device__ void add(uint32_t rows, uint32_t weights) {
+    constexpr int kChunks = kTileRowBytes / kChunkBytes;
+    const int first = is_second_half() * kChunks / 2;
+#pragma unroll
+    for (int i = 0; i < kChunks / 2; ++i) {
+      const int chunk = first + i;
+      float4 x[kRows];
+      float4 w[kCount][kUnits];
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) x[i] = load_chunk(rows, row(i), chunk);
+#pragma unroll
+      for (int g = 0; g < kCount; ++g) {
+#pragma unroll
+        for (int j = 0; j < kUnits; ++j) w[g][j] = load_chunk(weights, (kFirst + g) * Tile::kUnits + unit(j), chunk);
+      }
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+        for (int g = 0; g < kCount; ++g) {
+#pragma unroll
+          for (int j = 0; j < kUnits; ++j) {
+            float& sum = values[i][kFirst + g][j];
+            sum = fmaf(x[i].x, w[g][j].x, sum);
+            sum = fmaf(x[i].y, w[g][j].y, sum);
+            sum = fmaf(x[i].z, w[g][j].z, sum);
+            sum = fmaf(x[i].w, w[g][j].w, sum);
+          }
+        }
+      }
+    }
+  }
+};
+
+template <class T, class Tile>
+__device__ void multiply_k_tiles(
+    const SplitK<T, Tile>& split, uint32_t stages, ForwardBarriers<Tile::kStages>& barriers, Float32Sums<Tile>& sums) {
+  using Cell = typename Tile::Cell;
+  static_assert(Tile::kUnits % 16 == 0);
+#pragma unroll 1
+  for (int k_tile = 0; k_tile < split.k_tiles; ++k_tile) {
+    const int stage = k_tile % Tile::kStages;
+    barriers.full[stage].wait(k_tile / Tile::kStages);
+    const uint32_t rows = stages + stage * Tile::kStageBytes;
+    const uint32_t weights = rows + Tile::kRowsBytes;
+    if (kHasOneGradient<Cell> || split.is_of_h(k_tile)) {
+      sums.template add<kFirstRecurrentOf<Cell>, Cell::kRecurrent>(rows, weights);
+    } else {
+      sums.template add<0, Cell::kInput>(rows, weights);
+    }
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barriers.empty[stage].arrive();
+  }
+}
+
+// The same in strict float32: first adds up the two halves of each K tile.
+template <class T, class Tile>
+__device__ void send_partial_sums(
+    const SplitK<T, Tile>& split, const Float32Sums<Tile>& sums, float* partial, float* received, Mbarrier& barrier) {
+  using Sums = Float32Sums<Tile>;
+  const auto place_of = [&](int row) {
+    return received + (split.index * split.own_rows + row % split.own_rows) * Tile::kPitch;
+  };
+  const auto for_each_sum = [&](auto function) {
+#pragma unroll
+    for (int i = 0; i < Sums::kRows; ++i) {
+      const int row = Sums::row(i);
+      float* const sums_row = row / split.own_rows == split.index ? place_of(row) : partial + row * Tile::kPitch;
+#pragma unroll
+      for (int g = 0; g < Tile::Cell::kColumns; ++g) {
+#pragma unroll
+        for (int j = 0; j < Sums::kUnits; ++j) {
+          function(sums_row[g * Tile::kUnits + Sums::unit(j)], sums.values[i][g][j]);
+        }
+      }
+    }
+  };
+  if (Sums::is_second_half()) for_each_sum([](float& place, float sum) { place = sum; });
+  sync_multipliers<Tile>();
+  if (!Sums::is_second_half()) for_each_sum([](float& place, float sum) { place += sum; });
+  fence_proxy_async();
+  sync_multipliers<Tile>();
+  constexpr int kGroups = Tile::kRows / kWarpRows;
+  if (threadIdx.x % (Tile::kMultipliers / kGroups) != 0) return;
+  const int row = threadIdx.x / (Tile::kMultipliers / kGroups) * kWarpRows;
+  const int owner = row / split.own_rows;
+  if (owner != split.index) {
+    constexpr int kBytes = kWarpRows * Tile::kPitch * static_cast<int>(sizeof(float));
+    const uint32_t from = shared_address(partial + row * Tile::kPitch);
+    copy_to_peer(shared_address(place_of(row)), from, kBytes, barrier, owner);
+  }
+  barrier.arrive();
+}
+
+// One of the units that a block finishes, with what its sums meet.
+template <class Cell, class T>
+struct ForwardCell {
+  int64_t row = 0;
+  int unit = 0;
+  bool exists = false;
+  float bias[Cell::kColumns] = {};
+  float old_c = 0;
+
+  template <class Tile>
+  __device__ void load_inputs(const Forward<Cell, T>& in, const SplitK<T, Tile>& split, int item) {
+    row = split.first_row + split.index * split.own_rows + item / Tile::kUnits;
+    unit = split.first_unit + item % Tile::kUnits;
+    exists = item < split.own_rows * Tile::kUnits && row < in.batch && unit < in.state_size;
+    if (!exists) return;
+#pragma unroll
+    for (int g = 0; g < Cell::kColumns; ++g) bias[g] = in.bias(g, unit);
+    old_c = load(in.c_0[row * in.state_size + unit]);
+  }
+};
+
+// Waits for the partial sums and finishes the block's rows. Each thread takes several units at a time, so that their
+// loads and arithmetic overlap.
+template <class Cell, class T, class Tile>
+__device__ void epilogue(
+    const Forward<Cell, T>& in, const SplitK<T, Tile>& split, const float* received, Mbarrier& barrier) {
+  using CellMath = std::conditional_t<Tile::kMath == Math::kTensorCores, FastMath, ExactMath>;
+  constexpr int kCells = Tile::kCellsAtOnce;
+  const int items = split.own_rows * Tile::kUnits;
+  for (int first = 0; first < items; first += kCells * Tile::kThreads) {
+    ForwardCell<Cell, T> cells[kCells];
+#pragma unroll
+    for (int i = 0; i < kCells; ++i) cells[i].load_inputs(in, split, first + i * Tile::kThreads + threadIdx.x);
+    barrier.wait(0);
+    float sums[kCells][Cell::kColumns] = {};
+    for (int block = 0; block < split.blocks; ++block) {
+#pragma unroll
+      for (int i = 0; i < kCells; ++i) {
+        const int item = min(first + i * Tile::kThreads + static_cast<int>(threadIdx.x), items - 1);
+        const float* sums_row = received + (block * split.own_rows + item / Tile::kUnits) * Tile::kPitch;
+#pragma unroll
+        for (int g = 0; g < Cell::kColumns; ++g) sums[i][g] += sums_row[g * Tile::kUnits + item % Tile::kUnits];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kCells; ++i) {
+#pragma unroll
+      for (int g = 0; g < Cell::kColumns; ++g) sums[i][g] += cells[i].bias[g];
+      if (cells[i].exists) in.template finish<CellMath>(cells[i].row, cells[i].unit, sums[i], cells[i].old_c);
+    }
+  }
+}
+
+#endif
+
+template <class Cell, class T, class Tile>
+__global__ void __launch_bounds__(Tile::kThreads)
+    split_k_kernel(Forward<Cell, T> in, const EXTOPS_GRID_CONSTANT ForwardMaps maps) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ __align__(kTileAlignment) unsigned char shared[];
+  __shared__ ForwardBarriers<Tile::kStages> barriers;
+  const SplitK<T, Tile> split(in.state_size, in.input_features);
+  float* const received = reinterpret_cast<float*>(shared + Tile::kStages * Tile::kStageBytes);
+  if (threadIdx.x == 0) {
+    prefetch(maps.h_0);
+    prefetch(maps.input);
+    prefetch(maps.weights_h);
+    prefetch(maps.weights_x);
+    for (int stage = 0; stage < Tile::kStages; ++stage) {
+      barriers.full[stage].initialize(1);
+      barriers.empty[stage].initialize(Tile::kMultipliers / 32);
+    }
+    barriers.sums.initialize(1 + Tile::kRows / kWarpRows);
+    Mbarrier::publish();
+    barriers.sums.arrive_expect_tx(Tile::kPartialBytes / split.blocks * (split.blocks - 1));
+  }
+  __syncthreads();
+  arrive_at_cluster();
+  wait_for_previous_kernel();
+  if (threadIdx.x < Tile::kMultipliers) {
+    std::conditional_t<Tile::kMath == Math::kTensorCores, Accumulator<Tile::kN>, Float32Sums<Tile>> sums;
+    multiply_k_tiles<T, Tile>(split, shared_address(shared), barriers, sums);
+    // Partial sums go where other warps may still be reading, and to blocks that must have begun.
+    sync_multipliers<Tile>();
+    wait_for_cluster();
+    send_partial_sums<T, Tile>(split, sums, reinterpret_cast<float*>(shared), received, barriers.sums);
+  } else {
+    if (threadIdx.x == Tile::kMultipliers) load_k_tiles<T, Tile>(maps, split, shared_address(shared), barriers);
+    __syncwarp();
+    wait_for_cluster();
+  }
+  epilogue<Cell, T, Tile>(in, split, received, barriers.sums);
+  // No block may end while others send to it, or copy from it.
+  arrive_at_cluster();
+  wait_for_cluster();
+#endif
+}
+
+// ---- how it is launched ----
+
+template <class T, class Tile, class Cell>
+bool make_tensor_maps(ForwardMaps& maps, const Forward<Cell, T>& in) {
+  constexpr auto kType = map_type<T>(Tile::kMath == Math::kTensorCores);
+  const cuuint64_t batch = in.batch, state_size = in.state_size, input_features = in.input_features;
+  const auto make_rows_map = [&](CUtensorMap& map, const T* rows, cuuint64_t columns) {
+    return make_tensor_map<T, 2>(map, kType, rows, {columns, batch}, {columns * sizeof(T)}, Tile::kRows);
+  };
+  const auto make_weights_map = [&](CUtensorMap& map, const T* weights, cuuint64_t columns, int64_t stride, int count) {
+    const cuuint64_t row_bytes = stride * sizeof(T);
+    return make_tensor_map<T, 3>(
+        map, kType, weights, {columns, state_size, static_cast<cuuint64_t>(count)}, {row_bytes, state_size * row_bytes},
+        Tile::kUnits, kHasOneGradient<Cell> ? count : 1);
+  };
+  return make_rows_map(maps.h_0, in.h_0, state_size) && make_rows_map(maps.input, in.input, input_features) &&
+         make_weights_map(maps.weights_h, in.weights_h, state_size, in.weights_h_stride, Cell::kRecurrent) &&
+         make_weights_map(maps.weights_x, in.weights_x, input_features, in.weights_x_stride, Cell::kInput);
+}
+
+inline unsigned ceil_div(int64_t a, int64_t b) { return static_cast<unsigned>((a + b - 1) / b); }
+
+template <class T, class Tile, class Cell>
+Plan plan(const Forward<Cell, T>& in, unsigned multiprocessors) {
+  const unsigned k_tiles = ceil_div(in.state_size, kTileColumns<T>) + ceil_div(in.input_features, kTileColumns<T>);
+  const unsigned tiles = ceil_div(in.state_size, Tile::kUnits) * ceil_div(in.batch, Tile::kRows);
+  unsigned splits = 1;
+  for (unsigned more = 2; more <= kMaxSplits && more <= k_tiles; more *= 2) {
+    // All blocks of a cluster run in one GPC, where up to a tenth of the multiprocessors may then be left over.
+    if (tiles * more <= (more == 2 ? multiprocessors : multiprocessors * 9 / 10)) splits = more;
+  }
+  const unsigned blocks = tiles * splits;
+  const unsigned waves = (blocks + multiprocessors - 1) / multiprocessors;
+  return {
+      {ceil_div(in.state_size, Tile::kUnits), ceil_div(in.batch, Tile::kRows), splits},
+      Tile::kExists ? Tile::kSpeed * blocks / (waves * multiprocessors) : 0};
+}
+
+template <class T, class Tile, class Cell>
+Error launch_tile(const Forward<Cell, T>& in, dim3 grid, cudaStream_t stream) {
+  if constexpr (!Tile::kExists) {
+    return "no such tile";
+  } else {
+    ForwardMaps maps{};
+    if (!make_tensor_maps<T, Tile>(maps, in)) return kNoTensorMap;
+    constexpr auto kernel = &split_k_kernel<Cell, T, Tile>;
+    if (const Error error = allow_shared_memory<kernel>(Tile::kSharedBytes)) return error;
+    launch(kernel, {grid, Tile::kThreads, Tile::kSharedBytes, {1, 1, grid.z}}, stream, in, maps);
+    return launch_error();
+  }
+}
+
+// Takes the fastest of several tiles; of equals the first.
+template <class T, class... Tiles, class Cell>
+Error launch_best_tile(const Forward<Cell, T>& in, unsigned multiprocessors, cudaStream_t stream) {
+  double best = 0;
+  ((best = std::max(best, plan<T, Tiles>(in, multiprocessors).speed)), ...);
+  Error error = nullptr;
+  bool launched = false;
+  const auto try_tile = [&](const Plan& plan, auto launch_it) {
+    if (launched || plan.speed < best) return;
+    launched = true;
+    error = launch_it(plan.grid);
+  };
+  (try_tile(plan<T, Tiles>(in, multiprocessors), [&](dim3 grid) { return launch_tile<T, Tiles>(in, grid, stream); }),
+   ...);
+  return error;
+}
+
+template <class Cell, class T>
+Error launch_on_tensor_cores(const Forward<Cell, T>& in, cudaStream_t stream) {
+  constexpr Math kMath = Math::kTensorCores;
+  using Narrow = ForwardTile<Cell, kMath, 64, 24, 256, 2>;
+  using Wide = ForwardTile<Cell, kMath, 64, 32, 512, 2>;
+  using Widest = ForwardTile<Cell, kMath, 64, 40, 512, 3>;
+  // Where tiles of 64 rows occupy the device without splitting K, tiles of 128 load the weights half as often.
+  const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  using Most = std::conditional_t<Widest::kExists, Widest, Wide>;
+  if (in.batch > kWarpgroupRows && plan<T, Most>(in, multiprocessors).grid.z == 1) {
+    return launch_best_tile<T, ForwardTile<Cell, kMath, 128, 32, 512, 2>, ForwardTile<Cell, kMath, 128, 40, 512, 3>>(
+        in, multiprocessors, stream);
+  }
+  return launch_best_tile<T, Narrow, Wide, Widest>(in, multiprocessors, stream);
+}
+
+template <class Cell>
+Error launch_in_float32(const Forward<Cell, float>& in, cudaStream_t stream) {
+  constexpr Math kMath = Math::kFloat32;
+  const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  return launch_best_tile<float, ForwardTile<Cell, kMath, 64, 32, 288, 2>, ForwardTile<Cell, kMath, 64, 16, 288, 2>>(
+      in, multiprocessors, stream);
+}
+
+}  // namespace extops::cuda::step
+
+#define EXTOPS_STEP_HOPPER(Cell)                                                                  \
+  namespace extops::cuda::step {                                                                  \
+  template Error launch_on_tensor_cores<Cell>(const Forward<Cell, float>&, cudaStream_t);         \
+  template Error launch_on_tensor_cores<Cell>(const Forward<Cell, __half>&, cudaStream_t);        \
+  template Error launch_on_tensor_cores<Cell>(const Forward<Cell, __nv_bfloat16>&, cudaStream_t); \
+  template Error launch_in_float32<Cell>(const Forward<Cell, float>&, cudaStream_t);              \
+  }
