@@ -40,10 +40,12 @@ def check(case: Case, device: str) -> Answer:
 
 
 def _complaints(problem: Problem, kernels: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
+    # Before a capture: torch's layer may move the parameters to other memory, where a graph would not look for them.
+    torchs = _torchs(problem) if "cudnn" in kernels else {}
     run = _captured(problem) if problem.case.graph else problem.run
     with _cores(problem.case.cores):
         first = run()
-    yield "values", _wrong(problem, kernels, first)
+    yield "values", _wrong(problem, torchs, first)
     yield "memory", _shared(first)
     yield "torch", _unlike_torch(problem, first)
     yield "bits", _other_bits(problem, run, first)
@@ -126,15 +128,24 @@ def _captured(problem: Problem) -> Run:
     return replay
 
 
-def _wrong(problem: Problem, kernels: tuple[str, ...], ours: Tensors) -> list[str]:
-    """What is further from float64 than three times what eager PyTorch is, and some units in the last place."""
+def _torchs(problem: Problem) -> Tensors:
+    """What torch's module gives; nothing where there is none, or where it refuses what extops takes."""
+    try:
+        return problem.run_torchs() or {}
+    except RuntimeError:
+        return {}
+
+
+def _wrong(problem: Problem, torchs: Tensors, ours: Tensors) -> list[str]:
+    """What is further from float64 than three times what eager PyTorch is, and some units in the last place; cuDNN's
+    layers, which are less accurate than single products and functions, have `torchs` beside them.
+    """
     tf32 = problem.case.precision == "tf32"
     dtype = narrowest(problem.case)
     exact = problem.run_plain(torch.float64)
     # Where torch may use TF32, it may compute without, too: float16 has as many bits.
     eager = [problem.run_plain(x) for x in (dtype, torch.float16)[: 1 + tf32]]
-    if "cudnn" in kernels:  # whose layers are less accurate than single products and functions
-        eager.append(problem.run_torchs() or {})
+    eager.append(torchs)
     info = torch.finfo(torch.float16 if tf32 else dtype)
     wrong = []
     # In float64 the exact numbers are eager's own: where a derivative cancels, as that of tanh near 1, both are off.
@@ -199,11 +210,8 @@ def _unlike_torch(problem: Problem, ours: Tensors) -> list[str]:
         strides = f" at strides {x.stride()}" if is_compared else ""
         return f"{dtype}{list(x.shape)}{strides}"
 
-    try:
-        torchs = problem.run_torchs() or {}
-    except RuntimeError:  # what extops takes, cuDNN may refuse
-        return []
-    pairs = ((name, described(name, x), described(name, ours[name])) for name, x in torchs.items())
+    found = _torchs(problem).items()
+    pairs = ((name, described(name, x), described(name, ours[name])) for name, x in found)
     return [f"{name} is {b}, torch's is {a}" for name, a, b in pairs if a != b]
 
 
