@@ -204,9 +204,8 @@ def own_kernels(shape: Shape, input: Input) -> dict[str, str]:
     data = input.data if isinstance(input, PackedSequence) else input
     if not data.is_cuda:
         return {"forward": "cpu", "training": "cpu"}
-    is_batch_first = shape.batch_first and not shape.lengths
-    dtype, _, _, _, *place = _cudnn.problem_of(data[:1].view(1, -1, shape.features))
-    problem = (dtype, shape.time, shape.batch, is_batch_first, *place)
+    steps = data.transpose(0, 1) if shape.batch_first and not shape.lengths else data
+    problem = _cudnn.place_of(steps, shape.time, shape.batch)
     passes = (("forward", False), ("training", True))
     return {x: _cudnn.kernel_of(shape.cell, shape.state, is_back, problem) for x, is_back in passes}
 

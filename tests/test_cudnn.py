@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import ctypes
+import itertools
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.checkpoint import checkpoint
 
 import extops
-from extops import _cudnn, _private
-from operators import GPU, Tensors, dtype_name
+from extops import _choice, _cudnn, _private
+from operators import GPU, Tensors, by_device, dtype_name
+from processes import run_alone
 
 FEATURES, STATE, TIME, BATCH = 3, 4, 5, 2
 OPTIONS: list[dict[str, Any]] = [
@@ -38,8 +45,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(arguments[-1])
         return torchs(*arguments)
 
-    monkeypatch.setattr(_cudnn, "is_acceptable", lambda input: True)
-    monkeypatch.setattr(_cudnn, "serves", lambda *_: True)
+    monkeypatch.setattr(_choice, "on_cpu", lambda *_: _choice.TORCH)
+    monkeypatch.setattr(_cudnn, "_is_composed", lambda *_: False)
     monkeypatch.setattr(_cudnn, "_torchs", run)
     return found
 
@@ -80,7 +87,7 @@ def found_by(layer: nn.Module, arguments: Tensors, order: int = 1) -> Tensors:
 
 def by_kernels(layer: nn.Module, arguments: Tensors, order: int = 1) -> Tensors:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_cudnn, "is_acceptable", lambda input: False)
+        patch.setattr(_choice, "on_cpu", lambda *_: _choice.OURS)
         return found_by(layer, arguments, order)
 
 
@@ -221,14 +228,10 @@ def test_checkpoint(reentrant: bool, name: str) -> None:
 
 @by_layer
 def test_what_stays_with_our_kernels(name: str, runs: list[bool]) -> None:
-    layer = layer_of(name, torch.float32, num_layers=2, dropout=0.5)
+    layer = layer_of(name, torch.float32, num_layers=2)
     arguments = arguments_of(layer)
-    results_of(layer, arguments)
-    layer.eval()
     with torch.autocast("cpu", torch.bfloat16):
         results_of(layer, arguments)
-    packed = nn.utils.rnn.pack_padded_sequence(arguments[0], torch.tensor([TIME, 1]))
-    layer(packed)
     torch.func.vmap(lambda x: layer(x.unsqueeze(1))[0], in_dims=1)(arguments[0])
     torch.jit.trace(layer, arguments[0].detach(), check_trace=False)
     layer.weight_ih_l1 = nn.Parameter(layer.weight_ih_l1[:, :-1].detach())
@@ -243,28 +246,31 @@ def test_either_pass_decides(slow: bool, name: str, monkeypatch: pytest.MonkeyPa
     """Asked once for each kind of call."""
     asked = []
 
-    def kernel_of(cell: str, state_size: int, backward: bool, problem: Any) -> str:
-        asked.append((cell, state_size, backward, problem))
+    def kernel_of(cell: str, state_size: int, backward: bool, place: Any) -> str:
+        asked.append((cell, state_size, backward, place))
         return "step" if backward == slow else "group"
 
-    def problem_of(input: Tensor) -> Any:
-        return tuple(input.shape)
+    def place_of(input: Tensor, *sizes: int) -> Any:
+        return sizes
 
-    for stand_in in (kernel_of, problem_of):
+    def acceptable(input: Tensor, is_ragged: bool) -> bool:
+        return True
+
+    for stand_in in (kernel_of, place_of):
         monkeypatch.setattr(_cudnn, stand_in.__name__, stand_in)
-    layer = layer_of(name)
-    input = arguments_of(layer)[0]
-    _cudnn._takes_steps.cache_clear()
-    monkeypatch.setattr(_cudnn, "is_acceptable", lambda input: True)
-    for _ in range(2):
-        assert extops.which_kernel(layer, input) == "cudnn"
-        with torch.no_grad():
-            assert extops.which_kernel(layer, input) == ("cpu" if slow else "cudnn")
-    forward, backward = (
-        (name.lower(), STATE, is_backward, tuple(input.shape)) for is_backward in (False, True)
+    monkeypatch.setattr(_cudnn, "is_acceptable", acceptable)
+    input = torch.zeros(TIME, BATCH, FEATURES)
+    problem = _choice.Problem(
+        name.lower(), input.dtype, TIME, BATCH, TIME * BATCH, FEATURES, STATE, 1, 1, True
     )
-    assert asked == ([forward, backward, forward] if slow else [forward, forward])
-    _cudnn._takes_steps.cache_clear()
+    _cudnn._kernels.cache_clear()
+    for _ in range(2):
+        assert _cudnn.chosen(problem, input) == "cudnn"
+        without = problem._replace(with_gradients=False)
+        assert _cudnn.chosen(without, input) == ("" if slow else "cudnn")
+    both = [(name.lower(), STATE, backward, (TIME, BATCH)) for backward in (False, True)]
+    assert asked == [*both, both[0]]
+    _cudnn._kernels.cache_clear()
 
 
 @by_layer
@@ -357,6 +363,178 @@ def test_flattened_in_a_trace_or_a_transform(name: str, device: str) -> None:
     with FakeTensorMode():
         layer = getattr(extops, name)(FEATURES, STATE, device=device)
     assert layer.weight_hh_l0.device.type == device
+
+
+# -- packed rows ---------------------------------------------------------------------------------
+
+
+LENGTHS = [(5, 2, 2, 1), (5, 5, 3, 3), (2, 5, 1, 2)]
+by_lengths = pytest.mark.parametrize("lengths", LENGTHS, ids=lambda it: "".join(map(str, it)))
+
+
+def pack(lengths: tuple[int, ...], dtype: torch.dtype = torch.float64) -> PackedSequence:
+    rows = [torch.randn(length, FEATURES, dtype=dtype) for length in lengths]
+    return pack_sequence(rows, enforce_sorted=lengths == tuple(sorted(lengths, reverse=True)))
+
+
+def found_of_packed(
+    layer: nn.Module, packed: PackedSequence, states: Tensors, order: int = 1
+) -> Tensors:
+    data = packed.data.detach().requires_grad_()
+    given = PackedSequence(data, *packed[1:])
+    output, last = layer(given, states if len(states) > 1 else states[0])
+    for found, expected in zip(output[1:], packed[1:], strict=True):
+        assert found is expected
+    results = found = (output.data, *(last if isinstance(last, tuple) else (last,)))
+    leaves = [data, *states, *layer.parameters()]
+    for again in range(order):
+        found = torch.autograd.grad(loss_of(found), leaves, create_graph=again < order - 1)
+    return *results, *found
+
+
+@by_layer
+@by_options
+@by_lengths
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_packed_rows(
+    order: int, lengths: tuple[int, ...], options: dict[str, Any], name: str, runs: list[bool]
+) -> None:
+    layer = layer_of(name, **options)
+    states = arguments_of(layer, (len(lengths),))[1:]
+    packed = pack(lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_choice, "on_cpu", lambda *_: _choice.OURS)
+        expected = found_of_packed(layer, packed, states, order)
+    assert runs == []
+    torch.testing.assert_close(found_of_packed(layer, packed, states, order), expected)
+    assert runs == [True]
+    with torch.no_grad():
+        output, _ = layer(packed)
+    torchs = getattr(nn, name)(
+        FEATURES, STATE, **{k: options[k] for k in options if k != "training"}
+    )
+    torchs.double().load_state_dict(layer.state_dict())
+    torch.testing.assert_close(output.data, torchs.eval()(packed)[0].data.detach())
+
+
+@by_layer
+@by_options
+@by_lengths
+def test_packed_rows_on_a_cpu(lengths: tuple[int, ...], options: dict[str, Any], name: str) -> None:
+    """torch's layer is a composition of differentiable calls there."""
+    layer = layer_of(name, **options)
+    states = arguments_of(layer, (len(lengths),))[1:]
+    packed = pack(lengths)
+    assert extops.which_kernel(layer, packed) == "torch"
+    found = found_of_packed(layer, packed, states, 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_choice, "on_cpu", lambda *_: _choice.OURS)
+        assert extops.which_kernel(layer, packed) == "cpu"
+        torch.testing.assert_close(found, found_of_packed(layer, packed, states, 2))
+
+
+@by_layer
+@pytest.mark.usefixtures("runs")
+def test_sizes_of_packed_rows_may_change_before_the_backward(name: str) -> None:
+    layer = layer_of(name)
+    packed = pack((5, 2))
+    found = []
+    for changed in (False, True):
+        output = layer(packed)[0].data
+        if changed:
+            packed.batch_sizes.fill_(1)
+        first = torch.autograd.grad(loss_of((output,)), layer.weight_hh_l0, create_graph=True)
+        found.append((*first, *torch.autograd.grad(loss_of(first), layer.weight_ih_l0)))
+    torch.testing.assert_close(*found)
+
+
+@by_layer
+@pytest.mark.parametrize("lengths", [(), (5, 2, 1)], ids=["padded", "packed"])
+@pytest.mark.parametrize("order", [1, 2])
+def test_dropout_between_torchs_layers(
+    order: int, lengths: tuple[int, ...], name: str, runs: list[bool]
+) -> None:
+    """Masks are drawn once, as ours are: gradients of higher order see the same."""
+    layer = layer_of(name, num_layers=3, bidirectional=True, dropout=0.5)
+    arguments = arguments_of(layer, (len(lengths) or BATCH,))
+    found = []
+    for choice in (_choice.OURS, _choice.TORCH):
+        torch.manual_seed(3)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_choice, "on_cpu", lambda *_, choice=choice: choice)
+            if lengths:
+                torch.manual_seed(4)
+                packed = pack(lengths)
+                found.append(found_of_packed(layer, packed, arguments[1:], order))
+            else:
+                found.append(found_by(layer, arguments, order))
+    torch.testing.assert_close(*found)
+    assert runs == [True] * 3
+
+
+@by_layer
+def test_what_torch_refuses_of_packed_rows(name: str, runs: list[bool]) -> None:
+    """No row at a step."""
+    layer = layer_of(name)
+    packed = pack((5, 2))
+    sizes = torch.cat((packed.batch_sizes, torch.tensor([0])))
+    longer = PackedSequence(packed.data, sizes)
+    torch.testing.assert_close(layer(longer)[0].data, layer(packed)[0].data)
+    assert runs == [True]
+    with pytest.raises(RuntimeError, match=r"expected `input.batch_sizes` not to grow"):
+        layer(PackedSequence(packed.data, torch.tensor([1, 2, 2, 2])))
+
+
+def peaks(device: str) -> dict[tuple[str, bool], tuple[int, int]]:
+    """Bytes that a call takes at most, of ours and of torch's layer, by its name and whether it is in training. For a
+    process of its own.
+    """
+    if device == "cpu":
+        torch.set_num_threads(1)
+        # Memory of more than a few pages goes back to the system at once.
+        ctypes.CDLL(None).mallopt(-3, 2**16)
+    lengths = torch.tensor([1000, *[5] * 255])
+    sizes = 256 - torch.bincount(lengths, minlength=1001).cumsum(0)[:-1]
+    found = {}
+    for name, training in itertools.product(("LSTM", "GRU"), (False, True)):
+        both = []
+        for library in (extops, nn):
+            layer = getattr(library, name)(64, 128, device=device)
+            for _ in range(4):  # libraries and Python take some in the first calls
+                data = torch.randn(int(sizes.sum()), 64, device=device, requires_grad=training)
+                with torch.set_grad_enabled(training), most_bytes(device) as most:
+                    output = layer(PackedSequence(data, sizes))[0].data
+                    if training:
+                        output.sum().backward()
+                del output
+            both.append(most())
+        found[name, training] = both[0], both[1]
+    return found
+
+
+@contextlib.contextmanager
+def most_bytes(device: str) -> Iterator[Callable[[], int]]:
+    """Beyond those that are held before."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before, most = torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+        before, most = bytes_of("VmRSS"), lambda: at_the_end
+    yield lambda: most() - before
+    at_the_end = bytes_of("VmHWM")
+
+
+def bytes_of(what: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition(f"{what}:")[2].split()[0])
+
+
+@by_device
+def test_packed_rows_take_no_more_memory_than_of_torch(device: str) -> None:
+    """One row is long: padded, the others would take a hundred times as much."""
+    for call, (ours, theirs) in run_alone(peaks, device).items():
+        assert ours <= 1.1 * theirs + 2**22, call  # of Python's own objects, too
 
 
 # -- on a GPU ------------------------------------------------------------------------------------

@@ -6,13 +6,13 @@ import os
 import threading
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_void_p
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from extops import _autocast, _autograd, _private, _schemas, reference
+from extops import _autocast, _autograd, _choice, _private, _schemas, reference
 from extops._libraries import Library
 from extops.ops.sequence import GRU_CELL, LSTM_CELL
 
@@ -25,23 +25,26 @@ _DTYPES = torch.float32, torch.bfloat16, torch.float16
 _FIRST_WITH_BFLOAT16 = 91300
 _is_kernel_named = bool(os.environ.get("EXTOPS_SEQUENCE_KERNEL"))
 
-Problem = tuple[int, ...]
+has_onednn = torch.backends.mkldnn.is_available()  # torch.compile cannot ask
+
+Place = tuple[int, ...]
 
 
-def problem_of(input: Tensor) -> Problem:
-    """What a kernel for ``[T, B, I]`` on a GPU is chosen by, but for the cell, its size and the pass."""
+def place_of(input: Tensor, time: int, batch: int) -> Place:
+    """What a kernel for ``[T, B, I]``, or for packed rows, on a GPU is chosen by, but for the cell, its size and the
+    pass.
+    """
     given = _autocast.cast(input[:0])[0].dtype if _autocast.is_on() else input.dtype
     dtype = _library("cuda").product_dtype(given, _private.allows_tf32())
-    time, batch, _ = input.shape
-    is_batch_first = _schemas.is_batch_first(input)
+    is_batch_first = input.dim() == 3 and _schemas.is_batch_first(input)
     stream = torch.cuda.current_stream(input.device).cuda_stream
     is_captured = torch.cuda.is_current_stream_capturing()
     return dtype, time, batch, is_batch_first, input.device.index, stream, is_captured
 
 
-def kernel_of(cell: str, state_size: int, backward: bool, problem: Problem) -> str:
+def kernel_of(cell: str, state_size: int, backward: bool, place: Place) -> str:
     """The kernel of ours for a pass."""
-    dtype, time, batch, is_batch_first, device, stream, _ = problem
+    dtype, time, batch, is_batch_first, device, stream, _ = place
     strides = (1, time) if is_batch_first else (batch, 1)
     # The stride of the weights is not asked: no kernel depends on it.
     sizes = (c_int64 * 8)(time, batch, state_size, state_size, *strides, 0, 0)
@@ -53,24 +56,32 @@ def kernel_of(cell: str, state_size: int, backward: bool, problem: Problem) -> s
 
 
 @functools.lru_cache(maxsize=4096)
-def _takes_steps(cell: str, state_size: int, with_backward: bool, problem: Problem) -> bool:
-    """Remembered, as the host takes longer to ask than to compute some layers."""
-    passes = (False, True) if with_backward else (False,)
-    return any(kernel_of(cell, state_size, backward, problem) == "step" for backward in passes)
+def _kernels(cell: str, state_size: int, with_gradients: bool, place: Place) -> tuple[str, ...]:
+    """Those of the passes. Remembered, as the host takes longer to ask than to compute some layers."""
+    passes = (False, True) if with_gradients else (False,)
+    return tuple(kernel_of(cell, state_size, backward, place) for backward in passes)
 
 
-def is_acceptable(input: Tensor) -> bool:
-    """Whether cuDNN computes layers of ``[T, B, I]``, of more than a step, and no kernel is named to do it."""
-    if not input.is_cuda or input.dtype not in _DTYPES or len(input) < 2 or _is_kernel_named:
+def is_acceptable(input: Tensor, is_ragged: bool) -> bool:
+    """Whether cuDNN computes layers of such an input, and no kernel is named to do it."""
+    if _is_kernel_named or not torch.cudnn_is_acceptable(input):
         return False
+    if is_ragged:
+        return True
     if input.dtype is torch.bfloat16 and (_cudnn.version() or 0) < _FIRST_WITH_BFLOAT16:
         return False
-    return torch.cudnn_is_acceptable(input)
+    return input.dtype in _DTYPES and len(input) > 1
 
 
-def serves(cell: str, input: Tensor, state_size: int) -> bool:
-    """Whether it shall: where our kernels would compute a pass by a product and a kernel for each step."""
-    return _takes_steps(cell, state_size, torch.is_grad_enabled(), problem_of(input))
+def chosen(problem: _choice.Problem, input: Tensor) -> str:
+    """What computes it on a GPU."""
+    if not is_acceptable(input, problem.is_ragged):
+        return _choice.OURS
+    if problem.is_ragged:
+        return _choice.on_gpu(problem, ())
+    place = place_of(input, problem.time, problem.batch)
+    kernels = _kernels(problem.cell, problem.state, problem.with_gradients, place)
+    return _choice.on_gpu(problem, kernels)
 
 
 class _Strict:
@@ -107,87 +118,116 @@ def _precision_of(dtype: torch.dtype) -> Any:
     return _strict if is_strict else _AS_IT_IS
 
 
+class _Call(NamedTuple):
+    """What the layers are, beside their tensors."""
+
+    cell: str
+    bidirectional: bool
+    states: int
+    width: int
+    """How many parameters a direction has."""
+    batch_sizes: Tensor | None
+    """Of packed rows, on the CPU."""
+
+
 def run(
     cell: str,
+    bidirectional: bool,
+    batch_sizes: Tensor | None,
     input: Tensor,
     states: Sequence[Tensor],
     parameters: Sequence[tuple[Tensor, ...]],
-    bidirectional: bool,
-    dropout: float,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """torch's layers for ``[T, B, I]``; the parameters are those of each direction of each layer. With gradients
-    there is no dropout.
-    """
+    """torch's layers for ``[T, B, I]``, or for packed rows; the parameters are by layers and directions."""
     inputs = input, *states, *sum(parameters, ())
-    sizes = len(states), len(parameters[0])
-    if torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-        output, *last = _apply(cell, bidirectional, sizes, *inputs)
+    call = _Call(cell, bidirectional, len(states), len(parameters[0]), batch_sizes)
+    needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    if needs_gradients and not _is_composed(call, input):
+        if batch_sizes is not None:  # which the caller may change before a backward
+            call = call._replace(batch_sizes=batch_sizes.clone())
+        output, *last = _apply(call, *inputs)
     else:
-        output, *last = _torchs(cell, bidirectional, sizes, inputs, dropout, dropout > 0)
+        output, *last = _torchs(call, inputs, False)
     return output, tuple(last)
 
 
-def _torchs(
-    cell: str,
-    bidirectional: bool,
-    sizes: tuple[int, int],
-    inputs: Sequence[Tensor],
-    dropout: float,
-    training: bool,
-) -> tuple[Tensor, ...]:
-    """``sizes`` are the numbers of states, and of parameters of a direction."""
-    number, width = sizes
+def _is_composed(call: _Call, input: Tensor) -> bool:
+    """Whether torch's layers are a composition of differentiable calls themselves."""
+    is_onednns = call.cell == "lstm" and call.batch_sizes is None and has_onednn
+    return input.device.type == "cpu" and not (is_onednns and input.dtype in _DTYPES)
+
+
+def _torchs(call: _Call, inputs: Sequence[Tensor], training: bool) -> tuple[Tensor, ...]:
+    number, width = call.states, call.width
     input, parameters = inputs[0], inputs[1 + number :]
     states = tuple(x.contiguous() for x in inputs[1 : 1 + number])  # cuDNN refuses others
-    layers = len(parameters) // (width * (1 + bidirectional))
-    layer: Any = getattr(torch, cell)
+    layers = len(parameters) // (width * (1 + call.bidirectional))
+    layer: Any = getattr(torch, call.cell)
+    of_state = states if number > 1 else states[0]
+    options = width == 4, layers, 0.0, training, call.bidirectional
     with _precision_of(input.dtype):
-        found: tuple[Tensor, ...] = layer(
-            input,
-            states if number > 1 else states[0],
-            parameters,
-            width == 4,
-            layers,
-            dropout,
-            training,
-            bidirectional,
-            False,
-        )
+        if call.batch_sizes is None:
+            found: tuple[Tensor, ...] = layer(input, of_state, parameters, *options, False)
+        else:
+            found = layer(input, call.batch_sizes, of_state, parameters, *options)
     return found
 
 
-def _composed(
-    cell: str,
-    bidirectional: bool,
-    sizes: tuple[int, int],
-    inputs: Sequence[Tensor],
-    biases: Tensor | None,
-) -> tuple[Tensor, ...]:
+def _composed(call: _Call, inputs: Sequence[Tensor], biases: Tensor | None) -> tuple[Tensor, ...]:
     """The same as a composition of differentiable calls, with the values of the biases as given."""
-    number, width = sizes
+    number, width = call.states, call.width
     if biases is not None:
-        others, given = _parted(sizes, inputs)
+        others, given = _parted(call, inputs)
         values = biases.view(len(given), -1).unbind(0)
-        inputs = _joined(sizes, others, list(map(reference.with_values, given, values)))
+        inputs = _joined(call, others, list(map(reference.with_values, given, values)))
     input, states, parameters = inputs[0], inputs[1 : 1 + number], inputs[1 + number :]
-    directions = 1 + bidirectional
+    directions = 1 + call.bidirectional
     last = []
     for first in range(0, len(parameters) // width, directions):
         outputs = []
         for place in range(first, first + directions):
             of_direction = (*parameters[width * place : width * (place + 1)], None, None)[:4]
-            output, *final, _, _ = _CELLS[cell].reference(
-                input,
-                *of_direction,
-                states[0][place],
-                states[-1][place],
-                None,
-                reverse=place > first,
-            )
+            initial = [x[place] for x in states]
+            output, final = _composed_direction(call, input, of_direction, initial, place > first)
             outputs.append(output)
-            last.append(final[:number])
-        input = torch.cat(outputs, dim=2)
+            last.append(final)
+        input = torch.cat(outputs, dim=-1)
     return input, *(torch.stack(x) for x in zip(*last, strict=True))
+
+
+def _composed_direction(
+    call: _Call, input: Tensor, parameters: Sequence[Any], states: list[Tensor], reverse: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """The output of a direction of a layer, and its last states."""
+
+    def run(steps: Tensor) -> Tensor:
+        nonlocal states
+        output: Tensor
+        output, *final, _, _ = _CELLS[call.cell].reference(
+            steps, *parameters, states[0], states[-1], None, reverse=reverse
+        )
+        states = final[: call.states]
+        return output
+
+    if call.batch_sizes is None:
+        return run(input), states
+    # Steps of as many rows are as if they were not packed.
+    sizes, counts = torch.unique_consecutive(call.batch_sizes, return_counts=True)
+    shapes = list(zip(counts.tolist(), sizes.tolist(), strict=True))
+    parts = list(zip(input.split([count * size for count, size in shapes]), shapes, strict=True))
+    initial, ended, outputs = states, [], []
+    states = [x[: shapes[-1 if reverse else 0][1]] for x in states]
+    for rows, (count, size) in reversed(parts) if reverse else parts:
+        before = len(states[0])
+        ended.append([x[size:] for x in states])
+        states = [
+            torch.cat((x[:size], y[before:size])) for x, y in zip(states, initial, strict=True)
+        ]
+        outputs.append(run(rows.view(count, size, -1)).flatten(0, 1))
+    if reverse:
+        return torch.cat(outputs[::-1]), states
+    lasts = zip(states, *reversed(ended), strict=True)
+    return torch.cat(outputs), [torch.cat(each) for each in lasts]
 
 
 def _hollow(tensor: Tensor) -> Tensor:
@@ -202,10 +242,8 @@ class _Layers(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, cell: str, bidirectional: bool, sizes: tuple[int, int], *inputs: Tensor
-    ) -> tuple[Tensor, ...]:
-        needs = ctx.needs_input_grad[3:]
+    def forward(ctx: Any, call: _Call, *inputs: Tensor) -> tuple[Tensor, ...]:
+        needs = ctx.needs_input_grad[1:]
         # Not detached: the biases' values are not needed, and may change.
         leaves = [x.data.requires_grad_(needed) for x, needed in zip(inputs, needs, strict=True)]
         kept: list[Tensor] = []
@@ -217,29 +255,28 @@ class _Layers(torch.autograd.Function):
 
         with torch.enable_grad(), saved_tensors_hooks(keep, lambda place: unpacked[-1][place]):
             # In training, since cuDNN has no other gradients.
-            inner = _torchs(cell, bidirectional, sizes, leaves, 0.0, True)
+            inner = _torchs(call, leaves, True)
         results = tuple(x.detach() for x in inner)
-        others, biases = _parted(sizes, inputs)
-        ctx.layers, ctx.biases, ctx.unpacked = (cell, bidirectional, sizes), biases, unpacked
+        others, biases = _parted(call, inputs)
+        ctx.call, ctx.biases, ctx.unpacked = call, biases, unpacked
         ctx.set_materialize_grads(False)
         values = torch.cat(biases) if biases else None
         ctx.save_for_backward(values, *others, *kept)
         kept.clear()  # the graph holds the hooks
-        first = 1 + sizes[0]
+        first = 1 + call.states
         ctx.leaves = [*map(_hollow, leaves[:first]), *leaves[first:]]
         ctx.results = [_hollow(x) for x in inner]
         return results
 
     @staticmethod
     def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
-        needs = ctx.needs_input_grad[3:]
-        cell, bidirectional, sizes = ctx.layers
+        needs = ctx.needs_input_grad[1:]
         values, *saved = ctx.saved_tensors
         if _autograd.needs_composite():
-            inputs = _joined(sizes, saved[: len(needs) - len(ctx.biases)], ctx.biases)
+            inputs = _joined(ctx.call, saved[: len(needs) - len(ctx.biases)], ctx.biases)
 
             def composite(*inputs: Tensor) -> tuple[Tensor, ...]:
-                return _composed(cell, bidirectional, sizes, inputs, values)
+                return _composed(ctx.call, inputs, values)
 
             found = _autograd.composite_gradients(composite, inputs, needs, towards)
         elif all(gradient is None for gradient in towards):
@@ -251,7 +288,7 @@ class _Layers(torch.autograd.Function):
                 found = _gradients(ctx.leaves, ctx.results, needs, towards)
             finally:
                 ctx.unpacked.pop()
-        return None, None, None, *found
+        return None, *found
 
 
 @_autocast.outside
@@ -274,26 +311,23 @@ def _gradients(
     return tuple(next(remaining) if needed else None for needed in needs)
 
 
-def _are_biases(sizes: tuple[int, int], count: int) -> list[bool]:
+def _are_biases(call: _Call, count: int) -> list[bool]:
     """Which of the inputs are."""
-    number, width = sizes
-    return [place > number and (place - 1 - number) % width > 1 for place in range(count)]
+    first = 1 + call.states
+    return [place >= first and (place - first) % call.width > 1 for place in range(count)]
 
 
-def _parted(sizes: tuple[int, int], inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def _parted(call: _Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Those that are no biases, and those that are."""
     parts: tuple[list[Tensor], list[Tensor]] = [], []
-    for is_bias, tensor in zip(_are_biases(sizes, len(inputs)), inputs, strict=True):
+    for is_bias, tensor in zip(_are_biases(call, len(inputs)), inputs, strict=True):
         parts[is_bias].append(tensor)
     return parts
 
 
-def _joined(
-    sizes: tuple[int, int], others: Sequence[Tensor], biases: Sequence[Tensor]
-) -> list[Tensor]:
+def _joined(call: _Call, others: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
     parts = iter(others), iter(biases)
-    are_biases = _are_biases(sizes, len(others) + len(biases))
-    return [next(parts[is_bias]) for is_bias in are_biases]
+    return [next(parts[is_bias]) for is_bias in _are_biases(call, len(others) + len(biases))]
 
 
 _apply = _private.apply(_Layers)

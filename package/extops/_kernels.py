@@ -49,14 +49,14 @@ def which_kernel(
         backward: the kernel of the backward.
 
     Returns:
-        On a CPU ``"cpu"``, or ``"torch"`` where torch's own is no slower, without gradients. On a GPU
+        On a CPU ``"cpu"``, or ``"torch"`` where torch's own layer computes it, forward and backward. On a GPU
         ``"tensor_block"``, ``"float32_block"``, ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, each one
-        kernel for all steps, or ``"step"``: a product and a kernel for each step. ``"cudnn"`` where a pass of an
-        :class:`extops.LSTM` or :class:`extops.GRU` would be ``"step"``, and torch's own layer computes it, forward and
-        backward: not of packed input, under autocast, in float64, or with dropout between layers. ``"lltm"`` where
-        :func:`extops.lltm` computes the only step. The environment variable ``EXTOPS_SEQUENCE_KERNEL``, which a process
-        reads once, names a kernel for GPUs to be taken instead; ``"none"`` where that cannot serve the call, which then
-        fails.
+        kernel for all steps, or ``"step"``: a product and a kernel for each step. ``"cudnn"`` where torch's own layer
+        computes an :class:`extops.LSTM` or :class:`extops.GRU`, forward and backward. Torch's layers serve where they
+        are faster, and packed input whose rows differ in length, which ours would pad; but not under autocast.
+        ``"lltm"`` where :func:`extops.lltm` computes the only step. The environment variable
+        ``EXTOPS_SEQUENCE_KERNEL``, which a process reads once, names a kernel for GPUs to be taken instead; ``"none"``
+        where that cannot serve the call, which then fails.
 
     Raises:
         TypeError: ``call`` is none of these, or is a function and has no ``state``, or ``input`` is no tensor.
@@ -78,31 +78,30 @@ def which_kernel(
         raise TypeError(
             f"which_kernel: expected `state` as {cell}_sequence takes it, but got {state!r}"
         )
-    if not isinstance(input, PackedSequence):
+    if isinstance(input, PackedSequence):
+        steps, batch_sizes = input.data, input.batch_sizes
+        time, batch = len(batch_sizes), int(batch_sizes[0])
+    else:
         _checks.check_tensor("which_kernel", "input", input)
-    steps = _steps(call, input, batch_first)
-    is_packed = isinstance(input, PackedSequence)
-    is_one_step = len(steps) == 1 and lengths is None and not is_packed
+        steps, batch_sizes = _steps(call, input, batch_first), None
+        time, batch = steps.shape[:2]
+    is_one_step = time == 1 and lengths is None and batch_sizes is None
     if cell == "lltm" and is_one_step:
         return "lltm"
     if steps.is_cuda and is_one_step and _loader.binding == "stable":
         return "step"
-    layer = call if isinstance(call, (LSTM, GRU)) and not is_packed else None
-    if layer is not None and layer.is_cudnns(steps):
-        return "cudnn"
+    if isinstance(call, (LSTM, GRU)):
+        library = call.served_by(steps, batch_sizes)
+        if library:
+            return library
     if steps.is_cuda:
-        return _cudnn.kernel_of(cell, state_size, backward, _cudnn.problem_of(steps))
+        return _cudnn.kernel_of(cell, state_size, backward, _cudnn.place_of(steps, time, batch))
     is_torchs = is_one_step and not (torch.is_grad_enabled() or _autocast.is_on())
-    if layer is not None:
-        is_torchs |= layer.is_torchs(steps)
     return "torch" if is_torchs else "cpu"
 
 
-def _steps(call: Any, input: Tensor | PackedSequence, batch_first: bool) -> Tensor:
+def _steps(call: Any, input: Tensor, batch_first: bool) -> Tensor:
     """The input as the operator gets it: ``[time, batch, features]``."""
-    if isinstance(input, PackedSequence):
-        data, sizes = input.data, input.batch_sizes
-        return data.new_empty(len(sizes), int(sizes[0]), data.shape[1])
     if isinstance(call, (LSTMCell, GRUCell)):
         return input.reshape(1, -1, input.shape[-1])
     if isinstance(call, Layers) and input.dim() == 2:

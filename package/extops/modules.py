@@ -254,6 +254,13 @@ class Layers(torch.nn.Module):
         is_known = not (_autograd.is_tracing() or torch.compiler.is_compiling())
         if is_known:
             _check_packed(self._name, data, batch_sizes, int(ends[-1]))
+            is_ragged = len(data) < steps * batch
+            found = self._forward_rows(data, batch_sizes, states) if is_ragged else None
+            if found is not None:
+                rows, states = found
+                if to_original is not None:
+                    states = tuple(x.index_select(1, to_original) for x in states)
+                return PackedSequence(rows, batch_sizes, to_sorted, to_original), states
         shifts = count_to(steps) * batch - (ends - batch_sizes)
         sent = _checks.to_device(self._name, "input.batch_sizes", torch.stack((ends, shifts)), data)
         ends, shifts = sent.unbind(0)
@@ -269,6 +276,10 @@ class Layers(torch.nn.Module):
             states = tuple(x.index_select(1, to_original) for x in states)
         packed = output.flatten(0, 1).index_select(0, places)
         return PackedSequence(packed, batch_sizes, to_sorted, to_original), states
+
+    def _forward_rows(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results | None:
+        """What a layer makes of packed rows that has a way without padding."""
+        return None
 
     def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
         """The given states, or zeros; without ``batch``, those of an input that has no batch."""

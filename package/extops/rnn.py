@@ -1,5 +1,6 @@
 """Drop-ins for the recurrent modules of torch."""
 
+import functools
 import logging
 import warnings
 from typing import Any, TypeVar
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _autocast, _autograd, _checks, _cudnn
+from extops import _autocast, _autograd, _checks, _choice, _cudnn
 from extops.modules import Layers, Packing, Results, States, parameter_of
 from extops.ops.sequence import GRU_CELL, LSTM_CELL, gru_sequence, lstm_sequence, suit_torchs
 from extops.ops.step import Step
@@ -16,8 +17,6 @@ from extops.ops.step import Step
 _logger = logging.getLogger("extops")
 
 Model = TypeVar("Model", bound=torch.nn.Module)
-
-_has_onednn = torch.backends.mkldnn.is_available()  # torch.compile cannot ask
 
 
 def _run_lstm(
@@ -81,29 +80,31 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         _check_features(self._mode, input, self.input_size)
         return super()._checked_states(input, given, *batch)
 
-    def is_torchs(self, input: Tensor) -> bool:
-        """Whether torch's own layer computes ``[T, B, I]`` without lengths: on a CPU, without gradients, where it was
-        measured to be no slower. Our kernel packs the weights first, which few steps do not make up for, and has no
-        more threads than samples. But torch's gradient changes with autocast around the backward.
-        """
-        if input.device.type != "cpu" or torch.is_grad_enabled() or _autocast.is_on():
-            return False
-        if input.dtype is not torch.float32 or input.numel() == 0:
-            return False
-        time, batch, _ = input.shape
-        if self._mode == "LSTM" and _has_onednn:
-            return time == 1 or self.hidden_size >= 256
-        return time <= max(1, min(self.hidden_size // 64, 16 if batch == 1 else 4))
-
-    def is_cudnns(self, input: Tensor) -> bool:
-        """Whether cuDNN's layer computes ``[T, B, I]`` without lengths. It could not draw its masks of dropout again,
-        for gradients of higher order.
-        """
-        if _autocast.is_on() or (self.training and self.dropout > 0 and self.num_layers > 1):
-            return False
-        return _cudnn.is_acceptable(input) and _cudnn.serves(
-            self._mode.lower(), input, self.hidden_size
+    def served_by(self, input: Tensor, batch_sizes: Tensor | None = None) -> str:
+        """``"torch"`` or ``"cudnn"`` where torch's own layers compute ``[T, B, I]`` or packed rows; else empty."""
+        if _autocast.is_on():
+            return _choice.OURS
+        if batch_sizes is None:
+            time, batch, features = input.shape
+            rows = time * batch
+        else:
+            rows, features = input.shape
+            time, batch = len(batch_sizes), int(batch_sizes[0])
+        problem = _choice.Problem(
+            self._mode.lower(),
+            input.dtype,
+            time,
+            batch,
+            rows,
+            features,
+            self.hidden_size,
+            self.num_layers,
+            1 + self.bidirectional,
+            torch.is_grad_enabled(),
         )
+        if input.device.type == "cpu":
+            return _choice.on_cpu(problem, _cudnn.has_onednn)
+        return _cudnn.chosen(problem, input) if input.is_cuda else _choice.OURS
 
     def _forward_padded(
         self, input: Tensor, states: States, packing: Packing | None = None, *, batch_first: bool
@@ -113,36 +114,52 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             if found is not None:
                 output, states = found
                 return output.transpose(0, 1) if batch_first else output, states
-        if packing is None and self._mode == "LSTM" and _has_onednn and _autocast.is_on():
+        if packing is None and self._mode == "LSTM" and _cudnn.has_onednn and _autocast.is_on():
             # On a CPU torch's is one operator of oneDNN's, all of whose arguments autocast casts.
             states = _autocast.cast(*states)
         return super()._forward_padded(input, states, packing, batch_first=batch_first)
 
-    def _by_torch(self, input: Tensor, states: States) -> Results | None:
-        """What torch's layers make of ``[T, B, I]``, or nothing where ours compute it."""
-        is_torchs = self.is_torchs(input)
-        if not (is_torchs or self.is_cudnns(input)):
+    def _forward_rows(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results | None:
+        # Of no rows torch makes no step.
+        if not _autograd.is_plain() or batch_sizes.dtype is not torch.int64 or batch_sizes[-1] == 0:
+            return None
+        return self._by_torch(rows, states, batch_sizes)
+
+    def _by_torch(
+        self, input: Tensor, states: States, batch_sizes: Tensor | None = None
+    ) -> Results | None:
+        """What torch's layers make of ``[T, B, I]`` or of packed rows, or nothing where ours compute it."""
+        if not self.served_by(input, batch_sizes):
             return None
         names = [x for layer in range(self.num_layers) for x in self._suffixes(layer)]
         parameters = [self._parameters_of(name) for name in names]
         if not all(suit_torchs(input, each, states) for each in parameters):
             return None
-        if not (is_torchs or self._suit_cudnns(parameters)):
+        if not self._suit_sizes(parameters):
             return None
-        dropout = self.dropout if self.training else 0.0
-        return _cudnn.run(
-            self._mode.lower(), input, states, parameters, self.bidirectional, dropout
-        )
+        run = functools.partial(_cudnn.run, self._mode.lower(), self.bidirectional, batch_sizes)
+        if not (self.training and self.dropout > 0 and self.num_layers > 1):
+            return run(input, states, parameters)
+        # torch's could not draw its masks again, for gradients of higher order.
+        directions, last = 1 + self.bidirectional, []
+        for first in range(0, len(parameters), directions):
+            if first > 0:
+                input = self._dropped(input, None, False)
+            places = slice(first, first + directions)
+            input, final = run(input, [x[places] for x in states], parameters[places])
+            last.append(final)
+        return input, tuple(torch.cat(x) for x in zip(*last, strict=True))
 
-    def _suit_cudnns(self, parameters: list[tuple[Tensor, ...]]) -> bool:
-        """It reads memory by the sizes of the layer."""
+    def _suit_sizes(self, parameters: list[tuple[Tensor, ...]]) -> bool:
+        """cuDNN reads memory by the sizes of the layer, and others shall be refused in our words."""
         directions = 1 + self.bidirectional
         rows = (4 if self._mode == "LSTM" else 3) * self.hidden_size
         for place, (weight_ih, weight_hh, *biases) in enumerate(parameters):
             features = self.input_size if place < directions else directions * self.hidden_size
             if weight_ih.shape != (rows, features) or weight_hh.shape != (rows, self.hidden_size):
                 return False
-            if not all(x.is_contiguous() for x in (weight_ih, weight_hh, *biases)):
+            tensors = weight_ih, weight_hh, *biases
+            if weight_hh.is_cuda and not all(x.is_contiguous() for x in tensors):
                 return False
         return True
 
