@@ -307,6 +307,18 @@ def gru_by_cells(input: Tensor, h: Tensor, *parameters: Tensor, **options: Any) 
     return by_cells(step, input, (h,), *parameters, **options)
 
 
+def rnn_by_cells(
+    input: Tensor, h: Tensor, *parameters: Tensor, nonlinearity: str = "tanh", **options: Any
+) -> Any:
+    def step(
+        input: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
+    ) -> Tensors:
+        function = getattr(torch, nonlinearity)
+        return (function(F.linear(input, w_ih, b_ih) + F.linear(h, w_hh, b_hh)),)
+
+    return by_cells(step, input, (h,), *parameters, **options)
+
+
 LLTM_SEQUENCE = Operator(
     name="lltm_sequence",
     function=sequence,

@@ -18,8 +18,8 @@ import extops
 from operators import GPU, Tensors, by_device, dtype_name
 
 FEATURES, STATE, TIME, BATCH = 5, 7, 6, 3
-LAYERS = "LSTM", "GRU"
-CELLS = "LSTMCell", "GRUCell"
+LAYERS = "LSTM", "GRU", "RNN"
+CELLS = "LSTMCell", "GRUCell", "RNNCell"
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"bias": False, "batch_first": True},
@@ -109,7 +109,7 @@ def test_cells(bias: bool, name: str, device: str) -> None:
     assert_same(ours, theirs, input[0], states(name, STATE, device=device))
 
 
-@by_layer
+@pytest.mark.parametrize("name", LAYERS[:2])
 @by_options
 def test_torchs_layer_on_a_cpu_is_as_ours(name: str, options: dict[str, Any]) -> None:
     layer = getattr(extops, name)(FEATURES, 256, **options)
@@ -514,11 +514,14 @@ def test_parameters_that_would_be_broadcast(
     wrong: str, time: int, requires_grad: bool, name: str
 ) -> None:
     layer = getattr(extops, name)(FEATURES, 256)
+    op = f"{name.lower()}_sequence".replace("rnn_", "rnn_tanh_")
+    # With one gate the rows of weight_ih are as many as units, by which weight_hh is judged.
+    named = "weight_hh" if (name, wrong) == ("RNN", "weight_ih") else wrong
     parameter = getattr(layer, f"{wrong}_l0")
     setattr(layer, f"{wrong}_l0", nn.Parameter(parameter[:1].detach()))
     with (
         torch.set_grad_enabled(requires_grad),
-        pytest.raises(RuntimeError, match=f"^{name.lower()}_sequence: expected `{wrong}` to have"),
+        pytest.raises(RuntimeError, match=f"^{op}: expected `{named}` to have"),
     ):
         layer(torch.zeros(time, BATCH, FEATURES))
 
@@ -642,7 +645,7 @@ def test_what_accelerate_leaves_alone() -> None:
         "projected": (nn.LSTM(FEATURES, STATE, proj_size=2), "which has `proj_size`"),
         "own": (Own(FEATURES, STATE), "whose class Own may compute something else than its base"),
         "normed": (weight_norm, "whose class ParametrizedLSTM may compute something else"),
-        "plain": (nn.RNN(FEATURES, STATE), "since extops has no RNN"),
+        "other": (nn.RNNCellBase(FEATURES, STATE, True, 1), "since extops has no RNNCellBase"),
         "traced": (
             torch.jit.trace(nn.GRUCell(FEATURES, STATE), torch.ones(1, FEATURES)),
             "which torch.jit has compiled",

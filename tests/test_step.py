@@ -30,17 +30,27 @@ from operators import (
     gru_by_cells,
     inputs_of_torch,
     lstm_by_cells,
+    rnn_by_cells,
     upstream,
 )
 from test_cells import OWN_GRU, TURNED, Own, call
 from test_precision import tf32
 
-CELLS = "lstm", "gru"
-GATES = {"lstm": 4, "gru": 3}
-NUMBER_OF_STATES = {"lstm": 2, "gru": 1}
-STEPS: dict[str, Step] = {
-    "lstm": extops.ops.sequence.LSTM_CELL.step,
-    "gru": extops.ops.sequence.GRU_CELL.step,
+CELLS = "lstm", "gru", "rnn_tanh", "rnn_relu"
+GATES = {"lstm": 4, "gru": 3, "rnn_tanh": 1, "rnn_relu": 1}
+NUMBER_OF_STATES = {"lstm": 2, "gru": 1, "rnn_tanh": 1, "rnn_relu": 1}
+STEPS: dict[str, Step] = {name: cell.step for name, cell in extops.ops.sequence.CELLS.items()}
+BY_CELLS: dict[str, Callable[..., Any]] = {
+    "lstm": lstm_by_cells,
+    "gru": gru_by_cells,
+    "rnn_tanh": rnn_by_cells,
+    "rnn_relu": functools.partial(rnn_by_cells, nonlinearity="relu"),
+}
+SEQUENCES: dict[str, Callable[..., Any]] = {
+    "lstm": extops.lstm_sequence,
+    "gru": extops.gru_sequence,
+    "rnn_tanh": extops.rnn_sequence,
+    "rnn_relu": functools.partial(extops.rnn_sequence, nonlinearity="relu"),
 }
 by_cell = pytest.mark.parametrize("cell", CELLS)
 PRECISIONS = ("float64", "float32", "tf32", "bfloat16", "float16")
@@ -146,8 +156,7 @@ def names_of(cell: str) -> tuple[str, ...]:
 
 
 def eager(cell: str, input: Tensor, *others: Any) -> Tensors:
-    by_cells = lstm_by_cells if cell == "lstm" else gru_by_cells
-    _, *states = by_cells(input.unsqueeze(0), *others[4:], *others[:4])
+    _, *states = BY_CELLS[cell](input.unsqueeze(0), *others[4:], *others[:4])
     return tuple(states)
 
 
@@ -421,7 +430,7 @@ def test_operators_beside_their_compositions(
     cell: str, device: str, sizes: Sizes, grad_c: bool, precision: str
 ) -> None:
     input, *parameters, h_0 = inputs_of(cell, sizes, device, precision)[:6]
-    c_0 = h_0 if cell == "gru" else torch.randn_like(h_0)
+    c_0 = h_0 if NUMBER_OF_STATES[cell] == 1 else torch.randn_like(h_0)
     step = STEPS[cell]
     options = {"allow_tf32": precision == "tf32"}
     given = input, *parameters, h_0, c_0
@@ -499,7 +508,14 @@ def test_wrong_arguments_of_an_operator(name: str, device: str) -> None:
 
 # -- modules and sequences -----------------------------------------------------------------------
 
-MODULES = "LSTMCell", "GRUCell"
+MODULES = "LSTMCell", "GRUCell", "RNNCell"
+
+
+def cell_of(name: str) -> str:
+    """The cell of a module with its defaults."""
+    return name.removesuffix("Cell").lower().replace("rnn", "rnn_tanh")
+
+
 by_module = pytest.mark.parametrize("name", MODULES)
 
 
@@ -528,7 +544,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     call = Step.__call__
 
     def counted(self: Step, *arguments: Any) -> Tensors:
-        found.append("lstm" if self is STEPS["lstm"] else "gru" if self is STEPS["gru"] else "own")
+        found.append(next((name for name, step in STEPS.items() if self is step), "own"))
         return call(self, *arguments)
 
     monkeypatch.setattr(Step, "__call__", counted)
@@ -553,7 +569,7 @@ def test_modules(
         loss = torch.stack([(x**2).sum() for x in results]).sum()
         found.append((*results, *torch.autograd.grad(loss, [input, *module.parameters()])))
     torch.testing.assert_close(*found)
-    assert calls == [name.removesuffix("Cell").lower()]
+    assert calls == [cell_of(name)]
     with torch.no_grad():
         torch.testing.assert_close(tensors_of(ours(input, hx)), tensors_of(theirs(input, hx)))
 
@@ -568,7 +584,7 @@ def test_sequences_of_one_step(
     inputs = tuple(x.requires_grad_() for x in inputs_of(cell, (3, 5, 7), device))
     input, *parameters = inputs[:5]
     h, *c = inputs[5:]
-    function = getattr(extops, f"{cell}_sequence")
+    function = SEQUENCES[cell]
     options = {"reverse": reverse, "batch_first": batch_first}
     steps = input.unsqueeze(int(batch_first))
     state = (h, *c) if c else h
@@ -588,9 +604,11 @@ def test_sequences_of_one_step(
 @by_device
 @by_cell
 def test_layers_of_one_step(cell: str, device: str, calls: list[str]) -> None:
+    kind, _, nonlinearity = cell.partition("_")
+    options = {"nonlinearity": nonlinearity} if nonlinearity else {}
     ours, theirs = (
-        getattr(library, cell.upper())(
-            5, 7, 2, bidirectional=True, device=device, dtype=torch.float64
+        getattr(library, kind.upper())(
+            5, 7, 2, bidirectional=True, device=device, dtype=torch.float64, **options
         )
         for library in (extops, torch.nn)
     )
@@ -603,7 +621,8 @@ def test_layers_of_one_step(cell: str, device: str, calls: list[str]) -> None:
         loss = torch.stack([(x**2).sum() for x in results]).sum()
         found.append((*results, *torch.autograd.grad(loss, list(layer.parameters()))))
     torch.testing.assert_close(*found)
-    assert set(calls) == {cell}
+    is_torchs = device == "cpu" and kind == "rnn"
+    assert set(calls) == (set() if is_torchs else {cell})
 
 
 @by_device
@@ -623,15 +642,16 @@ def test_autocast(name: str, device: str) -> None:
                 found = torch.autograd.grad(results[0].sum(), [input, *cell.parameters()])
         if not within:
             found = torch.autograd.grad(results[0].sum(), [input, *cell.parameters()])
-        # As torch's: on a CPU only the products are in the region's dtype.
-        assert results[0].dtype is (torch.bfloat16 if device == "cuda" else torch.float32)
+        # As torch's: on a CPU only the products are in the region's dtype, and what is made of nothing else.
+        is_wide = device == "cpu" and name != "RNNCell"
+        assert results[0].dtype is (torch.float32 if is_wide else torch.bfloat16)
         assert_near(found, expected, "bfloat16")
 
 
 @by_device
 @by_cell
 def test_wrong_arguments_of_a_sequence_of_one_step(cell: str, device: str) -> None:
-    function = getattr(extops, f"{cell}_sequence")
+    function = SEQUENCES[cell]
     for place, name in enumerate(names_of(cell)):
         for bad in (lambda x: x.half(), lambda x: torch.cat([x, x]), lambda x: x[None]):
             inputs = [x.requires_grad_() for x in inputs_of(cell, (3, 5, 7), device, "float32")]
@@ -649,7 +669,7 @@ def test_wrong_arguments_of_a_sequence_of_one_step(cell: str, device: str) -> No
 def test_the_output_is_no_alias_of_the_state(cell: str, device: str) -> None:
     input, *parameters, h = inputs_of(cell, (3, 5, 7), device)[:6]
     state = (h, h.clone()) if cell == "lstm" else h
-    function = getattr(extops, f"{cell}_sequence")
+    function = SEQUENCES[cell]
     output, last = function(input[None], state, *parameters[:2], tuple(parameters[2:]))
     h_n = tensors_of(last)[0]
     expected = h_n.clone()
@@ -678,7 +698,7 @@ def test_a_cell_of_ones_own(own: Own, device: str) -> None:
 def test_wrong_arguments_of_a_module(name: str, device: str) -> None:
     cell = getattr(extops, name)(5, 7, device=device, dtype=torch.float64)
     input = torch.randn(3, 5, device=device, dtype=torch.float64)
-    op = f"{name.removesuffix('Cell').lower()}_sequence"
+    op = f"{cell_of(name)}_sequence"
     state = functools.partial(state_of, name, device)
     wrong: list[tuple[Tensor, Any, str]] = [
         (input[None], None, rf"^{name}: expected `input` to have 2 dimensions, or 1 .*got 3"),
@@ -706,14 +726,16 @@ def test_wrong_arguments_of_a_module(name: str, device: str) -> None:
 @by_device
 @by_module
 def test_parameters_that_would_be_broadcast(name: str, device: str) -> None:
-    op = f"{name.removesuffix('Cell').lower()}_sequence"
+    op = f"{cell_of(name)}_sequence"
     for wrong in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+        # With one gate the rows of weight_ih are as many as units, by which weight_hh is judged.
+        named = "weight_hh" if (name, wrong) == ("RNNCell", "weight_ih") else wrong
         cell = getattr(extops, name)(5, 7, device=device)
         setattr(cell, wrong, torch.nn.Parameter(getattr(cell, wrong)[:1].detach()))
         for gradient in (torch.enable_grad, torch.no_grad):
             with (
                 gradient(),
-                pytest.raises(RuntimeError, match=f"^{op}: expected `{wrong}` to have"),
+                pytest.raises(RuntimeError, match=f"^{op}: expected `{named}` to have"),
             ):
                 cell(torch.zeros(3, 5, device=device))
 
@@ -740,7 +762,7 @@ def test_compiled(name: str, device: str) -> None:
 def test_transforms(name: str, device: str) -> None:
     """By compositions of PyTorch's calls."""
     ours, _ = module_and_torchs(name, device)
-    cell = name.removesuffix("Cell").lower()
+    cell = cell_of(name)
     parameters = dict(ours.named_parameters())
     order = [parameters[x].detach() for x in names_of(cell)[1:5]]
 

@@ -45,7 +45,8 @@ std::string with_numbers(std::string rows) {
       {"Cell::kRecurrent", Cell::kRecurrent},
       {"kOfH<Cell>", kOfH<Cell>}};
   for (const auto& [name, number] : numbers) {
-    for (size_t at; (at = rows.find(name)) != std::string::npos;) rows.replace(at, name.size(), std::to_string(number));
+    const std::string factor = name + "*", text = number == 1 ? "" : std::to_string(number) + "*";
+    for (size_t at; (at = rows.find(factor)) != std::string::npos;) rows.replace(at, factor.size(), text);
   }
   return rows;
 }

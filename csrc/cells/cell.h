@@ -9,6 +9,7 @@
 //   kFirstInput  the column with which weight_ih begins; the others follow, and then those before it. 0 if left out
 //   kRecurrent   the last ones of them, which have a part of the recurrent product
 //   kSavesNewC   whether the backward gets the new cell state as `saved_c`, or the old one
+//   kHasSequenceKernels   whether a GPU has kernels for all steps at once. true if left out
 //
 // and functions of C, the compute type, that call sigmoid, tanh and elu of a `Math` only:
 //
@@ -49,6 +50,12 @@ template <class Cell, class = void>
 constexpr int kFirstInputOf = 0;
 template <class Cell>
 constexpr int kFirstInputOf<Cell, std::void_t<decltype(Cell::kFirstInput)>> = Cell::kFirstInput;
+
+template <class Cell, class = void>
+constexpr bool kHasSequenceKernelsOf = true;
+template <class Cell>
+constexpr bool kHasSequenceKernelsOf<Cell, std::void_t<decltype(Cell::kHasSequenceKernels)>> =
+    Cell::kHasSequenceKernels;
 
 // The place of a column, one of the first kInput, among the rows of weight_ih and in the input's product.
 template <class Cell>

@@ -20,8 +20,8 @@ from extops.modules import LLTM, LLTMLayer, RoundSTE
 from extops.ops.lltm import lltm
 from extops.ops.multiply import elementwise_mult
 from extops.ops.rounding import round_ste
-from extops.ops.sequence import gru_sequence, lltm_sequence, lstm_sequence
-from extops.rnn import GRU, LSTM, GRUCell, LSTMCell, accelerate, restore
+from extops.ops.sequence import gru_sequence, lltm_sequence, lstm_sequence, rnn_sequence
+from extops.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, accelerate, restore
 
 _flops.provide()
 
@@ -29,9 +29,11 @@ __all__ = [
     "GRU",
     "LLTM",
     "LSTM",
+    "RNN",
     "GRUCell",
     "LLTMLayer",
     "LSTMCell",
+    "RNNCell",
     "RoundSTE",
     "__version__",
     "accelerate",
@@ -44,6 +46,7 @@ __all__ = [
     "lstm_sequence",
     "reference",
     "restore",
+    "rnn_sequence",
     "round_ste",
     "which_kernel",
 ]

@@ -1,5 +1,5 @@
-"""Who computes the layers of an LSTM or a GRU: our kernels, or torch's own. Plain functions of sizes and properties,
-which need no GPU. Which of our kernels it is on a GPU is chosen in ``csrc/kernels/cuda/sequence_choice.cuh``.
+"""Who computes the layers of torch's modules: our kernels, or torch's own. Plain functions of sizes and properties,
+which need no GPU. Which of our kernels it is on a GPU is chosen in ``csrc/kernels/cuda/sequence/choice.cuh``.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def on_cpu(problem: Problem, has_onednn: bool) -> str:
     """Ours packs the weights first, which few steps do not make up for, and has no more threads than samples."""
     if problem.rows * problem.features * problem.state == 0:
         return OURS
-    if problem.is_ragged:
+    if problem.is_ragged or problem.cell.startswith("rnn_"):  # a step is little but its product
         return TORCH
     if problem.with_gradients or problem.dtype is not torch.float32:
         return OURS

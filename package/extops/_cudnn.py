@@ -14,12 +14,11 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from extops import _autocast, _autograd, _choice, _private, _schemas, reference
 from extops._libraries import Library
-from extops.ops.sequence import GRU_CELL, LSTM_CELL
+from extops.ops.sequence import CELLS
 
 _library = functools.cache(Library)
 _cudnn: Any = torch.backends.cudnn
 _AS_IT_IS = contextlib.nullcontext()
-_CELLS = {"lstm": LSTM_CELL, "gru": GRU_CELL}
 _DTYPES = torch.float32, torch.bfloat16, torch.float16
 # Compiled with an older one, torch computes bfloat16 step by step.
 _FIRST_WITH_BFLOAT16 = 91300
@@ -203,7 +202,7 @@ def _composed_direction(
     def run(steps: Tensor) -> Tensor:
         nonlocal states
         output: Tensor
-        output, *final, _, _ = _CELLS[call.cell].reference(
+        output, *final, _, _ = CELLS[call.cell].reference(
             steps, *parameters, states[0], states[-1], None, reverse=reverse
         )
         states = final[: call.states]

@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence
 from extops import _autocast, _checks, _cudnn, _loader
 from extops.modules import Layers, LLTMLayer
 from extops.ops import sequence
-from extops.rnn import GRU, LSTM, GRUCell, LSTMCell
+from extops.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 _FUNCTIONS: dict[Any, str] = {
     sequence.lltm_sequence: "lltm",
@@ -23,6 +23,8 @@ _MODULES: dict[type[torch.nn.Module], str] = {
     LSTMCell: "lstm",
     GRU: "gru",
     GRUCell: "gru",
+    RNN: "rnn_",
+    RNNCell: "rnn_",
 }
 
 
@@ -40,8 +42,9 @@ def which_kernel(
     computed.
 
     Args:
-        call: :class:`extops.LSTM`, :class:`extops.GRU`, one of their cells or an :class:`extops.LLTMLayer`, or one of
-            the functions :func:`extops.lltm_sequence`, :func:`extops.lstm_sequence` and :func:`extops.gru_sequence`.
+        call: :class:`extops.LSTM`, :class:`extops.GRU`, :class:`extops.RNN`, one of their cells or an
+            :class:`extops.LLTMLayer`, or one of the functions :func:`extops.lltm_sequence`,
+            :func:`extops.lstm_sequence` and :func:`extops.gru_sequence`.
         input: as the call takes it.
         state: as the call takes it; modules do without.
         lengths: as the functions take them.
@@ -63,6 +66,8 @@ def which_kernel(
     """
     if isinstance(call, torch.nn.Module):
         cell = next((name for kind, name in _MODULES.items() if isinstance(call, kind)), None)
+        if cell == "rnn_":
+            cell += str(call.nonlinearity)
         batch_first = getattr(call, "batch_first", False)
         state_size = getattr(call, getattr(call, "_size", "hidden_size"), 0)
     else:
@@ -71,7 +76,7 @@ def which_kernel(
         state_size = h.shape[-1] if isinstance(h, Tensor) else None
     if cell is None:
         raise TypeError(
-            "which_kernel: expected `call` to be one of extops' recurrent layers, LSTMCell, GRUCell or a function over "
+            "which_kernel: expected `call` to be one of extops' recurrent layers, cells or functions over "
             f"sequences, but got {call!r}"
         )
     if state_size is None:
@@ -90,7 +95,7 @@ def which_kernel(
         return "lltm"
     if steps.is_cuda and is_one_step and _loader.binding == "stable":
         return "step"
-    if isinstance(call, (LSTM, GRU)):
+    if isinstance(call, (LSTM, GRU, RNN)):
         library = call.served_by(steps, batch_sizes)
         if library:
             return library
@@ -102,7 +107,7 @@ def which_kernel(
 
 def _steps(call: Any, input: Tensor, batch_first: bool) -> Tensor:
     """The input as the operator gets it: ``[time, batch, features]``."""
-    if isinstance(call, (LSTMCell, GRUCell)):
+    if isinstance(call, (LSTMCell, GRUCell, RNNCell)):
         return input.reshape(1, -1, input.shape[-1])
     if isinstance(call, Layers) and input.dim() == 2:
         input = input.unsqueeze(0 if batch_first else 1)

@@ -163,6 +163,37 @@ def gru_cell_backward(
     return torch.cat(grad_gates, dim=1), grad_new_c * z
 
 
+def _zeros_after(tensor: Tensor) -> Tensor:
+    """Zeros with a gradient, which is zero: a result of an operator has one."""
+    return tensor.masked_fill(tensor.new_ones((), dtype=torch.bool), 0)
+
+
+def rnn_tanh_cell(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    """The pointwise part of a plain recurrent cell. The hidden state is the cell state."""
+    h = torch.tanh(gates)
+    return h, h
+
+
+def rnn_tanh_cell_backward(
+    grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`rnn_tanh_cell` for its gates and its old cell state."""
+    return (grad_c + grad_h) * (1 - torch.tanh(gates) ** 2), _zeros_after(grad_c)
+
+
+def rnn_relu_cell(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with a rectifier."""
+    h = torch.relu(gates)
+    return h, h
+
+
+def rnn_relu_cell_backward(
+    grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`rnn_relu_cell` for its gates and its old cell state."""
+    return torch.where(gates > 0, grad_c + grad_h, 0), _zeros_after(grad_c)
+
+
 def gates_of_parts(
     input: Tensor,
     weight_ih: Tensor,
@@ -307,6 +338,8 @@ def cell_of_parts(
 _lltm = Cell(lltm_gates, lltm_cell, lltm_cell_backward, bool(_schemas.CELLS["lltm"].saves_new_c))
 _lstm = cell_of_parts(_schemas.CELLS["lstm"], lstm_cell, lstm_cell_backward)
 _gru = cell_of_parts(_schemas.CELLS["gru"], gru_cell, gru_cell_backward)
+_rnn_tanh = cell_of_parts(_schemas.CELLS["rnn_tanh"], rnn_tanh_cell, rnn_tanh_cell_backward)
+_rnn_relu = cell_of_parts(_schemas.CELLS["rnn_relu"], rnn_relu_cell, rnn_relu_cell_backward)
 
 lltm_sequence, lltm_sequence_backward = _lltm.over_sequences()
 lstm_sequence, lstm_sequence_backward = _lstm.over_sequences()

@@ -11,7 +11,17 @@ from torch.nn.utils.rnn import PackedSequence
 
 from extops import _autocast, _autograd, _checks, _choice, _cudnn
 from extops.modules import Layers, Packing, Results, States, parameter_of
-from extops.ops.sequence import GRU_CELL, LSTM_CELL, gru_sequence, lstm_sequence, suit_torchs
+from extops.ops.sequence import (
+    CELLS,
+    GRU_CELL,
+    LSTM_CELL,
+    RNN_CELLS,
+    gru_sequence,
+    lstm_sequence,
+    rnn_cell,
+    rnn_sequence,
+    suit_torchs,
+)
 from extops.ops.step import Step
 
 _logger = logging.getLogger("extops")
@@ -40,6 +50,20 @@ def _run_gru(
     **options: Any,
 ) -> Results:
     output, h = gru_sequence(input, h, weight_ih, weight_hh, bias or None, **options)
+    return output, (h,)
+
+
+def _run_rnn(
+    nonlinearity: str,
+    input: Tensor,
+    h: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    *bias: Any,
+    **options: Any,
+) -> Results:
+    options["nonlinearity"] = nonlinearity
+    output, h = rnn_sequence(input, h, weight_ih, weight_hh, bias or None, **options)
     return output, (h,)
 
 
@@ -77,7 +101,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             super().flatten_parameters()
 
     def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
-        _check_features(self._mode, input, self.input_size)
+        _check_features(self._mode.partition("_")[0], input, self.input_size)
         return super()._checked_states(input, given, *batch)
 
     def served_by(self, input: Tensor, batch_sizes: Tensor | None = None) -> str:
@@ -153,7 +177,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def _suit_sizes(self, parameters: list[tuple[Tensor, ...]]) -> bool:
         """cuDNN reads memory by the sizes of the layer, and others shall be refused in our words."""
         directions = 1 + self.bidirectional
-        rows = (4 if self._mode == "LSTM" else 3) * self.hidden_size
+        rows = CELLS[self._mode.lower()].gates * self.hidden_size
         for place, (weight_ih, weight_hh, *biases) in enumerate(parameters):
             features = self.input_size if place < directions else directions * self.hidden_size
             if weight_ih.shape != (rows, features) or weight_hh.shape != (rows, self.hidden_size):
@@ -194,6 +218,28 @@ class GRU(_OneState, _TorchLayers):
 
     _mode = "GRU"
     _run = staticmethod(_run_gru)  # type: ignore[assignment]
+
+
+class RNN(_OneState, _TorchLayers):
+    """:class:`torch.nn.RNN`: the same arguments, parameters and results. Its layers are torch's own, but for what these
+    do not compute; a single step on a GPU is that of :class:`extops.RNNCell`.
+    """
+
+    nonlinearity: str
+
+    def __init__(self, *arguments: Any, nonlinearity: str = "tanh", **options: Any) -> None:
+        if len(arguments) > 3:  # where torch has it
+            nonlinearity, arguments = arguments[3], arguments[:3] + arguments[4:]
+        rnn_cell("RNN", nonlinearity)
+        self.nonlinearity = nonlinearity
+        super().__init__(*arguments, **options)
+
+    @property
+    def _mode(self) -> str:  # type: ignore[override]
+        return f"RNN_{self.nonlinearity.upper()}"
+
+    def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
+        return _run_rnn(self.nonlinearity, input, *arguments, **options)
 
 
 class _TorchCell(torch.nn.RNNCellBase):
@@ -277,17 +323,31 @@ class GRUCell(_OneState, _TorchCell, torch.nn.GRUCell):
     _run = staticmethod(_run_gru)  # type: ignore[assignment]
 
 
+class RNNCell(_OneState, _TorchCell, torch.nn.RNNCell):
+    """:class:`torch.nn.RNNCell` by extops' kernels: the same arguments, parameters and results."""
+
+    @property
+    def _step(self) -> Step | None:  # type: ignore[override]
+        return RNN_CELLS[self.nonlinearity].step if self.nonlinearity in RNN_CELLS else None
+
+    def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
+        return _run_rnn(self.nonlinearity, input, *arguments, **options)
+
+
 _OURS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
     torch.nn.LSTM: LSTM,
     torch.nn.GRU: GRU,
+    torch.nn.RNN: RNN,
     torch.nn.LSTMCell: LSTMCell,
     torch.nn.GRUCell: GRUCell,
+    torch.nn.RNNCell: RNNCell,
 }
 _TORCHS = {ours: torchs for torchs, ours in _OURS.items()}
 
 
 def accelerate(model: Model) -> Model:
-    """Makes each ``nn.LSTM``, ``nn.GRU``, ``nn.LSTMCell`` and ``nn.GRUCell`` of a model one of extops, in place.
+    """Makes each ``nn.LSTM``, ``nn.GRU``, ``nn.RNN``, ``nn.LSTMCell``, ``nn.GRUCell`` and ``nn.RNNCell`` of a model one
+    of extops, in place.
 
     A module stays the same object, with its parameters, hooks and name, and gets the class of extops. The logger
     ``"extops"`` says in one line, of level INFO, which. A warning names the recurrent modules that are left alone, and
@@ -315,9 +375,8 @@ def accelerate(model: Model) -> Model:
 
 
 def restore(model: Model) -> Model:
-    """Takes back :func:`extops.accelerate`, in place: each :class:`extops.LSTM`, :class:`extops.GRU`,
-    :class:`extops.LSTMCell` and :class:`extops.GRUCell` of a model becomes torch's of the same name, also where it was
-    made as ours.
+    """Takes back :func:`extops.accelerate`, in place: each module of a model that is one of extops becomes torch's of
+    the same name, also where it was made as ours.
 
     As there, a module stays the same object, and the logger says which. Those of a class derived from ours are left.
 

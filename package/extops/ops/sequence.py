@@ -1,6 +1,7 @@
 """Recurrent cells over whole sequences."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +46,7 @@ class Cell:
         self.one_step = one_step
         self.step = Step(cell, found) if f"{cell}_step" in _schemas.OPERATORS else None
         self.first_input = _schemas.CELLS[cell].first_input
+        self.gates = _schemas.CELLS[cell].recurrent
         self.cast = cast
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
@@ -424,8 +426,27 @@ def _gru_step(input: Tensor, *others: Any) -> tuple[Tensor, Tensor] | None:
     return h, h
 
 
+def _rnn_step(input: Tensor, *others: Any, nonlinearity: str) -> tuple[Tensor, Tensor] | None:
+    *parameters, h, _ = others
+    if not _is_step_of_torch(input, *others):
+        return None
+    cell: Any = getattr(torch, f"rnn_{nonlinearity}_cell")
+    h = cell(input, h, *parameters)
+    return h, h
+
+
 LSTM_CELL = Cell("lstm", one_step=_lstm_step)
 GRU_CELL = Cell("gru", one_step=_gru_step)
+RNN_CELLS = {
+    x: Cell(f"rnn_{x}", one_step=functools.partial(_rnn_step, nonlinearity=x), cast=_autocast.cast)
+    for x in ("tanh", "relu")
+}
+CELLS = {
+    "lstm": LSTM_CELL,
+    "gru": GRU_CELL,
+    **{f"rnn_{x}": cell for x, cell in RNN_CELLS.items()},
+}
+"""Those of torch's modules."""
 
 
 def as_biases(op: str, bias: tuple[Tensor, Tensor] | None) -> Arguments:
@@ -499,3 +520,47 @@ def gru_sequence(
     arguments = input, weight_ih, weight_hh, *as_biases(GRU_CELL.name, bias), state, state
     output, h_n, _ = GRU_CELL(arguments, lengths, batch_first=batch_first, reverse=reverse)
     return output, h_n
+
+
+def rnn_sequence(
+    input: Tensor,
+    state: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias: tuple[Tensor, Tensor] | None = None,
+    *,
+    nonlinearity: str = "tanh",
+    lengths: Tensor | None = None,
+    batch_first: bool = False,
+    reverse: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """One direction of a layer of :class:`torch.nn.RNN`. On a GPU each step is a product and a kernel.
+
+    Args:
+        input: ``[T, B, I]``, or ``[B, T, I]`` with ``batch_first``.
+        state: ``h_0``, the state before the first step, ``[B, S]``.
+        weight_ih: ``[S, I]``.
+        weight_hh: ``[S, S]``.
+        bias: ``(bias_ih, bias_hh)``, both ``[S]``, or none.
+        nonlinearity: ``"tanh"`` or ``"relu"``.
+        lengths: see :func:`extops.lltm_sequence`, also for ``batch_first``, ``reverse`` and the errors.
+
+    Returns:
+        ``output, h_n``: the hidden state after every step, ``[T, B, S]`` or ``[B, T, S]``, and the last one.
+
+    Raises:
+        ValueError: there is no such ``nonlinearity``.
+    """
+    cell = rnn_cell("rnn_sequence", nonlinearity)
+    arguments = input, weight_ih, weight_hh, *as_biases(cell.name, bias), state, state
+    output, h_n, _ = cell(arguments, lengths, batch_first=batch_first, reverse=reverse)
+    return output, h_n
+
+
+def rnn_cell(op: str, nonlinearity: str) -> Cell:
+    """The cell with that function."""
+    if nonlinearity not in RNN_CELLS:
+        raise ValueError(
+            f"{op}: expected `nonlinearity` to be 'tanh' or 'relu', but got {nonlinearity!r}"
+        )
+    return RNN_CELLS[nonlinearity]

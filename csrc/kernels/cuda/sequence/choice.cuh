@@ -42,15 +42,13 @@ constexpr int kTensorClusterUnits = 512;
 // ---- which kernels can compute a problem, and which one takes the least time ----
 
 template <class Cell>
-bool can_compute(Kernel kernel, const Problem& problem) {
+bool can_compute_all_steps(Kernel kernel, const Problem& problem) {
   const SequenceSizes& sizes = problem.sizes;
   const bool is_tf32 = problem.dtype == ScalarType::TF32;
   const bool is_float = problem.dtype == ScalarType::Float;
   const bool is_for_tensor_cores =
       is_tf32 || problem.dtype == ScalarType::Half || problem.dtype == ScalarType::BFloat16;
   switch (kernel) {
-    case Kernel::kStep:
-      return true;
     case Kernel::kTensorBlock:
       return is_for_tensor_cores && sizes.state_size <= tensor_block_units<Cell>(is_tf32) &&
              (is_tf32 ? has_hopper_tensor_cores() : has_tensor_cores());
@@ -67,9 +65,15 @@ bool can_compute(Kernel kernel, const Problem& problem) {
     case Kernel::kGroup:
       return problem.dtype != ScalarType::Double && has_hopper_tensor_cores() &&
              tiles_of_groups<Cell>(problem) < kNoGroups;
-    case Kernel::kNone:
-      break;
+    default:
+      return false;
   }
+}
+
+template <class Cell>
+bool can_compute([[maybe_unused]] Kernel kernel, [[maybe_unused]] const Problem& problem) {
+  if (kernel == Kernel::kStep) return true;
+  if constexpr (kHasSequenceKernelsOf<Cell>) return can_compute_all_steps<Cell>(kernel, problem);
   return false;
 }
 
@@ -119,7 +123,7 @@ bool is_faster(Kernel kernel, const Problem& problem) {
 template <class Cell>
 Kernel choose_kernel(const Problem& problem) {
   static_assert(Cell::kRecurrent <= 6, "no thread holds the weights of more columns for as few as 64 units");
-  constexpr Kernel kInOrder[] = {
+  [[maybe_unused]] constexpr Kernel kInOrder[] = {
       Kernel::kTensorBlock, Kernel::kFloat32Block, Kernel::kFloat32Cluster, Kernel::kTensorCluster, Kernel::kGroup};
   if (problem.sizes.time * problem.sizes.batch * problem.sizes.state_size == 0) return Kernel::kStep;
   if (const char* const name = named_sequence_kernel(); *name != 0) {
@@ -129,8 +133,10 @@ Kernel choose_kernel(const Problem& problem) {
     }
     return Kernel::kNone;
   }
-  for (const Kernel kernel : kInOrder) {
-    if (can_compute<Cell>(kernel, problem) && is_faster<Cell>(kernel, problem)) return kernel;
+  if constexpr (kHasSequenceKernelsOf<Cell>) {
+    for (const Kernel kernel : kInOrder) {
+      if (can_compute<Cell>(kernel, problem) && is_faster<Cell>(kernel, problem)) return kernel;
+    }
   }
   return Kernel::kStep;
 }

@@ -98,20 +98,17 @@ inline Problem make_problem(ScalarType dtype, const SequenceSizes& sizes, Pass p
 
 template <class Cell>
 int64_t sequence_workspace(const Problem& problem) {
-  switch (choose_kernel<Cell>(problem)) {
-    case Kernel::kStep:
-      return 0;
-    case Kernel::kGroup:
-      return group_workspace<Cell>(problem);
-    default:
-      return 1;
+  const Kernel kernel = choose_kernel<Cell>(problem);
+  if (kernel == Kernel::kStep) return 0;
+  if constexpr (kHasSequenceKernelsOf<Cell>) {
+    if (kernel == Kernel::kGroup) return group_workspace<Cell>(problem);
   }
+  return 1;
 }
 
 template <class Cell, class In>
-Error launch_sequence(const Problem& problem, const In& in) {
-  if (const Error error = check_sizes(in.sizes)) return error;
-  switch (choose_kernel<Cell>(problem)) {
+Error launch_all_steps(Kernel kernel, const Problem& problem, const In& in) {
+  switch (kernel) {
     case Kernel::kTensorBlock:
       return launch_tensor_blocks<Cell>(problem, in);
     case Kernel::kFloat32Block:
@@ -122,12 +119,18 @@ Error launch_sequence(const Problem& problem, const In& in) {
       return launch_tensor_clusters<Cell>(problem, in);
     case Kernel::kGroup:
       return launch_groups<Cell>(problem, in);
-    case Kernel::kStep:
+    default:
       return "no kernel computes all steps of such a sequence";
-    case Kernel::kNone:
-      break;
   }
-  return no_kernel_error<Cell>(problem);
+}
+
+template <class Cell, class In>
+Error launch_sequence(const Problem& problem, const In& in) {
+  if (const Error error = check_sizes(in.sizes)) return error;
+  const Kernel kernel = choose_kernel<Cell>(problem);
+  if (kernel == Kernel::kNone) return no_kernel_error<Cell>(problem);
+  if constexpr (kHasSequenceKernelsOf<Cell>) return launch_all_steps<Cell>(kernel, problem, in);
+  return "no kernel computes all steps of such a cell";
 }
 
 template <class Cell, class In>

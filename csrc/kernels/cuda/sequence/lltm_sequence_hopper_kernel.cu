@@ -1,4 +1,3 @@
-#include "../../../cells/lltm.h"
 #include "float32_cluster.cuh"
 #include "group.cuh"
 #include "tensor_cluster.cuh"

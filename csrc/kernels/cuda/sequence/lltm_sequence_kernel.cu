@@ -1,4 +1,3 @@
-#include "../../../cells/lltm.h"
 #include "float32_block.cuh"
 #include "kernels.cuh"
 #include "tensor_block.cuh"

@@ -27,13 +27,13 @@ struct ForwardTile {
   static constexpr Math kMath = kMath_;
   static constexpr int kRows = kRows_;
   static constexpr int kUnits = kUnits_;
+  static constexpr int kN = Cell::kColumns * kUnits;
   // Of a busy multiprocessor, relative to others of the same math: in float32 wide tiles load less for each product.
-  static constexpr double kSpeed = kMath == Math::kFloat32 && kUnits == 16 ? 0.64 : 1;
+  static constexpr double kSpeed = kMath == Math::kFloat32 && kN <= 64 ? 0.64 : 1;
   static constexpr int kMultipliers = kMath == Math::kTensorCores ? kRows / kWarpgroupRows * kWarpgroup : 256;
   static constexpr int kThreads = kThreads_;           // the first multiply, and the one after them issues the copies
   static constexpr int kCellsAtOnce = kCellsAtOnce_;   // that a thread finishes
   static constexpr int kStages = kRows == 64 ? 6 : 4;  // K tiles in shared memory at a time
-  static constexpr int kN = Cell::kColumns * kUnits;
   static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;  // no two of four rows of sums meet in a bank
   static constexpr int kRowsBytes = kRows * kTileRowBytes;
   static constexpr int kUnitsBytes = kUnits * kTileRowBytes;  // the weights of one column
@@ -454,18 +454,24 @@ Error launch_best_tile(const Forward<Cell, T>& in, unsigned multiprocessors, cud
   return error;
 }
 
+// With one column a unit has a third of the product, and so a tile three times the units.
+template <class Cell>
+constexpr int kUnitsPer8 = Cell::kColumns == 1 ? 24 : 8;
+
 template <class Cell, class T>
 Error launch_on_tensor_cores(const Forward<Cell, T>& in, cudaStream_t stream) {
   constexpr Math kMath = Math::kTensorCores;
-  using Narrow = ForwardTile<Cell, kMath, 64, 24, 256, 2>;
-  using Wide = ForwardTile<Cell, kMath, 64, 32, 512, 2>;
-  using Widest = ForwardTile<Cell, kMath, 64, 40, 512, 3>;
+  constexpr int kUnits = kUnitsPer8<Cell>;
+  using Narrow = ForwardTile<Cell, kMath, 64, 3 * kUnits, 256, 2>;
+  using Wide = ForwardTile<Cell, kMath, 64, 4 * kUnits, 512, 2>;
+  using Widest = ForwardTile<Cell, kMath, 64, 5 * kUnits, 512, 3>;
   // Where tiles of 64 rows occupy the device without splitting K, tiles of 128 load the weights half as often.
   const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   using Most = std::conditional_t<Widest::kExists, Widest, Wide>;
   if (in.batch > kWarpgroupRows && plan<T, Most>(in, multiprocessors).grid.z == 1) {
-    return launch_best_tile<T, ForwardTile<Cell, kMath, 128, 32, 512, 2>, ForwardTile<Cell, kMath, 128, 40, 512, 3>>(
-        in, multiprocessors, stream);
+    using Wide128 = ForwardTile<Cell, kMath, 128, 4 * kUnits, 512, 2>;
+    using Widest128 = ForwardTile<Cell, kMath, 128, 5 * kUnits, 512, 3>;
+    return launch_best_tile<T, Wide128, Widest128>(in, multiprocessors, stream);
   }
   return launch_best_tile<T, Narrow, Wide, Widest>(in, multiprocessors, stream);
 }
@@ -473,9 +479,11 @@ Error launch_on_tensor_cores(const Forward<Cell, T>& in, cudaStream_t stream) {
 template <class Cell>
 Error launch_in_float32(const Forward<Cell, float>& in, cudaStream_t stream) {
   constexpr Math kMath = Math::kFloat32;
+  constexpr int kUnits = kUnitsPer8<Cell>;
   const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
-  return launch_best_tile<float, ForwardTile<Cell, kMath, 64, 32, 288, 2>, ForwardTile<Cell, kMath, 64, 16, 288, 2>>(
-      in, multiprocessors, stream);
+  using Wide = ForwardTile<Cell, kMath, 64, 4 * kUnits, 288, 2>;
+  using Narrow = ForwardTile<Cell, kMath, 64, 2 * kUnits, 288, 2>;
+  return launch_best_tile<float, Wide, Narrow>(in, multiprocessors, stream);
 }
 
 }  // namespace extops::cuda::step

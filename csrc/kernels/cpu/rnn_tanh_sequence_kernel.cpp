@@ -1,0 +1,3 @@
+#include "sequence.h"
+
+EXTOPS_DEFINE_SEQUENCE_CPU(rnn_tanh, extops::RnnTanh)

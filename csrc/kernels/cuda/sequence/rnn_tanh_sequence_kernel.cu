@@ -1,0 +1,5 @@
+#include "float32_block.cuh"
+#include "kernels.cuh"
+#include "tensor_block.cuh"
+
+EXTOPS_SEQUENCE_CUDA(rnn_tanh, extops::RnnTanh)

@@ -1,0 +1,3 @@
+#include "split_k.cuh"
+
+EXTOPS_STEP_HOPPER(extops::RnnTanh)

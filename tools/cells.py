@@ -1,0 +1,88 @@
+"""Writes the files that do nothing but name a cell of the package: `python -m tools.cells`.
+
+A cell's arithmetic is in `csrc/cells/`, and `csrc/cells/cells.h` has a line for each. Kernels are templates over it.
+What instantiates them is a file of its own for each cell, so that they compile side by side.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from extops_build import ROOT, errors_for_the_user
+
+CSRC = ROOT / "csrc"
+
+KERNELS = {
+    "kernels/cpu/{cell}_sequence_kernel.cpp": """\
+#include "sequence.h"
+
+EXTOPS_DEFINE_SEQUENCE_CPU({cell}, extops::{Cell})
+""",
+    "kernels/cuda/sequence/{cell}_sequence_kernel.cu": """\
+#include "float32_block.cuh"
+#include "kernels.cuh"
+#include "tensor_block.cuh"
+
+EXTOPS_SEQUENCE_CUDA({cell}, extops::{Cell})
+""",
+    "kernels/cuda/sequence/{cell}_sequence_hopper_kernel.cu": """\
+#include "float32_cluster.cuh"
+#include "group.cuh"
+#include "tensor_cluster.cuh"
+
+EXTOPS_SEQUENCE_HOPPER(extops::{Cell})
+""",
+    "kernels/cuda/step/{cell}_step_kernel.cu": """\
+#include "step.cuh"
+
+EXTOPS_STEP_CUDA({cell}, extops::{Cell})
+""",
+    "kernels/cuda/step/{cell}_step_hopper_kernel.cu": """\
+#include "split_k.cuh"
+
+EXTOPS_STEP_HOPPER(extops::{Cell})
+""",
+}
+WRITTEN_BY_HAND = ("kernels/cuda/step/lltm_step_kernel.cu",)
+"""Its weights are joined."""
+
+
+def cells() -> dict[str, str]:
+    """The names of the cells, and of the types that define them."""
+    found = re.findall(r"^  CELL\((\w+), (\w+)\)", (CSRC / "cells/cells.h").read_text(), re.M)
+    return dict(found)
+
+
+def has_sequence_kernels(cell_type: str) -> bool:
+    """Whether a GPU has kernels for all steps of a cell at once: what its definition says."""
+    for header in (CSRC / "cells").glob("*.h"):
+        text = header.read_text()
+        if re.search(rf"^(struct|using) {cell_type}\b", text, re.M):
+            return "kHasSequenceKernels = false" not in text
+    raise AssertionError(f"csrc/cells defines no {cell_type}")
+
+
+def files() -> dict[Path, str]:
+    """The text of each file."""
+    found = {}
+    for cell, cell_type in cells().items():
+        for name, text in KERNELS.items():
+            is_of_all_steps = "sequence_hopper" in name
+            path = name.format(cell=cell)
+            if path not in WRITTEN_BY_HAND and (
+                not is_of_all_steps or has_sequence_kernels(cell_type)
+            ):
+                found[CSRC / path] = text.format(cell=cell, Cell=cell_type)
+    return found
+
+
+def main() -> None:
+    """Writes them all."""
+    with errors_for_the_user():
+        for path, text in files().items():
+            path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
