@@ -55,13 +55,6 @@ def kernel_of(cell: str, state_size: int, backward: bool, place: Place) -> str:
     return name.decode()
 
 
-@functools.lru_cache(maxsize=4096)
-def _kernels(cell: str, state_size: int, with_gradients: bool, place: Place) -> tuple[str, ...]:
-    """Those of the passes. Remembered, as the host takes longer to ask than to compute some layers."""
-    passes = (False, True) if with_gradients else (False,)
-    return tuple(kernel_of(cell, state_size, backward, place) for backward in passes)
-
-
 def is_acceptable(input: Tensor, is_ragged: bool) -> bool:
     """Whether cuDNN computes layers of such an input, and no kernel is named to do it."""
     if _is_kernel_named or not torch.cudnn_is_acceptable(input):
@@ -70,18 +63,23 @@ def is_acceptable(input: Tensor, is_ragged: bool) -> bool:
         return True
     if input.dtype is torch.bfloat16 and (_cudnn.version() or 0) < _FIRST_WITH_BFLOAT16:
         return False
-    return input.dtype in _DTYPES and len(input) > 1
+    return input.dtype in _DTYPES
 
 
 def chosen(problem: _choice.Problem, input: Tensor) -> str:
     """What computes it on a GPU."""
     if not is_acceptable(input, problem.is_ragged):
         return _choice.OURS
-    if problem.is_ragged:
-        return _choice.on_gpu(problem, ())
     place = place_of(input, problem.time, problem.batch)
-    kernels = _kernels(problem.cell, problem.state, problem.with_gradients, place)
-    return _choice.on_gpu(problem, kernels)
+    return _chosen(problem, place, _private.allows_tf32())
+
+
+@functools.lru_cache(maxsize=4096)
+def _chosen(problem: _choice.Problem, place: Place, allow_tf32: bool) -> str:
+    """Remembered, as the host takes longer to ask than to compute some layers."""
+    passes = (False, True) if problem.with_gradients else (False,)
+    kernels = [kernel_of(problem.cell, problem.state, backward, place) for backward in passes]
+    return _choice.on_gpu(problem, kernels, allow_tf32)
 
 
 class _Strict:
@@ -304,7 +302,8 @@ def _gradients(
             [result for result, _ in present],
             [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed],
             [gradient for _, gradient in present],
-            retain_graph=True,  # which holds no memory
+            # It holds no memory, but cuDNN's node would copy what it may need again.
+            retain_graph=_private.keeps_graph(),
             materialize_grads=True,
         )
     remaining = iter(found)

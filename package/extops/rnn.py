@@ -120,8 +120,11 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         return super()._forward_padded(input, states, packing, batch_first=batch_first)
 
     def _forward_rows(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results | None:
+        found = super()._forward_rows(rows, batch_sizes, states)
+        if found is not None or not _autograd.is_plain():
+            return found
         # Of no rows torch makes no step.
-        if not _autograd.is_plain() or batch_sizes.dtype is not torch.int64 or batch_sizes[-1] == 0:
+        if batch_sizes.dtype is not torch.int64 or batch_sizes[-1] == 0:
             return None
         return self._by_torch(rows, states, batch_sizes)
 
