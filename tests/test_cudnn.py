@@ -306,7 +306,7 @@ def test_the_switch_of_products_is_the_layers(
         return found
 
     monkeypatch.setattr(torch, name.lower(), run)
-    monkeypatch.setattr(_private, "allows_tf32", lambda: allowed)
+    monkeypatch.setattr(_cudnn, "_is_strict", lambda _: not allowed)
     assert _private.cudnn_allows_tf32()
     results = results_of(layer, arguments_of(layer))
     assert _private.cudnn_allows_tf32()

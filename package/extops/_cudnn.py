@@ -110,10 +110,13 @@ class _Strict:
 _strict = _Strict()
 
 
-def _precision_of(dtype: torch.dtype) -> Any:
+def _is_strict(tensor: Tensor) -> bool:
+    return tensor.dtype is torch.float32 and tensor.is_cuda and not _private.allows_tf32()
+
+
+def _precision_of(tensor: Tensor) -> Any:
     """cuDNN has a switch of its own for TF32, which is on by default; ours is that of products."""
-    is_strict = dtype is torch.float32 and not _private.allows_tf32()
-    return _strict if is_strict else _AS_IT_IS
+    return _strict if _is_strict(tensor) else _AS_IT_IS
 
 
 class _Call(NamedTuple):
@@ -163,9 +166,10 @@ def _torchs(call: _Call, inputs: Sequence[Tensor], training: bool) -> tuple[Tens
     layer: Any = getattr(torch, call.cell)
     of_state = states if number > 1 else states[0]
     options = width == 4, layers, 0.0, training, call.bidirectional
-    with _precision_of(input.dtype):
+    found: tuple[Tensor, ...]
+    with _precision_of(input):
         if call.batch_sizes is None:
-            found: tuple[Tensor, ...] = layer(input, of_state, parameters, *options, False)
+            found = layer(input, of_state, parameters, *options, False)
         else:
             found = layer(input, call.batch_sizes, of_state, parameters, *options)
     return found
@@ -297,7 +301,7 @@ def _gradients(
     towards: Sequence[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
     present = [(x, g) for x, g in zip(results, towards, strict=True) if g is not None]
-    with _precision_of(leaves[0].dtype):
+    with _precision_of(leaves[0]):
         found = torch.autograd.grad(
             [result for result, _ in present],
             [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed],
