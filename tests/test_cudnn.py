@@ -150,7 +150,16 @@ def test_gradients_that_are_asked_for(name: str) -> None:
 
 @by_layer
 @pytest.mark.usefixtures("runs")
-def test_a_graph_that_is_kept(name: str) -> None:
+def test_a_graph_that_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own is kept only then: cuDNN's node would copy what it may need again."""
+    asked = []
+
+    def keeps_graph() -> bool:
+        asked.append(keeps())
+        return asked[-1]
+
+    keeps = _private.keeps_graph
+    monkeypatch.setattr(_private, "keeps_graph", keeps_graph)
     layer = layer_of(name)
     arguments = arguments_of(layer)
     loss, leaves = loss_of(results_of(layer, arguments)), list(layer.parameters())
@@ -158,6 +167,7 @@ def test_a_graph_that_is_kept(name: str) -> None:
     assert all(torch.equal(x, y) and torch.equal(x, z) for x, y, z in zip(*found, strict=True))
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         torch.autograd.grad(loss, leaves)
+    assert asked == [True, True, torch.__version__ < "2.6"]
 
 
 @by_layer
@@ -259,18 +269,18 @@ def test_either_pass_decides(slow: bool, name: str, monkeypatch: pytest.MonkeyPa
     for stand_in in (kernel_of, place_of):
         monkeypatch.setattr(_cudnn, stand_in.__name__, stand_in)
     monkeypatch.setattr(_cudnn, "is_acceptable", acceptable)
-    input = torch.zeros(TIME, BATCH, FEATURES)
+    input = torch.zeros(40, BATCH, FEATURES)
     problem = _choice.Problem(
-        name.lower(), input.dtype, TIME, BATCH, TIME * BATCH, FEATURES, STATE, 1, 1, True
+        name.lower(), input.dtype, 40, BATCH, 40 * BATCH, FEATURES, STATE, 1, 1, True
     )
-    _cudnn._kernels.cache_clear()
+    _cudnn._chosen.cache_clear()
     for _ in range(2):
         assert _cudnn.chosen(problem, input) == "cudnn"
         without = problem._replace(with_gradients=False)
         assert _cudnn.chosen(without, input) == ("" if slow else "cudnn")
-    both = [(name.lower(), STATE, backward, (TIME, BATCH)) for backward in (False, True)]
+    both = [(name.lower(), STATE, backward, (40, BATCH)) for backward in (False, True)]
     assert asked == [*both, both[0]]
-    _cudnn._kernels.cache_clear()
+    _cudnn._chosen.cache_clear()
 
 
 @by_layer
@@ -296,7 +306,7 @@ def test_the_switch_of_products_is_the_layers(
         return found
 
     monkeypatch.setattr(torch, name.lower(), run)
-    monkeypatch.setattr(_private, "allows_tf32", lambda: allowed)
+    monkeypatch.setattr(_cudnn, "_is_strict", lambda _: not allowed)
     assert _private.cudnn_allows_tf32()
     results = results_of(layer, arguments_of(layer))
     assert _private.cudnn_allows_tf32()

@@ -112,11 +112,13 @@ def test_cells(bias: bool, name: str, device: str) -> None:
 @pytest.mark.parametrize("name", LAYERS[:2])
 @by_options
 def test_torchs_layer_on_a_cpu_is_as_ours(name: str, options: dict[str, Any]) -> None:
-    layer = getattr(extops, name)(FEATURES, 256, **options)
-    sizes = (BATCH, 4) if layer.batch_first else (4, BATCH)
+    # An LSTM of many steps and rows for few units is torch's, and few steps of a GRU are: but for their gradients.
+    units, time = (128, 20) if name == "LSTM" else (256, 4)
+    layer = getattr(extops, name)(FEATURES, units, **options)
+    sizes = (BATCH, time) if layer.batch_first else (time, BATCH)
     input = torch.randn(*sizes, FEATURES)
     directions = layer.num_layers * (1 + layer.bidirectional)
-    h, c = torch.randn(2, directions, BATCH, 256)
+    h, c = torch.randn(2, directions, BATCH, units)
     hx = (h, c) if name == "LSTM" else h
     assert extops.which_kernel(layer, input) == "cpu"
     expected = tensors_of(layer(input, hx))
@@ -125,25 +127,6 @@ def test_torchs_layer_on_a_cpu_is_as_ours(name: str, options: dict[str, Any]) ->
         found = tensors_of(layer(input, hx))
     for ours, theirs in zip(expected, found, strict=True):
         torch.testing.assert_close(theirs, ours.detach())
-
-
-@pytest.mark.parametrize(
-    ("name", "units", "time", "batch", "kernel"),
-    [
-        ("LSTM", 255, 4, 1, "cpu"),
-        ("LSTM", 256, 100, 32, "torch"),
-        ("GRU", 255, 4, 2, "cpu"),
-        ("GRU", 256, 4, 2, "torch"),
-        ("GRU", 1024, 5, 2, "cpu"),
-        ("GRU", 1024, 16, 1, "torch"),
-        ("GRU", 2048, 17, 1, "cpu"),
-    ],
-)
-@torch.no_grad()
-def test_which_kernel_on_a_cpu(name: str, units: int, time: int, batch: int, kernel: str) -> None:
-    layer = getattr(extops, name)(1, units, device="meta")
-    assert extops.which_kernel(layer, torch.zeros(time, batch, 1)) == kernel
-    assert extops.which_kernel(layer, torch.zeros(time, batch, 1).double()) == "cpu"
 
 
 @by_cell

@@ -54,13 +54,6 @@ def kernel_of(cell: str, state_size: int, backward: bool, place: Place) -> str:
     return name.decode()
 
 
-@functools.lru_cache(maxsize=4096)
-def _kernels(cell: str, state_size: int, with_gradients: bool, place: Place) -> tuple[str, ...]:
-    """Those of the passes. Remembered, as the host takes longer to ask than to compute some layers."""
-    passes = (False, True) if with_gradients else (False,)
-    return tuple(kernel_of(cell, state_size, backward, place) for backward in passes)
-
-
 def is_acceptable(input: Tensor, is_ragged: bool) -> bool:
     """Whether cuDNN computes layers of such an input, and no kernel is named to do it."""
     if _is_kernel_named or not torch.cudnn_is_acceptable(input):
@@ -69,18 +62,23 @@ def is_acceptable(input: Tensor, is_ragged: bool) -> bool:
         return True
     if input.dtype is torch.bfloat16 and (_cudnn.version() or 0) < _FIRST_WITH_BFLOAT16:
         return False
-    return input.dtype in _DTYPES and len(input) > 1
+    return input.dtype in _DTYPES
 
 
 def chosen(problem: _choice.Problem, input: Tensor) -> str:
     """What computes it on a GPU."""
     if not is_acceptable(input, problem.is_ragged):
         return _choice.OURS
-    if problem.is_ragged:
-        return _choice.on_gpu(problem, ())
     place = place_of(input, problem.time, problem.batch)
-    kernels = _kernels(problem.cell, problem.state, problem.with_gradients, place)
-    return _choice.on_gpu(problem, kernels)
+    return _chosen(problem, place, _private.allows_tf32())
+
+
+@functools.lru_cache(maxsize=4096)
+def _chosen(problem: _choice.Problem, place: Place, allow_tf32: bool) -> str:
+    """Remembered, as the host takes longer to ask than to compute some layers."""
+    passes = (False, True) if problem.with_gradients else (False,)
+    kernels = [kernel_of(problem.cell, problem.state, backward, place) for backward in passes]
+    return _choice.on_gpu(problem, kernels, allow_tf32)
 
 
 class _Strict:
@@ -111,10 +109,13 @@ class _Strict:
 _strict = _Strict()
 
 
-def _precision_of(dtype: torch.dtype) -> Any:
+def _is_strict(tensor: Tensor) -> bool:
+    return tensor.dtype is torch.float32 and tensor.is_cuda and not _private.allows_tf32()
+
+
+def _precision_of(tensor: Tensor) -> Any:
     """cuDNN has a switch of its own for TF32, which is on by default; ours is that of products."""
-    is_strict = dtype is torch.float32 and not _private.allows_tf32()
-    return _strict if is_strict else _AS_IT_IS
+    return _strict if _is_strict(tensor) else _AS_IT_IS
 
 
 class _Call(NamedTuple):
@@ -164,9 +165,10 @@ def _torchs(call: _Call, inputs: Sequence[Tensor], training: bool) -> tuple[Tens
     layer: Any = getattr(torch, call.cell)
     of_state = states if number > 1 else states[0]
     options = width == 4, layers, 0.0, training, call.bidirectional
-    with _precision_of(input.dtype):
+    found: tuple[Tensor, ...]
+    with _precision_of(input):
         if call.batch_sizes is None:
-            found: tuple[Tensor, ...] = layer(input, of_state, parameters, *options, False)
+            found = layer(input, of_state, parameters, *options, False)
         else:
             found = layer(input, call.batch_sizes, of_state, parameters, *options)
     return found
@@ -298,12 +300,13 @@ def _gradients(
     towards: Sequence[Tensor | None],
 ) -> tuple[Tensor | None, ...]:
     present = [(x, g) for x, g in zip(results, towards, strict=True) if g is not None]
-    with _precision_of(leaves[0].dtype):
+    with _precision_of(leaves[0]):
         found = torch.autograd.grad(
             [result for result, _ in present],
             [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed],
             [gradient for _, gradient in present],
-            retain_graph=True,  # which holds no memory
+            # It holds no memory, but cuDNN's node would copy what it may need again.
+            retain_graph=_private.keeps_graph(),
             materialize_grads=True,
         )
     remaining = iter(found)

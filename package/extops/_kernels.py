@@ -93,12 +93,12 @@ def which_kernel(
     is_one_step = time == 1 and lengths is None and batch_sizes is None
     if cell == "lltm" and is_one_step:
         return "lltm"
-    if steps.is_cuda and is_one_step and _loader.binding == "stable":
-        return "step"
     if isinstance(call, (LSTM, GRU, RNN)):
         library = call.served_by(steps, batch_sizes)
         if library:
             return library
+    if steps.is_cuda and is_one_step and _loader.binding == "stable":
+        return "step"
     if steps.is_cuda:
         return _cudnn.kernel_of(cell, state_size, backward, _cudnn.place_of(steps, time, batch))
     is_torchs = is_one_step and not (torch.is_grad_enabled() or _autocast.is_on())

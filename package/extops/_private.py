@@ -106,6 +106,16 @@ def apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return cast("Callable[..., Any]", getattr(base, "apply", function.apply))
 
 
+def _always() -> bool:
+    return True
+
+
+keeps_graph: Callable[[], bool] = _always
+"""Whether the graph that a backward goes through may be gone through again; also True where nobody knows."""
+if torch.__version__ >= "2.6":
+    keeps_graph = _find("_C._autograd._get_current_graph_task_keep_graph", _always)
+
+
 # -- autocast
 
 

@@ -85,7 +85,8 @@ def _both(
         streams.join()
 
 
-def _check_packed(name: str, data: Tensor, batch_sizes: Tensor, rows: int) -> None:
+def _check_packed(name: str, data: Tensor, batch_sizes: Tensor) -> None:
+    rows = int(batch_sizes.sum())
     if rows != len(data):
         raise RuntimeError(
             f"{name}: expected `input.data` to have {rows} rows, the sum of `input.batch_sizes`, "
@@ -242,25 +243,35 @@ class Layers(torch.nn.Module):
         """The rows stay in the order of their lengths, in which they are packed."""
         data, batch_sizes, to_sorted, to_original = input
         _checks.check_dims(self._name, "input.data", data, "rows, input_features")
-        # Within a trace both are tensors, and so of any size.
-        steps = batch_sizes.shape[0]
         batch: Any = batch_sizes[0] if _autograd.is_tracing() else int(batch_sizes[0])
         states = self._checked_states(data, given, batch)
         if to_sorted is not None and given is not None:
             states = tuple(x.index_select(1, to_sorted) for x in states)
+        found = None
+        if not (_autograd.is_tracing() or torch.compiler.is_compiling()):
+            _check_packed(self._name, data, batch_sizes)
+            found = self._forward_rows(data, batch_sizes, states)
+        rows, states = found or self._forward_ragged(data, batch_sizes, states)
+        if to_original is not None:
+            states = tuple(x.index_select(1, to_original) for x in states)
+        return PackedSequence(rows, batch_sizes, to_sorted, to_original), states
+
+    def _forward_rows(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results | None:
+        """What needs no padding, or nothing: rows of equal lengths are as if they were not packed, also to torch."""
+        steps, batch = len(batch_sizes), int(batch_sizes[0])
+        if len(rows) < steps * batch:
+            return None
+        padded = rows.reshape(steps, batch, rows.shape[1])
+        output, states = self._forward_padded(padded, states, batch_first=False)
+        return output.flatten(0, 1), states
+
+    def _forward_ragged(self, data: Tensor, batch_sizes: Tensor, states: States) -> Results:
+        # Within a trace both are tensors, and so of any size.
+        steps = batch_sizes.shape[0]
+        batch: Any = batch_sizes[0] if _autograd.is_tracing() else int(batch_sizes[0])
         # The GPU waits while the host computes: so only small tensors here.
         count_to = functools.partial(torch.arange, device=batch_sizes.device)
         ends = batch_sizes.cumsum(0)
-        is_known = not (_autograd.is_tracing() or torch.compiler.is_compiling())
-        if is_known:
-            _check_packed(self._name, data, batch_sizes, int(ends[-1]))
-            is_ragged = len(data) < steps * batch
-            found = self._forward_rows(data, batch_sizes, states) if is_ragged else None
-            if found is not None:
-                rows, states = found
-                if to_original is not None:
-                    states = tuple(x.index_select(1, to_original) for x in states)
-                return PackedSequence(rows, batch_sizes, to_sorted, to_original), states
         shifts = count_to(steps) * batch - (ends - batch_sizes)
         sent = _checks.to_device(self._name, "input.batch_sizes", torch.stack((ends, shifts)), data)
         ends, shifts = sent.unbind(0)
@@ -269,17 +280,8 @@ class Layers(torch.nn.Module):
         lengths = steps - torch.searchsorted(batch_sizes.flip(0), count_to(batch), right=True)
         padded = data.new_zeros(steps * batch, *data.shape[1:]).index_copy(0, places, data)
         padded = padded.view(steps, batch, *data.shape[1:])
-        # Rows of equal lengths are as if they were not packed, also to torch.
-        packing = None if is_known and len(data) == steps * batch else (lengths, places)
-        output, states = self._forward_padded(padded, states, packing, batch_first=False)
-        if to_original is not None:
-            states = tuple(x.index_select(1, to_original) for x in states)
-        packed = output.flatten(0, 1).index_select(0, places)
-        return PackedSequence(packed, batch_sizes, to_sorted, to_original), states
-
-    def _forward_rows(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results | None:
-        """What a layer makes of packed rows that has a way without padding."""
-        return None
+        output, states = self._forward_padded(padded, states, (lengths, places), batch_first=False)
+        return output.flatten(0, 1).index_select(0, places), states
 
     def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
         """The given states, or zeros; without ``batch``, those of an input that has no batch."""

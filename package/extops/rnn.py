@@ -144,8 +144,11 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         return super()._forward_padded(input, states, packing, batch_first=batch_first)
 
     def _forward_rows(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results | None:
+        found = super()._forward_rows(rows, batch_sizes, states)
+        if found is not None or not _autograd.is_plain():
+            return found
         # Of no rows torch makes no step.
-        if not _autograd.is_plain() or batch_sizes.dtype is not torch.int64 or batch_sizes[-1] == 0:
+        if batch_sizes.dtype is not torch.int64 or batch_sizes[-1] == 0:
             return None
         return self._by_torch(rows, states, batch_sizes)
 
@@ -157,9 +160,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             return None
         names = [x for layer in range(self.num_layers) for x in self._suffixes(layer)]
         parameters = [self._parameters_of(name) for name in names]
-        if not all(suit_torchs(input, each, states) for each in parameters):
-            return None
-        if not self._suit_sizes(parameters):
+        if not self._suit_torchs(input, states, parameters):
             return None
         run = functools.partial(_cudnn.run, self._mode.lower(), self.bidirectional, batch_sizes)
         if not (self.training and self.dropout > 0 and self.num_layers > 1):
@@ -174,17 +175,28 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             last.append(final)
         return input, tuple(torch.cat(x) for x in zip(*last, strict=True))
 
-    def _suit_sizes(self, parameters: list[tuple[Tensor, ...]]) -> bool:
-        """cuDNN reads memory by the sizes of the layer, and others shall be refused in our words."""
-        directions = 1 + self.bidirectional
-        rows = CELLS[self._mode.lower()].gates * self.hidden_size
-        for place, (weight_ih, weight_hh, *biases) in enumerate(parameters):
-            features = self.input_size if place < directions else directions * self.hidden_size
-            if weight_ih.shape != (rows, features) or weight_hh.shape != (rows, self.hidden_size):
-                return False
-            tensors = weight_ih, weight_hh, *biases
-            if weight_hh.is_cuda and not all(x.is_contiguous() for x in tensors):
-                return False
+    def _suit_torchs(
+        self, input: Tensor, states: States, parameters: list[tuple[Tensor, ...]]
+    ) -> bool:
+        """cuDNN reads memory by the sizes of the layer, and what does not fit shall be refused in our words."""
+        dtype, device, is_cuda = input.dtype, input.device, input.is_cuda
+        # On a CPU products in a 16-bit type read what lies between padded rows (torch 2.13).
+        if dtype.itemsize == 2 and not (
+            is_cuda or all(x.is_contiguous() for x in (input, *states))
+        ):
+            return False
+        if any(x.dtype is not dtype or x.device != device for x in states):
+            return False
+        directions, units = 1 + self.bidirectional, self.hidden_size
+        rows = CELLS[self._mode.lower()].gates * units
+        for place, tensors in enumerate(parameters):
+            features = self.input_size if place < directions else directions * units
+            shapes = ((rows, features), (rows, units), (rows,), (rows,))[: len(tensors)]
+            for x, shape in zip(tensors, shapes, strict=True):
+                if x.shape != shape or x.dtype is not dtype or x.device != device:
+                    return False
+                if is_cuda and not x.is_contiguous():
+                    return False
         return True
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:

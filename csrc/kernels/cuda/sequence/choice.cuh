@@ -103,6 +103,9 @@ bool is_faster_in_groups(const Problem& problem) {
 template <class Cell>
 bool is_faster(Kernel kernel, const Problem& problem) {
   const SequenceSizes& sizes = problem.sizes;
+  // Clusters and groups that do not run at the same time load all weights again: products of a library are faster.
+  if (sizes.state_size > 256 && sizes.batch > 512) return false;
+  if (kernel == Kernel::kFloat32Cluster && sizes.batch > 4096) return false;
   if (kernel == Kernel::kTensorBlock && can_compute<Cell>(Kernel::kFloat32Block, problem)) {
     // In TF32 a product takes twice as long as in 16-bit types: strict float32 is faster while each of its blocks has a
     // multiprocessor, in the backward also with two samples a block.

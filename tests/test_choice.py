@@ -1,0 +1,145 @@
+"""Who computes a layer, by a table of cases: no GPU is needed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import extops
+from extops import _choice
+
+Sizes = tuple[int, int, int]
+
+
+def problem_of(
+    cell: str, dtype: str, sizes: Sizes, gradients: bool = False, **more: int
+) -> _choice.Problem:
+    time, batch, state = sizes
+    problem = _choice.Problem(
+        cell, getattr(torch, dtype), time, batch, time * batch, state, state, 1, 1, gradients
+    )
+    return problem._replace(**more)
+
+
+@pytest.mark.parametrize(
+    ("cell", "dtype", "sizes", "forward", "training"),
+    [
+        # Products of many rows are oneDNN's.
+        ("lstm", "float32", (58, 121, 50), "torch", "torch"),
+        ("lstm", "float32", (8, 4, 500), "", ""),
+        ("lstm", "float32", (10, 22, 128), "torch", "torch"),
+        ("lstm", "float32", (10, 10, 128), "torch", ""),
+        ("lstm", "float32", (1, 1, 32), "torch", ""),
+        ("lstm", "bfloat16", (53, 4, 512), "torch", ""),
+        ("lstm", "bfloat16", (58, 165, 100), "torch", "torch"),
+        # Of few steps ours would pack the weights.
+        ("lstm", "float64", (3, 26, 640), "torch", "torch"),
+        ("lstm", "float64", (40, 26, 640), "", ""),
+        ("gru", "float32", (5, 2, 500), "torch", "torch"),
+        ("gru", "float32", (17, 1, 1024), "torch", ""),
+        ("gru", "float32", (48, 1, 1024), "", ""),
+        ("gru", "float32", (2, 9, 32), "", "torch"),
+        ("gru", "bfloat16", (40, 9, 256), "torch", ""),
+        ("gru", "bfloat16", (40, 9, 64), "", ""),
+        ("gru", "bfloat16", (32, 113, 64), "torch", ""),
+        ("gru", "bfloat16", (2, 9, 256), "torch", "torch"),
+        ("gru", "float16", (1, 9, 256), "", ""),
+        ("gru", "float32", (1, 0, 256), "", ""),
+    ],
+)
+def test_on_a_cpu(cell: str, dtype: str, sizes: Sizes, forward: str, training: str) -> None:
+    found = [
+        _choice.on_cpu(problem_of(cell, dtype, sizes, gradients), has_onednn=True)
+        for gradients in (False, True)
+    ]
+    assert found == [forward, training]
+
+
+def test_on_a_cpu_without_onednn() -> None:
+    problem = problem_of("lstm", "float32", (58, 121, 50))
+    assert _choice.on_cpu(problem, has_onednn=False) == ""
+    assert _choice.on_cpu(problem._replace(time=2, rows=242), has_onednn=False) == "torch"
+
+
+@pytest.mark.parametrize("rows", [1, 950, 1000])
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
+    """A twentieth may be padded."""
+    problem = problem_of("gru", dtype, (100, 10, 64), gradients, rows=rows)
+    found = _choice.on_cpu(problem, has_onednn=True)
+    assert (found == "torch") == (rows < 952)
+
+
+@pytest.mark.parametrize(
+    ("cell", "mode", "sizes", "kernel", "gradients", "expected"),
+    [
+        # Where each step keeps the GPU busy for long, or there are few, products and kernels by steps are as fast.
+        ("lstm", "float32", (113, 17, 1536), "step", False, ""),
+        ("lstm", "float32", (49, 17, 650), "step", True, "cudnn"),
+        ("lstm", "float32", (4, 724, 650), "step", True, ""),
+        ("gru", "tf32", (35, 495, 1150), "step", True, ""),
+        ("lstm", "tf32", (39, 17, 1500), "step", False, "cudnn"),
+        ("lstm", "bfloat16", (2, 8, 1500), "step", False, ""),
+        ("lstm", "bfloat16", (35, 20, 650), "step", False, "cudnn"),
+        ("gru", "float64", (35, 20, 650), "step", True, ""),
+        # One step, and few, of little: the host decides.
+        ("lstm", "tf32", (1, 528, 300), "step", False, "cudnn"),
+        ("lstm", "tf32", (1, 528, 300), "step", True, ""),
+        ("lstm", "bfloat16", (1, 528, 300), "step", False, ""),
+        ("gru", "float32", (20, 23, 32), "float32_block", False, "cudnn"),
+        ("gru", "float32", (20, 23, 32), "float32_block", True, ""),
+        ("gru", "bfloat16", (20, 23, 32), "tensor_block", False, ""),
+        ("lstm", "tf32", (268, 6, 128), "float32_block", False, ""),
+        # Groups of blocks.
+        ("lstm", "tf32", (531, 209, 800), "group", False, "cudnn"),
+        ("lstm", "float32", (531, 209, 800), "group", False, ""),
+        ("gru", "tf32", (450, 4, 800), "group", False, ""),
+    ],
+)
+def test_on_a_gpu(
+    cell: str, mode: str, sizes: Sizes, kernel: str, gradients: bool, expected: str
+) -> None:
+    dtype = "float32" if mode == "tf32" else mode
+    problem = problem_of(cell, dtype, sizes, gradients)
+    kernels = [kernel] * (1 + gradients)
+    assert _choice.on_gpu(problem, kernels, allow_tf32=mode == "tf32") == expected
+
+
+def test_two_directions_on_a_gpu() -> None:
+    """Steps of both take the host twice as long."""
+    problem = problem_of("lstm", "bfloat16", (2, 8, 1500), directions=2)
+    assert _choice.on_gpu(problem, ["step"], allow_tf32=False) == "cudnn"
+    problem = problem_of("lstm", "float32", (96, 8, 64), directions=2)
+    assert _choice.on_gpu(problem, ["float32_block"], allow_tf32=False) == "cudnn"
+    assert _choice.on_gpu(problem._replace(directions=1), ["float32_block"], False) == ""
+
+
+def test_packed_rows_on_a_gpu() -> None:
+    """Little may be padded where ours are much faster: there are many steps, and a kernel for all of them."""
+    little = problem_of("gru", "bfloat16", (587, 6, 300), rows=2000)
+    assert _choice.on_gpu(little, ["group"], False) == ""
+    assert _choice.on_gpu(little, ["step"], False) == "cudnn"
+    assert _choice.on_gpu(little._replace(time=40, rows=100), ["group"], False) == "cudnn"
+    much = problem_of("gru", "bfloat16", (587, 64, 300), rows=20_000)
+    assert _choice.on_gpu(much, ["group"], False) == "cudnn"
+    assert _choice.on_gpu(much._replace(rows=587 * 63), ["group"], False) == ""
+
+
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_which_kernel_is_asked_of_the_choice(
+    gradients: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def choice(problem: _choice.Problem, has_onednn: bool) -> str:
+        asked.append(problem)
+        return _choice.TORCH
+
+    monkeypatch.setattr(_choice, "on_cpu", choice)
+    layer = getattr(extops, name)(3, 4, num_layers=2, bidirectional=True, batch_first=True)
+    with torch.set_grad_enabled(gradients):
+        assert extops.which_kernel(layer, torch.zeros(5, 6, 3)) == "torch"
+    sizes = 6, 5, 30, 3, 4, 2, 2, gradients
+    assert asked == [_choice.Problem(name.lower(), torch.float32, *sizes)]
