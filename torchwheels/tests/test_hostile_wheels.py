@@ -18,6 +18,7 @@ from elftools.elf.elffile import ELFFile
 
 from forged_wheels import CLASSIC, LIBRARY, Forge
 from torchwheels import releases, reports, sandbox, site, wheel
+from torchwheels.elf import read_library
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 
@@ -193,7 +194,7 @@ def test_sections_that_the_loader_does_not_read(forge: Forge, name: str, field: 
     """It goes by the segments: what the sections say instead is not what is loaded."""
     data = bytearray(forge.compile(f"#include <cstdio>\nvoid f() {{ std::puts(0); }}\n{CLASSIC}"))
     elf: Any = ELFFile(io.BytesIO(bytes(data)))
-    wheel.read_library(bytes(data))
+    read_library(bytes(data))
     index = elf.get_section_index(name)
     header = elf["e_shoff"] + index * elf["e_shentsize"]
     place = header + {"sh_addr": 16, "sh_offset": 24, "sh_size": 32, "sh_info": 44}[field]

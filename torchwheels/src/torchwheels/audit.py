@@ -25,6 +25,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchwheels import baseline, machines
+from torchwheels.elf import Library, demangle
 from torchwheels.errors import UserError
 from torchwheels.machines import Machine
 from torchwheels.project import Project
@@ -33,10 +34,8 @@ from torchwheels.stable_functions import first_releases, newest_release, oldest_
 from torchwheels.wheel import (
     BUILD_RECORD,
     CUDA_LIBRARY,
-    Library,
     Wheel,
     admitted,
-    demangle,
 )
 
 _OLDER_NAMES = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from torchwheels import environments, processes, wheel
+from torchwheels import elf, environments, processes, wheel
 from torchwheels.environments import Environment
 from torchwheels.errors import RefusedError, UserError
 
@@ -83,7 +83,7 @@ def top_level_modules(names: Iterable[str]) -> list[str]:
 
 def demangled(text: str) -> str:
     """`text` with its C++ symbols as one reads them."""
-    return re.sub(r"\b_Z\w+", lambda symbol: wheel.demangle(symbol[0]), text)
+    return re.sub(r"\b_Z\w+", lambda symbol: elf.demangle(symbol[0]), text)
 
 
 def _way_out(said: str) -> str:

@@ -32,6 +32,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from torchwheels import __version__, processes, wheel
+from torchwheels.elf import Library
 from torchwheels.errors import UserError
 from torchwheels.releases import Target, minor
 from torchwheels.wheel import Wheel
@@ -151,7 +152,7 @@ def _variables() -> dict[str, str]:
 
 
 def _relinked(
-    data: bytes, library: wheel.Library, provided: Iterable[Path], folders: Iterable[Path]
+    data: bytes, library: Library, provided: Iterable[Path], folders: Iterable[Path]
 ) -> bytes:
     """A library that takes torch's OpenMP, and looks for others in none of `folders`.
 
