@@ -21,7 +21,8 @@ from variantlib.resolver.lib import sort_and_filter_supported_variants
 from variantlib.variants_json import VariantsJson
 
 from forged_wheels import Forge
-from torchwheels import audit, build, finish, project, releases, reports, sandbox, site, variants
+from torchwheels import audit, build, project, releases, reports, sandbox, site, variants
+from torchwheels.archive import record_hash, with_record, write_wheel
 from torchwheels.errors import UserError
 from torchwheels.wheel import read
 
@@ -80,7 +81,7 @@ def test_variant_has_the_same_files_but_for_the_metadata(tmp_path: Path) -> None
     with zipfile.ZipFile(variant) as archive:
         assert [name for name, _, _ in rows] == archive.namelist()
         for name, digest, _ in rows[:-1]:
-            assert digest == audit.record_hash(archive.read(name))
+            assert digest == record_hash(archive.read(name))
 
 
 def test_properties_are_those_of_the_target(
@@ -234,7 +235,7 @@ def _index_torches(simple: Path) -> None:
             f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         }
         path = simple / "torch" / f"torch-{version}-py3-none-any.whl"
-        finish.write_wheel(path, finish.with_record(files, f"{info}/RECORD"))
+        write_wheel(path, with_record(files, f"{info}/RECORD"))
     names = [path.name for path in simple.glob("torch/*.whl")]
     links = "".join(f'<a href="{name}">{name}</a>' for name in names)
     (simple / "torch" / "index.html").write_text(links)

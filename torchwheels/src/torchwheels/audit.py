@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import csv
 import email
 import fnmatch
@@ -25,6 +24,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchwheels import baseline, machines
+from torchwheels.archive import record_hash
 from torchwheels.elf import Library, demangle
 from torchwheels.errors import UserError
 from torchwheels.machines import Machine
@@ -527,12 +527,6 @@ def record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             right = name == path or (row[0] == record_hash(data) and row[1] in ("", size))
         if not right:
             yield f"its RECORD is not right about {name}"
-
-
-def record_hash(data: bytes) -> str:
-    """The hash of a file as RECORD has it."""
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
-    return f"sha256={digest.rstrip('=')}"
 
 
 def build_record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:

@@ -6,22 +6,17 @@ and when it was made.
 
 from __future__ import annotations
 
-import base64
-import csv
 import dataclasses
 import email
 import email.message
 import email.policy
 import hashlib
-import io
 import json
 import os
 import re
-import stat
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +27,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from torchwheels import __version__, processes, wheel
+from torchwheels.archive import with_record, write_wheel
 from torchwheels.elf import Library
 from torchwheels.errors import UserError
 from torchwheels.releases import Target, minor
@@ -39,7 +35,6 @@ from torchwheels.wheel import Wheel
 
 OPENMP = "libgomp.so.1"
 """What GCC links for OpenMP."""
-_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -278,28 +273,3 @@ def bill_of_materials(record: Mapping[str, Any], libraries: Mapping[str, bytes])
 
 def _json(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, indent=2) + "\n").encode()
-
-
-def with_record(files: Mapping[str, bytes], record: str) -> dict[str, bytes]:
-    """`files` with their RECORD, in the order of a wheel."""
-    rows = io.StringIO()
-    writer = csv.writer(rows, lineterminator="\n")
-    # The .dist-info folder comes last: pip finds it there without reading the rest.
-    names = sorted(files.keys() - {record}, key=lambda name: (".dist-info/" in name, name))
-    for name in names:
-        digest = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest()).rstrip(b"=")
-        writer.writerow([name, f"sha256={digest.decode()}", len(files[name])])
-    writer.writerow([record, "", ""])
-    return {**{name: files[name] for name in names}, record: rows.getvalue().encode()}
-
-
-def write_wheel(path: Path, files: Mapping[str, bytes]) -> None:
-    """Writes the wheel `path`: always the same bytes."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in files.items():
-            entry = zipfile.ZipInfo(name, _TIME)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.create_system = 3  # Unix, whose modes these are
-            mode = 0o755 if ".data/scripts/" in name else 0o644
-            entry.external_attr = (stat.S_IFREG | mode) << 16
-            archive.writestr(entry, data)

@@ -6,13 +6,12 @@ import email
 import functools
 import json
 import re
-import stat
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.message import Message
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from abi3info import DATAS, FUNCTIONS  # type: ignore[import-untyped]
@@ -25,7 +24,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from torchwheels import baseline
-from torchwheels.archive import check_layout
+from torchwheels.archive import unpack
 from torchwheels.elf import Library, demangle, read_library
 from torchwheels.errors import UserError
 from torchwheels.releases import Target, numbers
@@ -34,9 +33,6 @@ from torchwheels.stable_functions import first_releases
 BUILD_RECORD = "torchwheels.json"
 """Inside the .dist-info folder."""
 
-MOST_FILES = 50_000
-MOST_BYTES = 4 * 10**9
-"""What a wheel may unpack to: it is held in memory."""
 
 # torch's C++ functions change from release to release; the stable ones are plain C, of these names.
 _TORCH_NAMESPACE = re.compile(r"\b(c10|c10d|at|torch|caffe2)::|\bTHP[A-Z]\w+")
@@ -303,7 +299,7 @@ def read(path: Path) -> Wheel:
         raise UserError(f"{str(path)!r} has characters in its name that the name of no wheel has")
     try:
         with zipfile.ZipFile(path) as archive:
-            files = _unpack(archive)
+            files = unpack(archive)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     # What zipfile raises for bytes that are no archive, or a spoiled or an encrypted one.
@@ -322,43 +318,6 @@ def read(path: Path) -> Wheel:
             "again"
         )
     return Wheel(path, name, version, tags, files, folders[0])
-
-
-def _unpack(archive: zipfile.ZipFile) -> dict[str, bytes]:
-    """The files in an archive that is what installers expect; else a ValueError says what it is not."""
-    entries = archive.infolist()
-    if len(entries) > MOST_FILES:
-        raise ValueError(f"it holds {len(entries)} files, over the {MOST_FILES} allowed")
-    if (size := sum(entry.file_size for entry in entries)) > MOST_BYTES:
-        raise ValueError(
-            f"it unpacks to {size / 1e9:.3g} GB, over the {MOST_BYTES / 1e9:g} GB allowed"
-        )
-    names = set()
-    for entry in entries:
-        name = entry.orig_filename  # the other one ends at a zero
-        kind = stat.S_IFMT(entry.external_attr >> 16)
-        if not name.isprintable() or "\\" in name:
-            raise ValueError(f"the name {name!r} has characters that no file shall have")
-        if {"", ".", ".."}.intersection(name.removesuffix("/").split("/")):
-            raise ValueError(f"the name {name!r} leads out of the wheel")
-        if kind not in (0, stat.S_IFDIR if entry.is_dir() else stat.S_IFREG):
-            raise ValueError(f"{name} is neither a file nor a folder")
-        if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise ValueError(f"{name} is neither stored nor deflated")
-        if name in names:
-            raise ValueError(f"it holds {name} twice")
-        names.add(name)
-    folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
-    if both := names & folders:
-        raise ValueError(f"it holds {min(both)} as a file and as a folder")
-    check_layout(archive)
-    files = {}
-    for entry in entries:
-        if not entry.is_dir():
-            with archive.open(entry) as file:
-                # No more than it says: without a number, all that is there would be unpacked first.
-                files[entry.orig_filename] = file.read(entry.file_size + 1)
-    return files
 
 
 @functools.cache
