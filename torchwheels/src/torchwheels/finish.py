@@ -86,7 +86,7 @@ def finish(
             "may ask for a GPU (`pretend-gpu = true` in [tool.torchwheels]), or for a variable of its "
             "own (`environment`)"
         )
-    classic = any(found.torch_functions(x)[1] for x in found.libraries.values())
+    classic = found.is_classic
     version = _labelled(str(found.version), used.target, classic) if native else str(found.version)
     old = found.dist_info.removesuffix(".dist-info")
     new = f"{old.rpartition('-')[0]}-{version}"

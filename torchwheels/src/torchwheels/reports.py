@@ -16,6 +16,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from torchwheels import audit, sandbox, variants, wheel
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.project import Project, of_table, preset
+from torchwheels.promise import expectation_of
 from torchwheels.releases import Target
 from torchwheels.testing import sha256
 from torchwheels.wheel import Wheel
@@ -53,7 +54,7 @@ def _audited(path: Path, project: Project, target: Target | None, torch: str) ->
     elif target is None:
         target = project.target_to_build(project.releases.target(str(found.record.get("target"))))
     project = project.of_target(target, preset(found.name))
-    findings = audit.findings(found, audit.expectation_of(project, target, bool(torch)))
+    findings = audit.findings(found, expectation_of(project, target, bool(torch)))
     return {
         "wheel": path.name,
         "sha256": sha256(path),

@@ -68,8 +68,7 @@ def works_with(found: Wheel, target: Target) -> bool:
     ):
         return False
     # Where the libraries use torch's C++, they say which torch; else the metadata do.
-    classic = any(found.torch_functions(each)[1] for each in found.libraries.values())
-    torches = found.torches.what if classic else str(found.torch_requirement or "")
+    torches = found.torches.what if found.is_classic else str(found.torch_requirement or "")
     return (
         torches is not None
         and SpecifierSet(torches).contains(target.torch, prereleases=True)

@@ -82,6 +82,14 @@ class Wheel:
                 found = requirement.specifier & (found or SpecifierSet())
         return found
 
+    def installed(self, name: str) -> tuple[str, str]:
+        """The scheme of a file, such as `platlib`, and where it comes to lie in the scheme's folder."""
+        data = f"{self.dist_info.removesuffix('.dist-info')}.data/"
+        if not name.startswith(data):
+            return "platlib", name
+        scheme, _, path = name.removeprefix(data).partition("/")
+        return scheme, path
+
     @functools.cached_property
     def record(self) -> dict[str, Any] | None:
         """What it says of its build."""
@@ -160,6 +168,11 @@ class Wheel:
             elif _TORCH_NAMESPACE.search(demangle(symbol)):
                 classic.append(symbol)
         return sorted(stable), sorted(classic)
+
+    @functools.cached_property
+    def is_classic(self) -> bool:
+        """Whether a library uses what belongs to one release of torch."""
+        return any(self.torch_functions(library)[1] for library in self.libraries.values())
 
     def python_functions(self, library: Library) -> list[str]:
         """What `library` uses of Python."""
