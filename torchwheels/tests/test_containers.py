@@ -253,9 +253,9 @@ FORGING = """
 import glob, subprocess
 code = '''
 import sys
-from torchwheels import finish, releases
+from torchwheels import finish, releases, wheel
 forged = finish.Used(releases.load().target("3.11-cpu"), ("9.0",), "git+https://example.org/x@1", "g++ 99", "99.0")
-finish.stamp(__import__("pathlib").Path(sys.argv[1]), forged)
+finish.stamp(wheel.read(__import__("pathlib").Path(sys.argv[1])), forged)
 '''
 for wheel in glob.glob("/opt/cache/build/*/finished/*.whl"):
     subprocess.run(["/opt/torchwheels/bin/python", "-c", code, wheel], env={"PYTHONPATH": "/opt/tool"}, check=True)

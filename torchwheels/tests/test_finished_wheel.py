@@ -71,7 +71,7 @@ def wheel(
 
 
 def finished(path: Path, used: finish.Used = USED) -> Path:
-    return finish.finish(path, path.parent / "finished", used, [])
+    return finish.finish(read(path), path.parent / "finished", used, []).path
 
 
 def test_classic_wheel_gets_label_requirement_tag_record_and_bill(
@@ -179,14 +179,16 @@ def test_folders_of_the_build_are_not_searched(compiler: str, tmp_path: Path) ->
         "package/_D.so": library(compiler, tmp_path, PLAIN, f"-Wl,-rpath,{own[0]}"),
         "package/_E.so": library(compiler, tmp_path, PLAIN, "-Wl,-rpath,/opt/elsewhere"),
     }
-    made = finish.finish(wheel(tmp_path, libraries), tmp_path / "finished", USED, own[:1], own[1:])
-    found = {Path(path).stem: each for path, each in read(made).libraries.items()}
+    made = finish.finish(
+        read(wheel(tmp_path, libraries)), tmp_path / "finished", USED, own[:1], own[1:]
+    )
+    found = {Path(path).stem: each for path, each in read(made.path).libraries.items()}
     assert {name: each.rpath for name, each in found.items()} == {
         "_C": ("$ORIGIN/lib",),
         "_D": (),
         "_E": ("/opt/elsewhere",),  # of which the audit says so
     }
-    assert not any(str(tmp_path).encode() in data for data in read(made).files.values())
+    assert not any(str(tmp_path).encode() in data for data in read(made.path).files.values())
 
 
 @pytest.mark.parametrize("name", ["libgomp.so.1", "libgomp-a34b3233.so.1"])
@@ -196,8 +198,8 @@ def test_openmp_is_torchs(compiler: str, tmp_path: Path, name: str) -> None:
     torchs.touch()
     code = 'extern "C" int omp_get_max_threads();\nint used() { return omp_get_max_threads(); }\n'
     data = {"package/_C.so": library(compiler, tmp_path, code, "-fopenmp")}
-    made = finish.finish(wheel(tmp_path, data), tmp_path / "finished", USED, [torchs.parent])
-    (found,) = read(made).libraries.values()
+    made = finish.finish(read(wheel(tmp_path, data)), tmp_path / "finished", USED, [torchs.parent])
+    (found,) = read(made.path).libraries.values()
     assert name in found.needed
     assert [each for each in found.needed if "gomp" in each] == [name]
 
@@ -222,7 +224,7 @@ def imports(path: Path, base: environments.Environment, modules: tuple[str, ...]
     """Installs a wheel beside `base`, and imports it."""
     folder = path.parent / "import"
     check_import.install(path, base, folder)
-    check_import.check_import(path, environments.Environment(folder), modules)
+    check_import.check_import(read(path), environments.Environment(folder), modules)
 
 
 def tagged_for_this_python(path: Path) -> Path:
@@ -300,10 +302,10 @@ def test_wheel_whose_requirements_cannot_be_had_is_imported_without(
 
 def test_what_a_wheel_says_of_its_build_is_written_again(compiler: str, tmp_path: Path) -> None:
     built = wheel(tmp_path / "built", {"package/x.so": library(compiler, tmp_path, CLASSIC)})
-    finished = finish.finish(built, tmp_path / "finished", USED, [])
-    right = finished.read_bytes()
+    made = finish.finish(read(built), tmp_path / "finished", USED, [])
+    right = made.path.read_bytes()
     forged = finish.Used(CUDA_TARGET, ("9.0",), "git+https://example.org/x@1", "g++ 99", "99.0")
-    finish.stamp(finished, forged)
-    assert finished.read_bytes() != right
-    finish.stamp(finished, USED)
-    assert finished.read_bytes() == right
+    finish.stamp(read(made.path), forged)
+    assert made.path.read_bytes() != right
+    finish.stamp(read(made.path), USED)
+    assert made.path.read_bytes() == right

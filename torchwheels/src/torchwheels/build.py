@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from build import BuildBackendException, BuildException, ProjectBuilder
 from packaging.requirements import Requirement
@@ -186,19 +185,18 @@ def build_wheel(
         build = _Build(project, target, work, base, environment, compiler, toolkit, source, fresh)
         if "requirements" in steps:
             _prepare(build)
-        if "compile" in steps:
-            _compile(build, dist)
+        found = _compile(build, dist) if "compile" in steps else None
         if "install" in steps and target.machine.is_here:
             with kept_if_refused(build.finished, dist):
                 check_import.install(build.finished, base, work / "import")
         if "import" not in steps:
             return None
-        with kept_if_refused(build.finished, dist):
+        found = found or wheel.read(build.finished)  # of a step in a process of its own
+        with kept_if_refused(found.path, dist):
             if target.machine.is_here:
                 imported = Environment(work / "import")
-                check_import.check_import(build.finished, imported, project.imports)
-        report = json.loads(reports.report_file(build.finished).read_text())
-        published = publish(build.finished, dist, report)
+                check_import.check_import(found, imported, project.imports)
+        published = publish(found.path, dist)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
     print(
         f"torchwheels: built {published}, which {_imports(target)} "
@@ -246,7 +244,7 @@ def _prepare(build: _Build) -> None:
     build.variables.write_text(json.dumps(variables))
 
 
-def _compile(build: _Build, dist: Path) -> None:
+def _compile(build: _Build, dist: Path) -> Wheel:
     """Makes the finished wheel, and audits it: one that is refused is kept in `dist`."""
     variables: dict[str, str] = json.loads(build.variables.read_text())
     jobs = variables["MAX_JOBS"]
@@ -274,9 +272,12 @@ def _compile(build: _Build, dist: Path) -> None:
     if build.project.repair:
         repair = functools.partial(_repair, build, variables)
     with kept_if_refused(built, dist):
-        finished = finish.finish(built, build.work / "finished", used, provided, machine, repair)
-    with kept_if_refused(finished, dist):
-        reports.write(reports.check(finished, build.project, build.target), finished)
+        finished = finish.finish(found, build.work / "finished", used, provided, machine, repair)
+    with kept_if_refused(finished.path, dist):
+        variants.write(finished)
+        report = reports.of(finished, build.project, build.target)
+        reports.write(reports.check(report), finished.path)
+    return finished
 
 
 def before_all(command: str, folder: Path) -> None:
@@ -578,13 +579,12 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
         raise type(error)(f"{error}\n  the wheel is kept as {refused}") from None
 
 
-def publish(finished: Path, dist: Path, report: dict[str, Any] | None = None) -> Path:
-    """Copies a wheel into `dist`, with its build report and its variant, and returns its path there."""
+def publish(finished: Path, dist: Path) -> Path:
+    """Copies a wheel into `dist`, and its build report and its variant, which lie beside it; returns its path there."""
     published = _copy_whole(finished, dist / finished.name)
-    found = wheel.read(published)
-    variants.write(found)
-    if report:
-        reports.write(report | {"variant": reports.variant(found)}, published)
+    variant = finished.parent.glob(f"{variants.FOLDER}/*.whl")
+    for file in (reports.report_file(finished), *variant):
+        _copy_whole(file, dist / file.relative_to(finished.parent))
     return published
 
 

@@ -8,9 +8,10 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from torchwheels import elf, environments, processes, wheel
+from torchwheels import elf, environments, processes
 from torchwheels.environments import Environment
 from torchwheels.errors import RefusedError, UserError
+from torchwheels.wheel import Wheel
 
 # Each library is loaded in a process of its own, which has torch already: many packages load only
 # one of theirs, and some hide it when that fails. Then the modules are imported.
@@ -48,9 +49,8 @@ def install(path: Path, base: Environment, folder: Path) -> None:
         environments.pip_install(environment, ["--no-deps", str(path)], variables)
 
 
-def check_import(path: Path, environment: Environment, modules: Sequence[str] = ()) -> None:
-    """Raises an error where the wheel `path` does not import in the environment that it was installed in."""
-    found = wheel.read(path)
+def check_import(found: Wheel, environment: Environment, modules: Sequence[str] = ()) -> None:
+    """Raises an error where the wheel does not import in the environment that it was installed in."""
     libraries = [name for name in found.libraries if ".libs/" not in name]
     modules = modules or top_level_modules(found.files)
     given = json.dumps([libraries, list(modules)])
@@ -64,7 +64,7 @@ def check_import(path: Path, environment: Environment, modules: Sequence[str] = 
     )
     if done.returncode != 0:
         last = (done.stderr.strip() or "it died without a word").splitlines()[-1]
-        raise RefusedError(f"{path.name} does not import: {demangled(last)}{_way_out(last)}")
+        raise RefusedError(f"{found.path.name} does not import: {demangled(last)}{_way_out(last)}")
 
 
 def top_level_modules(names: Iterable[str]) -> list[str]:

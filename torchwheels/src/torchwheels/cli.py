@@ -40,7 +40,7 @@ from torchwheels import (
     toolchain,
 )
 from torchwheels.engines import Engine
-from torchwheels.errors import RefusedError, TestsError, UserError
+from torchwheels.errors import TestsError, UserError
 from torchwheels.machines import X86_64
 from torchwheels.output import DEBUG
 from torchwheels.project import Project
@@ -279,18 +279,7 @@ def _build_targets(
         if engine is None:
             path = build.build_wheel(options, target, source, dist, steps, fresh)
         else:
-            with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
-                made = containers.build_wheel(engine, options, target, source, Path(work), fresh)
-                # Again, and here: what the project's code did to the tool there does not count.
-                wheel = made.rename(made.with_name(made.name.removesuffix(".refused")))
-                with build.kept_if_refused(wheel, dist):
-                    report = reports.check(wheel, options, target)
-                    if made != wheel:
-                        raise RefusedError(
-                            f"in Docker {wheel.name} was refused: see the messages above"
-                        )
-                path = build.publish(wheel, dist, report)
-            print(f"torchwheels: built {path} in {containers.base_image(target)}", flush=True)
+            path = containers.build_wheel(engine, options, target, source, dist, fresh)
         if keep and path:
             kept.note(dist, digests[target.name], path)
         return path

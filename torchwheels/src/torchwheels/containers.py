@@ -23,9 +23,11 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from torchwheels import build, environments, finish, processes, sandbox, testing, toolchain
+from torchwheels import build, environments, processes, reports, sandbox, testing, toolchain
+from torchwheels.build import kept_if_refused, publish
 from torchwheels.engines import TIMEOUT, Engine, docker
-from torchwheels.errors import UserError
+from torchwheels.errors import RefusedError, UserError
+from torchwheels.finish import Used
 from torchwheels.output import DEBUG
 from torchwheels.project import Project
 from torchwheels.releases import Target, load
@@ -74,13 +76,32 @@ def build_wheel(
     project: Project,
     target: Target,
     source: Fetched,
-    into: Path,
+    dist: Path,
     fresh: bool = False,
 ) -> Path:
-    """Builds the wheel of `target` in its image; returns a copy of it in `into`, which nobody has checked yet.
+    """Builds the wheel of `target` in its image; returns its path in `dist`. `fresh` is without the compiler cache."""
+    with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
+        exported = Path(work) / "exported"
+        exported.mkdir()
+        _export(engine, project, target, source, exported, fresh)
+        left, used = _taken(exported, project, target, source)
+        path = Path(work) / left.name.removesuffix(".refused")
+        left.rename(path)
+        with kept_if_refused(path, dist):
+            # Again, and here: what the project's code did to the tool there does not count.
+            report = sandbox.call(reports.stamped, path, used, project, target)
+            reports.write(reports.check(report), path)
+            if left.name != path.name:
+                raise RefusedError(f"in Docker {path.name} was refused: see the messages above")
+        published = publish(path, dist)
+    print(f"torchwheels: built {published} in {base_image(target)}", flush=True)
+    return published
 
-    A name that ends in `.refused` says what was found in the container. `fresh` is without the compiler cache.
-    """
+
+def _export(
+    engine: Engine, project: Project, target: Target, source: Fetched, into: Path, fresh: bool
+) -> None:
+    """Builds the wheel in a container, and copies what that leaves, perhaps a refused one, into the folder `into`."""
     with _staged_options(project) as (options, config):
         command = ["torchwheels", "build", "/source", f"--target={target.name}", "--backend=local"]
         command += ["--dist=/dist", f"--origin={source.origin}"]
@@ -108,7 +129,6 @@ def build_wheel(
         if engine.jobs:  # no argument: another number makes no other wheel
             stage["secret"].append("id=jobs,env=TORCHWHEELS_JOBS")
         _bake(engine, stage, project, target)
-    return _stamped(into, project, target, source)
 
 
 def shared(engine: Engine, targets: Mapping[Target, Project]) -> list[Engine]:
@@ -153,8 +173,8 @@ def _info(*where: str) -> tuple[int, int, str]:
     return int(cores), int(memory), runtimes
 
 
-def _stamped(exported: Path, project: Project, target: Target, source: Fetched) -> Path:
-    """The wheel that came out of a container, with its origin as we know it."""
+def _taken(exported: Path, project: Project, target: Target, source: Fetched) -> tuple[Path, Used]:
+    """The one wheel that a container left, which nobody has checked yet, and what we know of its build."""
     found = [*wheels_in(exported / "dist"), *(exported / "dist").glob("*.whl.refused")]
     if len(found) != 1 or not found[0].is_file() or found[0].is_symlink():
         raise UserError(
@@ -163,10 +183,7 @@ def _stamped(exported: Path, project: Project, target: Target, source: Fetched) 
         )
     compilers = json.loads((exported / "compilers.json").read_text())
     architectures = project.architectures(target)
-    path = found[0].rename(found[0].with_name(found[0].name.removesuffix(".refused")))
-    used = finish.Used(target, architectures, source.origin, **compilers)
-    sandbox.call(finish.stamp, path, used)  # nobody has checked these bytes yet
-    return path.rename(found[0])
+    return found[0], Used(target, architectures, source.origin, **compilers)
 
 
 @contextlib.contextmanager

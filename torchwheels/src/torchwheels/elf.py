@@ -18,6 +18,7 @@ from elftools.elf.constants import P_FLAGS
 from elftools.elf.elffile import ELFFile
 from elftools.elf.enums import ENUM_DT_FLAGS
 
+from torchwheels import processes
 from torchwheels.errors import UserError
 from torchwheels.machines import AARCH64, X86_64
 
@@ -230,16 +231,15 @@ def _cuobjdump(*arguments: str) -> Iterator[str]:
     """The lines that it prints; whoever has read enough of them may stop."""
     command = [str(_tool("cuobjdump")), *arguments]
     # What it could find on PATH it does not need for this.
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={"PATH": ""}
-    ) as process:
+    pipe = subprocess.PIPE
+    with processes.start(command, stdout=pipe, stderr=pipe, text=True, env={"PATH": ""}) as process:
         assert process.stdout and process.stderr
         try:
             yield from process.stdout
-        except GeneratorExit:
-            process.kill()
-            raise
-        said = process.stderr.read()
+            said = process.stderr.read()
+        finally:
+            processes.end(process)
+    processes.check_stopped(process)
     if process.returncode != 0 and "does not contain device code" not in said:
         raise UserError(f"cuobjdump cannot read its GPU code: {said.strip()}")
 

@@ -25,6 +25,7 @@ from urllib.parse import quote
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from torchwheels import __version__, processes, wheel
 from torchwheels.archive import with_record, write_wheel
@@ -51,9 +52,9 @@ class Used:
 
 
 def finish(
-    built: Path, work: Path, used: Used, provided: Collection[Path], machine: Collection[Path] = (),
+    built: Wheel, work: Path, used: Used, provided: Collection[Path], machine: Collection[Path] = (),
     repair: Callable[[Path, Path], object] | None = None,
-) -> Path:  # fmt: skip
+) -> Wheel:  # fmt: skip
     """Makes the finished wheel of the one that was `built`, inside `work`.
 
     The libraries in the folders `provided` are torch's, and not packed. In the folders `machine`, such
@@ -61,25 +62,26 @@ def finish(
     into a folder in place of auditwheel.
     """
     work.mkdir()
-    native = bool(wheel.read(built).libraries)
-    found = wheel.read(built)
+    native = bool(built.libraries)
+    found = built
     if native:
         folder = work / "repaired"
         if repair:
-            repair(built, folder)
+            repair(built.path, folder)
         else:
-            _repair(built, folder, provided)
+            _repair(built.path, folder, provided)
         wheels = [*folder.glob("*.whl")]
         if len(wheels) != 1:
             raise UserError(
                 f"the option `repair` left {len(wheels)} wheels in {{dest}}, but one is expected"
             )
-        found = wheel.read(wheels[0])
+        repaired = wheel.read(wheels[0])
+        found = dataclasses.replace(repaired, seen=built.with_files({}).seen)
         relinked = {
             path: _relinked(found.files[path], library, provided, [*provided, *machine])
             for path, library in found.libraries.items()
         }
-        found = dataclasses.replace(found, files={**found.files, **relinked})
+        found = found.with_files({**found.files, **relinked})
     if used.target.cuda and native and not any(x.gpu_code for x in found.libraries.values()):
         raise UserError(
             f"{used.target.name} gave a wheel that is silently CPU-only, without any GPU code: its setup.py "
@@ -96,30 +98,23 @@ def finish(
         for name, data in found.files.items()
     }
     files[f"{info}/METADATA"] = _metadata(files[f"{info}/METADATA"], version, used.target, classic)
-    files |= _stamps(found, version, info, used)
-    target = work / "-".join([new, *found.path.name.split("-")[2:]])
-    write_wheel(target, with_record(files, f"{info}/RECORD"))
-    return target
+    path = work / "-".join([new, *found.path.name.split("-")[2:]])
+    return stamp(found.with_files(files, path=path, version=Version(version), dist_info=info), used)
 
 
-def stamp(path: Path, used: Used) -> None:
-    """Writes what a finished wheel says of its build again, by what its builder knows.
+def stamp(found: Wheel, used: Used) -> Wheel:
+    """Writes a finished wheel, with what it says of its build by what its builder knows.
 
-    For a wheel that comes out of a container, where the project's code could have changed it.
+    Also over one that comes out of a container, where the project's code could have changed it.
     """
-    found = wheel.read(path)
-    files = {**found.files, **_stamps(found, str(found.version), found.dist_info, used)}
-    write_wheel(path, with_record(files, f"{found.dist_info}/RECORD"))
-
-
-def _stamps(found: Wheel, version: str, info: str, used: Used) -> dict[str, bytes]:
-    """The build record and the bill of materials, as files of the folder `info`."""
-    record = build_record(found.name, version, used)
+    record = build_record(found.name, str(found.version), used)
     bill = bill_of_materials(record, {name: found.files[name] for name in found.libraries})
-    return {
-        f"{info}/{wheel.BUILD_RECORD}": _json(record),
-        f"{info}/sboms/{found.name}.cdx.json": _json(bill),
-    }
+    stamps = {wheel.BUILD_RECORD: _json(record), f"sboms/{found.name}.cdx.json": _json(bill)}
+    info = found.dist_info
+    files = {**found.files, **{f"{info}/{name}": data for name, data in stamps.items()}}
+    files = with_record(files, f"{info}/RECORD")
+    write_wheel(found.path, files)
+    return found.with_files(files)
 
 
 def _repair(built: Path, folder: Path, provided: Iterable[Path]) -> None:

@@ -9,7 +9,6 @@ docs/             the documentation, where there is dist/docs
 
 from __future__ import annotations
 
-import email
 import hashlib
 import html
 import json
@@ -27,7 +26,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from torchwheels import variants, wheel
+from torchwheels import variants
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Target, load, machine_of, minor
@@ -154,7 +153,7 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
                 files = [{**file, "url": f"{up}wheels/{file['url']}"} for file in files]
                 _write_index(new / path / name, {"name": name, "files": files})
         documentation = "".join(
-            f"<p><b>{html.escape(name)}</b>: {html.escape(_summary(dist / reports[-1]['wheel']))}</p>\n"
+            f"<p><b>{html.escape(name)}</b>: {html.escape(reports[-1]['summary'] or 'no description')}</p>\n"
             for name, reports in projects.items()
         )
         if (dist / "docs").is_dir():
@@ -184,13 +183,6 @@ def _why_yanked(version: str, yanked: Mapping[str, str]) -> str | None:
                 f"the option `yanked` names {each!r}, but a version such as '0.1.9' is expected"
             ) from None
     return None
-
-
-def _summary(path: Path) -> str:
-    """What the wheel says of itself in a line."""
-    found = wheel.read(path)
-    metadata = email.message_from_bytes(found.files[f"{found.dist_info}/METADATA"])
-    return str(metadata["Summary"] or "no description")
 
 
 def label(report: dict[str, Any]) -> str:

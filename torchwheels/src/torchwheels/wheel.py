@@ -9,7 +9,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,13 @@ class Wheel:
     files: Mapping[str, bytes]
     dist_info: str
     """The folder of its metadata."""
+    seen: Mapping[bytes, Library] = field(default_factory=dict, repr=False)
+    """Libraries that were looked at before, by their bytes."""
+
+    def with_files(self, files: Mapping[str, bytes], **others: Any) -> Wheel:
+        """Another wheel, with these files and `others` of its fields, which knows the libraries that it takes over."""
+        seen = {self.files[name]: library for name, library in self.libraries.items()}
+        return replace(self, files=files, seen=seen, **others)
 
     @functools.cached_property
     def metadata(self) -> Message:
@@ -105,7 +112,7 @@ class Wheel:
         found = {}
         for name, data in sorted(self.files.items()):
             if data.startswith(b"\x7fELF") or name.endswith(".so") or ".so." in name:
-                found[name] = self._read(name, data)
+                found[name] = self.seen.get(data) or self._read(name, data)
         return found
 
     def _read(self, name: str, data: bytes) -> Library:
@@ -307,7 +314,7 @@ def wheels_in(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> Wheel:
-    """Reads a wheel."""
+    """Reads a wheel, which is passed on then: nothing reads the file again."""
     if not re.fullmatch(r"[A-Za-z0-9_.+!-]+", path.name):
         raise UserError(f"{str(path)!r} has characters in its name that the name of no wheel has")
     try:
