@@ -18,7 +18,18 @@ from packaging.requirements import Requirement
 
 from forged_wheels import CLASSIC, Forge
 from torchwheels import archive as archives
-from torchwheels import build, cli, elf, environments, project, releases, sandbox, sources, wheel
+from torchwheels import (
+    backend,
+    build,
+    cli,
+    elf,
+    environments,
+    project,
+    releases,
+    sandbox,
+    sources,
+    wheel,
+)
 from torchwheels.errors import UserError
 from torchwheels.releases import Target
 from torchwheels.wheel import read
@@ -271,7 +282,7 @@ def test_failures_are_explained_and_leave_the_old_wheel(
     ],
 )
 def test_what_a_build_prints_is_explained(printed: str, sentence: str) -> None:
-    assert build._explain(f"running build_ext\n{printed}\n", "2").startswith(sentence)
+    assert backend._explain(f"running build_ext\n{printed}\n", "2").startswith(sentence)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from test_building import fetched
-from torchwheels import build, environments, project, releases, toolchain
+from torchwheels import build, environments, project, releases, toolchain, workplace
 from torchwheels.wheel import read
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ def test_kernel_is_compiled_once(
     if cache == "ccache" and not shutil.which("ccache"):
         pytest.skip("ccache is not installed")
     monkeypatch.setattr(toolchain, "find_launcher", CACHES[cache])
-    monkeypatch.setattr(build, "_compiler_cache", lambda _: tmp_path / "compiled")
+    monkeypatch.setattr(workplace, "_compiler_cache", lambda _: tmp_path / "compiled")
     monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "9.0")
     monkeypatch.delenv("CCACHE_DIR", raising=False)
     source = make_project(tmp_path / "source")

@@ -21,7 +21,7 @@ from variantlib.resolver.lib import sort_and_filter_supported_variants
 from variantlib.variants_json import VariantsJson
 
 from forged_wheels import Forge
-from torchwheels import audit, build, project, releases, reports, sandbox, site, variants
+from torchwheels import audit, kept, project, releases, reports, sandbox, site, variants
 from torchwheels.archive import record_hash, with_record, write_wheel
 from torchwheels.errors import UserError
 from torchwheels.wheel import read
@@ -51,7 +51,7 @@ def published(wheel: Path, dist: Path) -> Path:
     """That wheel in `dist`, as a build leaves it there."""
     variants.write(read(wheel))
     reports.write_report(wheel, project.Project())
-    return build.publish(wheel, dist)
+    return kept.publish(wheel, dist)
 
 
 def properties(path: Path) -> dict[str, object]:

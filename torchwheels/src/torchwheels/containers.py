@@ -23,11 +23,12 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from torchwheels import build, environments, processes, reports, sandbox, testing, toolchain
-from torchwheels.build import kept_if_refused, publish
+from torchwheels import environments, processes, reports, sandbox, testing, toolchain
+from torchwheels.backend import too_long
 from torchwheels.engines import TIMEOUT, Engine, docker
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.finish import Used
+from torchwheels.kept import kept_if_refused, publish
 from torchwheels.output import DEBUG
 from torchwheels.project import Project
 from torchwheels.releases import Target, load
@@ -290,7 +291,7 @@ def _bake(engine: Engine, stage: Mapping[str, Any], project: Project, target: Ta
             env={**os.environ, **secrets},
         )
     except subprocess.TimeoutExpired:
-        raise UserError(f"{target.name} failed: {build.too_long(project)}") from None
+        raise UserError(f"{target.name} failed: {too_long(project)}") from None
     if code == 0:
         return
     for pattern, sentence in _KNOWN_FAILURES:
