@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 from forged_wheels import CLASSIC, LIBRARY, STABLE, Forge, find_nvcc
-from torchwheels import elf, stable_functions
+from torchwheels import elf
 from torchwheels.elf import GpuCode
 from torchwheels.errors import UserError
-from torchwheels.releases import numbers
 from torchwheels.wheel import Compatibility, read
 
 
@@ -133,15 +131,6 @@ def test_toolkit_of_machine_code(line: str) -> None:
 def test_demangled_names() -> None:
     assert elf.demangle("_ZN3c105ErrorD1Ev") == "c10::Error::~Error()"
     assert elf.demangle("torch_list_size") == "torch_list_size"
-
-
-def test_list_of_stable_functions_agrees_with_the_torch_at_hand() -> None:
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        pytest.skip("torch is not installed")
-    release, declared = stable_functions.declared(Path(spec.origin).parent.parent)
-    listed = stable_functions.first_releases().items()
-    assert {x for x, first in listed if numbers(first) <= numbers(release)} == declared
 
 
 def test_what_is_no_archive(tmp_path: Path) -> None:
