@@ -62,6 +62,42 @@ def test_failures_of_the_engine_are_explained(
         cli.main(["build", str(source), "--target=3.11-cpu"])
 
 
+@pytest.mark.parametrize("code", [1, 3, 4, 5, 137])
+def test_exit_code_is_that_of_the_command_in_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
+) -> None:
+    said = f'process "sh -c x" did not complete successfully: exit code: {code}'
+    fake_docker(tmp_path, monkeypatch, f"echo '#9 0.1 torchwheels: why'; echo '{said}'; exit 1")
+    source = tmp_path / "source"
+    source.mkdir()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["build", str(source), "--target=3.11-cpu"])
+    message = "torchwheels: in Docker: why"
+    if code in (3, 4, 5):
+        assert ended.value.code == code
+        assert capsys.readouterr().err == f"{message}\n"
+    else:
+        assert ended.value.code == message
+
+
+@pytest.mark.parametrize(("left", "code"), [("", 3), ("x.whl.refused", 0)])
+def test_a_container_ends_as_its_command_or_with_what_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str, code: int
+) -> None:
+    fake_docker(tmp_path, monkeypatch, "exit 1")
+    source = tmp_path / "source"
+    source.mkdir()
+    with pytest.raises(SystemExit):
+        cli.main(["build", str(source), "--target=3.11-cpu"])
+    (stage,) = json.loads((tmp_path / "bake.json").read_text())["target"].values()
+    command = stage["args"]["COMMAND"].replace("/dist", str(tmp_path / "dist"))
+    (tmp_path / "dist").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text(f"#!/bin/sh\ntouch {tmp_path}/dist/{left}\nexit 3\n")
+    python.chmod(0o755)
+    assert subprocess.run(["sh", "-c", command]).returncode == code
+
+
 @pytest.mark.parametrize(
     ("builders", "lines"),
     [

@@ -180,7 +180,7 @@ def _run_command(option: str, command: str, folder: Path, variables: Mapping[str
     print(f"torchwheels: {option}: {command}", flush=True)
     code, _ = processes.follow(["sh", "-ec", command], env=dict(variables), cwd=folder)
     if code != 0:
-        raise UserError(
+        raise BuildError(
             f"the option `{option}` is `{command}`, which ended with exit code {code}: the messages above "
             "say why"
         )

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             signal.signal(number, _stop)
     if os.environ.get("TORCHWHEELS_PARENT") == str(os.getppid()):
         processes.end_with_parent()  # nox may be killed, and cannot tell us then
-    if getattr(given, "debug", False):
+    if given.debug:
         os.environ[DEBUG] = "1"
     try:
         given.run(given)
@@ -74,12 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # Python writes once more at its end
         sys.exit(128 + signal.SIGPIPE)
-    except PermissionError as error:
-        sys.exit(f"torchwheels: {_not_permitted(error)}")
     except OSError as error:
-        if error.filename is None:
+        denied = isinstance(error, PermissionError)
+        if os.environ.get(DEBUG) or not (denied or error.filename):
             raise
-        sys.exit(f"torchwheels: {error.strerror}: {error.filename}")
+        said = _not_permitted(error) if denied else f"{error.strerror}: {error.filename}"
+        sys.exit(f"torchwheels: {said}")
     except KeyboardInterrupt:
         print(
             f"torchwheels: stopped; {environments.cache()} keeps what the next build can use (`torchwheels env` "
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _not_permitted(error: PermissionError) -> str:
+def _not_permitted(error: OSError) -> str:
     if error.filename is None:
         return str(error.strerror)
     there = Path(error.filename)
@@ -124,7 +124,13 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, does: str, **options: Any) -> argparse.ArgumentParser:
         described = f"{does[0].upper()}{does[1:]}."
-        return commands.add_parser(name, help=does, description=described, **options)
+        command = commands.add_parser(name, help=does, description=described, **options)
+        command.add_argument(
+            "--debug",
+            action="store_true",
+            help="show whole commands and tracebacks (default: an error is a sentence)",
+        )
+        return command
 
     config = argparse.ArgumentParser(add_help=False)
     config.add_argument("--config", type=Path, help="a TOML file with the options of the project")
@@ -139,11 +145,6 @@ def _parser() -> argparse.ArgumentParser:
         help="where the project's own code runs: in the target's image, or on this machine (default: docker)",
     )
     place.set_defaults(backend=os.environ.get("TORCHWHEELS_BACKEND") or None)
-    place.add_argument(
-        "--debug",
-        action="store_true",
-        help="show whole commands and tracebacks (default: what a build's compilers say)",
-    )
     place.add_argument(
         "--builder",
         action="append",

@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from torchwheels import environments, processes, reports, sandbox, testing, toolchain
 from torchwheels.backend import too_long
 from torchwheels.engines import TIMEOUT, Engine, docker
-from torchwheels.errors import RefusedError, UserError
+from torchwheels.errors import BuildError, RefusedError, TestsError, UserError, of_code
 from torchwheels.finish import Used
 from torchwheels.kept import kept_if_refused, publish
 from torchwheels.output import DEBUG
@@ -119,7 +119,7 @@ def _export(
         refused = "test -e /dist/*.refused"
         arguments = {
             # A wheel that was refused leaves the container, too, for a look at it.
-            "COMMAND": f"{refused} || {step} || {refused}",
+            "COMMAND": f"{refused} || {step} || {{ code=$?; {refused} || exit $code; }}",
             "PROJECT": hashlib.sha256(source.project.encode()).hexdigest()[:16],
             "STABLE": project.stable,
             **({"ONLINE": "requirements,compile", "OFFLINE": "none"} if project.network else {}),
@@ -291,7 +291,7 @@ def _bake(engine: Engine, stage: Mapping[str, Any], project: Project, target: Ta
             env={**os.environ, **secrets},
         )
     except subprocess.TimeoutExpired:
-        raise UserError(f"{target.name} failed: {too_long(project)}") from None
+        raise BuildError(f"{target.name} failed: {too_long(project)}") from None
     if code == 0:
         return
     for pattern, sentence in _KNOWN_FAILURES:
@@ -302,9 +302,10 @@ def _bake(engine: Engine, stage: Mapping[str, Any], project: Project, target: Ta
         raise BuilderGoneError(
             f"{where} does not answer any more: start it and try again, or use `--backend local`"
         )
-    if said := [re.sub(r"\n#\d+ [\d.]+ ", "\n", found) for found in _SAID.findall(text)]:
-        raise UserError(f"in Docker: {said[-1]}")
-    raise UserError("in Docker: the messages above say why")
+    said = [re.sub(r"\n#\d+ [\d.]+ ", "\n", found) for found in _SAID.findall(text)]
+    codes = re.findall(r"did not complete successfully: exit code: (\d+)$", text, re.MULTILINE)
+    kind = of_code(int(codes[-1])) if codes else UserError
+    raise kind(f"in Docker: {said[-1] if said else 'the messages above say why'}")
 
 
 def run_tests(
@@ -348,7 +349,7 @@ def run_tests(
             subprocess.run(copying, capture_output=True)
             return code
     except subprocess.TimeoutExpired:
-        raise UserError(testing.too_long(project)) from None
+        raise TestsError(testing.too_long(project)) from None
     finally:
         subprocess.run(["docker", "image", "rm", image], capture_output=True)
 

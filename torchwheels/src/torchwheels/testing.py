@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 
 from torchwheels import environments, processes, sandbox, toolchain, wheel
 from torchwheels.environments import Environment
-from torchwheels.errors import UserError
+from torchwheels.errors import TestsError, UserError
 from torchwheels.project import Project
 from torchwheels.releases import Target, machine_of
 from torchwheels.wheel import Wheel
@@ -139,7 +139,7 @@ def run_here(
     try:
         return processes.run([*command, *arguments], limit, cwd=work, env=variables).returncode
     except subprocess.TimeoutExpired:
-        raise UserError(too_long(project)) from None
+        raise TestsError(too_long(project)) from None
 
 
 def too_long(project: Project) -> str:
