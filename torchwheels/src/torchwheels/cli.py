@@ -427,7 +427,7 @@ def _targets(given: argparse.Namespace) -> None:
     rows = [("target", "Python", "torch", "CUDA", "image")]
     for each in found:
         cuda = each.cuda.version if each.cuda else "-"
-        rows.append((each.name, each.python, each.torch, cuda, each.image))
+        rows.append((each.name, each.python, each.torch, cuda, each.image.partition("@")[0]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         columns = (text.ljust(width) for text, width in zip(row, widths, strict=True))
