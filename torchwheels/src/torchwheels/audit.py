@@ -11,7 +11,7 @@ from torchwheels import machines
 from torchwheels import rules_of_libraries as libraries
 from torchwheels import rules_of_metadata as metadata
 from torchwheels.errors import UserError
-from torchwheels.promise import Expectation
+from torchwheels.project import Expectation
 from torchwheels.releases import Releases, Target, numbers
 from torchwheels.wheel import Wheel
 

@@ -16,8 +16,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from torchwheels import audit, finish, sandbox, variants, wheel
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.finish import Used
-from torchwheels.project import Project, of_table, preset
-from torchwheels.promise import expectation_of
+from torchwheels.project import Project, expectation_of, of_table, preset
 from torchwheels.releases import Target
 from torchwheels.testing import sha256
 from torchwheels.wheel import Wheel

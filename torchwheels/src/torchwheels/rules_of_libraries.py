@@ -14,10 +14,10 @@ from packaging.specifiers import SpecifierSet
 from torchwheels import baseline, machines
 from torchwheels.elf import Library, demangle
 from torchwheels.machines import Machine
-from torchwheels.promise import Expectation, promised_torches
-from torchwheels.releases import numbers, openmp
+from torchwheels.project import Expectation
+from torchwheels.releases import minor, numbers, openmp
 from torchwheels.stable_functions import first_releases, newest_release, oldest_release
-from torchwheels.wheel import Wheel
+from torchwheels.wheel import Wheel, admitted
 
 _OLDER_NAMES = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 _MANYLINUX = re.compile(r"manylinux(1|2010|2014|_\d+_\d+)_")
@@ -162,7 +162,7 @@ def _covers(limit: str | None, claimed: str | None) -> bool:
 
 def torch_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The libraries use nothing of torch that the oldest promised release lacks."""
-    promised = promised_torches(wheel, expectation)
+    promised = _promised(wheel, expectation)
     declared = expectation.torches
     for name, library in wheel.libraries.items():
         stable, classic = wheel.torch_functions(library)
@@ -183,6 +183,13 @@ def torch_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
                 f"{name} uses {_some(newer)}, which is in torch's stable ABI from {first[newer[0]]} on, "
                 f"but torch {promised[0]} is promised: compile with TORCH_TARGET_VERSION"
             )
+
+
+def _promised(wheel: Wheel, expectation: Expectation) -> list[str]:
+    """The minor releases of torch that the wheel is for, the oldest first."""
+    one = SpecifierSet(f"=={minor(expectation.target.torch)}.*")
+    declared = SpecifierSet(expectation.torches) if expectation.torches else None
+    return admitted(declared or wheel.torch_requirement or one) or admitted(one)
 
 
 def _is_newer(release: str, promised: str) -> bool:
@@ -261,7 +268,7 @@ def _allowed(names: set[str], expectation: Expectation) -> bool:
 
 def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The libraries need only what Linux, torch or the wheel has, and look only in folders beside them."""
-    oldest = promised_torches(wheel, expectation)[0]
+    oldest = _promised(wheel, expectation)[0]
     torchs = openmp(oldest)
     for path, library in wheel.libraries.items():
         for name in library.needed:

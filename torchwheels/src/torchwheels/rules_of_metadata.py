@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchwheels.archive import record_hash
-from torchwheels.promise import Expectation
+from torchwheels.project import Expectation
 from torchwheels.releases import minor, numbers
 from torchwheels.wheel import BUILD_RECORD, CUDA_LIBRARY, Wheel, admitted
 
