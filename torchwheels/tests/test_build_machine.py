@@ -361,13 +361,14 @@ class BuildExtension:
 
 
 class Extension:
-    def __init__(self, name):
+    def __init__(self, name, flags):
         self.name = name
+        self.extra_compile_args = flags
 
 
-def build(names, **options):
+def build(names, flags=(), **options):
     command = BuildExtension(**options)
-    command.extensions = [Extension(name) for name in names]
+    command.extensions = [Extension(name, flags) for name in names]
     command.build_extensions()
     return [command.use_ninja, *command.said]
 """
@@ -436,6 +437,41 @@ def test_architectures_are_the_targets_whatever_the_project_sets(
     assert start(tmp_path, ask, **settings) == f"{notice}\n{' '.join(map(str, found))}"
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", architectures)
     assert start(tmp_path, ask, **settings) == " ".join(map(str, found))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "kept"),
+    [
+        # as the setup.py of causal-conv1d does
+        (
+            ["-O3", "-gencode", "arch=compute_75,code=sm_75", "--threads", "4"],
+            ["-O3", "--threads", "4"],
+        ),
+        (["-gencode=arch=compute_75,code=sm_75", "-lineinfo"], ["-lineinfo"]),
+        (["--generate-code=arch=compute_75,code=sm_75", "-arch=sm_75", "-archive"], ["-archive"]),
+        # what is written for one GPU alone does not compile for another
+        (
+            ["-gencode", "arch=compute_90a,code=sm_90a"],
+            ["-gencode", "arch=compute_90a,code=sm_90a"],
+        ),
+    ],
+)
+def test_architectures_of_a_project_in_its_flags_are_left_out(
+    tmp_path: Path, theirs: list[str], kept: list[str]
+) -> None:
+    settings = {"architectures": "9.0", "gencode": ["-gencode=x"]}
+    build = f"flags := {{'cxx': ['-O1'], 'nvcc': {theirs}}}, torch.utils.cpp_extension.build('a', flags)"
+    found = start(tmp_path, f"({build}) and flags", **settings)
+    notice = "torchwheels: its setup asks nvcc for sm_75; it is built for 9.0\n"
+    said = notice if theirs != kept else ""
+    assert found == f"{said}{ ({'cxx': ['-O1'], 'nvcc': kept}) }"
+
+
+def test_flags_without_a_compiler_of_gpu_code_are_left_alone(tmp_path: Path) -> None:
+    settings = {"architectures": "9.0", "gencode": ["-gencode=x"]}
+    for flags in (["-arch=sm_75"], {"cxx": ["-arch=x"]}):
+        build = f"(flags := {flags}, torch.utils.cpp_extension.build('a', flags)) and flags"
+        assert start(tmp_path, build, **settings) == str(flags)
 
 
 @pytest.mark.parametrize("options", ["", ", use_ninja=False"])

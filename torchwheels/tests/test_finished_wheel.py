@@ -47,6 +47,7 @@ def wheel(
     text: str = "",
     mode: int = 0o644,
     requires: str = "torch>=2",
+    platform: str = "linux_x86_64",
 ) -> Path:
     """A wheel as setuptools makes it, of a package `package` with that text."""
     info = f"some_project-{version}.dist-info"
@@ -56,12 +57,12 @@ def wheel(
         f"some_project-{version}.data/scripts/run": "#!python\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: some-project\nVersion: {version}\n"
         f'Requires-Dist: {requires}\nRequires-Dist: idna; extra == "x"\nProvides-Extra: x\n\nAll of it: ü\n',
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux_x86_64\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-{platform}\n",
     }
     record = f"{info}/RECORD"
     files[record] = "".join(f"{name},,\n" for name in [*files, record])
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"some_project-{version}-cp311-cp311-linux_x86_64.whl"
+    path = folder / f"some_project-{version}-cp311-cp311-{platform}.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
             entry = zipfile.ZipInfo(name, (2026, 1, 1, mode % 24, 0, 0))
@@ -97,6 +98,15 @@ def test_classic_wheel_gets_label_requirement_tag_record_and_bill(
     assert bill["metadata"]["component"]["version"] == version
     assert [x["name"] for x in bill["components"]] == ["package/_C.so", "torch", "g++"]
     assert f"some_project-{version}.data/scripts/run" in contents
+
+
+def test_platform_is_proved_whatever_the_project_says(compiler: str, tmp_path: Path) -> None:
+    """As the setup.py of rotary-emb does, which says manylinux2014."""
+    files = {"package/_C.so": library(compiler, tmp_path, PLAIN)}
+    promised = wheel(tmp_path / "promised", files, platform="manylinux2014_x86_64")
+    result, usual = finished(promised), finished(wheel(tmp_path / "usual", files))
+    assert result.name == usual.name
+    assert result.read_bytes() == usual.read_bytes()
 
 
 def test_bill_of_materials_follows_the_schema() -> None:

@@ -72,7 +72,7 @@ def finish(
         if repair:
             repair(built, folder)
         else:
-            _repair(built, folder, provided)
+            _repair(_without_promise(found, work, used.target), folder, provided)
         wheels = [*folder.glob("*.whl")]
         if len(wheels) != 1:
             raise UserError(
@@ -124,6 +124,20 @@ def _stamps(found: Wheel, version: str, info: str, used: Used) -> dict[str, byte
         f"{info}/{wheel.BUILD_RECORD}": _json(record),
         f"{info}/sboms/{found.name}.cdx.json": _json(bill),
     }
+
+
+def _without_promise(built: Wheel, folder: Path, target: Target) -> Path:
+    """The wheel, in `folder` where its project says which Linux it is for: auditwheel would leave that in its name."""
+    promised = built.path.stem.split("-")[-1]
+    if not promised.startswith("manylinux"):
+        return built.path
+    own, name = f"linux_{target.machine.name}", f"{built.dist_info}/WHEEL"
+    text = re.sub(rb"(?m)^(Tag: .*-).*\n", rb"\1" + own.encode() + rb"\n", built.files[name])
+    tags = "\n".join(dict.fromkeys(text.decode().splitlines())) + "\n"
+    path = folder / f"{built.path.stem.removesuffix(promised)}{own}.whl"
+    files = {**built.files, name: tags.encode()}
+    write_wheel(path, with_record(files, f"{built.dist_info}/RECORD"))
+    return path
 
 
 def _repair(built: Path, folder: Path, provided: Iterable[Path]) -> None:
