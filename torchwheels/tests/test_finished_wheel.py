@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import made_once
-from torchwheels import check_import, environments, finish, machines, releases, toolchain
+from torchwheels import build, check_import, environments, finish, machines, releases, toolchain
 from torchwheels.errors import UserError
 from torchwheels.wheel import read
 
@@ -107,6 +108,7 @@ def test_platform_is_proved_whatever_the_project_says(compiler: str, tmp_path: P
     result, usual = finished(promised), finished(wheel(tmp_path / "usual", files))
     assert result.name == usual.name
     assert result.read_bytes() == usual.read_bytes()
+    assert [*result.parent.glob("*.whl")] == [result]
 
 
 def test_bill_of_materials_follows_the_schema() -> None:
@@ -284,6 +286,38 @@ def test_module_that_does_not_import(
     with pytest.raises(UserError) as error:
         imports(path, base, modules)
     assert message in str(error.value)
+
+
+def test_library_of_a_required_package_is_taken_from_there(
+    compiler: str, tmp_path: Path, base: environments.Environment
+) -> None:
+    """As metatensor-torch's of metatensor-core, which loads it before."""
+    environment = environments.on_top_of(base, tmp_path / "environment")
+    theirs = environment.site_packages / "core" / "lib"
+    theirs.mkdir(parents=True)
+    info = environment.site_packages / "the_core-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: The_Core\nVersion: 1.0\n")
+    (info / "RECORD").write_text("core/lib/libcore.so,,\nthe_core-1.0.dist-info/METADATA,,\n")
+    core = 'extern "C" int core() { return 1; }\n'
+    (theirs / "libcore.so").write_bytes(library(compiler, tmp_path, core, "-Wl,-soname,libcore.so"))
+    linked = library(
+        compiler,
+        tmp_path,
+        'extern "C" int core();\nint used() { return core(); }\n',
+        f"-L{theirs}",
+        "-lcore",
+    )
+    load = f"import ctypes; ctypes.CDLL('{theirs}/libcore.so', ctypes.RTLD_GLOBAL)\n"
+    built = wheel(tmp_path, {"package/_C.so": linked}, text=load, requires="the-core")
+    assert build.libraries_of_requirements(read(built), environment) == [theirs]
+    made = finish.finish(built, tmp_path / "finished", USED, [theirs])
+    assert [*read(made).libraries] == ["package/_C.so"]
+    path = tagged_for_this_python(made)
+    folder = tmp_path / "import"
+    installed = environments.on_top_of(base, folder)
+    environments.pip_install(installed, ["--no-deps", str(path)], {**os.environ})
+    check_import.check_import(path, installed)
 
 
 def test_wheel_that_imports_passes_and_leaves_the_base_as_it_was(

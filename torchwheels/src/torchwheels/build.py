@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from typing import Any
 
 from build import BuildBackendException, BuildException, ProjectBuilder
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from torchwheels import (
     check_import,
@@ -269,6 +271,7 @@ def _compile(build: _Build, dist: Path) -> None:
     )
     packages = build.base.site_packages
     provided = [packages / "torch" / "lib", *packages.glob("nvidia/*/lib")]
+    provided += libraries_of_requirements(found, build.environment)
     machine = [build.work, build.base.folder, environments.installation(build.base) / "lib"]
     repair = None
     if build.project.repair:
@@ -277,6 +280,22 @@ def _compile(build: _Build, dist: Path) -> None:
         finished = finish.finish(built, build.work / "finished", used, provided, machine, repair)
     with kept_if_refused(finished, dist):
         reports.write(reports.check(finished, build.project, build.target), finished)
+
+
+def libraries_of_requirements(found: Wheel, environment: Environment) -> list[Path]:
+    """The folders of libraries that the wheel is linked with, and that packages have which it requires."""
+    needed = {name for library in found.libraries.values() for name in library.needed}
+    lines = map(Requirement, found.metadata.get_all("Requires-Dist") or [])
+    required = {canonicalize_name(each.name) for each in lines}
+    return sorted(
+        {
+            Path(str(file.locate())).parent
+            for package in importlib.metadata.distributions(path=[str(environment.site_packages)])
+            if canonicalize_name(package.metadata["Name"]) in required
+            for file in package.files or ()
+            if file.name in needed
+        }
+    )
 
 
 def before_all(command: str, folder: Path) -> None:

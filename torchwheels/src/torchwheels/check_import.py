@@ -13,7 +13,8 @@ from torchwheels.environments import Environment
 from torchwheels.errors import RefusedError, UserError
 
 # Each library is loaded in a process of its own, which has torch already: many packages load only
-# one of theirs, and some hide it when that fails. Then the modules are imported.
+# one of theirs, and some hide it when that fails. What a library needs of another package may be there
+# once the modules are imported, which comes after that for all.
 _IMPORT = """
 import ctypes, importlib, json, os, sys, sysconfig, traceback
 import torch
@@ -22,10 +23,16 @@ for library in libraries:
     sys.stdout.flush(), sys.stderr.flush()
     child = os.fork()
     if child == 0:
+        path = os.path.join(sysconfig.get_path("platlib"), library)
         try:
-            ctypes.CDLL(os.path.join(sysconfig.get_path("platlib"), library))
+            ctypes.CDLL(path)
         except OSError as error:
-            sys.stderr.write(f"{error}\\n"), sys.stderr.flush(), os._exit(1)
+            try:
+                for module in modules:
+                    importlib.import_module(module)
+                ctypes.CDLL(path)
+            except (OSError, ImportError):
+                sys.stderr.write(f"{error}\\n"), sys.stderr.flush(), os._exit(1)
         os._exit(0)
     if os.waitpid(child, 0)[1] == 256:
         sys.exit(1)

@@ -72,7 +72,7 @@ def finish(
         if repair:
             repair(built, folder)
         else:
-            _repair(_without_promise(found, work, used.target), folder, provided)
+            _repair(_without_promise(found, work / "built", used.target), folder, provided)
         wheels = [*folder.glob("*.whl")]
         if len(wheels) != 1:
             raise UserError(
@@ -134,6 +134,7 @@ def _without_promise(built: Wheel, folder: Path, target: Target) -> Path:
     own, name = f"linux_{target.machine.name}", f"{built.dist_info}/WHEEL"
     text = re.sub(rb"(?m)^(Tag: .*-).*\n", rb"\1" + own.encode() + rb"\n", built.files[name])
     tags = "\n".join(dict.fromkeys(text.decode().splitlines())) + "\n"
+    folder.mkdir()
     path = folder / f"{built.path.stem.removesuffix(promised)}{own}.whl"
     files = {**built.files, name: tags.encode()}
     write_wheel(path, with_record(files, f"{built.dist_info}/RECORD"))
