@@ -358,18 +358,25 @@ class BuildExtension:
 
     def build_extension(self, extension):
         self.said += [self.build_temp]
+        self.include_dirs = extension.include_dirs
 
 
 class Extension:
     def __init__(self, name, flags):
         self.name = name
         self.extra_compile_args = flags
+        self.include_dirs = ["include", "/usr/include"]
 
 
-def build(names, flags=(), **options):
+def built(names, flags=(), **options):
     command = BuildExtension(**options)
     command.extensions = [Extension(name, flags) for name in names]
     command.build_extensions()
+    return command
+
+
+def build(*args, **options):
+    command = built(*args, **options)
     return [command.use_ninja, *command.said]
 """
 
@@ -486,6 +493,15 @@ def test_extensions_are_compiled_side_by_side(
     assert start(tmp_path, f"{build}('a'{options})") == "[True, None, '5', 'build']"
     monkeypatch.setenv("NO_NINJA", "1")
     assert start(tmp_path, f"{build}('ab'{options})") == "[False, None, '5', 'build', 'build']"
+
+
+def test_headers_are_found_where_the_project_turns_ninja_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch-points-kernels does, whose include_dirs are relative: ninja runs in another folder."""
+    monkeypatch.setenv("MAX_JOBS", "5")
+    ask = "torch.utils.cpp_extension.built('a', use_ninja=False).include_dirs"
+    assert start(tmp_path, ask) == str([f"{tmp_path}/include", "/usr/include"])
 
 
 def test_extensions_are_compiled_in_torchs_way_where_a_ninja_knows_no_pool(

@@ -137,6 +137,8 @@ def compile_in_parallel(cpp_extension: Any) -> None:
     def build_extension(self: Any, extension: Any) -> None:
         if SETTINGS["gencode"]:
             leave_out_architectures(extension)
+        # ninja, which the project may have turned off, runs in another folder.
+        extension.include_dirs = [str(Path(x).absolute()) for x in extension.include_dirs]
         if self.pool is None:
             build_one(self, extension)
             return
