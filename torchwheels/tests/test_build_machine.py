@@ -136,7 +136,8 @@ def test_toolkit_of_pip_is_laid_out_as_cmake_expects_it(tmp_path: Path) -> None:
     for name in ("libcudart.so.13", "libnvrtc-builtins.so.13.0", "libcupti.so", "libcupti.so.13"):
         (pips / "lib" / name).write_text(name)
     toolkit = toolchain.CudaToolkit(pips, "13.0.88")
-    found = toolchain.with_usual_layout(toolkit, tmp_path / "cuda")
+    driver = tmp_path / "driver" / "libcuda.so"
+    found = toolchain.with_usual_layout(toolkit, tmp_path / "cuda", driver)
     assert (found.home, found.version) == (tmp_path / "cuda", "13.0.88")
     for name in ("bin/nvcc", "include/cuda.h", "nvvm/bin/cicc", "lib64/libcudadevrt.a"):
         assert (found.home / name).is_file()
@@ -145,7 +146,26 @@ def test_toolkit_of_pip_is_laid_out_as_cmake_expects_it(tmp_path: Path) -> None:
     assert (found.home / "lib64" / "libcudart.so").read_text() == "libcudart.so.13"
     assert (found.home / "lib" / "libnvrtc-builtins.so").read_text() == "libnvrtc-builtins.so.13.0"
     assert (found.home / "lib64" / "libcupti.so").read_text() == "libcupti.so"
-    assert toolchain.with_usual_layout(found, tmp_path / "again") == found
+    assert (found.home / "lib64" / "stubs").readlink() == driver.parent
+    assert toolchain.with_usual_layout(found, tmp_path / "again", driver) == found
+
+
+def test_driver_of_cuda_can_be_linked_with_where_there_is_none(tmp_path: Path) -> None:
+    """As st-attn is."""
+    header = tmp_path / "include" / "cuda.h"
+    header.parent.mkdir()
+    header.write_text(
+        "#define cuGet cuGet_v2\nCUresult CUDAAPI cuGet(int *x);\nCUresult cuInit(int);\n"
+    )
+    toolkit = toolchain.CudaToolkit(tmp_path, "13.0.88")
+    driver = toolchain.make_driver(tmp_path / "driver", toolkit, "gcc")
+    program = tmp_path / "program"
+    code = "int cuInit(int); int cuGet_v2(void);\nint main(void) { return cuInit(0) != 100 || cuGet_v2() != 100; }\n"
+    linked = ["gcc", "-x", "c", "-", "-o", str(program), f"-L{driver.parent}", "-lcuda"]
+    subprocess.run(linked, input=code, text=True, check=True)
+    driver.rename(driver.with_name("libcuda.so.1"))  # the name by which a program asks for it
+    variables = {**os.environ, "LD_LIBRARY_PATH": str(driver.parent)}
+    subprocess.run([str(program)], env=variables, check=True)
 
 
 def test_nvcc_of_the_system_is_out_of_reach(

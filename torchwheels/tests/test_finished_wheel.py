@@ -320,6 +320,22 @@ def test_library_of_a_required_package_is_taken_from_there(
     check_import.check_import(path, installed)
 
 
+def test_library_linked_with_the_driver_is_imported_where_there_is_none(
+    compiler: str, tmp_path: Path, base: environments.Environment
+) -> None:
+    header = tmp_path / "include" / "cuda.h"
+    header.parent.mkdir()
+    header.write_text("CUresult CUDAAPI cuInit(unsigned int);\n")
+    toolkit = toolchain.CudaToolkit(tmp_path, "13.0.88")
+    driver = toolchain.make_driver(tmp_path / "driver", toolkit, "gcc")
+    code = 'extern "C" int cuInit(unsigned);\nint used() { return cuInit(0); }\n'
+    linked = library(compiler, tmp_path, code, f"-L{driver.parent}", "-lcuda")
+    path = tagged_for_this_python(finished(wheel(tmp_path, {"package/_C.so": linked}, text=HIDES)))
+    folder = tmp_path / "import"
+    check_import.install(path, base, folder)
+    check_import.check_import(path, environments.Environment(folder), driver=driver)
+
+
 def test_wheel_that_imports_passes_and_leaves_the_base_as_it_was(
     compiler: str, tmp_path: Path, base: environments.Environment
 ) -> None:

@@ -154,6 +154,11 @@ class _Build:
         return found
 
     @property
+    def driver(self) -> Path:
+        """What it links with as CUDA's driver."""
+        return self.work / "driver" / "libcuda.so"
+
+    @property
     def variables(self) -> Path:
         """The file with the variables of all that runs in it."""
         return self.work / "variables.json"
@@ -198,7 +203,7 @@ def build_wheel(
         with kept_if_refused(build.finished, dist):
             if target.machine.is_here:
                 imported = Environment(work / "import")
-                check_import.check_import(build.finished, imported, project.imports)
+                check_import.check_import(build.finished, imported, project.imports, build.driver)
         report = json.loads(reports.report_file(build.finished).read_text())
         published = publish(build.finished, dist, report)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
@@ -235,7 +240,8 @@ def _prepare(build: _Build) -> None:
         libraries = None
         if not build.target.machine.is_here:
             libraries = environments.cuda_runtime(build.base, build.target, build.work / "runtime")
-        toolkit = toolchain.with_usual_layout(build.toolkit, build.work / "cuda", libraries)
+        driver = toolchain.make_driver(build.driver.parent, build.toolkit, build.compiler.cc)
+        toolkit = toolchain.with_usual_layout(build.toolkit, build.work / "cuda", driver, libraries)
         build = dataclasses.replace(build, toolkit=toolkit)
     shutil.copytree(build.source.folder, build.work / "source", symlinks=True)
     _apply_patches(build.project, build.work / "source")
@@ -434,7 +440,7 @@ def _variables(build: _Build) -> dict[str, str]:
             "CUDA_HOME": str(toolkit.home),
             "CUDAToolkit_ROOT": str(toolkit.home),
             "CUDAARCHS": ";".join(map(cmake_architecture, named)),
-            "LIBRARY_PATH": str(toolkit.home / "lib64"),
+            "LIBRARY_PATH": f"{toolkit.home / 'lib64'}{os.pathsep}{build.driver.parent}",
         }
     else:
         variables["CUDA_VISIBLE_DEVICES"] = ""

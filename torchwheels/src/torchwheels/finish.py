@@ -34,6 +34,7 @@ from packaging.utils import canonicalize_name
 from torchwheels import __version__, processes, wheel
 from torchwheels.errors import UserError
 from torchwheels.releases import Target, minor
+from torchwheels.toolchain import DRIVER
 from torchwheels.wheel import Wheel
 
 OPENMP = "libgomp.so.1"
@@ -147,7 +148,7 @@ def _repair(built: Path, folder: Path, provided: Iterable[Path]) -> None:
     names = {x.name for place in provided for x in place.glob("*.so*")}
     command += [f"--exclude={name}" for name in sorted(names)]
     # The driver's, and torch's, which it may have under another name.
-    command += ["--exclude=libcuda.so.1", f"--exclude={OPENMP}"]
+    command += [f"--exclude={DRIVER}", f"--exclude={OPENMP}"]
     variables = {k: v for k, v in _variables().items() if k != "LD_LIBRARY_PATH"}
     pipe = subprocess.PIPE
     done = processes.run([*command, built], env=variables, stdout=pipe, stderr=pipe, text=True)
