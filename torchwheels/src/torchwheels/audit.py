@@ -41,7 +41,7 @@ from torchwheels.wheel import (
 
 _OLDER_NAMES = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 _MANYLINUX = re.compile(r"manylinux(1|2010|2014|_\d+_\d+)_")
-_TAG_OF_A_PYTHON = re.compile(r"py3-none|(cp3\d+)-(none|abi3|\1t?)")
+_TAG_OF_A_PYTHON = re.compile(r"py3\d*-none|(cp3\d+)-(none|abi3|\1t?)")
 _OF_LINUX = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_")  # the versions of its symbols
 # A torch of CUDA loads its runtime for all libraries of the process.
 _OF_CUDA_RUNTIME = re.compile(r"(__)?cuda[A-Z]\w*")
