@@ -49,7 +49,8 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     base = environments.with_torch(target, toolchain.pip_toolkit(target))
     found = toolchain.find_toolkit(target, base.site_packages)
     assert found is not None
-    home = toolchain.with_usual_layout(found, tmp_path / "cuda").home
+    driver = toolchain.make_driver(tmp_path / "driver", found, "gcc")
+    home = toolchain.with_usual_layout(found, tmp_path / "cuda", driver).home
     (home / "nvvm").unlink()
     shutil.copytree(found.home / "nvvm", home / "nvvm", copy_function=os.symlink)
     compiler, log = home / "nvvm" / "bin" / "cicc", tmp_path / "kernels"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from torchwheels import (
     check_import,
@@ -83,7 +85,7 @@ def build_wheel(
         with kept_if_refused(found.path, dist):
             if target.machine.is_here:
                 imported = Environment(work / "import")
-                check_import.check_import(found, imported, project.imports)
+                check_import.check_import(found, imported, project.imports, place.driver)
         published = publish(found.path, dist)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
     print(
@@ -119,7 +121,8 @@ def _prepare(place: Workplace) -> None:
         libraries = None
         if not place.target.machine.is_here:
             libraries = environments.cuda_runtime(place.base, place.target, place.work / "runtime")
-        toolkit = toolchain.with_usual_layout(place.toolkit, place.work / "cuda", libraries)
+        driver = toolchain.make_driver(place.driver.parent, place.toolkit, place.compiler.cc)
+        toolkit = toolchain.with_usual_layout(place.toolkit, place.work / "cuda", driver, libraries)
         place = dataclasses.replace(place, toolkit=toolkit)
     shutil.copytree(place.source.folder, place.work / "source", symlinks=True)
     _apply_patches(place.project, place.work / "source")
@@ -155,6 +158,7 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
     )
     packages = place.base.site_packages
     provided = [packages / "torch" / "lib", *packages.glob("nvidia/*/lib")]
+    provided += libraries_of_requirements(found, place.environment)
     machine = [place.work, place.base.folder, environments.installation(place.base) / "lib"]
     repair = None
     if place.project.repair:
@@ -166,6 +170,22 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
         report = reports.of(finished, place.project, place.target)
         reports.write(reports.check(report), finished.path)
     return finished
+
+
+def libraries_of_requirements(found: Wheel, environment: Environment) -> list[Path]:
+    """The folders of libraries that the wheel is linked with, and that packages have which it requires."""
+    needed = {name for library in found.libraries.values() for name in library.needed}
+    lines = map(Requirement, found.metadata.get_all("Requires-Dist") or [])
+    required = {canonicalize_name(each.name) for each in lines}
+    return sorted(
+        {
+            Path(str(file.locate())).parent
+            for package in importlib.metadata.distributions(path=[str(environment.site_packages)])
+            if canonicalize_name(package.metadata["Name"]) in required
+            for file in package.files or ()
+            if file.name in needed
+        }
+    )
 
 
 def before_all(command: str, folder: Path) -> None:

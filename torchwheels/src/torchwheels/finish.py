@@ -32,6 +32,7 @@ from torchwheels.archive import with_record, write_wheel
 from torchwheels.elf import Library
 from torchwheels.errors import UserError
 from torchwheels.releases import Target, minor
+from torchwheels.toolchain import DRIVER
 from torchwheels.wheel import Wheel
 
 OPENMP = "libgomp.so.1"
@@ -69,7 +70,7 @@ def finish(
         if repair:
             repair(built.path, folder)
         else:
-            _repair(built.path, folder, provided)
+            _repair(_without_promise(built, work / "built", used.target), folder, provided)
         wheels = [*folder.glob("*.whl")]
         if len(wheels) != 1:
             raise UserError(
@@ -117,13 +118,28 @@ def stamp(found: Wheel, used: Used) -> Wheel:
     return found.with_files(files)
 
 
+def _without_promise(built: Wheel, folder: Path, target: Target) -> Path:
+    """The wheel, in `folder` where its project says which Linux it is for: auditwheel would leave that in its name."""
+    promised = built.path.stem.split("-")[-1]
+    if not promised.startswith("manylinux"):
+        return built.path
+    own, name = f"linux_{target.machine.name}", f"{built.dist_info}/WHEEL"
+    text = re.sub(rb"(?m)^(Tag: .*-).*\n", rb"\1" + own.encode() + rb"\n", built.files[name])
+    tags = "\n".join(dict.fromkeys(text.decode().splitlines())) + "\n"
+    folder.mkdir()
+    path = folder / f"{built.path.stem.removesuffix(promised)}{own}.whl"
+    files = {**built.files, name: tags.encode()}
+    write_wheel(path, with_record(files, f"{built.dist_info}/RECORD"))
+    return path
+
+
 def _repair(built: Path, folder: Path, provided: Iterable[Path]) -> None:
     """Proves how old a Linux the wheel runs on, and packs libraries that no Linux has."""
     command = [sys.executable, "-m", "auditwheel", "repair", f"--wheel-dir={folder}"]
     names = {x.name for place in provided for x in place.glob("*.so*")}
     command += [f"--exclude={name}" for name in sorted(names)]
     # The driver's, and torch's, which it may have under another name.
-    command += ["--exclude=libcuda.so.1", f"--exclude={OPENMP}"]
+    command += [f"--exclude={DRIVER}", f"--exclude={OPENMP}"]
     variables = {k: v for k, v in _variables().items() if k != "LD_LIBRARY_PATH"}
     pipe = subprocess.PIPE
     done = processes.run([*command, built], env=variables, stdout=pipe, stderr=pipe, text=True)

@@ -22,7 +22,7 @@ from torchwheels.project import Expectation
 from torchwheels.releases import minor, numbers
 from torchwheels.wheel import BUILD_RECORD, CUDA_LIBRARY, Wheel, admitted
 
-_TAG_OF_A_PYTHON = re.compile(r"py3-none|(cp3\d+)-(none|abi3|\1t?)")
+_TAG_OF_A_PYTHON = re.compile(r"py3\d*-none|(cp3\d+)-(none|abi3|\1t?)")
 
 
 def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:

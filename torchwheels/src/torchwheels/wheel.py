@@ -202,7 +202,7 @@ class Wheel:
     def pythons(self) -> Compatibility:
         """The Pythons that it installs for; `python_limits` says what its libraries stand."""
         tag = min(self.tags, key=str)
-        release = re.fullmatch(r"cp3(\d+)", tag.interpreter)
+        release = re.fullmatch(r"(cp|py)3(\d+)", tag.interpreter)
         reasons = [f"its tag is {tag.interpreter}-{tag.abi}"]
         reasons += [why for _, why in self.python_limits.values()]
         if not self.python_limits:
@@ -210,9 +210,8 @@ class Wheel:
         why = "; ".join(reasons)
         if not release:
             return Compatibility("", why)
-        return Compatibility(
-            f">=3.{release[1]}" if tag.abi == "abi3" else f"==3.{release[1]}.*", why
-        )
+        is_oldest = tag.abi == "abi3" or release[1] == "py"
+        return Compatibility(f">=3.{release[2]}" if is_oldest else f"==3.{release[2]}.*", why)
 
     def takes(self, target: Target) -> bool:
         """Whether the Python of `target` installs it."""

@@ -42,6 +42,11 @@ class Workplace:
         return found
 
     @property
+    def driver(self) -> Path:
+        """What it links with as CUDA's driver."""
+        return self.work / "driver" / "libcuda.so"
+
+    @property
     def variables(self) -> Path:
         """The file with the variables of all that runs in it."""
         return self.work / "variables.json"
@@ -94,7 +99,7 @@ def variables_of(place: Workplace) -> dict[str, str]:
             "CUDA_HOME": str(toolkit.home),
             "CUDAToolkit_ROOT": str(toolkit.home),
             "CUDAARCHS": ";".join(map(cmake_architecture, named)),
-            "LIBRARY_PATH": str(toolkit.home / "lib64"),
+            "LIBRARY_PATH": f"{toolkit.home / 'lib64'}{os.pathsep}{place.driver.parent}",
         }
     else:
         variables["CUDA_VISIBLE_DEVICES"] = ""
