@@ -245,15 +245,8 @@ def bill_of_materials(record: Mapping[str, Any], libraries: Mapping[str, bytes])
         for key, value in record.items()
         if key not in ("name", "version") and value
     ]
-    purl = f"pkg:pypi/{record['name']}@{quote(record['version'])}"
-    subject = {
-        "type": "library",
-        "bom-ref": purl,
-        "name": record["name"],
-        "version": record["version"],
-        "purl": purl,
-        "properties": properties,
-    }
+    own = _component(record["name"], record["version"])
+    subject = {**own, "bom-ref": own["purl"], "properties": properties}
     files = [
         {
             "type": "file",
@@ -262,16 +255,13 @@ def bill_of_materials(record: Mapping[str, Any], libraries: Mapping[str, bytes])
         }
         for path, data in sorted(libraries.items())
     ]
-    torch = {
-        "type": "library",
-        "name": "torch",
-        "version": record["torch"],
-        "purl": f"pkg:pypi/torch@{quote(record['torch'])}",
-    }
     tools = [{"type": "application", "name": "g++", "version": record["cxx"]}]
     if record["nvcc"]:
         tools.append({"type": "application", "name": "nvcc", "version": record["nvcc"]})
-    excluded = [{**component, "scope": "excluded"} for component in [torch, *tools]]
+    excluded = [
+        {**component, "scope": "excluded"}
+        for component in [_component("torch", record["torch"]), *tools]
+    ]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
@@ -280,6 +270,11 @@ def bill_of_materials(record: Mapping[str, Any], libraries: Mapping[str, bytes])
         "metadata": {"component": subject},
         "components": [*files, *excluded],
     }
+
+
+def _component(name: str, version: str) -> dict[str, str]:
+    purl = f"pkg:pypi/{name}@{quote(version)}"
+    return {"type": "library", "name": name, "version": version, "purl": purl}
 
 
 def _json(document: Mapping[str, Any]) -> bytes:

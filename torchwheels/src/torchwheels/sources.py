@@ -135,16 +135,12 @@ def _takes_version_from_git(folder: Path) -> bool:
 
 def _copy_commits(folder: Path, into: Path) -> None:
     """Makes `into` a repository with the commits and tags of `folder`, and nothing of its settings."""
+    inside = ["-C", str(into)]
     for command in (
         ["clone", "--quiet", "--bare", "--", str(folder), str(into / ".git")],
-        ["-C", str(into), "config", "core.bare", "false"],
-        ["-C", str(into), "remote", "remove", "origin"],
-        [
-            "-C",
-            str(into),
-            "reset",
-            "--quiet",
-        ],  # the files are those that git knows, if nobody has changed them
+        [*inside, "config", "core.bare", "false"],
+        [*inside, "remote", "remove", "origin"],
+        [*inside, "reset", "--quiet"],  # the files are those that git knows, if nobody changed them
     ):
         _git(command, f"read {folder}, where the version of its project comes from")
 

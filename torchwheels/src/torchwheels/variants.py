@@ -133,10 +133,5 @@ def write(found: Wheel) -> Path | None:
     if variant is None:
         return None
     variant.path.parent.mkdir(exist_ok=True)
-    partial = variant.path.with_name(f".{variant.path.name}.partial")
-    try:
-        write_wheel(partial, variant.files)
-        return partial.replace(variant.path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    write_wheel(variant.path, variant.files)
+    return variant.path
