@@ -60,7 +60,6 @@ def build_wheel(
     cache.
     """
     start = time.monotonic()
-    target = project.target_to_build(target)
     _check_machine(project, target)
     toolkit_requirement = toolchain.pip_toolkit(target)
     any_cuda = bool(project.stable)

@@ -239,10 +239,10 @@ def _build(given: argparse.Namespace) -> None:
     targets = _chosen_targets(given, options)
     engines = _engines(given)
     with _fetched(given) as source:
-        steps = os.environ.get("TORCHWHEELS_STEPS") or ",".join(build.STEPS)  # of an image
+        named = os.environ.get("TORCHWHEELS_STEPS")  # of an image
+        steps = named.split(",") if named else build.STEPS
         keep = not given.origin  # in a container; what is said of its wheel is said outside
-        order = Order(options, source, given.dist, engines, keep=keep, steps=steps.split(","))
-        pipeline.run(order, targets)
+        pipeline.run(Order(options, targets, source, given.dist, engines, keep=keep, steps=steps))
 
 
 def _engines(given: argparse.Namespace) -> list[Engine]:
@@ -361,8 +361,11 @@ def _reproduce(given: argparse.Namespace) -> None:
         for target in targets:
             wheels = [
                 pipeline.run(
-                    Order(options, each, Path(work) / name, engines, fresh=True, keep=False),
-                    [target],
+                    Order(
+                        *(options, [target], each, Path(work) / name, engines),
+                        fresh=True,
+                        keep=False,
+                    )
                 )[0]
                 for name, each in (
                     ("one", source),

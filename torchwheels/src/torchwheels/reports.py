@@ -30,33 +30,16 @@ def report_file(path: Path) -> Path:
 def audited(
     path: Path, project: Project, target: Target | None = None, torch: str = ""
 ) -> dict[str, Any]:
-    """The build report of the wheel `path`, as `of` makes it, whoever has built it."""
+    """The build report of the wheel `path`, whoever has built it, for `target`; None: the one that it names.
+
+    `torch`: what another tool has built it beside.
+    """
     report: dict[str, Any] = sandbox.call(_audited, path, project, target, torch)
     return report
 
 
 def _audited(path: Path, project: Project, target: Target | None, torch: str) -> dict[str, Any]:
-    return of(wheel.read(path), project, target, torch)
-
-
-def stamped(path: Path, used: Used, project: Project, target: Target) -> dict[str, Any]:
-    """The build report of the wheel `path` out of a container, once that says of its build what we know.
-
-    Its variant lies beside it then. This is for `sandbox.call`.
-    """
-    found = finish.stamp(wheel.read(path), used)
-    variants.write(found)
-    return of(found, project, target)
-
-
-def of(
-    found: Wheel, project: Project, target: Target | None = None, torch: str = ""
-) -> dict[str, Any]:
-    """The build report of a wheel, which `project` promised for `target`; None: the target that it names.
-
-    `torch`: what another tool has built the wheel beside.
-    """
-    path = found.path
+    found = wheel.read(path)
     if torch:
         target = audit.target_of(found, torch, project.releases)
     elif found.record is None:
@@ -68,7 +51,23 @@ def of(
     elif target is None:
         target = project.target_to_build(project.releases.target(str(found.record.get("target"))))
     options = project.of_target(target, preset(found.name))
-    findings = audit.findings(found, expectation_of(options, target, bool(torch)))
+    return of(found, options, target, bool(torch)) | {"options": project.table}
+
+
+def stamped(path: Path, used: Used, options: Project, target: Target) -> dict[str, Any]:
+    """The build report of the wheel `path` out of a container, once that says of its build what we know.
+
+    Its variant lies beside it then. This is for `sandbox.call`.
+    """
+    found = finish.stamp(wheel.read(path), used)
+    variants.write(found)
+    return of(found, options, target)
+
+
+def of(found: Wheel, options: Project, target: Target, of_others: bool = False) -> dict[str, Any]:
+    """The build report of a wheel for `target`, which was promised with these options of that."""
+    path = found.path
+    findings = audit.findings(found, expectation_of(options, target, of_others))
     digest = sha256(path)
     return {
         "wheel": path.name,
@@ -91,7 +90,7 @@ def of(
             {"rule": rule, "passed": not texts, "detail": "; ".join(texts)}
             for rule, texts in findings.items()
         ],
-        "options": project.table,
+        "options": options.table,
         "tests": _tests(path.parent / "tests", digest),
     }
 
