@@ -333,6 +333,13 @@ def notes(session: nox.Session) -> None:
     session.run(sys.executable, "-m", "tools.notes", *session.posargs)
 
 
+@nox.session(python=False)
+def images(session: nox.Session) -> None:
+    """Pins the base images by the digests that their registries have now: all, or `-- 'nvidia/cuda:13*'`."""
+    session.log("This takes seconds.")
+    session.run(sys.executable, "-m", "tools.images", *session.posargs)
+
+
 @nox.session(reuse_venv=True)
 def package(session: nox.Session) -> None:
     """Builds torchwheels itself into build/package, and tests its wheel in empty environments."""

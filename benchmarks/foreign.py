@@ -6,6 +6,8 @@ Further arguments, such as `--backend local`, are for `torchwheels build` and `t
 are PyPI's, or a commit's where PyPI has none that are whole; those of the tests, where PyPI's lack them, are
 the repository's. What fails leaves a row, too.
 
+    python -m benchmarks.foreign natten 3.11-cu130 --minutes=10   # what takes hours says how far it came
+
     python -m benchmarks.foreign --add RECORD...   # of the tests of such a wheel on another machine
 
 A record is what `torchwheels test` leaves: the wheel's sha256, the device, and how many tests passed.
@@ -15,7 +17,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -51,10 +55,16 @@ def source(name: str) -> str:
 
 
 PROJECTS = {
+    "causal-conv1d": Foreign("1.7.0", "fetches a wheel unless it is told otherwise"),
     "chamferdist": Foreign("1.0.3", "setup.py alone"),
     "ctcdecode": Foreign("1.0.2", "downloads sources of others"),
     "dbscan-torch": Foreign("0.2.0", "pins torch"),
+    "dcnv4": Foreign("1.0.0.post2", "CUDA only, asks for a GPU"),
     "diso": Foreign("0.1.4", "CUDA only"),
+    "extension-cpp": Foreign(
+        "git+https://github.com/pytorch/extension-cpp@0ec4969c7bc8e15a8456e5eb9d9ca0a7ec15bc95",
+        "abi3",
+    ),
     "fast-hadamard-transform": Foreign("1.1.0", "CUDA only, incomplete archive"),
     "foldedtensor": Foreign("0.4.0", "pybind11, not torch's build code"),
     "fused-ssim": Foreign(
@@ -62,6 +72,8 @@ PROJECTS = {
         "architectures of its own",
     ),
     "grid-fusion-pytorch": Foreign("0.1.2", "setuptools-scm, compiles when it is imported"),
+    "inplace-abn": Foreign("1.1.0", ""),
+    "metatensor-torch": Foreign("0.10.8", "CMake, a build backend of its own"),
     "monotonic-alignment-search": Foreign("0.2.1", "Cython"),
     "natten": Foreign("0.21.7", "CMake"),
     "pointnet2": Foreign(
@@ -69,37 +81,41 @@ PROJECTS = {
         "a subfolder, sets architectures",
     ),
     "quad-iou": Foreign("0.2.0", ""),
+    "rotary-emb": Foreign("0.5.2", "architectures and a platform of its own"),
     "simple-knn": Foreign(
         "git+https://github.com/camenduru/simple-knn@60f461f4a56b7967e5d8045bf92f8c33f36976d0",
         "CUDA only",
     ),
     "spatial-correlation-sampler": Foreign("0.5.0", "CUDA unless it is told otherwise"),
+    "st-attn": Foreign("0.0.6", "for one GPU alone"),
     "torch-cluster": Foreign("1.6.3", "no ninja, a library for each file", f"{PYG}cluster@1.6.3"),
+    "torch-discounted-cumsum": Foreign("1.1.0", ""),
     "torch-harmonics": Foreign("0.8.0", ""),
     "torch-kdtree": Foreign("1.0", "CMake, downloads sources of others"),
+    "torch-linear-assignment": Foreign("0.0.3", "CUDA where it finds a GPU"),
+    "torch-points-kernels": Foreign("0.7.0", "no ninja, pins numpy"),
     "torch-scatter": Foreign("2.1.2", "no ninja, a library for each file", f"{PYG}scatter@2.1.2"),
     "torch-sparse": Foreign("0.6.18", "a library for each file"),
     "torch-spline-conv": Foreign("1.2.2", "no ninja", f"{PYG}spline_conv@1.2.2"),
+    "torchdtw": Foreign("0.4.2", "stable ABI, setuptools-scm"),
+    "torchlpc": Foreign("0.7.2", ""),
     "torchmcubes": Foreign(
         "git+https://github.com/tatsy/torchmcubes@3381600ddc3d2e4d74222f8495866be5fafbace4",
         "scikit-build-core, pybind11",
     ),
     "torchsort": Foreign("0.1.9", "", "git+https://github.com/teddykoker/torchsort@v0.1.9"),
-    "extension-cpp": Foreign(
-        "git+https://github.com/pytorch/extension-cpp@0ec4969c7bc8e15a8456e5eb9d9ca0a7ec15bc95",
-        "abi3",
-    ),
-    "torch-discounted-cumsum": Foreign("1.1.0", ""),
-    "torchdtw": Foreign("0.4.2", "stable ABI, setuptools-scm"),
-    "torchlpc": Foreign("0.7.2", ""),
     "vesin-torch": Foreign("0.6.2", "CMake, a build backend of its own"),
     "warp-rnnt": Foreign("0.7.0", "CUDA only, asks for a GPU"),
+    "xformers": Foreign("0.0.35", "stable ABI, submodules"),
 }
 
 RESULTS = ROOT / "benchmarks" / "results" / "foreign.json"
 DIST = ROOT / "build" / "foreign"
 OF_A_RUN = ("device", "passed", "failed", "skipped")
-BUILT = re.compile(r"built \S*?([^/\s]+\.whl), which .* (\d+) s, largest process ([\d.]+) GB")
+MINUTES = "--minutes="
+BUILT = re.compile(r"built \S*?([^/\s]+\.whl), which .* largest process ([\d.]+) GB")
+# ninja's and CMake's.
+PROGRESS = re.compile(r"^\[ *(\d+(?:/\d+|%))\]", re.MULTILINE)
 # The sentence and the lines that belong to it, without those that only this machine understands.
 REASON = re.compile(
     r"^torchwheels: (?:\S+ failed: )?(.*(?:\n  .*)*?)(?:\n  the wheel is kept .*)?\n\Z",
@@ -140,18 +156,25 @@ class Processes(threading.Thread):
         return found
 
 
-def run_tool(*arguments: str) -> tuple[str, int]:
-    """Runs torchwheels, passing on what it prints; returns that, and how many compilers ran at a time."""
+def run_tool(*arguments: str, minutes: float = 0) -> tuple[str, int]:
+    """Runs torchwheels, passing on what it prints; returns that, and how many compilers ran at a time.
+
+    After so many minutes, if any, it is interrupted.
+    """
     command = [sys.executable, "-m", "torchwheels", *arguments, f"--dist={DIST}"]
     printed = []
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with subprocess.Popen(command, text=True, **pipes) as run:
         processes = Processes(run)
         processes.start()
+        limit = threading.Timer(60 * minutes, run.send_signal, [signal.SIGINT])
+        if minutes:
+            limit.start()
         assert run.stdout
         for line in run.stdout:
             print(line, end="", flush=True)
             printed.append(line)
+        limit.cancel()
     return "".join(printed), processes.most
 
 
@@ -160,20 +183,27 @@ def measure(name: str, target: str, arguments: list[str]) -> dict[str, Any]:
     config = ROOT / "benchmarks" / "foreign" / f"{name}.toml"
     options = project.load(config) if config.is_file() else project.Project()
     known = PROJECTS[name]
-    given = [f"--target={target}", *arguments]
+    minutes = [float(x.removeprefix(MINUTES)) for x in arguments if x.startswith(MINUTES)]
+    passed_on = [x for x in arguments if not x.startswith(MINUTES)]
+    given = [f"--target={target}", *passed_on]
     given += [f"--config={config}"] if config.is_file() else []
     start = time.monotonic()
-    printed, processes = run_tool("build", source(name), *given)
+    printed, processes = run_tool("build", source(name), *given, minutes=sum(minutes))
+    is_over = 0 < 60 * sum(minutes) <= time.monotonic() - start
     row = {
         "project": source(name),
         "style": known.style,
         "target": target,
         "options": {key: value for key, value in options.table.items() if key != "tests"},
-        "seconds": round(time.monotonic() - start),
         "processes": processes,
         "command": " ".join(["python -m benchmarks.foreign", name, target, *arguments]),
     }
     found = BUILT.search(printed)
+    if not found and is_over:
+        done = ["none", *PROGRESS.findall(printed)][-1]
+        return row | {
+            "failed": f"after {sum(minutes):g} minutes on {os.cpu_count()} cores, {done} of it was compiled"
+        }
     if not found:
         reason = REASON.search(printed)
         why = " ".join(reason[1].split()) if reason else "it died without a word"
@@ -181,7 +211,7 @@ def measure(name: str, target: str, arguments: list[str]) -> dict[str, Any]:
     wheel = DIST / found[1]
     if options.tests.paths or options.tests.command:
         run_tool("test", known.tests or source(name), f"--wheel={wheel}", *given)
-    return row | {"GB": float(found[3])} | of_wheel(wheel, options)
+    return row | {"GB": float(found[2])} | of_wheel(wheel, options)
 
 
 def of_wheel(wheel: Path, options: project.Project) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def foreign(rows: list[dict[str, Any]]) -> str:
             at_once = f"{row['processes']} processes at a time, " if "processes" in row else ""
             code = f", code for {' '.join(row['architectures'])}" if row["architectures"] else ""
             result = (
-                f"{row['seconds']} s, {at_once}the largest of {row['GB']:.1f} GB, beside torch {row['torch']}: "
+                f"{at_once}the largest of {row['GB']:.1f} GB, beside torch {row['torch']}: "
                 f"`{row['tag']}`, {row['MB']:.2f} MB{code}"
             )
             result += f". Audit: {', '.join(row['broken rules']) or 'passed'}"
@@ -168,9 +168,15 @@ def explained(body: list[ast.stmt]) -> Iterator[tuple[ast.AnnAssign, str]]:
 def rules() -> Iterator[str]:
     """The rules of the audit, as their functions explain them."""
     tree = ast.parse((TORCHWHEELS / "audit.py").read_text())
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    functions = {
+        node.name: node
+        for file in TORCHWHEELS.glob("rules_of_*.py")
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
     yield from ("| rule | what holds |", "|---|---|")
-    for name in names_in(tree.body, "RULES"):
+    for place in names_in(tree.body, "RULES"):
+        name = place.rpartition(".")[2]
         text = ast.get_docstring(functions[name]) or ""
         yield f"| `{name}` | {text.splitlines()[0]} |"
 

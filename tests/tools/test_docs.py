@@ -239,13 +239,29 @@ def test_a_foreign_project_that_fails_leaves_its_reason(
     config.write_text('pretend-gpu = true\ntests = { paths = ["test"] }\n')
     monkeypatch.setattr(foreign, "ROOT", tmp_path)
     printed = f"torchwheels: beside torch\nrunning build\ntorchwheels: {said}\n"
-    monkeypatch.setattr(foreign, "run_tool", lambda *_: (printed, 2))
+    monkeypatch.setattr(foreign, "run_tool", lambda *_, **__: (printed, 2))
     row = foreign.measure("quad-iou", "3.11-cpu", ["--backend", "local"])
     assert row["failed"] == reason
     assert row["options"] == {"pretend-gpu": True}
     table = generate().foreign([row])
     assert "`pretend-gpu = true`" in table
     assert f"not built: {reason}" in table
+
+
+def test_a_foreign_project_that_is_too_large_says_how_far_it_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "python"
+    tool.write_text(
+        "#!/bin/sh\ntrap 'echo torchwheels: interrupted; exit 130' INT\n"
+        "echo '[1/94] nvcc a'; echo '[2/94] nvcc b'; sleep 30 & wait\n"
+    )
+    tool.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tool))
+    row = foreign.measure("natten", "3.11-cpu", ["--minutes=0.02"])
+    assert row["failed"].startswith("after 0.02 minutes on ")
+    assert row["failed"].endswith("cores, 2/94 of it was compiled")
+    assert row["command"].endswith("natten 3.11-cpu --minutes=0.02")
 
 
 def test_compilers_below_a_process_are_counted(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from torchwheels import releases
-from torchwheels.audit import Expectation, findings, record_hash
+from torchwheels.archive import record_hash
+from torchwheels.audit import Expectation, findings
 from torchwheels.wheel import BUILD_RECORD, read
 
 CLASSIC = """

@@ -136,7 +136,8 @@ def test_toolkit_of_pip_is_laid_out_as_cmake_expects_it(tmp_path: Path) -> None:
     for name in ("libcudart.so.13", "libnvrtc-builtins.so.13.0", "libcupti.so", "libcupti.so.13"):
         (pips / "lib" / name).write_text(name)
     toolkit = toolchain.CudaToolkit(pips, "13.0.88")
-    found = toolchain.with_usual_layout(toolkit, tmp_path / "cuda")
+    driver = tmp_path / "driver" / "libcuda.so"
+    found = toolchain.with_usual_layout(toolkit, tmp_path / "cuda", driver)
     assert (found.home, found.version) == (tmp_path / "cuda", "13.0.88")
     for name in ("bin/nvcc", "include/cuda.h", "nvvm/bin/cicc", "lib64/libcudadevrt.a"):
         assert (found.home / name).is_file()
@@ -145,7 +146,26 @@ def test_toolkit_of_pip_is_laid_out_as_cmake_expects_it(tmp_path: Path) -> None:
     assert (found.home / "lib64" / "libcudart.so").read_text() == "libcudart.so.13"
     assert (found.home / "lib" / "libnvrtc-builtins.so").read_text() == "libnvrtc-builtins.so.13.0"
     assert (found.home / "lib64" / "libcupti.so").read_text() == "libcupti.so"
-    assert toolchain.with_usual_layout(found, tmp_path / "again") == found
+    assert (found.home / "lib64" / "stubs").readlink() == driver.parent
+    assert toolchain.with_usual_layout(found, tmp_path / "again", driver) == found
+
+
+def test_driver_of_cuda_can_be_linked_with_where_there_is_none(tmp_path: Path) -> None:
+    """As st-attn is."""
+    header = tmp_path / "include" / "cuda.h"
+    header.parent.mkdir()
+    header.write_text(
+        "#define cuGet cuGet_v2\nCUresult CUDAAPI cuGet(int *x);\nCUresult cuInit(int);\n"
+    )
+    toolkit = toolchain.CudaToolkit(tmp_path, "13.0.88")
+    driver = toolchain.make_driver(tmp_path / "driver", toolkit, "gcc")
+    program = tmp_path / "program"
+    code = "int cuInit(int); int cuGet_v2(void);\nint main(void) { return cuInit(0) != 100 || cuGet_v2() != 100; }\n"
+    linked = ["gcc", "-x", "c", "-", "-o", str(program), f"-L{driver.parent}", "-lcuda"]
+    subprocess.run(linked, input=code, text=True, check=True)
+    driver.rename(driver.with_name("libcuda.so.1"))  # the name by which a program asks for it
+    variables = {**os.environ, "LD_LIBRARY_PATH": str(driver.parent)}
+    subprocess.run([str(program)], env=variables, check=True)
 
 
 def test_nvcc_of_the_system_is_out_of_reach(
@@ -358,17 +378,25 @@ class BuildExtension:
 
     def build_extension(self, extension):
         self.said += [self.build_temp]
+        self.include_dirs = extension.include_dirs
 
 
 class Extension:
-    def __init__(self, name):
+    def __init__(self, name, flags):
         self.name = name
+        self.extra_compile_args = flags
+        self.include_dirs = ["include", "/usr/include"]
 
 
-def build(names, **options):
+def built(names, flags=(), **options):
     command = BuildExtension(**options)
-    command.extensions = [Extension(name) for name in names]
+    command.extensions = [Extension(name, flags) for name in names]
     command.build_extensions()
+    return command
+
+
+def build(*args, **options):
+    command = built(*args, **options)
     return [command.use_ninja, *command.said]
 """
 
@@ -438,6 +466,41 @@ def test_architectures_are_the_targets_whatever_the_project_sets(
     assert start(tmp_path, ask, **settings) == " ".join(map(str, found))
 
 
+@pytest.mark.parametrize(
+    ("theirs", "kept"),
+    [
+        # as the setup.py of causal-conv1d does
+        (
+            ["-O3", "-gencode", "arch=compute_75,code=sm_75", "--threads", "4"],
+            ["-O3", "--threads", "4"],
+        ),
+        (["-gencode=arch=compute_75,code=sm_75", "-lineinfo"], ["-lineinfo"]),
+        (["--generate-code=arch=compute_75,code=sm_75", "-arch=sm_75", "-archive"], ["-archive"]),
+        # what is written for one GPU alone does not compile for another
+        (
+            ["-gencode", "arch=compute_90a,code=sm_90a"],
+            ["-gencode", "arch=compute_90a,code=sm_90a"],
+        ),
+    ],
+)
+def test_architectures_of_a_project_in_its_flags_are_left_out(
+    tmp_path: Path, theirs: list[str], kept: list[str]
+) -> None:
+    settings = {"architectures": "9.0", "gencode": ["-gencode=x"]}
+    build = f"flags := {{'cxx': ['-O1'], 'nvcc': {theirs}}}, torch.utils.cpp_extension.build('a', flags)"
+    found = start(tmp_path, f"({build}) and flags", **settings)
+    notice = "torchwheels: its setup asks nvcc for sm_75; it is built for 9.0\n"
+    said = notice if theirs != kept else ""
+    assert found == f"{said}{ ({'cxx': ['-O1'], 'nvcc': kept}) }"
+
+
+def test_flags_without_a_compiler_of_gpu_code_are_left_alone(tmp_path: Path) -> None:
+    settings = {"architectures": "9.0", "gencode": ["-gencode=x"]}
+    for flags in (["-arch=sm_75"], {"cxx": ["-arch=x"]}):
+        build = f"(flags := {flags}, torch.utils.cpp_extension.build('a', flags)) and flags"
+        assert start(tmp_path, build, **settings) == str(flags)
+
+
 @pytest.mark.parametrize("options", ["", ", use_ninja=False"])
 def test_extensions_are_compiled_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str
@@ -450,6 +513,15 @@ def test_extensions_are_compiled_side_by_side(
     assert start(tmp_path, f"{build}('a'{options})") == "[True, None, '5', 'build']"
     monkeypatch.setenv("NO_NINJA", "1")
     assert start(tmp_path, f"{build}('ab'{options})") == "[False, None, '5', 'build', 'build']"
+
+
+def test_headers_are_found_where_the_project_turns_ninja_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torch-points-kernels does, whose include_dirs are relative: ninja runs in another folder."""
+    monkeypatch.setenv("MAX_JOBS", "5")
+    ask = "torch.utils.cpp_extension.built('a', use_ninja=False).include_dirs"
+    assert start(tmp_path, ask) == str([f"{tmp_path}/include", "/usr/include"])
 
 
 def test_extensions_are_compiled_in_torchs_way_where_a_ninja_knows_no_pool(

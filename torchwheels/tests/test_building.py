@@ -10,13 +10,26 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from forged_wheels import CLASSIC, Forge
-from torchwheels import build, cli, environments, project, releases, sources
+from torchwheels import archive as archives
+from torchwheels import (
+    backend,
+    build,
+    cli,
+    elf,
+    environments,
+    project,
+    releases,
+    sandbox,
+    sources,
+    wheel,
+)
 from torchwheels.errors import UserError
 from torchwheels.releases import Target
 from torchwheels.wheel import read
@@ -112,6 +125,29 @@ def test_a_backends_warnings_are_passed_on_but_torchs_of_numpy(
     said = {str(each.message) for each in recwarn}
     assert "of its own" in said
     assert not any("NumPy" in each for each in said)
+
+
+@pytest.mark.slow
+def test_a_wheel_is_read_once(
+    classic: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was built, and as auditwheel made it; a library that is the same in both is looked at once."""
+    read, looked_at = [], []
+
+    def reads(archive: zipfile.ZipFile) -> dict[str, bytes]:
+        read.append(Path(str(archive.filename)).parent.name)
+        return archives.unpack(archive)
+
+    def looks_at(data: bytes) -> elf.Library:
+        looked_at.append(hash(data))
+        return elf.read_library(data)
+
+    monkeypatch.setattr(wheel, "unpack", reads)
+    monkeypatch.setattr(wheel, "read_library", looks_at)
+    monkeypatch.delattr(sandbox, "call")  # what this machine has built
+    build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
+    assert read == ["built", "repaired"]
+    assert len(looked_at) == len({*looked_at}) <= 2
 
 
 @pytest.mark.slow
@@ -246,7 +282,7 @@ def test_failures_are_explained_and_leave_the_old_wheel(
     ],
 )
 def test_what_a_build_prints_is_explained(printed: str, sentence: str) -> None:
-    assert build._explain(f"running build_ext\n{printed}\n", "2").startswith(sentence)
+    assert backend._explain(f"running build_ext\n{printed}\n", "2").startswith(sentence)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from test_building import fetched
-from torchwheels import build, environments, project, releases, toolchain
+from torchwheels import build, environments, project, releases, toolchain, workplace
 from torchwheels.wheel import read
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,8 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     base = environments.with_torch(target, toolchain.pip_toolkit(target))
     found = toolchain.find_toolkit(target, base.site_packages)
     assert found is not None
-    home = toolchain.with_usual_layout(found, tmp_path / "cuda").home
+    driver = toolchain.make_driver(tmp_path / "driver", found, "gcc")
+    home = toolchain.with_usual_layout(found, tmp_path / "cuda", driver).home
     (home / "nvvm").unlink()
     shutil.copytree(found.home / "nvvm", home / "nvvm", copy_function=os.symlink)
     compiler, log = home / "nvvm" / "bin" / "cicc", tmp_path / "kernels"
@@ -67,7 +68,7 @@ def test_kernel_is_compiled_once(
     if cache == "ccache" and not shutil.which("ccache"):
         pytest.skip("ccache is not installed")
     monkeypatch.setattr(toolchain, "find_launcher", CACHES[cache])
-    monkeypatch.setattr(build, "_compiler_cache", lambda _: tmp_path / "compiled")
+    monkeypatch.setattr(workplace, "_compiler_cache", lambda _: tmp_path / "compiled")
     monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "9.0")
     monkeypatch.delenv("CCACHE_DIR", raising=False)
     source = make_project(tmp_path / "source")

@@ -14,8 +14,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from torchwheels import baseline, links, machines, releases, toolchain
+from torchwheels.elf import read_library
 from torchwheels.errors import UserError
-from torchwheels.wheel import read_library
 
 # Each of these has a newer version on a newer Linux, or is new itself.
 CODE = """

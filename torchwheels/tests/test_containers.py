@@ -33,7 +33,7 @@ def fake_docker(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("ERROR: pull access denied", r"a base image \(ubuntu:22\.04\) is not here"),
+        ("ERROR: pull access denied", r"a base image \(ubuntu:22\.04.*\) is not here"),
         ("write: no space left on device", "the disk of the Docker engine is full"),
         ("Cannot connect to the Docker daemon", "does not answer any more: start it and try again"),
         ("#12 3.4 torchwheels: 3.11-cpu failed: why", "in Docker: 3.11-cpu failed: why"),
@@ -60,6 +60,42 @@ def test_failures_of_the_engine_are_explained(
     source.mkdir()
     with pytest.raises(SystemExit, match=message):
         cli.main(["build", str(source), "--target=3.11-cpu"])
+
+
+@pytest.mark.parametrize("code", [1, 3, 4, 5, 137])
+def test_exit_code_is_that_of_the_command_in_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int
+) -> None:
+    said = f'process "sh -c x" did not complete successfully: exit code: {code}'
+    fake_docker(tmp_path, monkeypatch, f"echo '#9 0.1 torchwheels: why'; echo '{said}'; exit 1")
+    source = tmp_path / "source"
+    source.mkdir()
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["build", str(source), "--target=3.11-cpu"])
+    message = "torchwheels: in Docker: why"
+    if code in (3, 4, 5):
+        assert ended.value.code == code
+        assert capsys.readouterr().err == f"{message}\n"
+    else:
+        assert ended.value.code == message
+
+
+@pytest.mark.parametrize(("left", "code"), [("", 3), ("x.whl.refused", 0)])
+def test_a_container_ends_as_its_command_or_with_what_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str, code: int
+) -> None:
+    fake_docker(tmp_path, monkeypatch, "exit 1")
+    source = tmp_path / "source"
+    source.mkdir()
+    with pytest.raises(SystemExit):
+        cli.main(["build", str(source), "--target=3.11-cpu"])
+    (stage,) = json.loads((tmp_path / "bake.json").read_text())["target"].values()
+    command = stage["args"]["COMMAND"].replace("/dist", str(tmp_path / "dist"))
+    (tmp_path / "dist").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text(f"#!/bin/sh\ntouch {tmp_path}/dist/{left}\nexit 3\n")
+    python.chmod(0o755)
+    assert subprocess.run(["sh", "-c", command]).returncode == code
 
 
 @pytest.mark.parametrize(
@@ -117,7 +153,7 @@ def test_wheel_that_was_refused_in_a_container_is_kept(
 def test_image_gets_what_the_table_and_the_project_say() -> None:
     options = project.Project(system_packages=("libfoo-dev",), release="12.4")
     assert containers.build_arguments(options, TARGET) == {
-        "BASE_IMAGE": "nvidia/cuda:13.0.2-devel-ubuntu22.04",
+        "BASE_IMAGE": TARGET.image,
         "TARGET": "3.11-cu130",
         "RELEASE": "12.4",
         "PYTHON": "3.11",
@@ -253,9 +289,9 @@ FORGING = """
 import glob, subprocess
 code = '''
 import sys
-from torchwheels import finish, releases
+from torchwheels import finish, releases, wheel
 forged = finish.Used(releases.load().target("3.11-cpu"), ("9.0",), "git+https://example.org/x@1", "g++ 99", "99.0")
-finish.stamp(__import__("pathlib").Path(sys.argv[1]), forged)
+finish.stamp(wheel.read(__import__("pathlib").Path(sys.argv[1])), forged)
 '''
 for wheel in glob.glob("/opt/cache/build/*/finished/*.whl"):
     subprocess.run(["/opt/torchwheels/bin/python", "-c", code, wheel], env={"PYTHONPATH": "/opt/tool"}, check=True)

@@ -264,6 +264,38 @@ def test_folder_of_a_commit_has_what_the_commit_has(name: str, tmp_path: Path) -
     assert changed.origin == f"sha256:{sources.hash_of_folder(changed.folder)}"
 
 
+def test_folder_of_a_commit_has_what_its_submodules_have(tmp_path: Path) -> None:
+    """Also where a setting has git pass over files that it does not know."""
+    folder = tmp_path / "x"
+    repository(tmp_path / "library", **{"x.h": "", ".gitignore": "*.so\n"})
+    repository(folder, **{"setup.py": ""})
+    git = ["git", "-C", str(folder), "-c", "user.name=x", "-c", "user.email=x"]
+    for command in (
+        [
+            "-c",
+            "protocol.file.allow=always",
+            "submodule",
+            "--quiet",
+            "add",
+            str(tmp_path / "library"),
+            "below",
+        ],
+        ["commit", "-q", "-m", "y"],
+        ["config", "status.showUntrackedFiles", "no"],
+    ):
+        subprocess.run([*git, *command], check=True)
+    (folder / "below" / "x.so").touch()
+    clean = sources.fetch(str(folder), tmp_path / "clean")
+    assert clean.origin.startswith("git:")
+    assert files(clean.folder) == {"setup.py", ".gitmodules", "below/x.h", "below/.gitignore"}
+    for number, path in enumerate(("below/more.h", "more.cpp")):
+        (folder / path).touch()
+        changed = sources.fetch(str(folder), tmp_path / str(number))
+        assert changed.origin.startswith("sha256:")
+        assert path in files(changed.folder)
+        (folder / path).unlink()
+
+
 def test_zip_archive_keeps_what_can_be_run(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         for name, mode in (("x/setup.py", 0o644), ("x/configure", 0o755)):

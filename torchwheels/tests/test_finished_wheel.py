@@ -5,6 +5,7 @@ from __future__ import annotations
 import email
 import io
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import made_once
-from torchwheels import check_import, environments, finish, machines, releases, toolchain
+from torchwheels import build, check_import, environments, finish, machines, releases, toolchain
 from torchwheels.errors import UserError
 from torchwheels.wheel import read
 
@@ -47,6 +48,7 @@ def wheel(
     text: str = "",
     mode: int = 0o644,
     requires: str = "torch>=2",
+    platform: str = "linux_x86_64",
 ) -> Path:
     """A wheel as setuptools makes it, of a package `package` with that text."""
     info = f"some_project-{version}.dist-info"
@@ -56,12 +58,12 @@ def wheel(
         f"some_project-{version}.data/scripts/run": "#!python\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: some-project\nVersion: {version}\n"
         f'Requires-Dist: {requires}\nRequires-Dist: idna; extra == "x"\nProvides-Extra: x\n\nAll of it: ü\n',
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux_x86_64\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-{platform}\n",
     }
     record = f"{info}/RECORD"
     files[record] = "".join(f"{name},,\n" for name in [*files, record])
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"some_project-{version}-cp311-cp311-linux_x86_64.whl"
+    path = folder / f"some_project-{version}-cp311-cp311-{platform}.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
             entry = zipfile.ZipInfo(name, (2026, 1, 1, mode % 24, 0, 0))
@@ -71,7 +73,7 @@ def wheel(
 
 
 def finished(path: Path, used: finish.Used = USED) -> Path:
-    return finish.finish(path, path.parent / "finished", used, [])
+    return finish.finish(read(path), path.parent / "finished", used, []).path
 
 
 def test_classic_wheel_gets_label_requirement_tag_record_and_bill(
@@ -97,6 +99,16 @@ def test_classic_wheel_gets_label_requirement_tag_record_and_bill(
     assert bill["metadata"]["component"]["version"] == version
     assert [x["name"] for x in bill["components"]] == ["package/_C.so", "torch", "g++"]
     assert f"some_project-{version}.data/scripts/run" in contents
+
+
+def test_platform_is_proved_whatever_the_project_says(compiler: str, tmp_path: Path) -> None:
+    """As the setup.py of rotary-emb does, which says manylinux2014."""
+    files = {"package/_C.so": library(compiler, tmp_path, PLAIN)}
+    promised = wheel(tmp_path / "promised", files, platform="manylinux2014_x86_64")
+    result, usual = finished(promised), finished(wheel(tmp_path / "usual", files))
+    assert result.name == usual.name
+    assert result.read_bytes() == usual.read_bytes()
+    assert [*result.parent.glob("*.whl")] == [result]
 
 
 def test_bill_of_materials_follows_the_schema() -> None:
@@ -179,14 +191,16 @@ def test_folders_of_the_build_are_not_searched(compiler: str, tmp_path: Path) ->
         "package/_D.so": library(compiler, tmp_path, PLAIN, f"-Wl,-rpath,{own[0]}"),
         "package/_E.so": library(compiler, tmp_path, PLAIN, "-Wl,-rpath,/opt/elsewhere"),
     }
-    made = finish.finish(wheel(tmp_path, libraries), tmp_path / "finished", USED, own[:1], own[1:])
-    found = {Path(path).stem: each for path, each in read(made).libraries.items()}
+    made = finish.finish(
+        read(wheel(tmp_path, libraries)), tmp_path / "finished", USED, own[:1], own[1:]
+    )
+    found = {Path(path).stem: each for path, each in read(made.path).libraries.items()}
     assert {name: each.rpath for name, each in found.items()} == {
         "_C": ("$ORIGIN/lib",),
         "_D": (),
         "_E": ("/opt/elsewhere",),  # of which the audit says so
     }
-    assert not any(str(tmp_path).encode() in data for data in read(made).files.values())
+    assert not any(str(tmp_path).encode() in data for data in read(made.path).files.values())
 
 
 @pytest.mark.parametrize("name", ["libgomp.so.1", "libgomp-a34b3233.so.1"])
@@ -196,8 +210,8 @@ def test_openmp_is_torchs(compiler: str, tmp_path: Path, name: str) -> None:
     torchs.touch()
     code = 'extern "C" int omp_get_max_threads();\nint used() { return omp_get_max_threads(); }\n'
     data = {"package/_C.so": library(compiler, tmp_path, code, "-fopenmp")}
-    made = finish.finish(wheel(tmp_path, data), tmp_path / "finished", USED, [torchs.parent])
-    (found,) = read(made).libraries.values()
+    made = finish.finish(read(wheel(tmp_path, data)), tmp_path / "finished", USED, [torchs.parent])
+    (found,) = read(made.path).libraries.values()
     assert name in found.needed
     assert [each for each in found.needed if "gomp" in each] == [name]
 
@@ -222,7 +236,7 @@ def imports(path: Path, base: environments.Environment, modules: tuple[str, ...]
     """Installs a wheel beside `base`, and imports it."""
     folder = path.parent / "import"
     check_import.install(path, base, folder)
-    check_import.check_import(path, environments.Environment(folder), modules)
+    check_import.check_import(read(path), environments.Environment(folder), modules)
 
 
 def tagged_for_this_python(path: Path) -> Path:
@@ -276,6 +290,54 @@ def test_module_that_does_not_import(
     assert message in str(error.value)
 
 
+def test_library_of_a_required_package_is_taken_from_there(
+    compiler: str, tmp_path: Path, base: environments.Environment
+) -> None:
+    """As metatensor-torch's of metatensor-core, which loads it before."""
+    environment = environments.on_top_of(base, tmp_path / "environment")
+    theirs = environment.site_packages / "core" / "lib"
+    theirs.mkdir(parents=True)
+    info = environment.site_packages / "the_core-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: The_Core\nVersion: 1.0\n")
+    (info / "RECORD").write_text("core/lib/libcore.so,,\nthe_core-1.0.dist-info/METADATA,,\n")
+    core = 'extern "C" int core() { return 1; }\n'
+    (theirs / "libcore.so").write_bytes(library(compiler, tmp_path, core, "-Wl,-soname,libcore.so"))
+    linked = library(
+        compiler,
+        tmp_path,
+        'extern "C" int core();\nint used() { return core(); }\n',
+        f"-L{theirs}",
+        "-lcore",
+    )
+    load = f"import ctypes; ctypes.CDLL('{theirs}/libcore.so', ctypes.RTLD_GLOBAL)\n"
+    built = wheel(tmp_path, {"package/_C.so": linked}, text=load, requires="the-core")
+    assert build.libraries_of_requirements(read(built), environment) == [theirs]
+    made = finish.finish(read(built), tmp_path / "finished", USED, [theirs])
+    assert [*made.libraries] == ["package/_C.so"]
+    path = tagged_for_this_python(made.path)
+    folder = tmp_path / "import"
+    installed = environments.on_top_of(base, folder)
+    environments.pip_install(installed, ["--no-deps", str(path)], {**os.environ})
+    check_import.check_import(read(path), installed)
+
+
+def test_library_linked_with_the_driver_is_imported_where_there_is_none(
+    compiler: str, tmp_path: Path, base: environments.Environment
+) -> None:
+    header = tmp_path / "include" / "cuda.h"
+    header.parent.mkdir()
+    header.write_text("CUresult CUDAAPI cuInit(unsigned int);\n")
+    toolkit = toolchain.CudaToolkit(tmp_path, "13.0.88")
+    driver = toolchain.make_driver(tmp_path / "driver", toolkit, "gcc")
+    code = 'extern "C" int cuInit(unsigned);\nint used() { return cuInit(0); }\n'
+    linked = library(compiler, tmp_path, code, f"-L{driver.parent}", "-lcuda")
+    path = tagged_for_this_python(finished(wheel(tmp_path, {"package/_C.so": linked}, text=HIDES)))
+    folder = tmp_path / "import"
+    check_import.install(path, base, folder)
+    check_import.check_import(read(path), environments.Environment(folder), driver=driver)
+
+
 def test_wheel_that_imports_passes_and_leaves_the_base_as_it_was(
     compiler: str, tmp_path: Path, base: environments.Environment
 ) -> None:
@@ -300,10 +362,10 @@ def test_wheel_whose_requirements_cannot_be_had_is_imported_without(
 
 def test_what_a_wheel_says_of_its_build_is_written_again(compiler: str, tmp_path: Path) -> None:
     built = wheel(tmp_path / "built", {"package/x.so": library(compiler, tmp_path, CLASSIC)})
-    finished = finish.finish(built, tmp_path / "finished", USED, [])
-    right = finished.read_bytes()
+    made = finish.finish(read(built), tmp_path / "finished", USED, [])
+    right = made.path.read_bytes()
     forged = finish.Used(CUDA_TARGET, ("9.0",), "git+https://example.org/x@1", "g++ 99", "99.0")
-    finish.stamp(finished, forged)
-    assert finished.read_bytes() != right
-    finish.stamp(finished, USED)
-    assert finished.read_bytes() == right
+    finish.stamp(read(made.path), forged)
+    assert made.path.read_bytes() != right
+    finish.stamp(read(made.path), USED)
+    assert made.path.read_bytes() == right

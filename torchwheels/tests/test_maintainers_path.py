@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import Forge
-from torchwheels import build, cli, environments, project, releases, reports, site, testing
+from torchwheels import cli, environments, project, releases, reports, site, testing
 from torchwheels.errors import RefusedError, UserError
+from torchwheels.kept import kept_if_refused, publish
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -138,14 +139,14 @@ def test_refused_wheel_is_kept_by_a_name_that_nothing_installs(
     wheel, dist = forge.wheel(), tmp_path / "kept"
     kept = dist / f"{wheel.name}.refused"
     message = rf"(?s)does not pass the audit.*the wheel is kept as {re.escape(str(kept))}$"
-    with pytest.raises(UserError, match=message), build.kept_if_refused(wheel, dist):
-        reports.check(wheel, project.Project(), forge.target)
+    with pytest.raises(UserError, match=message), kept_if_refused(wheel, dist):
+        reports.check(reports.audited(wheel, project.Project(), forge.target))
     assert kept.read_bytes() == wheel.read_bytes()
     with pytest.raises(UserError, match="there is no wheel in"):
         reports.read_reports(dist, project.Project())
     forge.requires = ["torch==2.13.*"]
-    with build.kept_if_refused(forge.wheel(), dist):
-        reports.check(wheel, project.Project(), forge.target)
+    with kept_if_refused(forge.wheel(), dist):
+        reports.check(reports.audited(wheel, project.Project(), forge.target))
     assert [*dist.iterdir()] == []
 
 
@@ -269,12 +270,13 @@ def test_a_wheel_is_audited_by_the_table_of_its_own_project(
     said = capsys.readouterr().err
     assert "it bundles tinyops.libs/libjpeg.so.8" in said
     assert "over the" not in said
-    shown = reports.check(wheel, project.load(tmp_path / "other.toml"), forge.target)
-    target = build.publish(wheel, tmp_path / "out", shown)
+    reports.check(reports.write_report(wheel, project.load(tmp_path / "other.toml")))
+    target = publish(wheel, tmp_path / "out")
     cli.main(["audit", str(target)])
     cli.main(["index", "--dist=out"])
     wheel.unlink()
-    target.rename(wheel)  # without the build report
+    reports.report_file(wheel).unlink()
+    target.rename(wheel)
     with pytest.raises(SystemExit):
         cli.main(["index"])
     assert re.search(r"not fit to publish:\n.*bundles", capsys.readouterr().err)

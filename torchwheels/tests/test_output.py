@@ -67,6 +67,38 @@ def test_debug_shows_where_an_error_was_raised(
 
 
 @pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        (["audit", "none.whl"], UserError),
+        (["index", "--dist=none"], UserError),
+        (["targets", "none"], UserError),
+        (["targets", "--config=none.toml"], UserError),
+    ],
+)
+def test_each_command_shows_where_an_error_was_raised(
+    command: list[str], kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(DEBUG, "")
+    with pytest.raises(SystemExit):
+        cli.main(command)
+    with pytest.raises(kind):
+        cli.main([*command, "--debug"])
+
+
+def test_debug_shows_where_the_system_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/none")
+
+    monkeypatch.setenv(DEBUG, "")
+    monkeypatch.setattr(cli.cache, "lines", fail)
+    with pytest.raises(SystemExit, match=r"^torchwheels: No such file or directory: /none$"):
+        cli.main(["env"])
+    with pytest.raises(FileNotFoundError):
+        cli.main(["env", "--debug"])
+
+
+@pytest.mark.parametrize(
     ("errors", "code"),
     [
         ([BuildError("x")], 3),

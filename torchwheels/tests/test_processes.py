@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import build, cli, processes, sandbox
+from torchwheels import backend, cli, processes, sandbox
 
 SETUP = """
 import pathlib, subprocess
@@ -281,7 +281,7 @@ def test_hidden_lines_are_not_passed_on(capsys: pytest.CaptureFixture[str]) -> N
         "named 'numpy' (Triggered internally at tensor_numpy.cpp:84.)\n"
         '  cpu = _conversion_method_template(device=torch.device("cpu"))\n'
     )
-    assert processes.follow(["printf", lines], hidden=build._CHATTER) == (
+    assert processes.follow(["printf", lines], hidden=backend._CHATTER) == (
         0,
         "error: copying failed\n",
     )

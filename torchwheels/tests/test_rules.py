@@ -184,6 +184,16 @@ def test_tags_that_promise_too_much(forge: Forge, tag: str) -> None:
     assert forge.findings()["tags"] == [message]
 
 
+def test_tag_of_all_pythons_from_one_on(forge: Forge) -> None:
+    """As xformers has, whose library uses none."""
+    forge.make_stable(STABLE)
+    forge.tag = "py39-none"
+    assert forge.findings() == {}
+    forge.tag = "py312-none"
+    message = "its tag is py312-none, but 3.11-cpu has Python 3.11"
+    assert forge.findings() == {"python_tag": [message]}
+
+
 def test_tags_that_are_not_the_metadatas(forge: Forge) -> None:
     forge.replaced["WHEEL"] = b"Wheel-Version: 1.0\nTag: cp311-cp311-manylinux_2_17_x86_64\n"
     message = "its WHEEL file has the tags cp311-cp311-manylinux_2_17_x86_64, which are not those of its name"
@@ -289,13 +299,27 @@ def test_undefined_symbols_of_the_cuda_runtime_that_torch_loads(forge: Forge, nv
             "Limited API from 3.11 on",
         ),
         (
+            "py39-none",
+            "_C.abi3.so",
+            "PyObject_GetBuffer",
+            "its tag is py39-none, but tinyops/_C.abi3.so uses PyObject_GetBuffer, which is in the "
+            "Limited API from 3.11 on",
+        ),
+        (
             "cp312-cp312",
             "_C.so",
             "PyList_New",
             "its tag is cp312-cp312, but 3.11-cpu has Python 3.11",
         ),
     ],
-    ids=["py3", "name", "beyond the Limited API", "newer Limited API", "another Python"],
+    ids=[
+        "py3",
+        "name",
+        "beyond the Limited API",
+        "newer Limited API",
+        "Pythons from one on",
+        "another Python",
+    ],
 )
 def test_python_tag_that_promises_too_much(
     forge: Forge, tag: str, name: str, symbol: str, message: str
@@ -772,7 +796,7 @@ def test_wheel_without_a_library(forge: Forge) -> None:
     expected = {rule: [audit.NO_LIBRARY] for rule in rules if rule not in of_the_file}
     assert forge.findings() == expected
     with pytest.raises(UserError) as error:
-        reports.check(forge.wheel(), project.Project(), forge.target)
+        reports.check(reports.audited(forge.wheel(), project.Project(), forge.target))
     broken = ", ".join(expected)
     assert str(error.value).endswith(f"does not pass the audit:\n  {broken}: {audit.NO_LIBRARY}")
 
@@ -783,7 +807,7 @@ def test_all_that_is_wrong_is_said_at_once(forge: Forge) -> None:
         r"does not pass the audit:\n  requirement: .*torch==2\.13\.\*`\n  record: its RECORD is not"
     )
     with pytest.raises(UserError, match=said):
-        reports.check(forge.wheel(), project.Project(), forge.target)
+        reports.check(reports.audited(forge.wheel(), project.Project(), forge.target))
 
 
 def test_every_rule_is_broken_here() -> None:

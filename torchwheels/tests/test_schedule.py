@@ -63,7 +63,7 @@ def test_the_rest_goes_on_where_a_builder_dies(capsys: pytest.CaptureFixture[str
         return Path(f"{target.name}.whl")
 
     outcomes = schedule.spread(TARGETS, [lives, dies])
-    failures = {name: x.failure for name, x in outcomes.items() if x.failure}
+    failures = {name: str(x.error) for name, x in outcomes.items() if x.error}
     assert failures == {"3.12-cpu": "it does not compile"}
     assert {*outcomes} == {x.name for x in TARGETS}
     assert "waits for another builder: the builder b does not" in capsys.readouterr().out
@@ -75,7 +75,7 @@ def test_targets_fail_once_every_builder_is_gone() -> None:
 
     outcomes = schedule.spread(TARGETS, [dies, dies])
     assert {*outcomes} == {x.name for x in TARGETS}
-    assert {x.failure for x in outcomes.values()} == {
+    assert {str(x.error) for x in outcomes.values()} == {
         "it does not answer any more",
         "no builder is left",
     }

@@ -21,7 +21,8 @@ from variantlib.resolver.lib import sort_and_filter_supported_variants
 from variantlib.variants_json import VariantsJson
 
 from forged_wheels import Forge
-from torchwheels import audit, build, finish, project, releases, reports, sandbox, site, variants
+from torchwheels import audit, kept, project, releases, reports, sandbox, site, variants
+from torchwheels.archive import record_hash, with_record, write_wheel
 from torchwheels.errors import UserError
 from torchwheels.wheel import read
 
@@ -46,6 +47,13 @@ def forge_target(folder: Path, name: str) -> Path:
     return forge.wheel()
 
 
+def published(wheel: Path, dist: Path) -> Path:
+    """That wheel in `dist`, as a build leaves it there."""
+    variants.write(read(wheel))
+    reports.write_report(wheel, project.Project())
+    return kept.publish(wheel, dist)
+
+
 def properties(path: Path) -> dict[str, object]:
     """What the variant of a wheel wants of a machine, by its label."""
     variant = variants.of(read(path))
@@ -54,10 +62,10 @@ def properties(path: Path) -> dict[str, object]:
 
 
 def test_variant_has_the_same_files_but_for_the_metadata(tmp_path: Path) -> None:
-    labelled = build.publish(forge_target(tmp_path / "work", "3.11-cu130"), tmp_path / "dist")
+    labelled = published(forge_target(tmp_path / "work", "3.11-cu130"), tmp_path / "dist")
     folder = tmp_path / "dist" / "variants"
     variant = folder / "tinyops-1.0-cp311-cp311-manylinux_2_5_x86_64-cu130.whl"
-    assert {*labelled.parent.iterdir()} == {labelled, folder}  # `pip install dist/*.whl` works
+    assert [*labelled.parent.glob("*.whl")] == [labelled]  # `pip install dist/*.whl` works
     assert [*folder.iterdir()] == [variant]
     with zipfile.ZipFile(labelled) as one, zipfile.ZipFile(variant) as other:
         ours, theirs = ({x: z.read(x) for x in z.namelist()} for z in (one, other))
@@ -80,7 +88,7 @@ def test_variant_has_the_same_files_but_for_the_metadata(tmp_path: Path) -> None
     with zipfile.ZipFile(variant) as archive:
         assert [name for name, _, _ in rows] == archive.namelist()
         for name, digest, _ in rows[:-1]:
-            assert digest == audit.record_hash(archive.read(name))
+            assert digest == record_hash(archive.read(name))
 
 
 def test_properties_are_those_of_the_target(
@@ -200,8 +208,7 @@ def serve(
     with pytest.MonkeyPatch.context() as patch:
         do_not_audit(patch)
         for name in targets:
-            wheel = build.publish(forge_target(folder / "work", name), dist)
-            reports.write_report(wheel, project.Project())
+            published(forge_target(folder / "work" / name, name), dist)
         site.make_site(dist, root, project.Project(yanked=yanked or {}))
     _index_torches(root / "others" / "simple")
     handler = functools.partial(_Quiet, directory=str(root))
@@ -234,7 +241,7 @@ def _index_torches(simple: Path) -> None:
             f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         }
         path = simple / "torch" / f"torch-{version}-py3-none-any.whl"
-        finish.write_wheel(path, finish.with_record(files, f"{info}/RECORD"))
+        write_wheel(path, with_record(files, f"{info}/RECORD"))
     names = [path.name for path in simple.glob("torch/*.whl")]
     links = "".join(f'<a href="{name}">{name}</a>' for name in names)
     (simple / "torch" / "index.html").write_text(links)

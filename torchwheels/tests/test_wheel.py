@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 from forged_wheels import CLASSIC, LIBRARY, STABLE, Forge, find_nvcc
-from torchwheels import stable_functions, wheel
+from torchwheels import elf
+from torchwheels.elf import GpuCode
 from torchwheels.errors import UserError
-from torchwheels.releases import numbers
-from torchwheels.wheel import Compatibility, GpuCode, read
+from torchwheels.wheel import Compatibility, read
 
 
 @pytest.fixture
@@ -87,7 +86,7 @@ def test_limited_api(forge: Forge, symbol: str, what: str, why: str) -> None:
 def test_symbols_and_needed_libraries(forge: Forge) -> None:
     code = "#include <cstdio>\nvoid f(); void g() { f(); std::puts(nullptr); }"
     needed = [forge.stub("libtorch_cpu.so"), forge.stub("libc10.so")]
-    library = wheel.read_library(forge.compile(code, *needed, flags=["-Wl,-rpath,/a:$ORIGIN"]))
+    library = elf.read_library(forge.compile(code, *needed, flags=["-Wl,-rpath,/a:$ORIGIN"]))
     assert library.needed[:2] == ("libtorch_cpu.so", "libc10.so")
     assert library.rpath == ("/a", "$ORIGIN")
     assert library.undefined["_Z1fv"] == ""
@@ -126,21 +125,12 @@ def test_gpu_code_without_a_kernel(forge: Forge, tmp_path: Path) -> None:
     ids=["new", "old"],
 )
 def test_toolkit_of_machine_code(line: str) -> None:
-    assert wheel.toolkit_version(["arch = sm_50", line]) == "12.4"
+    assert elf.toolkit_version(["arch = sm_50", line]) == "12.4"
 
 
 def test_demangled_names() -> None:
-    assert wheel.demangle("_ZN3c105ErrorD1Ev") == "c10::Error::~Error()"
-    assert wheel.demangle("torch_list_size") == "torch_list_size"
-
-
-def test_list_of_stable_functions_agrees_with_the_torch_at_hand() -> None:
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        pytest.skip("torch is not installed")
-    release, declared = stable_functions.declared(Path(spec.origin).parent.parent)
-    listed = stable_functions.first_releases().items()
-    assert {x for x, first in listed if numbers(first) <= numbers(release)} == declared
+    assert elf.demangle("_ZN3c105ErrorD1Ev") == "c10::Error::~Error()"
+    assert elf.demangle("torch_list_size") == "torch_list_size"
 
 
 def test_what_is_no_archive(tmp_path: Path) -> None:

@@ -1,74 +1,130 @@
-"""Whether all who read an archive find the same files in it.
-
-zipfile, and so pip, goes by the directory at the end. Others install while they download, and go by what
-stands before each file.
-"""
+"""The archive of a wheel: reads one, whoever made it, and writes one, with its RECORD."""
 
 from __future__ import annotations
 
+import base64
+import copy
+import csv
+import hashlib
+import io
+import re
+import stat
 import struct
 import zipfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
 
-_HEADER = struct.Struct("<4s5H3I2H")  # before each file
+MOST_FILES = 50_000
+MOST_BYTES = 4 * 10**9
+"""What a wheel may unpack to: it is held in memory."""
+_FIXED = 30  # bytes before the name of a file
 _END = struct.Struct("<4s4H2IH")
-_MOST = 0xFFFF  # or more: then another record has the number
-_UTF8, _SIZES_FOLLOW = 0x800, 0x8
-_IS_LONG = 0xFFFFFFFF
-_LONG_SIZES, _SECOND_NAME = 0x1, 0x7075  # kinds of fields
+# Info-ZIP's program keeps them beside a name, and they change nothing of the file.
+_OF_TIMES_AND_USERS = re.compile(
+    rb"(UT\x05\0.{5}|UT\x09\0.{9}|UT\x0d\0.{13}|ux\x0b\0.{11})*", re.DOTALL
+)
+_TIME = (1980, 1, 1, 0, 0, 0)
 
 
-def check_layout(archive: zipfile.ZipFile) -> None:
-    """Raises a ValueError that says what some would find, and others not."""
-    entries = sorted(archive.infolist(), key=lambda entry: entry.header_offset)
-    end = 0
-    for entry in entries:
-        # What may follow a file, its sizes, is shorter than what stands before another.
-        if not 0 <= entry.header_offset - end < (_HEADER.size if end else 1):
-            raise ValueError(f"there is something before {entry.orig_filename} that is none of it")
-        end = _end_of(archive, entry)
-    if archive.comment or not 0 <= archive.start_dir - end < _HEADER.size:
-        raise ValueError("there is something behind its files")
-    counts = _END.unpack(_read(archive, -_END.size, _END.size))[3:5]
-    if {*counts} != {min(len(entries), _MOST)}:
+def unpack(archive: zipfile.ZipFile) -> dict[str, bytes]:
+    """The files in an archive, packed as usual; a ValueError says where they are not."""
+    entries = archive.infolist()
+    if len(entries) > MOST_FILES:
+        raise ValueError(f"it holds {len(entries)} files, over the {MOST_FILES} allowed")
+    if (size := sum(entry.file_size for entry in entries)) > MOST_BYTES:
         raise ValueError(
-            f"its directory says that it has {min(counts)} files, and has {len(entries)}"
+            f"it unpacks to {size / 1e9:.3g} GB, over the {MOST_BYTES / 1e9:g} GB allowed"
         )
+    if unusual := _unusual(archive):
+        raise ValueError(
+            f"{unusual} is not packed as usual, so that installers may find different files there: where you "
+            "trust it, pack it again (`wheel unpack`, then `wheel pack`)"
+        )
+    files = {}
+    for entry in entries:
+        if not entry.is_dir():
+            with archive.open(entry) as file:
+                # No more than it says: without a number, all that is there would be unpacked first.
+                files[entry.filename] = file.read(entry.file_size + 1)
+    return files
 
 
-def _end_of(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> int:
-    """Where the data of a file end, by what stands before it."""
-    header = _HEADER.unpack(_read(archive, entry.header_offset, _HEADER.size))
-    flags, method, checksum, compressed, size, name_length, extra_length = *header[2:4], *header[6:]
-    begin = entry.header_offset + _HEADER.size
-    name = _read(archive, begin, name_length).decode("utf-8" if flags & _UTF8 else "cp437")
-    fields = _fields(_read(archive, begin + name_length, extra_length))
-    if size == compressed == _IS_LONG and len(long := fields.get(_LONG_SIZES, b"")) == 16:
-        size, compressed = struct.unpack("<2Q", long)
-    known = (method, checksum, compressed, size)
-    if flags & _SIZES_FOLLOW and method == zipfile.ZIP_DEFLATED:  # whose data show their end
-        known = (method, entry.CRC, entry.compress_size, entry.file_size)
-    said = (entry.compress_type, entry.CRC, entry.compress_size, entry.file_size)
-    if (name, *known) != (entry.orig_filename, *said):
-        raise ValueError(f"its directory says other things of {entry.orig_filename} than the file")
-    if _SECOND_NAME in fields | _fields(entry.extra):
-        raise ValueError(f"{entry.orig_filename} has a second name")
-    return int(begin + name_length + extra_length + entry.compress_size)
+def _unusual(archive: zipfile.ZipFile) -> str:
+    """Where an archive differs from what zipfile writes, one file behind the other; empty where it does not.
+
+    pip goes by the directory at the end. Others install while they download, and go by what stands before each file.
+    """
+    place, entries = 0, archive.infolist()
+    taken = {str(x) for each in entries for x in PurePosixPath(each.orig_filename).parents}
+    for entry in entries:
+        plain = _is_plain(entry) and entry.filename not in taken and entry.header_offset == place
+        if not plain or not (header := _header(archive, entry)):
+            return repr(entry.orig_filename)
+        taken.add(entry.filename)
+        place += len(header) + entry.compress_size
+    assert archive.fp
+    last = archive.fp.seek(0, io.SEEK_END) - _END.size
+    end = _END.pack(b"PK\5\6", 0, 0, len(entries), len(entries), last - place, place, 0)
+    return (
+        "" if archive.start_dir == place and _read(archive, last, _END.size) == end else "its end"
+    )
+
+
+def _is_plain(entry: zipfile.ZipInfo) -> bool:
+    """Whether it is a file or a folder inside of the wheel, packed without anything that only some readers know."""
+    name, kind = entry.orig_filename, stat.S_IFMT(entry.external_attr >> 16)
+    return (
+        name.isprintable()
+        and "\\" not in name
+        and not {"", ".", ".."}.intersection(name.removesuffix("/").split("/"))
+        and kind in (0, stat.S_IFDIR if entry.is_dir() else stat.S_IFREG)
+        and entry.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        and _OF_TIMES_AND_USERS.fullmatch(entry.extra) is not None
+    )
+
+
+def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """What stands before a file; nothing where that is not what zipfile writes for what the directory says."""
+    place, name = entry.header_offset + _FIXED, len(entry.filename.encode())
+    length = int.from_bytes(_read(archive, place - 2, 2), "little")
+    said = copy.copy(entry)
+    said.extra = _read(archive, place + name, length)  # which holds more than that of the directory
+    header = said.FileHeader()
+    usual = _OF_TIMES_AND_USERS.fullmatch(said.extra)
+    return header if usual and _read(archive, entry.header_offset, len(header)) == header else b""
 
 
 def _read(archive: zipfile.ZipFile, place: int, size: int) -> bytes:
-    """Bytes of the file; from its end where `place` is negative."""
     assert archive.fp
-    archive.fp.seek(place, 2 if place < 0 else 0)
-    if len(data := archive.fp.read(size)) < size:
-        raise ValueError("it ends within a file")
-    return data
+    archive.fp.seek(place)
+    return archive.fp.read(size)
 
 
-def _fields(extra: bytes) -> dict[int, bytes]:
-    """What an entry has beside its name, by kind."""
-    found = {}
-    while len(extra) >= 4:
-        kind, length = struct.unpack_from("<2H", extra)
-        found[kind] = extra[4 : 4 + length]
-        extra = extra[4 + length :]
-    return found
+def with_record(files: Mapping[str, bytes], record: str) -> dict[str, bytes]:
+    """`files` with their RECORD, in the order of a wheel."""
+    rows = io.StringIO()
+    writer = csv.writer(rows, lineterminator="\n")
+    # The .dist-info folder comes last: pip finds it there without reading the rest.
+    names = sorted(files.keys() - {record}, key=lambda name: (".dist-info/" in name, name))
+    for name in names:
+        writer.writerow([name, record_hash(files[name]), len(files[name])])
+    writer.writerow([record, "", ""])
+    return {**{name: files[name] for name in names}, record: rows.getvalue().encode()}
+
+
+def record_hash(data: bytes) -> str:
+    """The hash of a file as RECORD has it."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
+    return f"sha256={digest.rstrip('=')}"
+
+
+def write_wheel(path: Path, files: Mapping[str, bytes]) -> None:
+    """Writes the wheel `path`: always the same bytes."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name, _TIME)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.create_system = 3  # Unix, whose modes these are
+            mode = 0o755 if ".data/scripts/" in name else 0o644
+            entry.external_attr = (stat.S_IFREG | mode) << 16
+            archive.writestr(entry, data)

@@ -8,24 +8,38 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from torchwheels import environments, processes, wheel
+from torchwheels import elf, environments, processes
 from torchwheels.environments import Environment
 from torchwheels.errors import RefusedError, UserError
+from torchwheels.toolchain import DRIVER
+from torchwheels.wheel import Wheel
 
 # Each library is loaded in a process of its own, which has torch already: many packages load only
-# one of theirs, and some hide it when that fails. Then the modules are imported.
+# one of theirs, and some hide it when that fails. What a library needs of another package may be there
+# once the modules are imported, which comes after that for all.
 _IMPORT = """
 import ctypes, importlib, json, os, sys, sysconfig, traceback
 import torch
-libraries, modules = json.loads(sys.argv[1])
+libraries, modules, driver = json.loads(sys.argv[1])
+if driver[1:]:
+    try:
+        ctypes.CDLL(driver[0])
+    except OSError:
+        ctypes.CDLL(driver[1], ctypes.RTLD_GLOBAL)
 for library in libraries:
     sys.stdout.flush(), sys.stderr.flush()
     child = os.fork()
     if child == 0:
+        path = os.path.join(sysconfig.get_path("platlib"), library)
         try:
-            ctypes.CDLL(os.path.join(sysconfig.get_path("platlib"), library))
+            ctypes.CDLL(path)
         except OSError as error:
-            sys.stderr.write(f"{error}\\n"), sys.stderr.flush(), os._exit(1)
+            try:
+                for module in modules:
+                    importlib.import_module(module)
+                ctypes.CDLL(path)
+            except (OSError, ImportError):
+                sys.stderr.write(f"{error}\\n"), sys.stderr.flush(), os._exit(1)
         os._exit(0)
     if os.waitpid(child, 0)[1] == 256:
         sys.exit(1)
@@ -48,12 +62,17 @@ def install(path: Path, base: Environment, folder: Path) -> None:
         environments.pip_install(environment, ["--no-deps", str(path)], variables)
 
 
-def check_import(path: Path, environment: Environment, modules: Sequence[str] = ()) -> None:
-    """Raises an error where the wheel `path` does not import in the environment that it was installed in."""
-    found = wheel.read(path)
+def check_import(
+    found: Wheel, environment: Environment, modules: Sequence[str] = (), driver: Path | None = None
+) -> None:
+    """Raises an error where the wheel does not import in the environment that it was installed in.
+
+    What is linked with CUDA's driver takes `driver` where this machine has none.
+    """
     libraries = [name for name in found.libraries if ".libs/" not in name]
     modules = modules or top_level_modules(found.files)
-    given = json.dumps([libraries, list(modules)])
+    linked = driver and any(DRIVER in library.needed for library in found.libraries.values())
+    given = json.dumps([libraries, list(modules), [DRIVER, str(driver)] if linked else []])
     done = processes.run(
         [environment.python, "-c", _IMPORT, given],
         env=environments.clean_variables(environment.folder),
@@ -64,7 +83,7 @@ def check_import(path: Path, environment: Environment, modules: Sequence[str] = 
     )
     if done.returncode != 0:
         last = (done.stderr.strip() or "it died without a word").splitlines()[-1]
-        raise RefusedError(f"{path.name} does not import: {demangled(last)}{_way_out(last)}")
+        raise RefusedError(f"{found.path.name} does not import: {demangled(last)}{_way_out(last)}")
 
 
 def top_level_modules(names: Iterable[str]) -> list[str]:
@@ -83,7 +102,7 @@ def top_level_modules(names: Iterable[str]) -> list[str]:
 
 def demangled(text: str) -> str:
     """`text` with its C++ symbols as one reads them."""
-    return re.sub(r"\b_Z\w+", lambda symbol: wheel.demangle(symbol[0]), text)
+    return re.sub(r"\b_Z\w+", lambda symbol: elf.demangle(symbol[0]), text)
 
 
 def _way_out(said: str) -> str:

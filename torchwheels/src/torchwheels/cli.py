@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import dataclasses
 import fnmatch
-import functools
 import json
 import os
 import shlex
@@ -26,23 +25,21 @@ from torchwheels import (
     containers,
     engines,
     environments,
-    kept,
-    output,
+    pipeline,
     processes,
     project,
     releases,
     reports,
-    schedule,
     schema,
     site,
     sources,
     testing,
-    toolchain,
 )
 from torchwheels.engines import Engine
-from torchwheels.errors import RefusedError, TestsError, UserError
+from torchwheels.errors import TestsError, UserError
 from torchwheels.machines import X86_64
 from torchwheels.output import DEBUG
+from torchwheels.pipeline import Order
 from torchwheels.project import Project
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
@@ -60,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             signal.signal(number, _stop)
     if os.environ.get("TORCHWHEELS_PARENT") == str(os.getppid()):
         processes.end_with_parent()  # nox may be killed, and cannot tell us then
-    if getattr(given, "debug", False):
+    if given.debug:
         os.environ[DEBUG] = "1"
     try:
         given.run(given)
@@ -77,12 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # Python writes once more at its end
         sys.exit(128 + signal.SIGPIPE)
-    except PermissionError as error:
-        sys.exit(f"torchwheels: {_not_permitted(error)}")
     except OSError as error:
-        if error.filename is None:
+        denied = isinstance(error, PermissionError)
+        if os.environ.get(DEBUG) or not (denied or error.filename):
             raise
-        sys.exit(f"torchwheels: {error.strerror}: {error.filename}")
+        said = _not_permitted(error) if denied else f"{error.strerror}: {error.filename}"
+        sys.exit(f"torchwheels: {said}")
     except KeyboardInterrupt:
         print(
             f"torchwheels: stopped; {environments.cache()} keeps what the next build can use (`torchwheels env` "
@@ -92,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _not_permitted(error: PermissionError) -> str:
+def _not_permitted(error: OSError) -> str:
     if error.filename is None:
         return str(error.strerror)
     there = Path(error.filename)
@@ -127,7 +124,13 @@ def _parser() -> argparse.ArgumentParser:
 
     def add(name: str, does: str, **options: Any) -> argparse.ArgumentParser:
         described = f"{does[0].upper()}{does[1:]}."
-        return commands.add_parser(name, help=does, description=described, **options)
+        command = commands.add_parser(name, help=does, description=described, **options)
+        command.add_argument(
+            "--debug",
+            action="store_true",
+            help="show whole commands and tracebacks (default: an error is a sentence)",
+        )
+        return command
 
     config = argparse.ArgumentParser(add_help=False)
     config.add_argument("--config", type=Path, help="a TOML file with the options of the project")
@@ -142,11 +145,6 @@ def _parser() -> argparse.ArgumentParser:
         help="where the project's own code runs: in the target's image, or on this machine (default: docker)",
     )
     place.set_defaults(backend=os.environ.get("TORCHWHEELS_BACKEND") or None)
-    place.add_argument(
-        "--debug",
-        action="store_true",
-        help="show whole commands and tracebacks (default: what a build's compilers say)",
-    )
     place.add_argument(
         "--builder",
         action="append",
@@ -241,137 +239,10 @@ def _build(given: argparse.Namespace) -> None:
     targets = _chosen_targets(given, options)
     engines = _engines(given)
     with _fetched(given) as source:
-        steps = os.environ.get("TORCHWHEELS_STEPS") or ",".join(build.STEPS)  # of an image
-        in_container = bool(given.origin)  # what is said of its wheel is said outside
-        _build_targets(
-            *(options, targets, source, given.dist, engines),
-            keep=not in_container,
-            steps=steps.split(","),
-        )
-
-
-def _build_targets(
-    options: Project, targets: Sequence[Target], source: Fetched, dist: Path, engines: Sequence[Engine],
-    fresh: bool = False, keep: bool = True, steps: Sequence[str] = build.STEPS,
-) -> list[Path]:  # fmt: skip
-    """Builds the wheels of `targets` into `dist`: with `engines`, or here.
-
-    `keep`: with a build report beside each, and without those that `dist` has already.
-    """
-    chosen = {x.name: options.of_target(x, project.preset(source.name)) for x in targets}
-    digests = {
-        target.name: kept.inputs(
-            chosen[target.name],
-            target,
-            source,
-            containers.base_image(target) if engines else toolchain.compilers_of(target),
-        )
-        for target in targets
-    }
-
-    def built(target: Target, engine: Engine | None) -> Path | None:
-        grouped = engine is None or engine.alone  # else the lines of several are mixed
-        with output.group(f"build {target.name}") if grouped else contextlib.nullcontext():
-            return built_with(target, engine)
-
-    def built_with(target: Target, engine: Engine | None) -> Path | None:
-        options = chosen[target.name]
-        if engine is None:
-            path = build.build_wheel(options, target, source, dist, steps, fresh)
-        else:
-            with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
-                made = containers.build_wheel(engine, options, target, source, Path(work), fresh)
-                # Again, and here: what the project's code did to the tool there does not count.
-                wheel = made.rename(made.with_name(made.name.removesuffix(".refused")))
-                with build.kept_if_refused(wheel, dist):
-                    report = reports.check(wheel, options, target)
-                    if made != wheel:
-                        raise RefusedError(
-                            f"in Docker {wheel.name} was refused: see the messages above"
-                        )
-                path = build.publish(wheel, dist, report)
-            print(f"torchwheels: built {path} in {containers.base_image(target)}", flush=True)
-        if keep and path:
-            kept.note(dist, digests[target.name], path)
-        return path
-
-    there = {x.name: path for x in targets if keep and (path := kept.find(dist, digests[x.name]))}
-    wanted = [target for target in targets if target.name not in there]
-    if len(targets) > 1:
-        print(f"torchwheels: {len(targets)} targets, {len(there)} of which {dist} has", flush=True)
-    if keep:
-        _say_presets(options, source.name, wanted)
-        if wanted and (empty := sources.empty_submodules(source.folder)):
-            print(
-                f"torchwheels: its submodules are empty ({', '.join(empty)}): where its build misses them, "
-                "`git submodule update --init --recursive` fills them, and `git+URL@COMMIT` has them",
-                flush=True,
-            )
-    if not engines and "requirements" in steps:
-        for command in dict.fromkeys(chosen[x.name].before_all for x in wanted):
-            if command:
-                build.before_all(command, source.folder)
-    share = -(-len(wanted) // max(1, len(engines)))
-    shared = [
-        each
-        for engine in engines
-        for each in containers.shared(
-            engine, {target: chosen[target.name] for target in wanted[:share]}
-        )
-    ]
-    alone = len(shared) == 1 or len(wanted) == 1
-    builders = [
-        functools.partial(built, engine=dataclasses.replace(each, alone=alone)) for each in shared
-    ] or [functools.partial(built, engine=None)]
-    outcomes = {
-        x.name: schedule.Outcome(x, wheel=there[x.name]) for x in targets if x.name in there
-    }
-    try:
-        outcomes |= schedule.spread(wanted, builders)
-    except KeyboardInterrupt:
-        if ready := [x.name for x in targets if keep and kept.find(dist, digests[x.name])]:
-            names = ", ".join(ready)
-            print(
-                f"torchwheels: {dist} has the wheels of {names}: the same command goes on with the others",
-                file=sys.stderr,
-            )
-        raise
-    failed = [each for x in targets if (each := outcomes[x.name]).failure]
-    if len(targets) > 1 or there:
-        for target in targets:
-            print(f"torchwheels: {outcomes[target.name]}", flush=True)
-    if failed and len(targets) == 1:
-        raise _of_code(failed[0].code, failed[0].failure)
-    if failed:
-        names = ", ".join(x.target.name for x in failed)
-        codes = {x.code for x in failed}
-        said = f"{len(failed)} of {len(targets)} targets failed: {names}"
-        raise _of_code(min(codes) if len(codes) == 1 else 1, said)
-    return [path for target in targets if (path := outcomes[target.name].wheel)]
-
-
-def _of_code(code: int, said: str) -> UserError:
-    error = UserError(said)
-    error.code = code
-    return error
-
-
-def _say_presets(options: Project, name: str, targets: Sequence[Target]) -> None:
-    """Says which options are not the user's own."""
-    said: dict[str, None] = {}
-    for target in targets:
-        own, preset = options.of_target(target).table, project.preset(name)
-        for key, value in Project().of_target(target, preset).table.items():
-            of_own = own.get(key, {})
-            if isinstance(value, dict):
-                said |= {f"{x}={y}": None for x, y in value.items() if x not in of_own}
-            elif key not in own:
-                said[f"{key} = {json.dumps(value)}"] = None
-    for each in said:
-        print(
-            f"torchwheels: {name} is built with {each} (a preset; [tool.torchwheels] overrides it)",
-            flush=True,
-        )
+        named = os.environ.get("TORCHWHEELS_STEPS")  # of an image
+        steps = named.split(",") if named else build.STEPS
+        keep = not given.origin  # in a container; what is said of its wheel is said outside
+        pipeline.run(Order(options, targets, source, given.dist, engines, keep=keep, steps=steps))
 
 
 def _engines(given: argparse.Namespace) -> list[Engine]:
@@ -489,8 +360,12 @@ def _reproduce(given: argparse.Namespace) -> None:
         shutil.copytree(source.folder, moved, symlinks=True)
         for target in targets:
             wheels = [
-                _build_targets(
-                    options, [target], each, Path(work) / name, engines, fresh=True, keep=False
+                pipeline.run(
+                    Order(
+                        *(options, [target], each, Path(work) / name, engines),
+                        fresh=True,
+                        keep=False,
+                    )
                 )[0]
                 for name, each in (
                     ("one", source),
@@ -555,7 +430,7 @@ def _targets(given: argparse.Namespace) -> None:
     rows = [("target", "Python", "torch", "CUDA", "image")]
     for each in found:
         cuda = each.cuda.version if each.cuda else "-"
-        rows.append((each.name, each.python, each.torch, cuda, each.image))
+        rows.append((each.name, each.python, each.torch, cuda, each.image.partition("@")[0]))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         columns = (text.ljust(width) for text, width in zip(row, widths, strict=True))

@@ -23,9 +23,12 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from torchwheels import build, environments, finish, processes, sandbox, testing, toolchain
+from torchwheels import environments, processes, reports, sandbox, testing, toolchain
+from torchwheels.backend import too_long
 from torchwheels.engines import TIMEOUT, Engine, docker
-from torchwheels.errors import UserError
+from torchwheels.errors import BuildError, RefusedError, TestsError, UserError, of_code
+from torchwheels.finish import Used
+from torchwheels.kept import kept_if_refused, publish
 from torchwheels.output import DEBUG
 from torchwheels.project import Project
 from torchwheels.releases import Target, load
@@ -74,13 +77,32 @@ def build_wheel(
     project: Project,
     target: Target,
     source: Fetched,
-    into: Path,
+    dist: Path,
     fresh: bool = False,
 ) -> Path:
-    """Builds the wheel of `target` in its image; returns a copy of it in `into`, which nobody has checked yet.
+    """Builds the wheel of `target` in its image; returns its path in `dist`. `fresh` is without the compiler cache."""
+    with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
+        exported = Path(work) / "exported"
+        exported.mkdir()
+        _export(engine, project, target, source, exported, fresh)
+        left, used = _taken(exported, project, target, source)
+        path = Path(work) / left.name.removesuffix(".refused")
+        left.rename(path)
+        with kept_if_refused(path, dist):
+            # Again, and here: what the project's code did to the tool there does not count.
+            report = sandbox.call(reports.stamped, path, used, project, target)
+            reports.write(reports.check(report), path)
+            if left.name != path.name:
+                raise RefusedError(f"in Docker {path.name} was refused: see the messages above")
+        published = publish(path, dist)
+    print(f"torchwheels: built {published} in {base_image(target)}", flush=True)
+    return published
 
-    A name that ends in `.refused` says what was found in the container. `fresh` is without the compiler cache.
-    """
+
+def _export(
+    engine: Engine, project: Project, target: Target, source: Fetched, into: Path, fresh: bool
+) -> None:
+    """Builds the wheel in a container, and copies what that leaves, perhaps a refused one, into the folder `into`."""
     with _staged_options(project) as (options, config):
         command = ["torchwheels", "build", "/source", f"--target={target.name}", "--backend=local"]
         command += ["--dist=/dist", f"--origin={source.origin}"]
@@ -97,7 +119,7 @@ def build_wheel(
         refused = "test -e /dist/*.refused"
         arguments = {
             # A wheel that was refused leaves the container, too, for a look at it.
-            "COMMAND": f"{refused} || {step} || {refused}",
+            "COMMAND": f"{refused} || {step} || {{ code=$?; {refused} || exit $code; }}",
             "PROJECT": hashlib.sha256(source.project.encode()).hexdigest()[:16],
             "STABLE": project.stable,
             **({"ONLINE": "requirements,compile", "OFFLINE": "none"} if project.network else {}),
@@ -108,7 +130,6 @@ def build_wheel(
         if engine.jobs:  # no argument: another number makes no other wheel
             stage["secret"].append("id=jobs,env=TORCHWHEELS_JOBS")
         _bake(engine, stage, project, target)
-    return _stamped(into, project, target, source)
 
 
 def shared(engine: Engine, targets: Mapping[Target, Project]) -> list[Engine]:
@@ -153,8 +174,8 @@ def _info(*where: str) -> tuple[int, int, str]:
     return int(cores), int(memory), runtimes
 
 
-def _stamped(exported: Path, project: Project, target: Target, source: Fetched) -> Path:
-    """The wheel that came out of a container, with its origin as we know it."""
+def _taken(exported: Path, project: Project, target: Target, source: Fetched) -> tuple[Path, Used]:
+    """The one wheel that a container left, which nobody has checked yet, and what we know of its build."""
     found = [*wheels_in(exported / "dist"), *(exported / "dist").glob("*.whl.refused")]
     if len(found) != 1 or not found[0].is_file() or found[0].is_symlink():
         raise UserError(
@@ -163,10 +184,7 @@ def _stamped(exported: Path, project: Project, target: Target, source: Fetched) 
         )
     compilers = json.loads((exported / "compilers.json").read_text())
     architectures = project.architectures(target)
-    path = found[0].rename(found[0].with_name(found[0].name.removesuffix(".refused")))
-    used = finish.Used(target, architectures, source.origin, **compilers)
-    sandbox.call(finish.stamp, path, used)  # nobody has checked these bytes yet
-    return path.rename(found[0])
+    return found[0], Used(target, architectures, source.origin, **compilers)
 
 
 @contextlib.contextmanager
@@ -273,7 +291,7 @@ def _bake(engine: Engine, stage: Mapping[str, Any], project: Project, target: Ta
             env={**os.environ, **secrets},
         )
     except subprocess.TimeoutExpired:
-        raise UserError(f"{target.name} failed: {build.too_long(project)}") from None
+        raise BuildError(f"{target.name} failed: {too_long(project)}") from None
     if code == 0:
         return
     for pattern, sentence in _KNOWN_FAILURES:
@@ -284,9 +302,10 @@ def _bake(engine: Engine, stage: Mapping[str, Any], project: Project, target: Ta
         raise BuilderGoneError(
             f"{where} does not answer any more: start it and try again, or use `--backend local`"
         )
-    if said := [re.sub(r"\n#\d+ [\d.]+ ", "\n", found) for found in _SAID.findall(text)]:
-        raise UserError(f"in Docker: {said[-1]}")
-    raise UserError("in Docker: the messages above say why")
+    said = [re.sub(r"\n#\d+ [\d.]+ ", "\n", found) for found in _SAID.findall(text)]
+    codes = re.findall(r"did not complete successfully: exit code: (\d+)$", text, re.MULTILINE)
+    kind = of_code(int(codes[-1])) if codes else UserError
+    raise kind(f"in Docker: {said[-1] if said else 'the messages above say why'}")
 
 
 def run_tests(
@@ -330,7 +349,7 @@ def run_tests(
             subprocess.run(copying, capture_output=True)
             return code
     except subprocess.TimeoutExpired:
-        raise UserError(testing.too_long(project)) from None
+        raise TestsError(testing.too_long(project)) from None
     finally:
         subprocess.run(["docker", "image", "rm", image], capture_output=True)
 

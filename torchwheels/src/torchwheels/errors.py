@@ -27,3 +27,9 @@ class TestsError(UserError):
 
     code = 5
     __test__ = False  # for pytest
+
+
+def of_code(code: int) -> type[UserError]:
+    """The kind of failure that ends the command with that exit code."""
+    kinds = (BuildError, RefusedError, TestsError)
+    return next((kind for kind in kinds if kind.code == code), UserError)

@@ -6,22 +6,17 @@ and when it was made.
 
 from __future__ import annotations
 
-import base64
-import csv
 import dataclasses
 import email
 import email.message
 import email.policy
 import hashlib
-import io
 import json
 import os
 import re
-import stat
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +25,18 @@ from urllib.parse import quote
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from torchwheels import __version__, processes, wheel
+from torchwheels.archive import with_record, write_wheel
+from torchwheels.elf import Library
 from torchwheels.errors import UserError
 from torchwheels.releases import Target, minor
+from torchwheels.toolchain import DRIVER
 from torchwheels.wheel import Wheel
 
 OPENMP = "libgomp.so.1"
 """What GCC links for OpenMP."""
-_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,9 @@ class Used:
 
 
 def finish(
-    built: Path, work: Path, used: Used, provided: Collection[Path], machine: Collection[Path] = (),
+    built: Wheel, work: Path, used: Used, provided: Collection[Path], machine: Collection[Path] = (),
     repair: Callable[[Path, Path], object] | None = None,
-) -> Path:  # fmt: skip
+) -> Wheel:  # fmt: skip
     """Makes the finished wheel of the one that was `built`, inside `work`.
 
     The libraries in the folders `provided` are torch's, and not packed. In the folders `machine`, such
@@ -65,32 +63,33 @@ def finish(
     into a folder in place of auditwheel.
     """
     work.mkdir()
-    native = bool(wheel.read(built).libraries)
-    found = wheel.read(built)
+    native = bool(built.libraries)
+    found = built
     if native:
         folder = work / "repaired"
         if repair:
-            repair(built, folder)
+            repair(built.path, folder)
         else:
-            _repair(built, folder, provided)
+            _repair(_without_promise(built, work / "built", used.target), folder, provided)
         wheels = [*folder.glob("*.whl")]
         if len(wheels) != 1:
             raise UserError(
                 f"the option `repair` left {len(wheels)} wheels in {{dest}}, but one is expected"
             )
-        found = wheel.read(wheels[0])
+        repaired = wheel.read(wheels[0])
+        found = dataclasses.replace(repaired, seen=built.with_files({}).seen)
         relinked = {
             path: _relinked(found.files[path], library, provided, [*provided, *machine])
             for path, library in found.libraries.items()
         }
-        found = dataclasses.replace(found, files={**found.files, **relinked})
+        found = found.with_files({**found.files, **relinked})
     if used.target.cuda and native and not any(x.gpu_code for x in found.libraries.values()):
         raise UserError(
             f"{used.target.name} gave a wheel that is silently CPU-only, without any GPU code: its setup.py "
             "may ask for a GPU (`pretend-gpu = true` in [tool.torchwheels]), or for a variable of its "
             "own (`environment`)"
         )
-    classic = any(found.torch_functions(x)[1] for x in found.libraries.values())
+    classic = found.is_classic
     version = _labelled(str(found.version), used.target, classic) if native else str(found.version)
     old = found.dist_info.removesuffix(".dist-info")
     new = f"{old.rpartition('-')[0]}-{version}"
@@ -100,30 +99,38 @@ def finish(
         for name, data in found.files.items()
     }
     files[f"{info}/METADATA"] = _metadata(files[f"{info}/METADATA"], version, used.target, classic)
-    files |= _stamps(found, version, info, used)
-    target = work / "-".join([new, *found.path.name.split("-")[2:]])
-    write_wheel(target, with_record(files, f"{info}/RECORD"))
-    return target
+    path = work / "-".join([new, *found.path.name.split("-")[2:]])
+    return stamp(found.with_files(files, path=path, version=Version(version), dist_info=info), used)
 
 
-def stamp(path: Path, used: Used) -> None:
-    """Writes what a finished wheel says of its build again, by what its builder knows.
+def stamp(found: Wheel, used: Used) -> Wheel:
+    """Writes a finished wheel, with what it says of its build by what its builder knows.
 
-    For a wheel that comes out of a container, where the project's code could have changed it.
+    Also over one that comes out of a container, where the project's code could have changed it.
     """
-    found = wheel.read(path)
-    files = {**found.files, **_stamps(found, str(found.version), found.dist_info, used)}
-    write_wheel(path, with_record(files, f"{found.dist_info}/RECORD"))
-
-
-def _stamps(found: Wheel, version: str, info: str, used: Used) -> dict[str, bytes]:
-    """The build record and the bill of materials, as files of the folder `info`."""
-    record = build_record(found.name, version, used)
+    record = build_record(found.name, str(found.version), used)
     bill = bill_of_materials(record, {name: found.files[name] for name in found.libraries})
-    return {
-        f"{info}/{wheel.BUILD_RECORD}": _json(record),
-        f"{info}/sboms/{found.name}.cdx.json": _json(bill),
-    }
+    stamps = {wheel.BUILD_RECORD: _json(record), f"sboms/{found.name}.cdx.json": _json(bill)}
+    info = found.dist_info
+    files = {**found.files, **{f"{info}/{name}": data for name, data in stamps.items()}}
+    files = with_record(files, f"{info}/RECORD")
+    write_wheel(found.path, files)
+    return found.with_files(files)
+
+
+def _without_promise(built: Wheel, folder: Path, target: Target) -> Path:
+    """The wheel, in `folder` where its project says which Linux it is for: auditwheel would leave that in its name."""
+    promised = built.path.stem.split("-")[-1]
+    if not promised.startswith("manylinux"):
+        return built.path
+    own, name = f"linux_{target.machine.name}", f"{built.dist_info}/WHEEL"
+    text = re.sub(rb"(?m)^(Tag: .*-).*\n", rb"\1" + own.encode() + rb"\n", built.files[name])
+    tags = "\n".join(dict.fromkeys(text.decode().splitlines())) + "\n"
+    folder.mkdir()
+    path = folder / f"{built.path.stem.removesuffix(promised)}{own}.whl"
+    files = {**built.files, name: tags.encode()}
+    write_wheel(path, with_record(files, f"{built.dist_info}/RECORD"))
+    return path
 
 
 def _repair(built: Path, folder: Path, provided: Iterable[Path]) -> None:
@@ -132,7 +139,7 @@ def _repair(built: Path, folder: Path, provided: Iterable[Path]) -> None:
     names = {x.name for place in provided for x in place.glob("*.so*")}
     command += [f"--exclude={name}" for name in sorted(names)]
     # The driver's, and torch's, which it may have under another name.
-    command += ["--exclude=libcuda.so.1", f"--exclude={OPENMP}"]
+    command += [f"--exclude={DRIVER}", f"--exclude={OPENMP}"]
     variables = {k: v for k, v in _variables().items() if k != "LD_LIBRARY_PATH"}
     pipe = subprocess.PIPE
     done = processes.run([*command, built], env=variables, stdout=pipe, stderr=pipe, text=True)
@@ -151,7 +158,7 @@ def _variables() -> dict[str, str]:
 
 
 def _relinked(
-    data: bytes, library: wheel.Library, provided: Iterable[Path], folders: Iterable[Path]
+    data: bytes, library: Library, provided: Iterable[Path], folders: Iterable[Path]
 ) -> bytes:
     """A library that takes torch's OpenMP, and looks for others in none of `folders`.
 
@@ -238,15 +245,8 @@ def bill_of_materials(record: Mapping[str, Any], libraries: Mapping[str, bytes])
         for key, value in record.items()
         if key not in ("name", "version") and value
     ]
-    purl = f"pkg:pypi/{record['name']}@{quote(record['version'])}"
-    subject = {
-        "type": "library",
-        "bom-ref": purl,
-        "name": record["name"],
-        "version": record["version"],
-        "purl": purl,
-        "properties": properties,
-    }
+    own = _component(record["name"], record["version"])
+    subject = {**own, "bom-ref": own["purl"], "properties": properties}
     files = [
         {
             "type": "file",
@@ -255,16 +255,13 @@ def bill_of_materials(record: Mapping[str, Any], libraries: Mapping[str, bytes])
         }
         for path, data in sorted(libraries.items())
     ]
-    torch = {
-        "type": "library",
-        "name": "torch",
-        "version": record["torch"],
-        "purl": f"pkg:pypi/torch@{quote(record['torch'])}",
-    }
     tools = [{"type": "application", "name": "g++", "version": record["cxx"]}]
     if record["nvcc"]:
         tools.append({"type": "application", "name": "nvcc", "version": record["nvcc"]})
-    excluded = [{**component, "scope": "excluded"} for component in [torch, *tools]]
+    excluded = [
+        {**component, "scope": "excluded"}
+        for component in [_component("torch", record["torch"]), *tools]
+    ]
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
@@ -275,30 +272,10 @@ def bill_of_materials(record: Mapping[str, Any], libraries: Mapping[str, bytes])
     }
 
 
+def _component(name: str, version: str) -> dict[str, str]:
+    purl = f"pkg:pypi/{name}@{quote(version)}"
+    return {"type": "library", "name": name, "version": version, "purl": purl}
+
+
 def _json(document: Mapping[str, Any]) -> bytes:
     return (json.dumps(document, indent=2) + "\n").encode()
-
-
-def with_record(files: Mapping[str, bytes], record: str) -> dict[str, bytes]:
-    """`files` with their RECORD, in the order of a wheel."""
-    rows = io.StringIO()
-    writer = csv.writer(rows, lineterminator="\n")
-    # The .dist-info folder comes last: pip finds it there without reading the rest.
-    names = sorted(files.keys() - {record}, key=lambda name: (".dist-info/" in name, name))
-    for name in names:
-        digest = base64.urlsafe_b64encode(hashlib.sha256(files[name]).digest()).rstrip(b"=")
-        writer.writerow([name, f"sha256={digest.decode()}", len(files[name])])
-    writer.writerow([record, "", ""])
-    return {**{name: files[name] for name in names}, record: rows.getvalue().encode()}
-
-
-def write_wheel(path: Path, files: Mapping[str, bytes]) -> None:
-    """Writes the wheel `path`: always the same bytes."""
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, data in files.items():
-            entry = zipfile.ZipInfo(name, _TIME)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            entry.create_system = 3  # Unix, whose modes these are
-            mode = 0o755 if ".data/scripts/" in name else 0o644
-            entry.external_attr = (stat.S_IFREG | mode) << 16
-            archive.writestr(entry, data)

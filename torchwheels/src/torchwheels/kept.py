@@ -1,14 +1,18 @@
-"""What `dist` has already: the wheel of a target is not built again of the same inputs."""
+"""What the folder `dist` keeps: finished wheels, of which none is built again of the same inputs, and refused ones."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from torchwheels import sources
+from torchwheels import reports, sources, variants
+from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
@@ -53,3 +57,36 @@ def note(dist: Path, digest: str, path: Path) -> None:
 
 def _file(dist: Path, digest: str) -> Path:
     return dist / "builds" / f"{digest[:16]}.json"
+
+
+@contextlib.contextmanager
+def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
+    """Leaves a wheel that raises an error in `dist`, for a look at it, by a name that nothing installs."""
+    refused = dist / f"{finished.name}.refused"
+    refused.unlink(missing_ok=True)
+    try:
+        yield
+    except UserError as error:
+        _copy_whole(finished, refused)
+        raise type(error)(f"{error}\n  the wheel is kept as {refused}") from None
+
+
+def publish(finished: Path, dist: Path) -> Path:
+    """Copies a wheel into `dist`, and its build report and its variant, which lie beside it; returns its path there."""
+    published = _copy_whole(finished, dist / finished.name)
+    variant = finished.parent.glob(f"{variants.FOLDER}/*.whl")
+    for file in (reports.report_file(finished), *variant):
+        _copy_whole(file, dist / file.relative_to(finished.parent))
+    return published
+
+
+def _copy_whole(finished: Path, target: Path) -> Path:
+    """Copies `finished` to `target`, where it appears whole or not at all."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.copyfile(finished, partial)
+        return partial.replace(target)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

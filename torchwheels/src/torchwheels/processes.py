@@ -46,7 +46,7 @@ def run(
             out, err = process.communicate(given, timeout=timeout)
         finally:
             end(process)
-    _check_stopped(process)
+    check_stopped(process)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
@@ -102,7 +102,7 @@ def follow(
         finally:
             timer.cancel()
             end(process)
-    _check_stopped(process)
+    check_stopped(process)
     if late.is_set():
         raise subprocess.TimeoutExpired(command, limit)
     return process.returncode, "".join(last)
@@ -136,7 +136,7 @@ def all_ended() -> None:
     _ending.clear()
 
 
-def _check_stopped(process: subprocess.Popen[Any]) -> None:
+def check_stopped(process: subprocess.Popen[Any]) -> None:
     """Raises KeyboardInterrupt in the thread of a process that was stopped: its end says nothing of a wheel."""
     if process in _stopped:
         raise KeyboardInterrupt

@@ -13,9 +13,10 @@ from typing import Any
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
-from torchwheels import audit, sandbox, variants, wheel
+from torchwheels import audit, finish, sandbox, variants, wheel
 from torchwheels.errors import RefusedError, UserError
-from torchwheels.project import Project, of_table, preset
+from torchwheels.finish import Used
+from torchwheels.project import Project, expectation_of, of_table, preset
 from torchwheels.releases import Target
 from torchwheels.testing import sha256
 from torchwheels.wheel import Wheel
@@ -29,15 +30,12 @@ def report_file(path: Path) -> Path:
 def audited(
     path: Path, project: Project, target: Target | None = None, torch: str = ""
 ) -> dict[str, Any]:
-    """The build report of the wheel `path`, which `project` promised for `target`; None: the target that it names.
+    """The build report of the wheel `path`, whoever has built it, for `target`; None: the one that it names.
 
-    `torch`: what another tool has built the wheel beside.
+    `torch`: what another tool has built it beside.
     """
     report: dict[str, Any] = sandbox.call(_audited, path, project, target, torch)
-    return report | {
-        "options": project.table,
-        "tests": _tests(path.parent / "tests", report["sha256"]),
-    }
+    return report
 
 
 def _audited(path: Path, project: Project, target: Target | None, torch: str) -> dict[str, Any]:
@@ -52,11 +50,28 @@ def _audited(path: Path, project: Project, target: Target | None, torch: str) ->
         )
     elif target is None:
         target = project.target_to_build(project.releases.target(str(found.record.get("target"))))
-    project = project.of_target(target, preset(found.name))
-    findings = audit.findings(found, audit.expectation_of(project, target, bool(torch)))
+    options = project.of_target(target, preset(found.name))
+    return of(found, options, target, bool(torch)) | {"options": project.table}
+
+
+def stamped(path: Path, used: Used, options: Project, target: Target) -> dict[str, Any]:
+    """The build report of the wheel `path` out of a container, once that says of its build what we know.
+
+    Its variant lies beside it then. This is for `sandbox.call`.
+    """
+    found = finish.stamp(wheel.read(path), used)
+    variants.write(found)
+    return of(found, options, target)
+
+
+def of(found: Wheel, options: Project, target: Target, of_others: bool = False) -> dict[str, Any]:
+    """The build report of a wheel for `target`, which was promised with these options of that."""
+    path = found.path
+    findings = audit.findings(found, expectation_of(options, target, of_others))
+    digest = sha256(path)
     return {
         "wheel": path.name,
-        "sha256": sha256(path),
+        "sha256": digest,
         "size": path.stat().st_size,
         "name": found.name,
         "version": str(found.version),
@@ -70,10 +85,13 @@ def _audited(path: Path, project: Project, target: Target | None, torch: str) ->
         },
         "requires": found.metadata.get_all("Requires-Dist") or [],
         "requires_python": found.metadata["Requires-Python"],
+        "summary": found.metadata["Summary"],
         "rules": [
             {"rule": rule, "passed": not texts, "detail": "; ".join(texts)}
             for rule, texts in findings.items()
         ],
+        "options": options.table,
+        "tests": _tests(path.parent / "tests", digest),
     }
 
 
@@ -104,12 +122,11 @@ def write(report: dict[str, Any], path: Path) -> None:
     report_file(path).write_text(json.dumps(report, indent=2) + "\n")
 
 
-def check(path: Path, project: Project, target: Target) -> dict[str, Any]:
-    """The build report of a wheel that was just built; an error has a line for everything that is wrong with it."""
-    report = audited(path, project, target)
+def check(report: dict[str, Any]) -> dict[str, Any]:
+    """The report of a wheel that was just built; an error has a line for everything that is wrong with that."""
     if found := problems(report):
         lines = "".join(f"\n  {problem}" for problem in found)
-        raise RefusedError(f"{path.name} does not pass the audit:{lines}")
+        raise RefusedError(f"{report['wheel']} does not pass the audit:{lines}")
     return report
 
 

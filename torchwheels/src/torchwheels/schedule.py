@@ -29,13 +29,11 @@ class Outcome:
     target: Target
     seconds: float = 0.0
     wheel: Path | None = None
-    failure: str = ""
-    code: int = 1
-    """The exit code of that failure."""
+    error: UserError | None = None
 
     def __str__(self) -> str:
         if self.wheel is None:
-            said = f"FAILED after {self.seconds:.0f} s: {self.failure}"
+            said = f"FAILED after {self.seconds:.0f} s: {self.error}"
         else:
             said = f"{self.wheel.name}, {f'{self.seconds:.0f} s' if self.seconds else 'kept'}"
         return f"{self.target.name}: {said}"
@@ -58,7 +56,8 @@ def spread(targets: Iterable[Target], builders: Sequence[Build]) -> dict[str, Ou
             except IndexError:  # another was faster
                 return
             start = time.monotonic()
-            wheel, failure, code = None, "", UserError.code
+            wheel: Path | None = None
+            failure: UserError | None = None
             try:
                 wheel = build(target)
             except BuilderGoneError as error:
@@ -69,10 +68,10 @@ def spread(targets: Iterable[Target], builders: Sequence[Build]) -> dict[str, Ou
                     )
                     waiting.append(target)
                     return
-                failure = str(error)
+                failure = error
             except UserError as error:
-                failure, code = str(error), error.code
-            outcomes[target.name] = Outcome(target, time.monotonic() - start, wheel, failure, code)
+                failure = error
+            outcomes[target.name] = Outcome(target, time.monotonic() - start, wheel, failure)
             if not left:
                 return
 
@@ -97,5 +96,5 @@ def spread(targets: Iterable[Target], builders: Sequence[Build]) -> dict[str, Ou
     finally:
         processes.all_ended()
     for target in waiting:
-        outcomes[target.name] = Outcome(target, failure="no builder is left")
+        outcomes[target.name] = Outcome(target, error=UserError("no builder is left"))
     return outcomes

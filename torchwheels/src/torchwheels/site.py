@@ -9,7 +9,6 @@ docs/             the documentation, where there is dist/docs
 
 from __future__ import annotations
 
-import email
 import hashlib
 import html
 import json
@@ -27,7 +26,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from torchwheels import variants, wheel
+from torchwheels import variants
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Target, load, machine_of, minor
@@ -35,69 +34,6 @@ from torchwheels.reports import read_reports, write
 from torchwheels.wheel import serves
 
 _PARTS = ("index.html", "simple", "wheels", "docs")
-_PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>
-:root {{ color-scheme: light dark }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto }}
-td, th {{ border: 1px solid #888; padding: .3rem .6rem; text-align: left }}
-code {{ overflow-wrap: anywhere }}
-output {{ display: block; margin: .6rem 0 }}
-button {{ margin-left: .5rem }}
-.script :is(td, th):last-child {{ display: none }}  /* the commands: the menus show the one that is wanted */
-@media (max-width: 50rem) {{
-  th {{ display: none }} tr, td {{ display: block }}
-  td::before {{ content: attr(data-column) ": "; font-weight: bold }}
-}}
-</style>
-<h1>{title}</h1>
-{documentation}{sections}
-<script>
-document.documentElement.className = "script";
-function copy(text) {{
-  if (navigator.clipboard) return navigator.clipboard.writeText(text);
-  const area = document.body.appendChild(document.createElement("textarea"));  // on plain HTTP
-  area.value = text;
-  area.select();
-  document.execCommand("copy");
-  area.remove();
-}}
-function addButtons(place) {{
-  for (const code of place.querySelectorAll("code")) {{
-    const button = Object.assign(document.createElement("button"), {{ type: "button", textContent: "Copy" }});
-    button.onclick = () => {{ copy(code.textContent); button.textContent = "Copied"; }};
-    code.after(button);
-  }}
-}}
-for (const cell of document.querySelectorAll("td"))
-  cell.dataset.column = cell.closest("table").rows[0].cells[cell.cellIndex].textContent;
-for (const e of document.querySelectorAll(".index")) e.textContent = new URL(e.textContent, location.href).href;
-document.querySelectorAll("p").forEach(addButtons);
-for (const form of document.forms) {{
-  const rows = JSON.parse(form.dataset.rows), answer = form.querySelector("output");
-  const known = Object.keys(rows).map((each) => each.split(" "));
-  const menus = ["Python", "torch", "CUDA"].map((name, place) => {{
-    const menu = document.createElement("select");
-    for (const value of new Set(known.map((each) => each[place]))) menu.add(new Option(value));
-    menu.value = known[0]?.[place];
-    answer.before(`${{name}} `, menu, " ");
-    return menu;
-  }});
-  form.oninput = () => {{
-    const [python, torch, cuda] = menus.map((menu) => menu.value);
-    const row = document.getElementById(rows[`${{python}} ${{torch}} ${{cuda}}`]);
-    const target = `${{python}}-${{cuda === "CPU" ? "cpu" : "cu" + cuda.replace(".", "")}}-torch${{torch}}`;
-    answer.replaceChildren(...(row ? row.lastElementChild.cloneNode(true).childNodes
-      : [`There is no wheel for these. To build one: torchwheels build ${{form.name}} --target ${{target}}`]));
-    addButtons(answer);
-  }};
-  form.oninput();
-}}
-</script>
-</html>
-"""
 _SECTION = """<h2>{name}</h2>
 {variants}<form name="{name}" data-rows="{rows_chosen}"><output></output></form>
 <table><tr><th>version<th>Python<th>torch<th>CUDA<th>GPU architectures<th>MB<th>tests<th>to install</tr>
@@ -154,23 +90,27 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
                 files = [{**file, "url": f"{up}wheels/{file['url']}"} for file in files]
                 _write_index(new / path / name, {"name": name, "files": files})
         documentation = "".join(
-            f"<p><b>{html.escape(name)}</b>: {html.escape(_summary(dist / reports[-1]['wheel']))}</p>\n"
+            f"<p><b>{html.escape(name)}</b>: {html.escape(reports[-1]['summary'] or 'no description')}</p>\n"
             for name, reports in projects.items()
         )
         if (dist / "docs").is_dir():
             shutil.copytree(dist / "docs", new / "docs")
             documentation += '<p><a href="docs/">Documentation</a></p>\n'
-        page = _PAGE.format(
-            title=html.escape(f"Wheels of {', '.join(projects)}"),
-            documentation=documentation,
-            sections="".join(_section(name, found) for name, found in projects.items()),
-        )
-        (new / "index.html").write_text(page)
+        sections = "".join(_section(name, found) for name, found in projects.items())
+        title = html.escape(f"Wheels of {', '.join(projects)}")
+        text = page(title=title, documentation=documentation, sections=sections)
+        (new / "index.html").write_text(text)
         new.chmod(0o755)
         if site.exists():
             site.rename(Path(work) / "old")
         new.rename(site)
     return list(projects)
+
+
+def page(**parts: str) -> str:
+    """The page with its parts."""
+    text = Path(__file__).with_name("page.html").read_text()
+    return re.sub(r"\[\[(\w+)\]\]", lambda place: parts[place[1]], text)
 
 
 def _why_yanked(version: str, yanked: Mapping[str, str]) -> str | None:
@@ -184,13 +124,6 @@ def _why_yanked(version: str, yanked: Mapping[str, str]) -> str | None:
                 f"the option `yanked` names {each!r}, but a version such as '0.1.9' is expected"
             ) from None
     return None
-
-
-def _summary(path: Path) -> str:
-    """What the wheel says of itself in a line."""
-    found = wheel.read(path)
-    metadata = email.message_from_bytes(found.files[f"{found.dist_info}/METADATA"])
-    return str(metadata["Summary"] or "no description")
 
 
 def label(report: dict[str, Any]) -> str:

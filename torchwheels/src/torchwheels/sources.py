@@ -11,6 +11,7 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -96,15 +97,29 @@ def _copy(folder: Path, into: Path, built_in: bool = True) -> Fetched:
 
 def _known_to_git(folder: Path) -> tuple[set[str], set[Path]]:
     """What git tracks at the top of a repository, and all that it ignores; nothing where it is none."""
-    if not (folder / ".git").exists() or shutil.which("git") is None:
-        return set(), set()
-    said = [
-        subprocess.run(["git", *words, "-z"], cwd=folder, capture_output=True, text=True).stdout
-        for words in (["ls-files"], ["status", "--porcelain", "--ignored"])
-    ]
-    tracked, status = (each.split("\0") for each in said)
-    ignored = {Path(each[3:]) for each in status if each.startswith("!! ")}
+    tracked = _ask_git(folder, "ls-files", "-z")
+    ignored = {Path(place, said[2:]) for place, said in _status(folder) if said[0] == "!"}
     return {each.partition("/")[0] for each in tracked}, ignored
+
+
+def _status(folder: Path) -> Iterator[tuple[str, str]]:
+    """What git says of a repository and its submodules, each time with the place of that: of the commit behind `#`,
+    of files that it ignores behind `!`, of all that was changed behind something else.
+    """
+    # It does not look for ignored files in submodules, and settings may have it say less.
+    more = ["--ignored", "--untracked-files=normal", "--ignore-submodules=none", "--no-renames"]
+    foreach = ["submodule", "--quiet", "foreach", "--recursive", 'printf "%s\\0" "$displaypath"']
+    for place in ("", *_ask_git(folder, *foreach)):
+        for said in _ask_git(folder / place, "status", "--porcelain=v2", "--branch", *more, "-z"):
+            yield place, said
+
+
+def _ask_git(folder: Path, *words: str) -> list[str]:
+    """What git lists of a repository; nothing where it is none, or git is not there or refuses."""
+    if not (folder / ".git").exists() or shutil.which("git") is None:
+        return []
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True)
+    return [*filter(None, done.stdout.split("\0"))]
 
 
 def _takes_version_from_git(folder: Path) -> bool:
@@ -120,16 +135,12 @@ def _takes_version_from_git(folder: Path) -> bool:
 
 def _copy_commits(folder: Path, into: Path) -> None:
     """Makes `into` a repository with the commits and tags of `folder`, and nothing of its settings."""
+    inside = ["-C", str(into)]
     for command in (
         ["clone", "--quiet", "--bare", "--", str(folder), str(into / ".git")],
-        ["-C", str(into), "config", "core.bare", "false"],
-        ["-C", str(into), "remote", "remove", "origin"],
-        [
-            "-C",
-            str(into),
-            "reset",
-            "--quiet",
-        ],  # the files are those that git knows, if nobody has changed them
+        [*inside, "config", "core.bare", "false"],
+        [*inside, "remote", "remove", "origin"],
+        [*inside, "reset", "--quiet"],  # the files are those that git knows, if nobody changed them
     ):
         _git(command, f"read {folder}, where the version of its project comes from")
 
@@ -161,15 +172,11 @@ def name_of(folder: Path, source: str) -> str:
 
 def _commit_of(folder: Path) -> str | None:
     """The commit of a git repository in which nothing has been changed since."""
-    if not (folder / ".git").exists() or shutil.which("git") is None:
+    said = [*_status(folder)]
+    if any(each[0] not in "#!" for _, each in said):
         return None
-    commands = (["status", "--porcelain"], ["rev-parse", "HEAD"])
-    done = [
-        subprocess.run(["git", *x], cwd=folder, capture_output=True, text=True) for x in commands
-    ]
-    if any(x.returncode != 0 for x in done) or done[0].stdout:
-        return None
-    return done[1].stdout.strip()
+    found = (re.fullmatch(r"# branch\.oid ([0-9a-f]+)", each) for place, each in said if not place)
+    return next((each[1] for each in found if each), None)
 
 
 def hash_of_folder(folder: Path) -> str:

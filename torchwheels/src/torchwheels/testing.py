@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 
 from torchwheels import environments, processes, sandbox, toolchain, wheel
 from torchwheels.environments import Environment
-from torchwheels.errors import UserError
+from torchwheels.errors import TestsError, UserError
 from torchwheels.project import Project
 from torchwheels.releases import Target, machine_of
 from torchwheels.wheel import Wheel
@@ -68,8 +68,7 @@ def works_with(found: Wheel, target: Target) -> bool:
     ):
         return False
     # Where the libraries use torch's C++, they say which torch; else the metadata do.
-    classic = any(found.torch_functions(each)[1] for each in found.libraries.values())
-    torches = found.torches.what if classic else str(found.torch_requirement or "")
+    torches = found.torches.what if found.is_classic else str(found.torch_requirement or "")
     return (
         torches is not None
         and SpecifierSet(torches).contains(target.torch, prereleases=True)
@@ -140,7 +139,7 @@ def run_here(
     try:
         return processes.run([*command, *arguments], limit, cwd=work, env=variables).returncode
     except subprocess.TimeoutExpired:
-        raise UserError(too_long(project)) from None
+        raise TestsError(too_long(project)) from None
 
 
 def too_long(project: Project) -> str:

@@ -20,6 +20,8 @@ from torchwheels.releases import Target, load, numbers, sm
 MEMORY_PER_JOB = {"cpu": 1.5, "cuda": 3.1}
 """GB: the largest compiler processes measured on a file that includes `torch/extension.h`."""
 
+DRIVER = "libcuda.so.1"
+"""What CUDA's driver is called."""
 WRAPPERS = Path(__file__).with_name("wrappers")
 """Programs of a build's environment, rather than modules of this one."""
 LINKS = "links"
@@ -106,13 +108,28 @@ def _no_toolkit(target: Target) -> str:
     )
 
 
+def make_driver(folder: Path, toolkit: CudaToolkit, compiler: str) -> Path:
+    """The file of a driver to link with, by `-lcuda`, and to import with: a machine that builds may have none.
+
+    Whoever calls it hears that there is no GPU.
+    """
+    names = {*re.findall(r"\bcu[A-Z]\w+", (toolkit.home / "include" / "cuda.h").read_text())}
+    code = "".join(f"int {name}(void) {{ return 100; }}\n" for name in sorted(names))
+    folder.mkdir()
+    driver = folder / "libcuda.so"
+    flags = ["-shared", "-nostdlib", "-fPIC", f"-Wl,-soname,{DRIVER}"]
+    command = [compiler, *flags, "-x", "c", "-", "-o", str(driver)]
+    subprocess.run(command, input=code, text=True, check=True)
+    return driver
+
+
 def with_usual_layout(
-    toolkit: CudaToolkit, folder: Path, libraries: Path | None = None
+    toolkit: CudaToolkit, folder: Path, driver: Path, libraries: Path | None = None
 ) -> CudaToolkit:
     """The toolkit as CMake and linkers expect it: links in `folder`, where pip's is laid out otherwise.
 
-    pip's has no `lib64`, and libraries with their version only, which `-lcudart` does not find. `libraries`
-    are those of another machine, in place of its own.
+    pip's has no `lib64`, libraries with their version only, which `-lcudart` does not find, and none for `driver`.
+    `libraries` are those of another machine, in place of its own.
     """
     if (toolkit.home / "lib64").is_dir() and libraries is None:
         return toolkit
@@ -126,6 +143,7 @@ def with_usual_layout(
             link = folder / name / plain.name
             if ".so." in file.name and not plain.exists() and not link.is_symlink():
                 link.symlink_to(file)
+    (folder / "lib64" / "stubs").symlink_to(driver.parent)
     (folder / "lib").symlink_to("lib64")
     for name in ("include", "nvvm"):
         (folder / name).symlink_to(toolkit.home / name)

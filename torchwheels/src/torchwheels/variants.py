@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from torchwheels import finish
+from torchwheels.archive import with_record, write_wheel
 from torchwheels.errors import UserError
 from torchwheels.releases import sm
 from torchwheels.wheel import Wheel
@@ -71,7 +71,7 @@ def of(found: Wheel) -> Variant | None:
     }
     tags = found.path.stem.split("-", 2)[2]
     path = found.path.parent / FOLDER / f"{release}-{tags}-{name}.whl"
-    return Variant(path, name, properties, finish.with_record(files, f"{info}/RECORD"))
+    return Variant(path, name, properties, with_record(files, f"{info}/RECORD"))
 
 
 def _properties(record: Mapping[str, Any], torch: str | None) -> Properties:
@@ -133,10 +133,5 @@ def write(found: Wheel) -> Path | None:
     if variant is None:
         return None
     variant.path.parent.mkdir(exist_ok=True)
-    partial = variant.path.with_name(f".{variant.path.name}.partial")
-    try:
-        finish.write_wheel(partial, variant.files)
-        return partial.replace(variant.path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    write_wheel(variant.path, variant.files)
+    return variant.path

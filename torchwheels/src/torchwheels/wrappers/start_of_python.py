@@ -10,6 +10,7 @@ import copy
 import importlib.machinery
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,11 @@ OF_A_GPU = {
     "is_integrated": False,
     "is_multi_gpu_board": False,
 }
+
+# What says for which GPUs nvcc compiles.
+OF_ARCHITECTURES = {
+    "-arch", "--gpu-architecture", "-code", "--gpu-code", "-gencode", "--generate-code"
+}  # fmt: skip
 
 SETTINGS: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 
@@ -77,6 +83,34 @@ def ninja_takes_jobs() -> bool:
     return "jobserver" in said or tuple(map(int, said.split(".")[:2])) >= (1, 13)
 
 
+def without_architectures(flags: list[str]) -> tuple[list[str], set[str]]:
+    """nvcc's flags without those that say which GPUs it compiles for, and what these name."""
+    kept, words, named = [], iter(flags), set()
+    for word in words:
+        option, joined, value = word.partition("=")
+        if option not in OF_ARCHITECTURES:
+            kept.append(word)
+            continue
+        named |= set(re.findall(r"sm_\w+", value if joined else next(words, "")))
+    return kept, named
+
+
+def leave_out_architectures(extension: Any) -> None:
+    """The flags of a project, too, may be for GPUs that are not the target's, or that its nvcc no longer knows."""
+    flags = extension.extra_compile_args
+    if not isinstance(flags, dict) or "nvcc" not in flags:
+        return
+    kept, named = without_architectures(flags["nvcc"])
+    # What is written for one GPU (sm_90a) does not compile for another.
+    if kept == flags["nvcc"] or any(not name[-1].isdigit() for name in named):
+        return
+    flags["nvcc"] = kept
+    print(
+        f"torchwheels: its setup asks nvcc for {', '.join(sorted(named)) or 'GPUs of its own'}; it is built "
+        f"for {SETTINGS['architectures']}"
+    )
+
+
 def compile_in_parallel(cpp_extension: Any) -> None:
     """torch compiles one extension after another, and where a project turns ninja off, one file after another."""
     command: Any = cpp_extension.BuildExtension
@@ -101,6 +135,10 @@ def compile_in_parallel(cpp_extension: Any) -> None:
             os.environ["MAX_JOBS"] = jobs
 
     def build_extension(self: Any, extension: Any) -> None:
+        if SETTINGS["gencode"]:
+            leave_out_architectures(extension)
+        # ninja, which the project may have turned off, runs in another folder.
+        extension.include_dirs = [str(Path(x).absolute()) for x in extension.include_dirs]
         if self.pool is None:
             build_one(self, extension)
             return
