@@ -75,6 +75,7 @@ PROJECTS = {
     "grid-fusion-pytorch": Foreign("0.1.2", "setuptools-scm, compiles when it is imported"),
     "inplace-abn": Foreign("1.1.0", ""),
     "metatensor-torch": Foreign("0.10.8", "CMake, a build backend of its own"),
+    "mmcv": Foreign("2.2.0", "77 files"),
     "monotonic-alignment-search": Foreign("0.2.1", "Cython"),
     "natten": Foreign("0.21.7", "CMake"),
     "philtorch": Foreign("0.7.0", "setuptools-scm"),
