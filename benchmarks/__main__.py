@@ -44,6 +44,7 @@ def parse() -> argparse.Namespace:
         "--commit", help="to be recorded; default: what git says, or what extops was built from"
     )
     parser.add_argument("--random", type=int, metavar="N", help="measure N layers drawn at random")
+    parser.add_argument("--cells", action="store_true", help="of --random: cells, not layers")
     parser.add_argument("--seed", type=int, default=1, help="of --random; default: %(default)s")
     parser.add_argument(
         "--seconds", type=float, default=math.inf, help="when --random ends, done or not"
@@ -77,6 +78,7 @@ def main() -> None:
                 arguments.seed,
                 arguments.seconds,
                 arguments.output,
+                cells=arguments.cells,
             )
             return
         from benchmarks import suite

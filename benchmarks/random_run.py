@@ -25,6 +25,7 @@ from extops._libraries import Library
 
 DTYPES = {"bfloat16": torch.bfloat16, "float64": torch.float64}
 MODULES = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
+CELLS = {"lstm": torch.nn.LSTMCell, "gru": torch.nn.GRUCell, "rnn": torch.nn.RNNCell}
 TOO_LONG = 2.0
 """Seconds of one call beyond which it is not measured."""
 SECONDS_OF_A_SHAPE = 1.5
@@ -39,7 +40,9 @@ Calls = dict[str, Callable[[], object]]
 """By what they compute: ``forward`` and ``training``."""
 
 
-def run(device: str, number: int, seed: int, seconds: float, output: Path | None) -> None:
+def run(
+    device: str, number: int, seed: int, seconds: float, output: Path | None, *, cells: bool
+) -> None:
     """Measures until all shapes are, or the time is over."""
     if device == "cuda" and not torch.cuda.is_available():
         sys.exit("benchmarks: torch finds no CUDA device; leave out `--device cuda` for the CPU")
@@ -47,9 +50,9 @@ def run(device: str, number: int, seed: int, seconds: float, output: Path | None
     described = environment.describe(device)
     folder = output or RESULTS / slug(described["device_name"], device)
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "random.json"
+    file = folder / ("random-cells.json" if cells else "random.json")
     result: dict[str, Any] = {"seed": seed, "environment": described, "records": []}
-    for shape in draw(device, number, seed):
+    for shape in draw(device, number, seed, cells=cells):
         passed = time.perf_counter() - start
         if passed > seconds:
             break
@@ -107,7 +110,7 @@ def _fill(record: dict[str, Any], shape: Shape, device: str) -> None:
         with torch.set_grad_enabled(work == "training"):
             record["kernels"][work] = extops.which_kernel(ours, input, backward=work == "training")
     variants = {"torch": calls_of(module, input), "extops": calls_of(ours, input)}
-    if {"cudnn", "torch"} & set(record["kernels"].values()):
+    if shape.time and {"cudnn", "torch"} & set(record["kernels"].values()):
         variants |= _own_variants(record, shape, _accelerated(module), input)
     samplers: dict[str, list[protocol.Sampler]] = {}
     seconds_of_a_round = 0.0
@@ -145,19 +148,22 @@ def _own_variants(
 
 def _accelerated(module: torch.nn.Module) -> torch.nn.Module:
     copied = extops.accelerate(copy.deepcopy(module))
-    copied.flatten_parameters()
+    if isinstance(copied, torch.nn.RNNBase):
+        copied.flatten_parameters()
     return copied
 
 
 def _module(shape: Shape, device: str) -> torch.nn.Module:
+    make: Any = {"device": device, "dtype": DTYPES.get(shape.precision, torch.float32)}
+    if not shape.time:
+        return CELLS[shape.cell](shape.features, shape.state, **make)
     module = MODULES[shape.cell](
         shape.features,
         shape.state,
         shape.layers,
         batch_first=shape.batch_first,
         bidirectional=shape.directions > 1,
-        device=device,
-        dtype=DTYPES.get(shape.precision, torch.float32),
+        **make,
     )
     module.flatten_parameters()
     return module
@@ -170,13 +176,15 @@ def _input(shape: Shape, device: str) -> Input:
         # How many rows have more steps than each.
         counts = shape.batch - torch.bincount(lengths, minlength=shape.time + 1).cumsum(0)[:-1]
         return PackedSequence(torch.randn(int(counts.sum()), shape.features, **make), counts)
-    leading = (shape.time, shape.batch)
+    leading = (shape.time, shape.batch) if shape.time else (shape.batch,)
     sizes = leading[::-1] if shape.batch_first else leading
     return torch.randn(*sizes, shape.features, **make)
 
 
 def calls_of(module: torch.nn.Module, input: Input) -> Calls:
     """A forward without gradients, and one with those of the parameters and the input."""
+    if isinstance(module, torch.nn.RNNCellBase):
+        return _calls_of_cell(module, input)
     parameters = tuple(module.parameters())
     packed = input if isinstance(input, PackedSequence) else None
     leaf = (input.data if packed is not None else input).detach().requires_grad_()
@@ -195,6 +203,30 @@ def calls_of(module: torch.nn.Module, input: Input) -> Calls:
 
     def training() -> object:
         return torch.autograd.grad(run(), (*parameters, leaf), towards)
+
+    return {"forward": forward, "training": training}
+
+
+def _calls_of_cell(module: torch.nn.RNNCellBase, input: Input) -> Calls:
+    """The same of a cell, with those of its states, too."""
+    assert isinstance(input, torch.Tensor)
+    is_lstm = isinstance(module, torch.nn.LSTMCell)
+    shape = (1 + is_lstm, len(input), module.hidden_size)
+    states = tuple(torch.randn(shape, device=input.device, dtype=input.dtype).unbind(0))
+    leaves = tuple(x.detach().clone().requires_grad_() for x in (input, *states))
+
+    def run() -> tuple[torch.Tensor, ...]:
+        found = module(leaves[0], leaves[1:] if is_lstm else leaves[1])
+        return found if is_lstm else (found,)
+
+    def forward() -> object:
+        with torch.no_grad():
+            return run()
+
+    towards = tuple(torch.randn_like(x) for x in states)
+
+    def training() -> object:
+        return torch.autograd.grad(run(), (*module.parameters(), *leaves), towards)
 
     return {"forward": forward, "training": training}
 

@@ -36,7 +36,7 @@ _SECONDS_OF_A_STEP = {"cuda": 4e-5, "cpu": 2e-5}
 
 @dataclass(frozen=True)
 class Shape:
-    """One layer, or some, and its input."""
+    """One layer, or some, and its input; of no time, a cell, which takes a single step."""
 
     cell: str
     time: int
@@ -53,35 +53,42 @@ class Shape:
     @property
     def gates(self) -> int:
         """Rows of weights for each unit."""
-        return 4 if self.cell == "lstm" else 3
+        return {"lstm": 4, "gru": 3}.get(self.cell, 1)
+
+    @property
+    def steps(self) -> int:
+        """At each of which a cell is computed."""
+        return max(1, self.time)
 
     @property
     def products(self) -> int:
         """Multiplications of a forward."""
         of_first = self.features + self.state
         of_others = (self.layers - 1) * (self.directions + 1) * self.state
-        rows = self.time * self.batch * self.directions * self.gates * self.state
+        rows = self.steps * self.batch * self.directions * self.gates * self.state
         return rows * (of_first + of_others)
 
     def bytes(self) -> int:
         """About what a step of training keeps."""
         of_row = self.features + self.layers * self.directions * self.state * (2 * self.gates + 6)
         width = {"bfloat16": 2, "float64": 8}.get(self.precision, 4)
-        return self.time * self.batch * of_row * width
+        return self.steps * self.batch * of_row * width
 
     def seconds(self, device: str) -> float:
         """About what a step of training takes."""
-        steps = 3 * self.time * self.layers * self.directions
+        steps = 3 * self.steps * self.layers * self.directions
         flops = 6 * self.products
         return flops / _FLOPS[device][self.precision] + steps * _SECONDS_OF_A_STEP[device]
 
     def __str__(self) -> str:
-        sizes = ", ".join(map(str, (self.time, self.batch, self.features, self.state)))
+        time = (self.time,) * bool(self.time)
+        sizes = ", ".join(map(str, (*time, self.batch, self.features, self.state)))
         more = f" x {self.layers}" * (self.layers > 1) + " both ways" * (self.directions > 1)
         first = " batch first" * self.batch_first
         packed = f" packed ({self.lengths})" * bool(self.lengths)
         threads = f" {self.threads} thread{'s' * (self.threads > 1)}" if self.threads else ""
-        return f"{self.cell} {sizes}{more}{first}{packed} {self.precision}{threads}"
+        kind = self.cell if self.time else f"{self.cell}cell"
+        return f"{kind} {sizes}{more}{first}{packed} {self.precision}{threads}"
 
     def row_lengths(self) -> list[int]:
         """Of packed input, the longest first, which has all steps."""
@@ -97,21 +104,41 @@ class Shape:
         return [self.time, *sorted((one() for _ in range(self.batch - 1)), reverse=True)]
 
 
-def draw(device: str, number: int, seed: int) -> Iterator[Shape]:
-    """As many shapes, without those that would take too long or too much memory."""
+def draw(device: str, number: int, seed: int, *, cells: bool = False) -> Iterator[Shape]:
+    """As many shapes, of layers or of cells, without those that would take too long or too much memory."""
     chance = random.Random(seed)
     while number > 0:
-        shape = _draw_one(chance, device)
+        shape = _draw_cell(chance, device) if cells else _draw_layer(chance, device)
         is_small = shape.bytes() <= MOST_BYTES[device]
         if is_small and shape.seconds(device) <= MOST_SECONDS[device]:
             number -= 1
             yield shape
 
 
-def _draw_one(chance: random.Random, device: str) -> Shape:
+def _between(chance: random.Random, least: int, most: int) -> int:
+    """Each octave is as likely."""
+    return round(math.exp(chance.uniform(math.log(least), math.log(most))))
+
+
+def _draw_cell(chance: random.Random, device: str) -> Shape:
+    state = _between(chance, 32, 2048)
+    return Shape(
+        cell=chance.choice(("lstm", "gru", "rnn")),
+        time=0,
+        batch=_between(chance, 1, 20_000),
+        features=state if chance.random() < 0.5 else _between(chance, 1, 2048),
+        state=state,
+        layers=1,
+        directions=1,
+        batch_first=False,
+        precision=chance.choice(PRECISIONS[device]),
+        threads=chance.choice((1, 2)) if device == "cpu" else 0,
+    )
+
+
+def _draw_layer(chance: random.Random, device: str) -> Shape:
     def between(least: int, most: int) -> int:
-        """Each octave is as likely."""
-        return round(math.exp(chance.uniform(math.log(least), math.log(most))))
+        return _between(chance, least, most)
 
     state = chance.choice(SIZES)
     return Shape(

@@ -436,13 +436,35 @@ def test_lengths_at_random() -> None:
         assert sum(found) < 0.7 * 40 * 50
 
 
-@pytest.mark.parametrize("lengths", ["", "uniform"])
-@pytest.mark.parametrize("time", [1, 2])
-def test_a_layer_at_random_is_measured(time: int, lengths: str) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_cells_at_random(device: str) -> None:
+    drawn = list(shapes.draw(device, 100, seed=1, cells=True))
+    assert drawn == list(shapes.draw(device, 100, seed=1, cells=True))
+    assert {x.cell for x in drawn} == {"lstm", "gru", "rnn"}
+    assert {(x.time, x.layers, x.directions) for x in drawn} == {(0, 1, 1)}
+    assert {x.precision for x in drawn} == set(shapes.PRECISIONS[device])
+    assert any(x.state % 2 for x in drawn) and all(32 <= x.state <= 2048 for x in drawn)
+    assert str(shapes.Shape("gru", 0, 3, 5, 7, 1, 1, False, "tf32", 0)) == "grucell 3, 5, 7 tf32"
+
+
+@pytest.mark.parametrize(
+    ("cell", "time", "lengths"),
+    [
+        ("gru", 1, ""),
+        ("gru", 1, "uniform"),
+        ("gru", 2, ""),
+        ("gru", 2, "uniform"),
+        ("lstm", 0, ""),
+        ("gru", 0, ""),
+        ("rnn", 0, ""),
+    ],
+)
+def test_a_shape_at_random_is_measured(cell: str, time: int, lengths: str) -> None:
     random_run = pytest.importorskip("benchmarks.random_run")
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
-    shape = shapes.Shape("gru", time, 2, 4, 4, 2, 2, True, "float64", 1, lengths)
+    more: Any = (2, 2, True) if time else (1, 1, False)
+    shape = shapes.Shape(cell, time, 2, 4, 4, *more, "float64", 1, lengths)
     try:
         record = random_run.measure(shape, "cpu")
     finally:
