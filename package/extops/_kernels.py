@@ -16,6 +16,7 @@ _FUNCTIONS: dict[Any, str] = {
     sequence.lltm_sequence: "lltm",
     sequence.lstm_sequence: "lstm",
     sequence.gru_sequence: "gru",
+    sequence.rnn_sequence: "rnn_tanh",  # as of either function
 }
 _MODULES: dict[type[torch.nn.Module], str] = {
     LLTMLayer: "lltm",
@@ -44,7 +45,7 @@ def which_kernel(
     Args:
         call: :class:`extops.LSTM`, :class:`extops.GRU`, :class:`extops.RNN`, one of their cells or an
             :class:`extops.LLTMLayer`, or one of the functions :func:`extops.lltm_sequence`,
-            :func:`extops.lstm_sequence` and :func:`extops.gru_sequence`.
+            :func:`extops.lstm_sequence`, :func:`extops.gru_sequence` and :func:`extops.rnn_sequence`.
         input: as the call takes it.
         state: as the call takes it; modules do without.
         lengths: as the functions take them.

@@ -11,7 +11,7 @@ from typing import Any
 from extops_build import UserError
 
 DEVICES = ("cpu", "cuda")
-BUILT_IN = ("lstm", "gru", "lltm")
+BUILT_IN = ("lstm", "gru", "rnn", "lltm")
 OWN_CELLS = ("own_gru", "own_lstm", "own_lltm")
 LAYOUTS = ("contiguous", "offset", "padded", "sliced", "transposed", "expanded")
 KERNELS = ("step", "tensor_block", "float32_block", "float32_cluster", "tensor_cluster", "group")

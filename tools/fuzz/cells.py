@@ -41,14 +41,17 @@ class Kind:
         """A module whose parameters have no memory; torch's, if there is such a one."""
         kind: Any = None
         arguments: tuple[Any, ...] = () if case.cell == "lltm" else (case.bias,)
+        options: dict[str, Any] = {"device": "meta"}
         if case.call == "cell":
             kind = self.torchs_cell if torchs else self.cell
         elif case.call == "layer":
             kind = self.torchs_layer if torchs else self.layer
-            arguments = case.layers, case.bias, case.batch_first, 0.0, case.bidirectional
+            arguments = (case.layers,)
+            options |= {"bias": case.bias, "batch_first": case.batch_first}
+            options |= {"bidirectional": case.bidirectional}
         if kind is None:
             return None
-        module: torch.nn.Module = kind(case.features, case.units, *arguments, device="meta")
+        module: torch.nn.Module = kind(case.features, case.units, *arguments, **options)
         return module
 
 
@@ -111,6 +114,11 @@ KINDS = {
         4, reference.gru_cell, input=3, recurrent=3, first_input=1, states=("h",),
         function=lambda: extops.gru_sequence,
         layer=extops.GRU, cell=extops.GRUCell, torchs_layer=torch.nn.GRU, torchs_cell=torch.nn.GRUCell,
+    ),
+    "rnn": _kind(
+        1, reference.rnn_tanh_cell, input=1, recurrent=1, states=("h",),
+        function=lambda: extops.rnn_sequence,
+        layer=extops.RNN, cell=extops.RNNCell, torchs_layer=torch.nn.RNN, torchs_cell=torch.nn.RNNCell,
     ),
     "lltm": Kind(
         _plain(reference.lltm_gates, reference.lltm_cell), _lltm_shapes,
