@@ -9,10 +9,9 @@
 #include "kernels/cuda/sequence/kernels.cuh"
 #include "kernels/cuda/sequence/tensor_block.cuh"
 #include "kernels/cuda/sequence/tensor_cluster.cuh"
-#include "kernels/cuda/step/split_k.cuh"
+#include "kernels/cuda/step/hopper.cuh"
 #include "kernels/cuda/step/step.cuh"
-#include "kernels/cuda/step/weights.cuh"
-#include "kernels/cuda/step/weights_tf32.cuh"
+#include "kernels/cuda/step/weights_hopper.cuh"
 
 EXTOPS_WEIGHTS_HOPPER
 

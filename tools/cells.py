@@ -39,7 +39,7 @@ EXTOPS_SEQUENCE_HOPPER(extops::{Cell})
 EXTOPS_STEP_CUDA({cell}, extops::{Cell})
 """,
     "kernels/cuda/step/{cell}_step_hopper_kernel.cu": """\
-#include "split_k.cuh"
+#include "hopper.cuh"
 
 EXTOPS_STEP_HOPPER(extops::{Cell})
 """,

@@ -1,3 +1,3 @@
-#include "split_k.cuh"
+#include "hopper.cuh"
 
 EXTOPS_STEP_HOPPER(extops::Lstm)

@@ -4,7 +4,7 @@
 // A warp computes one unit for a few rows; its lanes split K, which runs over h and then over the input.
 #pragma once
 
-#include "pointwise.cuh"
+#include "problem.cuh"
 
 namespace extops::cuda::step {
 
@@ -20,6 +20,7 @@ struct SmallTile {
 
 template <class Cell, class T, class Tile>
 __global__ void __launch_bounds__(32 * kWarps) small_kernel(Forward<Cell, T> in) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr int kRows = Tile::kRows;
   constexpr int kDepth = Tile::kDepth;
   constexpr int kVector = Tile::kVector;
@@ -104,15 +105,27 @@ __global__ void __launch_bounds__(32 * kWarps) small_kernel(Forward<Cell, T> in)
     columns[g] = sum + bias[g];
   }
   in.template finish<MathOf<T>>(row, unit, columns, old_c);
+#endif
 }
 
 template <class Tile, class Cell, class T>
-Error launch_small(const Forward<Cell, T>& in, cudaStream_t stream) {
+Error launch_small_tile(const Forward<Cell, T>& in, cudaStream_t stream) {
   const dim3 grid(
       static_cast<unsigned>((in.batch + Tile::kRows - 1) / Tile::kRows),
       static_cast<unsigned>((in.state_size + kWarps - 1) / kWarps));
   launch(&small_kernel<Cell, T, Tile>, {grid, 32 * kWarps}, stream, in);
   return launch_error();
+}
+
+// With `are_few_rows` all rows start at chunks.
+template <class Cell, class T>
+Error launch_small(const Forward<Cell, T>& in, bool are_few_rows, cudaStream_t stream) {
+  if (are_few_rows) {
+    constexpr int kVector = kChunkBytes / sizeof(T);
+    if (in.batch == 1) return launch_small_tile<SmallTile<1, kVector, 4>>(in, stream);
+    if constexpr (sizeof(T) >= 4) return launch_small_tile<SmallTile<4, kVector, 2>>(in, stream);
+  }
+  return launch_small_tile<SmallTile<2, 1, 6>>(in, stream);
 }
 
 }  // namespace extops::cuda::step

@@ -1,10 +1,9 @@
 // The backward of small problems, where a library's products are bound by latency: the pointwise part with the
-// gradients of the parameters in one kernel, and those of the input and of h in another. Elsewhere the sums of the
-// biases.
+// gradients of the parameters in one kernel, and those of the input and of h in another.
 #pragma once
 
 #include "../common/hopper.cuh"
-#include "pointwise.cuh"
+#include "problem.cuh"
 
 namespace extops::cuda::step {
 
@@ -74,6 +73,7 @@ __device__ void load_gradients(
 
 template <class Cell, class T, bool kInCluster>
 __global__ void __launch_bounds__(kThreads) parameters_backward_kernel(ParametersBackward<Cell, T> in) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using C = typename Compute<T>::type;
   constexpr int kWeights = Cell::kInput > Cell::kRecurrent ? Cell::kInput : Cell::kRecurrent;
   constexpr int kSums = Cell::kColumns * kUnits;  // of the biases
@@ -145,7 +145,6 @@ __global__ void __launch_bounds__(kThreads) parameters_backward_kernel(Parameter
     }
     store_bias(bias_sum);
   } else {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     // Each block of the cluster adds up the sums of one unit; the first also those of the biases.
     static_assert(kUnits == kSplits);
     extern __shared__ __align__(kTileAlignment) unsigned char shared[];
@@ -168,8 +167,8 @@ __global__ void __launch_bounds__(kThreads) parameters_backward_kernel(Parameter
     for (int w = 0; w < kWeights; ++w) store_weight(w, u, add_up(u * kWeights + w));
     if (u == 0) store_bias(add_up(kWeights * kUnits));
     sync_cluster();  // no block may end while others read from it
-#endif
   }
+#endif
 }
 
 template <class Cell, class T>
@@ -179,8 +178,7 @@ Error launch_parameters_backward(const StepBackwardArguments& arguments, cudaStr
   const StepSizes& sizes = arguments.sizes;
   dim3 grid(blocks(sizes.state_size + sizes.input_features, kThreads), blocks(sizes.state_size, kUnits));
   const auto splits_fit = [&] {
-    const auto multiprocessors = static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount));
-    return grid.x * grid.y * kSplits <= multiprocessors && has_hopper_tensor_cores();
+    return grid.x * grid.y * kSplits <= static_cast<unsigned>(device_attribute(cudaDevAttrMultiProcessorCount));
   };
   if (sizes.batch <= kRows || !splits_fit()) {
     launch(&parameters_backward_kernel<Cell, T, false>, {grid, kThreads}, stream, in);
@@ -216,6 +214,7 @@ struct InputBackward {
 
 template <class Cell>
 __global__ void __launch_bounds__(32 * kInputWarps) input_backward_kernel(InputBackward in) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __shared__ float partial[kInputWarps][kInputRows][32];
   wait_for_previous_kernel();
   const int lane = threadIdx.x % 32;
@@ -262,51 +261,27 @@ __global__ void __launch_bounds__(32 * kInputWarps) input_backward_kernel(InputB
 #pragma unroll
   for (int share = 0; share < kInputWarps; ++share) total += partial[share][warp][lane];
   (of_h ? in.grad_h_0 : in.grad_input)[at] = total;
+#endif
 }
 
-// ---- the biases: a block sums 32 columns of one of two matrices, its warps some rows each ----
-
-constexpr int kSumWarps = 32;
-constexpr int kSumDepth = 4;  // rows that a lane loads before it uses the first
-
-template <class T>
-struct ColumnSums {
-  int64_t rows;
-  int64_t columns[2];
-  const T* values[2];
-  T* sums[2];
-  T* copy;  // of the first sums, or null
-};
-
-template <class T>
-__global__ void __launch_bounds__(32 * kSumWarps) column_sums_kernel(ColumnSums<T> in) {
-  using C = typename Compute<T>::type;
-  __shared__ C partial[kSumWarps][32];
-  wait_for_previous_kernel();
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int64_t first_blocks = (in.columns[0] + 31) / 32;
-  const bool is_second = blockIdx.x >= first_blocks;
-  const int64_t columns = is_second ? in.columns[1] : in.columns[0];
-  const T* const values = is_second ? in.values[1] : in.values[0];
-  const int64_t column = (int64_t{blockIdx.x} - (is_second ? first_blocks : 0)) * 32 + lane;
-  C sum = 0;
-  for (int64_t first = warp; first < in.rows; first += kSumWarps * kSumDepth) {
-    C loaded[kSumDepth];
-#pragma unroll
-    for (int d = 0; d < kSumDepth; ++d) {
-      const int64_t row = first + d * kSumWarps;
-      loaded[d] = row < in.rows && column < columns ? load(values[row * columns + column]) : C(0);
-    }
-#pragma unroll
-    for (C value : loaded) sum += value;
-  }
-  partial[warp][lane] = sum;
-  __syncthreads();
-  if (warp > 0 || column >= columns) return;
-  for (int other = 1; other < kSumWarps; ++other) sum += partial[other][lane];
-  store((is_second ? in.sums[1] : in.sums[0])[column], sum);
-  if (in.copy != nullptr) store(in.copy[column], sum);
+template <class Cell>
+Error launch_small_input_backward(const StepInputBackwardArguments& arguments, cudaStream_t stream) {
+  const StepSizes& sizes = arguments.sizes;
+  InputBackward in{};
+  in.batch = static_cast<int>(sizes.batch);
+  in.input_features = static_cast<int>(sizes.input_features);
+  in.state_size = static_cast<int>(sizes.state_size);
+  const void* const of_h = kHasOneGradient<Cell> ? arguments.grad_x : arguments.grad_h_part;
+  set_pointers({arguments.grad_x, of_h, arguments.grad_c_0}, in.grad_x, in.grad_h_part, in.grad_c_0);
+  set_pointers({arguments.weights_x, arguments.weights_h}, in.weights_x, in.weights_h);
+  in.weights_x_stride = arguments.weights_x_stride;
+  in.weights_h_stride = arguments.weights_h_stride;
+  set_pointers({arguments.grad_input, arguments.grad_h_0}, in.grad_input, in.grad_h_0);
+  const int column_blocks = (in.state_size + 31) / 32 + (in.input_features + 31) / 32;
+  const auto blocks = static_cast<unsigned>((in.batch + kInputRows - 1) / kInputRows * column_blocks);
+  if (blocks == 0) return nullptr;
+  launch(&input_backward_kernel<Cell>, {blocks, 32 * kInputWarps}, stream, in);
+  return launch_error();
 }
 
 }  // namespace extops::cuda::step

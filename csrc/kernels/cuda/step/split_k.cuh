@@ -487,11 +487,3 @@ Error launch_in_float32(const Forward<Cell, float>& in, cudaStream_t stream) {
 }
 
 }  // namespace extops::cuda::step
-
-#define EXTOPS_STEP_HOPPER(Cell)                                                                  \
-  namespace extops::cuda::step {                                                                  \
-  template Error launch_on_tensor_cores<Cell>(const Forward<Cell, float>&, cudaStream_t);         \
-  template Error launch_on_tensor_cores<Cell>(const Forward<Cell, __half>&, cudaStream_t);        \
-  template Error launch_on_tensor_cores<Cell>(const Forward<Cell, __nv_bfloat16>&, cudaStream_t); \
-  template Error launch_in_float32<Cell>(const Forward<Cell, float>&, cudaStream_t);              \
-  }

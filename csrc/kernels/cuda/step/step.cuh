@@ -2,8 +2,7 @@
 // limits were read off an NVIDIA H200.
 #pragma once
 
-#include "small.cuh"
-#include "small_backward.cuh"
+#include "pointwise.cuh"
 #include "weights_product.cuh"
 
 namespace extops::cuda::step {
@@ -57,8 +56,14 @@ bool is_for_small(ScalarType dtype, const StepSizes& sizes) {
   return sizes.state_size + sizes.input_features <= kMostDepth && multiplications<Cell>(sizes) < most;
 }
 
-// On other GPUs nothing was measured: there a library multiplies.
-inline bool is_hopper() { return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9; }
+// On other GPUs nothing was measured: there a library multiplies, and the kernels below are not compiled.
+inline bool is_hopper() { return has_hopper_tensor_cores(); }
+
+// The kernels of small problems (small.cuh, small_backward.cuh).
+template <class Cell, class T>
+Error launch_small(const Forward<Cell, T>& in, bool are_few_rows, cudaStream_t stream);
+template <class Cell, class T>
+Error launch_parameters_backward(const StepBackwardArguments& arguments, cudaStream_t stream);
 
 // The kernels for Hopper (split_k.cuh), by tensor cores and in strict float32.
 template <class Cell, class T>
@@ -112,17 +117,14 @@ Error launch_forward(ScalarType dtype, const StepArguments& arguments, cudaStrea
     constexpr int kVector = kChunkBytes / sizeof(T);
     const bool has_chunks = start_at_chunks({in.input, in.h_0, in.weights_x, in.weights_h}) &&
                             in.weights_x_stride % kVector == 0 && in.weights_h_stride % kVector == 0;
-    if (has_chunks && is_for_few_rows<Cell>(dtype, sizes) && is_hopper()) {
-      if (sizes.batch == 1) return launch_small<SmallTile<1, kVector, 4>>(in, stream);
-      if constexpr (sizeof(T) >= 4) return launch_small<SmallTile<4, kVector, 2>>(in, stream);
-    }
+    if (has_chunks && is_for_few_rows<Cell>(dtype, sizes)) return launch_small(in, true, stream);
     if constexpr (kHasTiles<Cell> && !std::is_same_v<T, double>) {
       if (has_chunks && is_for_tensor_cores<Cell>(dtype, sizes)) return launch_on_tensor_cores(in, stream);
       if constexpr (std::is_same_v<T, float>) {
         if (has_chunks && is_for_float32<Cell>(dtype, sizes)) return launch_in_float32(in, stream);
       }
     }
-    return launch_small<SmallTile<2, 1, 6>>(in, stream);
+    return launch_small(in, false, stream);
   });
 }
 
@@ -208,9 +210,7 @@ Error launch_bias_backward(ScalarType dtype, const StepBiasBackwardArguments& ar
       in.columns[1] = Cell::kRecurrent * sizes.state_size;
       set_pointers({arguments.grad_h_part, arguments.grad_bias_h}, in.values[1], in.sums[1]);
     }
-    const auto blocks = static_cast<unsigned>((in.columns[0] + 31) / 32 + (in.columns[1] + 31) / 32);
-    launch(&column_sums_kernel<T>, {blocks, 32 * kSumWarps}, stream, in);
-    return launch_error();
+    return launch_column_sums(in, stream);
   });
 }
 
@@ -219,26 +219,14 @@ int64_t input_backward_alignment(ScalarType dtype, const StepSizes& sizes) {
   return dtype == ScalarType::Float && is_hopper() && fits(sizes) && multiplications<Cell>(sizes) < kInputBackwardLimit;
 }
 
+// In float32 alone.
+template <class Cell>
+Error launch_small_input_backward(const StepInputBackwardArguments& arguments, cudaStream_t stream);
+
 template <class Cell>
 Error launch_input_backward(ScalarType dtype, const StepInputBackwardArguments& arguments, cudaStream_t stream) {
   if (dtype != ScalarType::Float) return "the kernel for small problems takes float32";
-  const StepSizes& sizes = arguments.sizes;
-  if (!fits(sizes)) return kTooLarge;
-  InputBackward in{};
-  in.batch = static_cast<int>(sizes.batch);
-  in.input_features = static_cast<int>(sizes.input_features);
-  in.state_size = static_cast<int>(sizes.state_size);
-  const void* const of_h = kHasOneGradient<Cell> ? arguments.grad_x : arguments.grad_h_part;
-  set_pointers({arguments.grad_x, of_h, arguments.grad_c_0}, in.grad_x, in.grad_h_part, in.grad_c_0);
-  set_pointers({arguments.weights_x, arguments.weights_h}, in.weights_x, in.weights_h);
-  in.weights_x_stride = arguments.weights_x_stride;
-  in.weights_h_stride = arguments.weights_h_stride;
-  set_pointers({arguments.grad_input, arguments.grad_h_0}, in.grad_input, in.grad_h_0);
-  const int column_blocks = (in.state_size + 31) / 32 + (in.input_features + 31) / 32;
-  const auto blocks = static_cast<unsigned>((in.batch + kInputRows - 1) / kInputRows * column_blocks);
-  if (blocks == 0) return nullptr;
-  launch(&input_backward_kernel<Cell>, {blocks, 32 * kInputWarps}, stream, in);
-  return launch_error();
+  return fits(arguments.sizes) ? launch_small_input_backward<Cell>(arguments, stream) : kTooLarge;
 }
 
 }  // namespace extops::cuda::step

@@ -256,9 +256,3 @@ Error launch_weights_backward(const WeightsBackward<T>& in, cudaStream_t stream)
 }
 
 }  // namespace extops::cuda::step
-
-#define EXTOPS_WEIGHTS_HOPPER                                                                  \
-  namespace extops::cuda::step {                                                               \
-  template Error launch_weights_backward(const WeightsBackward<__half>&, cudaStream_t);        \
-  template Error launch_weights_backward(const WeightsBackward<__nv_bfloat16>&, cudaStream_t); \
-  }

@@ -1,4 +1,3 @@
-#include "weights.cuh"
-#include "weights_tf32.cuh"
+#include "weights_hopper.cuh"
 
 EXTOPS_WEIGHTS_HOPPER

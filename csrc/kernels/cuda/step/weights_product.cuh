@@ -37,6 +37,19 @@ Error launch_weights_backward(const WeightsBackward<T>& in, cudaStream_t stream)
 template <>
 Error launch_weights_backward(const WeightsBackward<float>& in, cudaStream_t stream);
 
+// The sums of the columns of one matrix, or of two (bias_sums.cuh).
+template <class T>
+struct ColumnSums {
+  int64_t rows;
+  int64_t columns[2];
+  const T* values[2];
+  T* sums[2];
+  T* copy;  // of the first sums, or null
+};
+
+template <class T>
+Error launch_column_sums(const ColumnSums<T>& in, cudaStream_t stream);
+
 // The blocks of h come first.
 template <class T>
 dim3 grid_of(const WeightsBackward<T>& in, int columns) {
