@@ -594,7 +594,7 @@ def test_layers_of_one_step(cell: str, device: str, calls: list[str]) -> None:
         loss = torch.stack([(x**2).sum() for x in results]).sum()
         found.append((*results, *torch.autograd.grad(loss, list(layer.parameters()))))
     torch.testing.assert_close(*found)
-    assert set(calls) == {cell}
+    assert set(calls) == ({cell} if device == "cuda" else set())  # on a CPU they are torch's
 
 
 @by_device
