@@ -24,7 +24,7 @@ def cast(input: Tensor, *others: Any) -> tuple[Any, ...]:
     if device == "meta" or not torch.is_autocast_enabled(device):
         return input, *others
     dtype = torch.get_autocast_dtype(device)
-    return tuple(x.to(dtype) if _is_cast(x) else x for x in (input, *others))
+    return tuple(x.to(dtype) if is_cast(x) else x for x in (input, *others))
 
 
 def cast_with_state(*arguments: Any) -> tuple[Any, ...]:
@@ -32,13 +32,14 @@ def cast_with_state(*arguments: Any) -> tuple[Any, ...]:
     results have the wider dtype, of the region or of the state.
     """
     input, *_, state = arguments
-    if input.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or not _is_cast(state):
+    if input.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or not is_cast(state):
         return cast(*arguments)
     dtype = torch.promote_types(torch.get_autocast_dtype("cpu"), state.dtype)
-    return tuple(x.to(dtype) if _is_cast(x) else x for x in arguments)
+    return tuple(x.to(dtype) if is_cast(x) else x for x in arguments)
 
 
-def _is_cast(argument: object) -> TypeGuard[Tensor]:
+def is_cast(argument: object) -> TypeGuard[Tensor]:
+    """Whether autocast may change its dtype."""
     return isinstance(argument, Tensor) and argument.dtype in _CAST_FROM
 
 
@@ -54,11 +55,11 @@ def outside(function: Callable[P, T]) -> Callable[P, T]:
     def call(*arguments: P.args, **keywords: P.kwargs) -> T:
         if not is_on():
             return function(*arguments, **keywords)
-        dtypes = {x.dtype for x in arguments if _is_cast(x)}
+        dtypes = {x.dtype for x in arguments if is_cast(x)}
         given: Any = arguments
         if len(dtypes) > 1:
             widest = functools.reduce(torch.promote_types, dtypes)
-            given = tuple(x.to(widest) if _is_cast(x) else x for x in arguments)
+            given = tuple(x.to(widest) if is_cast(x) else x for x in arguments)
         with _private.without_autocast():
             return function(*given, **keywords)
 

@@ -281,7 +281,8 @@ class _TorchCell(torch.nn.RNNCellBase):
         """The same for most calls, with as few questions as can be, since the host takes longer than the GPU; nothing
         for others.
         """
-        if not _autograd.is_plain() or _autocast.is_on() or input.dim() != 2:
+        is_cpu = input.device.type == "cpu"
+        if not _autograd.is_plain() or input.dim() != 2 or (_autocast.is_on() and not is_cpu):
             return None
         parameters = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
         if hx is None:
@@ -291,7 +292,7 @@ class _TorchCell(torch.nn.RNNCellBase):
         states = self._as_states(hx)
         if self._step is not None and self._step.serves(input, self._number_of_states == 1):
             return self._of_states(self._step(input, *parameters, *states))
-        if input.device.type == "cpu" and suit_torchs(input, parameters, states):
+        if is_cpu and suit_torchs(input, parameters, states):
             return super().forward(input, hx)  # little but products of a library
         return None
 

@@ -474,3 +474,35 @@ def test_a_shape_at_random_is_measured(cell: str, time: int, lengths: str) -> No
     for samples in record["samples"].values():
         assert samples.keys() == {"wall_forward", "wall_training"}
     assert len(list(shapes.ratios(record))) == 2
+
+
+@pytest.mark.parametrize("mode", ["float32", "autocast"])
+@pytest.mark.parametrize("name", ["policy, one step", "tagger, packed"])
+def test_models_before_and_after(name: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = pytest.importorskip("benchmarks.models")
+    torch = pytest.importorskip("torch")
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(models, "SECONDS_OF_A_CASE", 0.0)
+    (model,) = (x for x in models.MODELS if x.name == name)
+    try:
+        record = models.measure(model, mode, "cpu")
+    finally:
+        torch.set_num_threads(threads)
+    assert record["failed"] == {}
+    assert record["differences"].keys() == {"values", "gradients"}
+    assert max(record["differences"].values()) < (1e-5 if mode == "float32" else 0.05)
+    assert models.ratios(record).keys() == {"wall_forward", "wall_training"}
+    assert models.line(record).startswith(f"{name} (its shape)")
+    assert "1 models" in models.summarise([record])
+
+
+def test_a_model_whose_package_is_missing() -> None:
+    models = pytest.importorskip("benchmarks.models")
+
+    def missing(small: bool) -> None:
+        raise ModuleNotFoundError("No module named 'openunmix'")
+
+    record = models.measure(models.Model("Open-Unmix", "openunmix", missing), "float32", "cpu")
+    assert record["failed"] == {"all": "ModuleNotFoundError: No module named 'openunmix'"}
+    assert "No module named" in models.line(record)
+    assert models.summarise([record]) == ""

@@ -390,21 +390,24 @@ def _is_step_of_torch(input: Tensor, *others: Tensor | None) -> bool:
 def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any]) -> bool:
     """Whether torch's own may take the parameters of one direction: it also takes what ours refuses, such as a state of
     another dtype, and broadcasts a bias. In a 16-bit type its products on a CPU read what lies between padded rows
-    (2.13).
+    (2.13). Under autocast it casts what it computes with.
     """
     weight_ih, weight_hh, *others = parameters
     biases = [x for x in others if x is not None]
     rows = weight_hh.shape[:1]
+    tensors = weight_ih, weight_hh, *biases, *states
+    if _autocast.is_on():
+        fits = all(_autocast.is_cast(x) for x in (input, *tensors))
+    else:
+        fits = all(x.dtype is input.dtype for x in tensors)
     return (
-        all(
-            x.dtype is input.dtype and x.device == input.device
-            for x in (weight_ih, weight_hh, *biases, *states)
-        )
+        fits
+        and all(x.device == input.device for x in tensors)
         and weight_ih.shape[:1] == rows
         and all(x.shape == rows for x in biases)
         and (
             input.is_cuda
-            or input.element_size() > 2
+            or (input.element_size() > 2 and not _autocast.is_on())
             or all(x.is_contiguous() for x in (input, *states))
         )
     )
