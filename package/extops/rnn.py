@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from extops import _autocast, _autograd, _checks, _choice, _cudnn
-from extops.modules import Layers, Packing, Results, States, parameter_of
+from extops._packing import Packing, States
+from extops.modules import Layers, Results, parameter_of
 from extops.ops.sequence import GRU_CELL, LSTM_CELL, gru_sequence, lstm_sequence, suit_torchs
 from extops.ops.step import Step
 
@@ -145,7 +146,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         directions, last = 1 + self.bidirectional, []
         for first in range(0, len(parameters), directions):
             if first > 0:
-                input = self._dropped(input, None, False)
+                input = self._dropped(input)
             places = slice(first, first + directions)
             input, final = run(input, [x[places] for x in states], parameters[places])
             last.append(final)
