@@ -87,21 +87,19 @@ def _both(
 
 
 def _check_packed(name: str, data: Tensor, batch_sizes: Tensor) -> None:
-    rows = int(batch_sizes.sum())
-    if rows != len(data):
+    sizes = batch_sizes.tolist()  # of numbers it takes less than of tensors
+    if sum(sizes) != len(data):
         raise RuntimeError(
-            f"{name}: expected `input.data` to have {rows} rows, the sum of `input.batch_sizes`, "
+            f"{name}: expected `input.data` to have {sum(sizes)} rows, the sum of `input.batch_sizes`, "
             f"but got {len(data)}"
         )
-    if (batch_sizes[1:] > batch_sizes[:-1]).any():
+    if sizes != sorted(sizes, reverse=True):
         raise RuntimeError(
             f"{name}: expected `input.batch_sizes` not to grow from one step to the next, "
-            f"but got {batch_sizes.tolist()}"
+            f"but got {sizes}"
         )
-    if batch_sizes[-1] < 0:
-        raise RuntimeError(
-            f"{name}: expected `input.batch_sizes` of at least 0, but got {batch_sizes.tolist()}"
-        )
+    if sizes[-1] < 0:
+        raise RuntimeError(f"{name}: expected `input.batch_sizes` of at least 0, but got {sizes}")
 
 
 def parameter_of(module: torch.nn.Module, name: str) -> Tensor:
