@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from extops import _autocast, _autograd, _choice, _private, _schemas, reference
+from extops import _autocast, _autograd, _choice, _packing, _private, _schemas, reference
 from extops._libraries import Library
+from extops._packing import States
 from extops.ops.sequence import CELLS
 
 _library = functools.cache(Library)
@@ -188,7 +189,7 @@ def _composed(call: _Call, inputs: Sequence[Tensor], biases: Tensor | None) -> t
         outputs = []
         for place in range(first, first + directions):
             of_direction = (*parameters[width * place : width * (place + 1)], None, None)[:4]
-            initial = [x[place] for x in states]
+            initial = tuple(x[place] for x in states)
             output, final = _composed_direction(call, input, of_direction, initial, place > first)
             outputs.append(output)
             last.append(final)
@@ -197,38 +198,28 @@ def _composed(call: _Call, inputs: Sequence[Tensor], biases: Tensor | None) -> t
 
 
 def _composed_direction(
-    call: _Call, input: Tensor, parameters: Sequence[Any], states: list[Tensor], reverse: bool
-) -> tuple[Tensor, list[Tensor]]:
+    call: _Call, input: Tensor, parameters: Sequence[Any], states: States, reverse: bool
+) -> tuple[Tensor, States]:
     """The output of a direction of a layer, and its last states."""
 
-    def run(steps: Tensor) -> Tensor:
-        nonlocal states
-        output: Tensor
+    def run(steps: Tensor, states: States) -> tuple[Tensor, States]:
         output, *final, _, _ = CELLS[call.cell].reference(
             steps, *parameters, states[0], states[-1], None, reverse=reverse
         )
-        states = final[: call.states]
-        return output
+        return output, tuple(final[: call.states])
 
     if call.batch_sizes is None:
-        return run(input), states
+        return run(input, states)
     # Steps of as many rows are as if they were not packed.
-    sizes, counts = torch.unique_consecutive(call.batch_sizes, return_counts=True)
-    shapes = list(zip(counts.tolist(), sizes.tolist(), strict=True))
-    parts = list(zip(input.split([count * size for count, size in shapes]), shapes, strict=True))
-    initial, ended, outputs = states, [], []
-    states = [x[: shapes[-1 if reverse else 0][1]] for x in states]
-    for rows, (count, size) in reversed(parts) if reverse else parts:
-        before = len(states[0])
-        ended.append([x[size:] for x in states])
-        states = [
-            torch.cat((x[:size], y[before:size])) for x, y in zip(states, initial, strict=True)
-        ]
-        outputs.append(run(rows.view(count, size, -1)).flatten(0, 1))
-    if reverse:
-        return torch.cat(outputs[::-1]), states
-    lasts = zip(states, *reversed(ended), strict=True)
-    return torch.cat(outputs), [torch.cat(each) for each in lasts]
+    unique, counts = torch.unique_consecutive(call.batch_sizes, return_counts=True)
+    sizes, steps = unique.tolist(), counts.tolist()
+    parts = input.split([count * size for count, size in zip(steps, sizes, strict=True)])
+
+    def run_part(place: int, states: States) -> tuple[Tensor, States]:
+        output, states = run(parts[place].view(steps[place], sizes[place], -1), states)
+        return output.flatten(0, 1), states
+
+    return _packing.run_in_pieces(run_part, sizes, states, reverse)
 
 
 def _hollow(tensor: Tensor) -> Tensor:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _autograd, _checks, _private, reference
+from extops import _autograd, _checks, _packing, _private, reference
+from extops._packing import Packing, States
 from extops.ops.lltm import lltm
 from extops.ops.rounding import round_ste
 from extops.ops.sequence import lltm_sequence
 
 State = tuple[Tensor, Tensor]
-Results = tuple[Tensor, tuple[Tensor, ...]]
+Results = tuple[Tensor, States]
 Run = Callable[..., Results]
 
 
@@ -86,21 +87,19 @@ def _both(
 
 
 def _check_packed(name: str, data: Tensor, batch_sizes: Tensor) -> None:
-    rows = int(batch_sizes.sum())
-    if rows != len(data):
+    sizes = batch_sizes.tolist()  # of numbers it takes less than of tensors
+    if sum(sizes) != len(data):
         raise RuntimeError(
-            f"{name}: expected `input.data` to have {rows} rows, the sum of `input.batch_sizes`, "
+            f"{name}: expected `input.data` to have {sum(sizes)} rows, the sum of `input.batch_sizes`, "
             f"but got {len(data)}"
         )
-    if (batch_sizes[1:] > batch_sizes[:-1]).any():
+    if sizes != sorted(sizes, reverse=True):
         raise RuntimeError(
             f"{name}: expected `input.batch_sizes` not to grow from one step to the next, "
-            f"but got {batch_sizes.tolist()}"
+            f"but got {sizes}"
         )
-    if batch_sizes[-1] < 0:
-        raise RuntimeError(
-            f"{name}: expected `input.batch_sizes` of at least 0, but got {batch_sizes.tolist()}"
-        )
+    if sizes[-1] < 0:
+        raise RuntimeError(f"{name}: expected `input.batch_sizes` of at least 0, but got {sizes}")
 
 
 def parameter_of(module: torch.nn.Module, name: str) -> Tensor:
@@ -171,11 +170,6 @@ class RoundSTE(torch.nn.Module):
 
 def _unsqueezed(states: Sequence[Tensor]) -> Tensor:
     return states[0].unsqueeze(0)
-
-
-States = tuple[Tensor, ...]
-Packing = tuple[Tensor, Tensor]
-"""Of a packed input: the lengths, and where the padded one has its rows."""
 
 
 def _named(states: States) -> Iterator[tuple[str, Tensor]]:
@@ -265,23 +259,42 @@ class Layers(torch.nn.Module):
         output, states = self._forward_padded(padded, states, batch_first=False)
         return output.flatten(0, 1), states
 
-    def _forward_ragged(self, data: Tensor, batch_sizes: Tensor, states: States) -> Results:
+    def _forward_ragged(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results:
         # Within a trace both are tensors, and so of any size.
         steps = batch_sizes.shape[0]
-        batch: Any = batch_sizes[0] if _autograd.is_tracing() else int(batch_sizes[0])
-        # The GPU waits while the host computes: so only small tensors here.
-        count_to = functools.partial(torch.arange, device=batch_sizes.device)
-        ends = batch_sizes.cumsum(0)
-        shifts = count_to(steps) * batch - (ends - batch_sizes)
-        sent = _checks.to_device(self._name, "input.batch_sizes", torch.stack((ends, shifts)), data)
-        ends, shifts = sent.unbind(0)
-        rows = torch.arange(data.shape[0], device=data.device)
-        places = rows + shifts.index_select(0, torch.searchsorted(ends, rows, right=True))
-        lengths = steps - torch.searchsorted(batch_sizes.flip(0), count_to(batch), right=True)
-        padded = data.new_zeros(steps * batch, *data.shape[1:]).index_copy(0, places, data)
-        padded = padded.view(steps, batch, *data.shape[1:])
-        output, states = self._forward_padded(padded, states, (lengths, places), batch_first=False)
-        return output.flatten(0, 1).index_select(0, places), states
+        is_tracing = _autograd.is_tracing()
+        batch: Any = batch_sizes[0] if is_tracing else int(batch_sizes[0])
+        if not (is_tracing or torch.compiler.is_compiling()):
+            width = rows.shape[1] + 8 * getattr(self, self._size)  # gates, cells and outputs
+            pieces = _packing.pieces_of(self._name, batch_sizes, width * rows.element_size(), rows)
+            if len(pieces) > 1:
+                run = functools.partial(self._run_pieces, pieces)
+                return self._forward_layers(run, self._dropped, rows, states, None)
+        packing = _packing.packing_of(self._name, batch_sizes, batch, rows)
+        padded = rows.new_zeros(steps * batch, *rows.shape[1:]).index_copy(0, packing[1], rows)
+        padded = padded.view(steps, batch, *rows.shape[1:])
+        output, states = self._forward_padded(padded, states, packing, batch_first=False)
+        return output.flatten(0, 1).index_select(0, packing[1]), states
+
+    def _run_pieces(
+        self, pieces: Sequence[_packing.Piece], rows: Tensor, *arguments: Tensor, reverse: bool
+    ) -> Results:
+        """One direction of a layer, of packed rows."""
+        number = self._number_of_states
+
+        def run(place: int, states: States) -> Results:
+            piece = pieces[place]
+            output, states = self._run(
+                piece.padded(rows),
+                *states,
+                *arguments[number:],
+                lengths=piece.lengths,
+                reverse=reverse,
+            )
+            return piece.packed(output), states
+
+        batches = [piece.batch for piece in pieces]
+        return _packing.run_in_pieces(run, batches, arguments[:number], reverse)
 
     def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
         """The given states, or zeros; without ``batch``, those of an input that has no batch."""
@@ -300,23 +313,34 @@ class Layers(torch.nn.Module):
     ) -> Results:
         lengths, places = packing or (None, None)
         run = functools.partial(self._run, lengths=lengths, batch_first=batch_first)
+        drop = functools.partial(self._dropped, places=places, batch_first=batch_first)
+        streams = _streams(input.device) if self.bidirectional else None
+        return self._forward_layers(run, drop, input, states, streams)
+
+    def _forward_layers(
+        self,
+        run: Run,
+        drop: Callable[[Tensor], Tensor],
+        input: Tensor,
+        states: States,
+        streams: _Beside | None,
+    ) -> Results:
         first = states[0].unbind(0)  # zeros are the same for both
         initial = list(
             zip(*(first if x is states[0] else x.unbind(0) for x in states), strict=True)
         )
         last: list[States] = []
-        streams = _streams(input.device) if self.bidirectional else None
         try:
             for layer in range(self.num_layers):
                 if layer > 0:
-                    input = self._dropped(input, places, batch_first)
+                    input = drop(input)
                 forward, *backward = [
                     (input, *initial[len(last) + number], *self._parameters_of(suffix))
                     for number, suffix in enumerate(self._suffixes(layer))
                 ]
                 if backward:
                     results = _both(run, forward, backward[0], streams)
-                    input = torch.cat([output for output, _ in results], dim=2)
+                    input = torch.cat([output for output, _ in results], dim=-1)
                 else:
                     results = [run(*forward, reverse=False)]
                     input = results[0][0]
@@ -328,7 +352,9 @@ class Layers(torch.nn.Module):
             if streams is not None:
                 streams.hand_back()
 
-    def _dropped(self, input: Tensor, places: Tensor | None, batch_first: bool) -> Tensor:
+    def _dropped(
+        self, input: Tensor, places: Tensor | None = None, batch_first: bool = False
+    ) -> Tensor:
         """What the next layer reads. As torch's, masks are drawn for the packed rows alone and, on a CPU, by steps."""
         if not (self.training and self.dropout > 0):
             return input

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from extops import _autocast, _autograd, _checks, _choice, _cudnn
-from extops.modules import Layers, Packing, Results, States, parameter_of
+from extops._packing import Packing, States
+from extops.modules import Layers, Results, parameter_of
 from extops.ops.sequence import (
     CELLS,
     GRU_CELL,
@@ -106,8 +107,11 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
 
     def served_by(self, input: Tensor, batch_sizes: Tensor | None = None) -> str:
         """``"torch"`` or ``"cudnn"`` where torch's own layers compute ``[T, B, I]`` or packed rows; else empty."""
+        dtype = input.dtype
         if _autocast.is_on():
-            return _choice.OURS
+            if input.device.type != "cpu" or not _autocast.is_cast(input):
+                return _choice.OURS
+            dtype = torch.get_autocast_dtype("cpu")
         if batch_sizes is None:
             time, batch, features = input.shape
             rows = time * batch
@@ -116,7 +120,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             time, batch = len(batch_sizes), int(batch_sizes[0])
         problem = _choice.Problem(
             self._mode.lower(),
-            input.dtype,
+            dtype,
             time,
             batch,
             rows,
@@ -127,6 +131,8 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             torch.is_grad_enabled(),
         )
         if input.device.type == "cpu":
+            if _autocast.is_on() and torch.is_grad_enabled() and not problem.is_ragged:
+                return _choice.OURS  # oneDNN's has no gradients of higher order
             return _choice.on_cpu(problem, _cudnn.has_onednn)
         return _cudnn.chosen(problem, input) if input.is_cuda else _choice.OURS
 
@@ -162,6 +168,9 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         parameters = [self._parameters_of(name) for name in names]
         if not self._suit_torchs(input, states, parameters):
             return None
+        if input.device.type == "cpu" and (input.element_size() == 2 or _autocast.is_on()):
+            # Products in a 16-bit type read what lies between padded rows (torch 2.13).
+            input, states = input.contiguous(), tuple(x.contiguous() for x in states)
         run = functools.partial(_cudnn.run, self._mode.lower(), self.bidirectional, batch_sizes)
         if not (self.training and self.dropout > 0 and self.num_layers > 1):
             return run(input, states, parameters)
@@ -169,7 +178,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         directions, last = 1 + self.bidirectional, []
         for first in range(0, len(parameters), directions):
             if first > 0:
-                input = self._dropped(input, None, False)
+                input = self._dropped(input)
             places = slice(first, first + directions)
             input, final = run(input, [x[places] for x in states], parameters[places])
             last.append(final)
@@ -180,12 +189,12 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     ) -> bool:
         """cuDNN reads memory by the sizes of the layer, and what does not fit shall be refused in our words."""
         dtype, device, is_cuda = input.dtype, input.device, input.is_cuda
-        # On a CPU products in a 16-bit type read what lies between padded rows (torch 2.13).
-        if dtype.itemsize == 2 and not (
-            is_cuda or all(x.is_contiguous() for x in (input, *states))
-        ):
-            return False
-        if any(x.dtype is not dtype or x.device != device for x in states):
+        in_region = _autocast.is_on()
+
+        def fits(x: Tensor) -> bool:
+            return x.device == device and (_autocast.is_cast(x) if in_region else x.dtype is dtype)
+
+        if not all(map(fits, states)):
             return False
         directions, units = 1 + self.bidirectional, self.hidden_size
         rows = CELLS[self._mode.lower()].gates * units
@@ -193,9 +202,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             features = self.input_size if place < directions else directions * units
             shapes = ((rows, features), (rows, units), (rows,), (rows,))[: len(tensors)]
             for x, shape in zip(tensors, shapes, strict=True):
-                if x.shape != shape or x.dtype is not dtype or x.device != device:
-                    return False
-                if is_cuda and not x.is_contiguous():
+                if x.shape != shape or not fits(x) or (is_cuda and not x.is_contiguous()):
                     return False
         return True
 
