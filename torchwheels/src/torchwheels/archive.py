@@ -27,7 +27,9 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def unpack(archive: zipfile.ZipFile) -> dict[str, bytes]:
-    """The files in an archive, packed as usual; a ValueError says where they are not."""
+    """The files in an archive. Raises ValueError if it is too large, or if streaming and central-directory readers
+    would see different files.
+    """
     entries = archive.infolist()
     if len(entries) > MOST_FILES:
         raise ValueError(f"it holds {len(entries)} files, over the {MOST_FILES} allowed")

@@ -108,7 +108,7 @@ def _check_machine(project: Project, target: Target) -> None:
 
 def _imports(target: Target) -> str:
     if target.machine.is_here:
-        return f"imports beside torch {target.torch}"
+        return f"imports with torch {target.torch}"
     return f"nobody has imported: this machine is {machines.here().name}"
 
 

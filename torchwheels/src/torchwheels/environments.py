@@ -166,7 +166,7 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
                 f"torchwheels: installing CUDA's compiler for {target.name}, once: {size}",
                 flush=True,
             )
-            # torch pins the rest of the toolkit, so what it is beside is said again.
+            # Named again, since torch pins the rest of the toolkit.
             wanted = [*_options_of_index(target), torch_requirement(target), *missing]
             pip_install(environment, wanted, clean_variables(folder))
             complete.write_text("".join(f"{x}\n" for x in toolkit))
@@ -174,7 +174,7 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
     if not any_cuda:
         _check_cuda(said, target)
     of_cuda = f" of CUDA {said['cuda']}" if said["cuda"] else ""
-    print(f"torchwheels: beside torch {said['__version__']}{of_cuda}, in {folder}", flush=True)
+    print(f"torchwheels: using torch {said['__version__']}{of_cuda} in {folder}", flush=True)
     return environment
 
 
@@ -210,9 +210,9 @@ def _key(given: Iterable[str]) -> str:
 
 def _install_torch(target: Target, python: str, environment: Environment) -> None:
     """Makes an environment with the target's torch and the build tools, or none."""
-    size = "3 GB to download, 5 GB on disk, and 9 GB meanwhile"
+    size = "needs 3 GB download, 9 GB of free space, 5 GB afterwards"
     if not target.cuda:
-        size += "; 0.2, 1 and 2 GB where pip finds a torch without CUDA"
+        size += " (CPU-only torch: 0.2, 2, 1 GB)"
     print(
         f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}", flush=True
     )

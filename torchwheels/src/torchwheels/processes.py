@@ -1,7 +1,7 @@
-"""Runs commands of which nothing remains: all that they have started ends with them, or with us.
+"""Runs commands and kills every process they started, on their exit or ours.
 
-Started as a program, this file is the process in between. It adopts what the command's processes leave
-behind, whatever group or session that is in: ninja gives each compiler a group of its own.
+Started as a program, this file is the process in between. It adopts the processes that the command leaves running,
+whatever their group or session: ninja gives each compiler a group of its own.
 """
 
 from __future__ import annotations

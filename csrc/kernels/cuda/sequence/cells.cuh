@@ -60,8 +60,8 @@ __device__ void unpack(V (&values)[kCount], const Packed<V, kCount>& packed) {
   memcpy(values, &packed, sizeof(values));
 }
 
-// Two neighbours that were loaded apart. The compiler must not see that they are halves of a register, or it keeps them
-// apart, also where they were loaded by one access.
+// Two neighbours that were loaded apart. `byte_perm` hides the packing; otherwise the compiler splits every pair into
+// two registers.
 __device__ inline uint32_t pack(uint16_t a, int b) { return __byte_perm(a, b, 0x5410); }
 __device__ inline uint2 pack(uint32_t a, uint32_t b) { return {a, b}; }
 
