@@ -317,7 +317,7 @@ __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots,
     if (step > 0) product.multiply(slots.template wait<Tile>(step), partial);
     float gradients[kOwnCells][Cell::kColumns] = {};
     unrolled<kOwnCells>([&](int i) {
-      // From the row's first valid step in this order until its last one.
+      // The product is dL/dh of this sample only if the step before was valid.
       if (has_begun[i]) grad_h[i] = product.sum(partial, 0, i);
       has_begun[i] = t < lengths[i];
       if (has_begun[i]) {
