@@ -1,5 +1,5 @@
-// The backward of small problems, where a library's products are bound by latency: the pointwise part with the
-// gradients of the parameters in one kernel, and those of the input and of h in another. Elsewhere the sums of the
+// The backward of small problems, where library GEMMs are bound by latency: the pointwise part and the gradients of the
+// parameters in one kernel, the gradients of the input and of h in another. For larger problems, only the sums for the
 // biases.
 #pragma once
 
