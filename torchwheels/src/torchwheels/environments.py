@@ -1,4 +1,4 @@
-"""Python environments: one with the target's torch, kept between builds, and small ones upon it."""
+"""Python environments: one with the target's torch, kept between builds, and small ones on top of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchwheels.errors import UserError
 from torchwheels.project import of_arguments
 from torchwheels.releases import Target, load
 
-# All that a build sees of the variables of its caller; besides, what begins with PIP_.
+# The caller's variables that a build sees, besides those that begin with PIP_.
 _KEPT = {
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CCACHE_DIR", "CCACHE_RECACHE",
@@ -62,7 +62,7 @@ def locked(name: str, wait: bool = True) -> Iterator[Path]:
 
 
 def _wait_for(lock: TextIO) -> None:
-    """Locks the file `lock`; Ctrl-C does not have to wait for the other process, too."""
+    """Locks the file `lock`; Ctrl-C interrupts the wait."""
     while True:
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,7 +70,7 @@ def _wait_for(lock: TextIO) -> None:
 
 
 def clean_variables(home: Path) -> dict[str, str]:
-    """The variables of a process that nothing of the caller's reaches but pip's configuration."""
+    """The variables of a process that gets only pip's configuration from the caller."""
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -225,7 +225,7 @@ def _install_torch(target: Target, python: str, environment: Environment) -> Non
             wanted = [*_options_of_index(target), torch_requirement(target)]
             pip_install(environment, wanted, variables)
     except BaseException:
-        # A half of it serves nobody, and may be what has filled the disk.
+        # A partial installation is useless, and may have filled the disk.
         shutil.rmtree(environment.folder)
         raise
 
@@ -245,7 +245,7 @@ def cuda_runtime(environment: Environment, target: Target, folder: Path) -> Path
 
 @contextlib.contextmanager
 def _progress(folder: Path) -> Iterator[None]:
-    """Says now and then how much there is in `folder`, where pip also puts what it downloads."""
+    """Prints the size of `folder` now and then; pip also downloads there."""
     start, ended = time.monotonic(), threading.Event()
 
     def say() -> None:
