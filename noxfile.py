@@ -54,9 +54,9 @@ signal.signal(signal.SIGTERM, interrupt)
 
 
 def add_torch(session: nox.Session, target: str, *toolkit: str) -> Environment:
-    """Puts the torch of a target, and a CUDA `toolkit`, beside what the session installs.
+    """Adds the torch of a target, and a CUDA `toolkit`, to the session's environment.
 
-    It is the one that builds of the target have, which is downloaded once for the machine.
+    It is the torch that builds of the target use, downloaded once for the machine.
     """
     try:
         base = environments.with_torch(OPTIONS.releases.target(target), toolkit)
@@ -127,7 +127,7 @@ def asks_for_cuda(arguments: list[str]) -> bool:
 def install_wheel(session: nox.Session, toolkit: str = "") -> None:
     """Installs the CPU wheel of the sources, or for `--device cuda` that of dist/, and what tests need.
 
-    Where a wheel for CUDA shall find a compiler, and the machine names none, `toolkit` of pip is it.
+    If a wheel for CUDA needs a compiler, and the machine names none, pip's `toolkit` is used.
     """
     cuda = asks_for_cuda(session.posargs)
     built = sorted((ROOT / "dist").glob("extops-*+cu*.whl"))
@@ -210,7 +210,7 @@ EMULATED = (
 
 @nox.session(reuse_venv=True)
 def emulate(session: nox.Session) -> None:
-    """Compiles the CPU wheel for aarch64 across, and runs a part of its tests under QEMU: `-- PYTEST'S ARGUMENTS`."""
+    """Cross-compiles the CPU wheel for aarch64, and runs a part of its tests under QEMU: `-- PYTEST'S ARGUMENTS`."""
     session.log("This takes about 15 minutes on two cores, and downloads 0.2 GB.")
     session.install(*group("tools"))
     with tempfile.TemporaryDirectory(prefix="extops-aarch64-") as folder:

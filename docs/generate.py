@@ -91,7 +91,7 @@ def foreign(rows: list[dict[str, Any]]) -> str:
             at_once = f"{row['processes']} processes at a time, " if "processes" in row else ""
             code = f", code for {' '.join(row['architectures'])}" if row["architectures"] else ""
             result = (
-                f"{at_once}the largest of {row['GB']:.1f} GB, beside torch {row['torch']}: "
+                f"{at_once}the largest of {row['GB']:.1f} GB, built against torch {row['torch']}: "
                 f"`{row['tag']}`, {row['MB']:.2f} MB{code}"
             )
             result += f". Audit: {', '.join(row['broken rules']) or 'passed'}"

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class UserError(Exception):
-    """Something the user can put right; the message is one sentence that says how."""
+    """An error that the user can fix; the message is one sentence that says how."""
 
 
 @contextlib.contextmanager

@@ -48,7 +48,7 @@ class Library:
     links: tuple[str, ...] = ()
     """Libraries of the package that it links, found beside it at run time."""
     torch_links: tuple[str, ...] = ()
-    """Libraries of torch that it names; none means that it knows nothing of torch."""
+    """Libraries of torch that it links; none if it does not depend on torch."""
 
     def sources(self, csrc: Path) -> list[Path]:
         """The source files under `csrc`, in a fixed order: first those of sequences, which take the longest."""
@@ -92,8 +92,8 @@ def libraries(*, cuda: bool) -> tuple[Library, ...]:
 
 
 def is_for_hopper_alone(source: Path) -> bool:
-    """Whether the kernels of a file are empty but for Hopper: compiling them for another GPU would take as long as
-    parsing them.
+    """Whether the kernels of a file are for Hopper alone. For another GPU they are empty, but parsing them would take
+    as long.
     """
     return source.name.endswith("_hopper_kernel.cu")
 
@@ -130,8 +130,8 @@ def compiled_architectures(architectures: tuple[str, ...]) -> list[str]:
 def gencode_flags(architectures: tuple[str, ...]) -> list[str]:
     """The nvcc flags for compute capabilities such as `9.0` or `12.0+PTX`.
 
-    To make PTX takes twice as long as to make machine code of it, so it is made once for all GPUs that the kernels do
-    not tell apart.
+    Generating PTX takes twice as long as compiling it to machine code, so it is generated once for all GPUs that the
+    kernels do not distinguish.
     """
     codes: dict[str, list[str]] = {}
     for architecture in sorted(architectures, key=_number):
@@ -152,7 +152,7 @@ def gencode_flags(architectures: tuple[str, ...]) -> list[str]:
 def nvcc_flags(architectures: tuple[str, ...], *, strict: bool) -> list[str]:
     """All flags of nvcc for the CUDA kernels; where `strict`, a warning is an error.
 
-    The host's part only launches kernels, and is not worth more than -O1.
+    Host code only launches kernels, so -O1 is enough.
     """
     errors = ["-Werror"] if strict else []
     host = ",".join(flag for flag in (*HOST_FLAGS, *errors) if flag != "-O3")

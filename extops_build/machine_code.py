@@ -1,4 +1,4 @@
-"""Loads from shared memory that are in flight when a kernel lets others overwrite what they read.
+"""Finds loads from shared memory that are in flight when a kernel lets others overwrite what they read.
 
 A warp that is done with a part of shared memory says so: it arrives at an mbarrier or at the cluster's barrier, raises
 a counter in global memory, or sends to another block. Then a copy by TMA, or another block, may store there. What the

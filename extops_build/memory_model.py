@@ -1,4 +1,4 @@
-"""What CUDA's memory model forbids, and a compiler may do all the same: looked for in each library that is built.
+"""Checks each built library for what CUDA's memory model forbids, but a compiler may do nevertheless.
 
 A kernel under programmatic dependent launch starts while the kernel before it still writes. It may then read by no
 non-coherent load, which the model allows only for memory that nobody writes while the kernel runs. The compiler chooses

@@ -123,7 +123,7 @@ def take() -> Iterator[Callable[[str], None]]:
 
 
 def keep_busy(stream: torch.cuda.Stream) -> None:
-    """Fills every multiprocessor for some tens of milliseconds."""
+    """Fills every SM for some tens of milliseconds."""
     with torch.cuda.stream(stream):
         matrix = torch.randn(8192, 8192, device="cuda")
         for _ in range(3):
@@ -232,7 +232,7 @@ def small_kernels(count: int = 300) -> list[Callable[[], None]]:
 
 
 def repeats_that_differ(function: Callable[[], list[Tensor]], count: int = 50) -> int:
-    """How often a function gives other bits while small kernels share the multiprocessors with it."""
+    """How often a function gives other bits while small kernels share the SMs with it."""
     expected = function()
     torch.cuda.synchronize()
     starts = small_kernels()
@@ -274,7 +274,7 @@ def test_two_directions_beside_small_kernels(layer: Any, state: int, batch: int)
 
 @by_case
 def test_two_at_once(case: Case) -> None:
-    """Each wants most of the multiprocessors for itself."""
+    """Each needs most of the SMs for itself."""
     inputs = case.inputs(time=500, spread=0.05)
     with case.chosen():
         expected = run(inputs)
@@ -379,7 +379,7 @@ def test_beside_another_process(case: Case, request: pytest.FixtureRequest) -> N
     assert other.returncode == 0, errors
 
 
-# -- fewer multiprocessors than the GPU has ------------------------------------------------------
+# -- fewer SMs than the GPU has ------------------------------------------------------------------
 
 # Two kernels of one problem add up in different orders.
 ROUNDING = {"float64": 1e-12, "float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2, "float16": 1e-2}

@@ -1,4 +1,4 @@
-"""What the maintainers of extops run beside its build: to prove its tests, watch torch's releases, and release it."""
+"""Tools for the maintainers of extops: they prove its tests, watch torch's releases, and prepare releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Breaks the sources on purpose, one place at a time, and runs the tests on what comes of it.
+"""Breaks the sources on purpose, one place at a time, and runs the tests on the result.
 
 tests/mutants.toml says where. Building and testing are apart, so that CUDA mutants can be built
 where there is a compiler and tested where there is a GPU: between the two stands a folder with the

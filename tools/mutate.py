@@ -28,7 +28,7 @@ _LIMIT = 1800
 
 
 def verdict(run: Run) -> tuple[str, str]:
-    """What became of a mutant, and by which test."""
+    """The result of a mutant, and the test that gave it."""
     if run.code is None:
         return "killed", f"hangs in {run.last_test}"
     if run.code == 0:

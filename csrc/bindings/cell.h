@@ -1,5 +1,5 @@
 // The operators of a cell with the parameters of torch's modules, of the package or of a user: their tables, from the
-// numbers of the cell.
+// constants of the cell.
 #pragma once
 
 #include <string>
@@ -36,7 +36,7 @@ struct Operator {
   std::string rows;
 };
 
-// The rows with the cell's numbers in place of their names.
+// The rows with the values of the cell's constants in place of their names.
 template <class Cell>
 std::string with_numbers(std::string rows) {
   const std::pair<std::string, int> numbers[] = {

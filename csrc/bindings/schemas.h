@@ -1,4 +1,4 @@
-// All operators: the one place where bindings learn of them.
+// All operators: the one list that bindings read.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 #include "../kernels/lltm.h"
 #include "sequence.h"
 
-// The operators with a table (kernels/table.h), but for those of cells, which follow from their numbers (cell.h): the
+// The operators with a table (kernels/table.h), but for those of cells, which follow from their constants (cell.h): the
 // name, the struct of the table, and the arguments after those of the table. `allow_tf32` is the position of torch's
 // switch for products of float32 on CUDA, which the stable ABI cannot ask for; torch's own products look at the switch
 // themselves.
@@ -35,5 +35,5 @@ EXTOPS_API const char* extops_schema(size_t index);
 EXTOPS_API const char* extops_sizes(size_t index);
 EXTOPS_API const char* extops_rows(size_t index);
 
-// The name of each cell and its numbers (make_schema.h), null past the last.
+// The name of each cell and its constants (make_schema.h), null past the last.
 EXTOPS_API const char* extops_cell(size_t index);

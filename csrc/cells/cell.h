@@ -1,31 +1,33 @@
-// What a recurrent cell is: the arithmetic of one unit at one step, written once for CPU and CUDA. The kernels of
-// sequences are templates over it and know nothing else of a cell.
+// What a recurrent cell is: the arithmetic of one unit at one step, written once for CPU and CUDA. The kernels are
+// templates over it and know nothing else of a cell.
 //
-// A step gives each unit some columns: numbers that are sums of the input's product, of the recurrent product and of a
-// bias, and that are kept for the backward as they are, before any function. A `Cell` is a struct with
+// At each step each unit gets a few numbers, its pre-activations, here called columns. Each is the sum of an input
+// part, a recurrent part and a bias. They are saved for the backward as they are, before `activate`. A `Cell` is a
+// struct with
 //
 //   kColumns     how many columns a unit has
-//   kInput       the first ones of them, which have a part of the input's product
-//   kFirstInput  the column with which weight_ih begins; the others follow, and then those before it. 0 if left out
-//   kRecurrent   the last ones of them, which have a part of the recurrent product
-//   kSavesNewC   whether the backward gets the new cell state as `saved_c`, or the old one
-//   kHasSequenceKernels   whether a GPU has kernels for all steps at once. true if left out
+//   kInput       how many have an input part: the first ones
+//   kFirstInput  weight_ih holds columns k, k+1, ..., and then 0 to k-1. 0 if left out
+//   kRecurrent   how many have a recurrent part: the last ones
+//   kSavesNewC   whether the backward gets the new cell state as `saved_c`; else the old one
+//   kHasSequenceKernels   whether GPUs get persistent kernels, for all steps at once. true if left out
 //
-// and functions of C, the compute type, that call sigmoid, tanh and elu of a `Math` only:
+// and functions of C, the compute type, that call no functions but sigmoid, tanh and elu of a `Math`:
 //
-//   activate<Math, kColumn>(x)          the function that a column passes through by itself, or x
+//   activate<Math, kColumn>(x)          the function of a column alone, or x
 //   new_c<Math>(a, old_c)               the cell state after the step; `a` are the columns after `activate`
 //   output<Math>(a, new_c)              h, the state that meets the recurrent weights in the next step
 //
-//   squash<Math>(a, saved_c)            the one function of the backward that `activate` does not compute
-//   to_c(grad_h, a, squashed)           what the gradient of h adds to that of the new cell state
-//   to_columns<Math>(grad_h, grad_c, a, saved_c, squashed, gradients)   the gradient of each column
-//   to_old_c(grad_c, a)                 the gradient of the old cell state
+//   squash<Math>(a, saved_c)            a value that several gradients use, such as tanh(new_c); C(0) if there is none
+//   to_c(grad_h, a, squashed)           what dL/dh adds to dL/d(new c)
+//   to_columns<Math>(grad_h, grad_c, a, saved_c, squashed, gradients)
+//                                       sets gradients[k] to dL/d(column k), of the column before `activate`;
+//                                       grad_c is dL/d(new c), with the part from to_c
+//   to_old_c(grad_c, a)                 dL/d(old c)
 //
-// The gradients are linear in those of h and of the new c. A product begins with them, so that the backward can be
-// computed before they are known, as slopes: One takes their place then. A column has a single slope: its gradient is a
-// multiple of grad_h or of grad_c, and a sum of both does not compile. A cell whose h is its new c returns grad_h
-// itself from to_c.
+// Write dL/dh or dL/dc as the first factor of each gradient. Kernels pass `One` for it to precompute the local
+// derivatives. Each column has one local derivative, so its gradient is a multiple of grad_h or of grad_c; a sum of
+// both does not compile. A cell whose h is its new c returns grad_h itself from to_c.
 #pragma once
 
 #include <type_traits>
@@ -63,8 +65,8 @@ EXTOPS_FUNCTION int input_place(int column) {
   return (column + Cell::kInput - kFirstInputOf<Cell>) % Cell::kInput;
 }
 
-// Takes the place of C while a cell is compiled, to find out what its gradients are multiples of. A comparison gives
-// kAnswer.
+// Stands for C at compile time, to find out whether each gradient is a multiple of grad_h or of grad_c. Every
+// comparison answers kAnswer.
 template <bool kAnswer>
 struct Traced {
   enum : unsigned { kZero = 0, kNumber = 1, kOfH = 2, kOfC = 4, kOther = 8 };
@@ -113,7 +115,7 @@ struct TracedMath {
   }
 };
 
-// What the gradients of a cell are multiples of, and what that must be.
+// Whether each gradient of a cell is a multiple of grad_h or of grad_c, and the rules for it.
 template <class Cell>
 class Gradients {
   using T = Traced<false>;
@@ -135,7 +137,7 @@ class Gradients {
     found.to_old_c |= Cell::to_old_c(grad_c, a).is;
   }
 
-  // Whether a comparison is true or not.
+  // Of both branches: comparisons are false, then true.
   EXTOPS_FUNCTION static Found trace() {
     Found found;
     trace<false>(found);
@@ -151,7 +153,7 @@ class Gradients {
   }
 
  public:
-  static constexpr unsigned kByH = columns_that_are(T::kOfH);  // the columns, as bits
+  static constexpr unsigned kByH = columns_that_are(T::kOfH);  // bit k is set if column k's gradient starts with grad_h
   static constexpr bool kIsHTheC =
       std::is_same_v<decltype(Cell::to_c(One(), std::declval<const float (&)[Cell::kColumns]>(), 0.f)), One> &&
       kByH == 0;
@@ -179,7 +181,7 @@ EXTOPS_FUNCTION void activate(C (&columns)[Cell::kColumns], std::integer_sequenc
   ((columns[kColumn] = Cell::template activate<Math, kColumn>(columns[kColumn])), ...);
 }
 
-// Puts the columns through their functions, in place.
+// Applies `activate` to all columns, in place.
 template <class Cell, class Math, class C>
 EXTOPS_FUNCTION void activate(C (&columns)[Cell::kColumns]) {
   activate<Cell, Math>(columns, std::make_integer_sequence<int, Cell::kColumns>());
@@ -195,7 +197,7 @@ EXTOPS_FUNCTION CellState<C> cell_forward(const C (&columns)[Cell::kColumns], C 
   return {Cell::template output<Math>(a, c), c, Cell::kSavesNewC ? c : old_c};
 }
 
-// The gradients of the columns, and the one of the old cell state.
+// Sets the gradients of the columns, and returns dL/d(old c).
 template <class Cell, class Math, class C>
 EXTOPS_FUNCTION C
 cell_backward(const C (&columns)[Cell::kColumns], C saved_c, C grad_h, C grad_c, C (&gradients)[Cell::kColumns]) {
@@ -208,7 +210,8 @@ cell_backward(const C (&columns)[Cell::kColumns], C saved_c, C grad_h, C grad_c,
   return Cell::to_old_c(of_new_c, a);
 }
 
-// How the gradients of a step depend on those of h and c. One where a cell says that they are equal.
+// The local derivatives of a step: the gradients of columns and old c by dL/dh or dL/dc. One where a gradient is passed
+// on as it is.
 template <class Cell, class C>
 struct CellSlopes {
   C columns[Cell::kColumns];
@@ -229,7 +232,7 @@ EXTOPS_FUNCTION CellSlopes<Cell, C> cell_slopes(const C (&columns)[Cell::kColumn
   return slopes;
 }
 
-// The gradients of the columns from that of h and, in `grad_c`, of the new cell state, which becomes that of the old.
+// Multiplies them by dL/dh and dL/dc. `grad_c` is dL/d(new c) at first and dL/d(old c) afterwards.
 template <class Cell, class C>
 EXTOPS_FUNCTION void apply_slopes(
     const CellSlopes<Cell, C>& slopes, C grad_h, C& grad_c, C (&gradients)[Cell::kColumns]) {

@@ -92,10 +92,10 @@ EXTOPS_API Error
 extops_lltm_cell_backward_cpu(ScalarType dtype, const LltmCellBackward& arguments, int64_t begin, int64_t end);
 EXTOPS_API Error extops_lltm_cell_backward_cuda(ScalarType dtype, const LltmCellBackward& arguments, void* stream);
 
-// ---- whole problems, for sizes at which a library's product is slower ----
-// Each is correct at any size. The function after it says whether it is the faster way: 0 if not, else the alignment
-// of the tensors in bytes. A CPU function, in float32 only, computes the elements [begin, end) of each row of
-// state_size elements, and of each of the three blocks of columns of gates and gradients.
+// ---- whole problems, for sizes at which a library GEMM is slower ---- Each is correct at any size. The function after
+// it says whether it is the faster way: 0 if not, else the alignment of the tensors in bytes. A CPU function, in
+// float32 only, computes the elements [begin, end) of each row of state_size elements, and of each of the three blocks
+// of columns of gates and gradients.
 
 EXTOPS_API Error extops_lltm_cpu(ScalarType dtype, const LltmForward& arguments, int64_t begin, int64_t end);
 EXTOPS_API int64_t extops_lltm_alignment_cpu(ScalarType dtype, const LltmSizes& sizes);

@@ -1,14 +1,14 @@
-// A recurrent cell (../cells/cell.h) over a whole sequence, from the input's products of all steps:
+// A recurrent cell (../cells/cell.h) over a whole sequence, from the input GEMM of all steps:
 //
 //   columns[t] = products[t] + bias_x + h[t - 1] * weights_h^T + bias_h
 //
-// where the first kInput columns of each unit have a part in `products` and bias_x, in the order of input_place(), and
-// the last kRecurrent ones in weights_h and bias_h, followed by the cell. Columns lie in blocks: those of a number of
-// all units before those of the next one. Where `lengths` are given, a row's steps from its length on do not count: its
-// state stays, its output and its gradients of gates are zero, and its products are not read.
+// followed by the cell. Columns are pre-activations. The first kInput of each unit have a part in `products` and
+// bias_x, in the order of input_place(), and the last kRecurrent ones in weights_h and bias_h. In memory, column k of
+// all units comes before column k + 1. Where `lengths` are given, a sample's steps from its length on are not valid:
+// its state stays, its output and its gradients of gates are zero, and its products are not read.
 //
-// In 16-bit types, products, the cell state between the steps and the gradients of both states are float32 (the
-// "compute type", which is the dtype itself for the others); what is kept for the backward is of the dtype.
+// The "compute type" is float32 for 16-bit types, else the dtype itself. Products, the cell state between the steps and
+// the gradients of both states are of the compute type; what is saved for the backward is of the dtype.
 #pragma once
 
 #include "../cells/cells.h"
@@ -62,24 +62,24 @@ struct SequenceBackwardArguments {
   void* workspace;
 };
 
-// On the CPU, extops_<cell>_sequence_cpu and its backward compute all steps of the rows [begin, end) of the batch, so
-// that the caller chooses the threads. Where `recurrent` is given, and for the backward where `weights_h` is null, they
+// On the CPU, extops_<cell>_sequence_cpu and its backward compute all steps of the samples [begin, end) of the batch,
+// so that the caller chooses the threads. If `recurrent` is given, and in the backward if `weights_h` is null, they
 // compute step `sizes.step` alone, without lengths and in a dtype that is its own compute type. Step 0 starts from h_0
-// and c_0 (grad_h_n, grad_c_n), later ones from h_n and c_n (grad_h_0, grad_c_0), where each leaves its states; but for
-// grad_h_0, which is the caller's product of the gradients of the recurrent columns.
+// and c_0 (grad_h_n, grad_c_n), later ones from h_n and c_n (grad_h_0, grad_c_0), where each stores its states. Only
+// grad_h_0 is stored by the caller: it is a GEMM of the gradients of the recurrent columns.
 #define EXTOPS_DECLARE_SEQUENCE_CPU(cell, Cell)                                          \
   EXTOPS_API Error extops_##cell##_sequence_cpu(                                         \
       ScalarType dtype, const SequenceArguments& arguments, int64_t begin, int64_t end); \
   EXTOPS_API Error extops_##cell##_sequence_backward_cpu(                                \
       ScalarType dtype, const SequenceBackwardArguments& arguments, int64_t begin, int64_t end);
 
-// Names the kernel for GPUs that all sequences are to take, for tests and for those who measure.
+// Names the GPU kernel that all sequences use, for tests and measurements.
 constexpr const char* kSequenceKernelVariable = "EXTOPS_SEQUENCE_KERNEL";
 
 // The same within a process; empty: none.
 EXTOPS_API void extops_name_sequence_kernel_cuda(const char* name);
 
-// On a GPU, one kernel computes all steps where weights_h fits into its multiprocessors:
+// On a GPU, one persistent kernel computes all steps where weights_h fits into the SMs:
 //
 // kernel      the name of the kernel that serves such a problem on the stream; "step" where only those of one step do,
 //             "none" where the variable EXTOPS_SEQUENCE_KERNEL names one that cannot

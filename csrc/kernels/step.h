@@ -3,10 +3,9 @@
 //   columns = input * weights_x^T + bias_x + h * weights_h^T + bias_h
 //
 // where the first kInput columns of each unit have a part of the input, in the order of input_place(), and the last
-// kRecurrent ones a part of h, followed by the cell. Columns lie in blocks: those of a number of all units before those
-// of the next one.
+// kRecurrent ones a part of h, followed by the cell. In memory, column k of all units comes before column k + 1.
 //
-// A library computes both products, or the kernel does, where that is faster.
+// Both products are library GEMMs, or part of the kernel where that is faster.
 #pragma once
 
 #include "../cells/cells.h"
@@ -21,7 +20,7 @@ struct StepSizes {
 
 struct StepArguments {
   StepSizes sizes;
-  // For the kernel's own products; null where a library has computed them.
+  // For products in the kernel; null after library GEMMs.
   const void* input;         // [batch, input_features]
   const void* h_0;           // [batch, state_size]
   const void* weights_x;     // [kInput * state_size, input_features]

@@ -1,4 +1,4 @@
-"""Custom C++/CUDA operators for PyTorch: LLTM, straight-through rounding, elementwise multiplication.
+"""LSTM, GRU and RNN layers for PyTorch in C++ and CUDA, ``accelerate(model)``, and recurrent cells of your own.
 
 Every operator runs on CPU and CUDA in float64, float32, bfloat16 and float16, takes any strides, has exact gradients of
 any order, and works under ``torch.compile``, ``torch.export``, autocast, CUDA graphs and ``torch.func``.

@@ -28,8 +28,8 @@ def cast(input: Tensor, *others: Any) -> tuple[Any, ...]:
 
 
 def cast_with_state(*arguments: Any) -> tuple[Any, ...]:
-    """The same for the cells of torch, whose state comes last: on a CPU only their products are such operators, and the
-    results have the wider dtype, of the region or of the state.
+    """The same for the cells of torch, whose state comes last: on a CPU only their GEMMs run in lower precision, and
+    the results have the wider dtype of the region and the state.
     """
     input, *_, state = arguments
     if input.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or not is_cast(state):
@@ -44,8 +44,8 @@ def is_cast(argument: object) -> TypeGuard[Tensor]:
 
 
 def outside(function: Callable[P, T]) -> Callable[P, T]:
-    """A function within which autocast casts nothing: the kernels read memory by the dtype of their arguments, and
-    gradients are those of the forward, under whose autocast the arguments were cast.
+    """A function within which autocast casts nothing: the kernels rely on the dtypes of their arguments, which were
+    cast before the forward.
 
     A captured program that runs under autocast may call it with tensors of several dtypes, where PyTorch's own
     operators before it were cast. They get the widest dtype, as those of ``torch.cat`` do.

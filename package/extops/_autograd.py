@@ -27,8 +27,8 @@ def is_plain() -> bool:
 
 
 def has_tangents(tensors: Iterable[Any]) -> bool:
-    """Whether a tensor has a tangent of forward-mode AD. In compiled code, where no level is entered, only the tensors
-    know.
+    """Whether a tensor has a tangent of forward-mode AD. Compiled code enters no level, so the tensors themselves are
+    checked.
     """
     with _private.unrecorded():  # else a traced program would record the question
         # Other layouts are refused later, and some cannot be asked.
@@ -48,8 +48,8 @@ def needs_composite() -> bool:
 
 
 def versions(tensors: Iterable[Tensor | None]) -> list[int | None]:
-    """How often each was changed in place. For tensors that a backward is kept with, but not their values: those it
-    saves must not change.
+    """How often each tensor was changed in place. For tensors that a backward needs without their values; tensors that
+    it saves must not change.
     """
     return [None if x is None or x.is_inference() else x._version for x in tensors]
 

@@ -18,15 +18,15 @@ _TOLERANCES = {
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,
 }
-"""Of the largest value: a few times what rounding does to a right cell."""
+"""Relative to the largest value: a few times the rounding error of a correct cell."""
 
 
 def check_cell(cell: Callable[..., Any], state_sizes: Sequence[int] = (5, 100, 300, 600)) -> None:
     """Compares a cell of one's own with its step in PyTorch: each column, both states, the gradients of each, and those
     of the parameters, on every device that is there, in float64, float32, float16 and bfloat16.
 
-    On a GPU, states of different sizes are computed by different kernels, which multiply the gradients by slopes that
-    they have computed before (``csrc/cells/cell.h``).
+    On a GPU, states of different sizes are computed by different kernels, which precompute the local derivatives
+    (``csrc/cells/cell.h``).
 
     Args:
         cell: what :func:`extops.load_cell` returned.
@@ -49,8 +49,8 @@ def check_cell(cell: Callable[..., Any], state_sizes: Sequence[int] = (5, 100, 3
 
 @dataclass
 class _Check:
-    """Of one size on one device. What is compared is computed from the kernels' own results of the step before, in
-    float64, so that the first difference is where the mistake is.
+    """The check of one size on one device. Each step is compared with float64 values computed from the kernels' own
+    results of the step before, so that the first difference shows where the mistake is.
     """
 
     cell: Loaded

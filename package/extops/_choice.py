@@ -1,5 +1,6 @@
-"""Who computes the layers of torch's modules: our kernels, or torch's own. Plain functions of sizes and properties,
-which need no GPU. Which of our kernels it is on a GPU is chosen in ``csrc/kernels/cuda/sequence/choice.cuh``.
+"""Chooses what computes the layers of torch's modules: our kernels, or torch's own. Plain functions of sizes and
+properties, which need no GPU. Which of our kernels it is on a GPU is chosen in
+``csrc/kernels/cuda/sequence/choice.cuh``.
 
 The numbers were fitted to layers drawn at random by ``python -m benchmarks --random``: on a CPU of one thread, with
 torch 2.13, and on an NVIDIA H200, with torch 2.11.
@@ -13,13 +14,13 @@ import torch
 OURS, TORCH, CUDNN = "", "torch", "cudnn"
 
 _MOST_PADDED = 1.05
-"""How many rows may be padded for one that is given: beyond, ours would take more memory than torch's."""
+"""The most padded rows for each given row: beyond that, ours would need more memory than torch's."""
 _FEW_BYTES = 2**24
-"""What may be padded nevertheless, where ours are much faster."""
+"""How many padded bytes are allowed nevertheless, if ours are much faster."""
 _STEPS_OF_TORCHS = 16
-"""As many steps of ours, a product and a kernel each, take the host no longer than cuDNN's layers take to begin."""
+"""The most steps, each a GEMM and a kernel launch, which take the host no longer than starting cuDNN's layers."""
 _MULTIPLICATIONS = {torch.float32: 1e8, torch.bfloat16: 1e9, torch.float16: 1e9}
-"""Of a step that keeps a GPU busy for longer than the host takes to start it; in TF32 as many as in 16 bits."""
+"""Multiplications of a step beyond which it takes the GPU longer than the launch takes the host; TF32 is as 16 bits."""
 
 _MOST_IN_GROUPS = 3e8
 """Multiplications of a step beyond which groups of blocks are slower in TF32."""
@@ -33,7 +34,7 @@ class Problem(NamedTuple):
     time: int
     batch: int
     rows: int
-    """Of packed input, which has fewer than ``time * batch``."""
+    """Rows of a packed input: fewer than ``time * batch``."""
     features: int
     state: int
     layers: int
@@ -47,7 +48,7 @@ class Problem(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """Those that come one after the other."""
+        """Steps that are computed one after the other."""
         return self.time * self.layers
 
     @property
@@ -57,21 +58,21 @@ class Problem(NamedTuple):
 
     @property
     def padded_bytes(self) -> int:
-        """About what a forward and a backward keep of rows that are only padded."""
+        """Roughly what forward and backward save for padded rows."""
         width = self.features + self.layers * self.directions * self.state * (self.gates + 3)
         return (self.time * self.batch - self.rows) * width * self.dtype.itemsize
 
     @property
     def is_ragged(self) -> bool:
-        """Whether to pad it, as our kernels ask for, would cost memory."""
+        """Whether padding it, which our kernels require, would cost memory."""
         return self.time * self.batch > _MOST_PADDED * self.rows
 
 
 def on_cpu(problem: Problem, has_onednn: bool) -> str:
-    """Ours packs the weights first, which few steps do not make up for, and has no more threads than samples."""
+    """Our kernel first packs the weights, which does not pay for few steps, and has no more threads than samples."""
     if problem.rows * problem.features * problem.state == 0:
         return OURS
-    if problem.is_ragged or problem.gates == 1:  # whose step is little but its product
+    if problem.is_ragged or problem.gates == 1:  # whose step is little more than its GEMM
         return TORCH
     if problem.dtype is torch.float16:
         return OURS
@@ -81,7 +82,7 @@ def on_cpu(problem: Problem, has_onednn: bool) -> str:
 
 
 def _is_onednns(problem: Problem) -> bool:
-    """oneDNN's LSTM has fast products, which count where there are many rows for a unit; but a slow start."""
+    """oneDNN's LSTM has fast GEMMs, which matter if there are many rows for a unit, but a slow start."""
     rows_of_unit = problem.rows / problem.state
     if problem.dtype is torch.bfloat16:
         return not problem.with_gradients or rows_of_unit > 2.7
@@ -91,7 +92,7 @@ def _is_onednns(problem: Problem) -> bool:
 
 
 def _is_few(problem: Problem) -> bool:
-    """Where torch's composition of products is faster, which has several kernels a step."""
+    """Where torch's composition is faster, which runs several kernels for each step."""
     time, state = problem.time, problem.state
     if problem.dtype is torch.bfloat16:
         if problem.with_gradients:
@@ -101,8 +102,8 @@ def _is_few(problem: Problem) -> bool:
 
 
 def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
-    """``kernels`` are those of ours, for the passes that are wanted."""
-    # Of one step and of few, cuDNN's layers take the host less in float32, and more in 16 bits.
+    """``kernels`` are ours, for each pass that is needed."""
+    # For one step or few, cuDNN's layers need less host time in float32, and more in 16 bits.
     is_quick = problem.dtype is torch.float32 and not problem.with_gradients
     if problem.is_ragged:
         are_many = problem.steps * problem.directions >= (
@@ -112,7 +113,7 @@ def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
         return OURS if is_ours else CUDNN
     if problem.time == 1:
         return CUDNN if is_quick else OURS
-    if problem.gates == 1:  # which was not measured, and has no kernel of all steps
+    if problem.gates == 1:  # which was not measured, and has no persistent kernel
         return CUDNN
     if "step" in kernels:
         return OURS if _is_by_steps(problem, allow_tf32) else CUDNN
@@ -124,7 +125,7 @@ def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
 
 
 def _is_by_steps(problem: Problem, allow_tf32: bool) -> bool:
-    """Whether products of a library and a kernel for each step are no slower than cuDNN's layers."""
+    """Whether a library GEMM and a kernel launch for each step are no slower than cuDNN's layers."""
     if problem.dtype not in _MULTIPLICATIONS:
         return True
     if problem.directions > 1:

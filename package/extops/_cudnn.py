@@ -1,4 +1,4 @@
-"""torch's own layers, which are cuDNN's on a GPU, for what no kernel of ours computes in all steps at once."""
+"""torch's own layers, which are cuDNN's on a GPU, where none of our persistent kernels fits."""
 
 import contextlib
 import functools
@@ -31,8 +31,8 @@ Place = tuple[int, ...]
 
 
 def place_of(input: Tensor, time: int, batch: int) -> Place:
-    """What a kernel for ``[T, B, I]``, or for packed rows, on a GPU is chosen by, but for the cell, its size and the
-    pass.
+    """What the choice of a GPU kernel for ``[T, B, I]``, or for packed rows, depends on, besides the cell, its size and
+    the pass.
     """
     given = _autocast.cast(input[:0])[0].dtype if _autocast.is_on() else input.dtype
     dtype = _library("cuda").product_dtype(given, _private.allows_tf32())
@@ -43,10 +43,10 @@ def place_of(input: Tensor, time: int, batch: int) -> Place:
 
 
 def kernel_of(cell: str, state_size: int, backward: bool, place: Place) -> str:
-    """The kernel of ours for a pass."""
+    """Our kernel for a pass."""
     dtype, time, batch, is_batch_first, device, stream, _ = place
     strides = (1, time) if is_batch_first else (batch, 1)
-    # The stride of the weights is not asked: no kernel depends on it.
+    # The stride of the weights is left out: no kernel depends on it.
     sizes = (c_int64 * 8)(time, batch, state_size, state_size, *strides, 0, 0)
     types = c_char_p, c_int32, c_void_p, c_int64, c_void_p
     entry = _library("cuda").entry(f"{cell}_sequence_kernel", *types)
@@ -56,7 +56,7 @@ def kernel_of(cell: str, state_size: int, backward: bool, place: Place) -> str:
 
 
 def is_acceptable(input: Tensor, is_ragged: bool) -> bool:
-    """Whether cuDNN computes layers of such an input, and no kernel is named to do it."""
+    """Whether cuDNN can compute layers of such an input, and no kernel was named by the variable."""
     if _is_kernel_named or not torch.cudnn_is_acceptable(input):
         return False
     if is_ragged:
@@ -67,7 +67,7 @@ def is_acceptable(input: Tensor, is_ragged: bool) -> bool:
 
 
 def chosen(problem: _choice.Problem, input: Tensor) -> str:
-    """What computes it on a GPU."""
+    """Whether our kernels or cuDNN compute it on a GPU."""
     if not is_acceptable(input, problem.is_ragged):
         return _choice.OURS
     place = place_of(input, problem.time, problem.batch)
@@ -76,15 +76,15 @@ def chosen(problem: _choice.Problem, input: Tensor) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _chosen(problem: _choice.Problem, place: Place, allow_tf32: bool) -> str:
-    """Remembered, as the host takes longer to ask than to compute some layers."""
+    """Cached, since the choice takes the host longer than some layers take the GPU."""
     passes = (False, True) if problem.with_gradients else (False,)
     kernels = [kernel_of(problem.cell, problem.state, backward, place) for backward in passes]
     return _choice.on_gpu(problem, kernels, allow_tf32)
 
 
 class _Strict:
-    """Calls within, of any thread, are not in TF32. The switch is the process's: the first call turns it off, the last
-    one on again.
+    """Turns TF32 off for calls within, of any thread. The switch is global to the process: the first call turns it off,
+    the last one on again.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ def _is_strict(tensor: Tensor) -> bool:
 
 
 def _precision_of(tensor: Tensor) -> Any:
-    """cuDNN has a switch of its own for TF32, which is on by default; ours is that of products."""
+    """cuDNN has its own switch for TF32, which is on by default; we follow the switch of matrix products."""
     return _strict if _is_strict(tensor) else _AS_IT_IS
 
 
@@ -223,14 +223,14 @@ def _composed_direction(
 
 
 def _hollow(tensor: Tensor) -> Tensor:
-    """Lets go of the memory of a tensor that only stands for a place in a graph."""
+    """Frees the memory of a tensor that is only a node's placeholder in a graph."""
     tensor.data = tensor.new_empty(()).expand_as(tensor)
     return tensor
 
 
 class _Layers(torch.autograd.Function):
-    """Keeps the graph of torch's layers, and saves in its own name what that saves: so that is let go of after a
-    backward, and seen by hooks, as that of any other function.
+    """Keeps the graph of torch's layers, and saves what that saves as its own tensors: so these are freed after a
+    backward, and seen by hooks, as with any other function.
     """
 
     @staticmethod
@@ -246,7 +246,7 @@ class _Layers(torch.autograd.Function):
             return len(kept) - 1
 
         with torch.enable_grad(), saved_tensors_hooks(keep, lambda place: unpacked[-1][place]):
-            # In training, since cuDNN has no other gradients.
+            # In training mode, since cuDNN has gradients only there.
             inner = _torchs(call, leaves, True)
         results = tuple(x.detach() for x in inner)
         others, biases = _parted(call, inputs)
@@ -274,7 +274,7 @@ class _Layers(torch.autograd.Function):
         elif all(gradient is None for gradient in towards):
             found = (None,) * len(needs)
         else:
-            # Any thread's are as good: a graph that is kept may be gone through by several.
+            # Tensors of any thread will do: several threads may run the backward of a retained graph.
             ctx.unpacked.append(saved[len(needs) - len(ctx.biases) :])
             try:
                 found = _gradients(ctx.leaves, ctx.results, needs, towards)
@@ -296,7 +296,7 @@ def _gradients(
             [result for result, _ in present],
             [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed],
             [gradient for _, gradient in present],
-            # It holds no memory, but cuDNN's node would copy what it may need again.
+            # Retaining holds no memory, but cuDNN's node would copy what it may need again.
             retain_graph=_private.keeps_graph(),
             materialize_grads=True,
         )

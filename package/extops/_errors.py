@@ -14,12 +14,12 @@ _ALLOCATING = ("empty_strided", "aten::clone")
 
 
 def raise_original(error: RuntimeError, name: str, *arguments: Any) -> None:
-    """Raises what torch raised, where the call of the operator ``name`` lost it and ended in ``error``."""
+    """Raises torch's original exception, which the call of the operator ``name`` turned into ``error``."""
     # As csrc/bindings/stable/aten.h puts it.
     function, lost, message = str(error).partition(": torch's API call failed")
     if not lost:
         return
-    # Python makes the results once more: where they find no memory, the error is torch's own.
+    # Python allocates the results again: if the memory is exhausted, torch raises its own error.
     _checks.explain(_schemas.OPERATORS[name].new_results, *arguments)
     message = message.removeprefix(": ")
     on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in arguments)

@@ -1,4 +1,4 @@
-"""Which kernel a call would take: for tests, and for those who measure."""
+"""Which kernel a call would use: for tests and measurements."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,8 +38,8 @@ def which_kernel(
     batch_first: bool = False,
     backward: bool = False,
 ) -> str:
-    """The name of the kernel that a call over a sequence would take now: on the current stream, with torch's switch for
-    TF32 and autocast as they are. Where the stream is captured in a CUDA graph, it can be another one. Nothing is
+    """The name of the kernel that a call over a sequence would use now: on the current stream, with the present
+    settings of TF32 and autocast. While the stream is captured in a CUDA graph, it may be another one. Nothing is
     computed.
 
     Args:

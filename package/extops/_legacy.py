@@ -173,7 +173,7 @@ def _lltm(
         results = new_h, new_cell, gates
         _run(device, "lltm", dtype, sizes, tensors, results, count=state_size, alignment=alignment)
         return results
-    # The kernel adds the bias at no cost. In 16-bit types linear() does, before it rounds the product.
+    # The kernel adds the bias for free. In 16-bit types linear() adds it, before it rounds the result.
     is_half = input.dtype.itemsize == 2
     x = torch.cat([old_h, input], dim=1)
     gates = torch.nn.functional.linear(x, weights, bias if is_half else None)
@@ -372,9 +372,10 @@ def _dense_rows(weights: Tensor) -> Tensor:
 
 
 def _multiply(a: Tensor, b: Tensor, product: Tensor | None = None) -> Tensor:
-    """A product, which the kernel adds to others: of 16-bit types in float32, since rounding it first loses digits.
+    """A GEMM, whose result the kernel adds to others: in float32 for 16-bit types, since rounding it first would lose
+    digits.
 
-    Written into a given tensor, since autocast does not change the dtype of that.
+    Written into a given tensor, whose dtype autocast does not change.
     """
     dtype = torch.promote_types(a.dtype, torch.float32)
     if product is None:
@@ -395,9 +396,9 @@ def _run_sequence(
     results: Sequence[Tensor],
     recurrent: Callable[[int], Tensor | None],
 ) -> None:
-    """All steps in one kernel or, where a GPU has none for the problem, a product and a kernel for each step.
+    """All steps in one kernel or, if a GPU has none for the problem, a GEMM and a kernel launch for each step.
 
-    The sequence is laid out as ``like`` is, one of its tensors.
+    The sequence has the memory order of ``like``, one of its tensors.
     """
     time, batch, _ = like.shape
     state_size = weights_h.shape[1]

@@ -1,7 +1,7 @@
 """Finds, checks and loads the compiled libraries, and says what does not fit.
 
-The wheel holds two libraries of kernels that know nothing of torch, ``libextops_cpu`` and ``libextops_cuda``, and above
-each of them a binding on torch's stable ABI. The torch that is found decides which binding is used:
+The wheel holds two libraries of kernels that are independent of torch, ``libextops_cpu`` and ``libextops_cuda``, and
+above each of them a binding on torch's stable ABI. The torch that is found decides which binding is used:
 
 =======  ==============  ================================================================================
 binding  torch           how

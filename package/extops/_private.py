@@ -23,7 +23,7 @@ def _find(name: str, otherwise: Any) -> Any:
     return found
 
 
-# -- calls that pass by the dispatcher's keys for autograd: all of these, or none. Without them all calls go to the
+# -- calls that bypass the dispatcher's keys for autograd: all of these, or none. Without them all calls go through the
 #    dispatcher, with the gradient of _autograd._register_publicly.
 
 are_transforms_active: Callable[[], bool] = _find(

@@ -58,8 +58,9 @@ loaded: dict[str, Loaded] = {}
 def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> Callable[..., Any]:
     """Compiles a recurrent cell of one's own for the CPU and, where there is a GPU, for that; see ``extops_cell.h``.
 
-    That takes about a minute, as a line on standard error says. What has been compiled before is taken as it is, unless
-    a source or a header has changed. A second call in a process gives the same function, with the newest ``step``.
+    That takes about a minute, as a line on standard error says. A library that was compiled before is loaded again,
+    unless a source or a header has changed. A second call in a process returns the same function, with the newest
+    ``step``.
 
     Args:
         name: that of ``EXTOPS_CELL`` in the sources; the operator is ``torch.ops.extops.<name>_sequence``.
@@ -129,7 +130,9 @@ def _version_of(library: Path) -> tuple[int, int]:
 
 
 def _check_sources(name: str, sources: Sequence[str | Path]) -> None:
-    """Refuses a library that would define another cell: were that one loaded before, the process would end."""
+    """Refuses a library that would define another cell: if that cell were loaded already, loading it again would abort
+    the process.
+    """
     if isinstance(sources, (str, Path)):
         raise TypeError(
             f"load_cell: expected `sources` to be a list of files, but got one: {str(sources)!r}"
@@ -155,8 +158,8 @@ def _backward_of(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _backward_of_new(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
-    """From the cell state after the step. That is linear in the one before, whose gradient follows from the columns
-    alone (``to_old_c`` in ``csrc/cells/cell.h``).
+    """The backward from the cell state after the step. This is linear in the state before, with a factor that depends
+    on the columns alone (``to_old_c`` in ``csrc/cells/cell.h``).
     """
     backward = _backward_of(step)
 

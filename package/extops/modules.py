@@ -23,41 +23,43 @@ Run = Callable[..., Results]
 
 
 class _Beside:
-    """A stream for what runs beside the stream of a caller."""
+    """A side stream, for work that runs concurrently with the caller's stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
         self.side = torch.cuda.Stream(stream.device)
-        # Recorded again and again: a new event for each wait would take as long as the wait.
+        # One event, recorded again for each wait: creating a new one would take as long as the wait.
         self._of_stream, self._of_side = torch.cuda.Event(), torch.cuda.Event()
 
     def fork(self) -> None:
-        """The stream beside waits for the caller's."""
+        """The side stream waits for the caller's."""
         self._of_stream.record(self.stream)
         self.side.wait_event(self._of_stream)
 
     def join(self) -> None:
-        """The caller's stream waits for the one beside."""
+        """The caller's stream waits for the side stream."""
         self._of_side.record(self.side)
         self.stream.wait_event(self._of_side)
 
     def hand_back(self) -> None:
-        """To be called while all that was made on the side is still held, and has been used on the caller's stream.
+        """Call it while all tensors that were allocated on the side stream are still held, after their last use on the
+        caller's stream.
 
-        The allocator gives its memory to the next call on the stream beside, of any thread, and does not know that
-        another stream may still read it.
+        Otherwise the allocator gives their memory to the next call on the side stream, of any thread, while the
+        caller's stream may still read it.
         """
-        # A graph is captured by one thread, whose next call waits anyway.
+        # A graph is captured by one thread, so its next call waits anyway.
         if not torch.cuda.is_current_stream_capturing():
             self.fork()
 
 
-# Each stream has its own, so that callers do not wait for each other. Of some: a program may always make new ones.
+# Each stream has its own side stream, so that callers do not wait for each other. Only the last few are kept: a program
+# may keep creating streams.
 _beside = functools.lru_cache(_Beside)
 
 
 def _streams(device: torch.device) -> _Beside | None:
-    """The current stream and the one beside it; none where calls run one after the other."""
+    """The current stream and its side stream; none if calls run one after the other."""
     if device.type != "cuda" or not _autograd.is_plain():
         return None
     return _beside(torch.cuda.current_stream(device))
@@ -66,18 +68,20 @@ def _streams(device: torch.device) -> _Beside | None:
 def _both(
     run: Run, one: Sequence[Tensor], other: Sequence[Tensor], streams: _Beside | None
 ) -> list[Results]:
-    """What ``run`` makes of each; with two streams at the same time, since a small call leaves most of a GPU idle."""
+    """The results of ``run`` for each. Two streams compute them at the same time, since a small call leaves most of a
+    GPU idle.
+    """
     if streams is None:
         return [run(*one, reverse=False), run(*other, reverse=True)]
     if torch.is_grad_enabled():
-        # Autograd runs a node on the stream on which it was made: these hand the gradients over to this one.
+        # Autograd runs a node on the stream on which it was created: these nodes pass the gradients to this one.
         other = [x.view_as(x) if x.requires_grad else x for x in other]
     streams.fork()
     try:
         with torch.cuda.stream(streams.side):
             beside = run(*other, reverse=True)
         if beside[0].requires_grad:
-            # The backward reads them on the side stream, and then lets go of them.
+            # The backward reads them on the side stream, and then frees them.
             with _private.unrecorded():
                 for x in other:
                     x.record_stream(streams.side)
@@ -103,7 +107,7 @@ def _check_packed(name: str, data: Tensor, batch_sizes: Tensor) -> None:
 
 
 def parameter_of(module: torch.nn.Module, name: str) -> Tensor:
-    """A parameter, read where torch.nn.Module keeps it: asked for an attribute, it looks there last."""
+    """A parameter, read directly from where torch.nn.Module keeps it: attribute access looks there last."""
     found: Tensor | None = getattr(module, "_parameters", {}).get(name)
     # Others are computed by torch.nn.utils, or belong to a replica.
     return getattr(module, name) if found is None else found
@@ -251,7 +255,9 @@ class Layers(torch.nn.Module):
         return PackedSequence(rows, batch_sizes, to_sorted, to_original), states
 
     def _forward_rows(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results | None:
-        """What needs no padding, or nothing: rows of equal lengths are as if they were not packed, also to torch."""
+        """The results if no row needs padding, else None. Rows of equal lengths are treated as if they were not packed,
+        as in torch.
+        """
         steps, batch = len(batch_sizes), int(batch_sizes[0])
         if len(rows) < steps * batch:
             return None
@@ -345,7 +351,7 @@ class Layers(torch.nn.Module):
                     results = [run(*forward, reverse=False)]
                     input = results[0][0]
                 last += [final for _, final in results]
-            # Of a single one a view: a kernel less for a GPU to start.
+            # A view if there is only one, which saves a kernel launch.
             joined = torch.stack if len(last) > 1 else _unsqueezed
             return input, tuple(joined(x) for x in zip(*last, strict=True))
         finally:
@@ -380,7 +386,7 @@ class LLTMLayer(Layers):
         input_features: the size ``I`` of the input.
         state_size: the size ``S`` of the hidden and the cell state.
         num_layers: each layer after the first reads the output of the one before.
-        bias: whether there are biases; without, they count as zeros.
+        bias: whether there are biases; if not, they are zeros.
         batch_first: ``input`` and ``output`` are ``[B, T, ...]`` instead of ``[T, B, ...]``.
         dropout: the probability, in training, that an element between two layers is dropped.
         bidirectional: each layer also runs backwards in time; ``D`` below is then 2, else 1.

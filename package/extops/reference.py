@@ -1,5 +1,5 @@
-"""The operators in plain PyTorch calls: what the kernels are compared with, and what stands in for them where only a
-composition of differentiable calls will do (double backward, forward-mode AD, ``torch.func``).
+"""The operators in plain PyTorch calls: the reference for the kernels, and their replacement where a composition of
+differentiable calls is needed (double backward, forward-mode AD, ``torch.func``).
 
 Nothing here checks its input.
 """
@@ -29,7 +29,7 @@ def lltm_gates(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor) -> T
 
 
 def with_values(gates: Tensor, known: Tensor | None) -> Tensor:
-    """``gates`` with the values that are known, if so: a bias may have been changed since they were computed."""
+    """``gates``, with known values if given: a bias may have been changed since they were computed."""
     return gates if known is None else gates + (known - gates).detach()
 
 
@@ -86,7 +86,7 @@ def lltm_input_backward(grad_gates: Tensor, weights: Tensor) -> tuple[Tensor, Te
 
 
 def steps_that_count(lengths: Tensor, time: int) -> Tensor:
-    """``[T, B, 1]``: whether a step is within its row's length."""
+    """``[T, B, 1]``: whether a step is valid, that is, within its row's length."""
     return (torch.arange(time, device=lengths.device).unsqueeze(1) < lengths).unsqueeze(2)
 
 
@@ -164,7 +164,7 @@ def gru_cell_backward(
 
 
 def _zeros_after(tensor: Tensor) -> Tensor:
-    """Zeros with a gradient, which is zero: a result of an operator has one."""
+    """Zeros in the graph of ``tensor``: a result of an operator has a gradient, which is zero here."""
     return tensor.masked_fill(tensor.new_ones((), dtype=torch.bool), 0)
 
 
@@ -205,13 +205,13 @@ def gates_of_parts(
     columns: int,
     first_input: int,
 ) -> Tensor:
-    """The gates before their activations where the input meets the first of them, and the hidden state the last:
-    ``columns`` numbers a unit. The weights of the input begin with those of column ``first_input``, and go round.
+    """The pre-activations, ``columns`` of them for each unit: the first have an input part, the last a recurrent part.
+    The weights of the input begin with those of column ``first_input``, and wrap around.
     """
     state_size = old_h.shape[1]
     of_input, of_h = F.linear(input, weight_ih, bias_ih), F.linear(old_h, weight_hh, bias_hh)
     if first_input:
-        # Tuples: a trace takes a number that it computes for a constant.
+        # Tuples: a trace treats a number that it computes as a constant.
         of_input = of_input.roll((first_input * state_size,), (1,))
     after, before = (columns * state_size - x.shape[1] for x in (of_input, of_h))
     return F.pad(of_input, (0, after)) + F.pad(of_h, (before, 0))
@@ -254,7 +254,7 @@ class Cell:
             return output, h, c, gates, cells
         if lengths is not None:
             counts = steps_that_count(lengths, len(input))
-            # The gradient of the weights is a product with all of the input, and zero times infinity or NaN is NaN.
+            # The gradient of the weights is a GEMM with the whole input, and zero times infinity or NaN is NaN.
             input = torch.where(counts, input, 0)
             known_gates = (
                 known_gates if known_gates is None else torch.where(counts, known_gates, 0)
@@ -350,7 +350,7 @@ round_ste = reference_of(_round_ste)
 
 
 class LLTM(torch.nn.Module):
-    """See :class:`extops.LLTM`, which differs in nothing but :meth:`step`."""
+    """See :class:`extops.LLTM`, which differs only in :meth:`step`."""
 
     step = staticmethod(lltm)
 

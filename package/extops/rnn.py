@@ -95,8 +95,8 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         return super().forward(input, hx)
 
     def flatten_parameters(self) -> None:
-        """Puts the parameters on a GPU into one piece of memory, as cuDNN reads them. They stay the same objects."""
-        # Those of a transform, or of a trace, have no memory to ask for.
+        """Moves the parameters on a GPU into one contiguous buffer, as cuDNN needs them. They stay the same objects."""
+        # Parameters of a transform, or of a trace, have no address.
         are_real = all(type(x) in (Tensor, torch.nn.Parameter) for x in self._flat_weights)
         if are_real and _autograd.is_plain():
             super().flatten_parameters()
@@ -145,7 +145,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
                 output, states = found
                 return output.transpose(0, 1) if batch_first else output, states
         if packing is None and self._mode == "LSTM" and _cudnn.has_onednn and _autocast.is_on():
-            # On a CPU torch's is one operator of oneDNN's, all of whose arguments autocast casts.
+            # On a CPU torch's layer is one operator of oneDNN, and autocast casts all its arguments.
             states = _autocast.cast(*states)
         return super()._forward_padded(input, states, packing, batch_first=batch_first)
 
@@ -153,7 +153,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         found = super()._forward_rows(rows, batch_sizes, states)
         if found is not None or not _autograd.is_plain():
             return found
-        # Of no rows torch makes no step.
+        # For zero rows torch computes no step.
         if batch_sizes.dtype is not torch.int64 or batch_sizes[-1] == 0:
             return None
         return self._by_torch(rows, states, batch_sizes)
@@ -161,7 +161,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def _by_torch(
         self, input: Tensor, states: States, batch_sizes: Tensor | None = None
     ) -> Results | None:
-        """What torch's layers make of ``[T, B, I]`` or of packed rows, or nothing where ours compute it."""
+        """The results of torch's layers for ``[T, B, I]`` or packed rows; None if ours compute them."""
         if not self.served_by(input, batch_sizes):
             return None
         names = [x for layer in range(self.num_layers) for x in self._suffixes(layer)]
@@ -174,7 +174,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         run = functools.partial(_cudnn.run, self._mode.lower(), self.bidirectional, batch_sizes)
         if not (self.training and self.dropout > 0 and self.num_layers > 1):
             return run(input, states, parameters)
-        # torch's could not draw its masks again, for gradients of higher order.
+        # torch's layer could not draw the same masks again for gradients of higher order.
         directions, last = 1 + self.bidirectional, []
         for first in range(0, len(parameters), directions):
             if first > 0:
@@ -187,7 +187,9 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def _suit_torchs(
         self, input: Tensor, states: States, parameters: list[tuple[Tensor, ...]]
     ) -> bool:
-        """cuDNN reads memory by the sizes of the layer, and what does not fit shall be refused in our words."""
+        """Whether torch's layers may get these arguments. Others must go to our checks, which raise our messages: cuDNN
+        would read memory by the sizes of the layer.
+        """
         dtype, device, is_cuda = input.dtype, input.device, input.is_cuda
         in_region = _autocast.is_on()
 
@@ -212,7 +214,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
 
 
 class _OneState:
-    """What modules have whose hidden state is all that travels from step to step."""
+    """For modules whose only state is the hidden state."""
 
     _number_of_states = 1
 
@@ -240,8 +242,8 @@ class GRU(_OneState, _TorchLayers):
 
 
 class RNN(_OneState, _TorchLayers):
-    """:class:`torch.nn.RNN`: the same arguments, parameters and results. Its layers are torch's own, but for what these
-    do not compute; a single step on a GPU is that of :class:`extops.RNNCell`.
+    """:class:`torch.nn.RNN`: the same arguments, parameters and results. torch's own layers compute it, except where
+    they cannot; a single step on a GPU is that of :class:`extops.RNNCell`.
     """
 
     nonlinearity: str
@@ -285,8 +287,8 @@ class _TorchCell(torch.nn.RNNCellBase):
         return self._composed(input, hx) if found is None else found
 
     def _plain(self, input: Tensor, hx: Any) -> Any:
-        """The same for most calls, with as few questions as can be, since the host takes longer than the GPU; nothing
-        for others.
+        """The same for most calls, with as few checks as possible, since the host takes longer than the GPU; None for
+        other calls.
         """
         is_cpu = input.device.type == "cpu"
         if not _autograd.is_plain() or input.dim() != 2 or (_autocast.is_on() and not is_cpu):
@@ -370,8 +372,8 @@ def accelerate(model: Model) -> Model:
     of extops, in place.
 
     A module stays the same object, with its parameters, hooks and name, and gets the class of extops. The logger
-    ``"extops"`` says in one line, of level INFO, which. A warning names the recurrent modules that are left alone, and
-    why. :func:`extops.restore` takes it back.
+    ``"extops"`` names these modules in one line of level INFO. A warning names the recurrent modules that are not
+    changed, and why. :func:`extops.restore` undoes it.
 
     Args:
         model: any module; it may be such a layer itself.
@@ -395,10 +397,11 @@ def accelerate(model: Model) -> Model:
 
 
 def restore(model: Model) -> Model:
-    """Takes back :func:`extops.accelerate`, in place: each module of a model that is one of extops becomes torch's of
-    the same name, also where it was made as ours.
+    """Undoes :func:`extops.accelerate`, in place: each module of extops in a model becomes torch's of the same name,
+    even if it was created as one of extops.
 
-    As there, a module stays the same object, and the logger says which. Those of a class derived from ours are left.
+    A module stays the same object, and the logger names those that changed. Modules of a class derived from ours are
+    not changed.
 
     Args:
         model: any module; it may be such a layer itself.

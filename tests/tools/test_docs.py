@@ -238,7 +238,7 @@ def test_a_foreign_project_that_fails_leaves_its_reason(
     config.parent.mkdir(parents=True)
     config.write_text('pretend-gpu = true\ntests = { paths = ["test"] }\n')
     monkeypatch.setattr(foreign, "ROOT", tmp_path)
-    printed = f"torchwheels: beside torch\nrunning build\ntorchwheels: {said}\n"
+    printed = f"torchwheels: using torch\nrunning build\ntorchwheels: {said}\n"
     monkeypatch.setattr(foreign, "run_tool", lambda *_, **__: (printed, 2))
     row = foreign.measure("quad-iou", "3.11-cpu", ["--backend", "local"])
     assert row["failed"] == reason

@@ -1,6 +1,6 @@
 """Looks for a case in which extops is wrong: `python -m tools.fuzz`, or `nox -s fuzz`.
 
-Cases are drawn at random until the time is over. One that fails is made simpler while it still fails; then the command
+Cases are drawn at random until the time is over. A failing case is simplified while it still fails; then the command
 that repeats it is printed.
 """
 

@@ -1,4 +1,4 @@
-"""What else the machine does while a case is computed again and again."""
+"""Other work of the machine while a case is computed repeatedly."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def _precision(case: Case) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kernel(problem: Problem) -> Iterator[tuple[str, ...]]:
-    """Has the kernel taken that the case names, where it can compute the case; gives those that are."""
+    """Selects the kernel that the case names, if it can compute the case; yields the kernels in use."""
     case = problem.case
     if case.cell in OWN_CELLS or (case.call == "cell" and case.cell == "lltm"):
         yield (case.cell,)

@@ -253,9 +253,9 @@ def test_kept_environment_is_of_the_index_at_hand_and_is_named(
         (folder,) = folders
         said = capsys.readouterr().out.splitlines()
         of_cuda = f" of CUDA {cuda}" if cuda else ""
-        named = f"torchwheels: beside torch {version}{of_cuda}, in {folder}"
-        size = "3 GB to download, 5 GB on disk, and 9 GB meanwhile"
-        size += "; 0.2, 1 and 2 GB where pip finds a torch without CUDA"
+        named = f"torchwheels: using torch {version}{of_cuda} in {folder}"
+        size = "needs 3 GB download, 9 GB of free space, 5 GB afterwards"
+        size += " (CPU-only torch: 0.2, 2, 1 GB)"
         installing = f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}"
         assert said == [installing, named, named]
 
@@ -278,7 +278,7 @@ def test_targets_share_the_torch_that_pip_finds_for_them(
         for any_cuda in (False, True):
             assert environments.with_torch(target, toolkit, any_cuda) == first
     assert (first.site_packages / "nvcc.py").exists()
-    said = [x for x in capsys.readouterr().out.splitlines() if "beside torch" not in x]
+    said = [x for x in capsys.readouterr().out.splitlines() if "using torch" not in x]
     assert [x.partition(",")[0] for x in said] == [
         f"torchwheels: installing torch {cpu.torch} for {cpu.name}",
         f"torchwheels: installing CUDA's compiler for {cuda.name}",

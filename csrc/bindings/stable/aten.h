@@ -17,8 +17,8 @@ extern "C" [[gnu::weak, gnu::visibility("default")]] const char* torch_exception
 
 namespace extops::stable {
 
-// The type of torch's exception is lost: package/extops/_errors.py knows this error by its words, and finds the type
-// again.
+// The type of torch's exception is lost: package/extops/_errors.py recognises this error by its message, and restores
+// the type.
 inline void check(AOTITorchError code, const char* name) {
   if (code == AOTI_TORCH_SUCCESS) return;
   auto* const what = torch_exception_get_what_without_backtrace;
@@ -57,8 +57,8 @@ inline Tensor contiguous_copy(const Tensor& tensor) {
   return call_aten("aten::clone", "", tensor, std::optional(torch::headeronly::MemoryFormat::Contiguous));
 }
 
-// A new tensor. Straight to the allocator: by way of the dispatcher, which looks its operators up by name, the results
-// of a small problem cost more than the kernel.
+// A new tensor, directly from the allocator. The dispatcher looks operators up by name: for a small problem, that would
+// take longer than the kernel.
 inline Tensor allocate(const Options& options, Sizes sizes, const int64_t* strides) {
   AtenTensorHandle result = nullptr;
   check(
@@ -102,8 +102,8 @@ inline Tensor zeros(const Options& options, int64_t rows, int64_t columns) {
   return call_aten("aten::zero_", "", allocate(options, rows, columns));
 }
 
-// What follows writes into a tensor of its own or a given one: autocast, which may be on around a captured program,
-// casts products, sums and joins that return a new tensor, and a kernel would read that by the wrong dtype.
+// These functions write into a given tensor. Autocast may be on around a captured program, and casts GEMMs, sums and
+// concatenations that return a new tensor, which a kernel would then read as the wrong dtype.
 
 inline void mm_into(const Tensor& a, const Tensor& b, const Tensor& product) {
   call_aten("aten::mm", "out", a, b, product);

@@ -39,7 +39,7 @@ inline ScalarType kernel_dtype(const char* op, const char* name, const Tensor& t
   return ScalarType::Double;
 }
 
-// Everything a kernel takes for granted: a wrong pointer or size would be a crash.
+// Everything that kernels assume: a wrong pointer or size would crash them.
 inline void check_matches(
     const char* op, const char* name, const Tensor& tensor, const char* like_name, const Options& like) {
   const Options own = tensor.options();

@@ -10,7 +10,7 @@ namespace extops::stable {
 
 inline int64_t elements(const LltmSizes& sizes) { return sizes.batch * sizes.state_size; }
 
-// Pieces of work of so many multiplications each, below which another thread costs more than it saves.
+// Below so many multiplications, another thread costs more than it saves.
 inline int64_t grain_of(int64_t multiplications) { return 1 + 250000 / std::max<int64_t>(multiplications, 1); }
 
 // A piece is a column of the state.
@@ -74,7 +74,7 @@ std::array<Tensor, 3> lltm(
     return run<Device, LltmForward>(
         kOp, Device::lltm, dtype, sizes, tensors, input, sizes.state_size, grain_of_whole(sizes), alignment);
   }
-  // The kernel adds the bias at no cost. In 16-bit types linear() does, before it rounds the product.
+  // The kernel adds the bias for free. In 16-bit types linear() adds it, before it rounds the result.
   const Tensor x = cat_columns(old_h, input);
   Tensor gates = is_half(dtype) ? linear(x, weights, bias) : mm(x, transpose(weights));
   auto [new_h, new_cell] = run_cell<Device>(kOp, dtype, sizes, is_half(dtype) ? nullptr : &bias, gates, old_cell);

@@ -10,7 +10,7 @@ namespace extops::stable {
 
 constexpr int64_t kSequenceAlignment = 16;  // in bytes, of every tensor that a kernel gets
 
-// What bindings need to know of a cell besides its numbers.
+// What bindings need of a cell besides its constants.
 template <class Cell>
 struct SequenceOf;
 
@@ -32,7 +32,7 @@ struct SequenceOf<Lltm> {
   EXTOPS_SEQUENCE_NAMES(lltm)
 };
 
-// The memory of all tensors of [time, batch, ...] is in the order of `like`: by steps or, if its batch is first, by
+// The memory order of all tensors of [time, batch, ...] is that of `like`: by steps or, if its batch is first, by
 // samples.
 inline SequenceSizes laid_out_like(SequenceSizes sizes, const Tensor& like) {
   const bool batch_first = like.strides()[0] < like.strides()[1];
@@ -103,7 +103,8 @@ class RecurrentWeights {
   Tensor tensor_;
 };
 
-// A product in the compute type. The kernel adds it to others: rounding it to 16 bits first loses digits.
+// A GEMM with its result in the compute type. The kernel adds more to it, and rounding it to 16 bits first would lose
+// digits.
 template <class Device>
 Tensor multiply(ScalarType dtype, const Tensor& a, const Tensor& b) {
   Options options = a.options();
@@ -153,7 +154,7 @@ inline std::optional<Dense> dense(const Tensor* tensor) {
 
 // -- forward
 
-// A library's product and a kernel for each step.
+// A library GEMM and a kernel launch for each step.
 template <class Device, class Cell>
 void run_steps(
     ScalarType dtype, SequenceArguments arguments, const Tensor& weights_h, const Tensor& h_0, const Tensor& h_n) {
@@ -170,8 +171,8 @@ void run_steps(
   }
 }
 
-// Whether a CPU takes a library's product and a kernel for each step: few steps do not make up for packing the weights,
-// which the kernel of all steps does first.
+// Whether a CPU computes a library GEMM and a kernel for each step: the kernel of all steps first packs the weights,
+// which does not pay for few steps.
 inline bool are_few_steps(ScalarType dtype, const SequenceSizes& sizes, const int64_t* lengths) {
   const int64_t few = sizes.batch == 1 ? 8 : sizes.batch <= 8 ? 4 : 2;
   return !is_half(dtype) && lengths == nullptr && sizes.state_size >= 128 && sizes.time <= few;
@@ -216,7 +217,7 @@ std::array<Tensor, 5> run_checked(
   const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
 
   const Tensor products = multiply<Device>(dtype, rows_of(input, sizes, false), transpose(weights_x));
-  // Where the products are in another order, a column's sum would take the place of the product of another one.
+  // If the products are in another order, a column's sum would overwrite the product of another column.
   const bool in_place = Cell::kInput == Cell::kColumns && kFirstInputOf<Cell> == 0 && !is_half(dtype);
   Tensor gates = in_place ? make_sequence(
                                 sizes, Cell::kColumns * sizes.state_size,
@@ -307,7 +308,7 @@ void run_steps_backward(
   }
 }
 
-// The same on a CPU, where the gradient of h travels in grad_h_0.
+// The same on a CPU, which keeps dL/dh in grad_h_0.
 template <class Device, class Cell>
 void run_few_steps_backward(
     ScalarType dtype, SequenceBackwardArguments arguments, const Tensor& weights_h, const Tensor& grad_gates,
@@ -341,7 +342,7 @@ void run_sequence_backward(
       [&](auto... where) { return Entries::backward(dtype, arguments, where...); });
 }
 
-// The gradient of a first state where the sequence has no elements: that of the last state.
+// The gradient of the initial state of an empty sequence: that of the last state.
 inline Tensor passed_through(const Tensor* gradient, const Options& options, const SequenceSizes& sizes) {
   return gradient == nullptr ? zeros(options, sizes.batch, sizes.state_size) : contiguous_copy(*gradient);
 }

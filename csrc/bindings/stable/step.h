@@ -8,7 +8,7 @@
 
 namespace extops::stable {
 
-// What bindings need to know of a cell besides its numbers.
+// What bindings need of a cell besides its constants.
 template <class Cell>
 struct StepOf;
 
@@ -44,7 +44,7 @@ class Rows {
   int64_t stride_;
 };
 
-// Without the dispatcher, which would take as long as a kernel.
+// Bypasses the dispatcher, which would take as long as a kernel.
 inline Tensor transposed(const Tensor& matrix) {
   const int64_t shape[] = {matrix.sizes()[1], matrix.sizes()[0]};
   const int64_t strides[] = {matrix.strides()[1], matrix.strides()[0]};
@@ -115,7 +115,7 @@ StepBackwardArguments pointwise_of(const Table& in) {
   return arguments;
 }
 
-// The gradients of the columns, from which products make those of the parameters, the input and the state.
+// The gradients of the columns. GEMMs compute those of the parameters, the input and the state from them.
 template <class Device, class Cell>
 std::array<Tensor, 3> step_backward(
     const std::optional<Tensor>& grad_h, const std::optional<Tensor>& grad_c, const Tensor& columns,

@@ -45,7 +45,7 @@ class ElementwiseLoop {
   }
 
  private:
-  // Strided pieces pass through buffers that stay in the first-level cache, so that one vector loop serves all.
+  // Strided pieces pass through buffers that stay in the L1 cache, so that one vector loop serves all.
   static constexpr int64_t kPiece = 256;
 
   [[gnu::always_inline]] void locate(int64_t element, int64_t* index, T** pointers) const {

@@ -94,7 +94,7 @@ template <class T>
     int64_t state_size, Gradient<T> grad_h, Gradient<T> grad_cell, const T* gates, const T* new_cell, T* grad_gates,
     T* grad_old_cell, int64_t begin, int64_t end) {
   using C = typename Compute<T>::type;
-  constexpr int64_t kPiece = 256;  // upstream gradients pass through buffers that stay in the first-level cache
+  constexpr int64_t kPiece = 256;  // upstream gradients pass through buffers that stay in the L1 cache
   C upstream_h[kPiece];
   C upstream_cell[kPiece];
   for_each_row_piece(

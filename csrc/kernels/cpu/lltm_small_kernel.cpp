@@ -1,5 +1,5 @@
-// The LLTM cell of small problems in float32, product and pointwise part in one call. A library's product spends most
-// of its time there on choosing a kernel and packing operands.
+// The LLTM cell of small problems in float32, product and pointwise part in one call. A library GEMM of that size
+// spends most of its time on choosing a kernel and packing operands.
 #include <vector>
 
 #include "../lltm.h"
@@ -162,8 +162,8 @@ template <int kBytes>
 
 constexpr Error kOnlyFloat32 = "the kernel for small problems takes float32";
 
-// Where this beats oneDNN and MKL, as measured on a CPU with AVX-512. With few rows most lanes of a vector are empty,
-// which pays off only for very small products. Not for empty ones: beside a size of zero another may be huge.
+// Where this is faster than oneDNN and MKL, as measured on a CPU with AVX-512. With few rows most lanes of a vector are
+// empty, which pays off only for very small products. Not where a size is zero: another may be huge.
 bool is_small(ScalarType dtype, const Sizes& sizes) {
   const auto& [batch, input_features, state_size] = sizes;
   constexpr int64_t kRows = 16;

@@ -104,9 +104,8 @@ constexpr int most_rows(int vectors, int bytes) {
   return rows;
 }
 
-// All rows pass through as many lines of `b` as stay in the first-level cache before the next ones. The sums of those
-// lines are added up, so that the error of long sums stays small, and in the same order for each row, in a tile of any
-// size.
+// All rows pass through as many lines of `b` as stay in the L1 cache before the next ones. The sums of those lines are
+// added up, so that the error of long sums stays small, and in the same order for each row, in a tile of any size.
 template <int kVectors, class C, int kBytes>
 inline void Product<kVectors, C, kBytes>::operator()() const {
   constexpr int kMostRows = most_rows(kVectors, kBytes);
@@ -116,13 +115,13 @@ inline void Product<kVectors, C, kBytes>::operator()() const {
   }
 }
 
-// A sample of the batch, and how many steps of it count.
+// A sample of the batch, and how many of its steps are valid.
 struct Row {
   int64_t sample;
   int64_t length;
 };
 
-// The rows of a slice, the longest first, so that those which count at a step come before the others.
+// The rows of a slice, the longest first, so that rows for which a step is valid come before the others.
 inline std::vector<Row> longest_first(int64_t time, const int64_t* lengths, int64_t begin, int64_t end) {
   std::vector<Row> rows;
   for (int64_t sample = begin; sample < end; ++sample) {
@@ -181,7 +180,7 @@ struct Slice {
     }
   }
 
-  // Zeros for the steps that do not count, in a tensor of [time, batch, width].
+  // Zeros for the steps that are not valid, in a tensor of [time, batch, width].
   void clear_padding(void* tensor, int64_t width) const {
     for (const Row& row : rows) {
       for (int64_t t = row.length; t < sizes.time; ++t) {
@@ -212,8 +211,8 @@ template <class Cell, class C, int kColumn = 0, class Between>
   if constexpr (kColumn + 1 < Cell::kColumns) activate_rows<Cell, C, kColumn + 1>(rows + padded, padded, between);
 }
 
-// A row's new state from its columns. One function per loop: in a long chain of operations the CPU waits for each
-// result.
+// A row's new state from its columns. Each loop computes one function: in a long dependency chain the CPU would wait
+// for each result.
 template <class Cell, class C, int kBytes>
 struct Advance {
   int64_t units;
@@ -347,7 +346,7 @@ class Forward {
   }
 
   // Transposes `lines` of weights into lanes. A cache line of each at a time: those that are written stay in the
-  // first-level cache until they are full.
+  // L1 cache until they are full.
   [[gnu::always_inline]] void pack(const T* from, Vec* to, int64_t lines) const {
     for (int64_t first = 0; first < slice_.units; first += kLanes) {
       const int64_t end = std::min<int64_t>(first + kLanes, slice_.units);

@@ -1,1 +1,1 @@
-"""The operators' Python faces, one module each: input checks, choice of path, gradients, shapes for tracing."""
+"""The operators' Python functions, one module each: input checks, choice of path, gradients, shapes for tracing."""

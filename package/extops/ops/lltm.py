@@ -85,7 +85,7 @@ def _transformed(*arguments: Tensor) -> tuple[Tensor, Tensor]:
     return new_h, new_cell
 
 
-# -- gradients: eager calls go straight to an autograd Function, which halves the overhead of going by the dispatcher;
+# -- gradients: eager calls go straight to an autograd Function, which has half the overhead of the dispatcher;
 #    both share the backward
 
 

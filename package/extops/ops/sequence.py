@@ -32,8 +32,8 @@ class Cell:
 
         Args:
             cell: as in ``csrc/cells/cells.h``.
-            one_step: computes ``h`` and ``c`` of a sequence of a single step, or returns nothing where the kernels
-                shall.
+            one_step: computes ``h`` and ``c`` of a sequence of a single step, or returns None to have the kernels
+                compute them.
             composition: the same in PyTorch; by default that of ``reference``.
             cast: what autocast does to the arguments.
         """
@@ -65,7 +65,7 @@ class Cell:
             return reference_backward(*inputs, reverse=reverse)
 
         _autograd.register(self.name, apply, composite)
-        # For compiled code, which calls it.
+        # Compiled code calls the backward as an operator.
         _autograd.register(f"{self.name}_backward", backward, backward)
 
     def __call__(
@@ -101,7 +101,7 @@ class Cell:
         return output.transpose(0, 1) if batch_first else output, h_n, c_n
 
     def _run(self, inputs: Arguments, reverse: bool, has_one_state: bool) -> Results:
-        """A plain call. One state: the hidden state is the cell state, and given twice."""
+        """A plain call. A cell with one state gets it twice, as hidden state and as cell state."""
         input, *others, lengths = inputs
         if lengths is None and input.shape[0] == 1:
             states: tuple[Tensor, ...] | None = self.one_step(input[0], *others)
@@ -127,17 +127,17 @@ class Cell:
 
 
 def _checked(op: str, lengths: Tensor, input: Tensor) -> Tensor:
-    """Lengths as the operator takes them: of int64, on the device of ``input`` and in range."""
-    # Small integer types hold no number of steps beyond their range, and unsigned ones cannot be compared. The caller
-    # may change the tensor before a backward, or before it has reached the GPU: these read a copy. A trace is the same
-    # with gradients and without.
+    """Lengths as the operator needs them: int64, on the device of ``input`` and in range."""
+    # Converted, since small integer types may not hold the number of steps, and unsigned ones cannot be compared.
+    # Copied, since the caller may change the tensor before a backward, or before it has reached the GPU. Always, so
+    # that a trace is the same with gradients and without.
     copy = torch.is_grad_enabled() or lengths.device != input.device or _autograd.is_tracing()
     numbers = lengths.to(torch.int64, copy=copy)
     steps = input.shape[0]
     assert_async = _private.assert_async
     if assert_async is not None:
         _check_range(op, assert_async, lengths, numbers, steps)
-    # A trace, and compiled code of torch 2.4, leave out assertions, but not what the result depends on.
+    # A trace, and compiled code of torch 2.4, drop assertions, but not what the result depends on.
     if assert_async is None or _autograd.is_tracing() or torch.compiler.is_compiling():
         numbers = torch.arange(steps + 1, device=numbers.device).index_select(0, numbers)
     return _checks.to_device(op, "lengths", numbers, input)
@@ -255,7 +255,7 @@ def _gradients(
     state_size = h_0.shape[1]
     shift = cell.first_input * state_size
     weights_x = weights[0] if len(weights) > 1 else weights[0][:, state_size:]
-    # Narrowed, not indexed: all columns by index are an alias, which a gradient in a batch cannot make.
+    # Narrowed, not indexed: indexing all columns returns an alias, which a batched gradient cannot create.
     rows_x = rows.narrow(1, 0, len(weights_x))
     rows_h = rows.narrow(1, rows.shape[1] - len(weights[-1]), len(weights[-1]))
     grad_input = None
@@ -268,7 +268,7 @@ def _gradients(
     def factor(*steps: Tensor) -> Tensor:
         of_batch = [_transposed(x, batch_first) for x in steps]
         joined = torch.cat(of_batch, dim=2) if len(steps) > 1 else of_batch[0]
-        if counts is not None:  # so may be the factors of steps that do not count
+        if counts is not None:  # so may be the factors of steps that are not valid
             joined = torch.where(_transposed(counts, batch_first), joined, 0)
         return joined.flatten(0, 1)
 
@@ -296,25 +296,25 @@ def _gradients(
 def _bias_gradients(
     sums: Tensor, of_input: int, of_h: int, shift: int, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """From the sums over all columns: those of the first ``of_input``, and of the last ``of_h``."""
+    """The sums of the first ``of_input`` columns and of the last ``of_h`` columns."""
     first = sums.narrow(0, 0, of_input)
     second = sums.narrow(0, len(sums) - of_h, of_h)
     if shift:
         first = first.roll(-shift, 0)
     elif all(needs):
-        first = first.clone()  # the two may overlap, and who gets them may change one in place
+        first = first.clone()  # the two may overlap, and the caller may change one in place
     return first if needs[0] else None, second if needs[1] else None
 
 
 def _old_h(
     h_0: Tensor, output: Tensor, lengths: Tensor | None, batch_first: bool, reverse: bool
 ) -> Tensor:
-    """The hidden state before each step, ``[T, B, S]``, in memory as the output is."""
+    """The hidden state before each step, ``[T, B, S]``, in the memory order of the output."""
     time = output.shape[0]
     states = (output, h_0.unsqueeze(0)) if reverse else (h_0.unsqueeze(0), output)
     joined = torch.cat([_transposed(x, batch_first) for x in states], dim=1 if batch_first else 0)
-    # One more than there are steps, also for none: an index from the end, or a slice that is written, would ask whether
-    # there are some, and a program for any number of steps cannot tell.
+    # One more than there are steps, even if there are none: an index from the end, or an assignment to a slice, would
+    # add a guard on the number of steps, and a program for any number has none.
     old_h = _transposed(joined, batch_first).narrow(0, int(reverse), time)
     if lengths is None or not reverse:
         return old_h
@@ -344,8 +344,7 @@ def lltm_sequence(
     batch_first: bool = False,
     reverse: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """:func:`extops.lltm` at every step of a sequence, with the input's part of the matrix product done for all steps
-    at once.
+    """:func:`extops.lltm` at every step of a sequence, with one GEMM for the inputs of all steps.
 
     Args:
         input: ``[T, B, I]``, or ``[B, T, I]`` with ``batch_first``.
@@ -353,20 +352,20 @@ def lltm_sequence(
         weights: ``[3S, S + I]``; the first ``S`` columns meet the hidden state.
         bias: ``[3S]``.
         lengths: ``[B]``, integers from 0 to ``T``, on the CPU or on the device of ``input``: how many steps of each row
-            count. Beyond them the output and the gradient of ``input`` are zero, the state stays, and what ``input``
-            holds has no effect.
+            are valid. Beyond them the output and the gradient of ``input`` are zero, the state stays, and the values of
+            ``input`` have no effect.
         batch_first: the layout of ``input`` and ``output``.
         reverse: goes from the last step to the first.
 
     Returns:
         ``output, (h_n, c_n)``: the hidden state after every step, ``[T, B, S]`` or ``[B, T, S]``, and the last state,
-        both ``[B, S]``. In memory the output is by steps or by rows, as ``input`` is.
+        both ``[B, S]``. The output has the memory order of ``input``: by steps or by rows.
 
     Raises:
         RuntimeError: a dtype, device, layout, number of dimensions or size does not fit, or one of ``lengths`` is out
-            of range; the message names it. Lengths on a GPU are checked there, since the host does not wait for them:
-            the message is then that of a device-side assertion, as for torch's own indices. Code that
-            ``torch.jit.trace`` made of this function refuses them as an index that is out of range.
+            of range; the message names it. Lengths on a GPU are checked there, since the host does not wait for them: a
+            device-side assertion fails, as for torch's own indices. Code from ``torch.jit.trace`` reports them as an
+            index that is out of range.
     """
     arguments = input, weights, bias, *_checks.as_pair(_lltm.name, state)
     output, h_n, c_n = _lltm(arguments, lengths, batch_first=batch_first, reverse=reverse)
@@ -377,8 +376,8 @@ def lltm_sequence(
 
 
 def _is_step_of_torch(input: Tensor, *others: Tensor | None) -> bool:
-    """Whether a step is torch's own: on a CPU it is little but a product of a library, for which our kernel would pack
-    the weights first. But torch's gradient changes with autocast around the backward.
+    """Whether torch's own cell computes a step: on a CPU it is little more than a library GEMM, while our kernel would
+    pack the weights first. Not with gradients: torch's depend on autocast around the backward.
     """
     return (
         input.device.type == "cpu"
@@ -519,7 +518,7 @@ def gru_sequence(
     Returns:
         ``output, h_n``: the hidden state after every step, ``[T, B, S]`` or ``[B, T, S]``, and the last one.
     """
-    # The state is carried from step to step in the compute type, and meets the weights in its own.
+    # The state is kept in the compute type between steps, and multiplied by the weights in its own dtype.
     arguments = input, weight_ih, weight_hh, *as_biases(GRU_CELL.name, bias), state, state
     output, h_n, _ = GRU_CELL(arguments, lengths, batch_first=batch_first, reverse=reverse)
     return output, h_n
@@ -537,7 +536,7 @@ def rnn_sequence(
     batch_first: bool = False,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """One direction of a layer of :class:`torch.nn.RNN`. On a GPU each step is a product and a kernel.
+    """One direction of a layer of :class:`torch.nn.RNN`. On a GPU each step is a GEMM and a kernel launch.
 
     Args:
         input: ``[T, B, I]``, or ``[B, T, I]`` with ``batch_first``.

@@ -18,7 +18,7 @@ def _by_tf32(name: str) -> tuple[Callable[..., Any], ...]:
 
 
 def _as_kernel(name: str, composite: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
-    """A composition that takes and returns what a kernel does: nothing broadcasts, and results are contiguous."""
+    """A composition with the arguments and results of a kernel: nothing broadcasts, and results are contiguous."""
     check = _schemas.OPERATORS[name].check
 
     @_autocast.outside
@@ -120,7 +120,7 @@ class Step:
         return grad_x @ weight_ih, grad_h_0 if grad_c_0 is None else grad_h_0 + grad_c_0
 
     def serves(self, input: Tensor, has_one_state: bool) -> bool:
-        """Whether a plain call is to come here. Both states of a cell with two may be one tensor."""
+        """Whether a plain call should use this operator. Both states of a cell with two may be the same tensor."""
         has_all = has_one_state or self.number_of_states == 2
         return has_all and input.is_cuda and _loader.binding == "stable"
 

@@ -1,3 +1,3 @@
-"""Builds wheels of PyTorch extensions for a torch, a CUDA and a Python, from untouched sources."""
+"""Builds wheels of PyTorch extensions for a torch, a CUDA and a Python, from unmodified sources."""
 
 __version__ = "0.1.0"

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 MOST_FILES = 50_000
 MOST_BYTES = 4 * 10**9
-"""What a wheel may unpack to: it is held in memory."""
+"""The most bytes that a wheel may unpack to: it is held in memory."""
 _FIXED = 30  # bytes before the name of a file
 _END = struct.Struct("<4s4H2IH")
 # Info-ZIP's program keeps them beside a name, and they change nothing of the file.
@@ -27,7 +27,9 @@ _TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def unpack(archive: zipfile.ZipFile) -> dict[str, bytes]:
-    """The files in an archive, packed as usual; a ValueError says where they are not."""
+    """The files in an archive. Raises ValueError if it is too large, or if streaming and central-directory readers
+    would see different files.
+    """
     entries = archive.infolist()
     if len(entries) > MOST_FILES:
         raise ValueError(f"it holds {len(entries)} files, over the {MOST_FILES} allowed")
@@ -44,7 +46,7 @@ def unpack(archive: zipfile.ZipFile) -> dict[str, bytes]:
     for entry in entries:
         if not entry.is_dir():
             with archive.open(entry) as file:
-                # No more than it says: without a number, all that is there would be unpacked first.
+                # No more than the archive says: without a limit, everything would be unpacked first.
                 files[entry.filename] = file.read(entry.file_size + 1)
     return files
 
@@ -84,11 +86,11 @@ def _is_plain(entry: zipfile.ZipInfo) -> bool:
 
 
 def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """What stands before a file; nothing where that is not what zipfile writes for what the directory says."""
+    """The header of a file; empty if it is not what zipfile writes for the entry in the directory."""
     place, name = entry.header_offset + _FIXED, len(entry.filename.encode())
     length = int.from_bytes(_read(archive, place - 2, 2), "little")
     said = copy.copy(entry)
-    said.extra = _read(archive, place + name, length)  # which holds more than that of the directory
+    said.extra = _read(archive, place + name, length)  # which holds more than the directory's
     header = said.FileHeader()
     usual = _OF_TIMES_AND_USERS.fullmatch(said.extra)
     return header if usual and _read(archive, entry.header_offset, len(header)) == header else b""

@@ -1,4 +1,4 @@
-"""The rules that a wheel must keep, read from every library in it. None passes for want of something to look at."""
+"""The rules that a wheel must keep, checked on every library in it. None passes because there is nothing to check."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ RULES: tuple[Rule, ...] = (
 # What only torchwheels writes.
 _OF_OUR_BUILDS = (metadata.build_record, metadata.bill_of_materials)
 
-# They check what the metadata and the file say. The others check libraries, and so fail where there is none.
+# They check the metadata and the file. The others check libraries, and so fail if there is none.
 _OF_THE_FILE = ("size", "metadata", "installed_files", "record", "build_record")
 
 NO_LIBRARY = "it holds no shared library: its setup has compiled nothing"
 
 
 def findings(wheel: Wheel, expectation: Expectation) -> dict[str, list[str]]:
-    """What each rule finds wrong with the wheel."""
+    """The faults that each rule finds in the wheel."""
     rules = [x for x in RULES if not (expectation.of_others and x in _OF_OUR_BUILDS)]
     return {rule.__name__: _apply(rule, wheel, expectation) for rule in rules}
 
@@ -65,7 +65,7 @@ def _apply(rule: Rule, wheel: Wheel, expectation: Expectation) -> list[str]:
 
 
 def target_of(wheel: Wheel, torch: str, releases: Releases) -> Target:
-    """The target of a wheel that says nothing of it, built beside `torch`: by its tag, its label and its libraries."""
+    """The target of a wheel without a build record, built against `torch`: by its tag, its label and its libraries."""
     release = releases.torch(torch)
     image = releases.cpu["image"]
     machine = machines.of_platform(min(tag.platform for tag in wheel.tags))

@@ -24,7 +24,7 @@ _CHATTER = (
 )
 
 
-# What a build prints, and the sentence for it; {0} is what the pattern's group found.
+# Patterns of a build's output, and the message for each; {0} is the group of the pattern.
 _KNOWN_FAILURES = (
     (
         r"(?:Killed signal terminated program|died due to signal 9|signal 9 \(|\bKilled\b)",
@@ -131,7 +131,7 @@ def opened(
     except BuildBackendException as error:
         if isinstance(error.exception, UserError):  # that it took too long
             raise error.exception from None
-        # Where the backend could not even be called, nothing has been printed of it.
+        # If the backend could not even be called, it has printed nothing.
         traceback = getattr(error.exception, "traceback", "")
         shown = map(output.Shortened(place.work / "source"), traceback.splitlines(keepends=True))
         print("".join(shown), end="", flush=True)

@@ -1,8 +1,8 @@
-"""What the linker of a build gets instead of this machine's C and C++ libraries: those of the oldest Linux.
+"""Stubs of the C and C++ libraries of the oldest Linux, for the linker of a build instead of this machine's.
 
-Whatever is compiled here follows headers of this machine's glibc, and so asks for what that has. Of
-its symbols each stub has those alone, in the versions, that auditwheel's policy allows: the
-linker binds a library to them. What only newer ones have comes from the sources in newer_glibc.
+Code that is compiled here uses the headers of this machine's glibc, and so needs its symbols. Each stub has only the
+symbols and versions that auditwheel's policy allows, and the linker binds a library to these. Symbols that only a newer
+glibc has come from the sources in newer_glibc.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ def _hide_vector_functions(folder: Path, functions: Set[str]) -> None:
 
 
 def _make_newer_glibc(archive: Path, compiler: str) -> None:
-    """An object for each source, so that a library takes no more than it asks for.
+    """One object for each source, so that a library links only what it needs.
 
-    What is in it is hidden and weak: nobody else's, and nothing where the project has its own.
+    Its symbols are hidden and weak: other libraries do not see them, and the project's own replace them.
     """
     objects = []
     for source in sorted(NEWER_GLIBC.glob("*.c")):

@@ -1,4 +1,4 @@
-"""Builds a wheel beside the target's torch, from a copy of the sources that stay untouched."""
+"""Builds a wheel against the target's torch, from a copy of the sources, which are not modified."""
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ def build_wheel(
 ) -> Path | None:  # fmt: skip
     """Builds the wheel of `source` for `target`, on this machine; returns its path in `dist` after the last step.
 
-    It is there only once it has passed the audit and has been imported, where that runs here. The first and third step
-    install what the others want, which may then be without a network. `fresh` takes nothing of the compiler
-    cache.
+    It is put there only after it has passed the audit and was imported, if that can run here. The first and third step
+    install what the others need, which may then run without a network. `fresh` does not use the compiler cache.
     """
     start = time.monotonic()
     _check_machine(project, target)
@@ -66,7 +65,7 @@ def build_wheel(
     base = environments.with_torch(target, toolkit_requirement, any_cuda)
     toolkit = toolchain.find_toolkit(target, base.site_packages)
     compiler = toolchain.host_compiler(target.machine)
-    # One place for all builds of a project: paths end up in hashes that no prefix map reaches.
+    # The same path for all builds of a project: paths become part of hashes, where no prefix map applies.
     with environments.locked(f"build/{target.name}-{source.name}") as work:
         environment = Environment(work / "environment")
         place = Workplace(
@@ -108,7 +107,7 @@ def _check_machine(project: Project, target: Target) -> None:
 
 def _imports(target: Target) -> str:
     if target.machine.is_here:
-        return f"imports beside torch {target.torch}"
+        return f"imports with torch {target.torch}"
     return f"nobody has imported: this machine is {machines.here().name}"
 
 
@@ -259,7 +258,7 @@ def _install_requirements(place: Workplace, folder: Path, variables: Mapping[str
 
 
 def _install(place: Workplace, said: Iterable[str]) -> None:
-    """Installs requirements of the build, beside the target's torch and never instead of it."""
+    """Installs requirements of the build; never another torch than the target's."""
     requirements = []
     for requirement in map(Requirement, said):
         if requirement.name != "torch":

@@ -1,4 +1,4 @@
-"""What is kept between builds, in a folder of the user: how large it is, and how it goes."""
+"""What is kept between builds, in a folder of the user: its size, and its removal."""
 
 from __future__ import annotations
 

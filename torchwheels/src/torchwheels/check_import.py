@@ -14,9 +14,9 @@ from torchwheels.errors import RefusedError, UserError
 from torchwheels.toolchain import DRIVER
 from torchwheels.wheel import Wheel
 
-# Each library is loaded in a process of its own, which has torch already: many packages load only
-# one of theirs, and some hide it when that fails. What a library needs of another package may be there
-# once the modules are imported, which comes after that for all.
+# Each library is loaded in a process of its own, which has loaded torch: many packages load only one of theirs, and
+# some hide a failure. A library may need another package that is loaded only once the modules are imported, so these
+# are imported after that, for all.
 _IMPORT = """
 import ctypes, importlib, json, os, sys, sysconfig, traceback
 import torch
@@ -51,7 +51,7 @@ for module in modules:
 def install(path: Path, base: Environment, folder: Path) -> None:
     """Installs the wheel `path` beside the torch of `base`, in a new environment, with what it requires.
 
-    Where that cannot be had, whether it is missed is for the import to say.
+    If a requirement cannot be installed, the import shows whether it is needed.
     """
     environment = environments.on_top_of(base, folder)
     variables = environments.clean_variables(folder)

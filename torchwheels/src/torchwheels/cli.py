@@ -47,7 +47,7 @@ from torchwheels.wheel import wheels_in
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs `torchwheels`: an error is one sentence, and an exit code that says of which kind."""
+    """Runs `torchwheels`: an error is one sentence, and an exit code for its kind."""
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     end = words.index("--") if "--" in words else len(words)
     given = _parser().parse_args(words[:end])
@@ -106,7 +106,7 @@ def _not_permitted(error: OSError) -> str:
 
 
 def _stop(number: int, frame: object) -> None:
-    """Treats every request to end like Ctrl-C, which cleans up; a second one does not hinder that."""
+    """Treats every termination signal like Ctrl-C, which cleans up; a second one does not interrupt that."""
     for each in processes.STOPPING:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -115,7 +115,7 @@ def _stop(number: int, frame: object) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchwheels",
-        description="Builds, tests, audits and indexes wheels of PyTorch extensions, from untouched sources.",
+        description="Builds, tests, audits and indexes wheels of PyTorch extensions, from unmodified sources.",
         epilog="`torchwheels build torchsort==0.1.9 --target 3.11-cpu --backend local` needs no Docker; "
         "`torchwheels COMMAND --help` lists the options of a command.",
     )
@@ -397,7 +397,7 @@ def differences(first: Path, second: Path) -> list[str]:
 def _matrix(given: argparse.Namespace) -> None:
     options = project.load(given.config) if given.config else _project(".", None)
     chosen = options.small_targets() if given.targets == "small" else options.chosen_targets()
-    # On a GPU one Python will do: the kernels know nothing of it.
+    # On a GPU one Python is enough: the kernels do not depend on it.
     gpu = {(x.label, x.torch): x for x in reversed(chosen) if x.cuda and x.machine == X86_64}
     for name, targets in (
         ("build", options.targets_to_build(chosen)),

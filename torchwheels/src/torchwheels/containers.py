@@ -39,7 +39,7 @@ from torchwheels.wheel import wheels_in
 _PROCESSES = 8192  # and threads, of a container with tests
 _SHARE_OF_MEMORY = 0.8  # of the engine's machine, for a container with tests
 
-# What BuildKit says, and the sentence for it; {0} is the base image, {1} the platform.
+# Patterns of BuildKit's messages, and our message for each; {0} is the base image, {1} the platform.
 _KNOWN_FAILURES = (
     (
         r"failed to resolve source metadata for|pull access denied|manifest unknown",
@@ -89,7 +89,7 @@ def build_wheel(
         path = Path(work) / left.name.removesuffix(".refused")
         left.rename(path)
         with kept_if_refused(path, dist):
-            # Again, and here: what the project's code did to the tool there does not count.
+            # Audited again, here: the project's code could have changed the tool in the container.
             report = sandbox.call(reports.stamped, path, used, project, target)
             reports.write(reports.check(report), path)
             if left.name != path.name:
@@ -118,7 +118,7 @@ def _export(
         step = shlex.join(["python", "-m", *command])
         refused = "test -e /dist/*.refused"
         arguments = {
-            # A wheel that was refused leaves the container, too, for a look at it.
+            # A refused wheel is also copied out of the container, for inspection.
             "COMMAND": f"{refused} || {step} || {{ code=$?; {refused} || exit $code; }}",
             "PROJECT": hashlib.sha256(source.project.encode()).hexdigest()[:16],
             "STABLE": project.stable,
@@ -266,7 +266,7 @@ def _own_requirements() -> list[str]:
 def _settings() -> str:
     """Shell assignments for the step that installs torch, before any code of the project is there.
 
-    They reach BuildKit through the environment: a file might hold an index's password, and stay.
+    They reach BuildKit through the environment: a file could expose an index's password.
     """
     index = os.environ.get("TORCHWHEELS_TORCH_INDEX")
     return f"TORCHWHEELS_TORCH_INDEX={shlex.quote(index)}\n" if index else ""
@@ -342,7 +342,7 @@ def run_tests(
                 return code
             if not project.tests.network:
                 docker("network", "disconnect", "bridge", name)
-            # What runs there has a limit of its own, but could ignore it.
+            # The command inside has its own time limit, but could ignore it.
             limit = project.tests.minutes * 60 + TIMEOUT
             code = processes.run([*command, *arguments], timeout=limit).returncode
             copying = ["docker", "cp", "--quiet", f"{name}:/results/.", str(results)]

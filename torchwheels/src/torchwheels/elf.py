@@ -1,4 +1,4 @@
-"""What a shared library needs and holds: its symbols, its GPU code, what it does when it is loaded."""
+"""Reads a shared library: its symbols, its GPU code, and what it does when it is loaded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Library:
     needed: tuple[str, ...]
     rpath: tuple[str, ...]
     undefined: Mapping[str, str]
-    """The symbols that it cannot do without, each with the version it wants, or with none."""
+    """The symbols that it requires, each with its version if it names one."""
     defined: frozenset[str]
     versions: frozenset[str]
     """Those that it wants of other libraries, by a symbol or without one."""

@@ -1,4 +1,4 @@
-"""Python environments: one with the target's torch, kept between builds, and small ones upon it."""
+"""Python environments: one with the target's torch, kept between builds, and small ones on top of it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from torchwheels.errors import UserError
 from torchwheels.project import of_arguments
 from torchwheels.releases import Target, load
 
-# All that a build sees of the variables of its caller; besides, what begins with PIP_.
+# The caller's variables that a build sees, besides those that begin with PIP_.
 _KEPT = {
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CCACHE_DIR", "CCACHE_RECACHE",
@@ -62,7 +62,7 @@ def locked(name: str, wait: bool = True) -> Iterator[Path]:
 
 
 def _wait_for(lock: TextIO) -> None:
-    """Locks the file `lock`; Ctrl-C does not have to wait for the other process, too."""
+    """Locks the file `lock`; Ctrl-C interrupts the wait."""
     while True:
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,7 +70,7 @@ def _wait_for(lock: TextIO) -> None:
 
 
 def clean_variables(home: Path) -> dict[str, str]:
-    """The variables of a process that nothing of the caller's reaches but pip's configuration."""
+    """The variables of a process that gets only pip's configuration from the caller."""
     variables = {
         name: value
         for name, value in os.environ.items()
@@ -166,7 +166,7 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
                 f"torchwheels: installing CUDA's compiler for {target.name}, once: {size}",
                 flush=True,
             )
-            # torch pins the rest of the toolkit, so what it is beside is said again.
+            # Named again, since torch pins the rest of the toolkit.
             wanted = [*_options_of_index(target), torch_requirement(target), *missing]
             pip_install(environment, wanted, clean_variables(folder))
             complete.write_text("".join(f"{x}\n" for x in toolkit))
@@ -174,7 +174,7 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
     if not any_cuda:
         _check_cuda(said, target)
     of_cuda = f" of CUDA {said['cuda']}" if said["cuda"] else ""
-    print(f"torchwheels: beside torch {said['__version__']}{of_cuda}, in {folder}", flush=True)
+    print(f"torchwheels: using torch {said['__version__']}{of_cuda} in {folder}", flush=True)
     return environment
 
 
@@ -210,9 +210,9 @@ def _key(given: Iterable[str]) -> str:
 
 def _install_torch(target: Target, python: str, environment: Environment) -> None:
     """Makes an environment with the target's torch and the build tools, or none."""
-    size = "3 GB to download, 5 GB on disk, and 9 GB meanwhile"
+    size = "needs 3 GB download, 9 GB of free space, 5 GB afterwards"
     if not target.cuda:
-        size += "; 0.2, 1 and 2 GB where pip finds a torch without CUDA"
+        size += " (CPU-only torch: 0.2, 2, 1 GB)"
     print(
         f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}", flush=True
     )
@@ -225,7 +225,7 @@ def _install_torch(target: Target, python: str, environment: Environment) -> Non
             wanted = [*_options_of_index(target), torch_requirement(target)]
             pip_install(environment, wanted, variables)
     except BaseException:
-        # A half of it serves nobody, and may be what has filled the disk.
+        # A partial installation is useless, and may have filled the disk.
         shutil.rmtree(environment.folder)
         raise
 
@@ -245,7 +245,7 @@ def cuda_runtime(environment: Environment, target: Target, folder: Path) -> Path
 
 @contextlib.contextmanager
 def _progress(folder: Path) -> Iterator[None]:
-    """Says now and then how much there is in `folder`, where pip also puts what it downloads."""
+    """Prints the size of `folder` now and then; pip also downloads there."""
     start, ended = time.monotonic(), threading.Event()
 
     def say() -> None:

@@ -41,7 +41,7 @@ OPENMP = "libgomp.so.1"
 
 @dataclass(frozen=True)
 class Used:
-    """What a build used."""
+    """The tools and settings of a build."""
 
     target: Target
     architectures: tuple[str, ...]
@@ -134,7 +134,7 @@ def _without_promise(built: Wheel, folder: Path, target: Target) -> Path:
 
 
 def _repair(built: Path, folder: Path, provided: Iterable[Path]) -> None:
-    """Proves how old a Linux the wheel runs on, and packs libraries that no Linux has."""
+    """Proves the oldest Linux that the wheel runs on, and bundles libraries that no Linux has."""
     command = [sys.executable, "-m", "auditwheel", "repair", f"--wheel-dir={folder}"]
     names = {x.name for place in provided for x in place.glob("*.so*")}
     command += [f"--exclude={name}" for name in sorted(names)]

@@ -1,4 +1,4 @@
-"""What the folder `dist` keeps: finished wheels, of which none is built again of the same inputs, and refused ones."""
+"""The folder `dist`: finished wheels, which are not built again from the same inputs, and refused ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchwheels.testing import sha256
 
 
 def inputs(project: Project, target: Target, source: Fetched, place: str) -> str:
-    """A hash of what the wheel of `target` follows from, where it is built in `place`."""
+    """A hash of all inputs of the wheel of `target`, if it is built in `place`."""
     file = project.file or Path()
     patches = [file.parent / patch for patch in project.patches]
     options = dataclasses.asdict(dataclasses.replace(project, file=None))
@@ -61,7 +61,7 @@ def _file(dist: Path, digest: str) -> Path:
 
 @contextlib.contextmanager
 def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
-    """Leaves a wheel that raises an error in `dist`, for a look at it, by a name that nothing installs."""
+    """Keeps a refused wheel in `dist` for inspection, under a name that no installer accepts."""
     refused = dist / f"{finished.name}.refused"
     refused.unlink(missing_ok=True)
     try:

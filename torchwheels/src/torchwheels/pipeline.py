@@ -1,7 +1,7 @@
-"""The way of targets from sources to wheels in `dist`.
+"""Turns sources into wheels of all targets in `dist`.
 
-What `dist` has is taken; each other target is built, on this machine (build.py) or by an engine (containers.py), which
-hand a finished wheel through the audit to `dist` (kept.py).
+A wheel that `dist` has already is used; the others are built, on this machine (build.py) or by an engine
+(containers.py). A finished wheel is audited and put into `dist` (kept.py).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Order:
     engines: Sequence[Engine] = ()
     """Where; on this machine without one."""
     fresh: bool = False
-    """Whether nothing of the compiler cache is taken."""
+    """Whether the compiler cache is not used."""
     keep: bool = True
     """Whether `dist` says what it has, and nothing of that is built again."""
     steps: Sequence[str] = build.STEPS
@@ -80,7 +80,7 @@ class Order:
 
 
 def run(order: Order) -> list[Path]:
-    """The wheels of all targets, which are in `dist` then; an error says which of them failed."""
+    """The wheels of all targets, now in `dist`; an error names those that failed."""
     tasks = order.tasks.values()
     there = {x.target.name: Outcome(x.target, wheel=x.wheel) for x in tasks if x.wheel}
     wanted = [task for task in tasks if not task.wheel]

@@ -1,7 +1,7 @@
-"""Runs commands of which nothing remains: all that they have started ends with them, or with us.
+"""Runs commands and kills every process they started, on their exit or ours.
 
-Started as a program, this file is the process in between. It adopts what the command's processes leave
-behind, whatever group or session that is in: ninja gives each compiler a group of its own.
+Started as a program, this file is the process in between. It adopts the processes that the command leaves running,
+whatever their group or session: ninja gives each compiler a group of its own.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run(
     given: bytes | None = None,
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
-    """`subprocess.run` with `given` as input, without anything that outlives it; `options` are those of `Popen`."""
+    """`subprocess.run` with `given` as input; no process outlives it. `options` are those of `Popen`."""
     if given is not None:
         options["stdin"] = subprocess.PIPE
     with start(command, **options) as process:
@@ -137,7 +137,7 @@ def all_ended() -> None:
 
 
 def check_stopped(process: subprocess.Popen[Any]) -> None:
-    """Raises KeyboardInterrupt in the thread of a process that was stopped: its end says nothing of a wheel."""
+    """Raises KeyboardInterrupt in the thread of a process that was stopped: its exit code is not a result."""
     if process in _stopped:
         raise KeyboardInterrupt
 
@@ -150,7 +150,7 @@ def end_with_parent() -> None:
 def main() -> int:
     """Runs the command after the number of our parent; returns its exit code, as a shell does."""
     parent, *command = sys.argv[1:]
-    # Signals wait until they are asked for, so none comes in between.
+    # Signals are blocked until `sigwait`, so none is lost in between.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPPING, signal.SIGCHLD})
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     end_with_parent()
@@ -182,7 +182,7 @@ def _exit_code(child: int) -> int:
 
 
 def _kill_children() -> None:
-    """Kills all there are, and then those that these leave to us."""
+    """Kills all children, and then those that we inherit from them."""
     us = os.getpid()
     with contextlib.suppress(ChildProcessError):
         while True:

@@ -27,7 +27,7 @@ else:
     import tomli as tomllib
 
 RELEASE = "release"
-"""What targets of the wheel without a label have in its place."""
+"""What targets of the wheel without a label have instead of a variant's label."""
 
 FILE = Path(__file__).with_name("releases.toml")
 
@@ -84,7 +84,7 @@ class Cuda:
 
 @dataclass(frozen=True)
 class Target:
-    """What one wheel is built beside: a Python, a torch, and a CUDA version or none."""
+    """What one wheel is built for: a Python, a torch, and a CUDA version or none."""
 
     python: str
     torch: str

@@ -1,7 +1,7 @@
-"""The build report of a wheel: what it was built of, what it works with, what the audit found, where its tests passed.
+"""The build report of a wheel: what it was built from, what it works with, what the audit found, where its tests
+passed.
 
-It lies beside the wheel and not in it: it is the finished file that is tested, and one with the results
-in it would be another.
+It is stored beside the wheel, not in it: adding the results to the tested file would make it another file.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def write_report(path: Path, project: Project) -> dict[str, Any]:
 
 
 def variant(found: Wheel) -> dict[str, Any] | None:
-    """What is said of the wheel's variant; None where there is none."""
+    """The report's entry of the wheel's variant; None if there is none."""
     other = variants.of(found)
     if other is None or not other.path.is_file():
         return None
@@ -179,9 +179,9 @@ def _tests(folder: Path, digest: str) -> list[dict[str, Any]]:
 
 
 def problems(report: dict[str, Any]) -> list[str]:
-    """What speaks against publishing the wheel.
+    """The reasons not to publish the wheel.
 
-    A run that was added later, with a newer torch, has no hash: it is shown, and stops nothing.
+    A run that was added later, with a newer torch, has no hash: it is shown, but is no reason.
     """
     broken: dict[str, list[str]] = {}  # many rules say the same of a wheel without libraries
     for x in report["rules"]:

@@ -1,4 +1,4 @@
-"""Reads what a stranger built in a process of its own, with limits: a spoiled file ends that process alone."""
+"""Reads untrusted files in a separate process, with limits: a malicious file can only crash that process."""
 
 from __future__ import annotations
 

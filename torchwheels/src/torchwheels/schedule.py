@@ -1,4 +1,4 @@
-"""Spreads targets over builders: each takes the next one when it has finished one."""
+"""Distributes targets over builders: each gets the next one when it has finished one."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Build = Callable[[Target], Path | None]
 
 
 class BuilderGoneError(UserError):
-    """A builder that does not answer any more: what it had shall be built by another."""
+    """A builder no longer answers: another one must build its target."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a target."""
+    """The result of a target."""
 
     target: Target
     seconds: float = 0.0

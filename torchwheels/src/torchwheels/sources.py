@@ -46,7 +46,7 @@ _VERSION_FROM_GIT = re.compile(
 
 @dataclass(frozen=True)
 class Fetched:
-    """Sources, what identifies them (a hash, or a commit), what any version of them is from, and the project's name."""
+    """Sources, their identity (a hash or a commit), their origin whatever the version, and the project's name."""
 
     folder: Path
     origin: str
@@ -216,7 +216,7 @@ def _unzip(archive: Path, into: str) -> None:
 
 
 def _keep_inside(tar: tarfile.TarFile) -> None:
-    """No member shall leave the folder."""
+    """No member may escape the folder."""
     if hasattr(tarfile, "data_filter"):
         tar.extraction_filter = tarfile.data_filter
         return

@@ -21,7 +21,7 @@ MEMORY_PER_JOB = {"cpu": 1.5, "cuda": 3.1}
 """GB: the largest compiler processes measured on a file that includes `torch/extension.h`."""
 
 DRIVER = "libcuda.so.1"
-"""What CUDA's driver is called."""
+"""The file name of CUDA's driver."""
 WRAPPERS = Path(__file__).with_name("wrappers")
 """Programs of a build's environment, rather than modules of this one."""
 LINKS = "links"
@@ -54,7 +54,7 @@ def read_toolkit(home: Path) -> CudaToolkit:
 
 
 def pip_toolkit(target: Target) -> tuple[str, ...]:
-    """What pip must install to get the target's CUDA compiler: nothing where CUDA_HOME has one."""
+    """What pip must install for the target's CUDA compiler: nothing if CUDA_HOME has one."""
     if target.cuda is None or toolkit_of_cuda_home(target):
         return ()
     if numbers(target.cuda.version)[0] < 13:  # pip's wheels of CUDA 12 hold no nvcc

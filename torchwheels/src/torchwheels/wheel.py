@@ -1,4 +1,4 @@
-"""What a wheel holds, and what it works with: read from its files alone."""
+"""The contents of a wheel, and what it works with: read from its files alone."""
 
 from __future__ import annotations
 

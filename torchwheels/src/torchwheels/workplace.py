@@ -1,4 +1,4 @@
-"""Where a wheel is built: a folder, its environments and compilers, and the variables of all that runs in it."""
+"""The workplace of a build: a folder, its environments and compilers, and the variables of its processes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-// What GPUs of compute capability 9.0 (Hopper) have of their own: wgmma, by which a warpgroup multiplies tiles in
-// shared memory; TMA, which copies whole tiles; mbarriers, which count what has arrived; and clusters of blocks with
-// distributed shared memory. nvcc compiles this for sm_90a alone.
+// Instructions that only GPUs of compute capability 9.0 (Hopper) have: wgmma, by which a warpgroup multiplies tiles in
+// shared memory; TMA, which copies whole tiles; mbarriers, which count arrivals and bytes; and clusters of blocks with
+// distributed shared memory. nvcc compiles this for sm_90a only.
 //
-// A tile in shared memory consists of rows of 128 bytes, whose 16-byte chunks are swapped about by the row's number, so
-// that no two of eight rows or columns meet in a bank ("128-byte swizzle"). It starts at a multiple of 1024 bytes.
+// A tile in shared memory consists of rows of 128 bytes. Their 16-byte chunks are permuted by the row number, so that
+// eight rows or columns have no bank conflicts ("128-byte swizzle"). It starts at a multiple of 1024 bytes.
 #pragma once
 
 #include <cuda.h>
@@ -28,12 +28,12 @@ enum class Math { kTensorCores, kFloat32 };
 template <class T>
 constexpr int kTileColumns = kTileRowBytes / static_cast<int>(sizeof(T));
 
-// The widths of results that wgmma has here.
+// The widths of wgmma results that are used here.
 template <int kN>
 constexpr bool kIsWgmmaWidth = kN == 8 || kN == 16 || kN == 24 || kN == 32 || kN == 48 || kN == 64 || kN == 72 ||
                                kN == 96 || kN == 120 || kN == 128;
 
-// TMA finds a tensor map by its address, so it must be a __grid_constant__ parameter. Older devices have none.
+// TMA reads a tensor map by its address, so it must be a __grid_constant__ parameter, which older devices lack.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 #define EXTOPS_GRID_CONSTANT
 #else
@@ -57,12 +57,12 @@ __device__ inline const T* peer_pointer(const T* pointer, int block) {
   return reinterpret_cast<const T*>(remote);
 }
 
-// Barrier of the whole cluster. It makes no writes visible: the mbarriers do that.
+// Barrier of the whole cluster. It does not make writes visible: the mbarriers do that.
 __device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
-// The same behind a fence, which waits until this thread's loads from shared memory have returned: others may then
-// store there, and the block may end.
+// The same after a fence, which waits until this thread's loads from shared memory have returned: afterwards other
+// blocks may store there, and this block may end.
 __device__ inline void release_to_cluster() {
   __threadfence_block();
   arrive_at_cluster();
@@ -74,7 +74,7 @@ __device__ inline void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The proxy fence: lets TMA and wgmma (the async proxy) see what this thread has written to shared memory.
+// The proxy fence: makes this thread's writes to shared memory visible to TMA and wgmma (the async proxy).
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 #define EXTOPS_TRY_WAIT(semantics)                                             \
@@ -84,7 +84,7 @@ __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.sha
                : "r"(address), "r"(phase & 1)                                  \
                : "memory")
 
-// An mbarrier in shared memory. A phase ends when all expected arrivals and bytes have come.
+// An mbarrier in shared memory. A phase ends when all expected arrivals and bytes have arrived.
 class Mbarrier {
  public:
   __device__ void initialize(int arrivals) {
@@ -100,7 +100,7 @@ class Mbarrier {
 
   __device__ void arrive() { arrive_at(address()); }
 
-  // The same by the address, for loops that keep it.
+  // The same by address, for loops that keep it in a register.
   __device__ static void arrive_at(uint32_t address) {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address) : "memory");
   }
@@ -171,7 +171,7 @@ struct Accumulator {
   __device__ float& at(int j, int half, int i) { return values[4 * j + 2 * half + i]; }
 };
 
-// Where chunk number `chunk` of 16 bytes of a row lies in a tile.
+// The offset in a tile of 16-byte chunk number `chunk` of a row.
 __device__ inline uint32_t chunk_place(int row, int chunk) {
   return row * kTileRowBytes + (chunk ^ row % 8) * kChunkBytes;
 }
@@ -188,7 +188,7 @@ __device__ inline float4 load_chunk(uint32_t tile, int row, int chunk) {
   return load_chunk(tile + chunk_place(row, chunk));
 }
 
-// A number that stays in a register: a compiler would compute it from the thread's number again in each turn of a loop.
+// Keeps a number in a register: otherwise the compiler recomputes it from the thread index in each iteration of a loop.
 __device__ inline uint32_t kept(uint32_t number) {
   return __shfl_sync(0xffffffff, number, static_cast<int>(threadIdx.x) % 32);
 }

@@ -1,4 +1,4 @@
-// What depends on all architectures of a build: files with kernels for one of them are compiled for that alone.
+// What depends on all architectures of a build. Files with kernels for one architecture are compiled for that alone.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>

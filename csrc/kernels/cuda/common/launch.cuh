@@ -13,7 +13,7 @@ namespace extops::cuda {
 
 constexpr int kThreads = 256;
 
-// Enough blocks to fill any GPU several times over; kernels stride over what is beyond.
+// Enough blocks to fill any GPU several times; kernels use grid-stride loops beyond that.
 inline unsigned blocks_for(int64_t items, int64_t items_per_thread = 1) {
   constexpr int64_t kMaxBlocks = int64_t{1} << 22;
   const int64_t per_block = kThreads * items_per_thread;
@@ -33,12 +33,12 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 // where a build for older GPUs runs by its PTX, and what the code leaves out for those is then missing.
 int code_architecture();
 
-// To be called right after a launch: what was wrong with it, or with an earlier one that failed asynchronously. Where
-// GPU, driver and this build do not fit together, the doctor knows what to do.
+// Call it right after a launch: it returns the error of that launch, or of an earlier one that failed asynchronously.
+// If GPU, driver and build do not match, the message refers to the doctor.
 Error launch_error();
 
-// The name of the kernel that sequences are to take; empty where they choose. The environment is read once: getenv()
-// must not run beside a setenv() of another thread.
+// The name of the kernel that all sequences use; empty if it is chosen. The environment is read once, since getenv()
+// must not run concurrently with another thread's setenv().
 const char* named_sequence_kernel();
 
 // The CUDA version that the driver serves, e.g. 12040 for 12.4.
@@ -114,10 +114,10 @@ inline void make_context_current() {
   cudaSetDevice(device);
 }
 
-// A number for each context, found when it is first asked for. It keeps those of the last few contexts.
+// Caches a number for each of the last few contexts.
 class PerContext {
  public:
-  // `find` returns a number below 2**16, or -1 for one that is not to be kept.
+  // `find` returns a number below 2**16, or -1 if it must not be cached.
   template <class Find>
   int get(uint64_t context, const Find& find) {
     const uint64_t key = context + 1;  // 0 is an empty place
@@ -135,8 +135,7 @@ class PerContext {
   std::atomic<uint64_t> places_[kPlaces]{};
 };
 
-// Where the kernels of a stream run. A context may be given fewer multiprocessors than its GPU has: a green context, or
-// one under MPS.
+// The context of a stream. It may have fewer SMs than its GPU: a green context, or one under MPS.
 class Context {
  public:
   explicit Context(cudaStream_t stream) : stream_(stream) {
@@ -163,7 +162,7 @@ class Context {
     return is_known && status == cudaStreamCaptureStatusActive;
   }
 
-  // No other context of the process ever has it, unlike the handle.
+  // Unique in the process, unlike the handle, which may be reused.
   uint64_t id() const { return id_; }
 
   int multiprocessors() const {
@@ -195,7 +194,7 @@ Error allow_shared_memory(int bytes) {
   static PerContext allowed;
   Error error = nullptr;
   allowed.get(Context::current().id(), [&] {
-    // Its own status: the last error may be the caller's, which is not to be taken away.
+    // Its own status: the last error may be the caller's, and must not be cleared.
     if (cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes) == cudaSuccess) return 1;
     error = launch_error();
     return -1;

@@ -32,8 +32,8 @@ struct ExactMath {
   }
 };
 
-// By the special function units, to about six digits: enough where the products have only as many, as in 16-bit types
-// and TF32.
+// By the special function units, with about six digits: enough where the products have no more, as in 16-bit types and
+// TF32.
 struct FastMath {
   __device__ static float sigmoid(float x) { return __fdividef(1, 1 + exponential(-x)); }
   __device__ static float elu(float x) {

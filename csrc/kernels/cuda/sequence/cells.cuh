@@ -1,5 +1,5 @@
-// The cells of a thread in the kernels that keep their states in registers for all steps: which they are, how their
-// values come from memory and go there, and their part of a step.
+// The cells of one thread in the persistent kernels that keep states in registers: which cells these are, how their
+// values are loaded and stored, and their part of a step.
 #pragma once
 
 #include <type_traits>
@@ -8,14 +8,14 @@
 
 namespace extops::cuda {
 
-// The cells that a thread computes in all steps, up to two neighbouring units of a sample, and where they lie at one of
-// the steps, which are taken in the order of the computation.
+// The cells that a thread computes at all steps, up to two neighbouring units of a sample, and their offsets at the
+// current step. Steps are in the order of computation.
 struct OwnCells {
   int sample;
   int unit;
-  int count;        // of those that exist
-  int64_t state;    // their place in [batch, state_size]
-  int64_t step;     // that of unit 0 in [time, batch, state_size]
+  int count;        // how many of them exist
+  int64_t state;    // offset in [batch, state_size]
+  int64_t step;     // offset of unit 0 in [time, batch, state_size]
   int64_t advance;  // from one step to the next
 
   __device__ OwnCells(const Steps& steps, int sample, int unit, int cells, bool backward) : sample(sample), unit(unit) {
@@ -28,12 +28,12 @@ struct OwnCells {
 
   __device__ void move(int steps) { step += steps * advance; }
 
-  // Their place in [time, batch, columns * state_size], so many steps ahead.
+  // Their offset in [time, batch, columns * state_size], `ahead` steps from here.
   __device__ int64_t place(int columns, int ahead = 0) const { return (step + ahead * advance) * columns + unit; }
 };
 
-// Where they are at a step in tensors of one value for each cell, and of `columns`. A kernel that cannot wait for the
-// addresses has one for what it loads and one for what it stores.
+// Their offsets at a step, in tensors of one value a cell and of `columns` values. A kernel that must not wait for
+// address arithmetic keeps one for loads and one for stores.
 struct Cursor {
   int64_t state;
   int64_t place;
@@ -51,7 +51,7 @@ struct Cursor {
 
 // ---- how they are loaded and stored ----
 
-// One value or two neighbours, as they come from memory: to take them apart is to wait for them.
+// One value or two neighbours, as loaded. Unpacking them waits for the load.
 template <class V, int kCount>
 using Packed = std::conditional_t<sizeof(V) * kCount <= 4, uint32_t, uint2>;
 
@@ -60,8 +60,8 @@ __device__ void unpack(V (&values)[kCount], const Packed<V, kCount>& packed) {
   memcpy(values, &packed, sizeof(values));
 }
 
-// Two neighbours that were loaded apart. The compiler must not see that they are halves of a register, or it keeps them
-// apart, also where they were loaded by one access.
+// Two neighbours that were loaded apart. `byte_perm` hides the packing; otherwise the compiler splits every pair into
+// two registers.
 __device__ inline uint32_t pack(uint16_t a, int b) { return __byte_perm(a, b, 0x5410); }
 __device__ inline uint2 pack(uint32_t a, uint32_t b) { return {a, b}; }
 
@@ -70,8 +70,8 @@ __device__ auto bits_of(const V* from) {
   return *reinterpret_cast<const std::conditional_t<sizeof(V) == 2, uint16_t, uint32_t>*>(from);
 }
 
-// An instruction that is executed where operand number `condition` is not zero. The compiler would make a branch, and
-// copy what that loads, which is to wait for it.
+// An instruction that is executed where operand number `condition` is not zero. The compiler would emit a branch and a
+// copy of the loaded value, and the copy waits for the load.
 #define EXTOPS_IF(condition, instruction) \
   "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %" condition ", 0;\n@wanted " instruction ";\n}"
 
@@ -109,14 +109,15 @@ __device__ void store_if(uint32_t wanted, V* to, const V (&values)[kCount]) {
 #undef EXTOPS_IF
 
 // How `kColumns` values of a thread's cells are loaded and stored, `stride` apart: by predicated instructions, for one
-// cell or an aligned pair. They are fetched from far memory some steps ahead, since that takes longer than a step.
+// cell or an aligned pair. A load from global memory takes longer than a step, so values are prefetched to L2 `kAhead`
+// steps before.
 template <int kAhead_>
 struct PredicatedAccess {
   static constexpr int kAhead = kAhead_;
   uint32_t exists;
 
-  // The compiler must not know from a branch before the loop whether there is a cell: it would keep that in a register
-  // in place of a predicate, and put stores behind a branch.
+  // Hides `count` from the compiler. If it knew from a branch before the loop whether there is a cell, it would keep
+  // that in a register in place of a predicate, and put stores behind a branch.
   __device__ explicit PredicatedAccess(int count) {
     asm volatile("" : "+r"(count));
     exists = count > 0;
@@ -132,7 +133,7 @@ struct PredicatedAccess {
   }
 };
 
-// Or as pairs, of which `count` exist: by one access where `aligned` tells that all pairs allow it.
+// Or as pairs of which `count` cells exist: by one access if all pairs are aligned.
 struct PairAccess {
   static constexpr int kAhead = 0;
   int count;
@@ -166,8 +167,8 @@ struct PairAccess {
   }
 };
 
-// Or for a single cell, of which one thread may store the columns and another one the state. Where `kElseZero`, what is
-// not loaded becomes zero, so that no register keeps what was there before.
+// Or for a single cell. One thread may store its columns and another its state. With `kElseZero`, what is not loaded
+// becomes zero, so that no register has to keep the old value.
 template <bool kElseZero>
 struct SingleAccess {
   static constexpr int kAhead = 0;
@@ -190,7 +191,7 @@ struct SingleAccess {
 
 // ---- the cells ----
 
-// Those of a step as they are kept: zeros where it does not count.
+// The cells of a step as they are stored: zeros where the step is not valid.
 template <class Cell, class T, int kCount>
 struct KeptCells {
   T columns[Cell::kColumns][kCount];
@@ -219,7 +220,7 @@ class ForwardCells {
     });
   }
 
-  // Begins to load the products of a step, `ahead` steps from here or at `from`, where it counts.
+  // Issues the loads of a step's input GEMM results, `ahead` steps from here or at `from`, if the step is valid.
   __device__ void fetch(int step, int ahead) { fetch(step, in_.products + own.place(Cell::kInput, ahead)); }
   __device__ void fetch(int step, const float* from) {
     access_.template load<float, kCount, Cell::kInput>(counted(step), next_, from, in_.steps.state_size);
@@ -230,7 +231,7 @@ class ForwardCells {
     }
   }
 
-  // All parts of the columns but the recurrent one.
+  // The pre-activations without their recurrent part.
   __device__ void begin_sums(Columns& sums) const {
     unrolled<Cell::kColumns>([&](int j) {
       float products[kCount] = {};
@@ -239,8 +240,8 @@ class ForwardCells {
     });
   }
 
-  // The same parts, added to sums that have the recurrent one: `biases` are those of the unit, `stride` from one column
-  // to the next. No registers keep them.
+  // The same, added to sums that hold the recurrent part. `biases` are those of the unit, `stride` apart; they are read
+  // again at each step and take no registers.
   __device__ void end_sums(Columns& sums, const float* biases, int stride) const {
     static_assert(kCount == 1);
     unrolled<Cell::kColumns>([&](int j) {
@@ -250,8 +251,8 @@ class ForwardCells {
     });
   }
 
-  // The cells of a step; their states become the new ones where it counts. Before a row's first step it has its first
-  // state.
+  // Computes the cells of a step. Their states change only at valid steps; before a sample's first valid step they are
+  // its initial states.
   __device__ Kept compute(const Columns& sums, int step) {
     const bool counts = counted(step);
     Kept kept;
@@ -294,7 +295,7 @@ class ForwardCells {
   Access access_;
   float c_[kCount] = {};
   float bias_[Cell::kColumns][kCount] = {};
-  Packed<float, kCount> next_[Cell::kInput] = {};  // products, on their way since the step before
+  Packed<float, kCount> next_[Cell::kInput] = {};  // results of the input GEMM, loading since the step before
 };
 
 // The backward of a thread's cells.
@@ -316,7 +317,7 @@ class BackwardCells {
     });
   }
 
-  // Begins to load what a step, `ahead` steps from here, needs of the forward, where it counts.
+  // Issues the loads of what the forward saved for a step, `ahead` steps from here, if the step is valid.
   __device__ void fetch(int step, int ahead) {
     fetch(step, in_.gates + own.place(Cell::kColumns, ahead), own.place(1, ahead));
   }
@@ -336,7 +337,7 @@ class BackwardCells {
     }
   }
 
-  // Of what was fetched, all that can be computed before the gradient of h is known.
+  // Computes the local derivatives, which do not need dL/dh, from what was fetched.
   __device__ void prepare() {
     T columns[Cell::kColumns][kCount];
     T c[kCount];
@@ -350,7 +351,7 @@ class BackwardCells {
     upstream_ = grad_output_;
   }
 
-  // The gradients of a step's columns, zero where it does not count.
+  // The gradients of a step's columns; zero if the step is not valid.
   __device__ void compute(Columns& gradients, int step) {
     T of_output[kCount];
     unpack<T, kCount>(of_output, upstream_);
@@ -387,7 +388,7 @@ class BackwardCells {
   Packed<T, kCount> columns_[Cell::kColumns] = {};
   Packed<T, kCount> saved_c_{};
   Packed<T, kCount> grad_output_{};
-  Packed<T, kCount> upstream_{};  // that of the step whose slopes are here
+  Packed<T, kCount> upstream_{};  // of the step whose local derivatives are in slopes_
   CellSlopes<Cell, float> slopes_[kCount];
 };
 

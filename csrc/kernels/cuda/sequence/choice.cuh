@@ -16,17 +16,18 @@ constexpr const char* kKernelNames[] = {"step",           "tensor_block", "float
 
 // ---- what fits into registers ----
 
-// A thread has 255 registers, and as many threads as have so many are 256 on a multiprocessor: 192 are for weights.
+// An SM has registers for 256 threads of 255 registers each. 192 of each thread hold weights.
 constexpr int kThreadWeights = 192;
 constexpr int kBlockWeights = 256 * kThreadWeights;
 
-// In strict float32 a block has all weights, of units in chunks of 16; a thread has 8 * kRecurrent weights of each.
-// More units than 128 would need more threads. With four recurrent columns a quarter of the weights of 128 units is in
-// shared memory; with more columns, to read them from there at each step takes longer than the kernels below.
+// In strict float32 one block holds all weights. Units come in chunks of 16, and a thread holds 8 * kRecurrent weights
+// of each chunk. More units than 128 would need more threads. With four recurrent columns a quarter of the weights of
+// 128 units is in shared memory. With more columns, reading weights from there at each step would be slower than the
+// kernels below.
 template <class Cell>
 constexpr int kFloat32BlockUnits = Cell::kRecurrent <= 4 ? 128 : kThreadWeights / (8 * Cell::kRecurrent) * 16;
 
-// A block of a cluster has the weights of 32 units. Clusters are of 16 blocks at the most, and of whole fours.
+// Each block of a cluster holds the weights of 32 units. A cluster has 16 blocks at most, and a multiple of four.
 constexpr int kFloat32ClusterUnits = 32;
 template <class Cell>
 constexpr int kFloat32ClusterBlocks =
@@ -77,7 +78,7 @@ bool can_compute([[maybe_unused]] Kernel kernel, [[maybe_unused]] const Problem&
   return false;
 }
 
-// Where groups of blocks are faster than a product and a kernel a step.
+// Where groups of blocks are faster than a GEMM and a kernel launch for each step.
 template <class Cell>
 bool is_faster_in_groups(const Problem& problem) {
   constexpr int64_t kMillion = 1'000'000;
@@ -85,10 +86,10 @@ bool is_faster_in_groups(const Problem& problem) {
   const bool is_float = problem.dtype == ScalarType::Float;
   const bool is_tf32 = problem.dtype == ScalarType::TF32;
   const bool is_backward = problem.pass == Pass::kBackward;
-  const int64_t products = sizes.batch * sizes.state_size * sizes.state_size * Cell::kRecurrent;  // of a step
+  const int64_t products = sizes.batch * sizes.state_size * sizes.state_size * Cell::kRecurrent;  // multiply-adds
   if (problem.context.is_captured()) {
-    // In a CUDA graph the host starts no kernels, and the device's time is all that counts. Backward, each group would
-    // load the gradients of all gates at each step. A product with one column is as fast as the caches are.
+    // In a CUDA graph the host launches no kernels, so device time alone matters. In the backward, each group would
+    // load the gradients of all gates at each step. A matrix-vector product is bound by cache bandwidth.
     const bool is_vector = sizes.batch == 1 && (is_float || is_tf32);
     if (is_backward || is_vector) return false;
     return is_float ? products < 550 * kMillion : sizes.state_size <= 1024 && tiles_of_groups<Cell>(problem) == 1;
@@ -103,12 +104,12 @@ bool is_faster_in_groups(const Problem& problem) {
 template <class Cell>
 bool is_faster(Kernel kernel, const Problem& problem) {
   const SequenceSizes& sizes = problem.sizes;
-  // Clusters and groups that do not run at the same time load all weights again: products of a library are faster.
+  // Clusters and groups that do not run at the same time load all weights again: library GEMMs are faster.
   if (sizes.state_size > 256 && sizes.batch > 512) return false;
   if (kernel == Kernel::kFloat32Cluster && sizes.batch > 4096) return false;
   if (kernel == Kernel::kTensorBlock && can_compute<Cell>(Kernel::kFloat32Block, problem)) {
-    // In TF32 a product takes twice as long as in 16-bit types: strict float32 is faster while each of its blocks has a
-    // multiprocessor, in the backward also with two samples a block.
+    // In TF32 a product takes twice as long as in 16-bit types: strict float32 is faster while each of its blocks has
+    // an SM of its own, in the backward also with two samples a block.
     const int samples = problem.pass == Pass::kBackward ? 2 : 1;
     return sizes.batch > int64_t{samples} * problem.context.multiprocessors();
   }
@@ -144,7 +145,7 @@ Kernel choose_kernel(const Problem& problem) {
   return Kernel::kStep;
 }
 
-// Why there is none: the variable names none that can compute the problem.
+// The error for a variable that names no kernel which can compute the problem.
 template <class Cell>
 Error no_kernel_error(const Problem& problem) {
   thread_local char message[256];

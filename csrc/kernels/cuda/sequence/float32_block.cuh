@@ -1,12 +1,12 @@
-// A whole sequence of a small state in strict float32: a block computes one sample or two, and its threads hold the
-// recurrent weights in registers, and in shared memory what those have no room for. No block waits for another.
+// A persistent kernel for small states in strict float32. A block computes one or two samples. Its threads hold the
+// recurrent weights in registers, and the rest of them in shared memory. No block waits for another.
 //
-// Shared memory hands a lane 16 bytes in the time of four multiply-adds, so each chunk that a thread loads must meet
-// the weights of several sums: in the forward of the gates of two units, in the backward of eight units. Lanes of a
-// warp add up the sums by shuffles, and one of them then has all that a cell needs.
+// Loading 16 bytes from shared memory takes a lane as long as four multiply-adds, so each loaded chunk must be used for
+// several sums: in the forward for the gates of two units, in the backward for eight units. Lanes of a warp reduce the
+// sums by shuffles; one of them then has all sums of a cell.
 //
-// A step has one barrier of the block, behind which all see what was written before it, and two buffers in turn. Who
-// writes a buffer again has passed the barrier of the step between, which the others reach after they have read it.
+// Each step has one block barrier, and two buffers alternate. A buffer is overwritten only after the barrier of the
+// step in between, which all threads reach after they have read it.
 #pragma once
 
 #include "cells.cuh"
@@ -21,8 +21,8 @@ constexpr int kMaxRows = 2;        // samples of a block
 
 constexpr int threads_of(int chunks) { return chunks * 32; }
 
-// Adds up the sums of two neighbours for each row of a block. Of two rows, the first lane keeps those of the first; one
-// row is kept by both.
+// Adds up the sums of two neighbouring lanes for each row of a block. With two rows, each lane keeps one row; with one
+// row, both lanes keep it.
 template <int kRows, int kCount>
 __device__ __forceinline__ void add_neighbours(float (&sums)[kRows * kCount]) {
   if constexpr (kRows > 1) {
@@ -94,15 +94,15 @@ class Weights {
   float weights_[kSums][kInRegisters][kQuad];
 };
 
-// Which steps of a row of the block count.
+// Which steps of a row of the block are valid.
 template <int kRows>
 __device__ Counted counted_of(const Steps& steps, int row, bool backward) {
   const int sample = static_cast<int>(blockIdx.x) * kRows + row;
   return {steps, sample < steps.batch ? steps.length(sample) : 0, backward};
 }
 
-// A thread's cell between two products. Where a block has one row, two neighbours have the same cell, and each stores a
-// part of the results.
+// A thread's cell between two products. If the block has one row, two neighbouring lanes have the same cell, and each
+// stores a part of the results.
 template <int kRows>
 struct Owner {
   int lane = static_cast<int>(threadIdx.x) % 2;
@@ -152,7 +152,7 @@ __device__ void run(const SequenceForward<Cell, float>& in) {
   float* write = &h[1][owner.row][own.unit];
   float* other_write = &h[0][owner.row][own.unit];
   *other_write = cells.h[0];
-  // Running pointers, since to compute them at each step would take longer.
+  // Running pointers: computing them at each step would take longer.
   const float* from = in.products + own.place(Cell::kInput);
   float* gates = in.gates + own.place(Cell::kColumns);
   float* saved_c = in.cells + own.place(1);
@@ -234,7 +234,7 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
     cells.compute(columns, step);
     unrolled<Cell::kRecurrent>([&](int g) { write[g * kUnits] = columns[kFirstRecurrent<Cell> + g][0]; });
     __syncthreads();
-    // Behind the barrier, where the product waits for shared memory.
+    // Behind the barrier, while the product waits for shared memory.
     cells.leave(columns, grad_gates);
     grad_gates += Cell::kColumns * own.advance;
     cells.prepare();
@@ -262,8 +262,8 @@ __global__ void __launch_bounds__(threads_of(kChunks))
   run<kChunks, kRows>(in);
 }
 
-// Calls function(chunks): with as few as have the units, of up to three numbers. Between is the one whose weights just
-// fit into registers: LSTMs of up to 96 units.
+// Calls function(chunks) with the smallest of up to three numbers of chunks that hold all units. The middle one is the
+// largest whose weights fit into registers: LSTMs of up to 96 units.
 template <class Cell, class Function>
 auto with_chunks(const SequenceSizes& sizes, const Function& function) {
   constexpr int kMost = kFloat32BlockUnits<Cell> / kUnitsOfChunk;
@@ -287,7 +287,7 @@ int shared_bytes_of_float32_blocks(const SequenceSizes& sizes) {
   });
 }
 
-// Two samples a block where there are more of them than multiprocessors.
+// Two samples a block if there are more samples than SMs.
 template <class Cell, class In>
 Error launch_float32_blocks(const Problem& problem, const In& in) {
   using namespace float32_block;

@@ -1,7 +1,7 @@
-// A whole sequence on Hopper GPUs in strict float32: a cluster of blocks computes eight or sixteen samples. Each block
-// has 32 units, whose recurrent weights its threads hold in registers for all steps. What the blocks exchange after
-// each step (forward: h, backward: the gradients of the recurrent columns) is copied straight into each other's shared
-// memory, where an mbarrier counts the bytes.
+// A persistent kernel for Hopper GPUs in strict float32. A cluster of blocks computes eight or sixteen samples. Each
+// block owns 32 units, whose recurrent weights its threads hold in registers for all steps. After each step the blocks
+// exchange values (forward: h, backward: the gradients of the recurrent columns): these are copied directly into each
+// other's shared memory, where an mbarrier counts the bytes.
 //
 // All blocks of a cluster run at the same time, and clusters do not wait for each other.
 #pragma once
@@ -16,7 +16,7 @@ namespace float32_cluster {
 constexpr int kTileSamples = 8;
 constexpr int kTileCells = kFloat32ClusterUnits * kTileSamples;
 
-// What the backward of a cell needs of the forward.
+// What the forward saved for the backward of a cell.
 template <class Cell>
 struct Saved {
   CellSlopes<Cell, float> slopes;
@@ -33,9 +33,9 @@ struct Tile {
   static constexpr int kUnits = kFloat32ClusterUnits;  // of a block
   static constexpr int kThreads = kTileCells;          // few, each with many weights
   static constexpr int kCells = kUnits * kSamples;
-  static constexpr int kOwnCells = kCells / kThreads;                // of a thread: one unit of samples
-  static constexpr int kValues = kIsForward ? 1 : Cell::kRecurrent;  // that a cell sends
-  static constexpr int kSums = kIsForward ? Cell::kRecurrent : 1;    // that a cell gets
+  static constexpr int kOwnCells = kCells / kThreads;                // of a thread: one unit, several samples
+  static constexpr int kValues = kIsForward ? 1 : Cell::kRecurrent;  // values that a cell sends
+  static constexpr int kSums = kIsForward ? Cell::kRecurrent : 1;    // sums that a cell receives
   static constexpr int kSourceK = kUnits * kValues;                  // K of what one block sends
   static constexpr int kRowBytes = kSourceK * static_cast<int>(sizeof(float));
   static constexpr int kSourceBytes = kSamples * kRowBytes;
@@ -198,19 +198,19 @@ struct ThreadCells {
     return Cells(in, own, {own.count > 0, own.count > 0});
   }
 
-  // Takes all cells to the step that the first one is at: no register keeps the others' places during a product.
+  // Moves all cells to the step of the first one, so that no register keeps the offsets of the others during a product.
   __device__ void follow_first(const Steps& steps) {
     const int64_t apart = kTileSamples * steps.batch_stride * steps.state_size;
     unrolled<Tile::kOwnCells>([&](int i) { cells[i].own.step = cells[0].own.step + i * apart; });
   }
 };
 
-// Two slots in turn: that of step s is number s % 2, and its mbarrier counts what the other blocks copy there.
+// Two alternating slots: step s uses slot s % 2, whose mbarrier counts what the other blocks copy there.
 //
-// A block copies for step s + 2 when it has all of step s + 1. This block sends its part of that behind a barrier, to
-// which its threads come when they have read the slot of step s: nobody overwrites what is still to be read, nor does
-// a byte come before the phase of step s has ended. The part that a block's own copies read is safe in the same way:
-// what others send for step s + 1 says that they have it.
+// Why nothing is overwritten too early: a block copies for step s + 2 only when it has received all of step s + 1. This
+// block sends its part of step s + 1 after a barrier, which its threads reach after they have read the slot of step s.
+// So no byte arrives before the phase of step s has ended. The source of a block's own copies is safe likewise: what
+// the others send for step s + 1 shows that they have received it.
 struct Slots {
   unsigned char* first;
   Mbarrier* full;
@@ -280,8 +280,8 @@ __device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, 
   for (const Cells& cells : own.cells) cells.leave_last_states();
 }
 
-// Not by BackwardCells: with 16 blocks and 16 samples, the product needs the registers in which those keep what a step
-// does not change. What a step needs of the forward waits for it in shared memory.
+// BackwardCells is not used: with 16 blocks and 16 samples, the product needs the registers in which it keeps loop
+// invariants. What the forward saved for a step is prefetched into shared memory.
 template <class Tile, class Cell>
 __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots, float* partial) {
   constexpr int kOwnCells = Tile::kOwnCells;
@@ -311,13 +311,13 @@ __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots,
     });
   };
   fetch(0);
-  // Step number `time` has but a product: the gradient of h_0.
+  // Step number `time` is only a product: the gradient of h_0.
   for (int step = 0; step <= steps.time; ++step) {
     const int t = step < steps.time ? steps.time_of(steps.time - 1 - step) : INT32_MAX;
     if (step > 0) product.multiply(slots.template wait<Tile>(step), partial);
     float gradients[kOwnCells][Cell::kColumns] = {};
     unrolled<kOwnCells>([&](int i) {
-      // From the row's first step on, and where it has gone on since, until it is done.
+      // The product is dL/dh of this sample only if the step before was valid.
       if (has_begun[i]) grad_h[i] = product.sum(partial, 0, i);
       has_begun[i] = t < lengths[i];
       if (has_begun[i]) {
@@ -373,7 +373,7 @@ int64_t samples_at_once(const Problem& problem) {
   return int64_t{Tile::kSamples} * clusters_at_once<Tile, &sequence_float32_cluster_kernel<Tile>>(problem.context);
 }
 
-// Calls function(blocks): with as few as have the units.
+// Calls function(blocks) with the smallest cluster that holds all units.
 template <class Cell, class Function>
 auto with_blocks(const SequenceSizes& sizes, const Function& function) {
   constexpr int kMost = kFloat32ClusterBlocks<Cell>;
@@ -406,7 +406,7 @@ Error launch_float32_clusters(const Problem& problem, const In& in) {
       return launch_in_clusters<Tile, &sequence_float32_cluster_kernel<Tile>>(
           in.sizes.batch, problem.context.stream(), typename Tile::Arguments(in));
     };
-    // With few samples each while such clusters all run at the same time.
+    // With few samples each, as long as all such clusters run at the same time.
     using Few = Tile<Cell, kPassOf<In>, blocks, kFewSamples>;
     if (in.sizes.batch <= samples_at_once<Few>(problem)) return launch_tile(Few{});
     return launch_tile(Tile<Cell, kPassOf<In>, blocks, kManySamples>{});

@@ -1,10 +1,10 @@
-// A whole sequence on Hopper GPUs in one kernel. A group of blocks computes some tiles of samples; each block has some
-// units, whose recurrent weights stay in its shared memory for all steps. What the blocks of a group exchange
-// after each step (forward: h, backward: the gradients of the gates) goes through the second-level cache: the block
-// writes it and raises the tile's counter, and the others' TMA copies it once the counter says that all have written.
-// Products are by tensor cores (wgmma) in 16-bit types and TF32, by multiply-adds (FFMA) in strict float32.
+// A persistent kernel for whole sequences on Hopper GPUs. A group of blocks computes some tiles of samples. Each block
+// owns some units, whose recurrent weights stay in its shared memory for all steps. After each step the blocks of a
+// group exchange values (forward: h, backward: the gradients of the gates) through L2: each block writes its part and
+// increments the tile's counter; once all have, the others copy it by TMA. Products use tensor cores (wgmma) in 16-bit
+// types and TF32, FFMA in strict float32.
 //
-// Blocks that wait for each other must all be running: the launch is cooperative, which guarantees it or fails.
+// Blocks that wait for each other must be co-resident: the cooperative launch guarantees it or fails.
 #pragma once
 
 #include "../common/hopper.cuh"
@@ -14,12 +14,12 @@ namespace extops::cuda {
 namespace group {
 
 constexpr int kTileRows = 64;
-constexpr int kFewRows = 8;    // of a tile in strict float32, where a batch would fill little of the other
-constexpr int kWorkers = 256;  // threads that compute; one more issues the copies
+constexpr int kFewRows = 8;    // rows of a tile in strict float32, for batches that would fill little of a tile of 64
+constexpr int kWorkers = 256;  // threads that compute; one more warp issues the copies
 constexpr int kBlockThreads = kWorkers + 32;
-constexpr int kReusedStages = 16;  // more gain nothing where a stage is copied to again within a product
+constexpr int kReusedStages = 16;  // more stages gain nothing if they are reused within a product
 constexpr int kMaxStages = 96;
-constexpr int kCounterBytes = 128;  // each in a line of its own
+constexpr int kCounterBytes = 128;  // one cache line each
 
 template <class Cell_, class T_, Math kMath_, Pass kPass_, int kUnits_, int kRows_>
 struct Tile {
@@ -39,7 +39,7 @@ struct Tile {
   static constexpr int kWeightBytes = kN * kTileRowBytes;                                  // of each K tile
   static constexpr int kCells = (kRows * kUnits + kWorkers - 1) / kWorkers;
   static constexpr int kMultipliers = kMath == Math::kTensorCores ? kWarpgroup : kWorkers;
-  // In float32 a warp has all rows of all columns, or of a half or a quarter of them, and the warps split K.
+  // In float32 a warp computes all rows of all columns, or of a half or a quarter of them, and the warps split K.
   static constexpr int kColumnGroups = kN > 48 ? 4 : kN > 24 ? 2 : 1;
   static constexpr int kParts = 8 / kColumnGroups;
 
@@ -47,13 +47,13 @@ struct Tile {
   static_assert(kRows == kTileRows || kMath == Math::kFloat32);  // wgmma has 64 rows
 };
 
-// How much of the shared memory is for what, and how the tiles are divided among the groups.
+// The layout of shared memory, and how the tiles are divided among the groups.
 struct Plan {
   int k_tiles;
   int stages;
-  bool reuses_stages;  // within a step; else the counters alone say when a stage may be copied to again
+  bool reuses_stages;  // within a step; else the counters alone say when a stage is free
   int tiles;
-  int copied_rows;     // of a tile: all, or as many as there are
+  int copied_rows;     // of a tile: all, or the whole batch if that is smaller
   int partial_offset;  // bytes of shared memory before the sums
   dim3 grid;           // units, groups
   int shared_bytes;
@@ -83,7 +83,7 @@ struct Buffers {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// The counters in global memory that the blocks of a group raise, one for each tile.
+// The counters in global memory that the blocks of a group increment, one for each tile.
 __device__ inline unsigned* counter_of(unsigned* counters, int tile) {
   return counters + tile * (kCounterBytes / sizeof(unsigned));
 }
@@ -99,12 +99,12 @@ __device__ inline void wait_for(const unsigned* counter, unsigned count) {
   } while (seen < count);
 }
 
-// Lets copies by TMA, in this block and in others, see what this thread has written to global memory.
+// Makes this thread's writes to global memory visible to TMA copies, in this block and in others.
 __device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 __device__ inline void sync_workers() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
 
-// Of each stage; where stages are reused they are so few that both kinds find room.
+// For each stage. Where stages are reused there are few enough for both kinds of barrier.
 struct Barriers {
   Mbarrier all[kMaxStages];
 
@@ -113,7 +113,7 @@ struct Barriers {
 };
 static_assert(2 * kReusedStages <= kMaxStages);
 
-// The K tiles of one product after the other in a ring of stages.
+// The K tiles of successive products, in a ring of stages.
 struct Ring {
   uint32_t first;
   int stage_bytes;
@@ -135,7 +135,7 @@ struct Ring {
   }
 };
 
-// A warpgroup's product of a tile with the block's weights, whose sums it leaves in `partial`, [kRows, kPitch].
+// A warpgroup multiplies a tile by the block's weights and stores the sums in `partial`, [kRows, kPitch].
 template <class Tile>
 __device__ void multiply_by_tensor_cores(const Plan& plan, uint32_t weights, Ring& ring, float* partial) {
   using T = typename Tile::T;
@@ -146,8 +146,7 @@ __device__ void multiply_by_tensor_cores(const Plan& plan, uint32_t weights, Rin
     multiply_tiles<T>(sums, ring.tile(), weights + k_tile * Tile::kWeightBytes, adds);
     wgmma_commit();
   };
-  // Apart, since a compiler that does not see who writes the sums first would make each product wait for the one
-  // before.
+  // Outside of the loop: if the compiler does not see the first write of the sums, it serialises the products.
   multiply(0, false);
   ring.advance();
 #pragma unroll 1
@@ -161,7 +160,7 @@ __device__ void multiply_by_tensor_cores(const Plan& plan, uint32_t weights, Rin
   wgmma_wait<0>(sums);
   const int lane = threadIdx.x % 32;
   ring.release();
-  // The sums may go where other warps of the warpgroup still read.
+  // The sums may overwrite what other warps of the warpgroup still read.
   asm volatile("bar.sync 2, %0;" ::"n"(kWarpgroup) : "memory");
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -173,9 +172,9 @@ __device__ void multiply_by_tensor_cores(const Plan& plan, uint32_t weights, Rin
   }
 }
 
-// The same in strict float32, by all workers. Shared memory hands a lane 16 bytes in the time of four multiply-adds, so
-// that each loaded chunk must meet many others: a lane has every eighth row and every fourth of its warp's columns,
-// whose chunks lie in all banks.
+// The same in strict float32, by all workers. Loading 16 bytes from shared memory takes a lane as long as four
+// multiply-adds, so each loaded chunk must be used many times: a lane computes every eighth row and every fourth of its
+// warp's columns, whose chunks lie in all banks.
 template <class Tile>
 __device__ void multiply_in_float32(const Plan& plan, uint32_t weights, Ring& ring, float* partial) {
   constexpr int kRows = Tile::kRows / 8;
@@ -185,8 +184,8 @@ __device__ void multiply_in_float32(const Plan& plan, uint32_t weights, Ring& ri
   const int warp = threadIdx.x / 32;
   const int part = warp / Tile::kColumnGroups;
   const int first_column = warp % Tile::kColumnGroups * (Tile::kN / Tile::kColumnGroups) + lane % 4;
-  // Of each chunk: where a lane's first row of h is in a tile, and its first two rows of weights, whose chunks are
-  // swapped about differently.
+  // For each chunk: the offset of a lane's first row of h in a tile, and of its first two rows of weights, which are
+  // swizzled differently.
   constexpr int kOwnChunks = kChunks / Tile::kParts;
   uint32_t x_places[kOwnChunks], w_places[kOwnChunks][2];
 #pragma unroll
@@ -201,9 +200,9 @@ __device__ void multiply_in_float32(const Plan& plan, uint32_t weights, Ring& ri
   const bool releases = ring.reuses_stages && lane == 0;
   float sums[kRows][kColumns] = {};
   uint32_t previous = 0;
-  // A stage is released when the next one has come, behind the sums that use its values: right behind its last loads,
-  // the compiler would let the warp arrive while they are in flight, and the next copy overwrites what they read.
-  // extops_build/machine_code.py looks for that.
+  // A stage is released when the next one has arrived, after the sums that use its values. Directly after its last
+  // loads, the compiler would let the warp arrive while these are in flight, and the next copy would overwrite what
+  // they read. extops_build/machine_code.py checks for that.
   const auto release = [&] {
     __syncwarp();
     if (releases) Mbarrier::arrive_at(previous);
@@ -239,7 +238,7 @@ __device__ void multiply_in_float32(const Plan& plan, uint32_t weights, Ring& ri
     }
     ring.advance();
   }
-  // One part after the other, so that the sums have one order; and they may go where other warps still read.
+  // One part after the other, so that the order of the sums is fixed. They may overwrite what other warps still read.
   for (int turn = 0; turn < Tile::kParts; ++turn) {
     sync_workers();
     if (turn == 0) release();
@@ -263,8 +262,8 @@ __device__ void multiply(const Plan& plan, uint32_t weights, Ring& ring, float* 
   sync_workers();
 }
 
-// Puts the block's weights into shared memory, as K-major tiles with 128-byte swizzle: row n of the forward is column n
-// / kUnits of unit n % kUnits, along h; row n of the backward is unit n, along the columns of all units.
+// Loads the block's weights into shared memory, as K-major tiles with 128-byte swizzle: row n of the forward is column
+// n / kUnits of unit n % kUnits, along h; row n of the backward is unit n, along the columns of all units.
 template <class Tile>
 __device__ void load_weights(const Steps& steps, const typename Tile::T* weights, const Plan& plan, unsigned char* to) {
   using T = typename Tile::T;
@@ -293,7 +292,7 @@ __device__ void load_weights(const Steps& steps, const typename Tile::T* weights
   }
 }
 
-// One of the cells that a thread computes in each step of a tile.
+// One of the cells that a thread computes at each step of a tile.
 template <class Tile>
 struct OwnCell {
   int row;  // within the tile
@@ -316,7 +315,7 @@ struct OwnCell {
   __device__ int64_t state(const Steps& steps) const { return int64_t{sample} * steps.state_size + unit; }
 };
 
-// Issues the copies of what each step's product needs.
+// Issues the copies of the operands of each step's product.
 template <class Tile>
 __device__ void load_tiles(
     const Steps& steps, const Plan& plan, const CUtensorMap& map, unsigned* counters, Ring ring) {
@@ -330,9 +329,8 @@ __device__ void load_tiles(
       fence_proxy_async_global();
       for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
         Mbarrier& full = ring.barriers.full(ring.stage);
-        // A stage is copied to again when each warp that multiplies has arrived at `empty`, which it does after it has
-        // waited for the products that read the stage. Phase number `round` of `full` tells them that the copy is
-        // there.
+        // A stage is reused when each multiplying warp has arrived at `empty`, after the products that read the stage
+        // are done. Phase number `round` of `full` tells them that the copy has arrived.
         if (ring.reuses_stages && ring.round > 0) ring.barriers.empty(ring.stage).wait(ring.round - 1);
         full.arrive_expect_tx(plan.copied_rows * kTileRowBytes);
         tma_load(ring.tile(), map, k_tile * kTileColumns<typename Tile::T>, tile * Tile::kRows, matrix, full);
@@ -342,9 +340,9 @@ __device__ void load_tiles(
   }
 }
 
-// All workers have written what other blocks read, and have read the sums, which may be where the next copies go: these
-// begin when all blocks have arrived, this one too. The fence is for them, which are by the async proxy; behind the
-// barrier, one thread's release and the acquire of the thread that copies carry the writes of all.
+// All workers have written what other blocks read, and have read the sums, which the next copies may overwrite: those
+// begin when all blocks have arrived, including this one. The fence is for these copies, which use the async proxy.
+// After the barrier, one thread's release and the copying thread's acquire make the writes of all visible.
 __device__ inline void arrive_for_group(unsigned* counters, int tile) {
   asm volatile("fence.proxy.async;" ::: "memory");
   sync_workers();
@@ -379,7 +377,7 @@ __device__ void forward_step(
   const int t = steps.time_of(step);
   float sums[Tile::kCells][Cell::kColumns];
   float old_c[Tile::kCells];
-  // Without a branch, which would wait for the loads of a cell before those of the next one.
+  // Without a branch, which would serialise the loads of the cells.
 #pragma unroll
   for (int i = 0; i < Tile::kCells; ++i) {
     const OwnCell<Tile> cell(steps, tile, i);
@@ -394,8 +392,8 @@ __device__ void forward_step(
     old_c[i] = counts ? buffers.c[cell.state(steps)] : 0;
   }
   multiply<Tile>(plan, weights, ring, partial);
-  // Two slots in turn: h of the step before lay where this goes. Its copies are done: this block had its product of
-  // this step, for which all blocks have arrived, and each arrived behind its product of the step before.
+  // Two alternating slots: this overwrites h of the step before. Its copies are done, since this block has finished its
+  // product of this step: all blocks had arrived for that, each after its product of the step before.
   T* const next_h = buffers.h + ((step + 1) & 1) * int64_t{steps.batch} * steps.state_size;
   CellState<float> states[Tile::kCells];
 #pragma unroll
@@ -413,11 +411,11 @@ __device__ void forward_step(
     if (t < cell.length) {
       store(next_h[at], states[i].h);
     } else {
-      // Before a row's first step it has its first state; after its last one nobody reads it.
+      // Before a sample's first valid step this is its initial state; after its last one nobody reads it.
       next_h[at] = in.h_0[at];
     }
   }
-  // The others wait for h alone.
+  // The other blocks wait for h alone.
   arrive_for_group(buffers.counters, tile);
 #pragma unroll
   for (int i = 0; i < Tile::kCells; ++i) {
@@ -437,7 +435,7 @@ __device__ void forward_step(
   }
 }
 
-// The gradients of a step, and at the end those of the first state: `step` counts in the order of the backward.
+// The gradients of a step, and at the end those of the initial state: `step` is in the order of the backward.
 template <class Tile>
 __device__ void backward_step(
     const typename Tile::Arguments& in, const Plan& plan, const Buffers<typename Tile::T>& buffers, int step, int tile,
@@ -491,7 +489,7 @@ __device__ void backward_step(
   if (step < steps.time) {
     arrive_for_group(buffers.counters, tile);
   } else {
-    sync_workers();  // the next tile's product goes where this one's was read
+    sync_workers();  // the next tile's product overwrites this one's
   }
 }
 
@@ -550,7 +548,7 @@ int most_shared_bytes() {
   return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kStaticBytes * kTileAlignment;
 }
 
-// How a tile would divide the problem; no stages where it does not fit.
+// How a tile would divide the problem; 0 stages if it does not fit.
 template <class Tile>
 Plan make_plan(const Problem& problem) {
   const SequenceSizes& sizes = problem.sizes;
@@ -563,12 +561,12 @@ Plan make_plan(const Problem& problem) {
   const int blocks = round_up_division(sizes.state_size, Tile::kUnits);
   if (blocks > multiprocessors) return plan;
   plan.grid = dim3(blocks, std::min(plan.tiles, multiprocessors / blocks));
-  // A block of one tile copies nothing before its sums are read: they go where the copies go.
+  // A block with one tile copies nothing before its sums are read: sums and copies share memory.
   const bool is_single = plan.tiles <= static_cast<int>(plan.grid.y);
   const int64_t weights = int64_t{plan.k_tiles} * Tile::kWeightBytes;
   const int64_t stages = (most_shared_bytes<Tile>() - (is_single ? 0 : Tile::kPartialBytes) - weights) / Tile::kBytes;
   if (stages < Tile::kLeastStages) return plan;
-  // The next step's copies begin when this block, too, has arrived at the tile's counter.
+  // The next step's copies begin only after this block has arrived at the tile's counter.
   plan.reuses_stages = !is_single || plan.k_tiles > std::min<int64_t>(stages, kMaxStages);
   const int most = plan.reuses_stages ? kReusedStages : kMaxStages;
   plan.stages = static_cast<int>(std::min<int64_t>({stages, most, std::max(plan.k_tiles, Tile::kLeastStages)}));
@@ -581,7 +579,8 @@ inline int tiles_of_a_block(const Plan& plan) {
   return plan.stages == 0 ? kNoGroups : round_up_division(plan.tiles, plan.grid.y);
 }
 
-// Calls function(tile) with the tile that leaves a block the fewest tiles of samples; of equals the one of fewer units.
+// Calls function(tile) with the tile size that gives a block the fewest tiles of samples; of equals the one of fewer
+// units.
 template <class Cell, class T, Math kMath, Pass kPass, int kRows = kTileRows, class Function>
 auto with_best_tile(const Problem& problem, const Function& function) {
   using Narrow = Tile<Cell, T, kMath, kPass, 8, kRows>;
@@ -632,7 +631,7 @@ int tiles_of_groups(const Problem& problem) {
   using namespace group;
   const auto tiles = [&](auto tile) {
     using Tile = decltype(tile);
-    // TMA copies rows that start at chunks.
+    // TMA needs rows aligned to chunks of 16 bytes.
     const bool has_chunks = problem.sizes.state_size * sizeof(typename Tile::T) % kChunkBytes == 0;
     return has_chunks ? tiles_of_a_block(make_plan<Tile>(problem)) : kNoGroups;
   };

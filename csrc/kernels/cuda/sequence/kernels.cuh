@@ -7,7 +7,7 @@
 
 namespace extops::cuda {
 
-// ---- one step, where a library multiplies ----
+// ---- one step, after a library GEMM ----
 
 // Calls body(item, sample, unit) for all cells of a step.
 template <class Body>

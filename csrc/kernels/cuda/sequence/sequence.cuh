@@ -1,6 +1,6 @@
-// What the kernels of whole sequences share: their arguments, which steps count, a unit at one step, and how clusters
-// of blocks are launched. They are templates over a cell (../../cells/cell.h), so that a cell of one's own needs but a
-// file that names it (kernels.cuh).
+// What the kernels of whole sequences share: their arguments, which steps are valid, a unit at one step, and how
+// clusters of blocks are launched. They are templates over a cell (../../cells/cell.h): a new cell needs only a file
+// that names it (kernels.cuh).
 #pragma once
 
 #include "../../sequence.h"
@@ -16,7 +16,7 @@ enum class Pass { kForward, kBackward };
 template <class Cell>
 constexpr int kFirstRecurrent = Cell::kColumns - Cell::kRecurrent;
 
-// Where the steps of a sequence lie, and which of them count.
+// The layout of the steps of a sequence, and which of them are valid.
 struct Steps {
   int time;
   int batch;
@@ -38,17 +38,17 @@ struct Steps {
         reverse(sizes.reverse != 0) {}
 
   __device__ int64_t row(int t, int sample) const { return t * time_stride + sample * batch_stride; }
-  // Within the sequence, whatever `lengths` hold: their range is the caller's to check.
+  // Clamped to the sequence: callers check the range of `lengths`.
   __device__ int length(int sample) const {
     return lengths == nullptr ? time : static_cast<int>(max(min(lengths[sample], int64_t{time}), int64_t{0}));
   }
   // The time of a step, numbered in the order of the forward's computation.
   __device__ int time_of(int step) const { return reverse ? time - 1 - step : step; }
-  // The last step that counts, in that order.
+  // The last valid step, in that order.
   __device__ int last_time(int length) const { return reverse ? 0 : length - 1; }
 };
 
-// Which steps of a sample count, in the order of the computation.
+// Which steps of a sample are valid, in the order of computation.
 struct Counted {
   int first;
   unsigned count;
@@ -59,8 +59,8 @@ struct Counted {
   __device__ bool operator()(int step) const { return static_cast<unsigned>(step - first) < count; }
 };
 
-// In products a unit has Cell::kInput columns, in the order of input_place(), in gates and grad_gates Cell::kColumns,
-// each in a block of its own.
+// `products` holds Cell::kInput columns a unit, in the order of input_place(); `gates` and `grad_gates` hold
+// Cell::kColumns. Each column is a contiguous block of all units.
 template <class Cell, class T>
 struct SequenceForward {
   Steps steps;
@@ -82,7 +82,7 @@ struct SequenceForward {
     set_pointers({in.output, in.h_n, in.c_n, in.gates, in.cells}, output, h_n, c_n, gates, cells);
   }
 
-  // What a column of a unit has of the biases.
+  // The sum of the biases of a column of a unit.
   __device__ typename Compute<T>::type bias(int column, int unit) const {
     typename Compute<T>::type sum = 0;
     if (column < Cell::kInput && bias_x != nullptr) {
@@ -93,8 +93,9 @@ struct SequenceForward {
     return sum;
   }
 
-  // Of all columns of the block's units, blockIdx.x counting blocks of `units`. Read at each step from global memory,
-  // with branches where there are none, they would make the loads of the products wait.
+  // Loads the biases of all columns of the block's units into shared memory; block blockIdx.x has `units` of them.
+  // Reading them from global memory at each step, with branches where there are none, would delay the loads of the
+  // input GEMM's results.
   __device__ void load_biases(float* biases, int units) const {
     for (int i = threadIdx.x; i < Cell::kColumns * units; i += blockDim.x) {
       const int unit = blockIdx.x * units + i % units;
@@ -134,7 +135,7 @@ __device__ typename Compute<T>::type load_if_present(const T* data, int64_t at) 
   return data == nullptr ? 0 : load(data[at]);
 }
 
-// ---- a unit at one step: `place` counts rows of [time, batch] ----
+// ---- a unit at one step: `place` is a row of [time, batch] ----
 
 // Rounds values to T, in which the backward will see them.
 template <class T, int kCount, class C>
@@ -147,7 +148,7 @@ __device__ void round_to(C (&values)[kCount]) {
   }
 }
 
-// Stores what a step leaves behind. One that does not count leaves zeros.
+// Stores the results of a step: zeros if the step is not valid.
 template <class Cell, class T, class C>
 __device__ void store_cell(
     const SequenceForward<Cell, T>& in, int64_t place, int unit, const C (&columns)[Cell::kColumns] = {},
@@ -159,7 +160,7 @@ __device__ void store_cell(
   store(in.output[place * state_size + unit], state.h);
 }
 
-// How the gradients of a step depend on those that come from later steps.
+// The local derivatives of a step.
 template <class Math, class Cell, class T, class C = typename Compute<T>::type>
 __device__ CellSlopes<Cell, C> slopes_at(const SequenceBackward<Cell, T>& in, int64_t place, int unit) {
   const int state_size = in.steps.state_size;
@@ -206,14 +207,14 @@ struct ClusterLaunch {
   ClusterLaunch(const ClusterLaunch&) = delete;
 };
 
-// How many clusters run at the same time: where a context has few multiprocessors, none may fit.
+// How many clusters run at the same time: none may fit if a context has few SMs.
 template <class Tile, auto kKernel>
 int clusters_at_once(const Context& context) {
   static PerContext known;
   return known.get(context.id(), [&] {
     const ClusterLaunch<Tile, kKernel> one(Tile::kSamples, context.stream());
     int clusters = 0;
-    if (one.error != nullptr) return -1;  // no answer, so none is kept
+    if (one.error != nullptr) return -1;  // no answer, so nothing is cached
     if (cudaOccupancyMaxActiveClusters(&clusters, kKernel, &one.config) != cudaSuccess) cudaGetLastError();
     return clusters;
   });
@@ -248,16 +249,16 @@ Error launch_tensor_clusters(const Problem& problem, const In& in);
 template <class Cell, class In>
 Error launch_groups(const Problem& problem, const In& in);
 
-// What the weights take that the registers of a block have no room for, and what its threads exchange.
+// The shared memory for weights that do not fit into the registers of a block, and for what its threads exchange.
 template <class Cell>
 int shared_bytes_of_float32_blocks(const SequenceSizes& sizes);
-// How many samples the clusters have that run at the same time: none where no cluster fits into the context.
+// How many samples are computed at the same time by clusters: 0 if no cluster fits into the context.
 template <class Cell>
 int64_t samples_of_float32_clusters(const Problem& problem);
 template <class Cell>
 int64_t samples_of_tensor_clusters(const Problem& problem);
-// How many tiles of samples each group of blocks computes, or kNoGroups where their shared memory does not hold the
-// weights, or they do not run at the same time.
+// How many tiles of samples each group of blocks computes. kNoGroups if the weights do not fit into their shared
+// memory, or the blocks cannot all run at the same time.
 constexpr int kNoGroups = INT32_MAX;
 template <class Cell>
 int tiles_of_groups(const Problem& problem);

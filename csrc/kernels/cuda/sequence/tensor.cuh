@@ -22,7 +22,7 @@ constexpr int greatest_divisor(int number, int most) {
   return most;
 }
 
-// Whether pairs of cells can be moved by one access.
+// Whether pairs of cells can be loaded and stored by one access.
 inline bool pairs_are_aligned(const SequenceArguments& in) {
   return in.sizes.state_size % 2 == 0 && start_at_chunks({in.products, in.gates, in.cells, in.output});
 }
@@ -50,7 +50,8 @@ __device__ inline int unit_of_row(int row) { return row % 8 * 2 + row / 8; }
 
 // The weights of a warp in its registers, as the first operands of `kSteps` instructions along K, for `kTiles` tiles of
 // 16 rows each. The sums of a tile are in `kChains` parts, each of consecutive steps: an instruction waits for the one
-// before it that adds to the same registers. The last `kStored` operands have no room there, and stay in shared memory.
+// before it that adds to the same registers. The last `kStored` operands do not fit into registers, and stay in shared
+// memory.
 template <class T, int kSteps, int kTiles, int kChains, int kThreads, int kStaged, int kStored = 0>
 class TensorWeights {
  public:

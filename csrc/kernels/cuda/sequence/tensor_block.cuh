@@ -1,9 +1,8 @@
-// A whole sequence of a small state by tensor cores (16-bit types and TF32): a block computes two or four samples. Each
-// of its warps has 16 units, whose recurrent weights it holds in registers for all steps. No block waits for another.
+// A persistent kernel for small states on tensor cores (16-bit types and TF32). A block computes two or four samples.
+// Each warp owns 16 units, whose recurrent weights it holds in registers for all steps. No block waits for another.
 //
-// An instruction multiplies by eight columns, and as many samples would keep the units of the special functions busy
-// for longer than the product takes. So each sample is two or four of the columns: a lane then has all sums of its
-// cells.
+// An instruction multiplies by eight columns. With eight samples, the special functions would take longer than the
+// product. So each sample fills two or four of the columns: a lane then has all sums of its cells.
 #pragma once
 
 #include <algorithm>
@@ -39,7 +38,7 @@ struct Tile {
   // h, each column's part of its own.
   static constexpr int kTiles = kIsForward ? Cell::kRecurrent : 1;
   static constexpr int kChains = kIsForward ? 1 : Cell::kRecurrent;
-  // How many steps ahead values are fetched from far memory.
+  // How many steps ahead values are prefetched from global memory.
   static constexpr int kAhead = 3;
   static constexpr int kWeights = Cell::kRecurrent * kOperandSteps;      // operands of a thread, of four registers each
   static constexpr int kStagedWeights = greatest_divisor(kWeights, 12);  // at most 48 KB
@@ -65,7 +64,7 @@ __device__ typename Tile::T weight_of_warp(
   }
 }
 
-// Which cells are a thread's: of its sums' two columns the first, and both rows or one.
+// The cells of a thread: of the two columns of its sums the first, and both rows or one.
 template <class Tile>
 struct ThreadCells {
   int row = lane_id() % 4 * Tile::kSamples / 4;  // sample within the block
@@ -108,7 +107,7 @@ __device__ void multiply_operands(
   weights.multiply(sums, [&](int step) { return from + step * 2 * Tile::kChunk; });
 }
 
-// The steps that count for any sample of a block.
+// The steps that are valid for any sample of a block.
 template <class Tile>
 __device__ Counted steps_of_block(const Steps& steps) {
   int length = 0;
@@ -119,7 +118,7 @@ __device__ Counted steps_of_block(const Steps& steps) {
   return {steps, length, !Tile::kIsForward};
 }
 
-// Leaves zeros in the steps that count for no sample of the block; the cells are at the first one of those that do.
+// Stores zeros for the steps that are valid for no sample of the block. The cells are at the first valid step.
 template <class Cells, class Zeros>
 __device__ void leave_other_steps(Cells& cells, const Steps& steps, const Counted& counted, const Zeros& zeros) {
   cells.own.move(-counted.first);
@@ -156,9 +155,9 @@ __device__ void run_forward(const typename Tile::Arguments& in, const Weights<Ti
   for (int step = of_block.first; of_block(step); ++step) {
     float found[Tile::kTiles][Tile::kChains][4] = {};
     multiply_operands<Tile>(found, weights, operands + buffer);
-    // Two buffers in turn: other warps may still read h of the step before from this one, while this warp writes the
-    // other. They have read it before they come to this step's barrier, and nobody writes there again before that. So
-    // one barrier a step is enough: it also lets all see h of this step.
+    // Two alternating buffers: other warps may still read h of the step before from one while this warp writes the
+    // other. They have read it when they reach this step's barrier, and nobody overwrites it before that. So one
+    // barrier a step is enough: it also makes h of this step visible to all.
     buffer = Tile::kOperandBytes - buffer;
     typename Cells::Columns sums;
     cells.begin_sums(sums);
@@ -194,7 +193,7 @@ __device__ void run_backward(const typename Tile::Arguments& in, const Weights<T
     cells.fetch(step, in.gates + coming.place, coming.state);
     coming.move();
   };
-  // What a step needs of the forward is on its way since the second step before, and becomes slopes in the one before.
+  // What the forward saved for a step is loaded two steps before, and becomes local derivatives one step before.
   fetch(of_block.first);
   cells.prepare();
   fetch(of_block.first + 1);
@@ -202,9 +201,9 @@ __device__ void run_backward(const typename Tile::Arguments& in, const Weights<T
   for (int step = of_block.first; of_block(step); ++step) {
     typename Cells::Columns gradients;
     cells.compute(gradients, step);
-    // Two buffers in turn, as in the forward: a warp that has passed this step's barrier may still read this buffer
-    // while another writes the next step's into the second one. Before anybody writes here again, all have passed the
-    // next step's barrier, to which they come when they have read this buffer.
+    // Two alternating buffers, as in the forward: after this step's barrier a warp may still read this buffer while
+    // another writes the next step's values into the second one. This buffer is overwritten only after the next step's
+    // barrier, which all warps reach after they have read it.
     unsigned char* const operands = shared + buffer;
     buffer = Tile::kOperands * Tile::kOperandBytes - buffer;
     unrolled<Cell::kRecurrent>([&](int g) {
@@ -215,7 +214,7 @@ __device__ void run_backward(const typename Tile::Arguments& in, const Weights<T
     __syncthreads();
     float found[1][Tile::kChains][4] = {};
     multiply_operands<Tile>(found, weights, operands);
-    // Where the product waits for the tensor cores.
+    // While the product waits for the tensor cores.
     cells.leave(gradients, in.grad_gates + at.place);
     at.move();
     cells.prepare();
@@ -236,7 +235,7 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) sequence_tensor_block_kerne
     const Weights<Tile> weights(shared, nullptr, [&](int tile, int row, int k) {
       return weight_of_warp<Tile>(in.steps, in.weights_h, tile, row, k);
     });
-    __syncthreads();  // before operands lie where the weights were
+    __syncthreads();  // before operands overwrite the weights
     if constexpr (Tile::kIsForward) {
       run_forward<Tile>(in, weights, shared);
     } else {
@@ -265,8 +264,8 @@ Error launch_units(const Problem& problem, const In& in, bool takes_two) {
 
 }  // namespace tensor_block
 
-// Two samples a block take less time than four, but then more blocks may be needed than run at the same time. With
-// four, a thread has two neighbouring cells, which must be one access to memory.
+// A block of two samples takes less time than one of four, but twice as many blocks may not all run at the same time.
+// With four, a thread has two neighbouring cells, which must be aligned for one access.
 template <class Cell, class In>
 Error launch_tensor_blocks(const Problem& problem, const In& in) {
   using namespace tensor_block;

@@ -1,12 +1,12 @@
-// A whole sequence on Hopper GPUs by tensor cores (16-bit types and TF32), for states of up to 512: a cluster of blocks
-// computes eight or sixteen samples. Each block has 64 units, in TF32 32, whose recurrent weights its threads hold in
-// registers for all steps; those of a fourth gate stay in shared memory.
+// A persistent kernel for Hopper GPUs on tensor cores (16-bit types and TF32), for states of up to 512. A cluster of
+// blocks computes eight or sixteen samples. Each block owns 64 units, in TF32 32, whose recurrent weights its threads
+// hold in registers for all steps; those of a fourth gate stay in shared memory.
 //
-// A step takes as long as its values travel between the blocks, so they are as few as can be. Forward, each block sends
-// h of its units to all blocks, which multiply all of h by the weights of their gates. Backward, each block multiplies
-// the gradients of its own gates, and sends the sums to the blocks whose units they are of: a number for each unit,
-// where the gradients themselves are three. All of that goes straight from registers into the other blocks' shared
-// memory (st.async), where mbarriers count the bytes.
+// The exchange between the blocks dominates a step, so the blocks exchange as little as possible. Forward, each block
+// sends h of its units to all blocks, which multiply all of h by the weights of their gates. Backward, each block
+// multiplies the gradients of its own gates, and sends the sums to the blocks that own the units: one number for each
+// unit, where the gradients themselves are three. All of that goes directly from registers into the other blocks'
+// shared memory (st.async), where mbarriers count the bytes.
 //
 // All blocks of a cluster run at the same time, and clusters do not wait for each other.
 #pragma once
@@ -59,7 +59,7 @@ struct Tile {
   static constexpr int kOwnBytes =
       Cell::kRecurrent *
       (kIsForward ? kGroupWarps * kUnits * kSamples * static_cast<int>(sizeof(float)) : kOperandBytes);
-  // Operands of weights, of four registers of a thread each: what these do not hold stays in shared memory.
+  // Operands of weights, four registers of a thread each. Those that do not fit into registers stay in shared memory.
   static constexpr int kWeights = kSteps * kM;
   static constexpr int kStoredWeights = std::max(kWeights - kThreadWeights / 4, 0);
   static constexpr int kStagedWeights = greatest_divisor(kWeights, 48);
@@ -85,7 +85,7 @@ __device__ int warp_of_group() {
   return warp_id() % Tile::kGroupWarps;
 }
 
-// The block whose h a warp multiplies as number i: the nearest come first, since theirs comes first.
+// The block whose h a warp multiplies as number i: the nearest first, since its h arrives first.
 template <class Tile>
 __device__ int source_of(int i) {
   return (rank_in_cluster() + i * Tile::kGroupWarps + warp_of_group<Tile>()) % Tile::kBlocks;
@@ -149,8 +149,8 @@ __device__ void multiply_sources(
 
 // ---- what the blocks send each other ----
 
-// What comes for a step. Each half of the blocks has its own mbarrier, so that a product can begin with the nearer
-// ones.
+// What arrives for a step. Each half of the blocks has its own mbarrier, so that a product can begin with the nearer
+// half.
 struct Arrivals {
   Mbarrier halves[2];
 
@@ -203,7 +203,7 @@ __device__ void send_h(const ThreadPair<Tile>& pair, const float (&h)[2], uint32
   }
 }
 
-// Sends the sums of a tile of samples to the blocks whose units they are of: what a lane has of 16 units at once.
+// Sends the sums of a tile of samples to the blocks that own the units: a lane's sums of 16 units at once.
 template <class Tile>
 __device__ void send_sums(const float (&sums)[Tile::kM][1][4], uint32_t part, int tile, const Arrivals& arrivals) {
   unrolled<Tile::kM>([&](int m) {
@@ -270,9 +270,8 @@ __device__ void run_forward(
       });
     });
     if (threadIdx.x == 0) arrived.expect<Tile>();
-    // Two buffers in turn: a warp of the group may still add up these sums while another writes those of the next step.
-    // Nobody writes here again before the group has met at the next step's barrier, to which a warp comes when it has
-    // added up these.
+    // Two alternating buffers: a warp of the group may still add up these sums while another writes those of the next
+    // step. These are overwritten only after the next step's barrier, which a warp reaches after it has added them up.
     asm volatile("bar.sync %0, %1;" ::"r"(1 + group_of_warp<Tile>()), "n"(Tile::kGroupWarps * 32) : "memory");
     if (!pair.is_owned) continue;
     typename Cells::Columns sums;
@@ -286,8 +285,8 @@ __device__ void run_forward(
       });
     });
     const typename Cells::Kept kept = cells.compute(sums, step);
-    // Two slots in turn: h of the step before lay where this goes, and nobody reads it any more. This warp has waited
-    // for h of this step from every group of every block, and each group sent it behind its barrier above, after its
+    // Two alternating slots: this overwrites h of the step before, which nobody reads any more. This warp has waited
+    // for h of this step from every group of every block, and each group sent it after its barrier above, after its
     // product of the step before.
     if (step + 1 < in.steps.time)
       send_h<Tile>(pair, cells.h, part + (step + 1) % 2 * Tile::kSlotBytes, arrivals[(step + 1) % 2]);
@@ -310,7 +309,7 @@ __device__ void run_backward(
   const OwnCells own = pair.own(in.steps);
   Cells cells(in, own, {own.count, aligned});
   cells.fetch(0, 0);
-  // Step number `time` has but the sums of the one before: the gradient of h_0.
+  // Step number `time` only adds up the sums of the step before: the gradient of h_0.
   for (int step = 0; step <= in.steps.time; ++step) {
     cells.prepare();
     Arrivals& arrived = arrivals[step % 2];
@@ -330,8 +329,8 @@ __device__ void run_backward(
       });
     }
     cells.fetch(step + 1, 1);
-    // Two buffers of operands in turn: a warp may still multiply these while another writes those of the next step, and
-    // comes to the next step's barrier, before which nobody writes here again, when it has read these.
+    // Two alternating buffers of operands: a warp may still multiply these while another writes those of the next step.
+    // These are overwritten only after the next step's barrier, which a warp reaches after it has read them.
     __syncthreads();
     if (threadIdx.x == 0 && step > 0) arrived.expect<Tile>();
     unrolled<Tile::kTiles>([&](int tile) {
@@ -339,8 +338,8 @@ __device__ void run_backward(
       multiply_sources<Tile>(sums, weights, [&](int source) {
         return shared_address(operands) + source * Tile::kOperandBytes + tile * (Tile::kTileSamples * kChunkBytes);
       });
-      // Two slots in turn: the sums that lay where these go have been added up. This thread has waited for those of the
-      // step before from every block, which sent them behind its barrier above, and that came after it had added up the
+      // Two alternating slots: the sums that these overwrite have been added up. This thread has waited for those of
+      // the step before from every block, and each block sent them after its barrier above, after it had added up the
       // older ones.
       const int next = (step + 1) % 2;
       send_sums<Tile>(sums, part + next * Tile::kSlotBytes, tile, arrivals[next]);
@@ -367,9 +366,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
   const Weights<Tile> weights(shared, shared + Tile::kStoredAt, [&](int m, int row, int k) {
     return weight_of_warp<Tile>(in.steps, in.weights_h, m, row, k);
   });
-  // Before others store where the weights were, and count on the mbarriers: each phase of these has its one arrival
-  // from this block, so that it cannot end before all bytes have come, even those that come before they are expected.
-  // The fence: the weights have been read then.
+  // Before other blocks overwrite the weights and signal the mbarriers. Each phase of these has one arrival from this
+  // block, so it cannot end before all bytes have arrived, even bytes that arrive before they are expected. The fence
+  // waits until the weights have been read.
   __threadfence_block();
   sync_cluster();
   if constexpr (Tile::kIsForward) {
@@ -388,8 +387,9 @@ constexpr auto kKernel = &sequence_tensor_cluster_kernel<Tile>;
 
 // Calls function(tile) for states of up to kState units. A block has as many units as 128 bytes of h.
 //
-// Clusters that do not fit onto the GPU wait for others to end. In 16-bit types those of eight samples are still faster
-// than fewer of sixteen. In TF32 it is the other way round where the few do not all run at the same time.
+// Clusters that do not fit onto the GPU wait for others to end. In 16-bit types many clusters of eight samples are
+// still faster than half as many of sixteen. In TF32 the larger clusters are faster if the smaller ones do not all run
+// at the same time.
 template <class Cell, class T, Pass kPass, int kState, class Function>
 auto with_tile_of(const Problem& problem, const Function& function) {
   constexpr int kBlocks = kState / kTileColumns<T>;

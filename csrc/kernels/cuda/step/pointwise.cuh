@@ -1,4 +1,4 @@
-// The pointwise part of one step, after a library's products, and that of its backward.
+// The pointwise part of one step, after library GEMMs, and that of its backward.
 #pragma once
 
 #include "problem.cuh"
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in
   using C = typename Compute<T>::type;
   using V = Vector<T, kVector>;
   constexpr int kFirst = kFirstRecurrentOf<Cell>;
-  // A library's sum that is kept as it is.
+  // The result of a library GEMM, kept as it is.
   const bool is_unchanged = in.columns == in.products_x && in.products_h == nullptr && in.bias_x == nullptr;
   wait_for_previous_kernel();
   for_each_vector<kVector>(in.batch, in.state_size, [&](int64_t row, int unit) {
@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(kThreads) pointwise_backward_kernel(Backward<T
   });
 }
 
-// Calls function(integral_constant) with the vector width for these tensors: wide accesses where the rows allow them
-// and there is work enough for every multiprocessor, else one element a thread.
+// Calls function(integral_constant) with the vector width for these tensors: wide accesses if the rows are aligned and
+// there is enough work for every SM, else one element a thread.
 template <class T, class Function>
 Error with_vector_width(const StepSizes& sizes, std::initializer_list<const void*> data, const Function& function) {
   constexpr int kWide = 4;

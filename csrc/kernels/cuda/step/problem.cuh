@@ -45,7 +45,7 @@ struct Forward {
     set_pointers({in.c_0, in.h, in.c, in.columns}, c_0, h, c, columns);
   }
 
-  // What a column of a unit has of the biases.
+  // The sum of the biases of a column of a unit.
   __device__ C bias(int column, int unit) const {
     C sum = 0;
     if (column < Cell::kInput && bias_x != nullptr) sum = load(bias_x[input_place<Cell>(column) * state_size + unit]);
@@ -54,7 +54,7 @@ struct Forward {
     return sum;
   }
 
-  // Finishes a unit: rounds its columns as the backward will see them, and stores what the step leaves behind.
+  // Finishes a unit: rounds its columns as the backward will see them, and stores the results of the step.
   template <class Math>
   __device__ void finish(int64_t row, int unit, C (&sums)[Cell::kColumns], C old_c) const {
     const int64_t at = row * state_size + unit;

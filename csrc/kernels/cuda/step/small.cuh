@@ -1,5 +1,5 @@
-// One step of small problems, both products and the pointwise part in one kernel. A library's product is bound by
-// latency there: what counts are many loads in flight and few kernels.
+// One step of small problems, both products and the pointwise part in one kernel. Library GEMMs are bound by latency
+// there, so this kernel keeps many loads in flight, and saves launches.
 //
 // A warp computes one unit for a few rows; its lanes split K, which runs over h and then over the input.
 #pragma once
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(32 * kWarps) small_kernel(Forward<Cell, T> in)
 #pragma unroll
       for (int g = 0; g < Cell::kColumns; ++g) {
         const int of_recurrent = g - kFirstRecurrentOf<Cell>;
-        // What a column lacks a part of adds nothing.
+        // A column without a part in this product adds nothing.
         if (of_h ? of_recurrent < 0 : g >= Cell::kInput) continue;
         const V& weights = w[d][of_h ? (of_recurrent < 0 ? 0 : of_recurrent) : input_place<Cell>(g)];
 #pragma unroll

@@ -1,6 +1,6 @@
 // One step on Hopper GPUs, both products and the pointwise part in one kernel: by tensor cores (wgmma) in 16-bit types
-// and in float32 where TF32 is allowed, by ordinary multiply-adds (FFMA) in strict float32. A library's products are
-// followed by a kernel that reads back what they wrote.
+// and in float32 where TF32 is allowed, by ordinary multiply-adds (FFMA) in strict float32. Library GEMMs would need a
+// second kernel, which reads back what they wrote.
 //
 // A cluster of blocks computes some units for 64 rows (split-K): K runs over h and then over the input, each block has
 // some K tiles of it, and each then adds up the partial sums of some rows and finishes them. Sums are in float32 and
@@ -15,7 +15,7 @@ namespace extops::cuda::step {
 constexpr int kWarpRows = kWarpgroupRows / (kWarpgroup / 32);
 constexpr unsigned kMaxSplits = kWarpgroupRows / kWarpRows;  // of a sum; a larger cluster costs more than it saves
 
-// How many blocks share K, and how fast that is: the part of the device that is busy, at the tile's own speed.
+// How many blocks share K, and the estimated speed: the busy fraction of the device, times the tile's own speed.
 struct Plan {
   dim3 grid;
   double speed;
@@ -28,13 +28,13 @@ struct ForwardTile {
   static constexpr int kRows = kRows_;
   static constexpr int kUnits = kUnits_;
   static constexpr int kN = Cell::kColumns * kUnits;
-  // Of a busy multiprocessor, relative to others of the same math: in float32 wide tiles load less for each product.
+  // Of a busy SM, relative to other tiles of the same math: in float32, wide tiles load less for each product.
   static constexpr double kSpeed = kMath == Math::kFloat32 && kN <= 64 ? 0.64 : 1;
   static constexpr int kMultipliers = kMath == Math::kTensorCores ? kRows / kWarpgroupRows * kWarpgroup : 256;
   static constexpr int kThreads = kThreads_;           // the first multiply, and the one after them issues the copies
-  static constexpr int kCellsAtOnce = kCellsAtOnce_;   // that a thread finishes
+  static constexpr int kCellsAtOnce = kCellsAtOnce_;   // that a thread finishes at a time
   static constexpr int kStages = kRows == 64 ? 6 : 4;  // K tiles in shared memory at a time
-  static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;  // no two of four rows of sums meet in a bank
+  static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;  // no bank conflicts between four rows of sums
   static constexpr int kRowsBytes = kRows * kTileRowBytes;
   static constexpr int kUnitsBytes = kUnits * kTileRowBytes;  // the weights of one column
   static constexpr int kStageBytes = kRowsBytes + kN * kTileRowBytes;
@@ -178,10 +178,10 @@ __device__ void send_partial_sums(
   barrier.arrive();
 }
 
-// What a thread holds of the sums in strict float32. Shared memory hands a lane 16 bytes in the time of four
-// multiply-adds, so that each loaded chunk must meet many others: a lane has every eighth row and, of each column,
-// every fourth of its warp's units, whose chunks lie in all banks. Four warps have a quarter of the units each; four
-// more do so for the other half of each K tile.
+// A thread's sums in strict float32. Loading 16 bytes from shared memory takes a lane as long as four multiply-adds, so
+// each loaded chunk must be used many times: a lane computes every eighth row and, of each column, every fourth of its
+// warp's units, whose chunks lie in all banks. Four warps have a quarter of the units each, for one half of each K
+// tile; four more warps do the other half.
 template <class Tile>
 struct Float32Sums {
   static constexpr int kRows = Tile::kRows / 8;
@@ -248,7 +248,7 @@ __device__ void multiply_k_tiles(
   }
 }
 
-// The same in strict float32: first adds up the two halves of each K tile.
+// The same in strict float32; adds up the two halves of each K tile first.
 template <class T, class Tile>
 __device__ void send_partial_sums(
     const SplitK<T, Tile>& split, const Float32Sums<Tile>& sums, float* partial, float* received, Mbarrier& barrier) {
@@ -287,7 +287,7 @@ __device__ void send_partial_sums(
   barrier.arrive();
 }
 
-// One of the units that a block finishes, with what its sums meet.
+// One of the units that a block finishes, with its biases and old state.
 template <class Cell, class T>
 struct ForwardCell {
   int64_t row = 0;
@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
   if (threadIdx.x < Tile::kMultipliers) {
     std::conditional_t<Tile::kMath == Math::kTensorCores, Accumulator<Tile::kN>, Float32Sums<Tile>> sums;
     multiply_k_tiles<T, Tile>(split, shared_address(shared), barriers, sums);
-    // Partial sums go where other warps may still be reading, and to blocks that must have begun.
+    // Partial sums overwrite what other warps may still read, and go to blocks that must have started.
     sync_multipliers<Tile>();
     wait_for_cluster();
     send_partial_sums<T, Tile>(split, sums, reinterpret_cast<float*>(shared), received, barriers.sums);
@@ -413,7 +413,7 @@ Plan plan(const Forward<Cell, T>& in, unsigned multiprocessors) {
   const unsigned tiles = ceil_div(in.state_size, Tile::kUnits) * ceil_div(in.batch, Tile::kRows);
   unsigned splits = 1;
   for (unsigned more = 2; more <= kMaxSplits && more <= k_tiles; more *= 2) {
-    // All blocks of a cluster run in one GPC, where up to a tenth of the multiprocessors may then be left over.
+    // All blocks of a cluster run in one GPC, so up to a tenth of the SMs may stay idle.
     if (tiles * more <= (more == 2 ? multiprocessors : multiprocessors * 9 / 10)) splits = more;
   }
   const unsigned blocks = tiles * splits;
@@ -465,7 +465,7 @@ Error launch_on_tensor_cores(const Forward<Cell, T>& in, cudaStream_t stream) {
   using Narrow = ForwardTile<Cell, kMath, 64, 3 * kUnits, 256, 2>;
   using Wide = ForwardTile<Cell, kMath, 64, 4 * kUnits, 512, 2>;
   using Widest = ForwardTile<Cell, kMath, 64, 5 * kUnits, 512, 3>;
-  // Where tiles of 64 rows occupy the device without splitting K, tiles of 128 load the weights half as often.
+  // If tiles of 64 rows fill the device without splitting K, tiles of 128 rows load the weights half as often.
   const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
   using Most = std::conditional_t<Widest::kExists, Widest, Wide>;
   if (in.batch > kWarpgroupRows && plan<T, Most>(in, multiprocessors).grid.z == 1) {

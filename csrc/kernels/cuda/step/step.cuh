@@ -1,5 +1,5 @@
 // The functions of one step of a cell on a GPU, as ../../step.h declares them, and the choice of their kernels. The
-// limits were read off an NVIDIA H200.
+// limits were measured on an NVIDIA H200.
 #pragma once
 
 #include "pointwise.cuh"
@@ -7,11 +7,11 @@
 
 namespace extops::cuda::step {
 
-// Below so many multiplications the small kernel beats a library's products with the kernel that they need beside them.
-// In all precisions but strict float32 the library has tensor cores.
+// Below so many multiplications the small kernel is faster than library GEMMs and their pointwise kernel. In all
+// precisions but strict float32 the library uses tensor cores.
 constexpr double kStrictFloat32Limit = 13e6;
 constexpr double kOtherLimit = 4e6;
-constexpr int64_t kMostDepth = 8192;  // a warp goes through all of K
+constexpr int64_t kMostDepth = 8192;  // a warp computes all of K
 // With few rows the time is that of reading the weights, and vector loads suffice.
 constexpr double kRowLimit = 64e6;
 constexpr int64_t kFewRows = 16;
@@ -19,8 +19,8 @@ constexpr int64_t kLeastDepth = 256;
 // From so many multiplications on the kernels for Hopper are fastest, up to the most rows that were measured.
 constexpr double kHopperFrom = 4e6;
 constexpr int64_t kHopperRows = 512;
-constexpr int64_t kTf32BackwardRows = 256;  // above, a library's product is faster
-// Of the backward: a block goes through the whole batch.
+constexpr int64_t kTf32BackwardRows = 256;  // above, a library GEMM is faster
+// Of the backward: a block computes the whole batch.
 constexpr double kStrictFloat32BackwardLimit = 130e6;
 constexpr double kOtherBackwardLimit = 16e6;
 constexpr int64_t kMostBackwardRows = 256;
@@ -71,7 +71,7 @@ Error launch_on_tensor_cores(const Forward<Cell, T>& in, cudaStream_t stream);
 template <class Cell>
 Error launch_in_float32(const Forward<Cell, float>& in, cudaStream_t stream);
 
-// Whether they take a step of a cell: more columns would need other tiles.
+// Whether they support a cell: more columns would need other tiles.
 template <class Cell>
 constexpr bool kHasTiles = Cell::kColumns <= 4;
 
@@ -128,7 +128,7 @@ Error launch_forward(ScalarType dtype, const StepArguments& arguments, cudaStrea
   });
 }
 
-// TF32 shortens no backward of few rows, whose time is that of storing the gradients of the weights.
+// TF32 does not speed up a backward of few rows, which is bound by storing the gradients of the weights.
 template <class Cell>
 bool is_for_small_backward(ScalarType dtype, const StepSizes& sizes) {
   const bool is_few_in_tf32 = dtype == ScalarType::TF32 && sizes.batch <= kFewRows;
@@ -150,7 +150,7 @@ int64_t backward_alignment(ScalarType dtype, const StepSizes& sizes) {
   return is_for_weights_backward<Cell>(dtype, sizes) ? kChunkBytes : is_for_small_backward<Cell>(dtype, sizes);
 }
 
-// The pointwise kernel, and that of the weights' gradients, which starts meanwhile.
+// The pointwise kernel, and the kernel of the weights' gradients, whose start overlaps it.
 template <class Cell, class T>
 Error launch_with_weights(const StepBackwardArguments& arguments, cudaStream_t stream) {
   if (const Error error = launch_pointwise<Cell, T>(arguments, stream)) return error;

@@ -2,10 +2,10 @@
 //
 //   grad_weights = gradients^T * x
 //
-// of h and of the input in one kernel, which knows no cell. The pointwise kernel fills the gradients; by programmatic
-// dependent launch the blocks of this one start meanwhile and load their columns of x. Both operands of wgmma are read
-// as they lie in memory: TMA brings tiles of 64 rows of the batch, which are the K dimension, and the descriptors
-// transpose them.
+// of h and of the input in one kernel, the same for every cell. The pointwise kernel computes the gradients; by
+// programmatic dependent launch the blocks of this kernel start meanwhile and load their columns of x. wgmma reads both
+// operands in their layout in memory: TMA loads tiles of 64 rows of the batch, which is the K dimension, and the
+// descriptors transpose them.
 #pragma once
 
 #include "weights_product.cuh"
@@ -62,7 +62,7 @@ __device__ inline void load_gradients(
   });
 }
 
-// Fills the stages for the first time. Of the gradients only what the previous kernel has written, which it waits for.
+// Fills the stages for the first time. It waits for the previous kernel before it loads the gradients.
 template <class T, class Tile>
 __device__ void fill_stages(
     const WeightsBlock& block, const WeightsMaps& maps, int k_tiles, uint32_t stages,
@@ -78,7 +78,7 @@ __device__ void fill_stages(
   }
 }
 
-// Fills the stage of a K tile that is done with, once every warp has said so.
+// Refills the stage of a finished K tile, after every warp has released it.
 template <class T, class Tile>
 __device__ void refill_stage(
     const WeightsBlock& block, const WeightsMaps& maps, int done, int k_tiles, uint32_t stages,
@@ -249,8 +249,7 @@ Error launch_weights(const WeightsBackward<T>& in, cudaStream_t stream) {
 
 template <class T>
 Error launch_weights_backward(const WeightsBackward<T>& in, cudaStream_t stream) {
-  // The more columns a block has, the less often the gradients are read: as many as leave work for every
-  // multiprocessor.
+  // The more columns a block has, the less often the gradients are read: as many as leave work for every SM.
   return fills_the_device(in, 256) ? launch_weights<T, WeightsTile<256, 3>>(in, stream)
                                    : launch_weights<T, WeightsTile<128, 4>>(in, stream);
 }

@@ -1,5 +1,5 @@
-// The gradients of both weights of a step, from those of its columns: what their kernels for Hopper share. They know no
-// cell.
+// The gradients of both weights of a step, from those of its columns: what their kernels for Hopper share. They are the
+// same for every cell.
 #pragma once
 
 #include "../../step.h"
@@ -59,7 +59,7 @@ dim3 grid_of(const WeightsBackward<T>& in, int columns) {
       blocks(std::max(in.products[0].rows, in.products[1].rows), kBlockRows)};
 }
 
-// Whether blocks of so many columns give (nearly) every multiprocessor one.
+// Whether blocks of so many columns give (nearly) every SM a block.
 template <class T>
 bool fills_the_device(const WeightsBackward<T>& in, int columns) {
   const dim3 grid = grid_of(in, columns);

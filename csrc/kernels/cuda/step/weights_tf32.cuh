@@ -1,5 +1,5 @@
-// The gradients of weights and biases in TF32, by the tensor cores of Hopper GPUs: as weights.cuh. wgmma takes TF32
-// operands along the sum only, which here runs down the columns: so tiles are transposed on their way to shared memory.
+// The gradients of weights and biases in TF32, by the tensor cores of Hopper GPUs: as weights.cuh. wgmma needs K-major
+// operands in TF32, but K is the batch here: so tiles are transposed on their way to shared memory.
 #pragma once
 
 #include "weights_product.cuh"
@@ -31,13 +31,13 @@ struct Chunk {
                  : "l"(from));
   }
 
-  // To what the tensor cores take of it.
+  // To the bits that the tensor cores use.
   __device__ void round() {
 #pragma unroll
     for (uint32_t& number : registers) {
       const float value = __uint_as_float(number);
       if (isnan(value)) {
-        number |= 0x00400000;  // a NaN whose payload is in the bits that go would become an infinity
+        number |= 0x00400000;  // else a NaN with its payload in the dropped bits would become an infinity
       } else {
         asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(number) : "f"(value));
       }
@@ -57,7 +57,7 @@ struct Rows {
 __device__ inline int transposed_row(int q, int i) { return i / 2 * 8 + q * 2 + i % 2; }
 
 // Copies `columns` columns of a matrix of kRows rows to tiles in shared memory, as their rows. A lane takes blocks of
-// kChunk by kChunk and turns them over in registers. `matrix(row, column)` gives the Rows from there.
+// kChunk by kChunk and transposes them in registers. `matrix(row, column)` gives the Rows from there.
 template <int kRows, class Matrix>
 __device__ void copy_transposed(uint32_t to, int columns, const Matrix& matrix) {
   constexpr int kGroup = 4 * kChunk;  // columns that transposed_row reorders
@@ -245,8 +245,7 @@ Error launch_tf32_weights(const WeightsBackward<float>& in, cudaStream_t stream)
 
 template <>
 Error launch_weights_backward(const WeightsBackward<float>& in, cudaStream_t stream) {
-  // The more columns a block has, the less often the gradients are read: as many as leave work for every
-  // multiprocessor.
+  // The more columns a block has, the less often the gradients are read: as many as leave work for every SM.
   const bool is_wide = fills_the_device(in, 256);
   if (in.batch <= 64) {
     return is_wide ? launch_tf32_weights<Tf32WeightsTile<64, 256>>(in, stream)
