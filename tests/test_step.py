@@ -147,7 +147,10 @@ def inputs_of(cell: str, sizes: Sizes, device: str, precision: str = "float64") 
     count = NUMBER_OF_STATES[cell]
     input, *others = inputs_of_torch(GATES[cell], count, 1, *sizes)
     dtype = torch.float32 if precision == "tf32" else getattr(torch, precision)
-    return tuple(x.to(device, dtype) for x in (input[0], *others[count:], *others[:count]))
+    weights, biases, states = others[count : count + 2], others[count + 2 :], others[:count]
+    if cell == "rnn_relu":  # away from zero, on one side of which its gradient is another
+        biases[0].copy_(8 * biases[0].sign())
+    return tuple(x.to(device, dtype) for x in (input[0], *weights, *biases, *states))
 
 
 def names_of(cell: str) -> tuple[str, ...]:

@@ -29,8 +29,10 @@ def lltm_gates(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor) -> T
 
 
 def with_values(gates: Tensor, known: Tensor | None) -> Tensor:
-    """``gates``, with known values if given: a bias may have been changed since they were computed."""
-    return gates if known is None else gates + (known - gates).detach()
+    """``gates`` with the values that are known, if so: a bias may have been changed since they were computed. They are
+    exact: adding a difference to values that are large now would lose digits.
+    """
+    return gates if known is None else known.detach() + (gates - gates.detach())
 
 
 def lltm_cell(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:

@@ -299,8 +299,10 @@ class _TorchCell(torch.nn.RNNCellBase):
                 (input.new_zeros(input.shape[0], self.hidden_size),) * self._number_of_states
             )
         states = self._as_states(hx)
-        if self._step is not None and self._step.serves(input, self._number_of_states == 1):
-            return self._of_states(self._step(input, *parameters, *states))
+        has_one_state = self._number_of_states == 1
+        step = None if _autocast.is_on() else self._step
+        if step is not None and step.serves(input, has_one_state):
+            return self._of_states(step(input, *parameters, *states))
         if is_cpu and suit_torchs(input, parameters, states):
             return super().forward(input, hx)  # little but products of a library
         return None
