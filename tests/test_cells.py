@@ -1,4 +1,4 @@
-"""Cells of one's own: what `load_cell` makes of them, and what it says."""
+"""Users' cells: what `load_cell` compiles and returns, and its messages."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_composite_backward(own: Own, reverse: bool, device: str) -> None:
 @pytest.mark.slow
 @by_device
 def test_a_state_alone(device: str) -> None:
-    """It is both states of a cell whose h is its c, and no other one takes it."""
+    """A single state is valid only for a cell whose h is its c."""
     input, h, _, *parameters = OWN_GRU.inputs(device, torch.float64)
     cell = OWN_GRU.load(device)
     output, h_n = cell(input, h, *parameters[:2], parameters[2:])
@@ -289,7 +289,7 @@ def start(code: str, folder: Path) -> subprocess.Popen[str]:
 
 
 def test_after_a_killed_compile(tmp_path: Path) -> None:
-    """The lock of a process that is gone keeps no other one waiting."""
+    """The lock of a process that has died does not block others."""
     compiler = tmp_path / "compiler"
     compiler.write_text(
         '#!/bin/sh\ncase "$*" in *" -c "*) kill -9 $PROCESS ;; *) exec c++ "$@" ;; esac\n'
@@ -398,7 +398,7 @@ RIGHT = {
 
 
 def compile_gradients(**parts: str) -> str:
-    """What the compiler says of a cell's gradients; empty where they are right."""
+    """The compiler's errors about a cell's gradients; empty if they are right."""
     needs_programs("c++")
     text = GRADIENTS
     for name, part in {**RIGHT, **parts}.items():
@@ -438,7 +438,7 @@ NOT_LINEAR = (
     ],
 )
 def test_gradients_that_do_not_compile(part: str, wrong: str, message: str) -> None:
-    """The kernels for GPUs get slopes, before they know the gradients: a column has one."""
+    """Kernels for GPUs precompute local derivatives, one for each column."""
     assert re.search(
         f"static assertion failed.*{re.escape(message)}", compile_gradients(**{part: wrong})
     )

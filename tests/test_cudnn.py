@@ -1,4 +1,4 @@
-"""Layers that cuDNN computes. On a CPU torch's own stand in for it, and are called by the same way."""
+"""Layers that cuDNN computes. On a CPU torch's own replace it, through the same calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`extops.LSTM`, `GRU` and their cells beside torch's modules of the same names, and `extops.accelerate`."""
+"""`extops.LSTM`, `GRU` and their cells compared with torch's modules of the same names, and `extops.accelerate`."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_torchs_layer_on_a_cpu_is_as_ours(name: str, options: dict[str, Any]) ->
 
 @by_cell
 def test_a_step_on_a_cpu_is_torchs(name: str) -> None:
-    """It is a product of a library, which ours took up to four times as long to prepare for."""
+    """It is little more than a library GEMM; our kernel took up to four times as long to pack its weights."""
     ours, theirs = (module.float() for module in pair(name))
     input, hx = torch.randn(BATCH, FEATURES), states(name, BATCH, STATE)
     hx = tuple(x.float() for x in hx) if isinstance(hx, tuple) else hx.float()

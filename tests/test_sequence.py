@@ -397,7 +397,7 @@ by_options_of_a_call = pytest.mark.parametrize(
 
 
 def lengths_of(time: int, batch: int, device: str) -> Tensor:
-    """Some rows count to the end, some not at all."""
+    """Some rows are valid to the end, some not at all."""
     return (time - torch.arange(batch, device=device)) % (time + 1)
 
 
@@ -459,7 +459,7 @@ def test_odd_sizes(
 def test_few_steps_on_a_cpu(
     operator: Operator, time: int, batch: int, options: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    """Whose weights are not worth packing: for each step a product by a library, and a kernel on several threads."""
+    """Too few steps to pack the weights for: each step is a library GEMM, and a kernel on several threads."""
     assert_right(operator, (time, batch, 7, 200), "cpu", dtype, options)
 
 
@@ -470,7 +470,7 @@ def test_few_steps_on_a_cpu(
 def test_many_rows_of_one_column(
     operator: Operator, features: int, state: int, device: str, dtype: torch.dtype
 ) -> None:
-    """For whose product libraries have a way of their own."""
+    """Libraries have special kernels for matrices of one column."""
     # The gradient of a weight is a sum over all 6,000 rows, where eager adds two of 3,000: errors grow with the root.
     assert_right(operator, (2, 3000, features, state), device, dtype, {}, ulps=32)
 
@@ -733,7 +733,7 @@ def test_compiled_for_any_number_of_steps(options: dict[str, Any], device: str) 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_compiled_for_steps_that_data_selects(backend: str, batch_first: bool, device: str) -> None:
-    """The compiler knows nothing of their number, which may be none."""
+    """The compiler does not know their number, which may be zero."""
     if backend == "inductor":
         needs_inductor()
     module = extops.LLTMLayer(5, 4, bidirectional=True, batch_first=batch_first, device=device)

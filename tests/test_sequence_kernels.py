@@ -56,7 +56,7 @@ class Case:
 
     @contextmanager
     def chosen(self) -> Iterator[None]:
-        """Within, the problem takes these kernels: others are no test of them."""
+        """Asserts that the problem uses these kernels, so that they are what is tested."""
         has_clusters = torch.cuda.get_device_capability() == (9, 0)
         input = torch.empty(TIME, self.batch, FEATURES, device="cuda", dtype=self.dtype)
         with tf32(self.precision == "tf32"):
@@ -116,7 +116,7 @@ def run(inputs: Tensors) -> list[Tensor]:
 
 @pytest.fixture
 def take() -> Iterator[Callable[[str], None]]:
-    """Has all sequences take a kernel: EXTOPS_SEQUENCE_KERNEL is read once in a process."""
+    """Makes all sequences use a kernel: EXTOPS_SEQUENCE_KERNEL is read once in a process."""
     name_kernel = Library("cuda").entry("name_sequence_kernel", None, c_char_p)
     yield lambda name: name_kernel(name.encode())
     name_kernel(b"")
@@ -212,7 +212,7 @@ def test_beside_a_busy_stream(case: Case) -> None:
 
 
 def small_kernels(count: int = 300) -> list[Callable[[], None]]:
-    """What starts elementwise kernels on streams of their own, whose blocks fit beside those of a sequence."""
+    """Launch elementwise kernels on other streams, whose blocks fit onto the SMs beside those of a sequence."""
     starts = []
     for elements in (2**14, 2**17, 2**20):
         values, stream = torch.zeros(elements, device="cuda"), torch.cuda.Stream()
@@ -250,7 +250,7 @@ def repeats_that_differ(function: Callable[[], list[Tensor]], count: int = 50) -
 
 @by_case
 def test_beside_small_kernels(case: Case) -> None:
-    """A load that is late there reads what the next copy has put into its place, unless it was waited for."""
+    """A late load reads the next copy's data, unless the kernel waits for it."""
     inputs = case.inputs()
     with case.chosen():
         assert repeats_that_differ(lambda: run(inputs)) == 0
@@ -333,7 +333,7 @@ def test_in_a_captured_graph(case: Case, take: Callable[[str], None]) -> None:
     ids=str,
 )
 def test_the_kernels_of_a_captured_graph(case: Case) -> None:
-    """There no host is waited for: what takes the device less time is taken."""
+    """No host is involved there: the kernel with the least device time is chosen."""
     has_groups = torch.cuda.get_device_capability() == (9, 0)
     inputs = case.inputs()
     with tf32(case.precision == "tf32"):
@@ -416,7 +416,7 @@ def on_its_stream(context: Any) -> Iterator[None]:
 @by_case
 @pytest.mark.parametrize("enter", [current, on_its_stream], ids=lambda it: it.__name__)
 def test_in_a_green_context(case: Case, enter: Callable[[Any], Any]) -> None:
-    """A kernel whose blocks do not all fit is not taken, and the values stay right."""
+    """A kernel whose blocks do not all fit is not chosen, and the values stay right."""
     if not pytest.importorskip("torch.cuda.green_contexts").SUPPORTED:
         pytest.skip("this torch was built without green contexts")
     inputs = case.inputs()

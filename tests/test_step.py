@@ -228,7 +228,7 @@ def test_without_biases(cell: str, device: str, sizes: Sizes, absent: tuple[int,
 @by_cell
 @pytest.mark.every(8, "layout", "precision", "sizes", "cell")
 def test_layouts(cell: str, device: str, sizes: Sizes, precision: str, layout: Layout) -> None:
-    """Of the inputs, weights, biases, states and upstream gradients, with NaN in what lies between."""
+    """Layouts of the inputs, weights, biases, states and upstream gradients, with NaN in the gaps."""
     laid_out = [layout(x) for x in inputs_of(cell, sizes, device, precision)]
     towards = tuple(layout(x) for x in upstream(tuple(laid_out[5:])))
     found = []

@@ -86,7 +86,7 @@ template <class Cell>
 constexpr bool kHasOneGradient =
     Cell::kInput == Cell::kColumns && Cell::kRecurrent == Cell::kColumns && extops::kFirstInputOf<Cell> == 0;
 
-// alignment  0 where a library's products are faster, else the alignment that the tensors must have, in bytes
+// alignment  0 where library GEMMs are faster, else the alignment that the tensors must have, in bytes
 #define EXTOPS_DECLARE_STEP_CUDA(cell, Cell)                                                                      \
   EXTOPS_API int64_t extops_##cell##_step_alignment_cuda(ScalarType dtype, const StepSizes& sizes);               \
   EXTOPS_API Error extops_##cell##_step_cuda(ScalarType dtype, const StepArguments& arguments, void* stream);     \

@@ -138,10 +138,17 @@ def _torchs(problem: Problem) -> Tensors:
 
 def _torchs_values(case: Case, device: str) -> Tensors:
     """The same of contiguous tensors, which it does not refuse; those of an expanded one would be other numbers."""
-    names = "input_layout", "state_layout", "weight_layout", "upstream_layout"
-    if any(getattr(case, name) == "expanded" for name in names):
+    layouts = case.input_layout, case.state_layout, case.weight_layout, case.upstream_layout
+    if "expanded" in layouts:
         return {}
-    return _torchs(Problem(dataclasses.replace(case, **dict.fromkeys(names, "contiguous")), device))
+    case = dataclasses.replace(
+        case,
+        input_layout="contiguous",
+        state_layout="contiguous",
+        weight_layout="contiguous",
+        upstream_layout="contiguous",
+    )
+    return _torchs(Problem(case, device))
 
 
 def _wrong(problem: Problem, torchs: Tensors, ours: Tensors) -> list[str]:
