@@ -32,6 +32,7 @@ def problem_of(
         ("lstm", "float32", (1, 1, 32), "torch", ""),
         ("lstm", "bfloat16", (53, 4, 512), "torch", ""),
         ("lstm", "bfloat16", (58, 165, 100), "torch", "torch"),
+        ("lstm", "bfloat16", (1, 508, 320), "torch", "torch"),
         # Of few steps ours would pack the weights.
         ("lstm", "float64", (3, 26, 640), "torch", "torch"),
         ("lstm", "float64", (40, 26, 640), "", ""),
@@ -39,6 +40,8 @@ def problem_of(
         ("gru", "float32", (17, 1, 1024), "torch", ""),
         ("gru", "float32", (48, 1, 1024), "", ""),
         ("gru", "float32", (2, 9, 32), "", "torch"),
+        ("gru", "float32", (10, 899, 64), "torch", ""),
+        ("gru", "float64", (13, 899, 64), "", ""),
         ("gru", "bfloat16", (40, 9, 256), "torch", ""),
         ("gru", "bfloat16", (40, 9, 64), "", ""),
         ("gru", "bfloat16", (32, 113, 64), "torch", ""),

@@ -85,7 +85,7 @@ def _is_onednns(problem: Problem) -> bool:
     """oneDNN's LSTM has fast GEMMs, which matter if there are many rows for a unit, but a slow start."""
     rows_of_unit = problem.rows / problem.state
     if problem.dtype is torch.bfloat16:
-        return not problem.with_gradients or rows_of_unit > 2.7
+        return not problem.with_gradients or problem.time == 1 or rows_of_unit > 2.7
     if problem.with_gradients:
         return rows_of_unit > 1.6
     return problem.time == 1 or problem.rows >= 44 or rows_of_unit > 1.3
@@ -98,7 +98,10 @@ def _is_few(problem: Problem) -> bool:
         if problem.with_gradients:
             return time <= max(1, state / 85)
         return time == 1 or state >= 128 or problem.rows > 50 * state
-    return time <= (max(3, state / 85) if problem.with_gradients else max(1, state / 22))
+    if problem.with_gradients:
+        return time <= max(3, state / 85)
+    has_large_products = problem.cell == "gru" and problem.rows > 30 * state
+    return time <= max(12 if has_large_products else 1, state / 22)
 
 
 def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
