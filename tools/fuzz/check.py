@@ -47,7 +47,10 @@ def _complaints(problem: Problem, kernels: tuple[str, ...]) -> Iterator[tuple[st
     yield "values", _wrong(problem, torchs, first)
     yield "memory", _shared(first)
     yield "torch", _unlike_torch(problem, first)
-    yield "bits", _other_bits(problem, run, first)
+    # torch keeps one cache of casts for all threads, and each region empties it at its end: what torch's own layers add
+    # up in a 16-bit type then depends on other threads.
+    if not (problem.case.autocast and "torch" in kernels):
+        yield "bits", _other_bits(problem, run, first)
 
 
 @contextlib.contextmanager
