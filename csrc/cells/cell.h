@@ -59,6 +59,10 @@ template <class Cell>
 constexpr bool kHasSequenceKernelsOf<Cell, std::void_t<decltype(Cell::kHasSequenceKernels)>> =
     Cell::kHasSequenceKernels;
 
+// The first column that has a part of the recurrent product.
+template <class Cell>
+constexpr int kFirstRecurrent = Cell::kColumns - Cell::kRecurrent;
+
 // The place of a column, one of the first kInput, among the rows of weight_ih and in the input's product.
 template <class Cell>
 EXTOPS_FUNCTION int input_place(int column) {

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from extops import _schemas
+
 OURS, TORCH, CUDNN = "", "torch", "cudnn"
 
 _MOST_PADDED = 1.05
@@ -44,7 +46,7 @@ class Problem(NamedTuple):
     @property
     def gates(self) -> int:
         """Rows of weights for each unit."""
-        return {"lstm": 4, "gru": 3}.get(self.cell, 1)
+        return _schemas.CELLS[self.cell].recurrent
 
     @property
     def steps(self) -> int:

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _autocast, _autograd, _checks, _choice, _cudnn
+from extops import _autocast, _autograd, _checks, _choice, _cudnn, _schemas
 from extops._packing import Packing, States
 from extops.modules import Layers, Results, parameter_of
 from extops.ops.sequence import (
-    CELLS,
     GRU_CELL,
     LSTM_CELL,
     RNN_CELLS,
@@ -199,7 +198,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         if not all(map(fits, states)):
             return False
         directions, units = 1 + self.bidirectional, self.hidden_size
-        rows = CELLS[self._mode.lower()].gates * units
+        rows = _schemas.CELLS[self._mode.lower()].recurrent * units
         for place, tensors in enumerate(parameters):
             features = self.input_size if place < directions else directions * units
             shapes = ((rows, features), (rows, units), (rows,), (rows,))[: len(tensors)]

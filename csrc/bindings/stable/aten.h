@@ -45,10 +45,6 @@ inline Tensor to_float32(const Tensor& tensor) {
   return call_aten("aten::to", "dtype", tensor, torch::headeronly::ScalarType::Float, false, false, std::nullopt);
 }
 
-inline Tensor transpose(const Tensor& matrix) {
-  return call_aten("aten::transpose", "int", matrix, int64_t{0}, int64_t{1});
-}
-
 inline Tensor columns(const Tensor& matrix, int64_t first, int64_t count) {
   return call_aten("aten::narrow", "", matrix, int64_t{1}, first, count);
 }
@@ -146,7 +142,8 @@ inline Tensor mm(const Tensor& a, const Tensor& b) {
   return product;
 }
 
-// The same memory as a tensor of other sizes and strides, from `offset` elements on.
+// The same memory as a tensor of other sizes and strides, from `offset` elements on. It bypasses the dispatcher, which
+// would take as long as a kernel.
 inline Tensor reinterpret(const Tensor& tensor, Sizes sizes, Sizes strides, int64_t offset = 0) {
   AtenTensorHandle result = nullptr;
   check(
@@ -154,6 +151,12 @@ inline Tensor reinterpret(const Tensor& tensor, Sizes sizes, Sizes strides, int6
           tensor.get(), static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), offset, &result),
       "reinterpret_tensor");
   return Tensor(result);
+}
+
+inline Tensor transpose(const Tensor& matrix) {
+  const int64_t shape[] = {matrix.sizes()[1], matrix.sizes()[0]};
+  const int64_t strides[] = {matrix.strides()[1], matrix.strides()[0]};
+  return reinterpret(matrix, Sizes(shape, 2), Sizes(strides, 2));
 }
 
 // The elements of a tensor, contiguous and aligned to `alignment` bytes: in place if they are, else in a copy.

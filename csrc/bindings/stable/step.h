@@ -44,13 +44,6 @@ class Rows {
   int64_t stride_;
 };
 
-// Bypasses the dispatcher, which would take as long as a kernel.
-inline Tensor transposed(const Tensor& matrix) {
-  const int64_t shape[] = {matrix.sizes()[1], matrix.sizes()[0]};
-  const int64_t strides[] = {matrix.strides()[1], matrix.strides()[0]};
-  return reinterpret(matrix, Sizes(shape, 2), Sizes(strides, 2));
-}
-
 template <class Device, class Cell>
 std::array<Tensor, 3> step(
     const Tensor& input, const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
@@ -93,8 +86,8 @@ std::array<Tensor, 3> step(
     arguments.weights_h_stride = weights_h.stride();
     return finish(new_columns());
   }
-  Tensor products_x = mm(input, transposed(weight_ih));
-  const Tensor products_h = mm(h_0, transposed(weight_hh));
+  Tensor products_x = mm(input, transpose(weight_ih));
+  const Tensor products_h = mm(h_0, transpose(weight_hh));
   arguments.products_x = products_x.data();
   arguments.products_h = products_h.data();
   return finish(kHasOneGradient<Cell> ? std::move(products_x) : new_columns());
@@ -135,22 +128,24 @@ std::array<Tensor, 3> step_backward(
       kOp, backward, kernel_dtype(kOp, "columns", columns), sizes, tensors, saved_c, 0, 0);
 }
 
-// The gradients of both biases, where a library has not summed them up already.
+// The gradients of both biases.
 template <class Device, class Cell>
-void bias_backward(
-    ScalarType dtype, const StepSizes& sizes, const Tensor& grad_x, const Tensor& grad_h_part, Tensor& of_x,
-    Tensor& of_h) {
+std::array<Tensor, 2> bias_backward(
+    ScalarType dtype, const StepSizes& sizes, const Tensor& grad_x, const Tensor& grad_h_part) {
   using Entries = typename Device::template Step<Cell>;
   if (Entries::bias_backward_alignment(dtype, sizes) == 0) {
-    of_x = sum_rows(grad_x);
-    of_h = kHasOneGradient<Cell> ? contiguous_copy(of_x) : sum_rows(grad_h_part);
-    return;
+    Tensor of_x = sum_rows(grad_x);
+    Tensor of_h = kHasOneGradient<Cell> ? contiguous_copy(of_x) : sum_rows(grad_h_part);
+    return {std::move(of_x), std::move(of_h)};
   }
+  Tensor of_x = allocate(grad_x.options(), Cell::kInput * sizes.state_size);
+  Tensor of_h = allocate(grad_x.options(), Cell::kRecurrent * sizes.state_size);
   const StepBiasBackwardArguments arguments{
       sizes, grad_x.data(), grad_h_part.data(), of_x.mutable_data(), of_h.mutable_data()};
   Device::run(StepOf<Cell>::kParametersBackward, grad_x, 0, 0, [&](auto stream) {
     return Entries::bias_backward(dtype, arguments, stream);
   });
+  return {std::move(of_x), std::move(of_h)};
 }
 
 // With the gradients of the parameters.
@@ -184,11 +179,9 @@ std::array<Tensor, 7> step_parameters_backward(
   }
   auto [grad_x, grad_h_part, grad_c_0] = step_backward<Device, Cell>(grad_h, grad_c, columns, saved_c);
   const Tensor& of_h = kHasOneGradient<Cell> ? grad_x : grad_h_part;
-  Tensor grad_weight_ih = mm(transposed(grad_x), input);
-  Tensor grad_weight_hh = mm(transposed(of_h), h_0);
-  Tensor grad_bias_ih = allocate(input.options(), Cell::kInput * sizes.state_size);
-  Tensor grad_bias_hh = allocate(input.options(), Cell::kRecurrent * sizes.state_size);
-  bias_backward<Device, Cell>(dtype, sizes, grad_x, grad_h_part, grad_bias_ih, grad_bias_hh);
+  Tensor grad_weight_ih = mm(transpose(grad_x), input);
+  Tensor grad_weight_hh = mm(transpose(of_h), h_0);
+  auto [grad_bias_ih, grad_bias_hh] = bias_backward<Device, Cell>(dtype, sizes, grad_x, grad_h_part);
   return {std::move(grad_x),         std::move(grad_h_part),  std::move(grad_c_0),    std::move(grad_weight_ih),
           std::move(grad_weight_hh), std::move(grad_bias_ih), std::move(grad_bias_hh)};
 }
@@ -211,8 +204,7 @@ std::array<Tensor, 2> step_input_backward(
   if (Entries::input_backward_alignment(dtype, sizes) == 0) {
     const Tensor& of_h = kHasOneGradient<Cell> ? grad_x : grad_h_part;
     // As a bias: the library adds it to the product.
-    return {
-        mm(grad_x, weight_ih), given == nullptr ? mm(of_h, weight_hh) : linear(of_h, transposed(weight_hh), *given)};
+    return {mm(grad_x, weight_ih), given == nullptr ? mm(of_h, weight_hh) : linear(of_h, transpose(weight_hh), *given)};
   }
   const Dense dense_grad_x(grad_x), dense_grad_h_part(grad_h_part), weights_x(weight_ih), weights_h(weight_hh);
   const std::optional<Dense> dense_given = dense(given);

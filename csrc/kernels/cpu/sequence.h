@@ -300,8 +300,8 @@ class Forward {
       if (column < Cell::kInput && in.bias_x != nullptr) {
         load_row(static_cast<const T*>(in.bias_x) + input_place<Cell>(column) * units, bias, units);
       }
-      if (column < kFirstRecurrent || in.bias_h == nullptr) continue;
-      const T* const bias_h = static_cast<const T*>(in.bias_h) + (column - kFirstRecurrent) * units;
+      if (column < kFirstRecurrent<Cell> || in.bias_h == nullptr) continue;
+      const T* const bias_h = static_cast<const T*>(in.bias_h) + (column - kFirstRecurrent<Cell>)*units;
       for (int64_t unit = 0; unit < units; ++unit) bias[unit] += load(bias_h[unit]);
     }
   }
@@ -313,7 +313,7 @@ class Forward {
       for (int64_t v = 0; v < slice_.vectors && in_.recurrent == nullptr; ++v) {
         run_with_width<kBytes>(Product<Cell::kRecurrent, C, kBytes>{
             count, slice_.units, h_[0].at, slice_.vectors * kLanes, &weights_[v * slice_.units * Cell::kRecurrent],
-            &columns_[kFirstRecurrent * slice_.vectors + v], slice_.vectors * Cell::kColumns, slice_.vectors});
+            &columns_[kFirstRecurrent<Cell> * slice_.vectors + v], slice_.vectors * Cell::kColumns, slice_.vectors});
       }
       if (in_.recurrent != nullptr) load_recurrent();
       for (int64_t r = 0; r < count; ++r) update(t, r);
@@ -329,7 +329,6 @@ class Forward {
   using C = typename Compute<T>::type;
   using Vec = Vector<C, kBytes>;
   static constexpr int kLanes = Vec::kLanes;
-  static constexpr int kFirstRecurrent = Cell::kColumns - Cell::kRecurrent;
   static constexpr auto kAll = std::make_integer_sequence<int, Cell::kColumns>();
 
   [[gnu::always_inline]] void pack() {
@@ -362,7 +361,7 @@ class Forward {
       for (int64_t column = 0; column < Cell::kRecurrent; ++column) {
         load_row(
             static_cast<const C*>(in_.recurrent) + (slice_.rows[r].sample * Cell::kRecurrent + column) * slice_.units,
-            columns_[(r * Cell::kColumns + kFirstRecurrent + column) * slice_.vectors].at, slice_.units);
+            columns_[(r * Cell::kColumns + kFirstRecurrent<Cell> + column) * slice_.vectors].at, slice_.units);
       }
     }
   }
@@ -403,7 +402,7 @@ class Forward {
     for (int64_t j = 0; j < units; ++j) {
       C sum = bias[j];
       if constexpr (kColumn < Cell::kInput) sum = products[j] + sum;
-      if constexpr (kColumn >= kFirstRecurrent) sum = sum + sums[j];
+      if constexpr (kColumn >= kFirstRecurrent<Cell>) sum = sum + sums[j];
       store(to[j], sum);
       sums[j] = load(to[j]);
     }

@@ -46,7 +46,6 @@ class Cell:
         self.one_step = one_step
         self.step = Step(cell, found) if f"{cell}_step" in _schemas.OPERATORS else None
         self.first_input = _schemas.CELLS[cell].first_input
-        self.gates = _schemas.CELLS[cell].recurrent
         self.cast = cast
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
@@ -518,9 +517,23 @@ def gru_sequence(
     Returns:
         ``output, h_n``: the hidden state after every step, ``[T, B, S]`` or ``[B, T, S]``, and the last one.
     """
+    options = {"batch_first": batch_first, "reverse": reverse}
+    return _with_one_state(GRU_CELL, input, state, weight_ih, weight_hh, bias, lengths, **options)
+
+
+def _with_one_state(
+    cell: Cell,
+    input: Tensor,
+    state: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias: tuple[Tensor, Tensor] | None,
+    lengths: Tensor | None,
+    **options: bool,
+) -> tuple[Tensor, Tensor]:
     # The state is kept in the compute type between steps, and multiplied by the weights in its own dtype.
-    arguments = input, weight_ih, weight_hh, *as_biases(GRU_CELL.name, bias), state, state
-    output, h_n, _ = GRU_CELL(arguments, lengths, batch_first=batch_first, reverse=reverse)
+    arguments = input, weight_ih, weight_hh, *as_biases(cell.name, bias), state, state
+    output, h_n, _ = cell(arguments, lengths, **options)
     return output, h_n
 
 
@@ -554,9 +567,8 @@ def rnn_sequence(
         ValueError: there is no such ``nonlinearity``.
     """
     cell = rnn_cell("rnn_sequence", nonlinearity)
-    arguments = input, weight_ih, weight_hh, *as_biases(cell.name, bias), state, state
-    output, h_n, _ = cell(arguments, lengths, batch_first=batch_first, reverse=reverse)
-    return output, h_n
+    options = {"batch_first": batch_first, "reverse": reverse}
+    return _with_one_state(cell, input, state, weight_ih, weight_hh, bias, lengths, **options)
 
 
 def rnn_cell(op: str, nonlinearity: str) -> Cell:

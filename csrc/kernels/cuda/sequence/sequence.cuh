@@ -12,10 +12,6 @@ namespace extops::cuda {
 
 enum class Pass { kForward, kBackward };
 
-// The columns before the recurrent ones.
-template <class Cell>
-constexpr int kFirstRecurrent = Cell::kColumns - Cell::kRecurrent;
-
 // The layout of the steps of a sequence, and which of them are valid.
 struct Steps {
   int time;

@@ -23,7 +23,7 @@ template <class Cell, class T, int kVector>
 __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in) {
   using C = typename Compute<T>::type;
   using V = Vector<T, kVector>;
-  constexpr int kFirst = kFirstRecurrentOf<Cell>;
+  constexpr int kFirst = kFirstRecurrent<Cell>;
   // The result of a library GEMM, kept as it is.
   const bool is_unchanged = in.columns == in.products_x && in.products_h == nullptr && in.bias_x == nullptr;
   wait_for_previous_kernel();

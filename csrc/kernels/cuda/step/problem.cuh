@@ -9,9 +9,6 @@
 
 namespace extops::cuda::step {
 
-template <class Cell>
-constexpr int kFirstRecurrentOf = Cell::kColumns - Cell::kRecurrent;
-
 template <class Cell, class T>
 struct Forward {
   using C = typename Compute<T>::type;
@@ -49,7 +46,7 @@ struct Forward {
   __device__ C bias(int column, int unit) const {
     C sum = 0;
     if (column < Cell::kInput && bias_x != nullptr) sum = load(bias_x[input_place<Cell>(column) * state_size + unit]);
-    const int of_h = column - kFirstRecurrentOf<Cell>;
+    const int of_h = column - kFirstRecurrent<Cell>;
     if (of_h >= 0 && bias_h != nullptr) sum += load(bias_h[of_h * state_size + unit]);
     return sum;
   }
@@ -96,7 +93,7 @@ struct Backward {
     if (column < Cell::kInput) {
       *reinterpret_cast<Value*>(grad_x + at(Cell::kInput, input_place<Cell>(column))) = value;
     }
-    const int of_recurrent = column - kFirstRecurrentOf<Cell>;
+    const int of_recurrent = column - kFirstRecurrent<Cell>;
     if (!kHasOneGradient<Cell> && of_recurrent >= 0) {
       *reinterpret_cast<Value*>(grad_h_part + at(Cell::kRecurrent, of_recurrent)) = value;
     }

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(32 * kWarps) small_kernel(Forward<Cell, T> in)
       const bool of_h = k0 + 32 * kVector * d < state_size;
 #pragma unroll
       for (int g = 0; g < Cell::kColumns; ++g) {
-        const int of_recurrent = g - kFirstRecurrentOf<Cell>;
+        const int of_recurrent = g - kFirstRecurrent<Cell>;
         // A column without a part in this product adds nothing.
         if (of_h ? of_recurrent < 0 : g >= Cell::kInput) continue;
         const V& weights = w[d][of_h ? (of_recurrent < 0 ? 0 : of_recurrent) : input_place<Cell>(g)];

@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads) parameters_backward_kernel(Parameter
   const int64_t end = min(batch, begin + part);
   // Of the rows of one of both weights, in their order.
   const auto column_of = [&](int w) {
-    return of_h ? kFirstRecurrentOf<Cell> + w : (w + kFirstInputOf<Cell>) % Cell::kInput;
+    return of_h ? kFirstRecurrent<Cell> + w : (w + kFirstInputOf<Cell>) % Cell::kInput;
   };
   const int weights = k >= depth ? 0 : of_h ? Cell::kRecurrent : Cell::kInput;
   C sums[kWeights][kUnits] = {};
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) parameters_backward_kernel(Parameter
     const int g = static_cast<int>(threadIdx.x) / kUnits;
     if (!sums_bias || unit >= state_size) return;
     if (g < Cell::kInput) store(in.grad_bias_x[input_place<Cell>(g) * state_size + unit], sum);
-    const int of_recurrent = g - kFirstRecurrentOf<Cell>;
+    const int of_recurrent = g - kFirstRecurrent<Cell>;
     if (of_recurrent >= 0 && in.grad_bias_h != nullptr) store(in.grad_bias_h[of_recurrent * state_size + unit], sum);
   };
   if constexpr (!kInCluster) {

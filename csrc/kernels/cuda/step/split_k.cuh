@@ -112,7 +112,7 @@ __device__ void load_k_tiles(
       // The weights of a column that has no part in a product are zeros: TMA fills them in beyond the last matrix.
 #pragma unroll
       for (int column = 0; column < Cell::kColumns; ++column) {
-        const int of_h = column < kFirstRecurrentOf<Cell> ? Cell::kRecurrent : column - kFirstRecurrentOf<Cell>;
+        const int of_h = column < kFirstRecurrent<Cell> ? Cell::kRecurrent : column - kFirstRecurrent<Cell>;
         const int of_input = column < Cell::kInput ? input_place<Cell>(column) : Cell::kInput;
         tma_load(
             weights + column * Tile::kUnitsBytes, is_of_h ? maps.weights_h : maps.weights_x, k, split.first_unit,
@@ -239,7 +239,7 @@ __device__ void multiply_k_tiles(
     const uint32_t rows = stages + stage * Tile::kStageBytes;
     const uint32_t weights = rows + Tile::kRowsBytes;
     if (kHasOneGradient<Cell> || split.is_of_h(k_tile)) {
-      sums.template add<kFirstRecurrentOf<Cell>, Cell::kRecurrent>(rows, weights);
+      sums.template add<kFirstRecurrent<Cell>, Cell::kRecurrent>(rows, weights);
     } else {
       sums.template add<0, Cell::kInput>(rows, weights);
     }

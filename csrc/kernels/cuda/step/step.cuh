@@ -56,10 +56,8 @@ bool is_for_small(ScalarType dtype, const StepSizes& sizes) {
   return sizes.state_size + sizes.input_features <= kMostDepth && multiplications<Cell>(sizes) < most;
 }
 
-// On other GPUs nothing was measured: there a library multiplies, and the kernels below are not compiled.
-inline bool is_hopper() { return has_hopper_tensor_cores(); }
-
-// The kernels of small problems (small.cuh, small_backward.cuh).
+// The kernels of small problems (small.cuh, small_backward.cuh). Nothing was measured on GPUs before or after Hopper:
+// there a library multiplies, and these kernels and those below are not compiled.
 template <class Cell, class T>
 Error launch_small(const Forward<Cell, T>& in, bool are_few_rows, cudaStream_t stream);
 template <class Cell, class T>
@@ -97,7 +95,7 @@ bool is_for_float32(ScalarType dtype, const StepSizes& sizes) {
 
 template <class Cell>
 int64_t alignment(ScalarType dtype, const StepSizes& sizes) {
-  if (!is_hopper() || !fits(sizes)) return 0;
+  if (!has_hopper_tensor_cores() || !fits(sizes)) return 0;
   const bool has_chunks = is_for_few_rows<Cell>(dtype, sizes) || is_for_tensor_cores<Cell>(dtype, sizes) ||
                           is_for_float32<Cell>(dtype, sizes);
   return has_chunks ? kChunkBytes : is_for_small<Cell>(dtype, sizes);
@@ -134,7 +132,7 @@ bool is_for_small_backward(ScalarType dtype, const StepSizes& sizes) {
   const bool is_few_in_tf32 = dtype == ScalarType::TF32 && sizes.batch <= kFewRows;
   const bool is_strict = dtype == ScalarType::Float || is_few_in_tf32;
   const double most = is_strict ? kStrictFloat32BackwardLimit : kOtherBackwardLimit;
-  return is_hopper() && fits(sizes) && sizes.batch > 0 && sizes.batch <= kMostBackwardRows &&
+  return has_hopper_tensor_cores() && fits(sizes) && sizes.batch > 0 && sizes.batch <= kMostBackwardRows &&
          multiplications<Cell>(sizes) < most;
 }
 
@@ -192,7 +190,9 @@ Error launch_backward(ScalarType dtype, const StepBackwardArguments& in, cudaStr
   });
 }
 
-inline int64_t bias_backward_alignment(const StepSizes& sizes) { return is_hopper() && sizes.batch <= kSumRows; }
+inline int64_t bias_backward_alignment(const StepSizes& sizes) {
+  return has_hopper_tensor_cores() && sizes.batch <= kSumRows;
+}
 
 template <class Cell>
 Error launch_bias_backward(ScalarType dtype, const StepBiasBackwardArguments& arguments, cudaStream_t stream) {
@@ -216,7 +216,8 @@ Error launch_bias_backward(ScalarType dtype, const StepBiasBackwardArguments& ar
 
 template <class Cell>
 int64_t input_backward_alignment(ScalarType dtype, const StepSizes& sizes) {
-  return dtype == ScalarType::Float && is_hopper() && fits(sizes) && multiplications<Cell>(sizes) < kInputBackwardLimit;
+  return dtype == ScalarType::Float && has_hopper_tensor_cores() && fits(sizes) &&
+         multiplications<Cell>(sizes) < kInputBackwardLimit;
 }
 
 // In float32 alone.
