@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autocast, _autograd, _checks, _private, _products, _schemas, reference
+from extops import _private, _products, reference
+from extops.binding import _schemas
+from extops.calling import _autocast, _autograd, _checks
 from extops.ops.lltm import lltm
 from extops.ops.step import Step
 
