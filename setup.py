@@ -63,7 +63,7 @@ class BuildLibraries(Command):
         include, csrc = self._package() / "include", ROOT / "csrc"
         shutil.rmtree(include, ignore_errors=True)
         for path in sorted(csrc.rglob("*")):
-            if path.suffix in (".h", ".cuh") or path.name == "launch.cu":
+            if path.suffix in (".h", ".cuh"):
                 copied = include / path.relative_to(csrc)
                 copied.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copied)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import extops
-from extops import _devices, _loader
+from extops.binding import _devices, _loader
 
 ROOT = Path(__file__).resolve().parent.parent
 _CLOCKS = ("clocks.sm", "clocks.mem", "clocks.max.sm", "power.draw", "temperature.gpu")

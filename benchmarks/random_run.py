@@ -20,8 +20,8 @@ from benchmarks import environment, protocol
 from benchmarks.runner import set_mode, tidy_up
 from benchmarks.shapes import MEASURES, Shape, draw, summarise
 from benchmarks.suite import RESULTS, say, slug, write
-from extops import _cudnn
-from extops._libraries import Library
+from extops.binding._libraries import Library
+from extops.choosing import _cudnn
 
 DTYPES = {"bfloat16": torch.bfloat16, "float64": torch.float64}
 MODULES = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}

@@ -2,7 +2,7 @@
 // for 9.0a and with -DEXTOPS_SM90A it has those for Hopper. See extops_cell.h.
 #pragma once
 
-#include "kernels/cuda/common/launch.cu"
+#include "kernels/cuda/common/launch_definitions.cuh"
 #include "kernels/cuda/sequence/float32_block.cuh"
 #include "kernels/cuda/sequence/float32_cluster.cuh"
 #include "kernels/cuda/sequence/group.cuh"

@@ -1,7 +1,7 @@
 """The native libraries: their sources, and how each is compiled and linked.
 
-Two builders read it: the wheel build (`extops_build/compile.py`), and the just-in-time build of `extops._jit`, by the
-path of this file, which hands the same sources and flags to `torch.utils.cpp_extension.load`.
+Two builders read it: the wheel build (`extops_build/compile.py`), and the just-in-time build of `extops.binding._jit`,
+by the path of this file, which hands the same sources and flags to `torch.utils.cpp_extension.load`.
 """
 
 from __future__ import annotations

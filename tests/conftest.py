@@ -159,7 +159,7 @@ def pytest_report_header(config: pytest.Config) -> str:
     import torch
 
     import extops
-    from extops import _loader
+    from extops.binding import _loader
 
     return (
         f"extops {extops.__version__} ({_loader.binding} binding), "

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import extops
 import extops.reference
-from extops import _schemas
+from extops.binding import _schemas
 
 Tensors = tuple[Tensor, ...]
 Sample = Callable[[], Tensors]

@@ -40,7 +40,7 @@ class Own:
     states: int
 
     def load(self, device: str) -> Callable[..., Any]:
-        if extops._loader.binding != "stable":
+        if extops.binding._loader.binding != "stable":
             pytest.skip("needs torch 2.10 or newer")
         needs_programs("c++", "ninja", *(["nvcc"] if device == "cuda" else []))
         return _load(self)
@@ -263,7 +263,7 @@ START = """
 import os, sys
 from pathlib import Path
 import extops
-from extops import _jit
+from extops.binding import _jit
 
 folder = Path(sys.argv[1])
 os.environ |= {"TORCH_EXTENSIONS_DIR": str(folder / "build"), "PROCESS": str(os.getpid())}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import extops
-from extops import _choice
+from extops.choosing import _choice
 
 Sizes = tuple[int, int, int]
 

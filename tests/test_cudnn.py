@@ -20,7 +20,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.checkpoint import checkpoint
 
 import extops
-from extops import _choice, _cudnn, _private
+from extops import _private
+from extops.choosing import _choice, _cudnn
 from operators import GPU, Tensors, by_device, dtype_name
 from processes import run_alone
 

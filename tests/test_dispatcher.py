@@ -544,7 +544,7 @@ for owner, names in names_of.items():
 import extops
 
 assert [name for name, found in extops._private.IN_USE.items() if not found] == missing
-assert extops._autograd.is_plain() == {is_plain}
+assert extops.calling._autograd.is_plain() == {is_plain}
 
 make = lambda *shape: torch.randn(shape, dtype=torch.float64, requires_grad=True)
 cell = make(3, 5), make(12, 9), make(12), make(3, 4), make(3, 4)

@@ -18,7 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import extops
-from extops import _devices, _errors, _loader, _schemas
+from extops.binding import _devices, _loader, _schemas
+from extops.calling import _errors
 from operators import (
     ELEMENTWISE_MULT,
     GPU,

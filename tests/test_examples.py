@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import extops
-from extops import _jit
+from extops.binding import _jit
 from operators import by_device, needs_programs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -56,7 +56,7 @@ def test_sequence(device: str, tmp_path: Path) -> None:
 @by_device
 @pytest.mark.slow
 def test_own_cell(device: str) -> None:
-    if extops._loader.binding != "stable":
+    if extops.binding._loader.binding != "stable":
         pytest.skip("needs torch 2.10 or newer")
     needs_programs("c++", "ninja", *(["nvcc"] if device == "cuda" else []))
     output = run("own_cell/own_cell", "--device", device)

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import extops
-from extops import _loader
+from extops.binding import _loader
 
 # Operators of every kind, and errors of every origin: the checks, torch in Python, torch in a binding.
 CALLS = """
 import sys, torch, extops
-from extops import _kernels
+from extops.choosing import _kernels
 
 def fails(function, *arguments):
     try:
@@ -34,7 +34,7 @@ large = torch.ones(1).expand(2**46)
 assert "allocate memory" in fails(extops.round_ste, large)
 rows = [one[:1].detach().expand(2**46, -1) for one in (x[0], h, c)]
 assert "allocate memory" in fails(extops.lltm, rows[0], weights, bias, *rows[1:])
-print("extops._legacy" in sys.modules)
+print("extops.binding._legacy" in sys.modules)
 """
 
 
@@ -63,4 +63,4 @@ def test_only_the_choice_of_the_binding_imports_it() -> None:
         for path in package.rglob("*.py")
         if any("_legacy" in name for name in imported(path))
     }
-    assert importers == {"_loader.py"}
+    assert importers == {"binding/_loader.py"}

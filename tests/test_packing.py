@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import extops
-from extops import _choice, _packing
+from extops.choosing import _choice, _packing
 from operators import Tensors, by_device
 
 FEATURES, STATE = 3, 4

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import extops
-from extops._devices import build_info
+from extops.binding._devices import build_info
 from operators import (
     LLTM,
     Tensors,

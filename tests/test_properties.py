@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import extops
-from extops import _schemas
+from extops.binding import _schemas
 from operators import (
     DTYPES,
     ELEMENTWISE_MULT,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import extops
 import operators
-from extops._libraries import Library
+from extops.binding._libraries import Library
 from operators import Tensors, sequence, sequence_by_cells
 from test_precision import tf32
 

@@ -137,7 +137,7 @@ _SERVES = Step.serves
 def test_where_plain_calls_come_here(cell: str, device: str) -> None:
     """On a GPU, where a cell with one state is not given two."""
     input = torch.randn(3, 5, device=device)
-    has_kernels = device == "cuda" and extops._loader.binding == "stable"
+    has_kernels = device == "cuda" and extops.binding._loader.binding == "stable"
     assert _SERVES(STEPS[cell], input, True) is has_kernels
     assert _SERVES(STEPS[cell], input, False) is (has_kernels and cell == "lstm")
 
@@ -473,9 +473,9 @@ LISTED = [
 
 
 def arguments_of(name: str, device: str, dtype: torch.dtype = torch.float32) -> list[Any]:
-    schema = extops._schemas.OPERATORS[name]
+    schema = extops.binding._schemas.OPERATORS[name]
     values = {"batch": 3, "input_features": 5, "state_size": 4}
-    shapes = [extops._schemas.shape_of(row, values) for row in schema.arguments]
+    shapes = [extops.binding._schemas.shape_of(row, values) for row in schema.arguments]
     return [torch.randn(shape, device=device, dtype=dtype) for shape in shapes]
 
 
@@ -492,7 +492,7 @@ def test_opcheck(name: str, device: str, layout: str) -> None:
 @pytest.mark.parametrize("name", LISTED)
 def test_wrong_arguments_of_an_operator(name: str, device: str) -> None:
     """The message names the operator and the argument."""
-    rows = extops._schemas.OPERATORS[name].arguments
+    rows = extops.binding._schemas.OPERATORS[name].arguments
     sizes = [size for row in rows for terms in row.shape for _, size in terms]
     required = [place for place, row in enumerate(rows) if not row.optional]
     for place, row in enumerate(rows):

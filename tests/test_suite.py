@@ -110,9 +110,9 @@ def test_side_by_side_the_same_is_counted_and_recorded(suite: Path) -> None:
 def test_compiling_just_in_time_is_said_before(suite: Path) -> None:
     """It prints nothing, and may take minutes."""
     (suite / "jit.py").write_text("import os\nos.environ['EXTOPS_JIT'] = 'csrc'\n")
-    (suite / "extops").mkdir()
+    (suite / "extops" / "binding").mkdir(parents=True)
     (suite / "extops" / "__init__.py").write_text("__version__ = '1'\n")
-    (suite / "extops" / "_loader.py").write_text("binding = 'pretended'\n")
+    (suite / "extops" / "binding" / "_loader.py").write_text("binding = 'pretended'\n")
     said = "extops: compiling what is new in csrc"
     assert said in run_suite(suite, "-p", "jit")[1].split("extops 1 (pretended binding)")[0]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import extops
-from extops import _loader
+from extops.binding import _loader
 from operators import (
     LLTM,
     Operator,

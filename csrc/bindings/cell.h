@@ -29,7 +29,7 @@ EXTOPS_ARGUMENTS(StepParametersBackwardTensors, StepSizes, EXTOPS_STEP_SIZES, EX
 template <class Cell>
 EXTOPS_ARGUMENTS(StepInputBackwardTensors, StepSizes, EXTOPS_STEP_SIZES, EXTOPS_STEP_INPUT_BACKWARD)
 
-// What extops._schemas asks a library of an operator.
+// What extops.binding._schemas asks a library of an operator.
 struct Operator {
   std::string schema;
   const char* sizes;

@@ -6,16 +6,17 @@ any order, and works under ``torch.compile``, ``torch.export``, autocast, CUDA g
 Where it cannot be imported or gives an error on the GPU, ``python -m extops_doctor`` says why.
 """
 
-from extops import _devices, _loader
+from extops.binding import _devices, _loader
 
 __version__ = _devices.own_version()
 _loader.load()
 
 # Operators can only be registered once the libraries are loaded.
-from extops import _flops, reference
+from extops import reference
 from extops._cell_check import check_cell
-from extops._kernels import which_kernel
+from extops.calling import _flops
 from extops.cells import load_cell
+from extops.choosing._kernels import which_kernel
 from extops.modules import LLTM, LLTMLayer, RoundSTE
 from extops.ops.lltm import lltm
 from extops.ops.multiply import elementwise_mult

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _jit, reference
+from extops import reference
+from extops.binding import _jit
 
 
 def lltm(

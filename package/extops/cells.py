@@ -10,7 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from extops import _checks, _devices, _jit, _loader, _schemas, reference
+from extops import reference
+from extops.binding import _devices, _jit, _loader, _schemas
+from extops.calling import _checks
 from extops.ops.sequence import Cell, as_biases
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

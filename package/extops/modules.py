@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _autograd, _checks, _packing, _private, reference
-from extops._packing import Packing, States
+from extops import _private, reference
+from extops.calling import _autograd, _checks
+from extops.choosing import _packing
+from extops.choosing._packing import Packing, States
 from extops.ops.lltm import lltm
 from extops.ops.rounding import round_ste
 from extops.ops.sequence import lltm_sequence

@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from extops import _private, _schemas
-from extops._operator import reference_of
+from extops import _private
+from extops.binding import _schemas
+from extops.calling._operator import reference_of
 from extops.ops.multiply import multiply as _multiply
 from extops.ops.rounding import round_ste as _round_ste
 

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _autocast, _autograd, _checks, _choice, _cudnn, _schemas
-from extops._packing import Packing, States
+from extops.binding import _schemas
+from extops.calling import _autocast, _autograd, _checks
+from extops.choosing import _choice, _cudnn
+from extops.choosing._packing import Packing, States
 from extops.modules import Layers, Results, parameter_of
 from extops.ops.sequence import (
     GRU_CELL,

@@ -235,7 +235,7 @@ def try_out(report: Report) -> None:
         extops = importlib.import_module("extops")
         import torch
 
-        from extops._devices import devices
+        from extops.binding._devices import devices
 
         for device in ("cpu", "cuda") if gpu and "cuda" in devices else ("cpu",):
             rounded = extops.round_ste(torch.tensor([0.2, 0.5]).to(device)).tolist()

@@ -203,7 +203,8 @@ def test_messages_are_those_of_the_sources() -> None:
     page = (DOCS / "troubleshooting.md").read_text()
     messages = re.findall(r"^(?:`` (.+) ``|`(.+)`)\n: ", page, re.MULTILINE)
     assert len(messages) > 10
-    known = literals() + (ROOT / "csrc" / "kernels" / "cuda" / "common" / "launch.cu").read_text()
+    launch = ROOT / "csrc" / "kernels" / "cuda" / "common" / "launch_definitions.cuh"
+    known = literals() + launch.read_text()
     for message in messages:
         for part in "".join(message).split("…"):
             assert part.strip() in known, message

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import extops
-from extops._libraries import Library
+from extops.binding._libraries import Library
 from tools.fuzz.beside import beside
 from tools.fuzz.cases import OWN_CELLS, Answer, Case
 from tools.fuzz.problem import Problem, Run, Tensors, narrowest

@@ -17,8 +17,8 @@ extern "C" [[gnu::weak, gnu::visibility("default")]] const char* torch_exception
 
 namespace extops::stable {
 
-// The type of torch's exception is lost: package/extops/_errors.py recognises this error by its message, and restores
-// the type.
+// The type of torch's exception is lost: package/extops/calling/_errors.py recognises this error by its message, and
+// restores the type.
 inline void check(AOTITorchError code, const char* name) {
   if (code == AOTI_TORCH_SUCCESS) return;
   auto* const what = torch_exception_get_what_without_backtrace;

@@ -1,4 +1,4 @@
-// The CPU as a `Device` of bindings; see lltm.h.
+// The CPU as a `Device` of bindings; see device.h.
 #pragma once
 
 #include <atomic>

@@ -1,4 +1,4 @@
-// A GPU as a `Device` of bindings; see lltm.h.
+// A GPU as a `Device` of bindings; see device.h.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>

@@ -1,5 +1,5 @@
 // All elementwise operators on torch's stable ABI, by their schemas.
-// A `Device` is a type with `elementwise(index)`, which gives a kernel, and a `run` as in lltm.h.
+// A `Device` is a type with `elementwise(index)`, which gives a kernel, and a `run` as in device.h.
 #pragma once
 
 #include <algorithm>

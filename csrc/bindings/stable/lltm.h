@@ -1,32 +1,15 @@
-// The LLTM on torch's stable ABI.
-// A `Device` is a type with the kernels' entry points and a `run(op, tensor, count, grain, kernel)` that calls `kernel`
-// with what the entry points take last. Some kernels, and TF32, exist only where `Device::kIsCuda`.
+// The LLTM on torch's stable ABI; see device.h for what a `Device` is.
 #pragma once
 
 #include "../../kernels/lltm.h"
-#include "table.h"
+#include "device.h"
 
 namespace extops::stable {
 
 inline int64_t elements(const LltmSizes& sizes) { return sizes.batch * sizes.state_size; }
 
-// Below so many multiplications, another thread costs more than it saves.
-inline int64_t grain_of(int64_t multiplications) { return 1 + 250000 / std::max<int64_t>(multiplications, 1); }
-
 // A piece is a column of the state.
 inline int64_t grain_of_whole(const LltmSizes& sizes) { return grain_of(3 * sizes.batch * sizes.columns()); }
-
-inline bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtype == ScalarType::BFloat16; }
-
-// The dtype, or TF32 where the device may compute products in it.
-template <class Device>
-ScalarType product_dtype(ScalarType dtype, bool allow_tf32) {
-  return dtype == ScalarType::Float && Device::kIsCuda && allow_tf32 ? ScalarType::TF32 : dtype;
-}
-
-inline const Tensor* get(const std::optional<Tensor>& tensor) {
-  return tensor.has_value() && tensor->defined() ? &*tensor : nullptr;
-}
 
 template <class Device>
 std::array<Tensor, 2> run_cell(

@@ -1,10 +1,10 @@
-// The cells over whole sequences on torch's stable ABI; see lltm.h for what a `Device` is. `Device::Sequence<Cell>` has
-// the entry points of a cell.
+// The cells over whole sequences on torch's stable ABI; see device.h for what a `Device` is. `Device::Sequence<Cell>`
+// has the entry points of a cell.
 #pragma once
 
 #include "../../kernels/sequence.h"
 #include "../cell.h"
-#include "lltm.h"
+#include "device.h"
 
 namespace extops::stable {
 

@@ -1,4 +1,4 @@
-// One step of a cell on torch's stable ABI; see lltm.h for what a `Device` is. `Device::Step<Cell>` has the entry
+// One step of a cell on torch's stable ABI; see device.h for what a `Device` is. `Device::Step<Cell>` has the entry
 // points of a cell. On a CPU torch's own cells are faster, and the operator is a composition of torch's calls.
 #pragma once
 

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autocast, _autograd, _checks, _private, _schemas, reference
+from extops import _private, reference
+from extops.binding import _schemas
+from extops.calling import _autocast, _autograd, _checks
 
 _OP = "lltm"
 

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autograd, _private, _schemas
-from extops._operator import Gradient, operator
+from extops import _private
+from extops.binding import _schemas
+from extops.calling import _autograd
+from extops.calling._operator import Gradient, operator
 
 _OP = "elementwise_mult"
 

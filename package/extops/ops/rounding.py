@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from extops._operator import StraightThrough, operator
+from extops.calling._operator import StraightThrough, operator
 
 
 @operator("round_ste", StraightThrough())

@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autocast, _autograd, _checks, _private, _products, _schemas, reference
+from extops import _private, reference
+from extops.binding import _schemas
+from extops.calling import _autocast, _autograd, _checks
 from extops.ops.lltm import lltm
+from extops.ops.sequence_gradients import gradients
 from extops.ops.step import Step
 
 _allows_tf32 = _private.allows_tf32
@@ -217,7 +220,7 @@ class _Sequence(torch.autograd.Function):
             found = (None,) * len(needs)
         else:
             with _autograd.below_autograd():
-                found = _gradients(
+                found = gradients(
                     ctx.cell,
                     inputs,
                     lengths,
@@ -227,102 +230,6 @@ class _Sequence(torch.autograd.Function):
                     ctx.reverse,
                 )
         return None, None, None, *found, None
-
-
-@_autocast.outside
-def _gradients(
-    cell: Cell,
-    inputs: list[Tensor],
-    lengths: Tensor | None,
-    kept: tuple[Tensor, Tensor, Tensor],
-    towards: tuple[Tensor | None, ...],
-    needs: tuple[bool, ...],
-    reverse: bool,
-) -> tuple[Tensor | None, ...]:
-    """The gradients of the input, the parameters, ``h_0`` and ``c_0`` that are needed."""
-    input, *parameters, h_0, _ = inputs
-    needs_input, *needs_parameters, _, _ = needs
-    weights = parameters[: len(parameters) // 2]
-    output, gates, cells = kept
-    allow_tf32 = input.is_cuda and _allows_tf32()
-    grad_gates, grad_h_0, grad_c_0 = cell.eager_backward(
-        *towards, weights[-1], gates, cells, lengths, reverse=reverse, allow_tf32=allow_tf32
-    )
-    batch_first = _schemas.is_batch_first(gates)
-    rows = _schemas.rows(grad_gates, batch_first)
-    counts = None if lengths is None else reference.steps_that_count(lengths, input.shape[0])
-    state_size = h_0.shape[1]
-    shift = cell.first_input * state_size
-    weights_x = weights[0] if len(weights) > 1 else weights[0][:, state_size:]
-    # Narrowed, not indexed: indexing all columns returns an alias, which a batched gradient cannot create.
-    rows_x = rows.narrow(1, 0, len(weights_x))
-    rows_h = rows.narrow(1, rows.shape[1] - len(weights[-1]), len(weights[-1]))
-    grad_input = None
-    if needs_input:
-        of_rows = _products.mm(rows_x, weights_x.roll(shift, 0) if shift else weights_x)
-        grad_input = _transposed(of_rows.view(_transposed(input, batch_first).shape), batch_first)
-        if counts is not None:  # a weight may be infinite or NaN, and zero times that is NaN
-            grad_input = torch.where(counts, grad_input, 0)
-
-    def factor(*steps: Tensor) -> Tensor:
-        of_batch = [_transposed(x, batch_first) for x in steps]
-        joined = torch.cat(of_batch, dim=2) if len(steps) > 1 else of_batch[0]
-        if counts is not None:  # so may be the factors of steps that are not valid
-            joined = torch.where(_transposed(counts, batch_first), joined, 0)
-        return joined.flatten(0, 1)
-
-    found: list[Tensor | None] = [None for _ in parameters]
-    if any(needs_parameters[: len(weights)]):
-        old_h = _old_h(h_0, output, lengths, batch_first, reverse)
-        if len(weights) == 1:
-            found[0] = torch.mm(rows.t(), factor(old_h, input))
-        else:
-            if needs_parameters[0]:
-                of_rows = torch.mm(rows_x.t(), factor(input))
-                found[0] = of_rows.roll(-shift, 0) if shift else of_rows
-            found[1] = torch.mm(rows_h.t(), factor(old_h)) if needs_parameters[1] else None
-    needs_biases = needs_parameters[len(weights) :]
-    if any(needs_biases):
-        sums = rows.sum(0)
-        if len(needs_biases) == 1:
-            found[-1] = sums
-        else:
-            sizes = rows_x.shape[1], rows_h.shape[1]
-            found[len(weights) :] = _bias_gradients(sums, *sizes, shift, needs_biases)
-    return grad_input, *found, grad_h_0, grad_c_0
-
-
-def _bias_gradients(
-    sums: Tensor, of_input: int, of_h: int, shift: int, needs: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """The sums of the first ``of_input`` columns and of the last ``of_h`` columns."""
-    first = sums.narrow(0, 0, of_input)
-    second = sums.narrow(0, len(sums) - of_h, of_h)
-    if shift:
-        first = first.roll(-shift, 0)
-    elif all(needs):
-        first = first.clone()  # the two may overlap, and the caller may change one in place
-    return first if needs[0] else None, second if needs[1] else None
-
-
-def _old_h(
-    h_0: Tensor, output: Tensor, lengths: Tensor | None, batch_first: bool, reverse: bool
-) -> Tensor:
-    """The hidden state before each step, ``[T, B, S]``, in the memory order of the output."""
-    time = output.shape[0]
-    states = (output, h_0.unsqueeze(0)) if reverse else (h_0.unsqueeze(0), output)
-    joined = torch.cat([_transposed(x, batch_first) for x in states], dim=1 if batch_first else 0)
-    # One more than there are steps, even if there are none: an index from the end, or an assignment to a slice, would
-    # add a guard on the number of steps, and a program for any number has none.
-    old_h = _transposed(joined, batch_first).narrow(0, int(reverse), time)
-    if lengths is None or not reverse:
-        return old_h
-    is_last = torch.arange(time, device=output.device).unsqueeze(1) == lengths - 1
-    return torch.where(is_last.unsqueeze(2), h_0, old_h)
-
-
-def _transposed(sequence: Tensor, batch_first: bool) -> Tensor:
-    return sequence.transpose(0, 1) if batch_first else sequence
 
 
 _apply = _private.apply(_Sequence)

@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autocast, _autograd, _loader, _private, _schemas, reference
+from extops import _private, reference
+from extops.binding import _loader, _schemas
+from extops.calling import _autocast, _autograd
 
 _allows_tf32 = _private.allows_tf32
 _library = torch.library.Library("extops", "IMPL")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from extops import _schemas
+from extops.binding import _schemas
 
 OURS, TORCH, CUDNN = "", "torch", "cudnn"
 

@@ -10,7 +10,9 @@ from typing import Any, ParamSpec, Protocol, cast
 import torch
 from torch import Tensor
 
-from extops import _autograd, _checks, _errors, _private, _schemas, _sharding
+from extops import _private
+from extops.binding import _schemas
+from extops.calling import _autograd, _checks, _errors, _sharding
 
 P = ParamSpec("P")
 

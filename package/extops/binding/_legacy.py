@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _autocast, _libraries, _schemas
-from extops._libraries import DTYPES
 from extops._products import mm
+from extops.binding import _libraries, _schemas
+from extops.binding._libraries import DTYPES
+from extops.calling import _autocast
 
 Kernel = Callable[..., "bytes | None"]
 

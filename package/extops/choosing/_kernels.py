@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _autocast, _checks, _cudnn, _loader
+from extops.binding import _loader
+from extops.calling import _autocast, _checks
+from extops.choosing import _cudnn
 from extops.modules import Layers, LLTMLayer
 from extops.ops import sequence
 from extops.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from extops import _autocast, _autograd, _choice, _packing, _private, _schemas, reference
-from extops._libraries import Library
-from extops._packing import States
+from extops import _private, reference
+from extops.binding import _schemas
+from extops.binding._libraries import Library
+from extops.calling import _autocast, _autograd
+from extops.choosing import _choice, _packing
+from extops.choosing._packing import States
 from extops.ops.sequence import CELLS
 
 _library = functools.cache(Library)

@@ -12,7 +12,7 @@ devices = {"meta"}
 
 def build_info() -> dict[str, Any]:
     """What the installed libraries were built from and with; empty where they were compiled just in time."""
-    return read_build_info(Path(__file__).parent)
+    return read_build_info(Path(__file__).parents[1])
 
 
 def own_version() -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from extops import _checks, _schemas
+from extops.binding import _schemas
+from extops.calling import _checks
 
 _ALLOCATING = ("empty_strided", "aten::clone")
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from extops import _checks
+from extops.calling import _checks
 
 States = tuple[Tensor, ...]
 Packing = tuple[Tensor, Tensor]

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from extops import _schemas
+from extops.binding import _schemas
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _schemas
+from extops.binding import _schemas
 
 _COUNTER = "torch.utils.flop_counter"
 

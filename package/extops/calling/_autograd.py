@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from extops import _autocast, _errors, _private, _schemas
+from extops import _private
+from extops.binding import _schemas
+from extops.calling import _autocast, _errors
 
 # Looked up once: every call asks.
 _is_compiling = torch.compiler.is_compiling

@@ -7,7 +7,7 @@ above each of them a binding on torch's stable ABI. The torch that is found deci
 binding  torch           how
 =======  ==============  ================================================================================
 stable   2.10 and newer  ``libextops_stable_cpu``, ``libextops_stable_cuda``
-legacy   2.4 to 2.9      :mod:`extops._legacy`: raw pointers through ctypes, operators defined from Python
+legacy   2.4 to 2.9      :mod:`extops.binding._legacy`: raw pointers through ctypes, operators defined from Python
 =======  ==============  ================================================================================
 """
 
@@ -16,10 +16,10 @@ import re
 from pathlib import Path
 from types import ModuleType
 
-from extops._devices import devices, own_version
 from extops._requirements import REINSTALL, STABLE_TORCH, LoadError, check_torch
+from extops.binding._devices import devices, own_version
 
-_FOLDER = Path(__file__).parent
+_FOLDER = Path(__file__).parents[1]
 
 binding = ""
 """``"stable"`` or ``"legacy"``, once loaded."""
@@ -60,12 +60,12 @@ def _load(torch: ModuleType, devices: list[str], libraries: dict[str, Path]) -> 
     if binding == "stable":  # first: if one does not load, this error is the one to report
         for device in devices:
             torch.ops.load_library(libraries[f"libextops_stable_{device}"])
-    from extops import _libraries, _schemas
+    from extops.binding import _libraries, _schemas
 
     _libraries.paths.update(kernels)
     operators = _schemas.load(kernels["cpu"])
     if binding == "legacy":
-        from extops import _legacy
+        from extops.binding import _legacy
 
         _legacy.load()
     _schemas.register_fakes(operators)
@@ -92,7 +92,7 @@ def _find_libraries() -> dict[str, Path]:
     """File names without their extension, and where they are."""
     sources = os.environ.get("EXTOPS_JIT")
     if sources:
-        from extops import _jit
+        from extops.binding import _jit
 
         return _jit.build_libraries(Path(sources), binding)
     found = {path.stem: path for path in _FOLDER.glob("libextops_*.so")}

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from extops import _devices
+from extops.binding import _devices
 
 FAILURES = (RuntimeError, TypeError, AttributeError)
 """What a call with wrong arguments may raise before they are checked."""

@@ -1,0 +1,79 @@
+// What one file of a library defines for the others, since it depends on all architectures of the build. Files with
+// kernels for one architecture are compiled for that alone.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "../../sequence.h"
+#include "launch.cuh"
+
+namespace extops::cuda {
+
+namespace {
+
+__global__ void architecture_kernel() {}
+
+template <int64_t... kArchitectures>
+struct ArchitectureList {
+  static void print(char* text, size_t size) {
+    size_t used = 0;
+    ((used += std::snprintf(
+          text + std::min(used, size), size - std::min(used, size), " %d.%d", static_cast<int>(kArchitectures / 100),
+          static_cast<int>(kArchitectures % 100 / 10))),
+     ...);
+  }
+};
+
+std::string& sequence_kernel() {
+  static std::string name = [] {
+    const char* const given = std::getenv(kSequenceKernelVariable);
+    return given == nullptr ? "" : given;
+  }();
+  return name;
+}
+
+}  // namespace
+
+const char* named_sequence_kernel() { return sequence_kernel().c_str(); }
+
+int code_architecture() {
+  static std::atomic<int> known[64];
+  int device = 0;
+  cudaGetDevice(&device);
+  const int before = device < 64 ? known[device].load(std::memory_order_relaxed) : 0;
+  if (before > 0) return before;
+  cudaFuncAttributes attributes{};
+  if (cudaFuncGetAttributes(&attributes, architecture_kernel) != cudaSuccess) cudaGetLastError();
+  if (device < 64) known[device].store(attributes.ptxVersion * 10, std::memory_order_relaxed);
+  return attributes.ptxVersion * 10;
+}
+
+Error launch_error() {
+  const cudaError_t status = cudaGetLastError();
+  if (status == cudaSuccess) return nullptr;
+  thread_local char message[512];
+  constexpr const char* kDoctor = "; run: python -m extops_doctor";
+  if (status == cudaErrorNoKernelImageForDevice) {
+    char architectures[128];
+    ArchitectureList<__CUDA_ARCH_LIST__>::print(architectures, sizeof(architectures));
+    int device = 0, major = 0, minor = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+    std::snprintf(
+        message, sizeof(message), "this GPU is of compute capability %d.%d, and this extops was compiled for%s%s",
+        major, minor, architectures, kDoctor);
+  } else {
+    const bool unfit = status == cudaErrorInsufficientDriver || status == cudaErrorUnsupportedPtxVersion;
+    std::snprintf(message, sizeof(message), "%s%s", cudaGetErrorString(status), unfit ? kDoctor : "");
+  }
+  return message;
+}
+
+}  // namespace extops::cuda
+
+EXTOPS_API void extops_name_sequence_kernel_cuda(const char* name) { extops::cuda::sequence_kernel() = name; }
