@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from extops import _autocast, _autograd, _choice, _packing, _private, _schemas
-from extops._libraries import Library
+from extops._libraries import library
 from extops._packing import States
 from extops.ops.sequence import CELLS
 
-_library = functools.cache(Library)
 _cudnn: Any = torch.backends.cudnn
 _AS_IT_IS = contextlib.nullcontext()
 _DTYPES = torch.float32, torch.bfloat16, torch.float16
@@ -36,7 +35,7 @@ def place_of(input: Tensor, time: int, batch: int) -> Place:
     the pass.
     """
     given = _autocast.cast(input[:0])[0].dtype if _autocast.is_on() else input.dtype
-    dtype = _library("cuda").product_dtype(given, _private.allows_tf32())
+    dtype = library("cuda").product_dtype(given, _private.allows_tf32())
     is_batch_first = input.dim() == 3 and _schemas.is_batch_first(input)
     stream = torch.cuda.current_stream(input.device).cuda_stream
     is_captured = torch.cuda.is_current_stream_capturing()
@@ -50,7 +49,7 @@ def kernel_of(cell: str, state_size: int, backward: bool, place: Place) -> str:
     # The stride of the weights is left out: no kernel depends on it.
     sizes = (c_int64 * 8)(time, batch, state_size, state_size, *strides, 0, 0)
     types = c_char_p, c_int32, c_void_p, c_int64, c_void_p
-    entry = _library("cuda").entry(f"{cell}_sequence_kernel", *types)
+    entry = library("cuda").entry(f"{cell}_sequence_kernel", *types)
     with torch.cuda.device(device):
         name: bytes = entry(dtype, sizes, backward, stream)
     return name.decode()

@@ -3,6 +3,7 @@
 import functools
 import logging
 import warnings
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -304,6 +305,8 @@ class RNN(_OneState, _TorchLayers):
 class _TorchCell(torch.nn.RNNCellBase):
     _number_of_states = 2
     _step: Step | None
+    _torchs: Callable[..., Any]
+    """torch's function for a step."""
     __prepare_scriptable__ = _checks.refuse_script
 
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
@@ -340,10 +343,18 @@ class _TorchCell(torch.nn.RNNCellBase):
         has_one_state = self._number_of_states == 1
         step = None if _autocast.is_on() else self._step
         if step is not None and step.serves(input, has_one_state):
-            return self._of_states(step(input, *parameters, *states))
-        if is_cpu and suit_torchs(input, parameters, states):
-            return super().forward(input, hx)  # little but products of a library
+            if self.has_kernel(input):
+                return self._of_states(step(input, *parameters, *states))
+            is_torchs = True
+        else:
+            is_torchs = is_cpu
+        if is_torchs and suit_torchs(input, parameters, states):
+            return self._torchs(input, hx, *parameters)  # little but GEMMs of a library
         return None
+
+    def has_kernel(self, input: Tensor) -> bool:
+        """Whether our kernel computes ``[B, I]`` on a GPU; torch's own cell does, where GEMMs are a library's."""
+        return self._step is not None and self._step.has_kernel(input, self.hidden_size)
 
     def _composed(self, input: Tensor, hx: Any) -> Any:
         name = type(self).__name__
@@ -375,6 +386,7 @@ class LSTMCell(_TorchCell, torch.nn.LSTMCell):
     """:class:`torch.nn.LSTMCell` by extops' kernels: the same arguments, parameters and results."""
 
     _step = LSTM_CELL.step
+    _torchs = staticmethod(torch.lstm_cell)
     _run = staticmethod(_run_lstm)  # type: ignore[assignment]
 
 
@@ -382,6 +394,7 @@ class GRUCell(_OneState, _TorchCell, torch.nn.GRUCell):
     """:class:`torch.nn.GRUCell` by extops' kernels: the same arguments, parameters and results."""
 
     _step = GRU_CELL.step
+    _torchs = staticmethod(torch.gru_cell)
     _run = staticmethod(_run_gru)  # type: ignore[assignment]
 
 
@@ -391,6 +404,9 @@ class RNNCell(_OneState, _TorchCell, torch.nn.RNNCell):
     @property
     def _step(self) -> Step | None:  # type: ignore[override]
         return RNN_CELLS[self.nonlinearity].step if self.nonlinearity in RNN_CELLS else None
+
+    def _torchs(self, *arguments: Any) -> Any:
+        return torch.nn.RNNCell.forward(self, *arguments[:2])  # which refuses other functions
 
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
         return _run_rnn(self.nonlinearity, input, *arguments, **options)
