@@ -92,6 +92,8 @@ def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
         ("lstm", "bfloat16", (1, 528, 300), "step", False, ""),
         ("gru", "float32", (20, 23, 32), "float32_block", False, "cudnn"),
         ("gru", "float32", (20, 23, 32), "float32_block", True, ""),
+        ("gru", "float32", (16, 23, 32), "float32_block", True, "cudnn"),
+        ("gru", "float32", (12, 3, 650), "step", False, "cudnn"),
         ("gru", "bfloat16", (20, 23, 32), "tensor_block", False, ""),
         ("lstm", "tf32", (268, 6, 128), "float32_block", False, ""),
         # Groups of blocks.

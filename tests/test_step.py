@@ -127,9 +127,10 @@ def _steps_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
         return has_one_state or self.number_of_states == 2
 
     monkeypatch.setattr(Step, "serves", serves)
+    monkeypatch.setattr(Step, "has_kernel", lambda *_: True)
 
 
-_SERVES = Step.serves
+_SERVES, _HAS_KERNEL = Step.serves, Step.has_kernel
 
 
 @by_device
@@ -552,6 +553,24 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Step, "__call__", counted)
     return found
+
+
+@pytest.mark.parametrize("device", [GPU])
+@by_module
+def test_cells_whose_gemms_are_a_librarys_are_torchs(
+    name: str, device: str, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Step, "has_kernel", _HAS_KERNEL)
+    ours, theirs = module_and_torchs(name, device)
+    input = torch.randn(3, 5, device=device, dtype=torch.float64, requires_grad=True)
+    found = tensors_of(ours(input, None))
+    expected = tensors_of(theirs(input, None))
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    loss, other = (torch.stack([(x**2).sum() for x in each]).sum() for each in (found, expected))
+    gradients = [torch.autograd.grad(x, input, create_graph=True)[0] for x in (loss, other)]
+    seconds = [torch.autograd.grad((x**2).sum(), input)[0] for x in gradients]
+    torch.testing.assert_close(*seconds)
+    assert calls == [] and extops.which_kernel(ours, input) == "torch"
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["state", "no_state"])

@@ -106,14 +106,20 @@ def apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return cast("Callable[..., Any]", getattr(base, "apply", function.apply))
 
 
-def _always() -> bool:
-    return True
+def _unknown_node() -> Any:
+    raise RuntimeError(
+        "this torch does not say which backward runs, so cuDNN's layers have no gradients of higher order"
+    )
 
 
-keeps_graph: Callable[[], bool] = _always
-"""Whether the graph that a backward goes through may be gone through again; also True where nobody knows."""
-if torch.__version__ >= "2.6":
-    keeps_graph = _find("_C._autograd._get_current_graph_task_keep_graph", _always)
+node_of_backward: Callable[[], Any] = _find("_C._current_autograd_node", _unknown_node)
+"""The node of the graph whose backward or whose hooks run."""
+_last: dict[str, Callable[[], None]] = {}
+_engine = _find("autograd.Variable._execution_engine", None)
+at_end_of_backward: Callable[[Callable[[], None]], None] = getattr(
+    _engine, "queue_callback", lambda function: _last.update(function=function)
+)
+"""Has the engine call a function at the end of the backward that runs. After an error it only forgets the function."""
 
 
 # -- autocast

@@ -3,13 +3,14 @@
 import functools
 import logging
 import warnings
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops.binding import _schemas
+from extops.binding import _devices, _schemas
 from extops.calling import _autocast, _autograd, _checks
 from extops.choosing import _choice, _cudnn
 from extops.choosing._packing import Packing, States
@@ -91,10 +92,6 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
                 "torch.nn.LSTM has kernels for projections, extops none"
             )
 
-    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
-        """As of torch's layers, whose state has this name."""
-        return super().forward(input, hx)
-
     def flatten_parameters(self) -> None:
         """Moves the parameters on a GPU into one contiguous buffer, as cuDNN needs them. They stay the same objects."""
         # Parameters of a transform, or of a trace, have no address.
@@ -137,14 +134,45 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             return _choice.on_cpu(problem, _cudnn.has_onednn)
         return _cudnn.chosen(problem, input) if input.is_cuda else _choice.OURS
 
+    def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
+        """As of torch's layers, whose state has this name."""
+        states = self._plain_states(input, hx)
+        if states is None or not isinstance(input, Tensor):
+            return super().forward(input, hx)
+        output, states = self._forward_padded(input, states, batch_first=self.batch_first)
+        return output, self._of_states(states)
+
+    def _plain_states(self, input: Any, hx: Any) -> States | None:
+        """The states of most calls, with as few checks as possible, since the host takes longer than the GPU; None for
+        other calls.
+        """
+        if not isinstance(input, Tensor) or not _autograd.is_plain() or _autocast.is_on():
+            return None
+        if input.layout is not torch.strided or input.dtype not in _checks.FLOATING:
+            return None
+        if input.dim() != 3 or input.device.type not in _devices.devices:
+            return None
+        batch = input.shape[0 if self.batch_first else 1]
+        shape = self.num_layers * (1 + self.bidirectional), batch, self.hidden_size
+        if input.shape[2] != self.input_size:
+            return None
+        if hx is None:
+            return (input.new_zeros(shape),) * self._number_of_states
+        states = self._as_states(hx)
+        for x in states:
+            if not isinstance(x, Tensor) or x.shape != shape or x.dtype is not input.dtype:
+                return None
+            if x.device != input.device or x.layout is not torch.strided:
+                return None
+        return states
+
     def _forward_padded(
         self, input: Tensor, states: States, packing: Packing | None = None, *, batch_first: bool
     ) -> Results:
         if packing is None and _autograd.is_plain():
-            found = self._by_torch(input.transpose(0, 1) if batch_first else input, states)
+            found = self._by_torch(input, states, batch_first=batch_first)
             if found is not None:
-                output, states = found
-                return output.transpose(0, 1) if batch_first else output, states
+                return found
         if packing is None and self._mode == "LSTM" and _cudnn.has_onednn and _autocast.is_on():
             # On a CPU torch's layer is one operator of oneDNN, and autocast casts all its arguments.
             states = _autocast.cast(*states)
@@ -160,36 +188,40 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         return self._by_torch(rows, states, batch_sizes)
 
     def _by_torch(
-        self, input: Tensor, states: States, batch_sizes: Tensor | None = None
+        self,
+        input: Tensor,
+        states: States,
+        batch_sizes: Tensor | None = None,
+        *,
+        batch_first: bool = False,
     ) -> Results | None:
-        """The results of torch's layers for ``[T, B, I]`` or packed rows; None if ours compute them."""
-        if not self.served_by(input, batch_sizes):
+        """The results of torch's layers, for packed rows too; None if ours compute them."""
+        if not self.served_by(input.transpose(0, 1) if batch_first else input, batch_sizes):
             return None
-        names = [x for layer in range(self.num_layers) for x in self._suffixes(layer)]
-        parameters = [self._parameters_of(name) for name in names]
-        if not self._suit_torchs(input, states, parameters):
+        parameters = self._parameters_for_torchs(input, states)
+        if parameters is None:
             return None
         if input.device.type == "cpu" and (input.element_size() == 2 or _autocast.is_on()):
             # Products in a 16-bit type read what lies between padded rows (torch 2.13).
             input, states = input.contiguous(), tuple(x.contiguous() for x in states)
-        run = functools.partial(_cudnn.run, self._mode.lower(), self.bidirectional, batch_sizes)
+        call = _cudnn.Call(self._mode.lower(), self.bias, self.bidirectional, batch_first)
         if not (self.training and self.dropout > 0 and self.num_layers > 1):
-            return run(input, states, parameters)
+            return _cudnn.run(call, input, states, parameters, batch_sizes)
         # torch's layer could not draw the same masks again for gradients of higher order.
-        directions, last = 1 + self.bidirectional, []
-        for first in range(0, len(parameters), directions):
-            if first > 0:
-                input = self._dropped(input)
-            places = slice(first, first + directions)
-            input, final = run(input, [x[places] for x in states], parameters[places])
+        width, last = len(parameters) // self.num_layers, []
+        for layer in range(self.num_layers):
+            if layer > 0:
+                input = self._dropped(input, batch_first=batch_first)
+            of_layer = parameters[layer * width : (layer + 1) * width]
+            directions = 1 + self.bidirectional
+            initial = tuple(x[layer * directions : (layer + 1) * directions] for x in states)
+            input, final = _cudnn.run(call, input, initial, of_layer, batch_sizes)
             last.append(final)
         return input, tuple(torch.cat(x) for x in zip(*last, strict=True))
 
-    def _suit_torchs(
-        self, input: Tensor, states: States, parameters: list[tuple[Tensor, ...]]
-    ) -> bool:
-        """Whether torch's layers may get these arguments. Others must go to our checks, which raise our messages: cuDNN
-        would read memory by the sizes of the layer.
+    def _parameters_for_torchs(self, input: Tensor, states: States) -> list[Tensor] | None:
+        """All parameters, if torch's layers may get these arguments. Others must go to our checks, which raise our
+        messages: cuDNN would read memory by the sizes of the layer.
         """
         dtype, device, is_cuda = input.dtype, input.device, input.is_cuda
         in_region = _autocast.is_on()
@@ -197,21 +229,29 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         def fits(x: Tensor) -> bool:
             return x.device == device and (_autocast.is_cast(x) if in_region else x.dtype is dtype)
 
-        if not all(map(fits, states)):
-            return False
-        directions, units = 1 + self.bidirectional, self.hidden_size
-        rows = _schemas.CELLS[self._mode.lower()].recurrent * units
-        for place, tensors in enumerate(parameters):
-            features = self.input_size if place < directions else directions * units
-            shapes = ((rows, features), (rows, units), (rows,), (rows,))[: len(tensors)]
-            for x, shape in zip(tensors, shapes, strict=True):
-                if x.shape != shape or not fits(x) or (is_cuda and not x.is_contiguous()):
-                    return False
-        return True
+        parameters = [parameter_of(self, name) for name in self._flat_weights_names]
+        sizes = self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.bias
+        shapes = _shapes(self._mode.lower(), *sizes)
+        for x, shape in zip(parameters, shapes, strict=True):
+            if x.shape != shape or not fits(x) or (is_cuda and not x.is_contiguous()):
+                return None
+        return parameters if all(map(fits, states)) else None
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]
         return tuple(parameter_of(self, name + suffix) for name in names)
+
+
+@functools.cache
+def _shapes(
+    cell: str, features: int, units: int, layers: int, bidirectional: bool, bias: bool
+) -> list[torch.Size]:
+    """Of the parameters, in torch's order."""
+    directions, rows = 1 + bidirectional, _schemas.CELLS[cell].recurrent * units
+    shapes = []
+    for width in [features] * directions + [directions * units] * (directions * (layers - 1)):
+        shapes += [(rows, width), (rows, units), (rows,), (rows,)][: 4 if bias else 2]
+    return [torch.Size(shape) for shape in shapes]
 
 
 class _OneState:
@@ -267,6 +307,8 @@ class RNN(_OneState, _TorchLayers):
 class _TorchCell(torch.nn.RNNCellBase):
     _number_of_states = 2
     _step: Step | None
+    _torchs: Callable[..., Any]
+    """torch's function for a step."""
     __prepare_scriptable__ = _checks.refuse_script
 
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
@@ -303,10 +345,18 @@ class _TorchCell(torch.nn.RNNCellBase):
         has_one_state = self._number_of_states == 1
         step = None if _autocast.is_on() else self._step
         if step is not None and step.serves(input, has_one_state):
-            return self._of_states(step(input, *parameters, *states))
-        if is_cpu and suit_torchs(input, parameters, states):
-            return super().forward(input, hx)  # little but products of a library
+            if self.has_kernel(input):
+                return self._of_states(step(input, *parameters, *states))
+            is_torchs = True
+        else:
+            is_torchs = is_cpu
+        if is_torchs and suit_torchs(input, parameters, states):
+            return self._torchs(input, hx, *parameters)  # little but GEMMs of a library
         return None
+
+    def has_kernel(self, input: Tensor) -> bool:
+        """Whether our kernel computes ``[B, I]`` on a GPU; torch's own cell does, where GEMMs are a library's."""
+        return self._step is not None and self._step.has_kernel(input, self.hidden_size)
 
     def _composed(self, input: Tensor, hx: Any) -> Any:
         name = type(self).__name__
@@ -338,6 +388,7 @@ class LSTMCell(_TorchCell, torch.nn.LSTMCell):
     """:class:`torch.nn.LSTMCell` by extops' kernels: the same arguments, parameters and results."""
 
     _step = LSTM_CELL.step
+    _torchs = staticmethod(torch.lstm_cell)
     _run = staticmethod(_run_lstm)  # type: ignore[assignment]
 
 
@@ -345,6 +396,7 @@ class GRUCell(_OneState, _TorchCell, torch.nn.GRUCell):
     """:class:`torch.nn.GRUCell` by extops' kernels: the same arguments, parameters and results."""
 
     _step = GRU_CELL.step
+    _torchs = staticmethod(torch.gru_cell)
     _run = staticmethod(_run_gru)  # type: ignore[assignment]
 
 
@@ -354,6 +406,9 @@ class RNNCell(_OneState, _TorchCell, torch.nn.RNNCell):
     @property
     def _step(self) -> Step | None:  # type: ignore[override]
         return RNN_CELLS[self.nonlinearity].step if self.nonlinearity in RNN_CELLS else None
+
+    def _torchs(self, *arguments: Any) -> Any:
+        return torch.nn.RNNCell.forward(self, *arguments[:2])  # which refuses other functions
 
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
         return _run_rnn(self.nonlinearity, input, *arguments, **options)

@@ -1,6 +1,7 @@
 """The libraries of kernels, whose entry points (``csrc/kernels``) are called by ctypes, with pointers and sizes."""
 
 import ctypes
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -35,3 +36,7 @@ class Library:
     def product_dtype(self, dtype: torch.dtype, allow_tf32: bool) -> int:
         """The kernels' number of the dtype, or of TF32 where products may be computed in it."""
         return _TF32 if self.is_cuda and allow_tf32 and dtype is torch.float32 else DTYPES[dtype]
+
+
+library = functools.cache(Library)
+"""That for a type of device."""

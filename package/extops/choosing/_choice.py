@@ -19,8 +19,8 @@ _MOST_PADDED = 1.05
 """The most padded rows for each given row: beyond that, ours would need more memory than torch's."""
 _FEW_BYTES = 2**24
 """How many padded bytes are allowed nevertheless, if ours are much faster."""
-_STEPS_OF_TORCHS = 16
-"""The most steps, each a GEMM and a kernel launch, which take the host no longer than starting cuDNN's layers."""
+_FEW_STEPS = 16
+"""The most steps for which the host's time decides in training, or in 16 bits; each is a GEMM and a kernel launch."""
 _MULTIPLICATIONS = {torch.float32: 1e8, torch.bfloat16: 1e9, torch.float16: 1e9}
 """Multiplications of a step beyond which it takes the GPU longer than the launch takes the host; TF32 is as 16 bits."""
 
@@ -124,8 +124,12 @@ def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
         return OURS if _is_by_steps(problem, allow_tf32) else CUDNN
     if "group" in kernels and allow_tf32 and is_quick and problem.products > _MOST_IN_GROUPS:
         return CUDNN
-    if is_quick and problem.steps <= (100 if problem.directions > 1 else 32):
-        return CUDNN
+    if problem.dtype is torch.float32:
+        most = _FEW_STEPS if problem.with_gradients else 32
+        if problem.directions > 1:
+            most *= 3
+        if problem.steps <= most:
+            return CUDNN
     return OURS
 
 
@@ -136,4 +140,5 @@ def _is_by_steps(problem: Problem, allow_tf32: bool) -> bool:
     if problem.directions > 1:
         return False
     dtype = torch.bfloat16 if allow_tf32 else problem.dtype
-    return problem.steps <= _STEPS_OF_TORCHS or problem.products > _MULTIPLICATIONS[dtype]
+    are_few = problem.dtype is not torch.float32 and problem.steps <= _FEW_STEPS
+    return are_few or problem.products > _MULTIPLICATIONS[dtype]

@@ -1,26 +1,26 @@
-"""torch's own layers, which are cuDNN's on a GPU, where none of our persistent kernels fits."""
+"""torch's own layers, which are cuDNN's on a GPU, where they are faster than ours."""
 
 import contextlib
 import functools
+import itertools
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
-from extops import _private, reference
+from extops import _private
 from extops.binding import _schemas
-from extops.binding._libraries import Library
+from extops.binding._libraries import library
 from extops.calling import _autocast, _autograd
 from extops.choosing import _choice, _packing
 from extops.choosing._packing import States
 from extops.ops.sequence import CELLS
 
-_library = functools.cache(Library)
 _cudnn: Any = torch.backends.cudnn
 _AS_IT_IS = contextlib.nullcontext()
 _DTYPES = torch.float32, torch.bfloat16, torch.float16
@@ -38,7 +38,7 @@ def place_of(input: Tensor, time: int, batch: int) -> Place:
     the pass.
     """
     given = _autocast.cast(input[:0])[0].dtype if _autocast.is_on() else input.dtype
-    dtype = _library("cuda").product_dtype(given, _private.allows_tf32())
+    dtype = library("cuda").product_dtype(given, _private.allows_tf32())
     is_batch_first = input.dim() == 3 and _schemas.is_batch_first(input)
     stream = torch.cuda.current_stream(input.device).cuda_stream
     is_captured = torch.cuda.is_current_stream_capturing()
@@ -52,7 +52,7 @@ def kernel_of(cell: str, state_size: int, backward: bool, place: Place) -> str:
     # The stride of the weights is left out: no kernel depends on it.
     sizes = (c_int64 * 8)(time, batch, state_size, state_size, *strides, 0, 0)
     types = c_char_p, c_int32, c_void_p, c_int64, c_void_p
-    entry = _library("cuda").entry(f"{cell}_sequence_kernel", *types)
+    entry = library("cuda").entry(f"{cell}_sequence_kernel", *types)
     with torch.cuda.device(device):
         name: bytes = entry(dtype, sizes, backward, stream)
     return name.decode()
@@ -114,216 +114,180 @@ _strict = _Strict()
 
 
 def _is_strict(tensor: Tensor) -> bool:
+    """Whether the switch of matrix products, which we follow, is off. cuDNN has its own, which is on by default."""
     return tensor.dtype is torch.float32 and tensor.is_cuda and not _private.allows_tf32()
 
 
-def _precision_of(tensor: Tensor) -> Any:
-    """cuDNN has its own switch for TF32, which is on by default; we follow the switch of matrix products."""
-    return _strict if _is_strict(tensor) else _AS_IT_IS
-
-
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """What the layers are, beside their tensors."""
 
     cell: str
+    has_biases: bool
     bidirectional: bool
-    states: int
-    width: int
-    """How many parameters a direction has."""
-    batch_sizes: Tensor | None
-    """Of packed rows, on the CPU."""
+    batch_first: bool
 
 
 def run(
-    cell: str,
-    bidirectional: bool,
-    batch_sizes: Tensor | None,
+    call: Call,
     input: Tensor,
-    states: Sequence[Tensor],
-    parameters: Sequence[tuple[Tensor, ...]],
-) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """torch's layers for ``[T, B, I]``, or for packed rows; the parameters are by layers and directions."""
-    inputs = input, *states, *sum(parameters, ())
-    call = _Call(cell, bidirectional, len(states), len(parameters[0]), batch_sizes)
-    needs_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    if needs_gradients and not _is_composed(call, input):
-        if batch_sizes is not None:  # which the caller may change before a backward
-            call = call._replace(batch_sizes=batch_sizes.clone())
-        output, *last = _apply(call, *inputs)
-    else:
-        output, *last = _torchs(call, inputs, False)
+    states: States,
+    parameters: Sequence[Tensor],
+    batch_sizes: Tensor | None = None,
+) -> tuple[Tensor, States]:
+    """torch's layers for ``[T, B, I]``, ``[B, T, I]`` or packed rows; the parameters are in torch's order."""
+    layer: Any = getattr(torch, call.cell)
+    layers = len(parameters) // _parameters_of_layer(call)
+    # cuDNN has gradients only in training mode. It refuses states that are not contiguous.
+    training = torch.is_grad_enabled() and any(
+        x.requires_grad for x in (input, *states, *parameters)
+    )
+    h_0 = states[0].contiguous()
+    given = h_0 if len(states) == 1 else (h_0, states[1].contiguous())
+    options = call.has_biases, layers, 0.0, training, call.bidirectional
+    with _strict if _is_strict(input) else _AS_IT_IS:
+        if batch_sizes is None:
+            output, *last = layer(input, given, parameters, *options, call.batch_first)
+        else:
+            output, *last = layer(input, batch_sizes, given, parameters, *options)
+    if training and input.is_cuda:
+        _hook(output)
     return output, tuple(last)
 
 
-def _is_composed(call: _Call, input: Tensor) -> bool:
-    """Whether torch's layers are a composition of differentiable calls themselves."""
-    is_onednns = call.cell == "lstm" and call.batch_sizes is None and has_onednn
-    return input.device.type == "cpu" and not (is_onednns and input.dtype in _DTYPES)
+def _parameters_of_layer(call: Call) -> int:
+    return (4 if call.has_biases else 2) * (1 + call.bidirectional)
 
 
-def _torchs(call: _Call, inputs: Sequence[Tensor], training: bool) -> tuple[Tensor, ...]:
-    number, width = call.states, call.width
-    input, parameters = inputs[0], inputs[1 + number :]
-    states = tuple(x.contiguous() for x in inputs[1 : 1 + number])  # cuDNN refuses others
-    layers = len(parameters) // (width * (1 + call.bidirectional))
-    layer: Any = getattr(torch, call.cell)
-    of_state = states if number > 1 else states[0]
-    options = width == 4, layers, 0.0, training, call.bidirectional
-    found: tuple[Tensor, ...]
-    with _precision_of(input):
-        if call.batch_sizes is None:
-            found = layer(input, of_state, parameters, *options, False)
-        else:
-            found = layer(input, call.batch_sizes, of_state, parameters, *options)
-    return found
+# -- The backward of cuDNN's layers is torch's own node. Its hooks give what it lacks: the precision that we follow, and
+#    gradients of higher order. They find all they need in the node, so they keep no tensor alive.
+
+_STRICT_BACKWARD = threading.local()
 
 
-def _composed(call: _Call, inputs: Sequence[Tensor], biases: Tensor | None) -> tuple[Tensor, ...]:
-    """The same as a composition of differentiable calls, with the values of the biases as given."""
-    number, width = call.states, call.width
-    if biases is not None:
-        others, given = _parted(call, inputs)
-        values = biases.view(len(given), -1).unbind(0)
-        inputs = _joined(call, others, list(map(reference.with_values, given, values)))
-    input, states, parameters = inputs[0], inputs[1 : 1 + number], inputs[1 + number :]
+class _Backward:
+    """Keeps TF32 off until it is ended, or forgotten: the engine holds it as long as a backward runs, even if that ends
+    with an error.
+    """
+
+    def __init__(self) -> None:
+        self._is_on = True
+        _strict.__enter__()
+        _private.at_end_of_backward(self.end)
+
+    def end(self) -> None:
+        if self._is_on:
+            self._is_on = False
+            _strict.__exit__()
+
+    __del__ = end
+
+
+def _hook(output: Tensor) -> None:
+    node: Any = output.grad_fn
+    # Where cuDNN cannot serve, torch's layers are a composition of differentiable calls.
+    if type(node).__name__ == "CudnnRnnBackward0":
+        if output.dtype is torch.float32:
+            node.register_prehook(_before_backward)
+        node.register_hook(_after_backward)
+
+
+def _before_backward(towards: tuple[Tensor | None, ...]) -> None:
+    present = next(x for x in towards if x is not None)
+    if _is_strict(present) and _private.cudnn_allows_tf32():
+        _STRICT_BACKWARD.found = weakref.ref(_Backward())
+
+
+def _after_backward(
+    found: tuple[Tensor | None, ...], towards: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...] | None:
+    backward = getattr(_STRICT_BACKWARD, "found", _no_backward)()
+    if backward is not None:
+        backward.end()
+    return _composed_gradients(found, towards) if _autograd.needs_composite() else None
+
+
+def _no_backward() -> None:
+    return None
+
+
+def _composed_gradients(
+    found: tuple[Tensor | None, ...], towards: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    """What was found by cuDNN, in a way that can be differentiated: of the input, the parameters and the states."""
+    node = _private.node_of_backward()
+    parameters = node._saved_weight
+    states = [x for x in (node._saved_hx, node._saved_cx) if x is not None]
+    has_biases, bidirectional = node._saved_weight_stride0 == 4, node._saved_bidirectional
+    call = Call(_MODES[node._saved_mode], has_biases, bidirectional, node._saved_batch_first)
+    batch_sizes = node._saved_batch_sizes or None
+
+    def composite(input: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        number = len(parameters)
+        return _composed(call, input, others[number:], others[:number], batch_sizes)
+
+    inputs = node._saved_input, *parameters, *states
+    needs = [x is not None for x in found]
+    gradients = _autograd.composite_gradients(composite, inputs, needs, towards[: 1 + len(states)])
+    return *gradients, *found[len(inputs) :]
+
+
+_MODES = "rnn_relu", "rnn_tanh", "lstm", "gru"
+
+
+def _composed(
+    call: Call,
+    input: Tensor,
+    states: States,
+    parameters: Sequence[Tensor],
+    batch_sizes: Sequence[int] | None,
+) -> tuple[Tensor, ...]:
+    """The same as a composition of differentiable calls."""
+    is_batch_first = call.batch_first and batch_sizes is None
+    if is_batch_first:
+        input = input.transpose(0, 1)
     directions = 1 + call.bidirectional
+    width = _parameters_of_layer(call) // directions
     last = []
     for first in range(0, len(parameters) // width, directions):
         outputs = []
         for place in range(first, first + directions):
             of_direction = (*parameters[width * place : width * (place + 1)], None, None)[:4]
             initial = tuple(x[place] for x in states)
-            output, final = _composed_direction(call, input, of_direction, initial, place > first)
+            output, final = _composed_direction(
+                call.cell, input, of_direction, initial, place > first, batch_sizes
+            )
             outputs.append(output)
             last.append(final)
         input = torch.cat(outputs, dim=-1)
-    return input, *(torch.stack(x) for x in zip(*last, strict=True))
+    output = input.transpose(0, 1) if is_batch_first else input
+    return output, *(torch.stack(x) for x in zip(*last, strict=True))
 
 
 def _composed_direction(
-    call: _Call, input: Tensor, parameters: Sequence[Any], states: States, reverse: bool
+    cell: str,
+    input: Tensor,
+    parameters: Sequence[Any],
+    states: States,
+    reverse: bool,
+    batch_sizes: Sequence[int] | None,
 ) -> tuple[Tensor, States]:
     """The output of a direction of a layer, and its last states."""
 
     def run(steps: Tensor, states: States) -> tuple[Tensor, States]:
-        output, *final, _, _ = CELLS[call.cell].reference(
+        output, *final, _, _ = CELLS[cell].reference(
             steps, *parameters, states[0], states[-1], None, reverse=reverse
         )
-        return output, tuple(final[: call.states])
+        return output, tuple(final[: len(states)])
 
-    if call.batch_sizes is None:
+    if batch_sizes is None:
         return run(input, states)
     # Steps of as many rows are as if they were not packed.
-    unique, counts = torch.unique_consecutive(call.batch_sizes, return_counts=True)
-    sizes, steps = unique.tolist(), counts.tolist()
-    parts = input.split([count * size for count, size in zip(steps, sizes, strict=True)])
+    groups = [(size, len(list(steps))) for size, steps in itertools.groupby(batch_sizes)]
+    parts = input.split([size * count for size, count in groups])
 
     def run_part(place: int, states: States) -> tuple[Tensor, States]:
-        output, states = run(parts[place].view(steps[place], sizes[place], -1), states)
+        size, count = groups[place]
+        output, states = run(parts[place].view(count, size, -1), states)
         return output.flatten(0, 1), states
 
-    return _packing.run_in_pieces(run_part, sizes, states, reverse)
-
-
-def _hollow(tensor: Tensor) -> Tensor:
-    """Frees the memory of a tensor that is only a node's placeholder in a graph."""
-    tensor.data = tensor.new_empty(()).expand_as(tensor)
-    return tensor
-
-
-class _Layers(torch.autograd.Function):
-    """Keeps the graph of torch's layers, and saves what that saves as its own tensors: so these are freed after a
-    backward, and seen by hooks, as with any other function.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, call: _Call, *inputs: Tensor) -> tuple[Tensor, ...]:
-        needs = ctx.needs_input_grad[1:]
-        # Not detached: the biases' values are not needed, and may change.
-        leaves = [x.data.requires_grad_(needed) for x, needed in zip(inputs, needs, strict=True)]
-        kept: list[Tensor] = []
-        unpacked: list[Sequence[Tensor]] = []
-
-        def keep(tensor: Tensor) -> int:
-            kept.append(tensor.detach())
-            return len(kept) - 1
-
-        with torch.enable_grad(), saved_tensors_hooks(keep, lambda place: unpacked[-1][place]):
-            # In training mode, since cuDNN has gradients only there.
-            inner = _torchs(call, leaves, True)
-        results = tuple(x.detach() for x in inner)
-        others, biases = _parted(call, inputs)
-        ctx.call, ctx.biases, ctx.unpacked = call, biases, unpacked
-        ctx.set_materialize_grads(False)
-        values = torch.cat(biases) if biases else None
-        ctx.save_for_backward(values, *others, *kept)
-        kept.clear()  # the graph holds the hooks
-        first = 1 + call.states
-        ctx.leaves = [*map(_hollow, leaves[:first]), *leaves[first:]]
-        ctx.results = [_hollow(x) for x in inner]
-        return results
-
-    @staticmethod
-    def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
-        needs = ctx.needs_input_grad[1:]
-        values, *saved = ctx.saved_tensors
-        if _autograd.needs_composite():
-            inputs = _joined(ctx.call, saved[: len(needs) - len(ctx.biases)], ctx.biases)
-
-            def composite(*inputs: Tensor) -> tuple[Tensor, ...]:
-                return _composed(ctx.call, inputs, values)
-
-            found = _autograd.composite_gradients(composite, inputs, needs, towards)
-        elif all(gradient is None for gradient in towards):
-            found = (None,) * len(needs)
-        else:
-            # Tensors of any thread will do: several threads may run the backward of a retained graph.
-            ctx.unpacked.append(saved[len(needs) - len(ctx.biases) :])
-            try:
-                found = _gradients(ctx.leaves, ctx.results, needs, towards)
-            finally:
-                ctx.unpacked.pop()
-        return None, *found
-
-
-@_autocast.outside
-def _gradients(
-    leaves: Sequence[Tensor],
-    results: Sequence[Tensor],
-    needs: Sequence[bool],
-    towards: Sequence[Tensor | None],
-) -> tuple[Tensor | None, ...]:
-    present = [(x, g) for x, g in zip(results, towards, strict=True) if g is not None]
-    with _precision_of(leaves[0]):
-        found = torch.autograd.grad(
-            [result for result, _ in present],
-            [leaf for leaf, needed in zip(leaves, needs, strict=True) if needed],
-            [gradient for _, gradient in present],
-            # Retaining holds no memory, but cuDNN's node would copy what it may need again.
-            retain_graph=_private.keeps_graph(),
-            materialize_grads=True,
-        )
-    remaining = iter(found)
-    return tuple(next(remaining) if needed else None for needed in needs)
-
-
-def _are_biases(call: _Call, count: int) -> list[bool]:
-    """Which of the inputs are."""
-    first = 1 + call.states
-    return [place >= first and (place - first) % call.width > 1 for place in range(count)]
-
-
-def _parted(call: _Call, inputs: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Those that are no biases, and those that are."""
-    parts: tuple[list[Tensor], list[Tensor]] = [], []
-    for is_bias, tensor in zip(_are_biases(call, len(inputs)), inputs, strict=True):
-        parts[is_bias].append(tensor)
-    return parts
-
-
-def _joined(call: _Call, others: Sequence[Tensor], biases: Sequence[Tensor]) -> list[Tensor]:
-    parts = iter(others), iter(biases)
-    return [next(parts[is_bias]) for is_bias in _are_biases(call, len(others) + len(biases))]
-
-
-_apply = _private.apply(_Layers)
+    return _packing.run_in_pieces(run_part, [size for size, _ in groups], states, reverse)

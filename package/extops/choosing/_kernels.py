@@ -20,6 +20,7 @@ _FUNCTIONS: dict[Any, str] = {
     sequence.gru_sequence: "gru",
     sequence.rnn_sequence: "rnn_tanh",  # as of either function
 }
+_CELLS = LSTMCell, GRUCell, RNNCell
 _MODULES: dict[type[torch.nn.Module], str] = {
     LLTMLayer: "lltm",
     LSTM: "lstm",
@@ -60,6 +61,7 @@ def which_kernel(
         kernel for all steps, or ``"step"``: a product and a kernel for each step. ``"cudnn"`` where torch's own layer
         computes an :class:`extops.LSTM` or :class:`extops.GRU`, forward and backward. Torch's layers serve where they
         are faster, and packed input whose rows differ in length, which ours would pad; but not under autocast.
+        ``"torch"`` for a cell on a GPU whose GEMMs are a library's: torch's own cell computes it.
         ``"lltm"`` where :func:`extops.lltm` computes the only step. The environment variable
         ``EXTOPS_SEQUENCE_KERNEL``, which a process reads once, names a kernel for GPUs to be taken instead; ``"none"``
         where that cannot serve the call, which then fails.
@@ -101,7 +103,9 @@ def which_kernel(
         if library:
             return library
     if steps.is_cuda and is_one_step and _loader.binding == "stable":
-        return "step"
+        is_plain = isinstance(input, Tensor) and input.dim() == 2 and not _autocast.is_on()
+        is_torchs = isinstance(call, _CELLS) and is_plain and not call.has_kernel(steps[0])
+        return "torch" if is_torchs else "step"
     if steps.is_cuda:
         return _cudnn.kernel_of(cell, state_size, backward, _cudnn.place_of(steps, time, batch))
     is_torchs = is_one_step and not (torch.is_grad_enabled() or _autocast.is_on())
@@ -110,7 +114,7 @@ def which_kernel(
 
 def _steps(call: Any, input: Tensor, batch_first: bool) -> Tensor:
     """The input as the operator gets it: ``[time, batch, features]``."""
-    if isinstance(call, (LSTMCell, GRUCell, RNNCell)):
+    if isinstance(call, _CELLS):
         return input.reshape(1, -1, input.shape[-1])
     if isinstance(call, Layers) and input.dim() == 2:
         input = input.unsqueeze(0 if batch_first else 1)

@@ -1,6 +1,8 @@
 """One step of a recurrent cell with the parameters of torch's modules, on a GPU."""
 
+import functools
 from collections.abc import Callable
+from ctypes import c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from extops import _private, reference
 from extops.binding import _loader, _schemas
+from extops.binding._libraries import library
 from extops.calling import _autocast, _autograd
 
 _allows_tf32 = _private.allows_tf32
@@ -36,7 +39,7 @@ class Step:
 
     def __init__(self, cell: str, composition: reference.Cell) -> None:
         """The step of a cell by its name, as in ``csrc/cells/cells.h``, and the same in PyTorch."""
-        name = f"{cell}_step"
+        self.name = name = f"{cell}_step"
         self.facts = facts = _schemas.CELLS[cell]
         self.number_of_states = facts.states
         self.saves_new_c = bool(facts.saves_new_c)
@@ -126,6 +129,11 @@ class Step:
         has_all = has_one_state or self.number_of_states == 2
         return has_all and input.is_cuda and _loader.binding == "stable"
 
+    def has_kernel(self, input: Tensor, state_size: int) -> bool:
+        """Whether GEMMs are a part of our kernel. Those of a library take torch's own cell no longer."""
+        dtype = library("cuda").product_dtype(input.dtype, _allows_tf32())
+        return _has_kernel(self.name, dtype, *input.shape, state_size, input.get_device())
+
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         """``h`` and, for a cell with two states, ``c``: of the input, both weights, both biases and the states."""
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments):
@@ -139,6 +147,15 @@ class Step:
         repeated = arguments[-1:] if self.number_of_states == 1 else ()
         found: tuple[Tensor, ...] = self.eager[allow_tf32](*arguments, *repeated)
         return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_kernel(
+    name: str, dtype: int, batch: int, features: int, state_size: int, device: int
+) -> bool:
+    entry = library("cuda").entry(f"{name}_alignment", c_int64, c_int32, c_void_p)
+    with torch.cuda.device(device):
+        return bool(entry(dtype, (c_int64 * 3)(batch, features, state_size)))
 
 
 class _Step(torch.autograd.Function):
