@@ -23,6 +23,7 @@ from torch.nn.utils.rnn import (
 
 import extops
 import operators
+from extops.binding._schemas import CELLS
 from operators import (
     GPU,
     LLTM_SEQUENCE,
@@ -65,6 +66,51 @@ def test_batch_first(operator: Operator, device: str) -> None:
     output, *last = operator.function(input.transpose(0, 1), *states, *parameters, batch_first=True)
     expected = operator(input, *states, *parameters)
     torch.testing.assert_close((output.transpose(0, 1), *last), expected)
+
+
+@by_device
+@by_reverse
+@pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
+@pytest.mark.parametrize("steps", [1, 3, TIME + 1], ids=lambda it: f"{it}_steps")
+@by_sequence
+def test_gates_in_chunks_of_steps(
+    operator: Operator,
+    steps: int,
+    batch_first: bool,
+    reverse: bool,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only without gradients: a backward needs them all."""
+    input, states, parameters = inputs_of(operator, device, TIME)
+    given = input.transpose(0, 1).contiguous() if batch_first else input
+    options = {"batch_first": batch_first, "reverse": reverse}
+    expected = operator.function(given, *states, *parameters, **options)
+    columns = CELLS[operator.name.removesuffix("_sequence")].columns * STATE
+    bytes_of_step = BATCH * columns * input.element_size()
+    monkeypatch.setattr("extops.ops.sequence.CHUNK_BYTES", steps * bytes_of_step)
+    found = operator.function(given, *states, *parameters, **options)
+    torch.testing.assert_close(found, expected)
+    assert found[0].stride() == expected[0].stride()
+
+
+@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
+def test_no_more_memory_than_of_torch_without_gradients(batch_first: bool, device: str) -> None:
+    peaks = []
+    shape = (64, 1000, 1024) if batch_first else (1000, 64, 1024)
+    input = torch.randn(shape, device=device, dtype=torch.bfloat16)
+    for library in (extops, torch.nn):
+        layer = library.LSTM(1024, 1024, batch_first=batch_first, device=device, dtype=input.dtype)
+        with torch.no_grad():
+            layer(input)
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            layer(input)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        assert library is torch.nn or extops.which_kernel(layer, input) == "group"
+        del layer
+    assert peaks[0] <= peaks[1]
 
 
 @by_device

@@ -119,7 +119,7 @@ class Operator:
             sequences = [x for x in (like, *others) if x.dim() == 3]
             batch_first = bool(sequences) and is_batch_first(sequences[0])
             shapes = (shape_of(row, sizes) for row in self.results)
-            return tuple(_new(shape, like, batch_first) for shape in shapes)
+            return tuple(new(shape, like, batch_first) for shape in shapes)
         arguments = zip(self.arguments, tensors[:count], strict=True)
         named = {row.name: x for row, x in arguments if x is not None}
         shape = _checks.broadcast_shape(self.name, list(named.items()))
@@ -157,7 +157,7 @@ def rows(sequence: Tensor, batch_first: bool) -> Tensor:
     return (sequence.transpose(0, 1) if batch_first else sequence).reshape(time * batch, columns)
 
 
-def _new(shape: tuple[int, ...], like: Tensor, batch_first: bool) -> Tensor:
+def new(shape: tuple[int, ...], like: Tensor, batch_first: bool) -> Tensor:
     if not (batch_first and len(shape) == 3):
         return like.new_empty(shape)
     time, batch, columns = shape

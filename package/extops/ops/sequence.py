@@ -17,6 +17,9 @@ from extops.ops.step import Step
 
 _allows_tf32 = _private.allows_tf32
 
+CHUNK_BYTES = 2**27
+"""How large the gates of a call may be that no backward needs."""
+
 Arguments = tuple[Any, ...]
 Results = tuple[Tensor, Tensor, Tensor]
 
@@ -49,6 +52,7 @@ class Cell:
         self.one_step = one_step
         self.step = Step(cell, found) if f"{cell}_step" in _schemas.OPERATORS else None
         self.first_input = _schemas.CELLS[cell].first_input
+        self.columns = _schemas.CELLS[cell].columns
         self.cast = cast
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
@@ -116,9 +120,34 @@ class Cell:
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:-1]):
             output, h_n, c_n, _, _ = _apply(self, reverse, allow_tf32, *inputs)
         else:
+            run = functools.partial(self.eager, reverse=reverse, allow_tf32=allow_tf32)
             with _autograd.below_autograd():
-                output, h_n, c_n, _, _ = self.eager(*inputs, reverse=reverse, allow_tf32=allow_tf32)
+                output, h_n, c_n, *_ = self._in_chunks(run, inputs, reverse)
         return output, h_n, c_n
+
+    def _in_chunks(
+        self, run: Callable[..., tuple[Tensor, ...]], inputs: Arguments, reverse: bool
+    ) -> tuple[Tensor, ...]:
+        """A call whose gates no backward needs: where they are large, those of a few steps at a time."""
+        input, *parameters, h, c, lengths = inputs
+        # The operator refuses other arguments.
+        are_plain = lengths is None and input.dim() == 3 and isinstance(h, Tensor) and h.dim() == 2
+        if not are_plain:
+            return run(*inputs)
+        time, batch, _ = input.shape
+        size = time * batch * self.columns * h.shape[1] * input.element_size()
+        if size <= CHUNK_BYTES:
+            return run(*inputs)
+        starts = range(0, time, -(-time // -(-size // CHUNK_BYTES)))
+        output: Tensor | None = None
+        for start in reversed(starts) if reverse else starts:
+            chunk, h, c, *_ = run(input[start : start + starts.step], *parameters, h, c, None)
+            if output is None:
+                shape = time, *chunk.shape[1:]
+                output = _schemas.new(shape, chunk, _schemas.is_batch_first(input))
+            output[start : start + len(chunk)] = chunk
+        assert output is not None
+        return output, h, c
 
     def check(self, arguments: Arguments, lengths: Tensor | None, batch_first: bool) -> None:
         """Raises an error that says what does not fit."""
