@@ -537,7 +537,7 @@ for owner, names in names_of.items():
         base = types.ModuleType
         own = dict(__getattribute__=hiding(base.__getattribute__, names))
         owner.__class__ = type("Lacking", (base,), own)
-    elif isinstance(owner, type):
+    elif owner in (torch.autograd.Function, torch.autograd.Variable):
         type(owner).__getattribute__ = hiding(type.__getattribute__, names)
     else:
         owner.__getattribute__ = hiding(object.__getattribute__, names)

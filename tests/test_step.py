@@ -562,7 +562,7 @@ def test_cells_whose_gemms_are_a_librarys_are_torchs(
 ) -> None:
     monkeypatch.setattr(Step, "has_kernel", _HAS_KERNEL)
     ours, theirs = module_and_torchs(name, device)
-    input = torch.randn(3, 5, device=device, dtype=torch.float64, requires_grad=True)
+    input = torch.randn(30_000, 5, device=device, dtype=torch.float64, requires_grad=True)
     found = tensors_of(ours(input, None))
     expected = tensors_of(theirs(input, None))
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
@@ -571,6 +571,9 @@ def test_cells_whose_gemms_are_a_librarys_are_torchs(
     seconds = [torch.autograd.grad((x**2).sum(), input)[0] for x in gradients]
     torch.testing.assert_close(*seconds)
     assert calls == [] and extops.which_kernel(ours, input) == "torch"
+    biases = ours.bias_ih, ours.bias_hh
+    one, other = torch.autograd.grad(tensors_of(ours(input, None))[0].sum(), biases)
+    assert one.data_ptr() != other.data_ptr()
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["state", "no_state"])

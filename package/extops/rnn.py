@@ -3,8 +3,8 @@
 import functools
 import logging
 import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -223,19 +223,17 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         """All parameters, if torch's layers may get these arguments. Others must go to our checks, which raise our
         messages: cuDNN would read memory by the sizes of the layer.
         """
-        dtype, device, is_cuda = input.dtype, input.device, input.is_cuda
-        in_region = _autocast.is_on()
-
-        def fits(x: Tensor) -> bool:
-            return x.device == device and (_autocast.is_cast(x) if in_region else x.dtype is dtype)
-
+        dtype, device, in_region = input.dtype, input.device, _autocast.is_on()
         parameters = [parameter_of(self, name) for name in self._flat_weights_names]
-        sizes = self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.bias
-        shapes = _shapes(self._mode.lower(), *sizes)
-        for x, shape in zip(parameters, shapes, strict=True):
-            if x.shape != shape or not fits(x) or (is_cuda and not x.is_contiguous()):
+        for x in (*parameters, *states):
+            if x.device != device or not (_autocast.is_cast(x) if in_region else x.dtype is dtype):
                 return None
-        return parameters if all(map(fits, states)) else None
+        sizes = self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.bias
+        if [x.shape for x in parameters] != _shapes(self._mode.lower(), *sizes):
+            return None
+        if input.is_cuda and not all(x.is_contiguous() for x in parameters):
+            return None
+        return parameters
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]
@@ -384,11 +382,24 @@ class _TorchCell(torch.nn.RNNCellBase):
         return self._of_states(tuple(x.squeeze(0) for x in states))
 
 
+def _lstm_cell(input: Tensor, states: States, *parameters: Any) -> tuple[Tensor, Tensor]:
+    h, c = torch.lstm_cell(input, states, *parameters)
+    if type(h.grad_fn).__name__ == "ThnnFusedLstmCellBackward0" and parameters[-1] is not None:
+        cast("Any", h.grad_fn).register_hook(_with_distinct_biases)
+    return h, c
+
+
+def _with_distinct_biases(found: Sequence[Tensor | None], _: Any) -> tuple[Tensor | None, ...]:
+    """torch gives one tensor as the gradient of both, which a caller may change in place."""
+    *others, bias = found
+    return *others, None if bias is None else bias.clone()
+
+
 class LSTMCell(_TorchCell, torch.nn.LSTMCell):
     """:class:`torch.nn.LSTMCell` by extops' kernels: the same arguments, parameters and results."""
 
     _step = LSTM_CELL.step
-    _torchs = staticmethod(torch.lstm_cell)
+    _torchs = staticmethod(_lstm_cell)
     _run = staticmethod(_run_lstm)  # type: ignore[assignment]
 
 

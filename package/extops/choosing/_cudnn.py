@@ -226,9 +226,12 @@ def _composed_gradients(
         return _composed(call, input, others[number:], others[:number], batch_sizes)
 
     inputs = node._saved_input, *parameters, *states
-    needs = [x is not None for x in found]
-    gradients = _autograd.composite_gradients(composite, inputs, needs, towards[: 1 + len(states)])
-    return *gradients, *found[len(inputs) :]
+    edges = [function is not None for function, _ in node.next_functions]
+    needs = [x is not None and is_edge for x, is_edge in zip(found, edges, strict=True)]
+    results = towards[: 1 + len(states)]
+    gradients = _autograd.composite_gradients(composite, inputs, needs[: len(inputs)], results)
+    replaced = (*gradients, *found[len(inputs) :])
+    return tuple(x if needed else y for x, y, needed in zip(replaced, found, needs, strict=True))
 
 
 _MODES = "rnn_relu", "rnn_tanh", "lstm", "gru"

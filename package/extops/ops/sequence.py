@@ -328,23 +328,16 @@ def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any])
     """
     weight_ih, weight_hh, *others = parameters
     biases = [x for x in others if x is not None]
+    dtype, device, in_region = input.dtype, input.device, _autocast.is_on()
+    for x in (input, weight_ih, weight_hh, *biases, *states):
+        if x.device != device or not (_autocast.is_cast(x) if in_region else x.dtype is dtype):
+            return False
     rows = weight_hh.shape[:1]
-    tensors = weight_ih, weight_hh, *biases, *states
-    if _autocast.is_on():
-        fits = all(_autocast.is_cast(x) for x in (input, *tensors))
-    else:
-        fits = all(x.dtype is input.dtype for x in tensors)
-    return (
-        fits
-        and all(x.device == input.device for x in tensors)
-        and weight_ih.shape[:1] == rows
-        and all(x.shape == rows for x in biases)
-        and (
-            input.is_cuda
-            or (input.element_size() > 2 and not _autocast.is_on())
-            or all(x.is_contiguous() for x in (input, *states))
-        )
-    )
+    if weight_ih.shape[:1] != rows or any(x.shape != rows for x in biases):
+        return False
+    if input.is_cuda or (input.element_size() > 2 and not in_region):
+        return True
+    return all(x.is_contiguous() for x in (input, *states))
 
 
 def _lstm_step(input: Tensor, *others: Any) -> tuple[Tensor, Tensor] | None:
