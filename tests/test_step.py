@@ -562,7 +562,7 @@ def test_cells_whose_gemms_are_a_librarys_are_torchs(
 ) -> None:
     monkeypatch.setattr(Step, "has_kernel", _HAS_KERNEL)
     ours, theirs = module_and_torchs(name, device)
-    input = torch.randn(30_000, 5, device=device, dtype=torch.float64, requires_grad=True)
+    input = torch.randn(300_000, 5, device=device, dtype=torch.float64, requires_grad=True)
     found = tensors_of(ours(input, None))
     expected = tensors_of(theirs(input, None))
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))

@@ -192,8 +192,8 @@ def _hook(output: Tensor) -> None:
 
 
 def _before_backward(towards: tuple[Tensor | None, ...]) -> None:
-    present = next(x for x in towards if x is not None)
-    if _is_strict(present) and _private.cudnn_allows_tf32():
+    # Whether the switch is on is no question here: another thread may have turned it off for its own call.
+    if _is_strict(next(x for x in towards if x is not None)):
         _STRICT_BACKWARD.found = weakref.ref(_Backward())
 
 
