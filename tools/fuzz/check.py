@@ -140,10 +140,12 @@ def _torchs(problem: Problem) -> Tensors:
 
 
 def _torchs_values(case: Case, device: str) -> Tensors:
-    """The same of contiguous tensors, which it does not refuse; those of an expanded one would be other numbers."""
+    """The same of contiguous tensors, which it does not refuse; those of an expanded one would be other numbers, so there
+    it gets what extops gets.
+    """
     layouts = case.input_layout, case.state_layout, case.weight_layout, case.upstream_layout
     if "expanded" in layouts:
-        return {}
+        return _torchs(Problem(case, device))
     case = dataclasses.replace(
         case,
         input_layout="contiguous",
