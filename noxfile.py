@@ -337,7 +337,8 @@ def notes(session: nox.Session) -> None:
 def images(session: nox.Session) -> None:
     """Pins the base images by the digests that their registries have now: all, or `-- 'nvidia/cuda:13*'`."""
     session.log("This takes seconds.")
-    session.run(sys.executable, "-m", "tools.images", *session.posargs)
+    here = {"PYTHONPATH": str(ROOT / "torchwheels" / "src")}
+    session.run(sys.executable, "-m", "tools.images", *session.posargs, env=here)
 
 
 @nox.session(reuse_venv=True)

@@ -9,6 +9,8 @@ import select
 import signal
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,22 @@ def test_the_noxfile_needs_nothing_but_nox() -> None:
     command = [sys.executable, "-c", IMPORTS_OF_THE_NOXFILE]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ast.literal_eval(done.stdout) == {"extops_build", "tools", "torchwheels"}
+
+
+@pytest.mark.parametrize("session", ["images", "notes"])
+def test_sessions_without_an_environment_need_nothing_but_nox(
+    session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchwheels is installed beside these tests, by a .pth file, which this Python does not read."""
+    monkeypatch.delenv("PYTHONPATH")
+    venv.create(tmp_path, symlinks=True)
+    (site_packages,) = tmp_path.glob("lib/python*/site-packages")
+    (site_packages / "nox.pth").write_text(sysconfig.get_path("purelib"))
+    python = str(tmp_path / "bin" / "python")
+    command = [python, "-m", "nox", "--noxfile", str(ROOT / "noxfile.py")]
+    done = subprocess.run([*command, "-s", session, "--", "--help"], capture_output=True, text=True)
+    assert done.stdout.startswith("usage: "), done.stderr
+    assert done.returncode == 0
 
 
 def test_building_from_source_wants_to_know_for_what() -> None:
