@@ -21,6 +21,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "torchwheels" / "src")]
 
+from tools import emulate as emulation  # noqa: E402
 from tools import sanitize as sanitizers  # noqa: E402
 from tools.notes import EXTOPS  # noqa: E402
 from torchwheels import environments, project, releases  # noqa: E402
@@ -211,6 +212,8 @@ EMULATED = (
 @nox.session(reuse_venv=True)
 def emulate(session: nox.Session) -> None:
     """Cross-compiles the CPU wheel for aarch64, and runs a part of its tests under QEMU: `-- PYTEST'S ARGUMENTS`."""
+    if missing := emulation.missing_packages():
+        session.error(f"this needs Debian's packages: apt-get install {' '.join(missing)}")
     session.log("This takes about 15 minutes on two cores, and downloads 0.2 GB.")
     session.install(*group("tools"))
     with tempfile.TemporaryDirectory(prefix="extops-aarch64-") as folder:
