@@ -226,11 +226,11 @@ def emulate(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def torch_tests(session: nox.Session) -> None:
     """Runs torch's own tests of its recurrent modules on ours: `-- CHECKOUT`, of the version of a target."""
-    if not session.posargs:
+    file = Path(*session.posargs[:1], "version.txt")
+    if not file.is_file():  # which this tree, looked in where none is named, has not
         session.error("name a checkout of PyTorch: `nox -s torch_tests -- CHECKOUT`")
     session.log("This takes about 20 minutes on two cores, and downloads 0.3 GB.")
-    version = Path(session.posargs[0], "version.txt").read_text(encoding="utf-8")
-    add_torch(session, f"{PYTHON}-cpu-torch{minor(version)}")
+    add_torch(session, f"{PYTHON}-cpu-torch{minor(file.read_text(encoding='utf-8'))}")
     session.install(*group("build"), *OPTIONS.tests.requires, *group("torch-tests"))
     here = {"EXTOPS_JIT": "csrc", "PYTHONPATH": "package"}
     session.run("python", "-m", "tools.torch_tests", *session.posargs, env=here)

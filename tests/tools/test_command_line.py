@@ -75,6 +75,12 @@ def test_target_without_a_torch_says_so(target: str, reason: str) -> None:
     assert nox("-s", f"test-{target}").stdout.startswith(expected)
 
 
+@pytest.mark.parametrize("given", [(), (".github",)], ids=["nothing", "another folder"])
+def test_torchs_tests_want_a_checkout_of_torch(given: tuple[str, ...]) -> None:
+    asked = "name a checkout of PyTorch: `nox -s torch_tests -- CHECKOUT`"
+    assert asked in nox("-s", "torch_tests", "--", *given).stdout
+
+
 def test_what_emulation_needs_is_named_before_anything_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
