@@ -21,6 +21,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "torchwheels" / "src")]
 
+from tools import emulate as emulation  # noqa: E402
 from tools import sanitize as sanitizers  # noqa: E402
 from tools.notes import EXTOPS  # noqa: E402
 from torchwheels import environments, project, releases  # noqa: E402
@@ -211,6 +212,8 @@ EMULATED = (
 @nox.session(reuse_venv=True)
 def emulate(session: nox.Session) -> None:
     """Cross-compiles the CPU wheel for aarch64, and runs a part of its tests under QEMU: `-- PYTEST'S ARGUMENTS`."""
+    if missing := emulation.missing_packages():
+        session.error(f"this needs Debian's packages: apt-get install {' '.join(missing)}")
     session.log("This takes about 15 minutes on two cores, and downloads 0.2 GB.")
     session.install(*group("tools"))
     with tempfile.TemporaryDirectory(prefix="extops-aarch64-") as folder:
@@ -223,11 +226,11 @@ def emulate(session: nox.Session) -> None:
 @nox.session(reuse_venv=True)
 def torch_tests(session: nox.Session) -> None:
     """Runs torch's own tests of its recurrent modules on ours: `-- CHECKOUT`, of the version of a target."""
-    if not session.posargs:
+    file = Path(*session.posargs[:1], "version.txt")
+    if not file.is_file():  # which this tree, looked in where none is named, has not
         session.error("name a checkout of PyTorch: `nox -s torch_tests -- CHECKOUT`")
     session.log("This takes about 20 minutes on two cores, and downloads 0.3 GB.")
-    version = Path(session.posargs[0], "version.txt").read_text(encoding="utf-8")
-    add_torch(session, f"{PYTHON}-cpu-torch{minor(version)}")
+    add_torch(session, f"{PYTHON}-cpu-torch{minor(file.read_text(encoding='utf-8'))}")
     session.install(*group("build"), *OPTIONS.tests.requires, *group("torch-tests"))
     here = {"EXTOPS_JIT": "csrc", "PYTHONPATH": "package"}
     session.run("python", "-m", "tools.torch_tests", *session.posargs, env=here)
@@ -337,7 +340,8 @@ def notes(session: nox.Session) -> None:
 def images(session: nox.Session) -> None:
     """Pins the base images by the digests that their registries have now: all, or `-- 'nvidia/cuda:13*'`."""
     session.log("This takes seconds.")
-    session.run(sys.executable, "-m", "tools.images", *session.posargs)
+    here = {"PYTHONPATH": str(ROOT / "torchwheels" / "src")}
+    session.run(sys.executable, "-m", "tools.images", *session.posargs, env=here)
 
 
 @nox.session(reuse_venv=True)

@@ -107,11 +107,11 @@ class Machine:
         other = self.folder / "other"
         (other / "torch").mkdir(parents=True)
         installed = Path(torch.__file__).parent
-        # Its environment may stand upon another, which has torch.
-        folders = (installed.parent, PACKAGE.parent)
+        # Its environment may stand upon another, which has torch: a link to that may be here.
+        folders = (installed.resolve().parent, PACKAGE.parent)
         entries = {entry.name: entry for folder in folders for entry in folder.iterdir()}
         for entry in entries.values():
-            if entry != installed and not entry.name.startswith("extops"):
+            if entry.name != installed.name and not entry.name.startswith("extops"):
                 (other / entry.name).symlink_to(entry)
         for entry in installed.iterdir():
             if entry.name != "version.py":

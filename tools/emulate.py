@@ -12,12 +12,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from extops_build import ROOT, UserError, errors_for_the_user
+from extops_build import ROOT
 from torchwheels import project
 from torchwheels.machines import AARCH64
 
 # Each command, and Debian's package that has it.
 _COMMANDS = {
+    f"{AARCH64.triplet}-g++": AARCH64.package,
     "mmdebstrap": "mmdebstrap",
     "qemu-aarch64-static": "qemu-user-static",
 }
@@ -31,14 +32,14 @@ PYTHONPATH={site} exec qemu-aarch64-static -L {root} -0 "$0" {root}/usr/bin/pyth
 """
 
 
+def missing_packages() -> list[str]:
+    """What Debian has, and this machine not, of what the session `emulate` needs."""
+    missing = {package for name, package in _COMMANDS.items() if not shutil.which(name)}
+    return sorted(missing | (set() if _KEYS.is_file() else {"debian-archive-keyring"}))
+
+
 def make(folder: Path, wheel: Path) -> Path:
     """Puts the interpreter and its packages into `folder`; returns its path there."""
-    missing = {package for name, package in _COMMANDS.items() if not shutil.which(name)}
-    missing |= set() if _KEYS.is_file() else {"debian-archive-keyring"}
-    if missing:
-        raise UserError(
-            f"this needs Debian's packages: apt-get install {' '.join(sorted(missing))}"
-        )
     root, site = folder / "root", folder / "site-packages"
     _unpack_debian(root)
     _install(site, wheel)
@@ -72,8 +73,7 @@ def _install(site: Path, wheel: Path) -> None:
 def main() -> None:
     """The command line."""
     folder, wheel = map(Path, sys.argv[1:])
-    with errors_for_the_user():
-        make(folder.resolve(), wheel.resolve())
+    make(folder.resolve(), wheel.resolve())
 
 
 if __name__ == "__main__":

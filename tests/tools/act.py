@@ -48,9 +48,7 @@ def main(which: str, *arguments: str) -> int:
             caller.write_text(re.sub(r"@0{40}", "@here", caller.read_text()))
             subprocess.run(["git", "init", "--quiet"], cwd=tree, check=True)
         table = tree / "pyproject.toml"
-        text = re.sub(r"(?m)^(small|targets) = .*\n", "", table.read_text())
-        targets = f"targets = {TARGETS[which]}\nsmall = {TARGETS[which]}"
-        table.write_text(text.replace("[tool.torchwheels]", f"[tool.torchwheels]\n{targets}"))
+        table.write_text(with_targets(table.read_text(), TARGETS[which]))
         for test in tree.glob("tests/**/test_*.py"):
             if test.name not in KEPT:
                 test.write_text("")  # and not gone, since sessions name some
@@ -61,6 +59,13 @@ def main(which: str, *arguments: str) -> int:
             subprocess.run(commit, cwd=each, check=True)
         (folder / "artifacts").mkdir()
         return subprocess.run(command(which, tree, folder, *arguments), cwd=tree).returncode
+
+
+def with_targets(table: str, targets: str) -> str:
+    """A project's `table` whose targets are these alone."""
+    others = re.sub(r"(?ms)^(small|targets) = \[.*?\]\n", "", table)
+    heading = "[tool.torchwheels]\n"
+    return others.replace(heading, f"{heading}targets = {targets}\nsmall = {targets}\n")
 
 
 def command(which: str, tree: Path, folder: Path, *arguments: str) -> list[str]:

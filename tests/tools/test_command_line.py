@@ -9,6 +9,8 @@ import select
 import signal
 import subprocess
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 
 import pytest
@@ -73,19 +75,20 @@ def test_target_without_a_torch_says_so(target: str, reason: str) -> None:
     assert nox("-s", f"test-{target}").stdout.startswith(expected)
 
 
-def test_what_emulation_needs_is_named(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.emulate", str(tmp_path), "a.whl"],
-        env={**os.environ, "PATH": str(tmp_path)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1
-    assert re.fullmatch(
-        r"extops: this needs Debian's packages: apt-get install .*mmdebstrap qemu-user-static\n",
-        done.stderr,
-    )
+@pytest.mark.parametrize("given", [(), (".github",)], ids=["nothing", "another folder"])
+def test_torchs_tests_want_a_checkout_of_torch(given: tuple[str, ...]) -> None:
+    asked = "name a checkout of PyTorch: `nox -s torch_tests -- CHECKOUT`"
+    assert asked in nox("-s", "torch_tests", "--", *given).stdout
+
+
+def test_what_emulation_needs_is_named_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    packages = "(debian-archive-keyring )?g\\+\\+-aarch64-linux-gnu mmdebstrap qemu-user-static"
+    said = nox("-s", "emulate").stdout
+    assert re.search(f"this needs Debian's packages: apt-get install {packages}\\.\n", said)
+    assert "torchwheels build" not in said
 
 
 def test_emulated_system_is_unpacked_into_a_folder_that_is_there(
@@ -115,6 +118,22 @@ def test_the_noxfile_needs_nothing_but_nox() -> None:
     command = [sys.executable, "-c", IMPORTS_OF_THE_NOXFILE]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert ast.literal_eval(done.stdout) == {"extops_build", "tools", "torchwheels"}
+
+
+@pytest.mark.parametrize("session", ["images", "notes"])
+def test_sessions_without_an_environment_need_nothing_but_nox(
+    session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchwheels is installed beside these tests, by a .pth file, which this Python does not read."""
+    monkeypatch.delenv("PYTHONPATH")
+    venv.create(tmp_path, symlinks=True)
+    (site_packages,) = tmp_path.glob("lib/python*/site-packages")
+    (site_packages / "nox.pth").write_text(sysconfig.get_path("purelib"))
+    python = str(tmp_path / "bin" / "python")
+    command = [python, "-m", "nox", "--noxfile", str(ROOT / "noxfile.py")]
+    done = subprocess.run([*command, "-s", session, "--", "--help"], capture_output=True, text=True)
+    assert done.stdout.startswith("usage: "), done.stderr
+    assert done.returncode == 0
 
 
 def test_building_from_source_wants_to_know_for_what() -> None:

@@ -10,8 +10,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import act
 import pytest
 
 from extops_build import ROOT
@@ -189,3 +191,15 @@ def test_the_release_that_the_documentation_shows_has_passed() -> None:
     report = json.loads((ROOT / "benchmarks" / "results" / "release.report.json").read_text())
     assert all(rule["passed"] for rule in report["rules"])
     assert all(test["passed"] and not test["failed"] for test in report["tests"])
+
+
+@pytest.mark.parametrize(
+    ("which", "folder"), [("main", "."), ("sample", "examples/own_project")], ids=["main", "sample"]
+)
+def test_act_gets_a_table_of_its_own_targets(which: str, folder: str, tmp_path: Path) -> None:
+    table = tmp_path / "pyproject.toml"
+    table.write_text(act.with_targets((ROOT / folder / table.name).read_text(), act.TARGETS[which]))
+    options = project.load(table)
+    wanted = json.loads(act.TARGETS[which])
+    assert [x.name for x in options.chosen_targets()] == wanted
+    assert [x.name for x in options.small_targets()] == wanted

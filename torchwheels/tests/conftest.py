@@ -14,6 +14,11 @@ ROOT = Path(__file__).parents[2]
 # At the end: an installed one comes first.
 sys.path.append(str(ROOT / "torchwheels" / "src"))
 
+# Before any fixture and subprocess: the tests are of what a user gets who has set neither. CI has the first, which
+# groups the output; who builds for few GPUs, the second.
+for variable in ("GITHUB_ACTIONS", "TORCHWHEELS_ARCHITECTURES"):
+    os.environ.pop(variable, None)
+
 
 # Where it was compiled and with which flags, and so what reaches a wheel from the machine.
 SENTENCE = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -91,6 +92,8 @@ def test_a_container_ends_as_its_command_or_with_what_was_refused(
         cli.main(["build", str(source), "--target=3.11-cpu"])
     (stage,) = json.loads((tmp_path / "bake.json").read_text())["target"].values()
     command = stage["args"]["COMMAND"].replace("/dist", str(tmp_path / "dist"))
+    # Of a name after a dollar, bake prints that it is a variable which is not set.
+    assert not re.search(r"\$[A-Za-z_{]", command)
     (tmp_path / "dist").mkdir()
     python = tmp_path / "bin" / "python"
     python.write_text(f"#!/bin/sh\ntouch {tmp_path}/dist/{left}\nexit 3\n")

@@ -119,7 +119,7 @@ def _export(
         refused = "test -e /dist/*.refused"
         arguments = {
             # A refused wheel is also copied out of the container, for inspection.
-            "COMMAND": f"{refused} || {step} || {{ code=$?; {refused} || exit $code; }}",
+            "COMMAND": f"{refused} || {step} || {{ set -- $?; {refused} || exit $1; }}",
             "PROJECT": hashlib.sha256(source.project.encode()).hexdigest()[:16],
             "STABLE": project.stable,
             **({"ONLINE": "requirements,compile", "OFFLINE": "none"} if project.network else {}),
