@@ -49,6 +49,7 @@ def wheel(
     mode: int = 0o644,
     requires: str = "torch>=2",
     platform: str = "linux_x86_64",
+    python: str = "cp311-cp311",
 ) -> Path:
     """A wheel as setuptools makes it, of a package `package` with that text."""
     info = f"some_project-{version}.dist-info"
@@ -58,12 +59,12 @@ def wheel(
         f"some_project-{version}.data/scripts/run": "#!python\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: some-project\nVersion: {version}\n"
         f'Requires-Dist: {requires}\nRequires-Dist: idna; extra == "x"\nProvides-Extra: x\n\nAll of it: ü\n',
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-{platform}\n",
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: {python}-{platform}\n",
     }
     record = f"{info}/RECORD"
     files[record] = "".join(f"{name},,\n" for name in [*files, record])
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"some_project-{version}-cp311-cp311-{platform}.whl"
+    path = folder / f"some_project-{version}-{python}-{platform}.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
             entry = zipfile.ZipInfo(name, (2026, 1, 1, mode % 24, 0, 0))
@@ -109,6 +110,34 @@ def test_platform_is_proved_whatever_the_project_says(compiler: str, tmp_path: P
     assert result.name == usual.name
     assert result.read_bytes() == usual.read_bytes()
     assert [*result.parent.glob("*.whl")] == [result]
+
+
+@pytest.mark.parametrize(
+    ("python", "function", "tag"),
+    [
+        ("py3-none", "PyFrame_GetBack", "cp311-cp311"),  # of no Limited API
+        (
+            "py3-none",
+            "PyList_New",
+            "cp311-cp311",
+        ),  # its layouts may be those of one Python all the same
+        ("py3-none", "puts", "py3-none"),
+        (
+            "cp310-abi3",
+            "PyFrame_GetBack",
+            "cp310-abi3",
+        ),  # which the audit refuses: someone chose it
+    ],
+)
+def test_a_wheel_for_every_python_is_for_one_where_a_library_uses_that(
+    compiler: str, tmp_path: Path, python: str, function: str, tag: str
+) -> None:
+    """As that of torch-c-dlpack-ext, whose backend compiles a library that Python's setuptools knows nothing of."""
+    code = f'extern "C" void {function}(); void f() {{ {function}(); }}'
+    libraries = {"package/_C.so": library(compiler, tmp_path, code)}
+    result = read(finished(wheel(tmp_path, libraries, python=python)))
+    assert {f"{each.interpreter}-{each.abi}" for each in result.tags} == {tag}
+    assert f"Tag: {tag}-".encode() in result.files[f"{result.dist_info}/WHEEL"]
 
 
 def test_bill_of_materials_follows_the_schema() -> None:

@@ -145,7 +145,9 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
     with opened(place, _project_folder(place), variables) as backend:
         built = Path(backend.build("wheel", place.work / "built", settings_of(place, variables)))
     found = wheel.read(built)
-    _check_compiled(place, found)
+    if not found.libraries:
+        other = _other_project(place.work / "source")
+        raise BuildError(f"{place.target.name} failed: its setup has compiled nothing{other}")
     links.check_linked(found, place.work / "compilers" / toolchain.LINKS, place.project)
     used = finish.Used(
         target=place.target,
@@ -226,13 +228,6 @@ def _project_folder(place: Workplace) -> Path:
             f"the option `subdirectory` says where its project is{_other_project(unpacked)}"
         )
     return folder
-
-
-def _check_compiled(place: Workplace, found: Wheel) -> None:
-    """Raises an error where the wheel holds no library."""
-    if not found.libraries:
-        other = _other_project(place.work / "source")
-        raise BuildError(f"{place.target.name} failed: its setup has compiled nothing{other}")
 
 
 def _other_project(unpacked: Path) -> str:

@@ -36,7 +36,6 @@ _TIMEOUT = 60  # seconds without an answer
 # What earlier builds leave in a folder, and setuptools would pack again. What git keeps may hold a password.
 _LEFTOVERS = {"build", "dist", ".nox", ".venv", "venv"}
 
-
 # Tools that do, where a project's files name them.
 _VERSION_FROM_GIT = re.compile(
     r"(setuptools|use)[-_]scm|hatch[-_]vcs|vcs[-_]versioning|git[-_]versioning|dynamic[-_]versioning|versioningit"
