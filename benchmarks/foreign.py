@@ -8,9 +8,10 @@ the repository's. What fails leaves a row, too.
 
     python -m benchmarks.foreign natten 3.11-cu130 --minutes=10   # what takes hours says how far it came
 
-    python -m benchmarks.foreign --add RECORD...   # of the tests of such a wheel on another machine
+    python -m benchmarks.foreign --add RECORD...   # of runs of such a wheel on another machine
 
-A record is what `torchwheels test` leaves: the wheel's sha256, the device, and how many tests passed.
+A record is what `torchwheels test` leaves: the wheel's sha256, the device, and how many tests passed. Or it is
+the list of values that `python -m benchmarks.foreign_values` leaves.
 """
 
 from __future__ import annotations
@@ -119,6 +120,7 @@ PROJECTS = {
 RESULTS = ROOT / "benchmarks" / "results" / "foreign.json"
 DIST = ROOT / "build" / "foreign"
 OF_A_RUN = ("device", "passed", "failed", "skipped")
+OF_A_VALUE = ("device", "what", "difference", "right")
 MINUTES = "--minutes="
 BUILT = re.compile(r"built \S*?([^/\s]+\.whl), which .* largest process ([\d.]+) GB")
 # ninja's and CMake's.
@@ -244,14 +246,15 @@ def keep(new: dict[str, Any]) -> None:
 
 
 def add(file: Path) -> None:
-    """Puts a run of tests on another machine into the row of the wheel that was tested."""
-    run = json.loads(file.read_text())
-    for found in json.loads(RESULTS.read_text()):
-        if found.get("sha256") == run["sha256"]:
-            others = [each for each in found["tests"] if each["device"] != run["device"]]
-            keep({**found, "tests": [*others, {x: run[x] for x in OF_A_RUN}]})
-            return
-    sys.exit(f"{file} is of a wheel that has no row: sha256 {run['sha256']}")
+    """Puts runs on another machine into the rows of the wheels that were run."""
+    said = json.loads(file.read_text())
+    for run in said if isinstance(said, list) else [said]:
+        found = [x for x in json.loads(RESULTS.read_text()) if x.get("sha256") == run["sha256"]]
+        if not found:
+            sys.exit(f"{file} is of a wheel that has no row: sha256 {run['sha256']}")
+        key, known = ("values", OF_A_VALUE) if "right" in run else ("tests", OF_A_RUN)
+        others = [x for x in found[0].get(key, []) if x["device"] != run["device"]]
+        keep({**found[0], key: [*others, {x: run[x] for x in known if x in run}]})
 
 
 if __name__ == "__main__":
