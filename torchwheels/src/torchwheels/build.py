@@ -86,8 +86,11 @@ def build_wheel(
                 check_import.check_import(found, imported, project.imports, place.driver)
         published = publish(found.path, dist)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
+    tried = f"imports with torch {target.torch}"
+    if not target.machine.is_here:
+        tried = f"nobody has imported: this machine is {machines.here().name}"
     print(
-        f"torchwheels: built {published}, which {_imports(target)} "
+        f"torchwheels: built {published}, which {tried} "
         f"({published.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s, "
         f"largest process {largest:.1f} GB)",
         flush=True,
@@ -103,12 +106,6 @@ def _check_machine(project: Project, target: Target) -> None:
             "with `--backend docker` on an engine that emulates it, or set `cross-compile = true` in "
             "[tool.torchwheels] where the project's build can do that"
         )
-
-
-def _imports(target: Target) -> str:
-    if target.machine.is_here:
-        return f"imports with torch {target.torch}"
-    return f"nobody has imported: this machine is {machines.here().name}"
 
 
 def _prepare(place: Workplace) -> None:
