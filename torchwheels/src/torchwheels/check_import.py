@@ -65,9 +65,8 @@ def install(path: Path, base: Environment, folder: Path) -> None:
     except UserError as error:
         print(f"torchwheels: {error}; it is imported beside other versions", flush=True)
         environments.pip_install(environment, ["--no-deps", str(path)], variables)
-        found = importlib.metadata.distributions
-        (own,) = found(path=[str(environment.site_packages)])
-        (torch,) = found(name="torch", path=[str(base.site_packages)])
+        (torch,) = importlib.metadata.distributions(name="torch", path=[str(base.site_packages)])
+        (own,) = importlib.metadata.distributions(path=[str(environment.site_packages)])
         (folder / "torch").write_text(f"torch=={torch.version}\n")
         required = [Requirement(each) for each in own.requires or []]
         for each in required:

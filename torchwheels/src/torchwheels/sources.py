@@ -160,7 +160,8 @@ def name_of(folder: Path, source: str) -> str:
     for file, pattern in (
         ("PKG-INFO", r"^Name: *(\S+)"),
         ("pyproject.toml", r"""^\[project\]\n(?:[^\[].*\n|\n)*?name *= *["']([\w.-]+)"""),
-        ("setup.py", r"""^\s*name *= *["']([\w-]+)["'],"""),  # with dots it is an extension's
+        # With dots, or after such a constant, a name is an extension's.
+        ("setup.py", r"""^(?:PACKAGE_NAME|\s*name(?=.*,)) *= *["']([\w-]+)["']"""),
     ):
         with contextlib.suppress(FileNotFoundError):
             text = (folder / file).read_text(encoding="utf-8", errors="replace")
