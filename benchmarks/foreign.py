@@ -105,6 +105,9 @@ PROJECTS = {
     "torch-scatter": Foreign("2.1.2", "no ninja, a library for each file", f"{PYG}scatter@2.1.2"),
     "torch-sparse": Foreign("0.6.18", "a library for each file"),
     "torch-spline-conv": Foreign("1.2.2", "no ninja", f"{PYG}spline_conv@1.2.2"),
+    "torchcsprng": Foreign(
+        "git+https://github.com/pytorch/csprng@defa0b556e8c5655693ccde2777b10906d25c034", "OpenMP"
+    ),
     "torchdtw": Foreign("0.4.2", "stable ABI, setuptools-scm"),
     "torchlpc": Foreign("0.7.2", ""),
     "torchmcubes": Foreign(
