@@ -133,7 +133,7 @@ def _with_own_tag(built: Wheel, folder: Path, target: Target) -> Path:
         return built.path
     info = f"{built.dist_info}/WHEEL"
     tags = "".join(f"Tag: {each}-{abi}-{platform}\n" for each in python.split("."))
-    text = re.sub(rb"(?m)^Tag: .*\n", b"", built.files[info]) + tags.encode()
+    text = re.sub(rb"(?m)^Tag: .*\n", b"", built.files[info]).strip() + b"\n" + tags.encode()
     folder.mkdir()
     write_wheel(path, with_record({**built.files, info: text}, f"{built.dist_info}/RECORD"))
     return path
