@@ -8,9 +8,10 @@ the repository's. What fails leaves a row, too.
 
     python -m benchmarks.foreign natten 3.11-cu130 --minutes=10   # what takes hours says how far it came
 
-    python -m benchmarks.foreign --add RECORD...   # of the tests of such a wheel on another machine
+    python -m benchmarks.foreign --add RECORD...   # of runs of such a wheel on another machine
 
-A record is what `torchwheels test` leaves: the wheel's sha256, the device, and how many tests passed.
+A record is what `torchwheels test` leaves: the wheel's sha256, the device, and how many tests passed. Or it is
+the list of values that `python -m benchmarks.foreign_values` leaves.
 """
 
 from __future__ import annotations
@@ -55,6 +56,10 @@ def source(name: str) -> str:
 
 
 PROJECTS = {
+    "bitsandbytes": Foreign(
+        "git+https://github.com/bitsandbytes-foundation/bitsandbytes@95f9af309d4d5793847169c39288dcd3fcbdf564",
+        "scikit-build-core, CMake, not torch's build code",
+    ),
     "causal-conv1d": Foreign("1.7.0", "fetches a wheel unless it is told otherwise"),
     "chamferdist": Foreign("1.0.3", "setup.py alone"),
     "ctcdecode": Foreign("1.0.2", "downloads sources of others"),
@@ -65,7 +70,10 @@ PROJECTS = {
         "git+https://github.com/pytorch/extension-cpp@0ec4969c7bc8e15a8456e5eb9d9ca0a7ec15bc95",
         "abi3",
     ),
-    "fast-hadamard-transform": Foreign("1.1.0", "CUDA only, incomplete archive"),
+    "fast-hadamard-transform": Foreign(
+        "git+https://github.com/Dao-AILab/fast-hadamard-transform@e7706faf8d1c3b9f241e36860640ad1dac644ede",
+        "CUDA only, fetches a wheel unless it is told otherwise",
+    ),
     "flash-attn": Foreign("2.8.3.post2", "fetches a wheel unless it is told otherwise"),
     "foldedtensor": Foreign("0.4.0", "pybind11, not torch's build code"),
     "fused-ssim": Foreign(
@@ -104,6 +112,9 @@ PROJECTS = {
     "torch-scatter": Foreign("2.1.2", "no ninja, a library for each file", f"{PYG}scatter@2.1.2"),
     "torch-sparse": Foreign("0.6.18", "a library for each file"),
     "torch-spline-conv": Foreign("1.2.2", "no ninja", f"{PYG}spline_conv@1.2.2"),
+    "torchcsprng": Foreign(
+        "git+https://github.com/pytorch/csprng@defa0b556e8c5655693ccde2777b10906d25c034", "OpenMP"
+    ),
     "torchdtw": Foreign("0.4.2", "stable ABI, setuptools-scm"),
     "torchlpc": Foreign("0.7.2", ""),
     "torchmcubes": Foreign(
@@ -119,6 +130,7 @@ PROJECTS = {
 RESULTS = ROOT / "benchmarks" / "results" / "foreign.json"
 DIST = ROOT / "build" / "foreign"
 OF_A_RUN = ("device", "passed", "failed", "skipped")
+OF_A_VALUE = ("device", "what", "difference", "right")
 MINUTES = "--minutes="
 BUILT = re.compile(r"built \S*?([^/\s]+\.whl), which .* largest process ([\d.]+) GB")
 # ninja's and CMake's.
@@ -244,14 +256,15 @@ def keep(new: dict[str, Any]) -> None:
 
 
 def add(file: Path) -> None:
-    """Puts a run of tests on another machine into the row of the wheel that was tested."""
-    run = json.loads(file.read_text())
-    for found in json.loads(RESULTS.read_text()):
-        if found.get("sha256") == run["sha256"]:
-            others = [each for each in found["tests"] if each["device"] != run["device"]]
-            keep({**found, "tests": [*others, {x: run[x] for x in OF_A_RUN}]})
-            return
-    sys.exit(f"{file} is of a wheel that has no row: sha256 {run['sha256']}")
+    """Puts runs on another machine into the rows of the wheels that were run."""
+    said = json.loads(file.read_text())
+    for run in said if isinstance(said, list) else [said]:
+        found = [x for x in json.loads(RESULTS.read_text()) if x.get("sha256") == run["sha256"]]
+        if not found:
+            sys.exit(f"{file} is of a wheel that has no row: sha256 {run['sha256']}")
+        key, known = ("values", OF_A_VALUE) if "right" in run else ("tests", OF_A_RUN)
+        others = [x for x in found[0].get(key, []) if x["device"] != run["device"]]
+        keep({**found[0], key: [*others, {x: run[x] for x in known if x in run}]})
 
 
 if __name__ == "__main__":

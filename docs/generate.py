@@ -96,6 +96,10 @@ def foreign(rows: list[dict[str, Any]]) -> str:
             )
             result += f". Audit: {', '.join(row['broken rules']) or 'passed'}"
             result += f". Own tests: {'; '.join(runs) or row.get('untested', 'not run')}"
+            for x in row.get("values", []):
+                off = f", off by {x['difference']:.0e} of the largest" if "difference" in x else ""
+                verdict = "right" if x["right"] else "wrong"
+                result += f". On {x['device']}, {x['what']}: {verdict}{off}"
         lines.append(
             (
                 f"`{name}` `{row['target']}`",

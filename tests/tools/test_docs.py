@@ -294,6 +294,10 @@ def test_a_run_on_another_machine_is_added_to_the_row_of_its_wheel(
         foreign.add(record)
         rows[1]["tests"] = [run, on_gpu]
         assert json.loads(foreign.RESULTS.read_text()) == rows
+    value = {"device": "GPU", "what": "sum and gradients", "difference": 3e-7, "right": True}
+    record.write_text(json.dumps([{"project": "a", "sha256": "a" * 64, **value}]))
+    foreign.add(record)
+    assert json.loads(foreign.RESULTS.read_text())[0]["values"] == [value]
     record.write_text(json.dumps({"sha256": "c" * 64}))
     with pytest.raises(SystemExit, match=r"record\.json is of a wheel that has no row: sha256 ccc"):
         foreign.add(record)

@@ -49,6 +49,7 @@ def wheel(
     mode: int = 0o644,
     requires: str = "torch>=2",
     platform: str = "linux_x86_64",
+    python: str = "cp311-cp311",
 ) -> Path:
     """A wheel as setuptools makes it, of a package `package` with that text."""
     info = f"some_project-{version}.dist-info"
@@ -58,12 +59,13 @@ def wheel(
         f"some_project-{version}.data/scripts/run": "#!python\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: some-project\nVersion: {version}\n"
         f'Requires-Dist: {requires}\nRequires-Dist: idna; extra == "x"\nProvides-Extra: x\n\nAll of it: ü\n',
-        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-{platform}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\n"
+        f"Root-Is-Purelib: {str(platform == 'any').lower()}\nTag: {python}-{platform}\n\n",
     }
     record = f"{info}/RECORD"
     files[record] = "".join(f"{name},,\n" for name in [*files, record])
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"some_project-{version}-cp311-cp311-{platform}.whl"
+    path = folder / f"some_project-{version}-{python}-{platform}.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in files.items():
             entry = zipfile.ZipInfo(name, (2026, 1, 1, mode % 24, 0, 0))
@@ -109,6 +111,31 @@ def test_platform_is_proved_whatever_the_project_says(compiler: str, tmp_path: P
     assert result.name == usual.name
     assert result.read_bytes() == usual.read_bytes()
     assert [*result.parent.glob("*.whl")] == [result]
+
+
+# The layouts that a library uses may be those of one Python, also where its functions are of the Limited API. A tag
+# of CPython is a choice of the project's, which the audit refuses.
+@pytest.mark.parametrize(
+    ("promised", "function", "tag"),
+    [
+        ("py3-none-any", "PyFrame_GetBack", "cp311-cp311"),
+        ("py3-none-linux_x86_64", "PyList_New", "cp311-cp311"),
+        ("py3-none-any", "puts", "py3-none"),
+        ("cp310-abi3-linux_x86_64", "PyFrame_GetBack", "cp310-abi3"),
+    ],
+)
+def test_a_wheel_for_every_python_is_for_one_where_a_library_uses_that(
+    compiler: str, tmp_path: Path, promised: str, function: str, tag: str
+) -> None:
+    """As that of torch-c-dlpack-ext, whose backend compiles a library that Python's setuptools knows nothing of."""
+    code = f'extern "C" void {function}(); void f() {{ {function}(); }}'
+    libraries = {"package/_C.so": library(compiler, tmp_path, code)}
+    python, _, platform = promised.rpartition("-")
+    result = read(finished(wheel(tmp_path, libraries, python=python, platform=platform)))
+    assert {f"{each.interpreter}-{each.abi}" for each in result.tags} == {tag}
+    lines = result.files[f"{result.dist_info}/WHEEL"].decode().splitlines()
+    said = {line.removeprefix("Tag: ") for line in lines if line.startswith("Tag: ")}
+    assert said == {str(each) for each in result.tags}
 
 
 def test_bill_of_materials_follows_the_schema() -> None:
@@ -347,17 +374,28 @@ def test_wheel_that_imports_passes_and_leaves_the_base_as_it_was(
     assert sorted(base.site_packages.iterdir()) == before
 
 
-def test_wheel_whose_requirements_cannot_be_had_is_imported_without(
-    compiler: str, tmp_path: Path, base: environments.Environment,
+@pytest.mark.parametrize(
+    ("requires", "text"), [("some-of-nobody<2", ""), ("helper<1", "import helper")]
+)
+def test_wheel_whose_requirements_cannot_be_had_is_imported_beside_others(
+    compiler: str, tmp_path: Path, base: environments.Environment, requires: str, text: str,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
+    """As torch-points-kernels, which wants a NumPy that no Python of today has."""
+    with zipfile.ZipFile(tmp_path / "helper-1.0-py3-none-any.whl", "w") as archive:
+        said = {"METADATA": "Metadata-Version: 2.1\nName: helper\nVersion: 1.0", "RECORD": ""}
+        said["WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any"
+        for name, content in said.items():
+            archive.writestr(f"helper-1.0.dist-info/{name}", content)
+        archive.writestr("helper.py", "")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     data = {"package/_C.so": library(compiler, tmp_path, PLAIN)}
-    built = wheel(tmp_path, data, requires="some-of-nobody<2")
+    built = wheel(tmp_path / "built", data, text=text, requires=requires)
     imports(tagged_for_this_python(finished(built)), base)
-    said = capsys.readouterr().out
-    assert "the requirement some-of-nobody<2 (from " in said
-    assert said.endswith("; it is imported without what it requires\n")
+    printed = capsys.readouterr().out
+    assert f"the requirement {requires} (from " in printed
+    assert printed.endswith("; it is imported beside other versions\n")
 
 
 def test_what_a_wheel_says_of_its_build_is_written_again(compiler: str, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_presets_are_options() -> None:
         assert found != project.Project(), name
         assert found.variables(target)
     cpu = project.Project().releases.target("3.11-cpu")
-    assert project.Project().of_target(cpu, project.preset("bitsandbytes")) == project.Project()
+    assert project.Project().of_target(cpu, project.preset("torch-harmonics")) == project.Project()
 
 
 @pytest.mark.parametrize(

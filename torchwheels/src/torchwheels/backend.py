@@ -23,7 +23,6 @@ _CHATTER = (
     r"|ninja: Jobserver mode detected"
 )
 
-
 # Patterns of a build's output, and the message for each; {0} is the group of the pattern.
 _KNOWN_FAILURES = (
     (

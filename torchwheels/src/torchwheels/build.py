@@ -86,8 +86,11 @@ def build_wheel(
                 check_import.check_import(found, imported, project.imports, place.driver)
         published = publish(found.path, dist)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
+    tried = f"imports with torch {target.torch}"
+    if not target.machine.is_here:
+        tried = f"nobody has imported: this machine is {machines.here().name}"
     print(
-        f"torchwheels: built {published}, which {_imports(target)} "
+        f"torchwheels: built {published}, which {tried} "
         f"({published.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s, "
         f"largest process {largest:.1f} GB)",
         flush=True,
@@ -103,12 +106,6 @@ def _check_machine(project: Project, target: Target) -> None:
             "with `--backend docker` on an engine that emulates it, or set `cross-compile = true` in "
             "[tool.torchwheels] where the project's build can do that"
         )
-
-
-def _imports(target: Target) -> str:
-    if target.machine.is_here:
-        return f"imports with torch {target.torch}"
-    return f"nobody has imported: this machine is {machines.here().name}"
 
 
 def _prepare(place: Workplace) -> None:
@@ -145,7 +142,9 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
     with opened(place, _project_folder(place), variables) as backend:
         built = Path(backend.build("wheel", place.work / "built", settings_of(place, variables)))
     found = wheel.read(built)
-    _check_compiled(place, found)
+    if not found.libraries:
+        other = _other_project(place.work / "source")
+        raise BuildError(f"{place.target.name} failed: its setup has compiled nothing{other}")
     links.check_linked(found, place.work / "compilers" / toolchain.LINKS, place.project)
     used = finish.Used(
         target=place.target,
@@ -226,13 +225,6 @@ def _project_folder(place: Workplace) -> Path:
             f"the option `subdirectory` says where its project is{_other_project(unpacked)}"
         )
     return folder
-
-
-def _check_compiled(place: Workplace, found: Wheel) -> None:
-    """Raises an error where the wheel holds no library."""
-    if not found.libraries:
-        other = _other_project(place.work / "source")
-        raise BuildError(f"{place.target.name} failed: its setup has compiled nothing{other}")
 
 
 def _other_project(unpacked: Path) -> str:

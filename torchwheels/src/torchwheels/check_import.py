@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from torchwheels import elf, environments, processes
 from torchwheels.environments import Environment
@@ -51,15 +56,24 @@ for module in modules:
 def install(path: Path, base: Environment, folder: Path) -> None:
     """Installs the wheel `path` beside the torch of `base`, in a new environment, with what it requires.
 
-    If a requirement cannot be installed, the import shows whether it is needed.
+    Where these versions cannot be had, others will do, or none: the import shows what it needs.
     """
     environment = environments.on_top_of(base, folder)
     variables = environments.clean_variables(folder)
     try:
         environments.pip_install(environment, [str(path)], variables)
     except UserError as error:
-        print(f"torchwheels: {error}; it is imported without what it requires", flush=True)
+        print(f"torchwheels: {error}; it is imported beside other versions", flush=True)
         environments.pip_install(environment, ["--no-deps", str(path)], variables)
+        (torch,) = importlib.metadata.distributions(name="torch", path=[str(base.site_packages)])
+        (own,) = importlib.metadata.distributions(path=[str(environment.site_packages)])
+        (folder / "torch").write_text(f"torch=={torch.version}\n")
+        required = [Requirement(each) for each in own.requires or []]
+        for each in required:
+            each.specifier = SpecifierSet()
+        with contextlib.suppress(UserError):
+            variables["PIP_CONSTRAINT"] = str(folder / "torch")
+            environments.pip_install(environment, [*map(str, required)], variables)
 
 
 def check_import(

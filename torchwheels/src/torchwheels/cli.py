@@ -358,20 +358,13 @@ def _reproduce(given: argparse.Namespace) -> None:
     with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
         moved = Path(work) / "another-folder" / "with-a-longer-name"
         shutil.copytree(source.folder, moved, symlinks=True)
+        both = {"one": source, "two": dataclasses.replace(source, folder=moved)}
         for target in targets:
-            wheels = [
-                pipeline.run(
-                    Order(
-                        *(options, [target], each, Path(work) / name, engines),
-                        fresh=True,
-                        keep=False,
-                    )
-                )[0]
-                for name, each in (
-                    ("one", source),
-                    ("two", dataclasses.replace(source, folder=moved)),
-                )
-            ]
+            wheels: list[Path] = []
+            for name, each in both.items():
+                dist = Path(work) / name
+                order = Order(options, [target], each, dist, engines, fresh=True, keep=False)
+                wheels += pipeline.run(order)
             if found := differences(*wheels):
                 raise UserError(f"{target.name} is not reproducible: {'; '.join(found)}")
             print(

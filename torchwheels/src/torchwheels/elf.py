@@ -100,7 +100,6 @@ def read_library(data: bytes) -> Library:
 # All that name a library which the loader looks for.
 _NEEDED = ("NEEDED", "AUXILIARY", "FILTER", "AUDIT", "DEPAUDIT")
 
-
 # The sections that are read here, and what says where the loader finds them.
 _LOADED = {
     ".dynsym": "DT_SYMTAB",

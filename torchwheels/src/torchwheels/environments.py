@@ -32,7 +32,6 @@ _KEPT = {
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CCACHE_DIR", "CCACHE_RECACHE",
 }  # fmt: skip
 
-
 _SECONDS_OF_SILENCE = 20.0
 
 
@@ -171,8 +170,8 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
             pip_install(environment, wanted, clean_variables(folder))
             complete.write_text("".join(f"{x}\n" for x in toolkit))
     said = _version_of_torch(environment)
-    if not any_cuda:
-        _check_cuda(said, target)
+    if target.cuda and not any_cuda:
+        _check_cuda(said, target, target.cuda.version)
     of_cuda = f" of CUDA {said['cuda']}" if said["cuda"] else ""
     print(f"torchwheels: using torch {said['__version__']}{of_cuda} in {folder}", flush=True)
     return environment
@@ -342,13 +341,11 @@ def _version_of_torch(environment: Environment) -> dict[str, str | None]:
     return said
 
 
-def _check_cuda(said: Mapping[str, str | None], target: Target) -> None:
-    """Raises an error where the torch that pip chose is of another CUDA than the target."""
-    if target.cuda is None:
-        return
-    if str(said["cuda"]).split(".")[0] != target.cuda.version.split(".")[0]:
+def _check_cuda(said: Mapping[str, str | None], target: Target, cuda: str) -> None:
+    """Raises an error where the torch that pip chose is of another CUDA than the target's."""
+    if str(said["cuda"]).split(".")[0] != cuda.split(".")[0]:
         raise UserError(
-            f"{target.name} needs a torch of CUDA {target.cuda.version}, but pip installed "
+            f"{target.name} needs a torch of CUDA {cuda}, but pip installed "
             f"{said['__version__']} of CUDA {said['cuda']}: let pip's configuration name an index with "
             f"torch {target.torch} for {target.label}, or choose another target"
         )

@@ -70,7 +70,7 @@ def finish(
         if repair:
             repair(built.path, folder)
         else:
-            _repair(_without_promise(built, work / "built", used.target), folder, provided)
+            _repair(_with_own_tag(built, work / "built", used.target), folder, provided)
         wheels = [*folder.glob("*.whl")]
         if len(wheels) != 1:
             raise UserError(
@@ -118,18 +118,24 @@ def stamp(found: Wheel, used: Used) -> Wheel:
     return found.with_files(files)
 
 
-def _without_promise(built: Wheel, folder: Path, target: Target) -> Path:
-    """The wheel, in `folder` where its project says which Linux it is for: auditwheel would leave that in its name."""
-    promised = built.path.stem.split("-")[-1]
-    if not promised.startswith("manylinux"):
+def _with_own_tag(built: Wheel, folder: Path, target: Target) -> Path:
+    """The wheel, in `folder` where its project promises too much.
+
+    That is a Linux, which auditwheel would leave in the name, or every Python, where a library works with few.
+    """
+    *name, python, abi, platform = built.path.stem.split("-")
+    if platform.startswith("manylinux"):
+        platform = f"linux_{target.machine.name}"
+    if python.startswith("py") and built.too_many_pythons:
+        python = abi = f"cp{target.python.replace('.', '')}"
+    path = folder / f"{'-'.join([*name, python, abi, platform])}.whl"
+    if path.name == built.path.name:
         return built.path
-    own, name = f"linux_{target.machine.name}", f"{built.dist_info}/WHEEL"
-    text = re.sub(rb"(?m)^(Tag: .*-).*\n", rb"\1" + own.encode() + rb"\n", built.files[name])
-    tags = "\n".join(dict.fromkeys(text.decode().splitlines())) + "\n"
+    info = f"{built.dist_info}/WHEEL"
+    tags = "".join(f"Tag: {each}-{abi}-{platform}\n" for each in python.split("."))
+    text = re.sub(rb"(?m)^Tag: .*\n", b"", built.files[info]).strip() + b"\n" + tags.encode()
     folder.mkdir()
-    path = folder / f"{built.path.stem.removesuffix(promised)}{own}.whl"
-    files = {**built.files, name: tags.encode()}
-    write_wheel(path, with_record(files, f"{built.dist_info}/RECORD"))
+    write_wheel(path, with_record({**built.files, info: text}, f"{built.dist_info}/RECORD"))
     return path
 
 

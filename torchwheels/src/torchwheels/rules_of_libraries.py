@@ -23,11 +23,9 @@ _OLDER_NAMES = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014":
 _MANYLINUX = re.compile(r"manylinux(1|2010|2014|_\d+_\d+)_")
 _OF_LINUX = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_")  # the versions of its symbols
 
-
 # A torch of CUDA loads its runtime for all libraries of the process.
 _OF_CUDA_RUNTIME = re.compile(r"(__)?cuda[A-Z]\w*")
 _OF_OPENMP = re.compile(r"(GOMP|omp)_\w+")
-
 
 # What comes with torch itself, or with the packages that a torch of CUDA requires.
 _OF_TORCH = r"lib(torch(_cpu|_cuda\w*|_python|_global_deps)?|c10(_cuda)?|shm)"
@@ -39,7 +37,6 @@ _VERSION = r"([-.][0-9a-f]{8})?\.so[.\d]*"  # with the hash that tools give what
 _TORCHS_OWN = re.compile(_OF_TORCH + _VERSION)
 _CUDAS_OWN = re.compile(_OF_CUDA + _VERSION)
 _NEVER_BUNDLED = re.compile(rf"({_OF_TORCH}|{_OF_CUDA}|libcuda|libpython3[\w.]*?){_VERSION}")
-
 
 # For all libraries that are loaded after the program has begun (TLS_STATIC_SURPLUS in glibc).
 _MOST_STATIC_TLS = 1664
@@ -139,25 +136,10 @@ def _is_unknown(name: str, wheel: Wheel) -> bool:
 
 def python_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The name's tag promises no Python that a library does not work with."""
-    claimed = wheel.pythons.what
     tag = min(f"{tag.interpreter}-{tag.abi}" for tag in wheel.tags)
-    for limit, why in wheel.python_limits.values():
-        if not _covers(limit, claimed):
-            yield f"its tag is {tag}, but {why}"
+    yield from (f"its tag is {tag}, but {why}" for why in wheel.too_many_pythons)
     if not wheel.takes(expectation.target):
         yield f"its tag is {tag}, but {expectation.target.name} has Python {expectation.target.python}"
-
-
-def _covers(limit: str | None, claimed: str | None) -> bool:
-    """Whether a library of that limit works with every Python that the tag claims."""
-    if not claimed:  # py3-none: every Python, and every other implementation of it
-        return False
-    if claimed.startswith("=="):
-        python = claimed.removeprefix("==").removesuffix(".*")
-        return limit is None or SpecifierSet(limit).contains(python)
-    if limit is None or limit.startswith("=="):
-        return False
-    return numbers(claimed.removeprefix(">=")) >= numbers(limit.removeprefix(">="))
 
 
 def torch_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:

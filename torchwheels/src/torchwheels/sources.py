@@ -36,7 +36,6 @@ _TIMEOUT = 60  # seconds without an answer
 # What earlier builds leave in a folder, and setuptools would pack again. What git keeps may hold a password.
 _LEFTOVERS = {"build", "dist", ".nox", ".venv", "venv"}
 
-
 # Tools that do, where a project's files name them.
 _VERSION_FROM_GIT = re.compile(
     r"(setuptools|use)[-_]scm|hatch[-_]vcs|vcs[-_]versioning|git[-_]versioning|dynamic[-_]versioning|versioningit"
@@ -161,7 +160,8 @@ def name_of(folder: Path, source: str) -> str:
     for file, pattern in (
         ("PKG-INFO", r"^Name: *(\S+)"),
         ("pyproject.toml", r"""^\[project\]\n(?:[^\[].*\n|\n)*?name *= *["']([\w.-]+)"""),
-        ("setup.py", r"""^\s*name *= *["']([\w-]+)["'],"""),  # with dots it is an extension's
+        # With dots, or after such a constant, a name is an extension's.
+        ("setup.py", r"""^(?:PACKAGE_NAME|\s*name(?=.*,)) *= *["']([\w-]+)["']"""),
     ):
         with contextlib.suppress(FileNotFoundError):
             text = (folder / file).read_text(encoding="utf-8", errors="replace")

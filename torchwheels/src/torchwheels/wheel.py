@@ -33,7 +33,6 @@ from torchwheels.stable_functions import first_releases
 BUILD_RECORD = "torchwheels.json"
 """Inside the .dist-info folder."""
 
-
 # torch's C++ functions change from release to release; the stable ones are plain C, of these names.
 _TORCH_NAMESPACE = re.compile(r"\b(c10|c10d|at|torch|caffe2)::|\bTHP[A-Z]\w+")
 _STABLE_NAME = re.compile(r"(aoti_)?torch_\w+|aoti_record_function_\w+")
@@ -242,6 +241,12 @@ class Wheel:
                 limits[name] = ">=3.2", f"{name} is a module of Python"
         return limits
 
+    @property
+    def too_many_pythons(self) -> list[str]:
+        """Why its libraries do not work with every Python that its tag promises."""
+        limits = self.python_limits.values()
+        return [why for limit, why in limits if not _covers(limit, self.pythons.what)]
+
     @functools.cached_property
     def torches(self) -> Compatibility:
         """The releases of torch that its libraries load under."""
@@ -290,6 +295,18 @@ class Wheel:
                     "library of CUDA",
                 )
         return Compatibility("", "no library uses CUDA")
+
+
+def _covers(limit: str | None, claimed: str | None) -> bool:
+    """Whether a library of that limit works with every Python that the tag claims."""
+    if not claimed:  # py3-none: every Python, and every other implementation of it
+        return False
+    if claimed.startswith("=="):
+        python = claimed.removeprefix("==").removesuffix(".*")
+        return limit is None or SpecifierSet(limit).contains(python)
+    if limit is None or limit.startswith("=="):
+        return False
+    return numbers(claimed.removeprefix(">=")) >= numbers(limit.removeprefix(">="))
 
 
 def serves(target: Target, pythons: str | None, tag: str) -> bool:

@@ -1,0 +1,607 @@
+"""Compares a value of each foreign wheel's CUDA kernels with plain torch in float64; a line for each wheel.
+
+    python -m benchmarks.foreign_values FOLDER [--device cpu]   # of wheels for this Python and torch
+
+The file also runs by itself, beside wheels, where the rest of this repository is not: FOLDER is then its own.
+Each wheel gets a folder and a process of its own, so that one that fails does not stop the others. Nothing is
+installed: what a wheel requires must be there. Where `OUT` names a folder, records of the runs are left there,
+for `python -m benchmarks.foreign --add`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Tensors = tuple[Tensor, ...]
+Draw = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a wheel computed, and what is right."""
+
+    what: str
+    computed: Tensors
+    expected: Tensors
+    tolerance: float = 1e-4
+    """How far a value may be off, as a part of the largest one of its tensor."""
+
+    def differences(self) -> list[float]:
+        """The largest difference in each tensor, as a part of the largest value."""
+        found = []
+        for computed, expected in zip(self.computed, self.expected, strict=True):
+            assert computed.shape == expected.shape, f"{computed.shape}, not {expected.shape}"
+            most = expected.double().abs().max().item()
+            off = (computed.double() - expected.double()).abs().nan_to_num(nan=float("inf"))
+            found.append(off.max().item() / (most or 1))
+        return found
+
+
+def with_gradients(function: Callable[..., Tensor], *given: Tensor) -> Tensors:
+    """The value of a function, and the gradients of a weighted sum of it."""
+    given = tuple(each.detach().requires_grad_() for each in given)
+    value = function(*given)
+    weights = torch.linspace(0.5, 1.5, value.numel(), dtype=torch.float64, device=value.device)
+    total = (value.double() * weights.view(value.shape)).sum()
+    return (value.detach(), *torch.autograd.grad(total, given))
+
+
+def compare(
+    what: str,
+    ours: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+    *given: Tensor,
+    tolerance: float = 1e-4,
+) -> Value:
+    """The value and the gradients by a wheel, and by plain torch in float64."""
+    expected = with_gradients(reference, *(each.double() for each in given))
+    return Value(
+        f"{what} and gradients", with_gradients(ours, *given), expected, tolerance=tolerance
+    )
+
+
+def causal_conv1d(draw: Draw) -> Value:
+    """A causal convolution of each channel, and SiLU."""
+    package = importlib.import_module("causal_conv1d")
+
+    def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.silu(F.conv1d(F.pad(x, (3, 0)), weight[:, None], bias, groups=weight.shape[0]))
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return package.causal_conv1d_fn(x, weight, bias, activation="silu")
+
+    return compare("convolution", ours, reference, draw(2, 64, 100), draw(64, 4), draw(64))
+
+
+def chamferdist(draw: Draw) -> Value:
+    """The sum of squared distances to the nearest point."""
+    package = importlib.import_module("chamferdist")
+
+    def reference(x: Tensor, y: Tensor) -> Tensor:
+        return (x[:, :, None] - y[:, None]).square().sum(-1).amin(-1).sum(-1).mean()
+
+    return compare(
+        "distance", package.ChamferDistance(), reference, draw(2, 200, 3), draw(2, 150, 3)
+    )
+
+
+def dcnv4(draw: Draw) -> Value:
+    """A deformable convolution without its weights: a weighted sum of nine interpolated values."""
+    package = importlib.import_module("DCNv4.ext")
+    size, groups, channels, points = 8, 4, 16, 9
+    x, offsets, masks = (
+        draw(1, size, size, groups * channels),
+        draw(size * size, groups, points, 2),
+        draw(size * size, groups, points),
+    )
+    packed = torch.cat([offsets.flatten(2), masks], dim=2).flatten(1)
+    packed = F.pad(packed, (0, -packed.shape[1] % 8)).view(1, size, size, -1).contiguous()
+    computed = package.dcnv4_forward(
+        x, packed, 3, 3, 1, 1, 1, 1, 1, 1, groups, channels, 1.0, 256, 0, 8, 64, False
+    )
+    column, row = torch.meshgrid(torch.arange(3), torch.arange(3), indexing="ij")
+    taps = torch.stack([column, row], dim=-1).view(1, 1, points, 2).to(offsets) - 1
+    y, x_of = torch.meshgrid(torch.arange(size), torch.arange(size), indexing="ij")
+    pixels = torch.stack([x_of, y], dim=-1).view(-1, 1, 1, 2).to(offsets)
+    places = (pixels + taps + offsets).double().transpose(0, 1)  # group, pixel, point, (x, y)
+    images = x.double().view(size, size, groups, channels).permute(2, 3, 0, 1)
+    sampled = F.grid_sample(images, (2 * places + 1) / size - 1, align_corners=False)
+    expected = torch.einsum("gcqk,qgk->qgc", sampled, masks.double()).reshape(x.shape)
+    return Value("deformable convolution", (computed,), (expected,))
+
+
+def diff_gaussian_rasterization(draw: Draw) -> Value:
+    """The picture of one round Gaussian in front of the camera."""
+    package = importlib.import_module("diff_gaussian_rasterization")
+    identity = torch.eye(4).to(draw(1))
+    projection = torch.tensor(
+        [[1 / 0.32, 0, 0, 0], [0, 1 / 0.32, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]]
+    )
+    settings = package.GaussianRasterizationSettings(
+        64, 64, 0.32, 0.32, identity[0, :3] * 0, 1.0, identity, projection.to(identity), 0,
+        identity[3, :3], False, False,
+    )  # fmt: skip
+    center = 2 * identity[2:3, :3]
+    sizes = torch.full_like(center, 0.5)
+
+    def ours(colors: Tensor, opacity: Tensor) -> Tensor:
+        return package.GaussianRasterizer(settings)(
+            center, torch.zeros_like(center), opacity, colors_precomp=colors, scales=sizes,
+            rotations=identity[:1],
+        )[0]  # fmt: skip
+
+    def reference(colors: Tensor, opacity: Tensor) -> Tensor:
+        return colors.view(3, 1, 1) * opacity * round_spot(colors)
+
+    return compare("picture", ours, reference, draw(1, 3).abs(), draw(1, 1).sigmoid())
+
+
+def round_spot(like: Tensor) -> Tensor:
+    """How much of a Gaussian of size 0.5 a camera of 64 x 64 pixels sees: it is 2 away, its focal length is 100."""
+    away = torch.arange(64).to(like) - 31.5
+    variance = (100 * 0.5 / 2) ** 2 + 0.3  # of a pixel
+    return torch.exp(-(away.square()[:, None] + away.square()) / (2 * variance))
+
+
+def diso(draw: Draw) -> Value:
+    """Vertices of a surface, where a grid's edges change sign, summed: their order is left open."""
+    package = importlib.import_module("diso")
+    size = 16
+    lines = torch.linspace(-1, 1, size, dtype=torch.float64)
+    x, y, z = torch.meshgrid(lines, lines, lines, indexing="ij")
+    grid = (x - 0.1).square() + 1.5 * (y + 0.07).square() + 2 * z.square() - 0.4
+    weights = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+
+    def reference(grid: Tensor) -> Tensor:
+        total = grid.new_zeros(2)
+        places = torch.cartesian_prod(*3 * [torch.arange(size)]).view(size, size, size, 3)
+        for axis in range(3):
+            a, b = grid.narrow(axis, 0, size - 1), grid.narrow(axis, 1, size - 1)
+            crossed = a * b < 0
+            vertices = places.narrow(axis, 0, size - 1)[crossed.cpu()].to(grid)
+            step = torch.zeros_like(vertices)
+            step[:, axis] = 1
+            vertices = vertices + (a[crossed] / (a[crossed] - b[crossed]))[:, None] * step
+            total = total + torch.stack(
+                [(vertices / (size - 1) @ weights.to(grid)).sum(), crossed.sum()]
+            )
+        return total
+
+    def ours(grid: Tensor) -> Tensor:
+        vertices = package.DiffMC(dtype=torch.float32)(grid)[0]
+        return torch.stack(
+            [(vertices @ weights.to(vertices)).sum(), vertices.new_tensor(len(vertices))]
+        )
+
+    return compare("vertices of a surface", ours, reference, grid.to(draw(1)), tolerance=1e-3)
+
+
+def fast_hadamard_transform(draw: Draw) -> Value:
+    """A product with the matrix of Hadamard."""
+    package = importlib.import_module("fast_hadamard_transform")
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    for _ in range(6):
+        matrix = torch.kron(matrix, torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64))
+    return compare(
+        "product",
+        lambda x: package.hadamard_transform(x, scale=0.5),
+        lambda x: 0.5 * x @ matrix.to(x),
+        draw(7, 64),
+    )
+
+
+def fused_ssim(draw: Draw) -> Value:
+    """The similarity of two images, by means, variances and covariance under a Gaussian window."""
+    package = importlib.import_module("fused_ssim")
+    window = torch.exp(-(torch.arange(-5, 6, dtype=torch.float64).square()) / (2 * 1.5**2))
+    window = (window[:, None] * window / window.sum().square()).expand(3, 1, 11, 11)
+
+    def reference(x: Tensor, y: Tensor) -> Tensor:
+        def mean(values: Tensor) -> Tensor:
+            return F.conv2d(values, window.to(values), padding=5, groups=3)
+
+        of_x, of_y = mean(x), mean(y)
+        variances = mean(x * x) - of_x.square(), mean(y * y) - of_y.square()
+        both = mean(x * y) - of_x * of_y
+        above = (2 * of_x * of_y + 0.01**2) * (2 * both + 0.03**2)
+        return (
+            above / (of_x.square() + of_y.square() + 0.01**2) / (sum(variances) + 0.03**2)
+        ).mean()
+
+    x, y = draw(2, 3, 40, 50).sigmoid(), draw(2, 3, 40, 50).sigmoid()
+    return compare(
+        "similarity",
+        lambda x: package.fused_ssim(x, y),
+        lambda x: reference(x, y.double()),
+        x,
+        tolerance=1e-3,
+    )
+
+
+def gsplat(draw: Draw) -> Value:
+    """Covariances of Gaussians with their gradients, and the picture of a round one."""
+    package = importlib.import_module("gsplat")
+
+    def reference(turns: Tensor, sizes: Tensor) -> Tensor:
+        w, x, y, z = F.normalize(turns, dim=-1).unbind(-1)
+        rotation = torch.stack(
+            [
+                1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y),
+                2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x),
+                2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y),
+            ], dim=-1,
+        ).view(-1, 3, 3)  # fmt: skip
+        scaled = rotation * sizes[:, None]
+        return scaled @ scaled.mT
+
+    found = compare(
+        "covariances, picture",
+        lambda turns, sizes: package.quat_scale_to_covar_preci(turns, sizes, compute_preci=False)[
+            0
+        ],
+        reference,
+        draw(100, 4),
+        draw(100, 3).sigmoid(),
+        tolerance=1e-3,
+    )
+    identity = torch.eye(4).to(draw(1))
+    camera = torch.tensor([[100.0, 0, 32], [0, 100, 32], [0, 0, 1]]).to(identity)
+    opacity = identity.new_full((1,), 0.9)
+    _, computed, _ = package.rasterization(
+        2 * identity[2:3, :3], identity[:1], torch.full_like(identity[:1, :3], 0.5), opacity,
+        identity[:1, :3], identity[None], camera[None], 64, 64,
+    )  # fmt: skip
+    expected = 0.9 * round_spot(opacity.double())
+    return Value(
+        found.what,
+        (*found.computed, computed[0, :, :, 0]),
+        (*found.expected, expected),
+        found.tolerance,
+    )
+
+
+def inplace_abn(draw: Draw) -> Value:
+    """Batch normalization and a leaky rectifier."""
+    package = importlib.import_module("inplace_abn.functions")
+
+    def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.leaky_relu(
+            F.batch_norm(x, None, None, weight.abs() + 1e-5, bias, training=True), 0.01
+        )
+
+    def ours(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        statistics = x.new_zeros(16), x.new_ones(16)
+        return package.inplace_abn(x * 1, weight, bias, *statistics)
+
+    return compare(
+        "normalization",
+        ours,
+        reference,
+        draw(4, 16, 9, 9),
+        draw(16).abs() + 0.5,
+        draw(16),
+        tolerance=1e-3,
+    )
+
+
+def mamba_ssm(draw: Draw) -> Value:
+    """A state that decays and takes in what is selected, read out at each step."""
+    package = importlib.import_module("selective_scan_cuda")
+    x, delta, a = draw(2, 16, 64), draw(2, 16, 64).sigmoid(), -draw(16, 8).abs()
+    b, c, d = draw(2, 1, 8, 64), draw(2, 1, 8, 64), draw(16)
+    computed = package.fwd(x, delta, a, b, c, d, None, None, False)[0]
+    x, delta, a, b, c, d = (each.double() for each in (x, delta, a, b, c, d))
+    state, read = x.new_zeros(2, 16, 8), []
+    for t in range(64):
+        step = delta[:, :, t, None]
+        state = (step * a).exp() * state + step * x[:, :, t, None] * b[:, :, :, t]
+        read.append((state * c[:, :, :, t]).sum(-1) + d * x[:, :, t])
+    return Value("selective scan", (computed,), (torch.stack(read, dim=-1),))
+
+
+def nvdiffrast(draw: Draw) -> Value:
+    """The places of the pixels of a triangle, interpolated between its corners."""
+    package = importlib.import_module("nvdiffrast.torch")
+    corners = torch.tensor([[[-0.8, -0.7, 0, 1], [0.9, -0.4, 0, 1], [-0.1, 0.85, 0, 1]]])
+    corners = corners.to(draw(1))
+    triangle = torch.tensor([[0, 1, 2]], dtype=torch.int32, device=corners.device)
+    covered, _ = package.rasterize(
+        package.RasterizeCudaContext(), corners, triangle, resolution=[64, 64]
+    )
+    computed, _ = package.interpolate(corners[..., :2].contiguous(), covered, triangle)
+    line = (torch.arange(64).to(corners).double() + 0.5) / 32 - 1
+    pixels = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1)
+    first, second = corners[0, :, :2].double(), corners[0, :, :2].double().roll(-1, 0)
+    side, to_pixel = second - first, pixels[:, :, None] - first
+    inside = (side[:, 0] * to_pixel[..., 1] - side[:, 1] * to_pixel[..., 0] > 0).all(-1)
+    return Value("interpolation", (computed[0],), (pixels * inside[..., None],))
+
+
+def pointnet2_ops(draw: Draw) -> Value:
+    """Distances to the three nearest points, and what is interpolated between those."""
+    package = importlib.import_module("pointnet2_ops.pointnet2_utils")
+    points, known, features = draw(2, 100, 3), draw(2, 60, 3), draw(2, 8, 60)
+    distances, indices = package.three_nn(points, known)
+    weights = distances.softmax(-1)
+
+    def reference(features: Tensor) -> Tensor:
+        nearest = indices.long()[:, None].expand(-1, 8, -1, -1).flatten(2)
+        return (features.gather(2, nearest).view(2, 8, 100, 3) * weights[:, None].double()).sum(-1)
+
+    found = compare(
+        "interpolation, distances,",
+        lambda x: package.three_interpolate(x, indices, weights),
+        reference,
+        features,
+    )
+    expected = torch.cdist(points.double(), known.double()).topk(3, largest=False).values
+    return Value(found.what, (*found.computed, distances), (*found.expected, expected))
+
+
+def quad_iou(draw: Draw) -> Value:
+    """The part of two rectangles that they share."""
+    package = importlib.import_module("quad_iou")
+    low = 0.5 * draw(2, 20, 2)
+    high = low + draw(2, 20, 2).abs() + 0.5
+    left, bottom, right, top = *low.unbind(-1), *high.unbind(-1)
+    corners = [(left, bottom), (right, bottom), (right, top), (left, top)]
+    turn = torch.tensor([[0.8, 0.6], [-0.6, 0.8]]).to(low)
+    quads = torch.stack([torch.stack(each, dim=-1) for each in corners], dim=2) @ turn
+    low, high = low.double(), high.double()
+    sides = torch.minimum(high[0, :, None], high[1]) - torch.maximum(low[0, :, None], low[1])
+    shared = sides.clamp(min=0).prod(-1)
+    areas = (high - low).prod(-1)
+    expected = shared / (areas[0][:, None] + areas[1] - shared)
+    computed = package.calculate_iou(quads[0].contiguous(), quads[1].contiguous())
+    return Value("shared part", (computed,), (expected,), tolerance=1e-3)
+
+
+def rotary_emb(draw: Draw) -> Value:
+    """Pairs of values that are rotated."""
+    package = importlib.import_module("rotary_emb")
+    x, y, angle = draw(3, 64, 8, 16), draw(3, 64, 8, 16), draw(64, 1, 16)
+    cos, sin = (each.expand(64, 8, 16).expand_as(x) for each in (angle.cos(), angle.sin()))
+    computed = torch.empty_like(x), torch.empty_like(y)
+    package.apply_rotary(x, y, cos, sin, *computed, False)
+    x, y, cos, sin = (each.double() for each in (x, y, cos, sin))
+    return Value("rotation", computed, (x * cos - y * sin, x * sin + y * cos))
+
+
+def simple_knn(draw: Draw) -> Value:
+    """The mean of the squared distances to the three nearest other points."""
+    package = importlib.import_module("simple_knn._C")
+    points = draw(1000, 3)
+    squares = (points.double()[:, None] - points.double()).square().sum(-1)
+    expected = squares.topk(4, largest=False).values[:, 1:].mean(-1)
+    return Value("mean of squared distances", (package.distCUDA2(points),), (expected,))
+
+
+def spatial_correlation_sampler(draw: Draw) -> Value:
+    """Products of pixels and of the neighbors of their likes."""
+    package = importlib.import_module("spatial_correlation_sampler")
+
+    def reference(x: Tensor, y: Tensor) -> Tensor:
+        around = F.pad(y, (1, 1, 1, 1))
+        rows = [
+            [(x * around[:, :, i : i + 10, j : j + 12]).sum(1) for j in range(3)] for i in range(3)
+        ]
+        return torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
+
+    return compare(
+        "correlation",
+        lambda x, y: package.spatial_correlation_sample(x, y, patch_size=3),
+        reference,
+        draw(2, 5, 10, 12),
+        draw(2, 5, 10, 12),
+    )
+
+
+def st_attn(draw: Draw) -> Value:
+    """Attention whose window holds all tiles; 64 of its queries are compared."""
+    package = importlib.import_module("st_attn")
+    query, key, value = (draw(1, 1, 69120, 128).bfloat16() for _ in range(3))
+    computed = package.sliding_tile_attention(query, key, value, [(3, 6, 10)], 0, False, "18x48x80")
+    chosen = torch.arange(0, 69120, 1080, device=query.device)
+    query, key, value = (each[0, 0].double() for each in (query, key, value))
+    expected = (query[chosen] @ key.T / 128**0.5).softmax(-1) @ value
+    return Value("attention", (computed[0, 0, chosen],), (expected,), tolerance=2e-2)
+
+
+def torch_cluster(draw: Draw) -> Value:
+    """Which points are nearest, by their distances."""
+    package = importlib.import_module("torch_cluster")
+    x, y = draw(200, 3), draw(50, 3)
+    of_y, of_x = package.knn(x, y, 4)
+    computed = (x[of_x].double() - y[of_y].double()).norm(dim=-1).view(50, 4).sort().values
+    expected = torch.cdist(y.double(), x.double()).topk(4, largest=False).values
+    return Value("distances of neighbors", (computed,), (expected,))
+
+
+def torch_discounted_cumsum(draw: Draw) -> Value:
+    """A sum in which what lies farther right counts less."""
+    package = importlib.import_module("torch_discounted_cumsum")
+
+    def reference(x: Tensor, gamma: Tensor) -> Tensor:
+        n = torch.arange(x.shape[1], device=x.device)
+        powers = gamma[:, None, None] ** (n - n[:, None]).clamp(min=0) * (n >= n[:, None])
+        return torch.einsum("bt,bst->bs", x, powers)
+
+    ours = package.discounted_cumsum_right
+    return compare("sum", ours, reference, draw(3, 70), draw(3).sigmoid(), tolerance=1e-3)
+
+
+def torch_linear_assignment(draw: Draw) -> Value:
+    """The least cost of an assignment, which is found by trying all."""
+    package = importlib.import_module("torch_linear_assignment")
+    cost = draw(3, 5, 5)
+    chosen = package.batch_linear_assignment(cost)
+    computed = cost.gather(2, chosen[:, :, None]).sum((1, 2))
+    orders = torch.tensor(list(itertools.permutations(range(5))), device=cost.device)
+    every = cost.double()[:, torch.arange(5, device=cost.device), orders].sum(-1)
+    return Value("least cost", (computed,), (every.amin(1),))
+
+
+def torch_ms_deform_attn(draw: Draw) -> Value:
+    """Interpolated values of two images, summed by their weights."""
+    package = importlib.import_module("torch_ms_deform_attn")
+    sizes = [(6, 5), (4, 3)]
+    shapes = torch.tensor(sizes).to(draw(1).device)
+    starts = torch.tensor([0, 30]).to(shapes)
+
+    def reference(value: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+        parts = []
+        for level, (size, part) in enumerate(zip(sizes, value.split([30, 12], dim=1), strict=True)):
+            images = part.permute(0, 2, 3, 1).reshape(4, 8, *size)  # batch and head, channel
+            grid = 2 * places[:, :, :, level].transpose(1, 2).flatten(0, 1) - 1
+            sampled = F.grid_sample(images, grid, align_corners=False).view(2, 2, 8, 7, 4)
+            parts.append(torch.einsum("bmcqp,bqmp->bqmc", sampled, weights[:, :, :, level]))
+        return sum(parts[1:], parts[0]).flatten(2)
+
+    def ours(value: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+        return package.ms_deform_attn(value, shapes, starts, places, weights)
+
+    places, weights = draw(2, 7, 2, 2, 4, 2).sigmoid(), draw(2, 7, 2, 2, 4)
+    return compare("attention", ours, reference, draw(2, 42, 2, 8), places, weights, tolerance=1e-3)
+
+
+def torch_spline_conv(draw: Draw) -> Value:
+    """A convolution whose weights are interpolated between five knots."""
+    package = importlib.import_module("torch_spline_conv")
+    pseudo, x, weight = draw(40, 1).sigmoid(), draw(40, 3), draw(5, 3, 6)
+
+    def reference(x: Tensor, weight: Tensor) -> Tensor:
+        place = pseudo[:, 0].double() * 4
+        knot = place.floor().long().clamp(max=3)
+        part = (place - knot)[:, None, None]
+        between = (1 - part) * weight[knot] + part * weight[knot + 1]
+        return torch.einsum("ec,eco->eo", x, between)
+
+    def ours(x: Tensor, weight: Tensor) -> Tensor:
+        size, is_open = torch.tensor([5]).to(x.device), torch.tensor([1]).to(x.device, torch.uint8)
+        return package.spline_weighting(x, weight, *package.spline_basis(pseudo, size, is_open, 1))
+
+    return compare("convolution", ours, reference, x, weight)
+
+
+def torchdtw(draw: Draw) -> Value:
+    """The least cost of a way through a table, divided by its steps."""
+    package = importlib.import_module("torchdtw")
+    distances = draw(30, 40).abs()
+    ways: dict[tuple[int, int], tuple[float, int]] = {}
+    for at in itertools.product(range(30), range(40)):
+        before = [(at[0] - 1, at[1]), (at[0], at[1] - 1), (at[0] - 1, at[1] - 1)]
+        cost, steps = min((ways[x] for x in before if x in ways), default=(0.0, 0))
+        ways[at] = cost + distances[at].item(), steps + 1
+    cost, steps = ways[29, 39]
+    expected = torch.tensor(cost / steps, dtype=torch.float64)
+    return Value("cost", (package.dtw(distances).cpu(),), (expected,))
+
+
+def torchlpc(draw: Draw) -> Value:
+    """A recursive filter of order three whose coefficients change."""
+    package = importlib.import_module("torchlpc")
+
+    def reference(x: Tensor, a: Tensor, start: Tensor) -> Tensor:
+        y = [*start.flip(1).unbind(1)]
+        for t in range(x.shape[1]):
+            y.append(x[:, t] - sum(a[:, t, i] * y[-1 - i] for i in range(3)))
+        return torch.stack(y[3:], dim=1)
+
+    coefficients = 0.3 * draw(2, 64, 3).tanh()
+    return compare(
+        "filter", package.sample_wise_lpc, reference, draw(2, 64), coefficients, draw(2, 3)
+    )
+
+
+def torchsort(draw: Draw) -> Value:
+    """Ranks, which are soft by next to nothing."""
+    package = importlib.import_module("torchsort")
+    x = 10 * draw(3, 20)
+    computed = package.soft_rank(x, regularization_strength=1e-3)
+    return Value("ranks", (computed,), (x.argsort().argsort() + 1,))
+
+
+CHECKS = {
+    name: each
+    for name, each in globals().items()
+    if getattr(each, "__annotations__", {}).get("draw") == "Draw"
+}
+
+
+def check(name: str, device: str) -> dict[str, Any]:
+    """What a wheel that can be imported computes, and whether it is right."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    value = CHECKS[name](draw)
+    difference = max(value.differences())
+    return {"what": value.what, "difference": difference, "right": difference <= value.tolerance}
+
+
+def check_wheel(wheel: Path, name: str, device: str) -> dict[str, Any]:
+    """The same of a wheel in a folder and a process of its own; where it fails, the end of its error."""
+    if name not in CHECKS:
+        return {"what": "there is no check of it", "right": False}
+    with tempfile.TemporaryDirectory() as folder:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+        alone = [sys.executable, str(Path(__file__).resolve()), f"--only={name}"]
+        path = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
+        for command in ([*pip, f"--target={folder}", str(wheel)], [*alone, f"--device={device}"]):
+            done = subprocess.run(
+                command,
+                env={**os.environ, "PYTHONPATH": path},
+                cwd=folder,
+                capture_output=True,
+                text=True,
+            )
+            if done.returncode:
+                said = [f"exit status {done.returncode}", *done.stderr.strip().splitlines()]
+                return {"what": said[-1], "right": False}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """Checks the wheels of a folder."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parent)
+    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    parser.add_argument("--only", choices=sorted(CHECKS), help="one that can be imported")
+    given = parser.parse_args()
+    if given.only:
+        print(json.dumps(check(given.only, given.device)))
+        return
+    device = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
+    runs = []
+    for wheel in sorted(given.folder.resolve().glob("*.whl")):
+        name = wheel.name.partition("-")[0].lower()
+        run = check_wheel(wheel, name, given.device)
+        off = f", off by {run['difference']:.1e} of the largest" if "difference" in run else ""
+        print(f"{name}: {run['what']}: {'right' if run['right'] else 'wrong'}{off}", flush=True)
+        sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        runs.append({"project": name, "sha256": sha256, "device": device, **run})
+    if out := os.environ.get("OUT"):
+        (Path(out) / "values.json").write_text(json.dumps(runs, indent=2))
+    sys.exit(not runs or not all(run["right"] for run in runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The check of foreign wheels' values, on wheels whose values are known."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from extops_build import ROOT
+
+RANKS = "def soft_rank(x, regularization_strength): return x.argsort().argsort() + {first}"
+
+
+def wheel(folder: Path, name: str, text: str) -> None:
+    info = f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(folder / f"{name}-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr(f"{name}.py", text)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+
+
+def checked(folder: Path, out: Path) -> tuple[int, list[str]]:
+    out.mkdir()
+    command = [sys.executable, "-m", "benchmarks.foreign_values", folder, "--device=cpu"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "OUT": str(out)}, capture_output=True, text=True
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_each_wheel_gets_a_line_whatever_becomes_of_the_others(tmp_path: Path) -> None:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    wheel(folder, "torchsort", RANKS.format(first=1))
+    code, lines = checked(folder, tmp_path / "alone")
+    assert (code, lines) == (0, ["torchsort: ranks: right, off by 0.0e+00 of the largest"])
+    wheel(folder, "torch_cluster", "import what_is_not_there")
+    wheel(folder, "torchsort", RANKS.format(first=2))
+    wheel(folder, "unknown", "")
+    code, lines = checked(folder, tmp_path / "together")
+    assert code == 1
+    assert lines == [
+        "torch_cluster: ModuleNotFoundError: No module named 'what_is_not_there': wrong",
+        "torchsort: ranks: wrong, off by 5.0e-02 of the largest",
+        "unknown: there is no check of it: wrong",
+    ]
+    runs = json.loads((tmp_path / "together" / "values.json").read_text())
+    assert [run["right"] for run in runs] == [False, False, False]
+    assert {run["device"] for run in runs} == {"CPU"}
+    assert all(len(run["sha256"]) == 64 for run in runs)
