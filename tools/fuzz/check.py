@@ -140,9 +140,7 @@ def _torchs(problem: Problem) -> Tensors:
 
 
 def _torchs_values(case: Case, device: str) -> Tensors:
-    """The same of contiguous tensors, which it does not refuse; those of an expanded one would be other numbers, so there
-    it gets what extops gets.
-    """
+    """The same of contiguous tensors, which it does not refuse. An expanded one stays: otherwise it has other numbers."""
     layouts = case.input_layout, case.state_layout, case.weight_layout, case.upstream_layout
     if "expanded" in layouts:
         return _torchs(Problem(case, device))
