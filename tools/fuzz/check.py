@@ -140,7 +140,7 @@ def _torchs(problem: Problem) -> Tensors:
 
 
 def _torchs_values(case: Case, device: str) -> Tensors:
-    """The same of contiguous tensors, which it does not refuse. An expanded one stays: otherwise it has other numbers."""
+    """The same of contiguous tensors, which it does not refuse. Expanded ones stay: others have other numbers."""
     layouts = case.input_layout, case.state_layout, case.weight_layout, case.upstream_layout
     if "expanded" in layouts:
         return _torchs(Problem(case, device))
