@@ -132,7 +132,7 @@ def _own_variants(
     record: dict[str, Any], shape: Shape, own: torch.nn.Module, input: Input
 ) -> dict[str, Calls]:
     """What torch's layer computes, by our kernels: the one that is chosen, and the one that takes any size."""
-    own._by_torch = lambda *_: None  # type: ignore[assignment]
+    own._by_torch = lambda *_, **__: None  # type: ignore[assignment]
     variants = {"own": calls_of(own, input)}
     chosen = own_kernels(shape, input)
     record["own_kernels"]["own"] = chosen

@@ -94,25 +94,25 @@ def test_shrinking_ends_when_the_time_is_over() -> None:
 # What a program does before it is the fuzzer, also in the process that computes.
 FAULTS = {
     "gradient": """
-original = sequence._gradients
+original = sequence.gradients
 def planted(*arguments):
     of_input, *others = original(*arguments)
     return of_input if of_input is None else 1.01 * of_input, *others
-sequence._gradients = planted
+sequence.gradients = planted
 """,
     "crash": """
-sequence._gradients = lambda *_: os.abort()
+sequence.gradients = lambda *_: os.abort()
 """,
     "bits": """
 import itertools
-original, count = sequence._gradients, itertools.count()
+original, count = sequence.gradients, itertools.count()
 def planted(*arguments):
     of_input, *others = original(*arguments)
     if of_input is not None and next(count) % 3 == 1:
         of_input = of_input.clone()
         of_input.view(-1)[:1] *= 1 + 1e-5
     return of_input, *others
-sequence._gradients = planted
+sequence.gradients = planted
 """,
 }
 PROGRAM = """
