@@ -56,10 +56,6 @@ def source(name: str) -> str:
 
 
 PROJECTS = {
-    "bitsandbytes": Foreign(
-        "git+https://github.com/bitsandbytes-foundation/bitsandbytes@95f9af309d4d5793847169c39288dcd3fcbdf564",
-        "scikit-build-core, CMake, not torch's build code",
-    ),
     "causal-conv1d": Foreign("1.7.0", "fetches a wheel unless it is told otherwise"),
     "chamferdist": Foreign("1.0.3", "setup.py alone"),
     "ctcdecode": Foreign("1.0.2", "downloads sources of others"),
@@ -70,10 +66,7 @@ PROJECTS = {
         "git+https://github.com/pytorch/extension-cpp@0ec4969c7bc8e15a8456e5eb9d9ca0a7ec15bc95",
         "abi3",
     ),
-    "fast-hadamard-transform": Foreign(
-        "git+https://github.com/Dao-AILab/fast-hadamard-transform@e7706faf8d1c3b9f241e36860640ad1dac644ede",
-        "CUDA only, fetches a wheel unless it is told otherwise",
-    ),
+    "fast-hadamard-transform": Foreign("1.1.0", "CUDA only, incomplete archive"),
     "flash-attn": Foreign("2.8.3.post2", "fetches a wheel unless it is told otherwise"),
     "foldedtensor": Foreign("0.4.0", "pybind11, not torch's build code"),
     "fused-ssim": Foreign(
@@ -112,9 +105,6 @@ PROJECTS = {
     "torch-scatter": Foreign("2.1.2", "no ninja, a library for each file", f"{PYG}scatter@2.1.2"),
     "torch-sparse": Foreign("0.6.18", "a library for each file"),
     "torch-spline-conv": Foreign("1.2.2", "no ninja", f"{PYG}spline_conv@1.2.2"),
-    "torchcsprng": Foreign(
-        "git+https://github.com/pytorch/csprng@defa0b556e8c5655693ccde2777b10906d25c034", "OpenMP"
-    ),
     "torchdtw": Foreign("0.4.2", "stable ABI, setuptools-scm"),
     "torchlpc": Foreign("0.7.2", ""),
     "torchmcubes": Foreign(

@@ -126,37 +126,6 @@ def dcnv4(draw: Draw) -> Value:
     return Value("deformable convolution", (computed,), (expected,))
 
 
-def diff_gaussian_rasterization(draw: Draw) -> Value:
-    """The picture of one round Gaussian in front of the camera."""
-    package = importlib.import_module("diff_gaussian_rasterization")
-    identity = torch.eye(4).to(draw(1))
-    projection = torch.tensor(
-        [[1 / 0.32, 0, 0, 0], [0, 1 / 0.32, 0, 0], [0, 0, 1, 1], [0, 0, 0, 0]]
-    )
-    settings = package.GaussianRasterizationSettings(
-        64, 64, 0.32, 0.32, identity[0, :3] * 0, 1.0, identity, projection.to(identity), 0,
-        identity[3, :3], False, False,
-    )  # fmt: skip
-    center = 2 * identity[2:3, :3]
-    sizes = torch.full_like(center, 0.5)
-
-    def ours(colors: Tensor, opacity: Tensor) -> Tensor:
-        return package.GaussianRasterizer(settings)(
-            center, torch.zeros_like(center), opacity, colors_precomp=colors, scales=sizes,
-            rotations=identity[:1],
-        )[0]  # fmt: skip
-
-    def reference(colors: Tensor, opacity: Tensor) -> Tensor:
-        return colors.view(3, 1, 1) * opacity * round_spot(colors)
-
-    return compare("picture", ours, reference, draw(1, 3).abs(), draw(1, 1).sigmoid())
-
-
-def round_spot(like: Tensor) -> Tensor:
-    """How much of a Gaussian of size 0.5 a camera of 64 x 64 pixels sees: it is 2 away, its focal length is 100."""
-    away = torch.arange(64).to(like) - 31.5
-    variance = (100 * 0.5 / 2) ** 2 + 0.3  # of a pixel
-    return torch.exp(-(away.square()[:, None] + away.square()) / (2 * variance))
 
 
 def diso(draw: Draw) -> Value:
@@ -192,19 +161,6 @@ def diso(draw: Draw) -> Value:
     return compare("vertices of a surface", ours, reference, grid.to(draw(1)), tolerance=1e-3)
 
 
-def fast_hadamard_transform(draw: Draw) -> Value:
-    """A product with the matrix of Hadamard."""
-    package = importlib.import_module("fast_hadamard_transform")
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    for _ in range(6):
-        matrix = torch.kron(matrix, torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64))
-    return compare(
-        "product",
-        lambda x: package.hadamard_transform(x, scale=0.5),
-        lambda x: 0.5 * x @ matrix.to(x),
-        draw(7, 64),
-    )
-
 
 def fused_ssim(draw: Draw) -> Value:
     """The similarity of two images, by means, variances and covariance under a Gaussian window."""
@@ -234,47 +190,6 @@ def fused_ssim(draw: Draw) -> Value:
     )
 
 
-def gsplat(draw: Draw) -> Value:
-    """Covariances of Gaussians with their gradients, and the picture of a round one."""
-    package = importlib.import_module("gsplat")
-
-    def reference(turns: Tensor, sizes: Tensor) -> Tensor:
-        w, x, y, z = F.normalize(turns, dim=-1).unbind(-1)
-        rotation = torch.stack(
-            [
-                1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y),
-                2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x),
-                2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y),
-            ], dim=-1,
-        ).view(-1, 3, 3)  # fmt: skip
-        scaled = rotation * sizes[:, None]
-        return scaled @ scaled.mT
-
-    found = compare(
-        "covariances, picture",
-        lambda turns, sizes: package.quat_scale_to_covar_preci(turns, sizes, compute_preci=False)[
-            0
-        ],
-        reference,
-        draw(100, 4),
-        draw(100, 3).sigmoid(),
-        tolerance=1e-3,
-    )
-    identity = torch.eye(4).to(draw(1))
-    camera = torch.tensor([[100.0, 0, 32], [0, 100, 32], [0, 0, 1]]).to(identity)
-    opacity = identity.new_full((1,), 0.9)
-    _, computed, _ = package.rasterization(
-        2 * identity[2:3, :3], identity[:1], torch.full_like(identity[:1, :3], 0.5), opacity,
-        identity[:1, :3], identity[None], camera[None], 64, 64,
-    )  # fmt: skip
-    expected = 0.9 * round_spot(opacity.double())
-    return Value(
-        found.what,
-        (*found.computed, computed[0, :, :, 0]),
-        (*found.expected, expected),
-        found.tolerance,
-    )
-
 
 def inplace_abn(draw: Draw) -> Value:
     """Batch normalization and a leaky rectifier."""
@@ -300,37 +215,6 @@ def inplace_abn(draw: Draw) -> Value:
     )
 
 
-def mamba_ssm(draw: Draw) -> Value:
-    """A state that decays and takes in what is selected, read out at each step."""
-    package = importlib.import_module("selective_scan_cuda")
-    x, delta, a = draw(2, 16, 64), draw(2, 16, 64).sigmoid(), -draw(16, 8).abs()
-    b, c, d = draw(2, 1, 8, 64), draw(2, 1, 8, 64), draw(16)
-    computed = package.fwd(x, delta, a, b, c, d, None, None, False)[0]
-    x, delta, a, b, c, d = (each.double() for each in (x, delta, a, b, c, d))
-    state, read = x.new_zeros(2, 16, 8), []
-    for t in range(64):
-        step = delta[:, :, t, None]
-        state = (step * a).exp() * state + step * x[:, :, t, None] * b[:, :, :, t]
-        read.append((state * c[:, :, :, t]).sum(-1) + d * x[:, :, t])
-    return Value("selective scan", (computed,), (torch.stack(read, dim=-1),))
-
-
-def nvdiffrast(draw: Draw) -> Value:
-    """The places of the pixels of a triangle, interpolated between its corners."""
-    package = importlib.import_module("nvdiffrast.torch")
-    corners = torch.tensor([[[-0.8, -0.7, 0, 1], [0.9, -0.4, 0, 1], [-0.1, 0.85, 0, 1]]])
-    corners = corners.to(draw(1))
-    triangle = torch.tensor([[0, 1, 2]], dtype=torch.int32, device=corners.device)
-    covered, _ = package.rasterize(
-        package.RasterizeCudaContext(), corners, triangle, resolution=[64, 64]
-    )
-    computed, _ = package.interpolate(corners[..., :2].contiguous(), covered, triangle)
-    line = (torch.arange(64).to(corners).double() + 0.5) / 32 - 1
-    pixels = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1)
-    first, second = corners[0, :, :2].double(), corners[0, :, :2].double().roll(-1, 0)
-    side, to_pixel = second - first, pixels[:, :, None] - first
-    inside = (side[:, 0] * to_pixel[..., 1] - side[:, 1] * to_pixel[..., 0] > 0).all(-1)
-    return Value("interpolation", (computed[0],), (pixels * inside[..., None],))
 
 
 def pointnet2_ops(draw: Draw) -> Value:
