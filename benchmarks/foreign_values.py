@@ -126,8 +126,6 @@ def dcnv4(draw: Draw) -> Value:
     return Value("deformable convolution", (computed,), (expected,))
 
 
-
-
 def diso(draw: Draw) -> Value:
     """Vertices of a surface, where a grid's edges change sign, summed: their order is left open."""
     package = importlib.import_module("diso")
@@ -161,7 +159,6 @@ def diso(draw: Draw) -> Value:
     return compare("vertices of a surface", ours, reference, grid.to(draw(1)), tolerance=1e-3)
 
 
-
 def fused_ssim(draw: Draw) -> Value:
     """The similarity of two images, by means, variances and covariance under a Gaussian window."""
     package = importlib.import_module("fused_ssim")
@@ -190,7 +187,6 @@ def fused_ssim(draw: Draw) -> Value:
     )
 
 
-
 def inplace_abn(draw: Draw) -> Value:
     """Batch normalization and a leaky rectifier."""
     package = importlib.import_module("inplace_abn.functions")
@@ -213,8 +209,6 @@ def inplace_abn(draw: Draw) -> Value:
         draw(16),
         tolerance=1e-3,
     )
-
-
 
 
 def pointnet2_ops(draw: Draw) -> Value:

@@ -20,7 +20,7 @@ from benchmarks import environment, protocol
 from benchmarks.runner import set_mode, tidy_up
 from benchmarks.shapes import MEASURES, Shape, draw, summarise
 from benchmarks.suite import RESULTS, say, slug, write
-from extops.binding._libraries import Library
+from extops.binding._libraries import library
 from extops.choosing import _cudnn
 
 DTYPES = {"bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -244,7 +244,7 @@ def own_kernels(shape: Shape, input: Input) -> dict[str, str]:
 
 @contextmanager
 def _kernel(name: str) -> Iterator[None]:
-    name_kernel = Library("cuda").entry("name_sequence_kernel", None, c_char_p)
+    name_kernel = library("cuda").entry("name_sequence_kernel", None, c_char_p)
     name_kernel(name.encode())
     try:
         yield

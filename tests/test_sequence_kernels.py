@@ -19,7 +19,7 @@ from torch import Tensor
 
 import extops
 import operators
-from extops.binding._libraries import Library
+from extops.binding._libraries import library
 from operators import Tensors, sequence, sequence_by_cells
 from test_precision import tf32
 
@@ -117,7 +117,7 @@ def run(inputs: Tensors) -> list[Tensor]:
 @pytest.fixture
 def take() -> Iterator[Callable[[str], None]]:
     """Makes all sequences use a kernel: EXTOPS_SEQUENCE_KERNEL is read once in a process."""
-    name_kernel = Library("cuda").entry("name_sequence_kernel", None, c_char_p)
+    name_kernel = library("cuda").entry("name_sequence_kernel", None, c_char_p)
     yield lambda name: name_kernel(name.encode())
     name_kernel(b"")
 

@@ -304,13 +304,17 @@ class Layers(torch.nn.Module):
         batches = [piece.batch for piece in pieces]
         return _packing.run_in_pieces(run, batches, arguments[:number], reverse)
 
+    def _shape_of_states(self, *batch: int) -> tuple[int, ...]:
+        return self.num_layers * (1 + self.bidirectional), *batch, getattr(self, self._size)
+
+    def _zero_states(self, input: Tensor, shape: tuple[int, ...]) -> States:
+        return (input.new_zeros(shape),) * self._number_of_states
+
     def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
         """The given states, or zeros; without ``batch``, those of an input that has no batch."""
-        size = getattr(self, self._size)
-        shape = (self.num_layers * (1 + self.bidirectional), *batch, size)
+        shape = self._shape_of_states(*batch)
         if given is None:
-            zeros = input.new_zeros(shape)
-            return (zeros,) * self._number_of_states
+            return self._zero_states(input, shape)
         axes = f"[D*num_layers, {'batch, ' if batch else ''}{self._size}]"
         for name, tensor in _named(given):
             _checks.check_shape(self._name, name, tensor, shape, axes)

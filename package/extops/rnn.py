@@ -152,12 +152,11 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             return None
         if input.dim() != 3 or input.device.type not in _devices.devices:
             return None
-        batch = input.shape[0 if self.batch_first else 1]
-        shape = self.num_layers * (1 + self.bidirectional), batch, self.hidden_size
         if input.shape[2] != self.input_size:
             return None
+        shape = self._shape_of_states(input.shape[0 if self.batch_first else 1])
         if hx is None:
-            return (input.new_zeros(shape),) * self._number_of_states
+            return self._zero_states(input, shape)
         states = self._as_states(hx)
         for x in states:
             if not isinstance(x, Tensor) or x.shape != shape or x.dtype is not input.dtype:
@@ -223,11 +222,9 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         """All parameters, if torch's layers may get these arguments. Others must go to our checks, which raise our
         messages: cuDNN would read memory by the sizes of the layer.
         """
-        dtype, device, in_region = input.dtype, input.device, _autocast.is_on()
         parameters = [parameter_of(self, name) for name in self._flat_weights_names]
-        for x in (*parameters, *states):
-            if x.device != device or not (_autocast.is_cast(x) if in_region else x.dtype is dtype):
-                return None
+        if not _autocast.are_alike(input, (*parameters, *states)):
+            return None
         sizes = self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.bias
         if [x.shape for x in parameters] != _shapes(self._mode.lower(), *sizes):
             return None
@@ -342,13 +339,10 @@ class _TorchCell(torch.nn.RNNCellBase):
         states = self._as_states(hx)
         has_one_state = self._number_of_states == 1
         step = None if _autocast.is_on() else self._step
-        if step is not None and step.serves(input, has_one_state):
-            if self.has_kernel(input):
-                return self._of_states(step(input, *parameters, *states))
-            is_torchs = True
-        else:
-            is_torchs = is_cpu
-        if is_torchs and suit_torchs(input, parameters, states):
+        is_served = step is not None and step.serves(input, has_one_state)
+        if step is not None and is_served and self.has_kernel(input):
+            return self._of_states(step(input, *parameters, *states))
+        if (is_served or is_cpu) and suit_torchs(input, parameters, states):
             return self._torchs(input, hx, *parameters)  # little but GEMMs of a library
         return None
 

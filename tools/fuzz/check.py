@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import extops
-from extops.binding._libraries import Library
+from extops.binding._libraries import library
 from tools.fuzz.beside import beside
 from tools.fuzz.cases import OWN_CELLS, Answer, Case
 from tools.fuzz.problem import Problem, Run, Tensors, narrowest
@@ -93,7 +93,7 @@ def _kernel(problem: Problem) -> Iterator[tuple[str, ...]]:
 
 
 def _name_kernel(name: str) -> None:
-    Library("cuda").entry("name_sequence_kernel", None, c_char_p)(name.encode())
+    library("cuda").entry("name_sequence_kernel", None, c_char_p)(name.encode())
 
 
 def _which(problem: Problem) -> tuple[str, ...]:

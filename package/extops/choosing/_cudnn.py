@@ -200,14 +200,10 @@ def _before_backward(towards: tuple[Tensor | None, ...]) -> None:
 def _after_backward(
     found: tuple[Tensor | None, ...], towards: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...] | None:
-    backward = getattr(_STRICT_BACKWARD, "found", _no_backward)()
+    backward = getattr(_STRICT_BACKWARD, "found", lambda: None)()
     if backward is not None:
         backward.end()
     return _composed_gradients(found, towards) if _autograd.needs_composite() else None
-
-
-def _no_backward() -> None:
-    return None
 
 
 def _composed_gradients(

@@ -139,14 +139,11 @@ class Cell:
         if size <= CHUNK_BYTES:
             return run(*inputs)
         starts = range(0, time, -(-time // -(-size // CHUNK_BYTES)))
-        output: Tensor | None = None
+        shape = time, batch, h.shape[1]
+        output = _schemas.new(shape, input, _schemas.is_batch_first(input))
         for start in reversed(starts) if reverse else starts:
-            chunk, h, c, *_ = run(input[start : start + starts.step], *parameters, h, c, None)
-            if output is None:
-                shape = time, *chunk.shape[1:]
-                output = _schemas.new(shape, chunk, _schemas.is_batch_first(input))
-            output[start : start + len(chunk)] = chunk
-        assert output is not None
+            steps = slice(start, start + starts.step)
+            output[steps], h, c, *_ = run(input[steps], *parameters, h, c, None)
         return output, h, c
 
     def check(self, arguments: Arguments, lengths: Tensor | None, batch_first: bool) -> None:
@@ -328,14 +325,12 @@ def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any])
     """
     weight_ih, weight_hh, *others = parameters
     biases = [x for x in others if x is not None]
-    dtype, device, in_region = input.dtype, input.device, _autocast.is_on()
-    for x in (input, weight_ih, weight_hh, *biases, *states):
-        if x.device != device or not (_autocast.is_cast(x) if in_region else x.dtype is dtype):
-            return False
+    if not _autocast.are_alike(input, (weight_ih, weight_hh, *biases, *states)):
+        return False
     rows = weight_hh.shape[:1]
     if weight_ih.shape[:1] != rows or any(x.shape != rows for x in biases):
         return False
-    if input.is_cuda or (input.element_size() > 2 and not in_region):
+    if input.is_cuda or (input.element_size() > 2 and not _autocast.is_on()):
         return True
     return all(x.is_contiguous() for x in (input, *states))
 
