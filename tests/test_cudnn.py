@@ -309,6 +309,14 @@ def test_the_switch_of_products_is_the_layers(
     assert seen == [allowed] * 2
 
 
+def test_hooks_of_a_backward_that_no_gradient_reaches() -> None:
+    """The engine then calls a node with nothing, and cuDNN's gives nothing."""
+    towards, found = (None,) * 5, (None,) * 7
+    _cudnn._before_backward(towards)
+    with torch.enable_grad():
+        assert _cudnn._after_backward(found, towards) is None
+
+
 @pytest.mark.parametrize("allowed", [False, True])
 def test_the_switch_is_turned_for_calls_that_overlap(allowed: bool) -> None:
     """As those of threads do: the last one turns it back."""

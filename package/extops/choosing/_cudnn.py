@@ -193,7 +193,7 @@ def _hook(output: Tensor) -> None:
 
 def _before_backward(towards: tuple[Tensor | None, ...]) -> None:
     # Whether the switch is on is no question here: another thread may have turned it off for its own call.
-    if _is_strict(next(x for x in towards if x is not None)):
+    if any(x is not None and _is_strict(x) for x in towards):
         _STRICT_BACKWARD.found = weakref.ref(_Backward())
 
 
@@ -203,7 +203,9 @@ def _after_backward(
     backward = getattr(_STRICT_BACKWARD, "found", lambda: None)()
     if backward is not None:
         backward.end()
-    return _composed_gradients(found, towards) if _autograd.needs_composite() else None
+    has_gradients = any(x is not None for x in found)
+    is_composed = has_gradients and _autograd.needs_composite()
+    return _composed_gradients(found, towards) if is_composed else None
 
 
 def _composed_gradients(
