@@ -104,6 +104,25 @@ def test_pieces_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @by_device
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["one", "both"])
+@pytest.mark.parametrize("name", ["LLTMLayer", "LSTM", "GRU"])
+def test_the_states_of_pieces_have_the_dtype_of_all(
+    name: str, bidirectional: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first state is float32, and those after a step are as autocast has them."""
+    layer = getattr(extops, name)(FEATURES, STATE, bidirectional=bidirectional, device=device)
+    packed = pack_sequence([torch.randn(n, FEATURES, device=device) for n in LENGTHS[0]])
+    found = []
+    for few in (_packing._FEW_BYTES, 0):
+        monkeypatch.setattr(_packing, "_FEW_BYTES", few)
+        with torch.autocast(device, torch.float16 if device == "cuda" else torch.bfloat16):
+            output, states = layer(packed)
+        states = states if isinstance(states, tuple) else (states,)
+        found.append([x.dtype for x in (output.data, *states)])
+    assert found[0] == found[1]
+
+
+@by_device
 def test_what_is_kept_of_packed_rows(device: str) -> None:
     """One row is long: padded, the others would take a hundred times as much."""
     layer = extops.LLTMLayer(64, 128, device=device)

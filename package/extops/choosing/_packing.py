@@ -109,4 +109,5 @@ def run_in_pieces(
     if reverse:
         return torch.cat(outputs[::-1]), states
     lasts = zip(states, *reversed(ended), strict=True)
-    return torch.cat(outputs), tuple(torch.cat(each) for each in lasts)
+    # Before the first step they may have been of another dtype, which autocast has changed.
+    return torch.cat(outputs), tuple(torch.cat(each).to(each[0].dtype) for each in lasts)
