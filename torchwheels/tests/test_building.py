@@ -261,6 +261,11 @@ def test_failures_are_explained_and_leave_the_old_wheel(
             "x.h:1:2: fatal error: zlib.h: No such file or directory",
             "the header zlib.h is not there: install what has it",
         ),
+        (
+            'x.cpp:1:10: fatal error: own.h: No such file or directory\n   10 | #include "own.h"\n',
+            "the header own.h is not there, and may be of the project: an archive on PyPI may be incomplete, so "
+            "build its repository (`git+URL@COMMIT`), or install what has it",
+        ),
         ("No space left on device", "the disk is full"),
         (
             "setuptools-scm was unable to detect version for /source",

@@ -82,6 +82,12 @@ _KNOWN_FAILURES = (
         "(`git+URL@COMMIT`)",
     ),
     (
+        r'fatal error: (\S+): No such file.*\n.*#include "',
+        "the header {0} is not there, and may be of the project: an archive on PyPI may be incomplete, so build "
+        "its repository (`git+URL@COMMIT`), or install what has it (`system-packages` in a container, or "
+        "`build-requires`)",
+    ),
+    (
         r"fatal error: (\S+): No such file",
         "the header {0} is not there: install what has it (`system-packages` in a container, or "
         "`build-requires`)",

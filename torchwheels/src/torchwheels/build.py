@@ -156,12 +156,11 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
     packages = place.base.site_packages
     provided = [packages / "torch" / "lib", *packages.glob("nvidia/*/lib")]
     provided += libraries_of_requirements(found, place.environment)
-    machine = [place.work, place.base.folder, environments.installation(place.base) / "lib"]
     repair = None
     if place.project.repair:
         repair = functools.partial(_repair, place, variables)
     with kept_if_refused(built, dist):
-        finished = finish.finish(found, place.work / "finished", used, provided, machine, repair)
+        finished = finish.finish(found, place.work / "finished", used, provided, repair)
     with kept_if_refused(finished.path, dist):
         variants.write(finished)
         report = reports.of(finished, place.project, place.target)
