@@ -143,8 +143,11 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
         built = Path(backend.build("wheel", place.work / "built", settings_of(place, variables)))
     found = wheel.read(built)
     if not found.libraries:
-        other = _other_project(place.work / "source")
-        raise BuildError(f"{place.target.name} failed: its setup has compiled nothing{other}")
+        advice = _other_project(place.work / "source") or (
+            ": one that compiles for CUDA alone needs such a target, and one that compiles when it is used, or is of "
+            "Python alone, no wheel for each torch: `pip wheel` makes its one"
+        )
+        raise BuildError(f"{place.target.name} failed: its setup has compiled nothing{advice}")
     links.check_linked(found, place.work / "compilers" / toolchain.LINKS, place.project)
     used = finish.Used(
         target=place.target,
