@@ -262,12 +262,16 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
         ):
             continue
         elif not requirement.specifier.contains(place.target.torch, prereleases=True):
-            wanted = place.target.python, place.target.label
-            alike = [x for x in place.project.releases.targets if (x.python, x.label) == wanted]
-            found = [f"{x.name} has one" for x in alike if requirement.specifier.contains(x.torch)]
-            advice = [*found, "no target has one: `patches` can have its sources ask for less"][0]
+            at, targets = place.target, place.project.releases.targets
+            like = [
+                x
+                for x in targets
+                if (x.python, x.label, x.machine) == (at.python, at.label, at.machine)
+            ]
+            found = [f"{x.name} has one" for x in like if requirement.specifier.contains(x.torch)]
+            advice = ["no target has one: `patches` can have its sources ask for less", *found][-1]
             raise UserError(
-                f"its build requires {requirement}, and {place.target.name} has torch {place.target.torch}: {advice}"
+                f"its build requires {requirement}, and {at.name} has torch {at.torch}: {advice}"
             )
     if requirements:
         constraint = place.work / "constraint.txt"
