@@ -56,8 +56,10 @@ def source(name: str) -> str:
 
 
 PROJECTS = {
+    "beamgrad": Foreign("2.3.0", "a library for any torch"),
     "causal-conv1d": Foreign("1.7.0", "fetches a wheel unless it is told otherwise"),
     "chamferdist": Foreign("1.0.3", "setup.py alone"),
+    "clic-inference-extensions": Foreign("0.1.0.post2", ""),
     "ctcdecode": Foreign("1.0.2", "downloads sources of others"),
     "dbscan-torch": Foreign("0.2.0", "pins torch"),
     "dcnv4": Foreign("1.0.0.post2", "CUDA only, asks for a GPU"),
@@ -67,6 +69,7 @@ PROJECTS = {
         "abi3",
     ),
     "fast-hadamard-transform": Foreign("1.1.0", "CUDA only, incomplete archive"),
+    "fast-rnnt": Foreign("1.3", "CMake, called by its setup.py"),
     "flash-attn": Foreign("2.8.3.post2", "fetches a wheel unless it is told otherwise"),
     "foldedtensor": Foreign("0.4.0", "pybind11, not torch's build code"),
     "fused-ssim": Foreign(
@@ -74,11 +77,14 @@ PROJECTS = {
         "architectures of its own",
     ),
     "grid-fusion-pytorch": Foreign("0.1.2", "setuptools-scm, compiles when it is imported"),
+    "gsplat": Foreign("1.5.3", "29 files, most of them CUDA"),
     "inplace-abn": Foreign("1.1.0", ""),
+    "lanms-pytorch": Foreign("1.0.3", "CMake, called by a build.py"),
     "metatensor-torch": Foreign("0.10.8", "CMake, a build backend of its own"),
     "mmcv": Foreign("2.2.0", "77 files"),
     "monotonic-alignment-search": Foreign("0.2.1", "Cython"),
     "natten": Foreign("0.21.7", "CMake"),
+    "openpifpaf": Foreign("0.13.11", ""),
     "philtorch": Foreign("0.7.0", "setuptools-scm"),
     "pipablepytorch3d": Foreign("0.7.6", ""),
     "pointnet2": Foreign(
@@ -94,6 +100,7 @@ PROJECTS = {
     "spatial-correlation-sampler": Foreign("0.5.0", "CUDA unless it is told otherwise"),
     "st-attn": Foreign("0.0.6", "for one GPU alone"),
     "torch-ans": Foreign("0.4.0", "stable ABI"),
+    "torch-bessel": Foreign("0.0.10", "incomplete archive"),
     "torch-c-dlpack-ext": Foreign("0.1.5", "a build backend of its own, for older torch"),
     "torch-cluster": Foreign("1.6.3", "no ninja, a library for each file", f"{PYG}cluster@1.6.3"),
     "torch-discounted-cumsum": Foreign("1.1.0", ""),
@@ -105,6 +112,7 @@ PROJECTS = {
     "torch-scatter": Foreign("2.1.2", "no ninja, a library for each file", f"{PYG}scatter@2.1.2"),
     "torch-sparse": Foreign("0.6.18", "a library for each file"),
     "torch-spline-conv": Foreign("1.2.2", "no ninja", f"{PYG}spline_conv@1.2.2"),
+    "torchbvh": Foreign("0.3.4", "compiles when it is used"),
     "torchdtw": Foreign("0.4.2", "stable ABI, setuptools-scm"),
     "torchlpc": Foreign("0.7.2", ""),
     "torchmcubes": Foreign(
@@ -112,6 +120,7 @@ PROJECTS = {
         "scikit-build-core, pybind11",
     ),
     "torchsort": Foreign("0.1.9", "", "git+https://github.com/teddykoker/torchsort@v0.1.9"),
+    "triple-walk": Foreign("0.0.4", ""),
     "vesin-torch": Foreign("0.6.2", "CMake, a build backend of its own"),
     "warp-rnnt": Foreign("0.7.0", "CUDA only, asks for a GPU"),
     "xformers": Foreign("0.0.35", "stable ABI, submodules"),
