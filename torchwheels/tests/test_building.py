@@ -267,6 +267,10 @@ def test_failures_are_explained_and_leave_the_old_wheel(
             "the header own.h is not there, and may be of the project: an archive on PyPI may be incomplete, so "
             "build its repository (`git+URL@COMMIT`), or install what has it",
         ),
+        (
+            "x.cu:1:10: fatal error: THC/THC.h: No such file or directory\n",
+            "the header THC/THC.h was torch's until 1.10: these sources are for an older torch than any target has",
+        ),
         ("No space left on device", "the disk is full"),
         (
             "setuptools-scm was unable to detect version for /source",

@@ -68,15 +68,17 @@ _KNOWN_FAILURES = (
         "pip's configuration name an index with builds for the CPU alone, such as PyTorch's own",
     ),
     (
-        r"Network is unreachable|Temporary failure in name resolution|Name or service not known"
-        r"|Could not resolve host",
-        "its build asks for the network, which it has not: in a container the option `network` gives it "
-        "one",
+        r"Network is unreachable|Temporary failure in name|Could not resolve host|Name or service not known",
+        "its build asks for the network, which it has not: in a container the option `network` gives it one",
     ),
     (
         r"ninja: error: '(?:/\S+/source/)?(\S+)', needed by .*missing and no known rule to make it",
         "its sources lack the file {0}: an archive on PyPI may be incomplete, so build those of its repository "
         "(`git+URL@COMMIT`)",
+    ),
+    (
+        r"fatal error: (THC?/\S+): No such file",
+        "the header {0} was torch's until 1.10: these sources are for an older torch than any target has",
     ),
     (
         r'fatal error: (\S+): No such file.*\n.*#include "',
@@ -86,8 +88,7 @@ _KNOWN_FAILURES = (
     ),
     (
         r"fatal error: (\S+): No such file",
-        "the header {0} is not there: install what has it (`system-packages` in a container, or "
-        "`build-requires`)",
+        "the header {0} is not there: install what has it (`system-packages` in a container, or `build-requires`)",
     ),
     (
         r"unsupported GNU version! (.*)",

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import json
+import operator
 import os
 import re
 import resource
@@ -263,11 +264,8 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
             continue
         elif not requirement.specifier.contains(place.target.torch, prereleases=True):
             at, targets = place.target, place.project.releases.targets
-            like = [
-                x
-                for x in targets
-                if (x.python, x.label, x.machine) == (at.python, at.label, at.machine)
-            ]
+            kind = operator.attrgetter("python", "label", "machine")
+            like = [x for x in targets if kind(x) == kind(at)]
             found = [f"{x.name} has one" for x in like if requirement.specifier.contains(x.torch)]
             advice = ["no target has one: `patches` can have its sources ask for less", *found][-1]
             raise UserError(
