@@ -56,35 +56,45 @@ def source(name: str) -> str:
 
 
 PROJECTS = {
+    "beamgrad": Foreign("2.3.0", "a library for any torch"),
     "causal-conv1d": Foreign("1.7.0", "fetches a wheel unless it is told otherwise"),
     "chamferdist": Foreign("1.0.3", "setup.py alone"),
+    "clic-inference-extensions": Foreign("0.1.0.post2", ""),
     "ctcdecode": Foreign("1.0.2", "downloads sources of others"),
     "dbscan-torch": Foreign("0.2.0", "pins torch"),
     "dcnv4": Foreign("1.0.0.post2", "CUDA only, asks for a GPU"),
     "diso": Foreign("0.1.4", "CUDA only"),
+    "eden-simple-knn": Foreign("0.1.0a1", "compiles when it is used"),
     "extension-cpp": Foreign(
         "git+https://github.com/pytorch/extension-cpp@0ec4969c7bc8e15a8456e5eb9d9ca0a7ec15bc95",
         "abi3",
     ),
     "fast-hadamard-transform": Foreign("1.1.0", "CUDA only, incomplete archive"),
+    "fast-rnnt": Foreign("1.3", "CMake, called by its setup.py"),
     "flash-attn": Foreign("2.8.3.post2", "fetches a wheel unless it is told otherwise"),
     "foldedtensor": Foreign("0.4.0", "pybind11, not torch's build code"),
+    "fpscan": Foreign("0.1.2", "CUDA only"),
     "fused-ssim": Foreign(
         "git+https://github.com/rahul-goel/fused-ssim@0ac916a05f48f8e477dc8ce1651a346b65ce2072",
         "architectures of its own",
     ),
     "grid-fusion-pytorch": Foreign("0.1.2", "setuptools-scm, compiles when it is imported"),
+    "gsplat": Foreign("1.5.3", "29 files, most of them CUDA"),
     "inplace-abn": Foreign("1.1.0", ""),
+    "lanms-pytorch": Foreign("1.0.3", "CMake, called by a build.py"),
+    "mamba-ssm": Foreign("2.3.2.post1", "fetches a wheel unless it is told otherwise"),
     "metatensor-torch": Foreign("0.10.8", "CMake, a build backend of its own"),
     "mmcv": Foreign("2.2.0", "77 files"),
     "monotonic-alignment-search": Foreign("0.2.1", "Cython"),
     "natten": Foreign("0.21.7", "CMake"),
+    "openpifpaf": Foreign("0.13.11", ""),
     "philtorch": Foreign("0.7.0", "setuptools-scm"),
     "pipablepytorch3d": Foreign("0.7.6", ""),
     "pointnet2": Foreign(
         "git+https://github.com/erikwijmans/Pointnet2_PyTorch@b5ceb6d9ca0467ea34beb81023f96ee82228f626",
         "a subfolder, sets architectures",
     ),
+    "quartic-bspline-extension": Foreign("0.3.0", "CUDA where it finds a GPU, incomplete archive"),
     "quad-iou": Foreign("0.2.0", ""),
     "rotary-emb": Foreign("0.5.2", "architectures and a platform of its own"),
     "simple-knn": Foreign(
@@ -94,6 +104,7 @@ PROJECTS = {
     "spatial-correlation-sampler": Foreign("0.5.0", "CUDA unless it is told otherwise"),
     "st-attn": Foreign("0.0.6", "for one GPU alone"),
     "torch-ans": Foreign("0.4.0", "stable ABI"),
+    "torch-bessel": Foreign("0.0.10", "incomplete archive"),
     "torch-c-dlpack-ext": Foreign("0.1.5", "a build backend of its own, for older torch"),
     "torch-cluster": Foreign("1.6.3", "no ninja, a library for each file", f"{PYG}cluster@1.6.3"),
     "torch-discounted-cumsum": Foreign("1.1.0", ""),
@@ -105,6 +116,8 @@ PROJECTS = {
     "torch-scatter": Foreign("2.1.2", "no ninja, a library for each file", f"{PYG}scatter@2.1.2"),
     "torch-sparse": Foreign("0.6.18", "a library for each file"),
     "torch-spline-conv": Foreign("1.2.2", "no ninja", f"{PYG}spline_conv@1.2.2"),
+    "torchbvh": Foreign("0.3.4", "compiles when it is used"),
+    "torchcompactradius": Foreign("0.5.5", "abi3"),
     "torchdtw": Foreign("0.4.2", "stable ABI, setuptools-scm"),
     "torchlpc": Foreign("0.7.2", ""),
     "torchmcubes": Foreign(
@@ -112,7 +125,9 @@ PROJECTS = {
         "scikit-build-core, pybind11",
     ),
     "torchsort": Foreign("0.1.9", "", "git+https://github.com/teddykoker/torchsort@v0.1.9"),
+    "triple-walk": Foreign("0.0.4", ""),
     "vesin-torch": Foreign("0.6.2", "CMake, a build backend of its own"),
+    "warp-rna": Foreign("0.3.0", "CUDA only, asks for a GPU"),
     "warp-rnnt": Foreign("0.7.0", "CUDA only, asks for a GPU"),
     "xformers": Foreign("0.0.35", "stable ABI, submodules"),
 }
@@ -123,6 +138,7 @@ OF_A_RUN = ("device", "passed", "failed", "skipped")
 OF_A_VALUE = ("device", "what", "difference", "right")
 MINUTES = "--minutes="
 BUILT = re.compile(r"built \S*?([^/\s]+\.whl), which .* largest process ([\d.]+) GB")
+KEPT = re.compile(r"^torchwheels: \S+: (\S+\.whl), kept$", re.MULTILINE)
 # ninja's and CMake's.
 PROGRESS = re.compile(r"^\[ *(\d+(?:/\d+|%))\]", re.MULTILINE)
 # The sentence and the lines that belong to it, without those that only this machine understands.
@@ -207,6 +223,8 @@ def measure(name: str, target: str, arguments: list[str]) -> dict[str, Any]:
         "processes": processes,
         "command": " ".join(["python -m benchmarks.foreign", name, target, *arguments]),
     }
+    if kept := KEPT.search(printed):
+        sys.exit(f"{DIST} has {kept[1]}: remove it, so that it is built")
     found = BUILT.search(printed)
     if not found and is_over:
         done = ["none", *PROGRESS.findall(printed)][-1]

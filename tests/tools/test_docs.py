@@ -249,6 +249,15 @@ def test_a_foreign_project_that_fails_leaves_its_reason(
     assert f"not built: {reason}" in table
 
 
+def test_a_foreign_wheel_that_is_kept_has_no_row_of_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed = "torchwheels: 3.11-cpu: quad_iou-0.2.0-py3-none-any.whl, kept\n"
+    monkeypatch.setattr(foreign, "run_tool", lambda *_, **__: (printed, 0))
+    with pytest.raises(SystemExit, match=r"has quad_iou-0\.2\.0-py3-none-any\.whl: remove it"):
+        foreign.measure("quad-iou", "3.11-cpu", [])
+
+
 def test_a_foreign_project_that_is_too_large_says_how_far_it_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,8 @@ def test_a_backends_warnings_are_passed_on_but_torchs_of_numpy(
     source.mkdir()
     (source / "setup.py").write_text(WARNS)
     (source / "pyproject.toml").write_text("[build-system]\nrequires = []\n")
-    with pytest.raises(UserError, match="its setup has compiled nothing"):
+    why = "its setup has compiled nothing: .* for CUDA alone needs such a target, .* `pip wheel` makes its one"
+    with pytest.raises(UserError, match=why):
         build.build_wheel(project.Project(), target, fetched(source), tmp_path / "dist")
     said = {str(each.message) for each in recwarn}
     assert "of its own" in said
@@ -261,6 +262,15 @@ def test_failures_are_explained_and_leave_the_old_wheel(
             "x.h:1:2: fatal error: zlib.h: No such file or directory",
             "the header zlib.h is not there: install what has it",
         ),
+        (
+            'x.cpp:1:10: fatal error: own.h: No such file or directory\n   10 | #include "own.h"\n',
+            "the header own.h is not there, and may be of the project: an archive on PyPI may be incomplete, so "
+            "build its repository (`git+URL@COMMIT`), or install what has it",
+        ),
+        (
+            "x.cu:1:10: fatal error: THC/THC.h: No such file or directory\n",
+            "the header THC/THC.h was torch's until 1.10: these sources are for an older torch than any target has",
+        ),
         ("No space left on device", "the disk is full"),
         (
             "setuptools-scm was unable to detect version for /source",
@@ -296,7 +306,11 @@ def test_what_a_build_prints_is_explained(printed: str, sentence: str) -> None:
             'requires = []\nbuild-backend = "backend_of_nobody"',
             "its build imports modules that are not there (backend_of_nobody): add what has them",
         ),
-        ('requires = ["torch<2"]', "its build requires torch<2, and 3."),
+        (
+            'requires = ["torch<2"]',
+            ": no target has one: `patches` can have its sources ask for less",
+        ),
+        ('requires = ["torch>=2.5,<2.8"]', "-cpu-torch2.7 has one"),
     ],
 )
 def test_build_system_that_cannot_be(

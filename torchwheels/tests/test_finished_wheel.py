@@ -209,23 +209,21 @@ def test_library_that_nobody_brings_is_refused(compiler: str, tmp_path: Path) ->
         finished(wheel(tmp_path, {"package/_C.so": data}))
 
 
-def test_folders_of_the_build_are_not_searched(compiler: str, tmp_path: Path) -> None:
-    """Those of meson, and of Pythons that are built from source."""
-    own = [tmp_path / "environment" / "torch" / "lib", tmp_path / "python" / "lib"]
-    flags = [f"-Wl,-rpath,{':'.join(map(str, [*own, '$ORIGIN/lib']))}"]
+def test_folders_of_the_builders_machine_are_not_searched(compiler: str, tmp_path: Path) -> None:
+    """Those of meson and of Pythons that are built from source, and of MKL, which torch's CMake files name."""
+    own = [str(tmp_path / "environment" / "torch" / "lib"), "/lib/intel64"]
+    flags = [f"-Wl,-rpath,{':'.join([*own, '$ORIGIN/lib'])}"]
     libraries = {
         "package/_C.so": library(compiler, tmp_path, PLAIN, *flags),
         "package/_D.so": library(compiler, tmp_path, PLAIN, f"-Wl,-rpath,{own[0]}"),
-        "package/_E.so": library(compiler, tmp_path, PLAIN, "-Wl,-rpath,/opt/elsewhere"),
+        "package/_E.so": library(compiler, tmp_path, PLAIN, "-Wl,-rpath,$ORIGIN/../../tmp"),
     }
-    made = finish.finish(
-        read(wheel(tmp_path, libraries)), tmp_path / "finished", USED, own[:1], own[1:]
-    )
+    made = finish.finish(read(wheel(tmp_path, libraries)), tmp_path / "finished", USED, [])
     found = {Path(path).stem: each for path, each in read(made.path).libraries.items()}
     assert {name: each.rpath for name, each in found.items()} == {
         "_C": ("$ORIGIN/lib",),
         "_D": (),
-        "_E": ("/opt/elsewhere",),  # of which the audit says so
+        "_E": ("$ORIGIN/../../tmp",),  # of which the audit says so
     }
     assert not any(str(tmp_path).encode() in data for data in read(made.path).files.values())
 

@@ -30,10 +30,7 @@ _KNOWN_FAILURES = (
         "a compiler ran out of memory: build with fewer jobs at once (MAX_JOBS, now {jobs}, or the option "
         "`memory-per-job`)",
     ),
-    (
-        r"No space left on device",
-        "the disk is full: free some space and build again",
-    ),
+    (r"No space left on device", "the disk is full: free some space and build again"),
     (
         r"The detected CUDA version \(([\d.]+)\) mismatches .*?\n?.*?compile\s+PyTorch \(([\d.]+)\)",
         "CUDA {0} cannot compile for a torch of CUDA {1}: set CUDA_HOME to CUDA {1}, or unset it",
@@ -71,10 +68,8 @@ _KNOWN_FAILURES = (
         "pip's configuration name an index with builds for the CPU alone, such as PyTorch's own",
     ),
     (
-        r"Network is unreachable|Temporary failure in name resolution|Name or service not known"
-        r"|Could not resolve host",
-        "its build asks for the network, which it has not: in a container the option `network` gives it "
-        "one",
+        r"Network is unreachable|Temporary failure in name|Could not resolve host|Name or service not known",
+        "its build asks for the network, which it has not: in a container the option `network` gives it one",
     ),
     (
         r"ninja: error: '(?:/\S+/source/)?(\S+)', needed by .*missing and no known rule to make it",
@@ -82,9 +77,18 @@ _KNOWN_FAILURES = (
         "(`git+URL@COMMIT`)",
     ),
     (
-        r"fatal error: (\S+): No such file",
-        "the header {0} is not there: install what has it (`system-packages` in a container, or "
+        r"fatal error: (THC?/\S+): No such file",
+        "the header {0} was torch's until 1.10: these sources are for an older torch than any target has",
+    ),
+    (
+        r'fatal error: (\S+): No such file.*\n.*#include "',
+        "the header {0} is not there, and may be of the project: an archive on PyPI may be incomplete, so build "
+        "its repository (`git+URL@COMMIT`), or install what has it (`system-packages` in a container, or "
         "`build-requires`)",
+    ),
+    (
+        r"fatal error: (\S+): No such file",
+        "the header {0} is not there: install what has it (`system-packages` in a container, or `build-requires`)",
     ),
     (
         r"unsupported GNU version! (.*)",

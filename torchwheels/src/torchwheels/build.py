@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import importlib.metadata
 import json
+import operator
 import os
 import re
 import resource
@@ -143,8 +144,11 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
         built = Path(backend.build("wheel", place.work / "built", settings_of(place, variables)))
     found = wheel.read(built)
     if not found.libraries:
-        other = _other_project(place.work / "source")
-        raise BuildError(f"{place.target.name} failed: its setup has compiled nothing{other}")
+        advice = _other_project(place.work / "source") or (
+            ": one that compiles for CUDA alone needs such a target, and one that compiles when it is used, or is of "
+            "Python alone, no wheel for each torch: `pip wheel` makes its one"
+        )
+        raise BuildError(f"{place.target.name} failed: its setup has compiled nothing{advice}")
     links.check_linked(found, place.work / "compilers" / toolchain.LINKS, place.project)
     used = finish.Used(
         target=place.target,
@@ -156,12 +160,11 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
     packages = place.base.site_packages
     provided = [packages / "torch" / "lib", *packages.glob("nvidia/*/lib")]
     provided += libraries_of_requirements(found, place.environment)
-    machine = [place.work, place.base.folder, environments.installation(place.base) / "lib"]
     repair = None
     if place.project.repair:
         repair = functools.partial(_repair, place, variables)
     with kept_if_refused(built, dist):
-        finished = finish.finish(found, place.work / "finished", used, provided, machine, repair)
+        finished = finish.finish(found, place.work / "finished", used, provided, repair)
     with kept_if_refused(finished.path, dist):
         variants.write(finished)
         report = reports.of(finished, place.project, place.target)
@@ -260,9 +263,13 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
         ):
             continue
         elif not requirement.specifier.contains(place.target.torch, prereleases=True):
+            at, targets = place.target, place.project.releases.targets
+            kind = operator.attrgetter("python", "label", "machine")
+            like = [x for x in targets if kind(x) == kind(at)]
+            found = [f"{x.name} has one" for x in like if requirement.specifier.contains(x.torch)]
+            advice = ["no target has one: `patches` can have its sources ask for less", *found][-1]
             raise UserError(
-                f"its build requires {requirement}, and {place.target.name} has torch {place.target.torch}: "
-                "choose another target (`torchwheels targets` lists all)"
+                f"its build requires {requirement}, and {at.name} has torch {at.torch}: {advice}"
             )
     if requirements:
         constraint = place.work / "constraint.txt"

@@ -276,11 +276,6 @@ def gigabytes(number: int) -> str:
     return f"{number / 1e9:.1f} GB"
 
 
-def installation(environment: Environment) -> Path:
-    """Where the Python of an environment is installed: it was made of the real one."""
-    return environment.python.resolve().parents[1]
-
-
 def places_of_torch() -> str:
     """Where pip looks for torch, without passwords: their hash in a container, which does not see them."""
     if told := os.environ.get("TORCHWHEELS_PLACES_OF_TORCH"):

@@ -53,14 +53,13 @@ class Used:
 
 
 def finish(
-    built: Wheel, work: Path, used: Used, provided: Collection[Path], machine: Collection[Path] = (),
+    built: Wheel, work: Path, used: Used, provided: Collection[Path],
     repair: Callable[[Path, Path], object] | None = None,
 ) -> Wheel:  # fmt: skip
     """Makes the finished wheel of the one that was `built`, inside `work`.
 
-    The libraries in the folders `provided` are torch's, and not packed. In the folders `machine`, such
-    as the build's environment, libraries of the wheel look for nothing any more. `repair` puts a wheel
-    into a folder in place of auditwheel.
+    The libraries in the folders `provided` are torch's, and not packed. `repair` puts a wheel into a
+    folder in place of auditwheel.
     """
     work.mkdir()
     native = bool(built.libraries)
@@ -79,7 +78,7 @@ def finish(
         repaired = wheel.read(wheels[0])
         found = dataclasses.replace(repaired, seen=built.with_files({}).seen)
         relinked = {
-            path: _relinked(found.files[path], library, provided, [*provided, *machine])
+            path: _relinked(found.files[path], library, provided)
             for path, library in found.libraries.items()
         }
         found = found.with_files({**found.files, **relinked})
@@ -163,18 +162,13 @@ def _variables() -> dict[str, str]:
     return {**os.environ, "PATH": path}
 
 
-def _relinked(
-    data: bytes, library: Library, provided: Iterable[Path], folders: Iterable[Path]
-) -> bytes:
-    """A library that takes torch's OpenMP, and looks for others in none of `folders`.
+def _relinked(data: bytes, library: Library, provided: Iterable[Path]) -> bytes:
+    """A library that takes torch's OpenMP, and looks for others only in folders beside it.
 
-    meson and some Pythons have it look there. A second OpenMP would start threads of its own.
+    meson, torch's CMake files and some Pythons have it look in those of the builder's machine: what it needs of
+    them is in the wheel by now. A second OpenMP would start threads of its own.
     """
-    kept = [
-        each
-        for each in library.rpath
-        if not any(Path(each).is_relative_to(folder) for folder in folders)
-    ]
+    kept = [each for each in library.rpath if each.startswith("$ORIGIN")]
     changes = []
     if len(kept) < len(library.rpath):
         changes += [["--set-rpath", ":".join(kept)]]  # over the old one
