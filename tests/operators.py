@@ -233,11 +233,11 @@ def by_cells(
     steps = list(enumerate(input))
     for t, of_step in reversed(steps) if reverse else steps:
         new = step(of_step, *states, *parameters)
-        counts = torch.ones_like(new[0][:, :1]).bool()
+        valid = torch.ones_like(new[0][:, :1]).bool()
         if lengths is not None:
-            counts = (t < lengths)[:, None]
-        states = tuple(torch.where(counts, x, old) for x, old in zip(new, states, strict=True))
-        outputs.append(torch.where(counts, new[0], 0))
+            valid = (t < lengths)[:, None]
+        states = tuple(torch.where(valid, x, old) for x, old in zip(new, states, strict=True))
+        outputs.append(torch.where(valid, new[0], 0))
     output = torch.stack(outputs[::-1] if reverse else outputs)
     return output.transpose(0, 1) if batch_first else output, *states
 

@@ -66,7 +66,7 @@ if hasattr(_matmul, "fp32_precision"):  # since torch 2.9
     )
 
     def allows_tf32() -> bool:
-        """Whether torch's switch lets products of float32 matrices on CUDA be computed in TF32."""
+        """Whether torch's switch lets GEMMs of float32 on CUDA be computed in TF32."""
         return bool(_precision("cuda", "matmul") == "tf32")
 
     # What torch.compiler.assume_constant_result does, without importing the compiler. Code compiled for one position of

@@ -58,7 +58,7 @@ def which_kernel(
     Returns:
         On a CPU ``"cpu"``, or ``"torch"`` where torch's own layer computes it, forward and backward. On a GPU
         ``"tensor_block"``, ``"float32_block"``, ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, each one
-        kernel for all steps, or ``"step"``: a product and a kernel for each step. ``"cudnn"`` where torch's own layer
+        kernel for all steps, or ``"step"``: a GEMM and a kernel for each step. ``"cudnn"`` where torch's own layer
         computes an :class:`extops.LSTM` or :class:`extops.GRU`, forward and backward. Torch's layers serve where they
         are faster, and packed input whose rows differ in length, which ours would pad; but not under autocast.
         ``"torch"`` for a cell on a GPU whose GEMMs are a library's: torch's own cell computes it.

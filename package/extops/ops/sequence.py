@@ -52,7 +52,7 @@ class Cell:
         self.one_step = one_step
         self.step = Step(cell, found) if f"{cell}_step" in _schemas.OPERATORS else None
         self.first_input = _schemas.CELLS[cell].first_input
-        self.columns = _schemas.CELLS[cell].columns
+        self.gates = _schemas.CELLS[cell].gates
         self.cast = cast
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
@@ -135,7 +135,7 @@ class Cell:
         if not are_plain:
             return run(*inputs)
         time, batch, _ = input.shape
-        size = time * batch * self.columns * h.shape[1] * input.element_size()
+        size = time * batch * self.gates * h.shape[1] * input.element_size()
         if size <= CHUNK_BYTES:
             return run(*inputs)
         starts = range(0, time, -(-time // -(-size // CHUNK_BYTES)))
