@@ -61,7 +61,7 @@ def which_kernel(
         kernel for all steps, or ``"step"``: a GEMM and a kernel for each step. ``"cudnn"`` where torch's own layer
         computes an :class:`extops.LSTM` or :class:`extops.GRU`, forward and backward. Torch's layers serve where they
         are faster, and packed input whose rows differ in length, which ours would pad; but not under autocast.
-        ``"torch"`` for a cell on a GPU whose GEMMs are a library's: torch's own cell computes it.
+        ``"torch"`` for a cell on a GPU whose GEMMs are a library's, and under autocast: torch's own cell computes it.
         ``"lltm"`` where :func:`extops.lltm` computes the only step. The environment variable
         ``EXTOPS_SEQUENCE_KERNEL``, which a process reads once, names a kernel for GPUs to be taken instead; ``"none"``
         where that cannot serve the call, which then fails.
@@ -102,10 +102,18 @@ def which_kernel(
         library = call.served_by(steps, batch_sizes)
         if library:
             return library
-    if steps.is_cuda and is_one_step and _loader.binding == "stable":
-        is_plain = isinstance(input, Tensor) and input.dim() == 2 and not _autocast.is_on()
-        is_torchs = isinstance(call, _CELLS) and is_plain and not call.has_kernel(steps[0])
-        return "torch" if is_torchs else "step"
+    is_stable = _loader.binding == "stable"
+    if (
+        isinstance(call, _CELLS)
+        and isinstance(input, Tensor)
+        and input.is_cuda
+        and input.dim() == 2
+    ):
+        is_torchs = is_stable and not call.has_kernel(input)
+        if is_torchs or _autocast.is_on():
+            return "torch"
+    if steps.is_cuda and is_one_step and is_stable:
+        return "step"
     if steps.is_cuda:
         return _cudnn.kernel_of(cell, state_size, backward, _cudnn.place_of(steps, time, batch))
     is_torchs = is_one_step and not (torch.is_grad_enabled() or _autocast.is_on())

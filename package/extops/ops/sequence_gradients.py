@@ -53,16 +53,15 @@ def gradients(
     if needs_input:
         in_order = weights_x.roll(shift, 0) if shift else weights_x
         grad_input = _input_gradient(rows_x, in_order, input, valid, batch_first)
-    if any(needs_weights):
+    if len(weights) == 1 and needs_weights[0]:
         old_h = _old_h(h_0, output, lengths, batch_first, reverse)
-        if len(weights) == 1:
-            found[0] = torch.mm(rows.t(), _factor((old_h, input), valid, batch_first))
-        else:
-            if needs_weights[0]:
-                of_rows = torch.mm(rows_x.t(), _factor((input,), valid, batch_first))
-                found[0] = of_rows.roll(-shift, 0) if shift else of_rows
-            if needs_weights[1]:
-                found[1] = torch.mm(rows_h.t(), _factor((old_h,), valid, batch_first))
+        found[0] = torch.mm(rows.t(), _factor((old_h, input), valid, batch_first))
+    elif len(weights) > 1:
+        if needs_weights[0]:
+            of_rows = torch.mm(rows_x.t(), _factor((input,), valid, batch_first))
+            found[0] = of_rows.roll(-shift, 0) if shift else of_rows
+        if needs_weights[1]:
+            found[1] = _weight_hh_gradient(rows_h, h_0, output, lengths, batch_first, reverse)
     if any(needs_biases):
         sums = rows.sum(0)
         if len(needs_biases) == 1:
@@ -102,6 +101,27 @@ def _bias_gradients(
     elif all(needs):
         first = first.clone()  # the two may overlap, and the caller may change one in place
     return first if needs[0] else None, second if needs[1] else None
+
+
+def _weight_hh_gradient(
+    rows: Tensor,
+    h_0: Tensor,
+    output: Tensor,
+    lengths: Tensor | None,
+    batch_first: bool,
+    reverse: bool,
+) -> Tensor:
+    time = output.shape[0]
+    # Compared by a traced program, the number of steps would be a constant of it.
+    if lengths is not None or batch_first or not isinstance(time, int) or time < 2:
+        valid = None if lengths is None else reference.valid_steps(lengths, time)
+        old_h = _old_h(h_0, output, lengths, batch_first, reverse)
+        return torch.mm(rows.t(), _factor((old_h,), valid, batch_first))
+    batch = len(h_0)  # rows of the first step, which are apart: the output is not copied behind h_0
+    others = (time - 1) * batch
+    of_first = rows.narrow(0, others if reverse else 0, batch).t() @ h_0
+    of_others = rows.narrow(0, 0 if reverse else batch, others).t()
+    return torch.addmm(of_first, of_others, output.narrow(0, int(reverse), time - 1).flatten(0, 1))
 
 
 def _old_h(
