@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -187,6 +188,31 @@ def fused_ssim(draw: Draw) -> Value:
     )
 
 
+def gsplat(draw: Draw) -> Value:
+    """Covariances of Gaussians, from quaternions and scales."""
+    folder = importlib.util.find_spec("gsplat").submodule_search_locations[0]
+    spec = importlib.util.spec_from_file_location("csrc", Path(folder) / "csrc.so")
+    package = importlib.util.module_from_spec(spec)  # without what the rest of gsplat requires
+    given = draw(100, 4), draw(100, 3).abs()
+
+    def reference(quaternions: Tensor, scales: Tensor) -> Tensor:
+        w, *v = F.normalize(quaternions, dim=-1)[..., None, None].unbind(-3)
+        zero = torch.zeros_like(w)
+        rows = (zero, -v[2], v[1]), (v[2], zero, -v[0]), (-v[1], v[0], zero)
+        cross = torch.cat([torch.cat(row, dim=-1) for row in rows], dim=-2)
+        rotation = torch.eye(3, device=w.device) + 2 * w * cross + 2 * cross @ cross
+        half = rotation * scales[:, None]
+        return half @ half.mT
+
+    covariances, _ = package.quat_scale_to_covar_preci_fwd(*given, True, False, False)
+    weights = torch.linspace(0.5, 1.5, covariances.numel(), device=covariances.device)
+    gradients = package.quat_scale_to_covar_preci_bwd(
+        *given, False, weights.view(covariances.shape), None
+    )
+    expected = with_gradients(reference, *(each.double() for each in given))
+    return Value("covariances and gradients", (covariances, *gradients), expected)
+
+
 def inplace_abn(draw: Draw) -> Value:
     """Batch normalization and a leaky rectifier."""
     package = importlib.import_module("inplace_abn.functions")
@@ -209,6 +235,27 @@ def inplace_abn(draw: Draw) -> Value:
         draw(16),
         tolerance=1e-3,
     )
+
+
+def mamba_ssm(draw: Draw) -> Value:
+    """A selective scan."""
+    package = importlib.import_module("selective_scan_cuda")
+    u, delta, a = draw(2, 16, 64), draw(2, 16, 64).sigmoid(), -draw(16, 8).exp()
+    given = u, delta, a, draw(2, 1, 8, 64), draw(2, 1, 8, 64), draw(16)
+
+    def reference(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        state, steps = u.new_zeros(2, 16, 8), []
+        for t in range(u.shape[2]):
+            step = delta[..., t, None]
+            state = state * (step * a).exp() + step * b[..., t] * u[..., t, None]
+            steps.append((state * c[..., t]).sum(-1))
+        return torch.stack(steps, dim=-1) + u * d[:, None]
+
+    output, states, *_ = package.fwd(*given, None, None, False)
+    weights = torch.linspace(0.5, 1.5, output.numel(), device=output.device).view(output.shape)
+    *gradients, _ = package.bwd(*given, None, None, weights, states, None, None, False, False)
+    expected = with_gradients(reference, *(each.double() for each in given))
+    return Value("scan and gradients", (output, *gradients[:6]), expected)
 
 
 def pointnet2_ops(draw: Draw) -> Value:

@@ -79,6 +79,9 @@ constexpr const char* kSequenceKernelVariable = "EXTOPS_SEQUENCE_KERNEL";
 // The same within a process; empty: none.
 EXTOPS_API void extops_name_sequence_kernel_cuda(const char* name);
 
+// A new stream of the current device, which waits for no other. It stays: allocators remember what was used on it.
+EXTOPS_API Error extops_create_stream_cuda(void** stream);
+
 // On a GPU, one persistent kernel computes all steps where weights_h fits into the SMs:
 //
 // kernel      the name of the kernel that serves such a problem on the stream; "step" where only those of one step do,

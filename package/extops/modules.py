@@ -5,6 +5,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from ctypes import POINTER, byref, c_char_p, c_void_p
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from extops import _private, reference
+from extops.binding._libraries import library
 from extops.calling import _autograd, _checks
 from extops.choosing import _packing
 from extops.choosing._packing import Packing, States
@@ -29,7 +31,7 @@ class _Beside:
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
-        self.side = torch.cuda.Stream(stream.device)
+        self.side = _new_stream(stream.device)
         # One event, recorded again for each wait: creating a new one would take as long as the wait.
         self._of_stream, self._of_side = torch.cuda.Event(), torch.cuda.Event()
 
@@ -55,9 +57,21 @@ class _Beside:
             self.fork()
 
 
-# Each stream has its own side stream, so that callers do not wait for each other. Only the last few are kept: a program
-# may keep creating streams.
-_beside = functools.lru_cache(_Beside)
+# Each stream has its own side stream, so that callers do not wait for each other.
+_beside = functools.cache(_Beside)
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    """One that is nobody else's. torch has 32 of them, which it gives to all who ask: two graphs that are captured on
+    two streams could share one, and with it the workspace of cuBLAS, which their replays would use at the same time.
+    """
+    stream = c_void_p()
+    create = library("cuda").entry("create_stream", c_char_p, POINTER(c_void_p))
+    with torch.cuda.device(device):
+        error: bytes | None = create(byref(stream))
+    if error is not None:
+        raise RuntimeError(f"extops: no further CUDA stream can be created: {error.decode()}")
+    return torch.cuda.ExternalStream(stream.value or 0, device)
 
 
 def _streams(device: torch.device) -> _Beside | None:
