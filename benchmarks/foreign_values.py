@@ -193,6 +193,7 @@ def gsplat(draw: Draw) -> Value:
     folder = importlib.util.find_spec("gsplat").submodule_search_locations[0]
     spec = importlib.util.spec_from_file_location("csrc", Path(folder) / "csrc.so")
     package = importlib.util.module_from_spec(spec)  # without what the rest of gsplat requires
+    spec.loader.exec_module(package)
     given = draw(100, 4), draw(100, 3).abs()
 
     def reference(quaternions: Tensor, scales: Tensor) -> Tensor:

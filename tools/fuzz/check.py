@@ -166,7 +166,8 @@ def _wrong(problem: Problem, torchs: Tensors, ours: Tensors) -> list[str]:
             found = [ours, *(x for x in eager if name in x)]
             error, *eagers = (_difference(x[name], value).item() for x in found)
             largest = value.abs().max().item()
-            if largest > torch.finfo(dtype).max / 16:  # a sum on the way to it may be infinite
+            # A number on the way to it may be infinite.
+            if largest > torch.finfo(dtype).max / 16 or not math.isfinite(eagers[0]):
                 continue
             eager_error = max((x for x in eagers if math.isfinite(x)), default=0.0)
             limit = 3 * eager_error + units * info.eps * max(largest, info.tiny) + cancelled
