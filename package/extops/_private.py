@@ -56,6 +56,9 @@ def is_forward_mode() -> bool:
 is_tracing: Callable[[], bool] = _find("_C._is_tracing", cast("Any", torch.jit).is_tracing)
 """Whether ``torch.jit.trace`` records a call. For eager code: torch.compile cannot trace it."""
 
+uncompiled: Callable[[Any], Any] = _find("_disable_dynamo", torch.compiler.disable)
+"""What ``torch.compiler.disable`` does, without importing the compiler before the first call."""
+
 _matmul, _cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
 if hasattr(_matmul, "fp32_precision"):  # since torch 2.9
     _switches: dict[str, Any] = {"matmul": _matmul, "rnn": cast("Any", _cudnn).rnn}

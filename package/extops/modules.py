@@ -197,6 +197,17 @@ def _named(states: States) -> Iterator[tuple[str, Tensor]]:
     return zip(("h_0", "c_0")[: len(states)], states, strict=True)
 
 
+def _forward(layers: torch.nn.Module, *arguments: Any) -> tuple[Any, Any]:
+    results: tuple[Any, Any] = layers.forward(*arguments)
+    return results
+
+
+forward_uncompiled: Callable[..., tuple[Any, Any]] = _private.uncompiled(_forward)
+"""For packed rows, whose number of samples only data tells: the compiler breaks its graph there, as it does for torch's
+layers.
+"""
+
+
 class Layers(torch.nn.Module):
     """Layers of a recurrent cell over whole sequences: what :class:`LLTMLayer` and those of torch share."""
 
@@ -229,6 +240,8 @@ class Layers(torch.nn.Module):
 
     def forward(self, input: Tensor | PackedSequence, state: Any = None) -> tuple[Any, Any]:
         """See the class."""
+        if isinstance(input, PackedSequence) and torch.compiler.is_dynamo_compiling():
+            return forward_uncompiled(self, input, state)
         states = None if state is None else self._as_states(state)
         for name, tensor in _named(states or ()):
             _checks.check_tensor(self._name, name, tensor)
@@ -262,7 +275,7 @@ class Layers(torch.nn.Module):
         if to_sorted is not None and given is not None:
             states = tuple(x.index_select(1, to_sorted) for x in states)
         found = None
-        if not (_autograd.is_tracing() or torch.compiler.is_compiling()):
+        if not _autograd.is_tracing():
             _check_packed(self._name, data, batch_sizes)
             found = self._forward_rows(data, batch_sizes, states)
         rows, states = found or self._forward_ragged(data, batch_sizes, states)
@@ -286,7 +299,7 @@ class Layers(torch.nn.Module):
         steps = batch_sizes.shape[0]
         is_tracing = _autograd.is_tracing()
         batch: Any = batch_sizes[0] if is_tracing else int(batch_sizes[0])
-        if not (is_tracing or torch.compiler.is_compiling()):
+        if not is_tracing:
             width = rows.shape[1] + 8 * getattr(self, self._size)  # gates, cells and outputs
             pieces = _packing.pieces_of(self._name, batch_sizes, width * rows.element_size(), rows)
             if len(pieces) > 1:

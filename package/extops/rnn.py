@@ -14,7 +14,7 @@ from extops.binding import _devices, _schemas
 from extops.calling import _autocast, _autograd, _checks
 from extops.choosing import _choice, _cudnn
 from extops.choosing._packing import Packing, States
-from extops.modules import Layers, Results, parameter_of
+from extops.modules import Layers, Results, forward_uncompiled, parameter_of
 from extops.ops.sequence import (
     GRU_CELL,
     LSTM_CELL,
@@ -136,6 +136,8 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         """As of torch's layers, whose state has this name."""
+        if isinstance(input, PackedSequence) and torch.compiler.is_dynamo_compiling():
+            return forward_uncompiled(self, input, hx)
         states = self._plain_states(input, hx)
         if states is None or not isinstance(input, Tensor):
             return super().forward(input, hx)
