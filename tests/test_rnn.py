@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import extops
-from operators import GPU, Tensors, by_device, dtype_name
+from operators import GPU, Tensors, by_device, dtype_name, padded
 
 FEATURES, STATE, TIME, BATCH = 5, 7, 6, 3
 LAYERS = "LSTM", "GRU", "RNN"
@@ -328,6 +328,31 @@ def test_what_lies_between_rows(name: str, device: str) -> None:
         with mode():
             found, expected = (tensors_of(module(x)) for x in (input, input.contiguous()))
         torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+@by_device
+@by_module
+def test_what_lies_between_rows_of_weights(name: str, device: str) -> None:
+    """The same, which a gradient of second order met."""
+    module = getattr(extops, name)(3, 23, device=device, dtype=torch.bfloat16)
+    weights = [x for x in module._parameters if x.startswith("weight")]
+    shape = (8, 23) if name in CELLS else (1, 8, 23)
+    input = torch.randn(*shape[:-1], 3, device=device, dtype=torch.bfloat16)
+    states = torch.randn(2, *shape, device=device, dtype=torch.bfloat16).unbind()
+    upstream = torch.randn(*shape[:-2], 23, 8, device=device, dtype=torch.bfloat16).mT
+    found = []
+    for layout in (torch.Tensor.contiguous, padded):
+        for x in weights:
+            setattr(module, x, nn.Parameter(layout(module._parameters[x].detach())))
+        leaves = [x.clone().requires_grad_() for x in (input, *states)]
+        hx = tuple(leaves[1:]) if "LSTM" in name else leaves[1]
+        if "LSTM" not in name:
+            leaves.pop()
+        result = tensors_of(module(leaves[0], hx))[0]
+        first = torch.autograd.grad(result, leaves, upstream, create_graph=True)
+        second = torch.autograd.grad([x.sum() for x in first], [*leaves, *module.parameters()])
+        found.append((result, *first, *second))
+    torch.testing.assert_close(*found, rtol=0.05, atol=0.05)
 
 
 @by_device

@@ -332,7 +332,7 @@ def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any])
         return False
     if input.is_cuda or (input.element_size() > 2 and not _autocast.is_on()):
         return True
-    return all(x.is_contiguous() for x in (input, *states))
+    return all(x.is_contiguous() for x in (input, weight_ih, weight_hh, *states))
 
 
 def _lstm_step(input: Tensor, *others: Any) -> tuple[Tensor, Tensor] | None:
