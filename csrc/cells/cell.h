@@ -5,25 +5,25 @@
 // input part, a recurrent part and a bias. They are saved for the backward as they are, before `activate`. A `Cell` is
 // a struct with
 //
-//   kGates     how many pre-activations a unit has
-//   kInput       how many have an input part: the first ones
-//   kFirstInput  weight_ih holds pre-activations k, k+1, ..., and then 0 to k-1. 0 if left out
-//   kRecurrent   how many have a recurrent part: the last ones
-//   kSavesNewC   whether the backward gets the new cell state as `saved_c`; else the old one
+//   kGates                how many pre-activations a unit has
+//   kInput                how many have an input part: the first ones
+//   kFirstInput           weight_ih holds pre-activations k, k+1, ..., and then 0 to k-1. 0 if left out
+//   kRecurrent            how many have a recurrent part: the last ones
+//   kSavesNewC            whether the backward gets the new cell state as `saved_c`; else the old one
 //   kHasSequenceKernels   whether GPUs get persistent kernels, for all steps at once. true if left out
 //
 // and functions of C, the compute type, that call no functions but sigmoid, tanh and elu of a `Math`:
 //
-//   activate<Math, kGate>(x)          the function of a pre-activation alone, or x
-//   new_c<Math>(a, old_c)               the cell state after the step; `a` are the pre-activations after `activate`
-//   output<Math>(a, new_c)              h, the state that meets the recurrent weights in the next step
+//   activate<Math, kGate>(x)   the function of a pre-activation alone, or x
+//   new_c<Math>(a, old_c)      the cell state after the step; `a` are the pre-activations after `activate`
+//   output<Math>(a, new_c)     h, the state that meets the recurrent weights in the next step
 //
-//   squash<Math>(a, saved_c)            a value that several gradients use, such as tanh(new_c); C(0) if there is none
-//   to_c(grad_h, a, squashed)           what dL/dh adds to dL/d(new c)
+//   squash<Math>(a, saved_c)   a value that several gradients use, such as tanh(new_c); C(0) if there is none
+//   to_c(grad_h, a, squashed)  what dL/dh adds to dL/d(new c)
 //   to_gates<Math>(grad_h, grad_c, a, saved_c, squashed, gradients)
-//                                       sets gradients[k] to dL/d(pre-activation k), before `activate`;
-//                                       grad_c is dL/d(new c), with the part from to_c
-//   to_old_c(grad_c, a)                 dL/d(old c)
+//                              sets gradients[k] to dL/d(pre-activation k), before `activate`;
+//                              grad_c is dL/d(new c), with the part from to_c
+//   to_old_c(grad_c, a)        dL/d(old c)
 //
 // Write dL/dh or dL/dc as the first factor of each gradient. Kernels pass `One` for it to precompute the local
 // derivatives. Each pre-activation has one local derivative, so its gradient is a multiple of grad_h or of grad_c; a

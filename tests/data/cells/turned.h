@@ -1,5 +1,5 @@
-// A cell with all that built-in cells have apart: all gates have an input part, of which weight_ih begins with the
-// second, the hidden state meets the last two, and the backward gets the new cell state.
+// A cell that sets every constant: all gates have an input part, of which weight_ih begins with the second, the hidden
+// state meets the last two, and the backward gets the new cell state.
 //
 //   new_c = old_c / 2 + sigmoid(i) * tanh(g);  h = sigmoid(o) * tanh(new_c)
 #pragma once
@@ -12,6 +12,7 @@ struct Turned {
   static constexpr int kFirstInput = kI;
   static constexpr int kRecurrent = 2;
   static constexpr bool kSavesNewC = true;
+  static constexpr bool kHasSequenceKernels = true;
 
   template <class Math, int kGate, class C>
   EXTOPS_FUNCTION static C activate(C x) {
