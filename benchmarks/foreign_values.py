@@ -77,6 +77,22 @@ def compare(
     )
 
 
+def beamgrad(draw: Draw) -> Value:
+    """The best scores of sequences, where each step keeps the best four so far."""
+    package = importlib.import_module("beamgrad")
+
+    def reference(steps: Tensor) -> Tensor:
+        best = steps[:, 0, 0].topk(4).values
+        for t in range(1, steps.shape[1]):
+            best = (best[:, :, None] + steps[:, t]).flatten(1).topk(4).values
+        return best
+
+    options = package.BeamOptions(beam_size=4)
+    return compare(
+        "scores", lambda x: package.final_scores(x, options), reference, draw(3, 7, 4, 50)
+    )
+
+
 def causal_conv1d(draw: Draw) -> Value:
     """A causal convolution of each channel, and SiLU."""
     package = importlib.import_module("causal_conv1d")
@@ -236,6 +252,20 @@ def inplace_abn(draw: Draw) -> Value:
         draw(16),
         tolerance=1e-3,
     )
+
+
+def lanms_pytorch(draw: Draw) -> Value:
+    """Quadrangles that overlap, merged to the mean of their corners by their scores."""
+    package = importlib.import_module("lanms")
+    square = torch.tensor([0.0, 0, 4, 0, 4, 4, 0, 4])
+    shifts = torch.arange(6).repeat_interleave(5)[:, None] * 10.0
+    quads = (square + shifts + 0.2 * draw(30, 8).tanh().cpu()).double()
+    scores = draw(30, 1).sigmoid().cpu().double()
+    computed = package.merge_quadrangle_n9(torch.cat([quads, scores], dim=1))
+    sums = scores.view(6, 5, 1).sum(1)
+    means = (quads * scores).view(6, 5, 8).sum(1) / sums
+    expected = torch.cat([means, sums], dim=1)
+    return Value("merged quadrangles", (computed[computed[:, 0].argsort()],), (expected,))
 
 
 def mamba_ssm(draw: Draw) -> Value:
@@ -423,6 +453,18 @@ def torch_spline_conv(draw: Draw) -> Value:
         return package.spline_weighting(x, weight, *package.spline_basis(pseudo, size, is_open, 1))
 
     return compare("convolution", ours, reference, x, weight)
+
+
+def torchcompactradius(draw: Draw) -> Value:
+    """Which points are near each other, by a table of cells."""
+    package = importlib.import_module("torchCompactRadius")
+    util = importlib.import_module("torchCompactRadius.util")
+    x, y = draw(200, 2).sigmoid(), draw(300, 2).sigmoid()
+    clouds = (util.PointCloud(each, torch.full_like(each[:, 0], 0.1)) for each in (x, y))
+    found = package.radiusSearch(*clouds, algorithm="compact")
+    computed = torch.zeros(200, 300).to(x)
+    computed[found.row.long(), found.col.long()] = 1
+    return Value("neighbors", (computed,), (torch.cdist(x.double(), y.double()) <= 0.1,))
 
 
 def torchdtw(draw: Draw) -> Value:

@@ -614,6 +614,7 @@ def test_presets_are_said(
         ({"pyproject.toml": "[tool.x]\nname = 'x'\n"}, "https://localhost/me/A-b.git", "a-b"),
         ({"setup.py": "E(\n  name='x._C',\n)\nsetup(\n  name='a_b',\n"}, "/x", "a-b"),
         ({"setup.py": "PACKAGE_NAME = 'a_b'\nE(\n  name='a_b_cuda',\n)\n"}, "/x", "a-b"),
+        ({"setup.py": "E(name='x', y=1)\nsetup(name='a_b', z=1)\n"}, "/x", "a-b"),
         ({}, "/home/me/a_b/", "a-b"),
     ],
 )

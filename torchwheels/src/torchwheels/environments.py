@@ -317,16 +317,16 @@ def pip_install(
         return
     # Which pip does not print as an error.
     conflict = re.search(r"^The conflict is caused by:\n((?: {4}.+\n)+)", done.stdout, re.MULTILINE)
-    lines = [x for x in done.stderr.splitlines() if x.startswith("ERROR: ")] or [done.stderr]
-    said, advice = " ".join(lines), "check these names, the network and pip's configuration"
+    others = re.search(r"the requirement (.+) \(from versions: (?!none)", done.stderr)
+    said = " ".join(re.findall(r"^ERROR: (.+)", done.stderr, re.MULTILINE)) or done.stderr.strip()
+    advice = "check these names, the network and pip's configuration"
     if "No space left on device" in done.stderr:
         said = "the disk is full; a CUDA target takes about 6 GB"
+    elif others:
+        said, advice = others[1], "there is no such version, only others"
     elif conflict:
-        said, advice = (
-            ", ".join(map(str.strip, conflict[1].splitlines())),
-            "these cannot be had together",
-        )
-    said = said.replace("ERROR: ", "").strip()
+        said = ", ".join(map(str.strip, conflict[1].splitlines()))
+        advice = "these cannot be had together"
     raise UserError(f"pip cannot install {' '.join(requirements)} ({said}): {advice}")
 
 

@@ -161,7 +161,7 @@ def name_of(folder: Path, source: str) -> str:
         ("PKG-INFO", r"^Name: *(\S+)"),
         ("pyproject.toml", r"""^\[project\]\n(?:[^\[].*\n|\n)*?name *= *["']([\w.-]+)"""),
         # With dots, or after such a constant, a name is an extension's.
-        ("setup.py", r"""^(?:PACKAGE_NAME|\s*name(?=.*,)) *= *["']([\w-]+)["']"""),
+        ("setup.py", r"""^(?:PACKAGE_NAME|(?:.*\bsetup\()?\s*name(?=.*,)) *= *["']([\w-]+)["']"""),
     ):
         with contextlib.suppress(FileNotFoundError):
             text = (folder / file).read_text(encoding="utf-8", errors="replace")

@@ -91,7 +91,7 @@ def find_toolkit(target: Target, site_packages: Path) -> CudaToolkit | None:
     if missing:
         raise UserError(
             f"CUDA {toolkit.version} at {toolkit.home} cannot compile for the GPU architectures "
-            f"{', '.join(missing)} of {target.name}: set CUDA_HOME to CUDA {target.cuda.version}"
+            f"{', '.join(missing)} of {target.name}: set CUDA_HOME to CUDA {target.cuda.version}, or leave them out"
         )
     return toolkit
 
