@@ -296,6 +296,23 @@ def test_folder_of_a_commit_has_what_its_submodules_have(tmp_path: Path) -> None
         (folder / path).unlink()
 
 
+def test_commit_has_what_its_submodules_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a submodule."""
+    monkeypatch.setenv("GIT_ALLOW_PROTOCOL", "file")
+    repository(tmp_path / "inner", **{"x.h": ""})
+    for name, below in (("library", "inner"), ("x", "library")):
+        repository(tmp_path / name, **{"setup.py": ""})
+        git = ["git", "-C", str(tmp_path / name), "-c", "user.name=x", "-c", "user.email=x"]
+        add = ["submodule", "--quiet", "add", (tmp_path / below).as_uri(), below]
+        for command in (add, ["commit", "-q", "-m", "y"], ["tag", "v2"]):
+            subprocess.run([*git, *command], check=True)
+    found = sources.fetch(f"git+{(tmp_path / 'x').as_uri()}@v2", tmp_path / "copy")
+    assert (found.folder / "library" / "inner" / "x.h").is_file()
+    assert sources.empty_submodules(found.folder) == []
+
+
 def test_zip_archive_keeps_what_can_be_run(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         for name, mode in (("x/setup.py", 0o644), ("x/configure", 0o755)):
