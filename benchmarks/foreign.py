@@ -226,6 +226,8 @@ def measure(name: str, target: str, arguments: list[str]) -> dict[str, Any]:
     if kept := KEPT.search(printed):
         sys.exit(f"{DIST} has {kept[1]}: remove it, so that it is built")
     found = BUILT.search(printed)
+    if not is_over and "torchwheels: stopped; " in printed:
+        sys.exit(f"it was stopped, so the row of {name} stays as it was")
     if not found and is_over:
         done = ["none", *PROGRESS.findall(printed)][-1]
         return row | {

@@ -249,12 +249,18 @@ def test_a_foreign_project_that_fails_leaves_its_reason(
     assert f"not built: {reason}" in table
 
 
-def test_a_foreign_wheel_that_is_kept_has_no_row_of_a_failure(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ("3.11-cpu: quad_iou-0.2.0-py3-none-any.whl, kept", "has quad_iou-.*whl: remove it"),
+        ("stopped; /cache keeps what the next build can use", "stopped, so the row of quad-iou"),
+    ],
+)
+def test_a_foreign_wheel_that_is_not_built_to_the_end_has_no_row_of_a_failure(
+    printed: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = "torchwheels: 3.11-cpu: quad_iou-0.2.0-py3-none-any.whl, kept\n"
-    monkeypatch.setattr(foreign, "run_tool", lambda *_, **__: (printed, 0))
-    with pytest.raises(SystemExit, match=r"has quad_iou-0\.2\.0-py3-none-any\.whl: remove it"):
+    monkeypatch.setattr(foreign, "run_tool", lambda *_, **__: (f"torchwheels: {printed}\n", 0))
+    with pytest.raises(SystemExit, match=said):
         foreign.measure("quad-iou", "3.11-cpu", [])
 
 
