@@ -281,7 +281,7 @@ PRECISIONS = torch.float32, torch.bfloat16
 def test_autocast_on_a_cpu(
     name: str, packed: bool, of_input: torch.dtype, of_state: torch.dtype, given: bool
 ) -> None:
-    """torch's dtypes: but for the layer of an LSTM only the products are cast, and not the state."""
+    """torch's dtypes: but for the layer of an LSTM only the GEMMs are cast, and not the state."""
     ours, theirs = (module.float() for module in pair(name))
     leading = () if name in CELLS else (1,)
     input: Any = torch.randn(*(TIME,) * len(leading), BATCH, FEATURES, dtype=of_input)

@@ -666,7 +666,7 @@ def test_autocast(name: str, device: str) -> None:
                 found = torch.autograd.grad(results[0].sum(), [input, *cell.parameters()])
         if not within:
             found = torch.autograd.grad(results[0].sum(), [input, *cell.parameters()])
-        # As torch's: on a CPU only the products are in the region's dtype, and what is made of nothing else.
+        # As torch's: on a CPU only the GEMMs are in the region's dtype, and what is made of nothing else.
         is_wide = device == "cpu" and name != "RNNCell"
         assert results[0].dtype is (torch.float32 if is_wide else torch.bfloat16)
         assert_near(found, expected, "bfloat16")

@@ -1,5 +1,5 @@
-// The operators of a cell with the parameters of torch's modules, of the package or of a user: their tables, from the
-// constants of the cell.
+// The tables of a cell's operators, from the constants of the cell: one of the package or a user's, with parameters as
+// torch's modules have them.
 #pragma once
 
 #include <string>

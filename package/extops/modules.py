@@ -107,7 +107,7 @@ def _both(
 
 
 def _check_packed(name: str, data: Tensor, batch_sizes: Tensor) -> None:
-    sizes = batch_sizes.tolist()  # of numbers it takes less than of tensors
+    sizes = batch_sizes.tolist()  # as Python numbers, which take less time than tensors
     if sum(sizes) != len(data):
         raise RuntimeError(
             f"{name}: expected `input.data` to have {sum(sizes)} rows, the sum of `input.batch_sizes`, "

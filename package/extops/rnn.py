@@ -203,7 +203,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         if parameters is None:
             return None
         if input.device.type == "cpu" and (input.element_size() == 2 or _autocast.is_on()):
-            # Products in a 16-bit type read what lies between padded rows (torch 2.13).
+            # GEMMs in a 16-bit type read what lies between padded rows (torch 2.13).
             input, states = input.contiguous(), tuple(x.contiguous() for x in states)
         call = _cudnn.Call(self._mode.lower(), self.bias, self.bidirectional, batch_first)
         if not (self.training and self.dropout > 0 and self.num_layers > 1):

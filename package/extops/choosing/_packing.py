@@ -62,7 +62,7 @@ def packing_of(name: str, batch_sizes: Tensor, batch: int, data: Tensor) -> Pack
 
 
 def pieces_of(name: str, batch_sizes: Tensor, bytes_of_row: int, data: Tensor) -> list[Piece]:
-    """One, or where that would pad many bytes, as many that a tenth is padded at most."""
+    """One piece or, where that would pad many bytes, so many that at most a tenth is padded."""
     sizes = batch_sizes.tolist()
     most = (len(sizes) * sizes[0] - len(data)) * bytes_of_row
     shares = _shares(sizes) if most > _FEW_BYTES else [(0, len(sizes))]

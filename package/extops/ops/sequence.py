@@ -320,7 +320,7 @@ def _is_step_of_torch(input: Tensor, *others: Tensor | None) -> bool:
 
 def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any]) -> bool:
     """Whether torch's own may take the parameters of one direction: it also takes what ours refuses, such as a state of
-    another dtype, and broadcasts a bias. In a 16-bit type its products on a CPU read what lies between padded rows
+    another dtype, and broadcasts a bias. In a 16-bit type its GEMMs on a CPU read what lies between padded rows
     (2.13). Under autocast it casts what it computes with.
     """
     weight_ih, weight_hh, *others = parameters

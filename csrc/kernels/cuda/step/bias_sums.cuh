@@ -1,4 +1,4 @@
-// The gradients of the biases: sums of columns, which know no cell.
+// The gradients of the biases: sums of columns, the same for every cell.
 #pragma once
 
 #include "weights_gemm.cuh"
