@@ -54,12 +54,17 @@ class Value:
         return found
 
 
+def weights_of(value: Tensor) -> Tensor:
+    """Those of the sum whose gradients are compared, in float64."""
+    weights = torch.linspace(0.5, 1.5, value.numel(), dtype=torch.float64, device=value.device)
+    return weights.view(value.shape)
+
+
 def with_gradients(function: Callable[..., Tensor], *given: Tensor) -> Tensors:
     """The value of a function, and the gradients of a weighted sum of it."""
     given = tuple(each.detach().requires_grad_() for each in given)
     value = function(*given)
-    weights = torch.linspace(0.5, 1.5, value.numel(), dtype=torch.float64, device=value.device)
-    total = (value.double() * weights.view(value.shape)).sum()
+    total = (value.double() * weights_of(value)).sum()
     return (value.detach(), *torch.autograd.grad(total, given))
 
 
@@ -222,10 +227,8 @@ def gsplat(draw: Draw) -> Value:
         return half @ half.mT
 
     covariances, _ = package.quat_scale_to_covar_preci_fwd(*given, True, False, False)
-    weights = torch.linspace(0.5, 1.5, covariances.numel(), device=covariances.device)
-    gradients = package.quat_scale_to_covar_preci_bwd(
-        *given, False, weights.view(covariances.shape), None
-    )
+    weights = weights_of(covariances).float()
+    gradients = package.quat_scale_to_covar_preci_bwd(*given, False, weights, None)
     expected = with_gradients(reference, *(each.double() for each in given))
     return Value("covariances and gradients", (covariances, *gradients), expected)
 
@@ -283,7 +286,7 @@ def mamba_ssm(draw: Draw) -> Value:
         return torch.stack(steps, dim=-1) + u * d[:, None]
 
     output, states, *_ = package.fwd(*given, None, None, False)
-    weights = torch.linspace(0.5, 1.5, output.numel(), device=output.device).view(output.shape)
+    weights = weights_of(output).float()
     *gradients, _ = package.bwd(*given, None, None, weights, states, None, None, False, False)
     expected = with_gradients(reference, *(each.double() for each in given))
     return Value("scan and gradients", (output, *gradients[:6]), expected)

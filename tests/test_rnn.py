@@ -338,16 +338,15 @@ def test_what_lies_between_rows_of_weights(name: str, device: str) -> None:
     weights = [x for x in module._parameters if x.startswith("weight")]
     shape = (8, 23) if name in CELLS else (1, 8, 23)
     input = torch.randn(*shape[:-1], 3, device=device, dtype=torch.bfloat16)
-    states = torch.randn(2, *shape, device=device, dtype=torch.bfloat16).unbind()
+    number = 2 if "LSTM" in name else 1
+    states = torch.randn(number, *shape, device=device, dtype=torch.bfloat16).unbind()
     upstream = torch.randn(*shape[:-2], 23, 8, device=device, dtype=torch.bfloat16).mT
     found = []
     for layout in (torch.Tensor.contiguous, padded):
         for x in weights:
             setattr(module, x, nn.Parameter(layout(module._parameters[x].detach())))
         leaves = [x.clone().requires_grad_() for x in (input, *states)]
-        hx = tuple(leaves[1:]) if "LSTM" in name else leaves[1]
-        if "LSTM" not in name:
-            leaves.pop()
+        hx = tuple(leaves[1:]) if number > 1 else leaves[1]
         result = tensors_of(module(leaves[0], hx))[0]
         first = torch.autograd.grad(result, leaves, upstream, create_graph=True)
         second = torch.autograd.grad([x.sum() for x in first], [*leaves, *module.parameters()])

@@ -341,12 +341,12 @@ class _TorchCell(torch.nn.RNNCellBase):
         states = self._as_states(hx)
         has_one_state = self._number_of_states == 1
         # Autocast keeps what it cast of the weights for the next step, but only of torch's own cells.
-        is_cast = _autocast.is_on() and input.is_cuda
-        step = None if _autocast.is_on() else self._step
+        is_cast = _autocast.is_on()
+        step = None if is_cast else self._step
         is_served = step is not None and step.serves(input, has_one_state)
         if step is not None and is_served and self.has_kernel(input):
             return self._of_states(step(input, *parameters, *states))
-        is_torchs = is_served or is_cast or input.device.type == "cpu"
+        is_torchs = is_served or (is_cast and input.is_cuda) or input.device.type == "cpu"
         if is_torchs and suit_torchs(input, parameters, states):
             return self._torchs(input, hx, *parameters)  # little but GEMMs of a library
         return None

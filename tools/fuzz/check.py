@@ -48,7 +48,7 @@ def _complaints(problem: Problem, kernels: tuple[str, ...]) -> Iterator[tuple[st
     # With a graph of the backward, torch's own LSTM has one tensor for both biases.
     if not (problem.case.second_order and "torch" in kernels):
         yield "memory", _shared(first)
-    yield "torch", _unlike_torch(problem, first)
+    yield "torch", _unlike_torch(problem, torchs, first)
     # torch keeps one cache of casts for all threads, and each region empties it at its end: what torch's own layers add
     # up in a 16-bit type then depends on other threads.
     if not (problem.case.autocast and "torch" in kernels):
@@ -205,7 +205,7 @@ def _shared(found: Tensors) -> list[str]:
     return shared
 
 
-def _unlike_torch(problem: Problem, ours: Tensors) -> list[str]:
+def _unlike_torch(problem: Problem, torchs: Tensors, ours: Tensors) -> list[str]:
     """What has another dtype or shape than of torch's module; or other strides, of states made from contiguous ones:
     those of the output are as the input's, and those of gradients depend on how torch computes them.
     """
@@ -222,7 +222,7 @@ def _unlike_torch(problem: Problem, ours: Tensors) -> list[str]:
         return f"{dtype}{list(x.shape)}{strides}"
 
     # On a GPU torch's module moves the parameters that it is given: a compiled one of ours has seen their strides.
-    found = _torchs(problem.with_contiguous_leaves()).items()
+    found = (torchs or _torchs(problem.with_contiguous_leaves())).items()
     pairs = ((name, described(name, x), described(name, ours[name])) for name, x in found)
     return [f"{name} is {b}, torch's is {a}" for name, a, b in pairs if a != b]
 

@@ -61,7 +61,9 @@ def gradients(
             of_rows = torch.mm(rows_x.t(), _factor((input,), valid, batch_first))
             found[0] = of_rows.roll(-shift, 0) if shift else of_rows
         if needs_weights[1]:
-            found[1] = _weight_hh_gradient(rows_h, h_0, output, lengths, batch_first, reverse)
+            found[1] = _weight_hh_gradient(
+                rows_h, h_0, output, lengths, valid, batch_first, reverse
+            )
     if any(needs_biases):
         sums = rows.sum(0)
         if len(needs_biases) == 1:
@@ -108,13 +110,13 @@ def _weight_hh_gradient(
     h_0: Tensor,
     output: Tensor,
     lengths: Tensor | None,
+    valid: Tensor | None,
     batch_first: bool,
     reverse: bool,
 ) -> Tensor:
     time = output.shape[0]
     # Compared by a traced program, the number of steps would be a constant of it.
     if lengths is not None or batch_first or not isinstance(time, int) or time < 2:
-        valid = None if lengths is None else reference.valid_steps(lengths, time)
         old_h = _old_h(h_0, output, lengths, batch_first, reverse)
         return torch.mm(rows.t(), _factor((old_h,), valid, batch_first))
     batch = len(h_0)  # rows of the first step, which are apart: the output is not copied behind h_0
