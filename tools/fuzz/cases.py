@@ -233,6 +233,8 @@ def _within_budget(case: Case, device: str) -> Case:
             multiply_adds *= 4
         if device == "cuda":
             multiply_adds *= max(1, case.repeats // 20)
+            # Computed in PyTorch's own operations, a step keeps many times the memory.
+            multiply_adds *= 16 if case.transform or case.second_order else 1
         if steps > most_steps:
             case = dataclasses.replace(case, time=case.time // 2)
         elif multiply_adds > most_multiply_adds:
