@@ -53,6 +53,16 @@ def is_forward_mode() -> bool:
 
 # -- quick questions, which every call asks
 
+
+def _stream_by_object(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+current_stream: Callable[[int], int] = _stream_by_object
+"""The address of the current stream of a GPU."""
+if torch.backends.cuda.is_built():
+    current_stream = _find("_C._cuda_getCurrentRawStream", _stream_by_object)
+
 is_tracing: Callable[[], bool] = _find("_C._is_tracing", cast("Any", torch.jit).is_tracing)
 """Whether ``torch.jit.trace`` records a call. For eager code: torch.compile cannot trace it."""
 

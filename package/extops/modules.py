@@ -106,8 +106,7 @@ def _both(
         streams.join()
 
 
-def _check_packed(name: str, data: Tensor, batch_sizes: Tensor) -> None:
-    sizes = batch_sizes.tolist()  # as Python numbers, which take less time than tensors
+def _check_packed(name: str, data: Tensor, sizes: list[int]) -> None:
     if sum(sizes) != len(data):
         raise RuntimeError(
             f"{name}: expected `input.data` to have {sum(sizes)} rows, the sum of `input.batch_sizes`, "
@@ -122,11 +121,13 @@ def _check_packed(name: str, data: Tensor, batch_sizes: Tensor) -> None:
         raise RuntimeError(f"{name}: expected `input.batch_sizes` of at least 0, but got {sizes}")
 
 
-def parameter_of(module: torch.nn.Module, name: str) -> Tensor:
-    """A parameter, read directly from where torch.nn.Module keeps it: attribute access looks there last."""
-    found: Tensor | None = getattr(module, "_parameters", {}).get(name)
-    # Others are computed by torch.nn.utils, or belong to a replica.
-    return getattr(module, name) if found is None else found
+def parameters_of(module: torch.nn.Module, names: Sequence[str]) -> list[Tensor]:
+    """Parameters, read directly from where torch.nn.Module keeps them: attribute access looks there last."""
+    kept = getattr(module, "_parameters", {})
+    found: list[Any] = [kept.get(name) for name in names]
+    if any(x is None for x in found):  # computed by torch.nn.utils, or of a replica
+        return [getattr(module, name) for name in names]
+    return found
 
 
 class LLTM(reference.LLTM):
@@ -176,7 +177,7 @@ class LLTM(reference.LLTM):
             _checks.check_tensor("lltm", "input", input)
             _checks.check_dims("lltm", "input", input, "batch, input_features")
             state = self.zero_state(input)
-        weights, bias = parameter_of(self, "weights"), parameter_of(self, "bias")
+        weights, bias = parameters_of(self, ("weights", "bias"))
         return self.step(input, weights, bias, *_checks.as_pair("LLTM", state))
 
 
@@ -270,25 +271,29 @@ class Layers(torch.nn.Module):
         """The rows stay in the order of their lengths, in which they are packed."""
         data, batch_sizes, to_sorted, to_original = input
         _checks.check_dims(self._name, "input.data", data, "rows, input_features")
-        batch: Any = batch_sizes[0] if _autograd.is_tracing() else int(batch_sizes[0])
-        states = self._checked_states(data, given, batch)
+        is_tracing = _autograd.is_tracing()
+        # Numbers take less time than tensors, which sizes are within a trace.
+        sizes: Any = batch_sizes if is_tracing else batch_sizes.tolist()
+        states = self._checked_states(data, given, sizes[0])
         if to_sorted is not None and given is not None:
             states = tuple(x.index_select(1, to_sorted) for x in states)
         found = None
-        if not _autograd.is_tracing():
-            _check_packed(self._name, data, batch_sizes)
-            found = self._forward_rows(data, batch_sizes, states)
+        if not is_tracing:
+            _check_packed(self._name, data, sizes)
+            found = self._forward_rows(data, batch_sizes, sizes, states)
         rows, states = found or self._forward_ragged(data, batch_sizes, states)
         if to_original is not None:
             states = tuple(x.index_select(1, to_original) for x in states)
         return PackedSequence(rows, batch_sizes, to_sorted, to_original), states
 
-    def _forward_rows(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results | None:
+    def _forward_rows(
+        self, rows: Tensor, batch_sizes: Tensor, sizes: list[int], states: States
+    ) -> Results | None:
         """The results if no row needs padding, else None. Rows of equal lengths are treated as if they were not packed,
-        as in torch.
+        as in torch. ``sizes`` are the batch sizes.
         """
-        steps, batch = len(batch_sizes), int(batch_sizes[0])
-        if len(rows) < steps * batch:
+        steps, batch = len(sizes), sizes[0]
+        if rows.shape[0] < steps * batch:
             return None
         padded = rows.reshape(steps, batch, rows.shape[1])
         output, states = self._forward_padded(padded, states, batch_first=False)
@@ -501,10 +506,9 @@ class LLTMLayer(Layers):
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, Tensor]:
         # Not get_parameter(), which torch 2.4 cannot trace.
-        weights = parameter_of(self, "weights" + suffix)
-        if not self.bias:
-            return weights, weights.new_zeros(len(weights))
-        return weights, parameter_of(self, "bias" + suffix)
+        names = ("weights" + suffix, "bias" + suffix)[: 1 + self.bias]
+        weights, *bias = parameters_of(self, names)
+        return weights, bias[0] if bias else weights.new_zeros(len(weights))
 
     def extra_repr(self) -> str:
         """The sizes, for ``repr``."""

@@ -14,7 +14,7 @@ from extops.binding import _devices, _schemas
 from extops.calling import _autocast, _autograd, _checks
 from extops.choosing import _choice, _cudnn
 from extops.choosing._packing import Packing, States
-from extops.modules import Layers, Results, forward_uncompiled, parameter_of
+from extops.modules import Layers, Results, forward_uncompiled, parameters_of
 from extops.ops.sequence import (
     GRU_CELL,
     LSTM_CELL,
@@ -103,19 +103,21 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         _check_features(self._mode.partition("_")[0], input, self.input_size)
         return super()._checked_states(input, given, *batch)
 
-    def served_by(self, input: Tensor, batch_sizes: Tensor | None = None) -> str:
-        """``"torch"`` or ``"cudnn"`` where torch's own layers compute ``[T, B, I]`` or packed rows; else empty."""
+    def served_by(self, input: Tensor, sizes: Sequence[int] | None = None) -> str:
+        """``"torch"`` or ``"cudnn"`` where torch's own layers compute ``[T, B, I]``, or packed rows of batches of these
+        sizes; else empty.
+        """
         dtype = input.dtype
         if _autocast.is_on():
             if input.device.type != "cpu" or not _autocast.is_cast(input):
                 return _choice.OURS
             dtype = torch.get_autocast_dtype("cpu")
-        if batch_sizes is None:
+        if sizes is None:
             time, batch, features = input.shape
             rows = time * batch
         else:
             rows, features = input.shape
-            time, batch = len(batch_sizes), int(batch_sizes[0])
+            time, batch = len(sizes), sizes[0]
         problem = _choice.Problem(
             self._mode.lower(),
             dtype,
@@ -128,11 +130,13 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             1 + self.bidirectional,
             torch.is_grad_enabled(),
         )
-        if input.device.type == "cpu":
-            if _autocast.is_on() and torch.is_grad_enabled() and not problem.is_ragged:
-                return _choice.OURS  # oneDNN's has no gradients of higher order
-            return _choice.on_cpu(problem, _cudnn.has_onednn)
-        return _cudnn.chosen(problem, input) if input.is_cuda else _choice.OURS
+        if input.is_cuda:
+            return _cudnn.chosen(problem, input)
+        if input.device.type != "cpu":
+            return _choice.OURS
+        if _autocast.is_on() and problem.with_gradients and not problem.is_ragged:
+            return _choice.OURS  # oneDNN's has no gradients of higher order
+        return _choice.on_cpu(problem, _cudnn.has_onednn)
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         """As of torch's layers, whose state has this name."""
@@ -179,30 +183,33 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             states = _autocast.cast(*states)
         return super()._forward_padded(input, states, packing, batch_first=batch_first)
 
-    def _forward_rows(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results | None:
-        found = super()._forward_rows(rows, batch_sizes, states)
+    def _forward_rows(
+        self, rows: Tensor, batch_sizes: Tensor, sizes: list[int], states: States
+    ) -> Results | None:
+        found = super()._forward_rows(rows, batch_sizes, sizes, states)
         if found is not None or not _autograd.is_plain():
             return found
         # For zero rows torch computes no step.
-        if batch_sizes.dtype is not torch.int64 or batch_sizes[-1] == 0:
+        if batch_sizes.dtype is not torch.int64 or sizes[-1] == 0:
             return None
-        return self._by_torch(rows, states, batch_sizes)
+        return self._by_torch(rows, states, batch_sizes, sizes)
 
     def _by_torch(
         self,
         input: Tensor,
         states: States,
         batch_sizes: Tensor | None = None,
+        sizes: Sequence[int] | None = None,
         *,
         batch_first: bool = False,
     ) -> Results | None:
         """The results of torch's layers, for packed rows too; None if ours compute them."""
-        if not self.served_by(input.transpose(0, 1) if batch_first else input, batch_sizes):
+        if not self.served_by(input.transpose(0, 1) if batch_first else input, sizes):
             return None
         parameters = self._parameters_for_torchs(input, states)
         if parameters is None:
             return None
-        if input.device.type == "cpu" and (input.element_size() == 2 or _autocast.is_on()):
+        if not input.is_cuda and (input.element_size() == 2 or _autocast.is_on()):
             # GEMMs in a 16-bit type read what lies between padded rows (torch 2.13).
             input, states = input.contiguous(), tuple(x.contiguous() for x in states)
             parameters = [x.contiguous() for x in parameters]
@@ -225,7 +232,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         """All parameters, if torch's layers may get these arguments. Others must go to our checks, which raise our
         messages: cuDNN would read memory by the sizes of the layer.
         """
-        parameters = [parameter_of(self, name) for name in self._flat_weights_names]
+        parameters = parameters_of(self, self._flat_weights_names)
         if not _autocast.are_alike(input, (*parameters, *states)):
             return None
         sizes = self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.bias
@@ -237,7 +244,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]
-        return tuple(parameter_of(self, name + suffix) for name in names)
+        return tuple(parameters_of(self, [name + suffix for name in names]))
 
 
 @functools.cache

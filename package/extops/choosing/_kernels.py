@@ -89,17 +89,17 @@ def which_kernel(
             f"which_kernel: expected `state` as {cell}_sequence takes it, but got {state!r}"
         )
     if isinstance(input, PackedSequence):
-        steps, batch_sizes = input.data, input.batch_sizes
-        time, batch = len(batch_sizes), int(batch_sizes[0])
+        steps, sizes = input.data, input.batch_sizes.tolist()
+        time, batch = len(sizes), sizes[0]
     else:
         _checks.check_tensor("which_kernel", "input", input)
-        steps, batch_sizes = _steps(call, input, batch_first), None
+        steps, sizes = _steps(call, input, batch_first), None
         time, batch = steps.shape[:2]
-    is_one_step = time == 1 and lengths is None and batch_sizes is None
+    is_one_step = time == 1 and lengths is None and sizes is None
     if cell == "lltm" and is_one_step:
         return "lltm"
     if isinstance(call, (LSTM, GRU, RNN)):
-        library = call.served_by(steps, batch_sizes)
+        library = call.served_by(steps, sizes)
         if library:
             return library
     is_stable = _loader.binding == "stable"
