@@ -583,14 +583,13 @@ def test_kernel_without_a_driver(machine: Machine) -> None:
     if not (PACKAGE / "libextops_cuda.so").exists():
         pytest.skip("this wheel has no CUDA kernels")
     library = ctypes.CDLL(str(PACKAGE / "libextops_cuda.so"))
-    round_ste = library.extops_round_ste_cuda
-    round_ste.restype = ctypes.c_char_p
-    geometry = (ctypes.c_int64 * 3)(1, 1, 1)
-    data = (ctypes.c_void_p * 2)(16, 16)
-    error = round_ste(6, ctypes.c_int64(1), geometry, data, None)
+    library.extops_elementwise_cuda.restype = ctypes.POINTER(ctypes.c_void_p * 2)
+    run = library.extops_elementwise_cuda(ctypes.c_size_t(0)).contents[1]
+    types = ctypes.c_char_p, ctypes.c_int32, ctypes.c_int64, *[ctypes.c_void_p] * 4
+    geometry, data = (ctypes.c_int64 * 3)(1, 1, 1), (ctypes.c_void_p * 2)(16, 16)
+    error = ctypes.CFUNCTYPE(*types)(run)(6, 1, geometry, data, None, None)
     assert error.decode() == (
-        "round_ste: CUDA driver version is insufficient for CUDA runtime version; "
-        "run: python -m extops_doctor"
+        "CUDA driver version is insufficient for CUDA runtime version; run: python -m extops_doctor"
     )
 
 
