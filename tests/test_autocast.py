@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,36 @@ def test_as_lstm_cell(device: str, dtype: torch.dtype) -> None:
             with torch.autocast(device, dtype):
                 expected = [tensor.dtype for tensor in theirs(input, tuple(state))]
                 assert [tensor.dtype for tensor in ours(input, tuple(state))] == expected
+
+
+@by_autocast_dtype
+@by_device
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("size", [(168, 128, 20, 40), (7, 33, 24, 72)], ids=str)
+@pytest.mark.parametrize("name", ["LSTM", "GRU"])
+def test_a_decoder_goes_on_from_its_states(
+    name: str, size: tuple[int, ...], layers: int, device: str, dtype: torch.dtype
+) -> None:
+    """A layer over the past, then step by step from states that have the dtype of the region."""
+    time, batch, features, units = size
+    torch.manual_seed(0)
+    exact = getattr(torch.nn, name)(features, units, layers, batch_first=True)
+    layer = extops.accelerate(copy.deepcopy(exact).to(device))
+    exact = exact.double().to(device)
+    state = None
+    for call, steps in enumerate([time, 1, 1, 1]):
+        input = torch.randn(batch, steps, features, device=device)
+        before = state if state is None or name == "GRU" else tuple(x.double() for x in state)
+        before = before.double() if isinstance(before, Tensor) else before
+        with torch.autocast(device, dtype):
+            output, state = layer(input, state)
+        found = output, *as_tuple(state)
+        output, last = exact(input.double(), before)
+        for result, x, y in zip(
+            ("output", "h_n", "c_n"), found, (output, *as_tuple(last)), strict=False
+        ):
+            error = (x.double() - y).abs().max().item()
+            assert error < 0.03, f"{result} of call {call}: off by {error:.3g}"
 
 
 @by_device

@@ -108,6 +108,7 @@ class Case:
     batched: bool = one_of(True, rarely=(False,), once_in=8)
     bias: bool = one_of(True, True, True, False)
     state: bool = one_of(True, True, False)
+    narrow_state: bool = one_of(False, True)
     lengths: str = one_of("", "", "sorted", "any")
     input_layout: str = one_of(*LAYOUTS)
     state_layout: str = one_of("contiguous", *LAYOUTS)
@@ -170,6 +171,8 @@ def from_json(text: str) -> dict[str, Any]:
 def draw(random: Random, device: str, given: dict[str, Any]) -> Case:
     """A case at random, but for the fields that are given."""
     drawn = {name: field.metadata["draws"][device](random) for name, field in FIELDS.items()}
+    if drawn["autocast"]:  # which is of float32 alone
+        drawn["precision"] = "float32"
     return settled(Case(**{**drawn, **given}), device)
 
 
@@ -194,6 +197,8 @@ def settled(case: Case, device: str) -> Case:
         to["features"] = max(1, case.features)  # as torch's modules want
     if case.precision != "float32":
         to["autocast"] = ""
+    if case.precision != "float32" or not case.autocast:
+        to["narrow_state"] = False
     if device == "cpu":
         precision = "float32" if case.precision == "tf32" else case.precision
         to |= {"graph": False, "kernel": "", "precision": precision}

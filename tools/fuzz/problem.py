@@ -102,6 +102,8 @@ class Problem:
             sequences = (case.layers * (1 + case.bidirectional),) if case.call == "layer" else ()
             for name in self.kind.states:
                 values = self._normal(*sequences, *batch, case.units)
+                if case.narrow_state:  # as a call before has given it
+                    values = values.to(narrowest(case))
                 self.leaves[f"{name}_0"] = laid_out(values, case.state_layout)
 
     def _add_parameters(self) -> None:
