@@ -249,9 +249,10 @@ __device__ inline uint64_t transposed_matrix_descriptor(uint32_t address) {
   if constexpr (kN == 120) EXTOPS_WGMMA(120, 60, 60, 61, 62, shape_and_types, more); \
   if constexpr (kN == 128) EXTOPS_WGMMA(128, 64, 64, 65, 66, shape_and_types, more)
 
-// result += a * b^T along 32 bytes of the rows, where a has 64 rows and b kN; float stands for TF32, whose further bits
-// are cut off. Where `kTransposed`, which 16-bit types can be, a and b lie in memory as their transposes: the sum runs
-// along 16 rows of 64 and kN columns. Between wgmma_fence and wgmma_wait; until then nobody may touch result.
+// result += a * b^T along 32 bytes of the rows, where a has 64 rows and b kN. float stands for TF32: the hardware
+// ignores the lower bits. With `kTransposed`, for 16-bit types only, memory holds a and b transposed: the sum runs
+// along 16 rows of 64 and kN columns. Call it between wgmma_fence and wgmma_wait; before the wait nothing may touch
+// `result`.
 template <class T, bool kTransposed, int kN>
 __device__ inline void wgmma(Accumulator<kN>& result, uint64_t a, uint64_t b, bool adds) {
   float (&c)[kN / 2] = result.values;
@@ -279,7 +280,7 @@ __device__ inline void multiply_tiles(Accumulator<kN>& result, uint32_t a, uint3
   }
 }
 
-// The same along all of `kRows` rows: a is one tile of so many rows, b two of them, the columns side by side.
+// The same along all of `kRows` rows of transposed tiles: a is one tile, b two tiles side by side.
 template <class T, int kRows>
 __device__ inline void multiply_transposed_tiles(Accumulator<128>& result, uint32_t a, uint32_t b, bool adds) {
   constexpr int kStep = 16;  // rows of one instruction
@@ -325,7 +326,7 @@ constexpr CUtensorMapDataType map_type(bool for_tensor_cores = true) {
 
 constexpr Error kNoTensorMap = "the CUDA driver cannot make tensor maps of the tensors (cuTensorMapEncodeTiled)";
 
-// Describes boxes of `box_rows` by 128 bytes, of so many of the tensor's matrices, to the copies.
+// Makes a tensor map for copies of boxes: 128 bytes of `box_rows` rows of `box_matrices` of the tensor's matrices.
 template <class T, int kRank>
 bool make_tensor_map(
     CUtensorMap& map, CUtensorMapDataType type, const T* data, const cuuint64_t (&sizes)[kRank],

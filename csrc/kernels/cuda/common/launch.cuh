@@ -29,8 +29,8 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
-// `__CUDA_ARCH__` of the code that runs on the current device, 0 where there is none. It is below the device's own
-// where a build for older GPUs runs by its PTX, and what the code leaves out for those is then missing.
+// `__CUDA_ARCH__` of the code that runs on the current device, 0 if no code fits. It is below the device's own if the
+// device runs PTX for older GPUs, which lacks what only newer ones have.
 int code_architecture();
 
 // Call it right after a launch: it returns the error of that launch, or of an earlier one that failed asynchronously.
@@ -56,8 +56,8 @@ struct Shape {
   dim3 cluster = {0, 0, 0};  // zeros: no clusters. A kernel with cluster instructions needs one, if only of one block
 };
 
-// Launches a kernel that calls `wait_for_previous_kernel`: by programmatic dependent launch, where the device has that
-// and the code waits, its blocks start while those of the kernel before it end.
+// Launches a kernel that calls `wait_for_previous_kernel`. Where device and code support programmatic dependent launch,
+// its blocks start while those of the previous kernel end.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const Shape& shape, cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchAttribute attributes[2] = {};
@@ -92,7 +92,7 @@ __device__ inline void wait_for_previous_kernel() {
 #endif
 }
 
-// A function of the driver, which nothing here links; null where the driver is older than it.
+// A function of the driver, found at run time, since nothing here links the driver. Null if the driver lacks it.
 template <class Function>
 Function driver_function(const char* name, [[maybe_unused]] unsigned version = 12000) {
   void* function = nullptr;
@@ -158,7 +158,7 @@ class Context {
   bool is_captured() const {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const bool is_known = cudaStreamIsCapturing(stream_, &status) == cudaSuccess;
-    if (!is_known) cudaGetLastError();  // of the legacy stream, while another one is captured
+    if (!is_known) cudaGetLastError();  // it fails for the legacy stream while another one is captured
     return is_known && status == cudaStreamCaptureStatusActive;
   }
 

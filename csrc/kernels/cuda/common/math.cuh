@@ -8,7 +8,7 @@ namespace extops::cuda {
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return ::exp(x); }
 
-// 1 / x for x from 1 to infinity, to the last bit but one: a division has a branch for the numbers below.
+// 1 / x for x from 1 to infinity, to the last bit but one. A division would need a branch for smaller numbers.
 __device__ inline float reciprocal(float x) {
   const float estimate = __fdividef(1, x);
   const float better = fmaf(fmaf(-x, estimate, 1.f), estimate, estimate);
@@ -61,7 +61,7 @@ struct FastMath {
   }
 };
 
-// Where GEMMs are of the full precision of T.
+// The functions where GEMMs have the full precision of T.
 template <class T>
 using MathOf = std::conditional_t<sizeof(T) == 2, FastMath, ExactMath>;
 

@@ -48,7 +48,7 @@ __device__ __forceinline__ void unrolled(const Body& body) {
   unrolled(body, std::make_integer_sequence<int, kCount>());
 }
 
-// Gives pointers without a type, one after the other, the types of these.
+// Assigns untyped pointers, in order, to typed ones.
 template <class... Pointers>
 void set_pointers(std::initializer_list<const void*> from, Pointers&... to) {
   const void* const* next = from.begin();

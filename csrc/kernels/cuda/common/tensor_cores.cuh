@@ -27,7 +27,7 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Rounded to the ten bits that tensor cores take of float32; they would cut off the others.
+// Rounds to the ten mantissa bits of TF32; the tensor cores would cut off the others.
 __device__ inline float round_to_tf32(float value) {
   uint32_t rounded;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));

@@ -47,7 +47,7 @@ class WideDivisor {
   int64_t divisor_ = 1;
 };
 
-// Indices of 64 bits are divided by many instructions: more elements at a time would be more code, and no faster.
+// A division of 64 bits takes many instructions: with more elements a thread the code would be larger, but no faster.
 template <class Index>
 constexpr int kItemsPerThread = sizeof(Index) == 8 ? 1 : 4;
 
@@ -77,7 +77,7 @@ __device__ void apply(
   (store(outputs[Outputs], results[Outputs]), ...);
 }
 
-// Where an element of each operand lies.
+// Finds the address of an element in each operand.
 template <class Index, class D, class T, int kOperands>
 __device__ void locate(
     Index item, const Pointers<T, kOperands>& operands, const Strides<D, kOperands>& layout, T** pointers) {
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads) strided_kernel(
   }
 }
 
-// Every operand's innermost rows are dense, or one element that is broadcast; the layout counts them in vectors.
+// In its innermost dimension each operand is dense or broadcast. The layout counts that dimension in vectors.
 template <int kOutputs, int kInputs, int kVector, class T, class Function>
 __global__ void __launch_bounds__(kThreads) broadcast_kernel(
     int64_t vectors, Pointers<T, kOutputs + kInputs> operands, Strides<Divisor, kOutputs + kInputs> layout,

@@ -70,7 +70,7 @@ __device__ auto bits_of(const V* from) {
   return *reinterpret_cast<const std::conditional_t<sizeof(V) == 2, uint16_t, uint32_t>*>(from);
 }
 
-// An instruction that is executed where operand number `condition` is not zero. The compiler would emit a branch and a
+// An instruction that is executed if operand number `condition` is not zero. The compiler would emit a branch and a
 // copy of the loaded value, and the copy waits for the load.
 #define EXTOPS_IF(condition, instruction) \
   "{\n.reg .pred wanted;\nsetp.ne.u32 wanted, %" condition ", 0;\n@wanted " instruction ";\n}"
@@ -133,7 +133,7 @@ struct PredicatedAccess {
   }
 };
 
-// Or as pairs of which `count` cells exist: by one access if all pairs are aligned.
+// Loads and stores a pair of which `count` cells exist: by one access if all pairs are aligned.
 struct PairAccess {
   static constexpr int kAhead = 0;
   int count;
@@ -167,8 +167,8 @@ struct PairAccess {
   }
 };
 
-// Or for a single cell. One thread may store its gates and another its state. With `kElseZero`, what is not loaded
-// becomes zero, so that no register has to keep the old value.
+// Loads and stores a single cell. One thread may store its gates and another its state. With `kElseZero`, what is not
+// loaded becomes zero, so that no register has to keep the old value.
 template <bool kElseZero>
 struct SingleAccess {
   static constexpr int kAhead = 0;

@@ -94,7 +94,7 @@ bool is_faster_in_groups(const Problem& problem) {
     if (is_backward || is_vector) return false;
     return is_float ? multiply_adds < 550 * kMillion : sizes.state_size <= 1024 && tiles_of_groups<Cell>(problem) == 1;
   }
-  // Elsewhere the device would wait for the host, which needs 25 us a step or more: groups may take as long.
+  // Otherwise launches for each step would take the host 25 us a step or more: groups may take that long, too.
   if (is_float) return multiply_adds < (is_backward ? 130 : 550) * kMillion;
   if (is_tf32) return multiply_adds < (is_backward ? 330 : 600) * kMillion;
   return multiply_adds < (is_backward ? 850 : 1100) * kMillion;
@@ -119,7 +119,7 @@ bool is_faster(Kernel kernel, const Problem& problem) {
   }
   const bool is_wide_tf32 = problem.dtype == ScalarType::TF32 && sizes.state_size > kTensorClusterUnits / 2;
   if (kernel == Kernel::kTensorCluster && is_wide_tf32 && problem.pass == Pass::kForward) {
-    return sizes.batch <= samples_of_tensor_clusters<Cell>(problem);  // the same
+    return sizes.batch <= samples_of_tensor_clusters<Cell>(problem);  // here, too
   }
   return kernel != Kernel::kGroup || is_faster_in_groups<Cell>(problem);
 }

@@ -85,7 +85,7 @@ class Weights {
   }
 
  private:
-  // Neighbours have neighbouring chunks.
+  // Neighbouring threads have neighbouring chunks.
   __device__ static float4* shared(int chunk, int j) {
     extern __shared__ float4 chunks[];
     return chunks + (chunk * kSums + j) * kThreads + threadIdx.x;
@@ -115,7 +115,7 @@ struct Owner {
         access{own.count > 0 && (kRows > 1 || lane == 0), own.count > 0 && (kRows > 1 || lane == 1)} {}
 };
 
-// Of a pass over as many units as `kChunks` warps have.
+// The weights of a thread in a block of `kChunks` warps, each with 16 units.
 template <class Cell, int kChunks>
 using ForwardWeights = Weights<2 * Cell::kRecurrent, kChunks, threads_of(kChunks)>;
 template <class Cell, int kChunks>

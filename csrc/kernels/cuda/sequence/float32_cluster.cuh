@@ -74,7 +74,7 @@ class Gemm {
   static constexpr int kParts = Tile::kIsForward ? 2 : 4;  // of K, each of eight lanes
   static constexpr int kChunks = Tile::kBlocks * Tile::kValues / kParts;
   static constexpr int kFloats = kChunkBytes / static_cast<int>(sizeof(float));
-  static constexpr int kPair = 2;  // samples at a time, for want of registers
+  static constexpr int kPair = 2;  // samples at a time: registers hold no more
   static_assert(kChunks % Tile::kValues == 0 && Tile::kRowBytes == Tile::kValues * 8 * kChunkBytes);
 
  public:
@@ -280,8 +280,8 @@ __device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, 
   for (const Cells& cells : own.cells) cells.write_last_states();
 }
 
-// BackwardCells is not used: with 16 blocks and 16 samples, the GEMM needs the registers in which it keeps loop
-// invariants. What the forward saved for a step is prefetched into shared memory.
+// BackwardCells is not used: it keeps loop invariants in registers, which the GEMM needs with 16 blocks and 16 samples.
+// What the forward saved for a step is prefetched into shared memory.
 template <class Tile, class Cell>
 __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots, float* partial) {
   constexpr int kOwnCells = Tile::kOwnCells;

@@ -33,14 +33,14 @@ struct Tile {
   static constexpr int kRows = kRows_;
   static constexpr int kBytes = kRows * kTileRowBytes;
   static constexpr int kN = kIsForward ? Cell::kRecurrent * kUnits : kUnits;  // of the GEMM
-  static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;                   // no two of four rows meet in a bank
+  static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;                   // no bank conflicts between four rows
   static constexpr int kPartialBytes = kRows * kPitch * static_cast<int>(sizeof(float));
   static constexpr int kLeastStages = std::max(2, (kPartialBytes + kBytes - 1) / kBytes);  // the sums may lie there
   static constexpr int kWeightBytes = kN * kTileRowBytes;                                  // of each K tile
   static constexpr int kCells = (kRows * kUnits + kWorkers - 1) / kWorkers;
   static constexpr int kMultipliers = kMath == Math::kTensorCores ? kWarpgroup : kWorkers;
-  // In float32 a warp computes all rows of all columns of the GEMM, or of a half or a quarter of them, and the warps
-  // split K.
+  // In strict float32 a warp computes all rows, and all, a half or a quarter of the columns, of the GEMM. The warps
+  // with the same columns split K.
   static constexpr int kColumnGroups = kN > 48 ? 4 : kN > 24 ? 2 : 1;
   static constexpr int kParts = 8 / kColumnGroups;
 
@@ -105,7 +105,7 @@ __device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.as
 
 __device__ inline void sync_workers() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
 
-// For each stage. Where stages are reused there are few enough for both kinds of barrier.
+// The mbarriers of each stage. Where stages are reused, there are few enough of them for both kinds.
 struct Barriers {
   Mbarrier all[kMaxStages];
 
@@ -125,7 +125,7 @@ struct Ring {
   int round = 0;
 
   __device__ uint32_t tile() const { return first + stage * stage_bytes; }
-  // A warp has read the stage before.
+  // To be called when the warp has read the previous stage.
   __device__ void release() const {
     if (reuses_stages && threadIdx.x % 32 == 0) barriers.empty((stage > 0 ? stage : stages) - 1).arrive();
   }
@@ -154,7 +154,7 @@ __device__ void multiply_by_tensor_cores(const Plan& plan, uint32_t weights, Rin
   for (int k_tile = 1; k_tile < plan.k_tiles; ++k_tile) {
     multiply(k_tile, true);
     wgmma_wait<1>();
-    // The K tile before has been read.
+    // The previous K tile has been read.
     ring.release();
     ring.advance();
   }
@@ -472,7 +472,7 @@ __device__ void backward_step(
     const bool has_previous = step > 0 && previous < cell.length;
     const float from_previous = has_previous ? partial[cell.row * Tile::kPitch + cell.column] : 0.f;
     if (!is_valid && (has_previous || (step == steps.time && cell.length == 0))) {
-      // The row is done.
+      // The backward of this sample is done.
       store(in.grad_h_0[at], has_previous ? from_previous : load_if_present(in.grad_h_n, at));
       store(in.grad_c_0[at], grad_c[i]);
     }
@@ -541,7 +541,7 @@ __global__ void __launch_bounds__(kBlockThreads) sequence_group_kernel(
 
 inline int round_up_division(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
 
-// Beside the barriers and the biases, which are static.
+// The most dynamic shared memory: the barriers and the biases are static.
 template <class Tile>
 int most_shared_bytes() {
   constexpr int kBiasBytes = Tile::kIsForward ? Tile::Cell::kGates * Tile::kUnits * int{sizeof(float)} : 0;
@@ -580,8 +580,8 @@ inline int tiles_of_a_block(const Plan& plan) {
   return plan.stages == 0 ? kNoGroups : round_up_division(plan.tiles, plan.grid.y);
 }
 
-// Calls function(tile) with the tile size that gives a block the fewest tiles of samples; of equals the one of fewer
-// units.
+// Calls function(tile) with the tile that gives a block the fewest tiles of samples; if both give as many, with that of
+// fewer units.
 template <class Cell, class T, Math kMath, Pass kPass, int kRows = kTileRows, class Function>
 auto with_best_tile(const Problem& problem, const Function& function) {
   using Narrow = Tile<Cell, T, kMath, kPass, 8, kRows>;

@@ -1,6 +1,6 @@
-// The functions of a cell on a GPU, as ../sequence.h declares them: a file that includes this and says
-// EXTOPS_SEQUENCE_CUDA(name, Cell) has them. It also includes the headers of the kernels, or another file instantiates
-// those.
+// The functions of a cell on a GPU, as ../sequence.h declares them: a file that includes this and invokes
+// EXTOPS_SEQUENCE_CUDA(name, Cell) defines them. It also includes the headers of the kernels, or another file
+// instantiates those.
 #pragma once
 
 #include "choice.cuh"

@@ -178,7 +178,7 @@ __device__ __forceinline__ void exchange_halves(float* sums, int mask) {
   }
 }
 
-// Clusters that a grid takes: they are its second dimension.
+// The most clusters of a grid, whose second dimension they are.
 constexpr int64_t kMostClusters = 65535;
 
 // How a kernel of clusters is launched, each cluster for some samples.

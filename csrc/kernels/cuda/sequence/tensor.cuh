@@ -55,8 +55,8 @@ __device__ inline int unit_of_row(int row) { return row % 8 * 2 + row / 8; }
 template <class T, int kSteps, int kTiles, int kChains, int kThreads, int kStaged, int kStored = 0>
 class TensorWeights {
  public:
-  // `weight`(tile, row, k) is one of them. By way of shared memory, `kStaged` operands at a time, since a loop cannot
-  // index registers, and unrolled the loads are thousands of instructions.
+  // `weight`(tile, row, k) is one of them. They pass through shared memory, `kStaged` operands at a time: a loop cannot
+  // index registers, and unrolled loads would be thousands of instructions.
   template <class Weight>
   __device__ TensorWeights(unsigned char* staging, unsigned char* stored, const Weight& weight)
       : stored_(reinterpret_cast<uint4*>(stored) + threadIdx.x) {
@@ -94,7 +94,7 @@ class TensorWeights {
         to[1] = words.y;
         to[2] = words.z;
         to[3] = words.w;
-        // Here, not where they are used.
+        // Loads them here; the compiler would do it where they are used.
 #pragma unroll
         for (int r = 0; r < 4; ++r) asm volatile("" : "+r"(to[r]));
       }
@@ -140,7 +140,7 @@ class TensorWeights {
   uint4* stored_;
 };
 
-// Of the recurrent weights, that of unit `of_gate` of a gate for unit `of_h` of h.
+// The recurrent weight from unit `of_h` of h to a gate of unit `of_gate`.
 template <class T>
 __device__ T recurrent_weight(const Steps& steps, const T* weights, int gate, int of_gate, int of_h) {
   T zero;
@@ -149,7 +149,7 @@ __device__ T recurrent_weight(const Steps& steps, const T* weights, int gate, in
   return weights[(int64_t{gate} * steps.state_size + of_gate) * steps.weights_stride + of_h];
 }
 
-// Neighbours as operands.
+// Neighbouring values as operands of the tensor cores.
 template <class T, int kCount>
 __device__ Vector<T, kCount> as_operands(const float (&values)[kCount]) {
   Vector<T, kCount> operands;

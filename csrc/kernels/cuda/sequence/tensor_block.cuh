@@ -34,8 +34,8 @@ struct Tile {
   static constexpr int kOperands = kIsForward ? 1 : Cell::kRecurrent;
   static constexpr int kOperandSteps = kUnits / Operand<T>::kStepK;
 
-  // Forward, a warp sums up its units' gates, each a tile of weights. Backward, it sums up the gradient of its units'
-  // h, each gate's part of its own.
+  // Forward, a warp computes the pre-activations of its units, with a tile of weights for each gate. Backward, it
+  // computes dL/dh of its units, with sums of their own for each gate.
   static constexpr int kTiles = kIsForward ? Cell::kRecurrent : 1;
   static constexpr int kChains = kIsForward ? 1 : Cell::kRecurrent;
   // How many steps ahead values are prefetched from global memory.
@@ -52,7 +52,7 @@ using Weights = TensorWeights<
     typename Tile::T, Tile::kOperands * Tile::kOperandSteps, Tile::kTiles, Tile::kChains, Tile::kThreads,
     Tile::kStagedWeights>;
 
-// The weight of row number `row` of a tile of the warp's, along its K.
+// The weight in row number `row` of one of the warp's tiles, at place k along K.
 template <class Tile>
 __device__ typename Tile::T weight_of_warp(
     const Steps& steps, const typename Tile::T* weights, int tile, int row, int k) {
@@ -64,7 +64,7 @@ __device__ typename Tile::T weight_of_warp(
   }
 }
 
-// The cells of a thread: of the two columns of its sums the first, and both rows or one.
+// The cells of a thread: of its sums, the first of the two columns, and of that both rows or one.
 template <class Tile>
 struct ThreadCells {
   int row = lane_id() % 4 * Tile::kSamples / 4;  // sample within the block

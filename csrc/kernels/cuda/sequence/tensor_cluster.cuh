@@ -35,7 +35,7 @@ struct Tile {
   static constexpr int kGroupWarps = kWarps / kGroups;
   static constexpr int kTileSamples = 8;
   static constexpr int kTiles = kSamples / kTileSamples;
-  // Cells come in pairs: two units of one sample. A group has two for each lane and tile, one for a warp.
+  // Cells come in pairs: two units of one sample. A group has two pairs for each lane and tile; a warp takes one.
   static constexpr int kGroupPairs = 2 * kTiles;
   static_assert(kGroupPairs <= kGroupWarps);
 
@@ -43,10 +43,10 @@ struct Tile {
   static constexpr int kStepK = Operand<T>::kStepK;
   static constexpr int kOfChunk = Operand<T>::kOfChunk;
   static constexpr int kChunk = kSamples * kChunkBytes;
-  static constexpr int kOperandBytes = kUnits / kOfChunk * kChunk;  // of a value of all cells
+  static constexpr int kOperandBytes = kUnits / kOfChunk * kChunk;  // of one value of each cell
 
-  // Forward, a warp sums up the gates of its group for some of the blocks. Backward, it sums up tiles of 16 units of
-  // the whole cluster for all gates of this block.
+  // Forward, a warp computes the sums of its group's gates over the h of some of the blocks. Backward, it computes
+  // those of tiles of 16 units of the whole cluster over all gates of this block.
   static constexpr int kM = kIsForward ? Cell::kRecurrent : kBlocks * kGroups / kWarps;
   static constexpr int kSources = kIsForward ? kBlocks / kGroupWarps : Cell::kRecurrent;
   static constexpr int kSourceSteps = kUnits / kStepK;
@@ -164,7 +164,7 @@ struct Arrivals {
     for (Mbarrier& half : halves) half.arrive_expect_tx(Tile::kSlotBytes / 2);
   }
 
-  // Of a block that is `distance` blocks before the one that sends, round the cluster.
+  // The one in the block that is `distance` blocks before the sender, round the cluster.
   template <class Tile>
   __device__ const Mbarrier& of(int distance) const {
     return halves[distance / (Tile::kBlocks / 2)];
@@ -217,7 +217,7 @@ __device__ void send_sums(const float (&sums)[Tile::kM][1][4], uint32_t part, in
   });
 }
 
-// A pair's sum of all blocks.
+// Adds up what all blocks have sent for a pair.
 template <class Tile>
 __device__ void add_sums(float (&total)[2], const ThreadPair<Tile>& pair, const unsigned char* slot) {
   const int place = (group_of_warp<Tile>() * Tile::kTiles + pair.row / Tile::kTileSamples) * 32 + lane_id();

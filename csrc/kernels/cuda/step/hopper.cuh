@@ -1,5 +1,5 @@
-// The kernels of a step that are for Hopper alone: a file that includes this and says EXTOPS_STEP_HOPPER(Cell) has
-// them.
+// The kernels of a step that are for Hopper alone: a file that includes this and invokes EXTOPS_STEP_HOPPER(Cell)
+// instantiates them.
 #pragma once
 
 #include "small.cuh"

@@ -36,7 +36,7 @@ inline StepArguments step_of(const LltmCellWithBias& in) {
   return arguments;
 }
 
-// Of both kinds of backward.
+// For both kinds of backward.
 template <class Backward>
 StepBackwardArguments step_backward_of(const Backward& in) {
   StepBackwardArguments arguments{};

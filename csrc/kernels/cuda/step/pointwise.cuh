@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in
 #pragma unroll
     for (int g = 0; g < Cell::kGates; ++g) {
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) sums[j][g] = -0.f;  // the zero that keeps the sign of what is added to it
+      for (int j = 0; j < kVector; ++j) sums[j][g] = -0.f;  // keeps the sign of a zero that is added to it
       const auto add = [&](const T* from) {
         if (from == nullptr) return;
         const V part = *reinterpret_cast<const V*>(from);
@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads) pointwise_backward_kernel(Backward<T
 }
 
 // Calls function(integral_constant) with the vector width for these tensors: wide accesses if the rows are aligned and
-// there is enough work for every SM, else one element a thread.
+// there is enough work for every SM, else one element at a time.
 template <class T, class Function>
 Error with_vector_width(const StepSizes& sizes, std::initializer_list<const void*> data, const Function& function) {
   constexpr int kWide = 4;

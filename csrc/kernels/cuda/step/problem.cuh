@@ -86,7 +86,7 @@ struct Backward {
     set_pointers({in.grad_x, in.grad_h_part, in.grad_c_0}, grad_x, grad_h_part, grad_c_0);
   }
 
-  // Of some neighbouring units, where both GEMMs have it.
+  // Stores the gradient of a gate of some neighbouring units, for each GEMM that needs it.
   template <class Cell, class Value>
   __device__ void store_gradient(int64_t row, int unit, int gate, const Value& value) const {
     const auto at = [&](int width, int g) { return (row * width + g) * state_size + unit; };

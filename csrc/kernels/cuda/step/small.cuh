@@ -117,7 +117,7 @@ Error launch_small_tile(const Forward<Cell, T>& in, cudaStream_t stream) {
   return launch_error();
 }
 
-// With `are_few_rows` all rows start at chunks.
+// With `are_few_rows` all rows start at a multiple of 16 bytes.
 template <class Cell, class T>
 Error launch_small(const Forward<Cell, T>& in, bool are_few_rows, cudaStream_t stream) {
   if (are_few_rows) {

@@ -7,8 +7,7 @@
 
 namespace extops::cuda::step {
 
-// ---- the parameters: a block computes a few units' rows of the gradients of both weights, for some columns of them
-// ----
+// ---- the parameters: a block computes the gradients of both weights, for a few units' rows and some columns ----
 
 constexpr int kUnits = 4;   // of a block
 constexpr int kRows = 64;   // of the batch, in shared memory at a time
@@ -37,8 +36,8 @@ struct ParametersBackward {
   }
 };
 
-// Fills `shared` with the gradients of some rows of gates as they are stored, rounded to T; the first column of blocks
-// stores them.
+// Fills `shared` with the gradients of the gates of some samples, rounded to T. Blocks of the first column also store
+// them.
 template <class Cell, class T, class C>
 __device__ void load_gradients(
     const Backward<T>& in, int64_t first_row, int64_t end, int first_unit, C (&shared)[kRows][Cell::kGates][kUnits]) {
@@ -91,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) parameters_backward_kernel(Parameter
   const int64_t part = kInCluster ? (batch + kSplits - 1) / kSplits : batch;
   const int64_t begin = kInCluster ? part * blockIdx.z : 0;
   const int64_t end = min(batch, begin + part);
-  // Of the rows of one of both weights, in their order.
+  // The gate to which the rows number w of the weights belong.
   const auto column_of = [&](int w) {
     return of_h ? kFirstRecurrent<Cell> + w : (w + kFirstInputOf<Cell>) % Cell::kInput;
   };
@@ -116,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) parameters_backward_kernel(Parameter
       }
     }
     if (sums_bias) {
-      // A sum for each tile: the error of a single one would grow with the batch.
+      // A sum for each tile of rows: the error of a single sum would grow with the batch.
       C sum = 0;
       for (int r = 0; r < rows; ++r) sum += (&gradients[r][0][0])[threadIdx.x];
       bias_sum += sum;
@@ -219,7 +218,7 @@ __global__ void __launch_bounds__(32 * kInputWarps) input_backward_kernel(InputB
   wait_for_previous_kernel();
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
-  // A grid of one dimension: the others end at 65535. No block has columns of both.
+  // The grid has one dimension, since the others end at 65535. No block has columns of both.
   const int blocks_h = (in.state_size + 31) / 32;
   const int column_blocks = blocks_h + (in.input_features + 31) / 32;
   const int block = static_cast<int>(blockIdx.x) % column_blocks;

@@ -28,7 +28,8 @@ struct ForwardTile {
   static constexpr int kRows = kRows_;
   static constexpr int kUnits = kUnits_;
   static constexpr int kN = Cell::kGates * kUnits;
-  // Of a busy SM, relative to other tiles of the same math: in float32, wide tiles load less for each multiply-add.
+  // The speed of a busy SM, relative to other tiles of the same math: in float32, wide tiles load less for each
+  // multiply-add.
   static constexpr double kSpeed = kMath == Math::kFloat32 && kN <= 64 ? 0.64 : 1;
   static constexpr int kMultipliers = kMath == Math::kTensorCores ? kRows / kWarpgroupRows * kWarpgroup : 256;
   static constexpr int kThreads = kThreads_;           // the first multiply, and the one after them issues the copies
@@ -85,7 +86,7 @@ struct SplitK {
     k_tiles = all * (index + 1) / blocks - first_k_tile;
   }
 
-  // Of a K tile of this block.
+  // Whether a K tile of this block is one of h.
   __device__ bool is_of_h(int k_tile) const { return first_k_tile + k_tile < h_tiles; }
   __device__ int k(int k_tile) const {
     return (first_k_tile + k_tile - (is_of_h(k_tile) ? 0 : h_tiles)) * kTileColumns<T>;
@@ -145,7 +146,7 @@ __device__ void multiply_k_tiles(
   for (int k_tile = 1; k_tile < split.k_tiles; ++k_tile) {
     multiply(k_tile, true);
     wgmma_wait<1>();
-    // The K tile before has been read.
+    // The previous K tile has been read.
     if (threadIdx.x % 32 == 0) barriers.empty[(k_tile - 1) % Tile::kStages].arrive();
   }
   wgmma_wait<0>(sums);
@@ -437,7 +438,7 @@ Error launch_tile(const Forward<Cell, T>& in, dim3 grid, cudaStream_t stream) {
   }
 }
 
-// Takes the fastest of several tiles; of equals the first.
+// Launches the fastest of several tiles, of equally fast ones the first.
 template <class T, class... Tiles, class Cell>
 Error launch_best_tile(const Forward<Cell, T>& in, unsigned sm_count, cudaStream_t stream) {
   double best = 0;
@@ -453,7 +454,7 @@ Error launch_best_tile(const Forward<Cell, T>& in, unsigned sm_count, cudaStream
   return error;
 }
 
-// With one gate a unit has a third of the work, and so a tile three times the units.
+// With a single gate a unit has a third of the work, so a tile has three times as many units.
 template <class Cell>
 constexpr int kUnitsPer8 = Cell::kGates == 1 ? 24 : 8;
 

@@ -12,7 +12,7 @@ namespace extops::cuda::step {
 constexpr double kStrictFloat32Limit = 13e6;
 constexpr double kOtherLimit = 4e6;
 constexpr int64_t kMostDepth = 8192;  // a warp computes all of K
-// With few rows the time is that of reading the weights, and vector loads suffice.
+// With few rows the time is that of loading the weights, for which vector loads suffice.
 constexpr double kRowLimit = 64e6;
 constexpr int64_t kFewRows = 16;
 constexpr int64_t kLeastDepth = 256;
@@ -33,7 +33,7 @@ double multiplications(const StepSizes& sizes) {
          (Cell::kRecurrent * double(sizes.state_size) + Cell::kInput * double(sizes.input_features));
 }
 
-// Whether sizes are 32-bit numbers inside the kernel, whatever the strides.
+// Whether 32-bit numbers hold the sizes inside the kernels, whatever the strides.
 inline bool fits(const StepSizes& sizes) {
   constexpr int64_t kMost = INT32_MAX / 8;
   return sizes.batch <= kMost && sizes.state_size <= 4 * int64_t{65535} && sizes.input_features <= kMost;
@@ -83,7 +83,7 @@ bool is_for_hopper(int64_t bytes, const StepSizes& sizes) {
 template <class Cell>
 bool is_for_tensor_cores(ScalarType dtype, const StepSizes& sizes) {
   if (dtype == ScalarType::Float || dtype == ScalarType::Double) return false;
-  // A library multiplies a single row in full precision.
+  // A library multiplies a single row in full precision, not in TF32.
   if (dtype == ScalarType::TF32 && sizes.batch == 1) return false;
   return is_for_hopper<Cell>(dtype == ScalarType::TF32 ? 4 : 2, sizes);
 }
@@ -220,7 +220,7 @@ int64_t input_backward_alignment(ScalarType dtype, const StepSizes& sizes) {
          multiplications<Cell>(sizes) < kInputBackwardLimit;
 }
 
-// In float32 alone.
+// For float32 only.
 template <class Cell>
 Error launch_small_input_backward(const StepInputBackwardArguments& arguments, cudaStream_t stream);
 

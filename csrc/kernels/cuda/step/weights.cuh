@@ -94,7 +94,7 @@ __device__ void refill_stage(
 }
 
 // Lanes of a quad hold neighbouring pairs of four groups of eight columns; afterwards each has one group's eight. The
-// registers are numbered by the group before, by the pair after.
+// index in `pairs` is the group before, and the pair after.
 __device__ inline void transpose_quad(uint32_t (&pairs)[4]) {
   const int q = threadIdx.x % 4;
 #pragma unroll
@@ -142,7 +142,7 @@ __device__ void store_rows(
   });
 }
 
-// Adds a thread's rows of a K tile, from shared memory. The GEMM runs meanwhile.
+// Sums a thread's rows of a K tile in shared memory, while the GEMM runs.
 template <class T>
 __device__ float sum_rows(const BiasColumn& bias, uint32_t gradients) {
   float sum = 0;
@@ -248,7 +248,7 @@ Error launch_weights(const WeightsBackward<T>& in, cudaStream_t stream) {
 
 template <class T>
 Error launch_weights_backward(const WeightsBackward<T>& in, cudaStream_t stream) {
-  // The more columns a block has, the less often the gradients are read: as many as leave work for every SM.
+  // With more columns a block the gradients are read less often: 256, if that leaves work for every SM.
   return fills_the_device(in, 256) ? launch_weights<T, WeightsTile<256, 3>>(in, stream)
                                    : launch_weights<T, WeightsTile<128, 4>>(in, stream);
 }

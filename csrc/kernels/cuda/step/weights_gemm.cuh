@@ -8,7 +8,7 @@
 
 namespace extops::cuda::step {
 
-// A block has some columns of so many rows of one of both, each warpgroup 64 rows.
+// A block computes some columns of `kBlockRows` rows of one of the two gradients, each warpgroup 64 of these rows.
 constexpr int kWarpgroups = 3;
 constexpr int kBlockRows = kWarpgroups * kWarpgroupRows;
 constexpr int kWeightsThreads = kWarpgroups * kWarpgroup;  // the first of which issues the copies, too
@@ -27,7 +27,7 @@ struct WeightsGemm {
 template <class T>
 struct WeightsBackward {
   int batch;
-  WeightsGemm<T> gemms[2];  // of h and of the input
+  WeightsGemm<T> gemms[2];  // for h and for the input
 };
 
 // By the tensor cores of Hopper GPUs, after the kernel that fills the gradients: in 16-bit types (weights.cuh) and in
@@ -50,7 +50,7 @@ struct ColumnSums {
 template <class T>
 Error launch_column_sums(const ColumnSums<T>& in, cudaStream_t stream);
 
-// The blocks of h come first.
+// The blocks of the gradient of weights_h come first.
 template <class T>
 dim3 grid_of(const WeightsBackward<T>& in, int columns) {
   const auto blocks = [](int items, int each) { return static_cast<unsigned>((items + each - 1) / each); };
@@ -84,15 +84,15 @@ struct WeightsBlock {
 
   __device__ int first_row() const { return blockIdx.y * kBlockRows; }
 
-  // A choice, not an index: the compiler would copy the parameter into local memory for that.
+  // Not by an index, for which the compiler would copy the parameter into local memory.
   template <class T>
   __device__ WeightsGemm<T> of(const WeightsBackward<T>& in) const {
     return gemm == 0 ? in.gemms[0] : in.gemms[1];
   }
 };
 
-// A thread's part of the gradient of a bias, the sum of the gradients over the batch: the blocks of the same rows
-// divide these, and the threads of a block the batch.
+// A thread's part of the gradient of a bias, which is the sum of the gates' gradients over the batch. The blocks of the
+// same rows divide the rows among them, and the threads of a block the batch.
 struct BiasColumn {
   int parts;
   int part;

@@ -24,14 +24,14 @@ constexpr int kGemmColumns = 128;  // of one GEMM
 struct Chunk {
   uint32_t registers[kChunk] = {};
 
-  // Not by way of the read-only cache: the kernel before may write while this one has begun.
+  // Not through the read-only cache: this kernel starts while the previous one may still write.
   __device__ void load(const void* from) {
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
                  : "l"(from));
   }
 
-  // To the bits that the tensor cores use.
+  // Rounds to the bits that the tensor cores use.
   __device__ void round() {
 #pragma unroll
     for (uint32_t& number : registers) {
@@ -45,23 +45,23 @@ struct Chunk {
   }
 };
 
-// Some rows of a matrix from one column on; `rows` may be negative for none.
+// Some rows of a matrix, from one column on. There are none if `rows` is not positive.
 struct Rows {
   const float* first;
   int64_t stride;
   int rows;
 };
 
-// The row of a transposed tile that holds a column of the matrix. A lane of an accumulator has the columns 2 * q and
-// 2 * q + 1 of every eight: in this order its results are neighbours in memory, which it stores by chunks.
+// The row of a transposed tile that holds a column of the matrix. Of an accumulator, a lane has the columns
+// 2 * q and 2 * q + 1 of every eight. In this order these are neighbours in memory, so it stores them in chunks.
 __device__ inline int transposed_row(int q, int i) { return i / 2 * 8 + q * 2 + i % 2; }
 
-// Copies `columns` columns of a matrix of kRows rows to tiles in shared memory, as their rows. A lane takes blocks of
-// kChunk by kChunk and transposes them in registers. `matrix(row, column)` gives the Rows from there.
+// Copies `columns` columns of a matrix of kRows rows to tiles in shared memory, where they are rows. A lane loads
+// blocks of kChunk by kChunk and transposes them in registers. `matrix(row, column)` returns the Rows from there.
 template <int kRows, class Matrix>
 __device__ void copy_transposed(uint32_t to, int columns, const Matrix& matrix) {
   constexpr int kGroup = 4 * kChunk;  // columns that transposed_row reorders
-  constexpr int kWarpBlocks = 4;      // that a warp has below each other; it has 32 columns
+  constexpr int kWarpBlocks = 4;      // of a warp, below each other; it has 32 columns
   constexpr int kDown = kRows / kChunk / kWarpBlocks;
   constexpr int kAtOnce = 2;
   constexpr int kWarps = kWeightsThreads / 32;
@@ -130,8 +130,8 @@ __device__ inline void store_accumulator(
   }
 }
 
-// Adds up a column of the gradients, not from shared memory, where it is rounded. It loads first and adds later, so
-// that the loads overlap the GEMM.
+// Sums a column of the gradients, from global memory, since in shared memory it is rounded. It loads first and adds
+// later, so that the loads overlap the GEMM.
 class BiasSum {
  public:
   __device__ BiasSum(const BiasColumn& bias, const WeightsGemm<float>& in, int row, int batch)
@@ -245,7 +245,7 @@ Error launch_tf32_weights(const WeightsBackward<float>& in, cudaStream_t stream)
 
 template <>
 Error launch_weights_backward(const WeightsBackward<float>& in, cudaStream_t stream) {
-  // The more columns a block has, the less often the gradients are read: as many as leave work for every SM.
+  // With more columns a block the gradients are read less often: 256, if that leaves work for every SM.
   const bool is_wide = fills_the_device(in, 256);
   if (in.batch <= 64) {
     return is_wide ? launch_tf32_weights<Tf32WeightsTile<64, 256>>(in, stream)
