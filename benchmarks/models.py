@@ -2,7 +2,7 @@
 
     python -m benchmarks.models --device cuda --output build/models
 
-Models of packages that are not installed are left out. `models.json` has all samples.
+Models of packages that are not installed are left out. `models.json` has all samples, `ratios.json` their ratios.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ SECONDS_OF_A_CASE = 1.0
 ROUNDS = 3, 15
 SLICE = 5e-3
 WORKS = ("forward", "training")
+MOST_DIFFERENT = 0.05
+"""Of the largest value."""
 
 Calls = dict[str, Callable[[], object]]
 
@@ -47,6 +49,7 @@ def run(device: str, names: list[str], modes: list[str], seconds: float, output:
             record = measure(model, mode, device)
             result["records"].append(record)
             write(output / "models.json", result)
+            write(output / "ratios.json", shortened(result))
             say(line(record))
     say(summarise(result["records"]))
 
@@ -185,6 +188,20 @@ def ratios(record: dict[str, Any]) -> dict[str, float]:
         for name in names
         if name in theirs and name in ours
     }
+
+
+def shortened(result: dict[str, Any]) -> dict[str, Any]:
+    """The ratios of each model by mode, forward and training, without the samples. What differs is no faster."""
+    models: dict[str, dict[str, list[float]]] = {}
+    for record in result["records"]:
+        found = ratios(record)
+        if found and record["differences"]["values"] < MOST_DIFFERENT:
+            of_model = models.setdefault(record["model"], {})
+            of_model[record["mode"]] = [round(x, 3) for x in found.values()]
+    environment = {
+        x: result["environment"][x] for x in ("device_name", "torch", "extops", "commit")
+    }
+    return {"environment": environment, "models": models}
 
 
 def line(record: dict[str, Any]) -> str:

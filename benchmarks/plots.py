@@ -1,13 +1,16 @@
-"""The plots of a summary: a bar for each implementation, and the floor.
+"""The plots of a summary: a bar for each implementation, and the floor. And that of whole models.
 
-`nox -s docs` draws those of the documentation; git keeps none.
+`nox -s docs` draws those of the documentation. Git keeps that of the models alone, which README shows.
 
 python -m benchmarks.plots benchmarks/results/nvidia-h200/summary.json
+python -m benchmarks.plots benchmarks/results/nvidia-h200/ratios.json docs/_static
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +51,46 @@ SEQUENCE = (
     GRU,
     OURS,
 )  # beside a loop of cells, hundreds of times as long, none of these would be seen
-STEP, SEQUENCES = "step.svg", "sequence.svg"
+STEP, SEQUENCES, MODELS = "step.svg", "sequence.svg", "models.svg"
+MODES = {"float32": "#0072b2", "tf32": "#e69f00", "autocast": "#009e73"}
+
+
+def of_models(file: Path, folder: Path | None = None) -> list[str]:
+    """Draws each model's wall time before `extops.accelerate` by that after it."""
+    found = json.loads(file.read_text())
+    models: dict[str, dict[str, list[float]]] = found["models"]
+
+    def gain(model: str) -> float:
+        return statistics.geometric_mean([x for each in models[model].values() for x in each])
+
+    names = sorted(models, key=gain, reverse=True)
+    figure, panels = plt.subplots(
+        1, 2, figsize=(9, 1.3 + 0.26 * len(names)), sharey=True, layout="constrained"
+    )
+    for work, (axes, title) in enumerate(zip(panels, ("forward", "training step"), strict=True)):
+        for number, (mode, colour) in enumerate(MODES.items()):
+            for place, name in enumerate(names):
+                if len(ratios := models[name].get(mode, [])) > work:
+                    at = place + 0.27 * (number - 1)
+                    axes.barh(at, ratios[work], 0.25, color=colour, zorder=2)
+        axes.axvline(1, color="black", linewidth=1, zorder=3)
+        axes.set_title(title, fontsize=11)
+        axes.grid(axis="x", color="#dddddd", zorder=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_yticks(range(len(names)), names, fontsize=9)
+    panels[0].set_ylim(len(names) - 0.4, -0.6)
+    of = found["environment"]
+    where = f"{of['device_name']}, torch {of['torch']}; wall time"
+    figure.suptitle(
+        f"How many times as fast whole models are after accelerate\n{where}", fontsize=11
+    )
+    handles = [Line2D([], [], color=colour, linewidth=6) for colour in MODES.values()]
+    figure.legend(
+        handles, ["strict float32", "TF32", "autocast"], loc="outside lower center", ncols=3
+    )
+    figure.savefig((folder or file.parent) / MODELS, metadata={"Date": None})
+    plt.close(figure)
+    return [MODELS]
 
 
 def make(file: Path, folder: Path | None = None) -> list[str]:
@@ -127,8 +169,11 @@ def main() -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("summary", type=Path, help="a summary.json")
-    print("wrote", *make(parser.parse_args().summary))
+    parser.add_argument("file", type=Path, help="a summary.json, or a ratios.json of models")
+    parser.add_argument("folder", type=Path, nargs="?", help="default: that of the file")
+    arguments = parser.parse_args()
+    draw = of_models if arguments.file.name == "ratios.json" else make
+    print("wrote", *draw(arguments.file, arguments.folder))
 
 
 if __name__ == "__main__":
