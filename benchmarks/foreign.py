@@ -262,7 +262,8 @@ def keep(new: dict[str, Any]) -> None:
     """Puts a row into the results, in place of the one of the same project and target."""
     rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []
     rows = {(each["project"], each["target"]): each for each in [*rows, new]}
-    RESULTS.write_text(json.dumps([rows[key] for key in sorted(rows)], indent=2) + "\n")
+    lines = ",\n".join(json.dumps(rows[key]) for key in sorted(rows))
+    RESULTS.write_text(f"[\n{lines}\n]\n")
 
 
 def add(file: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -53,12 +54,17 @@ class Value:
         return found
 
 
+def weights_of(value: Tensor) -> Tensor:
+    """Those of the sum whose gradients are compared, in float64."""
+    weights = torch.linspace(0.5, 1.5, value.numel(), dtype=torch.float64, device=value.device)
+    return weights.view(value.shape)
+
+
 def with_gradients(function: Callable[..., Tensor], *given: Tensor) -> Tensors:
     """The value of a function, and the gradients of a weighted sum of it."""
     given = tuple(each.detach().requires_grad_() for each in given)
     value = function(*given)
-    weights = torch.linspace(0.5, 1.5, value.numel(), dtype=torch.float64, device=value.device)
-    total = (value.double() * weights.view(value.shape)).sum()
+    total = (value.double() * weights_of(value)).sum()
     return (value.detach(), *torch.autograd.grad(total, given))
 
 
@@ -204,55 +210,27 @@ def fused_ssim(draw: Draw) -> Value:
 
 
 def gsplat(draw: Draw) -> Value:
-    """The picture of twelve Gaussians before a camera, and how much of each pixel they cover."""
-    package = importlib.import_module("gsplat")
-    focal, (width, height) = 60.0, (64, 48)
-    view = torch.tensor([[0.8, -0.6, 0, 0.1], [0.6, 0.8, 0, -0.1], [0, 0, 1, 3], [0, 0, 0, 1]])
-    camera = torch.tensor([[focal, 0, width / 2], [0, focal, height / 2], [0, 0, 1]])
-    view, camera = view.to(draw(1)), camera.to(draw(1))
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    pixels = torch.stack([x, y], dim=-1).to(view) + 0.5
+    """Covariances of Gaussians, from quaternions and scales."""
+    folder = importlib.util.find_spec("gsplat").submodule_search_locations[0]
+    spec = importlib.util.spec_from_file_location("csrc", Path(folder) / "csrc.so")
+    package = importlib.util.module_from_spec(spec)  # without what the rest of gsplat requires
+    spec.loader.exec_module(package)
+    given = draw(100, 4), draw(100, 3).abs()
 
-    def reference(
-        means: Tensor, turns: Tensor, sizes: Tensor, opacities: Tensor, colors: Tensor
-    ) -> Tensor:
-        turn, shift = view.double()[:3, :3], view.double()[:3, 3]
-        x, y, z = (means @ turn.T + shift).unbind(-1)
-        projection = torch.stack([1 / z, 0 * z, -x / z**2, 0 * z, 1 / z, -y / z**2], dim=-1)
-        spread = focal * projection.view(-1, 2, 3) @ turn @ rotations(turns) * sizes[:, None]
-        precision = torch.linalg.inv(spread @ spread.mT + 0.3 * torch.eye(2).to(spread))
-        centers = focal * torch.stack([x / z, y / z], dim=-1) + camera[:2, 2]
-        away = pixels[:, :, None] - centers
-        squares = torch.einsum("hwni,nij,hwnj->hwn", away, precision, away)
-        alpha = opacities * torch.exp(-squares / 2)
-        alpha = alpha.where(alpha >= 1 / 255, 0)
-        order = z.argsort()
-        passed = (1 - alpha[:, :, order]).cumprod(-1)
-        seen = alpha[:, :, order] * F.pad(passed[:, :, :-1], (1, 0), value=1)
-        return torch.cat([seen @ colors[order], seen.sum(-1, keepdim=True)], dim=-1)
+    def reference(quaternions: Tensor, scales: Tensor) -> Tensor:
+        w, *v = F.normalize(quaternions, dim=-1)[..., None, None].unbind(-3)
+        zero = torch.zeros_like(w)
+        rows = (zero, -v[2], v[1]), (v[2], zero, -v[0]), (-v[1], v[0], zero)
+        cross = torch.cat([torch.cat(row, dim=-1) for row in rows], dim=-2)
+        rotation = torch.eye(3, device=w.device) + 2 * w * cross + 2 * cross @ cross
+        half = rotation * scales[:, None]
+        return half @ half.mT
 
-    def ours(*gaussians: Tensor) -> Tensor:
-        picture, covered, _ = package.rasterization(
-            *gaussians, view[None], camera[None], width, height
-        )
-        return torch.cat([picture[0], covered[0]], dim=-1)
-
-    means, turns, sizes = 0.8 * draw(12, 3).tanh(), draw(12, 4), 0.3 * draw(12, 3).sigmoid()
-    opacities, colors = 0.5 * draw(12).sigmoid(), draw(12, 3).sigmoid()
-    return compare(
-        "picture", ours, reference, means, turns, sizes, opacities, colors, tolerance=1e-3
-    )
-
-
-def rotations(turns: Tensor) -> Tensor:
-    """The matrices of quaternions."""
-    w, x, y, z = F.normalize(turns, dim=-1).unbind(-1)
-    rows = [
-        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-    ]
-    return torch.stack([torch.stack(row, dim=-1) for row in rows], dim=-2)
+    covariances, _ = package.quat_scale_to_covar_preci_fwd(*given, True, False, False)
+    weights = weights_of(covariances).float()
+    gradients = package.quat_scale_to_covar_preci_bwd(*given, False, weights, None)
+    expected = with_gradients(reference, *(each.double() for each in given))
+    return Value("covariances and gradients", (covariances, *gradients), expected)
 
 
 def inplace_abn(draw: Draw) -> Value:
@@ -294,34 +272,24 @@ def lanms_pytorch(draw: Draw) -> Value:
 
 
 def mamba_ssm(draw: Draw) -> Value:
-    """A state that decays and takes in what is selected, read out at each step."""
+    """A selective scan."""
     package = importlib.import_module("selective_scan_cuda")
+    u, delta, a = draw(2, 16, 64), draw(2, 16, 64).sigmoid(), -draw(16, 8).exp()
+    given = u, delta, a, draw(2, 1, 8, 64), draw(2, 1, 8, 64), draw(16)
 
-    class Scan(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *given: Tensor) -> Tensor:
-            value, states = package.fwd(*given, None, None, True)
-            ctx.save_for_backward(*given, states)
-            return value
+    def reference(u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        state, steps = u.new_zeros(2, 16, 8), []
+        for t in range(u.shape[2]):
+            step = delta[..., t, None]
+            state = state * (step * a).exp() + step * b[..., t] * u[..., t, None]
+            steps.append((state * c[..., t]).sum(-1))
+        return torch.stack(steps, dim=-1) + u * d[:, None]
 
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensors:
-            *given, states = ctx.saved_tensors
-            none = None, None
-            return tuple(package.bwd(*given, *none, gradient, states, *none, True, False)[:6])
-
-    def reference(x: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
-        delta = F.softplus(delta)
-        state, read = x.new_zeros(2, 16, 8), []
-        for t in range(x.shape[2]):
-            step = delta[:, :, t, None]
-            state = (step * a).exp() * state + step * x[:, :, t, None] * b[:, :, :, t]
-            read.append((state * c[:, :, :, t]).sum(-1) + d * x[:, :, t])
-        return torch.stack(read, dim=-1)
-
-    x, delta, a, d = draw(2, 16, 100), draw(2, 16, 100), -draw(16, 8).abs(), draw(16)
-    b, c = draw(2, 1, 8, 100), draw(2, 1, 8, 100)
-    return compare("selective scan", Scan.apply, reference, x, delta, a, b, c, d, tolerance=1e-3)
+    output, states, *_ = package.fwd(*given, None, None, False)
+    weights = weights_of(output).float()
+    *gradients, _ = package.bwd(*given, None, None, weights, states, None, None, False, False)
+    expected = with_gradients(reference, *(each.double() for each in given))
+    return Value("scan and gradients", (output, *gradients[:6]), expected)
 
 
 def pointnet2_ops(draw: Draw) -> Value:

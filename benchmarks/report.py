@@ -142,7 +142,7 @@ def gpu_conditions(
     clocks = sorted({str(each["clocks.sm"]) for each in found if "clocks.sm" in each})
     return {
         "GPU": f"{environment['device_name']}, compute capability "
-        f"{environment['compute_capability']}, {environment['multiprocessors']} multiprocessors, "
+        f"{environment['compute_capability']}, {environment['multiprocessors']} SMs, "
         f"{environment['memory_gib']} GiB",
         "CUDA": f"{environment['torch_cuda']}, driver {environment['driver']}, "
         f"cuDNN {environment['cudnn']}",

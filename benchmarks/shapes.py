@@ -61,7 +61,7 @@ class Shape:
         return max(1, self.time)
 
     @property
-    def products(self) -> int:
+    def multiply_adds(self) -> int:
         """Multiplications of a forward."""
         of_first = self.features + self.state
         of_others = (self.layers - 1) * (self.directions + 1) * self.state
@@ -77,7 +77,7 @@ class Shape:
     def seconds(self, device: str) -> float:
         """About what a step of training takes."""
         steps = 3 * self.steps * self.layers * self.directions
-        flops = 6 * self.products
+        flops = 6 * self.multiply_adds
         return flops / _FLOPS[device][self.precision] + steps * _SECONDS_OF_A_STEP[device]
 
     def __str__(self) -> str:

@@ -37,7 +37,7 @@ LABELS = {
     ATEN: "C++ ATen",
     TUTORIAL: "tutorial's kernel",
     COMPILE: "torch.compile",
-    PRODUCT: "the product alone",
+    PRODUCT: "the GEMMs alone",
     LOOP: "eager, in a loop",
     TUTORIAL_LOOP: "tutorial's kernel, in a loop",
 }

@@ -127,7 +127,7 @@ LLTM = Operator(
         "tutorial": functools.partial(lltm_inputs, 16, 32, 128),
         # More rows than a CPU's vector has lanes, and not a multiple of them.
         "rows": functools.partial(lltm_inputs, 37, 5, 11),
-        # On either side of the sizes at which each device changes from its own product to a library's.
+        # On either side of the sizes at which each device changes from its own GEMM to a library's.
         "middle": functools.partial(lltm_inputs, 50, 130, 150),
         "large": functools.partial(lltm_inputs, 130, 300, 500),
         # What our own kernels for tensor cores take in 16-bit types.
@@ -135,7 +135,7 @@ LLTM = Operator(
         "long_rows": functools.partial(lltm_inputs, 2, 3, 523),
         "threaded": functools.partial(lltm_inputs, 501, 2, 301),
         "saturated": functools.partial(lltm_inputs, 5, 7, 9, spread=60.0),
-        # By our own products and by a library's.
+        # By our own GEMMs and by a library's.
         "cancelling": functools.partial(cancelling_inputs, 16, 16, 128),
         "large_cancelling": functools.partial(cancelling_inputs, 130, 16, 512),
         "empty_batch": functools.partial(lltm_inputs, 0, 5, 4),
@@ -233,11 +233,11 @@ def by_cells(
     steps = list(enumerate(input))
     for t, of_step in reversed(steps) if reverse else steps:
         new = step(of_step, *states, *parameters)
-        counts = torch.ones_like(new[0][:, :1]).bool()
+        valid = torch.ones_like(new[0][:, :1]).bool()
         if lengths is not None:
-            counts = (t < lengths)[:, None]
-        states = tuple(torch.where(counts, x, old) for x, old in zip(new, states, strict=True))
-        outputs.append(torch.where(counts, new[0], 0))
+            valid = (t < lengths)[:, None]
+        states = tuple(torch.where(valid, x, old) for x, old in zip(new, states, strict=True))
+        outputs.append(torch.where(valid, new[0], 0))
     output = torch.stack(outputs[::-1] if reverse else outputs)
     return output.transpose(0, 1) if batch_first else output, *states
 

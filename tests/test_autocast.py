@@ -188,7 +188,7 @@ def compiled_ahead(module: torch.nn.Module, inputs: Tensors, folder: Path) -> Ca
 
 
 class Ours(torch.nn.Module):
-    """Our operators alone, of sizes whose products are a library's on the CPU."""
+    """Our operators alone, of sizes whose GEMMs are a library's on the CPU."""
 
     def __init__(self, device: str, dtype: torch.dtype) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ def test_a_captured_program(
 
 
 class Mixed(torch.nn.Module):
-    """Our operators between products of PyTorch, which autocast casts in a captured program."""
+    """Our operators between GEMMs of PyTorch, which autocast casts in a captured program."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -299,14 +299,14 @@ def test_the_autocast_of_a_compiled_forward_holds(backend: str, device: str) -> 
         for gradient, exact in zip(found, expected, strict=True):
             if backend == "inductor":
                 torch.testing.assert_close(gradient, exact, rtol=1e-5, atol=1e-5)
-            else:  # where PyTorch's own products are cast
+            else:  # where PyTorch's own GEMMs are cast
                 assert_near(gradient, exact, dtype)
 
 
 @by_device
 @pytest.mark.usefixtures("dynamo")
 def test_gradients_of_a_compiled_cell_are_not_cast(device: str) -> None:
-    """A graph of our operators alone, without a product of PyTorch."""
+    """A graph of our operators alone, without a GEMM of PyTorch."""
     leaves = LLTM.inputs("odd", device, torch.float32, requires_grad=True)
     compiled = torch.compile(LLTM.function, fullgraph=True, backend="aot_eager")
     results = compiled(*leaves)

@@ -33,7 +33,7 @@ class Own:
 
     name: str
     step: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    columns: int
+    gates: int
     input: int
     first_input: int
     recurrent: int
@@ -60,19 +60,19 @@ class Own:
         weight_ih, weight_hh, bias_ih, bias_hh = parameters
         output = []
         for x in input:
-            columns: list[Any] = [0] * self.columns
+            gates: list[Any] = [0] * self.gates
             for place, part in enumerate(F.linear(x, weight_ih, bias_ih).chunk(self.input, 1)):
-                columns[(place + self.first_input) % self.input] += part
-            first = self.columns - self.recurrent
+                gates[(place + self.first_input) % self.input] += part
+            first = self.gates - self.recurrent
             for place, part in enumerate(F.linear(h, weight_hh, bias_hh).chunk(self.recurrent, 1)):
-                columns[first + place] += part
-            h, c = self.step(torch.cat(columns, 1), c)
+                gates[first + place] += part
+            h, c = self.step(torch.cat(gates, 1), c)
             output.append(h)
         return torch.stack(output), h, c
 
 
-def turned_step(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
-    o, i, g = columns.chunk(3, dim=1)
+def turned_step(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    o, i, g = gates.chunk(3, dim=1)
     new_c = old_c / 2 + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(new_c), new_c
 
@@ -175,33 +175,33 @@ def halved(x: Tensor) -> Tensor:
     return (x + x.detach()) / 2
 
 
-def wrong_c(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
-    h, new_c = turned_step(columns, old_c)
+def wrong_c(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    h, new_c = turned_step(gates, old_c)
     return h, new_c + 0.25
 
 
-def wrong_h(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
-    h, new_c = turned_step(columns, old_c)
+def wrong_h(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    h, new_c = turned_step(gates, old_c)
     return -h, new_c
 
 
-def wrong_gradient_of_a_column(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
-    o, i, g = columns.chunk(3, dim=1)
+def wrong_gradient_of_a_gate(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    o, i, g = gates.chunk(3, dim=1)
     return turned_step(torch.cat([o, i, halved(g)], dim=1), old_c)
 
 
-def wrong_gradient_of_h(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
-    o, i, g = columns.chunk(3, dim=1)
+def wrong_gradient_of_h(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    o, i, g = gates.chunk(3, dim=1)
     h, _ = turned_step(torch.cat([halved(o), i, g], dim=1), old_c)
-    return h, turned_step(columns, old_c)[1]
+    return h, turned_step(gates, old_c)[1]
 
 
-def wrong_gradient_of_the_old_c(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
-    return turned_step(columns, halved(old_c))
+def wrong_gradient_of_the_old_c(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    return turned_step(gates, halved(old_c))
 
 
-def wrong_shape(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
-    h, new_c = turned_step(columns, old_c)
+def wrong_shape(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    h, new_c = turned_step(gates, old_c)
     return h, new_c[:1]
 
 
@@ -213,10 +213,10 @@ def wrong_shape(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
         (wrong_c, r"the new c differs .* by 0.25, where .* \(see new_c\)"),
         (wrong_h, r"h differs from that of `step` by [\d.]+, where .* \(see output\)"),
         (
-            wrong_gradient_of_a_column,
-            r"gradient of column 2 for a gradient of h alone differs .* \(see to_columns and to_c\)",
+            wrong_gradient_of_a_gate,
+            r"gradient of gate 2 for a gradient of h alone differs .* \(see to_gates and to_c\)",
         ),
-        (wrong_gradient_of_h, r"the gradient of column 0 for a gradient of h alone differs .*"),
+        (wrong_gradient_of_h, r"the gradient of gate 0 for a gradient of h alone differs .*"),
         (
             wrong_gradient_of_the_old_c,
             r"gradient of the old c for a gradient of h alone differs .* \(see to_old_c\)",
@@ -269,7 +269,7 @@ folder = Path(sys.argv[1])
 os.environ |= {"TORCH_EXTENSIONS_DIR": str(folder / "build"), "PROCESS": str(os.getpid())}
 
 def load(name="turned"):
-    return extops.load_cell(name, [folder / f"{name}.cpp"], lambda columns, c: (c, c))
+    return extops.load_cell(name, [folder / f"{name}.cpp"], lambda gates, c: (c, c))
 
 def compile():
     print(_jit.Build("small", [folder / "small.cpp"]).load("compiling").is_file())
@@ -367,26 +367,27 @@ GRADIENTS = """
 #include "cells/cell.h"
 
 struct Cell {
-  enum { kA, kB, kColumns };
+  enum { kA, kB, kGates };
 
   template <class Math, class G, class C>
-  EXTOPS_FUNCTION static void to_columns(
-      G grad_h, G grad_c, const C (&a)[kColumns], C old_c, C squashed, C (&gradients)[kColumns]) {
+  EXTOPS_FUNCTION static void to_gates(
+      G grad_h, G grad_c, const C (&a)[kGates], C old_c, C squashed, C (&gradients)[kGates]) {
     gradients[kA] = grad_h * a[kA];
     TO_B
   }
   template <class G, class C>
-  EXTOPS_FUNCTION static C to_c(G grad_h, const C (&a)[kColumns], C squashed) {
+  EXTOPS_FUNCTION static C to_c(G grad_h, const C (&a)[kGates], C squashed) {
     return TO_C;
   }
   template <class G, class C>
-  EXTOPS_FUNCTION static C to_old_c(G grad_c, const C (&a)[kColumns]) {
+  EXTOPS_FUNCTION static C to_old_c(G grad_c, const C (&a)[kGates]) {
     return TO_OLD_C;
   }
 };
 
-void apply(const extops::CellSlopes<Cell, float>& slopes, float grad_h, float& grad_c, float (&gradients)[2]) {
-  extops::apply_slopes(slopes, grad_h, grad_c, gradients);
+void apply(
+    const extops::LocalDerivatives<Cell, float>& derivatives, float grad_h, float& grad_c, float (&gradients)[2]) {
+  extops::apply_local_derivatives(derivatives, grad_h, grad_c, gradients);
 }
 static_assert(extops::Gradients<Cell>::kByH == 1u << Cell::kA);
 """
@@ -415,10 +416,8 @@ def test_gradients_that_compile(right: str) -> None:
     assert compile_gradients(**({"TO_B": right} if right else {})) == ""
 
 
-A_SUM = "to_columns: the gradient of a column has a part of grad_h and a part of grad_c; a column "
-NOT_LINEAR = (
-    "to_columns: the gradient of each column must be set, to a multiple of grad_h or of grad"
-)
+A_SUM = "to_gates: the gradient of a pre-activation has a part of grad_h and a part of grad_c; "
+NOT_LINEAR = "to_gates: the gradient of each pre-activation must be set, to a multiple of grad_h"
 
 
 @pytest.mark.parametrize(
@@ -438,7 +437,7 @@ NOT_LINEAR = (
     ],
 )
 def test_gradients_that_do_not_compile(part: str, wrong: str, message: str) -> None:
-    """Kernels for GPUs precompute local derivatives, one for each column."""
+    """Kernels for GPUs precompute local derivatives, one for each pre-activation."""
     assert re.search(
         f"static assertion failed.*{re.escape(message)}", compile_gradients(**{part: wrong})
     )

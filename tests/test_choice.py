@@ -24,7 +24,7 @@ def problem_of(
 @pytest.mark.parametrize(
     ("cell", "dtype", "sizes", "forward", "training"),
     [
-        # Products of many rows are oneDNN's.
+        # GEMMs of many rows are oneDNN's.
         ("lstm", "float32", (58, 121, 50), "torch", "torch"),
         ("lstm", "float32", (8, 4, 500), "", ""),
         ("lstm", "float32", (10, 22, 128), "torch", "torch"),
@@ -77,7 +77,7 @@ def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
 @pytest.mark.parametrize(
     ("cell", "mode", "sizes", "kernel", "gradients", "expected"),
     [
-        # Where each step keeps the GPU busy for long, or there are few, products and kernels by steps are as fast.
+        # Where each step keeps the GPU busy for long, or there are few, GEMMs and kernels by steps are as fast.
         ("lstm", "float32", (113, 17, 1536), "step", False, ""),
         ("lstm", "float32", (49, 17, 650), "step", True, "cudnn"),
         ("lstm", "float32", (4, 724, 650), "step", True, ""),

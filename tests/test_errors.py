@@ -738,7 +738,7 @@ def test_an_error_of_which_no_more_is_known(error: str) -> None:
 
 @by_device
 def test_a_shape_too_large_for_any_memory(device: str) -> None:
-    """The message is that of torch's own product."""
+    """The message is that of torch's own GEMM."""
     a = torch.ones(1, device=device).expand(2**40)
     with pytest.raises(RuntimeError) as expected:
         a.unsqueeze(1) * a

@@ -1,4 +1,4 @@
-"""What torch.utils.flop_counter counts: the products, as for the same operators in plain PyTorch calls."""
+"""What torch.utils.flop_counter counts: the GEMMs, as for the same operators in plain PyTorch calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from operators import LLTM, by_device, sequence, sequence_by_cells, sequence_inp
 
 FLOPS = (
     2 * 3 * 12 * 9
-)  # of a product of LLTM.inputs("small"): batch 3, weights of 12 rows and 9 columns
+)  # of a GEMM of LLTM.inputs("small"): batch 3, weights of 12 rows and 9 columns
 
 
 def forward_and_backward(lltm: object, *arguments: torch.Tensor) -> tuple[int, int]:
@@ -26,7 +26,7 @@ def forward_and_backward(lltm: object, *arguments: torch.Tensor) -> tuple[int, i
 @by_device
 @pytest.mark.parametrize("parameters_only", [False, True], ids=["all", "parameters"])
 def test_lltm(parameters_only: bool, device: str) -> None:
-    """Forward is one product; backward is one for the parameters, and one for the input and the state."""
+    """Forward is one GEMM; backward is one for the parameters, and one for the input and the state."""
     inputs = LLTM.inputs("small", device)
     for number, tensor in enumerate(inputs):
         tensor.requires_grad_(number in (1, 2) or not parameters_only)
@@ -39,7 +39,7 @@ def test_lltm(parameters_only: bool, device: str) -> None:
 @by_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_sequence(dtype: torch.dtype, device: str) -> None:
-    """Whether the input's part of the product is done for all steps at once or not."""
+    """Whether the input's part of the GEMM is done for all steps at once or not."""
     inputs = [
         tensor.detach().to(device, dtype).requires_grad_() for tensor in sequence_inputs(6, 3, 5, 4)
     ]

@@ -55,7 +55,7 @@ def test_the_generator_makes_the_file() -> None:
     assert made.keys() == set(KEPT.files), "renew the file with `python tests/data/golden.py`"
     for key, array in made.items():
         assert (array.shape, array.dtype) == (KEPT[key].shape, KEPT[key].dtype), key
-        # numpy's products differ in their last bits from processor to processor.
+        # numpy's GEMMs differ in their last bits from processor to processor.
         finite = np.abs(KEPT[key][np.isfinite(KEPT[key])])
         tolerance = 1e-13 * finite.max(initial=0)
         np.testing.assert_allclose(array, KEPT[key], rtol=0, atol=tolerance, err_msg=key)

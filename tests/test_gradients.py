@@ -565,7 +565,7 @@ def test_nan_is_never_lost(spoilt: str, device: str, dtype: torch.dtype) -> None
 def test_many_rows_by_one_column_of_the_weights(
     operator: Operator, features: int, state: int, dtype: torch.dtype, device: str
 ) -> None:
-    """Products in which torch 2.7 to 2.10 read wrong numbers on a CPU, from about a thousand rows on."""
+    """GEMMs in which torch 2.7 to 2.10 read wrong numbers on a CPU, from about a thousand rows on."""
     rows = (4096,) if operator is LLTM else (4, 1024)
     make = SEQUENCE_INPUTS.get(operator.name, lltm_inputs)
     inputs = tuple(x.to(device, dtype) for x in make(*rows, features, state))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 import extops
 from extops.choosing import _choice, _packing
@@ -104,6 +105,25 @@ def test_pieces_under_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @by_device
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["one", "both"])
+@pytest.mark.parametrize("name", ["LLTMLayer", "LSTM", "GRU"])
+def test_the_states_of_pieces_have_the_dtype_of_all(
+    name: str, bidirectional: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A first state is float32, and those after a step are as autocast has them."""
+    layer = getattr(extops, name)(FEATURES, STATE, bidirectional=bidirectional, device=device)
+    packed = pack_sequence([torch.randn(n, FEATURES, device=device) for n in LENGTHS[0]])
+    found = []
+    for few in (_packing._FEW_BYTES, 0):
+        monkeypatch.setattr(_packing, "_FEW_BYTES", few)
+        with torch.autocast(device, torch.float16 if device == "cuda" else torch.bfloat16):
+            output, states = layer(packed)
+        states = states if isinstance(states, tuple) else (states,)
+        found.append([x.dtype for x in (output.data, *states)])
+    assert found[0] == found[1]
+
+
+@by_device
 def test_what_is_kept_of_packed_rows(device: str) -> None:
     """One row is long: padded, the others would take a hundred times as much."""
     layer = extops.LLTMLayer(64, 128, device=device)
@@ -122,3 +142,36 @@ def test_what_is_kept_of_packed_rows(device: str) -> None:
     parameters = sum(x.nbytes for x in layer.parameters())
     # Of a row: the input, three gates, the cell, and the output.
     assert sum(kept.values()) <= 1.2 * len(data) * 4 * (64 + 5 * 128) + parameters + 2**20
+
+
+@by_device
+@pytest.mark.usefixtures("dynamo")
+@pytest.mark.parametrize("name", ["LLTMLayer", "LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("is_sorted", [True, False], ids=["sorted", "unsorted"])
+def test_the_compiler_leaves_a_call_with_packed_rows_as_it_is(
+    is_sorted: bool, name: str, device: str
+) -> None:
+    """As it leaves torch's: it broke ours into several graphs, which padded all rows."""
+    options = {"num_layers": 2, "bidirectional": True, "device": device}
+    layer = getattr(extops, name)(FEATURES, STATE, **options)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(module)
+        return module
+
+    def run(input: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(input, lengths, enforce_sorted=is_sorted)
+        output: Tensor = layer(packed)[0].data
+        return output * 2
+
+    compiled = torch.compile(run, backend=backend)
+    for lengths in ((9, 2, 1), (8, 8, 7), (9, 9, 9)) if is_sorted else ((2, 9, 1), (7, 8, 8)):
+        input = torch.randn(9, 3, FEATURES, device=device, requires_grad=True)
+        results = [each(input, torch.tensor(lengths)) for each in (compiled, run)]
+        leaves = input, *layer.parameters()
+        gradients = [torch.autograd.grad((x**2).sum(), leaves) for x in results]
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*gradients)
+    called = {node.target for graph in graphs for node in graph.graph.nodes if "call" in node.op}
+    assert called <= {operator.mul}, "a graph has more than what the caller computes"

@@ -1,4 +1,4 @@
-"""How products are computed: by tensor cores in 16-bit types, in TF32 where torch's switch allows it."""
+"""How GEMMs are computed: by tensor cores in 16-bit types, in TF32 where torch's switch allows it."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ def test_gates_in_chunks_of_steps(
     given = input.transpose(0, 1).contiguous() if batch_first else input
     options = {"batch_first": batch_first, "reverse": reverse}
     expected = operator.function(given, *states, *parameters, **options)
-    columns = CELLS[operator.name.removesuffix("_sequence")].columns * STATE
-    bytes_of_step = BATCH * columns * input.element_size()
+    gates = CELLS[operator.name.removesuffix("_sequence")].gates * STATE
+    bytes_of_step = BATCH * gates * input.element_size()
     monkeypatch.setattr("extops.ops.sequence.CHUNK_BYTES", steps * bytes_of_step)
     found = operator.function(given, *states, *parameters, **options)
     torch.testing.assert_close(found, expected)
@@ -657,7 +657,7 @@ def test_all_results_of_the_registered_operator_beyond_lengths(device: str) -> N
 
     def run(bias: Tensor) -> list[Tensor]:
         results = torch.ops.extops.lltm_sequence(input, weights, bias, h, c, lengths)
-        beyond = ~extops.reference.steps_that_count(lengths, TIME)
+        beyond = ~extops.reference.valid_steps(lengths, TIME)
         return [torch.where(beyond, x, 0) for x in (results[0], *results[3:])]
 
     within_a_transform, pull_back = torch.func.vjp(run, bias)

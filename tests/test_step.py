@@ -441,10 +441,10 @@ def test_operators_beside_their_compositions(
     results = operator(f"{cell}_step")(*given, **options)
     with tf32(allowed=precision == "tf32"):
         assert_near(tuple(results), tuple(step.composite(*given)), precision)
-    _, c, columns = results
+    _, c, gates = results
     saved_c = c if step.saves_new_c else c_0
     towards = torch.randn_like(h_0), torch.randn_like(h_0) if grad_c else None
-    kept = columns, saved_c
+    kept = gates, saved_c
     backward = f"{cell}_step_backward"
     doubles = [None if x is None else x.double() for x in (*towards, input, h_0, *kept)]
     exact = step._parameters_backward(*doubles)
@@ -666,7 +666,7 @@ def test_autocast(name: str, device: str) -> None:
                 found = torch.autograd.grad(results[0].sum(), [input, *cell.parameters()])
         if not within:
             found = torch.autograd.grad(results[0].sum(), [input, *cell.parameters()])
-        # As torch's: on a CPU only the products are in the region's dtype, and what is made of nothing else.
+        # As torch's: on a CPU only the GEMMs are in the region's dtype, and what is made of nothing else.
         is_wide = device == "cpu" and name != "RNNCell"
         assert results[0].dtype is (torch.float32 if is_wide else torch.bfloat16)
         assert_near(found, expected, "bfloat16")

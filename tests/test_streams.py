@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import extops
+from extops import modules
 
 pytestmark = pytest.mark.gpu
 
@@ -142,6 +143,23 @@ def test_captured_graphs(sizes: tuple[int, int, int, int], dtype: torch.dtype, m
         wrong.append(differences(mode(layer, inputs[2]), expected[2]))
     torch.cuda.synchronize()
     assert sum(x.item() for x in wrong) == 0
+
+
+def test_side_streams_are_nobody_elses() -> None:
+    """Else two graphs could share the workspace of cuBLAS: torch has 32 streams, and gives them again."""
+    layer = extops.LLTMLayer(8, 8, bidirectional=True, device="cuda")
+    input = torch.randn(3, 2, 8, device="cuda")
+    streams = [torch.cuda.Stream() for _ in range(64)]
+    sides = []
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            layer(input)
+            beside = modules._streams(input.device)
+            assert beside is not None
+            sides.append(beside.side.cuda_stream)
+    numbers = [x.cuda_stream for x in streams]
+    assert set(sides).isdisjoint(numbers)
+    assert len(set(sides)) == len(set(numbers))
 
 
 def test_gradients_that_outlive_the_backward() -> None:

@@ -78,10 +78,12 @@ def files() -> dict[Path, str]:
 
 
 def main() -> None:
-    """Writes them all."""
+    """Writes those that differ, and prints their names."""
     with errors_for_the_user():
         for path, text in files().items():
-            path.write_text(text)
+            if not path.exists() or path.read_text() != text:
+                path.write_text(text)
+                print(f"wrote {path.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

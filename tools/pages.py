@@ -50,7 +50,7 @@ def look(folder: Path, pictures: Path) -> None:
     program = browser()
     if program is None:
         print(
-            "extops: NOBODY HAS LOOKED AT THE PAGES, since there is no browser here: "
+            "extops: whether the pages fit their windows was not checked, since there is no browser here: "
             "`apt-get install chromium` adds one",
             flush=True,
         )

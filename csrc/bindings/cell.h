@@ -1,5 +1,5 @@
-// The operators of a cell with the parameters of torch's modules, of the package or of a user: their tables, from the
-// constants of the cell.
+// The tables of a cell's operators, from the constants of the cell: one of the package or a user's, with parameters as
+// torch's modules have them.
 #pragma once
 
 #include <string>
@@ -12,9 +12,9 @@
 namespace extops {
 
 #define EXTOPS_CELL_SEQUENCE(IN, UPSTREAM, OUT) \
-  EXTOPS_SEQUENCE(IN, OUT, Cell::kColumns, EXTOPS_PARAMETERS(IN, UPSTREAM, Cell::kInput, Cell::kRecurrent))
+  EXTOPS_SEQUENCE(IN, OUT, Cell::kGates, EXTOPS_PARAMETERS(IN, UPSTREAM, Cell::kInput, Cell::kRecurrent))
 #define EXTOPS_CELL_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT) \
-  EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, Cell::kColumns, EXTOPS_WEIGHT_HH(IN, Cell::kRecurrent))
+  EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, Cell::kGates, EXTOPS_WEIGHT_HH(IN, Cell::kRecurrent))
 
 template <class Cell>
 EXTOPS_ARGUMENTS(SequenceTensors, SequenceTableSizes, EXTOPS_SEQUENCE_SIZES, EXTOPS_CELL_SEQUENCE)
@@ -40,7 +40,7 @@ struct Operator {
 template <class Cell>
 std::string with_numbers(std::string rows) {
   const std::pair<std::string, int> numbers[] = {
-      {"Cell::kColumns", Cell::kColumns},
+      {"Cell::kGates", Cell::kGates},
       {"Cell::kInput", Cell::kInput},
       {"Cell::kRecurrent", Cell::kRecurrent},
       {"kOfH<Cell>", kOfH<Cell>}};

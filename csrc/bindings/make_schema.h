@@ -21,7 +21,7 @@ inline std::string make_schema(const std::string& name, const std::string& rows,
 template <class Cell>
 std::string describe_cell(const char* name) {
   const std::pair<const char*, int> facts[] = {
-      {"columns", Cell::kColumns},
+      {"gates", Cell::kGates},
       {"input", Cell::kInput},
       {"first_input", extops::kFirstInputOf<Cell>},
       {"recurrent", Cell::kRecurrent},

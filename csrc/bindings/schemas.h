@@ -8,9 +8,8 @@
 #include "sequence.h"
 
 // The operators with a table (kernels/table.h), but for those of cells, which follow from their constants (cell.h): the
-// name, the struct of the table, and the arguments after those of the table. `allow_tf32` is the position of torch's
-// switch for products of float32 on CUDA, which the stable ABI cannot ask for; torch's own products look at the switch
-// themselves.
+// name, the struct of the table, and the arguments after those of the table. `allow_tf32` is torch's switch for GEMMs
+// of float32 on CUDA, which the stable ABI cannot read; torch's own GEMMs read it themselves.
 //
 // GENERIC(name, struct) is an operator without further arguments whose kernel serves every problem:
 // `extops_<name>_cpu`, for the rows [begin, end) of the first result, and `extops_<name>_cuda`. It needs no binding of

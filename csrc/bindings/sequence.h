@@ -1,5 +1,5 @@
 // The tensors of the operators over whole sequences: for their schemas, and for what bindings check. What the kernels
-// get is in ../kernels/sequence.h: products of the input instead of the input, and lengths, which a table lacks.
+// get is in ../kernels/sequence.h: the input GEMM instead of the input, and lengths, which a table lacks.
 #pragma once
 
 #include "../kernels/sequence.h"
@@ -15,9 +15,9 @@ struct SequenceTableSizes {
 };
 
 // clang-format off
-// A cell's table, from the number of its columns and the rows of its parameters: weights that join weights_h and
+// A cell's table, from the number of its gates and the rows of its parameters: weights that join weights_h and
 // weights_x, with one bias, or those of torch's modules.
-#define EXTOPS_SEQUENCE(IN, OUT, COLUMNS, ...)              \
+#define EXTOPS_SEQUENCE(IN, OUT, GATES, ...)                \
   IN(input, time, batch, input_features)                    \
   __VA_ARGS__                                               \
   IN(h_0, batch, state_size)                                \
@@ -25,17 +25,17 @@ struct SequenceTableSizes {
   OUT(output, time, batch, state_size)                      \
   OUT(h_n, batch, state_size)                               \
   OUT(c_n, batch, state_size)                               \
-  OUT(gates, time, batch, COLUMNS*state_size)               \
+  OUT(gates, time, batch, GATES*state_size)                 \
   OUT(cells, time, batch, state_size)
 
-#define EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, COLUMNS, ...) \
+#define EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, GATES, ...) \
   UPSTREAM(grad_output, time, batch, state_size)            \
   UPSTREAM(grad_h_n, batch, state_size)                     \
   UPSTREAM(grad_c_n, batch, state_size)                     \
   __VA_ARGS__                                               \
-  IN(gates, time, batch, COLUMNS*state_size)                \
+  IN(gates, time, batch, GATES*state_size)                  \
   IN(cells, time, batch, state_size)                        \
-  OUT(grad_gates, time, batch, COLUMNS*state_size)          \
+  OUT(grad_gates, time, batch, GATES*state_size)            \
   OUT(grad_h_0, batch, state_size)                          \
   OUT(grad_c_0, batch, state_size)
 

@@ -5,7 +5,7 @@
 #include "../kernels/step.h"
 #include "sequence.h"
 
-// How many gradients a unit has apart for h's product: none where those of both products are the same, and given once.
+// How many gradients a unit has for the recurrent GEMM alone: none where both GEMMs have the same, given once.
 template <class Cell>
 constexpr int kOfH = kHasOneGradient<Cell> ? 0 : Cell::kRecurrent;
 
@@ -20,12 +20,12 @@ constexpr int kOfH = kHasOneGradient<Cell> ? 0 : Cell::kRecurrent;
   IN(c_0, batch, state_size)                                        \
   OUT(h, batch, state_size)                                         \
   OUT(c, batch, state_size)                                         \
-  OUT(columns, batch, Cell::kColumns*state_size)
+  OUT(gates, batch, Cell::kGates*state_size)
 
 #define EXTOPS_STEP_BACKWARD(IN, UPSTREAM, OUT)                     \
   UPSTREAM(grad_h, batch, state_size)                               \
   UPSTREAM(grad_c, batch, state_size)                               \
-  IN(columns, batch, Cell::kColumns*state_size)                     \
+  IN(gates, batch, Cell::kGates*state_size)                         \
   IN(saved_c, batch, state_size)                                    \
   OUT(grad_x, batch, Cell::kInput*state_size)                       \
   OUT(grad_h_part, batch, kOfH<Cell>*state_size)                    \
@@ -37,7 +37,7 @@ constexpr int kOfH = kHasOneGradient<Cell> ? 0 : Cell::kRecurrent;
   UPSTREAM(grad_c, batch, state_size)                               \
   IN(input, batch, input_features)                                  \
   IN(h_0, batch, state_size)                                        \
-  IN(columns, batch, Cell::kColumns*state_size)                     \
+  IN(gates, batch, Cell::kGates*state_size)                         \
   IN(saved_c, batch, state_size)                                    \
   OUT(grad_x, batch, Cell::kInput*state_size)                       \
   OUT(grad_h_part, batch, kOfH<Cell>*state_size)                    \

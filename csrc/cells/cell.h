@@ -1,33 +1,33 @@
 // What a recurrent cell is: the arithmetic of one unit at one step, written once for CPU and CUDA. The kernels are
 // templates over it and know nothing else of a cell.
 //
-// At each step each unit gets a few numbers, its pre-activations, here called columns. Each is the sum of an input
-// part, a recurrent part and a bias. They are saved for the backward as they are, before `activate`. A `Cell` is a
-// struct with
+// At each step each unit gets a few numbers, its pre-activations; the code calls them gates. Each is the sum of an
+// input part, a recurrent part and a bias. They are saved for the backward as they are, before `activate`. A `Cell` is
+// a struct with
 //
-//   kColumns     how many columns a unit has
-//   kInput       how many have an input part: the first ones
-//   kFirstInput  weight_ih holds columns k, k+1, ..., and then 0 to k-1. 0 if left out
-//   kRecurrent   how many have a recurrent part: the last ones
-//   kSavesNewC   whether the backward gets the new cell state as `saved_c`; else the old one
+//   kGates                how many pre-activations a unit has
+//   kInput                how many have an input part: the first ones
+//   kFirstInput           weight_ih holds pre-activations k, k+1, ..., and then 0 to k-1. 0 if left out
+//   kRecurrent            how many have a recurrent part: the last ones
+//   kSavesNewC            whether the backward gets the new cell state as `saved_c`; else the old one
 //   kHasSequenceKernels   whether GPUs get persistent kernels, for all steps at once. true if left out
 //
 // and functions of C, the compute type, that call no functions but sigmoid, tanh and elu of a `Math`:
 //
-//   activate<Math, kColumn>(x)          the function of a column alone, or x
-//   new_c<Math>(a, old_c)               the cell state after the step; `a` are the columns after `activate`
-//   output<Math>(a, new_c)              h, the state that meets the recurrent weights in the next step
+//   activate<Math, kGate>(x)   the function of a pre-activation alone, or x
+//   new_c<Math>(a, old_c)      the cell state after the step; `a` are the pre-activations after `activate`
+//   output<Math>(a, new_c)     h, the state that meets the recurrent weights in the next step
 //
-//   squash<Math>(a, saved_c)            a value that several gradients use, such as tanh(new_c); C(0) if there is none
-//   to_c(grad_h, a, squashed)           what dL/dh adds to dL/d(new c)
-//   to_columns<Math>(grad_h, grad_c, a, saved_c, squashed, gradients)
-//                                       sets gradients[k] to dL/d(column k), of the column before `activate`;
-//                                       grad_c is dL/d(new c), with the part from to_c
-//   to_old_c(grad_c, a)                 dL/d(old c)
+//   squash<Math>(a, saved_c)   a value that several gradients use, such as tanh(new_c); C(0) if there is none
+//   to_c(grad_h, a, squashed)  what dL/dh adds to dL/d(new c)
+//   to_gates<Math>(grad_h, grad_c, a, saved_c, squashed, gradients)
+//                              sets gradients[k] to dL/d(pre-activation k), before `activate`;
+//                              grad_c is dL/d(new c), with the part from to_c
+//   to_old_c(grad_c, a)        dL/d(old c)
 //
 // Write dL/dh or dL/dc as the first factor of each gradient. Kernels pass `One` for it to precompute the local
-// derivatives. Each column has one local derivative, so its gradient is a multiple of grad_h or of grad_c; a sum of
-// both does not compile. A cell whose h is its new c returns grad_h itself from to_c.
+// derivatives. Each pre-activation has one local derivative, so its gradient is a multiple of grad_h or of grad_c; a
+// sum of both does not compile. A cell whose h is its new c returns grad_h itself from to_c.
 #pragma once
 
 #include <type_traits>
@@ -59,14 +59,14 @@ template <class Cell>
 constexpr bool kHasSequenceKernelsOf<Cell, std::void_t<decltype(Cell::kHasSequenceKernels)>> =
     Cell::kHasSequenceKernels;
 
-// The first column that has a part of the recurrent product.
+// The first pre-activation that has a recurrent part.
 template <class Cell>
-constexpr int kFirstRecurrent = Cell::kColumns - Cell::kRecurrent;
+constexpr int kFirstRecurrent = Cell::kGates - Cell::kRecurrent;
 
-// The place of a column, one of the first kInput, among the rows of weight_ih and in the input's product.
+// The place of a pre-activation, one of the first kInput, among the rows of weight_ih and in the input GEMM.
 template <class Cell>
-EXTOPS_FUNCTION int input_place(int column) {
-  return (column + Cell::kInput - kFirstInputOf<Cell>) % Cell::kInput;
+EXTOPS_FUNCTION int input_place(int gate) {
+  return (gate + Cell::kInput - kFirstInputOf<Cell>) % Cell::kInput;
 }
 
 // Stands for C at compile time, to find out whether each gradient is a multiple of grad_h or of grad_c. Every
@@ -124,7 +124,7 @@ template <class Cell>
 class Gradients {
   using T = Traced<false>;
   struct Found {
-    unsigned columns[Cell::kColumns]{};
+    unsigned gates[Cell::kGates]{};
     unsigned to_c = 0;
     unsigned to_old_c = 0;
   };
@@ -132,11 +132,11 @@ class Gradients {
   template <bool kAnswer>
   EXTOPS_FUNCTION static void trace(Found& found) {
     using C = Traced<kAnswer>;
-    C a[Cell::kColumns], gradients[Cell::kColumns];
+    C a[Cell::kGates], gradients[Cell::kGates];
     for (C& x : a) x = 1;
     const C grad_h = C::made(C::kOfH), grad_c = C::made(C::kOfC), number = 1;
-    Cell::template to_columns<TracedMath>(grad_h, grad_c, a, number, number, gradients);
-    for (int j = 0; j < Cell::kColumns; ++j) found.columns[j] |= gradients[j].is;
+    Cell::template to_gates<TracedMath>(grad_h, grad_c, a, number, number, gradients);
+    for (int j = 0; j < Cell::kGates; ++j) found.gates[j] |= gradients[j].is;
     found.to_c |= Cell::to_c(grad_h, a, number).is;
     found.to_old_c |= Cell::to_old_c(grad_c, a).is;
   }
@@ -149,26 +149,26 @@ class Gradients {
     return found;
   }
 
-  EXTOPS_FUNCTION static unsigned columns_that_are(unsigned parts) {
+  EXTOPS_FUNCTION static unsigned gates_that_are(unsigned parts) {
     const Found found = trace();
-    unsigned columns = 0;
-    for (int j = 0; j < Cell::kColumns; ++j) columns |= unsigned{(found.columns[j] & parts) == parts} << j;
-    return columns;
+    unsigned gates = 0;
+    for (int j = 0; j < Cell::kGates; ++j) gates |= unsigned{(found.gates[j] & parts) == parts} << j;
+    return gates;
   }
 
  public:
-  static constexpr unsigned kByH = columns_that_are(T::kOfH);  // bit k is set if column k's gradient starts with grad_h
+  // Bit k is set if the gradient of pre-activation k starts with grad_h, else it starts with grad_c.
+  static constexpr unsigned kByH = gates_that_are(T::kOfH);
   static constexpr bool kIsHTheC =
-      std::is_same_v<decltype(Cell::to_c(One(), std::declval<const float (&)[Cell::kColumns]>(), 0.f)), One> &&
-      kByH == 0;
+      std::is_same_v<decltype(Cell::to_c(One(), std::declval<const float (&)[Cell::kGates]>(), 0.f)), One> && kByH == 0;
 
   static_assert(
-      columns_that_are(T::kOfH | T::kOfC) == 0,
-      "to_columns: the gradient of a column has a part of grad_h and a part of grad_c; a column has one slope, so that "
-      "its gradient must be a multiple of one of them, the same in each branch");
+      gates_that_are(T::kOfH | T::kOfC) == 0,
+      "to_gates: the gradient of a pre-activation has a part of grad_h and a part of grad_c; a kernel keeps one local "
+      "derivative for each, so it must be a multiple of one of them, the same in each branch");
   static_assert(
-      columns_that_are(T::kNumber) == 0 && columns_that_are(T::kOther) == 0,
-      "to_columns: the gradient of each column must be set, to a multiple of grad_h or of grad_c");
+      gates_that_are(T::kNumber) == 0 && gates_that_are(T::kOther) == 0,
+      "to_gates: the gradient of each pre-activation must be set, to a multiple of grad_h or of grad_c");
   static_assert((trace().to_c & ~T::kOfH) == 0, "to_c must return a multiple of grad_h");
   static_assert((trace().to_old_c & ~T::kOfC) == 0, "to_old_c must return a multiple of grad_c");
 };
@@ -180,74 +180,74 @@ struct CellState {
   C saved_c;
 };
 
-template <class Cell, class Math, class C, int... kColumn>
-EXTOPS_FUNCTION void activate(C (&columns)[Cell::kColumns], std::integer_sequence<int, kColumn...>) {
-  ((columns[kColumn] = Cell::template activate<Math, kColumn>(columns[kColumn])), ...);
+template <class Cell, class Math, class C, int... kGate>
+EXTOPS_FUNCTION void activate(C (&gates)[Cell::kGates], std::integer_sequence<int, kGate...>) {
+  ((gates[kGate] = Cell::template activate<Math, kGate>(gates[kGate])), ...);
 }
 
-// Applies `activate` to all columns, in place.
+// Applies `activate` to all pre-activations, in place.
 template <class Cell, class Math, class C>
-EXTOPS_FUNCTION void activate(C (&columns)[Cell::kColumns]) {
-  activate<Cell, Math>(columns, std::make_integer_sequence<int, Cell::kColumns>());
+EXTOPS_FUNCTION void activate(C (&gates)[Cell::kGates]) {
+  activate<Cell, Math>(gates, std::make_integer_sequence<int, Cell::kGates>());
 }
 
 // A step of one unit.
 template <class Cell, class Math, class C>
-EXTOPS_FUNCTION CellState<C> cell_forward(const C (&columns)[Cell::kColumns], C old_c) {
-  C a[Cell::kColumns];
-  for (int j = 0; j < Cell::kColumns; ++j) a[j] = columns[j];
+EXTOPS_FUNCTION CellState<C> cell_forward(const C (&gates)[Cell::kGates], C old_c) {
+  C a[Cell::kGates];
+  for (int j = 0; j < Cell::kGates; ++j) a[j] = gates[j];
   activate<Cell, Math>(a);
   const C c = Cell::template new_c<Math>(a, old_c);
   return {Cell::template output<Math>(a, c), c, Cell::kSavesNewC ? c : old_c};
 }
 
-// Sets the gradients of the columns, and returns dL/d(old c).
+// Sets the gradients of the pre-activations, and returns dL/d(old c).
 template <class Cell, class Math, class C>
 EXTOPS_FUNCTION C
-cell_backward(const C (&columns)[Cell::kColumns], C saved_c, C grad_h, C grad_c, C (&gradients)[Cell::kColumns]) {
-  C a[Cell::kColumns];
-  for (int j = 0; j < Cell::kColumns; ++j) a[j] = columns[j];
+cell_backward(const C (&gates)[Cell::kGates], C saved_c, C grad_h, C grad_c, C (&gradients)[Cell::kGates]) {
+  C a[Cell::kGates];
+  for (int j = 0; j < Cell::kGates; ++j) a[j] = gates[j];
   activate<Cell, Math>(a);
   const C squashed = Cell::template squash<Math>(a, saved_c);
   const C of_new_c = grad_c + Cell::to_c(grad_h, a, squashed);
-  Cell::template to_columns<Math>(grad_h, of_new_c, a, saved_c, squashed, gradients);
+  Cell::template to_gates<Math>(grad_h, of_new_c, a, saved_c, squashed, gradients);
   return Cell::to_old_c(of_new_c, a);
 }
 
-// The local derivatives of a step: the gradients of columns and old c by dL/dh or dL/dc. One where a gradient is passed
-// on as it is.
+// The local derivatives of a step: the gradients of the pre-activations and old c by dL/dh or dL/dc. One where a
+// gradient is passed on as it is.
 template <class Cell, class C>
-struct CellSlopes {
-  C columns[Cell::kColumns];
-  decltype(Cell::to_c(One(), std::declval<const C (&)[Cell::kColumns]>(), C())) to_c;
-  decltype(Cell::to_old_c(One(), std::declval<const C (&)[Cell::kColumns]>())) to_old_c;
+struct LocalDerivatives {
+  C gates[Cell::kGates];
+  decltype(Cell::to_c(One(), std::declval<const C (&)[Cell::kGates]>(), C())) to_c;
+  decltype(Cell::to_old_c(One(), std::declval<const C (&)[Cell::kGates]>())) to_old_c;
 };
 
 template <class Cell, class Math, class C>
-EXTOPS_FUNCTION CellSlopes<Cell, C> cell_slopes(const C (&columns)[Cell::kColumns], C saved_c) {
-  C a[Cell::kColumns];
-  for (int j = 0; j < Cell::kColumns; ++j) a[j] = columns[j];
+EXTOPS_FUNCTION LocalDerivatives<Cell, C> local_derivatives(const C (&gates)[Cell::kGates], C saved_c) {
+  C a[Cell::kGates];
+  for (int j = 0; j < Cell::kGates; ++j) a[j] = gates[j];
   activate<Cell, Math>(a);
   const C squashed = Cell::template squash<Math>(a, saved_c);
-  CellSlopes<Cell, C> slopes;
-  Cell::template to_columns<Math>(One(), One(), a, saved_c, squashed, slopes.columns);
-  slopes.to_c = Cell::to_c(One(), a, squashed);
-  slopes.to_old_c = Cell::to_old_c(One(), a);
-  return slopes;
+  LocalDerivatives<Cell, C> derivatives;
+  Cell::template to_gates<Math>(One(), One(), a, saved_c, squashed, derivatives.gates);
+  derivatives.to_c = Cell::to_c(One(), a, squashed);
+  derivatives.to_old_c = Cell::to_old_c(One(), a);
+  return derivatives;
 }
 
 // Multiplies them by dL/dh and dL/dc. `grad_c` is dL/d(new c) at first and dL/d(old c) afterwards.
 template <class Cell, class C>
-EXTOPS_FUNCTION void apply_slopes(
-    const CellSlopes<Cell, C>& slopes, C grad_h, C& grad_c, C (&gradients)[Cell::kColumns]) {
-  grad_c += grad_h * slopes.to_c;
+EXTOPS_FUNCTION void apply_local_derivatives(
+    const LocalDerivatives<Cell, C>& derivatives, C grad_h, C& grad_c, C (&gradients)[Cell::kGates]) {
+  grad_c += grad_h * derivatives.to_c;
 #if defined(__CUDA_ARCH__)
 #pragma unroll
 #endif
-  for (int j = 0; j < Cell::kColumns; ++j) {
-    gradients[j] = (Gradients<Cell>::kByH >> j & 1 ? grad_h : grad_c) * slopes.columns[j];
+  for (int j = 0; j < Cell::kGates; ++j) {
+    gradients[j] = (Gradients<Cell>::kByH >> j & 1 ? grad_h : grad_c) * derivatives.gates[j];
   }
-  grad_c = grad_c * slopes.to_old_c;
+  grad_c = grad_c * derivatives.to_old_c;
 }
 
 }  // namespace extops

@@ -1,4 +1,4 @@
-// The LLTM, of the columns input_gate, output_gate, candidate:
+// The LLTM, of the pre-activations input_gate, output_gate, candidate:
 //
 //   new_c = old_c + elu(candidate) * sigmoid(input_gate)
 //   h     = tanh(new_c) * sigmoid(output_gate)
@@ -9,14 +9,14 @@
 namespace extops {
 
 struct Lltm {
-  enum { kInputGate, kOutputGate, kCandidate, kColumns };
-  static constexpr int kInput = kColumns;
-  static constexpr int kRecurrent = kColumns;
+  enum { kInputGate, kOutputGate, kCandidate, kGates };
+  static constexpr int kInput = kGates;
+  static constexpr int kRecurrent = kGates;
   static constexpr bool kSavesNewC = true;
 
-  template <class Math, int kColumn, class C>
+  template <class Math, int kGate, class C>
   EXTOPS_FUNCTION static C activate(C x) {
-    if constexpr (kColumn == kCandidate) {
+    if constexpr (kGate == kCandidate) {
       return x;  // the backward needs it
     } else {
       return Math::sigmoid(x);
@@ -24,28 +24,28 @@ struct Lltm {
   }
 
   template <class Math, class C>
-  EXTOPS_FUNCTION static C new_c(const C (&a)[kColumns], C old_c) {
+  EXTOPS_FUNCTION static C new_c(const C (&a)[kGates], C old_c) {
     return old_c + Math::elu(a[kCandidate]) * a[kInputGate];
   }
 
   template <class Math, class C>
-  EXTOPS_FUNCTION static C output(const C (&a)[kColumns], C new_c) {
+  EXTOPS_FUNCTION static C output(const C (&a)[kGates], C new_c) {
     return Math::tanh(new_c) * a[kOutputGate];
   }
 
   template <class Math, class C>
-  EXTOPS_FUNCTION static C squash(const C (&)[kColumns], C new_c) {
+  EXTOPS_FUNCTION static C squash(const C (&)[kGates], C new_c) {
     return Math::tanh(new_c);
   }
 
   template <class GradH, class C>
-  EXTOPS_FUNCTION static C to_c(GradH grad_h, const C (&a)[kColumns], C tanh_c) {
+  EXTOPS_FUNCTION static C to_c(GradH grad_h, const C (&a)[kGates], C tanh_c) {
     return grad_h * a[kOutputGate] * (1 - tanh_c * tanh_c);
   }
 
   template <class Math, class GradH, class GradC, class C>
-  EXTOPS_FUNCTION static void to_columns(
-      GradH grad_h, GradC grad_c, const C (&a)[kColumns], C, C tanh_c, C (&gradients)[kColumns]) {
+  EXTOPS_FUNCTION static void to_gates(
+      GradH grad_h, GradC grad_c, const C (&a)[kGates], C, C tanh_c, C (&gradients)[kGates]) {
     const C i = a[kInputGate];
     const C o = a[kOutputGate];
     const C elu = Math::elu(a[kCandidate]);
@@ -55,7 +55,7 @@ struct Lltm {
   }
 
   template <class GradC, class C>
-  EXTOPS_FUNCTION static GradC to_old_c(GradC grad_c, const C (&)[kColumns]) {
+  EXTOPS_FUNCTION static GradC to_old_c(GradC grad_c, const C (&)[kGates]) {
     return grad_c;
   }
 };

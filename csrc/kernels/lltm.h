@@ -1,4 +1,4 @@
-// The LLTM cell. With gates = [old_h | input] * weights^T + bias, in three blocks of columns:
+// The LLTM cell. With gates = [old_h | input] * weights^T + bias, in three blocks:
 //
 //   input_gate, output_gate, candidate = gates
 //   new_cell = old_cell + elu(candidate) * sigmoid(input_gate)
@@ -79,11 +79,11 @@ EXTOPS_LLTM_ARGUMENTS(LltmCell, EXTOPS_LLTM_CELL)
 EXTOPS_LLTM_ARGUMENTS(LltmCellWithBias, EXTOPS_LLTM_CELL_WITH_BIAS)
 EXTOPS_LLTM_ARGUMENTS(LltmCellBackward, EXTOPS_LLTM_CELL_BACKWARD)
 
-// ---- the pointwise part, after a product by the caller ----
+// ---- the pointwise part, after a GEMM by the caller ----
 // A CPU function computes the elements [begin, end) of batch * state_size, so that the caller chooses the threads.
 
-// Where `bias` is not null it is added to `gates`, in place; in a 16-bit type the product must hold it already, since
-// it would be rounded before the sum otherwise.
+// Where `bias` is not null it is added to `gates`, in place; in a 16-bit type the GEMM must have added it already,
+// since it would be rounded before the sum otherwise.
 EXTOPS_API Error extops_lltm_cell_cpu(ScalarType dtype, const LltmCellWithBias& arguments, int64_t begin, int64_t end);
 EXTOPS_API Error extops_lltm_cell_cuda(ScalarType dtype, const LltmCellWithBias& arguments, void* stream);
 
@@ -92,10 +92,10 @@ EXTOPS_API Error
 extops_lltm_cell_backward_cpu(ScalarType dtype, const LltmCellBackward& arguments, int64_t begin, int64_t end);
 EXTOPS_API Error extops_lltm_cell_backward_cuda(ScalarType dtype, const LltmCellBackward& arguments, void* stream);
 
-// ---- whole problems, for sizes at which a library GEMM is slower ---- Each is correct at any size. The function after
-// it says whether it is the faster way: 0 if not, else the alignment of the tensors in bytes. A CPU function, in
-// float32 only, computes the elements [begin, end) of each row of state_size elements, and of each of the three blocks
-// of columns of gates and gradients.
+// ---- whole problems, for sizes at which a library GEMM is slower ----
+// Each is correct at any size. The function after it says whether it is the faster way: 0 if not, else the alignment of
+// the tensors in bytes. A CPU function, in float32 only, computes the elements [begin, end) of each row of state_size
+// elements, and of each of the three blocks of gates and gradients.
 
 EXTOPS_API Error extops_lltm_cpu(ScalarType dtype, const LltmForward& arguments, int64_t begin, int64_t end);
 EXTOPS_API int64_t extops_lltm_alignment_cpu(ScalarType dtype, const LltmSizes& sizes);

@@ -1,14 +1,14 @@
 // A recurrent cell (../cells/cell.h) over a whole sequence, from the input GEMM of all steps:
 //
-//   columns[t] = products[t] + bias_x + h[t - 1] * weights_h^T + bias_h
+//   gates[t] = input_gates[t] + bias_x + h[t - 1] * weights_h^T + bias_h
 //
-// followed by the cell. Columns are pre-activations. The first kInput of each unit have a part in `products` and
-// bias_x, in the order of input_place(), and the last kRecurrent ones in weights_h and bias_h. In memory, column k of
-// all units comes before column k + 1. Where `lengths` are given, a sample's steps from its length on are not valid:
-// its state stays, its output and its gradients of gates are zero, and its products are not read.
+// followed by the cell. `gates` are pre-activations. The first kInput of each unit have a part in `input_gates` and
+// bias_x, in the order of input_place(), and the last kRecurrent ones in weights_h and bias_h. In memory, gate k of all
+// units comes before gate k + 1. Where `lengths` are given, a sample's steps from its length on are not valid: its
+// state stays, its output and its gradients of gates are zero, and its `input_gates` are not read.
 //
-// The "compute type" is float32 for 16-bit types, else the dtype itself. Products, the cell state between the steps and
-// the gradients of both states are of the compute type; what is saved for the backward is of the dtype.
+// The "compute type" is float32 for 16-bit types, else the dtype itself. `input_gates`, the cell state between the
+// steps and the gradients of both states are of the compute type; what is saved for the backward is of the dtype.
 #pragma once
 
 #include "../cells/cells.h"
@@ -28,20 +28,20 @@ struct SequenceSizes {
 
 struct SequenceArguments {
   SequenceSizes sizes;
-  const void* products;    // [time, batch, kInput * state_size], of the compute type: input * weights_x^T
-  const void* weights_h;   // [kRecurrent * state_size, state_size]
-  const void* bias_x;      // [kInput * state_size] or null
-  const void* bias_h;      // [kRecurrent * state_size] or null
-  const void* h_0;         // [batch, state_size]
-  const void* c_0;         // [batch, state_size]: h_0 again, for a cell whose h is c
-  const int64_t* lengths;  // [batch] or null
-  const void* recurrent;   // of one step: h * weights_h^T, [batch, kRecurrent * state_size], of the compute type
-  void* output;            // [time, batch, state_size]
-  void* h_n;               // [batch, state_size]
-  void* c_n;               // [batch, state_size]: may be h_n, for a cell whose h is c
-  void* gates;             // [time, batch, kColumns * state_size]: the columns; may be `products`, where all columns
-                           // have one, in the same order and of the same type
-  void* cells;             // [time, batch, state_size]: saved_c of each step
+  const void* input_gates;  // [time, batch, kInput * state_size], of the compute type: input * weights_x^T
+  const void* weights_h;    // [kRecurrent * state_size, state_size]
+  const void* bias_x;       // [kInput * state_size] or null
+  const void* bias_h;       // [kRecurrent * state_size] or null
+  const void* h_0;          // [batch, state_size]
+  const void* c_0;          // [batch, state_size]: h_0 again, for a cell whose h is c
+  const int64_t* lengths;   // [batch] or null
+  const void* recurrent;    // of one step: h * weights_h^T, [batch, kRecurrent * state_size], of the compute type
+  void* output;             // [time, batch, state_size]
+  void* h_n;                // [batch, state_size]
+  void* c_n;                // [batch, state_size]: may be h_n, for a cell whose h is c
+  void* gates;              // [time, batch, kGates * state_size]: the pre-activations; may be `input_gates`, where all
+                            // have an input part, in the same order and of the same type
+  void* cells;              // [time, batch, state_size]: saved_c of each step
   void* workspace;
 };
 
@@ -51,12 +51,12 @@ struct SequenceBackwardArguments {
   const void* grad_h_n;     // [batch, state_size] or null
   const void* grad_c_n;     // [batch, state_size] or null
   const void* weights_h;    // [kRecurrent * state_size, state_size]
-  const void* gates;        // [time, batch, kColumns * state_size]
+  const void* gates;        // [time, batch, kGates * state_size]
   const void* cells;        // [time, batch, state_size]
   const int64_t* lengths;   // [batch] or null
-  const void* recurrent;    // of one step: the last kRecurrent columns of grad_gates of the step before * weights_h,
+  const void* recurrent;    // of one step: the last kRecurrent gates of grad_gates of the step before * weights_h,
                             // [batch, state_size], of the compute type
-  void* grad_gates;         // [time, batch, kColumns * state_size]
+  void* grad_gates;         // [time, batch, kGates * state_size]
   void* grad_h_0;           // [batch, state_size]
   void* grad_c_0;           // [batch, state_size]: for a cell whose h is c, what is to be added to grad_h_0
   void* workspace;
@@ -66,7 +66,7 @@ struct SequenceBackwardArguments {
 // so that the caller chooses the threads. If `recurrent` is given, and in the backward if `weights_h` is null, they
 // compute step `sizes.step` alone, without lengths and in a dtype that is its own compute type. Step 0 starts from h_0
 // and c_0 (grad_h_n, grad_c_n), later ones from h_n and c_n (grad_h_0, grad_c_0), where each stores its states. Only
-// grad_h_0 is stored by the caller: it is a GEMM of the gradients of the recurrent columns.
+// grad_h_0 is stored by the caller: it is a GEMM of the gradients of the recurrent gates.
 #define EXTOPS_DECLARE_SEQUENCE_CPU(cell, Cell)                                          \
   EXTOPS_API Error extops_##cell##_sequence_cpu(                                         \
       ScalarType dtype, const SequenceArguments& arguments, int64_t begin, int64_t end); \
@@ -79,13 +79,16 @@ constexpr const char* kSequenceKernelVariable = "EXTOPS_SEQUENCE_KERNEL";
 // The same within a process; empty: none.
 EXTOPS_API void extops_name_sequence_kernel_cuda(const char* name);
 
+// A new stream of the current device, which waits for no other. It stays: allocators remember what was used on it.
+EXTOPS_API Error extops_create_stream_cuda(void** stream);
+
 // On a GPU, one persistent kernel computes all steps where weights_h fits into the SMs:
 //
 // kernel      the name of the kernel that serves such a problem on the stream; "step" where only those of one step do,
 //             "none" where the variable EXTOPS_SEQUENCE_KERNEL names one that cannot
 // workspace   the bytes of workspace that the kernel needs (aligned to 256 bytes), 0 where it does not serve such a
 //             problem
-// step        the pointwise part of one step, after a product of the caller's. Step 0 starts from h_0 and c_0, later
+// step        the pointwise part of one step, after a GEMM by the caller. Step 0 starts from h_0 and c_0, later
 //             ones from h_n and from the workspace: [batch, state_size] of the compute type. The last one writes c_n.
 //             The backward goes from the last step of the forward to its first, and once more with `step` = `time`,
 //             for grad_h_0 and grad_c_0. Its step 0 reads no `recurrent`; its workspace is [2, batch, state_size] of

@@ -1,11 +1,11 @@
 // One step of a recurrent cell (../cells/cell.h), in torch's terms of a cell module:
 //
-//   columns = input * weights_x^T + bias_x + h * weights_h^T + bias_h
+//   gates = input * weights_x^T + bias_x + h * weights_h^T + bias_h
 //
-// where the first kInput columns of each unit have a part of the input, in the order of input_place(), and the last
-// kRecurrent ones a part of h, followed by the cell. In memory, column k of all units comes before column k + 1.
+// followed by the cell. `gates` are pre-activations: the first kInput of each unit have an input part, in the order of
+// input_place(), and the last kRecurrent ones a recurrent part. In memory, gate k of all units comes before gate k + 1.
 //
-// Both products are library GEMMs, or part of the kernel where that is faster.
+// Both GEMMs are a library's, or part of the kernel where that is faster.
 #pragma once
 
 #include "../cells/cells.h"
@@ -20,7 +20,7 @@ struct StepSizes {
 
 struct StepArguments {
   StepSizes sizes;
-  // For products in the kernel; null after library GEMMs.
+  // For GEMMs in the kernel; null after library GEMMs.
   const void* input;         // [batch, input_features]
   const void* h_0;           // [batch, state_size]
   const void* weights_x;     // [kInput * state_size, input_features]
@@ -28,24 +28,24 @@ struct StepArguments {
   int64_t weights_x_stride;  // elements from one row to the next
   int64_t weights_h_stride;
   // The library's: two, or for weights that are joined the sum of both as the first.
-  const void* products_x;  // [batch, kInput * state_size]
-  const void* products_h;  // [batch, kRecurrent * state_size] or null
-  const void* bias_x;      // [kInput * state_size] or null
-  const void* bias_h;      // [kRecurrent * state_size] or null
-  const void* c_0;         // [batch, state_size]: h_0 again, for a cell whose h is c
-  void* h;                 // [batch, state_size]
-  void* c;                 // [batch, state_size]
-  void* columns;           // [batch, kColumns * state_size]; may be `products_x`, where all columns have one
+  const void* input_gates;   // [batch, kInput * state_size]
+  const void* hidden_gates;  // [batch, kRecurrent * state_size] or null
+  const void* bias_x;        // [kInput * state_size] or null
+  const void* bias_h;        // [kRecurrent * state_size] or null
+  const void* c_0;           // [batch, state_size]: h_0 again, for a cell whose h is c
+  void* h;                   // [batch, state_size]
+  void* c;                   // [batch, state_size]
+  void* gates;               // [batch, kGates * state_size]; may be `input_gates`, where all have an input part
 };
 
 struct StepBackwardArguments {
   StepSizes sizes;
   Upstream grad_h;      // [batch, state_size]
   Upstream grad_c;      // [batch, state_size]
-  const void* columns;  // [batch, kColumns * state_size]
+  const void* gates;    // [batch, kGates * state_size]
   const void* saved_c;  // [batch, state_size]: the new c where the cell saves that, else c_0
-  void* grad_x;         // [batch, kInput * state_size], in the order of input_place(): of the input's products
-  void* grad_h_part;    // [batch, kRecurrent * state_size]: of the recurrent products; null where they are the same
+  void* grad_x;         // [batch, kInput * state_size], in the order of input_place(): of the input GEMM
+  void* grad_h_part;    // [batch, kRecurrent * state_size]: of the recurrent GEMM; null where they are the same
   void* grad_c_0;       // [batch, state_size]: for a cell whose h is c, what is to be added to the gradient of h_0
   // With the parameters' gradients, in one kernel; null where a library computes them.
   const void* input;     // [batch, input_features]
@@ -58,7 +58,7 @@ struct StepBackwardArguments {
   void* grad_bias_h;  // [kRecurrent * state_size] or null
 };
 
-// The gradients of the biases, from those of both products.
+// The gradients of the biases, from those of both GEMMs.
 struct StepBiasBackwardArguments {
   StepSizes sizes;
   const void* grad_x;       // [batch, kInput * state_size]
@@ -81,10 +81,10 @@ struct StepInputBackwardArguments {
   void* grad_h_0;    // [batch, state_size]
 };
 
-// Whether the gradients of both products are the same numbers.
+// Whether the gradients of both GEMMs are the same numbers.
 template <class Cell>
 constexpr bool kHasOneGradient =
-    Cell::kInput == Cell::kColumns && Cell::kRecurrent == Cell::kColumns && extops::kFirstInputOf<Cell> == 0;
+    Cell::kInput == Cell::kGates && Cell::kRecurrent == Cell::kGates && extops::kFirstInputOf<Cell> == 0;
 
 // alignment  0 where library GEMMs are faster, else the alignment that the tensors must have, in bytes
 #define EXTOPS_DECLARE_STEP_CUDA(cell, Cell)                                                                      \

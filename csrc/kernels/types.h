@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-// Numbered like torch's ScalarType, so that bindings pass the number through. Only TF32 is ours: float32 whose products
-// a kernel may compute from ten bits of each factor.
+// Numbered like torch's ScalarType, so that bindings pass the number through. Only TF32 is ours: float32 whose GEMMs a
+// kernel may compute from ten bits of each factor.
 enum class ScalarType : int32_t { TF32 = -6, Half = 5, Float = 6, Double = 7, BFloat16 = 15 };
 
 // Null on success, otherwise a sentence for the reader, valid until the thread's next failing call.

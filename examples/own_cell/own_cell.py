@@ -21,9 +21,9 @@ import extops
 HERE = Path(__file__).resolve().parent
 
 
-def step(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+def step(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
     """One step in PyTorch."""
-    n_x, f, n_h = columns.chunk(3, dim=1)
+    n_x, f, n_h = gates.chunk(3, dim=1)
     f = torch.sigmoid(f)
     new_c = old_c + f * (torch.tanh(n_x + f * n_h) - old_c)
     return new_c, new_c

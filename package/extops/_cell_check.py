@@ -22,7 +22,7 @@ _TOLERANCES = {
 
 
 def check_cell(cell: Callable[..., Any], state_sizes: Sequence[int] = (5, 100, 300, 600)) -> None:
-    """Compares a cell of one's own with its step in PyTorch: each column, both states, the gradients of each, and those
+    """Compares a cell of one's own with its step in PyTorch: each gate, both states, the gradients of each, and those
     of the parameters, on every device that is there, in float64, float32, float16 and bfloat16.
 
     On a GPU, states of different sizes are computed by different kernels, which precompute the local derivatives
@@ -33,7 +33,7 @@ def check_cell(cell: Callable[..., Any], state_sizes: Sequence[int] = (5, 100, 3
         state_sizes: the numbers of units to try.
 
     Raises:
-        AssertionError: something differs; the message says what, in which column, where, and by how much.
+        AssertionError: something differs; the message says what, in which gate, where, and by how much.
         TypeError: ``cell`` is something else.
     """
     found = next((x for x in loaded.values() if x.function is cell), None)
@@ -87,9 +87,9 @@ class _Check:
         output, h_n, c_n, gates, cells = (x.double() for x in results)
         new_cs = [*cells] if self.cell.facts.saves_new_c else [*cells[1:], c_n]
         for t in range(_TIME):
-            columns = self.cell.composition.gates(input[t], *parameters, h)
-            for number, found, expected in self._columns(gates[t], columns):
-                self._compare(f"column {number}", found, expected)
+            expected_gates = self.cell.composition.gates(input[t], *parameters, h)
+            for number, found, expected in self._gates(gates[t], expected_gates):
+                self._compare(f"gate {number}", found, expected)
             h, c = self.cell.step(gates[t], c)
             self._compare("the new c", new_cs[t], c, "new_c")
             self._compare("h", output[t], h, "output")
@@ -115,9 +115,9 @@ class _Check:
             wide: list[Any] = [x if x is None else x.double() for x in arguments]
             expected_gates, expected_h, expected_c = self.cell.composition.sequence_backward(*wide)
             for t in reversed(range(time)):  # the order of the computation
-                for number, found, expected in self._columns(grad_gates[t], expected_gates[t]):
-                    what = f"the gradient of column {number} for {given}"
-                    self._compare(what, found, expected, "to_columns and to_c")
+                for number, found, expected in self._gates(grad_gates[t], expected_gates[t]):
+                    what = f"the gradient of gate {number} for {given}"
+                    self._compare(what, found, expected, "to_gates and to_c")
             self._compare(f"the gradient of the old c for {given}", grad_c, expected_c, "to_old_c")
             self._compare(f"the gradient of the old h for {given}", grad_h, expected_h)
 
@@ -134,10 +134,10 @@ class _Check:
         for name, one, other in zip(names, found, expected, strict=True):
             self._compare(f"the gradient of {name}", one, other)
 
-    def _columns(self, *tensors: Tensor) -> Iterator[Any]:
-        """The number of each column, and what it is in tensors of a step."""
+    def _gates(self, *tensors: Tensor) -> Iterator[Any]:
+        """The number of each gate, and what it is in tensors of a step."""
         parts = (x.split(self.state_size, dim=1) for x in tensors)
-        return zip(range(self.cell.facts.columns), *parts, strict=True)
+        return zip(range(self.cell.facts.gates), *parts, strict=True)
 
     def _compare(self, what: str, found: Tensor, expected: Tensor, where: str = "") -> None:
         here = f"check_cell: {self.cell.name} on {self.device} in {self.dtype}, {self.state_size} units"

@@ -53,8 +53,21 @@ def is_forward_mode() -> bool:
 
 # -- quick questions, which every call asks
 
+
+def _stream_by_object(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+current_stream: Callable[[int], int] = _stream_by_object
+"""The address of the current stream of a GPU."""
+if torch.backends.cuda.is_built():
+    current_stream = _find("_C._cuda_getCurrentRawStream", _stream_by_object)
+
 is_tracing: Callable[[], bool] = _find("_C._is_tracing", cast("Any", torch.jit).is_tracing)
 """Whether ``torch.jit.trace`` records a call. For eager code: torch.compile cannot trace it."""
+
+uncompiled: Callable[[Any], Any] = _find("_disable_dynamo", torch.compiler.disable)
+"""What ``torch.compiler.disable`` does, without importing the compiler before the first call."""
 
 _matmul, _cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
 if hasattr(_matmul, "fp32_precision"):  # since torch 2.9
@@ -66,7 +79,7 @@ if hasattr(_matmul, "fp32_precision"):  # since torch 2.9
     )
 
     def allows_tf32() -> bool:
-        """Whether torch's switch lets products of float32 matrices on CUDA be computed in TF32."""
+        """Whether torch's switch lets GEMMs of float32 on CUDA be computed in TF32."""
         return bool(_precision("cuda", "matmul") == "tf32")
 
     # What torch.compiler.assume_constant_result does, without importing the compiler. Code compiled for one position of

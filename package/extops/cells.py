@@ -45,8 +45,8 @@ class Loaded:
     function: Callable[..., Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        def step(columns: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
-            return self.step(columns, old_c)
+        def step(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+            return self.step(gates, old_c)
 
         backward = _backward_of_new(step) if self.facts.saves_new_c else _backward_of(step)
         self.composition = reference.cell_of_parts(self.facts, step, backward)
@@ -67,8 +67,8 @@ def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> Callable[
     Args:
         name: that of ``EXTOPS_CELL`` in the sources; the operator is ``torch.ops.extops.<name>_sequence``.
         sources: a C++ file and a CUDA file, which is left out where torch has no GPU.
-        step: one step in PyTorch, for gradients of higher order: ``step(columns, old_c)`` gives ``h`` and the new
-            ``c``, where ``columns`` is ``[B, kColumns * S]``. :func:`extops.check_cell` compares it with the sources.
+        step: one step in PyTorch, for gradients of higher order: ``step(gates, old_c)`` gives ``h`` and the new
+            ``c``, where ``gates`` is ``[B, kGates * S]``. :func:`extops.check_cell` compares it with the sources.
 
     Returns:
         A function like :func:`extops.lstm_sequence` if it is called with a state ``(h_0, c_0)``, and like
@@ -150,9 +150,9 @@ def _check_sources(name: str, sources: Sequence[str | Path]) -> None:
 
 def _backward_of(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
     def backward(
-        grad_h: Tensor, grad_c: Tensor, columns: Tensor, old_c: Tensor
+        grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
     ) -> tuple[Tensor, Tensor]:
-        _, pull_back = cast("Any", torch.func).vjp(step, columns, old_c)
+        _, pull_back = cast("Any", torch.func).vjp(step, gates, old_c)
         gradients: tuple[Tensor, Tensor] = pull_back((grad_h, grad_c))
         return gradients
 
@@ -161,17 +161,17 @@ def _backward_of(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
 
 def _backward_of_new(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
     """The backward from the cell state after the step. This is linear in the state before, with a factor that depends
-    on the columns alone (``to_old_c`` in ``csrc/cells/cell.h``).
+    on the gates alone (``to_old_c`` in ``csrc/cells/cell.h``).
     """
     backward = _backward_of(step)
 
     def backward_of_new(
-        grad_h: Tensor, grad_c: Tensor, columns: Tensor, new_c: Tensor
+        grad_h: Tensor, grad_c: Tensor, gates: Tensor, new_c: Tensor
     ) -> tuple[Tensor, Tensor]:
-        _, offset = step(columns, torch.zeros_like(new_c))
-        slope = step(columns, torch.ones_like(new_c))[1] - offset
-        old_c = (new_c - offset) / torch.where(slope == 0, 1, slope)
-        return backward(grad_h, grad_c, columns, old_c)
+        _, offset = step(gates, torch.zeros_like(new_c))
+        factor = step(gates, torch.ones_like(new_c))[1] - offset
+        old_c = (new_c - offset) / torch.where(factor == 0, 1, factor)
+        return backward(grad_h, grad_c, gates, old_c)
 
     return backward_of_new
 

@@ -5,6 +5,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from ctypes import POINTER, byref, c_char_p, c_void_p
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from extops import _private, reference
+from extops.binding._libraries import library
 from extops.calling import _autograd, _checks
 from extops.choosing import _packing
 from extops.choosing._packing import Packing, States
@@ -29,7 +31,7 @@ class _Beside:
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
-        self.side = torch.cuda.Stream(stream.device)
+        self.side = _new_stream(stream.device)
         # One event, recorded again for each wait: creating a new one would take as long as the wait.
         self._of_stream, self._of_side = torch.cuda.Event(), torch.cuda.Event()
 
@@ -55,9 +57,21 @@ class _Beside:
             self.fork()
 
 
-# Each stream has its own side stream, so that callers do not wait for each other. Only the last few are kept: a program
-# may keep creating streams.
-_beside = functools.lru_cache(_Beside)
+# Each stream has its own side stream, so that callers do not wait for each other.
+_beside = functools.cache(_Beside)
+
+
+def _new_stream(device: torch.device) -> torch.cuda.Stream:
+    """One that is nobody else's. torch has 32 of them, which it gives to all who ask: two graphs that are captured on
+    two streams could share one, and with it the workspace of cuBLAS, which their replays would use at the same time.
+    """
+    stream = c_void_p()
+    create = library("cuda").entry("create_stream", c_char_p, POINTER(c_void_p))
+    with torch.cuda.device(device):
+        error: bytes | None = create(byref(stream))
+    if error is not None:
+        raise RuntimeError(f"extops: no further CUDA stream can be created: {error.decode()}")
+    return torch.cuda.ExternalStream(stream.value or 0, device)
 
 
 def _streams(device: torch.device) -> _Beside | None:
@@ -92,8 +106,7 @@ def _both(
         streams.join()
 
 
-def _check_packed(name: str, data: Tensor, batch_sizes: Tensor) -> None:
-    sizes = batch_sizes.tolist()  # of numbers it takes less than of tensors
+def _check_packed(name: str, data: Tensor, sizes: list[int]) -> None:
     if sum(sizes) != len(data):
         raise RuntimeError(
             f"{name}: expected `input.data` to have {sum(sizes)} rows, the sum of `input.batch_sizes`, "
@@ -108,11 +121,13 @@ def _check_packed(name: str, data: Tensor, batch_sizes: Tensor) -> None:
         raise RuntimeError(f"{name}: expected `input.batch_sizes` of at least 0, but got {sizes}")
 
 
-def parameter_of(module: torch.nn.Module, name: str) -> Tensor:
-    """A parameter, read directly from where torch.nn.Module keeps it: attribute access looks there last."""
-    found: Tensor | None = getattr(module, "_parameters", {}).get(name)
-    # Others are computed by torch.nn.utils, or belong to a replica.
-    return getattr(module, name) if found is None else found
+def parameters_of(module: torch.nn.Module, names: Sequence[str]) -> list[Tensor]:
+    """Parameters, read directly from where torch.nn.Module keeps them: attribute access looks there last."""
+    kept = getattr(module, "_parameters", {})
+    found: list[Any] = [kept.get(name) for name in names]
+    if any(x is None for x in found):  # computed by torch.nn.utils, or of a replica
+        return [getattr(module, name) for name in names]
+    return found
 
 
 class LLTM(reference.LLTM):
@@ -162,7 +177,7 @@ class LLTM(reference.LLTM):
             _checks.check_tensor("lltm", "input", input)
             _checks.check_dims("lltm", "input", input, "batch, input_features")
             state = self.zero_state(input)
-        weights, bias = parameter_of(self, "weights"), parameter_of(self, "bias")
+        weights, bias = parameters_of(self, ("weights", "bias"))
         return self.step(input, weights, bias, *_checks.as_pair("LLTM", state))
 
 
@@ -181,6 +196,17 @@ def _unsqueezed(states: Sequence[Tensor]) -> Tensor:
 def _named(states: States) -> Iterator[tuple[str, Tensor]]:
     # As many names as states: torch.compile of 2.4 refuses others.
     return zip(("h_0", "c_0")[: len(states)], states, strict=True)
+
+
+def _forward(layers: torch.nn.Module, *arguments: Any) -> tuple[Any, Any]:
+    results: tuple[Any, Any] = layers.forward(*arguments)
+    return results
+
+
+forward_uncompiled: Callable[..., tuple[Any, Any]] = _private.uncompiled(_forward)
+"""For packed rows, whose number of samples only data tells: the compiler breaks its graph there, as it does for torch's
+layers.
+"""
 
 
 class Layers(torch.nn.Module):
@@ -215,6 +241,8 @@ class Layers(torch.nn.Module):
 
     def forward(self, input: Tensor | PackedSequence, state: Any = None) -> tuple[Any, Any]:
         """See the class."""
+        if isinstance(input, PackedSequence) and torch.compiler.is_dynamo_compiling():
+            return forward_uncompiled(self, input, state)
         states = None if state is None else self._as_states(state)
         for name, tensor in _named(states or ()):
             _checks.check_tensor(self._name, name, tensor)
@@ -243,25 +271,29 @@ class Layers(torch.nn.Module):
         """The rows stay in the order of their lengths, in which they are packed."""
         data, batch_sizes, to_sorted, to_original = input
         _checks.check_dims(self._name, "input.data", data, "rows, input_features")
-        batch: Any = batch_sizes[0] if _autograd.is_tracing() else int(batch_sizes[0])
-        states = self._checked_states(data, given, batch)
+        is_tracing = _autograd.is_tracing()
+        # Numbers take less time than tensors, which sizes are within a trace.
+        sizes: Any = batch_sizes if is_tracing else batch_sizes.tolist()
+        states = self._checked_states(data, given, sizes[0])
         if to_sorted is not None and given is not None:
             states = tuple(x.index_select(1, to_sorted) for x in states)
         found = None
-        if not (_autograd.is_tracing() or torch.compiler.is_compiling()):
-            _check_packed(self._name, data, batch_sizes)
-            found = self._forward_rows(data, batch_sizes, states)
+        if not is_tracing:
+            _check_packed(self._name, data, sizes)
+            found = self._forward_rows(data, batch_sizes, sizes, states)
         rows, states = found or self._forward_ragged(data, batch_sizes, states)
         if to_original is not None:
             states = tuple(x.index_select(1, to_original) for x in states)
         return PackedSequence(rows, batch_sizes, to_sorted, to_original), states
 
-    def _forward_rows(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results | None:
+    def _forward_rows(
+        self, rows: Tensor, batch_sizes: Tensor, sizes: list[int], states: States
+    ) -> Results | None:
         """The results if no row needs padding, else None. Rows of equal lengths are treated as if they were not packed,
-        as in torch.
+        as in torch. ``sizes`` are the batch sizes.
         """
-        steps, batch = len(batch_sizes), int(batch_sizes[0])
-        if len(rows) < steps * batch:
+        steps, batch = len(sizes), sizes[0]
+        if rows.shape[0] < steps * batch:
             return None
         padded = rows.reshape(steps, batch, rows.shape[1])
         output, states = self._forward_padded(padded, states, batch_first=False)
@@ -272,7 +304,7 @@ class Layers(torch.nn.Module):
         steps = batch_sizes.shape[0]
         is_tracing = _autograd.is_tracing()
         batch: Any = batch_sizes[0] if is_tracing else int(batch_sizes[0])
-        if not (is_tracing or torch.compiler.is_compiling()):
+        if not is_tracing:
             width = rows.shape[1] + 8 * getattr(self, self._size)  # gates, cells and outputs
             pieces = _packing.pieces_of(self._name, batch_sizes, width * rows.element_size(), rows)
             if len(pieces) > 1:
@@ -474,10 +506,9 @@ class LLTMLayer(Layers):
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, Tensor]:
         # Not get_parameter(), which torch 2.4 cannot trace.
-        weights = parameter_of(self, "weights" + suffix)
-        if not self.bias:
-            return weights, weights.new_zeros(len(weights))
-        return weights, parameter_of(self, "bias" + suffix)
+        names = ("weights" + suffix, "bias" + suffix)[: 1 + self.bias]
+        weights, *bias = parameters_of(self, names)
+        return weights, bias[0] if bias else weights.new_zeros(len(weights))
 
     def extra_repr(self) -> str:
         """The sizes, for ``repr``."""

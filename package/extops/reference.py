@@ -88,7 +88,7 @@ def lltm_input_backward(grad_gates: Tensor, weights: Tensor) -> tuple[Tensor, Te
     return grad_gates @ weights[:, :state_size], grad_gates @ weights[:, state_size:]
 
 
-def steps_that_count(lengths: Tensor, time: int) -> Tensor:
+def valid_steps(lengths: Tensor, time: int) -> Tensor:
     """``[T, B, 1]``: whether a step is valid, that is, within its row's length."""
     return (torch.arange(time, device=lengths.device).unsqueeze(1) < lengths).unsqueeze(2)
 
@@ -205,18 +205,18 @@ def gates_of_parts(
     bias_hh: Tensor | None,
     old_h: Tensor,
     *,
-    columns: int,
+    count: int,
     first_input: int,
 ) -> Tensor:
-    """The pre-activations, ``columns`` of them for each unit: the first have an input part, the last a recurrent part.
-    The weights of the input begin with those of column ``first_input``, and wrap around.
+    """The pre-activations, ``count`` of them for each unit: the first have an input part, the last a recurrent part.
+    The weights of the input begin with those of gate ``first_input``, and wrap around.
     """
     state_size = old_h.shape[1]
     of_input, of_h = F.linear(input, weight_ih, bias_ih), F.linear(old_h, weight_hh, bias_hh)
     if first_input:
         # Tuples: a trace treats a number that it computes as a constant.
         of_input = of_input.roll((first_input * state_size,), (1,))
-    after, before = (columns * state_size - x.shape[1] for x in (of_input, of_h))
+    after, before = (count * state_size - x.shape[1] for x in (of_input, of_h))
     return F.pad(of_input, (0, after)) + F.pad(of_h, (before, 0))
 
 
@@ -256,28 +256,26 @@ class Cell:
             output, cells, _ = gates.tensor_split((h.shape[1], 2 * h.shape[1]), dim=2)
             return output, h, c, gates, cells
         if lengths is not None:
-            counts = steps_that_count(lengths, len(input))
+            valid = valid_steps(lengths, len(input))
             # The gradient of the weights is a GEMM with the whole input, and zero times infinity or NaN is NaN.
-            input = torch.where(counts, input, 0)
-            known_gates = (
-                known_gates if known_gates is None else torch.where(counts, known_gates, 0)
-            )
+            input = torch.where(valid, input, 0)
+            known_gates = known_gates if known_gates is None else torch.where(valid, known_gates, 0)
         steps = []
         for t in _order(len(input), reverse):
             old_h, old_c = h, c
             if lengths is not None:
                 # Beyond its length a row is computed from zeros: its gates are the bias, and nothing overflows.
-                h, c = torch.where(counts[t], h, 0), torch.where(counts[t], c, 0)
+                h, c = torch.where(valid[t], h, 0), torch.where(valid[t], c, 0)
             gates = self.gates(input[t], *parameters, h)
             gates = with_values(gates, None if known_gates is None else known_gates[t])
             h, new_c = self.forward(gates, c)
             steps.append((h, gates, new_c if self.saves_new_c else c))
             c = new_c
             if lengths is not None:
-                h, c = torch.where(counts[t], h, old_h), torch.where(counts[t], c, old_c)
+                h, c = torch.where(valid[t], h, old_h), torch.where(valid[t], c, old_c)
         stacked = _stack(steps, reverse)
         if lengths is not None:
-            stacked = [torch.where(counts, x, 0) for x in stacked]
+            stacked = [torch.where(valid, x, 0) for x in stacked]
         output, gates, cells = stacked
         return output, h, c, gates, cells
 
@@ -300,20 +298,20 @@ class Cell:
         if time == 0:
             return gates.clone(), grad_h, grad_c
         if lengths is not None:
-            counts = steps_that_count(lengths, time)
-            gates, cells = torch.where(counts, gates, 0), torch.where(counts, cells, 0)
+            valid = valid_steps(lengths, time)
+            gates, cells = torch.where(valid, gates, 0), torch.where(valid, cells, 0)
         steps = []
         for t in _order(time, not reverse):
             later_h, later_c = grad_h, grad_c
             towards = grad_h if grad_output is None else grad_h + grad_output[t]
             grad_gates, grad_c = self.backward(towards, grad_c, gates[t], cells[t])
             if lengths is not None:
-                grad_gates = torch.where(counts[t], grad_gates, 0)
+                grad_gates = torch.where(valid[t], grad_gates, 0)
             first = grad_gates.shape[1] - len(weights)
             grad_h = grad_gates[:, first:] @ weights[:, :state_size]
             if lengths is not None:
-                grad_h = torch.where(counts[t], grad_h, later_h)
-                grad_c = torch.where(counts[t], grad_c, later_c)
+                grad_h = torch.where(valid[t], grad_h, later_h)
+                grad_c = torch.where(valid[t], grad_c, later_c)
             steps.append((grad_gates,))
         (grad_of_all_gates,) = _stack(steps, not reverse)
         return grad_of_all_gates, grad_h, grad_c
@@ -334,7 +332,7 @@ def cell_of_parts(
     backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
 ) -> Cell:
     """A cell with the weights of the input and of the hidden state apart, as torch's modules have them."""
-    gates = functools.partial(gates_of_parts, columns=facts.columns, first_input=facts.first_input)
+    gates = functools.partial(gates_of_parts, count=facts.gates, first_input=facts.first_input)
     return Cell(gates, forward, backward, bool(facts.saves_new_c))
 
 

@@ -14,7 +14,7 @@ from extops.binding import _devices, _schemas
 from extops.calling import _autocast, _autograd, _checks
 from extops.choosing import _choice, _cudnn
 from extops.choosing._packing import Packing, States
-from extops.modules import Layers, Results, parameter_of
+from extops.modules import Layers, Results, forward_uncompiled, parameters_of
 from extops.ops.sequence import (
     GRU_CELL,
     LSTM_CELL,
@@ -103,19 +103,21 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         _check_features(self._mode.partition("_")[0], input, self.input_size)
         return super()._checked_states(input, given, *batch)
 
-    def served_by(self, input: Tensor, batch_sizes: Tensor | None = None) -> str:
-        """``"torch"`` or ``"cudnn"`` where torch's own layers compute ``[T, B, I]`` or packed rows; else empty."""
+    def served_by(self, input: Tensor, sizes: Sequence[int] | None = None) -> str:
+        """``"torch"`` or ``"cudnn"`` where torch's own layers compute ``[T, B, I]``, or packed rows of batches of these
+        sizes; else empty.
+        """
         dtype = input.dtype
         if _autocast.is_on():
             if input.device.type != "cpu" or not _autocast.is_cast(input):
                 return _choice.OURS
             dtype = torch.get_autocast_dtype("cpu")
-        if batch_sizes is None:
+        if sizes is None:
             time, batch, features = input.shape
             rows = time * batch
         else:
             rows, features = input.shape
-            time, batch = len(batch_sizes), int(batch_sizes[0])
+            time, batch = len(sizes), sizes[0]
         problem = _choice.Problem(
             self._mode.lower(),
             dtype,
@@ -128,14 +130,18 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             1 + self.bidirectional,
             torch.is_grad_enabled(),
         )
-        if input.device.type == "cpu":
-            if _autocast.is_on() and torch.is_grad_enabled() and not problem.is_ragged:
-                return _choice.OURS  # oneDNN's has no gradients of higher order
-            return _choice.on_cpu(problem, _cudnn.has_onednn)
-        return _cudnn.chosen(problem, input) if input.is_cuda else _choice.OURS
+        if input.is_cuda:
+            return _cudnn.chosen(problem, input)
+        if input.device.type != "cpu":
+            return _choice.OURS
+        if _autocast.is_on() and problem.with_gradients and not problem.is_ragged:
+            return _choice.OURS  # oneDNN's has no gradients of higher order
+        return _choice.on_cpu(problem, _cudnn.has_onednn)
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         """As of torch's layers, whose state has this name."""
+        if isinstance(input, PackedSequence) and torch.compiler.is_dynamo_compiling():
+            return forward_uncompiled(self, input, hx)
         states = self._plain_states(input, hx)
         if states is None or not isinstance(input, Tensor):
             return super().forward(input, hx)
@@ -177,32 +183,36 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             states = _autocast.cast(*states)
         return super()._forward_padded(input, states, packing, batch_first=batch_first)
 
-    def _forward_rows(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results | None:
-        found = super()._forward_rows(rows, batch_sizes, states)
+    def _forward_rows(
+        self, rows: Tensor, batch_sizes: Tensor, sizes: list[int], states: States
+    ) -> Results | None:
+        found = super()._forward_rows(rows, batch_sizes, sizes, states)
         if found is not None or not _autograd.is_plain():
             return found
         # For zero rows torch computes no step.
-        if batch_sizes.dtype is not torch.int64 or batch_sizes[-1] == 0:
+        if batch_sizes.dtype is not torch.int64 or sizes[-1] == 0:
             return None
-        return self._by_torch(rows, states, batch_sizes)
+        return self._by_torch(rows, states, batch_sizes, sizes)
 
     def _by_torch(
         self,
         input: Tensor,
         states: States,
         batch_sizes: Tensor | None = None,
+        sizes: Sequence[int] | None = None,
         *,
         batch_first: bool = False,
     ) -> Results | None:
         """The results of torch's layers, for packed rows too; None if ours compute them."""
-        if not self.served_by(input.transpose(0, 1) if batch_first else input, batch_sizes):
+        if not self.served_by(input.transpose(0, 1) if batch_first else input, sizes):
             return None
         parameters = self._parameters_for_torchs(input, states)
         if parameters is None:
             return None
-        if input.device.type == "cpu" and (input.element_size() == 2 or _autocast.is_on()):
-            # Products in a 16-bit type read what lies between padded rows (torch 2.13).
+        if not input.is_cuda and (input.element_size() == 2 or _autocast.is_on()):
+            # GEMMs in a 16-bit type read what lies between padded rows (torch 2.13).
             input, states = input.contiguous(), tuple(x.contiguous() for x in states)
+            parameters = [x.contiguous() for x in parameters]
         call = _cudnn.Call(self._mode.lower(), self.bias, self.bidirectional, batch_first)
         if not (self.training and self.dropout > 0 and self.num_layers > 1):
             return _cudnn.run(call, input, states, parameters, batch_sizes)
@@ -222,7 +232,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         """All parameters, if torch's layers may get these arguments. Others must go to our checks, which raise our
         messages: cuDNN would read memory by the sizes of the layer.
         """
-        parameters = [parameter_of(self, name) for name in self._flat_weights_names]
+        parameters = parameters_of(self, self._flat_weights_names)
         if not _autocast.are_alike(input, (*parameters, *states)):
             return None
         sizes = self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.bias
@@ -234,7 +244,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]
-        return tuple(parameter_of(self, name + suffix) for name in names)
+        return tuple(parameters_of(self, [name + suffix for name in names]))
 
 
 @functools.cache
@@ -328,8 +338,7 @@ class _TorchCell(torch.nn.RNNCellBase):
         """The same for most calls, with as few checks as possible, since the host takes longer than the GPU; None for
         other calls.
         """
-        is_cpu = input.device.type == "cpu"
-        if not _autograd.is_plain() or input.dim() != 2 or (_autocast.is_on() and not is_cpu):
+        if not _autograd.is_plain() or input.dim() != 2:
             return None
         parameters = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
         if hx is None:
@@ -338,11 +347,14 @@ class _TorchCell(torch.nn.RNNCellBase):
             )
         states = self._as_states(hx)
         has_one_state = self._number_of_states == 1
-        step = None if _autocast.is_on() else self._step
+        # Autocast keeps what it cast of the weights for the next step, but only of torch's own cells.
+        is_cast = _autocast.is_on()
+        step = None if is_cast else self._step
         is_served = step is not None and step.serves(input, has_one_state)
         if step is not None and is_served and self.has_kernel(input):
             return self._of_states(step(input, *parameters, *states))
-        if (is_served or is_cpu) and suit_torchs(input, parameters, states):
+        is_torchs = is_served or (is_cast and input.is_cuda) or input.device.type == "cpu"
+        if is_torchs and suit_torchs(input, parameters, states):
             return self._torchs(input, hx, *parameters)  # little but GEMMs of a library
         return None
 

@@ -396,10 +396,10 @@ def test_layers_at_random_are_the_same_for_a_seed_and_small_enough(device: str) 
     assert max(x.time for x in drawn) > 300
 
 
-def test_products_of_a_layer() -> None:
+def test_multiply_adds_of_a_layer() -> None:
     shape = shapes.Shape("lstm", 5, 3, 7, 11, 2, 2, False, "float32", 0)
     # Both directions: of the input and the state, then of both outputs and the state.
-    assert shape.products == 5 * 3 * 2 * 4 * 11 * ((7 + 11) + (22 + 11))
+    assert shape.multiply_adds == 5 * 3 * 2 * 4 * 11 * ((7 + 11) + (22 + 11))
     assert str(shape) == "lstm 5, 3, 7, 11 x 2 both ways float32"
 
 

@@ -46,7 +46,7 @@ ELSEWHERE = {
     r"^(\.venv/bin/)?torchwheels build ": "compiles for minutes; test_building.py runs the like",
     r"^docker compose ": "test_compose.py compares what the services are",
     r"^docker context create ": "needs another machine",
-    r"^python examples/": "tests/test_examples.py runs it",
+    r"^(\.venv/bin/)?python examples/": "tests/test_examples.py runs it",
     r"^EXTOPS_JIT=csrc ": "compiles for minutes; test_just_in_time.py loads libraries that were compiled so",
     r"^(TORCH_CUDA_ARCH_LIST=\S+ )?python -m tools\.(mutate|sanitize) ": "needs a GPU",
     r"^python -m benchmarks\.(report|plots) ": "test_benchmarks.py makes both",

@@ -80,4 +80,4 @@ def test_that_nobody_looked_is_said(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     pages.look(tmp_path, tmp_path)
-    assert "NOBODY HAS LOOKED AT THE PAGES" in capsys.readouterr().out
+    assert "was not checked" in capsys.readouterr().out

@@ -69,7 +69,7 @@ def _small_kernels(device: str) -> list[Work]:
 
 
 @functools.cache
-def _large_products(device: str) -> list[Work]:
+def _large_gemms(device: str) -> list[Work]:
     on_gpu = device == "cuda"
     size, dtype = (4096, torch.bfloat16) if on_gpu else (300, torch.float32)
     a, b, c = torch.zeros(3, size, size, device=device, dtype=dtype)
@@ -82,5 +82,5 @@ _WORK: dict[str, Callable[[str], list[Work]]] = {
     "threads": lambda device: [],
     "sequence": lambda device: [],
     "elementwise": _small_kernels,
-    "products": _large_products,
+    "gemms": _large_gemms,
 }

@@ -121,8 +121,8 @@ class Case:
     graph: bool = one_of(False, cuda=(False, False, False, True))
     compile: str = one_of("", rarely=("aot_eager", "aot_eager", "inductor"), once_in=100)
     beside: str = one_of(
-        "nothing", "nothing", "elementwise", "products", "sequence", "threads",
-        cuda=("nothing", "elementwise", "elementwise", "products", "sequence", "threads"),
+        "nothing", "nothing", "elementwise", "gemms", "sequence", "threads",
+        cuda=("nothing", "elementwise", "elementwise", "gemms", "sequence", "threads"),
     )  # fmt: skip
     kernel: str = one_of("", cuda=("",) * 12 + KERNELS)
     cores: int = one_of(1, 1, 1, 2, 3)
@@ -223,19 +223,21 @@ def _settled_shapes(case: Case, device: str) -> Case:
 
 def _within_budget(case: Case, device: str) -> Case:
     """Less of what is largest, until the case takes well below a second."""
-    most_products, most_steps = (3e11, 400) if device == "cuda" else (3e8, 150)
+    most_multiply_adds, most_steps = (3e11, 400) if device == "cuda" else (3e8, 150)
     while True:
         directions = 1 + case.bidirectional
         steps = case.time * case.layers * directions
         inputs = max(case.features, directions * case.units if case.layers > 1 else 0)
-        products = 24 * steps * case.batch * case.units * (case.units + inputs)
+        multiply_adds = 24 * steps * case.batch * case.units * (case.units + inputs)
         if case.precision in ("bfloat16", "float16") and device == "cpu":
-            products *= 4
+            multiply_adds *= 4
         if device == "cuda":
-            products *= max(1, case.repeats // 20)
+            multiply_adds *= max(1, case.repeats // 20)
+            # Computed in PyTorch's own operations, a step keeps many times the memory.
+            multiply_adds *= 16 if case.transform or case.second_order else 1
         if steps > most_steps:
             case = dataclasses.replace(case, time=case.time // 2)
-        elif products > most_products:
+        elif multiply_adds > most_multiply_adds:
             # Of units there shall be many: what is peculiar to a kernel depends on them.
             weights = {"time": 1.0, "batch": 1.0, "features": 1.0, "units": 0.125}
             largest = max(weights, key=lambda name: weights[name] * getattr(case, name))

@@ -67,7 +67,7 @@ def _plain(gates: Callable[..., Tensor], step: Step) -> reference.Cell:
 
 
 def _kind(
-    columns: int,
+    count: int,
     step: Step,
     input: int,
     recurrent: int,
@@ -82,7 +82,7 @@ def _kind(
             "bias_hh": (recurrent * units,),
         }
 
-    gates = functools.partial(reference.gates_of_parts, columns=columns, first_input=first_input)
+    gates = functools.partial(reference.gates_of_parts, count=count, first_input=first_input)
     return Kind(_plain(gates, step), shapes, **options)
 
 

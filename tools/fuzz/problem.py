@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -142,6 +143,15 @@ class Problem:
             transformed = self._transformed(self._of_function, self.leaves)
         found = self._with_gradients(results, self.leaves, self.case.second_order)
         return {**found, **transformed}
+
+    def with_contiguous_leaves(self) -> Problem:
+        """The same numbers, as torch's module takes them."""
+        other = copy.copy(self)
+        other.leaves = {
+            name: torch.nn.Parameter(x.detach().contiguous(), requires_grad=x.requires_grad)
+            for name, x in self.leaves.items()
+        }
+        return other
 
     def run_torchs(self) -> Tensors | None:
         """Those of torch's module, if there is such a one."""

@@ -105,7 +105,7 @@ inline void mm_into(const Tensor& a, const Tensor& b, const Tensor& product) {
   call_aten("aten::mm", "out", a, b, product);
 }
 
-// The same for factors in 16-bit types on CUDA, with a product in float32.
+// The same for factors in 16-bit types on CUDA, with a result in float32.
 inline void mm_float32_into(const Tensor& a, const Tensor& b, const Tensor& product) {
   call_aten("aten::mm", "dtype_out", a, b, torch::headeronly::ScalarType::Float, product);
 }

@@ -1,4 +1,4 @@
-// What the bindings of all operators with products share.
+// What the bindings of all operators with GEMMs share.
 //
 // A `Device` is a type with the kernels' entry points and a `run(op, tensor, count, grain, kernel)` that calls `kernel`
 // with what the entry points take last. Some kernels, and TF32, exist only where `Device::kIsCuda`.
@@ -13,9 +13,9 @@ inline int64_t grain_of(int64_t multiplications) { return 1 + 250000 / std::max<
 
 inline bool is_half(ScalarType dtype) { return dtype == ScalarType::Half || dtype == ScalarType::BFloat16; }
 
-// The dtype, or TF32 where the device may compute products in it.
+// The dtype, or TF32 where the device may compute GEMMs in it.
 template <class Device>
-ScalarType product_dtype(ScalarType dtype, bool allow_tf32) {
+ScalarType gemm_dtype(ScalarType dtype, bool allow_tf32) {
   return dtype == ScalarType::Float && Device::kIsCuda && allow_tf32 ? ScalarType::TF32 : dtype;
 }
 

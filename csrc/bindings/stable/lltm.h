@@ -52,7 +52,7 @@ std::array<Tensor, 3> lltm(
   const Tensors tensors{&input, &weights, &bias, &old_h, &old_cell};
   check<LltmForward>(kOp, sizes, tensors, "input", input);
   [[maybe_unused]] const typename Device::Guard guard(input);
-  const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
+  const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
   if (const int64_t alignment = Device::lltm_alignment(dtype, sizes)) {
     return run<Device, LltmForward>(
         kOp, Device::lltm, dtype, sizes, tensors, input, sizes.state_size, grain_of_whole(sizes), alignment);
@@ -87,7 +87,7 @@ std::array<Tensor, 4> lltm_backward(
   const Tensors tensors{get(grad_h), get(grad_cell), &input, &old_h, &gates, &new_cell};
   check<LltmBackward>(kOp, sizes, tensors, "new_cell", new_cell);
   [[maybe_unused]] const typename Device::Guard guard(new_cell);
-  const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
+  const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
   if (const int64_t alignment = Device::lltm_backward_alignment(dtype, sizes)) {
     return run<Device, LltmBackward>(
         kOp, Device::lltm_backward, dtype, sizes, tensors, gates, sizes.state_size, grain_of_whole(sizes), alignment);
@@ -114,7 +114,7 @@ std::array<Tensor, 2> lltm_input_backward(const Tensor& grad_gates, const Tensor
           kOp, Device::lltm_input_backward, dtype, sizes, {&grad_gates, &weights}, grad_gates, state_size, 1);
     }
   }
-  // Two products, not two views of one: the results of an operator may not share memory.
+  // Two GEMMs, not two views of one: the results of an operator may not share memory.
   return {mm(grad_gates, columns(weights, 0, state_size)), mm(grad_gates, columns(weights, state_size, features))};
 }
 

@@ -131,7 +131,7 @@ int64_t grain_of_rows(const SequenceSizes& sizes) {
 template <class Cell>
 int64_t grain_of_step(const SequenceSizes& sizes) {
   constexpr int64_t kOfFunction = 16;  // multiply-adds that take as long
-  return grain_of(Cell::kColumns * kOfFunction * sizes.state_size);
+  return grain_of(Cell::kGates * kOfFunction * sizes.state_size);
 }
 
 inline std::optional<Dense> check_lengths(
@@ -213,16 +213,16 @@ std::array<Tensor, 5> run_checked(
   const SequenceSizes sizes =
       laid_out_like({steps[0], steps[1], h_0.sizes()[1], dense_weights.stride(), 0, 0, reverse, 0}, input);
   const Options options = input.options();
-  const std::optional<Dense> counts = check_lengths(kOp, lengths, sizes, options);
-  const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
+  const std::optional<Dense> dense_lengths = check_lengths(kOp, lengths, sizes, options);
+  const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
 
-  const Tensor products = multiply<Device>(dtype, rows_of(input, sizes, false), transpose(weights_x));
-  // If the products are in another order, a column's sum would overwrite the product of another column.
-  const bool in_place = Cell::kInput == Cell::kColumns && kFirstInputOf<Cell> == 0 && !is_half(dtype);
+  const Tensor input_gates = multiply<Device>(dtype, rows_of(input, sizes, false), transpose(weights_x));
+  // If the input GEMM is in another order, a pre-activation would overwrite the input part of another one.
+  const bool in_place = Cell::kInput == Cell::kGates && kFirstInputOf<Cell> == 0 && !is_half(dtype);
   Tensor gates = in_place ? make_sequence(
-                                sizes, Cell::kColumns * sizes.state_size,
-                                [&](Sizes shape, Sizes strides) { return reinterpret(products, shape, strides); })
-                          : allocate(options, sizes, Cell::kColumns * sizes.state_size);
+                                sizes, Cell::kGates * sizes.state_size,
+                                [&](Sizes shape, Sizes strides) { return reinterpret(input_gates, shape, strides); })
+                          : allocate(options, sizes, Cell::kGates * sizes.state_size);
   Tensor output = allocate(options, sizes, sizes.state_size);
   Tensor cells = allocate(options, sizes, sizes.state_size);
   if (output.numel() == 0) {
@@ -234,13 +234,13 @@ std::array<Tensor, 5> run_checked(
   const Dense dense_h_0(h_0, kSequenceAlignment), dense_c_0(c_0, kSequenceAlignment);
   SequenceArguments arguments{};
   arguments.sizes = sizes;
-  arguments.products = products.data();
+  arguments.input_gates = input_gates.data();
   arguments.weights_h = dense_weights.data();
   arguments.bias_x = data_of(dense_bias_x);
   arguments.bias_h = data_of(dense_bias_h);
   arguments.h_0 = dense_h_0.data();
   arguments.c_0 = dense_c_0.data();
-  arguments.lengths = static_cast<const int64_t*>(data_of(counts));
+  arguments.lengths = static_cast<const int64_t*>(data_of(dense_lengths));
   arguments.output = output.mutable_data();
   arguments.h_n = h_n.mutable_data();
   arguments.c_n = c_n.mutable_data();
@@ -277,11 +277,11 @@ std::array<Tensor, 5> sequence_of_joined(
 
 // -- backward
 
-// The gradients of the recurrent columns of a step, numbered in the order of the backward: [batch, columns].
+// The gradients of the recurrent gates of a step, numbered in the order of the backward: [batch, gates].
 template <class Cell>
 Tensor recurrent_gradients(const Tensor& grad_gates, const SequenceSizes& sizes, int64_t step) {
-  const int64_t row = Cell::kColumns * sizes.state_size;
-  const int64_t first = (Cell::kColumns - Cell::kRecurrent) * sizes.state_size;
+  const int64_t row = Cell::kGates * sizes.state_size;
+  const int64_t first = (Cell::kGates - Cell::kRecurrent) * sizes.state_size;
   const int64_t shape[] = {sizes.batch, row - first};
   const int64_t strides[] = {sizes.batch_stride * row, 1};
   const int64_t t = sizes.reverse ? step : sizes.time - 1 - step;
@@ -365,10 +365,10 @@ std::array<Tensor, 3> sequence_backward(
   const SequenceSizes sizes =
       laid_out_like({steps[0], steps[1], steps[2], weights_h.stride(), 0, 0, reverse, 0}, gates);
   const Options options = gates.options();
-  const std::optional<Dense> counts = check_lengths(kOp, get(lengths), sizes, options);
-  const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
+  const std::optional<Dense> dense_lengths = check_lengths(kOp, get(lengths), sizes, options);
+  const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
 
-  Tensor grad_gates = allocate(options, sizes, Cell::kColumns * sizes.state_size);
+  Tensor grad_gates = allocate(options, sizes, Cell::kGates * sizes.state_size);
   if (cells.numel() == 0) {
     return {
         std::move(grad_gates), passed_through(get(grad_h_n), options, sizes),
@@ -388,7 +388,7 @@ std::array<Tensor, 3> sequence_backward(
   arguments.weights_h = weights_h.data();
   arguments.gates = dense_gates.data();
   arguments.cells = dense_cells.data();
-  arguments.lengths = static_cast<const int64_t*>(data_of(counts));
+  arguments.lengths = static_cast<const int64_t*>(data_of(dense_lengths));
   arguments.grad_gates = grad_gates.mutable_data();
   arguments.grad_h_0 = grad_h_0.mutable_data();
   arguments.grad_c_0 = grad_c_0.mutable_data();

@@ -56,7 +56,7 @@ std::array<Tensor, 3> step(
   const Tensor* const bias_h = get(bias_hh);
   check<StepTensors<Cell>>(kOp, sizes, {&input, &weight_ih, &weight_hh, bias_x, bias_h, &h_0, &c_0}, "input", input);
   [[maybe_unused]] const typename Device::Guard guard(input);
-  const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
+  const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
   const Options options = input.options();
   Tensor h = allocate(options, sizes.batch, sizes.state_size);
   Tensor c = allocate(options, sizes.batch, sizes.state_size);
@@ -69,12 +69,12 @@ std::array<Tensor, 3> step(
   arguments.c_0 = dense_c_0.data();
   arguments.h = h.mutable_data();
   arguments.c = c.mutable_data();
-  const auto finish = [&](Tensor columns) -> std::array<Tensor, 3> {
-    arguments.columns = columns.mutable_data();
+  const auto finish = [&](Tensor gates) -> std::array<Tensor, 3> {
+    arguments.gates = gates.mutable_data();
     Device::run(kOp, input, 0, 0, [&](auto stream) { return Entries::forward(dtype, arguments, stream); });
-    return {std::move(h), std::move(c), std::move(columns)};
+    return {std::move(h), std::move(c), std::move(gates)};
   };
-  const auto new_columns = [&] { return allocate(options, sizes.batch, Cell::kColumns * sizes.state_size); };
+  const auto new_gates = [&] { return allocate(options, sizes.batch, Cell::kGates * sizes.state_size); };
   if (const int64_t alignment = Entries::alignment(dtype, sizes)) {
     const Dense dense_input(input, alignment), dense_h_0(h_0, alignment);
     const Rows weights_x(dtype, weight_ih, alignment), weights_h(dtype, weight_hh, alignment);
@@ -84,13 +84,13 @@ std::array<Tensor, 3> step(
     arguments.weights_x_stride = weights_x.stride();
     arguments.weights_h = weights_h.data();
     arguments.weights_h_stride = weights_h.stride();
-    return finish(new_columns());
+    return finish(new_gates());
   }
-  Tensor products_x = mm(input, transpose(weight_ih));
-  const Tensor products_h = mm(h_0, transpose(weight_hh));
-  arguments.products_x = products_x.data();
-  arguments.products_h = products_h.data();
-  return finish(kHasOneGradient<Cell> ? std::move(products_x) : new_columns());
+  Tensor input_gates = mm(input, transpose(weight_ih));
+  const Tensor hidden_gates = mm(h_0, transpose(weight_hh));
+  arguments.input_gates = input_gates.data();
+  arguments.hidden_gates = hidden_gates.data();
+  return finish(kHasOneGradient<Cell> ? std::move(input_gates) : new_gates());
 }
 
 // What the pointwise part of a backward gets, from the struct of a table.
@@ -100,7 +100,7 @@ StepBackwardArguments pointwise_of(const Table& in) {
   arguments.sizes = in.sizes;
   arguments.grad_h = in.grad_h;
   arguments.grad_c = in.grad_c;
-  arguments.columns = in.columns;
+  arguments.gates = in.gates;
   arguments.saved_c = in.saved_c;
   arguments.grad_x = in.grad_x;
   arguments.grad_h_part = in.grad_h_part;
@@ -108,24 +108,23 @@ StepBackwardArguments pointwise_of(const Table& in) {
   return arguments;
 }
 
-// The gradients of the columns. GEMMs compute those of the parameters, the input and the state from them.
+// The gradients of the gates. GEMMs compute those of the parameters, the input and the state from them.
 template <class Device, class Cell>
 std::array<Tensor, 3> step_backward(
-    const std::optional<Tensor>& grad_h, const std::optional<Tensor>& grad_c, const Tensor& columns,
+    const std::optional<Tensor>& grad_h, const std::optional<Tensor>& grad_c, const Tensor& gates,
     const Tensor& saved_c) {
   using Entries = typename Device::template Step<Cell>;
   using BackwardTensors = StepBackwardTensors<Cell>;
   constexpr const char* kOp = StepOf<Cell>::kBackward;
   const Sizes cell = matrix_sizes(kOp, "saved_c", saved_c);
   const StepSizes sizes{cell[0], 0, cell[1]};
-  const Tensors tensors{get(grad_h), get(grad_c), &columns, &saved_c};
+  const Tensors tensors{get(grad_h), get(grad_c), &gates, &saved_c};
   check<BackwardTensors>(kOp, sizes, tensors, "saved_c", saved_c);
   const auto backward = [](ScalarType dtype, const BackwardTensors& in, void* stream) {
     const StepBackwardArguments arguments = pointwise_of(in);
     return Entries::backward(dtype, arguments, stream);
   };
-  return run<Device, BackwardTensors>(
-      kOp, backward, kernel_dtype(kOp, "columns", columns), sizes, tensors, saved_c, 0, 0);
+  return run<Device, BackwardTensors>(kOp, backward, kernel_dtype(kOp, "gates", gates), sizes, tensors, saved_c, 0, 0);
 }
 
 // The gradients of both biases.
@@ -152,16 +151,16 @@ std::array<Tensor, 2> bias_backward(
 template <class Device, class Cell>
 std::array<Tensor, 7> step_parameters_backward(
     const std::optional<Tensor>& grad_h, const std::optional<Tensor>& grad_c, const Tensor& input, const Tensor& h_0,
-    const Tensor& columns, const Tensor& saved_c, const bool& allow_tf32) {
+    const Tensor& gates, const Tensor& saved_c, const bool& allow_tf32) {
   using Entries = typename Device::template Step<Cell>;
   constexpr const char* kOp = StepOf<Cell>::kParametersBackward;
   const Sizes cell = matrix_sizes(kOp, "saved_c", saved_c);
   const StepSizes sizes{cell[0], matrix_sizes(kOp, "input", input)[1], cell[1]};
-  const Tensors tensors{get(grad_h), get(grad_c), &input, &h_0, &columns, &saved_c};
+  const Tensors tensors{get(grad_h), get(grad_c), &input, &h_0, &gates, &saved_c};
   using AllTensors = StepParametersBackwardTensors<Cell>;
   check<AllTensors>(kOp, sizes, tensors, "saved_c", saved_c);
   [[maybe_unused]] const typename Device::Guard guard(saved_c);
-  const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "columns", columns), allow_tf32);
+  const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
   if (const int64_t alignment = Entries::backward_alignment(dtype, sizes)) {
     const auto backward = [](ScalarType dtype, const AllTensors& in, void* stream) {
       StepBackwardArguments arguments = pointwise_of(in);
@@ -177,7 +176,7 @@ std::array<Tensor, 7> step_parameters_backward(
     };
     return run<Device, AllTensors>(kOp, backward, dtype, sizes, tensors, saved_c, 0, 0, alignment);
   }
-  auto [grad_x, grad_h_part, grad_c_0] = step_backward<Device, Cell>(grad_h, grad_c, columns, saved_c);
+  auto [grad_x, grad_h_part, grad_c_0] = step_backward<Device, Cell>(grad_h, grad_c, gates, saved_c);
   const Tensor& of_h = kHasOneGradient<Cell> ? grad_x : grad_h_part;
   Tensor grad_weight_ih = mm(transpose(grad_x), input);
   Tensor grad_weight_hh = mm(transpose(of_h), h_0);
@@ -200,10 +199,10 @@ std::array<Tensor, 2> step_input_backward(
   check<StepInputBackwardTensors<Cell>>(
       kOp, sizes, {&grad_x, &grad_h_part, given, &weight_ih, &weight_hh}, "grad_x", grad_x);
   [[maybe_unused]] const typename Device::Guard guard(grad_x);
-  const ScalarType dtype = product_dtype<Device>(kernel_dtype(kOp, "grad_x", grad_x), allow_tf32);
+  const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "grad_x", grad_x), allow_tf32);
   if (Entries::input_backward_alignment(dtype, sizes) == 0) {
     const Tensor& of_h = kHasOneGradient<Cell> ? grad_x : grad_h_part;
-    // As a bias: the library adds it to the product.
+    // As a bias: the library adds it to the GEMM.
     return {mm(grad_x, weight_ih), given == nullptr ? mm(of_h, weight_hh) : linear(of_h, transpose(weight_hh), *given)};
   }
   const Dense dense_grad_x(grad_x), dense_grad_h_part(grad_h_part), weights_x(weight_ih), weights_h(weight_hh);

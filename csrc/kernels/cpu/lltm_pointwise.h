@@ -54,8 +54,8 @@ template <class T>
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; ++j) {
           const T* const gate = first_gate + j;
-          const C columns[] = {load(gate[0]), load(gate[state_size]), load(gate[2 * state_size])};
-          const CellState<C> state = cell_forward<Lltm, Math>(columns, load(old_c[j]));
+          const C gates[] = {load(gate[0]), load(gate[state_size]), load(gate[2 * state_size])};
+          const CellState<C> state = cell_forward<Lltm, Math>(gates, load(old_c[j]));
           store(c[j], state.c);
           store(h[j], state.h);
         }
@@ -112,11 +112,11 @@ template <class T>
 #pragma GCC ivdep
         for (int64_t j = 0; j < count; ++j) {
           const T* const gate = first_gate + j;
-          const C columns[] = {load(gate[0]), load(gate[state_size]), load(gate[2 * state_size])};
-          C gradients[Lltm::kColumns];
+          const C gates[] = {load(gate[0]), load(gate[state_size]), load(gate[2 * state_size])};
+          C gradients[Lltm::kGates];
           store(
               grad_old_c[j],
-              cell_backward<Lltm, Math>(columns, load(cell[j]), upstream_h[j], upstream_cell[j], gradients));
+              cell_backward<Lltm, Math>(gates, load(cell[j]), upstream_h[j], upstream_cell[j], gradients));
           store(grad_input_gate[j], gradients[Lltm::kInputGate]);
           store(grad_output_gate[j], gradients[Lltm::kOutputGate]);
           store(grad_candidate[j], gradients[Lltm::kCandidate]);

@@ -1,5 +1,5 @@
-// The LLTM cell of small problems in float32, product and pointwise part in one call. A library GEMM of that size
-// spends most of its time on choosing a kernel and packing operands.
+// The LLTM cell of small problems in float32, GEMM and pointwise part in one call. A library GEMM of that size spends
+// most of its time on choosing a kernel and packing operands.
 #include <vector>
 
 #include "../lltm.h"
@@ -84,11 +84,10 @@ template <int kRows, class Body>
   }
 }
 
-// products = [old_h | input] weights^T. A vector holds one column for as many rows of the batch as it has lanes.
+// gates = [old_h | input] weights^T. A vector holds one column for as many rows of the batch as it has lanes.
 template <int kBytes>
 [[gnu::always_inline]] inline void multiply_by_weights(
-    const Sizes& sizes, const Part& part, const float* input, const float* weights, const float* old_h,
-    float* products) {
+    const Sizes& sizes, const Part& part, const float* input, const float* weights, const float* old_h, float* gates) {
   constexpr int kLanes = kBytes / sizeof(float);
   constexpr int kLines = 8;
   const int64_t columns = sizes.columns();
@@ -106,7 +105,7 @@ template <int kBytes>
       multiply_long_tile<lines, 1, kBytes>(
           columns, weights + line * columns, columns, 1, transposed.data(), kLanes, tile, kLanes);
       for (int64_t r = 0; r < rows; ++r) {
-        float* __restrict to = products + (first_row + r) * 3 * sizes.state_size + line;
+        float* __restrict to = gates + (first_row + r) * 3 * sizes.state_size + line;
         for (int l = 0; l < lines; ++l) to[l] = tile[l * kLanes + r];
       }
     });
@@ -163,7 +162,7 @@ template <int kBytes>
 constexpr Error kOnlyFloat32 = "the kernel for small problems takes float32";
 
 // Where this is faster than oneDNN and MKL, as measured on a CPU with AVX-512. With few rows most lanes of a vector are
-// empty, which pays off only for very small products. Not where a size is zero: another may be huge.
+// empty, which pays off only for very small GEMMs. Not where a size is zero: another may be huge.
 bool is_small(ScalarType dtype, const Sizes& sizes) {
   const auto& [batch, input_features, state_size] = sizes;
   constexpr int64_t kRows = 16;

@@ -50,7 +50,7 @@ template <class T, class C>
 
 // The operands of to[r * to_stride + v * v_stride] = sum over d of a[r * a_stride + d] * b[d * kVectors + v].
 template <int kVectors, class C, int kBytes>
-struct Product {
+struct Gemm {
   int64_t rows;
   int64_t depth;
   const C* a;
@@ -66,15 +66,15 @@ struct Product {
 // The terms [begin, end) of kRows rows, added to those before.
 template <int kRows, int kVectors, class C, int kBytes>
 [[gnu::always_inline]] inline void multiply_tile(
-    const Product<kVectors, C, kBytes>& product, int64_t row, int64_t begin, int64_t end) {
+    const Gemm<kVectors, C, kBytes>& gemm, int64_t row, int64_t begin, int64_t end) {
   typedef C V __attribute__((vector_size(kBytes), may_alias));
-  const C* const a = product.a + row * product.a_stride;
+  const C* const a = gemm.a + row * gemm.a_stride;
   V sums[kRows][kVectors] = {};
   for (int64_t d = begin; d < end; ++d) {
-    const V* values = reinterpret_cast<const V*>(product.b + d * kVectors);
+    const V* values = reinterpret_cast<const V*>(gemm.b + d * kVectors);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
-      const C factor = a[r * product.a_stride + d];
+      const C factor = a[r * gemm.a_stride + d];
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[r][v] += factor * values[v];
     }
@@ -83,7 +83,7 @@ template <int kRows, int kVectors, class C, int kBytes>
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      V& total = *reinterpret_cast<V*>(product.to + (row + r) * product.to_stride + v * product.v_stride);
+      V& total = *reinterpret_cast<V*>(gemm.to + (row + r) * gemm.to_stride + v * gemm.v_stride);
       total = begin == 0 ? sums[r][v] : total + sums[r][v];
     }
   }
@@ -91,9 +91,9 @@ template <int kRows, int kVectors, class C, int kBytes>
 
 template <int kRows, int kVectors, class C, int kBytes>
 [[gnu::always_inline]] inline void multiply_tiles(
-    const Product<kVectors, C, kBytes>& product, int64_t row, int64_t begin, int64_t end) {
-  for (; row + kRows <= product.rows; row += kRows) multiply_tile<kRows>(product, row, begin, end);
-  if constexpr (kRows > 1) multiply_tiles<kRows / 2>(product, row, begin, end);
+    const Gemm<kVectors, C, kBytes>& gemm, int64_t row, int64_t begin, int64_t end) {
+  for (; row + kRows <= gemm.rows; row += kRows) multiply_tile<kRows>(gemm, row, begin, end);
+  if constexpr (kRows > 1) multiply_tiles<kRows / 2>(gemm, row, begin, end);
 }
 
 // How many rows of sums, a line of `b` and a factor stay in registers.
@@ -107,7 +107,7 @@ constexpr int most_rows(int vectors, int bytes) {
 // All rows pass through as many lines of `b` as stay in the L1 cache before the next ones. The sums of those lines are
 // added up, so that the error of long sums stays small, and in the same order for each row, in a tile of any size.
 template <int kVectors, class C, int kBytes>
-inline void Product<kVectors, C, kBytes>::operator()() const {
+inline void Gemm<kVectors, C, kBytes>::operator()() const {
   constexpr int kMostRows = most_rows(kVectors, kBytes);
   constexpr int64_t kTerms = 128;
   for (int64_t first = 0; first < depth; first += kTerms) {
@@ -190,93 +190,93 @@ struct Slice {
   }
 };
 
-// The columns of unit j, from rows of `stride` units each.
-template <class Cell, class C, int... kColumn>
-[[gnu::always_inline]] inline void load_columns(
-    const C* from, int64_t stride, C (&to)[Cell::kColumns], std::integer_sequence<int, kColumn...>) {
-  ((to[kColumn] = from[kColumn * stride]), ...);
+// The pre-activations of unit j, from rows of `stride` units each.
+template <class Cell, class C, int... kGate>
+[[gnu::always_inline]] inline void load_gates(
+    const C* from, int64_t stride, C (&to)[Cell::kGates], std::integer_sequence<int, kGate...>) {
+  ((to[kGate] = from[kGate * stride]), ...);
 }
 
-template <class Cell, class C, int... kColumn>
-[[gnu::always_inline]] inline void store_columns(
-    const C (&from)[Cell::kColumns], C* to, int64_t stride, std::integer_sequence<int, kColumn...>) {
-  ((to[kColumn * stride] = from[kColumn]), ...);
+template <class Cell, class C, int... kGate>
+[[gnu::always_inline]] inline void store_gates(
+    const C (&from)[Cell::kGates], C* to, int64_t stride, std::integer_sequence<int, kGate...>) {
+  ((to[kGate * stride] = from[kGate]), ...);
 }
 
-template <class Cell, class C, int kColumn = 0, class Between>
+template <class Cell, class C, int kGate = 0, class Between>
 [[gnu::always_inline]] inline void activate_rows(C* rows, int64_t padded, const Between& between) {
-  between(kColumn);
+  between(kGate);
 #pragma GCC ivdep
-  for (int64_t j = 0; j < padded; ++j) rows[j] = Cell::template activate<Math, kColumn>(rows[j]);
-  if constexpr (kColumn + 1 < Cell::kColumns) activate_rows<Cell, C, kColumn + 1>(rows + padded, padded, between);
+  for (int64_t j = 0; j < padded; ++j) rows[j] = Cell::template activate<Math, kGate>(rows[j]);
+  if constexpr (kGate + 1 < Cell::kGates) activate_rows<Cell, C, kGate + 1>(rows + padded, padded, between);
 }
 
-// A row's new state from its columns. Each loop computes one function: in a long dependency chain the CPU would wait
-// for each result.
+// A row's new state from its pre-activations. Each loop computes one function: in a long dependency chain the CPU would
+// wait for each result.
 template <class Cell, class C, int kBytes>
 struct Advance {
   int64_t units;
   int64_t vectors;  // that hold them
-  C* columns;
+  C* gates;
   C* cells;
   C* h;
-  const C* next_products;
+  const C* next_input_gates;
 
   [[gnu::always_inline]] void operator()() const {
-    constexpr auto kAll = std::make_integer_sequence<int, Cell::kColumns>();
+    constexpr auto kAll = std::make_integer_sequence<int, Cell::kGates>();
     const int64_t padded = vectors * Vector<C, kBytes>::kLanes;
-    activate_rows<Cell>(columns, padded, [&](int column) __attribute__((always_inline)) { prefetch_products(column); });
+    activate_rows<Cell>(gates, padded, [&](int gate) __attribute__((always_inline)) { prefetch_input_gates(gate); });
 #pragma GCC ivdep
     for (int64_t j = 0; j < padded; ++j) {
-      C a[Cell::kColumns];
-      load_columns<Cell>(columns + j, padded, a, kAll);
+      C a[Cell::kGates];
+      load_gates<Cell>(gates + j, padded, a, kAll);
       cells[j] = Cell::template new_c<Math>(a, cells[j]);
     }
 #pragma GCC ivdep
     for (int64_t j = 0; j < padded; ++j) {
-      C a[Cell::kColumns];
-      load_columns<Cell>(columns + j, padded, a, kAll);
+      C a[Cell::kGates];
+      load_gates<Cell>(gates + j, padded, a, kAll);
       h[j] = Cell::template output<Math>(a, cells[j]);
     }
   }
 
-  // One column's products of the next step. Not those of all columns at once: the CPU stalls when too many cache lines
-  // are under way. Beyond the last step the address is invalid, which a prefetch ignores.
-  [[gnu::always_inline]] void prefetch_products(int column) const {
-    if (column >= Cell::kInput) return;
+  // The next step's input part of one pre-activation. Not of all at once: the CPU stalls when too many cache lines are
+  // under way. Beyond the last step the address is invalid, which a prefetch ignores.
+  [[gnu::always_inline]] void prefetch_input_gates(int gate) const {
+    if (gate >= Cell::kInput) return;
     constexpr int64_t kCacheLine = 64;
-    const C* const products = next_products + column * units;
-    for (int64_t j = 0; j < units; j += kCacheLine / sizeof(C)) __builtin_prefetch(products + j);
+    const C* const input_gates = next_input_gates + gate * units;
+    for (int64_t j = 0; j < units; j += kCacheLine / sizeof(C)) __builtin_prefetch(input_gates + j);
   }
 };
 
-// The gradients of a row's columns, in their place, and of its state before.
+// The gradients of a row's pre-activations, in their place, and of its state before.
 template <class Cell, class C, int kBytes>
 struct Retreat {
   int64_t vectors;
-  C* columns;
+  C* gates;
   C* saved_c;
   C* squashed;
   C* grad_h;
   C* grad_cells;
 
   [[gnu::always_inline]] void operator()() const {
-    constexpr auto kAll = std::make_integer_sequence<int, Cell::kColumns>();
+    constexpr auto kAll = std::make_integer_sequence<int, Cell::kGates>();
     const int64_t padded = vectors * Vector<C, kBytes>::kLanes;
-    activate_rows<Cell>(columns, padded, [](int) __attribute__((always_inline)) {});
+    activate_rows<Cell>(gates, padded, [](int) __attribute__((always_inline)) {});
 #pragma GCC ivdep
     for (int64_t j = 0; j < padded; ++j) {
-      C a[Cell::kColumns];
-      load_columns<Cell>(columns + j, padded, a, kAll);
+      C a[Cell::kGates];
+      load_gates<Cell>(gates + j, padded, a, kAll);
       squashed[j] = Cell::template squash<Math>(a, saved_c[j]);
     }
 #pragma GCC ivdep
     for (int64_t j = 0; j < padded; ++j) {
-      C a[Cell::kColumns], gradients[Cell::kColumns];
-      load_columns<Cell>(columns + j, padded, a, kAll);
+      C a[Cell::kGates], gradients[Cell::kGates];
+      load_gates<Cell>(gates + j, padded, a, kAll);
       const C grad_c = grad_cells[j] + Cell::to_c(grad_h[j], a, squashed[j]);
-      Cell::template to_columns<Math>(grad_h[j], grad_c, a, saved_c[j], squashed[j], gradients);
-      store_columns<Cell>(gradients, columns + j, padded, kAll);
+      Cell::template to_gates<Math>(grad_h[j], grad_c, a, saved_c[j], squashed[j], gradients);
+      store_gates<Cell>(gradients, gates + j, padded, kAll);
       grad_cells[j] = Cell::to_old_c(grad_c, a);
     }
   }
@@ -289,19 +289,19 @@ class Forward {
       : in_(in),
         slice_(in.sizes, in.lengths, begin, end, 1),
         steps_(in.sizes, in.recurrent != nullptr),
-        bias_(slice_.vectors * Cell::kColumns),
-        columns_(slice_.rows.size() * slice_.vectors * Cell::kColumns),
+        bias_(slice_.vectors * Cell::kGates),
+        gates_(slice_.rows.size() * slice_.vectors * Cell::kGates),
         h_(slice_.load_state(steps_.first > 0 ? in.h_n : in.h_0)),
         cells_(slice_.load_state(steps_.first > 0 ? in.c_n : in.c_0)) {
     if (in.recurrent == nullptr) pack();
     const int64_t units = slice_.units;
-    for (int64_t column = 0; column < Cell::kColumns; ++column) {
-      C* const bias = bias_[column * slice_.vectors].at;
-      if (column < Cell::kInput && in.bias_x != nullptr) {
-        load_row(static_cast<const T*>(in.bias_x) + input_place<Cell>(column) * units, bias, units);
+    for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
+      C* const bias = bias_[gate * slice_.vectors].at;
+      if (gate < Cell::kInput && in.bias_x != nullptr) {
+        load_row(static_cast<const T*>(in.bias_x) + input_place<Cell>(gate) * units, bias, units);
       }
-      if (column < kFirstRecurrent<Cell> || in.bias_h == nullptr) continue;
-      const T* const bias_h = static_cast<const T*>(in.bias_h) + (column - kFirstRecurrent<Cell>)*units;
+      if (gate < kFirstRecurrent<Cell> || in.bias_h == nullptr) continue;
+      const T* const bias_h = static_cast<const T*>(in.bias_h) + (gate - kFirstRecurrent<Cell>)*units;
       for (int64_t unit = 0; unit < units; ++unit) bias[unit] += load(bias_h[unit]);
     }
   }
@@ -311,15 +311,15 @@ class Forward {
       const int64_t t = in_.sizes.reverse ? in_.sizes.time - 1 - step : step;
       const int64_t count = slice_.count_rows(t);
       for (int64_t v = 0; v < slice_.vectors && in_.recurrent == nullptr; ++v) {
-        run_with_width<kBytes>(Product<Cell::kRecurrent, C, kBytes>{
+        run_with_width<kBytes>(Gemm<Cell::kRecurrent, C, kBytes>{
             count, slice_.units, h_[0].at, slice_.vectors * kLanes, &weights_[v * slice_.units * Cell::kRecurrent],
-            &columns_[kFirstRecurrent<Cell> * slice_.vectors + v], slice_.vectors * Cell::kColumns, slice_.vectors});
+            &gates_[kFirstRecurrent<Cell> * slice_.vectors + v], slice_.vectors * Cell::kGates, slice_.vectors});
       }
       if (in_.recurrent != nullptr) load_recurrent();
       for (int64_t r = 0; r < count; ++r) update(t, r);
     }
     slice_.clear_padding(in_.output, slice_.units);
-    slice_.clear_padding(in_.gates, Cell::kColumns * slice_.units);
+    slice_.clear_padding(in_.gates, Cell::kGates * slice_.units);
     slice_.clear_padding(in_.cells, slice_.units);
     slice_.store_state(h_, in_.h_n);
     slice_.store_state(cells_, in_.c_n);
@@ -329,17 +329,17 @@ class Forward {
   using C = typename Compute<T>::type;
   using Vec = Vector<C, kBytes>;
   static constexpr int kLanes = Vec::kLanes;
-  static constexpr auto kAll = std::make_integer_sequence<int, Cell::kColumns>();
+  static constexpr auto kAll = std::make_integer_sequence<int, Cell::kGates>();
 
   [[gnu::always_inline]] void pack() {
     const T* const weights = static_cast<const T*>(in_.weights_h);
     const int64_t units = slice_.units;
     weights_.resize(slice_.vectors * Cell::kRecurrent * units);
     for (int64_t unit = 0; unit < units; unit += kLanes) {
-      for (int64_t column = 0; column < Cell::kRecurrent; ++column) {
+      for (int64_t gate = 0; gate < Cell::kRecurrent; ++gate) {
         pack(
-            weights + (column * units + unit) * in_.sizes.weights_stride,
-            &weights_[unit / kLanes * units * Cell::kRecurrent + column], std::min<int64_t>(kLanes, units - unit));
+            weights + (gate * units + unit) * in_.sizes.weights_stride,
+            &weights_[unit / kLanes * units * Cell::kRecurrent + gate], std::min<int64_t>(kLanes, units - unit));
       }
     }
   }
@@ -358,10 +358,10 @@ class Forward {
 
   [[gnu::always_inline]] void load_recurrent() {
     for (size_t r = 0; r < slice_.rows.size(); ++r) {
-      for (int64_t column = 0; column < Cell::kRecurrent; ++column) {
+      for (int64_t gate = 0; gate < Cell::kRecurrent; ++gate) {
         load_row(
-            static_cast<const C*>(in_.recurrent) + (slice_.rows[r].sample * Cell::kRecurrent + column) * slice_.units,
-            columns_[(r * Cell::kColumns + kFirstRecurrent<Cell> + column) * slice_.vectors].at, slice_.units);
+            static_cast<const C*>(in_.recurrent) + (slice_.rows[r].sample * Cell::kRecurrent + gate) * slice_.units,
+            gates_[(r * Cell::kGates + kFirstRecurrent<Cell> + gate) * slice_.vectors].at, slice_.units);
       }
     }
   }
@@ -370,39 +370,39 @@ class Forward {
     const int64_t units = slice_.units;
     const int64_t padded = slice_.vectors * kLanes;
     const int64_t row = slice_.offset(t, slice_.rows[r]);
-    C* const columns = columns_[r * slice_.vectors * Cell::kColumns].at;
-    add_up(row, columns, padded, kAll);
+    C* const gates = gates_[r * slice_.vectors * Cell::kGates].at;
+    add_up(row, gates, padded, kAll);
     C* const cells = cells_[r * slice_.vectors].at;
     C* const h = h_[r * slice_.vectors].at;
     const int64_t next = slice_.offset(in_.sizes.reverse ? t - 1 : t + 1, slice_.rows[r]);
     T* const saved_c = static_cast<T*>(in_.cells) + row * units;
     if constexpr (!Cell::kSavesNewC) store_row(cells, saved_c, units);
     run_with_width<kBytes>(Advance<Cell, C, kBytes>{
-        units, slice_.vectors, columns, cells, h, static_cast<const C*>(in_.products) + next * Cell::kInput * units});
+        units, slice_.vectors, gates, cells, h, static_cast<const C*>(in_.input_gates) + next * Cell::kInput * units});
     if constexpr (Cell::kSavesNewC) store_row(cells, saved_c, units);
     store_row(h, static_cast<T*>(in_.output) + row * units, units);
     if constexpr (!std::is_same_v<T, C>) load_row(static_cast<const T*>(in_.output) + row * units, h, units);
   }
 
-  // The columns from their parts, and as the backward will see them.
-  template <int... kColumn>
+  // Adds up the parts of the pre-activations, rounded as the backward will see them.
+  template <int... kGate>
   [[gnu::always_inline]] void add_up(
-      int64_t row, C* columns, int64_t padded, std::integer_sequence<int, kColumn...>) const {
-    (add_up<kColumn>(row, columns + kColumn * padded), ...);
+      int64_t row, C* gates, int64_t padded, std::integer_sequence<int, kGate...>) const {
+    (add_up<kGate>(row, gates + kGate * padded), ...);
   }
 
-  template <int kColumn>
+  template <int kGate>
   [[gnu::always_inline]] void add_up(int64_t row, C* sums) const {
     const int64_t units = slice_.units;
-    const C* const products =
-        static_cast<const C*>(in_.products) + (row * Cell::kInput + input_place<Cell>(kColumn)) * units;
-    const C* const bias = bias_[kColumn * slice_.vectors].at;
-    T* const to = static_cast<T*>(in_.gates) + (row * Cell::kColumns + kColumn) * units;
+    const C* const input_gates =
+        static_cast<const C*>(in_.input_gates) + (row * Cell::kInput + input_place<Cell>(kGate)) * units;
+    const C* const bias = bias_[kGate * slice_.vectors].at;
+    T* const to = static_cast<T*>(in_.gates) + (row * Cell::kGates + kGate) * units;
 #pragma GCC ivdep
     for (int64_t j = 0; j < units; ++j) {
       C sum = bias[j];
-      if constexpr (kColumn < Cell::kInput) sum = products[j] + sum;
-      if constexpr (kColumn >= kFirstRecurrent<Cell>) sum = sum + sums[j];
+      if constexpr (kGate < Cell::kInput) sum = input_gates[j] + sum;
+      if constexpr (kGate >= kFirstRecurrent<Cell>) sum = sum + sums[j];
       store(to[j], sum);
       sums[j] = load(to[j]);
     }
@@ -411,9 +411,9 @@ class Forward {
   const SequenceArguments& in_;
   Slice<T, kBytes> slice_;
   StepRange steps_;
-  Vectors<Vec> weights_;  // [vectors of units, units, recurrent columns]
-  Vectors<Vec> bias_;     // [columns, vectors of units]
-  Vectors<Vec> columns_;  // [rows, columns, vectors of units]
+  Vectors<Vec> weights_;  // [vectors of units, units, kRecurrent]
+  Vectors<Vec> bias_;     // [kGates, vectors of units]
+  Vectors<Vec> gates_;    // [rows, kGates, vectors of units]
   Vectors<Vec> h_;        // [rows, vectors of units]
   Vectors<Vec> cells_;
 };
@@ -426,8 +426,8 @@ class Backward {
         slice_(in.sizes, in.lengths, begin, end, kGroup),
         steps_(in.sizes, in.weights_h == nullptr),
         weights_(in.weights_h == nullptr ? 0 : slice_.vectors * depth()),
-        row_(slice_.vectors * (Cell::kColumns + 2)),
-        grad_columns_(slice_.rows.size() * depth()),
+        row_(slice_.vectors * (Cell::kGates + 2)),
+        grad_gates_(slice_.rows.size() * depth()),
         grad_h_(slice_.load_state(steps_.first > 0 ? in.grad_h_0 : in.grad_h_n)),
         grad_cells_(slice_.load_state(steps_.first > 0 ? in.grad_c_0 : in.grad_c_n)) {
     for (int64_t d = 0; d < depth() && in.weights_h != nullptr; ++d) {
@@ -446,11 +446,11 @@ class Backward {
       const int64_t count = slice_.count_rows(t);
       for (int64_t r = 0; r < count; ++r) update(t, r);
       for (int64_t v = 0; v < slice_.vectors && in_.weights_h != nullptr; v += kGroup) {
-        run_with_width<kBytes>(Product<kGroup, C, kBytes>{
-            count, depth(), grad_columns_.data(), depth(), &weights_[v * depth()], &grad_h_[v], slice_.vectors, 1});
+        run_with_width<kBytes>(Gemm<kGroup, C, kBytes>{
+            count, depth(), grad_gates_.data(), depth(), &weights_[v * depth()], &grad_h_[v], slice_.vectors, 1});
       }
     }
-    slice_.clear_padding(in_.grad_gates, Cell::kColumns * slice_.units);
+    slice_.clear_padding(in_.grad_gates, Cell::kGates * slice_.units);
     slice_.store_state(grad_h_, in_.grad_h_0);
     slice_.store_state(grad_cells_, in_.grad_c_0);
   }
@@ -467,32 +467,32 @@ class Backward {
     const int64_t units = slice_.units;
     const int64_t padded = slice_.vectors * kLanes;
     const int64_t row = slice_.offset(t, slice_.rows[r]);
-    C* const columns = row_[0].at;
-    C* const saved_c = columns + Cell::kColumns * padded;
+    C* const gates = row_[0].at;
+    C* const saved_c = gates + Cell::kGates * padded;
     C* const squashed = saved_c + padded;
     C* const grad_h = grad_h_[r * slice_.vectors].at;
     C* const grad_cells = grad_cells_[r * slice_.vectors].at;
-    const T* const gates = static_cast<const T*>(in_.gates) + row * Cell::kColumns * units;
-    for (int64_t k = 0; k < Cell::kColumns; ++k) load_row(gates + k * units, columns + k * padded, units);
+    const T* const saved_gates = static_cast<const T*>(in_.gates) + row * Cell::kGates * units;
+    for (int64_t k = 0; k < Cell::kGates; ++k) load_row(saved_gates + k * units, gates + k * padded, units);
     load_row(static_cast<const T*>(in_.cells) + row * units, saved_c, units);
     if (in_.grad_output != nullptr) {
       const T* const grad_output = static_cast<const T*>(in_.grad_output) + row * units;
 #pragma GCC ivdep
       for (int64_t j = 0; j < units; ++j) grad_h[j] += load(grad_output[j]);
     }
-    run_with_width<kBytes>(Retreat<Cell, C, kBytes>{slice_.vectors, columns, saved_c, squashed, grad_h, grad_cells});
-    T* const grad_gates = static_cast<T*>(in_.grad_gates) + row * Cell::kColumns * units;
-    for (int64_t k = 0; k < Cell::kColumns; ++k) store_row(columns + k * padded, grad_gates + k * units, units);
-    load_row(grad_gates + (Cell::kColumns - Cell::kRecurrent) * units, &grad_columns_[r * depth()], depth());
+    run_with_width<kBytes>(Retreat<Cell, C, kBytes>{slice_.vectors, gates, saved_c, squashed, grad_h, grad_cells});
+    T* const grad_gates = static_cast<T*>(in_.grad_gates) + row * Cell::kGates * units;
+    for (int64_t k = 0; k < Cell::kGates; ++k) store_row(gates + k * padded, grad_gates + k * units, units);
+    load_row(grad_gates + (Cell::kGates - Cell::kRecurrent) * units, &grad_gates_[r * depth()], depth());
   }
 
   const SequenceBackwardArguments& in_;
   Slice<T, kBytes> slice_;
   StepRange steps_;
-  Vectors<Vec> weights_;         // [groups of vectors of units, depth, kGroup]
-  Vectors<Vec> row_;             // columns, or their gradients, saved_c and squashed: [columns + 2, vectors of units]
-  std::vector<C> grad_columns_;  // of the recurrent ones: [rows, depth]
-  Vectors<Vec> grad_h_;          // [rows, vectors of units]
+  Vectors<Vec> weights_;       // [groups of vectors of units, depth, kGroup]
+  Vectors<Vec> row_;           // gates or their gradients, saved_c, squashed: [kGates + 2, vectors of units]
+  std::vector<C> grad_gates_;  // of the recurrent ones: [rows, depth]
+  Vectors<Vec> grad_h_;        // [rows, vectors of units]
   Vectors<Vec> grad_cells_;
 };
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops._products import mm
+from extops._gemm import mm
 from extops.binding import _libraries, _schemas
 from extops.binding._libraries import DTYPES
 from extops.calling import _autocast
@@ -167,7 +167,7 @@ def _lltm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     tensors = input, weights, bias, old_h, old_cell
     sizes = batch, _, state_size = _problem("lltm", *tensors)
-    dtype = device.product_dtype(input.dtype, allow_tf32)
+    dtype = device.gemm_dtype(input.dtype, allow_tf32)
     new_h, new_cell = (input.new_empty(batch, state_size) for _ in range(2))
     if alignment := device.alignment("lltm", dtype, sizes):
         gates = input.new_empty(batch, 3 * state_size)
@@ -232,7 +232,7 @@ def _lltm_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     name, upstream, tensors = "lltm_backward", (grad_h, grad_cell), (input, old_h, gates, new_cell)
     sizes = batch, features, state_size = _problem(name, *upstream, *tensors)
-    dtype = device.product_dtype(gates.dtype, allow_tf32)
+    dtype = device.gemm_dtype(gates.dtype, allow_tf32)
     if alignment := device.alignment(name, dtype, sizes):
         results = (
             gates.new_empty(batch, 3 * state_size),
@@ -299,11 +299,11 @@ def _sequence(
     else:
         weights_x, weights_h, *biases = parameters
     weights_h = _dense_rows(weights_h)
-    # The kernel may write the gates where it reads the products, if there is one for each, in the same order.
+    # The kernel may write the gates where it reads the result of the input GEMM, if that holds all, in the same order.
     in_order = _schemas.CELLS[name.removesuffix("_sequence")].first_input == 0
     in_place = in_order and input.dtype.itemsize > 2 and len(weights_x) == gates.shape[2]
     memory = _schemas.rows(gates, batch_first) if in_place else None
-    products = _multiply(_schemas.rows(input, batch_first), weights_x.t(), memory)
+    input_gates = _multiply(_schemas.rows(input, batch_first), weights_x.t(), memory)
     if output.numel() == 0:
         last = (x.clone(memory_format=torch.contiguous_format) for x in (h_0, c_0))
         return output, *last, gates, cells
@@ -311,9 +311,9 @@ def _sequence(
     def recurrent(step: int) -> Tensor:
         return _multiply(h_n if step > 0 else h_0, weights_h.t())
 
-    dtype = device.product_dtype(input.dtype, allow_tf32)
+    dtype = device.gemm_dtype(input.dtype, allow_tf32)
     dense = (x if x is None else _dense(x, _SEQUENCE_ALIGNMENT) for x in (*biases, h_0, c_0))
-    tensors = products, weights_h, *dense, lengths
+    tensors = input_gates, weights_h, *dense, lengths
     _run_sequence(device, name, dtype, reverse, input, weights_h, tensors, results, recurrent)
     return results
 
@@ -356,7 +356,7 @@ def _sequence_backward(
         return _dense(_schemas.rows(x, batch_first) if x.dim() == 3 else x, _SEQUENCE_ALIGNMENT)
 
     batch_first = _schemas.is_batch_first(gates)
-    dtype = device.product_dtype(gates.dtype, allow_tf32)
+    dtype = device.gemm_dtype(gates.dtype, allow_tf32)
     given = (dense(x) for x in (grad_output, *upstream))
     tensors = *given, weights_h, dense(gates), dense(cells), lengths
     _run_sequence(device, name, dtype, reverse, gates, weights_h, tensors, results, recurrent)

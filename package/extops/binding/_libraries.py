@@ -33,8 +33,8 @@ class Library:
             self._entries[name] = function
         return self._entries[name]
 
-    def product_dtype(self, dtype: torch.dtype, allow_tf32: bool) -> int:
-        """The kernels' number of the dtype, or of TF32 where products may be computed in it."""
+    def gemm_dtype(self, dtype: torch.dtype, allow_tf32: bool) -> int:
+        """The kernels' number of the dtype, or of TF32 where GEMMs may be computed in it."""
         return _TF32 if self.is_cuda and allow_tf32 and dtype is torch.float32 else DTYPES[dtype]
 
 

@@ -132,7 +132,7 @@ class Operator:
 class CellFacts:
     """What the library says of a recurrent cell, see ``csrc/cells/cell.h``."""
 
-    columns: int
+    gates: int
     input: int
     first_input: int
     recurrent: int

@@ -1,4 +1,4 @@
-"""The floating-point operations of the operators, for ``torch.utils.flop_counter``: those of products, as in torch."""
+"""The floating-point operations of the operators, for ``torch.utils.flop_counter``: those of GEMMs, as in torch."""
 
 import sys
 from collections.abc import Callable, Sequence

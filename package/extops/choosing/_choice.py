@@ -54,7 +54,7 @@ class Problem(NamedTuple):
         return self.time * self.layers
 
     @property
-    def products(self) -> int:
+    def multiply_adds(self) -> int:
         """Multiplications of a step by the recurrent weights."""
         return self.batch * self.gates * self.state**2
 
@@ -102,8 +102,8 @@ def _is_few(problem: Problem) -> bool:
         return time == 1 or state >= 128 or problem.rows > 50 * state
     if problem.with_gradients:
         return time <= max(3, state / 85)
-    has_large_products = problem.cell == "gru" and problem.rows > 30 * state
-    return time <= max(12 if has_large_products else 1, state / 22)
+    has_large_gemms = problem.cell == "gru" and problem.rows > 30 * state
+    return time <= max(12 if has_large_gemms else 1, state / 22)
 
 
 def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
@@ -122,7 +122,7 @@ def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
         return CUDNN
     if "step" in kernels:
         return OURS if _is_by_steps(problem, allow_tf32) else CUDNN
-    if "group" in kernels and allow_tf32 and is_quick and problem.products > _MOST_IN_GROUPS:
+    if "group" in kernels and allow_tf32 and is_quick and problem.multiply_adds > _MOST_IN_GROUPS:
         return CUDNN
     if problem.dtype is torch.float32:
         most = _FEW_STEPS if problem.with_gradients else 32
@@ -141,4 +141,4 @@ def _is_by_steps(problem: Problem, allow_tf32: bool) -> bool:
         return False
     dtype = torch.bfloat16 if allow_tf32 else problem.dtype
     are_few = problem.dtype is not torch.float32 and problem.steps <= _FEW_STEPS
-    return are_few or problem.products > _MULTIPLICATIONS[dtype]
+    return are_few or problem.multiply_adds > _MULTIPLICATIONS[dtype]

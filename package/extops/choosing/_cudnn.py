@@ -38,11 +38,11 @@ def place_of(input: Tensor, time: int, batch: int) -> Place:
     the pass.
     """
     given = _autocast.cast(input[:0])[0].dtype if _autocast.is_on() else input.dtype
-    dtype = library("cuda").product_dtype(given, _private.allows_tf32())
+    dtype = library("cuda").gemm_dtype(given, _private.allows_tf32())
     is_batch_first = input.dim() == 3 and _schemas.is_batch_first(input)
-    stream = torch.cuda.current_stream(input.device).cuda_stream
-    is_captured = torch.cuda.is_current_stream_capturing()
-    return dtype, time, batch, is_batch_first, input.device.index, stream, is_captured
+    device = input.get_device()
+    stream, is_captured = _private.current_stream(device), torch.cuda.is_current_stream_capturing()
+    return dtype, time, batch, is_batch_first, device, stream, is_captured
 
 
 def kernel_of(cell: str, state_size: int, backward: bool, place: Place) -> str:
@@ -114,7 +114,7 @@ _strict = _Strict()
 
 
 def _is_strict(tensor: Tensor) -> bool:
-    """Whether the switch of matrix products, which we follow, is off. cuDNN has its own, which is on by default."""
+    """Whether the switch of GEMMs, which we follow, is off. cuDNN has its own, which is on by default."""
     return tensor.dtype is torch.float32 and tensor.is_cuda and not _private.allows_tf32()
 
 

@@ -58,10 +58,10 @@ def which_kernel(
     Returns:
         On a CPU ``"cpu"``, or ``"torch"`` where torch's own layer computes it, forward and backward. On a GPU
         ``"tensor_block"``, ``"float32_block"``, ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, each one
-        kernel for all steps, or ``"step"``: a product and a kernel for each step. ``"cudnn"`` where torch's own layer
+        kernel for all steps, or ``"step"``: a GEMM and a kernel for each step. ``"cudnn"`` where torch's own layer
         computes an :class:`extops.LSTM` or :class:`extops.GRU`, forward and backward. Torch's layers serve where they
         are faster, and packed input whose rows differ in length, which ours would pad; but not under autocast.
-        ``"torch"`` for a cell on a GPU whose GEMMs are a library's: torch's own cell computes it.
+        ``"torch"`` for a cell on a GPU whose GEMMs are a library's, and under autocast: torch's own cell computes it.
         ``"lltm"`` where :func:`extops.lltm` computes the only step. The environment variable
         ``EXTOPS_SEQUENCE_KERNEL``, which a process reads once, names a kernel for GPUs to be taken instead; ``"none"``
         where that cannot serve the call, which then fails.
@@ -89,23 +89,31 @@ def which_kernel(
             f"which_kernel: expected `state` as {cell}_sequence takes it, but got {state!r}"
         )
     if isinstance(input, PackedSequence):
-        steps, batch_sizes = input.data, input.batch_sizes
-        time, batch = len(batch_sizes), int(batch_sizes[0])
+        steps, sizes = input.data, input.batch_sizes.tolist()
+        time, batch = len(sizes), sizes[0]
     else:
         _checks.check_tensor("which_kernel", "input", input)
-        steps, batch_sizes = _steps(call, input, batch_first), None
+        steps, sizes = _steps(call, input, batch_first), None
         time, batch = steps.shape[:2]
-    is_one_step = time == 1 and lengths is None and batch_sizes is None
+    is_one_step = time == 1 and lengths is None and sizes is None
     if cell == "lltm" and is_one_step:
         return "lltm"
     if isinstance(call, (LSTM, GRU, RNN)):
-        library = call.served_by(steps, batch_sizes)
+        library = call.served_by(steps, sizes)
         if library:
             return library
-    if steps.is_cuda and is_one_step and _loader.binding == "stable":
-        is_plain = isinstance(input, Tensor) and input.dim() == 2 and not _autocast.is_on()
-        is_torchs = isinstance(call, _CELLS) and is_plain and not call.has_kernel(steps[0])
-        return "torch" if is_torchs else "step"
+    is_stable = _loader.binding == "stable"
+    if (
+        isinstance(call, _CELLS)
+        and isinstance(input, Tensor)
+        and input.is_cuda
+        and input.dim() == 2
+    ):
+        is_torchs = is_stable and not call.has_kernel(input)
+        if is_torchs or _autocast.is_on():
+            return "torch"
+    if steps.is_cuda and is_one_step and is_stable:
+        return "step"
     if steps.is_cuda:
         return _cudnn.kernel_of(cell, state_size, backward, _cudnn.place_of(steps, time, batch))
     is_torchs = is_one_step and not (torch.is_grad_enabled() or _autocast.is_on())

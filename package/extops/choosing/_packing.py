@@ -62,7 +62,7 @@ def packing_of(name: str, batch_sizes: Tensor, batch: int, data: Tensor) -> Pack
 
 
 def pieces_of(name: str, batch_sizes: Tensor, bytes_of_row: int, data: Tensor) -> list[Piece]:
-    """One, or where that would pad many bytes, as many that a tenth is padded at most."""
+    """One piece or, where that would pad many bytes, so many that at most a tenth is padded."""
     sizes = batch_sizes.tolist()
     most = (len(sizes) * sizes[0] - len(data)) * bytes_of_row
     shares = _shares(sizes) if most > _FEW_BYTES else [(0, len(sizes))]
@@ -109,4 +109,5 @@ def run_in_pieces(
     if reverse:
         return torch.cat(outputs[::-1]), states
     lasts = zip(states, *reversed(ended), strict=True)
-    return torch.cat(outputs), tuple(torch.cat(each) for each in lasts)
+    # Before the first step they may have been of another dtype, which autocast has changed.
+    return torch.cat(outputs), tuple(torch.cat(each).to(each[0].dtype) for each in lasts)

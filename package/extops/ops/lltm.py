@@ -44,7 +44,7 @@ def lltm(
         old_cell: ``[B, S]``.
 
     All have one dtype (float64, float32, bfloat16 or float16) and one device, and may have any strides. Under
-    autocast they are cast as those of :class:`torch.nn.LSTMCell` are. Products of float32 on CUDA are computed in TF32
+    autocast they are cast as those of :class:`torch.nn.LSTMCell` are. Float32 GEMMs on CUDA are computed in TF32
     where torch's switch allows it (``torch.set_float32_matmul_precision``), in full precision otherwise.
 
     Returns:

@@ -52,7 +52,7 @@ class Cell:
         self.one_step = one_step
         self.step = Step(cell, found) if f"{cell}_step" in _schemas.OPERATORS else None
         self.first_input = _schemas.CELLS[cell].first_input
-        self.columns = _schemas.CELLS[cell].columns
+        self.gates = _schemas.CELLS[cell].gates
         self.cast = cast
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
@@ -135,7 +135,7 @@ class Cell:
         if not are_plain:
             return run(*inputs)
         time, batch, _ = input.shape
-        size = time * batch * self.columns * h.shape[1] * input.element_size()
+        size = time * batch * self.gates * h.shape[1] * input.element_size()
         if size <= CHUNK_BYTES:
             return run(*inputs)
         starts = range(0, time, -(-time // -(-size // CHUNK_BYTES)))
@@ -320,7 +320,7 @@ def _is_step_of_torch(input: Tensor, *others: Tensor | None) -> bool:
 
 def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any]) -> bool:
     """Whether torch's own may take the parameters of one direction: it also takes what ours refuses, such as a state of
-    another dtype, and broadcasts a bias. In a 16-bit type its products on a CPU read what lies between padded rows
+    another dtype, and broadcasts a bias. In a 16-bit type its GEMMs on a CPU read what lies between padded rows
     (2.13). Under autocast it casts what it computes with.
     """
     weight_ih, weight_hh, *others = parameters
@@ -332,7 +332,7 @@ def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any])
         return False
     if input.is_cuda or (input.element_size() > 2 and not _autocast.is_on()):
         return True
-    return all(x.is_contiguous() for x in (input, *states))
+    return all(x.is_contiguous() for x in (input, weight_ih, weight_hh, *states))
 
 
 def _lstm_step(input: Tensor, *others: Any) -> tuple[Tensor, Tensor] | None:

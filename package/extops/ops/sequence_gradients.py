@@ -1,5 +1,5 @@
 """The gradients of a sequence. The operator ``<cell>_sequence_backward`` goes from step to step, and gives those of the
-columns and of the first state; the others are products and sums over all steps at once.
+gates and of the first state; the others are GEMMs and sums over all steps at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from extops import _private, _products, reference
+from extops import _gemm, _private, reference
 from extops.binding import _schemas
 from extops.calling import _autocast
 
@@ -41,7 +41,7 @@ def gradients(
     )
     batch_first = _schemas.is_batch_first(gates)
     rows = _schemas.rows(grad_gates, batch_first)
-    valid = None if lengths is None else reference.steps_that_count(lengths, input.shape[0])
+    valid = None if lengths is None else reference.valid_steps(lengths, input.shape[0])
     state_size = h_0.shape[1]
     shift = cell.first_input * state_size
     weights_x = weights[0] if len(weights) > 1 else weights[0][:, state_size:]
@@ -53,16 +53,17 @@ def gradients(
     if needs_input:
         in_order = weights_x.roll(shift, 0) if shift else weights_x
         grad_input = _input_gradient(rows_x, in_order, input, valid, batch_first)
-    if any(needs_weights):
+    if len(weights) == 1 and needs_weights[0]:
         old_h = _old_h(h_0, output, lengths, batch_first, reverse)
-        if len(weights) == 1:
-            found[0] = torch.mm(rows.t(), _factor((old_h, input), valid, batch_first))
-        else:
-            if needs_weights[0]:
-                of_rows = torch.mm(rows_x.t(), _factor((input,), valid, batch_first))
-                found[0] = of_rows.roll(-shift, 0) if shift else of_rows
-            if needs_weights[1]:
-                found[1] = torch.mm(rows_h.t(), _factor((old_h,), valid, batch_first))
+        found[0] = torch.mm(rows.t(), _factor((old_h, input), valid, batch_first))
+    elif len(weights) > 1:
+        if needs_weights[0]:
+            of_rows = torch.mm(rows_x.t(), _factor((input,), valid, batch_first))
+            found[0] = of_rows.roll(-shift, 0) if shift else of_rows
+        if needs_weights[1]:
+            found[1] = _weight_hh_gradient(
+                rows_h, h_0, output, lengths, valid, batch_first, reverse
+            )
     if any(needs_biases):
         sums = rows.sum(0)
         if len(needs_biases) == 1:
@@ -76,14 +77,14 @@ def gradients(
 def _input_gradient(
     rows: Tensor, weights: Tensor, input: Tensor, valid: Tensor | None, batch_first: bool
 ) -> Tensor:
-    of_rows = _products.mm(rows, weights).view(_transposed(input, batch_first).shape)
+    of_rows = _gemm.mm(rows, weights).view(_transposed(input, batch_first).shape)
     grad_input = _transposed(of_rows, batch_first)
     # A weight may be infinite or NaN, and zero times that is NaN.
     return grad_input if valid is None else torch.where(valid, grad_input, 0)
 
 
 def _factor(steps: Sequence[Tensor], valid: Tensor | None, batch_first: bool) -> Tensor:
-    """What the gradients of the columns are multiplied by for those of the weights, in the same order of rows."""
+    """What the gradients of the gates are multiplied by for those of the weights, in the same order of rows."""
     of_batch = [_transposed(x, batch_first) for x in steps]
     joined = torch.cat(of_batch, dim=2) if len(steps) > 1 else of_batch[0]
     if valid is not None:  # steps that are not may be infinite or NaN, too
@@ -94,7 +95,7 @@ def _factor(steps: Sequence[Tensor], valid: Tensor | None, batch_first: bool) ->
 def _bias_gradients(
     sums: Tensor, of_input: int, of_h: int, shift: int, needs: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The sums of the first ``of_input`` columns and of the last ``of_h`` columns."""
+    """The first ``of_input`` of the sums and the last ``of_h`` of them, which may overlap."""
     first = sums.narrow(0, 0, of_input)
     second = sums.narrow(0, len(sums) - of_h, of_h)
     if shift:
@@ -102,6 +103,27 @@ def _bias_gradients(
     elif all(needs):
         first = first.clone()  # the two may overlap, and the caller may change one in place
     return first if needs[0] else None, second if needs[1] else None
+
+
+def _weight_hh_gradient(
+    rows: Tensor,
+    h_0: Tensor,
+    output: Tensor,
+    lengths: Tensor | None,
+    valid: Tensor | None,
+    batch_first: bool,
+    reverse: bool,
+) -> Tensor:
+    time = output.shape[0]
+    # Compared by a traced program, the number of steps would be a constant of it.
+    if lengths is not None or batch_first or not isinstance(time, int) or time < 2:
+        old_h = _old_h(h_0, output, lengths, batch_first, reverse)
+        return torch.mm(rows.t(), _factor((old_h,), valid, batch_first))
+    batch = len(h_0)  # rows of the first step, which are apart: the output is not copied behind h_0
+    others = (time - 1) * batch
+    of_first = rows.narrow(0, others if reverse else 0, batch).t() @ h_0
+    of_others = rows.narrow(0, 0 if reverse else batch, others).t()
+    return torch.addmm(of_first, of_others, output.narrow(0, int(reverse), time - 1).flatten(0, 1))
 
 
 def _old_h(

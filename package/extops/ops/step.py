@@ -44,7 +44,7 @@ class Step:
         self.number_of_states = facts.states
         self.saves_new_c = bool(facts.saves_new_c)
         self.has_one_gradient = (
-            facts.input == facts.recurrent == facts.columns and not facts.first_input
+            facts.input == facts.recurrent == facts.gates and not facts.first_input
         )
         self.composition = composition
         self.eager = _by_tf32(name)
@@ -72,21 +72,21 @@ class Step:
         input: Tensor,
         *others: Any,
         allow_tf32: bool = False,
-        known_columns: Tensor | None = None,
+        known_gates: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         *parameters, h, c = others
-        columns = self.composition.gates(input, *parameters, h)
-        columns = reference.with_values(columns, known_columns)
-        h, c = self.composition.forward(columns, c)
+        gates = self.composition.gates(input, *parameters, h)
+        gates = reference.with_values(gates, known_gates)
+        h, c = self.composition.forward(gates, c)
         # The results of an operator may not share memory.
-        return h, c.clone() if c is h else c, columns
+        return h, c.clone() if c is h else c, gates
 
     def _backward(
-        self, grad_h: Tensor | None, grad_c: Tensor | None, columns: Tensor, saved_c: Tensor
+        self, grad_h: Tensor | None, grad_c: Tensor | None, gates: Tensor, saved_c: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         zeros = torch.zeros_like(saved_c)
         grad_h, grad_c = (zeros if x is None else x for x in (grad_h, grad_c))
-        gradients, grad_c_0 = self.composition.backward(grad_h, grad_c, columns, saved_c)
+        gradients, grad_c_0 = self.composition.backward(grad_h, grad_c, gates, saved_c)
         state_size = saved_c.shape[1]
         of_input = self.facts.input * state_size
         of_h = 0 if self.has_one_gradient else self.facts.recurrent * state_size
@@ -101,12 +101,12 @@ class Step:
         grad_c: Tensor | None,
         input: Tensor,
         h_0: Tensor,
-        columns: Tensor,
+        gates: Tensor,
         saved_c: Tensor,
         *,
         allow_tf32: bool = False,
     ) -> tuple[Tensor, ...]:
-        grad_x, grad_h_part, grad_c_0 = self._backward(grad_h, grad_c, columns, saved_c)
+        grad_x, grad_h_part, grad_c_0 = self._backward(grad_h, grad_c, gates, saved_c)
         of_h = grad_x if self.has_one_gradient else grad_h_part
         weights = grad_x.t() @ input, of_h.t() @ h_0
         return grad_x, grad_h_part, grad_c_0, *weights, grad_x.sum(0), of_h.sum(0)
@@ -131,7 +131,7 @@ class Step:
 
     def has_kernel(self, input: Tensor, state_size: int) -> bool:
         """Whether GEMMs are a part of our kernel. Those of a library take torch's own cell no longer."""
-        dtype = library("cuda").product_dtype(input.dtype, _allows_tf32())
+        dtype = library("cuda").gemm_dtype(input.dtype, _allows_tf32())
         return _has_kernel(self.name, dtype, *input.shape, state_size, input.get_device())
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
@@ -162,7 +162,7 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, step: Step, allow_tf32: bool, *inputs: Tensor) -> tuple[Tensor, ...]:
         with _autograd.below_autograd():
-            h, c, columns = step.run(allow_tf32, inputs)
+            h, c, gates = step.run(allow_tf32, inputs)
         ctx.step = step
         ctx.set_materialize_grads(False)
         # The biases' values are not needed, and may change.
@@ -170,7 +170,7 @@ class _Step(torch.autograd.Function):
         ctx.biases = bias_ih, bias_hh
         ctx.versions = _autograd.versions(ctx.biases)
         kept = (c,) if step.saves_new_c else ()
-        ctx.save_for_backward(input, weight_ih, weight_hh, *states, columns, *kept)
+        ctx.save_for_backward(input, weight_ih, weight_hh, *states, gates, *kept)
         return (h, c)[: step.number_of_states]
 
     @staticmethod
@@ -178,15 +178,15 @@ class _Step(torch.autograd.Function):
         step: Step = ctx.step
         needs = ctx.needs_input_grad[2:]
         input, weight_ih, weight_hh, *others = ctx.saved_tensors
-        states, (columns, *new_c) = others[: step.number_of_states], others[step.number_of_states :]
+        states, (gates, *new_c) = others[: step.number_of_states], others[step.number_of_states :]
         inputs = (input, weight_ih, weight_hh, *ctx.biases, *states)
         if _autograd.needs_composite():
             is_same = _autograd.versions(ctx.biases) == ctx.versions
-            known_columns = None if is_same else columns
+            known_gates = None if is_same else gates
 
             def composite(*inputs: Tensor) -> tuple[Tensor, ...]:
                 repeated = inputs if step.number_of_states == 2 else (*inputs, inputs[-1])
-                found = step.composite(*repeated, known_columns=known_columns)
+                found = step.composite(*repeated, known_gates=known_gates)
                 return found[: step.number_of_states]
 
             found = _autograd.composite_gradients(composite, inputs, needs, towards)
@@ -195,7 +195,7 @@ class _Step(torch.autograd.Function):
         else:
             saved_c = new_c[0] if step.saves_new_c else inputs[-1]
             with _autograd.below_autograd():
-                found = _gradients(step, inputs, columns, saved_c, towards, needs)
+                found = _gradients(step, inputs, gates, saved_c, towards, needs)
         return None, None, *found
 
 
@@ -203,7 +203,7 @@ class _Step(torch.autograd.Function):
 def _gradients(
     step: Step,
     inputs: tuple[Tensor, ...],
-    columns: Tensor,
+    gates: Tensor,
     saved_c: Tensor,
     towards: tuple[Tensor | None, ...],
     needs: tuple[bool, ...],
@@ -216,14 +216,12 @@ def _gradients(
     of_parameters: tuple[Tensor | None, ...] = (None,) * 4
     if any(needs[1:5]):
         backward = step.eager_parameters_backward[in_tf32]
-        grad_x, grad_h_part, grad_c_0, *found = backward(
-            grad_h, grad_c, input, h_0, columns, saved_c
-        )
+        grad_x, grad_h_part, grad_c_0, *found = backward(grad_h, grad_c, input, h_0, gates, saved_c)
         of_parameters = tuple(
             x if needed else None for x, needed in zip(found, needs[1:5], strict=True)
         )
     else:
-        grad_x, grad_h_part, grad_c_0 = step.eager_backward(grad_h, grad_c, columns, saved_c)
+        grad_x, grad_h_part, grad_c_0 = step.eager_backward(grad_h, grad_c, gates, saved_c)
     grad_input = grad_h_0 = None
     if needs[0] or needs[5]:
         of_c = grad_c_0 if has_one_state else None

@@ -165,7 +165,7 @@ class Context {
   // Unique in the process, unlike the handle, which may be reused.
   uint64_t id() const { return id_; }
 
-  int multiprocessors() const {
+  int sm_count() const {
     static PerContext known;
     return known.get(id_, [&] {
       int count = device_attribute(cudaDevAttrMultiProcessorCount);

@@ -77,3 +77,11 @@ Error launch_error() {
 }  // namespace extops::cuda
 
 EXTOPS_API void extops_name_sequence_kernel_cuda(const char* name) { extops::cuda::sequence_kernel() = name; }
+
+EXTOPS_API Error extops_create_stream_cuda(void** stream) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // the calling stream may be captured in a graph
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  const cudaError_t status = cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream), cudaStreamNonBlocking);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
+}

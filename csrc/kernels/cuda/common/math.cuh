@@ -32,7 +32,7 @@ struct ExactMath {
   }
 };
 
-// By the special function units, with about six digits: enough where the products have no more, as in 16-bit types and
+// By the special function units, with about six digits: enough where the GEMMs have no more, as in 16-bit types and
 // TF32.
 struct FastMath {
   __device__ static float sigmoid(float x) { return __fdividef(1, 1 + exponential(-x)); }
@@ -61,7 +61,7 @@ struct FastMath {
   }
 };
 
-// Where products are of the full precision of T.
+// Where GEMMs are of the full precision of T.
 template <class T>
 using MathOf = std::conditional_t<sizeof(T) == 2, FastMath, ExactMath>;
 

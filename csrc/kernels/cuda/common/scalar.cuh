@@ -1,4 +1,4 @@
-// The element types of CUDA kernels, their conversions.
+// The element types of CUDA kernels and their conversions.
 #pragma once
 
 #include <cuda_bf16.h>

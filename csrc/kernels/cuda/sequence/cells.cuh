@@ -28,24 +28,24 @@ struct OwnCells {
 
   __device__ void move(int steps) { step += steps * advance; }
 
-  // Their offset in [time, batch, columns * state_size], `ahead` steps from here.
-  __device__ int64_t place(int columns, int ahead = 0) const { return (step + ahead * advance) * columns + unit; }
+  // Their offset in [time, batch, width * state_size], `ahead` steps from here.
+  __device__ int64_t place(int width, int ahead = 0) const { return (step + ahead * advance) * width + unit; }
 };
 
-// Their offsets at a step, in tensors of one value a cell and of `columns` values. A kernel that must not wait for
+// Their offsets at a step, in tensors of one value a cell and of `width` values. A kernel that must not wait for
 // address arithmetic keeps one for loads and one for stores.
 struct Cursor {
   int64_t state;
   int64_t place;
   int64_t advance;
-  int columns;
+  int width;
 
-  __device__ Cursor(const OwnCells& own, int columns)
-      : state(own.step + own.unit), place(own.place(columns)), advance(own.advance), columns(columns) {}
+  __device__ Cursor(const OwnCells& own, int width)
+      : state(own.step + own.unit), place(own.place(width)), advance(own.advance), width(width) {}
 
   __device__ void move() {
     state += advance;
-    place += columns * advance;
+    place += width * advance;
   }
 };
 
@@ -108,7 +108,7 @@ __device__ void store_if(uint32_t wanted, V* to, const V (&values)[kCount]) {
 }
 #undef EXTOPS_IF
 
-// How `kColumns` values of a thread's cells are loaded and stored, `stride` apart: by predicated instructions, for one
+// How `kValues` values of a thread's cells are loaded and stored, `stride` apart: by predicated instructions, for one
 // cell or an aligned pair. A load from global memory takes longer than a step, so values are prefetched to L2 `kAhead`
 // steps before.
 template <int kAhead_>
@@ -123,13 +123,13 @@ struct PredicatedAccess {
     exists = count > 0;
   }
 
-  template <class V, int kCount, int kColumns>
+  template <class V, int kCount, int kValues>
   __device__ void load(bool wanted, Packed<V, kCount>* packed, const V* from, int stride) const {
-    unrolled<kColumns>([&](int j) { load_if<V, kCount>(wanted, packed[j], from + j * stride); });
+    unrolled<kValues>([&](int j) { load_if<V, kCount>(wanted, packed[j], from + j * stride); });
   }
-  template <class V, int kCount, int kColumns>
+  template <class V, int kCount, int kValues>
   __device__ void store(V* to, int stride, const V (*values)[kCount]) const {
-    unrolled<kColumns>([&](int j) { store_if(exists, to + j * stride, values[j]); });
+    unrolled<kValues>([&](int j) { store_if(exists, to + j * stride, values[j]); });
   }
 };
 
@@ -139,27 +139,27 @@ struct PairAccess {
   int count;
   bool aligned;
 
-  template <class V, int kCount, int kColumns>
+  template <class V, int kCount, int kValues>
   __device__ void load(bool wanted, Packed<V, 2>* packed, const V* from, int stride) const {
     if (!wanted) return;
     if (aligned) {
-      unrolled<kColumns>([&](int j) { packed[j] = *reinterpret_cast<const Packed<V, 2>*>(from + j * stride); });
+      unrolled<kValues>([&](int j) { packed[j] = *reinterpret_cast<const Packed<V, 2>*>(from + j * stride); });
     } else {
-      unrolled<kColumns>(
+      unrolled<kValues>(
           [&](int j) { packed[j] = pack(bits_of(from + j * stride), count > 1 ? bits_of(from + j * stride + 1) : 0); });
     }
   }
 
-  template <class V, int kCount, int kColumns>
+  template <class V, int kCount, int kValues>
   __device__ void store(V* to, int stride, const V (*values)[2]) const {
     if (aligned) {
-      unrolled<kColumns>([&](int j) {
+      unrolled<kValues>([&](int j) {
         Packed<V, 2> packed;
         memcpy(&packed, values[j], sizeof(packed));
         if (count > 0) *reinterpret_cast<Packed<V, 2>*>(to + j * stride) = packed;
       });
     } else {
-      unrolled<kColumns>([&](int j) {
+      unrolled<kValues>([&](int j) {
         if (count > 0) to[j * stride] = values[j][0];
         if (count > 1) to[j * stride + 1] = values[j][1];
       });
@@ -167,25 +167,25 @@ struct PairAccess {
   }
 };
 
-// Or for a single cell. One thread may store its columns and another its state. With `kElseZero`, what is not loaded
+// Or for a single cell. One thread may store its gates and another its state. With `kElseZero`, what is not loaded
 // becomes zero, so that no register has to keep the old value.
 template <bool kElseZero>
 struct SingleAccess {
   static constexpr int kAhead = 0;
-  bool stores_columns;
+  bool stores_gates;
   bool stores_state;
 
-  template <class V, int kCount, int kColumns>
+  template <class V, int kCount, int kValues>
   __device__ void load(bool wanted, Packed<V, 1>* packed, const V* from, int stride) const {
-    unrolled<kColumns>([&](int j) {
+    unrolled<kValues>([&](int j) {
       if (kElseZero) packed[j] = 0;
       if (wanted) packed[j] = *reinterpret_cast<const Packed<V, 1>*>(from + j * stride);
     });
   }
-  template <class V, int kCount, int kColumns>
+  template <class V, int kCount, int kValues>
   __device__ void store(V* to, int stride, const V (*values)[1]) const {
-    if (!(kColumns > 1 ? stores_columns : stores_state)) return;
-    unrolled<kColumns>([&](int j) { to[j * stride] = values[j][0]; });
+    if (!(kValues > 1 ? stores_gates : stores_state)) return;
+    unrolled<kValues>([&](int j) { to[j * stride] = values[j][0]; });
   }
 };
 
@@ -194,7 +194,7 @@ struct SingleAccess {
 // The cells of a step as they are stored: zeros where the step is not valid.
 template <class Cell, class T, int kCount>
 struct KeptCells {
-  T columns[Cell::kColumns][kCount];
+  T gates[Cell::kGates][kCount];
   T c[kCount];
   T output[kCount];
 };
@@ -204,68 +204,67 @@ template <class Cell, class T, class Math, int kCount, class Access>
 class ForwardCells {
  public:
   using Kept = KeptCells<Cell, T, kCount>;
-  using Columns = float[Cell::kColumns][kCount];
+  using Gates = float[Cell::kGates][kCount];
 
   OwnCells own;
-  Counted counted;
+  ValidSteps valid;
   float h[kCount] = {};
 
   __device__ ForwardCells(const SequenceForward<Cell, T>& in, const OwnCells& own, const Access& access)
-      : own(own), counted(in.steps, own.count > 0 ? in.steps.length(own.sample) : 0, false), in_(in), access_(access) {
+      : own(own), valid(in.steps, own.count > 0 ? in.steps.length(own.sample) : 0, false), in_(in), access_(access) {
     unrolled<kCount>([&](int i) {
       if (i >= own.count) return;
       h[i] = load(in.h_0[own.state + i]);
       c_[i] = load(in.c_0[own.state + i]);
-      unrolled<Cell::kColumns>([&](int j) { bias_[j][i] = in.bias(j, own.unit + i); });
+      unrolled<Cell::kGates>([&](int j) { bias_[j][i] = in.bias(j, own.unit + i); });
     });
   }
 
   // Issues the loads of a step's input GEMM results, `ahead` steps from here or at `from`, if the step is valid.
-  __device__ void fetch(int step, int ahead) { fetch(step, in_.products + own.place(Cell::kInput, ahead)); }
+  __device__ void fetch(int step, int ahead) { fetch(step, in_.input_gates + own.place(Cell::kInput, ahead)); }
   __device__ void fetch(int step, const float* from) {
-    access_.template load<float, kCount, Cell::kInput>(counted(step), next_, from, in_.steps.state_size);
+    access_.template load<float, kCount, Cell::kInput>(valid(step), next_, from, in_.steps.state_size);
     if constexpr (Access::kAhead > 0) {
       const float* const far = from + Access::kAhead * Cell::kInput * own.advance;
-      unrolled<Cell::kInput>(
-          [&](int j) { prefetch_if(counted(step + Access::kAhead), far + j * in_.steps.state_size); });
+      unrolled<Cell::kInput>([&](int j) { prefetch_if(valid(step + Access::kAhead), far + j * in_.steps.state_size); });
     }
   }
 
   // The pre-activations without their recurrent part.
-  __device__ void begin_sums(Columns& sums) const {
-    unrolled<Cell::kColumns>([&](int j) {
-      float products[kCount] = {};
-      if (j < Cell::kInput) unpack<float, kCount>(products, next_[input_place<Cell>(j)]);
-      unrolled<kCount>([&](int i) { sums[j][i] = j < Cell::kInput ? products[i] + bias_[j][i] : bias_[j][i]; });
+  __device__ void begin_sums(Gates& sums) const {
+    unrolled<Cell::kGates>([&](int j) {
+      float input_gates[kCount] = {};
+      if (j < Cell::kInput) unpack<float, kCount>(input_gates, next_[input_place<Cell>(j)]);
+      unrolled<kCount>([&](int i) { sums[j][i] = j < Cell::kInput ? input_gates[i] + bias_[j][i] : bias_[j][i]; });
     });
   }
 
   // The same, added to sums that hold the recurrent part. `biases` are those of the unit, `stride` apart; they are read
   // again at each step and take no registers.
-  __device__ void end_sums(Columns& sums, const float* biases, int stride) const {
+  __device__ void end_sums(Gates& sums, const float* biases, int stride) const {
     static_assert(kCount == 1);
-    unrolled<Cell::kColumns>([&](int j) {
-      float product[1] = {};
-      if (j < Cell::kInput) unpack<float, 1>(product, next_[input_place<Cell>(j)]);
-      sums[j][0] = sums[j][0] + product[0] + biases[j * stride];
+    unrolled<Cell::kGates>([&](int j) {
+      float input_gate[1] = {};
+      if (j < Cell::kInput) unpack<float, 1>(input_gate, next_[input_place<Cell>(j)]);
+      sums[j][0] = sums[j][0] + input_gate[0] + biases[j * stride];
     });
   }
 
   // Computes the cells of a step. Their states change only at valid steps; before a sample's first valid step they are
   // its initial states.
-  __device__ Kept compute(const Columns& sums, int step) {
-    const bool counts = counted(step);
+  __device__ Kept compute(const Gates& sums, int step) {
+    const bool is_valid = valid(step);
     Kept kept;
     unrolled<kCount>([&](int i) {
-      float columns[Cell::kColumns];
-      unrolled<Cell::kColumns>([&](int j) {
-        store(kept.columns[j][i], counts ? sums[j][i] : 0.f);
-        columns[j] = load(kept.columns[j][i]);  // as the backward will see it
+      float gates[Cell::kGates];
+      unrolled<Cell::kGates>([&](int j) {
+        store(kept.gates[j][i], is_valid ? sums[j][i] : 0.f);
+        gates[j] = load(kept.gates[j][i]);  // as the backward will see it
       });
-      const CellState<float> state = cell_forward<Cell, Math>(columns, c_[i]);
-      store(kept.output[i], counts ? state.h : 0.f);
-      store(kept.c[i], counts ? state.saved_c : 0.f);
-      if (counts) {
+      const CellState<float> state = cell_forward<Cell, Math>(gates, c_[i]);
+      store(kept.output[i], is_valid ? state.h : 0.f);
+      store(kept.c[i], is_valid ? state.saved_c : 0.f);
+      if (is_valid) {
         h[i] = load(kept.output[i]);
         c_[i] = state.c;
       }
@@ -273,16 +272,16 @@ class ForwardCells {
     return kept;
   }
 
-  __device__ void leave(const Kept& kept) const {
-    leave(kept, in_.gates + own.place(Cell::kColumns), in_.cells + own.place(1), in_.output + own.place(1));
+  __device__ void write(const Kept& kept) const {
+    write(kept, in_.gates + own.place(Cell::kGates), in_.cells + own.place(1), in_.output + own.place(1));
   }
-  __device__ void leave(const Kept& kept, T* gates, T* cells, T* output) const {
-    access_.template store<T, kCount, Cell::kColumns>(gates, in_.steps.state_size, kept.columns);
+  __device__ void write(const Kept& kept, T* gates, T* cells, T* output) const {
+    access_.template store<T, kCount, Cell::kGates>(gates, in_.steps.state_size, kept.gates);
     access_.template store<T, kCount, 1>(cells, 0, &kept.c);
     access_.template store<T, kCount, 1>(output, 0, &kept.output);
   }
 
-  __device__ void leave_last_states() const {
+  __device__ void write_last_states() const {
     unrolled<kCount>([&](int i) {
       if (i >= own.count) return;
       store(in_.h_n[own.state + i], h[i]);
@@ -294,7 +293,7 @@ class ForwardCells {
   const SequenceForward<Cell, T>& in_;
   Access access_;
   float c_[kCount] = {};
-  float bias_[Cell::kColumns][kCount] = {};
+  float bias_[Cell::kGates][kCount] = {};
   Packed<float, kCount> next_[Cell::kInput] = {};  // results of the input GEMM, loading since the step before
 };
 
@@ -302,14 +301,14 @@ class ForwardCells {
 template <class Cell, class T, class Math, int kCount, class Access>
 class BackwardCells {
  public:
-  using Columns = float[Cell::kColumns][kCount];
+  using Gates = float[Cell::kGates][kCount];
 
   OwnCells own;
-  Counted counted;
+  ValidSteps valid;
   float grad_h[kCount] = {};
 
   __device__ BackwardCells(const SequenceBackward<Cell, T>& in, const OwnCells& own, const Access& access)
-      : own(own), counted(in.steps, own.count > 0 ? in.steps.length(own.sample) : 0, true), in_(in), access_(access) {
+      : own(own), valid(in.steps, own.count > 0 ? in.steps.length(own.sample) : 0, true), in_(in), access_(access) {
     unrolled<kCount>([&](int i) {
       if (i >= own.count) return;
       grad_h[i] = load_if_present(in.grad_h_n, own.state + i);
@@ -319,19 +318,19 @@ class BackwardCells {
 
   // Issues the loads of what the forward saved for a step, `ahead` steps from here, if the step is valid.
   __device__ void fetch(int step, int ahead) {
-    fetch(step, in_.gates + own.place(Cell::kColumns, ahead), own.place(1, ahead));
+    fetch(step, in_.gates + own.place(Cell::kGates, ahead), own.place(1, ahead));
   }
-  __device__ void fetch(int step, const T* columns, int64_t state) {
+  __device__ void fetch(int step, const T* gates, int64_t state) {
     const int state_size = in_.steps.state_size;
     const T* const saved_c = in_.cells + state;
     const T* const grad_output = in_.grad_output + state;
-    access_.template load<T, kCount, Cell::kColumns>(counted(step), columns_, columns, state_size);
-    access_.template load<T, kCount, 1>(counted(step), &saved_c_, saved_c, 0);
-    if (in_.grad_output != nullptr) access_.template load<T, kCount, 1>(counted(step), &grad_output_, grad_output, 0);
+    access_.template load<T, kCount, Cell::kGates>(valid(step), gates_, gates, state_size);
+    access_.template load<T, kCount, 1>(valid(step), &saved_c_, saved_c, 0);
+    if (in_.grad_output != nullptr) access_.template load<T, kCount, 1>(valid(step), &grad_output_, grad_output, 0);
     if constexpr (Access::kAhead > 0) {
-      const bool wanted = counted(step + Access::kAhead);
+      const bool wanted = valid(step + Access::kAhead);
       const int64_t far = Access::kAhead * own.advance;
-      unrolled<Cell::kColumns>([&](int j) { prefetch_if(wanted, columns + (far * Cell::kColumns + j * state_size)); });
+      unrolled<Cell::kGates>([&](int j) { prefetch_if(wanted, gates + (far * Cell::kGates + j * state_size)); });
       prefetch_if(wanted, saved_c + far);
       if (in_.grad_output != nullptr) prefetch_if(wanted, grad_output + far);
     }
@@ -339,41 +338,39 @@ class BackwardCells {
 
   // Computes the local derivatives, which do not need dL/dh, from what was fetched.
   __device__ void prepare() {
-    T columns[Cell::kColumns][kCount];
+    T gates[Cell::kGates][kCount];
     T c[kCount];
-    unrolled<Cell::kColumns>([&](int j) { unpack<T, kCount>(columns[j], columns_[j]); });
+    unrolled<Cell::kGates>([&](int j) { unpack<T, kCount>(gates[j], gates_[j]); });
     unpack<T, kCount>(c, saved_c_);
     unrolled<kCount>([&](int i) {
-      float of_cell[Cell::kColumns];
-      unrolled<Cell::kColumns>([&](int j) { of_cell[j] = load(columns[j][i]); });
-      slopes_[i] = cell_slopes<Cell, Math>(of_cell, float{load(c[i])});
+      float of_cell[Cell::kGates];
+      unrolled<Cell::kGates>([&](int j) { of_cell[j] = load(gates[j][i]); });
+      derivatives_[i] = local_derivatives<Cell, Math>(of_cell, float{load(c[i])});
     });
     upstream_ = grad_output_;
   }
 
-  // The gradients of a step's columns; zero if the step is not valid.
-  __device__ void compute(Columns& gradients, int step) {
+  // The gradients of a step's gates; zero if the step is not valid.
+  __device__ void compute(Gates& gradients, int step) {
     T of_output[kCount];
     unpack<T, kCount>(of_output, upstream_);
     unrolled<kCount>([&](int i) {
-      float of_cell[Cell::kColumns];
+      float of_cell[Cell::kGates];
       float grad_c = grad_c_[i];
-      apply_slopes(slopes_[i], grad_h[i] + load(of_output[i]), grad_c, of_cell);
-      if (counted(step)) grad_c_[i] = grad_c;
-      unrolled<Cell::kColumns>([&](int j) { gradients[j][i] = counted(step) ? of_cell[j] : 0.f; });
+      apply_local_derivatives(derivatives_[i], grad_h[i] + load(of_output[i]), grad_c, of_cell);
+      if (valid(step)) grad_c_[i] = grad_c;
+      unrolled<Cell::kGates>([&](int j) { gradients[j][i] = valid(step) ? of_cell[j] : 0.f; });
     });
   }
 
-  __device__ void leave(const Columns& gradients) const {
-    leave(gradients, in_.grad_gates + own.place(Cell::kColumns));
-  }
-  __device__ void leave(const Columns& gradients, T* to) const {
-    T rounded[Cell::kColumns][kCount];
-    unrolled<Cell::kColumns>([&](int j) { unrolled<kCount>([&](int i) { store(rounded[j][i], gradients[j][i]); }); });
-    access_.template store<T, kCount, Cell::kColumns>(to, in_.steps.state_size, rounded);
+  __device__ void write(const Gates& gradients) const { write(gradients, in_.grad_gates + own.place(Cell::kGates)); }
+  __device__ void write(const Gates& gradients, T* to) const {
+    T rounded[Cell::kGates][kCount];
+    unrolled<Cell::kGates>([&](int j) { unrolled<kCount>([&](int i) { store(rounded[j][i], gradients[j][i]); }); });
+    access_.template store<T, kCount, Cell::kGates>(to, in_.steps.state_size, rounded);
   }
 
-  __device__ void leave_first_states() const {
+  __device__ void write_first_states() const {
     unrolled<kCount>([&](int i) {
       if (i >= own.count) return;
       store(in_.grad_h_0[own.state + i], grad_h[i]);
@@ -385,11 +382,11 @@ class BackwardCells {
   const SequenceBackward<Cell, T>& in_;
   Access access_;
   float grad_c_[kCount] = {};
-  Packed<T, kCount> columns_[Cell::kColumns] = {};
+  Packed<T, kCount> gates_[Cell::kGates] = {};
   Packed<T, kCount> saved_c_{};
   Packed<T, kCount> grad_output_{};
-  Packed<T, kCount> upstream_{};  // of the step whose local derivatives are in slopes_
-  CellSlopes<Cell, float> slopes_[kCount];
+  Packed<T, kCount> upstream_{};  // of the step whose local derivatives are in derivatives_
+  LocalDerivatives<Cell, float> derivatives_[kCount];
 };
 
 }  // namespace extops::cuda

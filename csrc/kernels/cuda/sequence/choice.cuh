@@ -21,9 +21,9 @@ constexpr int kThreadWeights = 192;
 constexpr int kBlockWeights = 256 * kThreadWeights;
 
 // In strict float32 one block holds all weights. Units come in chunks of 16, and a thread holds 8 * kRecurrent weights
-// of each chunk. More units than 128 would need more threads. With four recurrent columns a quarter of the weights of
-// 128 units is in shared memory. With more columns, reading weights from there at each step would be slower than the
-// kernels below.
+// of each chunk. More units than 128 would need more threads. With four recurrent gates a quarter of the weights of 128
+// units is in shared memory. With more gates, reading weights from there at each step would be slower than the kernels
+// below.
 template <class Cell>
 constexpr int kFloat32BlockUnits = Cell::kRecurrent <= 4 ? 128 : kThreadWeights / (8 * Cell::kRecurrent) * 16;
 
@@ -86,18 +86,18 @@ bool is_faster_in_groups(const Problem& problem) {
   const bool is_float = problem.dtype == ScalarType::Float;
   const bool is_tf32 = problem.dtype == ScalarType::TF32;
   const bool is_backward = problem.pass == Pass::kBackward;
-  const int64_t products = sizes.batch * sizes.state_size * sizes.state_size * Cell::kRecurrent;  // multiply-adds
+  const int64_t multiply_adds = sizes.batch * sizes.state_size * sizes.state_size * Cell::kRecurrent;
   if (problem.context.is_captured()) {
     // In a CUDA graph the host launches no kernels, so device time alone matters. In the backward, each group would
     // load the gradients of all gates at each step. A matrix-vector product is bound by cache bandwidth.
     const bool is_vector = sizes.batch == 1 && (is_float || is_tf32);
     if (is_backward || is_vector) return false;
-    return is_float ? products < 550 * kMillion : sizes.state_size <= 1024 && tiles_of_groups<Cell>(problem) == 1;
+    return is_float ? multiply_adds < 550 * kMillion : sizes.state_size <= 1024 && tiles_of_groups<Cell>(problem) == 1;
   }
   // Elsewhere the device would wait for the host, which needs 25 us a step or more: groups may take as long.
-  if (is_float) return products < (is_backward ? 130 : 550) * kMillion;
-  if (is_tf32) return products < (is_backward ? 330 : 600) * kMillion;
-  return products < (is_backward ? 850 : 1100) * kMillion;
+  if (is_float) return multiply_adds < (is_backward ? 130 : 550) * kMillion;
+  if (is_tf32) return multiply_adds < (is_backward ? 330 : 600) * kMillion;
+  return multiply_adds < (is_backward ? 850 : 1100) * kMillion;
 }
 
 // Whether a kernel that can compute a problem is faster than those after it.
@@ -108,10 +108,10 @@ bool is_faster(Kernel kernel, const Problem& problem) {
   if (sizes.state_size > 256 && sizes.batch > 512) return false;
   if (kernel == Kernel::kFloat32Cluster && sizes.batch > 4096) return false;
   if (kernel == Kernel::kTensorBlock && can_compute<Cell>(Kernel::kFloat32Block, problem)) {
-    // In TF32 a product takes twice as long as in 16-bit types: strict float32 is faster while each of its blocks has
-    // an SM of its own, in the backward also with two samples a block.
+    // In TF32 a GEMM takes twice as long as in 16-bit types: strict float32 is faster while each of its blocks has an
+    // SM of its own, in the backward also with two samples a block.
     const int samples = problem.pass == Pass::kBackward ? 2 : 1;
-    return sizes.batch > int64_t{samples} * problem.context.multiprocessors();
+    return sizes.batch > int64_t{samples} * problem.context.sm_count();
   }
   if (kernel == Kernel::kFloat32Cluster && sizes.state_size > 8 * kFloat32ClusterUnits) {
     // Where not all large clusters run at the same time, groups of blocks are faster.
@@ -126,7 +126,7 @@ bool is_faster(Kernel kernel, const Problem& problem) {
 
 template <class Cell>
 Kernel choose_kernel(const Problem& problem) {
-  static_assert(Cell::kRecurrent <= 6, "no thread holds the weights of more columns for as few as 64 units");
+  static_assert(Cell::kRecurrent <= 6, "no thread holds the weights of more gates for as few as 64 units");
   [[maybe_unused]] constexpr Kernel kInOrder[] = {
       Kernel::kTensorBlock, Kernel::kFloat32Block, Kernel::kFloat32Cluster, Kernel::kTensorCluster, Kernel::kGroup};
   if (problem.sizes.time * problem.sizes.batch * problem.sizes.state_size == 0) return Kernel::kStep;

@@ -96,12 +96,12 @@ class Weights {
 
 // Which steps of a row of the block are valid.
 template <int kRows>
-__device__ Counted counted_of(const Steps& steps, int row, bool backward) {
+__device__ ValidSteps valid_steps_of(const Steps& steps, int row, bool backward) {
   const int sample = static_cast<int>(blockIdx.x) * kRows + row;
   return {steps, sample < steps.batch ? steps.length(sample) : 0, backward};
 }
 
-// A thread's cell between two products. If the block has one row, two neighbouring lanes have the same cell, and each
+// A thread's cell between two GEMMs. If the block has one row, two neighbouring lanes have the same cell, and each
 // stores a part of the results.
 template <int kRows>
 struct Owner {
@@ -143,7 +143,8 @@ __device__ void run(const SequenceForward<Cell, float>& in) {
     const int64_t row = int64_t{j % Cell::kRecurrent} * state_size + unit;
     return unit < state_size && k < state_size ? in.weights_h[row * steps.weights_stride + k] : 0.f;
   });
-  const Counted counted_by_row[] = {counted_of<kRows>(steps, 0, false), counted_of<kRows>(steps, kRows - 1, false)};
+  const ValidSteps valid_by_row[] = {
+      valid_steps_of<kRows>(steps, 0, false), valid_steps_of<kRows>(steps, kRows - 1, false)};
   const Owner<kRows> owner(steps, first_unit + lane / 2, false);
   const OwnCells& own = owner.own;
   Cells cells(in, own, owner.access);
@@ -153,8 +154,8 @@ __device__ void run(const SequenceForward<Cell, float>& in) {
   float* other_write = &h[0][owner.row][own.unit];
   *other_write = cells.h[0];
   // Running pointers: computing them at each step would take longer.
-  const float* from = in.products + own.place(Cell::kInput);
-  float* gates = in.gates + own.place(Cell::kColumns);
+  const float* from = in.input_gates + own.place(Cell::kInput);
+  float* gates = in.gates + own.place(Cell::kGates);
   float* saved_c = in.cells + own.place(1);
   float* output = in.output + own.place(1);
   const auto fetch = [&](int step) {
@@ -167,26 +168,26 @@ __device__ void run(const SequenceForward<Cell, float>& in) {
     float found[kRows * Cell::kRecurrent];
     unrolled<kRows>([&](int row) {
       float sums[kSums] = {};
-      if (counted_by_row[row](step)) weights.multiply(sums, read + row * kUnits, kLanes * kQuad);
+      if (valid_by_row[row](step)) weights.multiply(sums, read + row * kUnits, kLanes * kQuad);
       exchange_halves<kSums>(sums, 2);
       unrolled<Cell::kRecurrent>([&](int g) { found[row * Cell::kRecurrent + g] = sums[g]; });
     });
     add_neighbours<kRows, Cell::kRecurrent>(found);
-    typename Cells::Columns sums;
+    typename Cells::Gates sums;
     cells.begin_sums(sums);
     unrolled<Cell::kRecurrent>([&](int g) { sums[kFirstRecurrent<Cell> + g][0] += found[g]; });
     fetch(step + 1);
     const typename Cells::Kept kept = cells.compute(sums, step);
     *write = cells.h[0];
-    cells.leave(kept, gates, saved_c, output);
-    gates += Cell::kColumns * own.advance;
+    cells.write(kept, gates, saved_c, output);
+    gates += Cell::kGates * own.advance;
     saved_c += own.advance;
     output += own.advance;
     swap(read, other);
     swap(write, other_write);
     __syncthreads();
   }
-  cells.leave_last_states();
+  cells.write_last_states();
 }
 
 // Sixteen lanes compute the sums of eight units: each has every sixteenth chunk of the gates' gradients.
@@ -210,7 +211,8 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
     const int64_t row = int64_t{k / kUnits} * state_size + k % kUnits;
     return inside ? in.weights_h[row * steps.weights_stride + first_unit + j] : 0.f;
   });
-  const Counted counted_by_row[] = {counted_of<kRows>(steps, 0, true), counted_of<kRows>(steps, kRows - 1, true)};
+  const ValidSteps valid_by_row[] = {
+      valid_steps_of<kRows>(steps, 0, true), valid_steps_of<kRows>(steps, kRows - 1, true)};
   const Owner<kRows> owner(steps, first_unit + lane / 2, true);
   const OwnCells& own = owner.own;
   Cells cells(in, own, owner.access);
@@ -218,42 +220,42 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
   const float* other = &gradients[1][0][lane * kQuad];
   float* write = &gradients[0][owner.row][own.unit];
   float* other_write = &gradients[1][owner.row][own.unit];
-  const float* gates = in.gates + own.place(Cell::kColumns);
+  const float* gates = in.gates + own.place(Cell::kGates);
   int64_t state = own.place(1);
-  float* grad_gates = in.grad_gates + own.place(Cell::kColumns);
+  float* grad_gates = in.grad_gates + own.place(Cell::kGates);
   const auto fetch = [&](int step) {
     cells.fetch(step, gates, state);
-    gates += Cell::kColumns * own.advance;
+    gates += Cell::kGates * own.advance;
     state += own.advance;
   };
   fetch(0);
   cells.prepare();
   fetch(1);
   for (int step = 0; step < steps.time; ++step) {
-    typename Cells::Columns columns;
-    cells.compute(columns, step);
-    unrolled<Cell::kRecurrent>([&](int g) { write[g * kUnits] = columns[kFirstRecurrent<Cell> + g][0]; });
+    typename Cells::Gates of_step;
+    cells.compute(of_step, step);
+    unrolled<Cell::kRecurrent>([&](int g) { write[g * kUnits] = of_step[kFirstRecurrent<Cell> + g][0]; });
     __syncthreads();
-    // Behind the barrier, while the product waits for shared memory.
-    cells.leave(columns, grad_gates);
-    grad_gates += Cell::kColumns * own.advance;
+    // Behind the barrier, while the GEMM waits for shared memory.
+    cells.write(of_step, grad_gates);
+    grad_gates += Cell::kGates * own.advance;
     cells.prepare();
     fetch(step + 2);
     float found[kRows];
     unrolled<kRows>([&](int row) {
       float sums[kSums] = {};
-      if (counted_by_row[row](step)) weights.multiply(sums, read + row * kK, kLanes * kQuad);
+      if (valid_by_row[row](step)) weights.multiply(sums, read + row * kK, kLanes * kQuad);
       exchange_halves<kSums>(sums, 8);
       exchange_halves<kSums / 2>(sums, 4);
       exchange_halves<kSums / 4>(sums, 2);
       found[row] = sums[0];
     });
     add_neighbours<kRows, 1>(found);
-    if (cells.counted(step)) cells.grad_h[0] = found[0];
+    if (cells.valid(step)) cells.grad_h[0] = found[0];
     swap(read, other);
     swap(write, other_write);
   }
-  cells.leave_first_states();
+  cells.write_first_states();
 }
 
 template <class Cell, Pass kPass, int kChunks, int kRows>
@@ -303,7 +305,7 @@ Error launch_float32_blocks(const Problem& problem, const In& in) {
           SequencePass<kPassOf<In>, Cell, float>(in));
       return launch_error();
     };
-    if (in.sizes.batch > problem.context.multiprocessors()) {
+    if (in.sizes.batch > problem.context.sm_count()) {
       return launch_tile(std::integral_constant<int, kMaxRows>{});
     }
     return launch_tile(std::integral_constant<int, 1>{});

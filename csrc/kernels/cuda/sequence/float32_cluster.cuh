@@ -1,6 +1,6 @@
 // A persistent kernel for Hopper GPUs in strict float32. A cluster of blocks computes eight or sixteen samples. Each
 // block owns 32 units, whose recurrent weights its threads hold in registers for all steps. After each step the blocks
-// exchange values (forward: h, backward: the gradients of the recurrent columns): these are copied directly into each
+// exchange values (forward: h, backward: the gradients of the recurrent gates): these are copied directly into each
 // other's shared memory, where an mbarrier counts the bytes.
 //
 // All blocks of a cluster run at the same time, and clusters do not wait for each other.
@@ -19,7 +19,7 @@ constexpr int kTileCells = kFloat32ClusterUnits * kTileSamples;
 // What the forward saved for the backward of a cell.
 template <class Cell>
 struct Saved {
-  CellSlopes<Cell, float> slopes;
+  LocalDerivatives<Cell, float> derivatives;
   float grad_output;
 };
 
@@ -49,7 +49,7 @@ struct Tile {
 
 // The rank of this block in its cluster is blockIdx.x, which runs over all its blocks.
 
-// A weight of the product: sum number n of a sample along K, which runs over the blocks' values, each in the order in
+// A weight of the GEMM: sum number n of a sample along K, which runs over the blocks' values, each in the order in
 // which it sends them.
 template <class Tile>
 __device__ float weight_at(const Steps& steps, const float* weights_h, int n, int k) {
@@ -62,15 +62,15 @@ __device__ float weight_at(const Steps& steps, const float* weights_h, int n, in
   return weights_h[(int64_t{gate} * steps.state_size + row) * steps.weights_stride + column];
 }
 
-// ---- products: the lanes of a warp split K, and exchange their sums by shuffles ----
+// ---- GEMMs: the lanes of a warp split K, and exchange their sums by shuffles ----
 
 // A warp has four units. Forward: a lane has the gates of two of them and a sixteenth of K, backward all four units and
 // a 32nd of K. After the exchange, each lane has the sums of a cell.
 template <class Tile>
-class Product {
+class Gemm {
   static constexpr int kUnits = Tile::kIsForward ? 2 : 4;
-  static constexpr int kGates = Tile::kSums;
-  static constexpr int kSums = kUnits * kGates;
+  static constexpr int kOfUnit = Tile::kSums;
+  static constexpr int kSums = kUnits * kOfUnit;
   static constexpr int kParts = Tile::kIsForward ? 2 : 4;  // of K, each of eight lanes
   static constexpr int kChunks = Tile::kBlocks * Tile::kValues / kParts;
   static constexpr int kFloats = kChunkBytes / static_cast<int>(sizeof(float));
@@ -78,7 +78,7 @@ class Product {
   static_assert(kChunks % Tile::kValues == 0 && Tile::kRowBytes == Tile::kValues * 8 * kChunkBytes);
 
  public:
-  __device__ Product(const Steps& steps, const float* weights_h) {
+  __device__ Gemm(const Steps& steps, const float* weights_h) {
     const int warp = threadIdx.x / 32;
     const int first_unit = warp * 4 + (Tile::kIsForward ? static_cast<int>(threadIdx.x) % 32 / 16 * 2 : 0);
 #pragma unroll
@@ -86,7 +86,7 @@ class Product {
       const int chunk = i / (kSums * kFloats);
       const int sum = i / kFloats % kSums;
       const int k = ((part() * kChunks + chunk) * 8 + static_cast<int>(threadIdx.x) % 8) * kFloats + i % kFloats;
-      const int n = sum % kGates * Tile::kUnits + first_unit + sum / kGates;
+      const int n = sum % kOfUnit * Tile::kUnits + first_unit + sum / kOfUnit;
       weights_[chunk][sum][i % kFloats] = weight_at<Tile>(steps, weights_h, n, k);
     }
   }
@@ -97,45 +97,45 @@ class Product {
         slot + part() * (kChunks / Tile::kValues) * Tile::kSourceBytes + threadIdx.x % 8 * kChunkBytes;
 #pragma unroll 1
     for (int tile = 0; tile < Tile::kSamples / kTileSamples; ++tile) {
-      float halves[2 * kGates];
+      float halves[2 * kOfUnit];
 #pragma unroll 1
       for (int half = 0; half < 2; ++half) {
-        float pairs[2 * kGates];
+        float pairs[2 * kOfUnit];
 #pragma unroll
         for (int pair = 0; pair < 2; ++pair) {
-          float sums[kUnits * kPair * kGates] = {};
+          float sums[kUnits * kPair * kOfUnit] = {};
           multiply_pair(from, sums);
           from += kPair * Tile::kRowBytes;
-          if constexpr (kUnits == 4) exchange_halves<4 * kPair * kGates>(sums, 16);
-          exchange_halves<2 * kPair * kGates>(sums, 8);
-          exchange_halves<kPair * kGates>(sums, 1);
+          if constexpr (kUnits == 4) exchange_halves<4 * kPair * kOfUnit>(sums, 16);
+          exchange_halves<2 * kPair * kOfUnit>(sums, 8);
+          exchange_halves<kPair * kOfUnit>(sums, 1);
 #pragma unroll
-          for (int gate = 0; gate < kGates; ++gate) pairs[pair * kGates + gate] = sums[gate];
+          for (int gate = 0; gate < kOfUnit; ++gate) pairs[pair * kOfUnit + gate] = sums[gate];
         }
-        exchange_halves<2 * kGates>(pairs, 2);
+        exchange_halves<2 * kOfUnit>(pairs, 2);
 #pragma unroll
-        for (int gate = 0; gate < kGates; ++gate) {
+        for (int gate = 0; gate < kOfUnit; ++gate) {
           if (half == 0) halves[gate] = pairs[gate];
-          halves[kGates + gate] = pairs[gate];
+          halves[kOfUnit + gate] = pairs[gate];
         }
       }
-      exchange_halves<2 * kGates>(halves, 4);
+      exchange_halves<2 * kOfUnit>(halves, 4);
 #pragma unroll
-      for (int gate = 0; gate < kGates; ++gate)
-        partial[(tile * kGates + gate) * kTileCells + threadIdx.x] = halves[gate];
+      for (int gate = 0; gate < kOfUnit; ++gate)
+        partial[(tile * kOfUnit + gate) * kTileCells + threadIdx.x] = halves[gate];
     }
   }
 
   // What this thread has computed itself, of its cell number i.
   __device__ static float sum(const float* partial, int gate, int i) {
-    return partial[(i * kGates + gate) * kTileCells + threadIdx.x];
+    return partial[(i * kOfUnit + gate) * kTileCells + threadIdx.x];
   }
 
  private:
   __device__ static int part() { return static_cast<int>(threadIdx.x) % (kParts * 8) / 8; }
 
   // sums is [unit, sample, gate].
-  __device__ void multiply_pair(const unsigned char* from, float (&sums)[kUnits * kPair * kGates]) const {
+  __device__ void multiply_pair(const unsigned char* from, float (&sums)[kUnits * kPair * kOfUnit]) const {
     const auto chunk = [&](int i) {
       const int group = i / kPair;
       const int offset = group / Tile::kValues * Tile::kSourceBytes + group % Tile::kValues * 8 * kChunkBytes;
@@ -148,7 +148,7 @@ class Product {
       if (i + 1 < kChunks * kPair) next = chunk(i + 1);
 #pragma unroll
       for (int j = 0; j < kSums; ++j) {
-        float& sum = sums[(j / kGates * kPair + i % kPair) * kGates + j % kGates];
+        float& sum = sums[(j / kOfUnit * kPair + i % kPair) * kOfUnit + j % kOfUnit];
         const float (&w)[kFloats] = weights_[i / kPair][j];
         sum = fmaf(x.x, w[0], sum);
         sum = fmaf(x.y, w[1], sum);
@@ -198,7 +198,7 @@ struct ThreadCells {
     return Cells(in, own, {own.count > 0, own.count > 0});
   }
 
-  // Moves all cells to the step of the first one, so that no register keeps the offsets of the others during a product.
+  // Moves all cells to the step of the first one, so that no register keeps the offsets of the others during a GEMM.
   __device__ void follow_first(const Steps& steps) {
     const int64_t apart = kTileSamples * steps.batch_stride * steps.state_size;
     unrolled<Tile::kOwnCells>([&](int i) { cells[i].own.step = cells[0].own.step + i * apart; });
@@ -237,7 +237,7 @@ struct Slots {
     }
   }
 
-  // Backward, step 0 has no product.
+  // Backward, step 0 has no GEMM.
   template <class Tile>
   __device__ const unsigned char* wait(int step) const {
     full[step % 2].wait(Tile::kIsForward ? step / 2 : (step - 1) / 2);
@@ -250,8 +250,8 @@ struct Slots {
 template <class Tile, class Cell>
 __device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, float* partial) {
   using Cells = ForwardCells<Cell, float, ExactMath, 1, SingleAccess<true>>;
-  const Product<Tile> product(in.steps, in.weights_h);
-  __shared__ float biases[Cell::kColumns * Tile::kUnits];
+  const Gemm<Tile> gemm(in.steps, in.weights_h);
+  __shared__ float biases[Cell::kGates * Tile::kUnits];
   in.load_biases(biases, Tile::kUnits);
   ThreadCells<Tile, Cells> own(in);
   unrolled<Tile::kOwnCells>([&](int i) {
@@ -260,11 +260,11 @@ __device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, 
   });
   slots.template send<Tile>(0);
   for (int step = 0; step < in.steps.time; ++step) {
-    product.multiply(slots.template wait<Tile>(step), partial);
+    gemm.multiply(slots.template wait<Tile>(step), partial);
     typename Cells::Kept kept[Tile::kOwnCells];
     unrolled<Tile::kOwnCells>([&](int i) {
-      typename Cells::Columns sums = {};
-      unrolled<Cell::kRecurrent>([&](int g) { sums[kFirstRecurrent<Cell> + g][0] = product.sum(partial, g, i); });
+      typename Cells::Gates sums = {};
+      unrolled<Cell::kRecurrent>([&](int g) { sums[kFirstRecurrent<Cell> + g][0] = gemm.sum(partial, g, i); });
       own.cells[i].end_sums(sums, biases + own_column(), Tile::kUnits);
       kept[i] = own.cells[i].compute(sums, step);
       put<Tile>(i, own.cells[i].h, slots.template of<Tile>(step + 1));
@@ -273,14 +273,14 @@ __device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, 
     own.follow_first(in.steps);
     unrolled<Tile::kOwnCells>([&](int i) {
       own.cells[i].fetch(step + 1, 1);
-      own.cells[i].leave(kept[i]);
+      own.cells[i].write(kept[i]);
     });
     own.cells[0].own.move(1);
   }
-  for (const Cells& cells : own.cells) cells.leave_last_states();
+  for (const Cells& cells : own.cells) cells.write_last_states();
 }
 
-// BackwardCells is not used: with 16 blocks and 16 samples, the product needs the registers in which it keeps loop
+// BackwardCells is not used: with 16 blocks and 16 samples, the GEMM needs the registers in which it keeps loop
 // invariants. What the forward saved for a step is prefetched into shared memory.
 template <class Tile, class Cell>
 __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots, float* partial) {
@@ -290,7 +290,7 @@ __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots,
   const int unit = own_unit<Tile>();
   const auto exists = [&](int i) { return unit < state_size && own_sample<Tile>(i) < steps.batch; };
   const auto state = [&](int i) { return int64_t{own_sample<Tile>(i)} * state_size + unit; };
-  const Product<Tile> product(steps, in.weights_h);
+  const Gemm<Tile> gemm(steps, in.weights_h);
   int lengths[kOwnCells];
   float grad_h[kOwnCells];
   float grad_c[kOwnCells];
@@ -307,22 +307,22 @@ __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots,
       if (step >= steps.time || t >= lengths[i]) return;
       const int64_t place = steps.row(t, own_sample<Tile>(i));
       const float grad_output = load_if_present(in.grad_output, place * state_size + unit);
-      saved[i * Tile::kThreads] = {slopes_at<ExactMath>(in, place, unit), grad_output};
+      saved[i * Tile::kThreads] = {local_derivatives_at<ExactMath>(in, place, unit), grad_output};
     });
   };
   fetch(0);
-  // Step number `time` is only a product: the gradient of h_0.
+  // Step number `time` is only a GEMM: the gradient of h_0.
   for (int step = 0; step <= steps.time; ++step) {
     const int t = step < steps.time ? steps.time_of(steps.time - 1 - step) : INT32_MAX;
-    if (step > 0) product.multiply(slots.template wait<Tile>(step), partial);
-    float gradients[kOwnCells][Cell::kColumns] = {};
+    if (step > 0) gemm.multiply(slots.template wait<Tile>(step), partial);
+    float gradients[kOwnCells][Cell::kGates] = {};
     unrolled<kOwnCells>([&](int i) {
-      // The product is dL/dh of this sample only if the step before was valid.
-      if (has_begun[i]) grad_h[i] = product.sum(partial, 0, i);
+      // The result is dL/dh of this sample only if the step before was valid.
+      if (has_begun[i]) grad_h[i] = gemm.sum(partial, 0, i);
       has_begun[i] = t < lengths[i];
       if (has_begun[i]) {
         const Saved<Cell> of_step = saved[i * Tile::kThreads];
-        apply_slopes(of_step.slopes, grad_h[i] + of_step.grad_output, grad_c[i], gradients[i]);
+        apply_local_derivatives(of_step.derivatives, grad_h[i] + of_step.grad_output, grad_c[i], gradients[i]);
       }
       if (step == steps.time) return;
       put<Tile>(i, gradients[i] + kFirstRecurrent<Cell>, slots.template of<Tile>(step + 1));
@@ -330,8 +330,8 @@ __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots,
     if (step == steps.time) break;
     slots.template send<Tile>(step + 1);
     unrolled<kOwnCells>([&](int i) {
-      float* const to = in.grad_gates + steps.row(t, own_sample<Tile>(i)) * Cell::kColumns * state_size + unit;
-      unrolled<Cell::kColumns>([&](int g) {
+      float* const to = in.grad_gates + steps.row(t, own_sample<Tile>(i)) * Cell::kGates * state_size + unit;
+      unrolled<Cell::kGates>([&](int g) {
         if (exists(i)) to[g * state_size] = gradients[i][g];
       });
     });

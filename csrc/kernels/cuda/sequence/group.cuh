@@ -1,7 +1,7 @@
 // A persistent kernel for whole sequences on Hopper GPUs. A group of blocks computes some tiles of samples. Each block
 // owns some units, whose recurrent weights stay in its shared memory for all steps. After each step the blocks of a
 // group exchange values (forward: h, backward: the gradients of the gates) through L2: each block writes its part and
-// increments the tile's counter; once all have, the others copy it by TMA. Products use tensor cores (wgmma) in 16-bit
+// increments the tile's counter; once all have, the others copy it by TMA. GEMMs use tensor cores (wgmma) in 16-bit
 // types and TF32, FFMA in strict float32.
 //
 // Blocks that wait for each other must be co-resident: the cooperative launch guarantees it or fails.
@@ -17,7 +17,7 @@ constexpr int kTileRows = 64;
 constexpr int kFewRows = 8;    // rows of a tile in strict float32, for batches that would fill little of a tile of 64
 constexpr int kWorkers = 256;  // threads that compute; one more warp issues the copies
 constexpr int kBlockThreads = kWorkers + 32;
-constexpr int kReusedStages = 16;  // more stages gain nothing if they are reused within a product
+constexpr int kReusedStages = 16;  // more stages gain nothing if they are reused within a GEMM
 constexpr int kMaxStages = 96;
 constexpr int kCounterBytes = 128;  // one cache line each
 
@@ -32,14 +32,15 @@ struct Tile {
   static constexpr int kUnits = kUnits_;
   static constexpr int kRows = kRows_;
   static constexpr int kBytes = kRows * kTileRowBytes;
-  static constexpr int kN = kIsForward ? Cell::kRecurrent * kUnits : kUnits;  // columns of the product
+  static constexpr int kN = kIsForward ? Cell::kRecurrent * kUnits : kUnits;  // of the GEMM
   static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;                   // no two of four rows meet in a bank
   static constexpr int kPartialBytes = kRows * kPitch * static_cast<int>(sizeof(float));
   static constexpr int kLeastStages = std::max(2, (kPartialBytes + kBytes - 1) / kBytes);  // the sums may lie there
   static constexpr int kWeightBytes = kN * kTileRowBytes;                                  // of each K tile
   static constexpr int kCells = (kRows * kUnits + kWorkers - 1) / kWorkers;
   static constexpr int kMultipliers = kMath == Math::kTensorCores ? kWarpgroup : kWorkers;
-  // In float32 a warp computes all rows of all columns, or of a half or a quarter of them, and the warps split K.
+  // In float32 a warp computes all rows of all columns of the GEMM, or of a half or a quarter of them, and the warps
+  // split K.
   static constexpr int kColumnGroups = kN > 48 ? 4 : kN > 24 ? 2 : 1;
   static constexpr int kParts = 8 / kColumnGroups;
 
@@ -113,7 +114,7 @@ struct Barriers {
 };
 static_assert(2 * kReusedStages <= kMaxStages);
 
-// The K tiles of successive products, in a ring of stages.
+// The K tiles of successive GEMMs, in a ring of stages.
 struct Ring {
   uint32_t first;
   int stage_bytes;
@@ -146,7 +147,7 @@ __device__ void multiply_by_tensor_cores(const Plan& plan, uint32_t weights, Rin
     multiply_tiles<T>(sums, ring.tile(), weights + k_tile * Tile::kWeightBytes, adds);
     wgmma_commit();
   };
-  // Outside of the loop: if the compiler does not see the first write of the sums, it serialises the products.
+  // Outside of the loop: if the compiler does not see the first write of the sums, it serialises the instructions.
   multiply(0, false);
   ring.advance();
 #pragma unroll 1
@@ -262,8 +263,8 @@ __device__ void multiply(const Plan& plan, uint32_t weights, Ring& ring, float* 
   sync_workers();
 }
 
-// Loads the block's weights into shared memory, as K-major tiles with 128-byte swizzle: row n of the forward is column
-// n / kUnits of unit n % kUnits, along h; row n of the backward is unit n, along the columns of all units.
+// Loads the block's weights into shared memory, as K-major tiles with 128-byte swizzle: row n of the forward is gate n
+// / kUnits of unit n % kUnits, along h; row n of the backward is unit n, along the gates of all units.
 template <class Tile>
 __device__ void load_weights(const Steps& steps, const typename Tile::T* weights, const Plan& plan, unsigned char* to) {
   using T = typename Tile::T;
@@ -315,13 +316,13 @@ struct OwnCell {
   __device__ int64_t state(const Steps& steps) const { return int64_t{sample} * steps.state_size + unit; }
 };
 
-// Issues the copies of the operands of each step's product.
+// Issues the copies of the operands of each step's GEMM.
 template <class Tile>
 __device__ void load_tiles(
     const Steps& steps, const Plan& plan, const CUtensorMap& map, unsigned* counters, Ring ring) {
   constexpr bool kIsForward = Tile::kIsForward;
-  const int products = kIsForward ? steps.time : steps.time + 1;
-  for (int step = kIsForward ? 0 : 1; step < products; ++step) {
+  const int gemms = kIsForward ? steps.time : steps.time + 1;
+  for (int step = kIsForward ? 0 : 1; step < gemms; ++step) {
     // Forward: the slot of h that the step before has written. Backward: the time of the step before.
     const int matrix = kIsForward ? step & 1 : steps.time_of(steps.time - step);
     for (int tile = blockIdx.y; tile < plan.tiles; tile += gridDim.y) {
@@ -329,8 +330,8 @@ __device__ void load_tiles(
       fence_proxy_async_global();
       for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
         Mbarrier& full = ring.barriers.full(ring.stage);
-        // A stage is reused when each multiplying warp has arrived at `empty`, after the products that read the stage
-        // are done. Phase number `round` of `full` tells them that the copy has arrived.
+        // A stage is reused when each multiplying warp has arrived at `empty`, after the instructions that read the
+        // stage are done. Phase number `round` of `full` tells them that the copy has arrived.
         if (ring.reuses_stages && ring.round > 0) ring.barriers.empty(ring.stage).wait(ring.round - 1);
         full.arrive_expect_tx(plan.copied_rows * kTileRowBytes);
         tma_load(ring.tile(), map, k_tile * kTileColumns<typename Tile::T>, tile * Tile::kRows, matrix, full);
@@ -375,25 +376,25 @@ __device__ void forward_step(
   using Cell = typename Tile::Cell;
   const Steps& steps = in.steps;
   const int t = steps.time_of(step);
-  float sums[Tile::kCells][Cell::kColumns];
+  float sums[Tile::kCells][Cell::kGates];
   float old_c[Tile::kCells];
   // Without a branch, which would serialise the loads of the cells.
 #pragma unroll
   for (int i = 0; i < Tile::kCells; ++i) {
     const OwnCell<Tile> cell(steps, tile, i);
-    const bool counts = cell.exists && t < cell.length;
-    const float* const products = in.products + steps.row(t, cell.sample) * Cell::kInput * steps.state_size;
+    const bool is_valid = cell.exists && t < cell.length;
+    const float* const input_gates = in.input_gates + steps.row(t, cell.sample) * Cell::kInput * steps.state_size;
 #pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) {
+    for (int g = 0; g < Cell::kGates; ++g) {
       const int column = input_place<Cell>(g) * steps.state_size + cell.unit;
       const float bias = biases[g * Tile::kUnits + cell.column];
-      sums[i][g] = counts ? (g < Cell::kInput ? products[column] + bias : bias) : 0;
+      sums[i][g] = is_valid ? (g < Cell::kInput ? input_gates[column] + bias : bias) : 0;
     }
-    old_c[i] = counts ? buffers.c[cell.state(steps)] : 0;
+    old_c[i] = is_valid ? buffers.c[cell.state(steps)] : 0;
   }
   multiply<Tile>(plan, weights, ring, partial);
   // Two alternating slots: this overwrites h of the step before. Its copies are done, since this block has finished its
-  // product of this step: all blocks had arrived for that, each after its product of the step before.
+  // GEMM of this step: all blocks had arrived for that, each after its GEMM of the step before.
   T* const next_h = buffers.h + ((step + 1) & 1) * int64_t{steps.batch} * steps.state_size;
   CellState<float> states[Tile::kCells];
 #pragma unroll
@@ -403,10 +404,10 @@ __device__ void forward_step(
     unrolled<Cell::kRecurrent>([&](int g) {
       sums[i][kFirstRecurrent<Cell> + g] += partial[cell.row * Tile::kPitch + g * Tile::kUnits + cell.column];
     });
-    float columns[Cell::kColumns];
-    unrolled<Cell::kColumns>([&](int g) { columns[g] = sums[i][g]; });
-    round_to<T>(columns);
-    states[i] = cell_forward<Cell, typename Tile::CellMath>(columns, old_c[i]);
+    float gates[Cell::kGates];
+    unrolled<Cell::kGates>([&](int g) { gates[g] = sums[i][g]; });
+    round_to<T>(gates);
+    states[i] = cell_forward<Cell, typename Tile::CellMath>(gates, old_c[i]);
     const int64_t at = cell.state(steps);
     if (t < cell.length) {
       store(next_h[at], states[i].h);
@@ -444,7 +445,7 @@ __device__ void backward_step(
   const Steps& steps = in.steps;
   const int t = step < steps.time ? steps.time_of(steps.time - 1 - step) : -1;
   const int previous = step > 0 ? steps.time_of(steps.time - step) : -1;
-  CellSlopes<Cell, float> slopes[Tile::kCells];
+  LocalDerivatives<Cell, float> derivatives[Tile::kCells];
   float grad_h[Tile::kCells];
   float grad_c[Tile::kCells];
 #pragma unroll
@@ -457,7 +458,7 @@ __device__ void backward_step(
     grad_c[i] = is_first || cell.length == 0 ? load_if_present(in.grad_c_n, at) : step > 0 ? buffers.c[at] : 0;
     if (step == steps.time || t >= cell.length) continue;
     const int64_t place = steps.row(t, cell.sample);
-    slopes[i] = slopes_at<typename Tile::CellMath>(in, place, cell.unit);
+    derivatives[i] = local_derivatives_at<typename Tile::CellMath>(in, place, cell.unit);
     grad_h[i] = load_if_present(in.grad_output, place * steps.state_size + cell.unit);
     if (is_first) grad_h[i] += load_if_present(in.grad_h_n, at);
   }
@@ -467,29 +468,29 @@ __device__ void backward_step(
     const OwnCell<Tile> cell(steps, tile, i);
     if (!cell.exists) continue;
     const int64_t at = cell.state(steps);
-    const bool counts = step < steps.time && t < cell.length;
+    const bool is_valid = step < steps.time && t < cell.length;
     const bool has_previous = step > 0 && previous < cell.length;
     const float from_previous = has_previous ? partial[cell.row * Tile::kPitch + cell.column] : 0.f;
-    if (!counts && (has_previous || (step == steps.time && cell.length == 0))) {
+    if (!is_valid && (has_previous || (step == steps.time && cell.length == 0))) {
       // The row is done.
       store(in.grad_h_0[at], has_previous ? from_previous : load_if_present(in.grad_h_n, at));
       store(in.grad_c_0[at], grad_c[i]);
     }
     if (step == steps.time) continue;
-    float gradients[Cell::kColumns] = {};
-    if (counts) {
+    float gradients[Cell::kGates] = {};
+    if (is_valid) {
       const bool is_first = t == steps.last_time(cell.length);
-      apply_slopes(slopes[i], grad_h[i] + (is_first ? 0.f : from_previous), grad_c[i], gradients);
+      apply_local_derivatives(derivatives[i], grad_h[i] + (is_first ? 0.f : from_previous), grad_c[i], gradients);
       buffers.c[at] = grad_c[i];
     }
-    const int64_t place = steps.row(t, cell.sample) * Cell::kColumns;
-    unrolled<Cell::kColumns>(
+    const int64_t place = steps.row(t, cell.sample) * Cell::kGates;
+    unrolled<Cell::kGates>(
         [&](int g) { store(in.grad_gates[(place + g) * steps.state_size + cell.unit], gradients[g]); });
   }
   if (step < steps.time) {
     arrive_for_group(buffers.counters, tile);
   } else {
-    sync_workers();  // the next tile's product overwrites this one's
+    sync_workers();  // the next tile's GEMM overwrites this one's
   }
 }
 
@@ -514,7 +515,7 @@ __global__ void __launch_bounds__(kBlockThreads) sequence_group_kernel(
     Mbarrier::publish();
   }
   load_weights<Tile>(in.steps, in.weights_h, plan, shared);
-  __shared__ float biases[Tile::Cell::kColumns * Tile::kUnits];
+  __shared__ float biases[Tile::Cell::kGates * Tile::kUnits];
   if constexpr (kIsForward) in.load_biases(biases, Tile::kUnits);
   fence_proxy_async();
   __syncthreads();
@@ -543,7 +544,7 @@ inline int round_up_division(int64_t a, int64_t b) { return static_cast<int>((a 
 // Beside the barriers and the biases, which are static.
 template <class Tile>
 int most_shared_bytes() {
-  constexpr int kBiasBytes = Tile::kIsForward ? Tile::Cell::kColumns * Tile::kUnits * int{sizeof(float)} : 0;
+  constexpr int kBiasBytes = Tile::kIsForward ? Tile::Cell::kGates * Tile::kUnits * int{sizeof(float)} : 0;
   constexpr int kStaticBytes = (kMaxStages * int{sizeof(uint64_t)} + kBiasBytes + kTileAlignment - 1) / kTileAlignment;
   return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kStaticBytes * kTileAlignment;
 }
@@ -552,15 +553,15 @@ int most_shared_bytes() {
 template <class Tile>
 Plan make_plan(const Problem& problem) {
   const SequenceSizes& sizes = problem.sizes;
-  const int multiprocessors = problem.context.multiprocessors();
+  const int sm_count = problem.context.sm_count();
   Plan plan{};
   plan.k_tiles = round_up_division(
       (Tile::kIsForward ? 1 : Tile::Cell::kRecurrent) * sizes.state_size, kTileColumns<typename Tile::T>);
   plan.tiles = round_up_division(sizes.batch, Tile::kRows);
   plan.copied_rows = static_cast<int>(std::min<int64_t>(sizes.batch, Tile::kRows));
   const int blocks = round_up_division(sizes.state_size, Tile::kUnits);
-  if (blocks > multiprocessors) return plan;
-  plan.grid = dim3(blocks, std::min(plan.tiles, multiprocessors / blocks));
+  if (blocks > sm_count) return plan;
+  plan.grid = dim3(blocks, std::min(plan.tiles, sm_count / blocks));
   // A block with one tile copies nothing before its sums are read: sums and copies share memory.
   const bool is_single = plan.tiles <= static_cast<int>(plan.grid.y);
   const int64_t weights = int64_t{plan.k_tiles} * Tile::kWeightBytes;
@@ -601,7 +602,7 @@ auto with_tile(const Problem& problem, const Function& function) {
   });
 }
 
-// What the blocks copy: forward h, backward the gradients of the recurrent columns.
+// What the blocks copy: forward h, backward the gradients of the recurrent gates.
 template <class Tile>
 bool make_map(CUtensorMap& map, const SequenceArguments& in, int rows) {
   using T = typename Tile::T;
@@ -616,7 +617,7 @@ bool make_map(CUtensorMap& map, const SequenceBackwardArguments& in, int rows) {
   using T = typename Tile::T;
   using Cell = typename Tile::Cell;
   const SequenceSizes& sizes = in.sizes;
-  const cuuint64_t row_bytes = Cell::kColumns * sizes.state_size * sizeof(T);
+  const cuuint64_t row_bytes = Cell::kGates * sizes.state_size * sizeof(T);
   return make_tensor_map<T, 3>(
       map, map_type<T>(Tile::kMath == Math::kTensorCores),
       static_cast<const T*>(in.grad_gates) + kFirstRecurrent<Cell> * sizes.state_size,

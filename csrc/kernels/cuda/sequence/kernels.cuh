@@ -30,18 +30,18 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t place = steps.row(t, sample);
     C c = step == 0 ? load(in.c_0[item]) : carried[item];
     if (t < steps.length(sample)) {
-      C columns[Cell::kColumns];
+      C gates[Cell::kGates];
 #pragma unroll
-      for (int g = 0; g < Cell::kColumns; ++g) {
-        const auto at = [&](int64_t row, int columns, int g) { return (row * columns + g) * steps.state_size + unit; };
-        C& sum = columns[g] = in.bias(g, unit);
-        if (g < Cell::kInput) sum += in.products[at(place, Cell::kInput, input_place<Cell>(g))];
+      for (int g = 0; g < Cell::kGates; ++g) {
+        const auto at = [&](int64_t row, int width, int g) { return (row * width + g) * steps.state_size + unit; };
+        C& sum = gates[g] = in.bias(g, unit);
+        if (g < Cell::kInput) sum += in.input_gates[at(place, Cell::kInput, input_place<Cell>(g))];
         const int of_recurrent = g - kFirstRecurrent<Cell>;
         if (of_recurrent >= 0) sum += recurrent[at(sample, Cell::kRecurrent, of_recurrent)];
       }
-      round_to<T>(columns);
-      const CellState<C> state = cell_forward<Cell, MathOf<T>>(columns, c);
-      store_cell(in, place, unit, columns, state);
+      round_to<T>(gates);
+      const CellState<C> state = cell_forward<Cell, MathOf<T>>(gates, c);
+      store_cell(in, place, unit, gates, state);
       c = state.c;
       store(in.h_n[item], state.h);
     } else {
@@ -71,14 +71,14 @@ __global__ void __launch_bounds__(kThreads)
       return;
     }
     const int64_t place = steps.row(t, sample);
-    T* const grad_gates = in.grad_gates + place * Cell::kColumns * steps.state_size + unit;
-    C gradients[Cell::kColumns] = {};
+    T* const grad_gates = in.grad_gates + place * Cell::kGates * steps.state_size + unit;
+    C gradients[Cell::kGates] = {};
     if (t < length) {
-      const CellSlopes<Cell, C> slopes = slopes_at<MathOf<T>>(in, place, unit);
+      const LocalDerivatives<Cell, C> derivatives = local_derivatives_at<MathOf<T>>(in, place, unit);
       const C upstream = grad_h + load_if_present(in.grad_output, place * steps.state_size + unit);
-      apply_slopes(slopes, upstream, grad_c, gradients);
+      apply_local_derivatives(derivatives, upstream, grad_c, gradients);
     }
-    unrolled<Cell::kColumns>([&](int g) { store(grad_gates[g * steps.state_size], gradients[g]); });
+    unrolled<Cell::kGates>([&](int g) { store(grad_gates[g * steps.state_size], gradients[g]); });
     carried_h[item] = grad_h;
     carried_c[item] = grad_c;
   });

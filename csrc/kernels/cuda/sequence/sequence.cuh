@@ -45,22 +45,22 @@ struct Steps {
 };
 
 // Which steps of a sample are valid, in the order of computation.
-struct Counted {
+struct ValidSteps {
   int first;
   unsigned count;
 
-  __device__ Counted(const Steps& steps, int length, bool backward)
+  __device__ ValidSteps(const Steps& steps, int length, bool backward)
       : first(steps.reverse != backward ? steps.time - length : 0), count(length) {}
 
   __device__ bool operator()(int step) const { return static_cast<unsigned>(step - first) < count; }
 };
 
-// `products` holds Cell::kInput columns a unit, in the order of input_place(); `gates` and `grad_gates` hold
-// Cell::kColumns. Each column is a contiguous block of all units.
+// `input_gates` holds Cell::kInput values a unit, in the order of input_place(); `gates` and `grad_gates` hold
+// Cell::kGates. Each gate is a contiguous block of all units.
 template <class Cell, class T>
 struct SequenceForward {
   Steps steps;
-  const typename Compute<T>::type* products;
+  const typename Compute<T>::type* input_gates;
   const T* weights_h;
   const T* bias_x;
   const T* bias_h;
@@ -73,27 +73,27 @@ struct SequenceForward {
   T* cells;
 
   explicit SequenceForward(const SequenceArguments& in) : steps(in.sizes, in.lengths) {
-    set_pointers({in.products, in.weights_h, in.bias_x, in.bias_h}, products, weights_h, bias_x, bias_h);
+    set_pointers({in.input_gates, in.weights_h, in.bias_x, in.bias_h}, input_gates, weights_h, bias_x, bias_h);
     set_pointers({in.h_0, in.c_0}, h_0, c_0);
     set_pointers({in.output, in.h_n, in.c_n, in.gates, in.cells}, output, h_n, c_n, gates, cells);
   }
 
-  // The sum of the biases of a column of a unit.
-  __device__ typename Compute<T>::type bias(int column, int unit) const {
+  // The sum of the biases of a gate of a unit.
+  __device__ typename Compute<T>::type bias(int gate, int unit) const {
     typename Compute<T>::type sum = 0;
-    if (column < Cell::kInput && bias_x != nullptr) {
-      sum = load(bias_x[input_place<Cell>(column) * steps.state_size + unit]);
+    if (gate < Cell::kInput && bias_x != nullptr) {
+      sum = load(bias_x[input_place<Cell>(gate) * steps.state_size + unit]);
     }
-    const int of_h = column - kFirstRecurrent<Cell>;
+    const int of_h = gate - kFirstRecurrent<Cell>;
     if (of_h >= 0 && bias_h != nullptr) sum += load(bias_h[of_h * steps.state_size + unit]);
     return sum;
   }
 
-  // Loads the biases of all columns of the block's units into shared memory; block blockIdx.x has `units` of them.
+  // Loads the biases of all gates of the block's units into shared memory; block blockIdx.x has `units` of them.
   // Reading them from global memory at each step, with branches where there are none, would delay the loads of the
   // input GEMM's results.
   __device__ void load_biases(float* biases, int units) const {
-    for (int i = threadIdx.x; i < Cell::kColumns * units; i += blockDim.x) {
+    for (int i = threadIdx.x; i < Cell::kGates * units; i += blockDim.x) {
       const int unit = blockIdx.x * units + i % units;
       biases[i] = unit < steps.state_size ? bias(i / units, unit) : 0;
     }
@@ -147,23 +147,22 @@ __device__ void round_to(C (&values)[kCount]) {
 // Stores the results of a step: zeros if the step is not valid.
 template <class Cell, class T, class C>
 __device__ void store_cell(
-    const SequenceForward<Cell, T>& in, int64_t place, int unit, const C (&columns)[Cell::kColumns] = {},
+    const SequenceForward<Cell, T>& in, int64_t place, int unit, const C (&gates)[Cell::kGates] = {},
     const CellState<C>& state = {}) {
   const int state_size = in.steps.state_size;
-  unrolled<Cell::kColumns>(
-      [&](int g) { store(in.gates[(place * Cell::kColumns + g) * state_size + unit], columns[g]); });
+  unrolled<Cell::kGates>([&](int g) { store(in.gates[(place * Cell::kGates + g) * state_size + unit], gates[g]); });
   store(in.cells[place * state_size + unit], state.saved_c);
   store(in.output[place * state_size + unit], state.h);
 }
 
 // The local derivatives of a step.
 template <class Math, class Cell, class T, class C = typename Compute<T>::type>
-__device__ CellSlopes<Cell, C> slopes_at(const SequenceBackward<Cell, T>& in, int64_t place, int unit) {
+__device__ LocalDerivatives<Cell, C> local_derivatives_at(
+    const SequenceBackward<Cell, T>& in, int64_t place, int unit) {
   const int state_size = in.steps.state_size;
-  C columns[Cell::kColumns];
-  unrolled<Cell::kColumns>(
-      [&](int g) { columns[g] = load(in.gates[(place * Cell::kColumns + g) * state_size + unit]); });
-  return cell_slopes<Cell, Math>(columns, C(load(in.cells[place * state_size + unit])));
+  C gates[Cell::kGates];
+  unrolled<Cell::kGates>([&](int g) { gates[g] = load(in.gates[(place * Cell::kGates + g) * state_size + unit]); });
+  return local_derivatives<Cell, Math>(gates, C(load(in.cells[place * state_size + unit])));
 }
 
 // Adds sums to those of the lane whose number differs in the bit `mask`: the lane without it keeps the first half of

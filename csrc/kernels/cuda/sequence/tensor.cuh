@@ -1,4 +1,4 @@
-// What the kernels of whole sequences on tensor cores share: the weights of a warp in its registers, and the products.
+// What the kernels of whole sequences on tensor cores share: the weights of a warp in its registers, and the GEMM.
 #pragma once
 
 #include <type_traits>
@@ -24,7 +24,7 @@ constexpr int greatest_divisor(int number, int most) {
 
 // Whether pairs of cells can be loaded and stored by one access.
 inline bool pairs_are_aligned(const SequenceArguments& in) {
-  return in.sizes.state_size % 2 == 0 && start_at_chunks({in.products, in.gates, in.cells, in.output});
+  return in.sizes.state_size % 2 == 0 && start_at_chunks({in.input_gates, in.gates, in.cells, in.output});
 }
 inline bool pairs_are_aligned(const SequenceBackwardArguments& in) {
   return in.sizes.state_size % 2 == 0 && start_at_chunks({in.grad_output, in.gates, in.cells, in.grad_gates});
@@ -46,7 +46,7 @@ __device__ inline int warp_id() { return static_cast<int>(threadIdx.x) / 32; }
 // The unit of a row of the 16 that an instruction computes: a lane has rows l / 4 and l / 4 + 8, so two neighbours.
 __device__ inline int unit_of_row(int row) { return row % 8 * 2 + row / 8; }
 
-// ---- products ----
+// ---- GEMM ----
 
 // The weights of a warp in its registers, as the first operands of `kSteps` instructions along K, for `kTiles` tiles of
 // 16 rows each. The sums of a tile are in `kChains` parts, each of consecutive steps: an instruction waits for the one
@@ -101,7 +101,7 @@ class TensorWeights {
     }
   }
 
-  // Adds the products with eight columns. `operands`(step) is where this lane's row of the operands of a step and the
+  // Multiplies by eight columns and adds. `operands`(step) is where this lane's row of the operands of a step and the
   // next one begins, as `load_matrices` takes it. Within a chain it is called in the order of the steps.
   template <class Operands>
   __device__ void multiply(float (&sums)[kTiles][kChains][4], const Operands& operands) const {

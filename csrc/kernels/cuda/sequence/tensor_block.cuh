@@ -2,7 +2,7 @@
 // Each warp owns 16 units, whose recurrent weights it holds in registers for all steps. No block waits for another.
 //
 // An instruction multiplies by eight columns. With eight samples, the special functions would take longer than the
-// product. So each sample fills two or four of the columns: a lane then has all sums of its cells.
+// GEMM. So each sample fills two or four of the columns: a lane then has all sums of its cells.
 #pragma once
 
 #include <algorithm>
@@ -27,15 +27,15 @@ struct Tile {
   static constexpr int kCells = kSamples * 16 / 32;  // of a thread: neighbouring units of a sample
 
   // Operands lie in chunks of 16 bytes along K, each of all samples. Forward they are h, backward the gradients of the
-  // recurrent columns.
+  // recurrent gates.
   static constexpr int kOfChunk = Operand<T>::kOfChunk;
   static constexpr int kChunk = kSamples * kChunkBytes;
   static constexpr int kOperandBytes = kUnits / kOfChunk * kChunk;
   static constexpr int kOperands = kIsForward ? 1 : Cell::kRecurrent;
   static constexpr int kOperandSteps = kUnits / Operand<T>::kStepK;
 
-  // Forward, a warp sums up its units' columns, each a tile of weights. Backward, it sums up the gradient of its units'
-  // h, each column's part of its own.
+  // Forward, a warp sums up its units' gates, each a tile of weights. Backward, it sums up the gradient of its units'
+  // h, each gate's part of its own.
   static constexpr int kTiles = kIsForward ? Cell::kRecurrent : 1;
   static constexpr int kChains = kIsForward ? 1 : Cell::kRecurrent;
   // How many steps ahead values are prefetched from global memory.
@@ -98,7 +98,7 @@ struct ThreadCells {
   }
 };
 
-// The sums of all columns.
+// The sums of all gates.
 template <class Tile>
 __device__ void multiply_operands(
     float (&sums)[Tile::kTiles][Tile::kChains][4], const Weights<Tile>& weights, const unsigned char* operands) {
@@ -109,7 +109,7 @@ __device__ void multiply_operands(
 
 // The steps that are valid for any sample of a block.
 template <class Tile>
-__device__ Counted steps_of_block(const Steps& steps) {
+__device__ ValidSteps steps_of_block(const Steps& steps) {
   int length = 0;
   for (int row = 0; row < Tile::kSamples; ++row) {
     const int sample = static_cast<int>(blockIdx.x) * Tile::kSamples + row;
@@ -120,10 +120,10 @@ __device__ Counted steps_of_block(const Steps& steps) {
 
 // Stores zeros for the steps that are valid for no sample of the block. The cells are at the first valid step.
 template <class Cells, class Zeros>
-__device__ void leave_other_steps(Cells& cells, const Steps& steps, const Counted& counted, const Zeros& zeros) {
-  cells.own.move(-counted.first);
+__device__ void zero_other_steps(Cells& cells, const Steps& steps, const ValidSteps& valid, const Zeros& zeros) {
+  cells.own.move(-valid.first);
   for (int step = 0; step < steps.time; ++step) {
-    if (!counted(step)) cells.leave(zeros);
+    if (!valid(step)) cells.write(zeros);
     cells.own.move(1);
   }
 }
@@ -136,12 +136,12 @@ __device__ void run_forward(const typename Tile::Arguments& in, const Weights<Ti
   const ThreadCells<Tile> place;
   const OwnCells own = place.own(in.steps);
   Cells cells(in, own, PredicatedAccess<Tile::kAhead>(own.count));
-  const Counted of_block = steps_of_block<Tile>(in.steps);
+  const ValidSteps of_block = steps_of_block<Tile>(in.steps);
   cells.own.move(of_block.first);
   Cursor coming(cells.own, Cell::kInput);
-  Cursor at(cells.own, Cell::kColumns);
+  Cursor at(cells.own, Cell::kGates);
   const auto fetch = [&](int step) {
-    cells.fetch(step, in.products + coming.place);
+    cells.fetch(step, in.input_gates + coming.place);
     coming.move();
   };
   int buffer = 0;
@@ -159,7 +159,7 @@ __device__ void run_forward(const typename Tile::Arguments& in, const Weights<Ti
     // other. They have read it when they reach this step's barrier, and nobody overwrites it before that. So one
     // barrier a step is enough: it also makes h of this step visible to all.
     buffer = Tile::kOperandBytes - buffer;
-    typename Cells::Columns sums;
+    typename Cells::Gates sums;
     cells.begin_sums(sums);
     unrolled<Cell::kRecurrent>([&](int g) {
       float recurrent[Tile::kCells];
@@ -169,12 +169,12 @@ __device__ void run_forward(const typename Tile::Arguments& in, const Weights<Ti
     fetch(step + 1);
     const typename Cells::Kept kept = cells.compute(sums, step);
     pass_on(buffer);
-    cells.leave(kept, in.gates + at.place, in.cells + at.state, in.output + at.state);
+    cells.write(kept, in.gates + at.place, in.cells + at.state, in.output + at.state);
     at.move();
     __syncthreads();
   }
-  leave_other_steps(cells, in.steps, of_block, typename Cells::Kept{});
-  cells.leave_last_states();
+  zero_other_steps(cells, in.steps, of_block, typename Cells::Kept{});
+  cells.write_last_states();
 }
 
 template <class Tile>
@@ -185,9 +185,9 @@ __device__ void run_backward(const typename Tile::Arguments& in, const Weights<T
   const ThreadCells<Tile> place;
   const OwnCells own = place.own(in.steps);
   Cells cells(in, own, PredicatedAccess<Tile::kAhead>(own.count));
-  const Counted of_block = steps_of_block<Tile>(in.steps);
+  const ValidSteps of_block = steps_of_block<Tile>(in.steps);
   cells.own.move(of_block.first);
-  Cursor coming(cells.own, Cell::kColumns);
+  Cursor coming(cells.own, Cell::kGates);
   Cursor at = coming;
   const auto fetch = [&](int step) {
     cells.fetch(step, in.gates + coming.place, coming.state);
@@ -199,7 +199,7 @@ __device__ void run_backward(const typename Tile::Arguments& in, const Weights<T
   fetch(of_block.first + 1);
   int buffer = 0;
   for (int step = of_block.first; of_block(step); ++step) {
-    typename Cells::Columns gradients;
+    typename Cells::Gates gradients;
     cells.compute(gradients, step);
     // Two alternating buffers, as in the forward: after this step's barrier a warp may still read this buffer while
     // another writes the next step's values into the second one. This buffer is overwritten only after the next step's
@@ -214,15 +214,15 @@ __device__ void run_backward(const typename Tile::Arguments& in, const Weights<T
     __syncthreads();
     float found[1][Tile::kChains][4] = {};
     multiply_operands<Tile>(found, weights, operands);
-    // While the product waits for the tensor cores.
-    cells.leave(gradients, in.grad_gates + at.place);
+    // While the GEMM waits for the tensor cores.
+    cells.write(gradients, in.grad_gates + at.place);
     at.move();
     cells.prepare();
     fetch(step + 2);
-    if (cells.counted(step)) place.take(cells.grad_h, found[0]);
+    if (cells.valid(step)) place.take(cells.grad_h, found[0]);
   }
-  leave_other_steps(cells, in.steps, of_block, typename Cells::Columns{});
-  cells.leave_first_states();
+  zero_other_steps(cells, in.steps, of_block, typename Cells::Gates{});
+  cells.write_first_states();
 }
 
 #endif
@@ -270,8 +270,7 @@ template <class Cell, class In>
 Error launch_tensor_blocks(const Problem& problem, const In& in) {
   using namespace tensor_block;
   const bool is_hopper = has_hopper_tensor_cores();
-  const bool takes_two =
-      in.sizes.batch <= 2 * problem.context.multiprocessors() || !pairs_are_aligned(in) || !is_hopper;
+  const bool takes_two = in.sizes.batch <= 2 * problem.context.sm_count() || !pairs_are_aligned(in) || !is_hopper;
   return with_operand_type(problem.dtype, [&](auto scalar) {
     using T = decltype(scalar);
     constexpr int kMost = tensor_block_units<Cell>(std::is_same_v<T, float>);

@@ -45,8 +45,8 @@ struct Tile {
   static constexpr int kChunk = kSamples * kChunkBytes;
   static constexpr int kOperandBytes = kUnits / kOfChunk * kChunk;  // of a value of all cells
 
-  // Forward, a warp sums up the columns of its group for some of the blocks. Backward, it sums up tiles of 16 units of
-  // the whole cluster for all columns of this block.
+  // Forward, a warp sums up the gates of its group for some of the blocks. Backward, it sums up tiles of 16 units of
+  // the whole cluster for all gates of this block.
   static constexpr int kM = kIsForward ? Cell::kRecurrent : kBlocks * kGroups / kWarps;
   static constexpr int kSources = kIsForward ? kBlocks / kGroupWarps : Cell::kRecurrent;
   static constexpr int kSourceSteps = kUnits / kStepK;
@@ -55,7 +55,7 @@ struct Tile {
   // What comes from a block: forward h, backward sums.
   static constexpr int kSourceBytes = kIsForward ? kOperandBytes : kUnits * kSamples * static_cast<int>(sizeof(float));
   static constexpr int kSlotBytes = kBlocks * kSourceBytes;
-  // What stays within the block: forward the sums of some blocks, backward the gradients of its columns.
+  // What stays within the block: forward the sums of some blocks, backward the gradients of its gates.
   static constexpr int kOwnBytes =
       Cell::kRecurrent *
       (kIsForward ? kGroupWarps * kUnits * kSamples * static_cast<int>(sizeof(float)) : kOperandBytes);
@@ -114,7 +114,7 @@ __device__ int operand_place(int column, int row) {
          column % Tile::kOfChunk * static_cast<int>(sizeof(typename Tile::T));
 }
 
-// ---- products ----
+// ---- GEMM ----
 
 template <class Tile>
 using Weights = TensorWeights<
@@ -149,7 +149,7 @@ __device__ void multiply_sources(
 
 // ---- what the blocks send each other ----
 
-// What arrives for a step. Each half of the blocks has its own mbarrier, so that a product can begin with the nearer
+// What arrives for a step. Each half of the blocks has its own mbarrier, so that the GEMM can begin with the nearer
 // half.
 struct Arrivals {
   Mbarrier halves[2];
@@ -238,15 +238,15 @@ __device__ void run_forward(
     Arrivals (&arrivals)[2]) {
   using Cell = typename Tile::Cell;
   using Cells = ForwardCells<Cell, typename Tile::T, FastMath, 2, PairAccess>;
-  constexpr int kGates = Cell::kRecurrent;
+  constexpr int kRecurrent = Cell::kRecurrent;
   const uint32_t slots = shared_address(shared);
   const uint32_t part = slots + rank_in_cluster() * Tile::kSourceBytes;
-  // [step of two, group, pair, warp that summed it up, column, lane]
+  // [step of two, group, pair, warp that summed it up, gate, lane]
   float2* const partial = reinterpret_cast<float2*>(shared + 2 * Tile::kSlotBytes) +
-                          group_of_warp<Tile>() * (Tile::kGroupPairs * Tile::kGroupWarps * kGates * 32) + lane_id();
+                          group_of_warp<Tile>() * (Tile::kGroupPairs * Tile::kGroupWarps * kRecurrent * 32) + lane_id();
   const auto partial_at = [&](int step, int number, int warp, int g) -> float2& {
     const int of_step = step % 2 * (Tile::kOwnBytes / static_cast<int>(sizeof(float2)));
-    return partial[of_step + ((number * Tile::kGroupWarps + warp) * kGates + g) * 32];
+    return partial[of_step + ((number * Tile::kGroupWarps + warp) * kRecurrent + g) * 32];
   };
   const ThreadPair<Tile> pair;
   const OwnCells own = pair.own(in.steps);
@@ -257,14 +257,14 @@ __device__ void run_forward(
     Arrivals& arrived = arrivals[step % 2];
     const uint32_t slot = slots + step % 2 * Tile::kSlotBytes;
     unrolled<Tile::kTiles>([&](int tile) {
-      float sums[kGates][1][4] = {};
+      float sums[kRecurrent][1][4] = {};
       multiply_sources<Tile>(sums, weights, [&](int source) {
         constexpr int kHalf = Tile::kSources / 2;
         if (tile == 0 && source % kHalf == 0) arrived.halves[source / kHalf].template wait<true>(step / 2);
         return slot + source_of<Tile>(source) * Tile::kSourceBytes + tile * (Tile::kTileSamples * kChunkBytes);
       });
       unrolled<2>([&](int column) {
-        unrolled<kGates>([&](int g) {
+        unrolled<kRecurrent>([&](int g) {
           partial_at(step, 2 * tile + column, warp_of_group<Tile>(), g) = {sums[g][0][column], sums[g][0][2 + column]};
         });
       });
@@ -274,9 +274,9 @@ __device__ void run_forward(
     // step. These are overwritten only after the next step's barrier, which a warp reaches after it has added them up.
     asm volatile("bar.sync %0, %1;" ::"r"(1 + group_of_warp<Tile>()), "n"(Tile::kGroupWarps * 32) : "memory");
     if (!pair.is_owned) continue;
-    typename Cells::Columns sums;
+    typename Cells::Gates sums;
     cells.begin_sums(sums);
-    unrolled<kGates>([&](int g) {
+    unrolled<kRecurrent>([&](int g) {
       float (&sum)[2] = sums[kFirstRecurrent<Cell> + g];
       unrolled<Tile::kGroupWarps>([&](int warp) {
         const float2 of_warp = partial_at(step, pair.number, warp, g);
@@ -287,14 +287,14 @@ __device__ void run_forward(
     const typename Cells::Kept kept = cells.compute(sums, step);
     // Two alternating slots: this overwrites h of the step before, which nobody reads any more. This warp has waited
     // for h of this step from every group of every block, and each group sent it after its barrier above, after its
-    // product of the step before.
+    // GEMM of the step before.
     if (step + 1 < in.steps.time)
       send_h<Tile>(pair, cells.h, part + (step + 1) % 2 * Tile::kSlotBytes, arrivals[(step + 1) % 2]);
     cells.fetch(step + 1, 1);
-    cells.leave(kept);
+    cells.write(kept);
     cells.own.move(1);
   }
-  cells.leave_last_states();
+  cells.write_last_states();
 }
 
 template <class Tile>
@@ -316,9 +316,9 @@ __device__ void run_backward(
     if (step > 0) {
       for (Mbarrier& half : arrived.halves) half.template wait<true>((step - 1) / 2);
     }
-    if (step > 0 && cells.counted(step - 1)) add_sums<Tile>(cells.grad_h, pair, shared + step % 2 * Tile::kSlotBytes);
+    if (step > 0 && cells.valid(step - 1)) add_sums<Tile>(cells.grad_h, pair, shared + step % 2 * Tile::kSlotBytes);
     if (step == in.steps.time) break;
-    typename Cells::Columns gradients;
+    typename Cells::Gates gradients;
     cells.compute(gradients, step);
     unsigned char* const operands = shared + 2 * Tile::kSlotBytes + step % 2 * Tile::kOwnBytes;
     if (pair.is_owned) {
@@ -344,10 +344,10 @@ __device__ void run_backward(
       const int next = (step + 1) % 2;
       send_sums<Tile>(sums, part + next * Tile::kSlotBytes, tile, arrivals[next]);
     });
-    cells.leave(gradients);
+    cells.write(gradients);
     cells.own.move(1);
   }
-  cells.leave_first_states();
+  cells.write_first_states();
 }
 
 #endif

@@ -1,7 +1,7 @@
-// The gradients of the biases: sums of columns, which know no cell.
+// The gradients of the biases: sums of columns, the same for every cell.
 #pragma once
 
-#include "weights_product.cuh"
+#include "weights_gemm.cuh"
 
 namespace extops::cuda::step {
 

@@ -20,19 +20,19 @@ StepArguments step_of(const LltmForward& in) {
   arguments.c_0 = in.old_cell;
   arguments.h = in.new_h;
   arguments.c = in.new_cell;
-  arguments.columns = in.gates;
+  arguments.gates = in.gates;
   return arguments;
 }
 
 inline StepArguments step_of(const LltmCellWithBias& in) {
   StepArguments arguments{};
   arguments.sizes = step_sizes(in.sizes);
-  arguments.products_x = in.gates;
+  arguments.input_gates = in.gates;
   arguments.bias_x = in.bias;
   arguments.c_0 = in.old_cell;
   arguments.h = in.new_h;
   arguments.c = in.new_cell;
-  arguments.columns = const_cast<void*>(in.gates);
+  arguments.gates = const_cast<void*>(in.gates);
   return arguments;
 }
 
@@ -43,7 +43,7 @@ StepBackwardArguments step_backward_of(const Backward& in) {
   arguments.sizes = step_sizes(in.sizes);
   arguments.grad_h = in.grad_h;
   arguments.grad_c = in.grad_cell;
-  arguments.columns = in.gates;
+  arguments.gates = in.gates;
   arguments.saved_c = in.new_cell;
   arguments.grad_x = in.grad_gates;
   arguments.grad_c_0 = in.grad_old_cell;

@@ -25,13 +25,13 @@ __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in
   using V = Vector<T, kVector>;
   constexpr int kFirst = kFirstRecurrent<Cell>;
   // The result of a library GEMM, kept as it is.
-  const bool is_unchanged = in.columns == in.products_x && in.products_h == nullptr && in.bias_x == nullptr;
+  const bool is_unchanged = in.gates == in.input_gates && in.hidden_gates == nullptr && in.bias_x == nullptr;
   wait_for_previous_kernel();
   for_each_vector<kVector>(in.batch, in.state_size, [&](int64_t row, int unit) {
-    const auto at = [&](int columns, int g) { return (row * columns + g) * in.state_size + unit; };
-    C sums[kVector][Cell::kColumns];
+    const auto at = [&](int width, int g) { return (row * width + g) * in.state_size + unit; };
+    C sums[kVector][Cell::kGates];
 #pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) {
+    for (int g = 0; g < Cell::kGates; ++g) {
 #pragma unroll
       for (int j = 0; j < kVector; ++j) sums[j][g] = -0.f;  // the zero that keeps the sign of what is added to it
       const auto add = [&](const T* from) {
@@ -44,21 +44,21 @@ __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in
         return bias == nullptr ? bias : bias + g * in.state_size + unit;
       };
       if (g < Cell::kInput) {
-        add(in.products_x + at(Cell::kInput, input_place<Cell>(g)));
+        add(in.input_gates + at(Cell::kInput, input_place<Cell>(g)));
         add(of_unit(in.bias_x, input_place<Cell>(g)));
       }
       if (g >= kFirst) {
-        if (in.products_h != nullptr) add(in.products_h + at(Cell::kRecurrent, g - kFirst));
+        if (in.hidden_gates != nullptr) add(in.hidden_gates + at(Cell::kRecurrent, g - kFirst));
         add(of_unit(in.bias_h, g - kFirst));
       }
     }
     const int64_t cell = row * in.state_size + unit;
     const V old_c = *reinterpret_cast<const V*>(in.c_0 + cell);
-    V rounded[Cell::kColumns], new_h, new_c;
+    V rounded[Cell::kGates], new_h, new_c;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
 #pragma unroll
-      for (int g = 0; g < Cell::kColumns; ++g) {
+      for (int g = 0; g < Cell::kGates; ++g) {
         store(rounded[g].values[j], sums[j][g]);
         sums[j][g] = load(rounded[g].values[j]);  // as the backward will see it
       }
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kThreads) pointwise_kernel(Forward<Cell, T> in
       store(new_c.values[j], state.c);
     }
 #pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) {
-      if (!is_unchanged) *reinterpret_cast<V*>(in.columns + at(Cell::kColumns, g)) = rounded[g];
+    for (int g = 0; g < Cell::kGates; ++g) {
+      if (!is_unchanged) *reinterpret_cast<V*>(in.gates + at(Cell::kGates, g)) = rounded[g];
     }
     *reinterpret_cast<V*>(in.h + cell) = new_h;
     *reinterpret_cast<V*>(in.c + cell) = new_c;
@@ -81,27 +81,26 @@ __global__ void __launch_bounds__(kThreads) pointwise_backward_kernel(Backward<T
   using V = Vector<T, kVector>;
   wait_for_previous_kernel();
   for_each_vector<kVector>(in.batch, in.state_size, [&](int64_t row, int unit) {
-    const auto at = [&](int columns, int g) { return (row * columns + g) * in.state_size + unit; };
-    V columns[Cell::kColumns];
+    const auto at = [&](int width, int g) { return (row * width + g) * in.state_size + unit; };
+    V gates[Cell::kGates];
 #pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g)
-      columns[g] = *reinterpret_cast<const V*>(in.columns + at(Cell::kColumns, g));
+    for (int g = 0; g < Cell::kGates; ++g) gates[g] = *reinterpret_cast<const V*>(in.gates + at(Cell::kGates, g));
     const int64_t cell = row * in.state_size + unit;
     const V saved_c = *reinterpret_cast<const V*>(in.saved_c + cell);
-    V found[Cell::kColumns], grad_c_0;
+    V found[Cell::kGates], grad_c_0;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
-      C of_unit[Cell::kColumns], gradients[Cell::kColumns];
+      C of_unit[Cell::kGates], gradients[Cell::kGates];
 #pragma unroll
-      for (int g = 0; g < Cell::kColumns; ++g) of_unit[g] = load(columns[g].values[j]);
+      for (int g = 0; g < Cell::kGates; ++g) of_unit[g] = load(gates[g].values[j]);
       const C grad_c = cell_backward<Cell, MathOf<T>>(
           of_unit, C(load(saved_c.values[j])), in.grad_h.at(row, unit + j), in.grad_c.at(row, unit + j), gradients);
 #pragma unroll
-      for (int g = 0; g < Cell::kColumns; ++g) store(found[g].values[j], gradients[g]);
+      for (int g = 0; g < Cell::kGates; ++g) store(found[g].values[j], gradients[g]);
       store(grad_c_0.values[j], grad_c);
     }
 #pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) in.template store_gradient<Cell>(row, unit, g, found[g]);
+    for (int g = 0; g < Cell::kGates; ++g) in.template store_gradient<Cell>(row, unit, g, found[g]);
     *reinterpret_cast<V*>(in.grad_c_0 + cell) = grad_c_0;
   });
 }
@@ -119,8 +118,8 @@ Error with_vector_width(const StepSizes& sizes, std::initializer_list<const void
 
 template <class Cell, class T>
 Error launch_pointwise(const StepArguments& in, cudaStream_t stream) {
-  const std::initializer_list<const void*> data = {in.products_x, in.products_h, in.bias_x, in.bias_h,
-                                                   in.c_0,        in.h,          in.c,      in.columns};
+  const std::initializer_list<const void*> data = {in.input_gates, in.hidden_gates, in.bias_x, in.bias_h, in.c_0, in.h,
+                                                   in.c,           in.gates};
   return with_vector_width<T>(in.sizes, data, [&](auto width) {
     const int64_t items = in.sizes.batch * in.sizes.state_size / width;
     launch(&pointwise_kernel<Cell, T, width>, {blocks_for(items), kThreads}, stream, Forward<Cell, T>(in));
@@ -130,7 +129,7 @@ Error launch_pointwise(const StepArguments& in, cudaStream_t stream) {
 
 template <class Cell, class T>
 Error launch_pointwise(const StepBackwardArguments& in, cudaStream_t stream) {
-  const std::initializer_list<const void*> data = {in.columns, in.saved_c, in.grad_x, in.grad_h_part, in.grad_c_0};
+  const std::initializer_list<const void*> data = {in.gates, in.saved_c, in.grad_x, in.grad_h_part, in.grad_c_0};
   return with_vector_width<T>(in.sizes, data, [&](auto width) {
     const int64_t items = in.sizes.batch * in.sizes.state_size / width;
     launch(&pointwise_backward_kernel<Cell, T, width>, {blocks_for(items), kThreads}, stream, Backward<T>(in));

@@ -22,14 +22,14 @@ struct Forward {
   const T* weights_h;
   int64_t weights_x_stride;
   int64_t weights_h_stride;
-  const T* products_x;
-  const T* products_h;
+  const T* input_gates;
+  const T* hidden_gates;
   const T* bias_x;
   const T* bias_h;
   const T* c_0;
   T* h;
   T* c;
-  T* columns;
+  T* gates;
 
   explicit Forward(const StepArguments& in)
       : batch(in.sizes.batch),
@@ -38,28 +38,28 @@ struct Forward {
         weights_x_stride(in.weights_x_stride),
         weights_h_stride(in.weights_h_stride) {
     set_pointers({in.input, in.h_0, in.weights_x, in.weights_h}, input, h_0, weights_x, weights_h);
-    set_pointers({in.products_x, in.products_h, in.bias_x, in.bias_h}, products_x, products_h, bias_x, bias_h);
-    set_pointers({in.c_0, in.h, in.c, in.columns}, c_0, h, c, columns);
+    set_pointers({in.input_gates, in.hidden_gates, in.bias_x, in.bias_h}, input_gates, hidden_gates, bias_x, bias_h);
+    set_pointers({in.c_0, in.h, in.c, in.gates}, c_0, h, c, gates);
   }
 
-  // The sum of the biases of a column of a unit.
-  __device__ C bias(int column, int unit) const {
+  // The sum of the biases of a gate of a unit.
+  __device__ C bias(int gate, int unit) const {
     C sum = 0;
-    if (column < Cell::kInput && bias_x != nullptr) sum = load(bias_x[input_place<Cell>(column) * state_size + unit]);
-    const int of_h = column - kFirstRecurrent<Cell>;
+    if (gate < Cell::kInput && bias_x != nullptr) sum = load(bias_x[input_place<Cell>(gate) * state_size + unit]);
+    const int of_h = gate - kFirstRecurrent<Cell>;
     if (of_h >= 0 && bias_h != nullptr) sum += load(bias_h[of_h * state_size + unit]);
     return sum;
   }
 
-  // Finishes a unit: rounds its columns as the backward will see them, and stores the results of the step.
+  // Finishes a unit: rounds its gates as the backward will see them, and stores the results of the step.
   template <class Math>
-  __device__ void finish(int64_t row, int unit, C (&sums)[Cell::kColumns], C old_c) const {
+  __device__ void finish(int64_t row, int unit, C (&sums)[Cell::kGates], C old_c) const {
     const int64_t at = row * state_size + unit;
 #pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) {
+    for (int g = 0; g < Cell::kGates; ++g) {
       T rounded;
       store(rounded, sums[g]);
-      columns[(row * Cell::kColumns + g) * state_size + unit] = rounded;
+      gates[(row * Cell::kGates + g) * state_size + unit] = rounded;
       sums[g] = load(rounded);
     }
     const CellState<C> state = cell_forward<Cell, Math>(sums, old_c);
@@ -74,7 +74,7 @@ struct Backward {
   int state_size;
   Gradient<T> grad_h;
   Gradient<T> grad_c;
-  const T* columns;
+  const T* gates;
   const T* saved_c;
   T* grad_x;
   T* grad_h_part;
@@ -82,18 +82,18 @@ struct Backward {
 
   explicit Backward(const StepBackwardArguments& in)
       : batch(in.sizes.batch), state_size(static_cast<int>(in.sizes.state_size)), grad_h(in.grad_h), grad_c(in.grad_c) {
-    set_pointers({in.columns, in.saved_c}, columns, saved_c);
+    set_pointers({in.gates, in.saved_c}, gates, saved_c);
     set_pointers({in.grad_x, in.grad_h_part, in.grad_c_0}, grad_x, grad_h_part, grad_c_0);
   }
 
-  // Of some neighbouring units, where both products have it.
+  // Of some neighbouring units, where both GEMMs have it.
   template <class Cell, class Value>
-  __device__ void store_gradient(int64_t row, int unit, int column, const Value& value) const {
-    const auto at = [&](int columns, int g) { return (row * columns + g) * state_size + unit; };
-    if (column < Cell::kInput) {
-      *reinterpret_cast<Value*>(grad_x + at(Cell::kInput, input_place<Cell>(column))) = value;
+  __device__ void store_gradient(int64_t row, int unit, int gate, const Value& value) const {
+    const auto at = [&](int width, int g) { return (row * width + g) * state_size + unit; };
+    if (gate < Cell::kInput) {
+      *reinterpret_cast<Value*>(grad_x + at(Cell::kInput, input_place<Cell>(gate))) = value;
     }
-    const int of_recurrent = column - kFirstRecurrent<Cell>;
+    const int of_recurrent = gate - kFirstRecurrent<Cell>;
     if (!kHasOneGradient<Cell> && of_recurrent >= 0) {
       *reinterpret_cast<Value*>(grad_h_part + at(Cell::kRecurrent, of_recurrent)) = value;
     }

@@ -1,4 +1,4 @@
-// One step of small problems, both products and the pointwise part in one kernel. Library GEMMs are bound by latency
+// One step of small problems, both GEMMs and the pointwise part in one kernel. Library GEMMs are bound by latency
 // there, so this kernel keeps many loads in flight, and saves launches.
 //
 // A warp computes one unit for a few rows; its lanes split K, which runs over h and then over the input.
@@ -37,15 +37,15 @@ __global__ void __launch_bounds__(32 * kWarps) small_kernel(Forward<Cell, T> in)
   const bool finishes = lane < kRows && row < in.batch;
 
   // Loads for the epilogue are issued before the loop, so that they arrive meanwhile.
-  C bias[Cell::kColumns] = {};
+  C bias[Cell::kGates] = {};
   C old_c = 0;
   if (finishes) {
 #pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) bias[g] = in.bias(g, unit);
+    for (int g = 0; g < Cell::kGates; ++g) bias[g] = in.bias(g, unit);
     old_c = load(in.c_0[row * state_size + unit]);
   }
 
-  C sums[kRows][Cell::kColumns] = {};
+  C sums[kRows][Cell::kGates] = {};
   for (int k0 = lane * kVector; k0 < depth; k0 += 32 * kVector * kDepth) {
     V w[kDepth][kWeights] = {};
     V x[kDepth][kRows] = {};
@@ -74,9 +74,9 @@ __global__ void __launch_bounds__(32 * kWarps) small_kernel(Forward<Cell, T> in)
     for (int d = 0; d < kDepth; ++d) {
       const bool of_h = k0 + 32 * kVector * d < state_size;
 #pragma unroll
-      for (int g = 0; g < Cell::kColumns; ++g) {
+      for (int g = 0; g < Cell::kGates; ++g) {
         const int of_recurrent = g - kFirstRecurrent<Cell>;
-        // A column without a part in this product adds nothing.
+        // A gate without a part in this GEMM adds nothing.
         if (of_h ? of_recurrent < 0 : g >= Cell::kInput) continue;
         const V& weights = w[d][of_h ? (of_recurrent < 0 ? 0 : of_recurrent) : input_place<Cell>(g)];
 #pragma unroll
@@ -92,19 +92,19 @@ __global__ void __launch_bounds__(32 * kWarps) small_kernel(Forward<Cell, T> in)
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-      for (int g = 0; g < Cell::kColumns; ++g) sums[r][g] += __shfl_xor_sync(0xffffffffu, sums[r][g], offset);
+      for (int g = 0; g < Cell::kGates; ++g) sums[r][g] += __shfl_xor_sync(0xffffffffu, sums[r][g], offset);
     }
   }
   if (!finishes) return;
-  C columns[Cell::kColumns];
+  C gates[Cell::kGates];
 #pragma unroll
-  for (int g = 0; g < Cell::kColumns; ++g) {
+  for (int g = 0; g < Cell::kGates; ++g) {
     C sum = sums[0][g];
 #pragma unroll
     for (int r = 1; r < kRows; ++r) sum = lane == r ? sums[r][g] : sum;
-    columns[g] = sum + bias[g];
+    gates[g] = sum + bias[g];
   }
-  in.template finish<MathOf<T>>(row, unit, columns, old_c);
+  in.template finish<MathOf<T>>(row, unit, gates, old_c);
 #endif
 }
 

@@ -1,5 +1,5 @@
-// The backward of small problems, where a library's products are bound by latency: the pointwise part with the
-// gradients of the parameters in one kernel, and those of the input and of h in another.
+// The backward of small problems, where library GEMMs are bound by latency: the pointwise part with the gradients of
+// the parameters in one kernel, and those of the input and of h in another.
 #pragma once
 
 #include "../common/hopper.cuh"
@@ -37,11 +37,11 @@ struct ParametersBackward {
   }
 };
 
-// Fills `shared` with the gradients of some rows of columns as they are stored, rounded to T; the first column of
-// blocks stores them.
+// Fills `shared` with the gradients of some rows of gates as they are stored, rounded to T; the first column of blocks
+// stores them.
 template <class Cell, class T, class C>
 __device__ void load_gradients(
-    const Backward<T>& in, int64_t first_row, int64_t end, int first_unit, C (&shared)[kRows][Cell::kColumns][kUnits]) {
+    const Backward<T>& in, int64_t first_row, int64_t end, int first_unit, C (&shared)[kRows][Cell::kGates][kUnits]) {
   const int state_size = in.state_size;
   for (int item = threadIdx.x; item < kRows * kUnits; item += blockDim.x) {
     const int u = item % kUnits;
@@ -49,20 +49,20 @@ __device__ void load_gradients(
     const int64_t row = first_row + r;
     const int unit = first_unit + u;
     if (row >= end || unit >= state_size) {
-      for (int g = 0; g < Cell::kColumns; ++g) shared[r][g][u] = 0;
+      for (int g = 0; g < Cell::kGates; ++g) shared[r][g][u] = 0;
       continue;
     }
-    C columns[Cell::kColumns], gradients[Cell::kColumns];
-    for (int g = 0; g < Cell::kColumns; ++g) {
-      columns[g] = load(in.columns[(row * Cell::kColumns + g) * state_size + unit]);
+    C gates[Cell::kGates], gradients[Cell::kGates];
+    for (int g = 0; g < Cell::kGates; ++g) {
+      gates[g] = load(in.gates[(row * Cell::kGates + g) * state_size + unit]);
     }
     const int64_t cell = row * state_size + unit;
     const C grad_c = cell_backward<Cell, MathOf<T>>(
-        columns, C(load(in.saved_c[cell])), in.grad_h.at(row, unit), in.grad_c.at(row, unit), gradients);
+        gates, C(load(in.saved_c[cell])), in.grad_h.at(row, unit), in.grad_c.at(row, unit), gradients);
     const bool stores = blockIdx.x == 0;
     if (stores) store(in.grad_c_0[cell], grad_c);
 #pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) {
+    for (int g = 0; g < Cell::kGates; ++g) {
       T rounded;
       store(rounded, gradients[g]);
       shared[r][g][u] = load(rounded);
@@ -76,8 +76,8 @@ __global__ void __launch_bounds__(kThreads) parameters_backward_kernel(Parameter
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using C = typename Compute<T>::type;
   constexpr int kWeights = Cell::kInput > Cell::kRecurrent ? Cell::kInput : Cell::kRecurrent;
-  constexpr int kSums = Cell::kColumns * kUnits;  // of the biases
-  __shared__ __align__(16) C gradients[kRows][Cell::kColumns][kUnits];
+  constexpr int kSums = Cell::kGates * kUnits;  // of the biases
+  __shared__ __align__(16) C gradients[kRows][Cell::kGates][kUnits];
   wait_for_previous_kernel();
   const int state_size = in.pointwise.state_size;
   const int depth = state_size + in.input_features;

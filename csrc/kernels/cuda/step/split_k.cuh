@@ -1,5 +1,5 @@
-// One step on Hopper GPUs, both products and the pointwise part in one kernel: by tensor cores (wgmma) in 16-bit types
-// and in float32 where TF32 is allowed, by ordinary multiply-adds (FFMA) in strict float32. Library GEMMs would need a
+// One step on Hopper GPUs, both GEMMs and the pointwise part in one kernel: by tensor cores (wgmma) in 16-bit types and
+// in float32 where TF32 is allowed, by ordinary multiply-adds (FFMA) in strict float32. Library GEMMs would need a
 // second kernel, which reads back what they wrote.
 //
 // A cluster of blocks computes some units for 64 rows (split-K): K runs over h and then over the input, each block has
@@ -27,8 +27,8 @@ struct ForwardTile {
   static constexpr Math kMath = kMath_;
   static constexpr int kRows = kRows_;
   static constexpr int kUnits = kUnits_;
-  static constexpr int kN = Cell::kColumns * kUnits;
-  // Of a busy SM, relative to other tiles of the same math: in float32, wide tiles load less for each product.
+  static constexpr int kN = Cell::kGates * kUnits;
+  // Of a busy SM, relative to other tiles of the same math: in float32, wide tiles load less for each multiply-add.
   static constexpr double kSpeed = kMath == Math::kFloat32 && kN <= 64 ? 0.64 : 1;
   static constexpr int kMultipliers = kMath == Math::kTensorCores ? kRows / kWarpgroupRows * kWarpgroup : 256;
   static constexpr int kThreads = kThreads_;           // the first multiply, and the one after them issues the copies
@@ -36,7 +36,7 @@ struct ForwardTile {
   static constexpr int kStages = kRows == 64 ? 6 : 4;  // K tiles in shared memory at a time
   static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;  // no bank conflicts between four rows of sums
   static constexpr int kRowsBytes = kRows * kTileRowBytes;
-  static constexpr int kUnitsBytes = kUnits * kTileRowBytes;  // the weights of one column
+  static constexpr int kUnitsBytes = kUnits * kTileRowBytes;  // the weights of one gate
   static constexpr int kStageBytes = kRowsBytes + kN * kTileRowBytes;
   static constexpr int kPartialBytes = kRows * kPitch * static_cast<int>(sizeof(float));
   static constexpr int kSharedBytes = kTileAlignment + kStages * kStageBytes + kPartialBytes;
@@ -109,13 +109,13 @@ __device__ void load_k_tiles(
     if constexpr (kHasOneGradient<Cell>) {
       tma_load(weights, is_of_h ? maps.weights_h : maps.weights_x, k, split.first_unit, 0, full);
     } else {
-      // The weights of a column that has no part in a product are zeros: TMA fills them in beyond the last matrix.
+      // The weights of a gate that has no part in a GEMM are zeros: TMA fills them in beyond the last matrix.
 #pragma unroll
-      for (int column = 0; column < Cell::kColumns; ++column) {
-        const int of_h = column < kFirstRecurrent<Cell> ? Cell::kRecurrent : column - kFirstRecurrent<Cell>;
-        const int of_input = column < Cell::kInput ? input_place<Cell>(column) : Cell::kInput;
+      for (int gate = 0; gate < Cell::kGates; ++gate) {
+        const int of_h = gate < kFirstRecurrent<Cell> ? Cell::kRecurrent : gate - kFirstRecurrent<Cell>;
+        const int of_input = gate < Cell::kInput ? input_place<Cell>(gate) : Cell::kInput;
         tma_load(
-            weights + column * Tile::kUnitsBytes, is_of_h ? maps.weights_h : maps.weights_x, k, split.first_unit,
+            weights + gate * Tile::kUnitsBytes, is_of_h ? maps.weights_h : maps.weights_x, k, split.first_unit,
             is_of_h ? of_h : of_input, full);
       }
     }
@@ -179,20 +179,20 @@ __device__ void send_partial_sums(
 }
 
 // A thread's sums in strict float32. Loading 16 bytes from shared memory takes a lane as long as four multiply-adds, so
-// each loaded chunk must be used many times: a lane computes every eighth row and, of each column, every fourth of its
+// each loaded chunk must be used many times: a lane computes every eighth row and, of each gate, every fourth of its
 // warp's units, whose chunks lie in all banks. Four warps have a quarter of the units each, for one half of each K
 // tile; four more warps do the other half.
 template <class Tile>
 struct Float32Sums {
   static constexpr int kRows = Tile::kRows / 8;
   static constexpr int kUnits = Tile::kUnits / 16;
-  float values[kRows][Tile::Cell::kColumns][kUnits] = {};
+  float values[kRows][Tile::Cell::kGates][kUnits] = {};
 
   __device__ static int row(int i) { return i * 8 + threadIdx.x % 32 / 4; }
   __device__ static int unit(int j) { return threadIdx.x / 32 % 4 * (Tile::kUnits / 4) + j * 4 + threadIdx.x % 4; }
   __device__ static bool is_second_half() { return threadIdx.x >= Tile::kMultipliers / 2; }
 
-  // Adds the products of a K tile: those of `kCount` columns from `kFirst` on.
+  // Multiplies a K tile and adds: the sums of `kCount` gates from `kFirst` on.
   template <int kFirst, int kCount>
   __device__ void add(uint32_t rows, uint32_t weights) {
     constexpr int kChunks = kTileRowBytes / kChunkBytes;
@@ -262,7 +262,7 @@ __device__ void send_partial_sums(
       const int row = Sums::row(i);
       float* const sums_row = row / split.own_rows == split.index ? place_of(row) : partial + row * Tile::kPitch;
 #pragma unroll
-      for (int g = 0; g < Tile::Cell::kColumns; ++g) {
+      for (int g = 0; g < Tile::Cell::kGates; ++g) {
 #pragma unroll
         for (int j = 0; j < Sums::kUnits; ++j) {
           function(sums_row[g * Tile::kUnits + Sums::unit(j)], sums.values[i][g][j]);
@@ -293,7 +293,7 @@ struct ForwardCell {
   int64_t row = 0;
   int unit = 0;
   bool exists = false;
-  float bias[Cell::kColumns] = {};
+  float bias[Cell::kGates] = {};
   float old_c = 0;
 
   template <class Tile>
@@ -303,7 +303,7 @@ struct ForwardCell {
     exists = item < split.own_rows * Tile::kUnits && row < in.batch && unit < in.state_size;
     if (!exists) return;
 #pragma unroll
-    for (int g = 0; g < Cell::kColumns; ++g) bias[g] = in.bias(g, unit);
+    for (int g = 0; g < Cell::kGates; ++g) bias[g] = in.bias(g, unit);
     old_c = load(in.c_0[row * in.state_size + unit]);
   }
 };
@@ -321,20 +321,20 @@ __device__ void epilogue(
 #pragma unroll
     for (int i = 0; i < kCells; ++i) cells[i].load_inputs(in, split, first + i * Tile::kThreads + threadIdx.x);
     barrier.wait(0);
-    float sums[kCells][Cell::kColumns] = {};
+    float sums[kCells][Cell::kGates] = {};
     for (int block = 0; block < split.blocks; ++block) {
 #pragma unroll
       for (int i = 0; i < kCells; ++i) {
         const int item = min(first + i * Tile::kThreads + static_cast<int>(threadIdx.x), items - 1);
         const float* sums_row = received + (block * split.own_rows + item / Tile::kUnits) * Tile::kPitch;
 #pragma unroll
-        for (int g = 0; g < Cell::kColumns; ++g) sums[i][g] += sums_row[g * Tile::kUnits + item % Tile::kUnits];
+        for (int g = 0; g < Cell::kGates; ++g) sums[i][g] += sums_row[g * Tile::kUnits + item % Tile::kUnits];
       }
     }
 #pragma unroll
     for (int i = 0; i < kCells; ++i) {
 #pragma unroll
-      for (int g = 0; g < Cell::kColumns; ++g) sums[i][g] += cells[i].bias[g];
+      for (int g = 0; g < Cell::kGates; ++g) sums[i][g] += cells[i].bias[g];
       if (cells[i].exists) in.template finish<CellMath>(cells[i].row, cells[i].unit, sums[i], cells[i].old_c);
     }
   }
@@ -408,19 +408,19 @@ bool make_tensor_maps(ForwardMaps& maps, const Forward<Cell, T>& in) {
 inline unsigned ceil_div(int64_t a, int64_t b) { return static_cast<unsigned>((a + b - 1) / b); }
 
 template <class T, class Tile, class Cell>
-Plan plan(const Forward<Cell, T>& in, unsigned multiprocessors) {
+Plan plan(const Forward<Cell, T>& in, unsigned sm_count) {
   const unsigned k_tiles = ceil_div(in.state_size, kTileColumns<T>) + ceil_div(in.input_features, kTileColumns<T>);
   const unsigned tiles = ceil_div(in.state_size, Tile::kUnits) * ceil_div(in.batch, Tile::kRows);
   unsigned splits = 1;
   for (unsigned more = 2; more <= kMaxSplits && more <= k_tiles; more *= 2) {
     // All blocks of a cluster run in one GPC, so up to a tenth of the SMs may stay idle.
-    if (tiles * more <= (more == 2 ? multiprocessors : multiprocessors * 9 / 10)) splits = more;
+    if (tiles * more <= (more == 2 ? sm_count : sm_count * 9 / 10)) splits = more;
   }
   const unsigned blocks = tiles * splits;
-  const unsigned waves = (blocks + multiprocessors - 1) / multiprocessors;
+  const unsigned waves = (blocks + sm_count - 1) / sm_count;
   return {
       {ceil_div(in.state_size, Tile::kUnits), ceil_div(in.batch, Tile::kRows), splits},
-      Tile::kExists ? Tile::kSpeed * blocks / (waves * multiprocessors) : 0};
+      Tile::kExists ? Tile::kSpeed * blocks / (waves * sm_count) : 0};
 }
 
 template <class T, class Tile, class Cell>
@@ -439,9 +439,9 @@ Error launch_tile(const Forward<Cell, T>& in, dim3 grid, cudaStream_t stream) {
 
 // Takes the fastest of several tiles; of equals the first.
 template <class T, class... Tiles, class Cell>
-Error launch_best_tile(const Forward<Cell, T>& in, unsigned multiprocessors, cudaStream_t stream) {
+Error launch_best_tile(const Forward<Cell, T>& in, unsigned sm_count, cudaStream_t stream) {
   double best = 0;
-  ((best = std::max(best, plan<T, Tiles>(in, multiprocessors).speed)), ...);
+  ((best = std::max(best, plan<T, Tiles>(in, sm_count).speed)), ...);
   Error error = nullptr;
   bool launched = false;
   const auto try_tile = [&](const Plan& plan, auto launch_it) {
@@ -449,14 +449,13 @@ Error launch_best_tile(const Forward<Cell, T>& in, unsigned multiprocessors, cud
     launched = true;
     error = launch_it(plan.grid);
   };
-  (try_tile(plan<T, Tiles>(in, multiprocessors), [&](dim3 grid) { return launch_tile<T, Tiles>(in, grid, stream); }),
-   ...);
+  (try_tile(plan<T, Tiles>(in, sm_count), [&](dim3 grid) { return launch_tile<T, Tiles>(in, grid, stream); }), ...);
   return error;
 }
 
-// With one column a unit has a third of the product, and so a tile three times the units.
+// With one gate a unit has a third of the work, and so a tile three times the units.
 template <class Cell>
-constexpr int kUnitsPer8 = Cell::kColumns == 1 ? 24 : 8;
+constexpr int kUnitsPer8 = Cell::kGates == 1 ? 24 : 8;
 
 template <class Cell, class T>
 Error launch_on_tensor_cores(const Forward<Cell, T>& in, cudaStream_t stream) {
@@ -466,24 +465,24 @@ Error launch_on_tensor_cores(const Forward<Cell, T>& in, cudaStream_t stream) {
   using Wide = ForwardTile<Cell, kMath, 64, 4 * kUnits, 512, 2>;
   using Widest = ForwardTile<Cell, kMath, 64, 5 * kUnits, 512, 3>;
   // If tiles of 64 rows fill the device without splitting K, tiles of 128 rows load the weights half as often.
-  const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const unsigned sm_count = device_attribute(cudaDevAttrMultiProcessorCount);
   using Most = std::conditional_t<Widest::kExists, Widest, Wide>;
-  if (in.batch > kWarpgroupRows && plan<T, Most>(in, multiprocessors).grid.z == 1) {
+  if (in.batch > kWarpgroupRows && plan<T, Most>(in, sm_count).grid.z == 1) {
     using Wide128 = ForwardTile<Cell, kMath, 128, 4 * kUnits, 512, 2>;
     using Widest128 = ForwardTile<Cell, kMath, 128, 5 * kUnits, 512, 3>;
-    return launch_best_tile<T, Wide128, Widest128>(in, multiprocessors, stream);
+    return launch_best_tile<T, Wide128, Widest128>(in, sm_count, stream);
   }
-  return launch_best_tile<T, Narrow, Wide, Widest>(in, multiprocessors, stream);
+  return launch_best_tile<T, Narrow, Wide, Widest>(in, sm_count, stream);
 }
 
 template <class Cell>
 Error launch_in_float32(const Forward<Cell, float>& in, cudaStream_t stream) {
   constexpr Math kMath = Math::kFloat32;
   constexpr int kUnits = kUnitsPer8<Cell>;
-  const unsigned multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);
+  const unsigned sm_count = device_attribute(cudaDevAttrMultiProcessorCount);
   using Wide = ForwardTile<Cell, kMath, 64, 4 * kUnits, 288, 2>;
   using Narrow = ForwardTile<Cell, kMath, 64, 2 * kUnits, 288, 2>;
-  return launch_best_tile<float, Wide, Narrow>(in, multiprocessors, stream);
+  return launch_best_tile<float, Wide, Narrow>(in, sm_count, stream);
 }
 
 }  // namespace extops::cuda::step

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "pointwise.cuh"
-#include "weights_product.cuh"
+#include "weights_gemm.cuh"
 
 namespace extops::cuda::step {
 
@@ -69,9 +69,9 @@ Error launch_on_tensor_cores(const Forward<Cell, T>& in, cudaStream_t stream);
 template <class Cell>
 Error launch_in_float32(const Forward<Cell, float>& in, cudaStream_t stream);
 
-// Whether they support a cell: more columns would need other tiles.
+// Whether they support a cell: more gates would need other tiles.
 template <class Cell>
-constexpr bool kHasTiles = Cell::kColumns <= 4;
+constexpr bool kHasTiles = Cell::kGates <= 4;
 
 template <class Cell>
 bool is_for_hopper(int64_t bytes, const StepSizes& sizes) {
@@ -109,7 +109,7 @@ Error launch_forward(ScalarType dtype, const StepArguments& arguments, cudaStrea
   if (sizes.batch * sizes.state_size == 0) return nullptr;
   return dispatch(dtype, [&](auto scalar) {
     using T = decltype(scalar);
-    if (arguments.products_x != nullptr) return launch_pointwise<Cell, T>(arguments, stream);
+    if (arguments.input_gates != nullptr) return launch_pointwise<Cell, T>(arguments, stream);
     if (!fits(sizes)) return kTooLarge;
     const Forward<Cell, T> in(arguments);
     constexpr int kVector = kChunkBytes / sizeof(T);
@@ -156,7 +156,7 @@ Error launch_with_weights(const StepBackwardArguments& arguments, cudaStream_t s
   const int state_size = static_cast<int>(sizes.state_size);
   WeightsBackward<T> in{};
   in.batch = static_cast<int>(sizes.batch);
-  auto& [of_h, of_x] = in.products;
+  auto& [of_h, of_x] = in.gemms;
   of_h.rows = Cell::kRecurrent * state_size;
   of_h.columns = state_size;
   of_h.grad_weights_stride = arguments.grad_weights_h_stride;

@@ -1,4 +1,4 @@
-// The gradients of weights and biases in 16-bit types, by the tensor cores of Hopper GPUs, from those of the columns:
+// The gradients of weights and biases in 16-bit types, by the tensor cores of Hopper GPUs, from those of the gates:
 //
 //   grad_weights = gradients^T * x
 //
@@ -8,7 +8,7 @@
 // descriptors transpose them.
 #pragma once
 
-#include "weights_product.cuh"
+#include "weights_gemm.cuh"
 
 namespace extops::cuda::step {
 
@@ -32,7 +32,7 @@ struct WeightsMaps {
 };
 
 struct AllWeightsMaps {
-  WeightsMaps products[2];
+  WeightsMaps gemms[2];
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -118,7 +118,7 @@ template <class T>
 __device__ void store_rows(
     const WeightsBackward<T>& all, const WeightsBlock& block, int first_column,
     Accumulator<kAccumulatorColumns>& sums) {
-  const WeightsProduct<T> in = block.of(all);
+  const WeightsGemm<T> in = block.of(all);
   constexpr int kGroups = 4;  // of eight columns, that a quad exchanges
   const int lane = threadIdx.x % 32;
   unrolled<2>([&](int half) {
@@ -142,7 +142,7 @@ __device__ void store_rows(
   });
 }
 
-// Adds a thread's rows of a K tile, from shared memory. The product runs meanwhile.
+// Adds a thread's rows of a K tile, from shared memory. The GEMM runs meanwhile.
 template <class T>
 __device__ float sum_rows(const BiasColumn& bias, uint32_t gradients) {
   float sum = 0;
@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kWeightsThreads)
   }
   __syncthreads();
   const WeightsBlock block(in, Tile::kColumns);
-  const WeightsMaps& maps = all_maps.products[block.product];
+  const WeightsMaps& maps = all_maps.gemms[block.gemm];
   const uint32_t stages = shared_address(shared);
   const int k_tiles = (in.batch + kTileRows - 1) / kTileRows;
   if (threadIdx.x == 0) fill_stages<T, Tile>(block, maps, k_tiles, stages, barriers);
@@ -231,13 +231,12 @@ template <class T, class Tile>
 Error launch_weights(const WeightsBackward<T>& in, cudaStream_t stream) {
   AllWeightsMaps maps{};
   for (int i = 0; i < 2; ++i) {
-    const WeightsProduct<T>& product = in.products[i];
-    const cuuint64_t rows = product.rows, columns = product.columns, batch = in.batch;
+    const WeightsGemm<T>& gemm = in.gemms[i];
+    const cuuint64_t rows = gemm.rows, columns = gemm.columns, batch = in.batch;
     constexpr auto kType = map_type<T>();
     if (!make_tensor_map<T, 2>(
-            maps.products[i].gradients, kType, product.gradients, {rows, batch}, {rows * sizeof(T)}, kTileRows) ||
-        !make_tensor_map<T, 2>(
-            maps.products[i].x, kType, product.x, {columns, batch}, {columns * sizeof(T)}, kTileRows)) {
+            maps.gemms[i].gradients, kType, gemm.gradients, {rows, batch}, {rows * sizeof(T)}, kTileRows) ||
+        !make_tensor_map<T, 2>(maps.gemms[i].x, kType, gemm.x, {columns, batch}, {columns * sizeof(T)}, kTileRows)) {
       return kNoTensorMap;
     }
   }

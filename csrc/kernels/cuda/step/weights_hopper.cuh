@@ -1,5 +1,5 @@
-// The kernels of the gradients of weights and biases, which are for Hopper alone and know no cell: a file that includes
-// this and says EXTOPS_WEIGHTS_HOPPER has them.
+// The kernels of the gradients of weights and biases for Hopper, the same for every cell: a file that includes this and
+// says EXTOPS_WEIGHTS_HOPPER has them.
 #pragma once
 
 #include "bias_sums.cuh"

@@ -2,7 +2,7 @@
 // operands in TF32, but K is the batch here: so tiles are transposed on their way to shared memory.
 #pragma once
 
-#include "weights_product.cuh"
+#include "weights_gemm.cuh"
 
 namespace extops::cuda::step {
 
@@ -19,7 +19,7 @@ struct Tf32WeightsTile {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 constexpr int kChunk = kChunkBytes / static_cast<int>(sizeof(float));
-constexpr int kProductColumns = 128;  // of one product
+constexpr int kGemmColumns = 128;  // of one GEMM
 
 struct Chunk {
   uint32_t registers[kChunk] = {};
@@ -108,7 +108,7 @@ __device__ void copy_transposed(uint32_t to, int columns, const Matrix& matrix) 
 
 // Epilogue: writes a warpgroup's 64 rows of the gradient for 128 columns, from `first_column` on.
 __device__ inline void store_accumulator(
-    const WeightsProduct<float>& in, int first_row, int first_column, Accumulator<kProductColumns>& sums) {
+    const WeightsGemm<float>& in, int first_row, int first_column, Accumulator<kGemmColumns>& sums) {
   constexpr int kGroup = 4 * kChunk;
   const int lane = threadIdx.x % 32;
   const int column = first_column + lane % 4 * kChunk;
@@ -120,7 +120,7 @@ __device__ inline void store_accumulator(
     if (row >= in.rows) continue;
     float* const to = in.grad_weights + row * in.grad_weights_stride + column;
 #pragma unroll
-    for (int group = 0; group < kProductColumns / kGroup; ++group) {
+    for (int group = 0; group < kGemmColumns / kGroup; ++group) {
       const int j = group * kGroup / 8;
       if (column + group * kGroup < in.columns) {
         *reinterpret_cast<float4*>(to + group * kGroup) = {
@@ -131,10 +131,10 @@ __device__ inline void store_accumulator(
 }
 
 // Adds up a column of the gradients, not from shared memory, where it is rounded. It loads first and adds later, so
-// that the loads overlap the product.
+// that the loads overlap the GEMM.
 class BiasSum {
  public:
-  __device__ BiasSum(const BiasColumn& bias, const WeightsProduct<float>& in, int row, int batch)
+  __device__ BiasSum(const BiasColumn& bias, const WeightsGemm<float>& in, int row, int batch)
       : bias_(bias), rows_(bias.exists ? batch : 0), stride_(in.rows), from_(in.gradients + row) {
     load_rows(0);
   }
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kWeightsThreads) tf32_weights_kernel(WeightsBa
   extern __shared__ __align__(kTileAlignment) unsigned char shared[];
   __shared__ float bias_sums[kWeightsThreads];
   const WeightsBlock block(in, Tile::kColumns);
-  const WeightsProduct<float> product = block.of(in);
+  const WeightsGemm<float> gemm = block.of(in);
   const uint32_t gradients = shared_address(shared);
   const uint32_t columns = gradients + Tile::kGradientBytes;
   const auto load = [&](uint32_t to, const float* matrix, int width, int first_column, int count, int first_row) {
@@ -187,21 +187,21 @@ __global__ void __launch_bounds__(kWeightsThreads) tf32_weights_kernel(WeightsBa
     });
   };
   const auto load_columns = [&](int first_row) {
-    load(columns, product.x, product.columns, block.first_column, Tile::kColumns, first_row);
+    load(columns, gemm.x, gemm.columns, block.first_column, Tile::kColumns, first_row);
   };
   const auto load_gradients = [&](int first_row) {
-    load(gradients, product.gradients, product.rows, block.first_row(), kBlockRows, first_row);
+    load(gradients, gemm.gradients, gemm.rows, block.first_row(), kBlockRows, first_row);
   };
   load_columns(0);
   wait_for_previous_kernel();
-  const BiasColumn bias(product, block);
-  BiasSum bias_sum(bias, product, block.first_row() + bias.gradient, in.batch);
+  const BiasColumn bias(gemm, block);
+  BiasSum bias_sum(bias, gemm, block.first_row() + bias.gradient, in.batch);
   load_gradients(0);
   fence_proxy_async();
   bias_sums[threadIdx.x] = bias_sum.add();
   __syncthreads();
   const int warpgroup = threadIdx.x / kWarpgroup;
-  Accumulator<kProductColumns> sums[Tile::kAccumulators];
+  Accumulator<kGemmColumns> sums[Tile::kAccumulators];
   for (int first_row = 0;;) {
     wgmma_fence();
 #pragma unroll
@@ -210,12 +210,12 @@ __global__ void __launch_bounds__(kWeightsThreads) tf32_weights_kernel(WeightsBa
       for (int tile = 0; tile < Tile::kTiles; ++tile) {
         multiply_tiles<float>(
             sums[i], gradients + (tile * kBlockRows + warpgroup * kWarpgroupRows) * kTileRowBytes,
-            columns + (tile * Tile::kColumns + i * kProductColumns) * kTileRowBytes, first_row > 0 || tile > 0);
+            columns + (tile * Tile::kColumns + i * kGemmColumns) * kTileRowBytes, first_row > 0 || tile > 0);
       }
     }
     wgmma_commit();
 #pragma unroll
-    for (Accumulator<kProductColumns>& each : sums) wgmma_wait<0>(each);
+    for (Accumulator<kGemmColumns>& each : sums) wgmma_wait<0>(each);
     first_row += Tile::kRows;
     if (first_row >= in.batch) break;
     __syncthreads();
@@ -227,9 +227,9 @@ __global__ void __launch_bounds__(kWeightsThreads) tf32_weights_kernel(WeightsBa
 #pragma unroll
   for (int i = 0; i < Tile::kAccumulators; ++i) {
     store_accumulator(
-        product, block.first_row() + warpgroup * kWarpgroupRows, block.first_column + i * kProductColumns, sums[i]);
+        gemm, block.first_row() + warpgroup * kWarpgroupRows, block.first_column + i * kGemmColumns, sums[i]);
   }
-  bias.finish(bias_sums, block, product.grad_bias);
+  bias.finish(bias_sums, block, gemm.grad_bias);
 #endif
 }
 

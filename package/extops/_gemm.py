@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""GEMMs."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-// The gradients of both weights of a step, from those of its columns: what their kernels for Hopper share. They are the
+// The gradients of both weights of a step, from those of its gates: what their kernels for Hopper share. They are the
 // same for every cell.
 #pragma once
 
@@ -14,7 +14,7 @@ constexpr int kBlockRows = kWarpgroups * kWarpgroupRows;
 constexpr int kWeightsThreads = kWarpgroups * kWarpgroup;  // the first of which issues the copies, too
 
 template <class T>
-struct WeightsProduct {
+struct WeightsGemm {
   const T* gradients;  // [batch, rows]
   const T* x;          // [batch, columns]
   int rows;
@@ -27,7 +27,7 @@ struct WeightsProduct {
 template <class T>
 struct WeightsBackward {
   int batch;
-  WeightsProduct<T> products[2];  // of h and of the input
+  WeightsGemm<T> gemms[2];  // of h and of the input
 };
 
 // By the tensor cores of Hopper GPUs, after the kernel that fills the gradients: in 16-bit types (weights.cuh) and in
@@ -55,8 +55,8 @@ template <class T>
 dim3 grid_of(const WeightsBackward<T>& in, int columns) {
   const auto blocks = [](int items, int each) { return static_cast<unsigned>((items + each - 1) / each); };
   return {
-      blocks(in.products[0].columns, columns) + blocks(in.products[1].columns, columns),
-      blocks(std::max(in.products[0].rows, in.products[1].rows), kBlockRows)};
+      blocks(in.gemms[0].columns, columns) + blocks(in.gemms[1].columns, columns),
+      blocks(std::max(in.gemms[0].rows, in.gemms[1].rows), kBlockRows)};
 }
 
 // Whether blocks of so many columns give (nearly) every SM a block.
@@ -67,18 +67,18 @@ bool fills_the_device(const WeightsBackward<T>& in, int columns) {
 }
 
 struct WeightsBlock {
-  int product;
+  int gemm;
   int number;  // among the blocks of the same rows
   int blocks;  // of these
   int first_column;
 
   template <class T>
   __device__ WeightsBlock(const WeightsBackward<T>& in, int columns) {
-    const int of_h = (in.products[0].columns + columns - 1) / columns;
+    const int of_h = (in.gemms[0].columns + columns - 1) / columns;
     const int x = blockIdx.x;
-    product = x >= of_h;
-    number = product == 0 ? x : x - of_h;
-    blocks = product == 0 ? of_h : static_cast<int>(gridDim.x) - of_h;
+    gemm = x >= of_h;
+    number = gemm == 0 ? x : x - of_h;
+    blocks = gemm == 0 ? of_h : static_cast<int>(gridDim.x) - of_h;
     first_column = number * columns;
   }
 
@@ -86,8 +86,8 @@ struct WeightsBlock {
 
   // A choice, not an index: the compiler would copy the parameter into local memory for that.
   template <class T>
-  __device__ WeightsProduct<T> of(const WeightsBackward<T>& in) const {
-    return product == 0 ? in.products[0] : in.products[1];
+  __device__ WeightsGemm<T> of(const WeightsBackward<T>& in) const {
+    return gemm == 0 ? in.gemms[0] : in.gemms[1];
   }
 };
 
@@ -100,7 +100,7 @@ struct BiasColumn {
   bool exists;
 
   template <class T>
-  __device__ BiasColumn(const WeightsProduct<T>& in, const WeightsBlock& block) {
+  __device__ BiasColumn(const WeightsGemm<T>& in, const WeightsBlock& block) {
     const int gradients = of_each(block);
     parts = kWeightsThreads / gradients;
     part = threadIdx.x / gradients;
