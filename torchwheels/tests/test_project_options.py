@@ -96,7 +96,7 @@ def test_presets_are_options() -> None:
     for name in ("bitsandbytes", "mamba-ssm", "natten", "torch-harmonics", "warp-rnnt"):
         found = project.Project().of_target(target, project.preset(name))
         assert found != project.Project(), name
-        assert found.variables(target)
+        assert found.variables(project.values_of(target))
     cpu = project.Project().releases.target("3.11-cpu")
     assert project.Project().of_target(cpu, project.preset("torch-harmonics")) == project.Project()
 
@@ -124,8 +124,9 @@ def test_architectures_are_filled_in_as_projects_want_them(
     monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "8.0 9.0+PTX")
     options = project.Project(environment={"OWN": template}, config_settings={"own": [template]})
     target = options.releases.target("3.11-cu130")
-    assert options.variables(target)["OWN"] == text
-    assert options.backend_settings(target, "1", "", "") == {"own": [text]}
+    values = project.values_of(target)
+    assert options.variables(values)["OWN"] == text
+    assert options.backend_settings(values) == {"own": [text]}
 
 
 def test_architectures_of_one_gpu_and_of_a_family_are_taken(
@@ -136,7 +137,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
     assert target.architectures == ("9.0a", "10.0a", "10.0f", "12.0f+PTX")
     options = project.Project(environment={"OWN": "{sm} {cmake}"})
     said = "90a;100a;100f;120f 90a-real;100a-real;100f-real;120f"
-    assert options.variables(target)["OWN"] == said
+    assert options.variables(project.values_of(target))["OWN"] == said
     monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "sm_90")
     with pytest.raises(UserError, match=r"names 'sm_90', .* such as `8\.0 9\.0a 12\.0\+PTX`"):
         target.architectures  # noqa: B018
