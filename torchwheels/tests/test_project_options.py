@@ -181,6 +181,24 @@ def test_errors_name_the_option(tmp_path: Path, text: str, message: str) -> None
     assert message in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"[tool]\ntorchwheels = 3", "[tool.torchwheels] is 3, but a table is expected"),
+        (b"tool = 3", ": [tool] and [project] are tables, and a name is a text"),
+        (b"[project]\nname = 3", ": [tool] and [project] are tables, and a name is a text"),
+        (b"\xff\xfe", "is not TOML: 'utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_errors_of_a_pyproject_name_what_is_wrong(
+    tmp_path: Path, data: bytes, message: str
+) -> None:
+    (tmp_path / "pyproject.toml").write_bytes(data)
+    with pytest.raises(UserError) as error:
+        project.load(tmp_path / "pyproject.toml")
+    assert message in str(error.value)
+
+
 def test_error_of_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no .*none\.toml: `--config` names a TOML file"):
         project.load(tmp_path / "none.toml")

@@ -334,11 +334,14 @@ def load(file: Path) -> Project:
             f"there is no {file}: `--config` names a TOML file with the options, or the "
             "pyproject.toml that has them under [tool.torchwheels]"
         ) from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not TOML: {error}") from None
     table = data if file.name != "pyproject.toml" else {}
-    table = data.get("tool", {}).get("torchwheels", table)
-    name = canonicalize_name(data.get("project", {}).get("name", ""))
+    try:
+        table = data.get("tool", {}).get("torchwheels", table)
+        name = canonicalize_name(data.get("project", {}).get("name", ""))
+    except AttributeError:
+        raise UserError(f"{file}: [tool] and [project] are tables, and a name is a text") from None
     found = of_table(table, f"{file}: [tool.torchwheels]")
     for pattern in (x for each in found.overrides for x in _selected(each["select"])):
         if not any(fnmatch.fnmatchcase(target.name, pattern) for target in found.releases.targets):
@@ -379,6 +382,8 @@ def _values(
     kind: type[_Table], table: Mapping[str, Any], where: str, without: Iterable[str] = ()
 ) -> dict[str, Any]:
     """The values of `table`, by the names that `kind` has."""
+    if not isinstance(table, dict):
+        raise UserError(f"{where} is {table!r}, but a table is expected")
     options = {
         key: option
         for option in dataclasses.fields(kind)
