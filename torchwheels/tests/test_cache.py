@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 
@@ -79,6 +80,13 @@ def test_what_is_named_is_removed_but_not_what_is_in_use(
     ("error", "said"),
     [
         (PermissionError(1, "Operation not permitted"), "Operation not permitted"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError(2, "No such file", "/x"), "No such file: /x"),
+        (
+            CalledProcessError(1, ["python", Path("/x y")], stderr="no venv\n"),
+            "python '/x y' ended with exit code 1: no venv",
+        ),
+        (CalledProcessError(2, ["gcc"]), "gcc ended with exit code 2: the messages above say why"),
         (
             PermissionError(13, "Permission denied", "/"),
             "permission denied: / belongs to the user 0; run",
@@ -86,9 +94,9 @@ def test_what_is_named_is_removed_but_not_what_is_in_use(
     ],
 )
 def test_what_may_not_be_done_is_one_sentence(
-    error: PermissionError, said: str, monkeypatch: pytest.MonkeyPatch
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where no file is named, and where nobody has the number of the user."""
+    """Also where no file is named, nobody has the number of the user, or a command fails that never should."""
 
     def fail(*_: object) -> None:
         raise error

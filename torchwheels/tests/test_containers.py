@@ -16,6 +16,7 @@ import pytest
 
 from forged_wheels import Forge
 from torchwheels import cli, containers, engines, project, releases, wheel
+from torchwheels.errors import UserError
 
 TARGET = releases.load().target("3.11-cu130")
 
@@ -36,6 +37,8 @@ def fake_docker(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> N
     [
         ("ERROR: pull access denied", r"a base image \(ubuntu:22\.04.*\) is not here"),
         ("write: no space left on device", "the disk of the Docker engine is full"),
+        ("#12 3.4 OSError: [Errno 28] No space left on device", "the disk of the Docker engine is"),
+        ("#12 3.4 torchwheels: pip cannot install x (y): the disk of", "disk of the Docker engine"),
         ("Cannot connect to the Docker daemon", "does not answer any more: start it and try again"),
         ("#12 3.4 torchwheels: 3.11-cpu failed: why", "in Docker: 3.11-cpu failed: why"),
         (
@@ -61,6 +64,29 @@ def test_failures_of_the_engine_are_explained(
     source.mkdir()
     with pytest.raises(SystemExit, match=message):
         cli.main(["build", str(source), "--target=3.11-cpu"])
+
+
+def test_engine_that_is_slow_to_answer_is_not_a_test_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_docker(tmp_path, monkeypatch, "exit 0")
+    docker = tmp_path / "bin" / "docker"
+    text = docker.read_text().replace("\n", '\n[ "$1" = info ] && exec tail -f /dev/null\n', 1)
+    docker.write_text(text)
+    monkeypatch.setattr(engines, "TIMEOUT", 0.1)
+    given = (
+        engines.Engine("1"),
+        project.Project(),
+        TARGET,
+        tmp_path / "x.whl",
+        tmp_path,
+        [],
+        tmp_path,
+    )
+    with pytest.raises(UserError, match="the Docker engine did not do its part") as error:
+        containers.run_tests(*given)
+    assert "'docker', 'info'" in str(error.value) and "timed out" in str(error.value)
+    assert error.value.code == 1
 
 
 @pytest.mark.parametrize("code", [1, 3, 4, 5, 137])

@@ -191,15 +191,6 @@ def test_record_is_right(compiler: str, tmp_path: Path) -> None:
         assert named == archive.namelist()
 
 
-def test_silently_cpu_only_wheel_is_refused(compiler: str, tmp_path: Path) -> None:
-    built = wheel(tmp_path, {"package/_C.so": library(compiler, tmp_path, CLASSIC)})
-    used = finish.Used(CUDA_TARGET, ("9.0",), "x", "g++ 12", "13.0.88")
-    with pytest.raises(
-        UserError, match=r"3\.11-cu130 gave a wheel that is silently CPU-only.*pretend"
-    ):
-        finished(built, used)
-
-
 def test_library_that_nobody_brings_is_refused(compiler: str, tmp_path: Path) -> None:
     other = library(compiler, tmp_path, PLAIN, "-Wl,-soname,libelsewhere.so.1")
     (tmp_path / "libelsewhere.so").write_bytes(other)

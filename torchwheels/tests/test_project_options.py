@@ -96,7 +96,7 @@ def test_presets_are_options() -> None:
     for name in ("bitsandbytes", "mamba-ssm", "natten", "torch-harmonics", "warp-rnnt"):
         found = project.Project().of_target(target, project.preset(name))
         assert found != project.Project(), name
-        assert found.variables(target)
+        assert found.variables(project.values_of(target))
     cpu = project.Project().releases.target("3.11-cpu")
     assert project.Project().of_target(cpu, project.preset("torch-harmonics")) == project.Project()
 
@@ -124,8 +124,9 @@ def test_architectures_are_filled_in_as_projects_want_them(
     monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "8.0 9.0+PTX")
     options = project.Project(environment={"OWN": template}, config_settings={"own": [template]})
     target = options.releases.target("3.11-cu130")
-    assert options.variables(target)["OWN"] == text
-    assert options.backend_settings(target, "1", "", "") == {"own": [text]}
+    values = project.values_of(target)
+    assert options.variables(values)["OWN"] == text
+    assert options.backend_settings(values) == {"own": [text]}
 
 
 def test_architectures_of_one_gpu_and_of_a_family_are_taken(
@@ -136,7 +137,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
     assert target.architectures == ("9.0a", "10.0a", "10.0f", "12.0f+PTX")
     options = project.Project(environment={"OWN": "{sm} {cmake}"})
     said = "90a;100a;100f;120f 90a-real;100a-real;100f-real;120f"
-    assert options.variables(target)["OWN"] == said
+    assert options.variables(project.values_of(target))["OWN"] == said
     monkeypatch.setenv("TORCHWHEELS_ARCHITECTURES", "sm_90")
     with pytest.raises(UserError, match=r"names 'sm_90', .* such as `8\.0 9\.0a 12\.0\+PTX`"):
         target.architectures  # noqa: B018
@@ -177,6 +178,24 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
 def test_errors_name_the_option(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         read(tmp_path, text)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"[tool]\ntorchwheels = 3", "[tool.torchwheels] is 3, but a table is expected"),
+        (b"tool = 3", ": [tool] and [project] are tables, and a name is a text"),
+        (b"[project]\nname = 3", ": [tool] and [project] are tables, and a name is a text"),
+        (b"\xff\xfe", "is not TOML: 'utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_errors_of_a_pyproject_name_what_is_wrong(
+    tmp_path: Path, data: bytes, message: str
+) -> None:
+    (tmp_path / "pyproject.toml").write_bytes(data)
+    with pytest.raises(UserError) as error:
+        project.load(tmp_path / "pyproject.toml")
     assert message in str(error.value)
 
 

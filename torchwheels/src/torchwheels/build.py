@@ -42,7 +42,7 @@ from torchwheels.project import Project, filled, of_arguments
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 from torchwheels.wheel import Wheel
-from torchwheels.workplace import Workplace, settings_of, values_of, variables_of
+from torchwheels.workplace import Workplace, values_of, variables_of
 
 STEPS = ("requirements", "compile", "install", "import")
 
@@ -125,7 +125,8 @@ def _prepare(place: Workplace) -> None:
     environments.on_top_of(place.base, place.environment.folder)
     variables = variables_of(place)
     if place.project.before_build:
-        command = place.project.command_before_build(*values_of(place, variables))
+        values = values_of(place, variables)
+        command = filled(place.project.before_build, values, "the option `before-build` is set")
         _run_command("before-build", command, _project_folder(place), variables)
     _install_requirements(place, _project_folder(place), variables)
     place.variables.write_text(json.dumps(variables))
@@ -141,7 +142,8 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
         variables["_PYTHON_HOST_PLATFORM"] = f"linux-{place.target.machine.name}"
     print(f"torchwheels: building {place.target.name}, {jobs} jobs at once", flush=True)
     with opened(place, _project_folder(place), variables) as backend:
-        built = Path(backend.build("wheel", place.work / "built", settings_of(place, variables)))
+        settings = place.project.backend_settings(values_of(place, variables))
+        built = Path(backend.build("wheel", place.work / "built", settings))
     found = wheel.read(built)
     if not found.libraries:
         advice = _other_project(place.work / "source") or (
@@ -248,7 +250,7 @@ def _install_requirements(place: Workplace, folder: Path, variables: Mapping[str
     with opened(place, folder, variables) as backend:
         declared = sorted(backend.build_system_requires)
         _install(place, [*declared, *place.project.build_requires])
-        settings = settings_of(place, variables)
+        settings = place.project.backend_settings(values_of(place, variables))
         _install(place, sorted(backend.get_requires_for_build("wheel", settings)))
 
 

@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import zipfile
@@ -74,12 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
         )  # Python writes once more at its end
         sys.exit(128 + signal.SIGPIPE)
-    except OSError as error:
-        denied = isinstance(error, PermissionError)
-        if os.environ.get(DEBUG) or not (denied or error.filename):
+    except (OSError, subprocess.CalledProcessError) as error:
+        if os.environ.get(DEBUG):
             raise
-        said = _not_permitted(error) if denied else f"{error.strerror}: {error.filename}"
-        sys.exit(f"torchwheels: {said}")
+        sys.exit(f"torchwheels: {_explained(error)}")
     except KeyboardInterrupt:
         print(
             f"torchwheels: stopped; {environments.cache()} keeps what the next build can use (`torchwheels env` "
@@ -89,9 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _not_permitted(error: OSError) -> str:
-    if error.filename is None:
-        return str(error.strerror)
+def _explained(error: OSError | subprocess.CalledProcessError) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        command = shlex.join(map(str, error.cmd))
+        said = error.stderr.strip() if isinstance(error.stderr, str) else ""
+        return f"{command} ended with exit code {error.returncode}: {said or 'the messages above say why'}"
+    if error.filename is None or not isinstance(error, PermissionError):
+        return ": ".join(map(str, filter(None, (error.strerror or error, error.filename))))
     there = Path(error.filename)
     while not there.exists():
         there = there.parent
@@ -302,8 +305,10 @@ def _test(given: argparse.Namespace) -> None:
         results = given.results or Path(work)
         results.mkdir(exist_ok=True)
         if engines:
+            words = ["--require-gpu"] if given.require_gpu else []
+            words += ["--", *given.arguments] if given.arguments else []
             code = containers.run_tests(
-                engines[0], options, target, path, source.folder, _test_arguments(given), results
+                engines[0], options, target, path, source.folder, words, results
             )
         else:
             folder = given.folder or Path(work)
@@ -319,11 +324,6 @@ def _test(given: argparse.Namespace) -> None:
             testing.keep_record(results, path, target, given.dist, code)
     if code:
         raise TestsError(f"the tests of {path.name} fail in {target.name} (exit code {code})")
-
-
-def _test_arguments(given: argparse.Namespace) -> list[str]:
-    options = ["--require-gpu"] if given.require_gpu else []
-    return [*options, *(["--", *given.arguments] if given.arguments else [])]
 
 
 def _audit(given: argparse.Namespace) -> None:

@@ -52,7 +52,7 @@ _KNOWN_FAILURES = (
         "engine emulate it, as `docker run --privileged --rm tonistiigi/binfmt --install all` does",
     ),
     (
-        r"no space left on device|disk quota exceeded",
+        r"(?i:no space left on device|disk quota exceeded)|torchwheels: pip cannot .*\): the disk of",
         "the disk of the Docker engine is full: `docker system df` shows what fills it, and "
         "`docker builder prune` frees the build cache",
     ),
@@ -193,21 +193,18 @@ def _staged_options(project: Project) -> Iterator[tuple[Path, str | None]]:
     with tempfile.TemporaryDirectory(prefix="torchwheels-options-") as name:
         folder = Path(name)
         if project.file:
-            for given in (project.file, *map(project.file.parent.joinpath, project.patches)):
-                _stage(given, project.file.parent, folder)
+            own = project.file.parent
+            for file in (project.file, *map(own.joinpath, project.patches)):
+                if not file.resolve().is_relative_to(own.resolve()):
+                    raise UserError(
+                        f"the patch {file} is outside of {own}, the folder of the options: a container sees "
+                        "nothing else, so move it there"
+                    )
+                target = folder / file.relative_to(own)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileNotFoundError):  # of which the build says so
+                    shutil.copyfile(file, target)
         yield folder, project.file.name if project.file else None
-
-
-def _stage(file: Path, folder: Path, into: Path) -> None:
-    if not file.resolve().is_relative_to(folder.resolve()):
-        raise UserError(
-            f"the patch {file} is outside of {folder}, the folder of the options: a container sees "
-            "nothing else, so move it there"
-        )
-    target = into / file.relative_to(folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):  # of which the build says so
-        shutil.copyfile(file, target)
 
 
 def _target(target: Target) -> str:
@@ -344,12 +341,15 @@ def run_tests(
                 docker("network", "disconnect", "bridge", name)
             # The command inside has its own time limit, but could ignore it.
             limit = project.tests.minutes * 60 + TIMEOUT
-            code = processes.run([*command, *arguments], timeout=limit).returncode
+            try:
+                code = processes.run([*command, *arguments], timeout=limit).returncode
+            except subprocess.TimeoutExpired:
+                raise TestsError(testing.too_long(project)) from None
             copying = ["docker", "cp", "--quiet", f"{name}:/results/.", str(results)]
             subprocess.run(copying, capture_output=True)
             return code
-    except subprocess.TimeoutExpired:
-        raise TestsError(testing.too_long(project)) from None
+    except subprocess.SubprocessError as error:
+        raise UserError(f"the Docker engine did not do its part ({error}): try again") from None
     finally:
         subprocess.run(["docker", "image", "rm", image], capture_output=True)
 

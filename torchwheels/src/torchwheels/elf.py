@@ -75,6 +75,7 @@ def read_library(data: bytes) -> Library:
     undefined, defined, versions = _symbols(elf)
     # A loader that does not know packed relocations leaves them out. The linker asks for one only with its symbols.
     packed = {"GLIBC_ABI_DT_RELR" for _ in dynamic.iter_tags("DT_RELR")}
+    holds_gpu_code = any(x.name.startswith(_OF_GPUS) for x in elf.iter_sections())
     flags = [tag["d_val"] for tag in dynamic.iter_tags("DT_FLAGS")]
     is_static = any(each & ENUM_DT_FLAGS["DF_STATIC_TLS"] for each in flags)
     return Library(
@@ -90,7 +91,7 @@ def read_library(data: bytes) -> Library:
         versions=versions | packed,
         alignment=min(each["p_align"] for each in elf.iter_segments("PT_LOAD")),
         static_tls=sum(each["p_memsz"] for each in elf.iter_segments("PT_TLS") if is_static),
-        gpu_code=_gpu_code(data) if _has_gpu_code(elf) else GpuCode(),
+        gpu_code=_gpu_code(data) if holds_gpu_code else GpuCode(),
         start_up_sets_fast_math=any(
             _SETS_FAST_MATH[str(elf["e_machine"])].search(code) for code in _start_up_functions(elf)
         ),
@@ -185,12 +186,7 @@ def _start_up_functions(elf: Any) -> Iterator[bytes]:
             yield elf.stream.read(_LONGEST_START_UP)
 
 
-def _has_gpu_code(elf: Any) -> bool:
-    return any(
-        section.name.startswith((".nv_fatbin", "__nv_relfatbin")) for section in elf.iter_sections()
-    )
-
-
+_OF_GPUS = (".nv_fatbin", "__nv_relfatbin")
 _MODULE = re.compile(r"^Fatbin (elf|ptx) code:$", re.MULTILINE)
 _ARCHITECTURE = re.compile(r"^arch = sm_(\d+)(\d)([a-z]?)$", re.MULTILINE)
 _KERNEL = {

@@ -161,17 +161,21 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
             complete.touch()
         if missing := [x for x in toolkit if x not in complete.read_text().splitlines()]:
             size = "0.1 GB to download, 0.2 GB on disk"
-            print(
-                f"torchwheels: installing CUDA's compiler for {target.name}, once: {size}",
-                flush=True,
-            )
+            what = f"CUDA's compiler for {target.name}"
+            print(f"torchwheels: installing {what}, once: {size}", flush=True)
             # Named again, since torch pins the rest of the toolkit.
             wanted = [*_options_of_index(target), torch_requirement(target), *missing]
-            pip_install(environment, wanted, clean_variables(folder))
+            pip_install(environment, wanted, clean_variables(folder), _lack_of_space(0.3))
             complete.write_text("".join(f"{x}\n" for x in toolkit))
-    said = _version_of_torch(environment)
-    if target.cuda and not any_cuda:
-        _check_cuda(said, target, target.cuda.version)
+    said: dict[str, str | None] = {}
+    exec((environment.site_packages / "torch" / "version.py").read_text(), said)
+    wanted_cuda = target.cuda.version if target.cuda and not any_cuda else None
+    if wanted_cuda and str(said["cuda"]).split(".")[0] != wanted_cuda.split(".")[0]:
+        raise UserError(
+            f"{target.name} needs a torch of CUDA {wanted_cuda}, but pip installed "
+            f"{said['__version__']} of CUDA {said['cuda']}: let pip's configuration name an index with "
+            f"torch {target.torch} for {target.label}, or choose another target"
+        )
     of_cuda = f" of CUDA {said['cuda']}" if said["cuda"] else ""
     print(f"torchwheels: using torch {said['__version__']}{of_cuda} in {folder}", flush=True)
     return environment
@@ -209,24 +213,41 @@ def _key(given: Iterable[str]) -> str:
 
 def _install_torch(target: Target, python: str, environment: Environment) -> None:
     """Makes an environment with the target's torch and the build tools, or none."""
-    size = "needs 3 GB download, 9 GB of free space, 5 GB afterwards"
-    if not target.cuda:
-        size += " (CPU-only torch: 0.2, 2, 1 GB)"
+    download, space, kept = (0.2, 2, 1) if "+cpu" in environment.folder.name else (3, 9, 5)
     print(
-        f"torchwheels: installing torch {target.torch} for {target.name}, once: {size}", flush=True
+        f"torchwheels: installing torch {target.torch} for {target.name}, once: needs {download} GB download, "
+        f"{space} GB of free space, {kept} GB afterwards",
+        flush=True,
     )
+    lack = _lack_of_space(space)
     variables = clean_variables(environment.folder)
     try:
         processes.run([python, "-m", "venv", environment.folder]).check_returncode()
         with _progress(environment.folder):
-            pip_install(environment, [*load().tools], variables)
+            pip_install(environment, [*load().tools], variables, lack)
             # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
             wanted = [*_options_of_index(target), torch_requirement(target)]
-            pip_install(environment, wanted, variables)
+            pip_install(environment, wanted, variables, lack)
     except BaseException:
         # A partial installation is useless, and may have filled the disk.
         shutil.rmtree(environment.folder)
         raise
+
+
+def _lack_of_space(needed: float) -> str:
+    """Warns where the cache's disk has fewer GB free than an installation may need; returns the warning.
+
+    It is no error: the need is that of the largest torch.
+    """
+    free = shutil.disk_usage(cache()).free
+    if free >= needed * 1e9:
+        return ""
+    lack = (
+        f"the disk of {cache()} has {gigabytes(free)} free, and up to {needed} GB are needed: free some (`torchwheels "
+        "clean` removes what is kept there), or let TORCHWHEELS_CACHE name a folder on another disk"
+    )
+    print(f"torchwheels: {lack}", flush=True)
+    return lack
 
 
 def cuda_runtime(environment: Environment, target: Target, folder: Path) -> Path:
@@ -307,9 +328,9 @@ def on_top_of(base: Environment, folder: Path) -> Environment:
 
 
 def pip_install(
-    environment: Environment, requirements: list[str], variables: Mapping[str, str]
+    environment: Environment, requirements: list[str], variables: Mapping[str, str], lack: str = ""
 ) -> None:
-    """Installs `requirements`; an error says which of them cannot be had."""
+    """Installs `requirements`; an error says which of them cannot be had, or that space was lacking before."""
     command = [str(environment.python), "-m", "pip", "install", *requirements]
     pipe = subprocess.PIPE
     done = processes.run(command, env=dict(variables), stdout=pipe, stderr=pipe, text=True)
@@ -320,30 +341,21 @@ def pip_install(
     others = re.search(r"the requirement (.+) \(from versions: (?!none)", done.stderr)
     said = " ".join(re.findall(r"^ERROR: (.+)", done.stderr, re.MULTILINE)) or done.stderr.strip()
     advice = "check these names, the network and pip's configuration"
-    if "No space left on device" in done.stderr:
-        said = "the disk is full; a CUDA target takes about 6 GB"
-    elif others:
+    if others:
         said, advice = others[1], "there is no such version, only others"
     elif conflict:
         said = ", ".join(map(str.strip, conflict[1].splitlines()))
         advice = "these cannot be had together"
-    raise UserError(f"pip cannot install {' '.join(requirements)} ({said}): {advice}")
-
-
-def _version_of_torch(environment: Environment) -> dict[str, str | None]:
-    said: dict[str, str | None] = {}
-    exec((environment.site_packages / "torch" / "version.py").read_text(), said)
-    return said
-
-
-def _check_cuda(said: Mapping[str, str | None], target: Target, cuda: str) -> None:
-    """Raises an error where the torch that pip chose is of another CUDA than the target's."""
-    if str(said["cuda"]).split(".")[0] != cuda.split(".")[0]:
-        raise UserError(
-            f"{target.name} needs a torch of CUDA {cuda}, but pip installed "
-            f"{said['__version__']} of CUDA {said['cuda']}: let pip's configuration name an index with "
-            f"torch {target.torch} for {target.label}, or choose another target"
-        )
+    elif "No space left on device" in done.stderr:
+        advice = lack or f"free some space on the disk of {environment.folder}"
+    elif "(from versions: none)" not in done.stderr:
+        advice = (
+            lack or advice
+        )  # where pip's cache is full, it says that the connection was interrupted
+    wanted = " ".join(
+        x for x in requirements if not x.startswith("--")
+    )  # an option may hold a password
+    raise UserError(f"pip cannot install {wanted} ({said}): {advice}")
 
 
 def main() -> None:

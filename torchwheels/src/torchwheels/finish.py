@@ -82,12 +82,6 @@ def finish(
             for path, library in found.libraries.items()
         }
         found = found.with_files({**found.files, **relinked})
-    if used.target.cuda and native and not any(x.gpu_code for x in found.libraries.values()):
-        raise UserError(
-            f"{used.target.name} gave a wheel that is silently CPU-only, without any GPU code: its setup.py "
-            "may ask for a GPU (`pretend-gpu = true` in [tool.torchwheels]), or for a variable of its "
-            "own (`environment`)"
-        )
     classic = found.is_classic
     version = _labelled(str(found.version), used.target, classic) if native else str(found.version)
     old = found.dist_info.removesuffix(".dist-info")

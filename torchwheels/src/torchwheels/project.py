@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -187,22 +187,16 @@ class Project:
             target, torch=self.stable, names_torch=False, is_extra=False, index=""
         )
 
-    def variables(
-        self, target: Target, jobs: str = "1", cuda_home: str = "", origin: str = ""
-    ) -> dict[str, str]:
-        """The variables of a build of `target` that depend on the project."""
-        values = _replacements(target, jobs, cuda_home, origin)
+    def variables(self, values: Values) -> dict[str, str]:
+        """The variables of a build that depend on the project."""
         own = {
             name: filled(template, values, f"the option `environment` sets {name}")
             for name, template in self.environment.items()
         }
         return {"TORCH_CUDA_ARCH_LIST": f"{values['architectures']}", **own}
 
-    def backend_settings(
-        self, target: Target, jobs: str, cuda_home: str, origin: str
-    ) -> dict[str, str | list[str]]:
-        """The config settings of a build of `target`."""
-        values = _replacements(target, jobs, cuda_home, origin)
+    def backend_settings(self, values: Values) -> dict[str, str | list[str]]:
+        """The config settings of a build."""
         found: dict[str, str | list[str]] = {}
         for name, given in self.config_settings.items():
             where = f"the option `config-settings` sets {name}"
@@ -212,14 +206,11 @@ class Project:
                 found[name] = filled(given, values, where)
         return found
 
-    def command_before_build(self, target: Target, jobs: str, cuda_home: str, origin: str) -> str:
-        """The command that runs before a build of `target`."""
-        values = _replacements(target, jobs, cuda_home, origin)
-        return filled(self.before_build, values, "the option `before-build` is set")
-
     def architectures(self, target: Target) -> tuple[str, ...]:
         """The GPU compute capabilities that a wheel of `target` has code for."""
-        return tuple(re.findall(r"[^; ]+", self.variables(target)["TORCH_CUDA_ARCH_LIST"]))
+        return tuple(
+            re.findall(r"[^; ]+", self.variables(values_of(target))["TORCH_CUDA_ARCH_LIST"])
+        )
 
 
 @dataclass(frozen=True)
@@ -253,6 +244,10 @@ def expectation_of(project: Project, target: Target, of_others: bool = False) ->
     )
 
 
+Values: TypeAlias = Mapping[str, object]
+"""What the placeholders of a project's options stand for in a build."""
+
+
 class _List(tuple[str, ...]):
     """What a placeholder of several values stands for: `{sm}` is `90;120`, and `{sm:,}` is `90,120`."""
 
@@ -279,16 +274,15 @@ def _selected(patterns: str | list[str]) -> list[str]:
 
 
 @functools.cache
-def _presets() -> dict[str, dict[str, Any]]:
-    return tomllib.loads(Path(__file__).with_name("presets.toml").read_text())
-
-
 def preset(name: str) -> dict[str, Any]:
     """The options that a project of others is known to want, by its normalised name."""
-    return _presets().get(name, {})
+    table: dict[str, dict[str, Any]] = tomllib.loads(
+        Path(__file__).with_name("presets.toml").read_text()
+    )
+    return table.get(name, {})
 
 
-def _replacements(target: Target, jobs: str, cuda_home: str, origin: str) -> dict[str, str | _List]:
+def values_of(target: Target, jobs: str = "1", cuda_home: str = "", origin: str = "") -> Values:
     """What templates may hold, in the forms that projects want their GPU architectures in."""
     return {
         "label": target.label,
@@ -318,7 +312,7 @@ def gencode(architectures: Iterable[str]) -> Iterator[str]:
             yield f"-gencode=arch=compute_{number},code=compute_{number}"
 
 
-def filled(template: object, values: Mapping[str, object], where: str) -> str:
+def filled(template: object, values: Values, where: str) -> str:
     """`template` with the values of its placeholders; an error says `where` it stands."""
     if not isinstance(template, str):
         raise UserError(f'{where} to {template!r}, but a text is expected: "..."')
@@ -340,11 +334,14 @@ def load(file: Path) -> Project:
             f"there is no {file}: `--config` names a TOML file with the options, or the "
             "pyproject.toml that has them under [tool.torchwheels]"
         ) from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not TOML: {error}") from None
     table = data if file.name != "pyproject.toml" else {}
-    table = data.get("tool", {}).get("torchwheels", table)
-    name = canonicalize_name(data.get("project", {}).get("name", ""))
+    try:
+        table = data.get("tool", {}).get("torchwheels", table)
+        name = canonicalize_name(data.get("project", {}).get("name", ""))
+    except AttributeError:
+        raise UserError(f"{file}: [tool] and [project] are tables, and a name is a text") from None
     found = of_table(table, f"{file}: [tool.torchwheels]")
     for pattern in (x for each in found.overrides for x in _selected(each["select"])):
         if not any(fnmatch.fnmatchcase(target.name, pattern) for target in found.releases.targets):
@@ -385,6 +382,8 @@ def _values(
     kind: type[_Table], table: Mapping[str, Any], where: str, without: Iterable[str] = ()
 ) -> dict[str, Any]:
     """The values of `table`, by the names that `kind` has."""
+    if not isinstance(table, dict):
+        raise UserError(f"{where} is {table!r}, but a table is expected")
     options = {
         key: option
         for option in dataclasses.fields(kind)

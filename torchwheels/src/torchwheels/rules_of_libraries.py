@@ -119,19 +119,15 @@ def undefined_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
                 f"but its tag is {policy}: have its setup do without, or define it"
             )
         unknown = [symbol for symbol in lacking if symbol not in newer]
-        if unknown and not any(_is_unknown(name, wheel) for name in library.needed):
+        known = wheel.brought.union(baseline.LIBRARIES)
+        others = [x for x in library.needed if x not in known and not _TORCHS_OWN.fullmatch(x)]
+        # Nobody here knows what those define, but whatever OpenMP does has a version of its own.
+        if unknown and all(name.startswith("libgomp") for name in others):
             yield (
                 f"{path} uses {_some(unknown)}, which neither the wheel nor torch, Python or the Linux of "
                 "its tag has: link what defines it"
                 + (", here with -fopenmp" if _OF_OPENMP.fullmatch(unknown[0]) else "")
             )
-
-
-def _is_unknown(name: str, wheel: Wheel) -> bool:
-    """Whether what a library of that name defines is known to nobody here."""
-    known = wheel.brought.union(baseline.LIBRARIES)
-    # Whatever OpenMP defines has a version of its own.
-    return not (name in known or _TORCHS_OWN.fullmatch(name) or name.startswith("libgomp"))
 
 
 def python_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
@@ -159,7 +155,9 @@ def torch_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
                 f"{name} uses {_some(unknown)}, which no torch up to {newest_release()} has in its list "
                 "of stable functions"
             )
-        newer = [symbol for symbol in first if _is_newer(first[symbol], promised[0])]
+        # What the oldest list has may be older.
+        listed = [symbol for symbol in first if first[symbol] != oldest_release()]
+        newer = [x for x in listed if numbers(first[x]) > numbers(promised[0])]
         if newer := sorted(newer, key=lambda symbol: numbers(first[symbol]), reverse=True):
             yield (
                 f"{name} uses {_some(newer)}, which is in torch's stable ABI from {first[newer[0]]} on, "
@@ -172,11 +170,6 @@ def _promised(wheel: Wheel, expectation: Expectation) -> list[str]:
     one = SpecifierSet(f"=={minor(expectation.target.torch)}.*")
     declared = SpecifierSet(expectation.torches) if expectation.torches else None
     return admitted(declared or wheel.torch_requirement or one) or admitted(one)
-
-
-def _is_newer(release: str, promised: str) -> bool:
-    """Whether a function of `release` is not in `promised`; what the oldest list has may be older."""
-    return release != oldest_release() and numbers(release) > numbers(promised)
 
 
 def _some(symbols: list[str]) -> str:
@@ -199,7 +192,7 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         yield (
             f"it is silently CPU-only: no library holds GPU code, but {target.name} wants it for "
             f"{' '.join(wanted)}; its setup may ask for a GPU (`pretend-gpu = true`) or for a variable "
-            "of its own"
+            "of its own (`environment`)"
         )
     else:
         for name, code in found.items():

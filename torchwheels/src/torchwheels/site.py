@@ -73,7 +73,9 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
         (new / "wheels").mkdir(parents=True)
         listed: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for name, reports in projects.items():
-            entries = [(label(x), _copy_wheel(x, dist, new / "wheels")) for x in reports]
+            for report in reports:
+                write(report, new / "wheels" / report["wheel"])
+            entries = [(label(x), _copy(x, x, dist, new / "wheels")) for x in reports]
             # Installers prefer a version with a label to the same one without, and of two labels the
             # one that sorts last, whatever the machine: a label is here only where there is nothing else.
             plain = [entry for each, entry in entries if not each]
@@ -134,13 +136,6 @@ def label(report: dict[str, Any]) -> str:
 def index_of(label: str) -> str:
     """Where the wheels of a label are listed."""
     return f"{label}/simple" if label else "simple"
-
-
-def _copy_wheel(report: dict[str, Any], dist: Path, folder: Path) -> dict[str, Any]:
-    """Copies a wheel with its metadata and build report; returns how an index lists it."""
-    path = dist / report["wheel"]
-    write(report, folder / path.name)
-    return _copy(report, report, dist, folder)
 
 
 def _copy(file: dict[str, Any], report: dict[str, Any], own: Path, folder: Path) -> dict[str, Any]:

@@ -294,8 +294,18 @@ def parallel_jobs(
     """How many compilers to run at once: MAX_JOBS, or what the cores and the memory (GB) allow."""
     if asked := asked_jobs(environ):
         return asked
-    cores = min([float(len(os.sched_getaffinity(0))), *_cpu_quotas(root)])
-    memory = min([_available_memory(root), *_memory_limits(root)])
+    # The files of both versions of cgroups.
+    times = [
+        *_cgroup_values(root, "cpu", "cpu.max"),
+        *_cgroup_values(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
+    ]
+    limits = [
+        *_cgroup_values(root, "memory", "memory.max"),
+        *_cgroup_values(root, "memory", "memory.limit_in_bytes"),
+    ]
+    quotas = [int(quota) / int(period) for quota, period in times if quota not in ("max", "-1")]
+    cores = min([float(len(os.sched_getaffinity(0))), *quotas])
+    memory = min([_available_memory(root), *(int(each) for (each,) in limits if each != "max")])
     return jobs_of(cores, memory, memory_per_job)
 
 
@@ -343,19 +353,3 @@ def _cgroup_values(root: Path, controller: str, *names: str) -> Iterator[list[st
             files = [folder / name for name in names]
             if all(file.is_file() for file in files):
                 yield [word for file in files for word in file.read_text().split()]
-
-
-def _cpu_quotas(root: Path) -> list[float]:
-    values = [
-        *_cgroup_values(root, "cpu", "cpu.max"),
-        *_cgroup_values(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
-    ]
-    return [int(quota) / int(period) for quota, period in values if quota not in ("max", "-1")]
-
-
-def _memory_limits(root: Path) -> list[int]:
-    values = [
-        *_cgroup_values(root, "memory", "memory.max"),
-        *_cgroup_values(root, "memory", "memory.limit_in_bytes"),
-    ]
-    return [int(limit) for (limit,) in values if limit != "max"]

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchwheels import environments, toolchain
+from torchwheels import environments, project, toolchain
 from torchwheels.environments import Environment
-from torchwheels.project import Project, cmake_architecture, gencode
+from torchwheels.project import Project, Values, cmake_architecture, gencode
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 
@@ -104,9 +104,7 @@ def variables_of(place: Workplace) -> dict[str, str]:
     else:
         variables["CUDA_VISIBLE_DEVICES"] = ""
     _write_start(place)
-    cuda_home = str(toolkit.home) if toolkit else ""
-    variables |= place.project.variables(target, jobs, cuda_home, place.source.origin)
-    return variables
+    return variables | place.project.variables(values_of(place, variables))
 
 
 def _compiler_cache(place: Workplace) -> Path:
@@ -125,18 +123,16 @@ def _write_start(place: Workplace) -> None:
     settings = {
         "hide-toolkit": cuda is None,
         "pretend-gpu": pretended if place.project.pretend_gpu else None,
-        "architectures": place.project.variables(place.target)["TORCH_CUDA_ARCH_LIST"],
+        "architectures": place.project.variables(project.values_of(place.target))[
+            "TORCH_CUDA_ARCH_LIST"
+        ],
         "gencode": [*gencode(named)] if cuda else [],
     }
     start.with_suffix(".json").write_text(json.dumps(settings))
     start.with_suffix(".pth").write_text(f"import {name}\n")
 
 
-def settings_of(place: Workplace, variables: Mapping[str, str]) -> dict[str, str | list[str]]:
-    """The settings of the project's build backend."""
-    return place.project.backend_settings(*values_of(place, variables))
-
-
-def values_of(place: Workplace, variables: Mapping[str, str]) -> tuple[Target, str, str, str]:
+def values_of(place: Workplace, variables: Mapping[str, str]) -> Values:
     """What the options of the project are filled in with."""
-    return place.target, variables["MAX_JOBS"], variables.get("CUDA_HOME", ""), place.source.origin
+    given = variables["MAX_JOBS"], variables.get("CUDA_HOME", "")
+    return project.values_of(place.target, *given, place.source.origin)
