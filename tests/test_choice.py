@@ -79,11 +79,19 @@ def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
     [
         # Where each step keeps the GPU busy for long, or there are few, GEMMs and kernels by steps are as fast.
         ("lstm", "float32", (113, 17, 1536), "step", False, ""),
+        ("gru", "float32", (5, 4993, 600), "step", False, "cudnn"),
+        ("gru", "float32", (5, 4993, 600), "step", True, ""),
         ("lstm", "float32", (49, 17, 650), "step", True, "cudnn"),
         ("lstm", "float32", (4, 724, 650), "step", True, ""),
+        ("lstm", "float32", (2, 991, 768), "step", True, "cudnn"),
         ("gru", "tf32", (35, 495, 1150), "step", True, ""),
+        ("gru", "tf32", (227, 587, 768), "step", True, "cudnn"),
         ("lstm", "tf32", (39, 17, 1500), "step", False, "cudnn"),
+        ("lstm", "tf32", (371, 299, 1024), "step", False, "cudnn"),
         ("lstm", "bfloat16", (2, 8, 1500), "step", False, ""),
+        ("lstm", "bfloat16", (12, 4255, 1000), "step", False, "cudnn"),
+        ("lstm", "bfloat16", (12, 4255, 1000), "step", True, ""),
+        ("lstm", "bfloat16", (35, 10661, 1500), "step", True, "cudnn"),
         ("lstm", "bfloat16", (35, 20, 650), "step", False, "cudnn"),
         ("gru", "float64", (35, 20, 650), "step", True, ""),
         # One step, and few, of little: the host decides.
@@ -96,9 +104,18 @@ def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
         ("gru", "float32", (12, 3, 650), "step", False, "cudnn"),
         ("gru", "bfloat16", (20, 23, 32), "tensor_block", False, ""),
         ("lstm", "tf32", (268, 6, 128), "float32_block", False, ""),
-        # Groups of blocks.
+        # For a larger state or batch cuDNN has no quick kernel.
+        ("gru", "float32", (6, 46, 500), "float32_cluster", False, ""),
+        ("lstm", "float32", (9, 2, 200), "float32_cluster", True, ""),
+        ("gru", "tf32", (4, 4441, 128), "tensor_block", False, ""),
+        ("lstm", "tf32", (2, 48, 150), "tensor_cluster", False, "cudnn"),
+        # Blocks and clusters, and groups of blocks in TF32, are slower for very large steps, but not in training.
+        ("gru", "tf32", (106, 10551, 200), "tensor_cluster", False, "cudnn"),
+        ("gru", "tf32", (106, 10551, 200), "tensor_cluster", True, ""),
+        ("lstm", "bfloat16", (147, 16433, 100), "tensor_block", False, "cudnn"),
         ("lstm", "tf32", (531, 209, 800), "group", False, "cudnn"),
         ("lstm", "float32", (531, 209, 800), "group", False, ""),
+        ("lstm", "bfloat16", (531, 209, 800), "group", False, ""),
         ("gru", "tf32", (450, 4, 800), "group", False, ""),
     ],
 )
@@ -118,6 +135,12 @@ def test_two_directions_on_a_gpu() -> None:
     problem = problem_of("lstm", "float32", (96, 8, 64), directions=2)
     assert _choice.on_gpu(problem, ["float32_block"], allow_tf32=False) == "cudnn"
     assert _choice.on_gpu(problem._replace(directions=1), ["float32_block"], False) == ""
+    for time, chosen in ((54, ""), (9, "cudnn")):
+        problem = problem_of("lstm", "float32", (time, 16, 512), directions=2)
+        assert _choice.on_gpu(problem, ["tensor_cluster"], allow_tf32=True) == chosen
+    for dtype, chosen in (("float32", "cudnn"), ("bfloat16", "")):
+        problem = problem_of("gru", dtype, (1, 3, 512), True, directions=2)
+        assert _choice.on_gpu(problem, ["step", "step"], allow_tf32=False) == chosen
 
 
 def test_packed_rows_on_a_gpu() -> None:
@@ -126,6 +149,9 @@ def test_packed_rows_on_a_gpu() -> None:
     assert _choice.on_gpu(little, ["group"], False) == ""
     assert _choice.on_gpu(little, ["step"], False) == "cudnn"
     assert _choice.on_gpu(little._replace(time=40, rows=100), ["group"], False) == "cudnn"
+    # What would be cut into pieces takes the host longer.
+    pieces = problem_of("gru", "float32", (121, 48, 200), rows=2900, features=1)
+    assert _choice.on_gpu(pieces, ["tensor_cluster"], True) == "cudnn"
     much = problem_of("gru", "bfloat16", (587, 64, 300), rows=20_000)
     assert _choice.on_gpu(much, ["group"], False) == "cudnn"
     assert _choice.on_gpu(much._replace(rows=587 * 63), ["group"], False) == ""

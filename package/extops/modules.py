@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 from extops import _private, reference
 from extops.binding._libraries import library
 from extops.calling import _autograd, _checks
-from extops.choosing import _packing
+from extops.choosing import _choice, _packing
 from extops.choosing._packing import Packing, States
 from extops.ops.lltm import lltm
 from extops.ops.rounding import round_ste
@@ -305,7 +305,7 @@ class Layers(torch.nn.Module):
         is_tracing = _autograd.is_tracing()
         batch: Any = batch_sizes[0] if is_tracing else int(batch_sizes[0])
         if not is_tracing:
-            width = rows.shape[1] + 8 * getattr(self, self._size)  # gates, cells and outputs
+            width = rows.shape[1] + _choice.SAVED_PER_UNIT * getattr(self, self._size)
             pieces = _packing.pieces_of(self._name, batch_sizes, width * rows.element_size(), rows)
             if len(pieces) > 1:
                 run = functools.partial(self._run_pieces, pieces)

@@ -19,13 +19,15 @@ _MOST_PADDED = 1.05
 """The most padded rows for each given row: beyond that, ours would need more memory than torch's."""
 _FEW_BYTES = 2**24
 """How many padded bytes are allowed nevertheless, if ours are much faster."""
-_FEW_STEPS = 16
-"""The most steps for which the host's time decides in training, or in 16 bits; each is a GEMM and a kernel launch."""
-_MULTIPLICATIONS = {torch.float32: 1e8, torch.bfloat16: 1e9, torch.float16: 1e9}
-"""Multiplications of a step beyond which it takes the GPU longer than the launch takes the host; TF32 is as 16 bits."""
+SAVED_PER_UNIT = 8
+"""Numbers of a padded row for each unit: gates, cells and outputs of a direction."""
 
-_MOST_IN_GROUPS = 3e8
-"""Multiplications of a step beyond which groups of blocks are slower in TF32."""
+_SMALL = 128
+"""The largest state and batch for which cuDNN has a fast kernel of all steps, too."""
+_FEW_STEPS = 16
+"""The most steps for which the host's time decides, where both have such a kernel."""
+_MOST_MULTIPLICATIONS = 3e8
+"""Of a step: beyond, cuDNN's GEMMs make a faster forward than blocks and clusters, and in TF32 than groups."""
 
 
 class Problem(NamedTuple):
@@ -61,7 +63,8 @@ class Problem(NamedTuple):
     @property
     def padded_bytes(self) -> int:
         """Roughly what forward and backward save for padded rows."""
-        width = self.features + self.layers * self.directions * self.state * (self.gates + 3)
+        saved = max(SAVED_PER_UNIT, self.layers * self.directions * (self.gates + 3))
+        width = self.features + self.state * saved
         return (self.time * self.batch - self.rows) * width * self.dtype.itemsize
 
     @property
@@ -117,28 +120,40 @@ def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
         is_ours = are_many and problem.padded_bytes <= _FEW_BYTES and "step" not in kernels
         return OURS if is_ours else CUDNN
     if problem.time == 1:
-        return CUDNN if is_quick else OURS
+        is_float32 = problem.dtype is torch.float32
+        return CUDNN if is_quick or (is_float32 and problem.directions > 1) else OURS
     if problem.gates == 1:  # which was not measured, and has no persistent kernel
         return CUDNN
     if "step" in kernels:
         return OURS if _is_by_steps(problem, allow_tf32) else CUDNN
-    if "group" in kernels and allow_tf32 and is_quick and problem.multiply_adds > _MOST_IN_GROUPS:
+    is_large = not problem.with_gradients and problem.multiply_adds > _MOST_MULTIPLICATIONS
+    if is_large and ("group" not in kernels or (is_quick and allow_tf32)):
         return CUDNN
-    if problem.dtype is torch.float32:
-        most = _FEW_STEPS if problem.with_gradients else 32
-        if problem.directions > 1:
-            most *= 3
-        if problem.steps <= most:
-            return CUDNN
-    return OURS
+    return CUDNN if problem.dtype is torch.float32 and _are_few_steps(problem) else OURS
+
+
+def _are_few_steps(problem: Problem) -> bool:
+    """Whether cuDNN's layers, which take the host less time, end sooner in float32."""
+    if max(problem.state, problem.batch) <= _SMALL:
+        most = _FEW_STEPS if problem.with_gradients else 2 * _FEW_STEPS
+        return problem.steps <= (3 * most if problem.directions > 1 else most)
+    if problem.directions > 1:
+        return problem.time < (12 if problem.batch <= _SMALL else 20)
+    return problem.steps < 4
 
 
 def _is_by_steps(problem: Problem, allow_tf32: bool) -> bool:
     """Whether a library GEMM and a kernel launch for each step are no slower than cuDNN's layers."""
-    if problem.dtype not in _MULTIPLICATIONS:
+    if problem.dtype is torch.float64:
         return True
     if problem.directions > 1:
         return False
-    dtype = torch.bfloat16 if allow_tf32 else problem.dtype
-    are_few = problem.dtype is not torch.float32 and problem.steps <= _FEW_STEPS
-    return are_few or problem.multiply_adds > _MULTIPLICATIONS[dtype]
+    multiply_adds = problem.multiply_adds
+    if problem.dtype is not torch.float32:
+        are_few = problem.steps <= _FEW_STEPS
+        if not problem.with_gradients:
+            return are_few and multiply_adds < 5e9
+        return (are_few or multiply_adds > 1e9) and multiply_adds < 5e10
+    if not problem.with_gradients:  # a few rows are little but the reading of weights
+        return not allow_tf32 and problem.batch <= 32 and multiply_adds > 1e8
+    return problem.time >= 3 and (1.2e9 if allow_tf32 else 1e8) < multiply_adds < 3.2e10
