@@ -217,6 +217,28 @@ def test_what_dist_has_is_not_built_again(
     assert built[4:] == ["3.11-cpu"]
 
 
+def test_a_build_that_fails_leaves_no_refused_wheel_of_an_earlier_one(
+    own_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it remove what is of another target or project."""
+
+    def fail(*_: object) -> None:
+        raise UserError("it does not compile")
+
+    monkeypatch.setattr(build, "build_wheel", fail)
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    name = "own_project-0.1{}-cp3{}-cp3{}-linux_x86_64.whl.refused".format
+    earlier = [name("", 11, 11), name("+cpu.torch2.13", 11, 11)]
+    others = [name("+cu130.torch2.13", 11, 11), name("", 12, 12), f"x{earlier[0]}", "x.whl.refused"]
+    for each in (*earlier, *others):
+        (dist / each).touch()
+    command = ["build", str(own_project), "--target=3.11-cpu", f"--dist={dist}", "--backend=local"]
+    with pytest.raises(SystemExit, match="it does not compile"):
+        cli.main(command)
+    assert {x.name for x in dist.iterdir()} == {*others}
+
+
 def test_inputs_are_the_options_and_the_patches(tmp_path: Path) -> None:
     file = tmp_path / "options.toml"
     (tmp_path / "x.patch").write_text("one")

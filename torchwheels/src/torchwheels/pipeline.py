@@ -84,6 +84,8 @@ def run(order: Order) -> list[Path]:
     tasks = order.tasks.values()
     there = {x.target.name: Outcome(x.target, wheel=x.wheel) for x in tasks if x.wheel}
     wanted = [task for task in tasks if not task.wheel]
+    for task in wanted:
+        kept.forget_refused(order.dist, task.target, order.source.name)
     if len(tasks) > 1:
         print(
             f"torchwheels: {len(tasks)} targets, {len(there)} of which {order.dist} has", flush=True
