@@ -131,7 +131,7 @@ def _check(outcomes: Sequence[Outcome]) -> None:
     if errors and len(outcomes) == 1:
         raise next(iter(errors.values()))
     if errors:
-        kinds = {type(error) for error in errors.values()}
+        kinds = {type(x) if isinstance(x, UserError) else UserError for x in errors.values()}
         kind = kinds.pop() if len(kinds) == 1 else UserError
         raise kind(f"{len(errors)} of {len(outcomes)} targets failed: {', '.join(errors)}")
 
