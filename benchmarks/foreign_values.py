@@ -123,6 +123,30 @@ def chamferdist(draw: Draw) -> Value:
     )
 
 
+def clic_inference_extensions(draw: Draw) -> Value:
+    """A block of convolutions, whose bias, activation and depthwise convolution are one kernel."""
+    package = importlib.import_module("clic_inference_extensions._C")
+    shapes = [(16, 16, 1, 1), (16,), (16, 1, 3, 3), (16,), (16, 16, 1, 1), (16,)]
+    shapes += [(32, 16, 1, 1), (32,), (16, 16, 1, 1), (16,)]
+    x, *weights = draw(1, 16, 40, 36), *(draw(*shape) / 4 for shape in shapes)
+
+    def activation(x: Tensor) -> Tensor:
+        return x * (4 * x).sigmoid()
+
+    def reference(x: Tensor, *weights: Tensor) -> Tensor:
+        first, depthwise, second, third, fourth = zip(weights[::2], weights[1::2], strict=True)
+        inner = activation(F.conv2d(x, *first))
+        x = x + F.conv2d(F.conv2d(inner, *depthwise, padding=1, groups=16), *second)
+        return x + F.conv2d(activation(F.conv2d(x, *third)).view(1, 2, 16, 40, 36).sum(1), *fourth)
+
+    block = package.DepthConvProxy()
+    with torch.backends.cudnn.flags(enabled=False):  # which would multiply in TF32
+        block.set_param(*weights, False)
+        computed = block.forward(x)
+    expected = reference(*(each.double() for each in (x, *weights)))
+    return Value("block of convolutions", (computed,), (expected,))
+
+
 def dcnv4(draw: Draw) -> Value:
     """A deformable convolution without its weights: a weighted sum of nine interpolated values."""
     package = importlib.import_module("DCNv4.ext")
@@ -179,6 +203,21 @@ def diso(draw: Draw) -> Value:
         )
 
     return compare("vertices of a surface", ours, reference, grid.to(draw(1)), tolerance=1e-3)
+
+
+def fpscan(draw: Draw) -> Value:
+    """A sum that is multiplied by a gate before each step."""
+    package = importlib.import_module("fpscan")
+
+    def reference(gates: Tensor, tokens: Tensor) -> Tensor:
+        state, steps = torch.zeros_like(tokens[..., 0]), []
+        for gate, token in zip(gates.unbind(-1), tokens.unbind(-1), strict=True):
+            state = gate * state + token
+            steps.append(state)
+        return torch.stack(steps, dim=-1)
+
+    given = draw(2, 3, 256).sigmoid(), draw(2, 3, 256)
+    return compare("scan", package.pscan, reference, *given)
 
 
 def fused_ssim(draw: Draw) -> Value:
@@ -384,9 +423,10 @@ def st_attn(draw: Draw) -> Value:
 
 def torch_cluster(draw: Draw) -> Value:
     """Which points are nearest, by their distances."""
-    package = importlib.import_module("torch_cluster")
+    folder = importlib.util.find_spec("torch_cluster").submodule_search_locations[0]
+    torch.ops.load_library(Path(folder) / "_knn_cuda.so")  # without scipy, which the rest requires
     x, y = draw(200, 3), draw(50, 3)
-    of_y, of_x = package.knn(x, y, 4)
+    of_y, of_x = torch.ops.torch_cluster.knn(x, y, None, None, 4, False, 1)
     computed = (x[of_x].double() - y[of_y].double()).norm(dim=-1).view(50, 4).sort().values
     expected = torch.cdist(y.double(), x.double()).topk(4, largest=False).values
     return Value("distances of neighbors", (computed,), (expected,))
@@ -506,6 +546,22 @@ def torchsort(draw: Draw) -> Value:
     x = 10 * draw(3, 20)
     computed = package.soft_rank(x, regularization_strength=1e-3)
     return Value("ranks", (computed,), (x.argsort().argsort() + 1,))
+
+
+def triple_walk(draw: Draw) -> Value:
+    """Walks where each node has one way out, and the triples that they consist of."""
+    package = importlib.import_module("triple_walk.rw")
+    nodes = torch.arange(50).to(draw(1).device)
+    relations, tails = 50 + nodes % 7, draw(50).argsort()
+    triples = torch.stack([nodes, relations, tails], dim=1)
+    ways = torch.stack([nodes, nodes], dim=1)  # the first and the last triple of each node
+    walks = package.walk_triples(triples, ways, nodes, 6, 57, 0, restart=False)
+    steps = [nodes]
+    for _ in range(6):
+        steps += [relations[steps[-1]], tails[steps[-1]]]
+    targets = package.to_windows_triples_sg(walks, 2, 57, 57, triples, 0)[0]
+    expected = torch.stack(steps, dim=1)
+    return Value("walks", (walks, targets), (expected, expected.unfold(1, 3, 2).flatten(0, 1)))
 
 
 CHECKS = {

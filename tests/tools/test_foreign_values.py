@@ -40,13 +40,13 @@ def test_each_wheel_gets_a_line_whatever_becomes_of_the_others(tmp_path: Path) -
     wheel(folder, "torchsort", RANKS.format(first=1))
     code, lines = checked(folder, tmp_path / "alone")
     assert (code, lines) == (0, ["torchsort: ranks: right, off by 0.0e+00 of the largest"])
-    wheel(folder, "torch_cluster", "import what_is_not_there")
+    wheel(folder, "torch_linear_assignment", "import what_is_not_there")
     wheel(folder, "torchsort", RANKS.format(first=2))
     wheel(folder, "unknown", "")
     code, lines = checked(folder, tmp_path / "together")
     assert code == 1
     assert lines == [
-        "torch_cluster: ModuleNotFoundError: No module named 'what_is_not_there': wrong",
+        "torch_linear_assignment: ModuleNotFoundError: No module named 'what_is_not_there': wrong",
         "torchsort: ranks: wrong, off by 5.0e-02 of the largest",
         "unknown: there is no check of it: wrong",
     ]

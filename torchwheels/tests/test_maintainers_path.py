@@ -250,6 +250,43 @@ def test_index_checks_what_has_no_report_of_its_own(forge: Forge, tmp_path: Path
         site.make_site(tmp_path / "dist", made, project.Project())
 
 
+def test_an_index_that_is_interrupted_leaves_the_old_one(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forge.wheel()
+    made = tmp_path / "site"
+    made.mkdir()
+    (made / "old").touch()
+    rename = Path.rename
+
+    def interrupted(self: Path, target: Path) -> Path:
+        if self.name == "new":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        site.make_site(tmp_path / "dist", made, project.Project())
+    assert [x.name for x in made.iterdir()] == ["old"]
+
+
+def test_a_report_that_is_interrupted_leaves_the_old_one(
+    forge: Forge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = forge.wheel()
+    reports.write({"old": True}, wheel)
+
+    def interrupted(self: Path, text: str) -> int:
+        with self.open("w") as file:
+            file.write(text[:5])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reports.write({"new": True}, wheel)
+    assert json.loads(reports.report_file(wheel).read_text()) == {"old": True}
+
+
 def test_a_wheel_is_audited_by_the_table_of_its_own_project(
     forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip

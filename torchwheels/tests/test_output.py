@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import build, cli
+from torchwheels import build, cli, testing
 from torchwheels.errors import BuildError, RefusedError, UserError
 from torchwheels.output import DEBUG, Shortened
 
@@ -64,6 +64,23 @@ def test_debug_shows_where_an_error_was_raised(
         cli.main(command)
     with pytest.raises(UserError, match="there is no "):
         cli.main([*command, "--debug"])
+
+
+@pytest.mark.parametrize("command", ["build", "test", "reproduce"])
+def test_a_backend_that_there_is_not(
+    command: str, own_project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHWHEELS_BACKEND", "foo")
+    monkeypatch.setattr(testing, "find_wheel", lambda *_: Path("x.whl"))
+    said = "^torchwheels: TORCHWHEELS_BACKEND is 'foo': docker or local is expected$"
+    with pytest.raises(SystemExit, match=said):
+        cli.main([command, str(own_project), "--target=3.11-cpu"])
+
+
+def test_a_wheel_that_there_is_not_is_not_tested(own_project: Path) -> None:
+    command = ["test", str(own_project), "--target=3.11-cpu", "--backend=local"]
+    with pytest.raises(SystemExit, match=r"^torchwheels: there is no x\.whl: `--wheel` names "):
+        cli.main([*command, "--wheel=x.whl"])
 
 
 @pytest.mark.parametrize(

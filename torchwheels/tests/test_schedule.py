@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 
@@ -16,6 +17,7 @@ from torchwheels import (
     containers,
     engines,
     kept,
+    pipeline,
     processes,
     project,
     releases,
@@ -67,6 +69,28 @@ def test_the_rest_goes_on_where_a_builder_dies(capsys: pytest.CaptureFixture[str
     assert failures == {"3.12-cpu": "it does not compile"}
     assert {*outcomes} == {x.name for x in TARGETS}
     assert "waits for another builder: the builder b does not" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (CalledProcessError(128, ["git", "status"]), "git status ended with exit code 128: the"),
+        (OSError(28, "No space left on device", "/x"), "No space left on device: /x"),
+    ],
+)
+def test_a_failure_of_the_machine_ends_its_own_target_alone(failure: Exception, said: str) -> None:
+    def build(target: Target) -> Path:
+        if target == TARGETS[0]:
+            raise failure
+        return Path(f"{target.name}.whl")
+
+    first, *others = schedule.spread(TARGETS, [build]).values()
+    assert f"{TARGETS[0].name}: FAILED after 0 s: {said}" in str(first)
+    with pytest.raises(UserError, match=r"1 of 5 targets failed: 3\.10-cpu"):
+        pipeline._check([first, *others])
+    with pytest.raises(type(failure)):  # as it is said of a single target, and shown by `--debug`
+        pipeline._check([first])
+    assert [x.wheel for x in others] == [Path(f"{x.name}.whl") for x in TARGETS[1:]]
 
 
 def test_targets_fail_once_every_builder_is_gone() -> None:
@@ -215,6 +239,28 @@ def test_what_dist_has_is_not_built_again(
     first.write_bytes(first.read_bytes() + b"changed")
     cli.main(command)
     assert built[4:] == ["3.11-cpu"]
+
+
+def test_a_build_that_fails_leaves_no_refused_wheel_of_an_earlier_one(
+    own_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it remove what is of another target or project."""
+
+    def fail(*_: object) -> None:
+        raise UserError("it does not compile")
+
+    monkeypatch.setattr(build, "build_wheel", fail)
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    name = "own_project-0.1{}-cp3{}-cp3{}-linux_x86_64.whl.refused".format
+    earlier = [name("", 11, 11), name("+cpu.torch2.13", 11, 11)]
+    others = [name("+cu130.torch2.13", 11, 11), name("", 12, 12), f"x{earlier[0]}", "x.whl.refused"]
+    for each in (*earlier, *others):
+        (dist / each).touch()
+    command = ["build", str(own_project), "--target=3.11-cpu", f"--dist={dist}", "--backend=local"]
+    with pytest.raises(SystemExit, match="it does not compile"):
+        cli.main(command)
+    assert {x.name for x in dist.iterdir()} == {*others}
 
 
 def test_inputs_are_the_options_and_the_patches(tmp_path: Path) -> None:

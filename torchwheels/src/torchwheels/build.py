@@ -136,9 +136,8 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
     """Makes the finished wheel, and audits it: one that is refused is kept in `dist`."""
     variables: dict[str, str] = json.loads(place.variables.read_text())
     jobs = variables["MAX_JOBS"]
-    if (
-        not place.target.machine.is_here
-    ):  # for the compiling alone: pip would install what runs there
+    # For the compiling alone: pip would install what runs there.
+    if not place.target.machine.is_here:
         variables["_PYTHON_HOST_PLATFORM"] = f"linux-{place.target.machine.name}"
     print(f"torchwheels: building {place.target.name}, {jobs} jobs at once", flush=True)
     with opened(place, _project_folder(place), variables) as backend:

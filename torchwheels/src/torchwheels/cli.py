@@ -8,7 +8,6 @@ import dataclasses
 import fnmatch
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -63,22 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         given.run(given)
         sys.stdout.flush()
-    except UserError as error:
-        if os.environ.get(DEBUG):
-            raise
-        if error.code == 1:
-            sys.exit(f"torchwheels: {error}")
-        print(f"torchwheels: {error}", file=sys.stderr)
-        sys.exit(error.code)
     except BrokenPipeError:  # `torchwheels targets | head`
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python writes once more at its end
+        # Python writes once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(128 + signal.SIGPIPE)
-    except (OSError, subprocess.CalledProcessError) as error:
+    except (UserError, OSError, subprocess.CalledProcessError) as error:
         if os.environ.get(DEBUG):
             raise
-        sys.exit(f"torchwheels: {_explained(error)}")
+        said = f"torchwheels: {processes.explained(error)}"
+        if not isinstance(error, UserError) or error.code == 1:
+            sys.exit(said)
+        print(said, file=sys.stderr)
+        sys.exit(error.code)
     except KeyboardInterrupt:
         print(
             f"torchwheels: stopped; {environments.cache()} keeps what the next build can use (`torchwheels env` "
@@ -86,26 +81,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             file=sys.stderr,
         )
         sys.exit(130)
-
-
-def _explained(error: OSError | subprocess.CalledProcessError) -> str:
-    if isinstance(error, subprocess.CalledProcessError):
-        command = shlex.join(map(str, error.cmd))
-        said = error.stderr.strip() if isinstance(error.stderr, str) else ""
-        return f"{command} ended with exit code {error.returncode}: {said or 'the messages above say why'}"
-    if error.filename is None or not isinstance(error, PermissionError):
-        return ": ".join(map(str, filter(None, (error.strerror or error, error.filename))))
-    there = Path(error.filename)
-    while not there.exists():
-        there = there.parent
-    try:
-        owner = there.owner()
-    except KeyError:  # of a container, say
-        owner = f"the user {there.stat().st_uid}"
-    return (
-        f"permission denied: {there} belongs to {owner}; run "
-        f'`sudo chown --recursive "$USER" {shlex.quote(str(there))}`, or use another folder'
-    )
 
 
 def _stop(number: int, frame: object) -> None:
@@ -250,6 +225,8 @@ def _build(given: argparse.Namespace) -> None:
 
 def _engines(given: argparse.Namespace) -> list[Engine]:
     """The Docker engine for the code of a project, with each builder; none where it shall run here."""
+    if given.backend not in (None, "docker", "local"):  # argparse checks no default
+        raise UserError(f"TORCHWHEELS_BACKEND is {given.backend!r}: docker or local is expected")
     if given.backend == "local":
         return []
     try:
@@ -293,6 +270,8 @@ def _test(given: argparse.Namespace) -> None:
     target = options.releases.target(given.target)
     is_own = options.file and options.file.parent.resolve() == Path(given.source).resolve()
     name = options.name if is_own else ""
+    if given.wheel and not given.wheel.is_file():
+        raise UserError(f"there is no {given.wheel}: `--wheel` names the file to test")
     path = given.wheel or testing.find_wheel(given.dist, target, name)
     options = options.of_target(target)
     if not options.tests.paths and not options.tests.command:

@@ -349,12 +349,10 @@ def pip_install(
     elif "No space left on device" in done.stderr:
         advice = lack or f"free some space on the disk of {environment.folder}"
     elif "(from versions: none)" not in done.stderr:
-        advice = (
-            lack or advice
-        )  # where pip's cache is full, it says that the connection was interrupted
-    wanted = " ".join(
-        x for x in requirements if not x.startswith("--")
-    )  # an option may hold a password
+        # Where pip's cache is full, it says that the connection was interrupted.
+        advice = lack or advice
+    # An option may hold a password.
+    wanted = " ".join(x for x in requirements if not x.startswith("--"))
     raise UserError(f"pip cannot install {wanted} ({said}): {advice}")
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 from torchwheels import reports, sources, variants
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Target
+from torchwheels.releases import Target, minor
 from torchwheels.sources import Fetched
 from torchwheels.testing import sha256
 
@@ -69,6 +70,16 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
     except UserError as error:
         _copy_whole(finished, refused)
         raise type(error)(f"{error}\n  the wheel is kept as {refused}") from None
+
+
+def forget_refused(dist: Path, target: Target, name: str) -> None:
+    """Removes the refused wheels that earlier builds of the project `name` for `target` left."""
+    version = rf"[^-+]+(\+{target.label}(\.torch{minor(target.torch)})?)?"
+    abi = rf"(abi3|none|cp{target.python.replace('.', '')})"
+    form = re.compile(rf"{name.replace('-', '[-_.]')}-{version}-[^-]+-{abi}-[^-]+", re.IGNORECASE)
+    for file in dist.glob("*.whl.refused"):
+        if form.fullmatch(file.name):
+            file.unlink()
 
 
 def publish(finished: Path, dist: Path) -> Path:

@@ -84,6 +84,8 @@ def run(order: Order) -> list[Path]:
     tasks = order.tasks.values()
     there = {x.target.name: Outcome(x.target, wheel=x.wheel) for x in tasks if x.wheel}
     wanted = [task for task in tasks if not task.wheel]
+    for task in wanted:
+        kept.forget_refused(order.dist, task.target, order.source.name)
     if len(tasks) > 1:
         print(
             f"torchwheels: {len(tasks)} targets, {len(there)} of which {order.dist} has", flush=True
@@ -129,7 +131,7 @@ def _check(outcomes: Sequence[Outcome]) -> None:
     if errors and len(outcomes) == 1:
         raise next(iter(errors.values()))
     if errors:
-        kinds = {type(error) for error in errors.values()}
+        kinds = {type(x) if isinstance(x, UserError) else UserError for x in errors.values()}
         kind = kinds.pop() if len(kinds) == 1 else UserError
         raise kind(f"{len(errors)} of {len(outcomes)} targets failed: {', '.join(errors)}")
 

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -140,6 +141,28 @@ def check_stopped(process: subprocess.Popen[Any]) -> None:
     """Raises KeyboardInterrupt in the thread of a process that was stopped: its exit code is not a result."""
     if process in _stopped:
         raise KeyboardInterrupt
+
+
+def explained(error: Exception) -> str:
+    """What to say of an error: ours says it."""
+    if isinstance(error, subprocess.CalledProcessError):
+        command = shlex.join(map(str, error.cmd))
+        said = error.stderr.strip() if isinstance(error.stderr, str) else ""
+        return f"{command} ended with exit code {error.returncode}: {said or 'the messages above say why'}"
+    if not isinstance(error, OSError):
+        return str(error)
+    if error.filename is None or not isinstance(error, PermissionError):
+        return ": ".join(map(str, filter(None, (error.strerror or error, error.filename))))
+    path = Path(error.filename)
+    there = next(each for each in (path, *path.parents) if each.exists())
+    try:
+        owner = there.owner()
+    except KeyError:  # of a container, say
+        owner = f"the user {there.stat().st_uid}"
+    return (
+        f"permission denied: {there} belongs to {owner}; run "
+        f'`sudo chown --recursive "$USER" {shlex.quote(str(there))}`, or use another folder'
+    )
 
 
 def end_with_parent() -> None:

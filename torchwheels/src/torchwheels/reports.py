@@ -119,7 +119,9 @@ def variant(found: Wheel) -> dict[str, Any] | None:
 
 def write(report: dict[str, Any], path: Path) -> None:
     """Puts the build report of the wheel `path` beside it."""
-    report_file(path).write_text(json.dumps(report, indent=2) + "\n")
+    partial = path.with_name(f".{path.name}.report.partial")
+    partial.write_text(json.dumps(report, indent=2) + "\n")
+    partial.replace(report_file(path))
 
 
 def check(report: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,14 +30,14 @@ class Outcome:
     target: Target
     seconds: float = 0.0
     wheel: Path | None = None
-    error: UserError | None = None
+    error: Exception | None = None
 
     def __str__(self) -> str:
-        if self.wheel is None:
-            said = f"FAILED after {self.seconds:.0f} s: {self.error}"
-        else:
-            said = f"{self.wheel.name}, {f'{self.seconds:.0f} s' if self.seconds else 'kept'}"
-        return f"{self.target.name}: {said}"
+        took = f"{self.seconds:.0f} s"
+        if self.error:
+            return f"{self.target.name}: FAILED after {took}: {processes.explained(self.error)}"
+        assert self.wheel
+        return f"{self.target.name}: {self.wheel.name}, {took if self.seconds else 'kept'}"
 
 
 def spread(targets: Iterable[Target], builders: Sequence[Build]) -> dict[str, Outcome]:
@@ -57,7 +58,7 @@ def spread(targets: Iterable[Target], builders: Sequence[Build]) -> dict[str, Ou
                 return
             start = time.monotonic()
             wheel: Path | None = None
-            failure: UserError | None = None
+            failure: Exception | None = None
             try:
                 wheel = build(target)
             except BuilderGoneError as error:
@@ -69,7 +70,7 @@ def spread(targets: Iterable[Target], builders: Sequence[Build]) -> dict[str, Ou
                     waiting.append(target)
                     return
                 failure = error
-            except UserError as error:
+            except (UserError, OSError, subprocess.CalledProcessError) as error:
                 failure = error
             outcomes[target.name] = Outcome(target, time.monotonic() - start, wheel, failure)
             if not left:

@@ -103,9 +103,14 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
         text = page(title=title, documentation=documentation, sections=sections)
         (new / "index.html").write_text(text)
         new.chmod(0o755)
-        if site.exists():
-            site.rename(Path(work) / "old")
-        new.rename(site)
+        old = Path(work) / "old"
+        try:
+            if site.exists():
+                site.rename(old)
+            new.rename(site)
+        finally:
+            if old.exists() and not site.exists():  # Ctrl-C between the two
+                old.rename(site)
     return list(projects)
 
 
