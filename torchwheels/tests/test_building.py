@@ -567,8 +567,9 @@ def test_command_before_all_builds_runs_once_in_the_sources_of_all(
 
     def build_wheel(
         options: project.Project, each: Target, source: sources.Fetched, *_: object
-    ) -> None:
+    ) -> Path:
         seen.append((each.name, (source.folder / "made").read_text(), options.environment))
+        return tmp_path / f"{each.name}.whl"
 
     monkeypatch.setattr(build, "build_wheel", build_wheel)
     config = tmp_path / "options.toml"

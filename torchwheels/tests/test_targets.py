@@ -193,6 +193,7 @@ def test_another_machine_is_refused(tmp_path: Path, command: str, message: str) 
     (tmp_path / "pyproject.toml").write_text(table)
     (tmp_path / "setup.py").write_text("")
     given = [command, str(tmp_path), f"--target=3.11-cpu{there.suffix}", "--backend=local"]
+    (tmp_path / "x.whl").touch()
     given += [f"--wheel={tmp_path / 'x.whl'}"] if command == "test" else []
     with pytest.raises(
         SystemExit, match=f"3.11-cpu{there.suffix} is for {there.name}, .*: {message}"
