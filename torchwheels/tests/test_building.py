@@ -567,9 +567,9 @@ def test_command_before_all_builds_runs_once_in_the_sources_of_all(
 
     def build_wheel(
         options: project.Project, each: Target, source: sources.Fetched, *_: object
-    ) -> Path:
+    ) -> None:
         seen.append((each.name, (source.folder / "made").read_text(), options.environment))
-        return tmp_path / f"{each.name}.whl"
+        raise UserError("no wheel is wanted")
 
     monkeypatch.setattr(build, "build_wheel", build_wheel)
     config = tmp_path / "options.toml"
@@ -578,7 +578,8 @@ def test_command_before_all_builds_runs_once_in_the_sources_of_all(
         'environment = { GPU = "1" }\n'
     )
     command = ["build", str(classic), f"--config={config}", f"--dist={tmp_path}", "--backend=local"]
-    cli.main([*command, "--target=3.11-cpu", "--target=3.11-cu130"])
+    with pytest.raises(SystemExit, match="2 of 2 targets failed"):
+        cli.main([*command, "--target=3.11-cpu", "--target=3.11-cu130"])
     assert seen == [("3.11-cpu", "once\n", {}), ("3.11-cu130", "once\n", {"GPU": "1"})]
     assert not (classic / "made").exists()
 
