@@ -1000,6 +1000,18 @@ def test_a_state_of_another_shape_in_a_call_without_a_batch(shape: tuple[int, ..
         extops.LLTMLayer(FEATURES, STATE)(torch.zeros(TIME, FEATURES), (torch.zeros(shape),) * 2)
 
 
+def test_dropout_of_packed_rows_draws_for_them_alone() -> None:
+    """So that other random numbers are those of a run that packs otherwise."""
+    layer = extops.LLTMLayer(3, 4, num_layers=2, dropout=0.5)
+    packed = pack_padded_sequence(torch.randn(5, 3, 3), torch.tensor([5, 2, 1]))
+    torch.manual_seed(1)
+    layer(packed)
+    after = torch.get_rng_state()
+    torch.manual_seed(1)
+    torch.nn.functional.dropout(torch.ones(8, 4), 0.5)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
 @by_device
 def test_dropout_between_layers(device: str) -> None:
     module = layer(device, num_layers=2, dropout=0.5)
