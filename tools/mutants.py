@@ -39,16 +39,8 @@ ORIGINAL = "original"
 # The tests that know all operators, those which find most first. Not those that compile code.
 _TEST_FILES = (
     *("golden", "precision", "values", "gradients", "cuda", "sequence", "sequence_kernels"),
-    *(
-        "streams",
-        "errors",
-        "autocast",
-        "lltm_module",
-        "transforms",
-        "dispatcher",
-        "properties",
-        "rnn",
-    ),
+    *("streams", "errors", "autocast", "lltm_module", "transforms", "dispatcher"),
+    *("properties", "rnn"),
 )
 _NOT_SLOW = "not slow and not large"
 _CHOICE = {"cpu": "not cuda and not aten", "cuda": "(cuda or gpu) and not aten"}
