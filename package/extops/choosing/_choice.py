@@ -112,24 +112,22 @@ def _is_few(problem: Problem) -> bool:
 def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
     """``kernels`` are ours, for each pass that is needed."""
     # For one step or few, cuDNN's layers need less host time in float32, and more in 16 bits.
-    is_quick = problem.dtype is torch.float32 and not problem.with_gradients
+    is_float32 = problem.dtype is torch.float32
     if problem.is_ragged:
-        are_many = problem.steps * problem.directions >= (
-            100 if problem.dtype is torch.float32 else 50
-        )
+        are_many = problem.steps * problem.directions >= (100 if is_float32 else 50)
         is_ours = are_many and problem.padded_bytes <= _FEW_BYTES and "step" not in kernels
         return OURS if is_ours else CUDNN
     if problem.time == 1:
-        is_float32 = problem.dtype is torch.float32
-        return CUDNN if is_quick or (is_float32 and problem.directions > 1) else OURS
+        is_quick = not problem.with_gradients or problem.directions > 1
+        return CUDNN if is_float32 and is_quick else OURS
     if problem.gates == 1:  # which was not measured, and has no persistent kernel
         return CUDNN
     if "step" in kernels:
         return OURS if _is_by_steps(problem, allow_tf32) else CUDNN
     is_large = not problem.with_gradients and problem.multiply_adds > _MOST_MULTIPLICATIONS
-    if is_large and ("group" not in kernels or (is_quick and allow_tf32)):
+    if is_large and ("group" not in kernels or (is_float32 and allow_tf32)):
         return CUDNN
-    return CUDNN if problem.dtype is torch.float32 and _are_few_steps(problem) else OURS
+    return CUDNN if is_float32 and _are_few_steps(problem) else OURS
 
 
 def _are_few_steps(problem: Problem) -> bool:
