@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.checkpoint import checkpoint
 
 import extops
-from extops import _private
+from extops import _private, rnn
 from extops.choosing import _choice, _cudnn
 from operators import GPU, Tensors, by_device, dtype_name
 from processes import run_alone
@@ -47,6 +47,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(results[0].requires_grad)
         return results
 
+    monkeypatch.setattr(rnn, "_plans", {})
     monkeypatch.setattr(_choice, "on_cpu", lambda *_: _choice.TORCH)
     monkeypatch.setattr(_cudnn, "chosen", lambda *_: _choice.CUDNN)
     monkeypatch.setattr(_cudnn, "run", run)
@@ -95,6 +96,7 @@ def found_by(layer: nn.Module, arguments: Tensors, order: int = 1) -> Tensors:
 
 def by_kernels(layer: nn.Module, arguments: Tensors, order: int = 1) -> Tensors:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rnn, "_plans", {})
         patch.setattr(_choice, "on_cpu", lambda *_: _choice.OURS)
         patch.setattr(_cudnn, "chosen", lambda *_: _choice.OURS)
         return found_by(layer, arguments, order)
@@ -250,7 +252,6 @@ def test_what_stays_with_our_kernels(name: str, runs: list[bool]) -> None:
 @by_layer
 @pytest.mark.parametrize("slow", [False, True], ids=["forward", "backward"])
 def test_either_pass_decides(slow: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked once for each kind of call."""
     asked = []
 
     def kernel_of(cell: str, state_size: int, backward: bool, place: Any) -> str:
@@ -270,14 +271,40 @@ def test_either_pass_decides(slow: bool, name: str, monkeypatch: pytest.MonkeyPa
     problem = _choice.Problem(
         name.lower(), input.dtype, 40, BATCH, 40 * BATCH, FEATURES, STATE, 1, 1, True
     )
-    _cudnn._chosen.cache_clear()
-    for _ in range(2):
-        assert _cudnn.chosen(problem, input) == "cudnn"
-        without = problem._replace(with_gradients=False)
-        assert _cudnn.chosen(without, input) == ("" if slow else "cudnn")
+    assert _cudnn.chosen(problem, input) == "cudnn"
+    without = problem._replace(with_gradients=False)
+    assert _cudnn.chosen(without, input) == ("" if slow else "cudnn")
     both = [(name.lower(), STATE, backward, (40, BATCH)) for backward in (False, True)]
     assert asked == [*both, both[0]]
-    _cudnn._chosen.cache_clear()
+
+
+@by_layer
+def test_a_kind_of_calls_is_chosen_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def choice(problem: _choice.Problem, has_onednn: bool) -> str:
+        asked.append((problem.time, problem.batch, problem.rows, problem.with_gradients))
+        return _choice.TORCH
+
+    monkeypatch.setattr(rnn, "_plans", {})
+    monkeypatch.setattr(rnn, "_MOST_PLANS", 4)
+    monkeypatch.setattr(_choice, "on_cpu", choice)
+    layer = layer_of(name, torch.float32)
+    packed = pack_sequence([torch.zeros(2, FEATURES), torch.zeros(1, FEATURES)])
+    kinds: list[Any] = [torch.zeros(5, 2, FEATURES), torch.zeros(2, 5, FEATURES), packed]
+    for _ in range(2):
+        for input in kinds:
+            layer(input)
+    once = [(5, 2, 10, True), (2, 5, 10, True), (2, 2, 3, True)]
+    assert asked == once
+    with torch.no_grad():
+        layer(kinds[0])
+        layer(kinds[1])  # more kinds than are kept
+    assert asked == [*once, (5, 2, 10, False), (2, 5, 10, False)]
+    assert len(rnn._plans) == 1
+    layer.batch_first = True
+    layer(kinds[0])
+    assert asked[5:] == [(2, 5, 10, True)]
 
 
 @by_layer
@@ -311,12 +338,12 @@ def test_the_switch_of_products_is_the_layers(
     assert seen == [allowed] * 2
 
 
-def test_hooks_of_a_backward_that_no_gradient_reaches() -> None:
-    """The engine then calls a node with nothing, and cuDNN's gives nothing."""
-    towards, found = (None,) * 5, (None,) * 7
-    _cudnn._before_backward(towards)
+@by_layer
+def test_the_backward_of_a_node_that_no_gradient_reaches(name: str) -> None:
+    """The engine then calls a node with nothing, outside of whose own backward no hook can be added to it."""
     with torch.enable_grad():
-        assert _cudnn._after_backward(found, towards) is None
+        _cudnn._before_backward((None,) * (3 if name == "LSTM" else 2))
+    assert not _cudnn._strict._calls
 
 
 @pytest.mark.parametrize("allowed", [False, True])
@@ -419,6 +446,7 @@ def test_packed_rows(
     states = arguments_of(layer, (len(lengths),))[1:]
     packed = pack(lengths)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rnn, "_plans", {})
         patch.setattr(_choice, "on_cpu", lambda *_: _choice.OURS)
         patch.setattr(_cudnn, "chosen", lambda *_: _choice.OURS)
         expected = found_of_packed(layer, packed, states, order)
@@ -445,6 +473,7 @@ def test_packed_rows_on_a_cpu(lengths: tuple[int, ...], options: dict[str, Any],
     assert extops.which_kernel(layer, packed) == "torch"
     found = found_of_packed(layer, packed, states, 2)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rnn, "_plans", {})
         patch.setattr(_choice, "on_cpu", lambda *_: _choice.OURS)
         patch.setattr(_cudnn, "chosen", lambda *_: _choice.OURS)
         assert extops.which_kernel(layer, packed) == "cpu"
@@ -479,6 +508,7 @@ def test_dropout_between_torchs_layers(
     for choice in (_choice.OURS, _choice.TORCH):
         torch.manual_seed(3)
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rnn, "_plans", {})
             patch.setattr(_choice, "on_cpu", lambda *_, choice=choice: choice)
             if lengths:
                 torch.manual_seed(4)

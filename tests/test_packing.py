@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 import extops
+from extops import rnn
 from extops.choosing import _choice, _packing
 from operators import Tensors, by_device
 
@@ -66,6 +67,7 @@ def test_pieces_are_as_all(
     device: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(rnn, "_plans", {})
     for choice in ("on_cpu", "on_gpu"):
         monkeypatch.setattr(_choice, choice, lambda *_: _choice.OURS)
     make: dict[str, Any] = {"device": device, "dtype": torch.float64}

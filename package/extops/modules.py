@@ -340,7 +340,7 @@ class Layers(torch.nn.Module):
         return self.num_layers * (1 + self.bidirectional), *batch, getattr(self, self._size)
 
     def _zero_states(self, input: Tensor, shape: tuple[int, ...]) -> States:
-        return (input.new_zeros(shape),) * self._number_of_states
+        return (input.new_zeros(*shape),) * self._number_of_states
 
     def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
         """The given states, or zeros; without ``batch``, those of an input that has no batch."""

@@ -1,15 +1,15 @@
 """Drop-ins for the recurrent modules of torch."""
 
-import functools
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from extops import _private
 from extops.binding import _devices, _schemas
 from extops.calling import _autocast, _autograd, _checks
 from extops.choosing import _choice, _cudnn
@@ -78,6 +78,24 @@ def _check_features(op: str, input: Tensor, size: int) -> None:
         )
 
 
+class _Plan(NamedTuple):
+    """How calls of a kind are computed. It is made once, since many layers take the GPU less time than the choice takes
+    the host.
+    """
+
+    is_torchs: bool
+    """Whether torch's own layers compute them."""
+    states: tuple[int, ...]
+    """The shape of each state."""
+    given: list[tuple[torch.Size, torch.dtype, torch.device]]
+    """The parameters of all layers, in torch's order, and the states."""
+    call: _cudnn.Call
+
+
+_plans: dict[tuple[Any, ...], _Plan] = {}
+_MOST_PLANS = 4096
+
+
 class _TorchLayers(Layers, torch.nn.RNNBase):
     """Not a subclass of ``nn.LSTM`` or ``nn.GRU``, which ``torch.compile`` refuses."""
 
@@ -140,42 +158,83 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         """As of torch's layers, whose state has this name."""
-        if isinstance(input, PackedSequence) and torch.compiler.is_dynamo_compiling():
-            return forward_uncompiled(self, input, hx)
-        states = self._plain_states(input, hx)
-        if states is None or not isinstance(input, Tensor):
+        if isinstance(input, PackedSequence):
+            is_compiling = torch.compiler.is_dynamo_compiling()
+            return (forward_uncompiled if is_compiling else Layers.forward)(self, input, hx)
+        plan = self._plan_of_plain(input)
+        states = None if plan is None else self._plain_states(plan, input, hx)
+        if plan is None or states is None:
             return super().forward(input, hx)
-        output, states = self._forward_padded(input, states, batch_first=self.batch_first)
-        return output, self._of_states(states)
+        found = self._by_torch(plan, input, states)
+        if found is None:
+            found = super()._forward_padded(input, states, batch_first=self.batch_first)
+        return found[0], self._of_states(found[1])
 
-    def _plain_states(self, input: Any, hx: Any) -> States | None:
-        """The states of most calls, with as few checks as possible, since the host takes longer than the GPU; None for
+    def _plan_of_plain(self, input: Any) -> _Plan | None:
+        """The plan for most calls, with as few checks as possible, since the host takes longer than the GPU; None for
         other calls.
         """
         if not isinstance(input, Tensor) or not _autograd.is_plain() or _autocast.is_on():
             return None
-        if input.layout is not torch.strided or input.dtype not in _checks.FLOATING:
-            return None
-        if input.dim() != 3 or input.device.type not in _devices.devices:
-            return None
-        if input.shape[2] != self.input_size:
-            return None
-        shape = self._shape_of_states(input.shape[0 if self.batch_first else 1])
+        return self._plan(input, self.batch_first) if input.layout is torch.strided else None
+
+    def _plain_states(self, plan: _Plan, input: Tensor, hx: Any) -> States | None:
+        """The states of a plain call; None if they need the checks of other calls."""
         if hx is None:
-            return self._zero_states(input, shape)
+            return self._zero_states(input, plan.states)
         states = self._as_states(hx)
         for x in states:
-            if not isinstance(x, Tensor) or x.shape != shape or x.dtype is not input.dtype:
+            if not isinstance(x, Tensor) or x.shape != plan.states or x.dtype is not input.dtype:
                 return None
             if x.device != input.device or x.layout is not torch.strided:
                 return None
         return states
 
+    def _plan(
+        self, input: Tensor, batch_first: bool, sizes: Sequence[int] | None = None
+    ) -> _Plan | None:
+        """How a call is computed: for ``[T, B, I]``, ``[B, T, I]``, or packed rows of batches of these sizes. None for
+        inputs that are refused.
+        """
+        packed = None if sizes is None else (len(sizes), sizes[0])
+        of_autocast = _autocast.is_on() and torch.get_autocast_dtype("cpu")
+        key = (
+            *(self._mode, self.input_size, self.hidden_size, self.num_layers),
+            *(self.bias, self.bidirectional, batch_first, packed),
+            *(input.shape, input.stride(), input.dtype, input.device),
+            *(torch.is_grad_enabled(), _private.allows_tf32(), of_autocast),
+        )
+        plan = _plans.get(key)
+        if plan is None and self._is_accepted(input, 3 if sizes is None else 2):
+            if len(_plans) >= _MOST_PLANS:
+                _plans.clear()
+            plan = _plans[key] = self._new_plan(input, batch_first, sizes)
+        return plan
+
+    def _is_accepted(self, input: Tensor, dims: int) -> bool:
+        is_known = input.dtype in _checks.FLOATING and input.device.type in _devices.devices
+        return is_known and input.dim() == dims and input.shape[-1] == self.input_size
+
+    def _new_plan(self, input: Tensor, batch_first: bool, sizes: Sequence[int] | None) -> _Plan:
+        steps = input.transpose(0, 1) if batch_first else input
+        batch = steps.shape[1] if sizes is None else sizes[0]
+        cell, states = self._mode.lower(), self._shape_of_states(batch)
+        layers = self.num_layers, self.bidirectional, self.bias
+        shapes = _shapes(cell, self.input_size, self.hidden_size, *layers)
+        shapes += [torch.Size(states)] * self._number_of_states
+        return _Plan(
+            bool(self.served_by(steps, sizes)),
+            states,
+            [(shape, input.dtype, input.device) for shape in shapes],
+            _cudnn.Call(cell, *layers, batch_first),
+        )
+
     def _forward_padded(
         self, input: Tensor, states: States, packing: Packing | None = None, *, batch_first: bool
     ) -> Results:
         if packing is None and _autograd.is_plain():
-            found = self._by_torch(input, states, batch_first=batch_first)
+            plan = self._plan(input, batch_first)
+            found = self._by_torch(plan, input, states)
             if found is not None:
                 return found
         if packing is None and self._mode == "LSTM" and _cudnn.has_onednn and _autocast.is_on():
@@ -186,59 +245,61 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def _forward_rows(
         self, rows: Tensor, batch_sizes: Tensor, sizes: list[int], states: States
     ) -> Results | None:
-        found = super()._forward_rows(rows, batch_sizes, sizes, states)
-        if found is not None or not _autograd.is_plain():
-            return found
         # For zero rows torch computes no step.
-        if batch_sizes.dtype is not torch.int64 or sizes[-1] == 0:
-            return None
-        return self._by_torch(rows, states, batch_sizes, sizes)
+        if (
+            (rows.is_cuda or len(rows) < len(sizes) * sizes[0])
+            and _autograd.is_plain()
+            and batch_sizes.dtype is torch.int64
+            and sizes[-1] > 0
+        ):
+            plan = self._plan(rows, False, sizes)
+            found = self._by_torch(plan, rows, states, batch_sizes)
+            if found is not None:
+                return found
+        return super()._forward_rows(rows, batch_sizes, sizes, states)
 
     def _by_torch(
-        self,
-        input: Tensor,
-        states: States,
-        batch_sizes: Tensor | None = None,
-        sizes: Sequence[int] | None = None,
-        *,
-        batch_first: bool = False,
+        self, plan: _Plan | None, input: Tensor, states: States, batch_sizes: Tensor | None = None
     ) -> Results | None:
         """The results of torch's layers, for packed rows too; None if ours compute them."""
-        if not self.served_by(input.transpose(0, 1) if batch_first else input, sizes):
+        if plan is None or not plan.is_torchs:
             return None
-        parameters = self._parameters_for_torchs(input, states)
+        parameters = self._parameters_for_torchs(plan, input, states)
         if parameters is None:
             return None
         if not input.is_cuda and (input.element_size() == 2 or _autocast.is_on()):
             # GEMMs in a 16-bit type read what lies between padded rows (torch 2.13).
             input, states = input.contiguous(), tuple(x.contiguous() for x in states)
             parameters = [x.contiguous() for x in parameters]
-        call = _cudnn.Call(self._mode.lower(), self.bias, self.bidirectional, batch_first)
-        if not (self.training and self.dropout > 0 and self.num_layers > 1):
+        call = plan.call
+        if not (self.training and self.dropout > 0 and call.layers > 1):
             return _cudnn.run(call, input, states, parameters, batch_sizes)
         # torch's layer could not draw the same masks again for gradients of higher order.
-        width, last = len(parameters) // self.num_layers, []
-        for layer in range(self.num_layers):
+        one, directions = call._replace(layers=1), 1 + self.bidirectional
+        width, last = len(parameters) // call.layers, []
+        for layer in range(call.layers):
             if layer > 0:
-                input = self._dropped(input, batch_first=batch_first)
+                input = self._dropped(input, batch_first=call.batch_first)
             of_layer = parameters[layer * width : (layer + 1) * width]
-            directions = 1 + self.bidirectional
             initial = tuple(x[layer * directions : (layer + 1) * directions] for x in states)
-            input, final = _cudnn.run(call, input, initial, of_layer, batch_sizes)
+            input, final = _cudnn.run(one, input, initial, of_layer, batch_sizes)
             last.append(final)
         return input, tuple(torch.cat(x) for x in zip(*last, strict=True))
 
-    def _parameters_for_torchs(self, input: Tensor, states: States) -> list[Tensor] | None:
+    def _parameters_for_torchs(
+        self, plan: _Plan, input: Tensor, states: States
+    ) -> list[Tensor] | None:
         """All parameters, if torch's layers may get these arguments. Others must go to our checks, which raise our
         messages: cuDNN would read memory by the sizes of the layer.
         """
         parameters = parameters_of(self, self._flat_weights_names)
-        if not _autocast.are_alike(input, (*parameters, *states)):
-            return None
-        sizes = self.input_size, self.hidden_size, self.num_layers, self.bidirectional, self.bias
-        if [x.shape for x in parameters] != _shapes(self._mode.lower(), *sizes):
-            return None
-        if input.is_cuda and not all(x.is_contiguous() for x in parameters):
+        given = [*parameters, *states]
+        if [(x.shape, x.dtype, x.device) for x in given] != plan.given:
+            shapes = [shape for shape, *_ in plan.given]
+            is_cast = _autocast.is_on() and _autocast.are_alike(input, given)
+            if not is_cast or [x.shape for x in given] != shapes:
+                return None
+        if input.is_cuda and not all(map(Tensor.is_contiguous, parameters)):
             return None
         return parameters
 
@@ -247,7 +308,6 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         return tuple(parameters_of(self, [name + suffix for name in names]))
 
 
-@functools.cache
 def _shapes(
     cell: str, features: int, units: int, layers: int, bidirectional: bool, bias: bool
 ) -> list[torch.Size]:

@@ -1,7 +1,6 @@
 """torch's own layers, which are cuDNN's on a GPU, where they are faster than ours."""
 
 import contextlib
-import functools
 import itertools
 import os
 import threading
@@ -41,13 +40,12 @@ def place_of(input: Tensor, time: int, batch: int) -> Place:
     dtype = library("cuda").gemm_dtype(given, _private.allows_tf32())
     is_batch_first = input.dim() == 3 and _schemas.is_batch_first(input)
     device = input.get_device()
-    stream, is_captured = _private.current_stream(device), torch.cuda.is_current_stream_capturing()
-    return dtype, time, batch, is_batch_first, device, stream, is_captured
+    return dtype, time, batch, is_batch_first, device, _private.current_stream(device)
 
 
 def kernel_of(cell: str, state_size: int, backward: bool, place: Place) -> str:
     """Our kernel for a pass."""
-    dtype, time, batch, is_batch_first, device, stream, _ = place
+    dtype, time, batch, is_batch_first, device, stream = place
     strides = (1, time) if is_batch_first else (batch, 1)
     # The stride of the weights is left out: no kernel depends on it.
     sizes = (c_int64 * 8)(time, batch, state_size, state_size, *strides, 0, 0)
@@ -74,15 +72,9 @@ def chosen(problem: _choice.Problem, input: Tensor) -> str:
     if not is_acceptable(input, problem.is_ragged):
         return _choice.OURS
     place = place_of(input, problem.time, problem.batch)
-    return _chosen(problem, place, _private.allows_tf32())
-
-
-@functools.lru_cache(maxsize=4096)
-def _chosen(problem: _choice.Problem, place: Place, allow_tf32: bool) -> str:
-    """Cached, since the choice takes the host longer than some layers take the GPU."""
     passes = (False, True) if problem.with_gradients else (False,)
     kernels = [kernel_of(problem.cell, problem.state, backward, place) for backward in passes]
-    return _choice.on_gpu(problem, kernels, allow_tf32)
+    return _choice.on_gpu(problem, kernels, _private.allows_tf32())
 
 
 class _Strict:
@@ -103,6 +95,11 @@ class _Strict:
                 if self._was_on:
                     _private.set_cudnn_tf32(False)
 
+    def is_needed(self) -> bool:
+        """Whether the switch is on, or would be on without the calls of other threads."""
+        with self._lock:
+            return self._calls > 0 or _private.cudnn_allows_tf32()
+
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._calls -= 1
@@ -122,8 +119,9 @@ class Call(NamedTuple):
     """What the layers are, beside their tensors."""
 
     cell: str
-    has_biases: bool
+    layers: int
     bidirectional: bool
+    has_biases: bool
     batch_first: bool
 
 
@@ -136,14 +134,13 @@ def run(
 ) -> tuple[Tensor, States]:
     """torch's layers for ``[T, B, I]``, ``[B, T, I]`` or packed rows; the parameters are in torch's order."""
     layer: Any = getattr(torch, call.cell)
-    layers = len(parameters) // _parameters_of_layer(call)
     # cuDNN has gradients only in training mode. It refuses states that are not contiguous.
     training = torch.is_grad_enabled() and any(
         x.requires_grad for x in (input, *states, *parameters)
     )
     h_0 = states[0].contiguous()
     given = h_0 if len(states) == 1 else (h_0, states[1].contiguous())
-    options = call.has_biases, layers, 0.0, training, call.bidirectional
+    options = call.has_biases, call.layers, 0.0, training, call.bidirectional
     with _strict if _is_strict(input) else _AS_IT_IS:
         if batch_sizes is None:
             output, *last = layer(input, given, parameters, *options, call.batch_first)
@@ -154,14 +151,8 @@ def run(
     return output, tuple(last)
 
 
-def _parameters_of_layer(call: Call) -> int:
-    return (4 if call.has_biases else 2) * (1 + call.bidirectional)
-
-
 # -- The backward of cuDNN's layers is torch's own node. Its hooks give what it lacks: the precision that we follow, and
 #    gradients of higher order. They find all they need in the node, so they keep no tensor alive.
-
-_STRICT_BACKWARD = threading.local()
 
 
 class _Backward:
@@ -186,26 +177,32 @@ def _hook(output: Tensor) -> None:
     node: Any = output.grad_fn
     # Where cuDNN cannot serve, torch's layers are a composition of differentiable calls.
     if type(node).__name__ == "CudnnRnnBackward0":
-        if output.dtype is torch.float32:
-            node.register_prehook(_before_backward)
-        node.register_hook(_after_backward)
+        node.register_prehook(_before_backward)
 
 
 def _before_backward(towards: tuple[Tensor | None, ...]) -> None:
-    # Whether the switch is on is no question here: another thread may have turned it off for its own call.
-    if any(x is not None and _is_strict(x) for x in towards):
-        _STRICT_BACKWARD.found = weakref.ref(_Backward())
+    """Most backwards need no more than this hook. The others get one that runs after them, once."""
+    given = [x for x in towards if x is not None]
+    if not given:  # no gradient reaches the node
+        return
+    backward = None
+    if _is_strict(given[0]) and _strict.is_needed():
+        backward = weakref.ref(_Backward())
+    elif not _autograd.needs_composite():
+        return
 
+    def after(
+        found: tuple[Tensor | None, ...], towards: tuple[Tensor | None, ...]
+    ) -> tuple[Tensor | None, ...] | None:
+        handle.remove()
+        strict = None if backward is None else backward()
+        if strict is not None:
+            strict.end()
+        has_gradients = any(x is not None for x in found)
+        is_composed = has_gradients and _autograd.needs_composite()
+        return _composed_gradients(found, towards) if is_composed else None
 
-def _after_backward(
-    found: tuple[Tensor | None, ...], towards: tuple[Tensor | None, ...]
-) -> tuple[Tensor | None, ...] | None:
-    backward = getattr(_STRICT_BACKWARD, "found", lambda: None)()
-    if backward is not None:
-        backward.end()
-    has_gradients = any(x is not None for x in found)
-    is_composed = has_gradients and _autograd.needs_composite()
-    return _composed_gradients(found, towards) if is_composed else None
+    handle = _private.node_of_backward().register_hook(after)
 
 
 def _composed_gradients(
@@ -215,8 +212,13 @@ def _composed_gradients(
     node = _private.node_of_backward()
     parameters = node._saved_weight
     states = [x for x in (node._saved_hx, node._saved_cx) if x is not None]
-    has_biases, bidirectional = node._saved_weight_stride0 == 4, node._saved_bidirectional
-    call = Call(_MODES[node._saved_mode], has_biases, bidirectional, node._saved_batch_first)
+    call = Call(
+        _MODES[node._saved_mode],
+        node._saved_num_layers,
+        node._saved_bidirectional,
+        node._saved_weight_stride0 == 4,
+        node._saved_batch_first,
+    )
     batch_sizes = node._saved_batch_sizes or None
 
     def composite(input: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
@@ -247,9 +249,9 @@ def _composed(
     if is_batch_first:
         input = input.transpose(0, 1)
     directions = 1 + call.bidirectional
-    width = _parameters_of_layer(call) // directions
+    width = 4 if call.has_biases else 2
     last = []
-    for first in range(0, len(parameters) // width, directions):
+    for first in range(0, call.layers * directions, directions):
         outputs = []
         for place in range(first, first + directions):
             of_direction = (*parameters[width * place : width * (place + 1)], None, None)[:4]
