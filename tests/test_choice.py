@@ -108,6 +108,8 @@ def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
         ("gru", "float32", (6, 46, 500), "float32_cluster", False, ""),
         ("lstm", "float32", (9, 2, 200), "float32_cluster", True, ""),
         ("gru", "tf32", (4, 4441, 128), "tensor_block", False, ""),
+        ("lstm", "float32", (4, 1, 1000), "group", True, "cudnn"),
+        ("lstm", "tf32", (4, 31, 800), "group", True, ""),
         ("lstm", "tf32", (2, 48, 150), "tensor_cluster", False, "cudnn"),
         # Blocks and clusters, and groups of blocks in TF32, are slower for very large steps, but not in training.
         ("gru", "tf32", (106, 10551, 200), "tensor_cluster", False, "cudnn"),
@@ -117,6 +119,13 @@ def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
         ("lstm", "float32", (531, 209, 800), "group", False, ""),
         ("lstm", "bfloat16", (531, 209, 800), "group", False, ""),
         ("gru", "tf32", (450, 4, 800), "group", False, ""),
+        ("gru", "tf32", (106, 149, 800), "group", True, "cudnn"),
+        ("gru", "tf32", (95, 215, 600), "group", True, ""),
+        # The backward of clusters takes a few samples at a time.
+        ("lstm", "bfloat16", (2, 10605, 200), "tensor_cluster", True, "cudnn"),
+        ("lstm", "bfloat16", (2, 10605, 200), "tensor_cluster", False, "cudnn"),
+        ("lstm", "bfloat16", (16, 1168, 256), "tensor_cluster", True, ""),
+        ("lstm", "bfloat16", (3, 431, 256), "tensor_cluster", True, ""),
     ],
 )
 def test_on_a_gpu(
@@ -126,6 +135,13 @@ def test_on_a_gpu(
     problem = problem_of(cell, dtype, sizes, gradients)
     kernels = [kernel] * (1 + gradients)
     assert _choice.on_gpu(problem, kernels, allow_tf32=mode == "tf32") == expected
+
+
+def test_layers_above_each_other_on_a_gpu() -> None:
+    """Each takes the host as long as the first."""
+    for layers, chosen in ((1, ""), (2, "cudnn")):
+        problem = problem_of("gru", "float32", (4, 2354, 50))._replace(layers=layers)
+        assert _choice.on_gpu(problem, ["tensor_block"], allow_tf32=True) == chosen
 
 
 def test_two_directions_on_a_gpu() -> None:

@@ -27,7 +27,9 @@ _SMALL = 128
 _FEW_STEPS = 16
 """The most steps for which the host's time decides, where both have such a kernel."""
 _MOST_MULTIPLICATIONS = 3e8
-"""Of a step: beyond, cuDNN's GEMMs make a faster forward than blocks and clusters, and in TF32 than groups."""
+"""Of a step: beyond, cuDNN's GEMMs make a faster forward than blocks and clusters."""
+_MOST_IN_TF32 = 2.6e8
+"""The same for groups in TF32, in either pass."""
 
 
 class Problem(NamedTuple):
@@ -124,20 +126,31 @@ def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
         return CUDNN
     if "step" in kernels:
         return OURS if _is_by_steps(problem, allow_tf32) else CUDNN
-    is_large = not problem.with_gradients and problem.multiply_adds > _MOST_MULTIPLICATIONS
-    if is_large and ("group" not in kernels or (is_float32 and allow_tf32)):
+    is_tf32 = is_float32 and allow_tf32
+    if "group" in kernels:
+        is_large = is_tf32 and problem.multiply_adds > _MOST_IN_TF32
+    else:
+        is_large = not problem.with_gradients and problem.multiply_adds > _MOST_MULTIPLICATIONS
+    if is_large or _are_few_for_clusters(problem, kernels):
         return CUDNN
-    return CUDNN if is_float32 and _are_few_steps(problem) else OURS
+    return CUDNN if is_float32 and _are_few_steps(problem, kernels, allow_tf32) else OURS
 
 
-def _are_few_steps(problem: Problem) -> bool:
+def _are_few_for_clusters(problem: Problem, kernels: Sequence[str]) -> bool:
+    """Whether the backward of clusters, which take a few samples each, has too many samples for its few steps."""
+    is_clusters = problem.with_gradients and "tensor_cluster" in kernels
+    return is_clusters and problem.time <= 6 and problem.multiply_adds > 1.2e8
+
+
+def _are_few_steps(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> bool:
     """Whether cuDNN's layers, which take the host less time, end sooner in float32."""
     if max(problem.state, problem.batch) <= _SMALL:
         most = _FEW_STEPS if problem.with_gradients else 2 * _FEW_STEPS
         return problem.steps <= (3 * most if problem.directions > 1 else most)
     if problem.directions > 1:
         return problem.time < (12 if problem.batch <= _SMALL else 20)
-    return problem.steps < 4
+    is_strict_group = "group" in kernels and not allow_tf32
+    return problem.time < (5 if problem.layers > 1 or is_strict_group else 4)
 
 
 def _is_by_steps(problem: Problem, allow_tf32: bool) -> bool:
