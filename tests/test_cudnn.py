@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import extops
 from extops import _private, rnn
+from extops.binding import _libraries
 from extops.choosing import _choice, _cudnn
 from operators import GPU, Tensors, by_device, dtype_name
 from processes import run_alone
@@ -261,7 +262,7 @@ def test_either_pass_decides(slow: bool, name: str, monkeypatch: pytest.MonkeyPa
     def place_of(input: Tensor, *sizes: int) -> Any:
         return sizes
 
-    def acceptable(input: Tensor, is_ragged: bool) -> bool:
+    def acceptable(*_: object) -> bool:
         return True
 
     for stand_in in (kernel_of, place_of):
@@ -276,6 +277,48 @@ def test_either_pass_decides(slow: bool, name: str, monkeypatch: pytest.MonkeyPa
     assert _cudnn.chosen(without, input) == ("" if slow else "cudnn")
     both = [(name.lower(), STATE, backward, (40, BATCH)) for backward in (False, True)]
     assert asked == [*both, both[0]]
+
+
+@pytest.mark.parametrize("state", [40, 184, 300])
+@pytest.mark.parametrize("rows", [40, 30], ids=["padded", "packed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=dtype_name)
+def test_cudnn_is_not_called_where_it_is_wrong(
+    dtype: torch.dtype, rows: int, state: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "cudnn_is_acceptable", lambda _: True)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+    problem = _choice.Problem("lstm", dtype, 5, 8, rows, 40, state, 1, 1, True)
+    is_wrong = dtype is torch.float16 and rows == 40 and state < 256
+    assert _cudnn.is_acceptable(problem, torch.zeros(1, dtype=dtype)) != is_wrong
+
+
+@pytest.fixture
+def by_steps() -> Iterator[None]:
+    """No kernel of all steps, as on most GPUs, so that cuDNN is called where it serves."""
+    name_kernel = _libraries.library("cuda").entry("name_sequence_kernel", None, ctypes.c_char_p)
+    name_kernel(b"step")
+    yield
+    name_kernel(b"")
+
+
+@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("size", [32, 40, 48, 88, 144, 184, 512])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=dtype_name)
+@by_layer
+@pytest.mark.usefixtures("by_steps")
+def test_values_of_few_units(
+    name: str, dtype: torch.dtype, size: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rnn, "_plans", {})
+    layer = getattr(extops, name)(size, size, dtype=dtype, device=device)
+    exact = copy.deepcopy(layer).double()
+    input = torch.randn(20, 8, size, device=device, dtype=dtype)
+    is_cudnns = dtype is not torch.float16 or size == 512
+    with torch.no_grad():
+        assert extops.which_kernel(layer, input) == ("cudnn" if is_cudnns else "step")
+        found, expected = layer(input)[0], exact(input.double())[0]
+    tolerance = 16 * torch.finfo(dtype).eps if dtype is not torch.float32 else 1e-5
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
 
 
 @by_layer
