@@ -98,9 +98,11 @@ def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
         ("lstm", "tf32", (1, 528, 300), "step", False, "cudnn"),
         ("lstm", "tf32", (1, 528, 300), "step", True, ""),
         ("lstm", "bfloat16", (1, 528, 300), "step", False, ""),
-        ("gru", "float32", (20, 23, 32), "float32_block", False, "cudnn"),
-        ("gru", "float32", (20, 23, 32), "float32_block", True, ""),
-        ("gru", "float32", (16, 23, 32), "float32_block", True, "cudnn"),
+        ("gru", "float32", (121, 1, 100), "float32_block", False, "cudnn"),
+        ("gru", "float32", (121, 1, 100), "float32_block", True, "cudnn"),
+        ("gru", "tf32", (623, 6, 64), "float32_block", False, ""),
+        ("gru", "tf32", (623, 6, 64), "float32_block", True, ""),
+        ("lstm", "tf32", (17, 2, 128), "float32_block", True, "cudnn"),
         ("gru", "float32", (12, 3, 650), "step", False, "cudnn"),
         ("gru", "bfloat16", (20, 23, 32), "tensor_block", False, ""),
         ("lstm", "tf32", (268, 6, 128), "float32_block", False, ""),
@@ -118,6 +120,9 @@ def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
         ("lstm", "tf32", (531, 209, 800), "group", False, "cudnn"),
         ("lstm", "float32", (531, 209, 800), "group", False, ""),
         ("lstm", "bfloat16", (531, 209, 800), "group", False, ""),
+        ("lstm", "bfloat16", (531, 209, 800), "group", True, "cudnn"),
+        ("lstm", "bfloat16", (161, 340, 800), "group", False, "cudnn"),
+        ("gru", "bfloat16", (77, 120, 800), "group", True, ""),
         ("gru", "tf32", (450, 4, 800), "group", False, ""),
         ("gru", "tf32", (106, 149, 800), "group", True, "cudnn"),
         ("gru", "tf32", (95, 215, 600), "group", True, ""),
@@ -148,9 +153,11 @@ def test_two_directions_on_a_gpu() -> None:
     """Steps of both take the host twice as long."""
     problem = problem_of("lstm", "bfloat16", (2, 8, 1500), directions=2)
     assert _choice.on_gpu(problem, ["step"], allow_tf32=False) == "cudnn"
-    problem = problem_of("lstm", "float32", (96, 8, 64), directions=2)
-    assert _choice.on_gpu(problem, ["float32_block"], allow_tf32=False) == "cudnn"
-    assert _choice.on_gpu(problem._replace(directions=1), ["float32_block"], False) == ""
+    problem = problem_of("lstm", "bfloat16", (2, 2, 1536), directions=2)
+    assert _choice.on_gpu(problem, ["group"], allow_tf32=False) == "cudnn"
+    problem = problem_of("lstm", "float32", (400, 8, 64), True, directions=2)
+    assert _choice.on_gpu(problem, ["float32_block"] * 2, allow_tf32=False) == "cudnn"
+    assert _choice.on_gpu(problem._replace(directions=1), ["float32_block"] * 2, False) == ""
     for time, chosen in ((54, ""), (9, "cudnn")):
         problem = problem_of("lstm", "float32", (time, 16, 512), directions=2)
         assert _choice.on_gpu(problem, ["tensor_cluster"], allow_tf32=True) == chosen

@@ -25,11 +25,8 @@ SAVED_PER_UNIT = 8
 _SMALL = 128
 """The largest state and batch for which cuDNN has a fast kernel of all steps, too."""
 _FEW_STEPS = 16
-"""The most steps for which the host's time decides, where both have such a kernel."""
 _MOST_MULTIPLICATIONS = 3e8
 """Of a step: beyond, cuDNN's GEMMs make a faster forward than blocks and clusters."""
-_MOST_IN_TF32 = 2.6e8
-"""The same for groups in TF32, in either pass."""
 
 
 class Problem(NamedTuple):
@@ -126,14 +123,22 @@ def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
         return CUDNN
     if "step" in kernels:
         return OURS if _is_by_steps(problem, allow_tf32) else CUDNN
-    is_tf32 = is_float32 and allow_tf32
     if "group" in kernels:
-        is_large = is_tf32 and problem.multiply_adds > _MOST_IN_TF32
+        is_torchs = _is_slow_in_groups(problem, allow_tf32)
     else:
         is_large = not problem.with_gradients and problem.multiply_adds > _MOST_MULTIPLICATIONS
-    if is_large or _are_few_for_clusters(problem, kernels):
-        return CUDNN
-    return CUDNN if is_float32 and _are_few_steps(problem, kernels, allow_tf32) else OURS
+        is_torchs = is_large or _are_few_for_clusters(problem, kernels)
+    if is_float32 and not is_torchs:
+        is_torchs = _are_few_steps(problem, kernels, allow_tf32)
+    return CUDNN if is_torchs else OURS
+
+
+def _is_slow_in_groups(problem: Problem, allow_tf32: bool) -> bool:
+    """Whether groups of blocks take the GPU longer: their steps are too large, or too few of two directions."""
+    if problem.dtype is torch.float32:
+        return allow_tf32 and problem.multiply_adds > 2.6e8
+    is_large = problem.multiply_adds > (4e8 if problem.with_gradients else 6e8)
+    return is_large or (problem.directions > 1 and problem.time <= 2)
 
 
 def _are_few_for_clusters(problem: Problem, kernels: Sequence[str]) -> bool:
@@ -145,8 +150,11 @@ def _are_few_for_clusters(problem: Problem, kernels: Sequence[str]) -> bool:
 def _are_few_steps(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> bool:
     """Whether cuDNN's layers, which take the host less time, end sooner in float32."""
     if max(problem.state, problem.batch) <= _SMALL:
-        most = _FEW_STEPS if problem.with_gradients else 2 * _FEW_STEPS
-        return problem.steps <= (3 * most if problem.directions > 1 else most)
+        # Its kernel takes about 1 us for a step, longer only for an LSTM of more units, and ours the host longer.
+        most = 250.0 if problem.gates == 3 or problem.state <= 64 else 60.0
+        if problem.with_gradients:
+            most *= 3 if problem.directions > 1 else 1.3
+        return problem.time < most
     if problem.directions > 1:
         return problem.time < (12 if problem.batch <= _SMALL else 20)
     is_strict_group = "group" in kernels and not allow_tf32
