@@ -55,19 +55,19 @@ def try_all(
     rows = []
     with ThreadPoolExecutor(jobs) as pool:
         runs = pool.map(lambda x: run_tests(folder, x.name, arguments, limit=limit), chosen)
-    for number, (mutant, run) in enumerate(zip(chosen, runs, strict=True), start=1):
-        outcome, by = verdict(run)
-        print(f"extops: {number}/{len(chosen)} {mutant.name}: {outcome} {by}", flush=True)
-        rows.append(
-            {
-                "mutant": mutant.name,
-                "file": mutant.file,
-                "why": mutant.why,
-                "outcome": outcome,
-                "by": by,
-                "seconds": run.seconds,
-            }
-        )
+        for number, (mutant, run) in enumerate(zip(chosen, runs, strict=True), start=1):
+            outcome, by = verdict(run)
+            print(f"extops: {number}/{len(chosen)} {mutant.name}: {outcome} {by}", flush=True)
+            rows.append(
+                {
+                    "mutant": mutant.name,
+                    "file": mutant.file,
+                    "why": mutant.why,
+                    "outcome": outcome,
+                    "by": by,
+                    "seconds": run.seconds,
+                }
+            )
     return original, rows
 
 
