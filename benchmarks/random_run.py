@@ -126,6 +126,20 @@ def _fill(record: dict[str, Any], shape: Shape, device: str) -> None:
     rounds = max(least, min(most, int(SECONDS_OF_A_SHAPE / max(seconds_of_a_round, 1e-6))))
     record["samples"], failed = protocol.interleave(samplers, rounds)
     record["failed"] |= failed
+    for name in ("torch", "extops") if device == "cuda" else ():
+        samples = record["samples"].get(name, {})
+        works = [work for work in variants[name] if f"wall_{work}" in samples]
+        samples |= {f"memory_{work}": [_most_bytes(variants[name][work])] for work in works}
+
+
+def _most_bytes(call: Callable[[], object]) -> float:
+    """Of GPU memory that a call takes at most, beyond what is held before, and at least a page."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    torch.cuda.synchronize()
+    return float(max(torch.cuda.max_memory_allocated() - before, 4096))
 
 
 def _own_variants(

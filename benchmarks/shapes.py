@@ -20,7 +20,10 @@ PRECISIONS = {"cuda": ("float32", "tf32", "bfloat16"), "cpu": ("float32", "bfloa
 LENGTHS = ("uniform", "lognormal", "long")
 """Of the rows of packed input; of the last kind one row has all steps, and the others have few."""
 MEASURES = {
-    "cuda": ("device_forward", "device_training", "wall_forward", "wall_training"),
+    "cuda": (
+        *("device_forward", "device_training", "wall_forward", "wall_training"),
+        *("memory_forward", "memory_training"),
+    ),
     "cpu": ("wall_forward", "wall_training"),
 }
 
@@ -161,7 +164,7 @@ def _draw_layer(chance: random.Random, device: str) -> Shape:
 
 @dataclass(frozen=True)
 class Ratio:
-    """torch's time by ours: more than 1 where ours is faster."""
+    """torch's time, or its most memory, by ours: more than 1 where ours is faster, or takes less."""
 
     shape: Shape
     measure: str
@@ -184,7 +187,7 @@ def summarise(records: list[dict[str, Any]], device: str) -> str:
     """Tables for people: by measure, by precision, by kernel, and the worst."""
     every = [each for record in records for each in ratios(record)]
     skipped = sum(not record["samples"] for record in records)
-    lines = [f"{len(records) - skipped} shapes, {skipped} skipped; torch's time / ours"]
+    lines = [f"{len(records) - skipped} shapes, {skipped} skipped; torch's / ours"]
     if not every:
         return lines[0]
     precisions = PRECISIONS[device]

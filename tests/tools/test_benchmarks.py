@@ -422,14 +422,18 @@ def test_summary_of_layers_at_random() -> None:
             "extops": {"wall_forward": [10.0, 10.0, 10.0], "device_training": [1.0, 1.5, 2.0]},
         },
     }
+    for name, most in (("torch", 3e6), ("extops", 2e6)):
+        record["samples"][name]["memory_training"] = [most]
     found = list(shapes.ratios(record))
     assert [(x.measure, x.value, x.kernel) for x in found] == [
         ("wall_forward", 0.8, "group"),
         ("device_training", 2.0, "cudnn"),
+        ("memory_training", 1.5, "cudnn"),
     ]
     text = shapes.summarise([record, {**record, "samples": {}}], "cuda")
     assert text.startswith("1 shapes, 1 skipped")
     assert "wall_forward by group" in text
+    assert "memory_training by cudnn" in text
     assert "1 below 0.98,    1 below 0.9, least 0.800, mean 0.800" in text
     assert "0.800 wall_forward gru 5, 3, 7, 11 batch first tf32 by group" in text
 
