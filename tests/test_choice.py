@@ -158,6 +158,8 @@ def test_two_directions_on_a_gpu() -> None:
     problem = problem_of("lstm", "float32", (400, 8, 64), True, directions=2)
     assert _choice.on_gpu(problem, ["float32_block"] * 2, allow_tf32=False) == "cudnn"
     assert _choice.on_gpu(problem._replace(directions=1), ["float32_block"] * 2, False) == ""
+    captured = problem._replace(is_captured=True)
+    assert _choice.on_gpu(captured, ["float32_block"] * 2, allow_tf32=False) == ""
     for time, chosen in ((54, ""), (9, "cudnn")):
         problem = problem_of("lstm", "float32", (time, 16, 512), directions=2)
         assert _choice.on_gpu(problem, ["tensor_cluster"], allow_tf32=True) == chosen
@@ -195,5 +197,5 @@ def test_which_kernel_is_asked_of_the_choice(
     layer = getattr(extops, name)(3, 4, num_layers=2, bidirectional=True, batch_first=True)
     with torch.set_grad_enabled(gradients):
         assert extops.which_kernel(layer, torch.zeros(5, 6, 3)) == "torch"
-    sizes = 6, 5, 30, 3, 4, 2, 2, gradients
+    sizes = 6, 5, 30, 3, 4, 2, 2, gradients, False
     assert asked == [_choice.Problem(name.lower(), torch.float32, *sizes)]

@@ -268,14 +268,14 @@ def test_either_pass_decides(slow: bool, name: str, monkeypatch: pytest.MonkeyPa
     for stand_in in (kernel_of, place_of):
         monkeypatch.setattr(_cudnn, stand_in.__name__, stand_in)
     monkeypatch.setattr(_cudnn, "is_acceptable", acceptable)
-    input = torch.zeros(40, BATCH, FEATURES)
+    input = torch.zeros(400, BATCH, FEATURES)
     problem = _choice.Problem(
-        name.lower(), input.dtype, 40, BATCH, 40 * BATCH, FEATURES, STATE, 1, 1, True
+        name.lower(), input.dtype, 400, BATCH, 400 * BATCH, FEATURES, STATE, 1, 1, True
     )
     assert _cudnn.chosen(problem, input) == "cudnn"
     without = problem._replace(with_gradients=False)
     assert _cudnn.chosen(without, input) == ("" if slow else "cudnn")
-    both = [(name.lower(), STATE, backward, (40, BATCH)) for backward in (False, True)]
+    both = [(name.lower(), STATE, backward, (400, BATCH)) for backward in (False, True)]
     assert asked == [*both, both[0]]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -243,6 +244,26 @@ def test_traced(name: str) -> None:
     traced = torch.jit.trace(ours, random(TIME, FEATURES))
     input = random(TIME + 1, FEATURES)
     torch.testing.assert_close(traced(input), theirs(input))
+
+
+@by_module
+def test_traced_for_any_size(name: str) -> None:
+    """By make_fx, whose sizes are symbols, which have no hash."""
+    module = getattr(extops, name)(3, 4)
+    input = torch.randn((5, 2, 3) if name in LAYERS else (2, 3))
+    parameters = dict(module.named_parameters())
+
+    def call(input: Tensor, *values: Tensor) -> Tensor:
+        given = dict(zip(parameters, values, strict=True))
+        results = torch.func.functional_call(module, given, (input,))
+        found: Tensor = results if isinstance(results, Tensor) else results[0]
+        return found
+
+    with torch.no_grad():
+        traced = make_fx(call, tracing_mode="symbolic")(input, *parameters.values())
+        torch.testing.assert_close(
+            traced(input, *parameters.values()), call(input, *parameters.values())
+        )
 
 
 @by_function

@@ -147,6 +147,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             self.num_layers,
             1 + self.bidirectional,
             torch.is_grad_enabled(),
+            _is_captured(input),
         )
         if input.is_cuda:
             return _cudnn.chosen(problem, input)
@@ -202,20 +203,29 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             *(self._mode, self.input_size, self.hidden_size, self.num_layers),
             *(self.bias, self.bidirectional, batch_first, packed),
             *(input.shape, input.stride(), input.dtype, input.device),
-            *(torch.is_grad_enabled(), _private.allows_tf32(), of_autocast),
+            *(torch.is_grad_enabled(), _private.allows_tf32(), of_autocast, _is_captured(input)),
         )
-        plan = _plans.get(key)
-        if plan is None and self._is_accepted(input, 3 if sizes is None else 2):
-            if len(_plans) >= _MOST_PLANS:
-                _plans.clear()
-            plan = _plans[key] = self._new_plan(input, batch_first, sizes)
+        try:
+            plan = _plans.get(key)
+        except (
+            TypeError
+        ):  # a trace has symbols for sizes, which have no hash, and of which no kernel can be asked
+            return None if input.is_cuda else self._new_plan(input, batch_first, sizes)
+        if plan is None:
+            plan = self._new_plan(input, batch_first, sizes)
+            if plan is not None:
+                if len(_plans) >= _MOST_PLANS:
+                    _plans.clear()
+                _plans[key] = plan
         return plan
 
-    def _is_accepted(self, input: Tensor, dims: int) -> bool:
+    def _new_plan(
+        self, input: Tensor, batch_first: bool, sizes: Sequence[int] | None
+    ) -> _Plan | None:
         is_known = input.dtype in _checks.FLOATING and input.device.type in _devices.devices
-        return is_known and input.dim() == dims and input.shape[-1] == self.input_size
-
-    def _new_plan(self, input: Tensor, batch_first: bool, sizes: Sequence[int] | None) -> _Plan:
+        dims = 3 if sizes is None else 2
+        if not is_known or input.dim() != dims or input.shape[-1] != self.input_size:
+            return None
         steps = input.transpose(0, 1) if batch_first else input
         batch = steps.shape[1] if sizes is None else sizes[0]
         cell, states = self._mode.lower(), self._shape_of_states(batch)
@@ -306,6 +316,10 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
         names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]
         return tuple(parameters_of(self, [name + suffix for name in names]))
+
+
+def _is_captured(input: Tensor) -> bool:
+    return input.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _shapes(
