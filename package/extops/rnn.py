@@ -31,6 +31,9 @@ _logger = logging.getLogger("extops")
 
 Model = TypeVar("Model", bound=torch.nn.Module)
 
+_PARAMETERS = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
+"""Of a step, in torch's order."""
+
 
 def _run_lstm(
     input: Tensor,
@@ -314,7 +317,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         return parameters
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")[: 4 if self.bias else 2]
+        names = _PARAMETERS[: 4 if self.bias else 2]
         return tuple(parameters_of(self, [name + suffix for name in names]))
 
 
@@ -414,7 +417,7 @@ class _TorchCell(torch.nn.RNNCellBase):
         """
         if not _autograd.is_plain() or input.dim() != 2:
             return None
-        parameters = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
+        parameters = parameters_of(self, _PARAMETERS)
         if hx is None:
             hx = self._of_states(
                 (input.new_zeros(input.shape[0], self.hidden_size),) * self._number_of_states
@@ -499,7 +502,9 @@ class RNNCell(_OneState, _TorchCell, torch.nn.RNNCell):
         return RNN_CELLS[self.nonlinearity].step if self.nonlinearity in RNN_CELLS else None
 
     def _torchs(self, *arguments: Any) -> Any:
-        return torch.nn.RNNCell.forward(self, *arguments[:2])  # which refuses other functions
+        if self.nonlinearity not in RNN_CELLS:
+            return torch.nn.RNNCell.forward(self, *arguments[:2])  # which refuses it
+        return getattr(torch, f"rnn_{self.nonlinearity}_cell")(*arguments)
 
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
         return _run_rnn(self.nonlinearity, input, *arguments, **options)
