@@ -405,6 +405,12 @@ def test_float16_where_the_cpu_flushes_denormals(device: str) -> None:
         torch.set_flush_denormal(False)
 
 
+@by_device
+def test_lltm_of_more_rows_than_a_vector_has_lanes(device: str) -> None:
+    """In float32, for which a CPU has a kernel of small problems: of the other cases every second is left out."""
+    assert_right(LLTM, LLTM.inputs("rows", device, torch.float32))
+
+
 @pytest.mark.every(4, "sizes", "dtype")
 @by_dtype
 @by_device
