@@ -261,9 +261,10 @@ def test_traced_for_any_size(name: str) -> None:
 
     with torch.no_grad():
         traced = make_fx(call, tracing_mode="symbolic")(input, *parameters.values())
-        torch.testing.assert_close(
-            traced(input, *parameters.values()), call(input, *parameters.values())
-        )
+        other = torch.randn((7, 4, 3) if name in LAYERS else (4, 3))
+        for given in (input, other):
+            expected = call(given, *parameters.values())
+            torch.testing.assert_close(traced(given, *parameters.values()), expected)
 
 
 @by_function

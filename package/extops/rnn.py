@@ -198,7 +198,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         self, input: Tensor, batch_first: bool, sizes: Sequence[int] | None = None
     ) -> _Plan | None:
         """How a call is computed: for ``[T, B, I]``, ``[B, T, I]``, or packed rows of batches of these sizes. None for
-        inputs that are refused.
+        inputs that are refused, or whose sizes are not known.
         """
         packed = None if sizes is None else (len(sizes), sizes[0])
         of_autocast = _autocast.is_on() and torch.get_autocast_dtype("cpu")
@@ -210,10 +210,8 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         )
         try:
             plan = _plans.get(key)
-        except (
-            TypeError
-        ):  # a trace has symbols for sizes, which have no hash, and of which no kernel can be asked
-            return None if input.is_cuda else self._new_plan(input, batch_first, sizes)
+        except TypeError:
+            return None  # a trace has symbols for sizes, which have no hash: ours serve any size
         if plan is None:
             plan = self._new_plan(input, batch_first, sizes)
             if plan is not None:
