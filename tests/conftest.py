@@ -18,7 +18,8 @@ import re
 import sys
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from ctypes import c_char_p
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,16 @@ def _same_start(request: pytest.FixtureRequest) -> Iterator[None]:
     # Tests side by side share the memory of a GPU.
     if torch is not None and torch.cuda.is_initialized() and torch.cuda.memory_reserved() > 2**30:
         torch.cuda.empty_cache()
+
+
+@pytest.fixture
+def take() -> Iterator[Callable[[str], None]]:
+    """Makes all sequences on a GPU use a kernel: EXTOPS_SEQUENCE_KERNEL is read once in a process."""
+    from extops.binding._libraries import library  # tests of the tools do without
+
+    name_kernel = library("cuda").entry("name_sequence_kernel", None, c_char_p)
+    yield lambda name: name_kernel(name.encode())
+    name_kernel(b"")
 
 
 @pytest.fixture

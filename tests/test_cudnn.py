@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 
 import extops
 from extops import _private, rnn
-from extops.binding import _libraries
 from extops.choosing import _choice, _cudnn
 from operators import GPU, Tensors, by_device, dtype_name
 from processes import run_alone
@@ -37,6 +36,14 @@ by_layer = pytest.mark.parametrize("name", ["LSTM", "GRU"])
 by_options = pytest.mark.parametrize("options", OPTIONS, ids=lambda it: "-".join(it) or "plain")
 
 
+def choose(patch: pytest.MonkeyPatch, choice: str) -> None:
+    """Has torch's layers compute all that they can, or ours; on a GPU, torch's are cuDNN's."""
+    on_gpu = _choice.CUDNN if choice == _choice.TORCH else choice
+    patch.setattr(rnn, "_plans", {})
+    patch.setattr(_choice, "on_cpu", lambda *_: choice)
+    patch.setattr(_cudnn, "chosen", lambda *_: on_gpu)
+
+
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """All layers are torch's; whether the results have gradients, for each call."""
@@ -48,9 +55,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         found.append(results[0].requires_grad)
         return results
 
-    monkeypatch.setattr(rnn, "_plans", {})
-    monkeypatch.setattr(_choice, "on_cpu", lambda *_: _choice.TORCH)
-    monkeypatch.setattr(_cudnn, "chosen", lambda *_: _choice.CUDNN)
+    choose(monkeypatch, _choice.TORCH)
     monkeypatch.setattr(_cudnn, "run", run)
     return found
 
@@ -97,9 +102,7 @@ def found_by(layer: nn.Module, arguments: Tensors, order: int = 1) -> Tensors:
 
 def by_kernels(layer: nn.Module, arguments: Tensors, order: int = 1) -> Tensors:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rnn, "_plans", {})
-        patch.setattr(_choice, "on_cpu", lambda *_: _choice.OURS)
-        patch.setattr(_cudnn, "chosen", lambda *_: _choice.OURS)
+        choose(patch, _choice.OURS)
         return found_by(layer, arguments, order)
 
 
@@ -292,23 +295,20 @@ def test_cudnn_is_not_called_where_it_is_wrong(
     assert _cudnn.is_acceptable(problem, torch.zeros(1, dtype=dtype)) != is_wrong
 
 
-@pytest.fixture
-def by_steps() -> Iterator[None]:
-    """No kernel of all steps, as on most GPUs, so that cuDNN is called where it serves."""
-    name_kernel = _libraries.library("cuda").entry("name_sequence_kernel", None, ctypes.c_char_p)
-    name_kernel(b"step")
-    yield
-    name_kernel(b"")
-
-
 @pytest.mark.parametrize("device", [GPU])
 @pytest.mark.parametrize("size", [32, 40, 48, 88, 144, 184, 512])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=dtype_name)
 @by_layer
-@pytest.mark.usefixtures("by_steps")
 def test_values_of_few_units(
-    name: str, dtype: torch.dtype, size: int, device: str, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    dtype: torch.dtype,
+    size: int,
+    device: str,
+    take: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Without a kernel of all steps, as on most GPUs, where cuDNN is called where it serves."""
+    take("step")
     monkeypatch.setattr(rnn, "_plans", {})
     layer = getattr(extops, name)(size, size, dtype=dtype, device=device)
     exact = copy.deepcopy(layer).double()
@@ -319,6 +319,40 @@ def test_values_of_few_units(
         found, expected = layer(input)[0], exact(input.double())[0]
     tolerance = 16 * torch.finfo(dtype).eps if dtype is not torch.float32 else 1e-5
     torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
+
+
+@by_layer
+@pytest.mark.parametrize("flag", ["bias", "bidirectional", "batch_first"])
+def test_a_number_for_a_flag_is_that_flag(flag: str, name: str, runs: list[bool]) -> None:
+    """They are the same key of a plan, and torch's functions take no number."""
+    layer = layer_of(name, **{flag: True})
+    arguments = arguments_of(layer)
+    expected = results_of(layer, arguments)
+    setattr(layer, flag, 1)
+    for _ in range(2):
+        rnn._plans.clear()
+        torch.testing.assert_close(results_of(layer, arguments), expected)
+        setattr(layer, flag, True)
+        torch.testing.assert_close(results_of(layer, arguments), expected)
+        setattr(layer, flag, 1)
+    assert runs == [True] * 5
+
+
+@pytest.mark.parametrize("device", [GPU])
+@by_layer
+def test_the_switch_of_cudnn(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked in each call."""
+    layer = getattr(extops, name)(650, 650, device=device)
+    input = torch.randn(35, 20, 650, device=device)
+    called = []
+    torchs = _cudnn.run
+    monkeypatch.setattr(_cudnn, "run", lambda *given: called.append(1) or torchs(*given))
+    with torch.no_grad():
+        for is_on in (True, False, True):
+            monkeypatch.setattr(torch.backends.cudnn, "enabled", is_on)
+            assert (extops.which_kernel(layer, input) == "cudnn") == is_on
+            layer(input)
+    assert len(called) == 2
 
 
 @by_layer
@@ -387,6 +421,58 @@ def test_the_backward_of_a_node_that_no_gradient_reaches(name: str) -> None:
     with torch.enable_grad():
         _cudnn._before_backward((None,) * (3 if name == "LSTM" else 2))
     assert not _cudnn._strict._calls
+
+
+def by_sines(order: int) -> list[Tensor]:
+    """The gradients of a sum of sines up to an order, where a user's hook doubles the first, and ours are before it."""
+    input = torch.randn(3, requires_grad=True)
+    output = input.sin()
+    node: Any = output.grad_fn
+    node.register_prehook(_cudnn._before_backward)
+    node.register_hook(lambda found, _: (found[0] * 2,))
+    found = [output.sum()]
+    for again in range(order):
+        found += torch.autograd.grad(found[-1].sum(), input, create_graph=again < order - 1)
+    return [input, *found[1:]]
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_hooks_of_a_user_come_after_ours(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any node: what cuDNN's would be composed of is what has no gradient of its own."""
+    found: list[Tensor] = []
+
+    def composed(_: object, towards: Tensors) -> Tensors:
+        (node,) = {_private.node_of_backward()}
+        return (towards[0] * node._saved_self.cos(),)
+
+    monkeypatch.setattr(_cudnn, "_composed_gradients", composed)
+    input, *found = by_sines(order)
+    expected = (2 * input.cos(), -2 * input.sin())
+    for x, y in zip(found, expected, strict=False):
+        torch.testing.assert_close(x, y)
+    assert len(found) == order
+
+
+@pytest.mark.parametrize("knows_node", [True, False])
+def test_a_strict_backward_of_a_torch_that_names_no_node(
+    knows_node: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only gradients of higher order need to know it."""
+    seen = []
+    monkeypatch.setattr(_cudnn, "_is_strict", lambda _: True)
+    monkeypatch.setattr(_private, "knows_node", knows_node)
+    if not knows_node:
+        monkeypatch.setattr(_private, "node_of_backward", _private._unknown_node)
+    assert _private.cudnn_allows_tf32()
+    input = torch.randn(3, requires_grad=True)
+    output = input.sin()
+    node: Any = output.grad_fn
+    node.register_prehook(_cudnn._before_backward)
+    node.register_prehook(lambda _: seen.append(_private.cudnn_allows_tf32()))
+    output.sum().backward()
+    torch.testing.assert_close(input.grad, input.detach().cos())
+    assert seen == [False]
+    assert _private.cudnn_allows_tf32()
 
 
 @pytest.mark.parametrize("allowed", [False, True])
@@ -489,9 +575,7 @@ def test_packed_rows(
     states = arguments_of(layer, (len(lengths),))[1:]
     packed = pack(lengths)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rnn, "_plans", {})
-        patch.setattr(_choice, "on_cpu", lambda *_: _choice.OURS)
-        patch.setattr(_cudnn, "chosen", lambda *_: _choice.OURS)
+        choose(patch, _choice.OURS)
         expected = found_of_packed(layer, packed, states, order)
     assert runs == []
     torch.testing.assert_close(found_of_packed(layer, packed, states, order), expected)
@@ -516,9 +600,7 @@ def test_packed_rows_on_a_cpu(lengths: tuple[int, ...], options: dict[str, Any],
     assert extops.which_kernel(layer, packed) == "torch"
     found = found_of_packed(layer, packed, states, 2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rnn, "_plans", {})
-        patch.setattr(_choice, "on_cpu", lambda *_: _choice.OURS)
-        patch.setattr(_cudnn, "chosen", lambda *_: _choice.OURS)
+        choose(patch, _choice.OURS)
         assert extops.which_kernel(layer, packed) == "cpu"
         torch.testing.assert_close(found, found_of_packed(layer, packed, states, 2))
 
@@ -551,8 +633,7 @@ def test_dropout_between_torchs_layers(
     for choice in (_choice.OURS, _choice.TORCH):
         torch.manual_seed(3)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rnn, "_plans", {})
-            patch.setattr(_choice, "on_cpu", lambda *_, choice=choice: choice)
+            choose(patch, choice)
             if lengths:
                 torch.manual_seed(4)
                 packed = pack(lengths)

@@ -246,6 +246,17 @@ def test_traced(name: str) -> None:
     torch.testing.assert_close(traced(input), theirs(input))
 
 
+@by_layer
+@pytest.mark.parametrize("shape", [(3,), (5, 3), (5, 2, 3)], ids=str)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested(shape: tuple[int, ...], name: str) -> None:
+    nested = torch.nested.nested_tensor([torch.randn(shape)] * 2)
+    with pytest.raises(
+        RuntimeError, match=r"but got a nested tensor; call .to_padded_tensor\(0.0\)"
+    ):
+        getattr(extops, name)(3, 4)(nested)
+
+
 @by_module
 def test_traced_for_any_size(name: str) -> None:
     """By make_fx, whose sizes are symbols, which have no hash."""

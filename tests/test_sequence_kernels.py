@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from ctypes import c_char_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,6 @@ from torch import Tensor
 
 import extops
 import operators
-from extops.binding._libraries import library
 from operators import Tensors, sequence, sequence_by_cells
 from test_precision import tf32
 
@@ -112,14 +110,6 @@ def run(inputs: Tensors) -> list[Tensor]:
     towards = tuple(torch.full_like(x, 0.01) for x in sequence(*inputs))
     results, gradients = operators.gradients(sequence, inputs, towards)
     return [x.detach() for x in (*results, *gradients)]
-
-
-@pytest.fixture
-def take() -> Iterator[Callable[[str], None]]:
-    """Makes all sequences use a kernel: EXTOPS_SEQUENCE_KERNEL is read once in a process."""
-    name_kernel = library("cuda").entry("name_sequence_kernel", None, c_char_p)
-    yield lambda name: name_kernel(name.encode())
-    name_kernel(b"")
 
 
 def keep_busy(stream: torch.cuda.Stream) -> None:

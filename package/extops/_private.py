@@ -127,6 +127,7 @@ def _unknown_node() -> Any:
 
 node_of_backward: Callable[[], Any] = _find("_C._current_autograd_node", _unknown_node)
 """The node of the graph whose backward or whose hooks run."""
+knows_node = IN_USE["_C._current_autograd_node"]
 _last: dict[str, Callable[[], None]] = {}
 _engine = _find("autograd.Variable._execution_engine", None)
 at_end_of_backward: Callable[[Callable[[], None]], None] = getattr(

@@ -1,5 +1,6 @@
 """Drop-ins for the recurrent modules of torch."""
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Sequence
@@ -90,8 +91,8 @@ class _Plan(NamedTuple):
     """Whether torch's own layers compute them."""
     states: tuple[int, ...]
     """The shape of each state."""
-    given: list[tuple[torch.Size, torch.dtype, torch.device]]
-    """The parameters of all layers, in torch's order, and the states."""
+    parameters: list[tuple[torch.Size, torch.dtype, torch.device]]
+    """Of all layers, in torch's order."""
     call: _cudnn.Call
 
 
@@ -180,7 +181,8 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         """
         if not isinstance(input, Tensor) or not _autograd.is_plain() or _autocast.is_on():
             return None
-        return self._plan(input, self.batch_first) if input.layout is torch.strided else None
+        is_dense = input.layout is torch.strided and not input.is_nested
+        return self._plan(input, self.batch_first) if is_dense else None
 
     def _plain_states(self, plan: _Plan, input: Tensor, hx: Any) -> States | None:
         """The states of a plain call; None if they need the checks of other calls."""
@@ -206,7 +208,8 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             *(self._mode, self.input_size, self.hidden_size, self.num_layers),
             *(self.bias, self.bidirectional, batch_first, packed),
             *(input.shape, input.stride(), input.dtype, input.device),
-            *(torch.is_grad_enabled(), _private.allows_tf32(), of_autocast, _is_captured(input)),
+            *(torch.is_grad_enabled(), _private.allows_tf32(), of_autocast),
+            input.is_cuda and "cuda" in _devices.devices and _state_of_gpu(input),
         )
         try:
             plan = _plans.get(key)
@@ -223,29 +226,28 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def _new_plan(
         self, input: Tensor, batch_first: bool, sizes: Sequence[int] | None
     ) -> _Plan | None:
-        is_known = input.dtype in _checks.FLOATING and input.device.type in _devices.devices
         dims = 3 if sizes is None else 2
+        is_known = input.dtype in _checks.FLOATING and input.device.type in _devices.devices
         if not is_known or input.dim() != dims or input.shape[-1] != self.input_size:
             return None
         steps = input.transpose(0, 1) if batch_first else input
         batch = steps.shape[1] if sizes is None else sizes[0]
-        cell, states = self._mode.lower(), self._shape_of_states(batch)
-        layers = self.num_layers, self.bidirectional, self.bias
-        shapes = _shapes(cell, self.input_size, self.hidden_size, *layers)
-        shapes += [torch.Size(states)] * self._number_of_states
+        # The key takes numbers for flags, which torch's functions refuse.
+        flags = bool(self.bidirectional), bool(self.bias)
+        cell, layers = self._mode.lower(), (int(self.num_layers), *flags)
+        sizes_of_layer = self.input_size, self.hidden_size, *layers
         return _Plan(
             bool(self.served_by(steps, sizes)),
-            states,
-            [(shape, input.dtype, input.device) for shape in shapes],
-            _cudnn.Call(cell, *layers, batch_first),
+            self._shape_of_states(batch),
+            _parameters_like(cell, *sizes_of_layer, input.dtype, input.device),
+            _cudnn.Call(cell, *layers, bool(batch_first)),
         )
 
     def _forward_padded(
         self, input: Tensor, states: States, packing: Packing | None = None, *, batch_first: bool
     ) -> Results:
-        if packing is None and _autograd.is_plain():
-            plan = self._plan(input, batch_first)
-            found = self._by_torch(plan, input, states)
+        if packing is None and _autograd.is_plain() and _autocast.are_alike(input, states):
+            found = self._by_torch(self._plan(input, batch_first), input, states)
             if found is not None:
                 return found
         if packing is None and self._mode == "LSTM" and _cudnn.has_onednn and _autocast.is_on():
@@ -262,9 +264,9 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             and _autograd.is_plain()
             and batch_sizes.dtype is torch.int64
             and sizes[-1] > 0
+            and _autocast.are_alike(rows, states)
         ):
-            plan = self._plan(rows, False, sizes)
-            found = self._by_torch(plan, rows, states, batch_sizes)
+            found = self._by_torch(self._plan(rows, False, sizes), rows, states, batch_sizes)
             if found is not None:
                 return found
         return super()._forward_rows(rows, batch_sizes, sizes, states)
@@ -275,7 +277,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         """The results of torch's layers, for packed rows too; None if ours compute them."""
         if plan is None or not plan.is_torchs:
             return None
-        parameters = self._parameters_for_torchs(plan, input, states)
+        parameters = self._parameters_for_torchs(plan, input)
         if parameters is None:
             return None
         if not input.is_cuda and (input.element_size() == 2 or _autocast.is_on()):
@@ -297,18 +299,15 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             last.append(final)
         return input, tuple(torch.cat(x) for x in zip(*last, strict=True))
 
-    def _parameters_for_torchs(
-        self, plan: _Plan, input: Tensor, states: States
-    ) -> list[Tensor] | None:
-        """All parameters, if torch's layers may get these arguments. Others must go to our checks, which raise our
-        messages: cuDNN would read memory by the sizes of the layer.
+    def _parameters_for_torchs(self, plan: _Plan, input: Tensor) -> list[Tensor] | None:
+        """All parameters, if torch's layers may get them. Others must go to our checks, which raise our messages: cuDNN
+        would read memory by the sizes of the layer.
         """
         parameters = parameters_of(self, self._flat_weights_names)
-        given = [*parameters, *states]
-        if [(x.shape, x.dtype, x.device) for x in given] != plan.given:
-            shapes = [shape for shape, *_ in plan.given]
-            is_cast = _autocast.is_on() and _autocast.are_alike(input, given)
-            if not is_cast or [x.shape for x in given] != shapes:
+        if [(x.shape, x.dtype, x.device) for x in parameters] != plan.parameters:
+            shapes = [shape for shape, *_ in plan.parameters]
+            is_cast = _autocast.is_on() and _autocast.are_alike(input, parameters)
+            if not is_cast or [x.shape for x in parameters] != shapes:
                 return None
         if input.is_cuda and not all(map(Tensor.is_contiguous, parameters)):
             return None
@@ -323,15 +322,29 @@ def _is_captured(input: Tensor) -> bool:
     return input.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def _shapes(
-    cell: str, features: int, units: int, layers: int, bidirectional: bool, bias: bool
-) -> list[torch.Size]:
-    """Of the parameters, in torch's order."""
+def _state_of_gpu(input: Tensor) -> tuple[Any, ...]:
+    """What the choice depends on besides the call: a user may turn cuDNN off, and a stream may have few SMs."""
+    stream = _private.current_stream(input.get_device())
+    return torch.cudnn_is_acceptable(input), stream, _is_captured(input)
+
+
+@functools.cache
+def _parameters_like(
+    cell: str,
+    features: int,
+    units: int,
+    layers: int,
+    bidirectional: bool,
+    bias: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[tuple[torch.Size, torch.dtype, torch.device]]:
+    """Shape, dtype and device of all parameters, in torch's order. Plans share the list."""
     directions, rows = 1 + bidirectional, _schemas.CELLS[cell].recurrent * units
-    shapes = []
+    shapes: list[tuple[int, ...]] = []
     for width in [features] * directions + [directions * units] * (directions * (layers - 1)):
         shapes += [(rows, width), (rows, units), (rows,), (rows,)][: 4 if bias else 2]
-    return [torch.Size(shape) for shape in shapes]
+    return [(torch.Size(shape), dtype, device) for shape in shapes]
 
 
 class _OneState:

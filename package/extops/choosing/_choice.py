@@ -25,6 +25,7 @@ SAVED_PER_UNIT = 8
 _SMALL = 128
 """The largest state and batch for which cuDNN has a fast kernel of all steps, too."""
 _FEW_STEPS = 16
+"""The most steps that are few where each is a library GEMM and a kernel launch."""
 _MOST_MULTIPLICATIONS = 3e8
 """Of a step: beyond, cuDNN's GEMMs make a faster forward than blocks and clusters."""
 

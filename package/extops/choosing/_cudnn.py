@@ -194,8 +194,9 @@ def _before_backward(towards: tuple[Tensor | None, ...]) -> None:
     backward = None
     if _is_strict(given[0]) and _strict.is_needed():
         backward = weakref.ref(_Backward())
-    elif not _autograd.needs_composite():
-        return
+    is_composed = _autograd.needs_composite()
+    if not (is_composed or (backward is not None and _private.knows_node)):
+        return  # without a hook the precision ends with the whole backward
 
     def after(
         found: tuple[Tensor | None, ...], towards: tuple[Tensor | None, ...]
@@ -205,10 +206,12 @@ def _before_backward(towards: tuple[Tensor | None, ...]) -> None:
         if strict is not None:
             strict.end()
         has_gradients = any(x is not None for x in found)
-        is_composed = has_gradients and _autograd.needs_composite()
-        return _composed_gradients(found, towards) if is_composed else None
+        return _composed_gradients(found, towards) if has_gradients and is_composed else None
 
     handle = _private.node_of_backward().register_hook(after)
+    hooks = handle.hooks_dict_ref()
+    for name in [x for x in hooks if x != handle.id]:  # a user's come after ours
+        hooks[name] = hooks.pop(name)
 
 
 def _composed_gradients(
