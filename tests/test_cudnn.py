@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import extops
 from extops import _private, rnn
@@ -459,7 +460,7 @@ def test_a_strict_backward_of_a_torch_that_names_no_node(
 ) -> None:
     """Only gradients of higher order need to know it."""
     seen = []
-    monkeypatch.setattr(_cudnn, "_is_strict", lambda _: True)
+    monkeypatch.setattr(_cudnn, "is_strict", lambda _: True)
     monkeypatch.setattr(_private, "knows_node", knows_node)
     if not knows_node:
         monkeypatch.setattr(_private, "node_of_backward", _private._unknown_node)
@@ -642,6 +643,71 @@ def test_dropout_between_torchs_layers(
                 found.append(found_by(layer, arguments, order))
     torch.testing.assert_close(*found)
     assert runs == [True] * 3
+
+
+@by_layer
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("lengths", [(), (5, 2, 1)], ids=["padded", "packed"])
+def test_cudnn_drops_between_layers(lengths: tuple[int, ...], device: str, name: str) -> None:
+    """As in torch's layer: the same masks, and no gradients of higher order."""
+    options = {"num_layers": 3, "dropout": 0.5, "bidirectional": True}
+    ours = getattr(extops, name)(FEATURES, STATE, device=device, **options)
+    theirs = getattr(nn, name)(FEATURES, STATE, device=device, **options)
+    theirs.load_state_dict(ours.state_dict())
+    input: Any = torch.randn(TIME, BATCH, FEATURES, device=device)
+    if lengths:
+        input = pack_sequence([torch.randn(length, FEATURES, device=device) for length in lengths])
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+    ):
+        choose(patch, _choice.TORCH)
+        found = []
+        for layer in (ours, theirs):
+            torch.manual_seed(3)
+            output = layer(input)[0]
+            loss = (output.data if lengths else output).square().sum()
+            found.append((loss, *torch.autograd.grad(loss, layer.parameters(), create_graph=True)))
+        torch.testing.assert_close(*found)
+        for _, gradient, *_ in found:
+            with pytest.raises(RuntimeError, match=r"cudnn\.flags\(enabled=False\)"):
+                gradient.square().sum().backward()
+
+
+@by_layer
+@pytest.mark.parametrize("reentrant", [False, True], ids=["hooks", "reentrant"])
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_checkpoint_drops_the_same_again(device: str, reentrant: bool, name: str) -> None:
+    layer = getattr(extops, name)(FEATURES, STATE, 2, dropout=0.5, device=device)
+    input = torch.randn(TIME, BATCH, FEATURES, device=device, requires_grad=True)
+    outputs: list[Tensor] = []
+    layer.register_forward_hook(lambda *given: outputs.append(given[2][0].detach()))
+    with pytest.MonkeyPatch.context() as patch:
+        choose(patch, _choice.TORCH)
+        with set_checkpoint_early_stop(False):
+            checkpoint(layer, input, use_reentrant=reentrant)[0].sum().backward()
+    assert len(outputs) == 2
+    assert torch.equal(*outputs)
+
+
+def test_when_cudnn_may_drop() -> None:
+    """Not where the same may have to be dropped again."""
+    on_gpu: Any = SimpleNamespace(is_cuda=True)
+    found = []
+    assert _cudnn.may_drop(on_gpu) and not _cudnn.may_drop(torch.zeros(1))
+    with torch.no_grad():
+        assert not _cudnn.may_drop(on_gpu)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        assert not _cudnn.may_drop(on_gpu)
+
+    def hook(_: Tensor) -> None:
+        with torch.enable_grad():
+            found.append(_cudnn.may_drop(on_gpu))
+
+    leaf = torch.zeros(1, requires_grad=True)
+    leaf.register_hook(hook)
+    leaf.sum().backward()
+    assert found == [False]
 
 
 @by_layer

@@ -101,7 +101,8 @@ def test_binary_codes(device: str) -> None:
     output = run("binary_codes", "--device", device, "--iterations=150")
     losses = dict(re.findall(r"^(\w[\w ]*\w) +[\d.]+ s, loss ([\d.]+)", output, re.MULTILINE))
     assert float(losses["round_ste"]) < 0.7 * float(losses["rounded in the end"])
-    assert "differ: while (0), " in output
+    nearest = re.findall(r"(\w+) \((\d+)\)", output.rpartition("differ: ")[2])
+    assert ("while", "0") in nearest and len(nearest) > 3  # others may have the same bits
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.autograd import gradgradcheck
 
 import extops
+from extops import rnn
+from extops.choosing import _choice
 from extops.ops.step import Step
 from operators import (
     GPU,
@@ -626,27 +628,53 @@ def test_sequences_of_one_step(
     assert calls == [cell]
 
 
+LAYERS: list[dict[str, Any]] = [
+    {},
+    {"batch_first": True, "bias": False},
+    {"num_layers": 2, "bidirectional": True},
+    {"num_layers": 3, "batch_first": True},
+]
+
+
+@pytest.mark.parametrize("options", LAYERS, ids="-".join)
+@pytest.mark.parametrize("is_given", [False, True], ids=["zeros", "given"])
 @by_device
 @by_cell
-def test_layers_of_one_step(cell: str, device: str, calls: list[str]) -> None:
+def test_layers_of_one_step(
+    cell: str,
+    device: str,
+    is_given: bool,
+    options: dict[str, Any],
+    calls: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kind, _, nonlinearity = cell.partition("_")
-    options = {"nonlinearity": nonlinearity} if nonlinearity else {}
+    if nonlinearity:
+        options = {**options, "nonlinearity": nonlinearity}
     ours, theirs = (
-        getattr(library, kind.upper())(
-            5, 7, 2, bidirectional=True, device=device, dtype=torch.float64, **options
-        )
+        getattr(library, kind.upper())(5, 7, device=device, dtype=torch.float64, **options)
         for library in (extops, torch.nn)
     )
     ours.load_state_dict(theirs.state_dict())
-    input = torch.randn(1, 3, 5, device=device, dtype=torch.float64)
+    shape = (3, 1, 5) if ours.batch_first else (1, 3, 5)
+    input = torch.randn(shape, device=device, dtype=torch.float64, requires_grad=True)
+    places = ours.num_layers * (1 + ours.bidirectional)
+    hx = state_of(f"{kind.upper()}Cell", device, places, 3, 7) if is_given else None
+    monkeypatch.setattr(rnn, "_plans", {})
+    monkeypatch.setattr(_choice, "on_cpu", lambda *_: _choice.OURS)
     found = []
     for layer in (ours, theirs):
-        output, last = layer(input)
+        output, last = layer(input, hx)
         results = output, *tensors_of(last)
         loss = torch.stack([(x**2).sum() for x in results]).sum()
-        found.append((*results, *torch.autograd.grad(loss, list(layer.parameters()))))
+        found.append((*results, *torch.autograd.grad(loss, [input, *layer.parameters()])))
     torch.testing.assert_close(*found)
-    assert set(calls) == (set() if device == "cpu" else {cell})  # on a CPU torch's own layers
+    assert calls == [cell] * places
+    with torch.no_grad():
+        output, last = ours(input, hx)
+        expected = [x.clone() for x in tensors_of(last)]
+        output.zero_()
+    torch.testing.assert_close(tensors_of(last), tuple(expected))
 
 
 @by_device

@@ -63,6 +63,10 @@ current_stream: Callable[[int], int] = _stream_by_object
 if torch.backends.cuda.is_built():
     current_stream = _find("_C._cuda_getCurrentRawStream", _stream_by_object)
 
+is_cudnn_enabled: Callable[[], bool] = _find(
+    "_C._get_cudnn_enabled", lambda: torch.backends.cudnn.enabled
+)
+
 is_tracing: Callable[[], bool] = _find("_C._is_tracing", cast("Any", torch.jit).is_tracing)
 """Whether ``torch.jit.trace`` records a call. For eager code: torch.compile cannot trace it."""
 
@@ -128,6 +132,20 @@ def _unknown_node() -> Any:
 node_of_backward: Callable[[], Any] = _find("_C._current_autograd_node", _unknown_node)
 """The node of the graph whose backward or whose hooks run."""
 knows_node = IN_USE["_C._current_autograd_node"]
+_task: Callable[[], int] = _find("_C._current_graph_task_id", lambda: 0)
+_hooks = _find("_C._autograd._top_saved_tensors_default_hooks", lambda _: True)
+
+
+def is_in_backward() -> bool:
+    """Whether the engine runs, as it does where a checkpoint computes a forward again; True where that is not known."""
+    return _task() != -1
+
+
+def has_hooks_of_saved_tensors() -> bool:
+    """Whether a hook takes what is saved for a backward, as checkpoints have it; True where that is not known."""
+    return _hooks(False) is not None
+
+
 _last: dict[str, Callable[[], None]] = {}
 _engine = _find("autograd.Variable._execution_engine", None)
 at_end_of_backward: Callable[[Callable[[], None]], None] = getattr(

@@ -125,8 +125,9 @@ def parameters_of(module: torch.nn.Module, names: Sequence[str]) -> list[Tensor]
     """Parameters, read directly from where torch.nn.Module keeps them: attribute access looks there last."""
     kept = getattr(module, "_parameters", {})
     found: list[Any] = [kept.get(name) for name in names]
-    if any(x is None for x in found):  # computed by torch.nn.utils, or of a replica
-        return [getattr(module, name) for name in names]
+    for x in found:
+        if x is None:  # computed by torch.nn.utils, or of a replica
+            return [getattr(module, name) for name in names]
     return found
 
 

@@ -17,6 +17,7 @@ from extops.choosing import _choice, _cudnn
 from extops.choosing._packing import Packing, States
 from extops.modules import Layers, Results, forward_uncompiled, parameters_of
 from extops.ops.sequence import (
+    CELLS,
     GRU_CELL,
     LSTM_CELL,
     RNN_CELLS,
@@ -89,6 +90,8 @@ class _Plan(NamedTuple):
 
     is_torchs: bool
     """Whether torch's own layers compute them."""
+    step: Step | None
+    """Computes them where they have a single step; None where the kernels of sequences do."""
     states: tuple[int, ...]
     """The shape of each state."""
     parameters: list[tuple[torch.Size, torch.dtype, torch.device]]
@@ -188,11 +191,11 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         """The states of a plain call; None if they need the checks of other calls."""
         if hx is None:
             return self._zero_states(input, plan.states)
-        states = self._as_states(hx)
+        states, dtype, device = self._as_states(hx), input.dtype, input.device
         for x in states:
-            if not isinstance(x, Tensor) or x.shape != plan.states or x.dtype is not input.dtype:
+            if not isinstance(x, Tensor) or x.shape != plan.states or x.dtype is not dtype:
                 return None
-            if x.device != input.device or x.layout is not torch.strided:
+            if x.device != device or x.layout is not torch.strided:
                 return None
         return states
 
@@ -209,7 +212,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             *(self.bias, self.bidirectional, batch_first, packed),
             *(input.shape, input.stride(), input.dtype, input.device),
             *(torch.is_grad_enabled(), _private.allows_tf32(), of_autocast),
-            input.is_cuda and "cuda" in _devices.devices and _state_of_gpu(input),
+            input.is_cuda and "cuda" in _devices.devices and _state_of_gpu(input.get_device()),
         )
         try:
             plan = _plans.get(key)
@@ -236,11 +239,15 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         flags = bool(self.bidirectional), bool(self.bias)
         cell, layers = self._mode.lower(), (int(self.num_layers), *flags)
         sizes_of_layer = self.input_size, self.hidden_size, *layers
+        is_torchs, step = bool(self.served_by(steps, sizes)), CELLS[cell].step
+        is_step = steps.shape[0] == 1 and sizes is None and not (is_torchs or _autocast.is_on())
+        is_served = step is not None and step.serves(steps, self._number_of_states == 1)
         return _Plan(
-            bool(self.served_by(steps, sizes)),
+            is_torchs,
+            step if is_step and is_served else None,
             self._shape_of_states(batch),
             _parameters_like(cell, *sizes_of_layer, input.dtype, input.device),
-            _cudnn.Call(cell, *layers, bool(batch_first)),
+            _cudnn.Call(cell, *layers, bool(batch_first), _cudnn.is_strict(input)),
         )
 
     def _forward_padded(
@@ -274,8 +281,10 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def _by_torch(
         self, plan: _Plan | None, input: Tensor, states: States, batch_sizes: Tensor | None = None
     ) -> Results | None:
-        """The results of torch's layers, for packed rows too; None if ours compute them."""
-        if plan is None or not plan.is_torchs:
+        """The results of torch's layers, for packed rows too, or of a single step; None if kernels of sequences compute
+        them.
+        """
+        if plan is None or not (plan.is_torchs or plan.step):
             return None
         parameters = self._parameters_for_torchs(plan, input)
         if parameters is None:
@@ -285,9 +294,11 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             input, states = input.contiguous(), tuple(x.contiguous() for x in states)
             parameters = [x.contiguous() for x in parameters]
         call = plan.call
-        if not (self.training and self.dropout > 0 and call.layers > 1):
-            return _cudnn.run(call, input, states, parameters, batch_sizes)
-        # torch's layer could not draw the same masks again for gradients of higher order.
+        if plan.step is not None:
+            return self._one_step(plan.step, call, input, states, parameters)
+        dropout = self.dropout if self.training and call.layers > 1 else 0.0
+        if dropout <= 0 or (_cudnn.may_drop(input) and not _is_captured(input)):
+            return _cudnn.run(call, input, states, parameters, batch_sizes, dropout)
         one, directions = call._replace(layers=1), 1 + self.bidirectional
         width, last = len(parameters) // call.layers, []
         for layer in range(call.layers):
@@ -298,6 +309,26 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             input, final = _cudnn.run(one, input, initial, of_layer, batch_sizes)
             last.append(final)
         return input, tuple(torch.cat(x) for x in zip(*last, strict=True))
+
+    def _one_step(
+        self, step: Step, call: _cudnn.Call, input: Tensor, states: States, parameters: list[Tensor]
+    ) -> Results:
+        """Without what whole sequences need, which takes the host longer than the step takes a GPU."""
+        time_axis = int(call.batch_first)
+        input = input.squeeze(time_axis)
+        initial = list(zip(*(x.unbind(0) for x in states), strict=True))
+        directions, width = 1 + call.bidirectional, 4 if call.has_biases else 2
+        last: list[tuple[Tensor, ...]] = []
+        for first in range(0, len(initial), directions):
+            if first > 0:
+                input = self._dropped(input)
+            for place in range(first, first + directions):
+                of_place = (*parameters[width * place : width * (place + 1)], None, None)[:4]
+                last.append(step(input, *of_place, *initial[place]))
+            outputs = [h for h, *_ in last[first:]]
+            input = outputs[0] if directions == 1 else torch.cat(outputs, dim=-1)
+        # Copies, since nothing of the output may share its memory with a state.
+        return input.unsqueeze(time_axis), tuple(torch.stack(x) for x in zip(*last, strict=True))
 
     def _parameters_for_torchs(self, plan: _Plan, input: Tensor) -> list[Tensor] | None:
         """All parameters, if torch's layers may get them. Others must go to our checks, which raise our messages: cuDNN
@@ -319,13 +350,17 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
 
 
 def _is_captured(input: Tensor) -> bool:
-    return input.is_cuda and torch.cuda.is_current_stream_capturing()
+    return input.is_cuda and _state_of_gpu(input.get_device())[1]
 
 
-def _state_of_gpu(input: Tensor) -> tuple[Any, ...]:
-    """What the choice depends on besides the call: a user may turn cuDNN off, and a stream may have few SMs."""
-    stream = _private.current_stream(input.get_device())
-    return torch.cudnn_is_acceptable(input), stream, _is_captured(input)
+def _state_of_gpu(device: int) -> tuple[int, bool, bool]:
+    """What the choice depends on besides the call: the stream, which may have few SMs, whether it is captured, and
+    whether the user has turned cuDNN off.
+    """
+    stream = _private.current_stream(device)
+    # The default stream, which is 0, cannot be captured.
+    is_captured = stream != 0 and torch.cuda.is_current_stream_capturing()
+    return stream, is_captured, _private.is_cudnn_enabled()
 
 
 @functools.cache
@@ -434,13 +469,17 @@ class _TorchCell(torch.nn.RNNCellBase):
                 (input.new_zeros(input.shape[0], self.hidden_size),) * self._number_of_states
             )
         states = self._as_states(hx)
-        has_one_state = self._number_of_states == 1
         # Autocast keeps what it cast of the weights for the next step, but only of torch's own cells.
         is_cast = _autocast.is_on()
         step = None if is_cast else self._step
-        is_served = step is not None and step.serves(input, has_one_state)
-        if step is not None and is_served and self.has_kernel(input):
-            return self._of_states(step(input, *parameters, *states))
+        is_served = step is not None and step.serves(input, self._number_of_states == 1)
+        if step is not None and is_served:
+            if step.has_kernel(input, self.hidden_size):
+                return self._of_states(step(input, *parameters, *states))
+            if (
+                step.facts.gates > 1
+            ):  # on a GPU torch's kernels of such cells refuse what does not fit
+                return self._torchs(input, hx, *parameters)
         is_torchs = is_served or (is_cast and input.is_cuda) or input.device.type == "cpu"
         if is_torchs and suit_torchs(input, parameters, states):
             return self._torchs(input, hx, *parameters)  # little but GEMMs of a library

@@ -119,7 +119,7 @@ def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
         are_many = problem.steps * problem.directions >= (100 if is_float32 else 50)
         is_ours = are_many and problem.padded_bytes <= _FEW_BYTES and "step" not in kernels
         return OURS if is_ours else CUDNN
-    if problem.time == 1:
+    if problem.time == 1:  # where the binding for an older torch has no kernel of one step
         is_quick = not problem.with_gradients or problem.directions > 1
         return CUDNN if is_float32 and is_quick else OURS
     if problem.gates == 1:  # which was not measured, and has no persistent kernel

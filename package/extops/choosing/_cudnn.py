@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from extops import _private
-from extops.binding import _schemas
+from extops.binding import _loader, _schemas
 from extops.binding._libraries import library
 from extops.calling import _autocast, _autograd
 from extops.choosing import _choice, _packing
@@ -75,7 +75,8 @@ def is_acceptable(problem: _choice.Problem, input: Tensor) -> bool:
 
 def chosen(problem: _choice.Problem, input: Tensor) -> str:
     """Whether our kernels or cuDNN compute it on a GPU."""
-    if not is_acceptable(problem, input):
+    is_step = problem.time == 1 and not problem.is_ragged and _loader.binding == "stable"
+    if is_step or not is_acceptable(problem, input):
         return _choice.OURS
     place = place_of(input, problem.time, problem.batch)
     passes = (False, True) if problem.with_gradients else (False,)
@@ -116,7 +117,7 @@ class _Strict:
 _strict = _Strict()
 
 
-def _is_strict(tensor: Tensor) -> bool:
+def is_strict(tensor: Tensor) -> bool:
     """Whether the switch of GEMMs, which we follow, is off. cuDNN has its own, which is on by default."""
     return tensor.dtype is torch.float32 and tensor.is_cuda and not _private.allows_tf32()
 
@@ -129,6 +130,20 @@ class Call(NamedTuple):
     bidirectional: bool
     has_biases: bool
     batch_first: bool
+    is_strict: bool = False
+    """Whether cuDNN's switch of TF32 has to be off."""
+
+
+def may_drop(input: Tensor) -> bool:
+    """Whether cuDNN may drop between layers, which it computes side by side then. It neither draws the same masks
+    again, as checkpoints of a model must, nor has gradients of higher order, which torch's layer has not either.
+    """
+    return (
+        input.is_cuda
+        and torch.is_grad_enabled()
+        and not _private.has_hooks_of_saved_tensors()
+        and not _private.is_in_backward()
+    )
 
 
 def run(
@@ -137,17 +152,18 @@ def run(
     states: States,
     parameters: Sequence[Tensor],
     batch_sizes: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> tuple[Tensor, States]:
     """torch's layers for ``[T, B, I]``, ``[B, T, I]`` or packed rows; the parameters are in torch's order."""
     layer: Any = getattr(torch, call.cell)
     # cuDNN has gradients only in training mode. It refuses states that are not contiguous.
-    training = torch.is_grad_enabled() and any(
-        x.requires_grad for x in (input, *states, *parameters)
+    training = dropout > 0 or (
+        torch.is_grad_enabled() and any(x.requires_grad for x in (*parameters, input, *states))
     )
     h_0 = states[0].contiguous()
     given = h_0 if len(states) == 1 else (h_0, states[1].contiguous())
-    options = call.has_biases, call.layers, 0.0, training, call.bidirectional
-    with _strict if _is_strict(input) else _AS_IT_IS:
+    options = call.has_biases, call.layers, dropout, training, call.bidirectional
+    with _strict if call.is_strict else _AS_IT_IS:
         if batch_sizes is None:
             output, *last = layer(input, given, parameters, *options, call.batch_first)
         else:
@@ -192,7 +208,7 @@ def _before_backward(towards: tuple[Tensor | None, ...]) -> None:
     if not given:  # no gradient reaches the node
         return
     backward = None
-    if _is_strict(given[0]) and _strict.is_needed():
+    if is_strict(given[0]) and _strict.is_needed():
         backward = weakref.ref(_Backward())
     is_composed = _autograd.needs_composite()
     if not (is_composed or (backward is not None and _private.knows_node)):
@@ -219,6 +235,10 @@ def _composed_gradients(
 ) -> tuple[Tensor | None, ...]:
     """What was found by cuDNN, in a way that can be differentiated: of the input, the parameters and the states."""
     node = _private.node_of_backward()
+    if (
+        node._saved_dropout
+    ):  # what was dropped is cuDNN's secret: torch says so where its gradients are differentiated
+        return found
     parameters = node._saved_weight
     states = [x for x in (node._saved_hx, node._saved_cx) if x is not None]
     call = Call(
