@@ -167,8 +167,10 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         """As of torch's layers, whose state has this name."""
         if isinstance(input, PackedSequence):
-            is_compiling = torch.compiler.is_dynamo_compiling()
-            return (forward_uncompiled if is_compiling else Layers.forward)(self, input, hx)
+            if torch.compiler.is_dynamo_compiling():
+                return forward_uncompiled(self, input, hx)
+            packed = self._packed_by_torch(input, hx)
+            return super().forward(input, hx) if packed is None else packed
         plan = self._plan_of_plain(input)
         states = None if plan is None else self._plain_states(plan, input, hx)
         if plan is None or states is None:
@@ -193,11 +195,41 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             return self._zero_states(input, plan.states)
         states, dtype, device = self._as_states(hx), input.dtype, input.device
         for x in states:
-            if not isinstance(x, Tensor) or x.shape != plan.states or x.dtype is not dtype:
+            if not isinstance(x, Tensor) or x.shape != plan.states or x.device != device:
                 return None
-            if x.device != device or x.layout is not torch.strided:
+            is_alike = x.dtype is dtype or (_autocast.is_on() and _autocast.is_cast(x))
+            if not is_alike or x.layout is not torch.strided:
                 return None
         return states
+
+    def _packed_by_torch(self, packed: PackedSequence, hx: Any) -> tuple[Any, Any] | None:
+        """The results of torch's layers for packed rows, with as few checks as possible; None for other calls."""
+        rows, batch_sizes, to_sorted, to_original = packed
+        if not _autograd.is_plain() or rows.layout is not torch.strided:
+            return None
+        if batch_sizes.dtype is not torch.int64 or batch_sizes.dim() != 1:
+            return None
+        sizes = batch_sizes.tolist()
+        # For zero rows torch computes no step. On a CPU rows of equal lengths are computed as if they were not packed.
+        are_sizes = sum(sizes) == rows.shape[0] and sizes == sorted(sizes, reverse=True)
+        if not (are_sizes and sizes and sizes[-1] > 0):
+            return None
+        if not rows.is_cuda and sizes[0] == sizes[-1]:
+            return None
+        plan = self._plan(rows, False, sizes)
+        states = None if plan is None else self._plain_states(plan, rows, hx)
+        if states is None:
+            return None
+        if to_sorted is not None and hx is not None:
+            states = tuple(x.index_select(1, to_sorted) for x in states)
+        found = self._by_torch(plan, rows, states, batch_sizes)
+        if found is None:
+            return None
+        output, last = found
+        if to_original is not None:
+            last = tuple(x.index_select(1, to_original) for x in last)
+        results = PackedSequence(output, batch_sizes, to_sorted, to_original)
+        return results, self._of_states(last)
 
     def _plan(
         self, input: Tensor, batch_first: bool, sizes: Sequence[int] | None = None
@@ -261,22 +293,6 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             # On a CPU torch's layer is one operator of oneDNN, and autocast casts all its arguments.
             states = _autocast.cast(*states)
         return super()._forward_padded(input, states, packing, batch_first=batch_first)
-
-    def _forward_rows(
-        self, rows: Tensor, batch_sizes: Tensor, sizes: list[int], states: States
-    ) -> Results | None:
-        # For zero rows torch computes no step.
-        if (
-            (rows.is_cuda or len(rows) < len(sizes) * sizes[0])
-            and _autograd.is_plain()
-            and batch_sizes.dtype is torch.int64
-            and sizes[-1] > 0
-            and _autocast.are_alike(rows, states)
-        ):
-            found = self._by_torch(self._plan(rows, False, sizes), rows, states, batch_sizes)
-            if found is not None:
-                return found
-        return super()._forward_rows(rows, batch_sizes, sizes, states)
 
     def _by_torch(
         self, plan: _Plan | None, input: Tensor, states: States, batch_sizes: Tensor | None = None
