@@ -65,7 +65,18 @@ def run(
             torch.cuda.synchronize()  # where a kernel has failed, nothing after it can be measured
     result["environment"]["conditions_at_end"] = environment.conditions(device)
     write(file, result)
+    file.with_suffix(".md").write_text(report(result, device))
     say(summarise(result["records"], device))
+
+
+def report(result: dict[str, Any], device: str) -> str:
+    """What a page shows of a run."""
+    of = result["environment"]
+    where = (
+        f"{of['device_name']}, torch {of['torch']}, commit {of['commit']}, seed {result['seed']}"
+    )
+    found = summarise(result["records"], device, by_kernel=False)
+    return f"{where}:\n\n```text\n{found}\n```\n"
 
 
 def _said(record: dict[str, Any]) -> str:

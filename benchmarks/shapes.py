@@ -183,7 +183,7 @@ def ratios(record: dict[str, Any], ours: str = "extops") -> Iterator[Ratio]:
             yield Ratio(shape, measure, statistics.median(pairs), kernel)
 
 
-def summarise(records: list[dict[str, Any]], device: str) -> str:
+def summarise(records: list[dict[str, Any]], device: str, *, by_kernel: bool = True) -> str:
     """Tables for people: by measure, by precision, by kernel, and the worst."""
     every = [each for record in records for each in ratios(record)]
     skipped = sum(not record["samples"] for record in records)
@@ -199,7 +199,8 @@ def summarise(records: list[dict[str, Any]], device: str) -> str:
                 _line(f"  {precision}", [x for x in of_measure if x.shape.precision == precision])
             )
         lines.append(_line("  packed", [x for x in of_measure if x.shape.lengths]))
-    lines += _by(every, lambda each: f"{each.measure} by {each.kernel}")
+    if by_kernel:
+        lines += _by(every, lambda each: f"{each.measure} by {each.kernel}")
     lines.append("the worst:")
     for each in sorted(every, key=lambda each: each.value)[:10]:
         lines.append(f"  {each.value:.3f} {each.measure} {each.shape} by {each.kernel}")
