@@ -690,6 +690,41 @@ def test_a_checkpoint_drops_the_same_again(device: str, reentrant: bool, name: s
     assert torch.equal(*outputs)
 
 
+@by_layer
+@pytest.mark.usefixtures("runs")
+def test_what_no_layer_takes_of_packed_rows(name: str) -> None:
+    layer, packed = layer_of(name), pack((5, 2))
+    for data in (torch.tensor(1.0), torch.randn(7)):
+        with pytest.raises(RuntimeError, match=rf"^{name}: expected `input.data` to have 2 dim"):
+            layer(PackedSequence(data, packed.batch_sizes))
+    nested = torch.nested.as_nested_tensor([torch.zeros(2, STATE, dtype=torch.float64)])
+    hx = (nested, nested) if name == "LSTM" else nested
+    with pytest.raises(RuntimeError, match="expected `h_0` to be a dense"):
+        layer(packed, hx)
+
+
+@pytest.mark.parametrize("name", ["LSTMCell", "GRUCell", "RNNCell"])
+def test_a_weight_without_dimensions(name: str) -> None:
+    cell = getattr(extops, name)(FEATURES, STATE)
+    cell.weight_hh = nn.Parameter(torch.tensor(1.0))
+    with pytest.raises(RuntimeError, match="expected `weight_hh` to have 2 dimensions"):
+        cell(torch.randn(BATCH, FEATURES))
+
+
+@by_layer
+def test_a_replica_drops_by_itself(
+    name: str, runs: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads of DataParallel do not know that a checkpoint computes again."""
+    monkeypatch.setattr(_cudnn, "may_drop", lambda _: True)
+    layer = layer_of(name, num_layers=3, dropout=0.5)
+    layer(torch.randn(TIME, BATCH, FEATURES, dtype=torch.float64))
+    assert len(runs) == 1
+    layer._is_replica = True  # as torch.nn.parallel.replicate says
+    layer(torch.randn(TIME, BATCH, FEATURES, dtype=torch.float64))
+    assert len(runs) == 4
+
+
 def test_when_cudnn_may_drop() -> None:
     """Not where the same may have to be dropped again."""
     on_gpu: Any = SimpleNamespace(is_cuda=True)

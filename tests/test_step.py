@@ -675,6 +675,30 @@ def test_layers_of_one_step(
         expected = [x.clone() for x in tensors_of(last)]
         output.zero_()
     torch.testing.assert_close(tensors_of(last), tuple(expected))
+    output.add_(torch.ones(output.shape[-1:], device=device, requires_grad=True))  # no view
+    output.detach_()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda _: None,
+        lambda _: "x",
+        lambda x: x.to_sparse(),
+        lambda x: torch.nested.as_nested_tensor([x]),
+    ],
+    ids=["none", "str", "sparse", "nested"],
+)
+@by_device
+def test_wrong_parameters_of_a_layer_of_one_step(
+    wrong: Callable[[Tensor], Any], device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rnn, "_plans", {})
+    monkeypatch.setattr(_choice, "on_cpu", lambda *_: _choice.OURS)
+    layer = extops.GRU(5, 7, device=device)
+    layer._parameters["weight_hh_l0"] = wrong(layer.weight_hh_l0.detach())
+    with pytest.raises((RuntimeError, TypeError), match=r"^gru_sequence: expected `weight_hh`"):
+        layer(torch.randn(1, 3, 5, device=device))
 
 
 @by_device

@@ -195,7 +195,9 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             return self._zero_states(input, plan.states)
         states, dtype, device = self._as_states(hx), input.dtype, input.device
         for x in states:
-            if not isinstance(x, Tensor) or x.shape != plan.states or x.device != device:
+            if not isinstance(x, Tensor) or x.is_nested:
+                return None
+            if x.shape != plan.states or x.device != device:
                 return None
             is_alike = x.dtype is dtype or (_autocast.is_on() and _autocast.is_cast(x))
             if not is_alike or x.layout is not torch.strided:
@@ -205,7 +207,9 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def _packed_by_torch(self, packed: PackedSequence, hx: Any) -> tuple[Any, Any] | None:
         """The results of torch's layers for packed rows, with as few checks as possible; None for other calls."""
         rows, batch_sizes, to_sorted, to_original = packed
-        if not _autograd.is_plain() or rows.layout is not torch.strided:
+        if not isinstance(rows, Tensor) or not _autograd.is_plain():
+            return None
+        if rows.layout is not torch.strided or rows.is_nested or rows.dim() != 2:
             return None
         if batch_sizes.dtype is not torch.int64 or batch_sizes.dim() != 1:
             return None
@@ -217,7 +221,9 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         if not rows.is_cuda and sizes[0] == sizes[-1]:
             return None
         plan = self._plan(rows, False, sizes)
-        states = None if plan is None else self._plain_states(plan, rows, hx)
+        if plan is None or not plan.is_torchs:
+            return None
+        states = self._plain_states(plan, rows, hx)
         if states is None:
             return None
         if to_sorted is not None and hx is not None:
@@ -313,7 +319,9 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         if plan.step is not None:
             return self._one_step(plan.step, call, input, states, parameters)
         dropout = self.dropout if self.training and call.layers > 1 else 0.0
-        if dropout <= 0 or (_cudnn.may_drop(input) and not _is_captured(input)):
+        # The threads of DataParallel do not know that a checkpoint computes again.
+        is_alone = not (_is_captured(input) or getattr(self, "_is_replica", False))
+        if dropout <= 0 or (is_alone and _cudnn.may_drop(input)):
             return _cudnn.run(call, input, states, parameters, batch_sizes, dropout)
         one, directions = call._replace(layers=1), 1 + self.bidirectional
         width, last = len(parameters) // call.layers, []
@@ -343,20 +351,25 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
                 last.append(step(input, *of_place, *initial[place]))
             outputs = [h for h, *_ in last[first:]]
             input = outputs[0] if directions == 1 else torch.cat(outputs, dim=-1)
-        # Copies, since nothing of the output may share its memory with a state.
-        return input.unsqueeze(time_axis), tuple(torch.stack(x) for x in zip(*last, strict=True))
+        # Copies, since nothing of the output may share its memory with a state; in place, since it is no view.
+        states = tuple(torch.stack(x) for x in zip(*last, strict=True))
+        return input.unsqueeze_(time_axis), states
 
     def _parameters_for_torchs(self, plan: _Plan, input: Tensor) -> list[Tensor] | None:
         """All parameters, if torch's layers may get them. Others must go to our checks, which raise our messages: cuDNN
         would read memory by the sizes of the layer.
         """
         parameters = parameters_of(self, self._flat_weights_names)
-        if [(x.shape, x.dtype, x.device) for x in parameters] != plan.parameters:
-            shapes = [shape for shape, *_ in plan.parameters]
-            is_cast = _autocast.is_on() and _autocast.are_alike(input, parameters)
-            if not is_cast or [x.shape for x in parameters] != shapes:
+        try:
+            if [(x.shape, x.dtype, x.device) for x in parameters] != plan.parameters:
+                shapes = [shape for shape, *_ in plan.parameters]
+                is_cast = _autocast.is_on() and _autocast.are_alike(input, parameters)
+                if not is_cast or [x.shape for x in parameters] != shapes:
+                    return None
+            needs_contiguous = input.is_cuda or plan.step is not None
+            if needs_contiguous and not all(map(Tensor.is_contiguous, parameters)):
                 return None
-        if input.is_cuda and not all(map(Tensor.is_contiguous, parameters)):
+        except (AttributeError, RuntimeError, TypeError):  # no tensors, or of another layout
             return None
         return parameters
 

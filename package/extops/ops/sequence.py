@@ -327,8 +327,8 @@ def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any])
     biases = [x for x in others if x is not None]
     if not _autocast.are_alike(input, (weight_ih, weight_hh, *biases, *states)):
         return False
-    rows = weight_hh.shape[0]
-    if [weight_ih.shape[0], *[x.shape for x in biases]] != [rows] + [(rows,)] * len(biases):
+    rows = weight_hh.shape[:1]
+    if weight_ih.shape[:1] != rows or any(x.shape != rows for x in biases):
         return False
     if input.is_cuda or (input.element_size() > 2 and not _autocast.is_on()):
         return True
