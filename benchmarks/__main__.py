@@ -2,7 +2,7 @@
 
     python -m benchmarks                   # the CPU
     python -m benchmarks --device cuda
-    python -m benchmarks --random 200 --seed 1   # layers drawn at random beside torch's, into `random.md` alone
+    python -m benchmarks --random 200 --seed 1   # layers drawn at random beside torch's, into `random.*` alone
 
 Run it from the top of the source tree, with extops installed. It measures what is installed, and needs a C++ compiler
 and ninja, for a GPU also the CUDA compiler: two of the implementations are compiled just in time.

@@ -646,7 +646,7 @@ def test_dropout_between_torchs_layers(
 
 
 @by_layer
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", [GPU])
 @pytest.mark.parametrize("lengths", [(), (5, 2, 1)], ids=["padded", "packed"])
 def test_cudnn_drops_between_layers(lengths: tuple[int, ...], device: str, name: str) -> None:
     """As in torch's layer: the same masks, and no gradients of higher order."""
@@ -676,7 +676,7 @@ def test_cudnn_drops_between_layers(lengths: tuple[int, ...], device: str, name:
 
 @by_layer
 @pytest.mark.parametrize("reentrant", [False, True], ids=["hooks", "reentrant"])
-@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("device", [GPU])
 def test_a_checkpoint_drops_the_same_again(device: str, reentrant: bool, name: str) -> None:
     layer = getattr(extops, name)(FEATURES, STATE, 2, dropout=0.5, device=device)
     input = torch.randn(TIME, BATCH, FEATURES, device=device, requires_grad=True)

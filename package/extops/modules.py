@@ -281,15 +281,13 @@ class Layers(torch.nn.Module):
         found = None
         if not is_tracing:
             _check_packed(self._name, data, sizes)
-            found = self._forward_rows(data, batch_sizes, sizes, states)
+            found = self._forward_rows(data, sizes, states)
         rows, states = found or self._forward_ragged(data, batch_sizes, states)
         if to_original is not None:
             states = tuple(x.index_select(1, to_original) for x in states)
         return PackedSequence(rows, batch_sizes, to_sorted, to_original), states
 
-    def _forward_rows(
-        self, rows: Tensor, batch_sizes: Tensor, sizes: list[int], states: States
-    ) -> Results | None:
+    def _forward_rows(self, rows: Tensor, sizes: list[int], states: States) -> Results | None:
         """The results if no row needs padding, else None. Rows of equal lengths are treated as if they were not packed,
         as in torch. ``sizes`` are the batch sizes.
         """

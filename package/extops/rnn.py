@@ -319,9 +319,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         if plan.step is not None:
             return self._one_step(plan.step, call, input, states, parameters)
         dropout = self.dropout if self.training and call.layers > 1 else 0.0
-        # The threads of DataParallel do not know that a checkpoint computes again.
-        is_alone = not (_is_captured(input) or getattr(self, "_is_replica", False))
-        if dropout <= 0 or (is_alone and _cudnn.may_drop(input)):
+        if dropout <= 0 or self._may_cudnn_drop(input):
             return _cudnn.run(call, input, states, parameters, batch_sizes, dropout)
         one, directions = call._replace(layers=1), 1 + self.bidirectional
         width, last = len(parameters) // call.layers, []
@@ -333,6 +331,11 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             input, final = _cudnn.run(one, input, initial, of_layer, batch_sizes)
             last.append(final)
         return input, tuple(torch.cat(x) for x in zip(*last, strict=True))
+
+    def _may_cudnn_drop(self, input: Tensor) -> bool:
+        # The threads of DataParallel do not know that a checkpoint computes again.
+        is_replica = getattr(self, "_is_replica", False)
+        return _cudnn.may_drop(input) and not (is_replica or _is_captured(input))
 
     def _one_step(
         self, step: Step, call: _cudnn.Call, input: Tensor, states: States, parameters: list[Tensor]
@@ -505,9 +508,8 @@ class _TorchCell(torch.nn.RNNCellBase):
         if step is not None and is_served:
             if step.has_kernel(input, self.hidden_size):
                 return self._of_states(step(input, *parameters, *states))
-            if (
-                step.facts.gates > 1
-            ):  # on a GPU torch's kernels of such cells refuse what does not fit
+            # On a GPU torch's kernels of cells with gates refuse what does not fit.
+            if step.facts.gates > 1:
                 return self._torchs(input, hx, *parameters)
         is_torchs = is_served or (is_cast and input.is_cuda) or input.device.type == "cpu"
         if is_torchs and suit_torchs(input, parameters, states):

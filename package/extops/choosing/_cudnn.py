@@ -235,9 +235,8 @@ def _composed_gradients(
 ) -> tuple[Tensor | None, ...]:
     """What was found by cuDNN, in a way that can be differentiated: of the input, the parameters and the states."""
     node = _private.node_of_backward()
-    if (
-        node._saved_dropout
-    ):  # what was dropped is cuDNN's secret: torch says so where its gradients are differentiated
+    # cuDNN does not tell what it dropped: torch raises an error where these gradients are differentiated.
+    if node._saved_dropout:
         return found
     parameters = node._saved_weight
     states = [x for x in (node._saved_hx, node._saved_cx) if x is not None]
