@@ -77,27 +77,32 @@ def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
 @pytest.mark.parametrize(
     ("cell", "mode", "sizes", "kernel", "gradients", "expected"),
     [
-        # Where each step keeps the GPU busy for long, or there are few, GEMMs and kernels by steps are as fast.
+        # GEMMs and kernels by steps pay where each step keeps the GPU busy for long.
         ("lstm", "float32", (113, 17, 1536), "step", False, ""),
         ("gru", "float32", (5, 4993, 600), "step", False, "cudnn"),
         ("gru", "float32", (5, 4993, 600), "step", True, ""),
         ("lstm", "float32", (49, 17, 650), "step", True, "cudnn"),
-        ("lstm", "float32", (4, 724, 650), "step", True, ""),
-        ("lstm", "float32", (2, 991, 768), "step", True, "cudnn"),
+        ("gru", "float32", (3, 1901, 768), "step", True, "cudnn"),
         ("gru", "tf32", (35, 495, 1150), "step", True, ""),
         ("gru", "tf32", (227, 587, 768), "step", True, "cudnn"),
         ("lstm", "tf32", (39, 17, 1500), "step", False, "cudnn"),
         ("lstm", "tf32", (371, 299, 1024), "step", False, "cudnn"),
-        ("lstm", "bfloat16", (2, 8, 1500), "step", False, ""),
-        ("lstm", "bfloat16", (12, 4255, 1000), "step", False, "cudnn"),
-        ("lstm", "bfloat16", (12, 4255, 1000), "step", True, ""),
+        ("lstm", "bfloat16", (2, 8, 1500), "step", False, "cudnn"),
+        ("lstm", "bfloat16", (35, 20, 650), "step", True, "cudnn"),
+        ("lstm", "bfloat16", (105, 2623, 320), "step", False, "cudnn"),
+        ("lstm", "bfloat16", (105, 2623, 320), "step", True, ""),
         ("lstm", "bfloat16", (35, 10661, 1500), "step", True, "cudnn"),
-        ("lstm", "bfloat16", (35, 20, 650), "step", False, "cudnn"),
-        ("gru", "float64", (35, 20, 650), "step", True, ""),
         # One step, and few, of little: the host decides.
+        ("lstm", "float32", (1, 528, 300), "one step", False, ""),
+        ("lstm", "float32", (1, 7208, 150), "one step", False, ""),
+        ("lstm", "tf32", (1, 4374, 768), "one step", False, "cudnn"),
+        ("lstm", "tf32", (1, 4374, 768), "one step", True, ""),
+        ("lstm", "bfloat16", (1, 528, 300), "one step", False, "cudnn"),
+        ("lstm", "bfloat16", (1, 528, 300), "one step", True, ""),
+        ("rnn_tanh", "bfloat16", (1, 528, 300), "one step", False, ""),
+        ("rnn_tanh", "bfloat16", (2, 528, 300), "step", False, "cudnn"),
         ("lstm", "tf32", (1, 528, 300), "step", False, "cudnn"),
         ("lstm", "tf32", (1, 528, 300), "step", True, ""),
-        ("lstm", "bfloat16", (1, 528, 300), "step", False, ""),
         ("gru", "float32", (121, 1, 100), "float32_block", False, "cudnn"),
         ("gru", "float32", (121, 1, 100), "float32_block", True, "cudnn"),
         ("gru", "tf32", (623, 6, 64), "float32_block", False, ""),
@@ -110,27 +115,40 @@ def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
         ("gru", "float32", (6, 46, 500), "float32_cluster", False, ""),
         ("lstm", "float32", (9, 2, 200), "float32_cluster", True, ""),
         ("gru", "tf32", (4, 4441, 128), "tensor_block", False, ""),
+        ("lstm", "float32", (3, 677, 64), "float32_block", False, ""),
         ("lstm", "float32", (4, 1, 1000), "group", True, "cudnn"),
         ("lstm", "tf32", (4, 31, 800), "group", True, ""),
         ("lstm", "tf32", (2, 48, 150), "tensor_cluster", False, "cudnn"),
-        # Blocks and clusters, and groups of blocks in TF32, are slower for very large steps, but not in training.
+        # Very large steps are cuDNN's. In training it is by far slower than blocks and clusters.
         ("gru", "tf32", (106, 10551, 200), "tensor_cluster", False, "cudnn"),
         ("gru", "tf32", (106, 10551, 200), "tensor_cluster", True, ""),
         ("lstm", "bfloat16", (147, 16433, 100), "tensor_block", False, "cudnn"),
+        ("lstm", "bfloat16", (147, 16433, 100), "tensor_block", True, ""),
         ("lstm", "tf32", (531, 209, 800), "group", False, "cudnn"),
+        ("gru", "tf32", (44, 111, 1000), "group", False, ""),
         ("lstm", "float32", (531, 209, 800), "group", False, ""),
-        ("lstm", "bfloat16", (531, 209, 800), "group", False, ""),
+        ("lstm", "float32", (248, 282, 640), "group", False, "cudnn"),
         ("lstm", "bfloat16", (531, 209, 800), "group", True, "cudnn"),
-        ("lstm", "bfloat16", (161, 340, 800), "group", False, "cudnn"),
+        ("lstm", "bfloat16", (43, 182, 600), "group", False, ""),
+        ("lstm", "bfloat16", (43, 182, 600), "group", True, ""),
         ("gru", "bfloat16", (77, 120, 800), "group", True, ""),
         ("gru", "tf32", (450, 4, 800), "group", False, ""),
+        ("gru", "tf32", (450, 4, 800), "group", True, ""),
+        ("gru", "tf32", (97, 1, 1024), "group", False, ""),
+        ("gru", "tf32", (97, 1, 1024), "group", True, "cudnn"),
         ("gru", "tf32", (106, 149, 800), "group", True, "cudnn"),
+        ("gru", "tf32", (95, 215, 600), "group", False, "cudnn"),
         ("gru", "tf32", (95, 215, 600), "group", True, ""),
-        # The backward of clusters takes a few samples at a time.
+        # A large state makes a group of many blocks, which exchange it in each step.
+        ("lstm", "bfloat16", (14, 1, 1536), "group", True, "cudnn"),
+        ("lstm", "bfloat16", (49, 6, 1536), "group", True, ""),
+        ("gru", "bfloat16", (5, 3, 1536), "group", False, "cudnn"),
+        # Clusters take a few samples at a time.
         ("lstm", "bfloat16", (2, 10605, 200), "tensor_cluster", True, "cudnn"),
-        ("lstm", "bfloat16", (2, 10605, 200), "tensor_cluster", False, "cudnn"),
+        ("gru", "bfloat16", (4, 249, 512), "tensor_cluster", False, "cudnn"),
         ("lstm", "bfloat16", (16, 1168, 256), "tensor_cluster", True, ""),
-        ("lstm", "bfloat16", (3, 431, 256), "tensor_cluster", True, ""),
+        ("lstm", "bfloat16", (8, 431, 256), "tensor_cluster", True, ""),
+        ("lstm", "tf32", (5, 700, 256), "tensor_cluster", True, "cudnn"),
     ],
 )
 def test_on_a_gpu(
@@ -142,30 +160,68 @@ def test_on_a_gpu(
     assert _choice.on_gpu(problem, kernels, allow_tf32=mode == "tf32") == expected
 
 
+def test_a_backward_by_another_kernel_on_a_gpu() -> None:
+    """That of clusters, or of GEMMs by steps, is faster than cuDNN's after a forward by groups."""
+    by_clusters = problem_of("lstm", "float32", (26, 358, 500), True), ["group", "tensor_cluster"]
+    by_steps = problem_of("lstm", "float32", (27, 323, 512), True), ["group", "step"]
+    for (problem, kernels), allow_tf32 in ((by_clusters, True), (by_steps, False)):
+        assert _choice.on_gpu(problem, kernels, allow_tf32) == ""
+        assert _choice.on_gpu(problem._replace(time=4), kernels, allow_tf32) == "cudnn"
+
+
 def test_layers_above_each_other_on_a_gpu() -> None:
     """Each takes the host as long as the first."""
     for layers, chosen in ((1, ""), (2, "cudnn")):
         problem = problem_of("gru", "float32", (4, 2354, 50))._replace(layers=layers)
         assert _choice.on_gpu(problem, ["tensor_block"], allow_tf32=True) == chosen
+        problem = problem_of("gru", "bfloat16", (2, 354, 50))._replace(layers=layers)
+        assert _choice.on_gpu(problem, ["tensor_block"], allow_tf32=False) == chosen
+        problem = problem_of("lstm", "float32", (1, 3088, 400))._replace(layers=layers)
+        assert _choice.on_gpu(problem, ["one step"], allow_tf32=False) == chosen
 
 
-def test_two_directions_on_a_gpu() -> None:
+@pytest.mark.parametrize(
+    ("cell", "mode", "sizes", "kernel", "forward", "training"),
+    [
+        ("lstm", "float32", (400, 8, 64), "float32_block", "", "cudnn"),
+        ("lstm", "tf32", (54, 16, 512), "tensor_cluster", "", ""),
+        ("lstm", "tf32", (9, 16, 512), "tensor_cluster", "cudnn", "cudnn"),
+        # Groups of both directions share the GPU.
+        ("gru", "float32", (141, 5, 800), "group", "", ""),
+        ("lstm", "float32", (144, 9, 800), "group", "cudnn", ""),
+        ("gru", "float32", (98, 505, 512), "step", "cudnn", "cudnn"),
+        ("gru", "tf32", (141, 13, 800), "group", "", ""),
+        ("gru", "tf32", (73, 15, 1000), "group", "cudnn", "cudnn"),
+        ("gru", "tf32", (26, 510, 300), "group", "cudnn", "cudnn"),
+        ("lstm", "tf32", (45, 7, 600), "group", "", "cudnn"),
+        ("lstm", "bfloat16", (65, 51, 600), "group", "", ""),
+        ("lstm", "bfloat16", (157, 2, 1024), "group", "", "cudnn"),
+        ("gru", "bfloat16", (55, 9, 2048), "group", "cudnn", "cudnn"),
+        ("lstm", "bfloat16", (14, 4, 800), "group", "", "cudnn"),
+        ("lstm", "bfloat16", (12, 7485, 320), "step", "cudnn", ""),
+        ("gru", "bfloat16", (6, 99, 128), "tensor_block", "", "cudnn"),
+        ("gru", "bfloat16", (1, 218, 320), "one step", "cudnn", "cudnn"),
+        ("gru", "float32", (1, 190, 512), "one step", "", ""),
+    ],
+)
+def test_two_directions_on_a_gpu(
+    cell: str, mode: str, sizes: Sizes, kernel: str, forward: str, training: str
+) -> None:
     """Steps of both take the host twice as long."""
-    problem = problem_of("lstm", "bfloat16", (2, 8, 1500), directions=2)
-    assert _choice.on_gpu(problem, ["step"], allow_tf32=False) == "cudnn"
-    problem = problem_of("lstm", "bfloat16", (2, 2, 1536), directions=2)
-    assert _choice.on_gpu(problem, ["group"], allow_tf32=False) == "cudnn"
+    dtype = "float32" if mode == "tf32" else mode
+    found = []
+    for gradients in (False, True):
+        problem = problem_of(cell, dtype, sizes, gradients, directions=2)
+        kernels = [kernel] * (1 + gradients)
+        found.append(_choice.on_gpu(problem, kernels, allow_tf32=mode == "tf32"))
+    assert found == [forward, training]
+
+
+def test_captured_on_a_gpu() -> None:
+    """In a graph the host's time does not count."""
     problem = problem_of("lstm", "float32", (400, 8, 64), True, directions=2)
-    assert _choice.on_gpu(problem, ["float32_block"] * 2, allow_tf32=False) == "cudnn"
-    assert _choice.on_gpu(problem._replace(directions=1), ["float32_block"] * 2, False) == ""
     captured = problem._replace(is_captured=True)
     assert _choice.on_gpu(captured, ["float32_block"] * 2, allow_tf32=False) == ""
-    for time, chosen in ((54, ""), (9, "cudnn")):
-        problem = problem_of("lstm", "float32", (time, 16, 512), directions=2)
-        assert _choice.on_gpu(problem, ["tensor_cluster"], allow_tf32=True) == chosen
-    for dtype, chosen in (("float32", "cudnn"), ("bfloat16", "")):
-        problem = problem_of("gru", dtype, (1, 3, 512), True, directions=2)
-        assert _choice.on_gpu(problem, ["step", "step"], allow_tf32=False) == chosen
 
 
 def test_packed_rows_on_a_gpu() -> None:

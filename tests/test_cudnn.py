@@ -6,7 +6,7 @@ import contextlib
 import copy
 import ctypes
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -813,27 +813,49 @@ def test_packed_rows_take_no_more_memory_than_of_torch(device: str) -> None:
 # -- on a GPU ------------------------------------------------------------------------------------
 
 
+def storages(tensors: Iterable[Tensor]) -> list[int]:
+    return [x.untyped_storage().data_ptr() for x in tensors]
+
+
 @pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
 @pytest.mark.parametrize("how", ["ours", "accelerated"])
 @by_layer
 @pytest.mark.filterwarnings("error")
-def test_parameters_lie_together(how: str, name: str, device: str) -> None:
+def test_parameters_lie_together(how: str, name: str, dtype: torch.dtype, device: str) -> None:
     """Else cuDNN would copy them in each call, of which torch warns."""
     library = extops if how == "ours" else nn
     layer = getattr(library, name)(650, 650, num_layers=2)
     parameters = list(layer.parameters())
-    values = {name: x.clone() for name, x in layer.state_dict().items()}
-    layer = extops.accelerate(layer.to(device))
+    values = {name: x.to(dtype) for name, x in layer.state_dict().items()}
+    layer = extops.accelerate(layer.to(device, dtype))
     assert all(x is y for x, y in zip(layer.parameters(), parameters, strict=True))
-    assert len({x.untyped_storage().data_ptr() for x in parameters}) == 1
+    assert len(set(storages(parameters))) == 1
     torch.testing.assert_close({name: x.cpu() for name, x in layer.state_dict().items()}, values)
-    input = torch.randn(35, 20, 650, device=device)
+    input = torch.randn(35, 20, 650, device=device, dtype=dtype)
     layer(input)[0].sum().backward()
     torch.optim.SGD(parameters, lr=0.1).step()
-    assert len({x.untyped_storage().data_ptr() for x in parameters}) == 1
+    places = [x.data_ptr() for x in parameters]
+    assert len(set(storages(parameters))) == 1
+    extops.accelerate(layer)
+    assert [x.data_ptr() for x in parameters] == places
     copied = copy.deepcopy(layer)
     copied.flatten_parameters()
     torch.testing.assert_close(copied(input), layer(input))
+
+
+@pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("shared", ["with another parameter", "with a buffer"])
+def test_shared_parameters_stay(shared: str, device: str) -> None:
+    layer = nn.LSTM(FEATURES, STATE, num_layers=2, device=device, dtype=torch.bfloat16)
+    if shared == "with another parameter":
+        layer.bias_hh_l0.data = layer.bias_ih_l0.data
+    else:
+        buffer = torch.zeros(1000, device=device, dtype=torch.bfloat16)
+        layer.bias_hh_l0.data = buffer[: 4 * STATE]
+    places = storages(layer.parameters())
+    extops.accelerate(layer)
+    assert storages(layer.parameters()) == places
 
 
 @pytest.mark.parametrize("device", [GPU])

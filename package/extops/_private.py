@@ -67,6 +67,9 @@ is_cudnn_enabled: Callable[[], bool] = _find(
     "_C._get_cudnn_enabled", lambda: torch.backends.cudnn.enabled
 )
 
+flatten_weights: Callable[..., object] = _find("_cudnn_rnn_flatten_weight", lambda *_: None)
+"""Moves the parameters of cuDNN's layers into one buffer. Without it they stay where they are."""
+
 is_tracing: Callable[[], bool] = _find("_C._is_tracing", cast("Any", torch.jit).is_tracing)
 """Whether ``torch.jit.trace`` records a call. For eager code: torch.compile cannot trace it."""
 

@@ -118,11 +118,18 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             )
 
     def flatten_parameters(self) -> None:
-        """Moves the parameters on a GPU into one contiguous buffer, as cuDNN needs them. They stay the same objects."""
+        """Moves the parameters on a GPU into one contiguous buffer, as cuDNN needs them: those in bfloat16, too, which
+        torch's modules leave where they are. They stay the same objects.
+        """
         # Parameters of a transform, or of a trace, have no address.
         are_real = all(type(x) in (Tensor, torch.nn.Parameter) for x in self._flat_weights)
         if are_real and _autograd.is_plain():
             super().flatten_parameters()
+            self._flatten_bfloat16()
+
+    def _flatten_bfloat16(self) -> None:
+        sizes = self.input_size, self.hidden_size, self.num_layers, self.batch_first
+        _cudnn.flatten_bfloat16(self.mode, self._flat_weights, *sizes, self.bidirectional)
 
     def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
         _check_features(self._mode.partition("_")[0], input, self.input_size)
@@ -355,6 +362,9 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             outputs = [h for h, *_ in last[first:]]
             input = outputs[0] if directions == 1 else torch.cat(outputs, dim=-1)
         # Copies, since nothing of the output may share its memory with a state; in place, since it is no view.
+        if len(last) == 1:
+            final = input.clone(), *last[0][1:]
+            return input.unsqueeze_(time_axis), tuple(x.unsqueeze_(0) for x in final)
         states = tuple(torch.stack(x) for x in zip(*last, strict=True))
         return input.unsqueeze_(time_axis), states
 
@@ -606,8 +616,9 @@ def accelerate(model: Model) -> Model:
     """Makes each ``nn.LSTM``, ``nn.GRU``, ``nn.RNN``, ``nn.LSTMCell``, ``nn.GRUCell`` and ``nn.RNNCell`` of a model one
     of extops, in place.
 
-    A module stays the same object, with its parameters, hooks and name, and gets the class of extops. The logger
-    ``"extops"`` names these modules in one line of level INFO. A warning names the recurrent modules that are not
+    A module stays the same object, with its parameters, hooks and name, and gets the class of extops. Parameters of
+    layers in bfloat16 on a GPU move into one buffer, as torch's modules do it in other dtypes. The logger ``"extops"``
+    names these modules in one line of level INFO. A warning names the recurrent modules that are not
     changed, and why. :func:`extops.restore` undoes it.
 
     Args:
@@ -622,6 +633,8 @@ def accelerate(model: Model) -> Model:
         ours = _OURS.get(type(module))
         if ours is not None and not getattr(module, "proj_size", 0):
             module.__class__ = ours
+            if isinstance(module, _TorchLayers):
+                module._flatten_bfloat16()
             taken.append(f"{_called(name)} ({ours.__name__})")
         elif reason := _why_left_alone(module):
             left.append(f"{_called(name)}, {reason}")

@@ -14,6 +14,8 @@ import torch
 from extops.binding import _schemas
 
 OURS, TORCH, CUDNN = "", "torch", "cudnn"
+ONE_STEP = "one step"
+"""Our kernel of a single step, which is none of those for sequences."""
 
 _MOST_PADDED = 1.05
 """The most padded rows for each given row: beyond that, ours would need more memory than torch's."""
@@ -24,10 +26,8 @@ SAVED_PER_UNIT = 8
 
 _SMALL = 128
 """The largest state and batch for which cuDNN has a fast kernel of all steps, too."""
-_FEW_STEPS = 16
-"""The most steps that are few where each is a library GEMM and a kernel launch."""
 _MOST_MULTIPLICATIONS = 3e8
-"""Of a step: beyond, cuDNN's GEMMs make a faster forward than blocks and clusters."""
+"""Of a step: beyond, cuDNN's GEMMs make a faster forward than blocks, clusters and groups."""
 
 
 class Problem(NamedTuple):
@@ -113,41 +113,87 @@ def _is_few(problem: Problem) -> bool:
 
 def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
     """``kernels`` are ours, for each pass that is needed."""
-    # For one step or few, cuDNN's layers need less host time in float32, and more in 16 bits.
     is_float32 = problem.dtype is torch.float32
     if problem.is_ragged:
         are_many = problem.steps * problem.directions >= (100 if is_float32 else 50)
         is_ours = are_many and problem.padded_bytes <= _FEW_BYTES and "step" not in kernels
         return OURS if is_ours else CUDNN
-    if problem.time == 1:  # where the binding for an older torch has no kernel of one step
-        is_quick = not problem.with_gradients or problem.directions > 1
-        return CUDNN if is_float32 and is_quick else OURS
     if problem.gates == 1:  # which was not measured, and has no persistent kernel
-        return CUDNN
-    if "step" in kernels:
-        return OURS if _is_by_steps(problem, allow_tf32) else CUDNN
-    if "group" in kernels:
-        is_torchs = _is_slow_in_groups(problem, allow_tf32)
+        return OURS if ONE_STEP in kernels else CUDNN
+    if not is_float32:
+        return CUDNN if _is_slow_in_16_bits(problem, kernels) else OURS
+    if problem.time == 1:
+        is_torchs = _is_slow_step(problem, kernels, allow_tf32)
+    elif "step" in kernels:
+        is_torchs = not _is_by_steps(problem, kernels, allow_tf32)
     else:
-        is_large = not problem.with_gradients and problem.multiply_adds > _MOST_MULTIPLICATIONS
-        is_torchs = is_large or _are_few_for_clusters(problem, kernels)
-    if is_float32 and not is_torchs:
-        is_torchs = _are_few_steps(problem, kernels, allow_tf32)
+        is_torchs = _is_slow_in_float32(problem, kernels, allow_tf32)
+        is_torchs = is_torchs or _are_few_steps(problem, kernels, allow_tf32)
     return CUDNN if is_torchs else OURS
 
 
-def _is_slow_in_groups(problem: Problem, allow_tf32: bool) -> bool:
-    """Whether groups of blocks take the GPU longer: their steps are too large, or too few of two directions."""
-    if problem.dtype is torch.float32:
-        return allow_tf32 and problem.multiply_adds > 2.6e8
-    is_large = problem.multiply_adds > (4e8 if problem.with_gradients else 6e8)
-    return is_large or (problem.directions > 1 and problem.time <= 2)
+def _is_slow_in_16_bits(problem: Problem, kernels: Sequence[str]) -> bool:
+    """Whether cuDNN's layers take less time, the host's or the GPU's. Their weights lie together (see
+    ``flatten_parameters``); else the host would take up to a millisecond longer.
+    """
+    time, state, training = problem.time, problem.state, problem.with_gradients
+    are_two, multiply_adds = problem.directions > 1, problem.directions * problem.multiply_adds
+    if time == 1:  # which takes the host little, and the kernel of one step is for one layer
+        return not training or are_two or ONE_STEP not in kernels
+    if "step" in kernels:  # where a large batch makes its GEMMs long
+        return not training or state > 1024 or multiply_adds < 1.05e9 or (are_two and time < 12)
+    if "group" in kernels:
+        # The groups of two directions share the GPU.
+        is_wide = state > 1024 or (training and are_two and state >= 1000)
+        if is_wide and (are_two or time < (32 if training else 16)):
+            return True
+        few = (16 if training else 12) if are_two else (5 if training else 4)
+        return multiply_adds > _MOST_MULTIPLICATIONS or time < few
+    if are_two and time < (8 if training else 5):
+        return True
+    if "tensor_cluster" in kernels:  # which take a few samples each
+        are_few = time <= 2 or (time <= 6 and multiply_adds > 6e7)
+    else:
+        are_few = time <= 2 and problem.layers > 1
+    return are_few or (not training and multiply_adds > _MOST_MULTIPLICATIONS)
 
 
-def _are_few_for_clusters(problem: Problem, kernels: Sequence[str]) -> bool:
-    """Whether the backward of clusters, which take a few samples each, has too many samples for its few steps."""
-    is_clusters = problem.with_gradients and "tensor_cluster" in kernels
-    return is_clusters and problem.time <= 6 and problem.multiply_adds > 1.2e8
+def _is_slow_step(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> bool:
+    """The same of one step in float32."""
+    are_two, training = problem.directions > 1, problem.with_gradients
+    if ONE_STEP not in kernels:  # where the binding for an older torch has no such kernel
+        return not training or are_two
+    least = 2e8 if allow_tf32 else 1e9
+    if problem.state <= 200 or problem.directions * problem.multiply_adds < least:
+        return False
+    are_many = are_two or problem.layers > 1
+    return allow_tf32 and are_many if training else allow_tf32 or are_many
+
+
+def _is_slow_in_float32(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> bool:
+    """Whether blocks, clusters and groups take the GPU longer, for their steps are too large or too few."""
+    time, batch, state = problem.time, problem.batch, problem.state
+    training, are_two = problem.with_gradients, problem.directions > 1
+    multiply_adds = problem.multiply_adds
+    if "group" not in kernels:
+        are_few = training and "tensor_cluster" in kernels and time <= 6 and multiply_adds > 1.2e8
+        return are_few or (not training and multiply_adds > _MOST_MULTIPLICATIONS)
+    if not allow_tf32:
+        # The weights of two directions fill all shared memory.
+        are_wide = are_two and batch <= 9 and problem.gates * state > 3050
+        return not training and (are_wide or batch * problem.directions > 256)
+    if training and kernels[-1] != "group":  # a backward of clusters is faster than cuDNN's
+        return time < 9 and multiply_adds > 2.6e8
+    if are_two:
+        is_gru = problem.gates == 3
+        is_wide = state >= 1000 and (training or is_gru or time < 20)
+        return is_wide or multiply_adds > 1.5e8 or batch > 400 or (training and batch <= 8)
+    if training:
+        are_few = batch <= 8 and (time < 10 or (batch <= 2 and state >= 1000))
+        return are_few or multiply_adds > 2.6e8
+    # More than three tiles of 64 samples take turns.
+    has_turns = batch > 192 and state >= 600
+    return has_turns or multiply_adds > (3.5e8 if time >= 20 else 2.6e8)
 
 
 def _are_few_steps(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> bool:
@@ -158,24 +204,25 @@ def _are_few_steps(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -
         if problem.with_gradients:
             most *= 3 if problem.directions > 1 else 1.3
         return problem.time < most and not problem.is_captured
+    # For many samples of a small state cuDNN has no quick kernel at all.
+    scans = problem.layers * problem.directions
+    many = 3000 * scans if problem.with_gradients else 600 * scans**2
+    if problem.state <= 200 and problem.batch >= many:
+        return False
     if problem.directions > 1:
         return problem.time < (12 if problem.batch <= _SMALL else 20)
     is_strict_group = "group" in kernels and not allow_tf32
     return problem.time < (5 if problem.layers > 1 or is_strict_group else 4)
 
 
-def _is_by_steps(problem: Problem, allow_tf32: bool) -> bool:
-    """Whether a library GEMM and a kernel launch for each step are no slower than cuDNN's layers."""
-    if problem.dtype is torch.float64:
-        return True
-    if problem.directions > 1:
-        return False
+def _is_by_steps(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> bool:
+    """Whether a library GEMM and a kernel launch for each step are no slower than cuDNN's layers in float32."""
     multiply_adds = problem.multiply_adds
-    if problem.dtype is not torch.float32:
-        are_few = problem.steps <= _FEW_STEPS
-        if not problem.with_gradients:
-            return are_few and multiply_adds < 5e9
-        return (are_few or multiply_adds > 1e9) and multiply_adds < 5e10
+    is_large_group = "group" in kernels and multiply_adds > 1e8  # whose backward alone is by steps
+    if problem.directions > 1:
+        return is_large_group and not allow_tf32 and problem.time >= 14
     if not problem.with_gradients:  # a few rows are little but the reading of weights
         return not allow_tf32 and problem.batch <= 32 and multiply_adds > 1e8
-    return problem.time >= 3 and (1.2e9 if allow_tf32 else 1e8) < multiply_adds < 3.2e10
+    if is_large_group and problem.time >= 9:
+        return True
+    return problem.time >= 5 and (1.2e9 if allow_tf32 else 1e8) < multiply_adds < 3.2e10

@@ -68,20 +68,57 @@ def is_acceptable(problem: _choice.Problem, input: Tensor) -> bool:
         return True
     if input.dtype is torch.float16 and problem.state <= _MOST_WRONG_IN_FLOAT16:
         return False
-    if input.dtype is torch.bfloat16 and (_cudnn.version() or 0) < _FIRST_WITH_BFLOAT16:
+    if input.dtype is torch.bfloat16 and not _computes_bfloat16(input):
         return False
     return input.dtype in _DTYPES
 
 
 def chosen(problem: _choice.Problem, input: Tensor) -> str:
     """Whether our kernels or cuDNN compute it on a GPU."""
-    is_step = problem.time == 1 and not problem.is_ragged and _loader.binding == "stable"
-    if is_step or not is_acceptable(problem, input):
+    if not is_acceptable(problem, input):
         return _choice.OURS
-    place = place_of(input, problem.time, problem.batch)
-    passes = (False, True) if problem.with_gradients else (False,)
-    kernels = [kernel_of(problem.cell, problem.state, backward, place) for backward in passes]
+    if problem.time == 1 and input.dim() == 3 and _loader.binding == "stable":  # not packed
+        kernels = [_choice.ONE_STEP]
+    else:
+        place = place_of(input, problem.time, problem.batch)
+        passes = (False, True) if problem.with_gradients else (False,)
+        kernels = [kernel_of(problem.cell, problem.state, backward, place) for backward in passes]
     return _choice.on_gpu(problem, kernels, _private.allows_tf32())
+
+
+def flatten_bfloat16(
+    mode: str,
+    parameters: list[Any],
+    input_size: int,
+    hidden_size: int,
+    layers: int,
+    batch_first: bool,
+    bidirectional: bool,
+) -> None:
+    """Moves parameters on a GPU into one buffer, as ``torch.nn.RNNBase.flatten_parameters`` does it in other dtypes.
+    From elsewhere torch copies them in each call, which takes the host up to a millisecond.
+    """
+    if not all(type(x) in (Tensor, torch.nn.Parameter) for x in parameters):
+        return
+    first = parameters[0]
+    if not first.is_cuda or any(x.dtype is not torch.bfloat16 for x in parameters):
+        return
+    if {x.device for x in parameters} != {first.device} or not _computes_bfloat16(first):
+        return
+    # What shares its memory, with another parameter or anything else, must go on to do so.
+    storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in parameters}
+    sizes = [x.nbytes for x in parameters]
+    if len(storages) < len(sizes) or sum(storages.values()) > sum(sizes):
+        return
+    width = len(parameters) // (layers * (1 + bidirectional))
+    of_layers = input_size, _MODES.index(mode.lower()), hidden_size, 0, layers
+    with torch.no_grad(), torch.cuda.device(first.device):
+        _private.flatten_weights(parameters, width, *of_layers, batch_first, bidirectional)
+
+
+def _computes_bfloat16(tensor: Tensor) -> bool:
+    version = _cudnn.version() or 0
+    return version >= _FIRST_WITH_BFLOAT16 and torch.cudnn_is_acceptable(tensor)
 
 
 class _Strict:
