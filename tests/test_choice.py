@@ -95,6 +95,10 @@ def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
         # One step, and few, of little: the host decides.
         ("lstm", "float32", (1, 528, 300), "one step", False, ""),
         ("lstm", "float32", (1, 7208, 150), "one step", False, ""),
+        ("lstm", "tf32", (1, 299, 50), "one step by GEMMs", False, "cudnn"),
+        ("lstm", "tf32", (1, 299, 50), "one step by GEMMs", True, ""),
+        ("lstm", "float32", (1, 12650, 150), "one step by GEMMs", False, ""),
+        ("lstm", "bfloat16", (1, 16900, 512), "one step by GEMMs", True, ""),
         ("lstm", "tf32", (1, 4374, 768), "one step", False, "cudnn"),
         ("lstm", "tf32", (1, 4374, 768), "one step", True, ""),
         ("lstm", "bfloat16", (1, 528, 300), "one step", False, "cudnn"),
@@ -136,6 +140,7 @@ def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
         ("gru", "tf32", (450, 4, 800), "group", True, ""),
         ("gru", "tf32", (97, 1, 1024), "group", False, ""),
         ("gru", "tf32", (97, 1, 1024), "group", True, "cudnn"),
+        ("gru", "tf32", (5, 69, 1024), "group", True, "cudnn"),
         ("gru", "tf32", (106, 149, 800), "group", True, "cudnn"),
         ("gru", "tf32", (95, 215, 600), "group", False, "cudnn"),
         ("gru", "tf32", (95, 215, 600), "group", True, ""),
@@ -202,6 +207,8 @@ def test_layers_above_each_other_on_a_gpu() -> None:
         ("gru", "bfloat16", (6, 99, 128), "tensor_block", "", "cudnn"),
         ("gru", "bfloat16", (1, 218, 320), "one step", "cudnn", "cudnn"),
         ("gru", "float32", (1, 190, 512), "one step", "", ""),
+        ("gru", "tf32", (1, 299, 50), "one step by GEMMs", "cudnn", "cudnn"),
+        ("gru", "tf32", (4, 4746, 32), "tensor_block", "cudnn", "cudnn"),
     ],
 )
 def test_two_directions_on_a_gpu(

@@ -14,8 +14,10 @@ import torch
 from extops.binding import _schemas
 
 OURS, TORCH, CUDNN = "", "torch", "cudnn"
-ONE_STEP = "one step"
-"""Our kernel of a single step, which is none of those for sequences."""
+ONE_STEP, ONE_STEP_BY_GEMMS = "one step", "one step by GEMMs"
+"""How we compute a single step: by one kernel, or by GEMMs of a library and a kernel. Not in the binding for an older
+torch, which has kernels of sequences alone.
+"""
 
 _MOST_PADDED = 1.05
 """The most padded rows for each given row: beyond that, ours would need more memory than torch's."""
@@ -119,7 +121,7 @@ def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
         is_ours = are_many and problem.padded_bytes <= _FEW_BYTES and "step" not in kernels
         return OURS if is_ours else CUDNN
     if problem.gates == 1:  # which was not measured, and has no persistent kernel
-        return OURS if ONE_STEP in kernels else CUDNN
+        return OURS if _has_step(kernels) else CUDNN
     if not is_float32:
         return CUDNN if _is_slow_in_16_bits(problem, kernels) else OURS
     if problem.time == 1:
@@ -132,6 +134,10 @@ def on_gpu(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> str:
     return CUDNN if is_torchs else OURS
 
 
+def _has_step(kernels: Sequence[str]) -> bool:
+    return kernels[0] in (ONE_STEP, ONE_STEP_BY_GEMMS)
+
+
 def _is_slow_in_16_bits(problem: Problem, kernels: Sequence[str]) -> bool:
     """Whether cuDNN's layers take less time, the host's or the GPU's. Their weights lie together (see
     ``flatten_parameters``); else the host would take up to a millisecond longer.
@@ -139,7 +145,7 @@ def _is_slow_in_16_bits(problem: Problem, kernels: Sequence[str]) -> bool:
     time, state, training = problem.time, problem.state, problem.with_gradients
     are_two, multiply_adds = problem.directions > 1, problem.directions * problem.multiply_adds
     if time == 1:  # which takes the host little, and the kernel of one step is for one layer
-        return not training or are_two or ONE_STEP not in kernels
+        return not training or are_two or not _has_step(kernels)
     if "step" in kernels:  # where a large batch makes its GEMMs long
         return not training or state > 1024 or multiply_adds < 1.05e9 or (are_two and time < 12)
     if "group" in kernels:
@@ -161,8 +167,10 @@ def _is_slow_in_16_bits(problem: Problem, kernels: Sequence[str]) -> bool:
 def _is_slow_step(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> bool:
     """The same of one step in float32."""
     are_two, training = problem.directions > 1, problem.with_gradients
-    if ONE_STEP not in kernels:  # where the binding for an older torch has no such kernel
-        return not training or are_two
+    if ONE_STEP not in kernels:
+        # Many samples of a small state take cuDNN long.
+        is_quick = problem.batch > 1000 and problem.state <= 200 and _has_step(kernels)
+        return not is_quick and (not training or are_two)
     least = 2e8 if allow_tf32 else 1e9
     if problem.state <= 200 or problem.directions * problem.multiply_adds < least:
         return False
@@ -189,8 +197,8 @@ def _is_slow_in_float32(problem: Problem, kernels: Sequence[str], allow_tf32: bo
         is_wide = state >= 1000 and (training or is_gru or time < 20)
         return is_wide or multiply_adds > 1.5e8 or batch > 400 or (training and batch <= 8)
     if training:
-        are_few = batch <= 8 and (time < 10 or (batch <= 2 and state >= 1000))
-        return are_few or multiply_adds > 2.6e8
+        is_small = batch <= 8 and (time < 10 or (batch <= 2 and state >= 768))
+        return is_small or multiply_adds > (1.4e8 if time < 8 else 2.6e8)
     # More than three tiles of 64 samples take turns.
     has_turns = batch > 192 and state >= 600
     return has_turns or multiply_adds > (3.5e8 if time >= 20 else 2.6e8)
@@ -205,9 +213,8 @@ def _are_few_steps(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -
             most *= 3 if problem.directions > 1 else 1.3
         return problem.time < most and not problem.is_captured
     # For many samples of a small state cuDNN has no quick kernel at all.
-    scans = problem.layers * problem.directions
-    many = 3000 * scans if problem.with_gradients else 600 * scans**2
-    if problem.state <= 200 and problem.batch >= many:
+    are_many = problem.batch >= (3000 if problem.with_gradients else 600)
+    if are_many and problem.state <= 200 and problem.layers * problem.directions == 1:
         return False
     if problem.directions > 1:
         return problem.time < (12 if problem.batch <= _SMALL else 20)

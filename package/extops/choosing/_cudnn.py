@@ -78,7 +78,9 @@ def chosen(problem: _choice.Problem, input: Tensor) -> str:
     if not is_acceptable(problem, input):
         return _choice.OURS
     if problem.time == 1 and input.dim() == 3 and _loader.binding == "stable":  # not packed
-        kernels = [_choice.ONE_STEP]
+        step = CELLS[problem.cell].step
+        has_kernel = step is not None and step.has_kernel(input[0], problem.state)
+        kernels = [_choice.ONE_STEP if has_kernel else _choice.ONE_STEP_BY_GEMMS]
     else:
         place = place_of(input, problem.time, problem.batch)
         passes = (False, True) if problem.with_gradients else (False,)
