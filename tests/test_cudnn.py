@@ -859,6 +859,24 @@ def test_shared_parameters_stay(shared: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", [GPU])
+def test_parameters_stay_where_they_cannot_move(device: str) -> None:
+    """While a graph is captured, which would move them when it is replayed, or of a model for inference alone."""
+    with torch.inference_mode():
+        layer = nn.LSTM(FEATURES, STATE, device=device, dtype=torch.bfloat16)
+    places = storages(layer.parameters())
+    extops.accelerate(layer)
+    assert storages(layer.parameters()) == places
+    layer = copy.deepcopy(nn.GRU(FEATURES, STATE, device=device, dtype=torch.bfloat16))
+    places = storages(layer.parameters())
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        extops.accelerate(layer)
+        torch.zeros(1, device=device)
+    assert storages(layer.parameters()) == places
+    layer.flatten_parameters()
+    assert len(set(storages(layer.parameters()))) == 1
+
+
+@pytest.mark.parametrize("device", [GPU])
 @by_layer
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=dtype_name)
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["one", "both"])

@@ -103,7 +103,9 @@ def flatten_bfloat16(
     if not all(type(x) in (Tensor, torch.nn.Parameter) for x in parameters):
         return
     first = parameters[0]
-    if not first.is_cuda or any(x.dtype is not torch.bfloat16 for x in parameters):
+    if not first.is_cuda or any(
+        x.dtype is not torch.bfloat16 or x.is_inference() for x in parameters
+    ):
         return
     if {x.device for x in parameters} != {first.device} or not _computes_bfloat16(first):
         return
@@ -111,6 +113,9 @@ def flatten_bfloat16(
     storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in parameters}
     sizes = [x.nbytes for x in parameters]
     if len(storages) < len(sizes) or sum(storages.values()) > sum(sizes):
+        return
+    # A graph would move them when it is replayed.
+    if torch.cuda.is_current_stream_capturing():
         return
     width = len(parameters) // (layers * (1 + bidirectional))
     of_layers = input_size, _MODES.index(mode.lower()), hidden_size, 0, layers
