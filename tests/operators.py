@@ -637,10 +637,10 @@ def sequence_calls(name: str) -> Callable[[Maker], Iterator[Call]]:
         yield call(*small, lengths, reverse=True)
         yield call(*map(transposed, small), lengths)
         is_sequence = [row.axes.startswith("time, ") for row in operator.arguments]
-        batch_first = (
+        batch_first = [
             x.transpose(0, 1).contiguous().transpose(0, 1) if steps else x
             for x, steps in zip(small, is_sequence, strict=True)
-        )
+        ]
         yield call(*batch_first, None, reverse=True)
         for sizes in ((0, 3, 5, 4), (2, 0, 5, 4), (2, 3, 0, 4), (2, 3, 5, 0)):
             yield call(*arguments(*sizes), None)
@@ -649,6 +649,8 @@ def sequence_calls(name: str) -> Callable[[Maker], Iterator[Call]]:
             yield call(small[0], None, None, *small[3:], None, reverse=True)
             yield call(make(1, 1, 1).expand(2, 3, 4), *map(transposed, small[1:]), None)
         else:
+            yield call(*small, lengths, training=False)
+            yield call(*batch_first, None, training=False)
             for place, row in enumerate(operator.arguments):
                 if row.optional:
                     yield call(*small[:place], None, *small[place + 1 :], None)

@@ -71,46 +71,108 @@ def test_batch_first(operator: Operator, device: str) -> None:
 @by_device
 @by_reverse
 @pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
-@pytest.mark.parametrize("steps", [1, 3, TIME + 1], ids=lambda it: f"{it}_steps")
+@pytest.mark.parametrize("steps", [1, 4, TIME + 1], ids=lambda it: f"{it}_steps")
+@pytest.mark.parametrize("lengths", [None, [TIME, 2, 0]], ids=["whole", "lengths"])
 @by_sequence
 def test_gates_in_chunks_of_steps(
     operator: Operator,
+    lengths: list[int] | None,
     steps: int,
     batch_first: bool,
     reverse: bool,
     device: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only without gradients: a backward needs them all."""
+    """Values, and gradients of first and second order, are those of all steps at once."""
     input, states, parameters = inputs_of(operator, device, TIME)
     given = input.transpose(0, 1).contiguous() if batch_first else input
-    options = {"batch_first": batch_first, "reverse": reverse}
-    expected = operator.function(given, *states, *parameters, **options)
+    options: dict[str, Any] = {"batch_first": batch_first, "reverse": reverse}
+    if lengths is not None:
+        options["lengths"] = torch.tensor(lengths, device=device)
+    leaves = [x.requires_grad_() for x in (given, *states, *parameters)]
+
+    def results(create_graph: bool) -> tuple[Tensors, Tensors, Tensors]:
+        with torch.no_grad():
+            without = operators.as_tuple(operator.function(*leaves, **options))
+        outputs = operators.as_tuple(operator.function(*leaves, **options))
+        towards = tuple(torch.full_like(x, i + 1.0) for i, x in enumerate(outputs))
+        found = torch.autograd.grad(outputs, leaves, towards, create_graph=create_graph)
+        return without, outputs, found
+
+    expected, of_graph = results(False), results(True)
     gates = CELLS[operator.name.removesuffix("_sequence")].gates * STATE
     bytes_of_step = BATCH * gates * input.element_size()
     monkeypatch.setattr("extops.ops.sequence.CHUNK_BYTES", steps * bytes_of_step)
-    found = operator.function(given, *states, *parameters, **options)
+    found = results(False)
     torch.testing.assert_close(found, expected)
-    assert found[0].stride() == expected[0].stride()
+    torch.testing.assert_close(results(True), of_graph)
+    for outputs, of_all in zip(found[:2], expected[:2], strict=True):
+        assert outputs[0].stride() == of_all[0].stride()
+
+
+@by_device
+def test_a_bias_may_change_before_the_backward_of_chunks(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients of higher order then take the gates of all chunks."""
+    input, *others = (x.requires_grad_() for x in sequence_inputs(device))
+    wanted = [input, *others[:3]]
+
+    def gradients() -> Tensors:
+        bias = others[3].detach().clone().requires_grad_()
+        output, *_ = sequence(input, *others[:3], bias)
+        with torch.no_grad():
+            bias.add_(1)
+        return torch.autograd.grad(output.sin().sum(), wanted, create_graph=True)
+
+    expected = gradients()
+    monkeypatch.setattr("extops.ops.sequence.CHUNK_BYTES", 1)
+    torch.testing.assert_close(gradients(), expected)
 
 
 @pytest.mark.parametrize("device", [GPU])
+@pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
 @pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
-def test_no_more_memory_than_of_torch_without_gradients(batch_first: bool, device: str) -> None:
+def test_no_more_memory_than_of_torch(batch_first: bool, training: bool, device: str) -> None:
+    """In training what is saved for the backward, and the gradients of the gates of a few steps."""
     peaks = []
     shape = (64, 1000, 1024) if batch_first else (1000, 64, 1024)
-    input = torch.randn(shape, device=device, dtype=torch.bfloat16)
+    input = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=training)
     for library in (extops, torch.nn):
         layer = library.LSTM(1024, 1024, batch_first=batch_first, device=device, dtype=input.dtype)
-        with torch.no_grad():
-            layer(input)
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            layer(input)
+
+        def run(layer: torch.nn.Module = layer) -> None:
+            with torch.set_grad_enabled(training):
+                output, _ = layer(input)
+            if training:
+                output.backward(output.detach())
+                layer.zero_grad()
+                input.grad = None
+
+        run()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
         peaks.append(torch.cuda.max_memory_allocated() - before)
         assert library is torch.nn or extops.which_kernel(layer, input) == "group"
-        del layer
-    assert peaks[0] <= peaks[1]
+        del layer, run
+    ours, torchs = peaks
+    assert ours <= torchs
+
+
+@by_device
+@by_sequence
+def test_nothing_is_kept_for_no_backward(operator: Operator, device: str) -> None:
+    """The operator has no gates then, and the same results."""
+    input, states, parameters = inputs_of(operator, device)
+    state = states if len(states) > 1 else states * 2
+    call = getattr(torch.ops.extops, operator.name)
+    given = input, *parameters, *state, torch.tensor([TIME, 2, 0], device=device)
+    *results, gates, cells = call(*given, training=False)
+    expected = call(*given)
+    torch.testing.assert_close(tuple(results), expected[:3], rtol=0, atol=0)
+    assert (*gates.shape,) == (0, *expected[3].shape[1:])
+    assert (*cells.shape,) == (0, *expected[4].shape[1:])
 
 
 @by_device

@@ -144,6 +144,20 @@ def test_five_hundred_steps(case: Case) -> None:
         assert error <= 1.5 * max(eager_error, half_error) + floor, name
 
 
+@by_case
+def test_without_gradients(case: Case) -> None:
+    """Nothing is written for a backward then, and the results are the same."""
+    inputs = case.inputs()
+    lengths = torch.randint(TIME + 1, (case.batch,), device="cuda")
+    with case.chosen(), torch.no_grad():
+        for options in ({}, {"lengths": lengths}):
+            found = sequence(*inputs, **options)
+            with torch.enable_grad():
+                leaves = [x.detach().requires_grad_() for x in inputs]
+                expected = sequence(*leaves, **options)
+            torch.testing.assert_close(found, tuple(x.detach() for x in expected), rtol=0, atol=0)
+
+
 def test_a_kernel_by_its_name(take: Callable[[str], None]) -> None:
     case = Case("float32_block", 128, 16, "float32")
     inputs = case.inputs()

@@ -59,7 +59,7 @@ void add_operators(const std::string& cell, std::vector<Operator>& operators) {
   };
 #define EXTOPS_ADD(suffix, Tensors, options) add(suffix, Tensors<Cell>::kSizes, Tensors<Cell>::kRows, options);
   EXTOPS_ADD("_sequence", SequenceTensors, EXTOPS_SEQUENCE_OPTIONS)
-  EXTOPS_ADD("_sequence_backward", SequenceBackwardTensors, EXTOPS_SEQUENCE_OPTIONS)
+  EXTOPS_ADD("_sequence_backward", SequenceBackwardTensors, EXTOPS_SEQUENCE_BACKWARD_OPTIONS)
   EXTOPS_ADD("_step", StepTensors, EXTOPS_STEP_OPTIONS)
   EXTOPS_ADD("_step_backward", StepBackwardTensors, "")
   EXTOPS_ADD("_step_parameters_backward", StepParametersBackwardTensors, EXTOPS_STEP_OPTIONS)

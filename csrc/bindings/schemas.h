@@ -22,7 +22,7 @@
   OPERATOR(lltm_cell, LltmCell, "")                                 \
   OPERATOR(lltm_cell_backward, LltmCellBackward, "")                \
   OPERATOR(lltm_sequence, LltmSequenceTensors, EXTOPS_SEQUENCE_OPTIONS) \
-  OPERATOR(lltm_sequence_backward, LltmSequenceBackwardTensors, EXTOPS_SEQUENCE_OPTIONS)
+  OPERATOR(lltm_sequence_backward, LltmSequenceBackwardTensors, EXTOPS_SEQUENCE_BACKWARD_OPTIONS)
 // clang-format on
 
 // The schema of each operator, null past the last; those of elementwise operators come last, in the order of their

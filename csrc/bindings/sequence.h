@@ -5,8 +5,10 @@
 #include "../kernels/sequence.h"
 #include "../kernels/table.h"
 
-// What operators over sequences take after the tensors of their table.
-#define EXTOPS_SEQUENCE_OPTIONS ", Tensor? lengths, *, bool reverse=False, bool allow_tf32=False"
+// What operators over sequences take after the tensors of their table. Without `training` no backward follows: `gates`
+// and `cells` have no steps.
+#define EXTOPS_SEQUENCE_BACKWARD_OPTIONS ", Tensor? lengths, *, bool reverse=False, bool allow_tf32=False"
+#define EXTOPS_SEQUENCE_OPTIONS EXTOPS_SEQUENCE_BACKWARD_OPTIONS ", bool training=True"
 
 #define EXTOPS_SEQUENCE_SIZES time, batch, input_features, state_size
 

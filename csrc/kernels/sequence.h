@@ -41,7 +41,7 @@ struct SequenceArguments {
   void* c_n;                // [batch, state_size]: may be h_n, for a cell whose h is c
   void* gates;              // [time, batch, kGates * state_size]: the pre-activations; may be `input_gates`, where all
                             // have an input part, in the same order and of the same type
-  void* cells;              // [time, batch, state_size]: saved_c of each step
+  void* cells;              // [time, batch, state_size]: saved_c of each step; both null where no backward follows
   void* workspace;
 };
 

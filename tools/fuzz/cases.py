@@ -126,6 +126,7 @@ class Case:
         cuda=("nothing", "elementwise", "elementwise", "gemms", "sequence", "threads"),
     )  # fmt: skip
     kernel: str = one_of("", cuda=("",) * 12 + KERNELS)
+    chunk: int = one_of(0, rarely=(2**18, 2**14, 2**10), once_in=6)  # bytes of gates, if not 0
     cores: int = one_of(1, 1, 1, 2, 3)
     repeats: int = size(4, cuda=40, least=2)
     seed: int = any_number()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import extops
 from extops.binding._libraries import library
+from extops.ops import sequence
 from tools.fuzz.beside import beside
 from tools.fuzz.cases import OWN_CELLS, Answer, Case
 from tools.fuzz.problem import Problem, Run, Tensors, narrowest
@@ -26,7 +27,7 @@ ULPS = {torch.float64: 4096, torch.float32: 64, torch.bfloat16: 4, torch.float16
 
 def check(case: Case, device: str) -> Answer:
     """Computes a case in every way, and compares."""
-    with _precision(case), _cores(1):
+    with _precision(case), _chunks(case), _cores(1):
         problem = Problem(case, device)
         with _kernel(problem) as kernels:
             try:
@@ -73,6 +74,17 @@ def _precision(case: Case) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def _chunks(case: Case) -> Iterator[None]:
+    """Gates of a few steps at a time."""
+    before = sequence.CHUNK_BYTES
+    sequence.CHUNK_BYTES = case.chunk or before
+    try:
+        yield
+    finally:
+        sequence.CHUNK_BYTES = before
 
 
 @contextlib.contextmanager

@@ -205,7 +205,7 @@ inline SequenceTableSizes table_sizes(const char* op, const Tensor& input, const
 template <class Device, class Cell>
 std::array<Tensor, 5> run_checked(
     const Tensor& input, const Tensor& weights_x, const Tensor& weights_h, const Tensor* bias_x, const Tensor* bias_h,
-    const Tensor& h_0, const Tensor& c_0, const Tensor* lengths, bool reverse, bool allow_tf32) {
+    const Tensor& h_0, const Tensor& c_0, const Tensor* lengths, bool reverse, bool allow_tf32, bool training) {
   constexpr const char* kOp = SequenceOf<Cell>::kName;
   [[maybe_unused]] const typename Device::Guard guard(input);
   const RecurrentWeights dense_weights(weights_h);
@@ -218,13 +218,16 @@ std::array<Tensor, 5> run_checked(
 
   const Tensor input_gates = multiply<Device>(dtype, rows_of(input, sizes, false), transpose(weights_x));
   // If the input GEMM is in another order, a pre-activation would overwrite the input part of another one.
-  const bool in_place = Cell::kInput == Cell::kGates && kFirstInputOf<Cell> == 0 && !is_half(dtype);
+  const bool in_place = training && Cell::kInput == Cell::kGates && kFirstInputOf<Cell> == 0 && !is_half(dtype);
+  SequenceSizes saved = sizes;
+  if (!training) saved.time = 0;
+  saved = laid_out_like(saved, input);
   Tensor gates = in_place ? make_sequence(
                                 sizes, Cell::kGates * sizes.state_size,
                                 [&](Sizes shape, Sizes strides) { return reinterpret(input_gates, shape, strides); })
-                          : allocate(options, sizes, Cell::kGates * sizes.state_size);
+                          : allocate(options, saved, Cell::kGates * sizes.state_size);
   Tensor output = allocate(options, sizes, sizes.state_size);
-  Tensor cells = allocate(options, sizes, sizes.state_size);
+  Tensor cells = allocate(options, saved, sizes.state_size);
   if (output.numel() == 0) {
     return {std::move(output), contiguous_copy(h_0), contiguous_copy(c_0), std::move(gates), std::move(cells)};
   }
@@ -244,8 +247,10 @@ std::array<Tensor, 5> run_checked(
   arguments.output = output.mutable_data();
   arguments.h_n = h_n.mutable_data();
   arguments.c_n = c_n.mutable_data();
-  arguments.gates = gates.mutable_data();
-  arguments.cells = cells.mutable_data();
+  if (training) {
+    arguments.gates = gates.mutable_data();
+    arguments.cells = cells.mutable_data();
+  }
   run_sequence<Device, Cell>(dtype, arguments, dense_weights.tensor(), h_0, h_n);
   return {std::move(output), std::move(h_n), std::move(c_n), std::move(gates), std::move(cells)};
 }
@@ -255,24 +260,24 @@ template <class Device, class Cell>
 std::array<Tensor, 5> sequence(
     const Tensor& input, const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
     const std::optional<Tensor>& bias_hh, const Tensor& h_0, const Tensor& c_0, const std::optional<Tensor>& lengths,
-    const bool& reverse, const bool& allow_tf32) {
+    const bool& reverse, const bool& allow_tf32, const bool& training) {
   constexpr const char* kOp = SequenceOf<Cell>::kName;
   const Tensors tensors{&input, &weight_ih, &weight_hh, get(bias_ih), get(bias_hh), &h_0, &c_0};
   check<typename SequenceOf<Cell>::Tensors>(kOp, table_sizes(kOp, input, h_0), tensors, "input", input);
   return run_checked<Device, Cell>(
-      input, weight_ih, weight_hh, get(bias_ih), get(bias_hh), h_0, c_0, get(lengths), reverse, allow_tf32);
+      input, weight_ih, weight_hh, get(bias_ih), get(bias_hh), h_0, c_0, get(lengths), reverse, allow_tf32, training);
 }
 
 template <class Device, class Cell>
 std::array<Tensor, 5> sequence_of_joined(
     const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& h_0, const Tensor& c_0,
-    const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32) {
+    const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32, const bool& training) {
   constexpr const char* kOp = SequenceOf<Cell>::kName;
   const SequenceTableSizes sizes = table_sizes(kOp, input, h_0);
   check<typename SequenceOf<Cell>::Tensors>(kOp, sizes, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
   return run_checked<Device, Cell>(
       input, columns(weights, sizes.state_size, sizes.input_features), columns(weights, 0, sizes.state_size), &bias,
-      nullptr, h_0, c_0, get(lengths), reverse, allow_tf32);
+      nullptr, h_0, c_0, get(lengths), reverse, allow_tf32, training);
 }
 
 // -- backward

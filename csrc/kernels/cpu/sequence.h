@@ -290,6 +290,7 @@ class Forward {
         slice_(in.sizes, in.lengths, begin, end, 1),
         steps_(in.sizes, in.recurrent != nullptr),
         bias_(slice_.vectors * Cell::kGates),
+        unkept_(in.gates == nullptr ? slice_.units : 0),
         gates_(slice_.rows.size() * slice_.vectors * Cell::kGates),
         h_(slice_.load_state(steps_.first > 0 ? in.h_n : in.h_0)),
         cells_(slice_.load_state(steps_.first > 0 ? in.c_n : in.c_0)) {
@@ -319,8 +320,10 @@ class Forward {
       for (int64_t r = 0; r < count; ++r) update(t, r);
     }
     slice_.clear_padding(in_.output, slice_.units);
-    slice_.clear_padding(in_.gates, Cell::kGates * slice_.units);
-    slice_.clear_padding(in_.cells, slice_.units);
+    if (in_.gates != nullptr) {
+      slice_.clear_padding(in_.gates, Cell::kGates * slice_.units);
+      slice_.clear_padding(in_.cells, slice_.units);
+    }
     slice_.store_state(h_, in_.h_n);
     slice_.store_state(cells_, in_.c_n);
   }
@@ -366,6 +369,9 @@ class Forward {
     }
   }
 
+  // Where to write a row of what is kept for a backward.
+  T* kept(void* rows, int64_t offset) { return rows == nullptr ? unkept_.data() : static_cast<T*>(rows) + offset; }
+
   [[gnu::always_inline]] void update(int64_t t, int64_t r) {
     const int64_t units = slice_.units;
     const int64_t padded = slice_.vectors * kLanes;
@@ -375,7 +381,7 @@ class Forward {
     C* const cells = cells_[r * slice_.vectors].at;
     C* const h = h_[r * slice_.vectors].at;
     const int64_t next = slice_.offset(in_.sizes.reverse ? t - 1 : t + 1, slice_.rows[r]);
-    T* const saved_c = static_cast<T*>(in_.cells) + row * units;
+    T* const saved_c = kept(in_.cells, row * units);
     if constexpr (!Cell::kSavesNewC) store_row(cells, saved_c, units);
     run_with_width<kBytes>(Advance<Cell, C, kBytes>{
         units, slice_.vectors, gates, cells, h, static_cast<const C*>(in_.input_gates) + next * Cell::kInput * units});
@@ -386,18 +392,17 @@ class Forward {
 
   // Adds up the parts of the pre-activations, rounded as the backward will see them.
   template <int... kGate>
-  [[gnu::always_inline]] void add_up(
-      int64_t row, C* gates, int64_t padded, std::integer_sequence<int, kGate...>) const {
+  [[gnu::always_inline]] void add_up(int64_t row, C* gates, int64_t padded, std::integer_sequence<int, kGate...>) {
     (add_up<kGate>(row, gates + kGate * padded), ...);
   }
 
   template <int kGate>
-  [[gnu::always_inline]] void add_up(int64_t row, C* sums) const {
+  [[gnu::always_inline]] void add_up(int64_t row, C* sums) {
     const int64_t units = slice_.units;
     const C* const input_gates =
         static_cast<const C*>(in_.input_gates) + (row * Cell::kInput + input_place<Cell>(kGate)) * units;
     const C* const bias = bias_[kGate * slice_.vectors].at;
-    T* const to = static_cast<T*>(in_.gates) + (row * Cell::kGates + kGate) * units;
+    T* const to = kept(in_.gates, (row * Cell::kGates + kGate) * units);
 #pragma GCC ivdep
     for (int64_t j = 0; j < units; ++j) {
       C sum = bias[j];
@@ -411,10 +416,11 @@ class Forward {
   const SequenceArguments& in_;
   Slice<T, kBytes> slice_;
   StepRange steps_;
-  Vectors<Vec> weights_;  // [vectors of units, units, kRecurrent]
-  Vectors<Vec> bias_;     // [kGates, vectors of units]
-  Vectors<Vec> gates_;    // [rows, kGates, vectors of units]
-  Vectors<Vec> h_;        // [rows, vectors of units]
+  Vectors<Vec> weights_;   // [vectors of units, units, kRecurrent]
+  Vectors<Vec> bias_;      // [kGates, vectors of units]
+  std::vector<T> unkept_;  // a row of what no backward reads
+  Vectors<Vec> gates_;     // [rows, kGates, vectors of units]
+  Vectors<Vec> h_;         // [rows, vectors of units]
   Vectors<Vec> cells_;
 };
 

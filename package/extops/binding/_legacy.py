@@ -288,9 +288,10 @@ def _sequence(
     *arguments: Any,
     reverse: bool = False,
     allow_tf32: bool = False,
+    training: bool = True,
 ) -> tuple[Tensor, ...]:
     *parameters, h_0, c_0, lengths = arguments
-    results = _schemas.OPERATORS[name].new_results(input, *arguments)
+    results = _schemas.OPERATORS[name].new_results(input, *arguments, training=training)
     output, h_n, _, gates, cells = results
     state_size, batch_first = h_0.shape[1], _schemas.is_batch_first(input)
     if len(parameters) == 2:  # both kinds of weights joined
@@ -301,7 +302,9 @@ def _sequence(
     weights_h = _dense_rows(weights_h)
     # The kernel may write the gates where it reads the result of the input GEMM, if that holds all, in the same order.
     in_order = _schemas.CELLS[name.removesuffix("_sequence")].first_input == 0
-    in_place = in_order and input.dtype.itemsize > 2 and len(weights_x) == gates.shape[2]
+    in_place = (
+        training and in_order and input.dtype.itemsize > 2 and len(weights_x) == gates.shape[2]
+    )
     memory = _schemas.rows(gates, batch_first) if in_place else None
     input_gates = _multiply(_schemas.rows(input, batch_first), weights_x.t(), memory)
     if output.numel() == 0:

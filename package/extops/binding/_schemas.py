@@ -104,9 +104,9 @@ class Operator:
                     f"but got {list(tensor.shape)}"
                 )
 
-    def new_results(self, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def new_results(self, *tensors: Tensor | None, training: bool = True) -> tuple[Tensor, ...]:
         """Checks the arguments, which are those of the table and then, where the operator takes them, lengths; returns
-        new tensors for the results.
+        new tensors for the results. Without ``training``, what a backward of a sequence would need has no steps.
         """
         count = len(self.arguments)
         sizes = self.check(*tensors[:count])
@@ -118,7 +118,9 @@ class Operator:
                     _checks.check_int64_lengths(self.name, lengths, like, sizes["batch"])
             sequences = [x for x in (like, *others) if x.dim() == 3]
             batch_first = bool(sequences) and is_batch_first(sequences[0])
-            shapes = (shape_of(row, sizes) for row in self.results)
+            not_kept = () if training else ("gates", "cells")
+            of_none = {**sizes, "time": 0}
+            shapes = (shape_of(x, of_none if x.name in not_kept else sizes) for x in self.results)
             return tuple(new(shape, like, batch_first) for shape in shapes)
         arguments = zip(self.arguments, tensors[:count], strict=True)
         named = {row.name: x for row, x in arguments if x is not None}
@@ -219,8 +221,8 @@ def register_fakes(operators: Iterable[Operator]) -> None:
     """Tells torch the results' shapes of operators, for tracing."""
     for operator in operators:
 
-        def fake(*tensors: Tensor | None, of: Operator = operator, **_: Any) -> Any:
-            results = of.new_results(*tensors)
+        def fake(*tensors: Tensor | None, of: Operator = operator, **options: Any) -> Any:
+            results = of.new_results(*tensors, training=options.get("training", True))
             return None if of.out else results if len(results) > 1 else results[0]
 
         torch.library.register_fake(f"extops::{operator.name}", fake)

@@ -12,13 +12,14 @@ from extops import _private, reference
 from extops.binding import _schemas
 from extops.calling import _autocast, _autograd, _checks
 from extops.ops.lltm import lltm
-from extops.ops.sequence_gradients import gradients
+from extops.ops.sequence_gradients import Chunk, gradients
 from extops.ops.step import Step
 
 _allows_tf32 = _private.allows_tf32
 
 CHUNK_BYTES = 2**27
-"""How large the gates of a call may be that no backward needs."""
+"""How large the gates may be that are computed at once."""
+_ALL_STEPS = slice(None)
 
 Arguments = tuple[Any, ...]
 Results = tuple[Tensor, Tensor, Tensor]
@@ -61,10 +62,10 @@ class Cell:
         self._register(backward)
 
     def _register(self, reference_backward: Callable[..., Any]) -> None:
-        def apply(*inputs: Any, reverse: bool = False, allow_tf32: bool = False) -> Any:
-            return _apply(self, reverse, allow_tf32, *inputs)
+        def apply(*inputs: Any, reverse: bool = False, allow_tf32: bool = False, **_: Any) -> Any:
+            return _apply(self, [_ALL_STEPS], reverse, allow_tf32, *inputs)
 
-        def composite(*inputs: Any, reverse: bool = False, allow_tf32: bool = False) -> Any:
+        def composite(*inputs: Any, reverse: bool = False, **_: Any) -> Any:
             return self.reference(*inputs, reverse=reverse)
 
         def backward(*inputs: Any, reverse: bool = False, allow_tf32: bool = False) -> Any:
@@ -116,35 +117,58 @@ class Cell:
                 states = self.step(input[0], *distinct)
             if states is not None:
                 return torch.stack(states[:1]), states[0], states[-1]
-        allow_tf32 = input.is_cuda and _allows_tf32()
+        options = reverse, input.is_cuda and _allows_tf32()
+        chunks = self._steps_of_chunks(input, others[-2], reverse)
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:-1]):
-            output, h_n, c_n, _, _ = _apply(self, reverse, allow_tf32, *inputs)
+            results: tuple[Any, ...] = _apply(self, chunks, *options, *inputs)
         else:
-            run = functools.partial(self.eager, reverse=reverse, allow_tf32=allow_tf32)
             with _autograd.below_autograd():
-                output, h_n, c_n, *_ = self._in_chunks(run, inputs, reverse)
+                results = self.in_chunks(chunks, inputs, *options)
+        output, h_n, c_n, *_ = results
         return output, h_n, c_n
 
-    def _in_chunks(
-        self, run: Callable[..., tuple[Tensor, ...]], inputs: Arguments, reverse: bool
-    ) -> tuple[Tensor, ...]:
-        """A call whose gates no backward needs: where they are large, those of a few steps at a time."""
-        input, *parameters, h, c, lengths = inputs
+    def _steps_of_chunks(self, input: Tensor, h_0: Any, reverse: bool) -> list[slice]:
+        """The steps that are computed at once, in the order of computation: few, where their gates are large. Gates and
+        their gradients take several times the memory of the output.
+        """
         # The operator refuses other arguments.
-        are_plain = lengths is None and input.dim() == 3 and isinstance(h, Tensor) and h.dim() == 2
-        if not are_plain:
-            return run(*inputs)
-        time, batch, _ = input.shape
-        size = time * batch * self.gates * h.shape[1] * input.element_size()
+        are_plain = input.dim() == 3 and isinstance(h_0, Tensor) and h_0.dim() == 2
+        size = 0
+        if are_plain:
+            time, batch, _ = input.shape
+            size = time * batch * self.gates * h_0.shape[1] * input.element_size()
         if size <= CHUNK_BYTES:
-            return run(*inputs)
-        starts = range(0, time, -(-time // -(-size // CHUNK_BYTES)))
-        shape = time, batch, h.shape[1]
-        output = _schemas.new(shape, input, _schemas.is_batch_first(input))
-        for start in reversed(starts) if reverse else starts:
-            steps = slice(start, start + starts.step)
-            output[steps], h, c, *_ = run(input[steps], *parameters, h, c, None)
-        return output, h, c
+            return [_ALL_STEPS]
+        length = -(-time // -(-size // CHUNK_BYTES))
+        chunks = [slice(start, min(start + length, time)) for start in range(0, time, length)]
+        return chunks[::-1] if reverse else chunks
+
+    def in_chunks(
+        self,
+        chunks: list[slice],
+        inputs: Sequence[Any],
+        reverse: bool,
+        allow_tf32: bool,
+        kept: list[Chunk] | None = None,
+    ) -> Results:
+        """The output and the last states, below autograd; what a backward needs goes to ``kept``."""
+        input, *parameters, h, c, lengths = inputs
+        options = {"reverse": reverse, "allow_tf32": allow_tf32}
+        output = None
+        if len(chunks) > 1:
+            shape = *input.shape[:2], h.shape[1]
+            output = _schemas.new(shape, input, _schemas.is_batch_first(input))
+        for steps in chunks:
+            given = h, c, lengths if output is None else _lengths_of(steps, lengths)
+            part = input if output is None else input[steps]
+            of_chunk, h, c, *saved = self.eager(
+                part, *parameters, *given, training=kept is not None, **options
+            )
+            if kept is not None:
+                kept.append(Chunk(steps, *given, *saved))
+            if output is not None:
+                output[steps] = of_chunk
+        return of_chunk if output is None else output, h, c
 
     def check(self, arguments: Arguments, lengths: Tensor | None, batch_first: bool) -> None:
         """Raises an error that says what does not fit."""
@@ -152,6 +176,16 @@ class Cell:
         batch = schema.check(*arguments)["batch"]
         if lengths is not None:
             _check_lengths(self.name, lengths, arguments[0], batch)
+
+
+def _lengths_of(steps: slice, lengths: Tensor | None) -> Tensor | None:
+    """How many of some steps are valid."""
+    return None if lengths is None else (lengths - steps.start).clamp(0, steps.stop - steps.start)
+
+
+def _joined_gates(chunks: list[Chunk], reverse: bool) -> Tensor:
+    gates = [chunk.gates for chunk in chunks]
+    return gates[0] if len(gates) == 1 else torch.cat(gates[::-1] if reverse else gates)
 
 
 def _checked(op: str, lengths: Tensor, input: Tensor) -> Tensor:
@@ -210,31 +244,43 @@ def _check_lengths(op: str, lengths: Tensor, input: Tensor, batch: int) -> None:
 class _Sequence(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, cell: Cell, reverse: bool, allow_tf32: bool, *inputs: Tensor | None
-    ) -> tuple[Tensor, ...]:
+        ctx: Any,
+        cell: Cell,
+        chunks: list[slice],
+        reverse: bool,
+        allow_tf32: bool,
+        *inputs: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        kept: list[Chunk] = []
         with _autograd.below_autograd():
-            results: tuple[Tensor, ...] = cell.eager(
-                *inputs, reverse=reverse, allow_tf32=allow_tf32
-            )
-        output, _, _, gates, cells = results
-        ctx.cell, ctx.reverse = cell, reverse
+            results = cell.in_chunks(chunks, inputs, reverse, allow_tf32, kept)
+        ctx.cell, ctx.reverse, ctx.steps = cell, reverse, chunks
         ctx.set_materialize_grads(False)
         # The biases' values are not needed, and may change.
-        *before, h_0, c_0, lengths = inputs
+        *before, _, _, lengths = inputs
         half = 1 + len(before) // 2
         ctx.biases = before[half:]
         ctx.versions = _autograd.versions(ctx.biases)
-        ctx.save_for_backward(*before[:half], h_0, c_0, lengths, output, gates, cells)
-        return results
+        of_chunks = [x for _, *saved in kept for x in saved]
+        ctx.save_for_backward(*before[:half], lengths, results[0], *of_chunks)
+        saved_of_all = kept[0][-2:] if len(kept) == 1 else (None, None)
+        return *results, *saved_of_all
 
     @staticmethod
     def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
-        *before, h_0, c_0, lengths, output, gates, cells = ctx.saved_tensors
-        inputs = [*before, *ctx.biases, h_0, c_0]
-        needs = ctx.needs_input_grad[3:-1]
+        saved = ctx.saved_tensors
+        count, width = len(ctx.steps), len(Chunk._fields) - 1
+        *before, lengths, output = saved[: -count * width]
+        flat = saved[-count * width :]
+        chunks = [
+            Chunk(steps, *flat[place * width : (place + 1) * width])
+            for place, steps in enumerate(ctx.steps)
+        ]
+        inputs = [*before, *ctx.biases, chunks[0].h, chunks[0].c]
+        needs = ctx.needs_input_grad[4:-1]
         if _autograd.needs_composite() or towards[3] is not None or towards[4] is not None:
             is_same = _autograd.versions(ctx.biases) == ctx.versions
-            known_gates = None if is_same else gates
+            known_gates = None if is_same else _joined_gates(chunks, ctx.reverse)
 
             def composite(*inputs: Tensor) -> Any:
                 return ctx.cell.reference(
@@ -246,16 +292,8 @@ class _Sequence(torch.autograd.Function):
             found = (None,) * len(needs)
         else:
             with _autograd.below_autograd():
-                found = gradients(
-                    ctx.cell,
-                    inputs,
-                    lengths,
-                    (output, gates, cells),
-                    towards[:3],
-                    needs,
-                    ctx.reverse,
-                )
-        return None, None, None, *found, None
+                found = gradients(ctx.cell, inputs, output, chunks, towards[:3], needs, ctx.reverse)
+        return None, None, None, None, *found, None
 
 
 _apply = _private.apply(_Sequence)

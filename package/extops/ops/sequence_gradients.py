@@ -5,7 +5,7 @@ gates and of the first state; the others are GEMMs and sums over all steps at on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,23 +18,73 @@ if TYPE_CHECKING:
     from extops.ops.sequence import Cell
 
 
+class Chunk(NamedTuple):
+    """Steps that a forward computed at once, and what it saved of them."""
+
+    steps: slice
+    h: Tensor
+    c: Tensor
+    """The state before the first of them, in the order of computation."""
+    lengths: Tensor | None
+    gates: Tensor
+    cells: Tensor
+
+
 @_autocast.outside
 def gradients(
     cell: Cell,
     inputs: list[Tensor],
-    lengths: Tensor | None,
-    kept: tuple[Tensor, Tensor, Tensor],
+    output: Tensor,
+    chunks: list[Chunk],
     towards: tuple[Tensor | None, ...],
     needs: tuple[bool, ...],
     reverse: bool,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the input, the parameters, ``h_0`` and ``c_0`` that are needed."""
+    if len(chunks) == 1:
+        return _of_chunk(cell, inputs, output, chunks[0], towards, needs, reverse)
+    input, *parameters, _, _ = inputs
+    grad_output, *grad_states = towards
+    of_input: list[Tensor | None] = []
+    sums: list[Tensor | None] = [None for _ in parameters]
+    for chunk in reversed(chunks):
+        steps = chunk.steps
+        of_steps = None if grad_output is None else grad_output[steps]
+        given = [input[steps], *parameters, chunk.h, chunk.c]
+        of_chunk = _of_chunk(
+            cell, given, output[steps], chunk, (of_steps, *grad_states), needs, reverse
+        )
+        first, *of_parameters, grad_h, grad_c = of_chunk
+        of_input.append(first)
+        grad_states = [grad_h, grad_c]
+        for place, found in enumerate(of_parameters):
+            if found is not None:
+                wide = found.to(torch.promote_types(found.dtype, torch.float32))
+                known = sums[place]
+                sums[place] = wide if known is None else known + wide
+    batch_first = _schemas.is_batch_first(output)
+    in_order = of_input if reverse else of_input[::-1]
+    pieces = [_transposed(x, batch_first) for x in in_order if x is not None]
+    grad_input = _transposed(torch.cat(pieces, int(batch_first)), batch_first) if pieces else None
+    of_all = [x if x is None else x.to(input.dtype) for x in sums]
+    return grad_input, *of_all, *grad_states
+
+
+def _of_chunk(
+    cell: Cell,
+    inputs: list[Tensor],
+    output: Tensor,
+    chunk: Chunk,
+    towards: tuple[Tensor | None, ...],
+    needs: tuple[bool, ...],
+    reverse: bool,
+) -> tuple[Tensor | None, ...]:
     input, *parameters, h_0, _ = inputs
     needs_input, *needs_parameters, _, _ = needs
     weights = parameters[: len(parameters) // 2]
     needs_weights = needs_parameters[: len(weights)]
     needs_biases = needs_parameters[len(weights) :]
-    output, gates, cells = kept
+    _, _, _, lengths, gates, cells = chunk
     allow_tf32 = input.is_cuda and _private.allows_tf32()
     grad_gates, grad_h_0, grad_c_0 = cell.eager_backward(
         *towards, weights[-1], gates, cells, lengths, reverse=reverse, allow_tf32=allow_tf32

@@ -128,8 +128,8 @@ struct PredicatedAccess {
     unrolled<kValues>([&](int j) { load_if<V, kCount>(wanted, packed[j], from + j * stride); });
   }
   template <class V, int kCount, int kValues>
-  __device__ void store(V* to, int stride, const V (*values)[kCount]) const {
-    unrolled<kValues>([&](int j) { store_if(exists, to + j * stride, values[j]); });
+  __device__ void store(bool wanted, V* to, int stride, const V (*values)[kCount]) const {
+    unrolled<kValues>([&](int j) { store_if(wanted ? exists : 0, to + j * stride, values[j]); });
   }
 };
 
@@ -151,7 +151,8 @@ struct PairAccess {
   }
 
   template <class V, int kCount, int kValues>
-  __device__ void store(V* to, int stride, const V (*values)[2]) const {
+  __device__ void store(bool wanted, V* to, int stride, const V (*values)[2]) const {
+    if (!wanted) return;
     if (aligned) {
       unrolled<kValues>([&](int j) {
         Packed<V, 2> packed;
@@ -183,8 +184,8 @@ struct SingleAccess {
     });
   }
   template <class V, int kCount, int kValues>
-  __device__ void store(V* to, int stride, const V (*values)[1]) const {
-    if (!(kValues > 1 ? stores_gates : stores_state)) return;
+  __device__ void store(bool wanted, V* to, int stride, const V (*values)[1]) const {
+    if (!(wanted && (kValues > 1 ? stores_gates : stores_state))) return;
     unrolled<kValues>([&](int j) { to[j * stride] = values[j][0]; });
   }
 };
@@ -276,9 +277,9 @@ class ForwardCells {
     write(kept, in_.gates + own.place(Cell::kGates), in_.cells + own.place(1), in_.output + own.place(1));
   }
   __device__ void write(const Kept& kept, T* gates, T* cells, T* output) const {
-    access_.template store<T, kCount, Cell::kGates>(gates, in_.steps.state_size, kept.gates);
-    access_.template store<T, kCount, 1>(cells, 0, &kept.c);
-    access_.template store<T, kCount, 1>(output, 0, &kept.output);
+    access_.template store<T, kCount, Cell::kGates>(in_.is_training(), gates, in_.steps.state_size, kept.gates);
+    access_.template store<T, kCount, 1>(in_.is_training(), cells, 0, &kept.c);
+    access_.template store<T, kCount, 1>(true, output, 0, &kept.output);
   }
 
   __device__ void write_last_states() const {
@@ -367,7 +368,7 @@ class BackwardCells {
   __device__ void write(const Gates& gradients, T* to) const {
     T rounded[Cell::kGates][kCount];
     unrolled<Cell::kGates>([&](int j) { unrolled<kCount>([&](int i) { store(rounded[j][i], gradients[j][i]); }); });
-    access_.template store<T, kCount, Cell::kGates>(to, in_.steps.state_size, rounded);
+    access_.template store<T, kCount, Cell::kGates>(true, to, in_.steps.state_size, rounded);
   }
 
   __device__ void write_first_states() const {

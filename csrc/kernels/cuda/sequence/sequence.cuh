@@ -78,6 +78,9 @@ struct SequenceForward {
     set_pointers({in.output, in.h_n, in.c_n, in.gates, in.cells}, output, h_n, c_n, gates, cells);
   }
 
+  // Whether a backward may follow.
+  __device__ bool is_training() const { return gates != nullptr; }
+
   // The sum of the biases of a gate of a unit.
   __device__ typename Compute<T>::type bias(int gate, int unit) const {
     typename Compute<T>::type sum = 0;
@@ -150,8 +153,10 @@ __device__ void store_cell(
     const SequenceForward<Cell, T>& in, int64_t place, int unit, const C (&gates)[Cell::kGates] = {},
     const CellState<C>& state = {}) {
   const int state_size = in.steps.state_size;
-  unrolled<Cell::kGates>([&](int g) { store(in.gates[(place * Cell::kGates + g) * state_size + unit], gates[g]); });
-  store(in.cells[place * state_size + unit], state.saved_c);
+  if (in.is_training()) {
+    unrolled<Cell::kGates>([&](int g) { store(in.gates[(place * Cell::kGates + g) * state_size + unit], gates[g]); });
+    store(in.cells[place * state_size + unit], state.saved_c);
+  }
   store(in.output[place * state_size + unit], state.h);
 }
 
