@@ -10,6 +10,10 @@ from extops.choosing import _choice
 
 Sizes = tuple[int, int, int]
 
+_CPU = _choice.Cpu(has_onednn=True, has_bfloat16=True)
+_WITHOUT_ONEDNN = _choice.Cpu(has_onednn=False, has_bfloat16=False)
+_WITHOUT_AVX512 = _choice.Cpu(has_onednn=True, has_bfloat16=False)
+
 
 def problem_of(
     cell: str, dtype: str, sizes: Sizes, gradients: bool = False, **more: int
@@ -52,7 +56,7 @@ def problem_of(
 )
 def test_on_a_cpu(cell: str, dtype: str, sizes: Sizes, forward: str, training: str) -> None:
     found = [
-        _choice.on_cpu(problem_of(cell, dtype, sizes, gradients), has_onednn=True)
+        _choice.on_cpu(problem_of(cell, dtype, sizes, gradients), _CPU)
         for gradients in (False, True)
     ]
     assert found == [forward, training]
@@ -60,8 +64,50 @@ def test_on_a_cpu(cell: str, dtype: str, sizes: Sizes, forward: str, training: s
 
 def test_on_a_cpu_without_onednn() -> None:
     problem = problem_of("lstm", "float32", (58, 121, 50))
-    assert _choice.on_cpu(problem, has_onednn=False) == ""
-    assert _choice.on_cpu(problem._replace(time=2, rows=242), has_onednn=False) == "torch"
+    assert _choice.on_cpu(problem, _WITHOUT_ONEDNN) == ""
+    assert _choice.on_cpu(problem._replace(time=2, rows=242), _WITHOUT_ONEDNN) == "torch"
+
+
+@pytest.mark.parametrize(
+    ("cell", "sizes", "forward", "training"),
+    [
+        ("lstm", (53, 4, 512), "", ""),
+        ("lstm", (58, 165, 100), "", ""),
+        ("lstm", (3, 417, 32), "", ""),
+        ("lstm", (2, 2, 640), "torch", "torch"),
+        ("lstm", (1, 508, 320), "torch", "torch"),
+        ("gru", (17, 4, 1024), "", ""),
+        ("gru", (1, 3, 400), "torch", "torch"),
+    ],
+)
+def test_bfloat16_on_a_cpu_without_avx512(
+    cell: str, sizes: Sizes, forward: str, training: str
+) -> None:
+    """There a step of torch's takes several times as long as ours."""
+    found = [
+        _choice.on_cpu(problem_of(cell, "bfloat16", sizes, gradients), _WITHOUT_AVX512)
+        for gradients in (False, True)
+    ]
+    assert found == [forward, training]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "forward"),
+    [
+        ("float32", (185, 3, 1536), "torch"),
+        ("float32", (185, 17, 1536), ""),
+        ("float32", (191, 2, 320), ""),
+        ("float64", (60, 3, 768), "torch"),
+        ("bfloat16", (185, 3, 1536), "torch"),
+    ],
+)
+def test_a_few_samples_by_some_threads(dtype: str, sizes: Sizes, forward: str) -> None:
+    """Each of ours reads all weights; torch's divide them."""
+    problem = problem_of("gru", dtype, sizes)
+    assert _choice.on_cpu(problem, _CPU._replace(threads=2)) == forward
+    assert dtype == "bfloat16" or _choice.on_cpu(problem, _CPU) == ""
+    training = problem._replace(with_gradients=True)
+    assert _choice.on_cpu(training, _CPU._replace(threads=2)) == ""
 
 
 @pytest.mark.parametrize("rows", [1, 950, 1000])
@@ -70,7 +116,7 @@ def test_on_a_cpu_without_onednn() -> None:
 def test_packed_rows_on_a_cpu(dtype: str, gradients: bool, rows: int) -> None:
     """A twentieth may be padded."""
     problem = problem_of("gru", dtype, (100, 10, 64), gradients, rows=rows)
-    found = _choice.on_cpu(problem, has_onednn=True)
+    found = _choice.on_cpu(problem, _CPU)
     assert (found == "torch") == (rows < 952)
 
 
@@ -252,7 +298,7 @@ def test_which_kernel_is_asked_of_the_choice(
 ) -> None:
     asked = []
 
-    def choice(problem: _choice.Problem, has_onednn: bool) -> str:
+    def choice(problem: _choice.Problem, _: _choice.Cpu) -> str:
         asked.append(problem)
         return _choice.TORCH
 

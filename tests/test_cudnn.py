@@ -360,7 +360,7 @@ def test_the_switch_of_cudnn(name: str, device: str, monkeypatch: pytest.MonkeyP
 def test_a_kind_of_calls_is_chosen_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def choice(problem: _choice.Problem, has_onednn: bool) -> str:
+    def choice(problem: _choice.Problem, _: _choice.Cpu) -> str:
         asked.append((problem.time, problem.batch, problem.rows, problem.with_gradients))
         return _choice.TORCH
 

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor
 
 import extops
+from extops import _gemm
 from extops.binding._devices import build_info
 from operators import (
     LLTM,
     Tensors,
     assert_as_accurate_as_eager,
     by_device,
+    by_dtype,
     cancelling_inputs,
     gradients,
     lltm_inputs,
@@ -321,3 +323,21 @@ def test_the_compiled_code_follows_the_switch() -> None:
     for allowed in (False, True, False):
         with tf32(allowed=allowed):
             torch.testing.assert_close(compiled(*inputs), expected)
+
+
+@by_device
+@by_dtype
+def test_sums_of_columns(dtype: torch.dtype, device: str) -> None:
+    """In full precision whatever the switch: TF32 would round each of these numbers down. And in no more memory."""
+    matrix = torch.full((20_000, 64), 1 + 2**-12, dtype=dtype, device=device)
+    matrix[:, 1] = 0
+    with tf32(True):
+        found = _gemm.column_sums(matrix)
+    torch.testing.assert_close(found.double(), matrix.double().sum(0), rtol=2**-8, atol=0)
+    if dtype.itemsize > 2:
+        torch.testing.assert_close(found.double(), matrix.double().sum(0), rtol=1e-5, atol=0)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        _gemm.column_sums(matrix)
+        assert torch.cuda.max_memory_allocated() - before < matrix.nbytes / 4

@@ -71,8 +71,8 @@ def test_batch_first(operator: Operator, device: str) -> None:
 @by_device
 @by_reverse
 @pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
-@pytest.mark.parametrize("steps", [1, 4, TIME + 1], ids=lambda it: f"{it}_steps")
-@pytest.mark.parametrize("lengths", [None, [TIME, 2, 0]], ids=["whole", "lengths"])
+@pytest.mark.parametrize("steps", [1, 4, 8], ids=lambda it: f"{it}_steps")
+@pytest.mark.parametrize("lengths", [None, [7, 2, 0]], ids=["whole", "lengths"])
 @by_sequence
 def test_gates_in_chunks_of_steps(
     operator: Operator,
@@ -84,7 +84,7 @@ def test_gates_in_chunks_of_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Values, and gradients of first and second order, are those of all steps at once."""
-    input, states, parameters = inputs_of(operator, device, TIME)
+    input, states, parameters = inputs_of(operator, device, 7)
     given = input.transpose(0, 1).contiguous() if batch_first else input
     options: dict[str, Any] = {"batch_first": batch_first, "reverse": reverse}
     if lengths is not None:

@@ -169,7 +169,8 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             return _choice.OURS
         if _autocast.is_on() and problem.with_gradients and not problem.is_ragged:
             return _choice.OURS  # oneDNN's has no gradients of higher order
-        return _choice.on_cpu(problem, _cudnn.has_onednn)
+        cpu = _choice.Cpu(_cudnn.has_onednn, _cudnn.has_bfloat16, torch.get_num_threads())
+        return _choice.on_cpu(problem, cpu)
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:
         """As of torch's layers, whose state has this name."""
@@ -257,7 +258,9 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             *(self.bias, self.bidirectional, batch_first, packed),
             *(input.shape, input.stride(), input.dtype, input.device),
             *(torch.is_grad_enabled(), _private.allows_tf32(), of_autocast),
-            input.is_cuda and "cuda" in _devices.devices and _state_of_gpu(input.get_device()),
+            "cuda" in _devices.devices and _state_of_gpu(input.get_device())
+            if input.is_cuda
+            else torch.get_num_threads(),
         )
         try:
             plan = _plans.get(key)

@@ -219,6 +219,8 @@ def _settled_shapes(case: Case, device: str) -> Case:
         to["lengths"] = ""
     if is_traced:
         to |= {"graph": case.graph and not case.compile, "second_order": False}
+    if case.compile:
+        to["kernel"] = ""  # which_kernel says what is called without it
     if case.transform == "jvp" and case.input_layout == "expanded":
         to["input_layout"] = "contiguous"  # torch wants a place for each tangent
     # Of these torch has one at a time in a process.

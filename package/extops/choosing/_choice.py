@@ -2,8 +2,8 @@
 properties, which need no GPU. Which of our kernels it is on a GPU is chosen in
 ``csrc/kernels/cuda/sequence/choice.cuh``.
 
-The numbers were fitted to layers drawn at random by ``python -m benchmarks --random``: on a CPU of one thread, with
-torch 2.13, and on an NVIDIA H200, with torch 2.11.
+The numbers were fitted to layers drawn at random by ``python -m benchmarks --random``: on two CPUs, with AVX512 and
+without, with torch 2.13, and on an NVIDIA H200, with torch 2.11.
 """
 
 from collections.abc import Sequence
@@ -77,7 +77,16 @@ class Problem(NamedTuple):
         return self.time * self.batch > _MOST_PADDED * self.rows
 
 
-def on_cpu(problem: Problem, has_onednn: bool) -> str:
+class Cpu(NamedTuple):
+    """What computes on a CPU."""
+
+    has_onednn: bool
+    has_bfloat16: bool
+    """Whether oneDNN computes in bfloat16; else torch takes many times as long as in float32."""
+    threads: int = 1
+
+
+def on_cpu(problem: Problem, cpu: Cpu) -> str:
     """Our kernel first packs the weights, which does not pay for few steps, and has no more threads than samples."""
     if problem.rows * problem.features * problem.state == 0:
         return OURS
@@ -85,9 +94,21 @@ def on_cpu(problem: Problem, has_onednn: bool) -> str:
         return TORCH
     if problem.dtype is torch.float16:
         return OURS
-    is_onednns = problem.cell == "lstm" and has_onednn and problem.dtype is not torch.float64
+    if problem.dtype is torch.bfloat16 and not cpu.has_bfloat16:
+        return TORCH if problem.time == 1 or problem.rows <= problem.state / 85 else OURS
+    if cpu.threads > 1 and _is_bound_by_weights(problem):
+        return TORCH
+    is_onednns = problem.cell == "lstm" and cpu.has_onednn and problem.dtype is not torch.float64
     is_torchs = _is_onednns(problem) if is_onednns else _is_few(problem)
     return TORCH if is_torchs else OURS
+
+
+def _is_bound_by_weights(problem: Problem) -> bool:
+    """Whether threads share what takes the time if a library multiplies: each of ours reads all weights at each step,
+    for a few samples, and from memory if there are many.
+    """
+    weights = problem.gates * problem.state**2 * problem.dtype.itemsize
+    return not problem.with_gradients and problem.batch <= 16 and weights > 2**23
 
 
 def _is_onednns(problem: Problem) -> bool:

@@ -31,7 +31,9 @@ _FIRST_WITH_BFLOAT16 = 91300
 _MOST_WRONG_IN_FLOAT16 = 256
 _is_kernel_named = bool(os.environ.get("EXTOPS_SEQUENCE_KERNEL"))
 
-has_onednn = torch.backends.mkldnn.is_available()  # torch.compile cannot ask
+# torch.compile cannot ask.
+has_onednn = torch.backends.mkldnn.is_available()
+has_bfloat16 = has_onednn and "AVX512" in torch.backends.cpu.get_cpu_capability()
 
 Place = tuple[int, ...]
 

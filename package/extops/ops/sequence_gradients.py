@@ -115,7 +115,7 @@ def _of_chunk(
                 rows_h, h_0, output, lengths, valid, batch_first, reverse
             )
     if any(needs_biases):
-        sums = rows.sum(0)
+        sums = _gemm.column_sums(rows)
         if len(needs_biases) == 1:
             found[-1] = sums
         else:
