@@ -17,7 +17,9 @@ def column_sums(matrix: Tensor) -> Tensor:
     """The sum of each column. On a GPU a large matrix is multiplied by ones: torch's sums would take up to four times
     its memory, and longer (2.11).
     """
-    if not (matrix.is_cuda and matrix.numel() >= _LARGE):
+    elements = matrix.numel()
+    # Compared by a traced program, the number of steps would be a constant of it.
+    if not (matrix.is_cuda and isinstance(elements, int) and elements >= _LARGE):
         return matrix.sum(0)
     ones = torch.ones(1, matrix.shape[0], dtype=matrix.dtype, device=matrix.device)
     return torch.mm(ones, matrix).squeeze(0)

@@ -361,13 +361,18 @@ def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any])
     another dtype, and broadcasts a bias. In a 16-bit type its GEMMs on a CPU read what lies between padded rows
     (2.13). Under autocast it casts what it computes with.
     """
-    weight_ih, weight_hh, *others = parameters
-    biases = [x for x in others if x is not None]
-    if not _autocast.are_alike(input, (weight_ih, weight_hh, *biases, *states)):
+    given = [x for x in parameters if x is not None]
+    if not _autocast.are_alike(input, (*given, *states)):
         return False
-    rows = weight_hh.shape[:1]
-    if weight_ih.shape[:1] != rows or any(x.shape != rows for x in biases):
+    weight_ih, weight_hh, *biases = given
+    if not weight_ih.dim() == weight_hh.dim() == 2:
         return False
+    rows = weight_hh.shape[0]
+    if weight_ih.shape[0] != rows:
+        return False
+    for bias in biases:
+        if bias.shape != (rows,):
+            return False
     if input.is_cuda or (input.element_size() > 2 and not _autocast.is_on()):
         return True
     return all(x.is_contiguous() for x in (input, weight_ih, weight_hh, *states))
