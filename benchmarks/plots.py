@@ -52,7 +52,11 @@ SEQUENCE = (
     OURS,
 )  # beside a loop of cells, hundreds of times as long, none of these would be seen
 STEP, SEQUENCES, MODELS = "step.svg", "sequence.svg", "models.svg"
-MODES = {"float32": "#0072b2", "tf32": "#e69f00", "autocast": "#009e73"}
+MODES = {
+    "float32": ("strict float32", "#0072b2"),
+    "tf32": ("TF32", "#e69f00"),
+    "autocast": ("autocast", "#009e73"),
+}
 
 
 def of_models(file: Path, folder: Path | None = None) -> list[str]:
@@ -64,15 +68,18 @@ def of_models(file: Path, folder: Path | None = None) -> list[str]:
         return statistics.geometric_mean([x for each in models[model].values() for x in each])
 
     names = sorted(models, key=gain, reverse=True)
+    modes = [mode for mode in MODES if any(mode in each for each in models.values())]
+    height = 0.81 / len(modes)
     figure, panels = plt.subplots(
         1, 2, figsize=(9, 1.3 + 0.26 * len(names)), sharey=True, layout="constrained"
     )
     for work, (axes, title) in enumerate(zip(panels, ("forward", "training step"), strict=True)):
-        for number, (mode, colour) in enumerate(MODES.items()):
+        for number, mode in enumerate(modes):
             for place, name in enumerate(names):
                 if len(ratios := models[name].get(mode, [])) > work:
-                    at = place + 0.27 * (number - 1)
-                    axes.barh(at, ratios[work], 0.25, color=colour, zorder=2)
+                    at = place + height * (number - (len(modes) - 1) / 2)
+                    colour = MODES[mode][1]
+                    axes.barh(at, ratios[work], height - 0.02, color=colour, zorder=2)
         axes.axvline(1, color="black", linewidth=1, zorder=3)
         axes.set_title(title, fontsize=11)
         axes.grid(axis="x", color="#dddddd", zorder=0)
@@ -84,10 +91,9 @@ def of_models(file: Path, folder: Path | None = None) -> list[str]:
     figure.suptitle(
         f"How many times as fast whole models are after accelerate\n{where}", fontsize=11
     )
-    handles = [Line2D([], [], color=colour, linewidth=6) for colour in MODES.values()]
-    figure.legend(
-        handles, ["strict float32", "TF32", "autocast"], loc="outside lower center", ncols=3
-    )
+    titles, colours = zip(*(MODES[mode] for mode in modes), strict=True)
+    handles = [Line2D([], [], color=colour, linewidth=6) for colour in colours]
+    figure.legend(handles, titles, loc="outside lower center", ncols=len(modes))
     figure.savefig((folder or file.parent) / MODELS, metadata={"Date": None})
     plt.close(figure)
     return [MODELS]

@@ -57,6 +57,7 @@ def write() -> None:
         }
         (FOLDER / device).mkdir(exist_ok=True)
         plots.make(RESULTS / device / summary.NAME, FOLDER / device)
+        plots.of_models(RESULTS / device / "ratios.json", FOLDER / device)
     for name, text in parts.items():
         file = FOLDER / f"{name}.md"
         if (

@@ -19,32 +19,28 @@ KERNELS = {
 
 EXTOPS_DEFINE_SEQUENCE_CPU({cell}, extops::{Cell})
 """,
-    "kernels/cuda/sequence/{cell}_sequence_kernel.cu": """\
-#include "float32_block.cuh"
-#include "kernels.cuh"
-#include "tensor_block.cuh"
+    "kernels/cuda/cells/{cell}_kernel.cu": """\
+#include "../sequence/float32_block.cuh"
+#include "../sequence/kernels.cuh"
+#include "../sequence/tensor_block.cuh"
+#include "../step/step.cuh"
 
 EXTOPS_SEQUENCE_CUDA({cell}, extops::{Cell})
-""",
-    "kernels/cuda/sequence/{cell}_sequence_hopper_kernel.cu": """\
-#include "float32_cluster.cuh"
-#include "group.cuh"
-#include "tensor_cluster.cuh"
-
-EXTOPS_SEQUENCE_HOPPER(extops::{Cell})
-""",
-    "kernels/cuda/step/{cell}_step_kernel.cu": """\
-#include "step.cuh"
-
 EXTOPS_STEP_CUDA({cell}, extops::{Cell})
 """,
-    "kernels/cuda/step/{cell}_step_hopper_kernel.cu": """\
-#include "hopper.cuh"
+    "kernels/cuda/cells/{cell}_hopper_kernel.cu": """\
+#include "../sequence/float32_cluster.cuh"
+#include "../sequence/group.cuh"
+#include "../sequence/tensor_cluster.cuh"
+#include "../step/hopper.cuh"
 
+EXTOPS_SEQUENCE_HOPPER(extops::{Cell})
 EXTOPS_STEP_HOPPER(extops::{Cell})
 """,
 }
-WRITTEN_BY_HAND = ("kernels/cuda/step/lltm_step_kernel.cu",)
+OF_ALL_STEPS = re.compile(r'^#include "\.\./sequence.*\n|^EXTOPS_SEQUENCE_HOPPER.*\n', re.MULTILINE)
+"""Lines for Hopper that a cell without kernels of all steps does not have."""
+WRITTEN_BY_HAND = ("kernels/cuda/cells/lltm_kernel.cu",)
 """Its weights are joined."""
 
 
@@ -68,12 +64,12 @@ def files() -> dict[Path, str]:
     found = {}
     for cell, cell_type in cells().items():
         for name, text in KERNELS.items():
-            is_of_all_steps = "sequence_hopper" in name
             path = name.format(cell=cell)
-            if path not in WRITTEN_BY_HAND and (
-                not is_of_all_steps or has_sequence_kernels(cell_type)
-            ):
-                found[CSRC / path] = text.format(cell=cell, Cell=cell_type)
+            if path in WRITTEN_BY_HAND:
+                continue
+            if "hopper" in name and not has_sequence_kernels(cell_type):
+                text = OF_ALL_STEPS.sub("", text)
+            found[CSRC / path] = text.format(cell=cell, Cell=cell_type)
     return found
 
 

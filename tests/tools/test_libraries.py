@@ -47,7 +47,7 @@ def test_files_whose_kernels_all_are_empty_but_on_hopper_are_compiled_for_it_alo
 def test_a_build_without_hopper_has_every_file() -> None:
     """The host code of those kernels is called, and says that it does not take the problem."""
     folder = CSRC / "kernels" / "cuda"
-    hopper, other = folder / "step/gru_step_hopper_kernel.cu", folder / "step/gru_step_kernel.cu"
+    hopper, other = folder / "cells/gru_hopper_kernel.cu", folder / "cells/gru_kernel.cu"
     assert hopper in CUDA.sources(CSRC) and other in CUDA.sources(CSRC)
     assert architectures_of(hopper, ("8.0", "9.0", "12.0+PTX")) == ("9.0",)
     assert architectures_of(hopper, ("8.0", "9.0+PTX")) == ("9.0",)

@@ -1,7 +1,12 @@
-// A step of the LLTM by the kernels of any cell: its weights are joined, [weights_h | weights_x], and seen as two
+// The LLTM by the kernels of any cell. Its weights are joined, [weights_h | weights_x]: those of a step see them as two
 // views.
 #include "../../lltm.h"
-#include "step.cuh"
+#include "../sequence/float32_block.cuh"
+#include "../sequence/kernels.cuh"
+#include "../sequence/tensor_block.cuh"
+#include "../step/step.cuh"
+
+EXTOPS_SEQUENCE_CUDA(lltm, extops::Lltm)
 
 namespace extops::cuda {
 

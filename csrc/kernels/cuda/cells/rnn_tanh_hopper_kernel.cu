@@ -1,3 +1,3 @@
-#include "hopper.cuh"
+#include "../step/hopper.cuh"
 
 EXTOPS_STEP_HOPPER(extops::RnnTanh)

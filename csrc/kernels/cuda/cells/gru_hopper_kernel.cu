@@ -1,0 +1,7 @@
+#include "../sequence/float32_cluster.cuh"
+#include "../sequence/group.cuh"
+#include "../sequence/tensor_cluster.cuh"
+#include "../step/hopper.cuh"
+
+EXTOPS_SEQUENCE_HOPPER(extops::Gru)
+EXTOPS_STEP_HOPPER(extops::Gru)

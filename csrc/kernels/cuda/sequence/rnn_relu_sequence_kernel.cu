@@ -1,5 +1,0 @@
-#include "float32_block.cuh"
-#include "kernels.cuh"
-#include "tensor_block.cuh"
-
-EXTOPS_SEQUENCE_CUDA(rnn_relu, extops::RnnRelu)

@@ -1,3 +1,0 @@
-#include "hopper.cuh"
-
-EXTOPS_STEP_HOPPER(extops::Lstm)

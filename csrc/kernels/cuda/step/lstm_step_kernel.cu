@@ -1,3 +1,0 @@
-#include "step.cuh"
-
-EXTOPS_STEP_CUDA(lstm, extops::Lstm)
