@@ -27,7 +27,7 @@ SAVED_PER_UNIT = 8
 """Numbers of a padded row for each unit: gates, cells and outputs of a direction."""
 
 _SMALL = 128
-"""The largest state and batch for which cuDNN has a fast kernel of all steps, too."""
+"""The largest state and batch for which cuDNN has a fast kernel of all steps, too; twice the batch for few units."""
 _MOST_MULTIPLICATIONS = 3e8
 """Of a step: beyond, cuDNN's GEMMs make a faster forward than blocks, clusters and groups."""
 
@@ -206,7 +206,11 @@ def _is_slow_in_float32(problem: Problem, kernels: Sequence[str], allow_tf32: bo
     multiply_adds = problem.multiply_adds
     if "group" not in kernels:
         are_few = training and "tensor_cluster" in kernels and time <= 6 and multiply_adds > 1.2e8
-        return are_few or (not training and multiply_adds > _MOST_MULTIPLICATIONS)
+        if not training:
+            return multiply_adds > _MOST_MULTIPLICATIONS
+        # Clusters take turns. The backward of blocks is faster than cuDNN's nevertheless.
+        most = _MOST_MULTIPLICATIONS if "float32_cluster" in kernels else 2e9
+        return are_few or (kernels[-1].endswith("cluster") and multiply_adds > most)
     if not allow_tf32:
         # The weights of two directions fill all shared memory.
         are_wide = are_two and batch <= 9 and problem.gates * state > 3050
@@ -227,7 +231,7 @@ def _is_slow_in_float32(problem: Problem, kernels: Sequence[str], allow_tf32: bo
 
 def _are_few_steps(problem: Problem, kernels: Sequence[str], allow_tf32: bool) -> bool:
     """Whether cuDNN's layers, which take the host less time, end sooner in float32."""
-    if max(problem.state, problem.batch) <= _SMALL:
+    if problem.state <= _SMALL and problem.batch <= _SMALL * (2 if problem.state <= 64 else 1):
         # Its kernel takes about 1 us for a step, longer only for an LSTM of more units, and ours the host longer.
         most = 250.0 if problem.gates == 3 or problem.state <= 64 else 60.0
         if problem.with_gradients:
