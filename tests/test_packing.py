@@ -25,15 +25,16 @@ LENGTHS = [(9, 2, 2, 1), (9, 8, 7, 6, 5, 4, 3, 2, 1), (2, 9, 1, 2), (4, 4, 4)]
         ([3, 3, 3], [(0, 3)]),
         ([9, 9, 1, 1, 1], [(0, 2), (2, 5)]),
         ([256] * 5 + [1] * 95, [(0, 5), (5, 100)]),
-        ([100, 97, 94, 91, 88], [(0, 5)]),  # less than a tenth is padded
-        ([100, 80, 60, 40, 20], [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)]),
+        ([100, 97, 94, 91, 88], [(0, 5)]),
+        ([100, 80, 60, 40, 20], [(0, 2), (2, 3), (3, 5)]),
+        ([64 - step // 4 for step in range(256)], [(0, 64), (64, 128), (128, 192), (192, 256)]),
         ([2], [(0, 1)]),
     ],
 )
 def test_pieces(sizes: list[int], shares: list[tuple[int, int]]) -> None:
     assert _packing._shares(sizes) == shares
     padded = sum((end - start) * sizes[start] for start, end in shares)
-    assert padded <= 1.1 * sum(sizes)
+    assert padded <= 1.25 * sum(sizes)
 
 
 def results_of(layer: nn.Module, packed: PackedSequence, states: Tensors) -> Tensors:
