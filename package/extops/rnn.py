@@ -169,7 +169,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             return _choice.OURS
         if _autocast.is_on() and problem.with_gradients and not problem.is_ragged:
             return _choice.OURS  # oneDNN's has no gradients of higher order
-        cpu = _choice.Cpu(_cudnn.has_onednn, _cudnn.has_bfloat16, torch.get_num_threads())
+        cpu = _choice.Cpu(_cudnn.has_onednn, _cudnn.has_avx512, torch.get_num_threads())
         return _choice.on_cpu(problem, cpu)
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> tuple[Any, Any]:

@@ -81,8 +81,8 @@ class Cpu(NamedTuple):
     """What computes on a CPU."""
 
     has_onednn: bool
-    has_bfloat16: bool
-    """Whether oneDNN computes in bfloat16; else torch takes many times as long as in float32."""
+    has_avx512: bool
+    """Without it oneDNN does not compute in bfloat16, where torch then takes many times as long as in float32."""
     threads: int = 1
 
 
@@ -94,12 +94,12 @@ def on_cpu(problem: Problem, cpu: Cpu) -> str:
         return TORCH
     if problem.dtype is torch.float16:
         return OURS
-    if problem.dtype is torch.bfloat16 and not cpu.has_bfloat16:
+    if problem.dtype is torch.bfloat16 and not cpu.has_avx512:
         return TORCH if problem.time == 1 or problem.rows <= problem.state / 85 else OURS
     if cpu.threads > 1 and _is_bound_by_weights(problem):
         return TORCH
     is_onednns = problem.cell == "lstm" and cpu.has_onednn and problem.dtype is not torch.float64
-    is_torchs = _is_onednns(problem) if is_onednns else _is_few(problem)
+    is_torchs = _is_onednns(problem, cpu) if is_onednns else _is_few(problem)
     return TORCH if is_torchs else OURS
 
 
@@ -111,14 +111,15 @@ def _is_bound_by_weights(problem: Problem) -> bool:
     return not problem.with_gradients and problem.batch <= 16 and weights > 2**23
 
 
-def _is_onednns(problem: Problem) -> bool:
+def _is_onednns(problem: Problem, cpu: Cpu) -> bool:
     """oneDNN's LSTM has fast GEMMs, which matter if there are many rows for a unit, but a slow start."""
     rows_of_unit = problem.rows / problem.state
     if problem.dtype is torch.bfloat16:
         return not problem.with_gradients or problem.time == 1 or rows_of_unit > 2.7
     if problem.with_gradients:
-        return rows_of_unit > 1.6
-    return problem.time == 1 or problem.rows >= 44 or rows_of_unit > 1.3
+        return rows_of_unit > (1.6 if cpu.has_avx512 else 0.15)
+    is_large = problem.state >= 200 and not cpu.has_avx512
+    return is_large or problem.time == 1 or problem.rows >= 44 or rows_of_unit > 1.3
 
 
 def _is_few(problem: Problem) -> bool:
