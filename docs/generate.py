@@ -44,8 +44,8 @@ def write() -> None:
         "torchwheels-options": "\n".join(options()),
         "torchwheels-rules": "\n".join(rules()),
     }
-    for file in RESULTS.glob("*/random.md"):
-        parts[f"random-{file.parent.name}"] = file.read_text()
+    for file in RESULTS.glob("*/random*.md"):
+        parts[f"{file.stem}-{file.parent.name}"] = file.read_text()
     for device in DEVICES:
         known = summary.Summary.read(RESULTS / device / summary.NAME)
         report = (RESULTS / device / "report.md").read_text()

@@ -131,8 +131,8 @@ class Step:
 
     def has_kernel(self, input: Tensor, state_size: int) -> bool:
         """Whether GEMMs are a part of our kernel. Those of a library take torch's own cell no longer."""
-        dtype = library("cuda").gemm_dtype(input.dtype, _allows_tf32())
-        return _has_kernel(self.name, dtype, *input.shape, state_size, input.get_device())
+        of_input = input.dtype, _allows_tf32(), *input.shape
+        return _has_kernel(self.name, *of_input, state_size, input.get_device())
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         """``h`` and, for a cell with two states, ``c``: of the input, both weights, both biases and the states."""
@@ -151,8 +151,15 @@ class Step:
 
 @functools.lru_cache(maxsize=4096)
 def _has_kernel(
-    name: str, dtype: int, batch: int, features: int, state_size: int, device: int
+    name: str,
+    given: torch.dtype,
+    allow_tf32: bool,
+    batch: int,
+    features: int,
+    state_size: int,
+    device: int,
 ) -> bool:
+    dtype = library("cuda").gemm_dtype(given, allow_tf32)
     entry = library("cuda").entry(f"{name}_alignment", c_int64, c_int32, c_void_p)
     with torch.cuda.device(device):
         return bool(entry(dtype, (c_int64 * 3)(batch, features, state_size)))
