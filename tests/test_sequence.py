@@ -108,6 +108,8 @@ def test_gates_in_chunks_of_steps(
     torch.testing.assert_close(results(True), of_graph)
     for outputs, of_all in zip(found[:2], expected[:2], strict=True):
         assert outputs[0].stride() == of_all[0].stride()
+    output, *_ = operators.as_tuple(operator.function(*leaves, **options))
+    output.mul_(2)  # which autograd refuses of some views
 
 
 @by_device
@@ -160,6 +162,16 @@ def test_no_more_memory_than_of_torch(batch_first: bool, training: bool, device:
     assert ours <= torchs
 
 
+@pytest.mark.parametrize("time", [1, 2])
+@pytest.mark.parametrize("missing", [(None, torch.ones(16, 4)), (torch.ones(16, 3), None)])
+def test_a_weight_that_is_missing(missing: tuple[Any, Any], time: int) -> None:
+    state = torch.ones(2, 4), torch.ones(2, 4)
+    name = "weight_ih" if missing[0] is None else "weight_hh"
+    expected = f"lstm_sequence: expected `{name}` to be a torch.Tensor, but got NoneType"
+    with torch.no_grad(), pytest.raises(TypeError, match=expected):
+        extops.lstm_sequence(torch.ones(time, 2, 3), state, *missing)
+
+
 @by_device
 @by_sequence
 def test_nothing_is_kept_for_no_backward(operator: Operator, device: str) -> None:
@@ -173,6 +185,8 @@ def test_nothing_is_kept_for_no_backward(operator: Operator, device: str) -> Non
     torch.testing.assert_close(tuple(results), expected[:3], rtol=0, atol=0)
     assert (*gates.shape,) == (0, *expected[3].shape[1:])
     assert (*cells.shape,) == (0, *expected[4].shape[1:])
+    *_, gates, cells = call(input.clone().requires_grad_(), *given[1:], training=False)
+    assert len(gates) == len(cells) == 0
 
 
 @by_device

@@ -33,7 +33,7 @@ _is_kernel_named = bool(os.environ.get("EXTOPS_SEQUENCE_KERNEL"))
 
 # torch.compile cannot ask.
 has_onednn = torch.backends.mkldnn.is_available()
-has_avx512 = "AVX512" in torch.backends.cpu.get_cpu_capability()
+has_avx512 = has_onednn and "AVX512" in torch.backends.cpu.get_cpu_capability()
 
 Place = tuple[int, ...]
 

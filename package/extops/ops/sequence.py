@@ -12,13 +12,15 @@ from extops import _private, reference
 from extops.binding import _schemas
 from extops.calling import _autocast, _autograd, _checks
 from extops.ops.lltm import lltm
-from extops.ops.sequence_gradients import Chunk, gradients
+from extops.ops.sequence_gradients import Chunk, gradients, lengths_of
 from extops.ops.step import Step
 
 _allows_tf32 = _private.allows_tf32
 
 CHUNK_BYTES = 500_000_000
-"""Gates that take less are computed at once. Of the time of a large batch several chunks cost a tenth, many a half."""
+"""Gates that take less in the dtype of the input are computed at once. A few chunks take a large batch a tenth longer,
+many of them half as long again.
+"""
 _ALL_STEPS = slice(None)
 
 Arguments = tuple[Any, ...]
@@ -62,11 +64,18 @@ class Cell:
         self._register(backward)
 
     def _register(self, reference_backward: Callable[..., Any]) -> None:
-        def apply(*inputs: Any, reverse: bool = False, allow_tf32: bool = False, **_: Any) -> Any:
-            return _apply(self, [_ALL_STEPS], reverse, allow_tf32, *inputs)
+        def kept(training: bool, *results: Any) -> Any:
+            return results if training else (*results[:3], *(x[:0] for x in results[3:]))
 
-        def composite(*inputs: Any, reverse: bool = False, **_: Any) -> Any:
-            return self.reference(*inputs, reverse=reverse)
+        def apply(
+            *inputs: Any, reverse: bool = False, allow_tf32: bool = False, training: bool = True
+        ) -> Any:
+            return kept(training, *_apply(self, [_ALL_STEPS], reverse, allow_tf32, *inputs))
+
+        def composite(
+            *inputs: Any, reverse: bool = False, allow_tf32: bool = False, training: bool = True
+        ) -> Any:
+            return kept(training, *self.reference(*inputs, reverse=reverse))
 
         def backward(*inputs: Any, reverse: bool = False, allow_tf32: bool = False) -> Any:
             return reference_backward(*inputs, reverse=reverse)
@@ -131,12 +140,10 @@ class Cell:
         """The steps that are computed at once, in the order of computation: few, where their gates are large. Gates and
         their gradients take several times the memory of the output.
         """
-        # The operator refuses other arguments.
-        are_plain = input.dim() == 3 and isinstance(h_0, Tensor) and h_0.dim() == 2
-        size = 0
-        if are_plain:
-            time, batch, _ = input.shape
-            size = time * batch * self.gates * h_0.shape[1] * input.element_size()
+        if not (input.dim() == 3 and isinstance(h_0, Tensor) and h_0.dim() == 2):
+            return [_ALL_STEPS]  # and the operator refuses them
+        time, batch, _ = input.shape
+        size = time * batch * self.gates * h_0.shape[1] * input.element_size()
         if size < CHUNK_BYTES:
             return [_ALL_STEPS]
         length = -(-time // (size // CHUNK_BYTES + 1))
@@ -155,17 +162,21 @@ class Cell:
         input, *parameters, h, c, lengths = inputs
         options = {"reverse": reverse, "allow_tf32": allow_tf32}
         output = None
-        if len(chunks) > 1:
-            shape = *input.shape[:2], h.shape[1]
-            output = _schemas.new(shape, input, _schemas.is_batch_first(input))
+        if len(chunks) > 1:  # no view, which could not be changed in place
+            time, batch, _ = input.shape
+            units = h.shape[1]
+            batch_first = _schemas.is_batch_first(input)
+            strides = (units, time * units, 1) if batch_first else (batch * units, units, 1)
+            output = input.new_empty_strided((time, batch, units), strides)
         for steps in chunks:
-            given = h, c, lengths if output is None else _lengths_of(steps, lengths)
             part = input if output is None else input[steps]
+            valid = lengths if output is None else lengths_of(steps, lengths)
+            before = h, c
             of_chunk, h, c, *saved = self.eager(
-                part, *parameters, *given, training=kept is not None, **options
+                part, *parameters, *before, valid, training=kept is not None, **options
             )
             if kept is not None:
-                kept.append(Chunk(steps, *given, *saved))
+                kept.append(Chunk(*before, *saved))
             if output is not None:
                 output[steps] = of_chunk
         return of_chunk if output is None else output, h, c
@@ -176,11 +187,6 @@ class Cell:
         batch = schema.check(*arguments)["batch"]
         if lengths is not None:
             _check_lengths(self.name, lengths, arguments[0], batch)
-
-
-def _lengths_of(steps: slice, lengths: Tensor | None) -> Tensor | None:
-    """How many of some steps are valid."""
-    return None if lengths is None else (lengths - steps.start).clamp(0, steps.stop - steps.start)
 
 
 def _joined_gates(chunks: list[Chunk], reverse: bool) -> Tensor:
@@ -261,21 +267,18 @@ class _Sequence(torch.autograd.Function):
         half = 1 + len(before) // 2
         ctx.biases = before[half:]
         ctx.versions = _autograd.versions(ctx.biases)
-        of_chunks = [x for _, *saved in kept for x in saved]
+        of_chunks = [x for chunk in kept for x in chunk]
         ctx.save_for_backward(*before[:half], lengths, results[0], *of_chunks)
-        saved_of_all = kept[0][-2:] if len(kept) == 1 else (None, None)
-        return *results, *saved_of_all
+        of_all = (kept[0].gates, kept[0].cells) if len(kept) == 1 else (None, None)
+        return *results, *of_all
 
     @staticmethod
     def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
+        count, width = len(ctx.steps), len(Chunk._fields)
         saved = ctx.saved_tensors
-        count, width = len(ctx.steps), len(Chunk._fields) - 1
         *before, lengths, output = saved[: -count * width]
-        flat = saved[-count * width :]
-        chunks = [
-            Chunk(steps, *flat[place * width : (place + 1) * width])
-            for place, steps in enumerate(ctx.steps)
-        ]
+        of_chunks = saved[-count * width :]
+        chunks = [Chunk(*of_chunks[at : at + width]) for at in range(0, count * width, width)]
         inputs = [*before, *ctx.biases, chunks[0].h, chunks[0].c]
         needs = ctx.needs_input_grad[4:-1]
         if _autograd.needs_composite() or towards[3] is not None or towards[4] is not None:
@@ -292,7 +295,9 @@ class _Sequence(torch.autograd.Function):
             found = (None,) * len(needs)
         else:
             with _autograd.below_autograd():
-                found = gradients(ctx.cell, inputs, output, chunks, towards[:3], needs, ctx.reverse)
+                in_steps = list(zip(ctx.steps, chunks, strict=True))
+                given = inputs, lengths, output, in_steps, towards[:3], needs
+                found = gradients(ctx.cell, *given, ctx.reverse)
         return None, None, None, None, *found, None
 
 
@@ -361,10 +366,10 @@ def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any])
     another dtype, and broadcasts a bias. In a 16-bit type its GEMMs on a CPU read what lies between padded rows
     (2.13). Under autocast it casts what it computes with.
     """
-    given = [x for x in parameters if x is not None]
-    if not _autocast.are_alike(input, (*given, *states)):
+    weight_ih, weight_hh, *others = parameters
+    biases = [x for x in others if x is not None]
+    if not _autocast.are_alike(input, (weight_ih, weight_hh, *biases, *states)):
         return False
-    weight_ih, weight_hh, *biases = given
     if not weight_ih.dim() == weight_hh.dim() == 2:
         return False
     rows = weight_hh.shape[0]

@@ -1,5 +1,5 @@
 """The gradients of a sequence. The operator ``<cell>_sequence_backward`` goes from step to step, and gives those of the
-gates and of the first state; the others are GEMMs and sums over all steps at once.
+gates and of the first state; the others are GEMMs and sums over all steps at once, or over those of a chunk.
 """
 
 from __future__ import annotations
@@ -19,53 +19,64 @@ if TYPE_CHECKING:
 
 
 class Chunk(NamedTuple):
-    """Steps that a forward computed at once, and what it saved of them."""
+    """What a forward saved of steps that it computed at once."""
 
-    steps: slice
     h: Tensor
+    """The hidden state before the first of them, in the order of computation."""
     c: Tensor
-    """The state before the first of them, in the order of computation."""
-    lengths: Tensor | None
+    """The cell state."""
     gates: Tensor
     cells: Tensor
+
+
+def lengths_of(steps: slice, lengths: Tensor | None) -> Tensor | None:
+    """How many of some steps are valid."""
+    return None if lengths is None else (lengths - steps.start).clamp(0, steps.stop - steps.start)
 
 
 @_autocast.outside
 def gradients(
     cell: Cell,
     inputs: list[Tensor],
+    lengths: Tensor | None,
     output: Tensor,
-    chunks: list[Chunk],
+    chunks: list[tuple[slice, Chunk]],
     towards: tuple[Tensor | None, ...],
     needs: tuple[bool, ...],
     reverse: bool,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the input, the parameters, ``h_0`` and ``c_0`` that are needed."""
     if len(chunks) == 1:
-        return _of_chunk(cell, inputs, output, chunks[0], towards, needs, reverse)
+        ((_, chunk),) = chunks
+        return _of_chunk(cell, inputs, lengths, output, chunk, towards, needs, reverse)
     input, *parameters, _, _ = inputs
     grad_output, *grad_states = towards
-    of_input: list[Tensor | None] = []
+    grad_input: Tensor | None = None
     sums: list[Tensor | None] = [None for _ in parameters]
-    for chunk in reversed(chunks):
-        steps = chunk.steps
+    for steps, chunk in reversed(chunks):
         of_steps = None if grad_output is None else grad_output[steps]
-        given = [input[steps], *parameters, chunk.h, chunk.c]
-        of_chunk = _of_chunk(
-            cell, given, output[steps], chunk, (of_steps, *grad_states), needs, reverse
+        first, *of_parameters, grad_h, grad_c = _of_chunk(
+            cell,
+            [input[steps], *parameters, chunk.h, chunk.c],
+            lengths_of(steps, lengths),
+            output[steps],
+            chunk,
+            (of_steps, *grad_states),
+            needs,
+            reverse,
         )
-        first, *of_parameters, grad_h, grad_c = of_chunk
-        of_input.append(first)
+        if first is not None:
+            if grad_input is None:
+                batch_first = _schemas.is_batch_first(output)
+                shape = _transposed(input, batch_first).shape
+                grad_input = _transposed(first.new_empty(shape), batch_first)
+            grad_input[steps] = first
         grad_states = [grad_h, grad_c]
         for place, found in enumerate(of_parameters):
-            if found is not None:
+            if found is not None:  # added up in float32: each was rounded once
                 wide = found.to(torch.promote_types(found.dtype, torch.float32))
                 known = sums[place]
-                sums[place] = wide if known is None else known + wide
-    batch_first = _schemas.is_batch_first(output)
-    in_order = of_input if reverse else of_input[::-1]
-    pieces = [_transposed(x, batch_first) for x in in_order if x is not None]
-    grad_input = _transposed(torch.cat(pieces, int(batch_first)), batch_first) if pieces else None
+                sums[place] = wide if known is None else known.add_(wide)
     of_all = [x if x is None else x.to(input.dtype) for x in sums]
     return grad_input, *of_all, *grad_states
 
@@ -73,6 +84,7 @@ def gradients(
 def _of_chunk(
     cell: Cell,
     inputs: list[Tensor],
+    lengths: Tensor | None,
     output: Tensor,
     chunk: Chunk,
     towards: tuple[Tensor | None, ...],
@@ -80,11 +92,11 @@ def _of_chunk(
     reverse: bool,
 ) -> tuple[Tensor | None, ...]:
     input, *parameters, h_0, _ = inputs
+    gates, cells = chunk.gates, chunk.cells
     needs_input, *needs_parameters, _, _ = needs
     weights = parameters[: len(parameters) // 2]
     needs_weights = needs_parameters[: len(weights)]
     needs_biases = needs_parameters[len(weights) :]
-    _, _, _, lengths, gates, cells = chunk
     allow_tf32 = input.is_cuda and _private.allows_tf32()
     grad_gates, grad_h_0, grad_c_0 = cell.eager_backward(
         *towards, weights[-1], gates, cells, lengths, reverse=reverse, allow_tf32=allow_tf32
