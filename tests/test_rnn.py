@@ -16,6 +16,8 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import extops
+from extops import rnn
+from extops.choosing import _cudnn
 from operators import GPU, Tensors, by_device, dtype_name, padded
 
 FEATURES, STATE, TIME, BATCH = 5, 7, 6, 3
@@ -112,7 +114,12 @@ def test_cells(bias: bool, name: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", LAYERS[:2])
 @by_options
-def test_torchs_layer_on_a_cpu_is_as_ours(name: str, options: dict[str, Any]) -> None:
+def test_torchs_layer_on_a_cpu_is_as_ours(
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whatever this CPU has: without AVX512 such an LSTM is torch's in training, too.
+    monkeypatch.setattr(_cudnn, "has_avx512", True)
+    monkeypatch.setattr(rnn, "_plans", {})
     # An LSTM of many steps and rows for few units is torch's, and few steps of a GRU are: but for their gradients.
     units, time = (128, 20) if name == "LSTM" else (256, 4)
     layer = getattr(extops, name)(FEATURES, units, **options)
