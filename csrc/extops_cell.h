@@ -2,7 +2,7 @@
 //
 //   EXTOPS_CELL(name, Cell)
 //
-// defines `extops::<name>_sequence` and its backward for the CPU, and declares `<name>_step`; compiled with
+// defines `extops::<name>_sequence`, `extops::<name>_step` and their backwards for the CPU; compiled with
 // -DEXTOPS_WITH_CUDA also for GPUs, whose kernels a CUDA file has (extops_cell.cuh). Python's extops.load_cell()
 // compiles, loads and calls them.
 #pragma once
@@ -18,6 +18,7 @@
 #include "bindings/stable/sequence.h"
 #include "bindings/stable/step.h"
 #include "kernels/cpu/sequence.h"
+#include "kernels/cpu/step.h"
 #ifdef EXTOPS_WITH_CUDA
 #include "bindings/stable/cuda.h"
 #endif
@@ -37,6 +38,8 @@ const std::vector<Operator>& operators(const char* cell) {
 struct Cpu : stable::CpuDevice {
   template <class Cell>
   struct Sequence;
+  template <class Cell>
+  struct Step;
 };
 
 #ifdef EXTOPS_WITH_CUDA
@@ -53,9 +56,12 @@ struct Cuda : stable::CudaDevice {
 #define EXTOPS_CELL(cell, Cell)                                                                                        \
   EXTOPS_DECLARE_SEQUENCE_CPU(cell, Cell)                                                                              \
   EXTOPS_DEFINE_SEQUENCE_CPU(cell, Cell)                                                                               \
+  EXTOPS_DECLARE_STEP_CPU(cell, Cell)                                                                                  \
+  EXTOPS_DEFINE_STEP_CPU(cell, Cell)                                                                                   \
   EXTOPS_SEQUENCE_OF(cell, Cell)                                                                                       \
   EXTOPS_STEP_OF(cell, Cell)                                                                                           \
   EXTOPS_SEQUENCE_ENTRIES_CPU(extops::own::Cpu, cell, Cell)                                                            \
+  EXTOPS_STEP_ENTRIES_CPU(extops::own::Cpu, cell, Cell)                                                                \
   EXTOPS_API const char* extops_schema(size_t index) {                                                                 \
     const std::vector<extops::Operator>& known = extops::own::operators<Cell>(#cell);                                  \
     return index < known.size() ? known[index].schema.c_str() : nullptr;                                               \
@@ -69,21 +75,16 @@ struct Cuda : stable::CudaDevice {
   STABLE_TORCH_LIBRARY_FRAGMENT(extops, library) {                                                                     \
     for (size_t index = 0; extops_schema(index) != nullptr; ++index) library.def(extops_schema(index));                \
   }                                                                                                                    \
-  STABLE_TORCH_LIBRARY_IMPL(extops, CPU, library) {                                                                    \
-    extops::stable::register_sequence<extops::own::Cpu, Cell>(library);                                                \
-  }                                                                                                                    \
+  STABLE_TORCH_LIBRARY_IMPL(extops, CPU, library) { extops::stable::register_cell<extops::own::Cpu, Cell>(library); }  \
   EXTOPS_CELL_ON_GPUS(cell, Cell)
 
 #ifdef EXTOPS_WITH_CUDA
-#define EXTOPS_CELL_ON_GPUS(cell, Cell)                                  \
-  EXTOPS_DECLARE_SEQUENCE_CUDA(cell, Cell)                               \
-  EXTOPS_DECLARE_STEP_CUDA(cell, Cell)                                   \
-  EXTOPS_SEQUENCE_ENTRIES_CUDA(extops::own::Cuda, cell, Cell)            \
-  EXTOPS_STEP_ENTRIES_CUDA(extops::own::Cuda, cell, Cell)                \
-  STABLE_TORCH_LIBRARY_IMPL(extops, CUDA, library) {                     \
-    extops::stable::register_sequence<extops::own::Cuda, Cell>(library); \
-    extops::stable::register_step<extops::own::Cuda, Cell>(library);     \
-  }
+#define EXTOPS_CELL_ON_GPUS(cell, Cell)                       \
+  EXTOPS_DECLARE_SEQUENCE_CUDA(cell, Cell)                    \
+  EXTOPS_DECLARE_STEP_CUDA(cell, Cell)                        \
+  EXTOPS_SEQUENCE_ENTRIES_CUDA(extops::own::Cuda, cell, Cell) \
+  EXTOPS_STEP_ENTRIES_CUDA(extops::own::Cuda, cell, Cell)     \
+  STABLE_TORCH_LIBRARY_IMPL(extops, CUDA, library) { extops::stable::register_cell<extops::own::Cuda, Cell>(library); }
 #else
 #define EXTOPS_CELL_ON_GPUS(cell, Cell)
 #endif

@@ -58,12 +58,15 @@ def forward_and_backward(operator: Operator, inputs: Tensors, towards: Tensors) 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=dtype_name)
 def test_cells_enough_for_wide_accesses(dtype: torch.dtype, state: int) -> None:
     """So many that a thread takes several neighbours, where rows begin at a multiple of them."""
-    batch = 300
-    shapes = [(batch, 3 * state), *[(batch, state)] * 3]
+    batch = 600  # whose GEMM is a library's
+    shapes = [(batch, 5), (3 * state, state + 5), (3 * state,), *[(batch, state)] * 4]
     tensors = [torch.randn(shape, device="cuda").to(dtype) for shape in shapes]
-    gates, old_cell, *towards = tensors
-    new_h, new_cell = torch.ops.extops.lltm_cell(gates, old_cell)
-    found = torch.ops.extops.lltm_cell_backward(*towards, gates, new_cell)
+    tensors[1] /= 32
+    *_, old_cell = inputs = tensors[:5]
+    towards = tensors[5:]
+    new_h, new_cell, gates = torch.ops.extops.lltm_step(*inputs)
+    grad_gates, _, grad_old = torch.ops.extops.lltm_step_backward(*towards, gates, new_cell)
+    found = grad_gates, grad_old
 
     leaves = [gates.double().requires_grad_(), old_cell.double().requires_grad_()]
     exact = extops.reference.lltm_cell(*leaves)
@@ -256,7 +259,9 @@ def test_a_failed_launch_is_an_error_of_python(name: str, tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert re.search(rf"\b{name}: .*device-side assert", done.stdout), done.stdout + done.stderr
+    assert re.search(rf"\b{name}(_step)?: .*device-side assert", done.stdout), (
+        done.stdout + done.stderr
+    )
 
 
 LENGTHS_OUT_OF_RANGE = """
@@ -441,11 +446,17 @@ def test_large_lltm() -> None:
     needs_memory(52)
     state = 1024
     batch = BOUNDARY // state + 3
-    gates, old_cell = (huge(batch, size, dtype=torch.bfloat16) for size in (3 * state, state))
-    new_h, new_cell = torch.ops.extops.lltm_cell(gates, old_cell)
+    old_h, old_cell = (huge(batch, state, dtype=torch.bfloat16) for _ in range(2))
+    input, weights = old_h[:, :1], huge(3 * state, state + 1, dtype=torch.bfloat16) / 32
+    given = input, weights, weights[:, 0], old_h, old_cell
+    new_h, new_cell, gates = torch.ops.extops.lltm_step(*given)
+    del input, old_h, given
     assert_rows_agree(pointwise, (new_h, new_cell), gates, old_cell, tolerance=2**-6)
     grad_h, grad_cell = (huge(batch, state, dtype=torch.bfloat16) for _ in range(2))
-    found = torch.ops.extops.lltm_cell_backward(grad_h, grad_cell, gates, new_cell)
+    grad_gates, _, grad_old = torch.ops.extops.lltm_step_backward(
+        grad_h, grad_cell, gates, new_cell
+    )
+    found = grad_gates, grad_old
     inputs = (grad_h, grad_cell, gates, old_cell)
     assert_rows_agree(pointwise_backward, found, *inputs, tolerance=2**-4)
 

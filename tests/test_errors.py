@@ -690,7 +690,7 @@ def test_a_kernel_that_finds_no_memory(threads: int, tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.stdout.startswith("lltm: not enough memory"), done.stderr
+    assert done.stdout.startswith("lltm_step: not enough memory"), done.stderr
 
 
 CALL_FAILED = "torch's API call failed"
@@ -711,7 +711,7 @@ CALL_FAILED = "torch's API call failed"
         (
             "cuda",
             f"empty_strided: {CALL_FAILED}",
-            "CUDA out of memory: lltm_cell found none for more than its results; torch printed how much",
+            "CUDA out of memory: lltm_step_backward found none for more than its results; torch printed how much",
         ),
     ],
 )
@@ -723,17 +723,22 @@ def test_an_error_beside_the_results(
     kind = torch.OutOfMemoryError if "out of memory" in expected else RuntimeError
     with FakeTensorMode(), pytest.raises(RuntimeError) as raised:  # of a GPU that need not be there
         gates, cell = torch.empty(2, 9, device=device), torch.empty(2, 3, device=device)
-        _errors.raise_original(RuntimeError(error), "lltm_cell", gates, cell)
+        _errors.raise_original(RuntimeError(error), "lltm_step_backward", None, None, gates, cell)
     assert (type(raised.value), str(raised.value)) == (kind, expected)
 
 
 @pytest.mark.parametrize(
     "error",
-    [f"aten::mm: {CALL_FAILED}", f"empty_strided: {CALL_FAILED}", "lltm_cell: of the kernel"],
+    [
+        f"aten::mm: {CALL_FAILED}",
+        f"empty_strided: {CALL_FAILED}",
+        "lltm_step_backward: of the kernel",
+    ],
 )
 def test_an_error_of_which_no_more_is_known(error: str) -> None:
     """The caller raises it as it is."""
-    _errors.raise_original(RuntimeError(error), "lltm_cell", torch.ones(2, 9), torch.ones(2, 3))
+    given = None, None, torch.ones(2, 9), torch.ones(2, 3)
+    _errors.raise_original(RuntimeError(error), "lltm_step_backward", *given)
 
 
 @by_device

@@ -54,7 +54,7 @@ def test_import_before_torch_or_after_is_the_same(tmp_path: Path) -> None:
         run_python(START.format(first=first, warnings="error"), tmp_path)
     )
     assert alone == after
-    assert "extops::lltm_cell" in alone.pop("operators")
+    assert "extops::lltm_step" in alone.pop("operators")
     flops = 2 * 3 * 12 * 9  # of the GEMM: batch 3, weights of 12 rows and 9 columns
     assert alone == {"rounded": [0.0, 1.0], "flops": flops, "cuda": False}
     added = set(of_extops) - set(of_torch)

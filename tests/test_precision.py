@@ -157,7 +157,7 @@ def test_no_nan_becomes_infinite_in_tf32(size: tuple[int, int, int]) -> None:
     grad_h, grad_cell, gates, new_cell = (torch.randn(shape, device="cuda") for shape in shapes)
     poisoned = torch.tensor(0x7F800001, dtype=torch.int32, device="cuda").view(torch.float32)
     old_h[0, 0] = poisoned
-    *_, grad_weights, _ = torch.ops.extops.lltm_backward(
+    *_, grad_weights, _ = torch.ops.extops.lltm_step_parameters_backward(
         grad_h, grad_cell, input, old_h, gates, new_cell, allow_tf32=True
     )
     assert grad_weights[:, 0].isnan().all()
@@ -269,7 +269,7 @@ def allowed_when_traced(inputs: Tensors) -> bool:
         seen.extend(
             node.kwargs["allow_tf32"]
             for node in module.graph.nodes
-            if node.target is torch.ops.extops.lltm.default
+            if node.target is torch.ops.extops.lltm_step.default
         )
         return module.forward
 

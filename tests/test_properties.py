@@ -55,16 +55,15 @@ def shapes_that_broadcast(count: int) -> st.SearchStrategy[tuple[Shape, ...]]:
 
 
 def shapes_of(operator: Operator) -> st.SearchStrategy[tuple[Shape, ...]]:
-    schema = _schemas.OPERATORS[operator.name]
+    schema = _schemas.OPERATORS["lltm_step" if operator.name == "lltm" else operator.name]
     if not schema.sizes:
         return shapes_that_broadcast(len(operator.arguments))
     drawn = {size: st.integers(1, 3) if size == "time" else sizes for size in schema.sizes}
     if operator.name in SEQUENCE_INPUTS:
         make = SEQUENCE_INPUTS[operator.name]
         return st.tuples(*drawn.values()).map(lambda found: tuple(x.shape for x in make(*found)))
-    rows = {row.name: row for row in schema.arguments}
     return st.fixed_dictionaries(drawn).map(
-        lambda found: tuple(_schemas.shape_of(rows[name], found) for name in operator.arguments)
+        lambda found: tuple(_schemas.shape_of(row, found) for row in schema.arguments)
     )
 
 

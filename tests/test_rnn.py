@@ -756,7 +756,7 @@ def test_which_kernel(device: str) -> None:
         assert extops.which_kernel(function, input, state) in names
         rows = input.transpose(0, 1)
         assert extops.which_kernel(function, rows, state, batch_first=True) in names
-    assert extops.which_kernel(extops.LLTMLayer(FEATURES, STATE), input[:1]) == "lltm"
+    assert extops.which_kernel(extops.LLTMLayer(FEATURES, STATE), input[:1]) == "step"
     # With lengths one step is a sequence like others.
     lengths = torch.ones(BATCH, dtype=torch.int64, device=device)
     state = torch.randn(BATCH, STATE, device=device)

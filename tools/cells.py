@@ -14,10 +14,12 @@ from extops_build import ROOT, errors_for_the_user
 CSRC = ROOT / "csrc"
 
 KERNELS = {
-    "kernels/cpu/{cell}_sequence_kernel.cpp": """\
+    "kernels/cpu/{cell}_kernel.cpp": """\
 #include "sequence.h"
+#include "step.h"
 
 EXTOPS_DEFINE_SEQUENCE_CPU({cell}, extops::{Cell})
+EXTOPS_DEFINE_STEP_CPU({cell}, extops::{Cell})
 """,
     "kernels/cuda/cells/{cell}_kernel.cu": """\
 #include "../sequence/float32_block.cuh"
@@ -40,8 +42,6 @@ EXTOPS_STEP_HOPPER(extops::{Cell})
 }
 OF_ALL_STEPS = re.compile(r'^#include "\.\./sequence.*\n|^EXTOPS_SEQUENCE_HOPPER.*\n', re.MULTILINE)
 """Lines for Hopper that a cell without kernels of all steps does not have."""
-WRITTEN_BY_HAND = ("kernels/cuda/cells/lltm_kernel.cu",)
-"""Its weights are joined."""
 
 
 def cells() -> dict[str, str]:
@@ -64,12 +64,9 @@ def files() -> dict[Path, str]:
     found = {}
     for cell, cell_type in cells().items():
         for name, text in KERNELS.items():
-            path = name.format(cell=cell)
-            if path in WRITTEN_BY_HAND:
-                continue
             if "hopper" in name and not has_sequence_kernels(cell_type):
                 text = OF_ALL_STEPS.sub("", text)
-            found[CSRC / path] = text.format(cell=cell, Cell=cell_type)
+            found[CSRC / name.format(cell=cell)] = text.format(cell=cell, Cell=cell_type)
     return found
 
 

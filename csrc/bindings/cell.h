@@ -1,5 +1,4 @@
-// The tables of a cell's operators, from the constants of the cell: one of the package or a user's, with parameters as
-// torch's modules have them.
+// The tables of a cell's operators, from the constants of the cell: one of the package or a user's.
 #pragma once
 
 #include <string>
@@ -11,23 +10,61 @@
 
 namespace extops {
 
-#define EXTOPS_CELL_SEQUENCE(IN, UPSTREAM, OUT) \
-  EXTOPS_SEQUENCE(IN, OUT, Cell::kGates, EXTOPS_PARAMETERS(IN, UPSTREAM, Cell::kInput, Cell::kRecurrent))
-#define EXTOPS_CELL_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT) \
-  EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, Cell::kGates, EXTOPS_WEIGHT_HH(IN, Cell::kRecurrent))
+// clang-format off
+// The rows of a cell's parameters: in parts, as torch's modules have them, and joined.
+#define EXTOPS_WEIGHT_HH(ROW) ROW(weight_hh, Cell::kRecurrent*state_size, state_size)
+#define EXTOPS_PARTS(IN, UPSTREAM) EXTOPS_WEIGHTS_OF_PARTS(IN) EXTOPS_BIASES(UPSTREAM)
+#define EXTOPS_WEIGHTS_OF_PARTS(ROW)                      \
+  ROW(weight_ih, Cell::kInput*state_size, input_features) \
+  EXTOPS_WEIGHT_HH(ROW)
+#define EXTOPS_BIASES(ROW)                \
+  ROW(bias_ih, Cell::kInput*state_size)   \
+  ROW(bias_hh, Cell::kRecurrent*state_size)
+#define EXTOPS_JOINED_WEIGHTS(ROW) ROW(weights, Cell::kGates*state_size, state_size + input_features)
+#define EXTOPS_JOINED(ROW) EXTOPS_JOINED_WEIGHTS(ROW) ROW(bias, Cell::kGates*state_size)
+#define EXTOPS_PARTS_GRADIENTS(OUT)                            \
+  OUT(grad_weight_ih, Cell::kInput*state_size, input_features) \
+  OUT(grad_weight_hh, Cell::kRecurrent*state_size, state_size) \
+  OUT(grad_bias_ih, Cell::kInput*state_size)                   \
+  OUT(grad_bias_hh, Cell::kRecurrent*state_size)
+#define EXTOPS_JOINED_GRADIENTS(OUT)                                \
+  OUT(grad_weights, Cell::kGates*state_size, state_size + input_features) \
+  OUT(grad_bias, Cell::kGates*state_size)
 
-template <class Cell>
-EXTOPS_ARGUMENTS(SequenceTensors, SequenceTableSizes, EXTOPS_SEQUENCE_SIZES, EXTOPS_CELL_SEQUENCE)
-template <class Cell>
-EXTOPS_ARGUMENTS(SequenceBackwardTensors, SequenceTableSizes, EXTOPS_SEQUENCE_SIZES, EXTOPS_CELL_SEQUENCE_BACKWARD)
-template <class Cell>
-EXTOPS_ARGUMENTS(StepTensors, StepSizes, EXTOPS_STEP_SIZES, EXTOPS_STEP)
+#define EXTOPS_SEQUENCE_OF_PARTS(IN, UPSTREAM, OUT) EXTOPS_SEQUENCE(IN, OUT, EXTOPS_PARTS(IN, UPSTREAM))
+#define EXTOPS_SEQUENCE_OF_JOINED(IN, UPSTREAM, OUT) EXTOPS_SEQUENCE(IN, OUT, EXTOPS_JOINED(IN))
+#define EXTOPS_SEQUENCE_BACKWARD_OF_PARTS(IN, UPSTREAM, OUT) \
+  EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_WEIGHT_HH(IN))
+#define EXTOPS_SEQUENCE_BACKWARD_OF_JOINED(IN, UPSTREAM, OUT) \
+  EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_JOINED_WEIGHTS(IN))
+#define EXTOPS_STEP_OF_PARTS(IN, UPSTREAM, OUT) EXTOPS_STEP(IN, OUT, EXTOPS_PARTS(IN, UPSTREAM))
+#define EXTOPS_STEP_OF_JOINED(IN, UPSTREAM, OUT) EXTOPS_STEP(IN, OUT, EXTOPS_JOINED(IN))
+#define EXTOPS_STEP_PARAMETERS_BACKWARD_OF_PARTS(IN, UPSTREAM, OUT) \
+  EXTOPS_STEP_PARAMETERS_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_PARTS_GRADIENTS(OUT))
+#define EXTOPS_STEP_PARAMETERS_BACKWARD_OF_JOINED(IN, UPSTREAM, OUT) \
+  EXTOPS_STEP_PARAMETERS_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_JOINED_GRADIENTS(OUT))
+#define EXTOPS_STEP_INPUT_BACKWARD_OF_PARTS(IN, UPSTREAM, OUT) \
+  EXTOPS_STEP_INPUT_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_WEIGHTS_OF_PARTS(IN))
+#define EXTOPS_STEP_INPUT_BACKWARD_OF_JOINED(IN, UPSTREAM, OUT) \
+  EXTOPS_STEP_INPUT_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_JOINED_WEIGHTS(IN))
+// clang-format on
+
+// `Name<Cell>`: the struct of a table, for the parameters that the cell has.
+#define EXTOPS_CELL_TABLE(Name, TABLE, Sizes, KIND)                                 \
+  template <class Cell>                                                             \
+  EXTOPS_ARGUMENTS(Name##OfParts, Sizes, EXTOPS_##KIND##_SIZES, TABLE##_OF_PARTS)   \
+  template <class Cell>                                                             \
+  EXTOPS_ARGUMENTS(Name##OfJoined, Sizes, EXTOPS_##KIND##_SIZES, TABLE##_OF_JOINED) \
+  template <class Cell>                                                             \
+  using Name = std::conditional_t<kIsJoined<Cell>, Name##OfJoined<Cell>, Name##OfParts<Cell>>;
+
+EXTOPS_CELL_TABLE(SequenceTensors, EXTOPS_SEQUENCE, SequenceTableSizes, SEQUENCE)
+EXTOPS_CELL_TABLE(SequenceBackwardTensors, EXTOPS_SEQUENCE_BACKWARD, SequenceTableSizes, SEQUENCE)
+EXTOPS_CELL_TABLE(StepTensors, EXTOPS_STEP, StepSizes, STEP)
+EXTOPS_CELL_TABLE(StepParametersBackwardTensors, EXTOPS_STEP_PARAMETERS_BACKWARD, StepSizes, STEP)
+EXTOPS_CELL_TABLE(StepInputBackwardTensors, EXTOPS_STEP_INPUT_BACKWARD, StepSizes, STEP)
 template <class Cell>
 EXTOPS_ARGUMENTS(StepBackwardTensors, StepSizes, EXTOPS_STEP_SIZES, EXTOPS_STEP_BACKWARD)
-template <class Cell>
-EXTOPS_ARGUMENTS(StepParametersBackwardTensors, StepSizes, EXTOPS_STEP_SIZES, EXTOPS_STEP_PARAMETERS_BACKWARD)
-template <class Cell>
-EXTOPS_ARGUMENTS(StepInputBackwardTensors, StepSizes, EXTOPS_STEP_SIZES, EXTOPS_STEP_INPUT_BACKWARD)
 
 // What extops.binding._schemas asks a library of an operator.
 struct Operator {

@@ -10,12 +10,10 @@ using extops::Operator;
 
 // In this order: tables, cells, elementwise.
 std::vector<Operator> make_operators() {
-#define EXTOPS_TABLE(name, Arguments, options) \
-  {make_schema(#name, Arguments::kRows, options), Arguments::kSizes, Arguments::kRows},
-#define EXTOPS_GENERIC_TABLE(name, Arguments) EXTOPS_TABLE(name, Arguments, "")
-  std::vector<Operator> operators = {EXTOPS_OPERATORS(EXTOPS_TABLE, EXTOPS_GENERIC_TABLE)};
+#define EXTOPS_TABLE(name, Arguments) {make_schema(#name, Arguments::kRows, ""), Arguments::kSizes, Arguments::kRows},
+  std::vector<Operator> operators = {EXTOPS_OPERATORS(EXTOPS_TABLE)};
 #define EXTOPS_CELL_TABLES(cell, Cell) extops::add_operators<extops::Cell>(#cell, operators);
-  EXTOPS_CELLS_OF_PARTS(EXTOPS_CELL_TABLES)
+  EXTOPS_CELLS(EXTOPS_CELL_TABLES)
 #define EXTOPS_ELEMENTWISE_TABLE(Function, schema) operators.push_back({schema, "", ""});
   EXTOPS_ELEMENTWISE(EXTOPS_ELEMENTWISE_TABLE)
   return operators;

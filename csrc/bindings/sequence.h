@@ -17,9 +17,8 @@ struct SequenceTableSizes {
 };
 
 // clang-format off
-// A cell's table, from the number of its gates and the rows of its parameters: weights that join weights_h and
-// weights_x, with one bias, or those of torch's modules.
-#define EXTOPS_SEQUENCE(IN, OUT, GATES, ...)                \
+// A cell's tables, for the rows of its parameters (cell.h).
+#define EXTOPS_SEQUENCE(IN, OUT, ...)                       \
   IN(input, time, batch, input_features)                    \
   __VA_ARGS__                                               \
   IN(h_0, batch, state_size)                                \
@@ -27,33 +26,17 @@ struct SequenceTableSizes {
   OUT(output, time, batch, state_size)                      \
   OUT(h_n, batch, state_size)                               \
   OUT(c_n, batch, state_size)                               \
-  OUT(gates, time, batch, GATES*state_size)                 \
+  OUT(gates, time, batch, Cell::kGates*state_size)          \
   OUT(cells, time, batch, state_size)
 
-#define EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, GATES, ...) \
+#define EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, ...)    \
   UPSTREAM(grad_output, time, batch, state_size)            \
   UPSTREAM(grad_h_n, batch, state_size)                     \
   UPSTREAM(grad_c_n, batch, state_size)                     \
   __VA_ARGS__                                               \
-  IN(gates, time, batch, GATES*state_size)                  \
+  IN(gates, time, batch, Cell::kGates*state_size)           \
   IN(cells, time, batch, state_size)                        \
-  OUT(grad_gates, time, batch, GATES*state_size)            \
+  OUT(grad_gates, time, batch, Cell::kGates*state_size)     \
   OUT(grad_h_0, batch, state_size)                          \
   OUT(grad_c_0, batch, state_size)
-
-#define EXTOPS_LLTM_WEIGHTS(IN) IN(weights, 3*state_size, state_size + input_features)
-#define EXTOPS_LLTM_SEQUENCE(IN, UPSTREAM, OUT) EXTOPS_SEQUENCE(IN, OUT, 3, EXTOPS_LLTM_WEIGHTS(IN) IN(bias, 3*state_size))
-#define EXTOPS_LLTM_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT) \
-  EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, 3, EXTOPS_LLTM_WEIGHTS(IN))
-
-#define EXTOPS_WEIGHT_HH(IN, GATES) IN(weight_hh, GATES*state_size, state_size)
-#define EXTOPS_PARAMETERS(IN, OPTIONAL, INPUT, RECURRENT)   \
-  IN(weight_ih, INPUT*state_size, input_features)           \
-  EXTOPS_WEIGHT_HH(IN, RECURRENT)                           \
-  OPTIONAL(bias_ih, INPUT*state_size)                       \
-  OPTIONAL(bias_hh, RECURRENT*state_size)
 // clang-format on
-
-#define EXTOPS_SEQUENCE_TENSORS(Name, TABLE) EXTOPS_ARGUMENTS(Name, SequenceTableSizes, EXTOPS_SEQUENCE_SIZES, TABLE)
-EXTOPS_SEQUENCE_TENSORS(LltmSequenceTensors, EXTOPS_LLTM_SEQUENCE)
-EXTOPS_SEQUENCE_TENSORS(LltmSequenceBackwardTensors, EXTOPS_LLTM_SEQUENCE_BACKWARD)

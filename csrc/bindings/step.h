@@ -12,10 +12,10 @@ constexpr int kOfH = kHasOneGradient<Cell> ? 0 : Cell::kRecurrent;
 #define EXTOPS_STEP_OPTIONS ", *, bool allow_tf32=False"
 
 // clang-format off
-// The tables of a `Cell`.
-#define EXTOPS_STEP(IN, UPSTREAM, OUT)                              \
+// A cell's tables, for the rows of its parameters and their gradients (cell.h).
+#define EXTOPS_STEP(IN, OUT, ...)                                   \
   IN(input, batch, input_features)                                  \
-  EXTOPS_PARAMETERS(IN, UPSTREAM, Cell::kInput, Cell::kRecurrent)   \
+  __VA_ARGS__                                                       \
   IN(h_0, batch, state_size)                                        \
   IN(c_0, batch, state_size)                                        \
   OUT(h, batch, state_size)                                         \
@@ -32,7 +32,7 @@ constexpr int kOfH = kHasOneGradient<Cell> ? 0 : Cell::kRecurrent;
   OUT(grad_c_0, batch, state_size)
 
 // The same with the gradients of the parameters.
-#define EXTOPS_STEP_PARAMETERS_BACKWARD(IN, UPSTREAM, OUT)          \
+#define EXTOPS_STEP_PARAMETERS_BACKWARD(IN, UPSTREAM, OUT, ...)     \
   UPSTREAM(grad_h, batch, state_size)                               \
   UPSTREAM(grad_c, batch, state_size)                               \
   IN(input, batch, input_features)                                  \
@@ -42,18 +42,14 @@ constexpr int kOfH = kHasOneGradient<Cell> ? 0 : Cell::kRecurrent;
   OUT(grad_x, batch, Cell::kInput*state_size)                       \
   OUT(grad_h_part, batch, kOfH<Cell>*state_size)                    \
   OUT(grad_c_0, batch, state_size)                                  \
-  OUT(grad_weight_ih, Cell::kInput*state_size, input_features)      \
-  OUT(grad_weight_hh, Cell::kRecurrent*state_size, state_size)      \
-  OUT(grad_bias_ih, Cell::kInput*state_size)                        \
-  OUT(grad_bias_hh, Cell::kRecurrent*state_size)
+  __VA_ARGS__
 
 // `grad_c_0` is added to grad_h_0 where it is given.
-#define EXTOPS_STEP_INPUT_BACKWARD(IN, UPSTREAM, OUT)               \
+#define EXTOPS_STEP_INPUT_BACKWARD(IN, UPSTREAM, OUT, ...)          \
   IN(grad_x, batch, Cell::kInput*state_size)                        \
   IN(grad_h_part, batch, kOfH<Cell>*state_size)                     \
   UPSTREAM(grad_c_0, batch, state_size)                             \
-  IN(weight_ih, Cell::kInput*state_size, input_features)            \
-  IN(weight_hh, Cell::kRecurrent*state_size, state_size)            \
+  __VA_ARGS__                                                       \
   OUT(grad_input, batch, input_features)                            \
   OUT(grad_h_0, batch, state_size)
 // clang-format on

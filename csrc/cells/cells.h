@@ -6,13 +6,19 @@
 #include "lstm.h"
 #include "rnn.h"
 
-// Those with the parameters of torch's modules.
-#define EXTOPS_CELLS_OF_PARTS(CELL) \
-  CELL(lstm, Lstm)                  \
-  CELL(gru, Gru)                    \
-  CELL(rnn_tanh, RnnTanh)           \
-  CELL(rnn_relu, RnnRelu)
-
 #define EXTOPS_CELLS(CELL) \
   CELL(lltm, Lltm)         \
-  EXTOPS_CELLS_OF_PARTS(CELL)
+  CELL(lstm, Lstm)         \
+  CELL(gru, Gru)           \
+  CELL(rnn_tanh, RnnTanh)  \
+  CELL(rnn_relu, RnnRelu)
+
+namespace extops {
+
+// Whether the parameters of a cell are joined, [weights_h | weights_x] and one bias; those of others are torch's.
+template <class Cell>
+constexpr bool kIsJoined = false;
+template <>
+inline constexpr bool kIsJoined<Lltm> = true;
+
+}  // namespace extops

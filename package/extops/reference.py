@@ -68,26 +68,6 @@ def lltm_cell_backward(
     return torch.cat(grad_gates, dim=1), grad_new_cell
 
 
-def lltm_backward(
-    grad_h: Tensor | None,
-    grad_cell: Tensor | None,
-    input: Tensor,
-    old_h: Tensor,
-    gates: Tensor,
-    new_cell: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of :func:`lltm` for its gates, its old cell state, its weights and its bias."""
-    grad_gates, grad_old_cell = lltm_cell_backward(grad_h, grad_cell, gates, new_cell)
-    grad_weights = grad_gates.t() @ torch.cat([old_h, input], dim=1)
-    return grad_gates, grad_old_cell, grad_weights, grad_gates.sum(0)
-
-
-def lltm_input_backward(grad_gates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of :func:`lltm_gates` for the hidden state and the input."""
-    state_size = len(weights) // 3
-    return grad_gates @ weights[:, :state_size], grad_gates @ weights[:, state_size:]
-
-
 def valid_steps(lengths: Tensor, time: int) -> Tensor:
     """``[T, B, 1]``: whether a step is valid, that is, within its row's length."""
     return (torch.arange(time, device=lengths.device).unsqueeze(1) < lengths).unsqueeze(2)

@@ -69,7 +69,7 @@ void call_generic(const char* op, Kernel kernel, StableIValue* stack) {
   for (size_t k = 0; k < fill.results.size(); ++k) stack[k] = box(fill.results[k].release());
 }
 
-// Registers what is GENERIC in EXTOPS_OPERATORS for a device.
+// Registers an operator of EXTOPS_OPERATORS for a device.
 #define EXTOPS_GENERIC_IMPL(library, Device, device, name, Arguments)                         \
   library.impl(#name, [](StableIValue* stack, uint64_t, uint64_t) {                           \
     extops::stable::call_generic<Device, Arguments>(#name, &extops_##name##_##device, stack); \

@@ -14,23 +14,12 @@ constexpr int64_t kSequenceAlignment = 16;  // in bytes, of every tensor that a 
 template <class Cell>
 struct SequenceOf;
 
-#define EXTOPS_SEQUENCE_NAMES(cell)                       \
-  static constexpr const char* kName = #cell "_sequence"; \
-  static constexpr const char* kBackward = #cell "_sequence_backward";
-#define EXTOPS_SEQUENCE_OF(cell, Cell)                     \
-  template <>                                              \
-  struct extops::stable::SequenceOf<Cell> {                \
-    using Tensors = SequenceTensors<Cell>;                 \
-    using BackwardTensors = SequenceBackwardTensors<Cell>; \
-    EXTOPS_SEQUENCE_NAMES(cell)                            \
+#define EXTOPS_SEQUENCE_OF(cell, Cell)                                   \
+  template <>                                                            \
+  struct extops::stable::SequenceOf<Cell> {                              \
+    static constexpr const char* kName = #cell "_sequence";              \
+    static constexpr const char* kBackward = #cell "_sequence_backward"; \
   };
-
-template <>
-struct SequenceOf<Lltm> {
-  using Tensors = LltmSequenceTensors;
-  using BackwardTensors = LltmSequenceBackwardTensors;
-  EXTOPS_SEQUENCE_NAMES(lltm)
-};
 
 // The memory order of all tensors of [time, batch, ...] is that of `like`: by steps or, if its batch is first, by
 // samples.
@@ -263,7 +252,7 @@ std::array<Tensor, 5> sequence(
     const bool& reverse, const bool& allow_tf32, const bool& training) {
   constexpr const char* kOp = SequenceOf<Cell>::kName;
   const Tensors tensors{&input, &weight_ih, &weight_hh, get(bias_ih), get(bias_hh), &h_0, &c_0};
-  check<typename SequenceOf<Cell>::Tensors>(kOp, table_sizes(kOp, input, h_0), tensors, "input", input);
+  check<SequenceTensors<Cell>>(kOp, table_sizes(kOp, input, h_0), tensors, "input", input);
   return run_checked<Device, Cell>(
       input, weight_ih, weight_hh, get(bias_ih), get(bias_hh), h_0, c_0, get(lengths), reverse, allow_tf32, training);
 }
@@ -274,7 +263,7 @@ std::array<Tensor, 5> sequence_of_joined(
     const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32, const bool& training) {
   constexpr const char* kOp = SequenceOf<Cell>::kName;
   const SequenceTableSizes sizes = table_sizes(kOp, input, h_0);
-  check<typename SequenceOf<Cell>::Tensors>(kOp, sizes, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
+  check<SequenceTensors<Cell>>(kOp, sizes, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
   return run_checked<Device, Cell>(
       input, columns(weights, sizes.state_size, sizes.input_features), columns(weights, 0, sizes.state_size), &bias,
       nullptr, h_0, c_0, get(lengths), reverse, allow_tf32, training);
@@ -364,7 +353,7 @@ std::array<Tensor, 3> sequence_backward(
   const int64_t features = std::max<int64_t>(matrix_sizes(kOp, "weights", weights)[1] - steps[2], 0);
   const SequenceTableSizes table{steps[0], steps[1], features, steps[2]};
   const Tensors tensors{get(grad_output), get(grad_h_n), get(grad_c_n), &weights, &gates, &cells};
-  check<typename SequenceOf<Cell>::BackwardTensors>(kOp, table, tensors, "cells", cells);
+  check<SequenceBackwardTensors<Cell>>(kOp, table, tensors, "cells", cells);
   [[maybe_unused]] const typename Device::Guard guard(cells);
   const RecurrentWeights weights_h(columns(weights, 0, steps[2]));
   const SequenceSizes sizes =
@@ -403,7 +392,7 @@ std::array<Tensor, 3> sequence_backward(
 
 template <class Device, class Cell, class Library>
 void register_sequence(Library& library) {
-  if constexpr (SequenceOf<Cell>::Tensors::kInputs == 5) {
+  if constexpr (kIsJoined<Cell>) {
     library.impl(SequenceOf<Cell>::kName, &Boxed<&sequence_of_joined<Device, Cell>>::call);
   } else {
     library.impl(SequenceOf<Cell>::kName, &Boxed<&sequence<Device, Cell>>::call);

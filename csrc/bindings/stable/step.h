@@ -1,5 +1,5 @@
 // One step of a cell on torch's stable ABI; see device.h for what a `Device` is. `Device::Step<Cell>` has the entry
-// points of a cell. On a CPU torch's own cells are faster, and the operator is a composition of torch's calls.
+// points of a cell.
 #pragma once
 
 #include "../../kernels/step.h"
@@ -24,73 +24,131 @@ struct StepOf;
 // A matrix whose rows are dense and all start aligned: in place if they are, else in a copy.
 class Rows {
  public:
-  Rows(ScalarType dtype, const Tensor& matrix, int64_t alignment) : data_(matrix.data()), stride_(matrix.strides()[0]) {
+  Rows(ScalarType dtype, const Tensor& matrix, int64_t alignment)
+      : data_(matrix.data()), stride_(matrix.strides()[0]), bytes_(is_half(dtype) ? 2 : compute_bytes(dtype)) {
     const int64_t columns = matrix.sizes()[1];
-    const int64_t bytes = is_half(dtype) ? 2 : compute_bytes(dtype);
     const bool is_dense = columns <= 1 || matrix.strides()[1] == 1;
-    const bool is_aligned = reinterpret_cast<uintptr_t>(data_) % alignment == 0 && stride_ * bytes % alignment == 0;
+    const bool is_aligned = reinterpret_cast<uintptr_t>(data_) % alignment == 0 && stride_ * bytes_ % alignment == 0;
     if (is_dense && is_aligned && stride_ >= columns) return;
     copy_ = contiguous_copy(matrix);
     data_ = copy_->data();
     stride_ = columns;
   }
 
-  const void* data() const { return data_; }
+  const void* data(int64_t column = 0) const { return static_cast<const char*>(data_) + column * bytes_; }
   int64_t stride() const { return stride_; }
 
  private:
   std::optional<Tensor> copy_;
   const void* data_;
   int64_t stride_;
+  int64_t bytes_;
 };
 
+// A piece of the work of a kernel that multiplies is a column of the state.
+template <class Cell>
+int64_t grain_of_columns(const StepSizes& sizes) {
+  return grain_of(Cell::kGates * sizes.batch * (sizes.state_size + sizes.input_features));
+}
+
+inline int64_t elements(const StepSizes& sizes) { return sizes.batch * sizes.state_size; }
+
+// `weights_h` is null where weights_x are joined, [weights_h | weights_x].
+struct StepParameters {
+  const Tensor* weights_x;
+  const Tensor* weights_h;
+  const Tensor* bias_x;
+  const Tensor* bias_h;
+};
+
+// After the tensors were checked.
 template <class Device, class Cell>
-std::array<Tensor, 3> step(
-    const Tensor& input, const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
-    const std::optional<Tensor>& bias_hh, const Tensor& h_0, const Tensor& c_0, const bool& allow_tf32) {
+std::array<Tensor, 3> run_step(
+    const StepSizes& sizes, const Tensor& input, const StepParameters& parameters, const Tensor& h_0, const Tensor& c_0,
+    bool allow_tf32) {
   using Entries = typename Device::template Step<Cell>;
   constexpr const char* kOp = StepOf<Cell>::kName;
-  const Sizes rows = matrix_sizes(kOp, "input", input);
-  const StepSizes sizes{rows[0], rows[1], matrix_sizes(kOp, "h_0", h_0)[1]};
-  const Tensor* const bias_x = get(bias_ih);
-  const Tensor* const bias_h = get(bias_hh);
-  check<StepTensors<Cell>>(kOp, sizes, {&input, &weight_ih, &weight_hh, bias_x, bias_h, &h_0, &c_0}, "input", input);
   [[maybe_unused]] const typename Device::Guard guard(input);
   const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
   const Options options = input.options();
   Tensor h = allocate(options, sizes.batch, sizes.state_size);
   Tensor c = allocate(options, sizes.batch, sizes.state_size);
-  const std::optional<Dense> dense_bias_x = dense(bias_x), dense_bias_h = dense(bias_h);
+  const std::optional<Dense> bias_x = dense(parameters.bias_x), bias_h = dense(parameters.bias_h);
   const Dense dense_c_0(c_0);
   StepArguments arguments{};
   arguments.sizes = sizes;
-  arguments.bias_x = data_of(dense_bias_x);
-  arguments.bias_h = data_of(dense_bias_h);
+  arguments.bias_x = data_of(bias_x);
+  arguments.bias_h = data_of(bias_h);
   arguments.c_0 = dense_c_0.data();
   arguments.h = h.mutable_data();
   arguments.c = c.mutable_data();
-  const auto finish = [&](Tensor gates) -> std::array<Tensor, 3> {
+  const auto finish = [&](Tensor gates, int64_t count, int64_t grain) -> std::array<Tensor, 3> {
     arguments.gates = gates.mutable_data();
-    Device::run(kOp, input, 0, 0, [&](auto stream) { return Entries::forward(dtype, arguments, stream); });
+    Device::run(kOp, input, count, grain, [&](auto... where) { return Entries::forward(dtype, arguments, where...); });
     return {std::move(h), std::move(c), std::move(gates)};
   };
   const auto new_gates = [&] { return allocate(options, sizes.batch, Cell::kGates * sizes.state_size); };
+  const Tensor& weights_x = *parameters.weights_x;
   if (const int64_t alignment = Entries::alignment(dtype, sizes)) {
     const Dense dense_input(input, alignment), dense_h_0(h_0, alignment);
-    const Rows weights_x(dtype, weight_ih, alignment), weights_h(dtype, weight_hh, alignment);
+    const Rows of_x(dtype, weights_x, alignment);
+    std::optional<Rows> of_h;
     arguments.input = dense_input.data();
     arguments.h_0 = dense_h_0.data();
-    arguments.weights_x = weights_x.data();
-    arguments.weights_x_stride = weights_x.stride();
-    arguments.weights_h = weights_h.data();
-    arguments.weights_h_stride = weights_h.stride();
-    return finish(new_gates());
+    if (kIsJoined<Cell>) {
+      arguments.weights_h = of_x.data();
+      arguments.weights_x = of_x.data(sizes.state_size);
+      arguments.weights_h_stride = of_x.stride();
+    } else {
+      of_h.emplace(dtype, *parameters.weights_h, alignment);
+      arguments.weights_h = of_h->data();
+      arguments.weights_x = of_x.data();
+      arguments.weights_h_stride = of_h->stride();
+    }
+    arguments.weights_x_stride = of_x.stride();
+    return finish(new_gates(), sizes.state_size, grain_of_columns<Cell>(sizes));
   }
-  Tensor input_gates = mm(input, transpose(weight_ih));
-  const Tensor hidden_gates = mm(h_0, transpose(weight_hh));
-  arguments.input_gates = input_gates.data();
-  arguments.hidden_gates = hidden_gates.data();
-  return finish(kHasOneGradient<Cell> ? std::move(input_gates) : new_gates());
+  if constexpr (kIsJoined<Cell>) {
+    // One GEMM. The kernel adds the bias for free. In 16-bit types linear() adds it, before it rounds the result.
+    const Tensor x = cat_columns(h_0, input);
+    Tensor gates = is_half(dtype) ? linear(x, weights_x, *parameters.bias_x) : mm(x, transpose(weights_x));
+    if (is_half(dtype)) arguments.bias_x = nullptr;
+    arguments.input_gates = gates.data();
+    return finish(std::move(gates), elements(sizes), kPointwiseGrain);
+  } else {
+    Tensor input_gates = mm(input, transpose(weights_x));
+    const Tensor hidden_gates = mm(h_0, transpose(*parameters.weights_h));
+    arguments.input_gates = input_gates.data();
+    arguments.hidden_gates = hidden_gates.data();
+    return finish(kHasOneGradient<Cell> ? std::move(input_gates) : new_gates(), elements(sizes), kPointwiseGrain);
+  }
+}
+
+inline StepSizes step_sizes(const char* op, const Tensor& input, const Tensor& h_0) {
+  const Sizes rows = matrix_sizes(op, "input", input);
+  return {rows[0], rows[1], matrix_sizes(op, "h_0", h_0)[1]};
+}
+
+template <class Device, class Cell>
+std::array<Tensor, 3> step(
+    const Tensor& input, const Tensor& weight_ih, const Tensor& weight_hh, const std::optional<Tensor>& bias_ih,
+    const std::optional<Tensor>& bias_hh, const Tensor& h_0, const Tensor& c_0, const bool& allow_tf32) {
+  constexpr const char* kOp = StepOf<Cell>::kName;
+  const StepSizes sizes = step_sizes(kOp, input, h_0);
+  const StepParameters parameters{&weight_ih, &weight_hh, get(bias_ih), get(bias_hh)};
+  check<StepTensors<Cell>>(
+      kOp, sizes, {&input, &weight_ih, &weight_hh, parameters.bias_x, parameters.bias_h, &h_0, &c_0}, "input", input);
+  return run_step<Device, Cell>(sizes, input, parameters, h_0, c_0, allow_tf32);
+}
+
+template <class Device, class Cell>
+std::array<Tensor, 3> step_of_joined(
+    const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& h_0, const Tensor& c_0,
+    const bool& allow_tf32) {
+  constexpr const char* kOp = StepOf<Cell>::kName;
+  const StepSizes sizes = step_sizes(kOp, input, h_0);
+  check<StepTensors<Cell>>(kOp, sizes, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
+  return run_step<Device, Cell>(sizes, input, {&weights, nullptr, &bias, nullptr}, h_0, c_0, allow_tf32);
 }
 
 // What the pointwise part of a backward gets, from the struct of a table.
@@ -120,36 +178,58 @@ std::array<Tensor, 3> step_backward(
   const StepSizes sizes{cell[0], 0, cell[1]};
   const Tensors tensors{get(grad_h), get(grad_c), &gates, &saved_c};
   check<BackwardTensors>(kOp, sizes, tensors, "saved_c", saved_c);
-  const auto backward = [](ScalarType dtype, const BackwardTensors& in, void* stream) {
-    const StepBackwardArguments arguments = pointwise_of(in);
-    return Entries::backward(dtype, arguments, stream);
+  const auto backward = [](ScalarType dtype, const BackwardTensors& in, auto... where) {
+    return Entries::backward(dtype, pointwise_of(in), where...);
   };
-  return run<Device, BackwardTensors>(kOp, backward, kernel_dtype(kOp, "gates", gates), sizes, tensors, saved_c, 0, 0);
+  return run<Device, BackwardTensors>(
+      kOp, backward, kernel_dtype(kOp, "gates", gates), sizes, tensors, saved_c, elements(sizes), kPointwiseGrain);
 }
 
-// The gradients of both biases.
+// The gradients of both biases; of one, where they are joined.
 template <class Device, class Cell>
-std::array<Tensor, 2> bias_backward(
+std::array<Tensor, kIsJoined<Cell> ? 1 : 2> bias_backward(
     ScalarType dtype, const StepSizes& sizes, const Tensor& grad_x, const Tensor& grad_h_part) {
   using Entries = typename Device::template Step<Cell>;
-  if (Entries::bias_backward_alignment(dtype, sizes) == 0) {
-    Tensor of_x = sum_rows(grad_x);
-    Tensor of_h = kHasOneGradient<Cell> ? contiguous_copy(of_x) : sum_rows(grad_h_part);
-    return {std::move(of_x), std::move(of_h)};
+  std::array<Tensor, kIsJoined<Cell> ? 1 : 2> found;
+  if constexpr (Device::kIsCuda) {
+    if (Entries::bias_backward_alignment(dtype, sizes) != 0) {
+      found.front() = allocate(grad_x.options(), Cell::kInput * sizes.state_size);
+      if (!kIsJoined<Cell>) found.back() = allocate(grad_x.options(), Cell::kRecurrent * sizes.state_size);
+      const StepBiasBackwardArguments arguments{
+          sizes, grad_x.data(), grad_h_part.data(), found.front().mutable_data(),
+          kIsJoined<Cell> ? nullptr : found.back().mutable_data()};
+      Device::run(StepOf<Cell>::kParametersBackward, grad_x, 0, 0, [&](auto stream) {
+        return Entries::bias_backward(dtype, arguments, stream);
+      });
+      return found;
+    }
   }
-  Tensor of_x = allocate(grad_x.options(), Cell::kInput * sizes.state_size);
-  Tensor of_h = allocate(grad_x.options(), Cell::kRecurrent * sizes.state_size);
-  const StepBiasBackwardArguments arguments{
-      sizes, grad_x.data(), grad_h_part.data(), of_x.mutable_data(), of_h.mutable_data()};
-  Device::run(StepOf<Cell>::kParametersBackward, grad_x, 0, 0, [&](auto stream) {
-    return Entries::bias_backward(dtype, arguments, stream);
-  });
-  return {std::move(of_x), std::move(of_h)};
+  found.front() = sum_rows(grad_x);
+  if (!kIsJoined<Cell>) found.back() = kHasOneGradient<Cell> ? contiguous_copy(found.front()) : sum_rows(grad_h_part);
+  return found;
+}
+
+// Where a kernel writes the gradients of the parameters.
+template <class Cell>
+void set_parameters(const StepParametersBackwardTensors<Cell>& in, StepBackwardArguments& arguments) {
+  const int64_t units = in.sizes.state_size, features = in.sizes.input_features;
+  if constexpr (kIsJoined<Cell>) {
+    arguments.grad_weights_h = in.grad_weights;
+    arguments.grad_weights_h_stride = arguments.grad_weights_x_stride = units + features;
+    arguments.grad_bias_x = in.grad_bias;
+  } else {
+    arguments.grad_weights_x = in.grad_weight_ih;
+    arguments.grad_weights_h = in.grad_weight_hh;
+    arguments.grad_weights_x_stride = features;
+    arguments.grad_weights_h_stride = units;
+    arguments.grad_bias_x = in.grad_bias_ih;
+    arguments.grad_bias_h = in.grad_bias_hh;
+  }
 }
 
 // With the gradients of the parameters.
 template <class Device, class Cell>
-std::array<Tensor, 7> step_parameters_backward(
+std::array<Tensor, StepParametersBackwardTensors<Cell>::kResults> step_parameters_backward(
     const std::optional<Tensor>& grad_h, const std::optional<Tensor>& grad_c, const Tensor& input, const Tensor& h_0,
     const Tensor& gates, const Tensor& saved_c, const bool& allow_tf32) {
   using Entries = typename Device::template Step<Cell>;
@@ -162,27 +242,81 @@ std::array<Tensor, 7> step_parameters_backward(
   [[maybe_unused]] const typename Device::Guard guard(saved_c);
   const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
   if (const int64_t alignment = Entries::backward_alignment(dtype, sizes)) {
-    const auto backward = [](ScalarType dtype, const AllTensors& in, void* stream) {
+    const int64_t bytes = is_half(dtype) ? 2 : compute_bytes(dtype);
+    const auto backward = [bytes](ScalarType dtype, const AllTensors& in, auto... where) {
       StepBackwardArguments arguments = pointwise_of(in);
       arguments.input = in.input;
       arguments.h_0 = in.h_0;
-      arguments.grad_weights_x = in.grad_weight_ih;
-      arguments.grad_weights_h = in.grad_weight_hh;
-      arguments.grad_weights_x_stride = in.sizes.input_features;
-      arguments.grad_weights_h_stride = in.sizes.state_size;
-      arguments.grad_bias_x = in.grad_bias_ih;
-      arguments.grad_bias_h = in.grad_bias_hh;
-      return Entries::backward(dtype, arguments, stream);
+      set_parameters<Cell>(in, arguments);
+      if (kIsJoined<Cell>) {
+        arguments.grad_weights_x = static_cast<char*>(arguments.grad_weights_h) + in.sizes.state_size * bytes;
+      }
+      return Entries::backward(dtype, arguments, where...);
     };
-    return run<Device, AllTensors>(kOp, backward, dtype, sizes, tensors, saved_c, 0, 0, alignment);
+    return run<Device, AllTensors>(
+        kOp, backward, dtype, sizes, tensors, saved_c, sizes.state_size, grain_of_columns<Cell>(sizes), alignment);
   }
   auto [grad_x, grad_h_part, grad_c_0] = step_backward<Device, Cell>(grad_h, grad_c, gates, saved_c);
+  auto biases = bias_backward<Device, Cell>(dtype, sizes, grad_x, grad_h_part);
+  if constexpr (kIsJoined<Cell>) {
+    Tensor grad_weights = mm(transpose(grad_x), cat_columns(h_0, input));
+    return {
+        std::move(grad_x), std::move(grad_h_part), std::move(grad_c_0), std::move(grad_weights), std::move(biases[0])};
+  } else {
+    const Tensor& of_h = kHasOneGradient<Cell> ? grad_x : grad_h_part;
+    Tensor grad_weight_ih = mm(transpose(grad_x), input);
+    Tensor grad_weight_hh = mm(transpose(of_h), h_0);
+    return {std::move(grad_x),         std::move(grad_h_part), std::move(grad_c_0), std::move(grad_weight_ih),
+            std::move(grad_weight_hh), std::move(biases[0]),   std::move(biases[1])};
+  }
+}
+
+// After the tensors were checked.
+template <class Device, class Cell>
+std::array<Tensor, 2> run_input_backward(
+    const StepSizes& sizes, const Tensor& grad_x, const Tensor& grad_h_part, const Tensor* grad_c_0,
+    const Tensor& weights_x, const Tensor* weights_h, bool allow_tf32) {
+  using Entries = typename Device::template Step<Cell>;
+  constexpr const char* kOp = StepOf<Cell>::kInputBackward;
+  [[maybe_unused]] const typename Device::Guard guard(grad_x);
+  const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "grad_x", grad_x), allow_tf32);
+  if constexpr (Device::kIsCuda) {
+    if (Entries::input_backward_alignment(dtype, sizes) != 0) {
+      const Dense dense_grad_x(grad_x), dense_grad_h_part(grad_h_part), dense_weights_x(weights_x);
+      const std::optional<Dense> dense_weights_h = dense(weights_h), dense_grad_c_0 = dense(grad_c_0);
+      Tensor grad_input = allocate(grad_x.options(), sizes.batch, sizes.input_features);
+      Tensor grad_h_0 = allocate(grad_x.options(), sizes.batch, sizes.state_size);
+      StepInputBackwardArguments arguments{};
+      arguments.sizes = sizes;
+      arguments.grad_x = dense_grad_x.data();
+      arguments.grad_h_part = dense_grad_h_part.data();
+      arguments.grad_c_0 = data_of(dense_grad_c_0);
+      if (kIsJoined<Cell>) {
+        arguments.weights_h = dense_weights_x.data();
+        arguments.weights_x = static_cast<const float*>(dense_weights_x.data()) + sizes.state_size;
+        arguments.weights_h_stride = arguments.weights_x_stride = sizes.state_size + sizes.input_features;
+      } else {
+        arguments.weights_x = dense_weights_x.data();
+        arguments.weights_h = data_of(dense_weights_h);
+        arguments.weights_x_stride = sizes.input_features;
+        arguments.weights_h_stride = sizes.state_size;
+      }
+      arguments.grad_input = grad_input.mutable_data();
+      arguments.grad_h_0 = grad_h_0.mutable_data();
+      Device::run(kOp, grad_x, 0, 0, [&](auto stream) { return Entries::input_backward(dtype, arguments, stream); });
+      return {std::move(grad_input), std::move(grad_h_0)};
+    }
+  }
   const Tensor& of_h = kHasOneGradient<Cell> ? grad_x : grad_h_part;
-  Tensor grad_weight_ih = mm(transpose(grad_x), input);
-  Tensor grad_weight_hh = mm(transpose(of_h), h_0);
-  auto [grad_bias_ih, grad_bias_hh] = bias_backward<Device, Cell>(dtype, sizes, grad_x, grad_h_part);
-  return {std::move(grad_x),         std::move(grad_h_part),  std::move(grad_c_0),    std::move(grad_weight_ih),
-          std::move(grad_weight_hh), std::move(grad_bias_ih), std::move(grad_bias_hh)};
+  const auto towards_h = [&](const Tensor& weights) {
+    // As a bias: the library adds it to the GEMM.
+    return grad_c_0 == nullptr ? mm(of_h, weights) : linear(of_h, transpose(weights), *grad_c_0);
+  };
+  if (!kIsJoined<Cell>) return {mm(grad_x, weights_x), towards_h(*weights_h)};
+  // Two GEMMs, not two views of one: the results of an operator may not share memory.
+  return {
+      mm(grad_x, columns(weights_x, sizes.state_size, sizes.input_features)),
+      towards_h(columns(weights_x, 0, sizes.state_size))};
 }
 
 // The gradients of the input and of h_0.
@@ -190,49 +324,54 @@ template <class Device, class Cell>
 std::array<Tensor, 2> step_input_backward(
     const Tensor& grad_x, const Tensor& grad_h_part, const std::optional<Tensor>& grad_c_0, const Tensor& weight_ih,
     const Tensor& weight_hh, const bool& allow_tf32) {
-  using Entries = typename Device::template Step<Cell>;
   constexpr const char* kOp = StepOf<Cell>::kInputBackward;
   const StepSizes sizes{
       matrix_sizes(kOp, "grad_x", grad_x)[0], matrix_sizes(kOp, "weight_ih", weight_ih)[1],
       matrix_sizes(kOp, "weight_hh", weight_hh)[1]};
-  const Tensor* const given = get(grad_c_0);
-  check<StepInputBackwardTensors<Cell>>(
-      kOp, sizes, {&grad_x, &grad_h_part, given, &weight_ih, &weight_hh}, "grad_x", grad_x);
-  [[maybe_unused]] const typename Device::Guard guard(grad_x);
-  const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "grad_x", grad_x), allow_tf32);
-  if (Entries::input_backward_alignment(dtype, sizes) == 0) {
-    const Tensor& of_h = kHasOneGradient<Cell> ? grad_x : grad_h_part;
-    // As a bias: the library adds it to the GEMM.
-    return {mm(grad_x, weight_ih), given == nullptr ? mm(of_h, weight_hh) : linear(of_h, transpose(weight_hh), *given)};
-  }
-  const Dense dense_grad_x(grad_x), dense_grad_h_part(grad_h_part), weights_x(weight_ih), weights_h(weight_hh);
-  const std::optional<Dense> dense_given = dense(given);
-  Tensor grad_input = allocate(grad_x.options(), sizes.batch, sizes.input_features);
-  Tensor grad_h_0 = allocate(grad_x.options(), sizes.batch, sizes.state_size);
-  StepInputBackwardArguments arguments{};
-  arguments.sizes = sizes;
-  arguments.grad_x = dense_grad_x.data();
-  arguments.grad_h_part = dense_grad_h_part.data();
-  arguments.grad_c_0 = data_of(dense_given);
-  arguments.weights_x = weights_x.data();
-  arguments.weights_h = weights_h.data();
-  arguments.weights_x_stride = sizes.input_features;
-  arguments.weights_h_stride = sizes.state_size;
-  arguments.grad_input = grad_input.mutable_data();
-  arguments.grad_h_0 = grad_h_0.mutable_data();
-  Device::run(kOp, grad_x, 0, 0, [&](auto stream) { return Entries::input_backward(dtype, arguments, stream); });
-  return {std::move(grad_input), std::move(grad_h_0)};
+  const Tensors tensors{&grad_x, &grad_h_part, get(grad_c_0), &weight_ih, &weight_hh};
+  check<StepInputBackwardTensors<Cell>>(kOp, sizes, tensors, "grad_x", grad_x);
+  return run_input_backward<Device, Cell>(sizes, grad_x, grad_h_part, get(grad_c_0), weight_ih, &weight_hh, allow_tf32);
 }
 
+template <class Device, class Cell>
+std::array<Tensor, 2> step_input_backward_of_joined(
+    const Tensor& grad_x, const Tensor& grad_h_part, const std::optional<Tensor>& grad_c_0, const Tensor& weights,
+    const bool& allow_tf32) {
+  constexpr const char* kOp = StepOf<Cell>::kInputBackward;
+  const Sizes gates = matrix_sizes(kOp, "grad_x", grad_x);
+  const int64_t units = gates[1] / Cell::kGates;
+  const int64_t features = std::max<int64_t>(matrix_sizes(kOp, "weights", weights)[1] - units, 0);
+  const StepSizes sizes{gates[0], features, units};
+  const Tensors tensors{&grad_x, &grad_h_part, get(grad_c_0), &weights};
+  check<StepInputBackwardTensors<Cell>>(kOp, sizes, tensors, "grad_x", grad_x);
+  return run_input_backward<Device, Cell>(sizes, grad_x, grad_h_part, get(grad_c_0), weights, nullptr, allow_tf32);
+}
+
+// All operators of a cell.
 template <class Device, class Cell, class Library>
-void register_step(Library& library) {
-  library.impl(StepOf<Cell>::kName, &Boxed<&step<Device, Cell>>::call);
+void register_cell(Library& library) {
+  register_sequence<Device, Cell>(library);
+  if constexpr (kIsJoined<Cell>) {
+    library.impl(StepOf<Cell>::kName, &Boxed<&step_of_joined<Device, Cell>>::call);
+    library.impl(StepOf<Cell>::kInputBackward, &Boxed<&step_input_backward_of_joined<Device, Cell>>::call);
+  } else {
+    library.impl(StepOf<Cell>::kName, &Boxed<&step<Device, Cell>>::call);
+    library.impl(StepOf<Cell>::kInputBackward, &Boxed<&step_input_backward<Device, Cell>>::call);
+  }
   library.impl(StepOf<Cell>::kBackward, &Boxed<&step_backward<Device, Cell>>::call);
   library.impl(StepOf<Cell>::kParametersBackward, &Boxed<&step_parameters_backward<Device, Cell>>::call);
-  library.impl(StepOf<Cell>::kInputBackward, &Boxed<&step_input_backward<Device, Cell>>::call);
 }
 
 }  // namespace extops::stable
+
+#define EXTOPS_STEP_ENTRIES_CPU(Device, cell, Cell)                                  \
+  template <>                                                                        \
+  struct Device::Step<Cell> {                                                        \
+    static constexpr auto* alignment = &extops_##cell##_step_alignment_cpu;          \
+    static constexpr auto* forward = &extops_##cell##_step_cpu;                      \
+    static constexpr auto* backward = &extops_##cell##_step_backward_cpu;            \
+    static constexpr auto* backward_alignment = &extops_##cell##_step_alignment_cpu; \
+  };
 
 // `Device::Step<Cell>`: the entry points of a cell.
 #define EXTOPS_STEP_ENTRIES_CUDA(Device, cell, Cell)                                                       \

@@ -136,16 +136,35 @@ def _run(
     upstream: Sequence[Tensor | None] = (),
     count: int,
     grain: int = 0,
-    alignment: int = 1,
 ) -> None:
     """Calls a kernel. Upstream gradients, which come first, may have any strides; other tensors are made contiguous."""
-    dense = [None if x is None else _dense(x, alignment) for x in tensors]
-    strided = [(0, 0, 0) if x is None else (x.data_ptr(), *x.stride()) for x in upstream]
-    pointers = [0 if x is None else x.data_ptr() for x in (*dense, *results)]
-    words = [*sizes, *(number for triple in strided for number in triple), *pointers]
-    entry = device.entry(kernel, c_char_p, c_int32, c_void_p, *device.where)
+    dense = [None if x is None else _dense(x, 1) for x in tensors]
+    words = [*sizes, *_strided(*upstream), *_pointers(*dense, *results)]
     like = next(x for x in results if x is not None)
+    _call(device, kernel, dtype, words, like, count, grain)
+
+
+def _call(
+    device: Device,
+    kernel: str,
+    dtype: int,
+    words: Sequence[int],
+    like: Tensor,
+    count: int,
+    grain: int,
+) -> None:
+    """Calls a kernel with the words of its struct."""
+    entry = device.entry(kernel, c_char_p, c_int32, c_void_p, *device.where)
     device.run(kernel, like, count, grain, entry, dtype, (c_int64 * len(words))(*words))
+
+
+def _pointers(*tensors: Tensor | None) -> list[int]:
+    return [0 if x is None else x.data_ptr() for x in tensors]
+
+
+def _strided(*upstream: Tensor | None) -> list[int]:
+    triples = ((0, 0, 0) if x is None else (x.data_ptr(), *x.stride()) for x in upstream)
+    return [number for triple in triples for number in triple]
 
 
 def _dense(tensor: Tensor, alignment: int) -> Tensor:
@@ -155,124 +174,145 @@ def _dense(tensor: Tensor, alignment: int) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _lltm(
+# -- one step: csrc/kernels/step.h has the kernels' structs
+
+
+def _aligned_weights(
+    weights: Sequence[Tensor], state_size: int, alignment: int
+) -> tuple[Tensor, Tensor]:
+    """Those of the input and of the state; of joined ones, ``[weights_h | weights_x]``, two views."""
+    dense = [_dense(x, alignment) for x in weights]
+    if len(dense) == 2:
+        return dense[0], dense[1]
+    return dense[0][:, state_size:], dense[0][:, :state_size]
+
+
+def _grain_of_columns(gates: int, sizes: Sequence[int]) -> int:
+    batch, features, state_size = sizes
+    return 1 + 250_000 // max(gates * batch * (state_size + features), 1)
+
+
+def _step(
+    name: str,
     device: Device,
     input: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    old_h: Tensor,
-    old_cell: Tensor,
-    *,
+    *arguments: Any,
     allow_tf32: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    tensors = input, weights, bias, old_h, old_cell
-    sizes = batch, _, state_size = _problem("lltm", *tensors)
+    *parameters, h_0, c_0 = arguments
+    half = len(parameters) // 2
+    weights, biases = parameters[:half], parameters[half:]
+    h, c, gates = _schemas.OPERATORS[name].new_results(input, *arguments)
+    state_size = h_0.shape[1]
+    sizes = *input.shape, state_size
     dtype = device.gemm_dtype(input.dtype, allow_tf32)
-    new_h, new_cell = (input.new_empty(batch, state_size) for _ in range(2))
-    if alignment := device.alignment("lltm", dtype, sizes):
-        gates = input.new_empty(batch, 3 * state_size)
-        results = new_h, new_cell, gates
-        _run(device, "lltm", dtype, sizes, tensors, results, count=state_size, alignment=alignment)
-        return results
-    # The kernel adds the bias for free. In 16-bit types linear() adds it, before it rounds the result.
-    is_half = input.dtype.itemsize == 2
-    x = torch.cat([old_h, input], dim=1)
-    gates = torch.nn.functional.linear(x, weights, bias if is_half else None)
-    _run_cell(device, dtype, sizes, None if is_half else bias, gates, old_cell, (new_h, new_cell))
-    return new_h, new_cell, gates
+    count, grain, like = h.numel(), _POINTWISE_GRAIN, h
+    factors: list[Tensor | None] = [None] * 4
+    products: list[Tensor | None] = [None] * 2
+    strides = [0, 0]
+    if alignment := device.alignment(name, dtype, sizes):
+        of_x, of_h = _aligned_weights(weights, state_size, alignment)
+        factors = [_dense(input, alignment), _dense(h_0, alignment), of_x, of_h]
+        strides = [of_x.stride(0), of_h.stride(0)]
+        count, grain = state_size, _grain_of_columns(gates.shape[1] // max(state_size, 1), sizes)
+    elif half == 1:
+        # The kernel adds the bias for free. In 16-bit types linear() adds it, before it rounds the result.
+        bias = biases.pop() if input.dtype.itemsize == 2 else None
+        gates = torch.nn.functional.linear(torch.cat([h_0, input], dim=1), weights[0], bias)
+        products = [gates, None]
+    else:
+        products = [mm(input, weights[0].t()), mm(h_0, weights[1].t())]
+    dense = [
+        None if x is None else _dense(x, 1) for x in (*biases, *[None] * (2 - len(biases)), c_0)
+    ]
+    pointers = _pointers(*factors), _pointers(*products, *dense, h, c, gates)
+    _call(device, name, dtype, [*sizes, *pointers[0], *strides, *pointers[1]], like, count, grain)
+    return h, c, gates
 
 
-def _run_cell(
+def _step_backward(
+    name: str,
     device: Device,
-    dtype: int,
-    sizes: Sequence[int],
-    bias: Tensor | None,
+    grad_h: Tensor | None,
+    grad_c: Tensor | None,
     gates: Tensor,
-    old_cell: Tensor,
-    results: Sequence[Tensor],
-) -> None:
-    """The pointwise part; a bias that is given is added to the gates first."""
-    count, grain = old_cell.numel(), _POINTWISE_GRAIN
-    tensors = bias, gates, old_cell
-    _run(device, "lltm_cell", dtype, sizes, tensors, results, count=count, grain=grain)
-
-
-def _lltm_cell(device: Device, gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
-    sizes = _problem("lltm_cell", gates, old_cell)
-    results = old_cell.new_empty(old_cell.shape), old_cell.new_empty(old_cell.shape)
-    _run_cell(device, DTYPES[gates.dtype], sizes, None, gates, old_cell, results)
+    saved_c: Tensor,
+) -> tuple[Tensor, ...]:
+    results = _schemas.OPERATORS[name].new_results(grad_h, grad_c, gates, saved_c)
+    dtype, count = DTYPES[gates.dtype], saved_c.numel()
+    dense = _dense(gates, 1), _dense(saved_c, 1)
+    words = [*_strided(grad_h, grad_c), *_pointers(*dense, *results), *[0] * 8]
+    sizes = saved_c.shape[0], 0, saved_c.shape[1]
+    _call(device, name, dtype, [*sizes, *words], saved_c, count, _POINTWISE_GRAIN)
     return results
 
 
-def _lltm_cell_backward(
+def _step_parameters_backward(
+    name: str,
     device: Device,
     grad_h: Tensor | None,
-    grad_cell: Tensor | None,
-    gates: Tensor,
-    new_cell: Tensor,
-) -> tuple[Tensor, Tensor]:
-    name, upstream, tensors = "lltm_cell_backward", (grad_h, grad_cell), (gates, new_cell)
-    sizes = _problem(name, *upstream, *tensors)
-    results = gates.new_empty(gates.shape), new_cell.new_empty(new_cell.shape)
-    dtype, count, grain = DTYPES[gates.dtype], new_cell.numel(), _POINTWISE_GRAIN
-    _run(device, name, dtype, sizes, tensors, results, upstream=upstream, count=count, grain=grain)
-    return results
-
-
-def _lltm_backward(
-    device: Device,
-    grad_h: Tensor | None,
-    grad_cell: Tensor | None,
+    grad_c: Tensor | None,
     input: Tensor,
-    old_h: Tensor,
+    h_0: Tensor,
     gates: Tensor,
-    new_cell: Tensor,
+    saved_c: Tensor,
     *,
     allow_tf32: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    name, upstream, tensors = "lltm_backward", (grad_h, grad_cell), (input, old_h, gates, new_cell)
-    sizes = batch, features, state_size = _problem(name, *upstream, *tensors)
+) -> tuple[Tensor, ...]:
+    upstream, tensors = (grad_h, grad_c), (input, h_0, gates, saved_c)
+    cell = name.removesuffix("_step_parameters_backward")
     dtype = device.gemm_dtype(gates.dtype, allow_tf32)
-    if alignment := device.alignment(name, dtype, sizes):
-        results = (
-            gates.new_empty(batch, 3 * state_size),
-            gates.new_empty(batch, state_size),
-            gates.new_empty(3 * state_size, state_size + features),
-            gates.new_empty(3 * state_size),
-        )
-        _run(
-            *(device, name, dtype, sizes, tensors, results),
-            upstream=upstream,
-            count=state_size,
-            alignment=alignment,
-        )
+    state_size = saved_c.shape[1]
+    results = _schemas.OPERATORS[name].new_results(*upstream, *tensors)
+    sizes = *input.shape, state_size
+    kernel = f"{cell}_step_backward"
+    alignment_of = kernel if device.is_cuda else f"{cell}_step"
+    if alignment := device.alignment(alignment_of, dtype, sizes):
+        parameters = results[3:]
+        half = len(parameters) // 2
+        of_x, of_h = _aligned_weights(parameters[:half], state_size, 1)
+        input, h_0, gates, saved_c = (_dense(x, alignment) for x in tensors)
+        biases = (*parameters[half:], None)[:2]
+        words = [
+            *(*sizes, *_strided(*upstream)),
+            *_pointers(gates, saved_c, *results[:3], input, h_0, of_x, of_h),
+            *(of_x.stride(0), of_h.stride(0), *_pointers(*biases)),
+        ]
+        grain = _grain_of_columns(_schemas.CELLS[cell].gates, sizes)
+        _call(device, kernel, dtype, words, gates, state_size, grain)
         return results
-    grad_gates, grad_old_cell = _lltm_cell_backward(device, grad_h, grad_cell, gates, new_cell)
-    grad_weights = torch.mm(grad_gates.t(), torch.cat([old_h, input], dim=1))
-    return grad_gates, grad_old_cell, grad_weights, _bias_backward(device, dtype, sizes, grad_gates)
+    pointwise = _step_backward(kernel, device, *upstream, gates, saved_c)
+    grad_x, of_h, _ = pointwise
+    if of_h.numel() == 0:
+        of_h = grad_x
+    if len(results) == 5:
+        grad_weights = torch.mm(grad_x.t(), torch.cat([h_0, input], dim=1))
+        return *pointwise, grad_weights, grad_x.sum(0)
+    return *pointwise, mm(grad_x.t(), input), mm(of_h.t(), h_0), grad_x.sum(0), of_h.sum(0)
 
 
-def _bias_backward(device: Device, dtype: int, sizes: Sequence[int], grad_gates: Tensor) -> Tensor:
-    name = "lltm_bias_backward"
-    if not (device.is_cuda and device.alignment(name, dtype, sizes)):
-        return grad_gates.sum(0)
-    grad_bias = grad_gates.new_empty(grad_gates.shape[1])
-    _run(device, name, dtype, sizes, [grad_gates], [grad_bias], count=len(grad_bias))
-    return grad_bias
-
-
-def _lltm_input_backward(
-    device: Device, grad_gates: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor]:
-    name, tensors = "lltm_input_backward", (grad_gates, weights)
-    sizes = batch, features, state_size = _problem(name, *tensors)
-    dtype = DTYPES[weights.dtype]
-    if not (device.is_cuda and device.alignment(name, dtype, sizes)):
-        of_h, of_input = weights.split([state_size, features], dim=1)
-        return mm(grad_gates, of_h), mm(grad_gates, of_input)
-    results = weights.new_empty(batch, state_size), weights.new_empty(batch, features)
-    _run(device, name, dtype, sizes, tensors, results, count=state_size)
-    return results
+def _step_input_backward(
+    name: str,
+    device: Device,
+    grad_x: Tensor,
+    grad_h_part: Tensor,
+    grad_c_0: Tensor | None,
+    *weights: Tensor,
+    allow_tf32: bool = False,
+) -> tuple[Tensor, ...]:
+    operator = _schemas.OPERATORS[name]
+    grad_input, grad_h_0 = results = operator.new_results(grad_x, grad_h_part, grad_c_0, *weights)
+    sizes = *grad_input.shape, grad_h_0.shape[1]
+    dtype = device.gemm_dtype(grad_x.dtype, allow_tf32)
+    of_x, of_h = _aligned_weights(weights, sizes[2], 1)
+    if device.is_cuda and device.alignment(name, dtype, sizes):
+        dense = [None if x is None else _dense(x, 1) for x in (grad_x, grad_h_part, grad_c_0)]
+        strides = of_x.stride(0), of_h.stride(0)
+        words = [*sizes, *_pointers(*dense, of_x, of_h), *strides, *_pointers(*results)]
+        _call(device, name, dtype, words, grad_x, 0, 0)
+        return results
+    towards_h = mm(grad_h_part if grad_h_part.numel() else grad_x, of_h)
+    return mm(grad_x, of_x), towards_h if grad_c_0 is None else towards_h + grad_c_0
 
 
 # -- whole sequences: the kernel's struct is the sizes, what it reads and what it writes (csrc/kernels/sequence.h)
@@ -485,18 +525,25 @@ def _broadcast_strides(tensor: Tensor, shape: torch.Size) -> list[int]:
 
 def _operators() -> dict[str, Callable[..., Any]]:
     """By name; each takes a device before its own arguments."""
-    with_table = _lltm, _lltm_backward, _lltm_input_backward, _lltm_cell, _lltm_cell_backward
-    found: dict[str, Callable[..., Any]] = {f.__name__.removeprefix("_"): f for f in with_table}
+    of_cells: dict[str, Callable[..., Any]] = {
+        "sequence": _sequence,
+        "sequence_backward": _sequence_backward,
+        "step": _step,
+        "step_backward": _step_backward,
+        "step_parameters_backward": _step_parameters_backward,
+        "step_input_backward": _step_input_backward,
+    }
+    found: dict[str, Callable[..., Any]] = {
+        f"{cell}_{name}": partial(function, f"{cell}_{name}")
+        for cell in _schemas.CELLS
+        for name, function in of_cells.items()
+    }
     elementwise = itertools.count()  # their kernels are in this order
     for name, operator in _schemas.OPERATORS.items():
-        if name.endswith("_sequence"):
-            found[name] = partial(_sequence, name)
-        elif name.endswith("_sequence_backward"):
-            found[name] = partial(_sequence_backward, name)
-        elif "_step" in name:
-            continue  # compositions, which ops/step.py registers
-        elif operator.sizes:
-            found.setdefault(name, partial(_generic, operator))
+        if name in found:
+            continue
+        if operator.sizes:
+            found[name] = partial(_generic, operator)
         else:
             found[name] = partial(_elementwise, operator, next(elementwise))
     return {name: _autocast.outside(function) for name, function in found.items()}

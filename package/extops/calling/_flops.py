@@ -1,5 +1,6 @@
 """The floating-point operations of the operators, for ``torch.utils.flop_counter``: those of GEMMs, as in torch."""
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -15,26 +16,38 @@ from extops.binding import _schemas
 _COUNTER = "torch.utils.flop_counter"
 
 
-def _lltm(input: Tensor, weights: Tensor, *_: Any, **__: Any) -> int:
-    return 2 * input.shape[0] * weights.numel()
+def _multiplied(rows: int, matrices: Sequence[Any]) -> int:
+    """The operations of GEMMs of so many rows by the weights among these tensors."""
+    weights: int = sum(x.numel() for x in matrices if x is not None and x.dim() == 2)
+    return 2 * rows * weights
 
 
-def _lltm_backward(
+def _step(input: Tensor, *arguments: Any, **_: Any) -> int:
+    return _multiplied(input.shape[0], arguments[:-2])  # before both states
+
+
+def _step_input_backward(
+    grad_x: Tensor, grad_h_part: Tensor, grad_c_0: Tensor | None, *weights: Tensor, **_: Any
+) -> int:
+    return _multiplied(grad_x.shape[0], weights)
+
+
+def _step_parameters_backward(
+    facts: _schemas.CellFacts,
     grad_h: Tensor | None,
-    grad_cell: Tensor | None,
+    grad_c: Tensor | None,
     input: Tensor,
-    old_h: Tensor,
-    gates: Tensor,
+    h_0: Tensor,
     *_: Any,
     **__: Any,
 ) -> int:
-    return 2 * gates.numel() * (old_h.shape[1] + input.shape[1])
+    return 2 * h_0.numel() * (facts.input * input.shape[1] + facts.recurrent * h_0.shape[1])
 
 
 def _sequence(input: Tensor, *arguments: Any, **_: Any) -> int:
-    parameters: Sequence[Tensor | None] = arguments[:-3]  # before both states and lengths
-    weights = sum(x.numel() for x in parameters if x is not None and x.dim() == 2)
-    return 2 * input.shape[0] * input.shape[1] * weights
+    return _multiplied(
+        input.shape[0] * input.shape[1], arguments[:-3]
+    )  # before both states and lengths
 
 
 def _sequence_backward(
@@ -52,16 +65,15 @@ def _sequence_backward(
 
 def _register(counter: ModuleType) -> None:
     operators = torch.ops.extops
-    # lltm_input_backward multiplies as the forward does, with the gradient of the gates in place of the input.
-    formulas: dict[str, Callable[..., int]] = {
-        "lltm": _lltm,
-        "lltm_backward": _lltm_backward,
-        "lltm_input_backward": _lltm,
-    }
-    for name in _schemas.OPERATORS:
-        if name.endswith("_sequence"):
-            formulas[name] = _sequence
-            formulas[f"{name}_backward"] = _sequence_backward
+    formulas: dict[str, Callable[..., int]] = {}
+    for cell, facts in _schemas.CELLS.items():
+        formulas |= {
+            f"{cell}_sequence": _sequence,
+            f"{cell}_sequence_backward": _sequence_backward,
+            f"{cell}_step": _step,
+            f"{cell}_step_parameters_backward": functools.partial(_step_parameters_backward, facts),
+            f"{cell}_step_input_backward": _step_input_backward,
+        }
     for name, formula in formulas.items():
         operator = getattr(operators, name)
         counter.register_flop_formula(operator, get_raw=True)(formula)

@@ -62,7 +62,7 @@ def which_kernel(
         computes an :class:`extops.LSTM` or :class:`extops.GRU`, forward and backward. Torch's layers serve where they
         are faster, and packed input whose rows differ in length, which ours would pad; but not under autocast.
         ``"torch"`` for a cell on a GPU whose GEMMs are a library's, and under autocast: torch's own cell computes it.
-        ``"lltm"`` where :func:`extops.lltm` computes the only step. The environment variable
+        The environment variable
         ``EXTOPS_SEQUENCE_KERNEL``, which a process reads once, names a kernel for GPUs to be taken instead; ``"none"``
         where that cannot serve the call, which then fails.
 
@@ -97,7 +97,7 @@ def which_kernel(
         time, batch = steps.shape[:2]
     is_one_step = time == 1 and lengths is None and sizes is None
     if cell == "lltm" and is_one_step:
-        return "lltm"
+        return "step"
     if isinstance(call, (LSTM, GRU, RNN)):
         library = call.served_by(steps, sizes)
         if library:

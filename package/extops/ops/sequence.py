@@ -11,7 +11,6 @@ from torch import Tensor
 from extops import _private, reference
 from extops.binding import _schemas
 from extops.calling import _autocast, _autograd, _checks
-from extops.ops.lltm import lltm
 from extops.ops.sequence_gradients import Chunk, gradients, lengths_of
 from extops.ops.step import Step
 
@@ -53,7 +52,7 @@ class Cell:
         batch_first = dataclasses.replace(input, axes="batch, time, input_features")
         self.batch_first = dataclasses.replace(self.time_first, arguments=(batch_first, *others))
         self.one_step = one_step
-        self.step = Step(cell, found) if f"{cell}_step" in _schemas.OPERATORS else None
+        self.step = Step(cell, found)
         self.first_input = _schemas.CELLS[cell].first_input
         self.gates = _schemas.CELLS[cell].gates
         self.cast = cast
@@ -121,7 +120,7 @@ class Cell:
         input, *others, lengths = inputs
         if lengths is None and input.shape[0] == 1:
             states: tuple[Tensor, ...] | None = self.one_step(input[0], *others)
-            if states is None and self.step is not None and self.step.serves(input, has_one_state):
+            if states is None and self.step.serves(input, has_one_state):
                 distinct = others[: len(others) - 2 + self.step.number_of_states]
                 states = self.step(input[0], *distinct)
             if states is not None:
@@ -244,7 +243,7 @@ def _check_lengths(op: str, lengths: Tensor, input: Tensor, batch: int) -> None:
     _checks.check_shape(op, "lengths", lengths, (batch,), "[batch]")
 
 
-# -- gradients: eager calls go straight to an autograd Function, as in lltm.py
+# -- gradients: eager calls go straight to an autograd Function, as in step.py
 
 
 class _Sequence(torch.autograd.Function):
@@ -306,7 +305,7 @@ _apply = _private.apply(_Sequence)
 
 # -- the LLTM
 
-_lltm = Cell("lltm", one_step=lltm, cast=_autocast.cast)
+LLTM_CELL = Cell("lltm", cast=_autocast.cast)
 
 
 def lltm_sequence(
@@ -342,8 +341,8 @@ def lltm_sequence(
             device-side assertion fails, as for torch's own indices. Code from ``torch.jit.trace`` reports them as an
             index that is out of range.
     """
-    arguments = input, weights, bias, *_checks.as_pair(_lltm.name, state)
-    output, h_n, c_n = _lltm(arguments, lengths, batch_first=batch_first, reverse=reverse)
+    arguments = input, weights, bias, *_checks.as_pair(LLTM_CELL.name, state)
+    output, h_n, c_n = LLTM_CELL(arguments, lengths, batch_first=batch_first, reverse=reverse)
     return output, (h_n, c_n)
 
 

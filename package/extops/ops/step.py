@@ -1,7 +1,7 @@
-"""One step of a recurrent cell with the parameters of torch's modules, on a GPU."""
+"""One step of a recurrent cell."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_int32, c_int64, c_void_p
 from typing import Any
 
@@ -14,24 +14,11 @@ from extops.binding._libraries import library
 from extops.calling import _autocast, _autograd
 
 _allows_tf32 = _private.allows_tf32
-_library = torch.library.Library("extops", "IMPL")
 
 
 def _by_tf32(name: str) -> tuple[Callable[..., Any], ...]:
     """The operator, without TF32 and with it."""
     return _autograd.eager(name), _autograd.eager(name, allow_tf32=True)
-
-
-def _as_kernel(name: str, composite: Callable[..., Any]) -> Callable[..., tuple[Tensor, ...]]:
-    """A composition with the arguments and results of a kernel: nothing broadcasts, and results are contiguous."""
-    check = _schemas.OPERATORS[name].check
-
-    @_autocast.outside
-    def kernel(*arguments: Any, **options: Any) -> tuple[Tensor, ...]:
-        check(*arguments)
-        return tuple(x.contiguous() for x in composite(*arguments, **options))
-
-    return kernel
 
 
 class Step:
@@ -42,6 +29,8 @@ class Step:
         self.name = name = f"{cell}_step"
         self.facts = facts = _schemas.CELLS[cell]
         self.number_of_states = facts.states
+        self.weights = (len(_schemas.OPERATORS[name].arguments) - 3) // 2
+        """And as many biases: two, or one where both are joined."""
         self.saves_new_c = bool(facts.saves_new_c)
         self.has_one_gradient = (
             facts.input == facts.recurrent == facts.gates and not facts.first_input
@@ -62,10 +51,11 @@ class Step:
             f"{name}_input_backward": reference.in_float32(self._input_backward),
         }
         for operator, composite in composites.items():
-            _autograd.register(operator, composite, composite)
-            # No kernel serves a step there: torch's own cells are faster.
-            for device in ("CPU",) if _loader.binding == "stable" else ("CPU", "CUDA"):
-                _library.impl(operator, _as_kernel(operator, composite), device)
+            apply = self._apply_operator if operator == name else composite
+            _autograd.register(operator, apply, composite)
+
+    def _apply_operator(self, *inputs: Tensor | None, allow_tf32: bool = False) -> Any:
+        return _apply(self, allow_tf32, True, *inputs)
 
     def _composite(
         self,
@@ -107,25 +97,34 @@ class Step:
         allow_tf32: bool = False,
     ) -> tuple[Tensor, ...]:
         grad_x, grad_h_part, grad_c_0 = self._backward(grad_h, grad_c, gates, saved_c)
+        pointwise = grad_x, grad_h_part, grad_c_0
         of_h = grad_x if self.has_one_gradient else grad_h_part
-        weights = grad_x.t() @ input, of_h.t() @ h_0
-        return grad_x, grad_h_part, grad_c_0, *weights, grad_x.sum(0), of_h.sum(0)
+        of_input, of_state = grad_x.t() @ input, of_h.t() @ h_0
+        if self.weights == 1:
+            return *pointwise, torch.cat([of_state, of_input], dim=1), grad_x.sum(0)
+        return *pointwise, of_input, of_state, grad_x.sum(0), of_h.sum(0)
 
     def _input_backward(
         self,
         grad_x: Tensor,
         grad_h_part: Tensor,
         grad_c_0: Tensor | None,
-        weight_ih: Tensor,
-        weight_hh: Tensor,
-        *,
+        *weights: Tensor,
         allow_tf32: bool = False,
     ) -> tuple[Tensor, Tensor]:
+        weight_ih, weight_hh = weights[0], weights[-1]
+        if self.weights == 1:
+            state_size = len(weight_ih) // self.facts.gates
+            weight_hh, weight_ih = weight_ih[:, :state_size], weight_ih[:, state_size:]
         grad_h_0 = (grad_x if self.has_one_gradient else grad_h_part) @ weight_hh
         return grad_x @ weight_ih, grad_h_0 if grad_c_0 is None else grad_h_0 + grad_c_0
 
     def serves(self, input: Tensor, has_one_state: bool) -> bool:
-        """Whether a plain call should use this operator. Both states of a cell with two may be the same tensor."""
+        """Whether a plain call should use this operator. Both states of a cell with two may be the same tensor. Torch's
+        own cells are faster on a CPU, and none has joined weights.
+        """
+        if self.weights == 1:
+            return True
         has_all = has_one_state or self.number_of_states == 2
         return has_all and input.is_cuda and _loader.binding == "stable"
 
@@ -135,17 +134,20 @@ class Step:
         return _has_kernel(self.name, *of_input, state_size, input.get_device())
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
-        """``h`` and, for a cell with two states, ``c``: of the input, both weights, both biases and the states."""
-        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in arguments):
-            found: tuple[Tensor, ...] = _apply(self, _allows_tf32(), *arguments)
-            return found
+        """``h`` and, for a cell with two states, ``c``: of the input, the weights, the biases and the states."""
+        if torch.is_grad_enabled():
+            for x in arguments:  # as any(), in half the time
+                if x is not None and x.requires_grad:
+                    found: tuple[Tensor, ...] = _apply(self, _allows_tf32(), False, *arguments)
+                    return found
         with _autograd.below_autograd():
             return self.run(_allows_tf32(), arguments)[: self.number_of_states]
 
     def run(self, allow_tf32: bool, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """The operator: for a cell with one state, ``h_0`` is ``c_0``, too."""
-        repeated = arguments[-1:] if self.number_of_states == 1 else ()
-        found: tuple[Tensor, ...] = self.eager[allow_tf32](*arguments, *repeated)
+        if self.number_of_states == 1:
+            arguments = (*arguments, arguments[-1])
+        found: tuple[Tensor, ...] = self.eager[allow_tf32](*arguments)
         return found
 
 
@@ -166,44 +168,50 @@ def _has_kernel(
 
 
 class _Step(torch.autograd.Function):
+    """A plain call, or with ``is_operator`` one of the operator, which takes two states and also returns the gates."""
+
     @staticmethod
-    def forward(ctx: Any, step: Step, allow_tf32: bool, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, step: Step, allow_tf32: bool, is_operator: bool, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
         with _autograd.below_autograd():
-            h, c, gates = step.run(allow_tf32, inputs)
+            found = step.eager[allow_tf32](*inputs) if is_operator else step.run(allow_tf32, inputs)
+        h, c, gates = found
         ctx.step = step
         ctx.set_materialize_grads(False)
         # The biases' values are not needed, and may change.
-        input, weight_ih, weight_hh, bias_ih, bias_hh, *states = inputs
-        ctx.biases = bias_ih, bias_hh
+        first, last = 1 + step.weights, 1 + 2 * step.weights
+        ctx.biases = inputs[first:last]
         ctx.versions = _autograd.versions(ctx.biases)
         kept = (c,) if step.saves_new_c else ()
-        ctx.save_for_backward(input, weight_ih, weight_hh, *states, gates, *kept)
-        return (h, c)[: step.number_of_states]
+        ctx.save_for_backward(*inputs[:first], *inputs[last:], gates, *kept)
+        return (h, c, gates) if is_operator else (h, c)[: step.number_of_states]
 
     @staticmethod
     def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
         step: Step = ctx.step
-        needs = ctx.needs_input_grad[2:]
-        input, weight_ih, weight_hh, *others = ctx.saved_tensors
-        states, (gates, *new_c) = others[: step.number_of_states], others[step.number_of_states :]
-        inputs = (input, weight_ih, weight_hh, *ctx.biases, *states)
-        if _autograd.needs_composite():
+        needs = ctx.needs_input_grad[3:]
+        saved = ctx.saved_tensors
+        first, last = 1 + step.weights, -2 if step.saves_new_c else -1
+        inputs = (*saved[:first], *ctx.biases, *saved[first:last])
+        gates = saved[last]
+        if _autograd.needs_composite() or (len(towards) == 3 and towards[2] is not None):
             is_same = _autograd.versions(ctx.biases) == ctx.versions
             known_gates = None if is_same else gates
 
             def composite(*inputs: Tensor) -> tuple[Tensor, ...]:
-                repeated = inputs if step.number_of_states == 2 else (*inputs, inputs[-1])
-                found = step.composite(*repeated, known_gates=known_gates)
-                return found[: step.number_of_states]
+                has_all = len(inputs) == len(ctx.biases) + first + 2
+                given = inputs if has_all else (*inputs, inputs[-1])
+                return step.composite(*given, known_gates=known_gates)[: len(towards)]
 
             found = _autograd.composite_gradients(composite, inputs, needs, towards)
         elif all(gradient is None for gradient in towards):
             found = (None,) * len(needs)
         else:
-            saved_c = new_c[0] if step.saves_new_c else inputs[-1]
+            saved_c = saved[-1] if step.saves_new_c else inputs[-1]
             with _autograd.below_autograd():
                 found = _gradients(step, inputs, gates, saved_c, towards, needs)
-        return None, None, *found
+        return None, None, None, *found
 
 
 @_autocast.outside
@@ -216,24 +224,28 @@ def _gradients(
     needs: tuple[bool, ...],
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the input, the parameters and the states that are needed."""
-    input, weight_ih, weight_hh, _, _, h_0, *_ = inputs
-    has_one_state = step.number_of_states == 1
+    first, last = 1 + step.weights, 1 + 2 * step.weights  # the places of a bias and of h_0
+    input, h_0 = inputs[0], inputs[last]
+    has_one_state = len(inputs) == last + 1
     grad_h, grad_c = (*towards, None)[:2]
-    in_tf32 = _allows_tf32()
-    of_parameters: tuple[Tensor | None, ...] = (None,) * 4
-    if any(needs[1:5]):
+    in_tf32 = input.is_cuda and _allows_tf32()
+    of_parameters: Sequence[Tensor | None] = (None,) * (last - 1)
+    wanted = needs[1:last]
+    if any(wanted):
         backward = step.eager_parameters_backward[in_tf32]
-        grad_x, grad_h_part, grad_c_0, *found = backward(grad_h, grad_c, input, h_0, gates, saved_c)
-        of_parameters = tuple(
-            x if needed else None for x, needed in zip(found, needs[1:5], strict=True)
+        grad_x, grad_h_part, grad_c_0, *of_parameters = backward(
+            grad_h, grad_c, input, h_0, gates, saved_c
         )
+        if not all(wanted):
+            pairs = zip(of_parameters, wanted, strict=True)
+            of_parameters = [x if needed else None for x, needed in pairs]
     else:
         grad_x, grad_h_part, grad_c_0 = step.eager_backward(grad_h, grad_c, gates, saved_c)
     grad_input = grad_h_0 = None
-    if needs[0] or needs[5]:
+    if needs[0] or needs[last]:
         of_c = grad_c_0 if has_one_state else None
         backward = step.eager_input_backward[in_tf32]
-        grad_input, grad_h_0 = backward(grad_x, grad_h_part, of_c, weight_ih, weight_hh)
+        grad_input, grad_h_0 = backward(grad_x, grad_h_part, of_c, *inputs[1:first])
     states = (grad_h_0,) if has_one_state else (grad_h_0, grad_c_0)
     return grad_input, *of_parameters, *states
 
