@@ -12,7 +12,8 @@
 // OPERATOR(name, struct) is one whose kernel serves every problem: `extops_<name>_cpu`, for the rows [begin, end) of
 // the first result, and `extops_<name>_cuda`. It needs no binding of its own.
 // clang-format off
-#define EXTOPS_OPERATORS(OPERATOR)
+#define EXTOPS_OPERATORS(OPERATOR)                                  \
+  /* a line for each */
 
 // clang-format on
 

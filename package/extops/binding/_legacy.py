@@ -261,9 +261,9 @@ def _step_parameters_backward(
 ) -> tuple[Tensor, ...]:
     upstream, tensors = (grad_h, grad_c), (input, h_0, gates, saved_c)
     cell = name.removesuffix("_step_parameters_backward")
+    results = _schemas.OPERATORS[name].new_results(*upstream, *tensors)
     dtype = device.gemm_dtype(gates.dtype, allow_tf32)
     state_size = saved_c.shape[1]
-    results = _schemas.OPERATORS[name].new_results(*upstream, *tensors)
     sizes = *input.shape, state_size
     kernel = f"{cell}_step_backward"
     alignment_of = kernel if device.is_cuda else f"{cell}_step"
