@@ -286,9 +286,8 @@ def test_lltm_of_denormals(device: str, dtype: torch.dtype) -> None:
     denormals = torch.tensor([tiny / 2, -tiny / 2, tiny / 8, tiny, 0.0], dtype=torch.float64)
     candidate, old_cell = torch.cartesian_prod(denormals, denormals).unbind(1)
     if device == "cpu" and dtype is torch.bfloat16:
-        candidate = (
-            candidate * 0
-        )  # some CPUs' instructions for products flush denormals, in torch as well
+        # Some CPUs' instructions for products flush denormals, in torch as well.
+        candidate = candidate * 0
     gates = torch.stack([candidate * 0 + 40, candidate * 0, candidate], dim=1)
     _, new_cell = cell(gates.to(device, dtype), old_cell.to(device, dtype))
     assert_same(new_cell, (candidate + old_cell).to(device, dtype))

@@ -282,9 +282,8 @@ def _step_parameters_backward(
         _call(device, kernel, dtype, words, gates, state_size, grain)
         return results
     pointwise = _step_backward(kernel, device, *upstream, gates, saved_c)
-    grad_x, of_h, _ = pointwise
-    if of_h.numel() == 0:
-        of_h = grad_x
+    grad_x, grad_h_part, _ = pointwise
+    of_h = grad_x if _schemas.CELLS[cell].has_one_gradient else grad_h_part
     if len(results) == 5:
         grad_weights = torch.mm(grad_x.t(), torch.cat([h_0, input], dim=1))
         return *pointwise, grad_weights, grad_x.sum(0)
@@ -311,7 +310,8 @@ def _step_input_backward(
         words = [*sizes, *_pointers(*dense, of_x, of_h), *strides, *_pointers(*results)]
         _call(device, name, dtype, words, grad_x, 0, 0)
         return results
-    towards_h = mm(grad_h_part if grad_h_part.numel() else grad_x, of_h)
+    facts = _schemas.CELLS[name.removesuffix("_step_input_backward")]
+    towards_h = mm(grad_x if facts.has_one_gradient else grad_h_part, of_h)
     return mm(grad_x, of_x), towards_h if grad_c_0 is None else towards_h + grad_c_0
 
 

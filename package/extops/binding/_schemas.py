@@ -142,6 +142,11 @@ class CellFacts:
     states: int
     """One where the hidden state is the cell state."""
 
+    @property
+    def has_one_gradient(self) -> bool:
+        """Whether the gradients of both GEMMs are the same numbers."""
+        return self.input == self.recurrent == self.gates and not self.first_input
+
 
 def shape_of(row: Row, sizes: dict[str, int]) -> tuple[int, ...]:
     """The shape of a tensor for the sizes of a problem."""

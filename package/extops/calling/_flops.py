@@ -44,10 +44,9 @@ def _step_parameters_backward(
     return 2 * h_0.numel() * (facts.input * input.shape[1] + facts.recurrent * h_0.shape[1])
 
 
-def _sequence(input: Tensor, *arguments: Any, **_: Any) -> int:
-    return _multiplied(
-        input.shape[0] * input.shape[1], arguments[:-3]
-    )  # before both states and lengths
+def _sequence(input: Tensor, *arguments: Any, **__: Any) -> int:
+    steps, batch, _ = input.shape
+    return _multiplied(steps * batch, arguments[:-3])  # before both states and lengths
 
 
 def _sequence_backward(

@@ -58,11 +58,11 @@ def which_kernel(
     Returns:
         On a CPU ``"cpu"``, or ``"torch"`` where torch's own layer computes it, forward and backward. On a GPU
         ``"tensor_block"``, ``"float32_block"``, ``"float32_cluster"``, ``"tensor_cluster"`` or ``"group"``, each one
-        kernel for all steps, or ``"step"``: a GEMM and a kernel for each step. ``"cudnn"`` where torch's own layer
-        computes an :class:`extops.LSTM` or :class:`extops.GRU`, forward and backward. Torch's layers serve where they
-        are faster, and packed input whose rows differ in length, which ours would pad; but not under autocast.
-        ``"torch"`` for a cell on a GPU whose GEMMs are a library's, and under autocast: torch's own cell computes it.
-        The environment variable
+        kernel for all steps, or ``"step"``: a GEMM and a kernel for each step, or both in one for a single step, which
+        is also what computes the LLTM's on a CPU. ``"cudnn"`` where torch's own layer computes an :class:`extops.LSTM`
+        or :class:`extops.GRU`, forward and backward. Torch's layers serve where they are faster, and packed input whose
+        rows differ in length, which ours would pad; but not under autocast. ``"torch"`` for a cell on a GPU whose GEMMs
+        are a library's, and under autocast: torch's own cell computes it. The environment variable
         ``EXTOPS_SEQUENCE_KERNEL``, which a process reads once, names a kernel for GPUs to be taken instead; ``"none"``
         where that cannot serve the call, which then fails.
 

@@ -32,9 +32,7 @@ class Step:
         self.weights = (len(_schemas.OPERATORS[name].arguments) - 3) // 2
         """And as many biases: two, or one where both are joined."""
         self.saves_new_c = bool(facts.saves_new_c)
-        self.has_one_gradient = (
-            facts.input == facts.recurrent == facts.gates and not facts.first_input
-        )
+        self.has_one_gradient = facts.has_one_gradient
         self.composition = composition
         self.eager = _by_tf32(name)
         self.eager_backward = _autograd.eager(f"{name}_backward")
@@ -135,13 +133,14 @@ class Step:
 
     def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
         """``h`` and, for a cell with two states, ``c``: of the input, the weights, the biases and the states."""
+        in_tf32 = arguments[0].is_cuda and _allows_tf32()
         if torch.is_grad_enabled():
             for x in arguments:  # as any(), in half the time
                 if x is not None and x.requires_grad:
-                    found: tuple[Tensor, ...] = _apply(self, _allows_tf32(), False, *arguments)
+                    found: tuple[Tensor, ...] = _apply(self, in_tf32, False, *arguments)
                     return found
         with _autograd.below_autograd():
-            return self.run(_allows_tf32(), arguments)[: self.number_of_states]
+            return self.run(in_tf32, arguments)[: self.number_of_states]
 
     def run(self, allow_tf32: bool, arguments: tuple[Any, ...]) -> tuple[Tensor, ...]:
         """The operator: for a cell with one state, ``h_0`` is ``c_0``, too."""

@@ -13,7 +13,7 @@
 namespace extops::cuda::step {
 
 constexpr int kWarpRows = kWarpgroupRows / (kWarpgroup / 32);
-constexpr unsigned kMaxSplits = kWarpgroupRows / kWarpRows;  // of a sum; a larger cluster costs more than it saves
+static_assert(kMaxSplits == kWarpgroupRows / kWarpRows);
 
 // How many blocks share K, and the estimated speed: the busy fraction of the device, times the tile's own speed.
 struct Plan {
@@ -406,17 +406,11 @@ bool make_tensor_maps(ForwardMaps& maps, const Forward<Cell, T>& in) {
          make_weights_map(maps.weights_x, in.weights_x, input_features, in.weights_x_stride, Cell::kInput);
 }
 
-inline unsigned ceil_div(int64_t a, int64_t b) { return static_cast<unsigned>((a + b - 1) / b); }
-
 template <class T, class Tile, class Cell>
 Plan plan(const Forward<Cell, T>& in, unsigned sm_count) {
   const unsigned k_tiles = ceil_div(in.state_size, kTileColumns<T>) + ceil_div(in.input_features, kTileColumns<T>);
   const unsigned tiles = ceil_div(in.state_size, Tile::kUnits) * ceil_div(in.batch, Tile::kRows);
-  unsigned splits = 1;
-  for (unsigned more = 2; more <= kMaxSplits && more <= k_tiles; more *= 2) {
-    // All blocks of a cluster run in one GPC, so up to a tenth of the SMs may stay idle.
-    if (tiles * more <= (more == 2 ? sm_count : sm_count * 9 / 10)) splits = more;
-  }
+  const unsigned splits = splits_of(tiles, k_tiles, sm_count);
   const unsigned blocks = tiles * splits;
   const unsigned waves = (blocks + sm_count - 1) / sm_count;
   return {
@@ -453,10 +447,6 @@ Error launch_best_tile(const Forward<Cell, T>& in, unsigned sm_count, cudaStream
   (try_tile(plan<T, Tiles>(in, sm_count), [&](dim3 grid) { return launch_tile<T, Tiles>(in, grid, stream); }), ...);
   return error;
 }
-
-// With a single gate a unit has a third of the work, so a tile has three times as many units.
-template <class Cell>
-constexpr int kUnitsPer8 = Cell::kGates == 1 ? 24 : 8;
 
 template <class Cell, class T>
 Error launch_on_tensor_cores(const Forward<Cell, T>& in, cudaStream_t stream) {

@@ -11,7 +11,8 @@ namespace extops::cuda::step {
 // precisions but strict float32 the library uses tensor cores.
 constexpr double kStrictFloat32Limit = 13e6;
 constexpr double kOtherLimit = 4e6;
-constexpr int64_t kMostDepth = 8192;  // a warp computes all of K
+constexpr int64_t kMostDepth = 8192;        // a warp computes all of K
+constexpr int64_t kMostDepthOfRows = 1280;  // where it does for several rows
 // With few rows the time is that of loading the weights, for which vector loads suffice.
 constexpr double kRowLimit = 64e6;
 constexpr int64_t kFewRows = 16;
@@ -19,13 +20,30 @@ constexpr int64_t kLeastDepth = 256;
 // From so many multiplications on the kernels for Hopper are fastest, up to the most rows that were measured.
 constexpr double kHopperFrom = 4e6;
 constexpr int64_t kHopperRows = 512;
+// Up to so many weights. Those in 16-bit types stay in the L2 cache from call to call.
+template <class Cell>
+constexpr double kHalfWeights = Cell::kGates == 1 ? 20e6 : 12e6;
+constexpr double kTf32Weights = 30e6;
+// In TF32 tensor cores are faster above so many rows.
+constexpr int64_t kFewRowsInTf32 = 8;
+constexpr int64_t kFewRowsOfManyWeightsInTf32 = 4;
+constexpr double kManyWeights = 10e6;
+// In strict float32 a library has better tiles for more multiplications. For so many weights, or rows and weights, it
+// also fills the device better, unless ours fill it at once.
+constexpr double kMostInFloat32 = 1.2e9;
+constexpr double kFloat32Weights = 3e6;
+constexpr int64_t kManyRows = 256;
+constexpr double kWeightsOfManyRows = 1e6;
+constexpr int64_t kTileRows = 64;
+constexpr double kFullDevice = 0.7;
 constexpr int64_t kTf32BackwardRows = 256;  // above, a library GEMM is faster
 // Of the backward: a block computes the whole batch.
 constexpr double kStrictFloat32BackwardLimit = 130e6;
 constexpr double kOtherBackwardLimit = 16e6;
 constexpr int64_t kMostBackwardRows = 256;
 constexpr double kInputBackwardLimit = 8e6;  // in strict float32
-constexpr int64_t kSumRows = 4096;           // a library divides a column among blocks
+constexpr double kTf32InputBackwardLimit = 4e6;
+constexpr int64_t kSumRows = 4096;  // a library divides a column among blocks
 
 template <class Cell>
 double multiplications(const StepSizes& sizes) {
@@ -33,10 +51,23 @@ double multiplications(const StepSizes& sizes) {
          (Cell::kRecurrent * double(sizes.state_size) + Cell::kInput * double(sizes.input_features));
 }
 
+template <class Cell>
+double weights(const StepSizes& sizes) {
+  return multiplications<Cell>({1, sizes.input_features, sizes.state_size});
+}
+
 // Whether 32-bit numbers hold the sizes inside the kernels, whatever the strides.
 inline bool fits(const StepSizes& sizes) {
   constexpr int64_t kMost = INT32_MAX / 8;
   return sizes.batch <= kMost && sizes.state_size <= 4 * int64_t{65535} && sizes.input_features <= kMost;
+}
+
+// How many rows the kernel of vector loads takes where it can: fewer, where tensor cores are faster.
+template <class Cell>
+int64_t most_few_rows(ScalarType dtype, const StepSizes& sizes) {
+  if (dtype == ScalarType::Half || dtype == ScalarType::BFloat16) return 1;
+  if (dtype != ScalarType::TF32 || multiplications<Cell>(sizes) < kHopperFrom) return kFewRows;
+  return weights<Cell>(sizes) < kManyWeights ? kFewRowsInTf32 : kFewRowsOfManyWeightsInTf32;
 }
 
 template <class Cell>
@@ -46,14 +77,15 @@ bool is_for_few_rows(ScalarType dtype, const StepSizes& sizes) {
   const auto& [batch, input_features, state_size] = sizes;
   const int64_t depth = state_size + input_features;
   return state_size % vector == 0 && input_features % vector == 0 && depth <= kMostDepth &&
-         multiplications<Cell>({1, input_features, state_size}) < kRowLimit &&
-         (batch == 1 || (!is_half && batch <= kFewRows && depth >= kLeastDepth));
+         weights<Cell>(sizes) < (is_half ? kHalfWeights<Cell> : kRowLimit) &&
+         (batch == 1 || (batch <= most_few_rows<Cell>(dtype, sizes) && depth >= kLeastDepth));
 }
 
 template <class Cell>
 bool is_for_small(ScalarType dtype, const StepSizes& sizes) {
   const double most = dtype == ScalarType::Float ? kStrictFloat32Limit : kOtherLimit;
-  return sizes.state_size + sizes.input_features <= kMostDepth && multiplications<Cell>(sizes) < most;
+  const int64_t most_depth = sizes.batch == 1 ? kMostDepth : kMostDepthOfRows;
+  return sizes.state_size + sizes.input_features <= most_depth && multiplications<Cell>(sizes) < most;
 }
 
 // The kernels of small problems (small.cuh, small_backward.cuh). Nothing was measured on GPUs before or after Hopper:
@@ -89,14 +121,36 @@ bool is_for_tensor_cores(ScalarType dtype, const StepSizes& sizes) {
 }
 
 template <class Cell>
+bool is_forward_for_tensor_cores(ScalarType dtype, const StepSizes& sizes) {
+  const double most = dtype == ScalarType::TF32 ? kTf32Weights : kHalfWeights<Cell>;
+  return is_for_tensor_cores<Cell>(dtype, sizes) && sizes.batch > most_few_rows<Cell>(dtype, sizes) &&
+         weights<Cell>(sizes) < most;
+}
+
+// Whether the tiles of strict float32 run at once, and keep the device busy with what is of use.
+template <class Cell>
+bool fill_device(const StepSizes& sizes) {
+  constexpr int64_t kUnits = 4 * kUnitsPer8<Cell>;
+  const unsigned sm_count = device_attribute(cudaDevAttrMultiProcessorCount);
+  const unsigned tiles = ceil_div(sizes.state_size, kUnits) * ceil_div(sizes.batch, kTileRows);
+  const unsigned splits = splits_of(tiles, kMaxSplits, sm_count);
+  const double useful = double(sizes.batch) * sizes.state_size * splits / (kUnits * kTileRows);
+  return tiles * splits <= sm_count && useful >= kFullDevice * sm_count;
+}
+
+template <class Cell>
 bool is_for_float32(ScalarType dtype, const StepSizes& sizes) {
-  return dtype == ScalarType::Float && sizes.batch > kFewRows && is_for_hopper<Cell>(4, sizes);
+  if (dtype != ScalarType::Float || sizes.batch <= kFewRows || !is_for_hopper<Cell>(4, sizes)) return false;
+  if (multiplications<Cell>(sizes) >= kMostInFloat32) return false;
+  const bool is_large = (sizes.batch > kTileRows && weights<Cell>(sizes) >= kFloat32Weights) ||
+                        (sizes.batch > kManyRows && weights<Cell>(sizes) >= kWeightsOfManyRows);
+  return !is_large || fill_device<Cell>(sizes);
 }
 
 template <class Cell>
 int64_t alignment(ScalarType dtype, const StepSizes& sizes) {
   if (!has_hopper_tensor_cores() || !fits(sizes)) return 0;
-  const bool has_chunks = is_for_few_rows<Cell>(dtype, sizes) || is_for_tensor_cores<Cell>(dtype, sizes) ||
+  const bool has_chunks = is_for_few_rows<Cell>(dtype, sizes) || is_forward_for_tensor_cores<Cell>(dtype, sizes) ||
                           is_for_float32<Cell>(dtype, sizes);
   return has_chunks ? kChunkBytes : is_for_small<Cell>(dtype, sizes);
 }
@@ -115,14 +169,13 @@ Error launch_forward(ScalarType dtype, const StepArguments& arguments, cudaStrea
     constexpr int kVector = kChunkBytes / sizeof(T);
     const bool has_chunks = start_at_chunks({in.input, in.h_0, in.weights_x, in.weights_h}) &&
                             in.weights_x_stride % kVector == 0 && in.weights_h_stride % kVector == 0;
-    if (has_chunks && is_for_few_rows<Cell>(dtype, sizes)) return launch_small(in, true, stream);
     if constexpr (kHasTiles<Cell> && !std::is_same_v<T, double>) {
-      if (has_chunks && is_for_tensor_cores<Cell>(dtype, sizes)) return launch_on_tensor_cores(in, stream);
+      if (has_chunks && is_forward_for_tensor_cores<Cell>(dtype, sizes)) return launch_on_tensor_cores(in, stream);
       if constexpr (std::is_same_v<T, float>) {
         if (has_chunks && is_for_float32<Cell>(dtype, sizes)) return launch_in_float32(in, stream);
       }
     }
-    return launch_small(in, false, stream);
+    return launch_small(in, has_chunks && is_for_few_rows<Cell>(dtype, sizes), stream);
   });
 }
 
@@ -216,8 +269,9 @@ Error launch_bias_backward(ScalarType dtype, const StepBiasBackwardArguments& ar
 
 template <class Cell>
 int64_t input_backward_alignment(ScalarType dtype, const StepSizes& sizes) {
-  return dtype == ScalarType::Float && has_hopper_tensor_cores() && fits(sizes) &&
-         multiplications<Cell>(sizes) < kInputBackwardLimit;
+  const double most = dtype == ScalarType::TF32 ? kTf32InputBackwardLimit : kInputBackwardLimit;
+  return (dtype == ScalarType::Float || dtype == ScalarType::TF32) && has_hopper_tensor_cores() && fits(sizes) &&
+         multiplications<Cell>(sizes) < most;
 }
 
 // For float32 only.
@@ -226,7 +280,7 @@ Error launch_small_input_backward(const StepInputBackwardArguments& arguments, c
 
 template <class Cell>
 Error launch_input_backward(ScalarType dtype, const StepInputBackwardArguments& arguments, cudaStream_t stream) {
-  if (dtype != ScalarType::Float) return "the kernel for small problems takes float32";
+  if (dtype != ScalarType::Float && dtype != ScalarType::TF32) return "the kernel for small problems takes float32";
   return fits(arguments.sizes) ? launch_small_input_backward<Cell>(arguments, stream) : kTooLarge;
 }
 
