@@ -289,7 +289,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         sizes_of_layer = self.input_size, self.hidden_size, *layers
         is_torchs, step = bool(self.served_by(steps, sizes)), CELLS[cell].step
         is_step = steps.shape[0] == 1 and sizes is None and not (is_torchs or _autocast.is_on())
-        is_served = step is not None and step.serves(steps, self._number_of_states == 1)
+        is_served = step.serves(steps, self._number_of_states == 1)
         return _Plan(
             is_torchs,
             step if is_step and is_served else None,
@@ -623,6 +623,10 @@ def accelerate(model: Model) -> Model:
     layers in bfloat16 on a GPU move into one buffer, as torch's modules do it in other dtypes. The logger ``"extops"``
     names these modules in one line of level INFO. A warning names the recurrent modules that are not
     changed, and why. :func:`extops.restore` undoes it.
+
+    In float32 on a GPU our modules compute GEMMs in TF32 where ``torch.set_float32_matmul_precision`` allows it, which
+    it does not unless it is called. torch's layers follow a switch of cuDNN's, which is on unless it is turned off: to
+    keep their precision and speed, call ``torch.set_float32_matmul_precision("high")``.
 
     Args:
         model: any module; it may be such a layer itself.
