@@ -110,6 +110,7 @@ Tensor multiply(ScalarType dtype, const Tensor& a, const Tensor& b) {
 }
 
 inline int64_t compute_bytes(ScalarType dtype) { return dtype == ScalarType::Double ? 8 : 4; }
+inline int64_t element_bytes(ScalarType dtype) { return is_half(dtype) ? 2 : compute_bytes(dtype); }
 
 // A piece is a row of the batch.
 template <class Cell>

@@ -25,7 +25,7 @@ struct StepOf;
 class Rows {
  public:
   Rows(ScalarType dtype, const Tensor& matrix, int64_t alignment)
-      : data_(matrix.data()), stride_(matrix.strides()[0]), bytes_(is_half(dtype) ? 2 : compute_bytes(dtype)) {
+      : data_(matrix.data()), stride_(matrix.strides()[0]), bytes_(element_bytes(dtype)) {
     const int64_t columns = matrix.sizes()[1];
     const bool is_dense = columns <= 1 || matrix.strides()[1] == 1;
     const bool is_aligned = reinterpret_cast<uintptr_t>(data_) % alignment == 0 && stride_ * bytes_ % alignment == 0;
@@ -242,7 +242,7 @@ std::array<Tensor, StepParametersBackwardTensors<Cell>::kResults> step_parameter
   [[maybe_unused]] const typename Device::Guard guard(saved_c);
   const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
   if (const int64_t alignment = Entries::backward_alignment(dtype, sizes)) {
-    const int64_t bytes = is_half(dtype) ? 2 : compute_bytes(dtype);
+    const int64_t bytes = element_bytes(dtype);
     const auto backward = [bytes](ScalarType dtype, const AllTensors& in, auto... where) {
       StepBackwardArguments arguments = pointwise_of(in);
       arguments.input = in.input;

@@ -81,7 +81,7 @@ def chosen(problem: _choice.Problem, input: Tensor) -> str:
         return _choice.OURS
     if problem.time == 1 and input.dim() == 3 and _loader.binding == "stable":  # not packed
         step = CELLS[problem.cell].step
-        has_kernel = step is not None and step.has_kernel(input[0], problem.state)
+        has_kernel = step.has_kernel(input[0], problem.state)
         kernels = [_choice.ONE_STEP if has_kernel else _choice.ONE_STEP_BY_GEMMS]
     else:
         place = place_of(input, problem.time, problem.batch)

@@ -32,7 +32,6 @@ class Step:
         self.weights = (len(_schemas.OPERATORS[name].arguments) - 3) // 2
         """And as many biases: two, or one where both are joined."""
         self.saves_new_c = bool(facts.saves_new_c)
-        self.has_one_gradient = facts.has_one_gradient
         self.composition = composition
         self.eager = _by_tf32(name)
         self.eager_backward = _autograd.eager(f"{name}_backward")
@@ -77,7 +76,7 @@ class Step:
         gradients, grad_c_0 = self.composition.backward(grad_h, grad_c, gates, saved_c)
         state_size = saved_c.shape[1]
         of_input = self.facts.input * state_size
-        of_h = 0 if self.has_one_gradient else self.facts.recurrent * state_size
+        of_h = 0 if self.facts.has_one_gradient else self.facts.recurrent * state_size
         grad_x = gradients.narrow(1, 0, of_input).roll(
             (-self.facts.first_input * state_size,), (1,)
         )
@@ -96,7 +95,7 @@ class Step:
     ) -> tuple[Tensor, ...]:
         grad_x, grad_h_part, grad_c_0 = self._backward(grad_h, grad_c, gates, saved_c)
         pointwise = grad_x, grad_h_part, grad_c_0
-        of_h = grad_x if self.has_one_gradient else grad_h_part
+        of_h = grad_x if self.facts.has_one_gradient else grad_h_part
         of_input, of_state = grad_x.t() @ input, of_h.t() @ h_0
         if self.weights == 1:
             return *pointwise, torch.cat([of_state, of_input], dim=1), grad_x.sum(0)
@@ -114,7 +113,7 @@ class Step:
         if self.weights == 1:
             state_size = len(weight_ih) // self.facts.gates
             weight_hh, weight_ih = weight_ih[:, :state_size], weight_ih[:, state_size:]
-        grad_h_0 = (grad_x if self.has_one_gradient else grad_h_part) @ weight_hh
+        grad_h_0 = (grad_x if self.facts.has_one_gradient else grad_h_part) @ weight_hh
         return grad_x @ weight_ih, grad_h_0 if grad_c_0 is None else grad_h_0 + grad_c_0
 
     def serves(self, input: Tensor, has_one_state: bool) -> bool:
