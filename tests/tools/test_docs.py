@@ -45,7 +45,7 @@ ELSEWHERE = {
     r"^cp -r examples/own_project ": "torchwheels/tests/test_maintainers_path.py runs it",
     r"^(\.venv/bin/)?torchwheels build ": "compiles for minutes; test_building.py runs the like",
     r"^docker compose ": "test_compose.py compares what the services are",
-    r"^docker context create ": "needs another machine",
+    r"^docker context create |^DOCKER_(HOST|CONTEXT)=": "needs another machine, or podman",
     r"^(\.venv/bin/)?python examples/": "tests/test_examples.py runs it",
     r"^EXTOPS_JIT=csrc ": "compiles for minutes; test_just_in_time.py loads libraries that were compiled so",
     r"^(TORCH_CUDA_ARCH_LIST=\S+ )?python -m tools\.(mutate|sanitize) ": "needs a GPU",

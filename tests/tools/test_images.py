@@ -147,12 +147,15 @@ def test_renewed_images_keep_their_tags(registry: Registry, tmp_path: Path) -> N
     two = registry.has("y:2", index(text="two"))
     table, compose = tmp_path / "releases.toml", tmp_path / "docker-compose.yml"
     table.write_text(f'cpu = {{ image = "{one}", torch = "2" }}\nimage = "{two}@{sha256(b"")}"\n')
-    compose.write_text(f"x:\n  BASE_IMAGE: {two}\n  TARGET: 3.11-cpu\n")
-    files = table, compose
+    dockerfile = tmp_path / "Dockerfile"
+    compose.write_text(f'x: {{ BASE_IMAGE: "{two}", CUDA_HOME: /x }}\n')
+    dockerfile.write_text(f"ARG BASE_IMAGE={one}\n")
+    files = table, compose, dockerfile
     ones, twos = f"{one}@{sha256(index())}", f"{two}@{sha256(index(text='two'))}"
     assert images.renew(files=files) == [ones, twos]
     assert table.read_text() == f'cpu = {{ image = "{ones}", torch = "2" }}\nimage = "{twos}"\n'
-    assert compose.read_text() == f"x:\n  BASE_IMAGE: {twos}\n  TARGET: 3.11-cpu\n"
+    assert compose.read_text() == f'x: {{ BASE_IMAGE: "{twos}", CUDA_HOME: /x }}\n'
+    assert dockerfile.read_text() == f"ARG BASE_IMAGE={ones}\n"
     assert images.renew(files=files) == []
     registry.has("x:1", index(text="newer"))
     registry.has("y:2", index(text="newer"))

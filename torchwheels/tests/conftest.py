@@ -6,8 +6,12 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from torchwheels import engines
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,11 +65,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def engine() -> None:
-    """Skips where no Docker engine answers."""
+def engine() -> engines.Engine:
+    """The engine of containers; skips where none answers."""
     from torchwheels import engines, errors
 
     try:
-        engines.find_engine()
+        return engines.find_engine()
     except errors.UserError as error:
         pytest.skip(f"no Docker engine answers: {error}")

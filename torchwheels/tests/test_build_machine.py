@@ -381,8 +381,6 @@ def test_places_of_torch_are_known_without_their_passwords(
     assert environments.places_of_torch() == one
     monkeypatch.setenv("TORCHWHEELS_TORCH_INDEX", "https://localhost/other")
     assert environments.places_of_torch() != one
-    monkeypatch.setenv("TORCHWHEELS_PLACES_OF_TORCH", "told")  # in a container
-    assert environments.places_of_torch() == "told"
 
 
 def test_missing_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -670,11 +670,13 @@ def test_command_line_prints_one_sentence(
 def test_strangers_code_does_not_run_unasked(
     classic: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{classic}/none.sock")
     spoil(classic, f"open({str(classic / 'ran')!r}, 'w')")
     with pytest.raises(SystemExit) as error:
         cli.main(["build", str(classic), "--target", "3.11-cpu"])
-    assert "no Docker engine answers (there is no `docker` command)" in str(error.value.code)
+    assert f"no Docker engine answers (there is no socket {classic}/none.sock)" in str(
+        error.value.code
+    )
     assert "runs its own code with your rights outside of one" in str(error.value.code)
     assert not (classic / "ran").exists()
 

@@ -72,7 +72,7 @@ def test_a_backend_that_there_is_not(
 ) -> None:
     monkeypatch.setenv("TORCHWHEELS_BACKEND", "foo")
     monkeypatch.setattr(testing, "find_wheel", lambda *_: Path("x.whl"))
-    said = "^torchwheels: TORCHWHEELS_BACKEND is 'foo': docker or local is expected$"
+    said = "^torchwheels: TORCHWHEELS_BACKEND is 'foo': docker, local, auto is expected$"
     with pytest.raises(SystemExit, match=said):
         cli.main([command, str(own_project), "--target=3.11-cpu"])
 

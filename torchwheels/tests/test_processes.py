@@ -10,12 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from torchwheels import backend, cli, processes, sandbox
+from torchwheels import backend, cli, processes
 
 SETUP = """
 import pathlib, subprocess
@@ -240,36 +239,6 @@ def test_nothing_outlives_a_command_that_ends(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (3, "started\n")
     assert not started_below(tmp_path)
-
-
-def started() -> list[subprocess.Popen[str]]:
-    with processes._lock:
-        return [*processes._started]
-
-
-def reads_forever(path: Path) -> None:
-    time.sleep(10**6)
-
-
-@pytest.mark.parametrize(
-    ("wait", "arguments"),
-    [
-        (processes.run, [["sleep", "1000000"]]),
-        (processes.follow, [["sleep", "1000000"]]),
-        (sandbox.call, [reads_forever, Path("x.whl")]),
-    ],
-)
-def test_a_command_that_was_stopped_says_nothing(
-    wait: Callable[..., object], arguments: list[object]
-) -> None:
-    """A wheel whose import or whose audit is stopped is not refused."""
-    with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(wait, *arguments)
-        assert eventually(lambda: any(x.poll() is None for x in started()))
-        processes.end_all()
-        with pytest.raises(KeyboardInterrupt):
-            future.result(DEADLINE)
-    processes.all_ended()
 
 
 def test_hidden_lines_are_not_passed_on(capsys: pytest.CaptureFixture[str]) -> None:

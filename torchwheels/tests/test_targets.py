@@ -124,9 +124,9 @@ def test_releases_of_the_projects_own(tmp_path: Path) -> None:
     }
     assert options.releases.target("3.14t-cu130-torch2.16").python_version == "3.14"
     assert options.releases.target("3.12-cu133").architectures == ("9.0", "10.0+PTX")
-    # An image is told of them, too.
-    table = json.dumps(options.table["releases"])
-    assert project.of_arguments("", "", table).releases.targets == options.releases.targets
+    # A container is told of them, too.
+    told = json.loads(json.dumps(options.table))
+    assert project.of_table(told, "").releases.targets == options.releases.targets
 
 
 @pytest.mark.parametrize(

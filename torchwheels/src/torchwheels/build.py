@@ -38,7 +38,7 @@ from torchwheels.backend import opened
 from torchwheels.environments import Environment
 from torchwheels.errors import BuildError, UserError
 from torchwheels.kept import kept_if_refused, publish
-from torchwheels.project import Project, filled, of_arguments
+from torchwheels.project import Project, filled
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 from torchwheels.wheel import Wheel
@@ -287,21 +287,3 @@ def _repair(place: Workplace, variables: Mapping[str, str], built: Path, folder:
     command = filled(place.project.repair, paths, "the option `repair` is set")
     path = os.pathsep.join([variables["PATH"], str(Path(sys.executable).parent)])  # auditwheel's
     _run_command("repair", command, _project_folder(place), {**variables, "PATH": path})
-
-
-def main() -> None:
-    """Writes which compilers an image has into a file, before any code of a project is there."""
-    name, release, stable, own, file = sys.argv[1:]
-    options = of_arguments(release, stable, own)
-    target = options.target_to_build(options.releases.target(name))
-    base = environments.with_torch(target, toolchain.pip_toolkit(target), any_cuda=bool(stable))
-    toolkit = toolchain.find_toolkit(target, base.site_packages)
-    said = {
-        "cxx": toolchain.host_compiler(target.machine).version,
-        "nvcc": toolkit.version if toolkit else None,
-    }
-    Path(file).write_text(json.dumps(said))
-
-
-if __name__ == "__main__":
-    main()

@@ -20,7 +20,6 @@ from typing import Any
 
 from torchwheels import (
     __version__,
-    build,
     cache,
     containers,
     engines,
@@ -44,6 +43,8 @@ from torchwheels.project import Project
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 from torchwheels.wheel import wheels_in
+
+BACKENDS = ("docker", "local", "auto")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -119,22 +120,15 @@ def _parser() -> argparse.ArgumentParser:
     place = argparse.ArgumentParser(add_help=False)
     place.add_argument(
         "--backend",
-        choices=["docker", "local"],
-        help="where the project's own code runs: in the target's image, or on this machine (default: docker)",
+        choices=BACKENDS,
+        help="where the project's own code runs: in a container of the target's image, on this machine, or with "
+        "`auto` there where no engine answers (default: docker; the engine is that of DOCKER_HOST, or of the context)",
     )
     place.set_defaults(backend=os.environ.get("TORCHWHEELS_BACKEND") or None)
-    place.add_argument(
-        "--builder",
-        action="append",
-        help="a builder of `docker buildx ls`, also of another machine (repeatable: `build` spreads the "
-        "targets over all of them)",
-    )
     source = argparse.ArgumentParser(add_help=False)
     source.add_argument(
         "source", help="NAME==VERSION from PyPI, a folder, an archive, or git+URL@COMMIT"
     )
-    source.add_argument("--origin", help=argparse.SUPPRESS)  # of a copy, in a container
-    source.add_argument("--name", help=argparse.SUPPRESS)
 
     command = add("build", "build, audit and import wheels", parents=[source, config, dist, place])
     which = command.add_mutually_exclusive_group()
@@ -159,9 +153,6 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--require-gpu", action="store_true", help="fail where a GPU test is skipped"
     )
-    command.add_argument("--results", type=Path, help=argparse.SUPPRESS)  # in a container
-    command.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    command.add_argument("--install", action="store_true", help=argparse.SUPPRESS)
     command.set_defaults(run=_test)
     command = add(
         "audit", "check wheels, and write a build report beside each", parents=[config, dist]
@@ -215,23 +206,25 @@ def _parser() -> argparse.ArgumentParser:
 def _build(given: argparse.Namespace) -> None:
     options = _project(given.source, given.config)
     targets = _chosen_targets(given, options)
-    engines = _engines(given)
+    engine = _engine(given)
     with _fetched(given) as source:
-        named = os.environ.get("TORCHWHEELS_STEPS")  # of an image
-        steps = named.split(",") if named else build.STEPS
-        keep = not given.origin  # in a container; what is said of its wheel is said outside
-        pipeline.run(Order(options, targets, source, given.dist, engines, keep=keep, steps=steps))
+        pipeline.run(Order(options, targets, source, given.dist, engine))
 
 
-def _engines(given: argparse.Namespace) -> list[Engine]:
-    """The Docker engine for the code of a project, with each builder; none where it shall run here."""
-    if given.backend not in (None, "docker", "local"):  # argparse checks no default
-        raise UserError(f"TORCHWHEELS_BACKEND is {given.backend!r}: docker or local is expected")
+def _engine(given: argparse.Namespace) -> Engine | None:
+    """The engine of the containers in which the code of a project runs; None where it shall run here."""
+    if given.backend not in (None, *BACKENDS):  # argparse checks no default
+        raise UserError(
+            f"TORCHWHEELS_BACKEND is {given.backend!r}: {', '.join(BACKENDS)} is expected"
+        )
     if given.backend == "local":
-        return []
+        return None
     try:
-        return [engines.find_engine(builder) for builder in given.builder or [None]]
+        return engines.find_engine()
     except UserError as error:
+        if given.backend == "auto":
+            print(f"torchwheels: backend local: no Docker engine answers ({error})", flush=True)
+            return None
         raise UserError(
             f"no Docker engine answers ({error}), and {given.source} runs its own code with your rights "
             "outside of one: start an engine, or give `--backend local` if you trust it"
@@ -244,8 +237,7 @@ def _fetched(given: argparse.Namespace) -> Iterator[Fetched]:
     with tempfile.TemporaryDirectory(prefix="torchwheels-sources-") as work:
         found = sources.fetch(given.source, Path(work) / "source")
         folder = found.folder / _project(given.source, given.config).subdirectory
-        name = given.name or sources.name_of(folder, found.project)
-        yield dataclasses.replace(found, origin=given.origin or found.origin, name=name)
+        yield dataclasses.replace(found, name=sources.name_of(folder, found.project))
 
 
 def _project(source: str, config: Path | None) -> Project:
@@ -279,28 +271,16 @@ def _test(given: argparse.Namespace) -> None:
             "the project names no tests: the option `tests` says where they are, such as "
             '`tests = { paths = ["tests"] }` in [tool.torchwheels]'
         )
-    engines = _engines(given)
+    engine = _engine(given)
     with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
-        results = given.results or Path(work)
-        results.mkdir(exist_ok=True)
-        if engines:
-            words = ["--require-gpu"] if given.require_gpu else []
-            words += ["--", *given.arguments] if given.arguments else []
-            code = containers.run_tests(
-                engines[0], options, target, path, source.folder, words, results
-            )
+        folder, asked = Path(work), (given.arguments, given.require_gpu, Path(work))
+        if engine:
+            code = containers.run_tests(engine, options, target, path, source.folder, *asked)
         else:
-            folder = given.folder or Path(work)
-            if given.install or not given.folder:
-                testing.install(options, target, path, folder)
-            if given.install:
-                return
+            testing.install(options, target, path, folder)
             print(f"torchwheels: testing {path.name} in {target.name}", flush=True)
-            code = testing.run_here(
-                options, target, folder, source.folder, given.arguments, given.require_gpu, results
-            )
-        if not given.results:
-            testing.keep_record(results, path, target, given.dist, code)
+            code = testing.run_here(options, target, folder, source.folder, *asked)
+        testing.keep_record(folder, path, target, given.dist, code)
     if code:
         raise TestsError(f"the tests of {path.name} fail in {target.name} (exit code {code})")
 
@@ -332,7 +312,7 @@ def _index(given: argparse.Namespace) -> None:
 
 
 def _reproduce(given: argparse.Namespace) -> None:
-    options, engines = _project(given.source, given.config), _engines(given)
+    options, engine = _project(given.source, given.config), _engine(given)
     targets = _chosen_targets(given, options)
     with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
         moved = Path(work) / "another-folder" / "with-a-longer-name"
@@ -342,7 +322,7 @@ def _reproduce(given: argparse.Namespace) -> None:
             wheels: list[Path] = []
             for name, each in both.items():
                 dist = Path(work) / name
-                order = Order(options, [target], each, dist, engines, fresh=True, keep=False)
+                order = Order(options, [target], each, dist, engine, fresh=True, keep=False)
                 wheels += pipeline.run(order)
             if found := differences(*wheels):
                 raise UserError(f"{target.name} is not reproducible: {'; '.join(found)}")

@@ -1,4 +1,4 @@
-"""Builds and tests targets in their base images, with the commands `docker buildx` and `docker`.
+"""Builds and tests targets in containers of their base images, one for each.
 
 The code of a project sees its sources there, and neither credentials nor folders of this machine.
 """
@@ -6,72 +6,48 @@ The code of a project sees its sources there, and neither credentials nor folder
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import importlib.metadata
 import json
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import tempfile
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from docker.errors import APIError, ContainerError, ImageNotFound
+from docker.models.images import Image
+from docker.types import DeviceRequest, Mount
 from packaging.requirements import Requirement
 
-from torchwheels import environments, processes, reports, sandbox, testing, toolchain
+from torchwheels import environments, inside, processes, reports, sandbox, testing
 from torchwheels.backend import too_long
-from torchwheels.engines import TIMEOUT, Engine, docker
-from torchwheels.errors import BuildError, RefusedError, TestsError, UserError, of_code
+from torchwheels.engines import TIMEOUT, Container, Engine, doing_its_part
+from torchwheels.errors import BuildError, TestsError, UserError
 from torchwheels.finish import Used
-from torchwheels.kept import kept_if_refused, publish
+from torchwheels.kept import KEPT, kept_if_refused, publish
 from torchwheels.output import DEBUG
 from torchwheels.project import Project
 from torchwheels.releases import Target, load
-from torchwheels.schedule import BuilderGoneError
+from torchwheels.secrets import without_userinfo
 from torchwheels.sources import Fetched
-from torchwheels.wheel import wheels_in
 
+DOCKERFILE = Path(__file__).with_name("Dockerfile")
 _PROCESSES = 8192  # and threads, of a container with tests
 _SHARE_OF_MEMORY = 0.8  # of the engine's machine, for a container with tests
-
-# Patterns of BuildKit's messages, and our message for each; {0} is the base image, {1} the platform.
-_KNOWN_FAILURES = (
-    (
-        r"failed to resolve source metadata for|pull access denied|manifest unknown",
-        "a base image ({0}) is not here and cannot be pulled: `docker pull` says why, "
-        "TORCHWHEELS_BASE_IMAGE names another one, and `--backend local` builds without Docker",
-    ),
-    (
-        r"exec format error",
-        "the Docker engine cannot run programs for {1}: name a builder on such a machine (`--builder`), or have the "
-        "engine emulate it, as `docker run --privileged --rm tonistiigi/binfmt --install all` does",
-    ),
-    (
-        r"(?i:no space left on device|disk quota exceeded)|torchwheels: pip cannot .*\): the disk of",
-        "the disk of the Docker engine is full: `docker system df` shows what fills it, and "
-        "`docker builder prune` frees the build cache",
-    ),
-    (
-        r"no builder .* found",
-        "there is no such builder: `docker buildx ls` lists those there are, and `docker buildx "
-        "create` adds one",
-    ),
+_VARIABLES = ("MAX_JOBS", "SOURCE_DATE_EPOCH", "TORCHWHEELS_ARCHITECTURES", DEBUG)
+_MIRRORS = (
+    "TORCHWHEELS_APT_MIRROR",
+    "TORCHWHEELS_TORCH_INDEX",
+    "UV_PYTHON_DOWNLOADS_JSON_URL",
+    "UV_PYTHON_INSTALL_MIRROR",
 )
-# In a line of the client's own, without the number of a step: what a project prints has one.
-_GONE = (
-    r"^(?!#).*(annot connect to the Docker daemon|error during connect|connection refused"
-    r"|failed to receive status|error reading from server|code = Unavailable)"
-)
-# The tool's own sentence inside BuildKit's plain progress, `#12 3.456 torchwheels: 3.11-cpu failed`, and
-# the indented lines that go on with it.
-_SAID = re.compile(r"^(?:#\d+ [\d.]+ )?torchwheels: (.*(?:\n#\d+ [\d.]+   .*)*)", re.MULTILINE)
 
 
+@doing_its_part()
 def build_wheel(
     engine: Engine,
     project: Project,
@@ -80,136 +56,190 @@ def build_wheel(
     dist: Path,
     fresh: bool = False,
 ) -> Path:
-    """Builds the wheel of `target` in its image; returns its path in `dist`. `fresh` is without the compiler cache."""
+    """Builds the wheel of `target` in a container; returns its path in `dist`. `fresh`: without the compiler cache."""
+    job = _job(
+        project, target, is_built=True, origin=source.origin, source=source.name, fresh=fresh
+    )
     with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
-        exported = Path(work) / "exported"
-        exported.mkdir()
-        _export(engine, project, target, source, exported, fresh)
-        left, used = _taken(exported, project, target, source)
-        path = Path(work) / left.name.removesuffix(".refused")
-        left.rename(path)
+        left, used, failed = _left(engine, project, target, source, job, Path(work))
+        path = left.rename(Path(work) / left.name.removesuffix(".refused"))
         with kept_if_refused(path, dist):
             # Audited again, here: the project's code could have changed the tool in the container.
             report = sandbox.call(reports.stamped, path, used, project, target)
             reports.write(reports.check(report), path)
-            if left.name != path.name:
-                raise RefusedError(f"in Docker {path.name} was refused: see the messages above")
+            if failed:
+                raise failed
         published = publish(path, dist)
     print(f"torchwheels: built {published} in {base_image(target)}", flush=True)
     return published
 
 
-def _export(
-    engine: Engine, project: Project, target: Target, source: Fetched, into: Path, fresh: bool
-) -> None:
-    """Builds the wheel in a container, and copies what that leaves, perhaps a refused one, into the folder `into`."""
-    with _staged_options(project) as (options, config):
-        command = ["torchwheels", "build", "/source", f"--target={target.name}", "--backend=local"]
-        command += ["--dist=/dist", f"--origin={source.origin}"]
-        command += [f"--name={source.name}"]
-        command += [f"--config=/options/{config}"] if config else []
-        command += ["--debug"] if os.environ.get(DEBUG) else []
-        stage = {
-            **_image(project, target),
-            "target": "export",
-            "contexts": {"source": str(source.folder), "options": str(options)},
-            "output": [f"type=local,dest={into}"],
-        }
-        step = shlex.join(["python", "-m", *command])
-        refused = "test -e /dist/*.refused"
-        arguments = {
-            # A refused wheel is also copied out of the container, for inspection.
-            "COMMAND": f"{refused} || {step} || {{ set -- $?; {refused} || exit $1; }}",
-            "PROJECT": hashlib.sha256(source.project.encode()).hexdigest()[:16],
-            "STABLE": project.stable,
-            **({"ONLINE": "requirements,compile", "OFFLINE": "none"} if project.network else {}),
-            "TORCHWHEELS_ARCHITECTURES": os.environ.get("TORCHWHEELS_ARCHITECTURES"),
-            **({"CCACHE_RECACHE": "1", "FRESH": uuid.uuid4().hex} if fresh else {}),
-        }
-        stage["args"] |= {k: v for k, v in arguments.items() if v}
-        if engine.jobs:  # no argument: another number makes no other wheel
-            stage["secret"].append("id=jobs,env=TORCHWHEELS_JOBS")
-        _bake(engine, stage, project, target)
-
-
-def shared(engine: Engine, targets: Mapping[Target, Project]) -> list[Engine]:
-    """The engine as often as it shall build one of `targets` at a time, each with its share of the machine.
-
-    They have the options of each.
-    """
-    asked = toolchain.asked_jobs()
-    machine = _machine(engine)
-    if machine is None or not targets:
-        return [dataclasses.replace(engine, jobs=str(asked or ""))]
-    job = max(toolchain.memory_per_job(options, target) for target, options in targets.items())
-    jobs = toolchain.jobs_of(*machine, job)
-    each = asked or max(1, jobs // len(targets))
-    count = max(1, min(len(targets), jobs // each))
-    return [dataclasses.replace(engine, jobs=str(asked or jobs // count))] * count
-
-
-def _machine(engine: Engine) -> tuple[int, int] | None:
-    """The cores of the engine's machine and its memory; None where nobody can say them."""
-    where: tuple[str, ...] = ()
-    try:
-        if engine.builder:
-            said = docker("buildx", "inspect", engine.builder)
-            nodes = re.findall(r"^Endpoint:\s+(\S+)", said, re.MULTILINE)
-            if (
-                not re.search(r"^Driver:\s+docker(-container)?$", said, re.MULTILINE)
-                or len(nodes) != 1
-            ):
-                return None
-            where = ("--host" if "://" in nodes[0] else "--context", nodes[0])
-        cores, memory, _ = _info(*where)
-        return cores, memory
-    except (subprocess.SubprocessError, ValueError):
-        return None
-
-
-def _info(*where: str) -> tuple[int, int, str]:
-    """The cores of an engine's machine, its memory, and the runtimes of containers that it has."""
-    form = "--format={{.NCPU}} {{.MemTotal}} {{json .Runtimes}}"
-    cores, memory, runtimes = docker(*where, "info", form).split(maxsplit=2)
-    return int(cores), int(memory), runtimes
-
-
-def _taken(exported: Path, project: Project, target: Target, source: Fetched) -> tuple[Path, Used]:
-    """The one wheel that a container left, which nobody has checked yet, and what we know of its build."""
-    found = [*wheels_in(exported / "dist"), *(exported / "dist").glob("*.whl.refused")]
-    if len(found) != 1 or not found[0].is_file() or found[0].is_symlink():
+def _left(
+    engine: Engine, project: Project, target: Target, source: Fetched, job: dict[str, Any], into: Path
+) -> tuple[Path, Used, UserError | None]:  # fmt: skip
+    """The wheel that a container leaves, which nobody has checked yet, what we know of its build, and why it failed."""
+    image = _image(engine, project, target, job)
+    cache = f"torchwheels-{hashlib.sha256(source.project.encode()).hexdigest()[:16]}"
+    mounts = [] if job["fresh"] else [Mount("/opt/cache/compiled", cache)]
+    platform, failed = target.machine.docker, None
+    with Container(engine, image, platform=platform, mounts=mounts) as container:
+        _put(container, job, {inside.SOURCE: source.folder, **_patches(project)})
+        # Before any code of the project has run.
+        compilers = container.call("compilers", _variables())
+        used = Used(target, project.architectures(target), source.origin, **compilers)
+        try:
+            _build(container, project)
+        except TimeoutError:
+            raise BuildError(f"{target.name} failed: {too_long(project)}") from None
+        except UserError as error:
+            failed = error
+        files = container.take(inside.DIST, into)
+    wheels = [file for file in files if re.search(r"\.whl(\.refused)?$", file.name)]
+    if failed and not wheels:
+        raise failed
+    if len(wheels) != 1:
         raise UserError(
-            f"the container of {target.name} left {', '.join(sorted(x.name for x in found)) or 'nothing'} "
+            f"the container of {target.name} left {', '.join(sorted(x.name for x in wheels)) or 'nothing'} "
             "in place of one wheel: the project's code has interfered with the build"
         )
-    compilers = json.loads((exported / "compilers.json").read_text())
-    architectures = project.architectures(target)
-    return found[0], Used(target, architectures, source.origin, **compilers)
+    if failed:  # without where the container has it
+        failed = type(failed)(str(failed).partition(KEPT)[0])
+    return wheels[0], used, failed
 
 
-@contextlib.contextmanager
-def _staged_options(project: Project) -> Iterator[tuple[Path, str | None]]:
-    """A folder with the project's options and patches alone, and the name of the file in it."""
-    with tempfile.TemporaryDirectory(prefix="torchwheels-options-") as name:
-        folder = Path(name)
-        if project.file:
-            own = project.file.parent
-            for file in (project.file, *map(own.joinpath, project.patches)):
-                if not file.resolve().is_relative_to(own.resolve()):
-                    raise UserError(
-                        f"the patch {file} is outside of {own}, the folder of the options: a container sees "
-                        "nothing else, so move it there"
-                    )
-                target = folder / file.relative_to(own)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with contextlib.suppress(FileNotFoundError):  # of which the build says so
-                    shutil.copyfile(file, target)
-        yield folder, project.file.name if project.file else None
+def _build(container: Container, project: Project) -> None:
+    """The steps of a build: two with a network, and two without, unless the project wants one when it compiles."""
+    limit = project.time_limit * 60
+    limit += TIMEOUT if limit else 0  # the step inside has its own, but its code could stop that
+    container.call("requirements", _variables(), limit)
+    if not project.network:
+        container.leave()
+    container.call("compile", _variables(), limit)
+    if not project.network:
+        container.join()
+    container.call("install", _variables(), limit)
+    container.leave()
+    container.call("import", _variables(), limit)
 
 
-def _target(target: Target) -> str:
-    """The target's name where dots are not allowed, in a bake file and as an image's tag."""
-    return target.name.replace(".", "-")
+@doing_its_part()
+def run_tests(
+    engine: Engine, project: Project, target: Target, wheel: Path, sources: Path, arguments: Sequence[str],
+    require_gpu: bool, results: Path,
+) -> int:  # fmt: skip
+    """Runs the tests of `wheel` in a container of the target, with GPUs where the engine has some.
+
+    It gets copies of the wheel and the sources. `arguments` are those of the tests' command. The record of the run is
+    in the folder `results` then. Returns the exit code.
+    """
+    job = _job(
+        project, target, is_built=False, wheel=wheel.name, arguments=[*arguments], require_gpu=require_gpu
+    )  # fmt: skip
+    image = _image(engine, project, target, job)
+    said = engine.client.info()
+    memory = int(project.tests.memory * 1e9 or _SHARE_OF_MEMORY * said["MemTotal"])
+    gpus = [DeviceRequest(count=-1, capabilities=[["gpu"]])] if "nvidia" in said["Runtimes"] else []
+    with Container(
+        engine, image, platform=target.machine.docker, cap_drop=["ALL"], security_opt=["no-new-privileges"],
+        pids_limit=_PROCESSES, mem_limit=memory, memswap_limit=memory, device_requests=gpus,
+    ) as container:  # fmt: skip
+        _put(container, job, {inside.SOURCE: sources, f"/{wheel.name}": wheel})
+        container.call("install-tests", _variables())
+        if not project.tests.network:
+            container.leave()
+        print(f"torchwheels: testing {wheel.name} in {target.name}", flush=True)
+        try:
+            code = container.call("test", _variables(), project.tests.minutes * 60 + TIMEOUT)
+        except TimeoutError:
+            raise TestsError(testing.too_long(project)) from None
+        container.take(inside.RESULTS, results)
+    return int(code)
+
+
+def _job(project: Project, target: Target, **job: Any) -> dict[str, Any]:
+    """What inside.py must know."""
+    return {"options": project.table, "name": project.name, "target": target.name, **job}
+
+
+def _put(container: Container, job: dict[str, Any], files: Mapping[str, Path]) -> None:
+    """Puts files into a container, a job, and this tool."""
+    tool = {"/opt/tool/torchwheels": Path(__file__).parent}
+    container.put({**tool, inside.JOB: json.dumps(job), **files})
+
+
+def _patches(project: Project) -> dict[str, Path]:
+    """The patches of the project, by their places in a container."""
+    found = {}
+    for patch in project.patches:
+        assert project.file is not None
+        file, own = project.file.parent / patch, project.file.parent.resolve()
+        if not file.resolve().is_relative_to(own):
+            raise UserError(
+                f"the patch {file} is outside of {own}, the folder of the options: move it there"
+            )
+        if file.is_file():  # else the build says so
+            found[f"{inside.OPTIONS}/{patch}"] = file.resolve()
+    return found
+
+
+def _image(engine: Engine, project: Project, target: Target, job: dict[str, Any]) -> str:
+    """The image with the toolchain of the target and its torch, which is made once."""
+    arguments = build_arguments(project, target)
+    said = [
+        _pulled(engine, target).id,
+        DOCKERFILE.read_text(),
+        arguments,
+        load().tools,
+        environments.torch_requirement(target),
+        target.index,
+        environments.places_of_torch(),
+    ]
+    key = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    name = f"torchwheels:{target.name}-{key}"
+    with contextlib.suppress(ImageNotFound):
+        engine.client.images.get(name)
+        return name
+    toolchain, settings = _toolchain(engine, target, arguments), mirrors()
+    downloads = [Mount("/downloads", "torchwheels-downloads")]
+    with Container(
+        engine, toolchain, platform=target.machine.docker, mounts=downloads
+    ) as container:
+        _put(container, job, {})
+        container.call("torch", {**settings, "PIP_CACHE_DIR": "/downloads"})
+        container.run(["rm", "-r", "/opt/tool", inside.JOB], {})
+        container.commit(name)
+    return name
+
+
+def _pulled(engine: Engine, target: Target) -> Image:
+    """The base image of the target, for its machine; an error says why it cannot be had, or does not run there."""
+    name, platform = base_image(target), target.machine.docker
+    images, machine = engine.client.images, platform.partition("/")[2]
+    try:
+        found = images.get(name)
+    except ImageNotFound:
+        found = None
+    try:
+        if not found or found.attrs["Architecture"] != machine:
+            print(f"torchwheels: pulling {name}", flush=True)
+            found = images.pull(name, platform=platform)
+    except APIError as error:
+        raise UserError(
+            f"the base image {name} is not here and cannot be pulled ({error.explanation}): TORCHWHEELS_BASE_IMAGE "
+            "names another one, and `--backend local` builds without a container"
+        ) from None
+    if engine.client.info()["Architecture"] not in (target.machine.name, machine):
+        try:
+            engine.client.containers.run(
+                name, ["-c", ":"], entrypoint="sh", platform=platform, remove=True
+            )
+        except (ContainerError, APIError):
+            raise UserError(
+                f"the engine cannot run programs for {platform}: use one on such a machine (DOCKER_HOST, or a "
+                "context), or have it emulate that, as `docker run --privileged --rm tonistiigi/binfmt --install all` "
+                "does"
+            ) from None
+    return found
 
 
 def base_image(target: Target) -> str:
@@ -217,36 +247,34 @@ def base_image(target: Target) -> str:
     return os.environ.get("TORCHWHEELS_BASE_IMAGE") or target.image
 
 
-def _image(project: Project, target: Target) -> dict[str, Any]:
-    """What the build stages of a target share."""
-    arguments = {
-        **build_arguments(project, target),
-        "PLACES_OF_TORCH": environments.places_of_torch(),
-        "REQUIREMENTS": " ".join(_own_requirements()),
-    }
-    if own := project.table.get("releases"):
-        arguments["RELEASES"] = json.dumps(own)
-    secrets = ["id=settings,env=TORCHWHEELS_SETTINGS"] if _settings() else []
-    return {
-        "context": str(Path(__file__).parent),
-        "args": arguments,
-        "secret": secrets,
-        # The engine's own machine may be another than this one, and it may emulate others.
-        "platforms": [target.machine.docker],
-    }
+def _toolchain(engine: Engine, target: Target, arguments: Mapping[str, str]) -> str:
+    """Makes the image of the Dockerfile; returns its number."""
+    settings = "".join(f"{name}={shlex.quote(value)}\n" for name, value in mirrors().items())
+    with tempfile.TemporaryDirectory(prefix="torchwheels-") as folder:
+        number = Path(folder) / "number"
+        command = [*engine.command, "build", f"--platform={target.machine.docker}", folder]
+        command += [f"--file={DOCKERFILE}", f"--iidfile={number}"]
+        command += ["--secret=id=settings,env=TORCHWHEELS_SETTINGS"]
+        command += [f"--build-arg={name}={value}" for name, value in arguments.items()]
+        done = processes.run(command, env={**os.environ, "TORCHWHEELS_SETTINGS": settings})
+        if done.returncode:
+            raise UserError(
+                f"`{command[0]} build` of the toolchain of {target.name} ended with exit code {done.returncode}: the "
+                "messages above say why"
+            )
+        return number.read_text().strip()
 
 
 def build_arguments(project: Project, target: Target) -> dict[str, str]:
-    """The arguments of the Dockerfile that follow from the project and the table of releases."""
+    """The arguments of the Dockerfile, which follow from the project, the table of releases and this installation."""
     return {
         "BASE_IMAGE": base_image(target),
-        "TARGET": target.name,
-        "RELEASE": project.release,
         "PYTHON": target.python,
         # Where NVIDIA's images have it; none of them sets the variable.
         "CUDA_HOME": "/usr/local/cuda" if target.cuda else "",
         "UV": load().uv,
         "SYSTEM_PACKAGES": " ".join(project.system_packages),
+        "REQUIREMENTS": " ".join(_own_requirements()),
     }
 
 
@@ -260,125 +288,27 @@ def _own_requirements() -> list[str]:
     ] + ["tomli"]
 
 
-def _settings() -> str:
-    """Shell assignments for the step that installs torch, before any code of the project is there.
-
-    They reach BuildKit through the environment: a file could expose an index's password.
-    """
-    index = os.environ.get("TORCHWHEELS_TORCH_INDEX")
-    return f"TORCHWHEELS_TORCH_INDEX={shlex.quote(index)}\n" if index else ""
-
-
-def _bake(engine: Engine, stage: Mapping[str, Any], project: Project, target: Target) -> None:
-    """Runs `docker buildx bake`, passing on what it prints; an error says why it failed."""
-    # Attestations would make the cached image another one each time.
-    command = ["docker", *(["--context", engine.context] if engine.context else [])]
-    command += ["buildx", "bake", "--progress=plain", "--provenance=false", "--file=-"]
-    if engine.builder and not engine.context:  # buildx refuses the name of another context's
-        command.append(f"--builder={engine.builder}")
-    name = _target(target)
-    file = {"group": {"default": {"targets": [name]}}, "target": {name: stage}}
-    secrets = {"TORCHWHEELS_SETTINGS": _settings(), "TORCHWHEELS_JOBS": engine.jobs or ""}
-    try:
-        code, text = processes.follow(
-            command,
-            project.time_limit * 60,
-            json.dumps(file),
-            prefix="" if engine.alone else f"{target.name}  ",
-            env={**os.environ, **secrets},
-        )
-    except subprocess.TimeoutExpired:
-        raise BuildError(f"{target.name} failed: {too_long(project)}") from None
-    if code == 0:
-        return
-    for pattern, sentence in _KNOWN_FAILURES:
-        if re.search(pattern, text):
-            raise UserError(sentence.format(base_image(target), target.machine.docker))
-    if re.search(_GONE, text, re.MULTILINE):
-        where = f"the builder {engine.builder}" if engine.builder else "the Docker engine"
-        raise BuilderGoneError(
-            f"{where} does not answer any more: start it and try again, or use `--backend local`"
-        )
-    said = [re.sub(r"\n#\d+ [\d.]+ ", "\n", found) for found in _SAID.findall(text)]
-    codes = re.findall(r"did not complete successfully: exit code: (\d+)$", text, re.MULTILINE)
-    kind = of_code(int(codes[-1])) if codes else UserError
-    raise kind(f"in Docker: {said[-1] if said else 'the messages above say why'}")
+def mirrors() -> dict[str, str]:
+    """Where an image gets its packages, as variables and pip's configuration say, but for what is on this machine."""
+    found = {name: os.environ[name] for name in _MIRRORS if os.environ.get(name)}
+    pip = environments.pip_settings()
+    for key, uv in (("index-url", "UV_DEFAULT_INDEX"), ("extra-index-url", "UV_INDEX")):
+        places = [
+            x
+            for x in pip.get(key, "").split()
+            if urlsplit(x).hostname not in (None, "localhost", "127.0.0.1", "::1")
+        ]
+        if places:
+            found |= {
+                f"PIP_{key.upper().replace('-', '_')}": " ".join(places),
+                uv: " ".join(places),
+            }
+    if hosts := pip.get("trusted-host"):
+        found |= {"PIP_TRUSTED_HOST": hosts, "UV_INSECURE_HOST": hosts}
+    return found
 
 
-def run_tests(
-    engine: Engine, project: Project, target: Target, wheel: Path, sources: Path, arguments: Sequence[str],
-    results: Path,
-) -> int:  # fmt: skip
-    """Runs the tests of `wheel` in a container of the target, with GPUs where the engine has some.
-
-    It gets copies of the wheel and the sources. `arguments` are those of `torchwheels test`. What the
-    tests leave behind is copied into the folder `results`. Returns the exit code.
-    """
-    image = f"torchwheels-test:{_target(target)}-{uuid.uuid4().hex}"  # no other test's
-    stage = {
-        **_image(project, target),
-        "target": "test",
-        "tags": [image],
-        "output": ["type=docker"],
-    }
-    _bake(engine, stage, project, target)
-    try:
-        with _staged_options(project) as (options, config), _container(image, project) as name:
-            for path, place in (
-                (str(wheel), f"/{wheel.name}"),
-                (f"{sources}/.", "/source"),
-                (f"{options}/.", "/options"),
-            ):
-                subprocess.run(["docker", "cp", "--quiet", path, f"{name}:{place}"], check=True)
-            command = ["docker", "exec", name, "python", "-m", "torchwheels", "test", "/source"]
-            command += [f"--target={target.name}", f"--wheel=/{wheel.name}", "--backend=local"]
-            command += ["--results=/results", "--folder=/tests"]
-            command += [f"--config=/options/{config}"] if config else []
-            code = processes.run([*command, "--install"]).returncode
-            if code:
-                return code
-            if not project.tests.network:
-                docker("network", "disconnect", "bridge", name)
-            # The command inside has its own time limit, but could ignore it.
-            limit = project.tests.minutes * 60 + TIMEOUT
-            try:
-                code = processes.run([*command, *arguments], timeout=limit).returncode
-            except subprocess.TimeoutExpired:
-                raise TestsError(testing.too_long(project)) from None
-            copying = ["docker", "cp", "--quiet", f"{name}:/results/.", str(results)]
-            subprocess.run(copying, capture_output=True)
-            return code
-    except subprocess.SubprocessError as error:
-        raise UserError(f"the Docker engine did not do its part ({error}): try again") from None
-    finally:
-        subprocess.run(["docker", "image", "rm", image], capture_output=True)
-
-
-@contextlib.contextmanager
-def _container(image: str, project: Project) -> Iterator[str]:
-    """A container of `image` that lives as long as this, and no longer than we do: its name.
-
-    Its first process reads what we write, and so ends with us; then the engine ends the others.
-    """
-    name = f"torchwheels-test-{uuid.uuid4().hex}"
-    _, total, runtimes = _info()
-    memory = int(project.tests.memory * 1e9 or _SHARE_OF_MEMORY * total)
-    command = ["docker", "run", "--interactive", "--rm", "--init", f"--name={name}"]
-    command += ["--cap-drop=ALL", "--security-opt=no-new-privileges", f"--pids-limit={_PROCESSES}"]
-    command += [f"--memory={memory}", f"--memory-swap={memory}", "--network=bridge"]
-    if "nvidia" in runtimes:
-        command.append("--gpus=all")
-    pipe = subprocess.PIPE
-    with processes.start(
-        [*command, image, "sh", "-c", "echo ready; exec cat"], stdin=pipe, stdout=pipe, text=True
-    ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        try:
-            if process.stdout.readline() != "ready\n":
-                raise UserError("the engine cannot start a container: the messages above say why")
-            yield name
-        finally:
-            process.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(TIMEOUT)
-            processes.end(process)
+def _variables() -> dict[str, str]:
+    """What the code of a project sees of this machine's: no password, and so nothing of a mirror that wants one."""
+    own = {name: os.environ[name] for name in _VARIABLES if os.environ.get(name)}
+    return own | {name: without_userinfo(value) for name, value in mirrors().items()}

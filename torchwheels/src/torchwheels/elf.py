@@ -234,7 +234,6 @@ def _cuobjdump(*arguments: str) -> Iterator[str]:
             said = process.stderr.read()
         finally:
             processes.end(process)
-    processes.check_stopped(process)
     if process.returncode != 0 and "does not contain device code" not in said:
         raise UserError(f"cuobjdump cannot read its GPU code: {said.strip()}")
 

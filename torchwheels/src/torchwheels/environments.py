@@ -19,12 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
-from urllib.parse import urlsplit
 
 from torchwheels import processes
 from torchwheels.errors import UserError
-from torchwheels.project import of_arguments
 from torchwheels.releases import Target, load
+from torchwheels.secrets import without_userinfo
 
 # The caller's variables that a build sees, besides those that begin with PIP_.
 _KEPT = {
@@ -65,7 +64,7 @@ def _wait_for(lock: TextIO) -> None:
     while True:
         with contextlib.suppress(BlockingIOError):
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        processes.pause(0.2)
+        time.sleep(0.2)
 
 
 def clean_variables(home: Path) -> dict[str, str]:
@@ -298,18 +297,12 @@ def gigabytes(number: int) -> str:
 
 
 def places_of_torch() -> str:
-    """Where pip looks for torch, without passwords: their hash in a container, which does not see them."""
-    if told := os.environ.get("TORCHWHEELS_PLACES_OF_TORCH"):
-        return told
+    """Where pip looks for torch, without passwords."""
     settings = pip_settings()
     if index := os.environ.get("TORCHWHEELS_TORCH_INDEX"):
         settings["index-url"] = index
-    places = [
-        urlsplit(place)._replace(netloc=urlsplit(place).netloc.rpartition("@")[2]).geturl()
-        for key in ("index-url", "extra-index-url", "find-links")
-        for place in settings.get(key, "").split()
-    ]
-    return hashlib.sha256(" ".join(places).encode()).hexdigest()
+    keys = ("index-url", "extra-index-url", "find-links")
+    return without_userinfo(" ".join(settings.get(key, "") for key in keys))
 
 
 def on_top_of(base: Environment, folder: Path) -> Environment:
@@ -354,15 +347,3 @@ def pip_install(
     # An option may hold a password.
     wanted = " ".join(x for x in requirements if not x.startswith("--"))
     raise UserError(f"pip cannot install {wanted} ({said}): {advice}")
-
-
-def main() -> None:
-    """Makes the environment of an image, whose CUDA_HOME has the toolkit: for a project that says no more."""
-    name, release, stable, own = sys.argv[1:]
-    options = of_arguments(release, stable, own)
-    target = options.target_to_build(options.releases.target(name))
-    with_torch(target, (), any_cuda=bool(stable or release))
-
-
-if __name__ == "__main__":
-    main()

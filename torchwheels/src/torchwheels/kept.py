@@ -60,6 +60,10 @@ def _file(dist: Path, digest: str) -> Path:
     return dist / "builds" / f"{digest[:16]}.json"
 
 
+KEPT = "\n  the wheel is kept as "
+"""What the message of a refused wheel goes on with, before its path."""
+
+
 @contextlib.contextmanager
 def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
     """Keeps a refused wheel in `dist` for inspection, under a name that no installer accepts."""
@@ -69,7 +73,7 @@ def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
         yield
     except UserError as error:
         _copy_whole(finished, refused)
-        raise type(error)(f"{error}\n  the wheel is kept as {refused}") from None
+        raise type(error)(f"{error}{KEPT}{refused}") from None
 
 
 def forget_refused(dist: Path, target: Target, name: str) -> None:

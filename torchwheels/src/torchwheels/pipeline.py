@@ -1,26 +1,34 @@
 """Turns sources into wheels of all targets in `dist`.
 
-A wheel that `dist` has already is used; the others are built, on this machine (build.py) or by an engine
-(containers.py). A finished wheel is audited and put into `dist` (kept.py).
+A wheel that `dist` has already is used; the others are built one after the other, on this machine (build.py) or in
+containers (containers.py). A finished wheel is audited and put into `dist` (kept.py).
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchwheels import build, containers, kept, output, project, schedule, sources, toolchain
+from torchwheels import (
+    build,
+    containers,
+    kept,
+    output,
+    processes,
+    project,
+    sources,
+    toolchain,
+)
 from torchwheels.engines import Engine
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Target
-from torchwheels.schedule import Outcome
 from torchwheels.sources import Fetched
 
 
@@ -38,6 +46,23 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """The result of a target."""
+
+    target: Target
+    seconds: float = 0.0
+    wheel: Path | None = None
+    error: Exception | None = None
+
+    def __str__(self) -> str:
+        took = f"{self.seconds:.0f} s"
+        if self.error:
+            return f"{self.target.name}: FAILED after {took}: {processes.explained(self.error)}"
+        assert self.wheel
+        return f"{self.target.name}: {self.wheel.name}, {took if self.seconds else 'kept'}"
+
+
+@dataclass(frozen=True)
 class Order:
     """What is built, and how."""
 
@@ -45,13 +70,12 @@ class Order:
     targets: Sequence[Target]
     source: Fetched
     dist: Path
-    engines: Sequence[Engine] = ()
+    engine: Engine | None = None
     """Where; on this machine without one."""
     fresh: bool = False
     """Whether the compiler cache is not used."""
     keep: bool = True
     """Whether `dist` says what it has, and nothing of that is built again."""
-    steps: Sequence[str] = build.STEPS
 
     @functools.cached_property
     def tasks(self) -> dict[str, Task]:
@@ -60,44 +84,47 @@ class Order:
 
     def _task(self, target: Target) -> Task:
         options = self.options.of_target(target, project.preset(self.source.name))
-        place = containers.base_image(target) if self.engines else toolchain.compilers_of(target)
+        place = containers.base_image(target) if self.engine else toolchain.compilers_of(target)
         digest = kept.inputs(options, target, self.source, place)
         return Task(target, options, digest, (self.keep and kept.find(self.dist, digest)) or None)
 
-    def build(self, target: Target, engine: Engine | None) -> Path | None:
-        """Builds the wheel of a target; returns its path in `dist`, or None after another step than the last."""
-        task = self.tasks[target.name]
-        given = task.options, target, self.source, self.dist
-        grouped = engine is None or engine.alone  # else the lines of several are mixed
-        with output.group(f"build {target.name}") if grouped else contextlib.nullcontext():
-            if engine is None:
-                path = build.build_wheel(*given, self.steps, self.fresh)
-            else:
-                path = containers.build_wheel(engine, *given, self.fresh)
-        if self.keep and path:
-            kept.note(self.dist, task.digest, path)
-        return path
+    def build(self, task: Task) -> Outcome:
+        """Builds the wheel of a target."""
+        given = task.options, task.target, self.source, self.dist
+        start = time.monotonic()
+        path, failure = task.wheel, None
+        try:
+            with output.group(f"build {task.target.name}"):
+                if self.engine:
+                    path = containers.build_wheel(self.engine, *given, self.fresh)
+                else:
+                    path = build.build_wheel(*given, build.STEPS, self.fresh)
+            if self.keep and path:
+                kept.note(self.dist, task.digest, path)
+        except (UserError, OSError, subprocess.CalledProcessError) as error:
+            failure = error
+        return Outcome(task.target, time.monotonic() - start, path, failure)
 
 
 def run(order: Order) -> list[Path]:
     """The wheels of all targets, now in `dist`; an error names those that failed."""
     tasks = order.tasks.values()
-    there = {x.target.name: Outcome(x.target, wheel=x.wheel) for x in tasks if x.wheel}
     wanted = [task for task in tasks if not task.wheel]
     for task in wanted:
         kept.forget_refused(order.dist, task.target, order.source.name)
     if len(tasks) > 1:
         print(
-            f"torchwheels: {len(tasks)} targets, {len(there)} of which {order.dist} has", flush=True
+            f"torchwheels: {len(tasks)} targets, {len(tasks) - len(wanted)} of which {order.dist} has",
+            flush=True,
         )
     if order.keep:
         _announce(order, wanted)
-    if not order.engines and "requirements" in order.steps:
+    if not order.engine:
         for command in dict.fromkeys(task.options.before_all for task in wanted):
             if command:
                 build.before_all(command, order.source.folder)
     try:
-        built = schedule.spread([task.target for task in wanted], _builders(order, wanted))
+        outcomes = [Outcome(x.target, wheel=x.wheel) if x.wheel else order.build(x) for x in tasks]
     except KeyboardInterrupt:
         ready = [x.target.name for x in tasks if order.keep and kept.find(order.dist, x.digest)]
         if ready:
@@ -107,22 +134,11 @@ def run(order: Order) -> list[Path]:
                 file=sys.stderr,
             )
         raise
-    outcomes = [(there | built)[name] for name in order.tasks]
-    if len(tasks) > 1 or there:
+    if len(tasks) > 1 or not wanted:
         for outcome in outcomes:
             print(f"torchwheels: {outcome}", flush=True)
     _check(outcomes)
     return [outcome.wheel for outcome in outcomes if outcome.wheel]
-
-
-def _builders(order: Order, wanted: Sequence[Task]) -> list[schedule.Build]:
-    """What builds one of the targets at a time: this machine, or each engine as often as it can."""
-    share = -(-len(wanted) // max(1, len(order.engines)))
-    options = {task.target: task.options for task in wanted[:share]}
-    shared = [each for engine in order.engines for each in containers.shared(engine, options)]
-    alone = len(shared) == 1 or len(wanted) == 1
-    places: list[Engine | None] = [dataclasses.replace(each, alone=alone) for each in shared]
-    return [functools.partial(order.build, engine=each) for each in places or [None]]
 
 
 def _check(outcomes: Sequence[Outcome]) -> None:

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a process to end."""
 _LAST_LINES = 200
-_ending = threading.Event()
-_lock = threading.Lock()
-"""Of `_started`, which no thread may add to while another goes through it."""
-_started: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
-_stopped: weakref.WeakSet[subprocess.Popen[Any]] = weakref.WeakSet()
 
 
 def run(
@@ -47,20 +41,13 @@ def run(
             out, err = process.communicate(given, timeout=timeout)
         finally:
             end(process)
-    check_stopped(process)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def start(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
     """Starts `command`, whose processes end at the latest with the thread that calls this."""
     between = [sys.executable, "-I", "-S", __file__, str(os.getpid()), *map(str, command)]
-    process = subprocess.Popen(between, start_new_session=True, **options)
-    with _lock:
-        _started.add(process)
-    if _ending.is_set():
-        end(process)
-        raise KeyboardInterrupt
-    return process
+    return subprocess.Popen(between, start_new_session=True, **options)
 
 
 def follow(
@@ -103,7 +90,6 @@ def follow(
         finally:
             timer.cancel()
             end(process)
-    check_stopped(process)
     if late.is_set():
         raise subprocess.TimeoutExpired(command, limit)
     return process.returncode, "".join(last)
@@ -113,34 +99,6 @@ def end(process: subprocess.Popen[Any]) -> None:
     """Ends what `start` has started; it is gone then."""
     process.terminate()
     process.wait()  # `with` does not, after Ctrl-C
-
-
-def end_all() -> None:
-    """Asks all to end that `start` has started, in whichever thread, which then stops; it starts no more."""
-    _ending.set()
-    with _lock:
-        started = [*_started]
-    for process in started:
-        if process.poll() is None:
-            _stopped.add(process)
-            process.terminate()
-
-
-def pause(seconds: float) -> None:
-    """Waits, in whichever thread, and stops where `end_all` has said so."""
-    if _ending.wait(seconds):
-        raise KeyboardInterrupt
-
-
-def all_ended() -> None:
-    """Says that the threads have stopped, after `end_all`."""
-    _ending.clear()
-
-
-def check_stopped(process: subprocess.Popen[Any]) -> None:
-    """Raises KeyboardInterrupt in the thread of a process that was stopped: its exit code is not a result."""
-    if process in _stopped:
-        raise KeyboardInterrupt
 
 
 def explained(error: Exception) -> str:

@@ -6,7 +6,6 @@ import dataclasses
 import difflib
 import fnmatch
 import functools
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -354,12 +353,6 @@ def load(file: Path) -> Project:
 def of_table(table: Mapping[str, Any], where: str) -> Project:
     """The project that a table describes; an error names it by `where`."""
     return dataclasses.replace(_read(Project, table, where), table=table)
-
-
-def of_arguments(release: str, stable: str, releases: str) -> Project:
-    """What an image must know of a project, of which `releases` are JSON."""
-    table = {"release": release, "stable": stable, "releases": json.loads(releases or "[]")}
-    return of_table(table, "the arguments of the image")
 
 
 _Table = TypeVar("_Table", Project, Tests, Release)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import fnmatch
-import functools
 import os
 import sys
 from collections.abc import Sequence
@@ -18,12 +17,12 @@ from pathlib import Path
 
 import nox
 
-from torchwheels import engines, project
+from torchwheels import project
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Target
 
-_OPTIONS = ("--source", "--backend", "--builder", "--dist", "--config", "--require-gpu")
+_OPTIONS = ("--source", "--backend", "--dist", "--config", "--require-gpu")
 # How alike a misspelt option must be, of 1: pytest has none over 0.63, pip none over 0.7.
 _ALIKE = 0.8
 
@@ -123,7 +122,6 @@ def _with_source(given: list[str], options: Project) -> list[str]:
     parser.add_argument("command")
     parser.add_argument("--target", action="append", default=[])
     parser.add_argument("--require-gpu", action="store_true")
-    parser.add_argument("--builder", action="append", default=[])
     for option in ("--source", "--backend", "--dist", "--config"):
         parser.add_argument(option)
     known, others = parser.parse_known_args(given)
@@ -137,21 +135,9 @@ def _with_source(given: list[str], options: Project) -> list[str]:
         found.append("--all")
     if not known.source:
         known.config = known.config or options.file
-        known.backend = known.backend or os.environ.get("TORCHWHEELS_BACKEND") or _backend()
-    found += [f"--builder={builder}" for builder in known.builder]
+        known.backend = known.backend or os.environ.get("TORCHWHEELS_BACKEND") or "auto"
     for option in ("backend", "dist", "config"):
         value = getattr(known, option)
         found += [f"--{option}={value}"] if value else []
     found += ["--require-gpu"] if known.require_gpu else []
     return [*found, *(["--", *others] if known.command == "test" and others else others)]
-
-
-@functools.cache
-def _backend() -> str:
-    """Where the project's own code runs, in all sessions of a run: here only where no engine answers."""
-    try:
-        engines.find_engine()
-    except UserError as error:
-        print(f"torchwheels: backend local: no Docker engine answers ({error})", flush=True)
-        return "local"
-    return "docker"

@@ -292,8 +292,11 @@ def parallel_jobs(
     memory_per_job: float, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
 ) -> int:
     """How many compilers to run at once: MAX_JOBS, or what the cores and the memory (GB) allow."""
-    if asked := asked_jobs(environ):
-        return asked
+    asked = environ.get("MAX_JOBS")
+    if asked and (not asked.isdigit() or int(asked) == 0):
+        raise UserError(f"MAX_JOBS is {asked!r}, but a number of jobs from 1 is expected")
+    if asked:
+        return int(asked)
     # The files of both versions of cgroups.
     times = [
         *_cgroup_values(root, "cpu", "cpu.max"),
@@ -306,19 +309,6 @@ def parallel_jobs(
     quotas = [int(quota) / int(period) for quota, period in times if quota not in ("max", "-1")]
     cores = min([float(len(os.sched_getaffinity(0))), *quotas])
     memory = min([_available_memory(root), *(int(each) for (each,) in limits if each != "max")])
-    return jobs_of(cores, memory, memory_per_job)
-
-
-def asked_jobs(environ: Mapping[str, str] = os.environ) -> int:
-    """What MAX_JOBS asks for; 0: nothing."""
-    asked = environ.get("MAX_JOBS")
-    if asked and (not asked.isdigit() or int(asked) == 0):
-        raise UserError(f"MAX_JOBS is {asked!r}, but a number of jobs from 1 is expected")
-    return int(asked or 0)
-
-
-def jobs_of(cores: float, memory: int, memory_per_job: float) -> int:
-    """How many compilers a machine can run at once, of which each takes so many GB."""
     return max(1, min(int(cores), int(memory / (memory_per_job * 1e9))))
 
 

@@ -1,0 +1,134 @@
+"""Which targets are built, and which again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from subprocess import CalledProcessError
+
+import pytest
+
+from forged_wheels import Forge
+from torchwheels import build, cli, kept, project, releases
+from torchwheels.errors import UserError
+from torchwheels.releases import Target
+from torchwheels.sources import Fetched
+
+TARGETS = [releases.load().target(f"3.1{minor}-cpu") for minor in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (CalledProcessError(128, ["git", "status"]), "git status ended with exit code 128: the"),
+        (OSError(28, "No space left on device", "/x"), "No space left on device: /x"),
+    ],
+)
+def test_a_failure_of_the_machine_ends_its_own_target_alone(
+    own_project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failure: Exception,
+    said: str,
+) -> None:
+    def build_wheel(options: project.Project, target: Target, *_: object) -> Path:
+        if target == TARGETS[0]:
+            raise failure
+        return Forge(tmp_path).wheel()
+
+    monkeypatch.setattr(build, "build_wheel", build_wheel)
+    command = ["build", str(own_project), f"--dist={tmp_path}", "--backend=local"]
+    targets = [f"--target={target.name}" for target in TARGETS]
+    with pytest.raises(SystemExit, match=r"1 of 5 targets failed: 3\.10-cpu"):
+        cli.main([*command, *targets])
+    first, *others = capsys.readouterr().out.splitlines()[-5:]
+    assert first.startswith(f"torchwheels: 3.10-cpu: FAILED after 0 s: {said}")
+    wheel = min(tmp_path.glob("*.whl")).name
+    assert [x.rpartition(", ")[0] for x in others] == [
+        f"torchwheels: {x.name}: {wheel}" for x in TARGETS[1:]
+    ]
+    with pytest.raises(SystemExit, match=said):  # alone as it is
+        cli.main([*command, targets[0]])
+
+
+def test_what_dist_has_is_not_built_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An interrupted run goes on: only the wheel is a stub here, for its compiler."""
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "setup.py").write_text("")
+    built: list[str] = []
+    interrupted = iter([False, True])
+
+    def build_wheel(
+        options: project.Project, target: Target, source: Fetched, dist: Path, *_: object
+    ) -> Path:
+        if next(interrupted, False):
+            raise KeyboardInterrupt
+        built.append(target.name)
+        forge = Forge(dist)
+        forge.target, tag = target, f"cp{target.python.replace('.', '')}"
+        forge.tag = f"{tag}-{tag}"
+        return forge.wheel()
+
+    monkeypatch.setattr(build, "build_wheel", build_wheel)
+    command = ["build", str(source), "--target=3.11-cpu", "--target=3.12-cpu", f"--dist={dist}"]
+    command.append("--backend=local")
+    with pytest.raises(SystemExit):
+        cli.main(command)
+    assert built == ["3.11-cpu"]
+    cli.main(command)
+    assert built == ["3.11-cpu", "3.12-cpu"]
+    said = capsys.readouterr().out
+    first = min(dist.glob("*.whl"))
+    assert f"torchwheels: 2 targets, 1 of which {dist} has\n" in said
+    assert f"torchwheels: 3.11-cpu: {first.name}, kept\n" in said
+    (source / "setup.py").write_text("# changed")
+    cli.main(command)
+    assert built[2:] == ["3.11-cpu", "3.12-cpu"]
+    first.write_bytes(first.read_bytes() + b"changed")
+    cli.main(command)
+    assert built[4:] == ["3.11-cpu"]
+
+
+def test_a_build_that_fails_leaves_no_refused_wheel_of_an_earlier_one(
+    own_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does it remove what is of another target or project."""
+
+    def fail(*_: object) -> None:
+        raise UserError("it does not compile")
+
+    monkeypatch.setattr(build, "build_wheel", fail)
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    name = "own_project-0.1{}-cp3{}-cp3{}-linux_x86_64.whl.refused".format
+    earlier = [name("", 11, 11), name("+cpu.torch2.13", 11, 11)]
+    others = [name("+cu130.torch2.13", 11, 11), name("", 12, 12), f"x{earlier[0]}", "x.whl.refused"]
+    for each in (*earlier, *others):
+        (dist / each).touch()
+    command = ["build", str(own_project), "--target=3.11-cpu", f"--dist={dist}", "--backend=local"]
+    with pytest.raises(SystemExit, match="it does not compile"):
+        cli.main(command)
+    assert {x.name for x in dist.iterdir()} == {*others}
+
+
+def test_inputs_are_the_options_and_the_patches(tmp_path: Path) -> None:
+    file = tmp_path / "options.toml"
+    (tmp_path / "x.patch").write_text("one")
+    options = project.Project(patches=("x.patch",), file=file)
+    source = Fetched(tmp_path, "sha256:1")
+    first = kept.inputs(options, TARGETS[0], source, "local")
+    assert first == kept.inputs(options, TARGETS[0], source, "local")
+    others = {
+        kept.inputs(options, TARGETS[1], source, "local"),
+        kept.inputs(options, TARGETS[0], Fetched(tmp_path, "sha256:2"), "local"),
+        kept.inputs(options, TARGETS[0], source, "ubuntu:22.04"),
+        kept.inputs(project.Project(file=file), TARGETS[0], source, "local"),
+    }
+    (tmp_path / "x.patch").write_text("two")
+    others.add(kept.inputs(options, TARGETS[0], source, "local"))
+    assert len(others - {first}) == 5
