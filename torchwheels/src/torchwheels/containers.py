@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from docker.errors import APIError, ContainerError, ImageNotFound
-from docker.models.images import Image
+from docker.errors import ImageNotFound
 from docker.types import DeviceRequest, Mount
 from packaging.requirements import Requirement
 
@@ -186,7 +185,6 @@ def _image(engine: Engine, project: Project, target: Target, job: dict[str, Any]
     """The image with the toolchain of the target and its torch, which is made once."""
     arguments = build_arguments(project, target)
     said = [
-        _pulled(engine, target).id,
         DOCKERFILE.read_text(),
         arguments,
         load().tools,
@@ -211,37 +209,6 @@ def _image(engine: Engine, project: Project, target: Target, job: dict[str, Any]
     return name
 
 
-def _pulled(engine: Engine, target: Target) -> Image:
-    """The base image of the target, for its machine; an error says why it cannot be had, or does not run there."""
-    name, platform = base_image(target), target.machine.docker
-    images, machine = engine.client.images, platform.partition("/")[2]
-    try:
-        found = images.get(name)
-    except ImageNotFound:
-        found = None
-    try:
-        if not found or found.attrs["Architecture"] != machine:
-            print(f"torchwheels: pulling {name}", flush=True)
-            found = images.pull(name, platform=platform)
-    except APIError as error:
-        raise UserError(
-            f"the base image {name} is not here and cannot be pulled ({error.explanation}): TORCHWHEELS_BASE_IMAGE "
-            "names another one, and `--backend local` builds without a container"
-        ) from None
-    if engine.client.info()["Architecture"] not in (target.machine.name, machine):
-        try:
-            engine.client.containers.run(
-                name, ["-c", ":"], entrypoint="sh", platform=platform, remove=True
-            )
-        except (ContainerError, APIError):
-            raise UserError(
-                f"the engine cannot run programs for {platform}: use one on such a machine (DOCKER_HOST, or a "
-                "context), or have it emulate that, as `docker run --privileged --rm tonistiigi/binfmt --install all` "
-                "does"
-            ) from None
-    return found
-
-
 def base_image(target: Target) -> str:
     """The target's base image; TORCHWHEELS_BASE_IMAGE overrides it, with a mirror's name, say."""
     return os.environ.get("TORCHWHEELS_BASE_IMAGE") or target.image
@@ -260,7 +227,9 @@ def _toolchain(engine: Engine, target: Target, arguments: Mapping[str, str]) -> 
         if done.returncode:
             raise UserError(
                 f"`{command[0]} build` of the toolchain of {target.name} ended with exit code {done.returncode}: the "
-                "messages above say why"
+                f"messages above say why; it wants the base image {base_image(target)} (TORCHWHEELS_BASE_IMAGE names "
+                f"another one), and an engine that runs programs for {target.machine.docker} (DOCKER_HOST or a context "
+                "names one, and `docker run --privileged --rm tonistiigi/binfmt --install all` has one emulate them)"
             )
         return number.read_text().strip()
 

@@ -53,22 +53,19 @@ def start(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any
 def follow(
     command: Sequence[str | Path],
     limit: float = 0,
-    given: str = "",
     hidden: str = "",
-    prefix: str = "",
     shown: Callable[[str], str] = str,
     **options: Any,
 ) -> tuple[int, str]:
-    """Runs `command` with `given` as its input, and passes on what it prints, but lines that match `hidden`.
+    """Runs `command`, and passes on what it prints, in the form in which it is `shown`, but lines that match `hidden`.
 
-    `prefix` begins each line that is passed on, in the form in which it is `shown`. Returns its exit code and the
-    last lines. After `limit` seconds, if there is one, it is ended, and TimeoutExpired raised.
+    Returns its exit code and the last lines. After `limit` seconds, if there is one, it is ended, and TimeoutExpired
+    raised.
     """
     last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
     late = threading.Event()
-    pipe = subprocess.PIPE
     options |= {"stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    with start(command, stdin=pipe, stdout=pipe, **options) as process:
+    with start(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, **options) as process:
 
         def stop() -> None:
             late.set()
@@ -76,16 +73,13 @@ def follow(
 
         timer = threading.Timer(limit or threading.TIMEOUT_MAX, stop)
         try:
-            assert process.stdin is not None and process.stdout is not None
+            assert process.stdout is not None
             timer.start()
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(given)
-                process.stdin.close()
             for line in process.stdout:
                 if hidden and re.match(hidden, line):
                     continue
                 if text := shown(line):
-                    print(f"{prefix}{text}", end="", flush=True)
+                    print(text, end="", flush=True)
                 last.append(line)
         finally:
             timer.cancel()
