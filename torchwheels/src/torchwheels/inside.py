@@ -23,7 +23,7 @@ from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 
 JOB, SOURCE, OPTIONS, DIST = "/job.json", "/source", "/options", "/dist"
-TESTS, RESULTS = "/tests", "/results"
+TESTS, RESULTS = "/tmp/tests", "/tmp/results"  # podman makes / read only without capabilities
 _LEAST = 10**8  # bytes that are free where a disk is not full
 
 
