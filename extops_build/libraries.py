@@ -99,32 +99,61 @@ def is_for_hopper_alone(source: Path) -> bool:
 
 
 def architectures_of(source: Path, architectures: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of `architectures` for which to compile `source`."""
-    has_hopper = {"9.0", "9.0+PTX"} & set(architectures)
-    return ("9.0",) if has_hopper and is_for_hopper_alone(source) else architectures
+    """Those of `architectures` for which to compile `source`: where its kernels are for none of them, all."""
+    chosen = architectures
+    if is_for_hopper_alone(source):
+        chosen = ("9.0",) if {"9.0", "9.0+PTX"} & set(architectures) else ()
+    elif source.name.endswith("_tensor_kernel.cu"):
+        chosen = tuple(x for x in architectures if _number(x) >= _TENSOR_CORES)
+    return chosen or architectures
 
 
-# The GPUs that kernels tell apart: with programmatic dependent launch, with tensor cores, and older ones.
-_GENERATIONS = ("9.0", "8.0", "0.0")
+_TENSOR_CORES = (8, 0)
+"""The compute capability from which on there are those that kernels use."""
+
+# The GPUs that kernels tell apart: with programmatic dependent launch, with tensor cores, with more than 48 KB of shared
+# memory for a block, and older ones.
+_GENERATIONS = ("9.0", "8.0", "7.0", "0.0")
+
+
+def _digits(architecture: str) -> str:
+    return architecture.replace(".", "")
 
 
 def _number(architecture: str) -> tuple[int, ...]:
     return tuple(map(int, architecture.removesuffix("+PTX").split(".")))
 
 
+def _with_code_of_its_own(architectures: tuple[str, ...]) -> list[str]:
+    """Of each major version the oldest: its machine code serves the newer ones.
+
+    Code for 8.6 has the same instructions for arithmetic and memory as code for 8.0, and takes as much room again.
+    """
+    oldest: dict[int, str] = {}
+    for name in sorted(architectures, key=_number):
+        oldest.setdefault(_number(name)[0], name.removesuffix("+PTX"))
+    return [*oldest.values()]
+
+
+def _generation(architecture: str) -> str:
+    return next(x for x in _GENERATIONS if _number(x) <= _number(architecture))
+
+
 def _ptx_of(architecture: str, architectures: tuple[str, ...]) -> str:
     """The capability whose PTX becomes machine code for `architecture`: the oldest that kernels do not tell from it."""
-    first = next(x for x in _GENERATIONS if _number(x) <= _number(architecture))
-    if first != _GENERATIONS[-1]:
+    first = _generation(architecture)
+    if _number(first) >= _TENSOR_CORES:
         return first
-    return min(architectures, key=_number).removesuffix("+PTX")
+    # Newer compilers do not know the oldest of these.
+    alike = (x for x in architectures if _generation(x) == first)
+    return min(alike, key=_number).removesuffix("+PTX")
 
 
 def compiled_architectures(architectures: tuple[str, ...]) -> list[str]:
-    """What a build for them holds: code for each, and for `12.0+PTX` the PTX of 9.0, which more GPUs can use."""
-    ptx = {f"{_ptx_of(x, architectures)}+PTX" for x in architectures if x.endswith("+PTX")}
-    names = {x.removesuffix("+PTX") for x in architectures} | ptx
-    return sorted(names - {x.removesuffix("+PTX") for x in ptx}, key=_number)
+    """What a build for them holds: code that serves each, and for `12.0+PTX` the PTX of 9.0, which serves more."""
+    ptx = {_ptx_of(x, architectures) for x in architectures if x.endswith("+PTX")}
+    names = ptx.union(_with_code_of_its_own(architectures))
+    return [f"{x}+PTX" if x in ptx else x for x in sorted(names, key=_number)]
 
 
 def gencode_flags(architectures: tuple[str, ...]) -> list[str]:
@@ -134,19 +163,20 @@ def gencode_flags(architectures: tuple[str, ...]) -> list[str]:
     kernels do not distinguish.
     """
     codes: dict[str, list[str]] = {}
-    for architecture in sorted(architectures, key=_number):
-        ptx = f"compute_{_ptx_of(architecture, architectures)}".replace(".", "")
+    for architecture in _with_code_of_its_own(architectures):
         # Hopper's tensor cores are in a target of their own. Its machine code runs on every GPU of capability 9.0, but
         # its PTX on no newer one.
-        if _number(architecture) == (9, 0):
-            codes["compute_90a"] = ["sm_90a"]
+        if architecture == "9.0":
+            codes["90a"] = ["sm_90a"]
         else:
-            number = architecture.removesuffix("+PTX").replace(".", "")
-            codes.setdefault(ptx, []).append(f"sm_{number}")
+            ptx = _digits(_ptx_of(architecture, architectures))
+            codes.setdefault(ptx, []).append(f"sm_{_digits(architecture)}")
+    for architecture in architectures:
         if architecture.endswith("+PTX"):
-            codes.setdefault(ptx, []).append(ptx)
-    flags = [f"-gencode=arch={ptx},code=[{','.join(made)}]" for ptx, made in codes.items()]
-    return [*flags, *(["-DEXTOPS_SM90A"] if "compute_90a" in codes else [])]
+            ptx = _digits(_ptx_of(architecture, architectures))
+            codes.setdefault(ptx, []).append(f"compute_{ptx}")
+    flags = [f"-gencode=arch=compute_{ptx},code=[{','.join(made)}]" for ptx, made in codes.items()]
+    return [*flags, *(["-DEXTOPS_SM90A"] if "90a" in codes else [])]
 
 
 def nvcc_flags(architectures: tuple[str, ...], *, strict: bool) -> list[str]:
@@ -162,7 +192,6 @@ def nvcc_flags(architectures: tuple[str, ...], *, strict: bool) -> list[str]:
         f"-Xcompiler={host}",
         *(["-Werror=all-warnings"] if strict else []),
         "-Wno-deprecated-gpu-targets",
-        "-Xfatbin=-compress-all",
         *gencode_flags(architectures),
     ]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import shlex
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,6 +56,13 @@ def test_selinux_lets_containers_into_the_folders_of_the_checkout(name: str) -> 
     for volume in SERVICES[name]["volumes"]:
         folder, _, mode = volume.partition(":")[0], *volume.rpartition(":")[1:]
         assert not folder.startswith(".") or "z" in mode.split(","), volume
+
+
+def test_an_index_without_wheels(tmp_path: Path) -> None:
+    command = SERVICES["site"]["command"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    message = "there is no wheel in dist/: `docker compose run --rm build` makes one\n"
+    assert (done.returncode, done.stderr) == (1, message)
 
 
 def test_services() -> None:
