@@ -29,6 +29,10 @@ TABLE = releases.load()
         ("3.12-cu130-aarch64", "2.13.0", "13.0"),
         ("3.11-cu126-torch2.13", "2.13.0+cu126", "12.6"),  # of PyTorch's own index
         ("3.14t-cu130", "2.13.0", "13.0"),
+        ("3.15-cpu-torch2.15", "2.15.0", None),
+        ("3.15t-cu132", "2.15.0", "13.2"),
+        ("3.11-cu129", "2.8.0+cu129", "12.9"),  # which PyPI has of no torch
+        ("3.11-cu130-torch2.15", "2.15.0+cu130", "13.0"),
     ],
 )
 def test_target_has_the_torch_and_cuda_of_its_name(name: str, torch: str, cuda: str | None) -> None:
@@ -80,7 +84,7 @@ def test_patterns_name_several_targets() -> None:
 def test_patterns_have_other_cudas_than_pypis_where_they_name_the_torch() -> None:
     assert {x.torch for x in TABLE.matching(["3.11-cu126*"])} == {"2.7.1"}
     found = [x.name for x in TABLE.matching(["3.11-cu126-torch2.1?"])]
-    assert found == [f"3.11-cu126-torch2.{minor}" for minor in range(10, 14)]
+    assert found == [f"3.11-cu126-torch2.{minor}" for minor in range(10, 15)]
     everything = project.Project().chosen_targets()
     assert not [x.name for x in everything if x.is_extra or x.python.endswith("t")]
 
