@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ import pytest
 
 from extops_build import UserError
 from tools import images
+from torchwheels import releases
 
 AMD64, ARM64 = "linux/amd64", "linux/arm64"
 INDEX = "application/vnd.oci.image.index.v1+json"
@@ -147,17 +149,31 @@ def test_renewed_images_keep_their_tags(registry: Registry, tmp_path: Path) -> N
     two = registry.has("y:2", index(text="two"))
     table, compose = tmp_path / "releases.toml", tmp_path / "docker-compose.yml"
     table.write_text(f'cpu = {{ image = "{one}", torch = "2" }}\nimage = "{two}@{sha256(b"")}"\n')
-    compose.write_text(f"x:\n  BASE_IMAGE: {two}\n  TARGET: 3.11-cpu\n")
+    compose.write_text(f"x:\n  BASE_IMAGE: {two}${{NONE-@{sha256(b'')}}}\n  TARGET: 3.11-cpu\n")
     files = table, compose
     ones, twos = f"{one}@{sha256(index())}", f"{two}@{sha256(index(text='two'))}"
     assert images.renew(files=files) == [ones, twos]
     assert table.read_text() == f'cpu = {{ image = "{ones}", torch = "2" }}\nimage = "{twos}"\n'
-    assert compose.read_text() == f"x:\n  BASE_IMAGE: {twos}\n  TARGET: 3.11-cpu\n"
+    pinned = f"{two}${{NONE-@{twos.partition('@')[2]}}}"
+    assert compose.read_text() == f"x:\n  BASE_IMAGE: {pinned}\n  TARGET: 3.11-cpu\n"
     assert images.renew(files=files) == []
     registry.has("x:1", index(text="newer"))
     registry.has("y:2", index(text="newer"))
     assert images.renew(f"{registry.host}/x*", files) == [f"{one}@{sha256(index(text='newer'))}"]
     assert twos in table.read_text()
+
+
+def test_no_image_is_named_by_its_tag_alone() -> None:
+    """Whoever can push to a registry can move a tag."""
+    lines = [
+        line
+        for file in images.FILES
+        for line in file.read_text().splitlines()
+        if re.search(r'\bimage = "|\bBASE_IMAGE: ', line)
+    ]
+    assert len(lines) == len(releases.load().cudas) + 1 + 2
+    pinned = r'"?[\w./]+:[\w.-]+(\$\{BASE_DIGEST-)?@sha256:[0-9a-f]{64}["}]'
+    assert [x for x in lines if not re.search(rf"(image =|BASE_IMAGE:) {pinned}", x)] == []
 
 
 def test_an_image_that_is_gone_keeps_no_other_from_being_renewed(
@@ -172,8 +188,6 @@ def test_an_image_that_is_gone_keeps_no_other_from_being_renewed(
 
 
 def test_images_are_for_the_machines_of_their_targets() -> None:
-    from torchwheels import releases
-
     targets = releases.load().targets
     cuda = next(x for x in targets if x.cuda and x.machine.docker == ARM64)
     assert images.platforms(cuda.image.partition("@")[0], targets) == {AMD64, ARM64}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import cli, machines, project, releases
+from torchwheels import cli, containers, machines, project, releases
 from torchwheels.errors import UserError
 
 TABLE = releases.load()
@@ -87,6 +88,21 @@ def test_patterns_have_other_cudas_than_pypis_where_they_name_the_torch() -> Non
     assert found == [f"3.11-cu126-torch2.{minor}" for minor in range(10, 15)]
     everything = project.Project().chosen_targets()
     assert not [x.name for x in everything if x.is_extra or x.python.endswith("t")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "image"),
+    [
+        ("", "ubuntu:22.04@sha256:0"),
+        ("{tag}", "ubuntu:22.04"),
+        ("mirror.example/{image}", "mirror.example/ubuntu:22.04@sha256:0"),
+        ("debian:bookworm-slim", "debian:bookworm-slim"),
+    ],
+)
+def test_base_image_of_a_mirror(asked: str, image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHWHEELS_BASE_IMAGE", asked)
+    target = dataclasses.replace(TABLE.target("3.11-cpu"), image="ubuntu:22.04@sha256:0")
+    assert containers.base_image(target) == image
 
 
 OWN = """

@@ -213,8 +213,9 @@ def _target(target: Target) -> str:
 
 
 def base_image(target: Target) -> str:
-    """The target's base image; TORCHWHEELS_BASE_IMAGE overrides it, with a mirror's name, say."""
-    return os.environ.get("TORCHWHEELS_BASE_IMAGE") or target.image
+    """The target's base image; TORCHWHEELS_BASE_IMAGE overrides it: `mirror.example/{image}`, or `{tag}` alone."""
+    asked = os.environ.get("TORCHWHEELS_BASE_IMAGE") or "{image}"
+    return asked.replace("{image}", target.image).replace("{tag}", target.image.partition("@")[0])
 
 
 def _image(project: Project, target: Target) -> dict[str, Any]:
