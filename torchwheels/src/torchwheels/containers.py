@@ -90,7 +90,8 @@ def build_wheel(
         left.rename(path)
         with kept_if_refused(path, dist):
             # Audited again, here: the project's code could have changed the tool in the container.
-            report = sandbox.call(reports.stamped, path, used, project, target, writes=True)
+            arguments = used, project, target
+            report = sandbox.call(reports.stamped, path, *arguments, writes=path.parent)
             reports.write(reports.check(report), path)
             if left.name != path.name:
                 raise RefusedError(f"in Docker {path.name} was refused: see the messages above")

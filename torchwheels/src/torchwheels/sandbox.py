@@ -32,11 +32,11 @@ _KEPT = ("PATH", "LD_LIBRARY_PATH", "TORCHWHEELS_ARCHITECTURES")
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/nix/store", "/etc/ld.so.cache", "/dev/null")
 
 
-def call(reader: Reader, path: Path, *arguments: Any, writes: bool = False) -> Any:
-    """What `reader` returns for the wheel `path`, or for the wheels in the folder `path`, as JSON has it.
+def call(reader: Reader, path: Path, *arguments: Any, writes: Path | None = None) -> Any:
+    """What `reader` returns for the archive `path`, or for the wheels in the folder `path`, as JSON has it.
 
     An error says what it took too much of. The reader's folder goes away with all that it writes, and
-    whatever it starts ends with it. `writes`: it may write into the wheel's folder.
+    whatever it starts ends with it. `writes`: another folder that it may write.
     """
     path = path.absolute()
     with tempfile.TemporaryDirectory(prefix="torchwheels-reads-") as folder:
@@ -48,7 +48,7 @@ def call(reader: Reader, path: Path, *arguments: Any, writes: bool = False) -> A
         command = [sys.executable, "-m", "torchwheels.sandbox"]
         readable = [*_of_python(), path, path.parent / "variants", path.parent / "tests"]
         readable += [each.resolve() for each in path.glob("*.whl") if each.is_symlink()]
-        writable = [home, *([path.parent] if writes else ())]
+        writable = [home, *([writes.absolute()] if writes else ())]
         given = pickle.dumps((readable, writable, reader, (path, *arguments)))
         pipe = subprocess.PIPE
         try:
