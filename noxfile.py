@@ -344,6 +344,14 @@ def images(session: nox.Session) -> None:
     session.run(sys.executable, "-m", "tools.images", *session.posargs, env=here)
 
 
+@nox.session(name="releases", reuse_venv=True)
+def compare_releases(session: nox.Session) -> None:
+    """Says which torches, Pythons and CUDA versions the table of releases lacks: `-- INDEXES` for others."""
+    session.log("This takes some seconds.")
+    install_tool(session, "./torchwheels")
+    session.run("python", "-m", "tools.lacking", *session.posargs)
+
+
 @nox.session(reuse_venv=True)
 def lock(session: nox.Session) -> None:
     """Renews the versions and hashes of what builds install, torchwheels/src/torchwheels/requirements.txt."""
