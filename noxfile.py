@@ -28,7 +28,7 @@ from torchwheels import environments, project, releases  # noqa: E402
 from torchwheels.environments import Environment  # noqa: E402
 from torchwheels.errors import UserError  # noqa: E402
 from torchwheels.releases import minor  # noqa: E402
-from torchwheels.sessions import add_sessions, run_tool  # noqa: E402
+from torchwheels.sessions import add_sessions, install_tool, run_tool  # noqa: E402
 
 nox.needs_version = ">=2024.4.15"
 # pip, not uv: pip's own configuration may name a smaller build of torch, and uv does not read it.
@@ -286,7 +286,7 @@ def lint(session: nox.Session) -> None:
     """Checks style and types of the sources, without changing them."""
     session.log("This takes some minutes the first time, since it installs the linters, then one.")
     session.install(*group("lint"), *group("build"), *OPTIONS.tests.requires, *group("nox"))
-    session.install("--editable", "./torchwheels")
+    install_tool(session, "./torchwheels")
     add_torch(session, f"{PYTHON}-cpu")  # for its types
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -352,16 +352,41 @@ def images(session: nox.Session) -> None:
     session.run(sys.executable, "-m", "tools.images", *session.posargs, env=here)
 
 
+@nox.session(name="releases", reuse_venv=True)
+def compare_releases(session: nox.Session) -> None:
+    """Says which torches, Pythons and CUDA versions the table of releases lacks: `-- INDEXES` for others."""
+    session.log("This takes some seconds.")
+    install_tool(session, "./torchwheels")
+    session.run("python", "-m", "tools.lacking", *session.posargs)
+
+
+@nox.session(reuse_venv=True)
+def lock(session: nox.Session) -> None:
+    """Renews the versions and hashes of what builds install, torchwheels/src/torchwheels/requirements.txt."""
+    session.log("This takes some seconds.")
+    table = releases.load()
+    session.install(table.uv)
+    pinned = Path(session.create_tmp()) / "pinned.in"
+    pinned.write_text("\n".join([*table.tools, table.uv, *group("nox")]))
+    sources = ["torchwheels/pyproject.toml", "--extra=nox", str(pinned)]
+    options = ["--universal", "--python-version=3.10", "--generate-hashes", "--upgrade"]
+    options += ["--no-annotate", "--custom-compile-command=nox -s lock"]
+    file = f"--output-file={releases.LOCK.relative_to(ROOT)}"
+    session.run("uv", "pip", "compile", "--quiet", *options, *sources, file)
+
+
 @nox.session(reuse_venv=True)
 def package(session: nox.Session) -> None:
     """Builds torchwheels itself into build/package, and tests its wheel in empty environments."""
     session.log("This takes some minutes, and once the download of torch (0.2 to 3 GB).")
-    add_torch(session, f"{PYTHON}-cpu")
-    session.install("./torchwheels", *OPTIONS.tests.requires, *group("nox"), *group("tools"))
+    install_tool(session, "./torchwheels")
     folder = ROOT / "build" / "package"
     shutil.rmtree(folder, ignore_errors=True)
-    session.run("python", "-m", "build", "--outdir", str(folder), "torchwheels")
+    # With what the lock file has alone: of what tests need, nothing is there yet.
+    session.run("python", "-m", "build", "--no-isolation", f"--outdir={folder}", "torchwheels")
     (wheel,) = folder.glob("*.whl")
+    add_torch(session, f"{PYTHON}-cpu")
+    session.install(*OPTIONS.tests.requires, *group("nox"), *group("tools"))
     tests = ("torchwheels/tests/test_distribution.py", "-m", "")
     here = {"TORCHWHEELS_WHEEL": str(wheel)}
     session.run("python", "-m", "pytest", "-p", "no:cacheprovider", *tests, env=here)

@@ -11,7 +11,7 @@ set -eu
 torchwheels build torchsort==0.1.9 --target 3.11-cpu --backend local
 
 python3.11 -m venv build/torchsort
-build/torchsort/bin/pip install --quiet numpy dist/torchsort-0.1.9+cpu.torch*-cp311-*.whl
+build/torchsort/bin/pip install --quiet numpy==2.4.6 dist/torchsort-0.1.9+cpu.torch*-cp311-*.whl
 build/torchsort/bin/python - <<'PROGRAM'
 import torch, torchsort
 

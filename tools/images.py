@@ -22,8 +22,10 @@ from extops_build import ROOT, UserError, errors_for_the_user
 from torchwheels import releases
 from torchwheels.releases import Target
 
-FILES = (releases.FILE, ROOT / "docker-compose.yml", ROOT / "Dockerfile")
-_IMAGE = re.compile(r'(\bimage = "|\bBASE_IMAGE(?:: "?|=))([^\s"@]+)(?:@sha256:[0-9a-f]{64})?')
+FILES = (releases.FILE, ROOT / "Dockerfile", ROOT / "docker-compose.yml")
+_IMAGE = re.compile(
+    r'(\bimage = "|\bBASE_IMAGE(?:: "?|=))([^\s"@$]+)((?:\$\{\w+-)?)(?:@(sha256:[0-9a-f]{64}))?'
+)
 # Of what has the image for several machines: the digest of one of them would serve no other.
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",
@@ -106,15 +108,19 @@ def renew(pattern: str = "*", files: Iterable[Path] = FILES) -> list[str]:
     for image in fnmatch.filter(dict.fromkeys(match[2] for match in named), pattern):
         try:
             wanted = platforms(image, releases.load().targets)
-            pinned[image] = f"{image}@{digest(image, wanted)}"
+            pinned[image] = digest(image, wanted)
         except UserError as error:
             failed.append(str(error))
     for file, text in texts.items():
-        file.write_text(_IMAGE.sub(lambda x: x[1] + pinned[x[2]] if x[2] in pinned else x[0], text))
+        file.write_text(
+            _IMAGE.sub(
+                lambda x: f"{x[1]}{x[2]}{x[3]}@{pinned[x[2]]}" if x[2] in pinned else x[0], text
+            )
+        )
     if failed:
         raise UserError("\n".join(failed))
-    others = {match[2] for match in named if match[0] != match[1] + pinned.get(match[2], "")}
-    return [each for image, each in pinned.items() if image in others]
+    others = {match[2] for match in named if match[4] != pinned.get(match[2])}
+    return [f"{image}@{each}" for image, each in pinned.items() if image in others]
 
 
 def main() -> None:

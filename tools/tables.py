@@ -31,7 +31,7 @@ def targets_table() -> str:
             torch,
             _span(target.python for target in targets),
             *_cuda(targets[0]),
-            f"`{targets[0].image}`",
+            f"`{targets[0].image.partition('@')[0]}`",
         )
         for (_, torch), targets in groups.items()
     ]

@@ -58,7 +58,8 @@ def test_nox_lists_what_people_use_first() -> None:
     ]
     assert listed[:8] == first
     others = {"act", "bench", "docs", "emulate", "fuzz", "guide(legacy)", "guide(stable)"}
-    others |= {"images", "lint", "mutate", "newest", "notes", "package", "sanitize", "torch_tests"}
+    others |= {"images", "lint", "lock", "mutate", "newest", "notes", "package", "releases"}
+    others |= {"sanitize", "torch_tests"}
     assert {*listed[8:]} == others
 
 

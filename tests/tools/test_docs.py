@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import nox
 import pytest
 
 from benchmarks import foreign
@@ -24,6 +25,7 @@ from tools import tables
 from torchwheels import project
 
 DOCS = ROOT / "docs"
+TABLES = nox.project.load_toml(ROOT / "pyproject.toml")
 PAGES = [
     *ROOT.glob("*.md"),
     *sorted(DOCS.glob("*.md")),
@@ -38,8 +40,8 @@ ELSEWHERE = {
     r"^python3 -m venv \.venv && .*/nox -s (build-3\.11-cu130|test)$": "its first half downloads nox; the "
     "second is a session",
     r"^python3 -m venv .*&& \S+/pip install ": "downloads PyTorch",
-    r"^(\.venv/bin/)?pip install numpy dist/extops-": "test_maintainers_path.py runs the like",
-    r"^pip install (nox )?\./torchwheels$": "the session docs runs the like",
+    r"^(\.venv/bin/)?pip install numpy==\S+ dist/extops-": "test_maintainers_path.py runs the like",
+    r"^pip install '?\./torchwheels(\[nox\]')?$": "the session docs runs the like",
     r"pip install .*own_project|^uv pip compile ": "torchwheels/tests/test_variants.py runs the like",
     r"^rsync ": "needs a server",
     r"^cp -r examples/own_project ": "torchwheels/tests/test_maintainers_path.py runs it",
@@ -110,6 +112,32 @@ def test_the_noxfile_of_a_maintainer_gives_the_sessions(tmp_path: Path) -> None:
     listed = set(re.findall(r"^[-*] (\S+)", done.stdout, re.MULTILINE))
     assert {*("build", "test", "audit", "index", "reproduce", "matrix")} < listed
     assert {"build-TARGET", "test-TARGET"} < listed
+
+
+INSTALLING = [
+    *PAGES,
+    ROOT / "torchwheels" / "README.md",
+    *ROOT.glob("examples/*.toml"),
+    *ROOT.glob("examples/*.sh"),
+]
+# Neither an option nor a path, and no package.
+OTHER_WORDS = {"FILE", "FOLDER", "wheel-variants"}
+
+
+@pytest.mark.parametrize("page", INSTALLING, ids=lambda page: page.name)
+def test_install_commands_name_versions(page: Path) -> None:
+    """A name alone is whatever has the highest version, on whichever index. The versions are those of the tests."""
+    text = re.sub(r"[ \t]+# .*", "", page.read_text())
+    words = [
+        word.strip("'\",")
+        for command in re.findall(r"pip install ([^`\n&;)]+)", text)
+        for word in command.split()
+    ]
+    named = [x for x in words if not re.match(r"-|.*[/:]", x) and x not in OTHER_WORDS]
+    assert [x for x in named if "==" not in x] == []
+    groups = tables.OPTIONS.tests.requires, nox.project.dependency_groups(TABLES, "nox")
+    pins = dict(each.partition(";")[0].split("==") for found in groups for each in found)
+    assert [x for x in named if (y := x.split("=="))[1] != pins.get(y[0], y[1])] == []
 
 
 def test_every_reason_is_needed() -> None:

@@ -148,13 +148,14 @@ def test_renewed_images_keep_their_tags(registry: Registry, tmp_path: Path) -> N
     table, compose = tmp_path / "releases.toml", tmp_path / "docker-compose.yml"
     table.write_text(f'cpu = {{ image = "{one}", torch = "2" }}\nimage = "{two}@{sha256(b"")}"\n')
     dockerfile = tmp_path / "Dockerfile"
-    compose.write_text(f'x: {{ BASE_IMAGE: "{two}", CUDA_HOME: /x }}\n')
+    compose.write_text(f"x:\n  BASE_IMAGE: {two}${{NONE-@{sha256(b'')}}}\n  CUDA_HOME: /x\n")
     dockerfile.write_text(f"ARG BASE_IMAGE={one}\n")
     files = table, compose, dockerfile
     ones, twos = f"{one}@{sha256(index())}", f"{two}@{sha256(index(text='two'))}"
     assert images.renew(files=files) == [ones, twos]
     assert table.read_text() == f'cpu = {{ image = "{ones}", torch = "2" }}\nimage = "{twos}"\n'
-    assert compose.read_text() == f'x: {{ BASE_IMAGE: "{twos}", CUDA_HOME: /x }}\n'
+    pinned = f"{two}${{NONE-@{twos.partition('@')[2]}}}"
+    assert compose.read_text() == f"x:\n  BASE_IMAGE: {pinned}\n  CUDA_HOME: /x\n"
     assert dockerfile.read_text() == f"ARG BASE_IMAGE={ones}\n"
     assert images.renew(files=files) == []
     registry.has("x:1", index(text="newer"))

@@ -237,8 +237,8 @@ def own_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=9 * GB))
-    few_tools = dataclasses.replace(releases.load(), tools=("pip",))  # which is there
-    monkeypatch.setattr(environments, "load", lambda: few_tools)
+    no_tools = dataclasses.replace(releases.load(), tools=())
+    monkeypatch.setattr(environments, "load", lambda: no_tools)
 
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -334,6 +334,21 @@ def test_targets_share_the_torch_that_pip_finds_for_them(
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", index)
     assert environments.with_torch(cpu, ()) != first
     assert environments.with_torch(cuda, ()) == first
+
+
+def test_tools_are_the_files_of_the_lock_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not others of that name and version, wherever pip finds them."""
+    index = add_to_index(tmp_path, "wheel", "0.45.1", {})
+    monkeypatch.setenv("PIP_INDEX_URL", index)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    here = environments.Environment(Path(sys.prefix))
+    with pytest.raises(UserError, match="THESE PACKAGES DO NOT MATCH THE HASHES") as error:
+        environments.pip_install(
+            here, ["wheel==0.45.1"], environments.clean_variables(tmp_path), hashed=True
+        )
+    assert str(error.value).startswith("pip cannot install wheel==0.45.1 (")
 
 
 def test_requirements_that_contradict_each_other_are_named(

@@ -122,11 +122,11 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["3.11-cpu-torch2.5"], ["3.11-cpu-torch2.5"], 1),
         (["3.1[12]-cu124"], ["3.11-cu124", "3.12-cu124-torch2.5"], 6),
-        (["3.14-cu12"], ["3.14-cu128", "3.14-cu126-torch2.9"], 8),
+        (["3.14-cu12"], ["3.14-cu128", "3.14-cu126-torch2.9"], 14),
         (
             ["torch2.15", "3.10-cu121"],
             ["3.14t-cpu-torch2.15", "3.11-cu132-aarch64", "3.10-cu121"],
-            22,
+            37,
         ),
     ],
 )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import itertools
+import os
 import resource
 import shutil
+import signal
+import socket
 import stat
 import struct
 import subprocess
 import time
 import zipfile
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -288,6 +293,47 @@ def variables(path: Path) -> list[str]:
     import os
 
     return [*os.environ]
+
+
+def tries(path: Path, port: int, secret: Path, parent: int) -> dict[str, str]:
+    """What code in a reader can do, by what it did with the user's rights."""
+    tried: dict[str, Callable[[], object]] = {
+        "read the wheel": path.read_bytes,
+        "write its own folder": lambda: Path("x").write_text("x"),
+        "start a program": lambda: subprocess.run(["sh", "-c", "echo $$"], capture_output=True),
+        "write the wheel": lambda: path.write_bytes(b""),
+        "add a wheel": path.with_name("other.whl").touch,
+        "read another file": secret.read_text,
+        "use the network": lambda: socket.create_connection(("127.0.0.1", port), timeout=9),
+        "end another process": lambda: os.kill(parent, signal.SIGKILL),
+        "write the system": lambda: Path("/usr/x").touch(),
+        "take it back": lambda: (
+            ctypes.CDLL(None).mount(None, b"/", None, 32 | 4096, None) and 1 / 0
+        ),
+    }
+    found = {}
+    for name, attempt in tried.items():
+        try:
+            attempt()
+            found[name] = ""
+        except (OSError, ZeroDivisionError) as error:
+            found[name] = type(error).__name__
+    return found
+
+
+def test_a_reader_can_only_crash(tmp_path: Path) -> None:
+    if subprocess.run(["unshare", "--user", "--mount", "true"], capture_output=True).returncode:
+        pytest.skip("this kernel lets nobody make a user namespace")
+    wheel, secret = tmp_path / "dist" / "x.whl", tmp_path / "secret"
+    wheel.parent.mkdir()
+    wheel.write_bytes(b"x")
+    secret.write_text("x")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = sandbox.call(tries, wheel, server.getsockname()[1], secret, os.getpid())
+    can = ("read the wheel", "write its own folder", "start a program")
+    assert {name for name, error in found.items() if not error} == {*can}
+    assert wheel.read_bytes() == b"x"
+    assert [*wheel.parent.iterdir()] == [wheel]
 
 
 @pytest.mark.parametrize(

@@ -191,9 +191,9 @@ def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None
     found = {key: wheel["version"] for key, wheel in site.choices(wheels).items()}
     assert found["3.12 2.10 12.8"] == found["3.14 2.13 CPU"] == "2.0"
     assert found["3.12 2.13 13.0"] == "2.1+cu130"
-    assert next(iter(found)) == "3.14 2.15 13.2"
+    assert next(iter(found)) == "3.15 2.15 13.2"
     pythons, torches, _ = ({*each} for each in zip(*map(str.split, found), strict=True))
-    assert pythons == {"3.12", "3.13", "3.14", "3.13t", "3.14t"}
+    assert pythons == {"3.12", "3.13", "3.14", "3.15", "3.13t", "3.14t", "3.15t"}
     assert torches == {f"2.{minor}" for minor in range(10, 16)}
 
 

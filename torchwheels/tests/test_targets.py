@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import cli, machines, project, releases
+from torchwheels import cli, containers, machines, project, releases
 from torchwheels.errors import UserError
 
 TABLE = releases.load()
@@ -29,6 +30,10 @@ TABLE = releases.load()
         ("3.12-cu130-aarch64", "2.13.0", "13.0"),
         ("3.11-cu126-torch2.13", "2.13.0+cu126", "12.6"),  # of PyTorch's own index
         ("3.14t-cu130", "2.13.0", "13.0"),
+        ("3.15-cpu-torch2.15", "2.15.0", None),
+        ("3.15t-cu132", "2.15.0", "13.2"),
+        ("3.11-cu129", "2.8.0+cu129", "12.9"),  # which PyPI has of no torch
+        ("3.11-cu130-torch2.15", "2.15.0+cu130", "13.0"),
     ],
 )
 def test_target_has_the_torch_and_cuda_of_its_name(name: str, torch: str, cuda: str | None) -> None:
@@ -80,9 +85,24 @@ def test_patterns_name_several_targets() -> None:
 def test_patterns_have_other_cudas_than_pypis_where_they_name_the_torch() -> None:
     assert {x.torch for x in TABLE.matching(["3.11-cu126*"])} == {"2.7.1"}
     found = [x.name for x in TABLE.matching(["3.11-cu126-torch2.1?"])]
-    assert found == [f"3.11-cu126-torch2.{minor}" for minor in range(10, 14)]
+    assert found == [f"3.11-cu126-torch2.{minor}" for minor in range(10, 15)]
     everything = project.Project().chosen_targets()
     assert not [x.name for x in everything if x.is_extra or x.python.endswith("t")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "image"),
+    [
+        ("", "ubuntu:22.04@sha256:0"),
+        ("{tag}", "ubuntu:22.04"),
+        ("mirror.example/{image}", "mirror.example/ubuntu:22.04@sha256:0"),
+        ("debian:bookworm-slim", "debian:bookworm-slim"),
+    ],
+)
+def test_base_image_of_a_mirror(asked: str, image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHWHEELS_BASE_IMAGE", asked)
+    target = dataclasses.replace(TABLE.target("3.11-cpu"), image="ubuntu:22.04@sha256:0")
+    assert containers.base_image(target) == image
 
 
 OWN = """

@@ -71,7 +71,7 @@ def test_wheel_of_another_torch(forge: Forge) -> None:
         ("1.0", "libcudart.so.13", "2.13", "3.11-cu130-torch2.13"),
         ("1.0", "libcudart.so.13", "2.15", "3.11-cu132-torch2.15"),
         ("1.0+cu126", "libcudart.so.12", "2.13", "3.11-cu126-torch2.13"),
-        ("1.0", "libcudart.so.12", "2.13", "3.11-cu128-torch2.13"),
+        ("1.0", "libcudart.so.12", "2.13", "3.11-cu129-torch2.13"),
     ],
 )
 def test_cuda_is_that_of_the_libraries_and_of_the_label(

@@ -64,7 +64,8 @@ def build_wheel(
         path = left.rename(Path(work) / left.name.removesuffix(".refused"))
         with kept_if_refused(path, dist):
             # Audited again, here: the project's code could have changed the tool in the container.
-            report = sandbox.call(reports.stamped, path, used, project, target)
+            arguments = used, project, target
+            report = sandbox.call(reports.stamped, path, *arguments, writes=path.parent)
             reports.write(reports.check(report), path)
             if failed:
                 raise failed
@@ -210,8 +211,9 @@ def _image(engine: Engine, project: Project, target: Target, job: dict[str, Any]
 
 
 def base_image(target: Target) -> str:
-    """The target's base image; TORCHWHEELS_BASE_IMAGE overrides it, with a mirror's name, say."""
-    return os.environ.get("TORCHWHEELS_BASE_IMAGE") or target.image
+    """The target's base image; TORCHWHEELS_BASE_IMAGE overrides it: `mirror.example/{image}`, or `{tag}` alone."""
+    asked = os.environ.get("TORCHWHEELS_BASE_IMAGE") or "{image}"
+    return asked.replace("{image}", target.image).replace("{tag}", target.image.partition("@")[0])
 
 
 def _toolchain(engine: Engine, target: Target, arguments: Mapping[str, str]) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from torchwheels import processes
+from torchwheels import processes, releases
 from torchwheels.errors import UserError
 from torchwheels.releases import Target, load
 from torchwheels.secrets import without_userinfo
@@ -193,7 +193,7 @@ def _name(target: Target, python: str) -> str:
         processes.run([python, "-m", "venv", work]).check_returncode()
         variables = clean_variables(environment.folder)
         # That of Python may be too old to report.
-        pip_install(environment, [x for x in tools if x.startswith("pip")], variables)
+        pip_install(environment, [x for x in tools if x.startswith("pip")], variables, hashed=True)
         asked = ["--dry-run", "--no-deps", f"--report={report}", *_options_of_index(target)]
         pip_install(environment, [*asked, torch_requirement(target)], variables)
         (found,) = json.loads(report.read_text())["install"]
@@ -223,7 +223,7 @@ def _install_torch(target: Target, python: str, environment: Environment) -> Non
     try:
         processes.run([python, "-m", "venv", environment.folder]).check_returncode()
         with _progress(environment.folder):
-            pip_install(environment, [*load().tools], variables, lack)
+            pip_install(environment, [*load().tools], variables, lack, hashed=True)
             # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
             wanted = [*_options_of_index(target), torch_requirement(target)]
             pip_install(environment, wanted, variables, lack)
@@ -321,12 +321,20 @@ def on_top_of(base: Environment, folder: Path) -> Environment:
 
 
 def pip_install(
-    environment: Environment, requirements: list[str], variables: Mapping[str, str], lack: str = ""
-) -> None:
-    """Installs `requirements`; an error says which of them cannot be had, or that space was lacking before."""
-    command = [str(environment.python), "-m", "pip", "install", *requirements]
+    environment: Environment, requirements: list[str], variables: Mapping[str, str], lack: str = "",
+    hashed: bool = False,
+) -> None:  # fmt: skip
+    """Installs `requirements`; an error says which of them cannot be had, or that space was lacking before.
+
+    `hashed`: the very files that the lock file names.
+    """
+    command = [str(environment.python), "-m", "pip", "install"]
     pipe = subprocess.PIPE
-    done = processes.run(command, env=dict(variables), stdout=pipe, stderr=pipe, text=True)
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(releases.locked(releases.names(requirements).__contains__) if hashed else "")
+        file.flush()
+        command += ["--require-hashes", f"--requirement={file.name}"] if hashed else requirements
+        done = processes.run(command, env=dict(variables), stdout=pipe, stderr=pipe, text=True)
     if done.returncode == 0:
         return
     # Which pip does not print as an error.

@@ -10,11 +10,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from torchwheels import machines
@@ -30,6 +31,19 @@ RELEASE = "release"
 """What targets of the wheel without a label have instead of a variant's label."""
 
 FILE = Path(__file__).with_name("releases.toml")
+LOCK = Path(__file__).with_name("requirements.txt")
+"""Versions and hashes of what torchwheels requires, of its tools and of nox: `nox -s lock` renews them."""
+
+
+def locked(is_wanted: Callable[[str], bool]) -> str:
+    """What the lock file says of the packages whose name is wanted, as a requirements file."""
+    entries = re.findall(r"^(?:.+\\\n)+.+\n", LOCK.read_text(), re.MULTILINE)
+    return "".join(entry for entry in entries if is_wanted(entry.partition("==")[0]))
+
+
+def names(requirements: Iterable[str]) -> set[str]:
+    """`pip` of `pip==26.3`."""
+    return {Requirement(x).name for x in requirements}
 
 
 def numbers(version: str) -> tuple[int, ...]:

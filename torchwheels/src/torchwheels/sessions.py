@@ -11,13 +11,14 @@ import difflib
 import fnmatch
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 
 import nox
 
-from torchwheels import project
+from torchwheels import project, releases
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Target
@@ -99,13 +100,23 @@ def _targets(options: Project, pattern: str) -> Sequence[Target]:
 def run_tool(session: nox.Session, *arguments: str, tool: str = "") -> None:
     """Runs the command `torchwheels`, which cleans up at the end: that takes longer than nox waits."""
     if tool:
-        session.install("--quiet", "--editable", tool)
+        install_tool(session, tool)
     python = "python" if tool else sys.executable
     command = [python, "-m", "torchwheels", *arguments]
     variables = {**os.environ, "TORCHWHEELS_PARENT": str(os.getpid())}
     session.run(
         *command, env=variables, external=not tool, interrupt_timeout=3, terminate_timeout=30
     )
+
+
+def install_tool(session: nox.Session, folder: str) -> None:
+    """Installs torchwheels from its sources, and what it requires as the lock file has it."""
+    others = releases.names([*releases.load().tools, releases.load().uv]) - {"setuptools"}
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(releases.locked(lambda name: name not in others))
+        file.flush()
+        session.install("--quiet", "--require-hashes", f"--requirement={file.name}")
+    session.install("--quiet", "--no-deps", "--no-build-isolation", "--editable", folder)
 
 
 def _with_source(given: list[str], options: Project) -> list[str]:

@@ -29,7 +29,7 @@ from packaging.version import Version
 from torchwheels import variants
 from torchwheels.errors import UserError
 from torchwheels.project import Project
-from torchwheels.releases import Target, load, machine_of, minor
+from torchwheels.releases import Target, load, machine_of, minor, numbers
 from torchwheels.reports import read_reports, write
 from torchwheels.wheel import serves
 
@@ -228,7 +228,7 @@ def choices(reports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         # Those without the global lock come last.
         key=lambda x: (
             x.python == x.python_version,
-            *map(Version, (x.python_version, x.torch)),
+            *map(numbers, (x.python_version, x.torch)),
             x.label,
         ),
     )

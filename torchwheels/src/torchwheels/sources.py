@@ -25,6 +25,7 @@ from unearth.errors import UnpackError
 from unearth.fetchers import PyPIClient
 from unearth.preparer import download_link
 
+from torchwheels import sandbox
 from torchwheels.environments import pip_settings
 from torchwheels.errors import UserError
 
@@ -191,15 +192,7 @@ def hash_of_folder(folder: Path) -> str:
 
 def _unpack(archive: Path, into: Path) -> Fetched:
     with tempfile.TemporaryDirectory(dir=into.parent, prefix="unpacked-") as name:
-        try:
-            if zipfile.is_zipfile(archive):
-                _unzip(archive, name)
-            else:
-                with tarfile.open(archive) as tar:
-                    _keep_inside(tar)
-                    tar.extractall(name)
-        except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-            raise UserError(f"{archive} cannot be unpacked ({error}): {EXPECTED}") from None
+        sandbox.call(_extract, archive, Path(name), writes=Path(name))
         entries = list(Path(name).iterdir())
         # An archive of sources holds one folder; GitHub's do, too.
         top = entries[0] if len(entries) == 1 and entries[0].is_dir() else Path(name)
@@ -207,7 +200,20 @@ def _unpack(archive: Path, into: Path) -> Fetched:
     return Fetched(into, f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}")
 
 
-def _unzip(archive: Path, into: str) -> None:
+def _extract(archive: Path, into: Path) -> None:
+    """Unpacks an archive, whoever has made it: this is for `sandbox.call`."""
+    try:
+        if zipfile.is_zipfile(archive):
+            _unzip(archive, into)
+        else:
+            with tarfile.open(archive) as tar:
+                _keep_inside(tar)
+                tar.extractall(into)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        raise UserError(f"{archive} cannot be unpacked ({error}): {EXPECTED}") from None
+
+
+def _unzip(archive: Path, into: Path) -> None:
     with zipfile.ZipFile(archive) as zipped:
         for member in zipped.infolist():
             path = Path(zipped.extract(member, into))
