@@ -140,13 +140,13 @@ def test_refused_wheel_is_kept_by_a_name_that_nothing_installs(
     kept = dist / f"{wheel.name}.refused"
     message = rf"(?s)does not pass the audit.*the wheel is kept as {re.escape(str(kept))}$"
     with pytest.raises(UserError, match=message), kept_if_refused(wheel, dist):
-        reports.check(reports.audited(wheel, project.Project(), forge.target))
+        reports.check(reports.audited(wheel, project.Project()))
     assert kept.read_bytes() == wheel.read_bytes()
     with pytest.raises(UserError, match="there is no wheel in"):
         reports.read_reports(dist, project.Project())
     forge.requires = ["torch==2.13.*"]
     with kept_if_refused(forge.wheel(), dist):
-        reports.check(reports.audited(wheel, project.Project(), forge.target))
+        reports.check(reports.audited(wheel, project.Project()))
     assert [*dist.iterdir()] == []
 
 

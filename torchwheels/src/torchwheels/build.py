@@ -38,7 +38,7 @@ from torchwheels.backend import opened
 from torchwheels.environments import Environment
 from torchwheels.errors import BuildError, UserError
 from torchwheels.kept import kept_if_refused, publish
-from torchwheels.project import Project, filled, of_arguments
+from torchwheels.project import Project, expectation_of, filled, of_arguments
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 from torchwheels.wheel import Wheel
@@ -168,7 +168,7 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
         finished = finish.finish(found, place.work / "finished", used, provided, repair)
     with kept_if_refused(finished.path, dist):
         variants.write(finished)
-        report = reports.of(finished, place.project, place.target)
+        report = reports.of(finished, place.project, expectation_of(place.project, place.target))
         reports.write(reports.check(report), finished.path)
     return finished
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from torchwheels import audit, finish, sandbox, variants, wheel
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.finish import Used
-from torchwheels.project import Project, expectation_of, of_table, preset
+from torchwheels.project import Expectation, Project, expectation_of, of_table, preset
 from torchwheels.releases import Target
 from torchwheels.testing import sha256
 from torchwheels.wheel import Wheel
@@ -27,31 +28,34 @@ def report_file(path: Path) -> Path:
     return path.with_suffix(".report.json")
 
 
-def audited(
-    path: Path, project: Project, target: Target | None = None, torch: str = ""
-) -> dict[str, Any]:
-    """The build report of the wheel `path`, whoever has built it, for `target`; None: the one that it names.
-
-    `torch`: what another tool has built it beside.
+def audited(path: Path, project: Project, torch: str = "") -> dict[str, Any]:
+    """The build report of the wheel `path`, for the target that it names, or beside which `torch` another tool has
+    built it.
     """
-    report: dict[str, Any] = sandbox.call(_audited, path, project, target, torch)
+    report: dict[str, Any] = sandbox.call(_audited, path, project, torch)
     return report
 
 
-def _audited(path: Path, project: Project, target: Target | None, torch: str) -> dict[str, Any]:
+def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
     found = wheel.read(path)
     if torch:
         target = audit.target_of(found, torch, project.releases)
-    elif found.record is None:
+    elif found.record:
+        target = audit.target_of_record(found, found.record)
+    else:
         raise UserError(
             f"{path.name} has no build record that says which target it is for: build it with "
             "`torchwheels build`, or name the torch that it was built beside: `torchwheels audit "
             f"{path.name} --torch 2.13`"
         )
-    elif target is None:
-        target = project.target_to_build(project.releases.target(str(found.record.get("target"))))
     options = project.of_target(target, preset(found.name))
-    return of(found, options, target, bool(torch)) | {"options": project.table}
+    expectation = expectation_of(options, target, of_others=bool(torch))
+    if (
+        found.record and not torch
+    ):  # it was promised on the day what it says, whatever the options are by now
+        named = (*found.record["architectures"],)
+        expectation = replace(expectation, architectures=named, torches="")
+    return of(found, options, expectation) | {"options": project.table}
 
 
 def stamped(path: Path, used: Used, options: Project, target: Target) -> dict[str, Any]:
@@ -61,13 +65,13 @@ def stamped(path: Path, used: Used, options: Project, target: Target) -> dict[st
     """
     found = finish.stamp(wheel.read(path), used)
     variants.write(found)
-    return of(found, options, target)
+    return of(found, options, expectation_of(options, target))
 
 
-def of(found: Wheel, options: Project, target: Target, of_others: bool = False) -> dict[str, Any]:
-    """The build report of a wheel for `target`, which was promised with these options of that."""
+def of(found: Wheel, options: Project, expectation: Expectation) -> dict[str, Any]:
+    """The build report of a wheel of which that is expected, with the options of its target."""
     path = found.path
-    findings = audit.findings(found, expectation_of(options, target, of_others))
+    findings = audit.findings(found, expectation)
     digest = sha256(path)
     return {
         "wheel": path.name,
