@@ -240,6 +240,33 @@ def test_index_refuses_a_wheel_whose_tests_died(forge: Forge, tmp_path: Path, co
         site.make_site(wheel.parent, tmp_path / "site", project.Project())
 
 
+@pytest.mark.parametrize("failure", [None, {"device": "CPU", "passed": 2, "failed": 1}])
+def test_tests_that_pass_in_the_end_are_what_counts(
+    forge: Forge, tmp_path: Path, failure: dict[str, object] | None
+) -> None:
+    """Also where an index has written the failure, or that a run died, into the build report."""
+    wheel, passed = forge.wheel(), {"device": "CPU", "passed": 3, "failed": 0, "skipped": 0}
+    dist, made = wheel.parent, tmp_path / "site"
+    for number, found in enumerate((passed, failure, passed)):
+        results = tmp_path / str(number)
+        results.mkdir()
+        if found:
+            (results / testing.RECORD).write_text(json.dumps(found))
+        testing.keep_record(results, wheel, forge.target, dist, 0 if found is passed else 1)
+        if found is passed:
+            site.make_site(dist, made, project.Project())
+            continue
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"its tests failed in 3\.11-cpu$"):
+                site.make_site(dist, made, project.Project())
+    (run,) = json.loads(reports.report_file(wheel).read_text())["tests"]
+    assert run == {"target": "3.11-cpu", "sha256": testing.sha256(wheel), **passed}
+    (record,) = dist.glob("tests/*/*.json")  # without which a site is made of what was published
+    record.unlink()
+    site.make_site(dist, made, project.Project())
+    assert json.loads(reports.report_file(wheel).read_text())["tests"] == [run]
+
+
 def test_index_checks_what_has_no_report_of_its_own(forge: Forge, tmp_path: Path) -> None:
     wheel, made = forge.wheel(), tmp_path / "site"
     site.make_site(tmp_path / "dist", made, project.Project())

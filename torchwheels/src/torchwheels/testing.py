@@ -177,6 +177,8 @@ def keep_record(results: Path, path: Path, target: Target, dist: Path, code: int
     device = re.sub(r"[^a-z0-9]+", "-", record["device"].lower())
     destination = dist / "tests" / target.name / f"{record['sha256'][:12]}-{device}.json"
     destination.parent.mkdir(parents=True, exist_ok=True)
+    # Of a run that died before, on whichever device.
+    destination.with_name(f"{record['sha256'][:12]}-unknown.json").unlink(missing_ok=True)
     destination.write_text(json.dumps(record, indent=2) + "\n")
 
 
