@@ -7,6 +7,7 @@ import compileall
 import functools
 import hashlib
 import http.server
+import shutil
 import subprocess
 import tarfile
 import threading
@@ -44,6 +45,7 @@ def files(folder: Path) -> set[str]:
 
 
 FILES = {"setup.py", "package/__init__.py"}
+ARCHIVED = FILES | {"build/old.o", "x.egg-info/PKG-INFO"}
 
 
 def test_folder_is_copied_without_what_earlier_builds_left(folder: Path, tmp_path: Path) -> None:
@@ -70,8 +72,40 @@ def test_archive_is_unpacked(archive: Path, folder: Path, tmp_path: Path, kind: 
             for name in FILES:
                 zipped.write(folder / name, f"project-main/{name}")
     fetched = sources.fetch(str(archive), tmp_path / "copy")
-    assert files(fetched.folder) == FILES
+    assert files(fetched.folder) == (ARCHIVED if kind == "tar" else FILES)
     assert fetched.origin == f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}"
+
+
+IN_ARCHIVES = (
+    "x.egg-info/SOURCES.txt",
+    "build/x.py",
+    "dist/x.py",
+    "venv/x.py",
+    "__pycache__/x.pyc",
+)
+
+
+@pytest.mark.parametrize("kind", ["archive", "folder of an archive"])
+def test_archive_has_what_only_looks_like_leftovers(kind: str, tmp_path: Path) -> None:
+    """setuptools knows by its SOURCES.txt which data belong to the package; a git of it would run commands."""
+    folder = tmp_path / "some_project-1.5"
+    repository(folder, **{"PKG-INFO": "Name: some_project", "setup.py": ""})
+    for name in IN_ARCHIVES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    if kind == "archive":
+        command = f"touch {tmp_path}/has-run; false"
+        subprocess.run(["git", "-C", folder, "config", "core.fsmonitor", command], check=True)
+        archive = tmp_path / "some_project-1.5.tar.gz"
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.add(folder, folder.name)
+        found = sources.fetch(str(archive), tmp_path / "copy").folder
+        assert not (tmp_path / "has-run").exists()
+        assert files(found) == {"PKG-INFO", "setup.py", *IN_ARCHIVES}
+    else:
+        shutil.rmtree(folder / ".git")
+        found = sources.fetch(str(folder), tmp_path / "copy").folder
+        assert files(found) == {"PKG-INFO", "setup.py", "x.egg-info/SOURCES.txt"}
 
 
 @pytest.mark.parametrize("link", ["", "../../evil"], ids=["file", "link"])
@@ -113,7 +147,7 @@ def only_index(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_requirement_is_downloaded_and_not_run(
     requirement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert files(sources.fetch(requirement, tmp_path / "copy").folder) == FILES
+    assert files(sources.fetch(requirement, tmp_path / "copy").folder) == ARCHIVED
     # Who has mistyped the name of a folder sees what is built instead.
     assert (
         "torchwheels: fetching some_project-1.5.tar.gz from an index\n" in capsys.readouterr().out
@@ -176,7 +210,7 @@ def test_private_index_gets_its_password(
 ) -> None:
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
     monkeypatch.setenv("PIP_INDEX_URL", f"http://me:pass%20word@{private_index}")
-    assert files(sources.fetch("some-project", tmp_path / "copy").folder) == FILES
+    assert files(sources.fetch("some-project", tmp_path / "copy").folder) == ARCHIVED
     monkeypatch.setenv("PIP_INDEX_URL", f"http://{private_index}")
     with pytest.raises(UserError, match="no index that pip is configured for has sources of some-"):
         sources.fetch("some-project", tmp_path / "again")

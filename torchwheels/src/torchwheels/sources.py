@@ -77,6 +77,10 @@ def _copy(folder: Path, into: Path, built_in: bool = True) -> Fetched:
     """Copies sources, without what builds leave in a folder that was `built_in`, nor what git ignores in it."""
 
     tracked, ignored = _known_to_git(folder)
+    unpacked = (folder / "PKG-INFO").is_file()  # from an archive, which needs its own
+
+    def is_outdated(name: str) -> bool:
+        return name.endswith(".egg-info") and not unpacked
 
     def leftovers(where: str, names: list[str]) -> set[str]:
         top = built_in and Path(where) == folder
@@ -85,7 +89,7 @@ def _copy(folder: Path, into: Path, built_in: bool = True) -> Fetched:
             for name in names
             if name in ("__pycache__", ".git")
             or Path(where, name).relative_to(folder) in ignored
-            or (top and name not in tracked and (name in _LEFTOVERS or name.endswith(".egg-info")))
+            or (top and name not in tracked and (name in _LEFTOVERS or is_outdated(name)))
         }
 
     shutil.copytree(folder, into, symlinks=True, ignore=leftovers)
@@ -203,7 +207,8 @@ def _unpack(archive: Path, into: Path) -> Fetched:
         entries = list(Path(name).iterdir())
         # An archive of sources holds one folder; GitHub's do, too.
         top = entries[0] if len(entries) == 1 and entries[0].is_dir() else Path(name)
-        _copy(top, into)
+        # All of it: nobody has built in it. A git of it would run commands that its settings name.
+        shutil.copytree(top, into, symlinks=True, ignore=shutil.ignore_patterns(".git"))
     return Fetched(into, f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}")
 
 
