@@ -41,13 +41,41 @@ def cache() -> Path:
     return Path(os.environ.get("TORCHWHEELS_CACHE") or f"{home}/torchwheels").expanduser()
 
 
+MARK = ".torchwheels"
+"""A file in each folder that is this tool's own: no sources are there, and what is there it may delete."""
+PARTS = ("environments", "build", "compiled", "ccache")  # the last one was of 0.1
+
+
+def marked(folder: Path) -> Path:
+    """Makes `folder`, and marks it as this tool's own, where nothing is there yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not any(folder.iterdir()):
+        (folder / MARK).touch()
+    return folder
+
+
+def own_cache() -> Path:
+    """The cache, which is this tool's alone, or an error: `clean` empties it."""
+    folder = marked(cache())
+    others = {x.name for x in folder.iterdir()} - {*PARTS, "lost+found"}
+    if MARK in others:
+        return folder
+    if others:
+        raise UserError(
+            f"TORCHWHEELS_CACHE names {folder}, which holds other files ({min(others)}), and `torchwheels clean` "
+            "empties it: name a new folder"
+        )
+    (folder / MARK).touch()  # of 0.1
+    return folder
+
+
 @contextlib.contextmanager
 def locked(name: str, wait: bool = True) -> Iterator[Path]:
-    """The folder `name` of the cache, which no other process uses until the end.
+    """The folder `name` of the cache, which no other process changes until the end.
 
     Where one does now, and this shall not `wait`, BlockingIOError is raised.
     """
-    folder = cache() / name
+    folder = own_cache() / name
     folder.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         try:
@@ -58,6 +86,29 @@ def locked(name: str, wait: bool = True) -> Iterator[Path]:
             print(f"torchwheels: waiting for another process that uses {folder}", flush=True)
             _wait_for(lock)
         yield folder
+
+
+_in_use: dict[Path, TextIO] = {}
+
+
+def use(folder: Path) -> Path:
+    """The folder of the cache, which nobody removes before this process ends."""
+    if folder not in _in_use:
+        _in_use[folder] = folder.with_name(f"{folder.name}.used").open("w")
+        fcntl.flock(_in_use[folder], fcntl.LOCK_SH)
+    return folder
+
+
+def remove(name: str) -> int:
+    """Removes the folder `name` of the cache; returns its size. BlockingIOError is raised where a process uses it."""
+    with (
+        locked(name, wait=False) as folder,
+        folder.with_name(f"{folder.name}.used").open("w") as used,
+    ):
+        fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        taken = size(folder)
+        shutil.rmtree(folder)
+    return taken
 
 
 def _wait_for(lock: TextIO) -> None:
@@ -154,7 +205,7 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
     """
     python = os.path.realpath(find_python(target.python))  # not that of a virtual environment
     with locked(f"environments/{_name(target, python)}") as folder:
-        environment, complete = Environment(folder), folder / "complete"
+        environment, complete = Environment(use(folder)), folder / "complete"
         if not complete.is_file():
             shutil.rmtree(folder)
             _install_torch(target, python, environment)
@@ -185,7 +236,7 @@ def _name(target: Target, python: str) -> str:
     """What the environment with the target's torch is called: by the file that pip finds, which is asked once."""
     tools = load().tools
     given = [python, *tools, torch_requirement(target), target.index, places_of_torch()]
-    folder = cache() / "environments"
+    folder = own_cache() / "environments"
     known = folder / f"{_key(given)}.name"
     if known.is_file() and (folder / known.read_text() / "complete").is_file():
         return known.read_text()

@@ -109,7 +109,7 @@ def variables_of(place: Workplace) -> dict[str, str]:
 
 def _compiler_cache(place: Workplace) -> Path:
     """The project's own, wherever its sources lie: a copy of them finds there what was compiled of the first."""
-    return environments.cache() / "compiled" / (place.source.name or "unnamed")
+    return environments.use(environments.cache() / "compiled") / (place.source.name or "unnamed")
 
 
 def _write_start(place: Workplace) -> None:
