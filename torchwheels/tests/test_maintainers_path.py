@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from forged_wheels import Forge
+from conftest import ROOT
+from forged_wheels import LIBRARY, Forge
 from torchwheels import cli, environments, project, releases, reports, site, testing
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.kept import kept_if_refused, publish
@@ -150,6 +151,75 @@ def test_refused_wheel_is_kept_by_a_name_that_nothing_installs(
     assert [*dist.iterdir()] == []
 
 
+def test_a_name_has_one_content(forge: Forge, tmp_path: Path) -> None:
+    """A wheel for all Pythons is built by one, whose record it has; each further one took its place."""
+    forge.tag, dist = "cp310-abi3", tmp_path / "kept"
+    forge.files = {"tinyops/_C.abi3.so": forge.files[LIBRARY]}
+    first = forge.wheel()
+    reports.write_report(first, project.Project())
+    content = publish(first, dist).read_bytes()
+    forge.target = releases.load().target("3.12-cpu")
+    reports.write_report(forge.wheel(), project.Project())
+    with pytest.raises(RefusedError) as error:
+        publish(first, dist)
+    assert str(error.value) == (
+        f"{dist / first.name} is there already, built for 3.11-cpu, and a name has one content: it serves 3.12-cpu, "
+        "too, so leave that out of the targets, or delete the wheel first"
+    )
+    assert (dist / first.name).read_bytes() == content
+    forge.target, forge.files["tinyops/more.py"] = releases.load().target("3.11-cpu"), b""
+    reports.write_report(forge.wheel(), project.Project())
+    assert (
+        publish(first, dist).read_bytes() == first.read_bytes() != content
+    )  # edited, and built again
+
+
+def test_index_replaces_no_file_that_was_published(forge: Forge, tmp_path: Path) -> None:
+    """Whoever has its hash in a lock file would no longer get it."""
+    wheel, made = forge.wheel(), tmp_path / "site"
+    site.make_site(tmp_path / "dist", made, project.Project())
+    site.make_site(tmp_path / "dist", made, project.Project())
+    before = {x: x.read_bytes() for x in made.rglob("*") if x.is_file()}
+    forge.files["tinyops/more.py"] = b""
+    forge.wheel()
+    why = (
+        rf"^{made}/wheels/{re.escape(wheel.name)} is another file .* a new version, or delete it if"
+    )
+    with pytest.raises(UserError, match=why):
+        site.make_site(tmp_path / "dist", made, project.Project())
+    assert {x: x.read_bytes() for x in made.rglob("*") if x.is_file()} == before
+
+
+def test_index_deletes_nothing_of_others(forge: Forge, tmp_path: Path) -> None:
+    forge.wheel()
+    made = tmp_path / "site"
+    made.mkdir()
+    (tmp_path / "link").symlink_to(made)
+    site.make_site(tmp_path / "dist", tmp_path / "link", project.Project())
+    assert (tmp_path / "link").is_symlink() and (made / "index.html").is_file()
+    (made / "wheels" / "thesis.txt").write_text("mine")
+    for place in (made, tmp_path / "link", tmp_path / "dist"):
+        with pytest.raises(UserError, match=r"holds .*, which no index of torchwheels has written"):
+            site.make_site(tmp_path / "dist", place, project.Project())
+    assert (made / "wheels" / "thesis.txt").read_text() == "mine"
+    with pytest.raises(UserError, match=r"thesis\.txt is a file: `--site` names a folder"):
+        site.make_site(tmp_path / "dist", made / "wheels" / "thesis.txt", project.Project())
+    (made / "wheels" / "thesis.txt").unlink()
+    site.make_site(tmp_path / "dist", made, project.Project())
+
+
+def test_two_indexes_are_made_side_by_side(forge: Forge, tmp_path: Path) -> None:
+    forge.wheel()
+    command = [sys.executable, "-m", "torchwheels", "index"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "torchwheels" / "src")}
+    both = [
+        subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [each.communicate()[1] for each in both] == ["", ""]
+    assert [*(tmp_path / "site").glob("wheels/*.whl")]
+
+
 def test_index_shows_names_as_text(tmp_path: Path) -> None:
     file = {"url": "x.whl", "hashes": {"sha256": "1"}, "core-metadata": {"sha256": "2"}}
     files = [{**file, "filename": "<b>.whl", "requires-python": None}]
@@ -282,8 +352,8 @@ def test_an_index_that_is_interrupted_leaves_the_old_one(
 ) -> None:
     forge.wheel()
     made = tmp_path / "site"
-    made.mkdir()
-    (made / "old").touch()
+    site.make_site(tmp_path / "dist", made, project.Project())
+    before = {x: x.stat().st_ino for x in made.rglob("*")}
     rename = Path.rename
 
     def interrupted(self: Path, target: Path) -> Path:
@@ -294,7 +364,7 @@ def test_an_index_that_is_interrupted_leaves_the_old_one(
     monkeypatch.setattr(Path, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         site.make_site(tmp_path / "dist", made, project.Project())
-    assert [x.name for x in made.iterdir()] == ["old"]
+    assert {x: x.stat().st_ino for x in made.rglob("*")} == before
 
 
 def test_a_report_that_is_interrupted_leaves_the_old_one(

@@ -19,7 +19,7 @@ from torchwheels.errors import RefusedError, UserError
 from torchwheels.finish import Used
 from torchwheels.project import Expectation, Project, expectation_of, of_table, preset
 from torchwheels.releases import Target
-from torchwheels.testing import sha256
+from torchwheels.testing import sha256, whole
 from torchwheels.wheel import Wheel
 
 
@@ -125,9 +125,8 @@ def variant(found: Wheel) -> dict[str, Any] | None:
 
 def write(report: dict[str, Any], path: Path) -> None:
     """Puts the build report of the wheel `path` beside it."""
-    partial = path.with_name(f".{path.name}.report.partial")
-    partial.write_text(json.dumps(report, indent=2) + "\n")
-    partial.replace(report_file(path))
+    with whole(report_file(path)) as file:
+        file.write_text(json.dumps(report, indent=2) + "\n")
 
 
 def check(report: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +176,22 @@ def keep_record(results: Path, path: Path, target: Target, dist: Path, code: int
     record: dict[str, Any] = {"target": target.name, "sha256": sha256(path), **found}
     device = re.sub(r"[^a-z0-9]+", "-", record["device"].lower())
     destination = dist / "tests" / target.name / f"{record['sha256'][:12]}-{device}.json"
-    destination.parent.mkdir(parents=True, exist_ok=True)
     # Of a run that died before, on whichever device.
     destination.with_name(f"{record['sha256'][:12]}-unknown.json").unlink(missing_ok=True)
-    destination.write_text(json.dumps(record, indent=2) + "\n")
+    with whole(destination) as file:
+        file.write_text(json.dumps(record, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of `path`: whoever reads that meanwhile finds the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def sha256(path: Path) -> str:
