@@ -188,19 +188,40 @@ def test_nvcc_of_the_system_is_out_of_reach(
 
 
 def test_only_pips_configuration_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    configuration = tmp_path / "config" / "pip" / "pip.conf"
-    configuration.parent.mkdir(parents=True)
-    configuration.touch()
     hostile = ("CFLAGS", "CXX", "CUDA_HOME", "PYTHONPATH", "LD_PRELOAD", "GITHUB_TOKEN")
     for name in hostile:
         monkeypatch.setenv(name, "leaks")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(configuration.parents[1]))
-    monkeypatch.delenv("PIP_CONFIG_FILE", raising=False)
-    monkeypatch.setenv("PIP_FIND_LINKS", "some-folder")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for file, text in (
+        (
+            "config/pip/pip.conf",
+            "[global]\ncert = a\nno-index = true\n[install]\nno-binary = x\n  y\n",
+        ),
+        (".pip/pip.conf", "[global]\nproxy = old\n[download]\nno-binary = z\n"),
+        (".netrc", ""),
+    ):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("PIP_CERT", "b")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://me:p'w@x")
     variables = environments.clean_variables(tmp_path / "home")
     assert "leaks" not in variables.values()
-    assert variables["PIP_FIND_LINKS"] == "some-folder"
-    assert variables["PIP_CONFIG_FILE"] == str(configuration)
+    given = {name: value for name, value in variables.items() if name.startswith("PIP_")}
+    assert (
+        given.items()
+        >= {
+            "PIP_CERT": "b",  # a variable counts more than a file
+            "PIP_INDEX_URL": "https://me:p'w@x",
+            "PIP_NO_BINARY": "x y",
+            "PIP_NO_INDEX": "true",
+            "PIP_PROXY": "old",
+        }.items()
+    )
+    assert environments.pip_settings("download")["no-binary"] == "z"
+    assert variables["NETRC"] == str(tmp_path / ".netrc")
     assert variables["HOME"] == str(tmp_path / "home")
 
 
@@ -214,8 +235,9 @@ def add_to_index(
     folder: Path, name: str, version: str, files: dict[str, str], metadata: str = ""
 ) -> str:
     archive = folder / name / f"{name}-{version}-py3-none-any.whl"
-    archive.parent.mkdir(parents=True)
-    (archive.parent / "index.html").write_text(f'<a href="{archive.name}">{archive.name}</a>')
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with (archive.parent / "index.html").open("a") as page:
+        page.write(f'<a href="{archive.name}">{archive.name}</a>\n')
     info = f"{name}-{version}.dist-info"
     files = {
         **files,
@@ -351,6 +373,22 @@ def test_requirements_that_contradict_each_other_are_named(
     said = str(error.value)
     assert "one 1 depends on shared==1, two 1 depends on shared==2" in said
     assert said.endswith(": these cannot be had together")
+
+
+def test_the_callers_constraints_count_beside_our_own(
+    own_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the path of the cache."""
+    for version in ("1", "2"):
+        index = add_to_index(tmp_path, "shared", version, {})
+    (tmp_path / "theirs").write_text("shared<2")
+    (tmp_path / "our own").write_text("shared>1")
+    monkeypatch.setenv("PIP_INDEX_URL", index)
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "theirs"))
+    wanted = [f"--constraint={tmp_path / 'our own'}", f"--target={tmp_path / 'here'}", "shared"]
+    with pytest.raises(UserError, match=r"shared(<2,>1|>1,<2)"):
+        here = environments.Environment(Path(sys.prefix))
+        environments.pip_install(here, wanted, environments.clean_variables(tmp_path))
 
 
 def test_installing_says_how_far_it_is(

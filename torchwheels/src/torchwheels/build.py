@@ -275,9 +275,9 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
     if requirements:
         constraint = place.work / "constraint.txt"
         constraint.write_text(f"{environments.torch_requirement(place.target)}\n")
+        wanted = [f"--constraint={constraint}", *requirements]
         variables = environments.clean_variables(place.home)
-        variables["PIP_CONSTRAINT"] = str(constraint)
-        environments.pip_install(place.environment, requirements, variables)
+        environments.pip_install(place.environment, wanted, variables)
 
 
 def _repair(place: Workplace, variables: Mapping[str, str], built: Path, folder: Path) -> None:

@@ -72,8 +72,8 @@ def install(path: Path, base: Environment, folder: Path) -> None:
         for each in required:
             each.specifier = SpecifierSet()
         with contextlib.suppress(UserError):
-            variables["PIP_CONSTRAINT"] = str(folder / "torch")
-            environments.pip_install(environment, [*map(str, required)], variables)
+            wanted = [f"--constraint={folder / 'torch'}", *map(str, required)]
+            environments.pip_install(environment, wanted, variables)
 
 
 def check_import(

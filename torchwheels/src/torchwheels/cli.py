@@ -38,7 +38,7 @@ from torchwheels import (
 from torchwheels.engines import Engine
 from torchwheels.errors import TestsError, UserError
 from torchwheels.machines import X86_64
-from torchwheels.output import DEBUG
+from torchwheels.output import DEBUG, mask_streams
 from torchwheels.pipeline import Order
 from torchwheels.project import Project
 from torchwheels.releases import Target
@@ -49,6 +49,7 @@ from torchwheels.wheel import wheels_in
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `torchwheels`: an error is one sentence, and an exit code for its kind."""
     words = [*(sys.argv[1:] if arguments is None else arguments)]
+    mask_streams()
     end = words.index("--") if "--" in words else len(words)
     given = _parser().parse_args(words[:end])
     given.arguments = words[end + 1 :]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import fcntl
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -26,7 +28,7 @@ from torchwheels.errors import UserError
 from torchwheels.project import of_arguments
 from torchwheels.releases import Target, load
 
-# The caller's variables that a build sees, besides those that begin with PIP_.
+# The caller's variables that a build sees, besides pip's configuration.
 _KEPT = {
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CCACHE_DIR", "CCACHE_RECACHE",
@@ -121,25 +123,36 @@ def _wait_for(lock: TextIO) -> None:
 
 def clean_variables(home: Path) -> dict[str, str]:
     """The variables of a process that gets only pip's configuration from the caller."""
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if name in _KEPT or name.startswith("PIP_")
-    }
-    configuration = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    own = Path(f"{configuration}/pip/pip.conf").expanduser()
-    if own.is_file():  # pip would look for it in the home that it is given
-        variables.setdefault("PIP_CONFIG_FILE", str(own))
+    variables = {name: value for name, value in os.environ.items() if name in _KEPT}
+    # pip would look for its files, and for passwords, in the home that it is given.
+    for key, value in pip_settings("install").items():
+        variables[f"PIP_{key.replace('-', '_').upper()}"] = value
+    variables["PIP_CONFIG_FILE"] = os.devnull
+    if (passwords := Path(os.environ.get("NETRC") or "~/.netrc").expanduser()).is_file():
+        variables["NETRC"] = str(passwords)
     variables |= {"HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
     return {**variables, "PYTHONDONTWRITEBYTECODE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-def pip_settings() -> dict[str, str]:
-    """What pip's files and variables say, the later more strongly: `index-url`, `cert` ..."""
+def pip_settings(command: str) -> dict[str, str]:
+    """What pip's files and variables say for one of its commands: `index-url`, `cert` ..."""
+    said = _pip_config(tuple(sorted(os.environ.items())))
+    lines = re.findall(r"^(\S+?)\.([\w-]+)=(.*)$", said, re.MULTILINE)
+    return {
+        key: " ".join(ast.literal_eval(value).split())
+        for section in ("global", command, ":env:")  # the later more strongly
+        for where, key, value in lines
+        if where == section
+    }
+
+
+@functools.cache
+def _pip_config(variables: tuple[tuple[str, str], ...]) -> str:
     command = [sys.executable, "-m", "pip", "config", "list"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    lines = re.findall(r"^(?:global|:env:|download)\.([\w-]+)='(.*)'$", done.stdout, re.MULTILINE)
-    return {key: value.replace("\\n", " ") for key, value in lines}
+    done = subprocess.run(command, env=dict(variables), capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"pip cannot read its configuration: {' '.join(done.stderr.split())}")
+    return done.stdout
 
 
 @dataclass(frozen=True)
@@ -352,7 +365,7 @@ def places_of_torch() -> str:
     """Where pip looks for torch, without passwords: their hash in a container, which does not see them."""
     if told := os.environ.get("TORCHWHEELS_PLACES_OF_TORCH"):
         return told
-    settings = pip_settings()
+    settings = pip_settings("install")
     if index := os.environ.get("TORCHWHEELS_TORCH_INDEX"):
         settings["index-url"] = index
     places = [

@@ -17,6 +17,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from torchwheels import audit, finish, sandbox, variants, wheel
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.finish import Used
+from torchwheels.output import masked
 from torchwheels.project import Expectation, Project, expectation_of, of_table, preset
 from torchwheels.releases import Target
 from torchwheels.testing import sha256, whole
@@ -126,7 +127,7 @@ def variant(found: Wheel) -> dict[str, Any] | None:
 def write(report: dict[str, Any], path: Path) -> None:
     """Puts the build report of the wheel `path` beside it."""
     with whole(report_file(path)) as file:
-        file.write_text(json.dumps(report, indent=2) + "\n")
+        file.write_text(masked(json.dumps(report, indent=2)) + "\n")
 
 
 def check(report: dict[str, Any]) -> dict[str, Any]:

@@ -303,7 +303,7 @@ def _download(requirement: Requirement, folder: Path) -> Path:
 
 def _finder() -> PackageFinder:
     """What looks for sources where pip is configured to, and with its credentials."""
-    settings = pip_settings()
+    settings = pip_settings("download")
     context = ssl.create_default_context(cafile=settings.get("cert"))
     session = PyPIClient(
         verify=context,

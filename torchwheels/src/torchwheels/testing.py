@@ -84,8 +84,8 @@ def install(project: Project, target: Target, path: Path, folder: Path) -> None:
     constraint = folder / "constraint.txt"
     constraint.write_text(f"{environments.torch_requirement(target)}\n")
     requirements = [str(path.resolve()), "pytest", *project.tests.requires]
-    variables = environments.clean_variables(home) | {"PIP_CONSTRAINT": str(constraint)}
-    environments.pip_install(environment, requirements, variables)
+    wanted = [f"--constraint={constraint}", *requirements]
+    environments.pip_install(environment, wanted, environments.clean_variables(home))
     shutil.copy(toolchain.WRAPPERS / f"{_PLUGIN}.py", environment.site_packages)
 
 
