@@ -220,6 +220,27 @@ def test_two_indexes_are_made_side_by_side(forge: Forge, tmp_path: Path) -> None
     assert [*(tmp_path / "site").glob("wheels/*.whl")]
 
 
+def test_text_is_text_everywhere(forge: Forge, tmp_path: Path) -> None:
+    """Also where the system's encoding is ASCII."""
+    forge.summary, forge.files["tinyops/größe.txt"] = "Monte Carlo — in Zürich", b""
+    forge.wheel()
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "torchwheels" / "src"), "LC_ALL": "C"}
+    variables |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    page = tmp_path / "dist" / "docs" / os.fsdecode(b"caf\xe9") / "index.html"
+    page.parent.mkdir(parents=True)
+    page.touch()
+    for words in (["audit"], ["audit", "--torch=2.13"], ["index"], ["index"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "torchwheels", *words],
+            cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert done.stderr == ""
+    page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert "<b>tinyops</b>: Monte Carlo — in Zürich</p>" in page
+    report = next((tmp_path / "dist").glob("*.report.json"))
+    assert json.loads(report.read_text())["summary"] == "Monte Carlo — in Zürich"
+
+
 def test_index_shows_names_as_text(tmp_path: Path) -> None:
     file = {"url": "x.whl", "hashes": {"sha256": "1"}, "core-metadata": {"sha256": "2"}}
     files = [{**file, "filename": "<b>.whl", "requires-python": None}]

@@ -212,7 +212,9 @@ def _apply_patches(project: Project, unpacked: Path) -> None:
         assert project.file is not None
         file = (project.file.parent / patch).resolve()
         command = ["patch", "-p1", "--batch", f"--input={file}"]
-        done = subprocess.run(command, cwd=unpacked, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=unpacked, capture_output=True, text=True, errors="replace"
+        )
         if done.returncode != 0:
             said = " ".join((done.stdout + done.stderr).split())
             raise UserError(f"the patch {file} does not fit these sources: {said}")

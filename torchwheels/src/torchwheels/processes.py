@@ -40,6 +40,8 @@ def run(
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
     """`subprocess.run` with `given` as input; no process outlives it. `options` are those of `Popen`."""
+    if options.get("text"):
+        options["errors"] = "replace"
     if given is not None:
         options["stdin"] = subprocess.PIPE
     with start(command, **options) as process:

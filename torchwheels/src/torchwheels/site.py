@@ -108,8 +108,8 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
         sections = "".join(_section(name, found) for name, found in projects.items())
         title = html.escape(f"Wheels of {', '.join(projects)}")
         text = page(title=title, documentation=documentation, sections=sections)
-        (new / "index.html").write_text(text)
-        (new / MARK).write_text("".join(f"{name}\n" for name in [*_files(new), MARK]))
+        (new / "index.html").write_text(text, encoding="utf-8")
+        (new / MARK).write_bytes(os.fsencode("\0".join([*_files(new), MARK])))
         new.chmod(0o755)
         with _locked(site.parent):
             _check_replaceable(site, new)
@@ -144,7 +144,7 @@ def _check_replaceable(site: Path, new: Path) -> None:
     if site.exists() and not site.is_dir():
         raise UserError(f"{site} is a file: `--site` names a folder")
     mark = site / MARK
-    ours = mark.read_text().splitlines() if mark.is_file() else []
+    ours = os.fsdecode(mark.read_bytes()).split("\0") if mark.is_file() else []
     if others := [name for name in _files(site) if name not in ours]:
         raise UserError(
             f"{site} holds {others[0]}, which no index of torchwheels has written: name another folder (`--site`), "
@@ -161,7 +161,7 @@ def _check_replaceable(site: Path, new: Path) -> None:
 
 def page(**parts: str) -> str:
     """The page with its parts."""
-    text = Path(__file__).with_name("page.html").read_text()
+    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     return re.sub(r"\[\[(\w+)\]\]", lambda place: parts[place[1]], text)
 
 
@@ -257,7 +257,7 @@ def _write_index(folder: Path, listing: dict[str, Any]) -> None:
     head = (
         '<!doctype html><meta name="pypi:repository-version" content="1.1"><title>Index</title>\n'
     )
-    (folder / "index.html").write_text(head + "\n".join(lines) + "\n")
+    (folder / "index.html").write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
     document = {"meta": {"api-version": "1.1"}, **listing}
     (folder / "index.json").write_text(json.dumps(document, indent=2) + "\n")
 
