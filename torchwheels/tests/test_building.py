@@ -30,7 +30,7 @@ from torchwheels import (
     sources,
     wheel,
 )
-from torchwheels.errors import UserError
+from torchwheels.errors import BuildError, UserError
 from torchwheels.releases import Target
 from torchwheels.wheel import read
 
@@ -665,6 +665,35 @@ def test_command_line_prints_one_sentence(
     )
     cli.main(["targets"])
     assert "3.11-cu124-torch2.5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("source", ["a-name @ {}@v1#subdirectory=below", "{}@v1"])
+def test_a_folder_of_a_commit_is_built(
+    source: str, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = tmp_path / "x" / "below"
+    below.mkdir(parents=True)
+    (below / "setup.py").write_text("from setuptools import setup; setup()")
+    (below / "pyproject.toml").write_text("[build-system]\nrequires = []\n")
+    git = ["git", "-C", str(tmp_path / "x"), "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["tag", "v1"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.chdir(tmp_path)
+    words = ["build", source.format(f"git+file://{tmp_path}/x"), f"--target={target.name}"]
+    words += ["--backend=local", *([] if "#" in source else ["--subdirectory=below"])]
+    with pytest.raises(SystemExit) as error:
+        cli.main(words)
+    assert error.value.code == BuildError.code  # its setup has compiled nothing
+    name = "a-name" if "#" in source else "x"
+    assert (tmp_path / "cache" / "build" / f"{target.name}-{name}").is_dir()
+
+
+def test_wheels_do_not_lie_among_the_sources(tmp_path: Path) -> None:
+    (tmp_path / "setup.py").touch()
+    with pytest.raises(
+        SystemExit, match=r"^torchwheels: `--dist` names .*, the folder of the sour"
+    ):
+        cli.main(["build", str(tmp_path), f"--dist={tmp_path}", "--target=3.11-cpu"])
 
 
 def test_strangers_code_does_not_run_unasked(

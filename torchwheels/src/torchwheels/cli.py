@@ -53,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end = words.index("--") if "--" in words else len(words)
     given = _parser().parse_args(words[:end])
     given.arguments = words[end + 1 :]
+    if "source" in given:
+        given.source, name, folder = sources.parts(given.source)
+        given.name, given.subdirectory = given.name or name, given.subdirectory or folder
     for number in processes.STOPPING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as below `nohup`
             signal.signal(number, _stop)
@@ -134,6 +137,9 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument(
         "source", help="NAME==VERSION from PyPI, a folder, an archive, or git+URL@COMMIT"
     )
+    source.add_argument(
+        "--subdirectory", default="", help="the folder of the sources in which the project is"
+    )
     source.add_argument("--origin", help=argparse.SUPPRESS)  # of a copy, in a container
     source.add_argument("--name", help=argparse.SUPPRESS)
 
@@ -214,7 +220,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build(given: argparse.Namespace) -> None:
-    options = _project(given.source, given.config)
+    options = _options(given)
+    if given.dist.resolve() == Path(given.source).resolve():
+        raise UserError(
+            f"`--dist` names {given.dist}, the folder of the sources: name one in it, such as dist"
+        )
     targets = _chosen_targets(given, options)
     engines = _engines(given)
     with _fetched(given) as source:
@@ -243,10 +253,24 @@ def _engines(given: argparse.Namespace) -> list[Engine]:
 def _fetched(given: argparse.Namespace) -> Iterator[Fetched]:
     """The sources of a command, in a folder that goes away at the end."""
     with tempfile.TemporaryDirectory(prefix="torchwheels-sources-") as work:
-        found = sources.fetch(given.source, Path(work) / "source")
-        folder = found.folder / _project(given.source, given.config).subdirectory
+        into = Path(work) / "source"
+        if given.origin:  # in a container: a copy, of which nothing is to be left out
+            shutil.copytree(given.source, into, symlinks=True)
+            found = Fetched(into, given.origin)
+        else:
+            found = sources.fetch(given.source, into)
+        folder = found.folder / _options(given).subdirectory
         name = given.name or sources.name_of(folder, found.project)
-        yield dataclasses.replace(found, origin=given.origin or found.origin, name=name)
+        yield dataclasses.replace(found, name=name)
+
+
+def _options(given: argparse.Namespace) -> Project:
+    """Those of the command's source, perhaps with the folder of the project that the command names."""
+    found = _project(given.source, given.config)
+    if not given.subdirectory:
+        return found
+    table = {**found.table, "subdirectory": given.subdirectory}
+    return dataclasses.replace(found, subdirectory=given.subdirectory, table=table)
 
 
 def _project(source: str, config: Path | None) -> Project:
@@ -267,7 +291,7 @@ def _chosen_targets(given: argparse.Namespace, options: Project) -> tuple[Target
 
 
 def _test(given: argparse.Namespace) -> None:
-    options = _project(given.source, given.config)
+    options = _options(given)
     target = options.releases.target(given.target)
     is_own = options.file and options.file.parent.resolve() == Path(given.source).resolve()
     name = options.name if is_own else ""
@@ -333,7 +357,7 @@ def _index(given: argparse.Namespace) -> None:
 
 
 def _reproduce(given: argparse.Namespace) -> None:
-    options, engines = _project(given.source, given.config), _engines(given)
+    options, engines = _options(given), _engines(given)
     targets = _chosen_targets(given, options)
     with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
         moved = Path(work) / "another-folder" / "with-a-longer-name"

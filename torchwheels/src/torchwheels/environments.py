@@ -90,13 +90,15 @@ def locked(name: str, wait: bool = True) -> Iterator[Path]:
         yield folder
 
 
-_in_use: dict[Path, TextIO] = {}
+_in_use: dict[Path, int] = {}
+"""The files of locks, which the end of the process closes."""
 
 
 def use(folder: Path) -> Path:
     """The folder of the cache, which nobody removes before this process ends."""
     if folder not in _in_use:
-        _in_use[folder] = folder.with_name(f"{folder.name}.used").open("w")
+        lock = folder.with_name(f"{folder.name}.used")
+        _in_use[folder] = os.open(lock, os.O_RDWR | os.O_CREAT)
         fcntl.flock(_in_use[folder], fcntl.LOCK_SH)
     return folder
 
