@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -127,6 +128,10 @@ def test_what_is_named_is_removed_but_not_what_is_in_use(
             CalledProcessError(1, ["python", Path("/x y")], stderr="no venv\n"),
             "python '/x y' ended with exit code 1: no venv",
         ),
+        (
+            shutil.Error([("/a", "/b", "[Errno 13] Permission denied: '/a'")]),
+            "1 files cannot be copied, the first because of [Errno 13] Permission denied: '/a'",
+        ),
         (CalledProcessError(2, ["gcc"]), "gcc ended with exit code 2: the messages above say why"),
         (
             PermissionError(13, "Permission denied", "/"),
@@ -150,6 +155,17 @@ def test_what_may_not_be_done_is_one_sentence(
     with pytest.raises(SystemExit) as ended:
         cli.main(["env"])
     assert str(ended.value.code).startswith(f"torchwheels: {said}")
+
+
+def test_the_earlier_name_of_an_option_is_taken_and_not_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["test"])
+    assert "the following arguments are required: source, --target\n" in capsys.readouterr().err
+    for words in (["--cell", "3.11-no"], ["--cell=3.11-no"]):
+        with pytest.raises(SystemExit, match=r"there is no target '3\.11-no'"):
+            cli.main(["test", "x", *words])
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

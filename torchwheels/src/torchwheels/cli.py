@@ -8,6 +8,7 @@ import dataclasses
 import fnmatch
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -51,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     mask_streams()
     end = words.index("--") if "--" in words else len(words)
-    given = _parser().parse_args(words[:end])
+    own = [
+        re.sub(r"^--cell(?==|$)", "--target", word) for word in words[:end]
+    ]  # its name until 0.2
+    given = _parser().parse_args(own)
     given.arguments = words[end + 1 :]
     if "source" in given:
         given.source, name, folder = sources.parts(given.source)
@@ -147,7 +151,6 @@ def _parser() -> argparse.ArgumentParser:
     which = command.add_mutually_exclusive_group()
     which.add_argument(
         "--target",
-        "--cell",  # its name until 0.2
         action="append",
         default=[],
         help="a Python and a CUDA, such as 3.11-cpu or 3.11-cu130 (repeatable; default: as the torch at hand)",
@@ -159,9 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         "run the project's tests on a wheel; what follows `--` is for their command",
         parents=[source, config, dist, place],
     )
-    command.add_argument(
-        "--target", "--cell", required=True, help="a Python and a CUDA, such as 3.11-cpu"
-    )
+    command.add_argument("--target", required=True, help="a Python and a CUDA, such as 3.11-cpu")
     command.add_argument("--wheel", type=Path, help="which wheel (default: the target's in --dist)")
     command.add_argument(
         "--require-gpu", action="store_true", help="fail where a GPU test is skipped"
@@ -190,9 +191,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=_index)
     command = add("reproduce", "build twice, and compare", parents=[source, config, place])
-    command.add_argument(
-        "--target", "--cell", action="append", required=True, help="which (repeatable)"
-    )
+    command.add_argument("--target", action="append", required=True, help="which (repeatable)")
     command.set_defaults(run=_reproduce, all=False)
     command = add("matrix", "print the jobs of CI", parents=[config])
     command.add_argument("targets", choices=["small", "full"], help="which targets of the project")
