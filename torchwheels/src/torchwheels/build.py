@@ -87,7 +87,8 @@ def build_wheel(
                 check_import.check_import(found, imported, project.imports, place.driver)
         published = publish(found.path, dist)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
-    tried = f"imports with torch {target.torch}"
+    modules = project.imports or check_import.top_level_modules(found.files)
+    tried = f"{'imports' if modules else 'loads'} with torch {target.torch}"
     if not target.machine.is_here:
         tried = f"nobody has imported: this machine is {machines.here().name}"
     print(
