@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -562,6 +563,27 @@ def test_flags_without_a_compiler_of_gpu_code_are_left_alone(tmp_path: Path) -> 
     for flags in (["-arch=sm_75"], {"cxx": ["-arch=x"]}):
         build = f"(flags := {flags}, torch.utils.cpp_extension.build(flags)) and flags"
         assert start(tmp_path, build, **settings) == str(flags)
+
+
+def test_a_path_that_is_too_long_for_a_socket_has_no_sccache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sccache").touch(mode=0o755)
+    monkeypatch.setenv("PATH", os.defpath)
+    if shutil.which("ccache"):
+        pytest.skip("this machine's ccache comes first")
+    found = {
+        toolchain.find_launcher(tmp_path, Path("/" + "x" * length))
+        for length in (10, 104, 105, 200)
+    }
+    assert found == {str(tmp_path / "sccache"), ""}
+    for length, taken in ((104, True), (105, False)):  # with the slash before, and the name
+        folder = Path("/" + "x" * length)
+        assert bool(toolchain.find_launcher(tmp_path, folder)) == taken
+        name = toolchain.cache_variables(tmp_path, folder)["SCCACHE_SERVER_UDS"]
+        with socket.socket(socket.AF_UNIX) as one, pytest.raises(OSError) as error:
+            one.bind(name)
+        assert ("too long" in str(error.value)) != taken
 
 
 def test_nvcc_is_called_through_the_compiler_cache(tmp_path: Path) -> None:

