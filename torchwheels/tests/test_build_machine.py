@@ -17,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from forged_wheels import find_nvcc
 from torchwheels import environments, machines, releases, toolchain
 from torchwheels.errors import UserError
 
@@ -186,6 +187,22 @@ def test_nvcc_of_the_system_is_out_of_reach(
     path = os.pathsep.join(toolchain.common_path(tmp_path / "work"))
     assert shutil.which("nvcc", path=path) is None
     assert shutil.which("cmake", path=path) == str(tmp_path / "work" / "commands-0" / "cmake")
+
+
+def test_gpu_code_of_several_files_is_linked_and_optimised(tmp_path: Path) -> None:
+    """As `CUDAExtension(dlink=True)` has it: pip's toolkit has the library for that in another folder."""
+    nvcc = Path(find_nvcc(tmp_path).nvcc).resolve()
+    toolkit = toolchain.read_toolkit(nvcc.parents[1])
+    driver = toolchain.make_driver(tmp_path / "driver", toolkit, "gcc")
+    home = toolchain.with_usual_layout(toolkit, tmp_path / "cuda", driver).home
+    (tmp_path / "a.cu").write_text(
+        "__device__ float f(float);\n__global__ void k(float* x) { *x = f(*x); }\n"
+    )
+    (tmp_path / "b.cu").write_text("__device__ float f(float x) { return 2 * x; }\n")
+    command = [home / "bin" / "nvcc", "-arch=sm_90", "-dlto"]
+    for words in (["-dc", "a.cu", "b.cu"], ["-dlink", "a.o", "b.o", "-o", "linked.o"]):
+        subprocess.run([*command, *words], cwd=tmp_path, check=True)
+    assert (tmp_path / "linked.o").is_file()
 
 
 def test_only_pips_configuration_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert found is not None
     driver = toolchain.make_driver(tmp_path / "driver", found, "gcc")
     home = toolchain.with_usual_layout(found, tmp_path / "cuda", driver).home
-    (home / "nvvm").unlink()
+    shutil.rmtree(home / "nvvm")
     shutil.copytree(found.home / "nvvm", home / "nvvm", copy_function=os.symlink)
     compiler, log = home / "nvvm" / "bin" / "cicc", tmp_path / "kernels"
     compiler.unlink()

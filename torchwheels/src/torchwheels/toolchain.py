@@ -146,8 +146,17 @@ def with_usual_layout(
                 link.symlink_to(file)
     (folder / "lib64" / "stubs").symlink_to(driver.parent)
     (folder / "lib").symlink_to("lib64")
-    for name in ("include", "nvvm"):
-        (folder / name).symlink_to(toolkit.home / name)
+    (folder / "include").symlink_to(toolkit.home / "include")
+    nvvm = folder / "nvvm"
+    nvvm.mkdir()
+    for part in sorted((toolkit.home / "nvvm").glob("*")):
+        (nvvm / part.name).symlink_to(part)
+    if not (
+        nvvm / "lib64"
+    ).exists():  # where nvlink looks for what optimises over all files (-dlto)
+        (nvvm / "lib64").mkdir()
+        for file in (toolkit.home / "lib").glob("libnvvm.so.*"):
+            (nvvm / "lib64" / "libnvvm.so").symlink_to(file)
     return CudaToolkit(folder, toolkit.version)
 
 
