@@ -688,6 +688,38 @@ def test_a_folder_of_a_commit_is_built(
     assert (tmp_path / "cache" / "build" / f"{target.name}-{name}").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("words", "variables", "message"),
+    [
+        (["build", "{}", "--dist={}/setup.py"], {}, "`--dist` names .*, which is a file: name a fol"),
+        (["build", "{}"], {"MAX_JOBS": "all"}, "MAX_JOBS is 'all', but a number of jobs from 1 is"),
+        (["build", "{}"], {"SOURCE_DATE_EPOCH": "now"}, "SOURCE_DATE_EPOCH is 'now', but a number"),
+        (["build", "{}"], {"TORCHWHEELS_ARCHITECTURES": "x"}, "TORCHWHEELS_ARCHITECTURES names 'x'"),
+        (["build", "{}", "--config={}"], {}, "Is a directory"),
+        (["audit", "--torch=new", "{}/x-1-py3-none-any.whl"], {}, "torch new is not known; the rel"),
+        (["test", "{}", "--wheel={}/setup.py", "--config={}/x.toml"], {}, "`tests.paths` names none"),
+    ],
+)  # fmt: skip
+def test_what_is_given_is_checked_before_anything_is_installed(
+    words: list[str],
+    variables: dict[str, str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "setup.py").touch()
+    (tmp_path / "x.toml").write_text("tests = { paths = ['none'] }")
+    with zipfile.ZipFile(tmp_path / "x-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("x-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: x\nVersion: 1\n")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delattr(environments, "pip_install")
+    given = [word.format(tmp_path) for word in words]
+    given += [] if "audit" in words else ["--target=3.11-cu130", "--backend=local"]
+    with pytest.raises(SystemExit, match=message):
+        cli.main(given)
+
+
 def test_wheels_do_not_lie_among_the_sources(tmp_path: Path) -> None:
     (tmp_path / "setup.py").touch()
     with pytest.raises(

@@ -35,6 +35,7 @@ from torchwheels import (
     site,
     sources,
     testing,
+    toolchain,
 )
 from torchwheels.engines import Engine
 from torchwheels.errors import TestsError, UserError
@@ -220,10 +221,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _build(given: argparse.Namespace) -> None:
     options = _options(given)
-    if given.dist.resolve() == Path(given.source).resolve():
-        raise UserError(
-            f"`--dist` names {given.dist}, the folder of the sources: name one in it, such as dist"
-        )
+    _check_before(given)
     targets = _chosen_targets(given, options)
     engines = _engines(given)
     with _fetched(given) as source:
@@ -231,6 +229,19 @@ def _build(given: argparse.Namespace) -> None:
         steps = named.split(",") if named else build.STEPS
         keep = not given.origin  # in a container; what is said of its wheel is said outside
         pipeline.run(Order(options, targets, source, given.dist, engines, keep=keep, steps=steps))
+
+
+def _check_before(given: argparse.Namespace) -> None:
+    """Raises an error for what would else end a build once it has compiled everything."""
+    if given.dist.resolve() == Path(given.source).resolve():
+        raise UserError(
+            f"`--dist` names {given.dist}, the folder of the sources: name one in it, such as dist"
+        )
+    if given.dist.exists() and not given.dist.is_dir():
+        raise UserError(f"`--dist` names {given.dist}, which is a file: name a folder")
+    toolchain.asked_jobs()
+    if not (epoch := os.environ.get("SOURCE_DATE_EPOCH", "0")).isdigit():
+        raise UserError(f"SOURCE_DATE_EPOCH is {epoch!r}, but a number of seconds is expected")
 
 
 def _engines(given: argparse.Namespace) -> list[Engine]:
@@ -305,6 +316,7 @@ def _test(given: argparse.Namespace) -> None:
         )
     engines = _engines(given)
     with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
+        testing.check_paths(options, source.folder)
         results = given.results or Path(work)
         results.mkdir(exist_ok=True)
         if engines:

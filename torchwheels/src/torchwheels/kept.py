@@ -31,7 +31,7 @@ def inputs(project: Project, target: Target, source: Fetched, place: str) -> str
         sources.versions(source.folder),
         options,
         [sha256(patch) for patch in patches if patch.is_file()],
-        [target.name, target.torch, *target.architectures],
+        [target.name, target.torch, *project.architectures(target)],
         place,
         {name: os.environ.get(name) for name in variables},
         sources.hash_of_folder(Path(__file__).parent),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import fnmatch
 import functools
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from torchwheels import machines
 from torchwheels.errors import UserError
@@ -28,6 +29,9 @@ else:
 
 RELEASE = "release"
 """What targets of the wheel without a label have instead of a variant's label."""
+
+ARCHITECTURE = r"\d+\.\d[af]?(\+PTX)?"
+"""A GPU's compute capability, as TORCH_CUDA_ARCH_LIST has it."""
 
 FILE = Path(__file__).with_name("releases.toml")
 
@@ -125,7 +129,7 @@ class Target:
         """The GPU compute capabilities to compile for."""
         asked = os.environ.get("TORCHWHEELS_ARCHITECTURES", "").split()
         for architecture in asked:
-            if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", architecture):
+            if not re.fullmatch(ARCHITECTURE, architecture):
                 raise UserError(
                     f"TORCHWHEELS_ARCHITECTURES names {architecture!r}, but GPU compute capabilities "
                     "such as `8.0 9.0a 12.0+PTX` are expected"
@@ -203,9 +207,10 @@ class Releases:
 
     def torch(self, version: str) -> Torch:
         """The release of that minor version."""
-        for torch in self.torches:
-            if minor(torch.version) == minor(version):
-                return torch
+        with contextlib.suppress(InvalidVersion):
+            for torch in self.torches:
+                if minor(torch.version) == minor(version):
+                    return torch
         known = ", ".join(minor(torch.version) for torch in self.torches)
         raise UserError(f"torch {version} is not known; the releases that are: {known}")
 

@@ -150,10 +150,17 @@ def too_long(project: Project) -> str:
     )
 
 
+def check_paths(project: Project, sources: Path) -> None:
+    """Raises an error where the sources have not what the tests need."""
+    folder = sources / project.subdirectory
+    for path in project.tests.paths:
+        there = folder / path
+        if not there.exists() or not there.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"the option `tests.paths` names {path}, which the sources do not have")
+
+
 def _copy(folder: Path, path: str, into: Path) -> None:
     source, destination = folder / path, into / path
-    if not source.exists() or not source.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"the option `tests.paths` names {path}, which the sources do not have")
     destination.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__"))
