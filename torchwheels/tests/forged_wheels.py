@@ -60,6 +60,7 @@ class Forge:
         self.size_budget = 0.0
         self.allow_libraries: tuple[str, ...] = ()
         self.torches = ""
+        self.summary = ""
 
     def make_cuda(self, gpu_code: Path) -> None:
         """Makes it an extension of 3.11-cu130, with that object linked in."""
@@ -122,6 +123,7 @@ class Forge:
         """All in the .dist-info folder but RECORD."""
         lines = ["Metadata-Version: 2.4", "Name: tinyops", f"Version: {self.version}"]
         lines += [f"Requires-Dist: {each}" for each in self.requires]
+        lines += [f"Summary: {self.summary}"] if self.summary else []
         record = {
             "name": "tinyops",
             "version": self.version,

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from forged_wheels import find_nvcc
 from torchwheels import environments, machines, releases, toolchain
 from torchwheels.errors import UserError
 
@@ -187,20 +189,57 @@ def test_nvcc_of_the_system_is_out_of_reach(
     assert shutil.which("cmake", path=path) == str(tmp_path / "work" / "commands-0" / "cmake")
 
 
+def test_gpu_code_of_several_files_is_linked_and_optimised(tmp_path: Path) -> None:
+    """As `CUDAExtension(dlink=True)` has it: pip's toolkit has the library for that in another folder."""
+    nvcc = Path(find_nvcc(tmp_path).nvcc).resolve()
+    toolkit = toolchain.read_toolkit(nvcc.parents[1])
+    driver = toolchain.make_driver(tmp_path / "driver", toolkit, "gcc")
+    home = toolchain.with_usual_layout(toolkit, tmp_path / "cuda", driver).home
+    (tmp_path / "a.cu").write_text(
+        "__device__ float f(float);\n__global__ void k(float* x) { *x = f(*x); }\n"
+    )
+    (tmp_path / "b.cu").write_text("__device__ float f(float x) { return 2 * x; }\n")
+    command = [home / "bin" / "nvcc", "-arch=sm_90", "-dlto"]
+    for words in (["-dc", "a.cu", "b.cu"], ["-dlink", "a.o", "b.o", "-o", "linked.o"]):
+        subprocess.run([*command, *words], cwd=tmp_path, check=True)
+    assert (tmp_path / "linked.o").is_file()
+
+
 def test_only_pips_configuration_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    configuration = tmp_path / "config" / "pip" / "pip.conf"
-    configuration.parent.mkdir(parents=True)
-    configuration.touch()
     hostile = ("CFLAGS", "CXX", "CUDA_HOME", "PYTHONPATH", "LD_PRELOAD", "GITHUB_TOKEN")
     for name in hostile:
         monkeypatch.setenv(name, "leaks")
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(configuration.parents[1]))
-    monkeypatch.delenv("PIP_CONFIG_FILE", raising=False)
-    monkeypatch.setenv("PIP_FIND_LINKS", "some-folder")
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    for file, text in (
+        (
+            "config/pip/pip.conf",
+            "[global]\ncert = a\nno-index = true\n[install]\nno-binary = x\n  y\n",
+        ),
+        (".pip/pip.conf", "[global]\nproxy = old\n[download]\nno-binary = z\n"),
+        (".netrc", ""),
+    ):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("PIP_CERT", "b")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://me:p'w@x")
     variables = environments.clean_variables(tmp_path / "home")
     assert "leaks" not in variables.values()
-    assert variables["PIP_FIND_LINKS"] == "some-folder"
-    assert variables["PIP_CONFIG_FILE"] == str(configuration)
+    given = {name: value for name, value in variables.items() if name.startswith("PIP_")}
+    assert (
+        given.items()
+        >= {
+            "PIP_CERT": "b",  # a variable counts more than a file
+            "PIP_INDEX_URL": "https://me:p'w@x",
+            "PIP_NO_BINARY": "x y",
+            "PIP_NO_INDEX": "true",
+            "PIP_PROXY": "old",
+        }.items()
+    )
+    assert environments.pip_settings("download")["no-binary"] == "z"
+    assert variables["NETRC"] == str(tmp_path / ".netrc")
     assert variables["HOME"] == str(tmp_path / "home")
 
 
@@ -214,8 +253,9 @@ def add_to_index(
     folder: Path, name: str, version: str, files: dict[str, str], metadata: str = ""
 ) -> str:
     archive = folder / name / f"{name}-{version}-py3-none-any.whl"
-    archive.parent.mkdir(parents=True)
-    (archive.parent / "index.html").write_text(f'<a href="{archive.name}">{archive.name}</a>')
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with (archive.parent / "index.html").open("a") as page:
+        page.write(f'<a href="{archive.name}">{archive.name}</a>\n')
     info = f"{name}-{version}.dist-info"
     files = {
         **files,
@@ -368,6 +408,22 @@ def test_requirements_that_contradict_each_other_are_named(
     assert said.endswith(": these cannot be had together")
 
 
+def test_the_callers_constraints_count_beside_our_own(
+    own_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the path of the cache."""
+    for version in ("1", "2"):
+        index = add_to_index(tmp_path, "shared", version, {})
+    (tmp_path / "theirs").write_text("shared<2")
+    (tmp_path / "our own").write_text("shared>1")
+    monkeypatch.setenv("PIP_INDEX_URL", index)
+    monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "theirs"))
+    wanted = [f"--constraint={tmp_path / 'our own'}", f"--target={tmp_path / 'here'}", "shared"]
+    with pytest.raises(UserError, match=r"shared(<2,>1|>1,<2)"):
+        here = environments.Environment(Path(sys.prefix))
+        environments.pip_install(here, wanted, environments.clean_variables(tmp_path))
+
+
 def test_installing_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -418,46 +474,24 @@ def test_python_of_pyenv_is_found_where_another_is_chosen(
 
 
 CPP_EXTENSION = """
-import os
-
 CUDA_HOME = "/usr/local/cuda"
 
 
 class BuildExtension:
-    parallel = None
-    build_temp = "build"
-
-    def __init__(self, use_ninja=True):
-        self.use_ninja = use_ninja and "NO_NINJA" not in os.environ
-        self.said = []
-
-    def build_extensions(self):
-        self.said += [self.parallel, os.environ.get("MAX_JOBS")]
-        for each in self.extensions:
-            self.build_extension(each)
+    use_ninja = True
 
     def build_extension(self, extension):
-        self.said += [self.build_temp]
-        self.include_dirs = extension.include_dirs
+        pass
 
 
 class Extension:
-    def __init__(self, name, flags):
-        self.name = name
+    def __init__(self, flags):
         self.extra_compile_args = flags
-        self.include_dirs = ["include", "/usr/include"]
 
 
-def built(names, flags=(), **options):
-    command = BuildExtension(**options)
-    command.extensions = [Extension(name, flags) for name in names]
-    command.build_extensions()
-    return command
-
-
-def build(*args, **options):
-    command = built(*args, **options)
-    return [command.use_ninja, *command.said]
+def build(flags):
+    BuildExtension().build_extension(Extension(flags))
+    return True
 """
 
 
@@ -547,7 +581,7 @@ def test_architectures_of_a_project_in_its_flags_are_left_out(
     tmp_path: Path, theirs: list[str], kept: list[str]
 ) -> None:
     settings = {"architectures": "9.0", "gencode": ["-gencode=x"]}
-    build = f"flags := {{'cxx': ['-O1'], 'nvcc': {theirs}}}, torch.utils.cpp_extension.build('a', flags)"
+    build = f"flags := {{'cxx': ['-O1'], 'nvcc': {theirs}}}, torch.utils.cpp_extension.build(flags)"
     found = start(tmp_path, f"({build}) and flags", **settings)
     notice = "torchwheels: its setup asks nvcc for sm_75; it is built for 9.0\n"
     said = notice if theirs != kept else ""
@@ -557,42 +591,29 @@ def test_architectures_of_a_project_in_its_flags_are_left_out(
 def test_flags_without_a_compiler_of_gpu_code_are_left_alone(tmp_path: Path) -> None:
     settings = {"architectures": "9.0", "gencode": ["-gencode=x"]}
     for flags in (["-arch=sm_75"], {"cxx": ["-arch=x"]}):
-        build = f"(flags := {flags}, torch.utils.cpp_extension.build('a', flags)) and flags"
+        build = f"(flags := {flags}, torch.utils.cpp_extension.build(flags)) and flags"
         assert start(tmp_path, build, **settings) == str(flags)
 
 
-@pytest.mark.parametrize("options", ["", ", use_ninja=False"])
-def test_extensions_are_compiled_side_by_side(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str
-) -> None:
-    """By ninjas that take their jobs from one pool; also where the project turns ninja off."""
-    monkeypatch.setenv("MAX_JOBS", "5")
-    build = "torch.utils.cpp_extension.build"
-    found = start(tmp_path, f"{build}('ab'{options}), __import__('os').environ['MAX_JOBS']")
-    assert found == "[True, 2, None, 'build/a', 'build/b'] 5"
-    assert start(tmp_path, f"{build}('a'{options})") == "[True, None, '5', 'build']"
-    monkeypatch.setenv("NO_NINJA", "1")
-    assert start(tmp_path, f"{build}('ab'{options})") == "[False, None, '5', 'build', 'build']"
-
-
-def test_headers_are_found_where_the_project_turns_ninja_off(
+def test_a_path_that_is_too_long_for_a_socket_has_no_sccache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As torch-points-kernels does, whose include_dirs are relative: ninja runs in another folder."""
-    monkeypatch.setenv("MAX_JOBS", "5")
-    ask = "torch.utils.cpp_extension.built('a', use_ninja=False).include_dirs"
-    assert start(tmp_path, ask) == str([f"{tmp_path}/include", "/usr/include"])
-
-
-def test_extensions_are_compiled_in_torchs_way_where_a_ninja_knows_no_pool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ninja").write_text("#!/bin/sh\necho 1.12.1\n")
-    (tmp_path / "ninja").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setenv("MAX_JOBS", "5")
-    found = start(tmp_path, "torch.utils.cpp_extension.build('ab')")
-    assert found == "[True, None, '5', 'build', 'build']"
+    (tmp_path / "sccache").touch(mode=0o755)
+    monkeypatch.setenv("PATH", os.defpath)
+    if shutil.which("ccache"):
+        pytest.skip("this machine's ccache comes first")
+    found = {
+        toolchain.find_launcher(tmp_path, Path("/" + "x" * length))
+        for length in (10, 104, 105, 200)
+    }
+    assert found == {str(tmp_path / "sccache"), ""}
+    for length, taken in ((104, True), (105, False)):  # with the slash before, and the name
+        folder = Path("/" + "x" * length)
+        assert bool(toolchain.find_launcher(tmp_path, folder)) == taken
+        name = toolchain.cache_variables(tmp_path, folder)["SCCACHE_SERVER_UDS"]
+        with socket.socket(socket.AF_UNIX) as one, pytest.raises(OSError) as error:
+            one.bind(name)
+        assert ("too long" in str(error.value)) != taken
 
 
 def test_nvcc_is_called_through_the_compiler_cache(tmp_path: Path) -> None:

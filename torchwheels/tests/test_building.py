@@ -30,7 +30,7 @@ from torchwheels import (
     sources,
     wheel,
 )
-from torchwheels.errors import UserError
+from torchwheels.errors import BuildError, UserError
 from torchwheels.releases import Target
 from torchwheels.wheel import read
 
@@ -54,7 +54,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
     """The CPU target of these tests' own Python and torch, whose environment is theirs."""
     base = environments.Environment(Path(sys.prefix))
     monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
-    monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "my cache"))
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return releases.load().target(f"{python}-cpu-torch{releases.minor(torch.__version__)}")
 
@@ -665,6 +665,67 @@ def test_command_line_prints_one_sentence(
     )
     cli.main(["targets"])
     assert "3.11-cu124-torch2.5" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("source", ["a-name @ {}@v1#subdirectory=below", "{}@v1"])
+def test_a_folder_of_a_commit_is_built(
+    source: str, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below = tmp_path / "x" / "below"
+    below.mkdir(parents=True)
+    (below / "setup.py").write_text("from setuptools import setup; setup()")
+    (below / "pyproject.toml").write_text("[build-system]\nrequires = []\n")
+    git = ["git", "-C", str(tmp_path / "x"), "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"], ["tag", "v1"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.chdir(tmp_path)
+    words = ["build", source.format(f"git+file://{tmp_path}/x"), f"--target={target.name}"]
+    words += ["--backend=local", *([] if "#" in source else ["--subdirectory=below"])]
+    with pytest.raises(SystemExit) as error:
+        cli.main(words)
+    assert error.value.code == BuildError.code  # its setup has compiled nothing
+    name = "a-name" if "#" in source else "x"
+    assert (tmp_path / "cache" / "build" / f"{target.name}-{name}").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "message"),
+    [
+        (["build", "{}", "--dist={}/setup.py"], {}, "`--dist` names .*, which is a file: name a fol"),
+        (["build", "{}"], {"MAX_JOBS": "all"}, "MAX_JOBS is 'all', but a number of jobs from 1 is"),
+        (["build", "{}"], {"SOURCE_DATE_EPOCH": "now"}, "SOURCE_DATE_EPOCH is 'now', but a number"),
+        (["build", "{}"], {"TORCHWHEELS_ARCHITECTURES": "x"}, "TORCHWHEELS_ARCHITECTURES names 'x'"),
+        (["build", "{}", "--config={}"], {}, "Is a directory"),
+        (["audit", "--torch=new", "{}/x-1-py3-none-any.whl"], {}, "torch new is not known; the rel"),
+        (["test", "{}", "--wheel={}/setup.py", "--config={}/x.toml"], {}, "`tests.paths` names none"),
+    ],
+)  # fmt: skip
+def test_what_is_given_is_checked_before_anything_is_installed(
+    words: list[str],
+    variables: dict[str, str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "setup.py").touch()
+    (tmp_path / "x.toml").write_text("tests = { paths = ['none'] }")
+    with zipfile.ZipFile(tmp_path / "x-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("x-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: x\nVersion: 1\n")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delattr(environments, "pip_install")
+    given = [word.format(tmp_path) for word in words]
+    given += [] if "audit" in words else ["--target=3.11-cu130", "--backend=local"]
+    with pytest.raises(SystemExit, match=message):
+        cli.main(given)
+
+
+def test_wheels_do_not_lie_among_the_sources(tmp_path: Path) -> None:
+    (tmp_path / "setup.py").touch()
+    with pytest.raises(
+        SystemExit, match=r"^torchwheels: `--dist` names .*, the folder of the sour"
+    ):
+        cli.main(["build", str(tmp_path), f"--dist={tmp_path}", "--target=3.11-cpu"])
 
 
 def test_strangers_code_does_not_run_unasked(

@@ -106,7 +106,7 @@ def test_second_build_compiles_what_was_edited(
 ) -> None:
     if cache == "sccache":
         launcher = sccache(tmp_path / "sccache")
-        monkeypatch.setattr(toolchain, "find_launcher", lambda _: launcher)
+        monkeypatch.setattr(toolchain, "find_launcher", lambda *_: launcher)
     elif not shutil.which("ccache"):
         pytest.skip("ccache is not installed")
     source = shutil.copytree(SAMPLES / sample, tmp_path / "source")
@@ -137,17 +137,76 @@ def test_files_of_a_project_without_ninja_are_compiled_two_at_a_time(
     assert ask(found, tmp_path / "target", said, "sample") == "42 43"
 
 
-@pytest.mark.parametrize("ninja", ["", "use_ninja=False, "])
-def test_extensions_of_one_file_are_compiled_two_at_a_time(
-    ninja: str, compilers: Compilers, target: Target, tmp_path: Path
-) -> None:
-    source = shutil.copytree(SAMPLES / "setuptools_without_ninja", tmp_path / "source")
-    setup = source / "setup.py"
-    text = setup.read_text().replace("use_ninja=False, ", ninja).replace(', "answer.cpp"', "")
-    setup.write_text(text)
-    for name in ("first.cpp", "second.cpp"):
-        with (source / name).open("a") as file:
-            file.write((source / "answer.cpp").read_text())
-    build.build_wheel(project.Project(), target, fetched(source), tmp_path / "dist")
-    assert compilers.at_a_time() == 2
-    assert compilers.compiled(source) == ["first.cpp", "second.cpp"]
+# Only C converts that pointer.
+IN_C = """
+#include <Python.h>
+#include "answer.h"
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_c", 0, -1, 0};
+PyObject* PyInit__c(void) {
+    void* made = PyModule_Create(&module);
+    PyObject* created = made;
+    PyModule_AddIntConstant(created, "answer", ANSWER);
+    return created;
+}
+"""
+WITHOUT_NINJA = """
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+setup(
+    name="sample", version="0.1", packages=["sample"],
+    ext_modules=[CppExtension("sample._c", ["c.c"], extra_compile_args=["-Iinclude"])],
+    cmdclass={"build_ext": BuildExtension.with_options(use_ninja=False)},
+)
+"""
+
+
+def test_a_project_that_turns_ninja_off_is_compiled_without(target: Target, tmp_path: Path) -> None:
+    """ninja would take C for C++, and runs in another folder than the flags are of."""
+    source = tmp_path / "source"
+    for name, text in {
+        "setup.py": WITHOUT_NINJA,
+        "c.c": IN_C,
+        "include/answer.h": "#define ANSWER 42\n",
+        "sample/__init__.py": "from sample._c import answer\n",
+    }.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    found = build.build_wheel(project.Project(), target, fetched(source), tmp_path / "dist")
+    assert ask(found, tmp_path / "target", "sample.answer", "sample") == "42"
+
+
+LINKED = """
+from setuptools import setup
+from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+class Build(BuildExtension):
+    def build_extensions(self):
+        self.extensions[1].library_dirs.append(f"{self.build_lib}/sample")
+        super().build_extensions()
+
+setup(
+    name="sample", version="0.1", packages=["sample"],
+    ext_modules=[
+        CppExtension("sample.libfirst", ["first.cpp"], extra_link_args=["-Wl,-soname,libfirst.so"]),
+        CppExtension(
+            "sample._second", ["second.cpp"], libraries=["first"], extra_link_args=["-Wl,-rpath,$ORIGIN"]
+        ),
+    ],
+    cmdclass={"build_ext": Build.with_options(no_python_abi_suffix=True)},
+)
+"""
+
+
+def test_an_extension_is_linked_with_the_one_before(target: Target, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name, text in {
+        "setup.py": LINKED,
+        "first.cpp": '#include <regex>\nextern "C" int first() { return std::regex("x").mark_count(); }\n',
+        "second.cpp": 'extern "C" int first(); extern "C" int second() { return 42 + first(); }\n',
+        "sample/__init__.py": "import ctypes, pathlib\nhere = pathlib.Path(__file__).parent\n"
+        "answer = ctypes.CDLL(here / '_second.so').second()\n",
+    }.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(text)
+    found = build.build_wheel(project.Project(), target, fetched(source), tmp_path / "dist")
+    assert ask(found, tmp_path / "target", "sample.answer", "sample") == "42"

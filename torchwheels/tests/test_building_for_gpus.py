@@ -27,9 +27,9 @@ command = {"build_ext": BuildExtension}
 setup(name="sample", version="1.0", packages=["sample"], ext_modules=[extension], cmdclass=command)
 """
 CACHES = {
-    "neither": lambda _: "",
-    "ccache": lambda _: shutil.which("ccache"),
-    "sccache": lambda folder: shutil.which("sccache", path=folder),
+    "neither": lambda *_: "",
+    "ccache": lambda *_: shutil.which("ccache"),
+    "sccache": lambda folder, _: shutil.which("sccache", path=folder),
 }
 
 
@@ -51,7 +51,7 @@ def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     assert found is not None
     driver = toolchain.make_driver(tmp_path / "driver", found, "gcc")
     home = toolchain.with_usual_layout(found, tmp_path / "cuda", driver).home
-    (home / "nvvm").unlink()
+    shutil.rmtree(home / "nvvm")
     shutil.copytree(found.home / "nvvm", home / "nvvm", copy_function=os.symlink)
     compiler, log = home / "nvvm" / "bin" / "cicc", tmp_path / "kernels"
     compiler.unlink()

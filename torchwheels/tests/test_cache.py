@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from subprocess import CalledProcessError
 
 import pytest
 
+from conftest import ROOT
 from torchwheels import __version__, build, cli, environments
 
 
@@ -51,6 +57,41 @@ def test_a_folder_may_go_while_it_is_measured(cache: Path, monkeypatch: pytest.M
     assert round(environments.size(cache) / 1e9, 1) == 0.2
 
 
+@contextlib.contextmanager
+def user_of(name: str) -> Iterator[None]:
+    """Another process that uses that part of the cache."""
+    code = f"""
+import sys
+from torchwheels import environments
+environments.use(environments.cache() / {name!r})
+print(flush=True), sys.stdin.read()"""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "torchwheels" / "src")}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", code], env=variables, stdin=pipe, stdout=pipe
+    ) as user:
+        assert user.stdin and user.stdout and user.stdout.readline()
+        yield
+        user.stdin.close()
+
+
+def test_what_others_have_in_the_cache_is_not_removed(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever names a folder of theirs as the cache."""
+    (cache / "build" / "of a user").mkdir()
+    (cache / "thesis").mkdir()
+    for command in (["clean"], ["build", str(cache), "--target=3.11-cpu", "--backend=local"]):
+        with pytest.raises(SystemExit, match=r"which holds other files \(thesis\).*: name a new"):
+            cli.main(command)
+    assert (cache / "build" / "of a user").is_dir()
+    (cache / "thesis").rmdir()
+    cli.main(["clean"])
+    (cache / "thesis").mkdir()  # which is no part of it, later either
+    cli.main(["clean"])
+    assert (cache / "thesis").is_dir()
+
+
 def test_what_is_named_is_removed_but_not_what_is_in_use(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,18 +103,19 @@ def test_what_is_named_is_removed_but_not_what_is_in_use(
         "torchwheels: kept environments/two: another process uses it",
         "torchwheels: freed 0.2 GB",
     ]
-    with (cache / "build" / "3.11-cpu.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        cli.main(["clean", "environments/*"])
-    said = "torchwheels: kept environments/two: another process uses it"
-    assert said in capsys.readouterr().out
-    assert (cache / "build" / "3.11-cpu").is_dir()
+    for name in ("environments/two", "compiled"):  # as tests or a build
+        (cache / name).mkdir(exist_ok=True)
+        with user_of(name):
+            cli.main(["clean", name])
+            said = f"torchwheels: kept {name}: another process uses it"
+            assert said in capsys.readouterr().out
+            assert (cache / name).is_dir()
     with pytest.raises(
         SystemExit, match=r"nothing in .* is named nothing: `torchwheels env` lists"
     ):
         cli.main(["clean", "nothing"])
     cli.main(["clean"])
-    assert not [*cache.glob("*/[!.]*[!k]")]
+    assert not [path for path in cache.glob("*/*") if path.is_dir()]
 
 
 @pytest.mark.parametrize(
@@ -85,6 +127,10 @@ def test_what_is_named_is_removed_but_not_what_is_in_use(
         (
             CalledProcessError(1, ["python", Path("/x y")], stderr="no venv\n"),
             "python '/x y' ended with exit code 1: no venv",
+        ),
+        (
+            shutil.Error([("/a", "/b", "[Errno 13] Permission denied: '/a'")]),
+            "1 files cannot be copied, the first because of [Errno 13] Permission denied: '/a'",
         ),
         (CalledProcessError(2, ["gcc"]), "gcc ended with exit code 2: the messages above say why"),
         (
@@ -109,6 +155,17 @@ def test_what_may_not_be_done_is_one_sentence(
     with pytest.raises(SystemExit) as ended:
         cli.main(["env"])
     assert str(ended.value.code).startswith(f"torchwheels: {said}")
+
+
+def test_the_earlier_name_of_an_option_is_taken_and_not_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["test"])
+    assert "the following arguments are required: source, --target\n" in capsys.readouterr().err
+    for words in (["--cell", "3.11-no"], ["--cell=3.11-no"]):
+        with pytest.raises(SystemExit, match=r"there is no target '3\.11-no'"):
+            cli.main(["test", "x", *words])
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,8 @@ import compileall
 import functools
 import hashlib
 import http.server
+import os
+import shutil
 import subprocess
 import tarfile
 import threading
@@ -16,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import sources
+from torchwheels import environments, sources
 from torchwheels.errors import UserError
 
 SETUP = "raise SystemExit('setup.py ran')\n"
@@ -40,10 +42,12 @@ def archive(folder: Path, tmp_path: Path) -> Path:
 
 
 def files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {str(path) for path in found if path.parts[0] != ".git"}
 
 
 FILES = {"setup.py", "package/__init__.py"}
+ARCHIVED = FILES | {"build/old.o", "x.egg-info/PKG-INFO"}
 
 
 def test_folder_is_copied_without_what_earlier_builds_left(folder: Path, tmp_path: Path) -> None:
@@ -70,8 +74,40 @@ def test_archive_is_unpacked(archive: Path, folder: Path, tmp_path: Path, kind: 
             for name in FILES:
                 zipped.write(folder / name, f"project-main/{name}")
     fetched = sources.fetch(str(archive), tmp_path / "copy")
-    assert files(fetched.folder) == FILES
+    assert files(fetched.folder) == (ARCHIVED if kind == "tar" else FILES)
     assert fetched.origin == f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}"
+
+
+IN_ARCHIVES = (
+    "x.egg-info/SOURCES.txt",
+    "build/x.py",
+    "dist/x.py",
+    "venv/x.py",
+    "__pycache__/x.pyc",
+)
+
+
+@pytest.mark.parametrize("kind", ["archive", "folder of an archive"])
+def test_archive_has_what_only_looks_like_leftovers(kind: str, tmp_path: Path) -> None:
+    """setuptools knows by its SOURCES.txt which data belong to the package; a git of it would run commands."""
+    folder = tmp_path / "some_project-1.5"
+    repository(folder, **{"PKG-INFO": "Name: some_project", "setup.py": ""})
+    for name in IN_ARCHIVES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    if kind == "archive":
+        command = f"touch {tmp_path}/has-run; false"
+        subprocess.run(["git", "-C", folder, "config", "core.fsmonitor", command], check=True)
+        archive = tmp_path / "some_project-1.5.tar.gz"
+        with tarfile.open(archive, "w:gz") as tar:
+            tar.add(folder, folder.name)
+        found = sources.fetch(str(archive), tmp_path / "copy").folder
+        assert not (tmp_path / "has-run").exists()
+        assert files(found) == {"PKG-INFO", "setup.py", *IN_ARCHIVES}
+    else:
+        shutil.rmtree(folder / ".git")
+        found = sources.fetch(str(folder), tmp_path / "copy").folder
+        assert files(found) == {"PKG-INFO", "setup.py", "x.egg-info/SOURCES.txt"}
 
 
 @pytest.mark.parametrize("link", ["", "../../evil"], ids=["file", "link"])
@@ -113,7 +149,7 @@ def only_index(tmp_path: Path, archive: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_requirement_is_downloaded_and_not_run(
     requirement: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert files(sources.fetch(requirement, tmp_path / "copy").folder) == FILES
+    assert files(sources.fetch(requirement, tmp_path / "copy").folder) == ARCHIVED
     # Who has mistyped the name of a folder sees what is built instead.
     assert (
         "torchwheels: fetching some_project-1.5.tar.gz from an index\n" in capsys.readouterr().out
@@ -176,7 +212,7 @@ def test_private_index_gets_its_password(
 ) -> None:
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
     monkeypatch.setenv("PIP_INDEX_URL", f"http://me:pass%20word@{private_index}")
-    assert files(sources.fetch("some-project", tmp_path / "copy").folder) == FILES
+    assert files(sources.fetch("some-project", tmp_path / "copy").folder) == ARCHIVED
     monkeypatch.setenv("PIP_INDEX_URL", f"http://{private_index}")
     with pytest.raises(UserError, match="no index that pip is configured for has sources of some-"):
         sources.fetch("some-project", tmp_path / "again")
@@ -217,26 +253,104 @@ def repository(folder: Path, **files: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["{}", "git+file://{}@v1.2"])
-@pytest.mark.parametrize("tool", ["setuptools-scm", "hatch-vcs", "setuptools"])
-def test_commits_are_copied_where_the_version_comes_from_them(
-    kind: str, tool: str, tmp_path: Path
-) -> None:
-    """Without the settings of the repository."""
-    requires = f"[build-system]\nrequires = ['{tool}']\n"
-    commit = repository(tmp_path / "x", **{"pyproject.toml": requires, "data__kept": ""})
+def test_commits_are_copied(kind: str, tmp_path: Path) -> None:
+    """Without the settings of the repository: any setup.py may ask git for its version."""
+    commit = repository(tmp_path / "x", **{"setup.py": "", "data__kept": ""})
     found = sources.fetch(kind.format(tmp_path / "x"), tmp_path / "copy")
     assert found.origin == f"git:{commit}"
     assert (found.folder / "data" / "kept").is_file()
-    assert (found.folder / ".git").exists() == (tool != "setuptools")
-    if tool == "setuptools":
-        assert sources.versions(found.folder) == ""
-        return
     describe = ["git", "-C", str(found.folder), "describe", "--tags", "--dirty"]
     said = subprocess.run(describe, check=True, capture_output=True, text=True).stdout
     assert said == "v1.2\n"
     assert "refs/tags/v1.2" in sources.versions(found.folder)
     for file in (found.folder / ".git").rglob("*"):
         assert file.is_dir() or b"password" not in file.read_bytes()
+
+
+def test_a_repository_without_commits_is_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subprocess.run(["git", "init", "--quiet", tmp_path / "x"], check=True)
+    (tmp_path / "x" / "setup.py").touch()
+    found = sources.fetch(str(tmp_path / "x"), tmp_path / "copy")
+    assert files(found.folder) == {"setup.py"}
+    assert sources.versions(found.folder) == capsys.readouterr().out == ""
+
+
+def test_a_repository_of_another_owner_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it ignores, such as passwords, would be copied, and the commit lost."""
+    repository(tmp_path / "x", **{"setup.py": ""})
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    why = r"git refuses to read .*: fatal: detected dubious ownership.*git config --global --add safe\.dir"
+    with pytest.raises(UserError, match=why):
+        sources.fetch(str(tmp_path / "x"), tmp_path / "copy")
+
+
+@pytest.mark.parametrize("is_repository", [False, True])
+def test_names_may_have_any_bytes_and_pipes_are_no_sources(
+    is_repository: bool, tmp_path: Path
+) -> None:
+    folder, name = tmp_path / "x", os.fsdecode(b"caf\xe9.cpp")
+    if is_repository:
+        repository(folder, **{"setup.py": "", name: "", ".gitignore": "ignored*\n"})
+        (folder / os.fsdecode(b"ignored-\xe9")).touch()
+    else:
+        folder.mkdir()
+        (folder / name).touch()
+    os.mkfifo(folder / "pipe")
+    (folder / "outwards").symlink_to("/dev/zero")
+    (folder / "nowhere").symlink_to("../nowhere")
+    found = sources.fetch(str(folder), tmp_path / "copy")
+    usual = {"setup.py", ".gitignore"} if is_repository else set()
+    assert {x.name for x in found.folder.iterdir()} - {".git"} == {
+        name,
+        "outwards",
+        "nowhere",
+        *usual,
+    }
+    assert (found.folder / "outwards").is_symlink()
+
+
+@pytest.mark.parametrize("is_repository", [False, True])
+def test_what_this_tool_has_made_is_no_source(is_repository: bool, tmp_path: Path) -> None:
+    """Else each build into a folder of the project is one of other sources."""
+    folder = tmp_path / "x"
+    if is_repository:
+        repository(folder, **{"setup.py": ""})
+    else:
+        folder.mkdir()
+        (folder / "setup.py").touch()
+    before = sources.fetch(str(folder), tmp_path / "before")
+    for name in ("out", "site"):
+        (environments.marked(folder / name) / "x.whl").touch()
+    found = sources.fetch(str(folder), tmp_path / "copy")
+    assert found.origin == before.origin
+    assert files(found.folder) == files(before.folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("git+https://h/x@v1#subdirectory=a/b&egg=n", ("git+https://h/x@v1", "n", "a/b")),
+        ("n @ git+https://h/x@f/y", ("git+https://h/x@f/y", "n", "")),
+        ("n@git+ssh://git@h/x@v1#subdirectory=a", ("git+ssh://git@h/x@v1", "n", "a")),
+        ("n == 1.0", ("n == 1.0", "", "")),
+        ("./x#y @ 2", ("./x#y @ 2", "", "")),
+    ],
+)
+def test_a_source_may_say_its_name_and_folder(source: str, parts: tuple[str, str, str]) -> None:
+    assert sources.parts(source) == parts
+
+
+def test_a_branch_may_have_a_slash(tmp_path: Path) -> None:
+    repository(tmp_path / "x", **{"setup.py": ""})
+    subprocess.run(["git", "-C", tmp_path / "x", "checkout", "-qb", "my/branch"], check=True)
+    found = sources.fetch(f"git+file://{tmp_path / 'x'}@my/branch", tmp_path / "copy")
+    assert files(found.folder) == {"setup.py"}
 
 
 def test_commit_has_what_only_looks_like_leftovers(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import email
 import io
 import json
@@ -113,6 +114,14 @@ def test_platform_is_proved_whatever_the_project_says(compiler: str, tmp_path: P
     assert [*result.parent.glob("*.whl")] == [result]
 
 
+def test_tag_of_a_python_without_the_global_lock(compiler: str, tmp_path: Path) -> None:
+    code = 'extern "C" void PyList_New(); void f() { PyList_New(); }'
+    libraries = {"package/_C.so": library(compiler, tmp_path, code)}
+    used = dataclasses.replace(USED, target=releases.load().target("3.14t-cpu"))
+    result = finished(wheel(tmp_path, libraries, python="py3-none"), used)
+    assert "-cp314-cp314t-manylinux" in result.name
+
+
 # The layouts that a library uses may be those of one Python, also where its functions are of the Limited API. A tag
 # of CPython is a choice of the project's, which the audit refuses.
 @pytest.mark.parametrize(
@@ -155,6 +164,12 @@ def test_bill_of_materials_follows_the_schema() -> None:
         ("1.5+abc", CLASSIC, "1.5+abc.cpu.torch2.13"),
         ("1.5+cpu.torch2.13", CLASSIC, "1.5+cpu.torch2.13"),
         ("1.5", PLAIN, "1.5+cpu"),
+        (
+            "1.5+torch2.13",
+            CLASSIC,
+            "1.5+cpu.torch2.13",
+        ),  # one address, whatever the project begins with
+        ("1.5+torch2.13.abc.cpu", CLASSIC, "1.5+abc.cpu.torch2.13"),
     ],
 )
 def test_label_keeps_the_projects_own_and_names_torch_where_it_matters(
@@ -277,6 +292,42 @@ def test_undefined_symbol_is_found_and_demangled(
         UserError, match=r"does not import: .*undefined symbol: at::version\(\): the"
     ):
         imports(path, base)
+
+
+def test_library_of_the_wheel_that_another_one_loads_is_left_there(
+    compiler: str, tmp_path: Path, base: environments.Environment
+) -> None:
+    """By ctypes, without a word in the library of where it is."""
+    core = library(compiler, tmp_path, PLAIN, "-Wl,-soname,libcore.so.1")
+    (tmp_path / "libcore.so").write_bytes(core)
+    code = 'extern "C" int used();\nint uses() { return used(); }\n'
+    linked = library(compiler, tmp_path, code, f"-L{tmp_path}", "-lcore")
+    load = """
+import ctypes, pathlib
+here = pathlib.Path(__file__).parent
+ctypes.CDLL(here / "libcore.so", ctypes.RTLD_GLOBAL), ctypes.CDLL(here / "_C.so")
+"""
+    libraries = {"package/libcore.so": core, "package/_C.so": linked}
+    path = tagged_for_this_python(finished(wheel(tmp_path, libraries, text=load)))
+    assert [*read(path).libraries] == ["package/_C.so", "package/libcore.so"]
+    imports(path, base)
+
+
+@pytest.mark.parametrize(
+    ("names", "modules"),
+    [
+        (["a/__init__.py", "a/b.py", "c.py", "_D.abi3.so", "a.libs/x.so"], ["_D", "a", "c"]),
+        (
+            ["ns/a/__init__.py", "ns/a/b.py", "ns/c/d.py", "ns/_E.abi3.so"],
+            ["ns._E", "ns.a", "ns.c.d"],
+        ),
+        (["ns/a/__init__.py", "ns/a/x.so", "b/__init__.py", "tests/test_b.py"], ["b", "ns.a"]),
+        (["ns/libx.so", "ns/two words/x.py", "a-1.0.dist-info/x.py"], []),
+    ],
+)
+def test_modules_of_namespaces_are_imported_too(names: list[str], modules: list[str]) -> None:
+    """Not what a project has packed by mistake, such as the folder of its tests."""
+    assert check_import.top_level_modules(names) == modules
 
 
 @pytest.mark.parametrize(

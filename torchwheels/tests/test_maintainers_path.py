@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from forged_wheels import Forge
+from conftest import ROOT
+from forged_wheels import LIBRARY, Forge
 from torchwheels import cli, environments, project, releases, reports, site, testing
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.kept import kept_if_refused, publish
@@ -140,14 +141,104 @@ def test_refused_wheel_is_kept_by_a_name_that_nothing_installs(
     kept = dist / f"{wheel.name}.refused"
     message = rf"(?s)does not pass the audit.*the wheel is kept as {re.escape(str(kept))}$"
     with pytest.raises(UserError, match=message), kept_if_refused(wheel, dist):
-        reports.check(reports.audited(wheel, project.Project(), forge.target))
+        reports.check(reports.audited(wheel, project.Project()))
     assert kept.read_bytes() == wheel.read_bytes()
     with pytest.raises(UserError, match="there is no wheel in"):
         reports.read_reports(dist, project.Project())
     forge.requires = ["torch==2.13.*"]
     with kept_if_refused(forge.wheel(), dist):
-        reports.check(reports.audited(wheel, project.Project(), forge.target))
+        reports.check(reports.audited(wheel, project.Project()))
     assert [*dist.iterdir()] == []
+
+
+def test_a_name_has_one_content(forge: Forge, tmp_path: Path) -> None:
+    """A wheel for all Pythons is built by one, whose record it has; each further one took its place."""
+    forge.tag, dist = "cp310-abi3", tmp_path / "kept"
+    forge.files = {"tinyops/_C.abi3.so": forge.files[LIBRARY]}
+    first = forge.wheel()
+    reports.write_report(first, project.Project())
+    content = publish(first, dist).read_bytes()
+    forge.target = releases.load().target("3.12-cpu")
+    reports.write_report(forge.wheel(), project.Project())
+    with pytest.raises(RefusedError) as error:
+        publish(first, dist)
+    assert str(error.value) == (
+        f"{dist / first.name} is there already, built for 3.11-cpu, and a name has one content: it serves 3.12-cpu, "
+        "too, so leave that out of the targets, or delete the wheel first"
+    )
+    assert (dist / first.name).read_bytes() == content
+    forge.target, forge.files["tinyops/more.py"] = releases.load().target("3.11-cpu"), b""
+    reports.write_report(forge.wheel(), project.Project())
+    assert (
+        publish(first, dist).read_bytes() == first.read_bytes() != content
+    )  # edited, and built again
+
+
+def test_index_replaces_no_file_that_was_published(forge: Forge, tmp_path: Path) -> None:
+    """Whoever has its hash in a lock file would no longer get it."""
+    wheel, made = forge.wheel(), tmp_path / "site"
+    site.make_site(tmp_path / "dist", made, project.Project())
+    site.make_site(tmp_path / "dist", made, project.Project())
+    before = {x: x.read_bytes() for x in made.rglob("*") if x.is_file()}
+    forge.files["tinyops/more.py"] = b""
+    forge.wheel()
+    why = (
+        rf"^{made}/wheels/{re.escape(wheel.name)} is another file .* a new version, or delete it if"
+    )
+    with pytest.raises(UserError, match=why):
+        site.make_site(tmp_path / "dist", made, project.Project())
+    assert {x: x.read_bytes() for x in made.rglob("*") if x.is_file()} == before
+
+
+def test_index_deletes_nothing_of_others(forge: Forge, tmp_path: Path) -> None:
+    forge.wheel()
+    made = tmp_path / "site"
+    made.mkdir()
+    (tmp_path / "link").symlink_to(made)
+    site.make_site(tmp_path / "dist", tmp_path / "link", project.Project())
+    assert (tmp_path / "link").is_symlink() and (made / "index.html").is_file()
+    (made / "wheels" / "thesis.txt").write_text("mine")
+    for place in (made, tmp_path / "link", tmp_path / "dist"):
+        with pytest.raises(UserError, match=r"holds .*, which no index of torchwheels has written"):
+            site.make_site(tmp_path / "dist", place, project.Project())
+    assert (made / "wheels" / "thesis.txt").read_text() == "mine"
+    with pytest.raises(UserError, match=r"thesis\.txt is a file: `--site` names a folder"):
+        site.make_site(tmp_path / "dist", made / "wheels" / "thesis.txt", project.Project())
+    (made / "wheels" / "thesis.txt").unlink()
+    site.make_site(tmp_path / "dist", made, project.Project())
+
+
+def test_two_indexes_are_made_side_by_side(forge: Forge, tmp_path: Path) -> None:
+    forge.wheel()
+    command = [sys.executable, "-m", "torchwheels", "index"]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "torchwheels" / "src")}
+    both = [
+        subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    assert [each.communicate()[1] for each in both] == ["", ""]
+    assert [*(tmp_path / "site").glob("wheels/*.whl")]
+
+
+def test_text_is_text_everywhere(forge: Forge, tmp_path: Path) -> None:
+    """Also where the system's encoding is ASCII."""
+    forge.summary, forge.files["tinyops/größe.txt"] = "Monte Carlo — in Zürich", b""
+    forge.wheel()
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "torchwheels" / "src"), "LC_ALL": "C"}
+    variables |= {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    page = tmp_path / "dist" / "docs" / os.fsdecode(b"caf\xe9") / "index.html"
+    page.parent.mkdir(parents=True)
+    page.touch()
+    for words in (["audit"], ["audit", "--torch=2.13"], ["index"], ["index"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "torchwheels", *words],
+            cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert done.stderr == ""
+    page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert "<b>tinyops</b>: Monte Carlo — in Zürich</p>" in page
+    report = next((tmp_path / "dist").glob("*.report.json"))
+    assert json.loads(report.read_text())["summary"] == "Monte Carlo — in Zürich"
 
 
 def test_index_shows_names_as_text(tmp_path: Path) -> None:
@@ -240,6 +331,33 @@ def test_index_refuses_a_wheel_whose_tests_died(forge: Forge, tmp_path: Path, co
         site.make_site(wheel.parent, tmp_path / "site", project.Project())
 
 
+@pytest.mark.parametrize("failure", [None, {"device": "CPU", "passed": 2, "failed": 1}])
+def test_tests_that_pass_in_the_end_are_what_counts(
+    forge: Forge, tmp_path: Path, failure: dict[str, object] | None
+) -> None:
+    """Also where an index has written the failure, or that a run died, into the build report."""
+    wheel, passed = forge.wheel(), {"device": "CPU", "passed": 3, "failed": 0, "skipped": 0}
+    dist, made = wheel.parent, tmp_path / "site"
+    for number, found in enumerate((passed, failure, passed)):
+        results = tmp_path / str(number)
+        results.mkdir()
+        if found:
+            (results / testing.RECORD).write_text(json.dumps(found))
+        testing.keep_record(results, wheel, forge.target, dist, 0 if found is passed else 1)
+        if found is passed:
+            site.make_site(dist, made, project.Project())
+            continue
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"its tests failed in 3\.11-cpu$"):
+                site.make_site(dist, made, project.Project())
+    (run,) = json.loads(reports.report_file(wheel).read_text())["tests"]
+    assert run == {"target": "3.11-cpu", "sha256": testing.sha256(wheel), **passed}
+    (record,) = dist.glob("tests/*/*.json")  # without which a site is made of what was published
+    record.unlink()
+    site.make_site(dist, made, project.Project())
+    assert json.loads(reports.report_file(wheel).read_text())["tests"] == [run]
+
+
 def test_index_checks_what_has_no_report_of_its_own(forge: Forge, tmp_path: Path) -> None:
     wheel, made = forge.wheel(), tmp_path / "site"
     site.make_site(tmp_path / "dist", made, project.Project())
@@ -255,8 +373,8 @@ def test_an_index_that_is_interrupted_leaves_the_old_one(
 ) -> None:
     forge.wheel()
     made = tmp_path / "site"
-    made.mkdir()
-    (made / "old").touch()
+    site.make_site(tmp_path / "dist", made, project.Project())
+    before = {x: x.stat().st_ino for x in made.rglob("*")}
     rename = Path.rename
 
     def interrupted(self: Path, target: Path) -> Path:
@@ -267,7 +385,7 @@ def test_an_index_that_is_interrupted_leaves_the_old_one(
     monkeypatch.setattr(Path, "rename", interrupted)
     with pytest.raises(KeyboardInterrupt):
         site.make_site(tmp_path / "dist", made, project.Project())
-    assert [x.name for x in made.iterdir()] == ["old"]
+    assert {x: x.stat().st_ino for x in made.rglob("*")} == before
 
 
 def test_a_report_that_is_interrupted_leaves_the_old_one(

@@ -12,6 +12,8 @@ from torchwheels.errors import UserError
 
 def read(folder: Path, text: str, name: str = "options.toml") -> project.Project:
     file = folder / name
+    for patch in ("all.patch", "new.patch"):
+        (folder / patch).touch()
     file.write_text(text)
     return project.load(file)
 
@@ -173,6 +175,83 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         ("memory-per-job = true", "memory-per-job is True, but a positive number is expected"),
         ("tests = 'all'", "tests is 'all', but a table is expected"),
         ("x =", "is not TOML"),
+        ("build-requires = ['foo bar baz']", "build-requires has 'foo bar baz', but a requirement"),
+        (
+            "stable = 'latest'",
+            "stable has 'latest', but the version of a torch, such as '2.13.0', is expected",
+        ),
+        ("torch = '>>2'", "torch has '>>2', but versions such as '>=2.10' are expected"),
+        ("yanked = {'0.1' = true}", "yanked: 0.1 is True, but a text is expected"),
+        (
+            "yanked = {last = 'broken'}",
+            "yanked has 'last', but a version such as '0.1.9' is expected",
+        ),
+        ("import = ['a b']", "import has 'a b', but the name of a module is expected"),
+        (
+            "system-packages = ['x; y']",
+            "system-packages has 'x; y', but a package of apt is expected",
+        ),
+        (
+            "subdirectory = '/etc'",
+            "subdirectory has '/etc', but a folder in the sources is expected",
+        ),
+        ("subdirectory = 'a/../..'", "subdirectory has 'a/../..', but a folder in the sources is"),
+        (
+            "patches = ['none.patch']",
+            "patches has 'none.patch', but there is no such file beside it",
+        ),
+        ("time-limit = inf", "time-limit is inf, but a positive number is expected"),
+        ("time-limit = 1e300", "time-limit is 1e+300, but a positive number is expected"),
+        ("size-budget = nan", "size-budget is nan, but a positive number is expected"),
+        ("environment = {X = 1}", "environment: X is 1, but a text is expected"),
+        (
+            "environment = {'A=B' = 'x'}",
+            "environment has 'A=B', but the name of a variable is expected",
+        ),
+        (
+            "environment = {X = '{jobs.x}'}",
+            "environment sets X to '{jobs.x}': it may hold {label}, ",
+        ),
+        ("environment = {X = '{'}", "environment sets X to '{': it may hold {label}, "),
+        (
+            "environment = {TORCH_CUDA_ARCH_LIST = 'Ampere'}",
+            "TORCH_CUDA_ARCH_LIST has 'Ampere', but a compute capability such as '9.0' is expected",
+        ),
+        (
+            "config-settings = {x = ['{jobs[0].x}']}",
+            "config-settings sets x to '{jobs[0].x}': it may",
+        ),
+        ("config-settings = {x = 1}", "config-settings: x is 1, but a text is expected"),
+        ("before-build = '{nobody}'", "before-build is set to '{nobody}': it may hold {label}, "),
+        (
+            "repair = 'cp {wheels} {dest}'",
+            "repair is set to 'cp {wheels} {dest}': it may hold {wheel}, ",
+        ),
+        (
+            "[tests]\ncommand = 'echo \"x'",
+            "tests: command has 'echo \"x', but a command is expected",
+        ),
+        (
+            "[tests]\nrequires = ['a b']",
+            "tests: requires has 'a b', but a requirement such as 'numpy>=2'",
+        ),
+        (
+            "[tests]\npaths = ['../x']",
+            "tests: paths has '../x', but a path in the sources is expected",
+        ),
+        ("[[overrides]]\nselect = '*'\ntorch = '1'", "overrides has no option 'torch'"),
+        (
+            "[[overrides]]\nselect = '*'\nenvironment = {X = '{x}'}",
+            "overrides: environment sets X to",
+        ),
+        (
+            "[[releases]]\nversion = '2.99'\npythons = ['three']",
+            "pythons has 'three', but a Python",
+        ),
+        (
+            "[[releases]]\nversion = '2.99'\npythons = ['3.12']\ncuda = 'cu130'",
+            "releases: cuda has 'cu130', but a version such as '13.0' is expected",
+        ),
     ],
 )
 def test_errors_name_the_option(tmp_path: Path, text: str, message: str) -> None:

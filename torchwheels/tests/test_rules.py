@@ -812,7 +812,7 @@ def test_wheel_without_a_library(forge: Forge) -> None:
     expected = {rule: [audit.NO_LIBRARY] for rule in rules if rule not in of_the_file}
     assert forge.findings() == expected
     with pytest.raises(UserError) as error:
-        reports.check(reports.audited(forge.wheel(), project.Project(), forge.target))
+        reports.check(reports.audited(forge.wheel(), project.Project()))
     broken = ", ".join(expected)
     assert str(error.value).endswith(f"does not pass the audit:\n  {broken}: {audit.NO_LIBRARY}")
 
@@ -823,7 +823,7 @@ def test_all_that_is_wrong_is_said_at_once(forge: Forge) -> None:
         r"does not pass the audit:\n  requirement: .*torch==2\.13\.\*`\n  record: its RECORD is not"
     )
     with pytest.raises(UserError, match=said):
-        reports.check(reports.audited(forge.wheel(), project.Project(), forge.target))
+        reports.check(reports.audited(forge.wheel(), project.Project()))
 
 
 def test_every_rule_is_broken_here() -> None:

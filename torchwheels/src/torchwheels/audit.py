@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from torchwheels import machines
 from torchwheels import rules_of_libraries as libraries
 from torchwheels import rules_of_metadata as metadata
 from torchwheels.errors import UserError
 from torchwheels.project import Expectation
-from torchwheels.releases import Releases, Target, numbers
+from torchwheels.releases import RELEASE, Cuda, Releases, Target, machine_of, numbers
 from torchwheels.wheel import Wheel
 
 Rule = Callable[[Wheel, Expectation], Iterator[str]]
@@ -45,6 +48,8 @@ _OF_OUR_BUILDS = (metadata.build_record, metadata.bill_of_materials)
 # They check the metadata and the file. The others check libraries, and so fail if there is none.
 _OF_THE_FILE = ("size", "metadata", "installed_files", "record", "build_record")
 
+_TARGET = re.compile(r"3\.\d+t?-(cpu|cu\d+|release)(-torch\d+\.\d+)?(-aarch64)?")
+
 NO_LIBRARY = "it holds no shared library: its setup has compiled nothing"
 
 
@@ -62,6 +67,30 @@ def _apply(rule: Rule, wheel: Wheel, expectation: Expectation) -> list[str]:
     # Of any kind: of auditwheel, say, or about a bill of materials that is no JSON.
     except Exception as error:
         return [f"it cannot be checked: {type(error).__name__}: {error}"]
+
+
+def target_of_record(wheel: Wheel, record: Mapping[str, Any]) -> Target:
+    """The target that its build record names, as that was on the day: the table may be another by now."""
+    try:
+        name, cuda = record["target"], record["cuda"]
+        _, label, *_ = name.split("-")
+        architectures = tuple(map(str.strip, record["architectures"]))
+        target = Target(
+            record["python"],
+            str(Version(record["torch"])),
+            Cuda(cuda, torch="", image="", architectures=architectures) if cuda else None,
+            image="",
+            names_torch="-torch" in name,
+            is_release=label == RELEASE,
+            machine=machine_of(name),
+        )
+        if _TARGET.fullmatch(target.name) and target.name == name:
+            return target
+    except (KeyError, TypeError, ValueError, AttributeError):
+        pass
+    raise UserError(
+        f"the build record of {wheel.path.name} names no whole target: build the wheel again"
+    )
 
 
 def target_of(wheel: Wheel, torch: str, releases: Releases) -> Target:

@@ -38,7 +38,7 @@ from torchwheels.backend import opened
 from torchwheels.environments import Environment
 from torchwheels.errors import BuildError, UserError
 from torchwheels.kept import kept_if_refused, publish
-from torchwheels.project import Project, filled
+from torchwheels.project import Project, expectation_of, filled
 from torchwheels.releases import Target
 from torchwheels.sources import Fetched
 from torchwheels.wheel import Wheel
@@ -87,7 +87,8 @@ def build_wheel(
                 check_import.check_import(found, imported, project.imports, place.driver)
         published = publish(found.path, dist)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
-    tried = f"imports with torch {target.torch}"
+    modules = project.imports or check_import.top_level_modules(found.files)
+    tried = f"{'imports' if modules else 'loads'} with torch {target.torch}"
     if not target.machine.is_here:
         tried = f"nobody has imported: this machine is {machines.here().name}"
     print(
@@ -168,7 +169,7 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
         finished = finish.finish(found, place.work / "finished", used, provided, repair)
     with kept_if_refused(finished.path, dist):
         variants.write(finished)
-        report = reports.of(finished, place.project, place.target)
+        report = reports.of(finished, place.project, expectation_of(place.project, place.target))
         reports.write(reports.check(report), finished.path)
     return finished
 
@@ -212,7 +213,9 @@ def _apply_patches(project: Project, unpacked: Path) -> None:
         assert project.file is not None
         file = (project.file.parent / patch).resolve()
         command = ["patch", "-p1", "--batch", f"--input={file}"]
-        done = subprocess.run(command, cwd=unpacked, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=unpacked, capture_output=True, text=True, errors="replace"
+        )
         if done.returncode != 0:
             said = " ".join((done.stdout + done.stderr).split())
             raise UserError(f"the patch {file} does not fit these sources: {said}")
@@ -275,9 +278,9 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
     if requirements:
         constraint = place.work / "constraint.txt"
         constraint.write_text(f"{environments.torch_requirement(place.target)}\n")
+        wanted = [f"--constraint={constraint}", *requirements]
         variables = environments.clean_variables(place.home)
-        variables["PIP_CONSTRAINT"] = str(constraint)
-        environments.pip_install(place.environment, requirements, variables)
+        environments.pip_install(place.environment, wanted, variables)
 
 
 def _repair(place: Workplace, variables: Mapping[str, str], built: Path, folder: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
-import shutil
 from collections.abc import Iterator, Sequence
 
 from torchwheels import environments
@@ -19,7 +17,7 @@ def entries() -> Iterator[str]:
     folder = environments.cache()
     for top in sorted(folder.glob("*")):
         for path in sorted(top.glob("*")) if top.name in _IN_PARTS else [top]:
-            if path.is_dir():
+            if path.is_dir() and top.name in environments.PARTS:
                 yield str(path.relative_to(folder))
 
 
@@ -43,13 +41,7 @@ def remove(patterns: Sequence[str]) -> Iterator[str]:
     freed = 0
     for name in names:
         try:
-            with contextlib.ExitStack() as stack:
-                for each in [*entries()] if name.startswith("environments/") else []:
-                    if each.startswith("build/"):  # which uses an environment that it does not lock
-                        stack.enter_context(environments.locked(each, wait=False))
-                folder = stack.enter_context(environments.locked(name, wait=False))
-                taken = size(folder)
-                shutil.rmtree(folder)
+            taken = environments.remove(name)
         except BlockingIOError:
             yield f"kept {name}: another process uses it"
             continue

@@ -8,7 +8,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -52,6 +52,9 @@ for module in modules:
     importlib.import_module(module)
 """
 
+_MODULE = re.compile(r"\w+(\.py|\.(cpython-|abi3)[\w-]*\.so)")
+_TOP_MODULE = re.compile(r"\w+(\.[\w-]+)*\.(py|so)")
+
 
 def install(path: Path, base: Environment, folder: Path) -> None:
     """Installs the wheel `path` beside the torch of `base`, in a new environment, with what it requires.
@@ -72,8 +75,8 @@ def install(path: Path, base: Environment, folder: Path) -> None:
         for each in required:
             each.specifier = SpecifierSet()
         with contextlib.suppress(UserError):
-            variables["PIP_CONSTRAINT"] = str(folder / "torch")
-            environments.pip_install(environment, [*map(str, required)], variables)
+            wanted = [f"--constraint={folder / 'torch'}", *map(str, required)]
+            environments.pip_install(environment, wanted, variables)
 
 
 def check_import(
@@ -101,17 +104,19 @@ def check_import(
 
 
 def top_level_modules(names: Iterable[str]) -> list[str]:
-    """What can be imported of the files of a wheel: packages and modules at its top."""
+    """What can be imported of the files of a wheel: packages and modules at its top, or at that of its namespaces."""
+    paths = [PurePosixPath(name) for name in names]
+    packages = {x.parent for x in paths if x.name.split(".")[0] == "__init__" and x.parent.name}
     found = set()
-    for name in names:
-        top, _, rest = name.partition("/")
-        if top.endswith((".dist-info", ".data", ".libs")):
-            continue
-        if rest == "__init__.py" or re.fullmatch(r"__init__\.[\w.-]+\.so", rest):
-            found.add(top)
-        elif not rest and (top.endswith(".py") or top.endswith(".so")):
-            found.add(top.split(".")[0])
-    return sorted(found)
+    for path in paths:
+        outermost = next((x for x in reversed(path.parents) if x in packages), None)
+        if outermost or (_MODULE if path.parent.name else _TOP_MODULE).fullmatch(path.name):
+            found.add((outermost or path.with_name(path.name.split(".")[0])).parts)
+    found = {parts for parts in found if all(map(str.isidentifier, parts))}
+    # A namespace is meant where libraries are in it, or nothing else is there.
+    holding = {path.parts[0] for path in paths if path.suffix == ".so"}
+    only = all(len(parts) > 1 for parts in found)
+    return sorted(".".join(x) for x in found if len(x) == 1 or only or x[0] in holding)
 
 
 def demangled(text: str) -> str:

@@ -8,6 +8,7 @@ import dataclasses
 import fnmatch
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,11 +34,12 @@ from torchwheels import (
     site,
     sources,
     testing,
+    toolchain,
 )
 from torchwheels.engines import Engine
 from torchwheels.errors import TestsError, UserError
 from torchwheels.machines import X86_64
-from torchwheels.output import DEBUG
+from torchwheels.output import DEBUG, mask_streams
 from torchwheels.pipeline import Order
 from torchwheels.project import Project
 from torchwheels.releases import Target
@@ -50,9 +52,16 @@ BACKENDS = ("docker", "local", "auto")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `torchwheels`: an error is one sentence, and an exit code for its kind."""
     words = [*(sys.argv[1:] if arguments is None else arguments)]
+    mask_streams()
     end = words.index("--") if "--" in words else len(words)
-    given = _parser().parse_args(words[:end])
+    own = [
+        re.sub(r"^--cell(?==|$)", "--target", word) for word in words[:end]
+    ]  # its name until 0.2
+    given = _parser().parse_args(own)
     given.arguments = words[end + 1 :]
+    if "source" in given:
+        given.source, name, folder = sources.parts(given.source)
+        given.name, given.subdirectory = given.name or name, given.subdirectory or folder
     for number in processes.STOPPING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as below `nohup`
             signal.signal(number, _stop)
@@ -129,12 +138,14 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument(
         "source", help="NAME==VERSION from PyPI, a folder, an archive, or git+URL@COMMIT"
     )
+    source.add_argument(
+        "--subdirectory", default="", help="the folder of the sources in which the project is"
+    )
 
     command = add("build", "build, audit and import wheels", parents=[source, config, dist, place])
     which = command.add_mutually_exclusive_group()
     which.add_argument(
         "--target",
-        "--cell",  # its name until 0.2
         action="append",
         default=[],
         help="a Python and a CUDA, such as 3.11-cpu or 3.11-cu130 (repeatable; default: as the torch at hand)",
@@ -146,9 +157,7 @@ def _parser() -> argparse.ArgumentParser:
         "run the project's tests on a wheel; what follows `--` is for their command",
         parents=[source, config, dist, place],
     )
-    command.add_argument(
-        "--target", "--cell", required=True, help="a Python and a CUDA, such as 3.11-cpu"
-    )
+    command.add_argument("--target", required=True, help="a Python and a CUDA, such as 3.11-cpu")
     command.add_argument("--wheel", type=Path, help="which wheel (default: the target's in --dist)")
     command.add_argument(
         "--require-gpu", action="store_true", help="fail where a GPU test is skipped"
@@ -174,9 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=_index)
     command = add("reproduce", "build twice, and compare", parents=[source, config, place])
-    command.add_argument(
-        "--target", "--cell", action="append", required=True, help="which (repeatable)"
-    )
+    command.add_argument("--target", action="append", required=True, help="which (repeatable)")
     command.set_defaults(run=_reproduce, all=False)
     command = add("matrix", "print the jobs of CI", parents=[config])
     command.add_argument("targets", choices=["small", "full"], help="which targets of the project")
@@ -204,11 +211,25 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build(given: argparse.Namespace) -> None:
-    options = _project(given.source, given.config)
+    options = _options(given)
+    _check_before(given)
     targets = _chosen_targets(given, options)
     engine = _engine(given)
     with _fetched(given) as source:
         pipeline.run(Order(options, targets, source, given.dist, engine))
+
+
+def _check_before(given: argparse.Namespace) -> None:
+    """Raises an error for what would else end a build once it has compiled everything."""
+    if given.dist.resolve() == Path(given.source).resolve():
+        raise UserError(
+            f"`--dist` names {given.dist}, the folder of the sources: name one in it, such as dist"
+        )
+    if given.dist.exists() and not given.dist.is_dir():
+        raise UserError(f"`--dist` names {given.dist}, which is a file: name a folder")
+    toolchain.asked_jobs()
+    if not (epoch := os.environ.get("SOURCE_DATE_EPOCH", "0")).isdigit():
+        raise UserError(f"SOURCE_DATE_EPOCH is {epoch!r}, but a number of seconds is expected")
 
 
 def _engine(given: argparse.Namespace) -> Engine | None:
@@ -236,8 +257,17 @@ def _fetched(given: argparse.Namespace) -> Iterator[Fetched]:
     """The sources of a command, in a folder that goes away at the end."""
     with tempfile.TemporaryDirectory(prefix="torchwheels-sources-") as work:
         found = sources.fetch(given.source, Path(work) / "source")
-        folder = found.folder / _project(given.source, given.config).subdirectory
+        folder = found.folder / _options(given).subdirectory
         yield dataclasses.replace(found, name=sources.name_of(folder, found.project))
+
+
+def _options(given: argparse.Namespace) -> Project:
+    """Those of the command's source, perhaps with the folder of the project that the command names."""
+    found = _project(given.source, given.config)
+    if not given.subdirectory:
+        return found
+    table = {**found.table, "subdirectory": given.subdirectory}
+    return dataclasses.replace(found, subdirectory=given.subdirectory, table=table)
 
 
 def _project(source: str, config: Path | None) -> Project:
@@ -258,7 +288,7 @@ def _chosen_targets(given: argparse.Namespace, options: Project) -> tuple[Target
 
 
 def _test(given: argparse.Namespace) -> None:
-    options = _project(given.source, given.config)
+    options = _options(given)
     target = options.releases.target(given.target)
     is_own = options.file and options.file.parent.resolve() == Path(given.source).resolve()
     name = options.name if is_own else ""
@@ -273,6 +303,7 @@ def _test(given: argparse.Namespace) -> None:
         )
     engine = _engine(given)
     with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
+        testing.check_paths(options, source.folder)
         folder, asked = Path(work), (given.arguments, given.require_gpu, Path(work))
         if engine:
             code = containers.run_tests(engine, options, target, path, source.folder, *asked)
@@ -312,7 +343,7 @@ def _index(given: argparse.Namespace) -> None:
 
 
 def _reproduce(given: argparse.Namespace) -> None:
-    options, engine = _project(given.source, given.config), _engine(given)
+    options, engine = _options(given), _engine(given)
     targets = _chosen_targets(given, options)
     with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
         moved = Path(work) / "another-folder" / "with-a-longer-name"

@@ -28,10 +28,9 @@ from torchwheels.engines import TIMEOUT, Container, Engine, doing_its_part
 from torchwheels.errors import BuildError, TestsError, UserError
 from torchwheels.finish import Used
 from torchwheels.kept import KEPT, kept_if_refused, publish
-from torchwheels.output import DEBUG
+from torchwheels.output import DEBUG, without_userinfo
 from torchwheels.project import Project
 from torchwheels.releases import Target, load
-from torchwheels.secrets import without_userinfo
 from torchwheels.sources import Fetched
 
 DOCKERFILE = Path(__file__).with_name("Dockerfile")
@@ -262,7 +261,7 @@ def _own_requirements() -> list[str]:
 def mirrors() -> dict[str, str]:
     """Where an image gets its packages, as variables and pip's configuration say, but for what is on this machine."""
     found = {name: os.environ[name] for name in _MIRRORS if os.environ.get(name)}
-    pip = environments.pip_settings()
+    pip = environments.pip_settings("install")
     for key, uv in (("index-url", "UV_DEFAULT_INDEX"), ("extra-index-url", "UV_INDEX")):
         places = [
             x

@@ -20,7 +20,7 @@ from docker.errors import APIError, DockerException, NotFound
 from requests.exceptions import RequestException
 
 from torchwheels.errors import UserError, of_code
-from torchwheels.secrets import masked
+from torchwheels.output import masked
 
 TIMEOUT = 10  # seconds: an engine behind ssh needs a few, a dead one shall not hold us up
 _PATIENCE = 1800  # seconds that it may work without a word, as where it writes an image

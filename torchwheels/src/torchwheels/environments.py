@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import fcntl
+import functools
 import hashlib
 import importlib.metadata
 import json
@@ -22,10 +24,10 @@ from typing import TextIO
 
 from torchwheels import processes, releases
 from torchwheels.errors import UserError
+from torchwheels.output import without_userinfo
 from torchwheels.releases import Target, load
-from torchwheels.secrets import without_userinfo
 
-# The caller's variables that a build sees, besides those that begin with PIP_.
+# The caller's variables that a build sees, besides pip's configuration.
 _KEPT = {
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CCACHE_DIR", "CCACHE_RECACHE",
@@ -40,13 +42,41 @@ def cache() -> Path:
     return Path(os.environ.get("TORCHWHEELS_CACHE") or f"{home}/torchwheels").expanduser()
 
 
+MARK = ".torchwheels"
+"""A file in each folder that is this tool's own: no sources are there, and what is there it may delete."""
+PARTS = ("environments", "build", "compiled", "ccache")  # the last one was of 0.1
+
+
+def marked(folder: Path) -> Path:
+    """Makes `folder`, and marks it as this tool's own, where nothing is there yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not any(folder.iterdir()):
+        (folder / MARK).touch()
+    return folder
+
+
+def own_cache() -> Path:
+    """The cache, which is this tool's alone, or an error: `clean` empties it."""
+    folder = marked(cache())
+    others = {x.name for x in folder.iterdir()} - {*PARTS, "lost+found"}
+    if MARK in others:
+        return folder
+    if others:
+        raise UserError(
+            f"TORCHWHEELS_CACHE names {folder}, which holds other files ({min(others)}), and `torchwheels clean` "
+            "empties it: name a new folder"
+        )
+    (folder / MARK).touch()  # of 0.1
+    return folder
+
+
 @contextlib.contextmanager
 def locked(name: str, wait: bool = True) -> Iterator[Path]:
-    """The folder `name` of the cache, which no other process uses until the end.
+    """The folder `name` of the cache, which no other process changes until the end.
 
     Where one does now, and this shall not `wait`, BlockingIOError is raised.
     """
-    folder = cache() / name
+    folder = own_cache() / name
     folder.mkdir(parents=True, exist_ok=True)
     with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         try:
@@ -59,6 +89,31 @@ def locked(name: str, wait: bool = True) -> Iterator[Path]:
         yield folder
 
 
+_in_use: dict[Path, int] = {}
+"""The files of locks, which the end of the process closes."""
+
+
+def use(folder: Path) -> Path:
+    """The folder of the cache, which nobody removes before this process ends."""
+    if folder not in _in_use:
+        lock = folder.with_name(f"{folder.name}.used")
+        _in_use[folder] = os.open(lock, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(_in_use[folder], fcntl.LOCK_SH)
+    return folder
+
+
+def remove(name: str) -> int:
+    """Removes the folder `name` of the cache; returns its size. BlockingIOError is raised where a process uses it."""
+    with (
+        locked(name, wait=False) as folder,
+        folder.with_name(f"{folder.name}.used").open("w") as used,
+    ):
+        fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        taken = size(folder)
+        shutil.rmtree(folder)
+    return taken
+
+
 def _wait_for(lock: TextIO) -> None:
     """Locks the file `lock`; Ctrl-C interrupts the wait."""
     while True:
@@ -69,25 +124,36 @@ def _wait_for(lock: TextIO) -> None:
 
 def clean_variables(home: Path) -> dict[str, str]:
     """The variables of a process that gets only pip's configuration from the caller."""
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if name in _KEPT or name.startswith("PIP_")
-    }
-    configuration = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    own = Path(f"{configuration}/pip/pip.conf").expanduser()
-    if own.is_file():  # pip would look for it in the home that it is given
-        variables.setdefault("PIP_CONFIG_FILE", str(own))
+    variables = {name: value for name, value in os.environ.items() if name in _KEPT}
+    # pip would look for its files, and for passwords, in the home that it is given.
+    for key, value in pip_settings("install").items():
+        variables[f"PIP_{key.replace('-', '_').upper()}"] = value
+    variables["PIP_CONFIG_FILE"] = os.devnull
+    if (passwords := Path(os.environ.get("NETRC") or "~/.netrc").expanduser()).is_file():
+        variables["NETRC"] = str(passwords)
     variables |= {"HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
     return {**variables, "PYTHONDONTWRITEBYTECODE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
-def pip_settings() -> dict[str, str]:
-    """What pip's files and variables say, the later more strongly: `index-url`, `cert` ..."""
+def pip_settings(command: str) -> dict[str, str]:
+    """What pip's files and variables say for one of its commands: `index-url`, `cert` ..."""
+    said = _pip_config(tuple(sorted(os.environ.items())))
+    lines = re.findall(r"^(\S+?)\.([\w-]+)=(.*)$", said, re.MULTILINE)
+    return {
+        key: " ".join(ast.literal_eval(value).split())
+        for section in ("global", command, ":env:")  # the later more strongly
+        for where, key, value in lines
+        if where == section
+    }
+
+
+@functools.cache
+def _pip_config(variables: tuple[tuple[str, str], ...]) -> str:
     command = [sys.executable, "-m", "pip", "config", "list"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    lines = re.findall(r"^(?:global|:env:|download)\.([\w-]+)='(.*)'$", done.stdout, re.MULTILINE)
-    return {key: value.replace("\\n", " ") for key, value in lines}
+    done = subprocess.run(command, env=dict(variables), capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"pip cannot read its configuration: {' '.join(done.stderr.split())}")
+    return done.stdout
 
 
 @dataclass(frozen=True)
@@ -153,7 +219,7 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
     """
     python = os.path.realpath(find_python(target.python))  # not that of a virtual environment
     with locked(f"environments/{_name(target, python)}") as folder:
-        environment, complete = Environment(folder), folder / "complete"
+        environment, complete = Environment(use(folder)), folder / "complete"
         if not complete.is_file():
             shutil.rmtree(folder)
             _install_torch(target, python, environment)
@@ -184,7 +250,7 @@ def _name(target: Target, python: str) -> str:
     """What the environment with the target's torch is called: by the file that pip finds, which is asked once."""
     tools = load().tools
     given = [python, *tools, torch_requirement(target), target.index, places_of_torch()]
-    folder = cache() / "environments"
+    folder = own_cache() / "environments"
     known = folder / f"{_key(given)}.name"
     if known.is_file() and (folder / known.read_text() / "complete").is_file():
         return known.read_text()
@@ -298,7 +364,7 @@ def gigabytes(number: int) -> str:
 
 def places_of_torch() -> str:
     """Where pip looks for torch, without passwords."""
-    settings = pip_settings()
+    settings = pip_settings("install")
     if index := os.environ.get("TORCHWHEELS_TORCH_INDEX"):
         settings["index-url"] = index
     keys = ("index-url", "extra-index-url", "find-links")

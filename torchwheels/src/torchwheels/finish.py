@@ -69,7 +69,9 @@ def finish(
         if repair:
             repair(built.path, folder)
         else:
-            _repair(_with_own_tag(built, work / "built", used.target), folder, provided)
+            tagged = _with_own_tag(built, work / "built", used.target)
+            names = {x.name for place in provided for x in place.glob("*.so*")}
+            _repair(tagged, folder, names | built.brought)
         wheels = [*folder.glob("*.whl")]
         if len(wheels) != 1:
             raise UserError(
@@ -120,7 +122,7 @@ def _with_own_tag(built: Wheel, folder: Path, target: Target) -> Path:
     if platform.startswith("manylinux"):
         platform = f"linux_{target.machine.name}"
     if python.startswith("py") and built.too_many_pythons:
-        python = abi = f"cp{target.python.replace('.', '')}"
+        python, abi = (f"cp{x.replace('.', '')}" for x in (target.python_version, target.python))
     path = folder / f"{'-'.join([*name, python, abi, platform])}.whl"
     if path.name == built.path.name:
         return built.path
@@ -132,11 +134,10 @@ def _with_own_tag(built: Wheel, folder: Path, target: Target) -> Path:
     return path
 
 
-def _repair(built: Path, folder: Path, provided: Iterable[Path]) -> None:
-    """Proves the oldest Linux that the wheel runs on, and bundles libraries that no Linux has."""
+def _repair(built: Path, folder: Path, there: Iterable[str]) -> None:
+    """Proves the oldest Linux that the wheel runs on, and bundles libraries that neither a Linux nor `there` has."""
     command = [sys.executable, "-m", "auditwheel", "repair", f"--wheel-dir={folder}"]
-    names = {x.name for place in provided for x in place.glob("*.so*")}
-    command += [f"--exclude={name}" for name in sorted(names)]
+    command += [f"--exclude={name}" for name in sorted(there)]
     # The driver's, and torch's, which it may have under another name.
     command += [f"--exclude={DRIVER}", f"--exclude={OPENMP}"]
     variables = {k: v for k, v in _variables().items() if k != "LD_LIBRARY_PATH"}
@@ -188,11 +189,11 @@ def _labelled(version: str, target: Target, classic: bool) -> str:
     public, _, own = version.partition("+")
     if target.is_release:
         return version
-    parts = own.split(".") if own else []
-    for part in (target.label, *([f"torch{minor(target.torch)}"] if classic else [])):
-        if f".{part}." not in f".{own}.":
-            parts.append(part)
-    return f"{public}+{'.'.join(parts)}"
+    torch = f"torch{minor(target.torch)}"
+    parts = [target.label, *([torch] if classic or f".{torch}." in f".{own}." else [])]
+    for part in parts:
+        own = f".{own}.".replace(f".{part}.", ".").strip(".")
+    return f"{public}+{'.'.join(filter(None, [own, *parts]))}"
 
 
 def _metadata(data: bytes, version: str, target: Target, classic: bool) -> bytes:

@@ -12,12 +12,12 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from torchwheels import reports, sources, variants
-from torchwheels.errors import UserError
+from torchwheels import environments, reports, sandbox, sources, variants, wheel
+from torchwheels.errors import RefusedError, UserError
 from torchwheels.project import Project
 from torchwheels.releases import Target, minor
 from torchwheels.sources import Fetched
-from torchwheels.testing import sha256
+from torchwheels.testing import sha256, whole
 
 
 def inputs(project: Project, target: Target, source: Fetched, place: str) -> str:
@@ -31,7 +31,7 @@ def inputs(project: Project, target: Target, source: Fetched, place: str) -> str
         sources.versions(source.folder),
         options,
         [sha256(patch) for patch in patches if patch.is_file()],
-        [target.name, target.torch, *target.architectures],
+        [target.name, target.torch, *project.architectures(target)],
         place,
         {name: os.environ.get(name) for name in variables},
         sources.hash_of_folder(Path(__file__).parent),
@@ -51,9 +51,8 @@ def find(dist: Path, digest: str) -> Path | None:
 
 def note(dist: Path, digest: str, path: Path) -> None:
     """Remembers that the wheel `path` was built of these inputs."""
-    file = _file(dist, digest)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"wheel": path.name, "sha256": sha256(path)}) + "\n")
+    with whole(_file(dist, digest)) as file:
+        file.write_text(json.dumps({"wheel": path.name, "sha256": sha256(path)}) + "\n")
 
 
 def _file(dist: Path, digest: str) -> Path:
@@ -87,21 +86,35 @@ def forget_refused(dist: Path, target: Target, name: str) -> None:
 
 
 def publish(finished: Path, dist: Path) -> Path:
-    """Copies a wheel into `dist`, and its build report and its variant, which lie beside it; returns its path there."""
-    published = _copy_whole(finished, dist / finished.name)
+    """Copies a wheel into `dist`, and its build report and its variant, which lie beside it; returns its path there.
+
+    It takes the place of an earlier one of its target, and of no other.
+    """
+    there = environments.marked(dist) / finished.name
+    if there.exists():
+        own, other = (sandbox.call(_target_of, each) for each in (finished, there))
+        if own != other:
+            way_out = (
+                f"it serves {own}, too, so leave that out of the targets, or " if other else ""
+            )
+            built_for = f"built for {other}" if other else "and not of torchwheels"
+            raise RefusedError(
+                f"{there} is there already, {built_for}, and a name has one content: {way_out}delete the wheel first"
+            )
+    published = _copy_whole(finished, there)
     variant = finished.parent.glob(f"{variants.FOLDER}/*.whl")
     for file in (reports.report_file(finished), *variant):
         _copy_whole(file, dist / file.relative_to(finished.parent))
     return published
 
 
+def _target_of(path: Path) -> str:
+    """The target that a wheel was built for; empty where another tool has built it."""
+    return str((wheel.read(path).record or {}).get("target", ""))
+
+
 def _copy_whole(finished: Path, target: Path) -> Path:
     """Copies `finished` to `target`, where it appears whole or not at all."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    try:
-        shutil.copyfile(finished, partial)
-        return partial.replace(target)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    with whole(target) as file:
+        shutil.copyfile(finished, file)
+    return target

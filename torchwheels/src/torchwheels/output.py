@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,28 @@ _COMMAND = re.compile(r"(\[\d+/\d+\] )?\S*(cc|\+\+|nvcc|nvcc_launcher|clang)(-\d
 _BETWEEN_TRACEBACKS = re.compile(
     r"(The above exception was the direct cause|During handling of the above exception)"
 )
+
+
+_USERINFO = re.compile(r"(?<=://)(?!git@)[^/?#\s]+@")
+
+
+def masked(text: str) -> str:
+    """`text`, whose addresses have neither passwords nor tokens: of all that leaves this process."""
+    return _USERINFO.sub("****@", text)
+
+
+def without_userinfo(text: str) -> str:
+    """`text`, whose addresses are as everybody has them."""
+    return _USERINFO.sub("", text)
+
+
+def mask_streams() -> None:
+    """Masks what is printed here, whoever prints it; a file's name that is no text does not end that."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+        write = stream.write
+        stream.write = lambda text, write=write: write(masked(text))  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

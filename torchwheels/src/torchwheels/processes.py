@@ -34,6 +34,8 @@ def run(
     **options: Any,
 ) -> subprocess.CompletedProcess[Any]:
     """`subprocess.run` with `given` as input; no process outlives it. `options` are those of `Popen`."""
+    if options.get("text"):
+        options["errors"] = "replace"
     if given is not None:
         options["stdin"] = subprocess.PIPE
     with start(command, **options) as process:
@@ -101,6 +103,11 @@ def explained(error: Exception) -> str:
         command = shlex.join(map(str, error.cmd))
         said = error.stderr.strip() if isinstance(error.stderr, str) else ""
         return f"{command} ended with exit code {error.returncode}: {said or 'the messages above say why'}"
+    if error.args and isinstance(
+        error.args[0], list
+    ):  # shutil's, of what cannot be copied, and why
+        _, _, why = error.args[0][0]
+        return f"{len(error.args[0])} files cannot be copied, the first because of {why}"
     if not isinstance(error, OSError):
         return str(error)
     if error.filename is None or not isinstance(error, PermissionError):

@@ -7,17 +7,20 @@ import difflib
 import fnmatch
 import functools
 import re
+import shlex
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchwheels.errors import UserError
-from torchwheels.releases import Cuda, Releases, Target, Torch, sm
+from torchwheels.releases import ARCHITECTURE, Cuda, Releases, Target, Torch, sm
 from torchwheels.releases import load as load_releases
 
 if sys.version_info >= (3, 11):
@@ -317,7 +320,7 @@ def filled(template: object, values: Values, where: str) -> str:
         raise UserError(f'{where} to {template!r}, but a text is expected: "..."')
     try:
         return template.format(**values)
-    except (KeyError, IndexError, ValueError):
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError):
         raise UserError(
             f"{where} to {template!r}: it may hold {', '.join(f'{{{key}}}' for key in values)}, and "
             "other braces doubled"
@@ -347,6 +350,10 @@ def load(file: Path) -> Project:
             raise UserError(
                 f"{file}: overrides select {pattern!r}, but no target is named so (`torchwheels targets` lists all)"
             )
+    patches = [x for each in found.overrides for x in each.get("patches", ())]
+    for patch in (*found.patches, *patches):
+        if not (file.parent / patch).is_file():
+            raise UserError(f"{file}: patches has {patch!r}, but there is no such file beside it")
     return dataclasses.replace(found, file=file, name=name)
 
 
@@ -397,7 +404,72 @@ def _values(
             values[name] = _own_releases(value, f"{where}: {key}")
         else:
             values[name] = _converted(value, getattr(defaults, name), f"{where}: {key}")
+            _check(name, values[name], f"{where}: {key}")
     return values
+
+
+def _like(pattern: str) -> Callable[[str], object]:
+    def check(text: str) -> None:
+        if not re.fullmatch(pattern, text):
+            raise ValueError
+
+    return check
+
+
+def _is_inside(text: str) -> None:
+    if Path(text).is_absolute() or ".." in Path(text).parts:
+        raise ValueError
+
+
+def _is_for_pip(text: str) -> None:
+    if not text.startswith("-") and "/" not in text:  # else an option, a path or an address
+        Requirement(text)
+
+
+# For options of one kind of texts: which, and what raises ValueError at another.
+_TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "subdirectory": ("a folder in the sources is", _is_inside),
+    "paths": ("a path in the sources is", _is_inside),
+    "build_requires": ("a requirement such as 'numpy>=2' is", Requirement),
+    "requires": ("a requirement such as 'numpy>=2' is", _is_for_pip),
+    "system_packages": ("a package of apt is", _like(r"[a-z0-9][\w.+:~-]*(=[\w.+:~-]+)?")),
+    "environment": ("the name of a variable is", _like(r"[A-Za-z_]\w*")),
+    "stable": ("the version of a torch, such as '2.13.0', is", Version),
+    "torch": ("versions such as '>=2.10' are", SpecifierSet),
+    "yanked": ("a version such as '0.1.9' is", lambda text: SpecifierSet(f"=={text}")),
+    "imports": ("the name of a module is", _like(r"[^\W\d]\w*(\.[^\W\d]\w*)*")),
+    "command": ("a command is", shlex.split),
+    "pythons": ("a Python such as '3.12' or '3.14t' is", _like(r"3\.\d+t?")),
+    "cuda": ("a version such as '13.0' is", _like(r"\d+\.\d+")),
+    "architectures": ("a compute capability such as '9.0' is", _like(ARCHITECTURE)),
+}
+
+
+def _check(name: str, value: Any, where: str) -> None:
+    """Raises an error where the value of an option has the right type, and is none all the same."""
+    if name in _TEXTS:
+        expected, check = _TEXTS[name]
+        for text in filter(None, [value] if isinstance(value, str) else value):
+            try:
+                check(text)
+            except ValueError:
+                raise UserError(f"{where} has {text!r}, but {expected} expected") from None
+    if name in ("before_build", "repair"):
+        paths = {"wheel": "", "dest": ""}
+        filled(value, paths if name == "repair" else _any_values(), f"{where} is set")
+    for key, given in value.items() if isinstance(value, Mapping) else ():
+        several = name == "config_settings" and isinstance(given, list)
+        for text in given if several else [given]:
+            if not isinstance(text, str):
+                raise UserError(f"{where}: {key} is {given!r}, but a text is expected")
+            if name != "yanked":
+                text = filled(text, _any_values(), f"{where} sets {key}")
+            if key == "TORCH_CUDA_ARCH_LIST":
+                _check("architectures", re.findall(r"[^; ]+", text), f"{where}: {key}")
+
+
+def _any_values() -> Values:
+    return values_of(next(target for target in load_releases().targets if not target.cuda))
 
 
 def _tables(tables: Any, where: str) -> list[dict[str, Any]]:
@@ -453,7 +525,7 @@ def _converted(value: Any, default: Any, where: str) -> Any:
             return tuple(value)
         raise UserError(f'{where} is {value!r}, but a list of texts is expected: ["...", "..."]')
     if isinstance(default, float) and isinstance(value, (int, float)):
-        if not isinstance(value, bool) and value > 0:
+        if not isinstance(value, bool) and 0 < value < 10**6:
             return float(value)
     elif isinstance(value, type(default)):
         return value

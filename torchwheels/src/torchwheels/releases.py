@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import fnmatch
 import functools
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from torchwheels import machines
 from torchwheels.errors import UserError
@@ -29,6 +30,9 @@ else:
 
 RELEASE = "release"
 """What targets of the wheel without a label have instead of a variant's label."""
+
+ARCHITECTURE = r"\d+\.\d[af]?(\+PTX)?"
+"""A GPU's compute capability, as TORCH_CUDA_ARCH_LIST has it."""
 
 FILE = Path(__file__).with_name("releases.toml")
 LOCK = Path(__file__).with_name("requirements.txt")
@@ -139,7 +143,7 @@ class Target:
         """The GPU compute capabilities to compile for."""
         asked = os.environ.get("TORCHWHEELS_ARCHITECTURES", "").split()
         for architecture in asked:
-            if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", architecture):
+            if not re.fullmatch(ARCHITECTURE, architecture):
                 raise UserError(
                     f"TORCHWHEELS_ARCHITECTURES names {architecture!r}, but GPU compute capabilities "
                     "such as `8.0 9.0a 12.0+PTX` are expected"
@@ -217,9 +221,10 @@ class Releases:
 
     def torch(self, version: str) -> Torch:
         """The release of that minor version."""
-        for torch in self.torches:
-            if minor(torch.version) == minor(version):
-                return torch
+        with contextlib.suppress(InvalidVersion):
+            for torch in self.torches:
+                if minor(torch.version) == minor(version):
+                    return torch
         known = ", ".join(minor(torch.version) for torch in self.torches)
         raise UserError(f"torch {version} is not known; the releases that are: {known}")
 

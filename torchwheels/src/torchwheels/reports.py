@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from torchwheels import audit, finish, sandbox, variants, wheel
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.finish import Used
-from torchwheels.project import Project, expectation_of, of_table, preset
+from torchwheels.output import masked
+from torchwheels.project import Expectation, Project, expectation_of, of_table, preset
 from torchwheels.releases import Target
-from torchwheels.testing import sha256
+from torchwheels.testing import sha256, whole
 from torchwheels.wheel import Wheel
 
 
@@ -27,31 +29,36 @@ def report_file(path: Path) -> Path:
     return path.with_suffix(".report.json")
 
 
-def audited(
-    path: Path, project: Project, target: Target | None = None, torch: str = ""
-) -> dict[str, Any]:
-    """The build report of the wheel `path`, whoever has built it, for `target`; None: the one that it names.
-
-    `torch`: what another tool has built it beside.
+def audited(path: Path, project: Project, torch: str = "") -> dict[str, Any]:
+    """The build report of the wheel `path`, for the target that it names, or beside which `torch` another tool has
+    built it.
     """
-    report: dict[str, Any] = sandbox.call(_audited, path, project, target, torch)
+    report: dict[str, Any] = sandbox.call(_audited, path, project, torch)
+    earlier = (_known(path) or {"tests": []})["tests"]
+    report["tests"][:0] = [x for x in earlier if not _came_again(x, report["tests"])]
     return report
 
 
-def _audited(path: Path, project: Project, target: Target | None, torch: str) -> dict[str, Any]:
+def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
     found = wheel.read(path)
     if torch:
         target = audit.target_of(found, torch, project.releases)
-    elif found.record is None:
+    elif found.record:
+        target = audit.target_of_record(found, found.record)
+    else:
         raise UserError(
             f"{path.name} has no build record that says which target it is for: build it with "
             "`torchwheels build`, or name the torch that it was built beside: `torchwheels audit "
             f"{path.name} --torch 2.13`"
         )
-    elif target is None:
-        target = project.target_to_build(project.releases.target(str(found.record.get("target"))))
     options = project.of_target(target, preset(found.name))
-    return of(found, options, target, bool(torch)) | {"options": project.table}
+    expectation = expectation_of(options, target, of_others=bool(torch))
+    if (
+        found.record and not torch
+    ):  # it was promised on the day what it says, whatever the options are by now
+        named = (*found.record["architectures"],)
+        expectation = replace(expectation, architectures=named, torches="")
+    return of(found, options, expectation) | {"options": project.table}
 
 
 def stamped(path: Path, used: Used, options: Project, target: Target) -> dict[str, Any]:
@@ -61,13 +68,13 @@ def stamped(path: Path, used: Used, options: Project, target: Target) -> dict[st
     """
     found = finish.stamp(wheel.read(path), used)
     variants.write(found)
-    return of(found, options, target)
+    return of(found, options, expectation_of(options, target))
 
 
-def of(found: Wheel, options: Project, target: Target, of_others: bool = False) -> dict[str, Any]:
-    """The build report of a wheel for `target`, which was promised with these options of that."""
+def of(found: Wheel, options: Project, expectation: Expectation) -> dict[str, Any]:
+    """The build report of a wheel of which that is expected, with the options of its target."""
     path = found.path
-    findings = audit.findings(found, expectation_of(options, target, of_others))
+    findings = audit.findings(found, expectation)
     digest = sha256(path)
     return {
         "wheel": path.name,
@@ -119,9 +126,8 @@ def variant(found: Wheel) -> dict[str, Any] | None:
 
 def write(report: dict[str, Any], path: Path) -> None:
     """Puts the build report of the wheel `path` beside it."""
-    partial = path.with_name(f".{path.name}.report.partial")
-    partial.write_text(json.dumps(report, indent=2) + "\n")
-    partial.replace(report_file(path))
+    with whole(report_file(path)) as file:
+        file.write_text(masked(json.dumps(report, indent=2)) + "\n")
 
 
 def check(report: dict[str, Any]) -> dict[str, Any]:
@@ -160,6 +166,7 @@ def _known(path: Path) -> dict[str, Any] | None:
         same = (report["wheel"], report["name"], report["version"]) == named and all(
             each["sha256"] == sha256(file) for file, each in files.items()
         )
+        same &= all({"target", "device", "passed", "failed"} <= {*x} for x in report["tests"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return report if same else None
@@ -178,6 +185,13 @@ def _tests(folder: Path, digest: str) -> list[dict[str, Any]]:
                 f"{file} is no whole record of tests: delete it, or run the tests again"
             ) from None
     return found
+
+
+def _came_again(run: dict[str, Any], later: Iterable[dict[str, Any]]) -> bool:
+    """Whether a run of this file's tests has one of `later` in its place; of one that died nobody knows the device."""
+    return "sha256" in run and any(
+        x["target"] == run["target"] and run["device"] in (x["device"], "unknown") for x in later
+    )
 
 
 def problems(report: dict[str, Any]) -> list[str]:
@@ -209,9 +223,7 @@ def read_reports(dist: Path, own: Project) -> list[dict[str, Any]]:
     """
     found = []
     for path in wheel.wheels_in(dist):
-        known = _known(path) or {}
         report = audited(path, promised(path, own))
-        report["tests"] += [x for x in known.get("tests", ()) if x not in report["tests"]]
         write(report, path)
         found.append(report)
     if not found:

@@ -5,18 +5,22 @@ simple/           the index of all projects (PEP 503, 658, 691, 714)
 cu130/simple/     the index of the wheels with that label, and so on
 wheels/           the wheels and their variants, the metadata of each, and the build reports
 docs/             the documentation, where there is dist/docs
+.torchwheels      what of all this was written here: nothing else may be in the folder when it is made again
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import html
 import json
+import os
 import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,10 +31,12 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchwheels import variants
+from torchwheels.environments import MARK
 from torchwheels.errors import UserError
 from torchwheels.project import Project
 from torchwheels.releases import Target, load, machine_of, minor, numbers
 from torchwheels.reports import read_reports, write
+from torchwheels.testing import sha256
 from torchwheels.wheel import serves
 
 _PARTS = ("index.html", "simple", "wheels", "docs")
@@ -67,6 +73,7 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
             )
         report["yanked"] = _why_yanked(report["version"], own.yanked)
         projects.setdefault(report["name"], []).append(report)
+    site = site.resolve()  # not a link to it
     site.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=site.parent) as work:
         new = Path(work) / "new"
@@ -101,22 +108,60 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
         sections = "".join(_section(name, found) for name, found in projects.items())
         title = html.escape(f"Wheels of {', '.join(projects)}")
         text = page(title=title, documentation=documentation, sections=sections)
-        (new / "index.html").write_text(text)
+        (new / "index.html").write_text(text, encoding="utf-8")
+        (new / MARK).write_bytes(os.fsencode("\0".join([*_files(new), MARK])))
         new.chmod(0o755)
-        old = Path(work) / "old"
-        try:
-            if site.exists():
-                site.rename(old)
-            new.rename(site)
-        finally:
-            if old.exists() and not site.exists():  # Ctrl-C between the two
-                old.rename(site)
+        with _locked(site.parent):
+            _check_replaceable(site, new)
+            old = Path(work) / "old"
+            try:
+                if site.exists():
+                    site.rename(old)
+                new.rename(site)
+            finally:
+                if old.exists() and not site.exists():  # Ctrl-C between the two
+                    old.rename(site)
     return list(projects)
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(x.relative_to(folder)) for x in folder.rglob("*") if not x.is_dir())
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """While another process makes an index in `folder`, this one waits."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _check_replaceable(site: Path, new: Path) -> None:
+    """Raises an error where something would go that no index has written, or a wheel become another one."""
+    if site.exists() and not site.is_dir():
+        raise UserError(f"{site} is a file: `--site` names a folder")
+    mark = site / MARK
+    ours = os.fsdecode(mark.read_bytes()).split("\0") if mark.is_file() else []
+    if others := [name for name in _files(site) if name not in ours]:
+        raise UserError(
+            f"{site} holds {others[0]}, which no index of torchwheels has written: name another folder (`--site`), "
+            "or take it away"
+        )
+    for wheel in new.glob("wheels/*.whl"):
+        earlier = site / "wheels" / wheel.name
+        if earlier.is_file() and sha256(earlier) != sha256(wheel):
+            raise UserError(
+                f"{earlier} is another file than the one in its place, which nobody could then install by its hash: "
+                "give that a new version, or delete it if nobody has it"
+            )
 
 
 def page(**parts: str) -> str:
     """The page with its parts."""
-    text = Path(__file__).with_name("page.html").read_text()
+    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     return re.sub(r"\[\[(\w+)\]\]", lambda place: parts[place[1]], text)
 
 
@@ -147,6 +192,8 @@ def _copy(file: dict[str, Any], report: dict[str, Any], own: Path, folder: Path)
     """Copies a wheel, or its variant, of the folder `own` with its metadata; returns how an index lists it."""
     path = own / file["wheel"]
     shutil.copyfile(path, folder / path.name)
+    if sha256(folder / path.name) != file["sha256"]:
+        raise UserError(f"{path} was built again meanwhile: make the index again")
     with zipfile.ZipFile(path) as archive:
         names = filter(re.compile(r"[^/]+\.dist-info/METADATA").fullmatch, archive.namelist())
         metadata = archive.read(next(names))
@@ -210,7 +257,7 @@ def _write_index(folder: Path, listing: dict[str, Any]) -> None:
     head = (
         '<!doctype html><meta name="pypi:repository-version" content="1.1"><title>Index</title>\n'
     )
-    (folder / "index.html").write_text(head + "\n".join(lines) + "\n")
+    (folder / "index.html").write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
     document = {"meta": {"api-version": "1.1"}, **listing}
     (folder / "index.json").write_text(json.dumps(document, indent=2) + "\n")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import shutil
 import ssl
@@ -14,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import parse_qs
 
 import httpx2
 from packaging.requirements import InvalidRequirement, Requirement
@@ -26,7 +28,7 @@ from unearth.fetchers import PyPIClient
 from unearth.preparer import download_link
 
 from torchwheels import sandbox
-from torchwheels.environments import pip_settings
+from torchwheels.environments import MARK, pip_settings
 from torchwheels.errors import UserError
 
 EXPECTED = (
@@ -34,14 +36,10 @@ EXPECTED = (
     "`git+URL@COMMIT`"
 )
 _TIMEOUT = 60  # seconds without an answer
-# What earlier builds leave in a folder, and setuptools would pack again. What git keeps may hold a password.
-_LEFTOVERS = {"build", "dist", ".nox", ".venv", "venv"}
+_LEFTOVERS = ("build", "dist", ".nox", ".venv", "venv")
 
-# Tools that do, where a project's files name them.
-_VERSION_FROM_GIT = re.compile(
-    r"(setuptools|use)[-_]scm|hatch[-_]vcs|vcs[-_]versioning|git[-_]versioning|dynamic[-_]versioning|versioningit"
-    r"|versioneer|\bpbr\b"
-)
+# Not the @ behind a user's name.
+_COMMIT = re.compile(r"git\+((?:\w+://[^/]*/|[^/-][^/]*:(?!//)|[./]).*)@([^@:-][^@:]*)")
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,20 @@ class Fetched:
     origin: str
     project: str = ""
     name: str = ""
+
+
+def parts(source: str) -> tuple[str, str, str]:
+    """A source alone, and of a commit what else it says: `NAME @ git+URL@COMMIT#subdirectory=FOLDER`."""
+    name = ""
+    with contextlib.suppress(InvalidRequirement):
+        requirement = Requirement(source)
+        if requirement.url and requirement.url.startswith("git+"):
+            name, source = requirement.name, requirement.url
+    if not source.startswith("git+"):
+        return source, "", ""
+    source, _, fragment = source.partition("#")
+    said = parse_qs(fragment)
+    return source, said.get("egg", [name])[0], said.get("subdirectory", [""])[0]
 
 
 def fetch(source: str, into: Path) -> Fetched:
@@ -78,21 +90,31 @@ def _copy(folder: Path, into: Path, built_in: bool = True) -> Fetched:
     """Copies sources, without what builds leave in a folder that was `built_in`, nor what git ignores in it."""
 
     tracked, ignored = _known_to_git(folder)
+    leftovers = {x for x in _left_in(folder) if x not in tracked} if built_in else set()
 
-    def leftovers(where: str, names: list[str]) -> set[str]:
-        top = built_in and Path(where) == folder
+    def left_out(where: str, names: list[str]) -> set[str]:
+        paths = (Path(where, name) for name in names)
         return {
-            name
-            for name in names
-            if name in ("__pycache__", ".git")
-            or Path(where, name).relative_to(folder) in ignored
-            or (top and name not in tracked and (name in _LEFTOVERS or name.endswith(".egg-info")))
+            x.name
+            for x in paths
+            if x.name in ("__pycache__", ".git")
+            or x.relative_to(folder) in ignored
+            or (x.parent == folder and x.name in leftovers)
+            or (x / MARK).is_file()  # made by this tool
+            or not (x.is_symlink() or x.is_file() or x.is_dir())  # a pipe, say
         }
 
-    shutil.copytree(folder, into, symlinks=True, ignore=leftovers)
-    if (folder / ".git").exists() and _takes_version_from_git(folder):
+    shutil.copytree(folder, into, symlinks=True, ignore=left_out)
+    if _ask_git(folder, "rev-parse", "--verify", "--quiet", "HEAD"):
         _copy_commits(folder, into)
     return Fetched(into, f"sha256:{hash_of_folder(into)}")
+
+
+def _left_in(folder: Path) -> Iterator[str]:
+    """What earlier builds leave at the top of a folder, and setuptools would pack again."""
+    yield from _LEFTOVERS
+    if not (folder / "PKG-INFO").is_file():  # of an archive, which needs its own
+        yield from (x.name for x in folder.glob("*.egg-info"))
 
 
 def _known_to_git(folder: Path) -> tuple[set[str], set[Path]]:
@@ -115,26 +137,22 @@ def _status(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _ask_git(folder: Path, *words: str) -> list[str]:
-    """What git lists of a repository; nothing where it is none, or git is not there or refuses."""
+    """What git lists of a repository; nothing where it is none, or git is not there. An error says that it refuses."""
     if not (folder / ".git").exists() or shutil.which("git") is None:
         return []
-    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True)
-    return [*filter(None, done.stdout.split("\0"))]
-
-
-def _takes_version_from_git(folder: Path) -> bool:
-    """Whether a project there, or two folders below, names a tool that does."""
-    files = [
-        *folder.glob("pyproject.toml"), *folder.glob("setup.*"),
-        *folder.glob("*/pyproject.toml"), *folder.glob("*/*/pyproject.toml"),
-    ]  # fmt: skip
-    return any(
-        _VERSION_FROM_GIT.search(x.read_text(errors="replace")) for x in files if x.is_file()
-    )
+    variables = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(["git", *words], cwd=folder, env=variables, capture_output=True)
+    said = " ".join(os.fsdecode(done.stderr).split())
+    if said.startswith("fatal:") and "not a git repository" not in said:
+        raise UserError(f"git refuses to read {folder}: {said}")
+    return [*filter(None, os.fsdecode(done.stdout).split("\0"))]
 
 
 def _copy_commits(folder: Path, into: Path) -> None:
-    """Makes `into` a repository with the commits and tags of `folder`, and nothing of its settings."""
+    """Makes `into` a repository with the commits and tags of `folder`: any setup.py may ask git for its version.
+
+    It has nothing of the settings, which may hold a password.
+    """
     inside = ["-C", str(into)]
     for command in (
         ["clone", "--quiet", "--bare", "--", str(folder), str(into / ".git")],
@@ -142,14 +160,15 @@ def _copy_commits(folder: Path, into: Path) -> None:
         [*inside, "remote", "remove", "origin"],
         [*inside, "reset", "--quiet"],  # the files are those that git knows, if nobody changed them
     ):
-        _git(command, f"read {folder}, where the version of its project comes from")
+        _git(command, f"copy the commits of {folder}, of which its version may come")
 
 
 def empty_submodules(folder: Path) -> list[str]:
     """The submodules of the sources in `folder` that nobody has filled."""
     found = []
     for file in folder.rglob(".gitmodules"):
-        for path in re.findall(r"^\s*path *= *(\S.*?)\s*$", file.read_text(), re.MULTILINE):
+        text = os.fsdecode(file.read_bytes()) if file.is_file() else ""
+        for path in re.findall(r"^\s*path *= *(\S.*?)\s*$", text, re.MULTILINE):
             there = file.parent / path
             if not there.is_dir() or not any(there.iterdir()):
                 found.append(str(there.relative_to(folder)))
@@ -174,8 +193,10 @@ def name_of(folder: Path, source: str) -> str:
 def _commit_of(folder: Path) -> str | None:
     """The commit of a git repository in which nothing has been changed since."""
     said = [*_status(folder)]
-    if any(each[0] not in "#!" for _, each in said):
-        return None
+    for place, each in said:
+        own = each[0] == "?" and (folder / place / each[2:] / MARK).is_file()
+        if each[0] not in "#!" and not own:
+            return None
     found = (re.fullmatch(r"# branch\.oid ([0-9a-f]+)", each) for place, each in said if not place)
     return next((each[1] for each in found if each), None)
 
@@ -186,7 +207,7 @@ def hash_of_folder(folder: Path) -> str:
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not {".git", "__pycache__"} & {*path.relative_to(folder).parts}:
             content = hashlib.sha256(path.read_bytes()).hexdigest()
-            digest.update(f"{path.relative_to(folder)} {content}\n".encode())
+            digest.update(os.fsencode(f"{path.relative_to(folder)} {content}\n"))
     return digest.hexdigest()
 
 
@@ -196,7 +217,8 @@ def _unpack(archive: Path, into: Path) -> Fetched:
         entries = list(Path(name).iterdir())
         # An archive of sources holds one folder; GitHub's do, too.
         top = entries[0] if len(entries) == 1 and entries[0].is_dir() else Path(name)
-        _copy(top, into)
+        # All of it: nobody has built in it. A git of it would run commands that its settings name.
+        shutil.copytree(top, into, symlinks=True, ignore=shutil.ignore_patterns(".git"))
     return Fetched(into, f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}")
 
 
@@ -233,11 +255,10 @@ def _keep_inside(tar: tarfile.TarFile) -> None:
 
 
 def _clone(source: str, into: Path) -> Fetched:
-    url, at, commit = source.removeprefix("git+").rpartition("@")
-    if not at or "/" in commit:
+    found = _COMMIT.fullmatch(source)
+    if not found:
         raise UserError(f"{source} names no commit: write `{source}@COMMIT`, with a tag or a hash")
-    if url.startswith("-") or commit.startswith("-"):
-        raise UserError(f"{source} is not a source: {EXPECTED}")
+    url, commit = found.groups()
     with tempfile.TemporaryDirectory(dir=into.parent, prefix="cloned-") as name:
         for command in (
             ["clone", "--quiet", "--no-checkout", "--", url, name],
@@ -254,7 +275,7 @@ def _clone(source: str, into: Path) -> Fetched:
 def _git(arguments: list[str], purpose: str, way_out: str = "") -> str:
     """What git prints; an error says what it was for."""
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True)
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, errors="replace")
     except FileNotFoundError:
         raise UserError(f"there is no `git` command to {purpose}: install git") from None
     if done.returncode != 0:
@@ -263,10 +284,8 @@ def _git(arguments: list[str], purpose: str, way_out: str = "") -> str:
 
 
 def versions(folder: Path) -> str:
-    """The tags and branches of a repository, of which a version may be made; nothing where it is none."""
-    if not (folder / ".git").exists():
-        return ""
-    return _git(["-C", str(folder), "for-each-ref"], f"read {folder}")
+    """The commit and the tags of a repository, of which a version may be made; nothing where it is none."""
+    return " ".join(_ask_git(folder, "show-ref", "--head", "--tags"))
 
 
 def _download(requirement: Requirement, folder: Path) -> Path:
@@ -304,7 +323,7 @@ def _download(requirement: Requirement, folder: Path) -> Path:
 
 def _finder() -> PackageFinder:
     """What looks for sources where pip is configured to, and with its credentials."""
-    settings = pip_settings()
+    settings = pip_settings("download")
     context = ssl.create_default_context(cafile=settings.get("cert"))
     session = PyPIClient(
         verify=context,

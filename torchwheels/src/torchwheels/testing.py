@@ -10,7 +10,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +84,8 @@ def install(project: Project, target: Target, path: Path, folder: Path) -> None:
     constraint = folder / "constraint.txt"
     constraint.write_text(f"{environments.torch_requirement(target)}\n")
     requirements = [str(path.resolve()), "pytest", *project.tests.requires]
-    variables = environments.clean_variables(home) | {"PIP_CONSTRAINT": str(constraint)}
-    environments.pip_install(environment, requirements, variables)
+    wanted = [f"--constraint={constraint}", *requirements]
+    environments.pip_install(environment, wanted, environments.clean_variables(home))
     shutil.copy(toolchain.WRAPPERS / f"{_PLUGIN}.py", environment.site_packages)
 
 
@@ -150,10 +150,17 @@ def too_long(project: Project) -> str:
     )
 
 
+def check_paths(project: Project, sources: Path) -> None:
+    """Raises an error where the sources have not what the tests need."""
+    folder = sources / project.subdirectory
+    for path in project.tests.paths:
+        there = folder / path
+        if not there.exists() or not there.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"the option `tests.paths` names {path}, which the sources do not have")
+
+
 def _copy(folder: Path, path: str, into: Path) -> None:
     source, destination = folder / path, into / path
-    if not source.exists() or not source.resolve().is_relative_to(folder.resolve()):
-        raise UserError(f"the option `tests.paths` names {path}, which the sources do not have")
     destination.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__"))
@@ -176,8 +183,22 @@ def keep_record(results: Path, path: Path, target: Target, dist: Path, code: int
     record: dict[str, Any] = {"target": target.name, "sha256": sha256(path), **found}
     device = re.sub(r"[^a-z0-9]+", "-", record["device"].lower())
     destination = dist / "tests" / target.name / f"{record['sha256'][:12]}-{device}.json"
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    destination.write_text(json.dumps(record, indent=2) + "\n")
+    # Of a run that died before, on whichever device.
+    destination.with_name(f"{record['sha256'][:12]}-unknown.json").unlink(missing_ok=True)
+    with whole(destination) as file:
+        file.write_text(json.dumps(record, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of `path`: whoever reads that meanwhile finds the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def sha256(path: Path) -> str:

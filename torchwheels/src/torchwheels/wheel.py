@@ -73,7 +73,8 @@ class Wheel:
     @functools.cached_property
     def metadata(self) -> Message:
         """Its METADATA."""
-        return email.message_from_bytes(self.files[f"{self.dist_info}/METADATA"])
+        text = self.files[f"{self.dist_info}/METADATA"].decode(errors="replace")
+        return email.message_from_string(text)
 
     @functools.cached_property
     def torch_requirement(self) -> SpecifierSet | None:

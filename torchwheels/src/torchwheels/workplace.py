@@ -68,7 +68,7 @@ def variables_of(place: Workplace) -> dict[str, str]:
         place.home: "/tmp",
         work / "source": ".",
     }
-    launcher = toolchain.find_launcher(place.base.folder / "bin")
+    launcher = toolchain.find_launcher(place.base.folder / "bin", work)
     compilers = work / "compilers"
     commands = [
         toolchain.make_wrappers(compilers, place.compiler, prefixes, launcher),
@@ -109,7 +109,7 @@ def variables_of(place: Workplace) -> dict[str, str]:
 
 def _compiler_cache(place: Workplace) -> Path:
     """The project's own, wherever its sources lie: a copy of them finds there what was compiled of the first."""
-    return environments.cache() / "compiled" / (place.source.name or "unnamed")
+    return environments.use(environments.cache() / "compiled") / (place.source.name or "unnamed")
 
 
 def _write_start(place: Workplace) -> None:

@@ -6,14 +6,11 @@ A copy of this file lies in the build's environment alone, with its settings bes
 from __future__ import annotations
 
 import contextlib
-import copy
 import importlib.machinery
 import json
 import os
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,26 +58,45 @@ def pretend_gpu(cuda: Any) -> None:
 
 
 @contextlib.contextmanager
-def pool_of_jobs(jobs: int) -> Iterator[int]:
-    """What every ninja below takes its jobs from, as GNU make hands them out: a pipe with a byte for each."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/jobs"
-        os.mkfifo(path)
-        pool = os.open(path, os.O_RDWR)
-        os.write(pool, b"+" * jobs)
-        os.environ["MAKEFLAGS"] = f" --jobserver-auth=fifo:{path}"
-        try:
-            yield pool
-        finally:
-            del os.environ["MAKEFLAGS"]
-            os.close(pool)
+def side_by_side(compiler: Any) -> Iterator[None]:
+    """Without ninja the compiler takes one file after another: here each in a copy of this process."""
+    import multiprocessing.connection
 
+    compile_all, compile_one = compiler.compile, compiler._compile
+    running: dict[int, multiprocessing.process.BaseProcess] = {}
+    failed = False
 
-def ninja_takes_jobs() -> bool:
-    """Whether ninja knows such pools: from 1.13 on, and PyPI's of old."""
-    command = ["ninja", "--version"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return "jobserver" in said or tuple(map(int, said.split(".")[:2])) >= (1, 13)
+    def wait() -> None:
+        nonlocal failed
+        for sentinel in multiprocessing.connection.wait([*running]):
+            ended = running.pop(sentinel)  # type: ignore[arg-type]
+            ended.join()
+            failed |= ended.exitcode != 0
+
+    def _compile(*arguments: Any) -> None:
+        if len(running) == int(os.environ["MAX_JOBS"]):
+            wait()
+        if not failed:
+            fork = multiprocessing.get_context("fork")
+            process = fork.Process(target=compile_one, args=arguments)
+            process.start()
+            running[process.sentinel] = process
+
+    def compile(*arguments: Any, **options: Any) -> Any:
+        objects = compile_all(*arguments, **options)
+        while running:
+            wait()
+        if failed:
+            from setuptools.errors import CompileError
+
+            raise CompileError("a file does not compile: the messages above say why")
+        return objects
+
+    compiler.compile, compiler._compile = compile, _compile
+    try:
+        yield
+    finally:
+        compiler.compile, compiler._compile = compile_all, compile_one
 
 
 def without_architectures(flags: list[str]) -> tuple[list[str], set[str]]:
@@ -111,51 +127,16 @@ def leave_out_architectures(extension: Any) -> None:
     )
 
 
-def compile_in_parallel(cpp_extension: Any) -> None:
-    """torch compiles one extension after another, and where a project turns ninja off, one file after another."""
-    command: Any = cpp_extension.BuildExtension
-    begin, build_all = command.__init__, command.build_extensions
+def change_build(command: Any) -> None:
+    """Each extension is built in torch's own way, but for its GPUs, and its files side by side."""
     build_one = command.build_extension
-
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **{**kwargs, "use_ninja": True})
-        self.pool, self.failed = None, []
-
-    def build_extensions(self: Any) -> None:
-        is_torchs = type(self).build_extension is build_extension
-        if not (self.use_ninja and is_torchs and len(self.extensions) > 1 and ninja_takes_jobs()):
-            build_all(self)
-            return
-        jobs = os.environ.pop("MAX_JOBS")  # which torch would tell each ninja
-        try:
-            with pool_of_jobs(int(jobs)) as self.pool:
-                self.parallel = len(self.extensions)
-                build_all(self)
-        finally:
-            os.environ["MAX_JOBS"] = jobs
 
     def build_extension(self: Any, extension: Any) -> None:
         if SETTINGS["gencode"]:
             leave_out_architectures(extension)
-        # ninja, which the project may have turned off, runs in another folder.
-        extension.include_dirs = [str(Path(x).absolute()) for x in extension.include_dirs]
-        if self.pool is None:
+        with contextlib.nullcontext() if self.use_ninja else side_by_side(self.compiler):
             build_one(self, extension)
-            return
-        # Two may compile the same file, and each ninja has a file of its own there.
-        self = copy.copy(self)
-        self.build_temp = str(Path(self.build_temp, extension.name))
-        job = os.read(self.pool, 1)
-        try:
-            if not self.failed:
-                build_one(self, extension)
-        except BaseException:
-            self.failed.append(extension)
-            raise
-        finally:
-            os.write(self.pool, job)
 
-    command.__init__, command.build_extensions = __init__, build_extensions
     command.build_extension = build_extension
 
 
@@ -180,7 +161,7 @@ def change_cpp_extension(cpp_extension: Any) -> None:
         hide_toolkit(cpp_extension)
     if SETTINGS["gencode"]:
         keep_architectures(cpp_extension)
-    compile_in_parallel(cpp_extension)
+    change_build(cpp_extension.BuildExtension)
 
 
 CHANGES = {

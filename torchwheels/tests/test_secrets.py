@@ -1,0 +1,62 @@
+"""No password or token of an address leaves the process: by no message, no log, no report."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+from forged_wheels import Forge
+
+TOKEN = "s'cr%40t-0123@more"
+AT = f"me:{TOKEN}@127.0.0.1:9"  # where nobody answers
+PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+BUILD = (f"--target={PYTHON}-cpu", "--backend=local")
+OPTIONS = f"""
+[[releases]]
+version = "2.99.0"
+pythons = ["{PYTHON}"]
+index = "https://{AT}/simple"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "said"),
+    [
+        (["build", f"git+https://{AT}/x@v1", *BUILD], {}, "git cannot fetch git+https://****@127"),
+        (["build", "--debug", f"git+https://{AT}/x", *BUILD], {}, "git+https://****@127.0.0.1:9/x names no"),
+        (["build", f"https://{AT}/x.zip", *BUILD], {}, "there is no https://****@127.0.0.1:9/x"),
+        (["build", "x", *BUILD], {"PIP_INDEX_URL": f"http://{AT}/simple"}, "does not answer"),
+        (["build", ".", "--debug", *BUILD], {"PIP_INDEX_URL": f"http://{AT}/simple"}, "pip cannot install"),
+        (["build", ".", *BUILD], {"TORCHWHEELS_TORCH_INDEX": f"http://{AT}/"}, "pip cannot install"),
+        (["audit", "--config=x.toml"], {}, "1 of 1 wheels are fit to publish"),
+        (["index", "--config=x.toml"], {}, "made site with tinyops"),
+    ],
+)  # fmt: skip
+def test_no_token_leaves(
+    words: list[str], variables: dict[str, str], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "dist").mkdir()
+    Forge(tmp_path / "dist").wheel()
+    (tmp_path / "x.toml").write_text(OPTIONS)
+    (tmp_path / "setup.py").touch()
+    (tmp_path / "pip.conf").touch()
+    variables = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PIP_")},
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_RETRIES": "0",
+        "PYTHONPATH": str(ROOT / "torchwheels" / "src"),
+        "TORCHWHEELS_CACHE": str(tmp_path / "cache"),
+        **variables,
+    }
+    command = [sys.executable, "-m", "torchwheels", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
+    printed = done.stdout + done.stderr
+    assert said in printed
+    left = [x for x in tmp_path.rglob("*") if x.is_file() and x.name != "x.toml"]
+    for text in (printed.encode(), *(x.read_bytes() for x in left if "cache" not in x.parts)):
+        assert not any(part in text for part in (b"s'cr", b"40t-0123", b"me:s", b"more@"))
