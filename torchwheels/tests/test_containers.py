@@ -126,7 +126,7 @@ def test_output_comes_while_a_command_runs(
 @pytest.mark.slow
 def test_files_go_in_and_come_out(container: Container, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
-    (folder / "__pycache__").mkdir(parents=True)
+    folder.mkdir()
     (folder / "program").write_text("#!/bin/sh\necho ran\n")
     (folder / "program").chmod(0o755)
     (folder / "link").symlink_to("program")

@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given.arguments = words[end + 1 :]
     if "source" in given:
         given.source, name, folder = sources.parts(given.source)
-        given.name, given.subdirectory = given.name or name, given.subdirectory or folder
+        given.name, given.subdirectory = name, given.subdirectory or folder
     for number in processes.STOPPING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as below `nohup`
             signal.signal(number, _stop)
@@ -258,7 +258,8 @@ def _fetched(given: argparse.Namespace) -> Iterator[Fetched]:
     with tempfile.TemporaryDirectory(prefix="torchwheels-sources-") as work:
         found = sources.fetch(given.source, Path(work) / "source")
         folder = found.folder / _options(given).subdirectory
-        yield dataclasses.replace(found, name=sources.name_of(folder, found.project))
+        name = given.name or sources.name_of(folder, found.project)
+        yield dataclasses.replace(found, name=name)
 
 
 def _options(given: argparse.Namespace) -> Project:

@@ -207,10 +207,8 @@ class _Shown:
         print(masked(self._rest), end="\n" if self._rest else "", flush=True)
 
 
-def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
     """Whoever it belongs to here."""
-    if Path(member.name).name == "__pycache__":
-        return None
     member.uid = member.gid = 0
     member.uname = member.gname = "root"
     return member
