@@ -745,7 +745,7 @@ def test_a_folder_of_a_commit_is_built(
         cli.main(words)
     assert error.value.code == BuildError.code  # its setup has compiled nothing
     name = "a-name" if "#" in source else "x"
-    assert (tmp_path / "cache" / "build" / f"{target.name}-{name}").is_dir()
+    assert (tmp_path / "my cache" / "build" / f"{target.name}-{name}").is_dir()
 
 
 @pytest.mark.parametrize(
