@@ -28,6 +28,7 @@ from torchwheels import (
     releases,
     sandbox,
     sources,
+    toolchain,
     wheel,
 )
 from torchwheels.errors import BuildError, UserError
@@ -271,6 +272,22 @@ def test_failures_are_explained_and_leave_the_old_wheel(
             "x.cu:1:10: fatal error: THC/THC.h: No such file or directory\n",
             "the header THC/THC.h was torch's until 1.10: these sources are for an older torch than any target has",
         ),
+        ("Killed 0 stale workers", "the messages above say why"),
+        ("/bin/sh: line 1: 71 Killed   g++ -c x.cpp", "a compiler ran out of memory"),
+        (
+            "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+            "a compiler ran out of memory",
+        ),
+        ("make: *** [Makefile:3: x.o] Killed", "a compiler ran out of memory"),
+        (
+            "ATen.h:5:2: error: #error C++20 or later compatible compiler is required to use ATen.",
+            "this torch's headers want C++20, and its setup asks for an older one: have `patches` or",
+        ),
+        (
+            "CMake Error at CMakeLists.txt:1: Compatibility with CMake < 3.5 has been removed from CMake.",
+            "its CMakeLists.txt is for a CMake before 3.5, which this one no longer takes: set "
+            'environment = { CMAKE_POLICY_VERSION_MINIMUM = "3.5" }',
+        ),
         ("No space left on device", "the disk is full"),
         (
             "setuptools-scm was unable to detect version for /source",
@@ -295,6 +312,49 @@ def test_what_a_build_prints_is_explained(printed: str, sentence: str) -> None:
     assert backend._explain(f"running build_ext\n{printed}\n", "2").startswith(sentence)
 
 
+ONE_FILE = """
+from setuptools import setup, Extension
+setup(name="sample", version="1", packages=[], ext_modules=[Extension("sample", ["{}"])])
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("own.cpp", None, "its sources lack the file own.cpp: an archive on PyPI may be incomplete, so"),
+        ("made.cpp", "", "lack the file made.cpp, which git ignores: add it all the same (`git add --force made.cpp`)"),
+        ("own.cpp", '#include "x/made.h"', "lack the file include/x/made.h, which git ignores: add"),
+        ("own.cpp", '#include "of_nobody.h"', "the header of_nobody.h is not there, and may be of the"),
+        ("../common.cpp", None, "common.cpp lies outside of the folder that is built: build the folder"),
+        ("link.cpp", None, "its sources lack the file link.cpp, a link out of their folder (../common.cpp): p"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("launcher", ["", "sccache"])
+def test_a_file_that_is_missing_is_named_and_why(
+    file: str, text: str | None, message: str, launcher: str, target: Target, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    if launcher and not shutil.which(launcher):
+        pytest.skip(f"there is no {launcher}")
+    monkeypatch.setattr(toolchain, "find_launcher", lambda *_: shutil.which(launcher) or "")
+    folder = tmp_path / "source"
+    (folder / "include" / "x").mkdir(parents=True)
+    for name in ("../common.cpp", "include/x/made.h"):
+        (folder / name).touch()
+    (folder / "link.cpp").symlink_to("../common.cpp")
+    (folder / ".gitignore").write_text("made*\n")
+    (folder / "setup.py").write_text(ONE_FILE.format(file))
+    (folder / "pyproject.toml").write_text("[build-system]\nrequires = []\n")
+    if text is not None:
+        (folder / file).write_text(text)
+    subprocess.run(["git", "init", "--quiet", folder], check=True)
+    source = sources.fetch(str(folder), tmp_path / "copy")
+    with tempfile.TemporaryDirectory() as short, pytest.raises(BuildError) as error:  # for a socket
+        monkeypatch.setenv("TORCHWHEELS_CACHE", short)
+        build.build_wheel(project.Project(), target, source, tmp_path / "dist")
+    assert message in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -308,7 +368,7 @@ def test_what_a_build_prints_is_explained(printed: str, sentence: str) -> None:
         ),
         (
             'requires = ["torch<2"]',
-            ": no target has one: `patches` can have its sources ask for less",
+            ": no target has one: `[[tool.torchwheels.releases]]` adds another torch, and `patches` can",
         ),
         ('requires = ["torch>=2.5,<2.8"]', "-cpu-torch2.7 has one"),
     ],
@@ -685,7 +745,7 @@ def test_a_folder_of_a_commit_is_built(
         cli.main(words)
     assert error.value.code == BuildError.code  # its setup has compiled nothing
     name = "a-name" if "#" in source else "x"
-    assert (tmp_path / "cache" / "build" / f"{target.name}-{name}").is_dir()
+    assert (tmp_path / "my cache" / "build" / f"{target.name}-{name}").is_dir()
 
 
 @pytest.mark.parametrize(

@@ -540,6 +540,14 @@ def test_own_project(own_project: Path) -> None:
     assert (run["target"], run["passed"], run["skipped"]) == ("3.11-cpu", 2, 2)
 
 
+def test_sessions_mask_what_they_print(tmp_path: Path) -> None:
+    """nox says each command, and again where it fails."""
+    source = "--source=git+https://me:secret@127.0.0.1:9/x@v1"
+    done = nox(maintained(tmp_path / "source"), "-s", "build-3.11-cpu", "--", source)
+    assert "git+https://****@127.0.0.1:9/x@v1" in done.stdout
+    assert "secret" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 import warnings
@@ -26,7 +27,9 @@ _CHATTER = (
 # Patterns of a build's output, and the message for each; {0} is the group of the pattern.
 _KNOWN_FAILURES = (
     (
-        r"(?:Killed signal terminated program|died due to signal 9|signal 9 \(|\bKilled\b)",
+        # Of GCC, nvcc, Python, a shell and make.
+        r"Killed signal terminated program|died due to signal 9|signal 9 \(|SIGKILL|^Killed$"
+        r"|^\S*sh: .*\bKilled\b|\] (?:Error 137|Killed)$",
         "a compiler ran out of memory: build with fewer jobs at once (MAX_JOBS, now {jobs}, or the option "
         "`memory-per-job`)",
     ),
@@ -72,9 +75,14 @@ _KNOWN_FAILURES = (
         "its build asks for the network, which it has not: in a container the option `network` gives it one",
     ),
     (
-        r"ninja: error: '(?:/\S+/source/)?(\S+)', needed by .*missing and no known rule to make it",
-        "its sources lack the file {0}: an archive on PyPI may be incomplete, so build those of its repository "
-        "(`git+URL@COMMIT`)",
+        r"C\+\+(\d\d) (?:or later compatible compiler is )?required to use|You need C\+\+(\d\d) to compile PyTorch",
+        "this torch's headers want C++{0}, and its setup asks for an older one: have `patches` or `before-build` write "
+        "`-std=c++{0}` there, or choose a target with an older torch",
+    ),
+    (
+        r"Compatibility with CMake < ([\d.]+) has been removed from CMake",
+        "its CMakeLists.txt is for a CMake before {0}, which this one no longer takes: set "
+        'environment = {{ CMAKE_POLICY_VERSION_MINIMUM = "{0}" }} in [tool.torchwheels]',
     ),
     (
         r"fatal error: (THC?/\S+): No such file",
@@ -139,6 +147,7 @@ def opened(
         shown = map(output.Shortened(place.work / "source"), traceback.splitlines(keepends=True))
         print("".join(shown), end="", flush=True)
         why = _missing_modules(place, folder, last + traceback)
+        why = why or _lacking(place, last + traceback)
         why = why or _explain(last + traceback, variables["MAX_JOBS"])
         if empty := sources.empty_submodules(place.work / "source"):
             why += (
@@ -189,6 +198,51 @@ def _missing_modules(place: Workplace, folder: Path, printed: str) -> str:
     return (
         f"its build imports modules that are not there ({names}): add what has them to `build-requires` "
         "in [tool.torchwheels] (a file for `--config` where the project is not yours)"
+    )
+
+
+# Of ninja, sccache and GCC, where a file that is to be compiled is not there; and an included one.
+_NO_SOURCE = re.compile(
+    r"ninja: error: '(.+?)', needed by .*missing and no known rule"
+    r"|while hashing the input file '(.+?)'|cc1\w*: fatal error: (\S+): No such file"
+)
+_NO_HEADER = re.compile(r"fatal error: (\S+): No such file")
+
+
+def _lacking(place: Workplace, printed: str) -> str:
+    """What to say where a file of the project is missing: why the copy of the sources lacks it, if that is known."""
+    copy, original = place.work / "source", Path(place.source.project or "/none")
+    if found := _NO_SOURCE.search(printed):
+        name = next(filter(None, found.groups()))
+        path = Path(os.path.normpath(copy / place.project.subdirectory / name))
+        if not path.is_relative_to(copy):
+            return (
+                f"{os.path.relpath(path, copy)} lies outside of the folder that is built: build the folder that holds "
+                "both, where `--subdirectory` says which part is the project"
+                if path.is_relative_to(environments.cache())
+                else ""
+            )
+    elif found := _NO_HEADER.search(printed):
+        ends = (x.relative_to(original) for x in original.rglob(Path(found[1]).name))
+        names = (x for x in ends if f"/{x}".endswith(f"/{found[1]}"))
+        path = next((copy / x for x in names if not (copy / x).exists()), copy)
+    else:
+        return ""
+    file = path.relative_to(copy)
+    lacks = f"its sources lack the file {file}"
+    if path.is_symlink():
+        return f"{lacks}, a link out of their folder ({path.readlink()}): put the file itself there"
+    if path == copy:
+        return ""
+    if (original / file).exists() and not (place.source.folder / file).exists():
+        if (original / ".git").exists():
+            return f"{lacks}, which git ignores: add it all the same (`git add --force {file}`)"
+        return (
+            f"{lacks}, which lies where builds leave their own: rename the folder {file.parts[0]}"
+        )
+    return (
+        f"{lacks}: an archive on PyPI may be incomplete, so build those of its repository (`git+URL@COMMIT`), and of a "
+        "folder git's are taken"
     )
 
 

@@ -271,7 +271,11 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
             kind = operator.attrgetter("python", "label", "machine")
             like = [x for x in targets if kind(x) == kind(at)]
             found = [f"{x.name} has one" for x in like if requirement.specifier.contains(x.torch)]
-            advice = ["no target has one: `patches` can have its sources ask for less", *found][-1]
+            advice = [
+                "no target has one: `[[tool.torchwheels.releases]]` adds another torch, and `patches` can have its "
+                "sources ask for less",
+                *found,
+            ][-1]
             raise UserError(
                 f"its build requires {requirement}, and {at.name} has torch {at.torch}: {advice}"
             )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import fnmatch
+import logging
 import os
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import nox
 
 from torchwheels import project, releases
 from torchwheels.errors import UserError
+from torchwheels.output import masked
 from torchwheels.project import Project
 from torchwheels.releases import Target
 
@@ -51,6 +53,7 @@ def add_sessions(tool: str = "", quick_test: bool = True) -> None:
     except UserError as error:
         sys.exit(f"torchwheels: {error}")
     nox.options.sessions = ["test"]
+    logging.getLogger("nox").addFilter(_mask)  # which says commands
 
     def add(name: str, what: str, *commands: Sequence[str], of_sources: bool = True) -> None:
         def run(session: nox.Session) -> None:
@@ -87,6 +90,11 @@ def add_sessions(tool: str = "", quick_test: bool = True) -> None:
         "matrix": "Says which jobs CI starts: `-- small`, or `full`.",
     }.items():
         add(name, what, [name], of_sources=False)
+
+
+def _mask(record: logging.LogRecord) -> bool:
+    record.msg, record.args = masked(record.getMessage()), ()
+    return True
 
 
 def _targets(options: Project, pattern: str) -> Sequence[Target]:

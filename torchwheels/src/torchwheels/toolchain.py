@@ -132,7 +132,8 @@ def with_usual_layout(
     pip's has no `lib64`, libraries with their version only, which `-lcudart` does not find, and none for `driver`.
     `libraries` are those of another machine, in place of its own.
     """
-    if (toolkit.home / "lib64").is_dir() and libraries is None:
+    usual = ("lib64", "nvvm/lib64")
+    if all((toolkit.home / each).is_dir() for each in usual) and libraries is None:
         return toolkit
     own = toolkit.home / ("lib64" if (toolkit.home / "lib64").is_dir() else "lib")
     for name, original in (("bin", toolkit.home / "bin"), ("lib64", libraries or own)):
@@ -235,20 +236,16 @@ def find_launcher(folder: Path, work: Path) -> str:
     """The compiler cache of a build in `work`: this machine's ccache, else the sccache in `folder`; empty where there
     is neither, or the kernel takes no socket in so long a path.
     """
-    socket = len(os.fsencode(_socket(work))) < _LONGEST_SOCKET
+    # With one in its temporary folder, the home, sccache's server says that it has started.
+    socket = len(os.fsencode(work / "home" / "sccache123456" / "sock")) < _LONGEST_SOCKET
     return shutil.which("ccache") or (socket and shutil.which("sccache", path=folder)) or ""
-
-
-def _socket(work: Path) -> Path:
-    """That of sccache's server."""
-    return work / "s"
 
 
 def cache_variables(kept: Path, work: Path) -> dict[str, str]:
     """What has either compiler cache of a build in `work` keep its files in `kept`."""
     found = {"CCACHE_DIR": str(kept / "ccache"), "SCCACHE_DIR": str(kept / "sccache")}
     # The time of the wrapper that nvcc takes for its host compiler is each build's own.
-    return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(_socket(work))}
+    return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(work / "s")}
 
 
 def nvcc_variables(folder: Path, toolkit: CudaToolkit, launcher: str) -> dict[str, str]:
