@@ -28,6 +28,7 @@ from torchwheels.errors import UserError
 
 TARGET = releases.load().target("3.11-cu130")
 CPU = releases.load().target("3.11-cpu")
+IMAGE = containers.base_image(CPU)
 
 
 def test_image_gets_what_the_table_and_the_project_say() -> None:
@@ -36,7 +37,7 @@ def test_image_gets_what_the_table_and_the_project_say() -> None:
     required = found.pop("REQUIREMENTS").split()
     assert {"build", "docker", "packaging"} < {x.partition("==")[0] for x in required}
     assert found == {
-        "BASE_IMAGE": TARGET.image,
+        "BASE_IMAGE": containers.base_image(TARGET),
         "PYTHON": "3.11",
         "CUDA_HOME": "/usr/local/cuda",
         "UV": releases.load().uv,
@@ -102,7 +103,7 @@ def test_a_patch_elsewhere_is_not_put_into_a_container(tmp_path: Path) -> None:
 
 @pytest.fixture
 def container(engine: Engine) -> Iterator[Container]:
-    with Container(engine, CPU.image) as found:
+    with Container(engine, IMAGE) as found:
         yield found
 
 
@@ -167,7 +168,7 @@ def test_a_command_ends_with_its_time(container: Container) -> None:
 
 LEFT_ALONE = f"""
 from torchwheels.engines import Container, find_engine
-with Container(find_engine(), "{CPU.image}") as container:
+with Container(find_engine(), "{IMAGE}") as container:
     container.run(["sh", "-c", "echo started >&2; exec sleep 8765430"], {{}})
 """
 
@@ -330,7 +331,7 @@ def test_no_password_of_a_mirror_stays_in_an_image(
     with zipfile.ZipFile(tmp_path / "torch" / "torch-2.13.0-py3-none-any.whl", "w") as packed:
         for name, text in TORCH.items():
             packed.writestr(name, text)
-    with Container(engine, CPU.image):  # which makes the network
+    with Container(engine, IMAGE):  # which makes the network
         (place,) = engine.client.networks.get(engines.NETWORK).attrs["IPAM"]["Config"]
     gateway = place["Gateway"]
     handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
