@@ -167,7 +167,9 @@ def test_a_command_ends_with_its_time(container: Container) -> None:
 
 
 LEFT_ALONE = f"""
+import signal
 from torchwheels.engines import Container, find_engine
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell in the background ignores
 with Container(find_engine(), "{IMAGE}") as container:
     container.run(["sh", "-c", "echo started >&2; exec sleep 8765430"], {{}})
 """
