@@ -41,8 +41,9 @@ def test_it_holds_all_that_a_build_and_its_tests_read(archive: Path) -> None:
 @pytest.mark.slow
 def test_its_wheel_is_that_of_the_tree(archive: Path, tmp_path: Path) -> None:
     wheels = []
-    for source in (str(ROOT), str(archive)):
+    for given in (ROOT, archive):
         dist = tmp_path / f"dist-{len(wheels)}"
+        source = str(sources.fetch(str(given), tmp_path / given.name).folder)
         python = f"{sys.version_info.major}.{sys.version_info.minor}"
         build = ["build", source, f"--target={python}-cpu", "--backend=local", f"--dist={dist}"]
         # Which source it was is in the build record, and nothing else may differ.

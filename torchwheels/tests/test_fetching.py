@@ -277,6 +277,21 @@ def test_a_repository_without_commits_is_a_folder(
     assert sources.versions(found.folder) == capsys.readouterr().out == ""
 
 
+def test_a_submodule_without_an_address_ends_no_build(tmp_path: Path) -> None:
+    """git itself then says that this is fatal."""
+    commit = repository(tmp_path / "x", **{"setup.py": ""})
+    git = ["git", "-C", str(tmp_path / "x"), "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (
+        ["update-index", "--add", "--cacheinfo", f"160000,{commit},below"],
+        ["commit", "-qm", "y"],
+    ):
+        subprocess.run([*git, *words], check=True)
+    (tmp_path / "x" / "below").mkdir()
+    found = sources.fetch(str(tmp_path / "x"), tmp_path / "copy")
+    assert files(found.folder) == {"setup.py"}
+    assert found.origin.startswith("git:")
+
+
 def test_a_repository_of_another_owner_is_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import itertools
+import json
 import os
 import resource
 import shutil
@@ -51,6 +52,31 @@ def refused(path: Path, where: str) -> None:
         f"{path} is no wheel: {where} is not packed as usual, so that installers may find different files there: "
         "where you trust it, pack it again (`wheel unpack`, then `wheel pack`)"
     )
+
+
+def test_a_pipe_is_no_wheel(tmp_path: Path) -> None:
+    """Reading one never ends."""
+    path = tmp_path / "x-1-py3-none-any.whl"
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=r"x-1-py3-none-any\.whl is no file$"):
+        wheel.read(path)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"target": "3.11-cpu-torch"}, {"target": 3}, {"target": "3.12-cpu"}, {"target": "../3.11-cpu"},
+        {"python": []}, {"python": "3.11<b>", "target": "3.11<b>-cpu"}, {"torch": "new"}, {"torch": None},
+        {"cuda": 13.0, "target": "3.11-cu130"}, {"architectures": [90]}, {"architectures": None},
+    ],
+)  # fmt: skip
+def test_a_build_record_that_names_no_target_is_refused(forge: Forge, said: dict[str, Any]) -> None:
+    record = json.loads(forge.fitting_metadata()[wheel.BUILD_RECORD])
+    forge.replaced[wheel.BUILD_RECORD] = json.dumps({**record, **said}).encode()
+    with pytest.raises(
+        UserError, match=r"the build record of tinyops-.*\.whl names no whole target"
+    ):
+        reports.audited(forge.wheel(), Project())
 
 
 @pytest.mark.parametrize(

@@ -72,12 +72,13 @@ def _apply(rule: Rule, wheel: Wheel, expectation: Expectation) -> list[str]:
 def target_of_record(wheel: Wheel, record: Mapping[str, Any]) -> Target:
     """The target that its build record names, as that was on the day: the table may be another by now."""
     try:
-        name, cuda = record["target"], record["cuda"]
+        name, torch, cuda = record["target"], record["torch"], record["cuda"]
+        Version(torch)
         _, label, *_ = name.split("-")
         architectures = tuple(map(str.strip, record["architectures"]))
         target = Target(
             record["python"],
-            str(Version(record["torch"])),
+            torch,
             Cuda(cuda, torch="", image="", architectures=architectures) if cuda else None,
             image="",
             names_torch="-torch" in name,

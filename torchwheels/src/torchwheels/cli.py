@@ -285,7 +285,7 @@ def _chosen_targets(given: argparse.Namespace, options: Project) -> tuple[Target
     table = options.releases
     found = [table.target(name) for name in given.target]
     found = found or [table.current_target(releases.python_at_hand())]
-    return tuple(map(options.target_to_build, found))
+    return options.targets_to_build(found)
 
 
 def _test(given: argparse.Namespace) -> None:

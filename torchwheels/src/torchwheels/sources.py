@@ -140,10 +140,9 @@ def _ask_git(folder: Path, *words: str) -> list[str]:
     """What git lists of a repository; nothing where it is none, or git is not there. An error says that it refuses."""
     if not (folder / ".git").exists() or shutil.which("git") is None:
         return []
-    variables = {**os.environ, "LC_ALL": "C"}
-    done = subprocess.run(["git", *words], cwd=folder, env=variables, capture_output=True)
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True)
     said = " ".join(os.fsdecode(done.stderr).split())
-    if said.startswith("fatal:") and "not a git repository" not in said:
+    if "safe.directory" in said:  # which it says to set
         raise UserError(f"git refuses to read {folder}: {said}")
     return [*filter(None, os.fsdecode(done.stdout).split("\0"))]
 

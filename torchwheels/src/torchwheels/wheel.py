@@ -334,6 +334,8 @@ def read(path: Path) -> Wheel:
     """Reads a wheel, which is passed on then: nothing reads the file again."""
     if not re.fullmatch(r"[A-Za-z0-9_.+!-]+", path.name):
         raise UserError(f"{str(path)!r} has characters in its name that the name of no wheel has")
+    if path.exists() and not path.is_file():  # a pipe, say, would never end
+        raise UserError(f"{path} is no file")
     try:
         with zipfile.ZipFile(path) as archive:
             files = unpack(archive)
