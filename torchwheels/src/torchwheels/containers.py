@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
@@ -20,7 +19,6 @@ from urllib.parse import urlsplit
 
 from docker.errors import ImageNotFound
 from docker.types import DeviceRequest, Mount
-from packaging.requirements import Requirement
 
 from torchwheels import environments, inside, processes, reports, sandbox, testing
 from torchwheels.backend import too_long
@@ -30,10 +28,11 @@ from torchwheels.finish import Used
 from torchwheels.kept import KEPT, kept_if_refused, publish
 from torchwheels.output import DEBUG, without_userinfo
 from torchwheels.project import Project
-from torchwheels.releases import Target, load
+from torchwheels.releases import Target, load, locked_own
 from torchwheels.sources import Fetched
 
 DOCKERFILE = Path(__file__).with_name("Dockerfile")
+_LOCK = "own.txt"  # of the Dockerfile
 _PROCESSES = 8192  # and threads, of a container with tests
 _SHARE_OF_MEMORY = 0.8  # of the engine's machine, for a container with tests
 _VARIABLES = ("MAX_JOBS", "SOURCE_DATE_EPOCH", "TORCHWHEELS_ARCHITECTURES", DEBUG)
@@ -187,6 +186,7 @@ def _image(engine: Engine, project: Project, target: Target, job: dict[str, Any]
     said = [
         DOCKERFILE.read_text(),
         arguments,
+        locked_own(),
         load().tools,
         environments.torch_requirement(target),
         target.index,
@@ -220,6 +220,7 @@ def _toolchain(engine: Engine, target: Target, arguments: Mapping[str, str]) -> 
     settings = "".join(f"{name}={shlex.quote(value)}\n" for name, value in mirrors().items())
     with tempfile.TemporaryDirectory(prefix="torchwheels-") as folder:
         number = Path(folder) / "number"
+        (Path(folder) / _LOCK).write_text(locked_own())
         command = [*engine.command, "build", f"--platform={target.machine.docker}", folder]
         command += [f"--file={DOCKERFILE}", f"--iidfile={number}"]
         command += ["--secret=id=settings,env=TORCHWHEELS_SETTINGS"]
@@ -236,7 +237,7 @@ def _toolchain(engine: Engine, target: Target, arguments: Mapping[str, str]) -> 
 
 
 def build_arguments(project: Project, target: Target) -> dict[str, str]:
-    """The arguments of the Dockerfile, which follow from the project, the table of releases and this installation."""
+    """The arguments of the Dockerfile, which follow from the project and the table of releases."""
     return {
         "BASE_IMAGE": base_image(target),
         "PYTHON": target.python,
@@ -244,18 +245,8 @@ def build_arguments(project: Project, target: Target) -> dict[str, str]:
         "CUDA_HOME": "/usr/local/cuda" if target.cuda else "",
         "UV": load().uv,
         "SYSTEM_PACKAGES": " ".join(project.system_packages),
-        "REQUIREMENTS": " ".join(_own_requirements()),
+        "REQUIREMENTS": f"--require-hashes --requirement=/opt/{_LOCK}",
     }
-
-
-def _own_requirements() -> list[str]:
-    """What this tool requires, in the versions that are installed here."""
-    required = map(Requirement, importlib.metadata.requires("torchwheels") or [])
-    return [
-        f"{x.name}=={importlib.metadata.version(x.name)}"
-        for x in required
-        if not x.marker or x.marker.evaluate()
-    ] + ["tomli"]
 
 
 def mirrors() -> dict[str, str]:

@@ -45,6 +45,12 @@ def locked(is_wanted: Callable[[str], bool]) -> str:
     return "".join(entry for entry in entries if is_wanted(entry.partition("==")[0]))
 
 
+def locked_own() -> str:
+    """What it says of this tool's own requirements, and of nox."""
+    others = names([*load().tools, load().uv]) - {"pip", "setuptools"}
+    return locked(lambda name: name not in others)
+
+
 def names(requirements: Iterable[str]) -> set[str]:
     """`pip` of `pip==26.3`."""
     return {Requirement(x).name for x in requirements}

@@ -119,9 +119,8 @@ def run_tool(session: nox.Session, *arguments: str, tool: str = "") -> None:
 
 def install_tool(session: nox.Session, folder: str) -> None:
     """Installs torchwheels from its sources, and what it requires as the lock file has it."""
-    others = releases.names([*releases.load().tools, releases.load().uv]) - {"setuptools"}
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write(releases.locked(lambda name: name not in others))
+        file.write(releases.locked_own())
         file.flush()
         session.install("--quiet", "--require-hashes", f"--requirement={file.name}")
     session.install("--quiet", "--no-deps", "--no-build-isolation", "--editable", folder)
