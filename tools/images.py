@@ -1,7 +1,7 @@
 """Pins the base images by digest, and renews that: `nox -s images`, or `-- 'nvidia/cuda:13*'` for some.
 
 Each image that the table of releases names keeps its tag, and gets the digest that its registry has for the tag now.
-docker-compose.yml names some of them again.
+The Dockerfile and docker-compose.yml name some of them again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from extops_build import ROOT, UserError, errors_for_the_user
 from torchwheels import releases
 from torchwheels.releases import Target
 
-FILES = (releases.FILE, ROOT / "docker-compose.yml")
-_IMAGE = re.compile(r'(\bimage = "|\bBASE_IMAGE: )([^\s"@]+)(?:@sha256:[0-9a-f]{64})?')
+FILES = (releases.FILE, releases.FILE.with_name("Dockerfile"), ROOT / "docker-compose.yml")
+_IMAGE = re.compile(r'(\bimage = "|\bBASE_IMAGE(?:: |=))([^\s"@]+)(?:@sha256:[0-9a-f]{64})?')
 # Of what has the image for several machines: the digest of one of them would serve no other.
 _INDEXES = (
     "application/vnd.oci.image.index.v1+json",

@@ -1,9 +1,12 @@
-"""docker-compose.yml says again what the table of releases says: here the two are compared."""
+"""docker-compose.yml and the Dockerfile's defaults say again what the table of releases says: here they are compared."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import re
+import shlex
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +21,47 @@ SERVICES = COMPOSE["services"]
 OPTIONS = project.load(ROOT / "pyproject.toml")
 
 
+DEFAULTS = {
+    name: shlex.split(value)[0] if value else ""
+    for name, value in re.findall(r"^ARG (\w+)=?(.*)$", DOCKERFILE, re.MULTILINE)
+}
+
+
 @pytest.mark.parametrize("name", SERVICES)
 def test_arguments_are_those_of_the_table(name: str) -> None:
-    arguments = dict(SERVICES[name]["build"]["args"])
+    given = SERVICES[name]["build"].get("args", {})
+    arguments = {**DEFAULTS, **given}
     target = OPTIONS.releases.target(arguments["TARGET"])
+    expected = containers.build_arguments(OPTIONS, target)
+    if not target.cuda:  # for which the project's own have no meaning
+        assert OPTIONS.target_to_build(target) == target
+        expected["RELEASE"] = ""
+    else:
+        assert arguments["STABLE"] == OPTIONS.stable
+    assert {name: arguments[name] for name in expected} == expected
+    assert {name for name, value in given.items() if value == DEFAULTS[name]} == set()
+
+
+def test_the_images_hold_what_torchwheels_requires() -> None:
     required = importlib.metadata.requires("torchwheels") or []
-    assert arguments.pop("STABLE") == OPTIONS.stable
-    assert arguments.pop("REQUIREMENTS").split() == [x for x in required if ";" not in x]
-    assert {"SYSTEM_PACKAGES": "", **arguments} == containers.build_arguments(OPTIONS, target)
+    assert DEFAULTS["REQUIREMENTS"].split() == [x for x in required if ";" not in x]
+
+
+@pytest.mark.parametrize("tool", [DEFAULTS["TOOL"], "."])
+def test_what_is_copied_is_there(tool: str) -> None:
+    """From the top of a checkout, and from the package."""
+    context = ROOT if tool == DEFAULTS["TOOL"] else Path(containers.__file__).parent
+    copied = re.findall(r"\$\{TOOL\}\S*", DOCKERFILE)
+    assert len(copied) == 9
+    for path in copied:
+        assert (context / path.replace("${TOOL}", tool)).exists(), path
+
+
+def test_an_index_without_wheels(tmp_path: Path) -> None:
+    command = SERVICES["site"]["command"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    message = "there is no wheel in dist/: `docker compose run --rm build` makes one\n"
+    assert (done.returncode, done.stderr) == (1, message)
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -39,7 +75,7 @@ def test_nothing_is_pulled(name: str) -> None:
 def test_commands_name_the_target_of_their_image(name: str) -> None:
     service = SERVICES[name]
     targets = re.findall(r"--target=(\S+)", service["command"][-1])
-    assert set(targets) == {service["build"]["args"]["TARGET"]}
+    assert set(targets) == {{**DEFAULTS, **service["build"].get("args", {})}["TARGET"]}
 
 
 def test_services() -> None:

@@ -44,7 +44,7 @@ ELSEWHERE = {
     r"^rsync ": "needs a server",
     r"^cp -r examples/own_project ": "torchwheels/tests/test_maintainers_path.py runs it",
     r"^(\.venv/bin/)?torchwheels build ": "compiles for minutes; test_building.py runs the like",
-    r"^docker compose ": "test_compose.py compares what the services are",
+    r"^docker (compose|build|run) ": "test_compose.py compares what the services and the image are",
     r"^docker context create ": "needs another machine",
     r"^(\.venv/bin/)?python examples/": "tests/test_examples.py runs it",
     r"^EXTOPS_JIT=csrc ": "compiles for minutes; test_just_in_time.py loads libraries that were compiled so",

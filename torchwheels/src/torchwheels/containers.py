@@ -229,7 +229,7 @@ def _image(project: Project, target: Target) -> dict[str, Any]:
     secrets = ["id=settings,env=TORCHWHEELS_SETTINGS"] if _settings() else []
     return {
         "context": str(Path(__file__).parent),
-        "args": arguments,
+        "args": {**arguments, "TOOL": "."},
         "secret": secrets,
         # The engine's own machine may be another than this one, and it may emulate others.
         "platforms": [target.machine.docker],
