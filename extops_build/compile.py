@@ -142,7 +142,7 @@ def _write_ninja(
             # The C++ compiler of a build has the compiler cache in front of it already.
             launcher = "ccache " if shutil.which("ccache") else ""
             nvcc = f"{launcher}{_words(cuda / 'bin' / 'nvcc')} -ccbin $cxx"
-            compile_cuda = f"{nvcc} -MD -MF $out.d $flags -c $in -o $out"
+            compile_cuda = f"{nvcc} {_compression(cuda)} -MD -MF $out.d $flags -c $in -o $out"
             ninja.rule("cuda", compile_cuda, depfile="$out.d", deps="gcc", description="CUDA $in")
         ninja.rule("stub", _STUB, description="STUB $out")
         ninja.rule("link", _LINK, description="LINK $out")
@@ -154,6 +154,13 @@ def _write_ninja(
             outputs.append(_write_link(ninja, folder, library, objects, cuda))
         ninja.default([str(_relative(path)) for path in outputs])
     return outputs
+
+
+def _compression(cuda: Path) -> str:
+    """The flags of nvcc that compress GPU code: in wheels, not in what is compiled for one machine."""
+    # `size` asks for a driver of CUDA 12.4, which wheels of CUDA 12 do not: theirs may be of CUDA 12.0.
+    mode = "" if nvcc_version(cuda).startswith("12.") else " -compress-mode=size"
+    return f"-Xfatbin=-compress-all{mode}"
 
 
 def _write_objects(

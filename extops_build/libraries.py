@@ -108,8 +108,23 @@ def architectures_of(source: Path, architectures: tuple[str, ...]) -> tuple[str,
 _GENERATIONS = ("9.0", "8.0", "0.0")
 
 
+def _digits(architecture: str) -> str:
+    return architecture.replace(".", "")
+
+
 def _number(architecture: str) -> tuple[int, ...]:
     return tuple(map(int, architecture.removesuffix("+PTX").split(".")))
+
+
+def _with_code_of_its_own(architectures: tuple[str, ...]) -> list[str]:
+    """Of each major version the oldest: its machine code serves the newer ones.
+
+    Code for 8.6 has the same instructions for arithmetic and memory as code for 8.0, and takes as much room again.
+    """
+    oldest: dict[int, str] = {}
+    for name in sorted(architectures, key=_number):
+        oldest.setdefault(_number(name)[0], name.removesuffix("+PTX"))
+    return [*oldest.values()]
 
 
 def _ptx_of(architecture: str, architectures: tuple[str, ...]) -> str:
@@ -121,10 +136,10 @@ def _ptx_of(architecture: str, architectures: tuple[str, ...]) -> str:
 
 
 def compiled_architectures(architectures: tuple[str, ...]) -> list[str]:
-    """What a build for them holds: code for each, and for `12.0+PTX` the PTX of 9.0, which more GPUs can use."""
-    ptx = {f"{_ptx_of(x, architectures)}+PTX" for x in architectures if x.endswith("+PTX")}
-    names = {x.removesuffix("+PTX") for x in architectures} | ptx
-    return sorted(names - {x.removesuffix("+PTX") for x in ptx}, key=_number)
+    """What a build for them holds: code that serves each, and for `12.0+PTX` the PTX of 9.0, which more GPUs can use."""
+    ptx = {_ptx_of(x, architectures) for x in architectures if x.endswith("+PTX")}
+    names = ptx.union(_with_code_of_its_own(architectures))
+    return [f"{x}+PTX" if x in ptx else x for x in sorted(names, key=_number)]
 
 
 def gencode_flags(architectures: tuple[str, ...]) -> list[str]:
@@ -134,19 +149,20 @@ def gencode_flags(architectures: tuple[str, ...]) -> list[str]:
     kernels do not distinguish.
     """
     codes: dict[str, list[str]] = {}
-    for architecture in sorted(architectures, key=_number):
-        ptx = f"compute_{_ptx_of(architecture, architectures)}".replace(".", "")
+    for architecture in _with_code_of_its_own(architectures):
         # Hopper's tensor cores are in a target of their own. Its machine code runs on every GPU of capability 9.0, but
         # its PTX on no newer one.
-        if _number(architecture) == (9, 0):
-            codes["compute_90a"] = ["sm_90a"]
+        if architecture == "9.0":
+            codes["90a"] = ["sm_90a"]
         else:
-            number = architecture.removesuffix("+PTX").replace(".", "")
-            codes.setdefault(ptx, []).append(f"sm_{number}")
+            ptx = _digits(_ptx_of(architecture, architectures))
+            codes.setdefault(ptx, []).append(f"sm_{_digits(architecture)}")
+    for architecture in architectures:
         if architecture.endswith("+PTX"):
-            codes.setdefault(ptx, []).append(ptx)
-    flags = [f"-gencode=arch={ptx},code=[{','.join(made)}]" for ptx, made in codes.items()]
-    return [*flags, *(["-DEXTOPS_SM90A"] if "compute_90a" in codes else [])]
+            ptx = _digits(_ptx_of(architecture, architectures))
+            codes.setdefault(ptx, []).append(f"compute_{ptx}")
+    flags = [f"-gencode=arch=compute_{ptx},code=[{','.join(made)}]" for ptx, made in codes.items()]
+    return [*flags, *(["-DEXTOPS_SM90A"] if "90a" in codes else [])]
 
 
 def nvcc_flags(architectures: tuple[str, ...], *, strict: bool) -> list[str]:
@@ -162,7 +178,6 @@ def nvcc_flags(architectures: tuple[str, ...], *, strict: bool) -> list[str]:
         f"-Xcompiler={host}",
         *(["-Werror=all-warnings"] if strict else []),
         "-Wno-deprecated-gpu-targets",
-        "-Xfatbin=-compress-all",
         *gencode_flags(architectures),
     ]
 

@@ -82,11 +82,16 @@ def violations(listing: Listing, text: str) -> Iterator[str]:
 
 
 def _list(library: Path, *options: str) -> str:
-    command = [str(_tool("cuobjdump")), *options, str(library)]
-    path = f"{_tool('nvdisasm').parent}"  # cuobjdump calls it
-    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": path})
+    return cuobjdump(*options, str(library))
+
+
+def cuobjdump(*arguments: str, folder: Path | None = None) -> str:
+    """What it prints in `folder`, where it also leaves what it extracts."""
+    path = f"{_tool('nvdisasm').parent}"  # which it calls
+    command = [str(_tool("cuobjdump")), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env={"PATH": path}, cwd=folder)
     if done.returncode != 0:
-        raise UserError(f"cuobjdump cannot read {library}: {done.stderr.strip()}")
+        raise UserError(f"cuobjdump cannot read {arguments[-1]}: {done.stderr.strip()}")
     return done.stdout
 
 

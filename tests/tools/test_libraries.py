@@ -56,32 +56,36 @@ def test_a_build_without_hopper_has_every_file() -> None:
 
 
 def test_gpus_that_kernels_do_not_tell_apart_share_their_ptx() -> None:
-    newest = ("7.5", "8.0", "8.6", "9.0", "10.0", "12.0+PTX")
+    newest = ("7.5", "8.0", "9.0", "10.0", "12.0+PTX")
     assert gencode_flags(newest) == [
         "-gencode=arch=compute_75,code=[sm_75]",
-        "-gencode=arch=compute_80,code=[sm_80,sm_86]",
+        "-gencode=arch=compute_80,code=[sm_80]",
         "-gencode=arch=compute_90a,code=[sm_90a]",
         "-gencode=arch=compute_90,code=[sm_100,sm_120,compute_90]",
         "-DEXTOPS_SM90A",
     ]
-    assert compiled_architectures(newest) == ["7.5", "8.0", "8.6", "9.0+PTX", "10.0", "12.0"]
+    assert compiled_architectures(newest) == ["7.5", "8.0", "9.0+PTX", "10.0", "12.0"]
 
 
-def test_the_ptx_of_a_build_for_older_gpus() -> None:
-    release = ("5.0", "6.0", "8.6", "9.0+PTX")
+def test_gpus_of_a_major_version_share_their_machine_code() -> None:
+    release = ("5.0", "6.0", "7.0", "7.5", "8.0", "8.6", "9.0+PTX")
     assert gencode_flags(release) == [
-        "-gencode=arch=compute_50,code=[sm_50,sm_60]",
-        "-gencode=arch=compute_80,code=[sm_86]",
+        "-gencode=arch=compute_50,code=[sm_50,sm_60,sm_70]",
+        "-gencode=arch=compute_80,code=[sm_80]",
         "-gencode=arch=compute_90a,code=[sm_90a]",
         "-gencode=arch=compute_90,code=[compute_90]",
         "-DEXTOPS_SM90A",
     ]
-    assert compiled_architectures(release) == list(release)
+    assert compiled_architectures(release) == ["5.0", "6.0", "7.0", "8.0", "9.0+PTX"]
+    assert gencode_flags(("8.6", "8.9")) == ["-gencode=arch=compute_80,code=[sm_86]"]
+    assert compiled_architectures(("8.6", "8.9")) == ["8.6"]
+
+
+def test_the_ptx_of_a_build_for_older_gpus() -> None:
     assert gencode_flags(("7.5+PTX",)) == ["-gencode=arch=compute_75,code=[sm_75,compute_75]"]
-    assert gencode_flags(("8.0", "8.6+PTX")) == [
-        "-gencode=arch=compute_80,code=[sm_80,sm_86,compute_80]"
-    ]
-    assert compiled_architectures(("8.0", "8.6+PTX")) == ["8.0+PTX", "8.6"]
+    assert gencode_flags(("8.0", "8.6+PTX")) == ["-gencode=arch=compute_80,code=[sm_80,compute_80]"]
+    assert compiled_architectures(("8.0", "8.6+PTX")) == ["8.0+PTX"]
+    assert compiled_architectures(("8.6+PTX",)) == ["8.0+PTX", "8.6"]
 
 
 @pytest.mark.parametrize(

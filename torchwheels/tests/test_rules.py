@@ -423,6 +423,20 @@ def test_gpu_code_that_is_missing(
     assert forge.findings() == {"gpu_code": [message]}
 
 
+@pytest.mark.parametrize(("wanted", "lacks"), [("8.6", ""), ("8.9", ""), ("7.5", "7.5"), ("8.9a", "8.9a")])
+def test_machine_code_serves_its_major_version(
+    forge: Forge, nvcc: Nvcc, wanted: str, lacks: str
+) -> None:
+    forge.make_cuda(nvcc.compile(*COMPLETE))
+    forge.architectures = ("8.0", wanted, "9.0+PTX")
+    problems = forge.findings()
+    if lacks:
+        (message,) = problems["gpu_code"]
+        assert message.startswith(f"{LIBRARY} holds no GPU code for {lacks}, but ")
+    else:
+        assert problems == {}
+
+
 def test_ptx_of_an_older_gpu_serves_newer_ones(forge: Forge, nvcc: Nvcc) -> None:
     forge.make_cuda(nvcc.compile("sm_80", "sm_90", "compute_80"))
     assert not forge.findings()

@@ -196,10 +196,8 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         )
     else:
         for name, code in found.items():
-            # Code for 9.0a runs on every GPU of 9.0, and only there.
-            covered = {each.rstrip("abcdef") for each in code.machine_code}
             names = [each.removesuffix("+PTX") for each in wanted]
-            lacking = [each for each in names if each not in covered | code.machine_code]
+            lacking = [x for x in names if not any(_serves(y, x) for y in code.machine_code)]
             ptx = [each.removesuffix("+PTX") for each in wanted if each.endswith("+PTX")]
             # The driver makes code for any newer GPU of it, but of that for 9.0a alone.
             for_newer = [numbers(each) for each in code.ptx if each[-1].isdigit()]
@@ -213,6 +211,14 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
                     f"{name} holds no GPU code for {', '.join(lacking)}, but {target.name} wants it "
                     "(TORCHWHEELS_ARCHITECTURES names the GPUs, where fewer are meant)"
                 )
+
+
+def _serves(code: str, gpu: str) -> bool:
+    """Whether machine code for one compute capability runs on GPUs of another: on newer ones of its major version."""
+    if not (code[-1].isdigit() and gpu[-1].isdigit()):  # 9.0a, which runs on GPUs of 9.0 alone
+        return gpu in (code, code.rstrip("abcdef"))
+    (major, minor), (gpus_major, gpus_minor) = numbers(code), numbers(gpu)
+    return major == gpus_major and minor <= gpus_minor
 
 
 def bundled_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
