@@ -99,10 +99,17 @@ def is_for_hopper_alone(source: Path) -> bool:
 
 
 def architectures_of(source: Path, architectures: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of `architectures` for which to compile `source`."""
-    has_hopper = {"9.0", "9.0+PTX"} & set(architectures)
-    return ("9.0",) if has_hopper and is_for_hopper_alone(source) else architectures
+    """Those of `architectures` for which to compile `source`: where its kernels are for none of them, all."""
+    chosen = architectures
+    if is_for_hopper_alone(source):
+        chosen = ("9.0",) if {"9.0", "9.0+PTX"} & set(architectures) else ()
+    elif source.name.endswith("_tensor_kernel.cu"):
+        chosen = tuple(x for x in architectures if _number(x) >= _TENSOR_CORES)
+    return chosen or architectures
 
+
+_TENSOR_CORES = (8, 0)
+"""The compute capability from which on there are those that kernels use."""
 
 # The GPUs that kernels tell apart: with programmatic dependent launch, with tensor cores, and older ones.
 _GENERATIONS = ("9.0", "8.0", "0.0")
@@ -136,7 +143,7 @@ def _ptx_of(architecture: str, architectures: tuple[str, ...]) -> str:
 
 
 def compiled_architectures(architectures: tuple[str, ...]) -> list[str]:
-    """What a build for them holds: code that serves each, and for `12.0+PTX` the PTX of 9.0, which more GPUs can use."""
+    """What a build for them holds: code that serves each, and for `12.0+PTX` the PTX of 9.0, which serves more."""
     ptx = {_ptx_of(x, architectures) for x in architectures if x.endswith("+PTX")}
     names = ptx.union(_with_code_of_its_own(architectures))
     return [f"{x}+PTX" if x in ptx else x for x in sorted(names, key=_number)]

@@ -24,11 +24,15 @@ EXTOPS_DEFINE_STEP_CPU({cell}, extops::{Cell})
     "kernels/cuda/cells/{cell}_kernel.cu": """\
 #include "../sequence/float32_block.cuh"
 #include "../sequence/kernels.cuh"
-#include "../sequence/tensor_block.cuh"
 #include "../step/step.cuh"
 
 EXTOPS_SEQUENCE_CUDA({cell}, extops::{Cell})
 EXTOPS_STEP_CUDA({cell}, extops::{Cell})
+""",
+    "kernels/cuda/cells/{cell}_tensor_kernel.cu": """\
+#include "../sequence/tensor_block.cuh"
+
+EXTOPS_SEQUENCE_TENSOR(extops::{Cell})
 """,
     "kernels/cuda/cells/{cell}_hopper_kernel.cu": """\
 #include "../sequence/float32_cluster.cuh"
@@ -40,8 +44,10 @@ EXTOPS_SEQUENCE_HOPPER(extops::{Cell})
 EXTOPS_STEP_HOPPER(extops::{Cell})
 """,
 }
-OF_ALL_STEPS = re.compile(r'^#include "\.\./sequence.*\n|^EXTOPS_SEQUENCE_HOPPER.*\n', re.MULTILINE)
-"""Lines for Hopper that a cell without kernels of all steps does not have."""
+OF_ALL_STEPS = re.compile(
+    r'^#include "\.\./sequence.*\n|^EXTOPS_SEQUENCE_(TENSOR|HOPPER).*\n', re.MULTILINE
+)
+"""Lines for newer GPUs that a cell without kernels of all steps does not have."""
 
 
 def cells() -> dict[str, str]:
@@ -60,13 +66,14 @@ def has_sequence_kernels(cell_type: str) -> bool:
 
 
 def files() -> dict[Path, str]:
-    """The text of each file."""
+    """The text of each file: none of a file that would be empty."""
     found = {}
     for cell, cell_type in cells().items():
         for name, text in KERNELS.items():
-            if "hopper" in name and not has_sequence_kernels(cell_type):
+            if "{cell}_kernel" not in name and not has_sequence_kernels(cell_type):
                 text = OF_ALL_STEPS.sub("", text)
-            found[CSRC / name.format(cell=cell)] = text.format(cell=cell, Cell=cell_type)
+            if text.strip():
+                found[CSRC / name.format(cell=cell)] = text.format(cell=cell, Cell=cell_type)
     return found
 
 

@@ -1,4 +1,4 @@
-"""docker-compose.yml and the Dockerfile's defaults say again what the table of releases says: here they are compared."""
+"""docker-compose.yml and the defaults of the Dockerfile say again what the table of releases says."""
 
 from __future__ import annotations
 

@@ -17,8 +17,11 @@ from extops_build.libraries import (
     gencode_flags,
     is_for_hopper_alone,
 )
+from torchwheels import project
+from torchwheels.releases import Target
 
 CSRC = ROOT / "csrc"
+OPTIONS = project.load(ROOT / "pyproject.toml")
 
 # From the word to the end of the body's first line.
 KERNEL = re.compile(r"^(?:template .*\n)?__global__[^{;]*\{(.*\n.*)", re.MULTILINE)
@@ -42,6 +45,19 @@ def test_files_whose_kernels_all_are_empty_but_on_hopper_are_compiled_for_it_alo
         assert len(bodies) == text.count("__global__"), source
         are_empty = all("#if defined(__CUDA_ARCH_FEAT_SM90_ALL)" in body for body in bodies)
         assert is_for_hopper_alone(source) == (bool(bodies) and are_empty), source
+
+
+def test_older_gpus_get_no_kernels_for_tensor_cores() -> None:
+    """They would be empty. A GPU whose other kernels are for 8.0 or newer finds these, too."""
+    for source in CUDA.sources(CSRC):
+        bodies = KERNEL.findall(with_headers(source))
+        guarded = ["EXTOPS_TENSOR_CORES" in body for body in bodies]
+        chosen = architectures_of(source, ("5.0", "7.5", "8.0", "10.0", "12.0+PTX"))
+        are_newer = chosen == ("8.0", "10.0", "12.0+PTX")
+        assert are_newer == source.name.endswith("_tensor_kernel.cu")
+        assert are_newer == (bool(bodies) and all(guarded)), source
+        assert are_newer or not any(guarded), source
+        assert architectures_of(source, ("7.5+PTX",)) == ("7.5+PTX",)
 
 
 def test_a_build_without_hopper_has_every_file() -> None:
@@ -86,6 +102,41 @@ def test_the_ptx_of_a_build_for_older_gpus() -> None:
     assert gencode_flags(("8.0", "8.6+PTX")) == ["-gencode=arch=compute_80,code=[sm_80,compute_80]"]
     assert compiled_architectures(("8.0", "8.6+PTX")) == ["8.0+PTX"]
     assert compiled_architectures(("8.6+PTX",)) == ["8.0+PTX", "8.6"]
+
+
+GPUS = ["5.0", "5.2", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"]
+
+
+def capability(name: str) -> tuple[int, ...]:
+    return tuple(map(int, name.removesuffix("+PTX").split(".")))
+
+
+def code_for(gpu: str, names: list[str]) -> tuple[int, ...] | None:
+    """What a driver takes: machine code of the GPU's major version, else the newest PTX that is no newer than it."""
+    older = [name for name in names if capability(name) <= capability(gpu)]
+    code = [capability(x) for x in older if capability(x)[0] == capability(gpu)[0]]
+    return max(code or [capability(x) for x in older if x.endswith("+PTX")], default=None)
+
+
+@pytest.mark.parametrize(
+    "target", OPTIONS.targets_to_build(OPTIONS.chosen_targets()), ids=lambda x: x.name
+)
+def test_kernels_that_are_chosen_on_a_gpu_have_code_for_it(target: Target) -> None:
+    """Whether a GPU has tensor cores is asked of the code in launch.cu (code_architecture), and of it for Hopper."""
+    code = {
+        source: compiled_architectures(architectures_of(source, target.architectures))
+        for source in CUDA.sources(CSRC)
+    }
+    (launch,) = (names for source, names in code.items() if source.name == "launch.cu")
+    for gpu in GPUS if target.cuda else ():
+        found = code_for(gpu, launch)
+        promised = min(map(capability, target.architectures)) <= capability(gpu)
+        assert (found is not None) == promised
+        for source, names in code.items():
+            if not found or ("hopper" in source.name and gpu != "9.0"):
+                continue
+            if "tensor" not in source.name or found >= (8, 0):
+                assert code_for(gpu, names) == found, (gpu, source)
 
 
 @pytest.mark.parametrize(

@@ -423,7 +423,9 @@ def test_gpu_code_that_is_missing(
     assert forge.findings() == {"gpu_code": [message]}
 
 
-@pytest.mark.parametrize(("wanted", "lacks"), [("8.6", ""), ("8.9", ""), ("7.5", "7.5"), ("8.9a", "8.9a")])
+@pytest.mark.parametrize(
+    ("wanted", "lacks"), [("8.6", ""), ("8.9", ""), ("7.5", "7.5"), ("8.9a", "8.9a")]
+)
 def test_machine_code_serves_its_major_version(
     forge: Forge, nvcc: Nvcc, wanted: str, lacks: str
 ) -> None:

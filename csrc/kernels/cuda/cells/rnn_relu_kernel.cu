@@ -1,6 +1,5 @@
 #include "../sequence/float32_block.cuh"
 #include "../sequence/kernels.cuh"
-#include "../sequence/tensor_block.cuh"
 #include "../step/step.cuh"
 
 EXTOPS_SEQUENCE_CUDA(rnn_relu, extops::RnnRelu)

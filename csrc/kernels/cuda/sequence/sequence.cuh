@@ -265,6 +265,12 @@ int tiles_of_groups(const Problem& problem);
 template <class Cell>
 int64_t group_workspace(const Problem& problem);
 
+// The kernels for tensor cores, in a file that is compiled for the GPUs that have them.
+#define EXTOPS_SEQUENCE_TENSOR(Cell)                    \
+  namespace extops::cuda {                              \
+  EXTOPS_INSTANTIATE_LAUNCH(launch_tensor_blocks, Cell) \
+  }
+
 // The kernels for Hopper, in a file that is compiled for that alone.
 #define EXTOPS_SEQUENCE_HOPPER(Cell)                                  \
   namespace extops::cuda {                                            \

@@ -1,0 +1,3 @@
+#include "../sequence/tensor_block.cuh"
+
+EXTOPS_SEQUENCE_TENSOR(extops::Lltm)
