@@ -111,8 +111,9 @@ def architectures_of(source: Path, architectures: tuple[str, ...]) -> tuple[str,
 _TENSOR_CORES = (8, 0)
 """The compute capability from which on there are those that kernels use."""
 
-# The GPUs that kernels tell apart: with programmatic dependent launch, with tensor cores, and older ones.
-_GENERATIONS = ("9.0", "8.0", "0.0")
+# The GPUs that kernels tell apart: with programmatic dependent launch, with tensor cores, with more than 48 KB of shared
+# memory for a block, and older ones.
+_GENERATIONS = ("9.0", "8.0", "7.0", "0.0")
 
 
 def _digits(architecture: str) -> str:
@@ -134,12 +135,18 @@ def _with_code_of_its_own(architectures: tuple[str, ...]) -> list[str]:
     return [*oldest.values()]
 
 
+def _generation(architecture: str) -> str:
+    return next(x for x in _GENERATIONS if _number(x) <= _number(architecture))
+
+
 def _ptx_of(architecture: str, architectures: tuple[str, ...]) -> str:
     """The capability whose PTX becomes machine code for `architecture`: the oldest that kernels do not tell from it."""
-    first = next(x for x in _GENERATIONS if _number(x) <= _number(architecture))
-    if first != _GENERATIONS[-1]:
+    first = _generation(architecture)
+    if _number(first) >= _TENSOR_CORES:
         return first
-    return min(architectures, key=_number).removesuffix("+PTX")
+    # Newer compilers do not know the oldest of these.
+    alike = (x for x in architectures if _generation(x) == first)
+    return min(alike, key=_number).removesuffix("+PTX")
 
 
 def compiled_architectures(architectures: tuple[str, ...]) -> list[str]:

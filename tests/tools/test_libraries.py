@@ -86,7 +86,8 @@ def test_gpus_that_kernels_do_not_tell_apart_share_their_ptx() -> None:
 def test_gpus_of_a_major_version_share_their_machine_code() -> None:
     release = ("5.0", "6.0", "7.0", "7.5", "8.0", "8.6", "9.0+PTX")
     assert gencode_flags(release) == [
-        "-gencode=arch=compute_50,code=[sm_50,sm_60,sm_70]",
+        "-gencode=arch=compute_50,code=[sm_50,sm_60]",
+        "-gencode=arch=compute_70,code=[sm_70]",
         "-gencode=arch=compute_80,code=[sm_80]",
         "-gencode=arch=compute_90a,code=[sm_90a]",
         "-gencode=arch=compute_90,code=[compute_90]",
@@ -102,9 +103,24 @@ def test_the_ptx_of_a_build_for_older_gpus() -> None:
     assert gencode_flags(("8.0", "8.6+PTX")) == ["-gencode=arch=compute_80,code=[sm_80,compute_80]"]
     assert compiled_architectures(("8.0", "8.6+PTX")) == ["8.0+PTX"]
     assert compiled_architectures(("8.6+PTX",)) == ["8.0+PTX", "8.6"]
+    assert compiled_architectures(("6.1", "7.0+PTX", "7.5+PTX")) == ["6.1", "7.0+PTX"]
 
 
-GPUS = ["5.0", "5.2", "6.1", "7.0", "7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"]
+GPUS = [
+    "5.0",
+    "5.2",
+    "6.1",
+    "7.0",
+    "7.5",
+    "8.0",
+    "8.6",
+    "8.9",
+    "9.0",
+    "10.0",
+    "10.3",
+    "12.0",
+    "12.1",
+]
 
 
 def capability(name: str) -> tuple[int, ...]:

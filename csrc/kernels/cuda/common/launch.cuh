@@ -33,6 +33,12 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 // device runs PTX for older GPUs, which lacks what only newer ones have.
 int code_architecture();
 
+// How much shared memory a block may have on the GPUs for which code of an architecture is made: Maxwell and Pascal,
+// Turing, and others, of which no kernel asks too much. What needs more is empty in that code.
+__host__ __device__ constexpr int most_shared_bytes(int architecture) {
+  return architecture < 700 ? 48 << 10 : architecture == 750 ? 64 << 10 : INT32_MAX;
+}
+
 // Call it right after a launch: it returns the error of that launch, or of an earlier one that failed asynchronously.
 // If GPU, driver and build do not match, the message refers to the doctor.
 Error launch_error();

@@ -55,7 +55,9 @@ bool can_compute_all_steps(Kernel kernel, const Problem& problem) {
              (is_tf32 ? has_hopper_tensor_cores() : has_tensor_cores());
     case Kernel::kFloat32Block:
       return (is_float || is_tf32) && sizes.state_size <= kFloat32BlockUnits<Cell> &&
-             shared_bytes_of_float32_blocks<Cell>(sizes) <= device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+             shared_bytes_of_float32_blocks<Cell>(sizes) <=
+                 std::min(
+                     device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), most_shared_bytes(code_architecture()));
     case Kernel::kFloat32Cluster:
       return is_float && sizes.state_size <= kFloat32ClusterBlocks<Cell> * kFloat32ClusterUnits &&
              sizes.batch <= 16 * kMostClusters && has_hopper_tensor_cores() &&

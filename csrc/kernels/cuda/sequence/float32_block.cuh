@@ -258,10 +258,18 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
   cells.write_first_states();
 }
 
+// The shared memory that a cell of so many units needs in both passes, with what threads exchange.
+template <class Cell, int kChunks>
+constexpr int kSharedBytesOfBlock =
+    WeightsOf<Cell, Pass::kBackward, kChunks>::kSharedBytes +
+    2 * kMaxRows * Cell::kRecurrent * kChunks * kUnitsOfChunk * static_cast<int>(sizeof(float));
+
 template <class Cell, Pass kPass, int kChunks, int kRows>
 __global__ void __launch_bounds__(threads_of(kChunks))
     sequence_float32_block_kernel(SequencePass<kPass, Cell, float> in) {
-  run<kChunks, kRows>(in);
+#if defined(__CUDA_ARCH__)
+  if constexpr (kSharedBytesOfBlock<Cell, kChunks> <= most_shared_bytes(__CUDA_ARCH__)) run<kChunks, kRows>(in);
+#endif
 }
 
 // Calls function(chunks) with the smallest of up to three numbers of chunks that hold all units. The middle one is the
@@ -283,10 +291,7 @@ auto with_chunks(const SequenceSizes& sizes, const Function& function) {
 template <class Cell>
 int shared_bytes_of_float32_blocks(const SequenceSizes& sizes) {
   using namespace float32_block;
-  return with_chunks<Cell>(sizes, [](auto chunks) {
-    constexpr int kExchanged = 2 * kMaxRows * Cell::kRecurrent * chunks * kUnitsOfChunk * sizeof(float);
-    return kExchanged + WeightsOf<Cell, Pass::kBackward, chunks>::kSharedBytes;
-  });
+  return with_chunks<Cell>(sizes, [](auto chunks) { return kSharedBytesOfBlock<Cell, chunks>; });
 }
 
 // Two samples a block if there are more samples than SMs.
