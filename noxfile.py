@@ -120,6 +120,14 @@ def test(session: nox.Session) -> None:
 add_sessions(tool="./torchwheels", quick_test=False)
 
 
+@nox.session(reuse_venv=True)
+def sizes(session: nox.Session) -> None:
+    """Prints what takes the room in wheels, and fails where one nears its budget: `-- --note` notes their sizes."""
+    session.log("This takes seconds, and goes by the wheels in dist/.")
+    session.install("--editable", "./torchwheels")
+    session.run("python", "-m", "tools.sizes", *session.posargs)
+
+
 def asks_for_cuda(arguments: list[str]) -> bool:
     """Whether a session that takes `--device cpu|cuda` shall use the GPU."""
     return "cuda" in arguments or "--device=cuda" in arguments
