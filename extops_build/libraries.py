@@ -111,8 +111,8 @@ def architectures_of(source: Path, architectures: tuple[str, ...]) -> tuple[str,
 _TENSOR_CORES = (8, 0)
 """The compute capability from which on there are those that kernels use."""
 
-# The GPUs that kernels tell apart: with programmatic dependent launch, with tensor cores, with more than 48 KB of shared
-# memory for a block, and older ones.
+# The GPUs that kernels tell apart: with programmatic dependent launch, with tensor cores, with more than 48 KB of
+# shared memory for a block, and older ones.
 _GENERATIONS = ("9.0", "8.0", "7.0", "0.0")
 
 

@@ -13,6 +13,7 @@ import argparse
 import io
 import json
 import re
+import struct
 import tempfile
 import zipfile
 import zlib
@@ -67,7 +68,7 @@ def parts_of(wheel: Path) -> Counter[Part]:
             name = Path(entry.filename).name
             if name == f"{libraries.CUDA.name}.so":
                 code = _of_library(archive.read(entry))
-                scale = entry.compress_size / code.total()
+                scale = entry.compress_size / sum(code.values())
                 found.update({part: size * scale for part, size in code.items()})
             else:
                 family = name if name.endswith(".so") else OTHER
@@ -76,40 +77,87 @@ def parts_of(wheel: Path) -> Counter[Part]:
     return found
 
 
-def _of_library(library: bytes) -> Counter[Part]:
+def _of_library(library: bytes) -> dict[Part, float]:
     """The parts of the library of kernels, up to a factor.
 
-    Its GPU code is compressed already, each architecture of a source file by itself. A kernel's share of that is the
-    same as of what zlib makes of the code.
+    Its GPU code is compressed already, each module by itself: one for a source file and an architecture. A kernel's
+    share of a module is the same as of what zlib makes of it.
     """
     elf: Any = ELFFile(io.BytesIO(library))
     code = elf.get_section_by_name(".nv_fatbin").data()
-    found: Counter[Part] = Counter()
-    for architecture, symbol, data in _pieces(library):
-        found[Part(*kernel(symbol), architecture)] += _compressed(data)
-    scale = _compressed(code) / found.total()
-    found = Counter({part: size * scale for part, size in found.items()})
+    found: defaultdict[Part, float] = defaultdict(float)
+    for size, module in zip(_packed_sizes(code), _modules(library), strict=True):
+        weights = {
+            symbol: sum(map(_compressed, pieces)) for symbol, pieces in module.pieces.items()
+        }
+        for symbol, weight in weights.items():
+            part = Part(*kernel(symbol), module.architecture)
+            found[part] += size * weight / sum(weights.values())
     found[Part(f"{libraries.CUDA.name}.so", "", HOST)] = _compressed(library.replace(code, b""))
     return found
 
 
-def _pieces(library: bytes) -> Iterator[tuple[str, str, bytes]]:
-    """What the GPU code of a library consists of: an architecture, the symbol of a kernel or nothing, and the bytes."""
+_FATBIN, _MODULE = struct.Struct("<IHHQ"), struct.Struct("<HHIQ")
+"""The headers of a fat binary, and of a module in one: CUDA's, of which the last two numbers are two sizes in bytes."""
+_MAGIC = 0xBA55ED50
+
+
+def _packed_sizes(code: bytes) -> list[int]:
+    """What zlib makes of each module of GPU code: first of machine code, then of PTX, as cuobjdump numbers them."""
+    sizes: dict[int, list[int]] = {2: [], 1: []}
+    at = 0
+    while at < len(code):
+        magic, _, header, size = _FATBIN.unpack_from(code, at)
+        if magic != _MAGIC:  # what aligns the next one
+            at += 8
+            continue
+        at, end = at + header, at + header + size
+        while at < end:
+            kind, _, header, size = _MODULE.unpack_from(code, at)
+            sizes[kind].append(_compressed(code[at : at + header + size]))
+            at += header + size
+    return sizes[2] + sizes[1]
+
+
+@dataclass(frozen=True)
+class Module:
+    """GPU code of a source file for one architecture."""
+
+    architecture: str
+    pieces: Mapping[str, Iterable[bytes]]
+    """By the symbols of kernels; of none by an empty one."""
+
+
+def _modules(library: bytes) -> Iterator[Module]:
     with tempfile.TemporaryDirectory(prefix="extops-sizes-") as name:
         folder = Path(name)
         (folder / "library.so").write_bytes(library)
-        for kind in ("-xelf", "-xptx"):
-            memory_model.cuobjdump(kind, "all", "library.so", folder=folder)
-        for file in folder.glob("*.cubin"):
-            for symbol, data in _sections(file.read_bytes()):
-                yield file.suffixes[-2][1:], symbol, data
-        for file in folder.glob("*.ptx"):
-            head, *functions = re.split(r"^(?=.*\.entry )", file.read_text(), flags=re.MULTILINE)
+        for kind in ("elf", "ptx"):
+            memory_model.cuobjdump(f"-x{kind}", "all", "library.so", folder=folder)
+        for file in sorted(folder.glob("*.cubin"), key=_place):
+            yield Module(file.suffixes[-2][1:], _grouped(_sections(file.read_bytes())))
+        for file in sorted(folder.glob("*.ptx"), key=_place):
             architecture = file.suffixes[-2].replace(".sm", "compute")
-            yield architecture, "", head.encode()
-            for text in functions:
-                symbol = text.partition(".entry ")[2].partition("(")[0]
-                yield architecture, symbol, text.encode()
+            yield Module(architecture, _grouped(_functions(file.read_text())))
+
+
+def _place(file: Path) -> int:
+    """`library.12.sm_80.cubin` is the twelfth."""
+    return int(file.suffixes[-3][1:])
+
+
+def _grouped(pieces: Iterable[tuple[str, bytes]]) -> dict[str, list[bytes]]:
+    found: defaultdict[str, list[bytes]] = defaultdict(list)
+    for symbol, data in pieces:
+        found[symbol].append(data)
+    return found
+
+
+def _functions(ptx: str) -> Iterator[tuple[str, bytes]]:
+    head, *functions = re.split(r"^(?=.*\.entry )", ptx, flags=re.MULTILINE)
+    yield "", head.encode()
+    for text in functions:
+        yield text.partition(".entry ")[2].partition("(")[0], text.encode()
 
 
 def _sections(module: bytes) -> Iterator[tuple[str, bytes]]:
