@@ -6,8 +6,6 @@ import copy
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from ctypes import c_char_p
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,6 @@ from benchmarks import environment, protocol
 from benchmarks.runner import set_mode, tidy_up
 from benchmarks.shapes import MEASURES, Shape, draw, summarise
 from benchmarks.suite import RESULTS, say, slug, write
-from extops.binding._libraries import library
-from extops.choosing import _cudnn
 
 DTYPES = {"bfloat16": torch.bfloat16, "float64": torch.float64}
 MODULES = {"lstm": torch.nn.LSTM, "gru": torch.nn.GRU}
@@ -91,14 +87,13 @@ def _said(record: dict[str, Any]) -> str:
 def measure(shape: Shape, device: str) -> dict[str, Any]:
     """The record of a shape."""
     start = time.perf_counter()
-    set_mode(shape.precision if shape.precision in ("float32", "tf32", "bfloat16") else "float32")
+    set_mode(shape.precision if shape.precision in ("tf32", "default") else "float32")
     if shape.threads:
         torch.set_num_threads(shape.threads)
     record: dict[str, Any] = {
         "shape": asdict(shape),
         "device": device,
         "kernels": {},
-        "own_kernels": {},
         "samples": {},
         "failed": {},
     }
@@ -115,14 +110,13 @@ def _fill(record: dict[str, Any], shape: Shape, device: str) -> None:
     torch.manual_seed(0)
     module = _module(shape, device)
     input = _input(shape, device)
-    ours = _accelerated(module)
-    for work in ("forward", "training"):
-        # What a call takes depends on whether gradients are wanted.
-        with torch.set_grad_enabled(work == "training"):
-            record["kernels"][work] = extops.which_kernel(ours, input, backward=work == "training")
-    variants = {"torch": calls_of(module, input), "extops": calls_of(ours, input)}
-    if shape.time and {"cudnn", "torch"} & set(record["kernels"].values()):
-        variants |= _own_variants(record, shape, _accelerated(module), input)
+    ours = extops.accelerate(copy.deepcopy(module))
+    # How far the same call is from itself.
+    control = copy.deepcopy(module)
+    if isinstance(control, torch.nn.RNNBase):
+        control.flatten_parameters()
+    modules = {"torch": module, "control": control, "extops": ours}
+    variants = {name: calls_of(each, input) for name, each in modules.items()}
     samplers: dict[str, list[protocol.Sampler]] = {}
     seconds_of_a_round = 0.0
     for name, calls in variants.items():
@@ -137,6 +131,10 @@ def _fill(record: dict[str, Any], shape: Shape, device: str) -> None:
     rounds = max(least, min(most, int(SECONDS_OF_A_SHAPE / max(seconds_of_a_round, 1e-6))))
     record["samples"], failed = protocol.interleave(samplers, rounds)
     record["failed"] |= failed
+    for work in ("forward", "training"):
+        # What a call takes depends on whether gradients are wanted.
+        with torch.set_grad_enabled(work == "training"):
+            record["kernels"][work] = extops.which_kernel(ours, input, backward=work == "training")
     for name in ("torch", "extops") if device == "cuda" else ():
         samples = record["samples"].get(name, {})
         works = [work for work in variants[name] if f"wall_{work}" in samples]
@@ -151,31 +149,6 @@ def _most_bytes(call: Callable[[], object]) -> float:
     call()
     torch.cuda.synchronize()
     return float(max(torch.cuda.max_memory_allocated() - before, 4096))
-
-
-def _own_variants(
-    record: dict[str, Any], shape: Shape, own: torch.nn.Module, input: Input
-) -> dict[str, Calls]:
-    """What torch's layer computes, by our kernels: the one that is chosen, and the one that takes any size."""
-    own._by_torch = lambda *_, **__: None  # type: ignore[assignment]
-    variants = {"own": calls_of(own, input)}
-    chosen = own_kernels(shape, input)
-    record["own_kernels"]["own"] = chosen
-    if "step" in chosen.values():
-        with _kernel("group"):
-            found = own_kernels(shape, input)
-        record["own_kernels"]["group"] = found
-        if found["forward"] == "group":
-            calls = {work: variants["own"][work] for work in found if found[work] == "group"}
-            variants["group"] = named("group", calls)
-    return variants
-
-
-def _accelerated(module: torch.nn.Module) -> torch.nn.Module:
-    copied = extops.accelerate(copy.deepcopy(module))
-    if isinstance(copied, torch.nn.RNNBase):
-        copied.flatten_parameters()
-    return copied
 
 
 def _module(shape: Shape, device: str) -> torch.nn.Module:
@@ -254,40 +227,6 @@ def _calls_of_cell(module: torch.nn.RNNCellBase, input: Input) -> Calls:
         return torch.autograd.grad(run(), (*module.parameters(), *leaves), towards)
 
     return {"forward": forward, "training": training}
-
-
-def own_kernels(shape: Shape, input: Input) -> dict[str, str]:
-    """Which of our kernels would compute it: forward, and backward."""
-    data = input.data if isinstance(input, PackedSequence) else input
-    if not data.is_cuda:
-        return {"forward": "cpu", "training": "cpu"}
-    steps = data.transpose(0, 1) if shape.batch_first and not shape.lengths else data
-    problem = _cudnn.place_of(steps, shape.time, shape.batch)
-    passes = (("forward", False), ("training", True))
-    return {x: _cudnn.kernel_of(shape.cell, shape.state, is_back, problem) for x, is_back in passes}
-
-
-@contextmanager
-def _kernel(name: str) -> Iterator[None]:
-    name_kernel = library("cuda").entry("name_sequence_kernel", None, c_char_p)
-    name_kernel(name.encode())
-    try:
-        yield
-    finally:
-        name_kernel(b"")
-
-
-def named(kernel: str, calls: Calls) -> Calls:
-    """The same by that kernel of ours."""
-
-    def by_name(call: Callable[[], object]) -> Callable[[], object]:
-        def run() -> object:
-            with _kernel(kernel):
-                return call()
-
-        return run
-
-    return {work: by_name(call) for work, call in calls.items()}
 
 
 def _samplers(calls: Calls, device: str) -> Iterator[tuple[protocol.Sampler, float]]:

@@ -16,7 +16,10 @@ SIZES = (
     *(768, 800, 1000, 1024, 1150, 1500, 1536, 2048),
 )
 """Of the hidden state: powers of two and what models have that are known."""
-PRECISIONS = {"cuda": ("float32", "tf32", "bfloat16"), "cpu": ("float32", "bfloat16", "float64")}
+PRECISIONS = {
+    "cuda": ("float32", "default", "tf32", "bfloat16"),
+    "cpu": ("float32", "bfloat16", "float64"),
+}
 LENGTHS = ("uniform", "lognormal", "long")
 """Of the rows of packed input; of the last kind one row has all steps, and the others have few."""
 MEASURES = {
@@ -31,7 +34,7 @@ MOST_BYTES = {"cuda": 24 * 2**30, "cpu": 2 * 2**30}
 MOST_SECONDS = {"cuda": 0.2, "cpu": 0.5}
 """Of one step of training, as estimated: a run shall see many shapes."""
 _FLOPS = {
-    "cuda": {"float32": 3e13, "tf32": 1.5e14, "bfloat16": 2.5e14},
+    "cuda": {"float32": 3e13, "default": 6e13, "tf32": 1.5e14, "bfloat16": 2.5e14},
     "cpu": {"float32": 5e10, "bfloat16": 2e10, "float64": 2.5e10},
 }
 _SECONDS_OF_A_STEP = {"cuda": 4e-5, "cpu": 2e-5}
@@ -164,7 +167,7 @@ def _draw_layer(chance: random.Random, device: str) -> Shape:
 
 @dataclass(frozen=True)
 class Ratio:
-    """torch's time, or its most memory, by ours: more than 1 where ours is faster, or takes less."""
+    """torch's time, or its most memory, by ours or the control's: more than 1 where ours is faster, or takes less."""
 
     shape: Shape
     measure: str
@@ -186,6 +189,7 @@ def ratios(record: dict[str, Any], ours: str = "extops") -> Iterator[Ratio]:
 def summarise(records: list[dict[str, Any]], device: str, *, by_kernel: bool = True) -> str:
     """Tables for people: by measure, by precision, by kernel, and the worst."""
     every = [each for record in records for each in ratios(record)]
+    controls = [each for record in records for each in ratios(record, "control")]
     skipped = sum(not record["samples"] for record in records)
     lines = [f"{len(records) - skipped} shapes, {skipped} skipped; torch's / ours"]
     if not every:
@@ -199,6 +203,7 @@ def summarise(records: list[dict[str, Any]], device: str, *, by_kernel: bool = T
                 _line(f"  {precision}", [x for x in of_measure if x.shape.precision == precision])
             )
         lines.append(_line("  packed", [x for x in of_measure if x.shape.lengths]))
+        lines.append(_line("  control", [x for x in controls if x.measure == measure]))
     if by_kernel:
         lines += _by(every, lambda each: f"{each.measure} by {each.kernel}")
     lines.append("the worst:")

@@ -619,7 +619,7 @@ assert not extops._private.allows_tf32()
 torch.set_float32_matmul_precision("high")
 assert extops._private.allows_tf32()
 for allow in (False, True):
-    extops._private.set_cudnn_tf32(allow)
+    torch.backends.cudnn.allow_tf32 = allow
     assert extops._private.cudnn_allows_tf32() == allow
 assert not extops._private.is_tracing()
 traced = torch.jit.trace(extops.round_ste, torch.randn(2))

@@ -13,7 +13,7 @@ from extops.binding import _loader
 # Operators of every kind, and errors of every origin: the checks, torch in Python, torch in a binding.
 CALLS = """
 import sys, torch, extops
-from extops.choosing import _kernels
+from extops import _kernels
 
 def fails(function, *arguments):
     try:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 import extops
-from extops import rnn
-from extops.choosing import _choice, _packing
+from extops import _packing
 from operators import Tensors, by_device
 
 FEATURES, STATE = 3, 4
@@ -68,9 +67,6 @@ def test_pieces_are_as_all(
     device: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rnn, "_plans", {})
-    for choice in ("on_cpu", "on_gpu"):
-        monkeypatch.setattr(_choice, choice, lambda *_: _choice.OURS)
     make: dict[str, Any] = {"device": device, "dtype": torch.float64}
     layer = getattr(extops, name)(FEATURES, STATE, **make, **options)
     rows = [torch.randn(length, FEATURES, **make) for length in lengths]

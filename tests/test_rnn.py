@@ -5,19 +5,15 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import extops
-from extops import rnn
-from extops.choosing import _cudnn
 from operators import GPU, Tensors, by_device, dtype_name, padded
 
 FEATURES, STATE, TIME, BATCH = 5, 7, 6, 3
@@ -110,47 +106,6 @@ def test_cells(bias: bool, name: str, device: str) -> None:
     assert_same(ours, theirs, input, states(name, BATCH, STATE, device=device))
     assert_same(ours, theirs, input[0])
     assert_same(ours, theirs, input[0], states(name, STATE, device=device))
-
-
-@pytest.mark.parametrize("name", LAYERS[:2])
-@by_options
-def test_torchs_layer_on_a_cpu_is_as_ours(
-    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Whatever this CPU has: without AVX512 such an LSTM is torch's in training, too.
-    monkeypatch.setattr(_cudnn, "has_avx512", True)
-    monkeypatch.setattr(rnn, "_plans", {})
-    # An LSTM of many steps and rows for few units is torch's, and few steps of a GRU are: but for their gradients.
-    units, time = (128, 20) if name == "LSTM" else (256, 4)
-    layer = getattr(extops, name)(FEATURES, units, **options)
-    sizes = (BATCH, time) if layer.batch_first else (time, BATCH)
-    input = torch.randn(*sizes, FEATURES)
-    directions = layer.num_layers * (1 + layer.bidirectional)
-    h, c = torch.randn(2, directions, BATCH, units)
-    hx = (h, c) if name == "LSTM" else h
-    assert extops.which_kernel(layer, input) == "cpu"
-    expected = tensors_of(layer(input, hx))
-    with torch.no_grad():
-        assert extops.which_kernel(layer, input) == "torch"
-        found = tensors_of(layer(input, hx))
-    for ours, theirs in zip(expected, found, strict=True):
-        torch.testing.assert_close(theirs, ours.detach())
-
-
-@by_cell
-def test_a_step_on_a_cpu_is_torchs(name: str) -> None:
-    """It is little more than a library GEMM; our kernel took up to four times as long to pack its weights."""
-    ours, theirs = (module.float() for module in pair(name))
-    input, hx = torch.randn(BATCH, FEATURES), states(name, BATCH, STATE)
-    hx = tuple(x.float() for x in hx) if isinstance(hx, tuple) else hx.float()
-    layer = getattr(extops, name.removesuffix("Cell"))(FEATURES, STATE)
-    assert extops.which_kernel(ours, input) == "cpu"
-    with torch.no_grad():
-        assert extops.which_kernel(ours, input) == "torch"
-        assert extops.which_kernel(layer, input.unsqueeze(0)) == "torch"
-        results = tensors_of(ours(input, hx)), tensors_of(theirs(input, hx))
-    for found, expected in zip(*results, strict=True):
-        assert torch.equal(found, expected)
 
 
 @by_module
@@ -408,22 +363,6 @@ def test_compiled_under_autocast(name: str, device: str) -> None:
         torch.testing.assert_close(compiled(input), ours(input), **tolerance)
 
 
-@by_device
-@by_cell
-def test_cells_under_autocast_are_torchs(name: str, device: str) -> None:
-    """In a loop they would cast the weights at each step, which torch remembers."""
-    ours, theirs = (module.float() for module in pair(name, device))
-    input, wide = torch.randn(2, BATCH, FEATURES, device=device).unbind(0)
-    found = []
-    for module in (ours, theirs):
-        with torch.autocast(device, torch.bfloat16):
-            assert device == "cpu" or extops.which_kernel(ours, wide) == "torch"
-            results = [*tensors_of(module(input.bfloat16())), *tensors_of(module(wide))]
-        loss = torch.stack([x.float().sum() for x in results]).sum()
-        found.append((*results, *torch.autograd.grad(loss, list(module.parameters()))))
-    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
-
-
 @pytest.mark.parametrize("device", [GPU])
 @by_module
 def test_autocast_on_a_gpu(name: str, device: str) -> None:
@@ -598,144 +537,12 @@ def test_parameters_that_would_be_broadcast(
 # -- accelerate ----------------------------------------------------------------------------------
 
 
-class Own(nn.LSTM):
-    pass
-
-
-class Derived(extops.GRU):
-    pass
-
-
-def test_accelerate() -> None:
-    """In place: the modules stay the same objects, with their parameters and hooks."""
-    model = nn.ModuleDict({name: getattr(nn, name)(FEATURES, STATE) for name in LAYERS + CELLS})
-    model["shared"] = model["LSTM"]
-    theirs = copy.deepcopy(model)
-    calls = []
-    model["LSTM"].register_forward_hook(lambda *_: calls.append("hook"))
-    modules, parameters = dict(model.named_modules()), list(model.parameters())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert extops.accelerate(model) is model
-        assert extops.accelerate(model) is model
-    assert dict(model.named_modules()) == modules
-    assert all(x is y for x, y in zip(model.parameters(), parameters, strict=True))
-    for name in LAYERS + CELLS:
-        assert type(model[name]) is getattr(extops, name)
-        assert_same(model[name], theirs[name], torch.randn(TIME, FEATURES))
-    assert calls == ["hook"]
-
-
-def test_accelerate_a_layer() -> None:
-    assert type(extops.accelerate(nn.GRU(FEATURES, STATE))) is extops.GRU
-
-
-@pytest.mark.parametrize("model", [nn.LSTM, [nn.LSTM(FEATURES, STATE)]], ids=["class", "list"])
-@pytest.mark.parametrize("function", ["accelerate", "restore"])
-def test_accelerate_something_else(function: str, model: Any) -> None:
-    name = type(model).__name__
-    with pytest.raises(
-        TypeError, match=rf"^{function}: expected `model` .*Module, but got {name}$"
-    ):
-        getattr(extops, function)(model)
-
-
-def test_what_accelerate_says(caplog: pytest.LogCaptureFixture) -> None:
-    model = nn.ModuleDict({"encoder": nn.LSTM(FEATURES, STATE), "head": nn.Linear(STATE, 1)})
-    model["cells"] = nn.ModuleList([nn.GRUCell(FEATURES, STATE)])
-    with caplog.at_level("INFO", logger="extops"):
-        for function in (extops.accelerate, extops.restore):
-            function(model)
-            function(model)
-            function(model["encoder"])
-    taken = "`encoder` (LSTM), `cells.0` (GRUCell)", "nothing", "nothing"
-    expected = [f"extops.accelerate took: {modules}" for modules in taken]
-    expected += [f"extops.restore took: {modules}" for modules in taken]
-    assert caplog.messages == expected
-    caplog.clear()
-    extops.accelerate(nn.GRU(FEATURES, STATE))
-    assert caplog.messages == []
-    with caplog.at_level("INFO", logger="extops"):
-        extops.accelerate(nn.GRU(FEATURES, STATE))
-    assert caplog.messages == ["extops.accelerate took: the model (GRU)"]
-
-
-@by_device
-def test_restore(device: str) -> None:
-    """In place: torch's modules again, of which nothing tells that they were ours."""
-    model = nn.ModuleDict({name: getattr(nn, name)(FEATURES, STATE) for name in LAYERS + CELLS})
-    model["made"] = extops.LSTM(FEATURES, STATE, num_layers=2, bidirectional=True)
-    model["derived"] = derived = Derived(FEATURES, STATE)
-    model["lltm"] = lltm = extops.LLTMLayer(FEATURES, STATE)
-    model.double().to(device)
-    theirs = copy.deepcopy(model)
-    theirs["made"] = nn.LSTM(FEATURES, STATE, num_layers=2, bidirectional=True)
-    theirs["made"].double().to(device).load_state_dict(model["made"].state_dict())
-    calls = []
-    model["LSTM"].register_forward_hook(lambda *_: calls.append("hook"))
-    modules, parameters = dict(model.named_modules()), list(model.parameters())
-    keys = list(model.state_dict())
-    input = random(TIME, FEATURES, device=device)
-    names = (*LAYERS, *CELLS, "made")
-    for name in names:
-        assert_same(extops.accelerate(model)[name], theirs[name], input)
-    assert extops.restore(model) is model and extops.restore(model) is model
-    assert dict(model.named_modules()) == modules and list(model.state_dict()) == keys
-    assert all(x is y for x, y in zip(model.parameters(), parameters, strict=True))
-    for name in names:
-        assert type(model[name]) is type(theirs[name])
-        assert vars(model[name]).keys() == vars(theirs[name]).keys()
-        assert_same(model[name], theirs[name], input)
-        copied = pickle.loads(pickle.dumps(theirs[name].cpu()))
-        copied.load_state_dict(model[name].state_dict())
-        assert_same(copied.to(device), model[name], input)
-    assert calls == ["hook"] * 3
-    assert type(derived) is Derived and type(lltm) is extops.LLTMLayer
-
-
-@by_layer
-def test_restore_after_the_parameters_changed(name: str) -> None:
-    """torch's modules keep a list of them."""
-    ours = extops.accelerate(getattr(nn, name)(FEATURES, STATE))
-    ours.weight_hh_l0 = nn.Parameter(torch.randn_like(ours.weight_hh_l0))
-    ours.bias_ih_l0.data = torch.randn_like(ours.bias_ih_l0)
-    ours.double()
-    input = random(TIME, FEATURES)
-    expected = tensors_of(ours(input))
-    torch.testing.assert_close(tensors_of(extops.restore(ours)(input)), expected)
-    restored = pickle.loads(pickle.dumps(ours))
-    assert type(restored) is getattr(nn, name)
-    torch.testing.assert_close(tensors_of(restored(input)), expected)
-
-
-def test_what_accelerate_leaves_alone() -> None:
-    weight_norm = parametrizations.weight_norm(nn.LSTM(FEATURES, STATE), "weight_hh_l0")
-    left = {
-        "projected": (nn.LSTM(FEATURES, STATE, proj_size=2), "which has `proj_size`"),
-        "own": (Own(FEATURES, STATE), "whose class Own may compute something else than its base"),
-        "normed": (weight_norm, "whose class ParametrizedLSTM may compute something else"),
-        "other": (nn.RNNCellBase(FEATURES, STATE, True, 1), "since extops has no RNNCellBase"),
-        "traced": (
-            torch.jit.trace(nn.GRUCell(FEATURES, STATE), torch.ones(1, FEATURES)),
-            "which torch.jit has compiled",
-        ),
-    }
-    model = nn.ModuleDict({name: module for name, (module, _) in left.items()})
-    classes = [type(module) for module in model.values()]
-    with pytest.warns(UserWarning, match=r"^extops.accelerate left alone: ") as caught:
-        extops.accelerate(model)
-    assert [type(module) for module in model.values()] == classes
-    (warning,) = caught
-    for name, (_, reason) in left.items():
-        assert f"`{name}`, {reason}" in str(warning.message)
-
-
 # -- which_kernel --------------------------------------------------------------------------------
 
 
 @by_device
 def test_which_kernel(device: str) -> None:
-    names = {"cpu", "torch"} if device == "cpu" else {"float32_block", "step", "cudnn"}
+    names = {"cpu"} if device == "cpu" else {"float32_block", "step"}
     input = torch.randn(TIME, BATCH, FEATURES, device=device)
     packed = pack_sequence([input[:n, 0] for n in (4, 2)])
     h = torch.zeros(BATCH, STATE, device=device)
@@ -747,7 +554,7 @@ def test_which_kernel(device: str) -> None:
                     assert extops.which_kernel(layer, given, backward=backward) in names
     for cell in (extops.LSTMCell, extops.GRUCell):
         for given in (input[0], input[0, 0]):
-            assert extops.which_kernel(cell(FEATURES, STATE), given) in names | {"torch"}
+            assert extops.which_kernel(cell(FEATURES, STATE), given) in names
     for function, state in (
         (extops.lltm_sequence, (h, h)),
         (extops.lstm_sequence, (h, h)),
@@ -763,7 +570,8 @@ def test_which_kernel(device: str) -> None:
     with torch.no_grad():
         for options in ({}, {"lengths": lengths}):
             kernel = extops.which_kernel(extops.gru_sequence, input[:1], state, **options)
-            assert (kernel in ("torch", "step")) == (not options)
+            is_step = device == "cuda" and not options
+            assert kernel == "step" if is_step else kernel in names
 
 
 def test_which_kernel_of_something_else() -> None:

@@ -81,6 +81,8 @@ EXTOPS_API void extops_name_sequence_kernel_cuda(const char* name);
 
 // A new stream of the current device, which waits for no other. It stays: allocators remember what was used on it.
 EXTOPS_API Error extops_create_stream_cuda(void** stream);
+// The multiprocessors that a stream may use: a green context has some of them.
+EXTOPS_API int32_t extops_sm_count_cuda(void* stream);
 
 // On a GPU, one persistent kernel computes all steps where weights_h fits into the SMs:
 //

@@ -14,15 +14,18 @@ _loader.load()
 # Operators can only be registered once the libraries are loaded.
 from extops import reference
 from extops._cell_check import check_cell
+from extops._kernels import which_kernel
+from extops.accelerating import accelerate, restore
 from extops.calling import _flops
 from extops.cells import load_cell
-from extops.choosing._kernels import which_kernel
+from extops.choosing._table import choices
+from extops.comparing import compare
 from extops.modules import LLTM, LLTMLayer, RoundSTE
 from extops.ops.lltm import lltm
 from extops.ops.multiply import elementwise_mult
 from extops.ops.rounding import round_ste
 from extops.ops.sequence import gru_sequence, lltm_sequence, lstm_sequence, rnn_sequence
-from extops.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell, accelerate, restore
+from extops.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 _flops.provide()
 
@@ -39,6 +42,8 @@ __all__ = [
     "__version__",
     "accelerate",
     "check_cell",
+    "choices",
+    "compare",
     "elementwise_mult",
     "gru_sequence",
     "lltm",

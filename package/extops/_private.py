@@ -63,13 +63,6 @@ current_stream: Callable[[int], int] = _stream_by_object
 if torch.backends.cuda.is_built():
     current_stream = _find("_C._cuda_getCurrentRawStream", _stream_by_object)
 
-is_cudnn_enabled: Callable[[], bool] = _find(
-    "_C._get_cudnn_enabled", lambda: torch.backends.cudnn.enabled
-)
-
-flatten_weights: Callable[..., object] = _find("_cudnn_rnn_flatten_weight", lambda *_: None)
-"""Moves the parameters of cuDNN's layers into one buffer. Without it they stay where they are."""
-
 is_tracing: Callable[[], bool] = _find("_C._is_tracing", cast("Any", torch.jit).is_tracing)
 """Whether ``torch.jit.trace`` records a call. For eager code: torch.compile cannot trace it."""
 
@@ -80,32 +73,22 @@ _matmul, _cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
 if hasattr(_matmul, "fp32_precision"):  # since torch 2.9
     _switches: dict[str, Any] = {"matmul": _matmul, "rnn": cast("Any", _cudnn).rnn}
     _precision = _find("_C._get_fp32_precision_getter", lambda _, of: _switches[of].fp32_precision)
-    _set_precision = _find(
-        "_C._set_fp32_precision_setter",
-        lambda _, of, value: setattr(_switches[of], "fp32_precision", value),
-    )
 
     def allows_tf32() -> bool:
         """Whether torch's switch lets GEMMs of float32 on CUDA be computed in TF32."""
         return bool(_precision("cuda", "matmul") == "tf32")
 
-    # What torch.compiler.assume_constant_result does, without importing the compiler. Code compiled for one position of
-    # the switch is guarded by it.
-    cast("Any", allows_tf32)._dynamo_marked_constant = True
-
     def cudnn_allows_tf32() -> bool:
         """The same for cuDNN's recurrent layers."""
         return bool(_precision("cuda", "rnn") == "tf32")
 
-    def set_cudnn_tf32(allow: bool) -> None:
-        """Turns that switch."""
-        _set_precision("cuda", "rnn", "tf32" if allow else "ieee")
+    # What torch.compiler.assume_constant_result does, without importing the compiler. Code compiled for one position of
+    # the switch of GEMMs is guarded by it.
+    for _switch in (allows_tf32, cudnn_allows_tf32):
+        cast("Any", _switch)._dynamo_marked_constant = True
 else:
     allows_tf32 = _find("_C._get_cublas_allow_tf32", lambda: _matmul.allow_tf32)
     cudnn_allows_tf32 = _find("_C._get_cudnn_allow_tf32", lambda: _cudnn.allow_tf32)
-    set_cudnn_tf32 = _find(
-        "_C._set_cudnn_allow_tf32", lambda allow: setattr(_cudnn, "allow_tf32", allow)
-    )
 
 
 def without_frames(name: str) -> Callable[..., Any]:
@@ -126,22 +109,14 @@ def apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return cast("Callable[..., Any]", getattr(base, "apply", function.apply))
 
 
-def _unknown_node() -> Any:
-    raise RuntimeError(
-        "this torch does not say which backward runs, so cuDNN's layers have no gradients of higher order"
-    )
-
-
-node_of_backward: Callable[[], Any] = _find("_C._current_autograd_node", _unknown_node)
-"""The node of the graph whose backward or whose hooks run."""
-knows_node = IN_USE["_C._current_autograd_node"]
-_task: Callable[[], int] = _find("_C._current_graph_task_id", lambda: 0)
+graph_task: Callable[[], int] = _find("_C._current_graph_task_id", lambda: 0)
+"""The number of the backward that runs, -1 where none does."""
 _hooks = _find("_C._autograd._top_saved_tensors_default_hooks", lambda _: True)
 
 
 def is_in_backward() -> bool:
     """Whether the engine runs, as it does where a checkpoint computes a forward again; True where that is not known."""
-    return _task() != -1
+    return graph_task() != -1
 
 
 def has_hooks_of_saved_tensors() -> bool:
@@ -149,12 +124,23 @@ def has_hooks_of_saved_tensors() -> bool:
     return _hooks(False) is not None
 
 
-_last: dict[str, Callable[[], None]] = {}
-_engine = _find("autograd.Variable._execution_engine", None)
-at_end_of_backward: Callable[[Callable[[], None]], None] = getattr(
-    _engine, "queue_callback", lambda function: _last.update(function=function)
-)
-"""Has the engine call a function at the end of the backward that runs. After an error it only forgets the function."""
+_dispatch_modes: Callable[[], int] = _find("_C._len_torch_dispatch_stack", lambda: 1)
+_function_modes: Callable[[], int] = _find("_C._len_torch_function_stack", lambda: 1)
+_function_mode: Callable[[int], Any] = _find("_C._get_function_stack_at", lambda _: None)
+_is_profiled: Callable[[], bool] = _find("_C._autograd._profiler_enabled", lambda: True)
+
+
+def is_watched() -> bool:
+    """Whether a mode or a profiler sees each call; True where that is not known."""
+    # torch.set_default_device is one that sees no call of ours.
+    modes = [_function_mode(place) for place in range(_function_modes())]
+    return bool(_dispatch_modes() or _is_profiled()) or any(
+        type(x).__module__ != "torch.utils._device" for x in modes
+    )
+
+
+keep_busy: Callable[[int], object] = _find("cuda._sleep", lambda _: None)
+"""Has the GPU do nothing for so many cycles. Without it times of the GPU contain those of the host."""
 
 
 # -- autocast

@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _private, reference
+from extops import _packing, _private, reference
+from extops._packing import Packing, States
 from extops.binding._libraries import library
 from extops.calling import _autograd, _checks
-from extops.choosing import _choice, _packing
-from extops.choosing._packing import Packing, States
 from extops.ops.lltm import lltm
 from extops.ops.rounding import round_ste
 from extops.ops.sequence import lltm_sequence
+
+_SAVED_PER_UNIT = 8
+"""Numbers of a padded row for each unit: gates, cells and outputs of a direction."""
 
 State = tuple[Tensor, Tensor]
 Results = tuple[Tensor, States]
@@ -74,34 +76,35 @@ def _new_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.ExternalStream(stream.value or 0, device)
 
 
-def _streams(device: torch.device) -> _Beside | None:
+def streams_of(device: torch.device) -> _Beside | None:
     """The current stream and its side stream; none if calls run one after the other."""
     if device.type != "cuda" or not _autograd.is_plain():
         return None
     return _beside(torch.cuda.current_stream(device))
 
 
-def _both(
-    run: Run, one: Sequence[Tensor], other: Sequence[Tensor], streams: _Beside | None
+def both_directions(
+    run: Run, one: Sequence[Any], other: Sequence[Any], streams: _Beside | None
 ) -> list[Results]:
-    """The results of ``run`` for each. Two streams compute them at the same time, since a small call leaves most of a
-    GPU idle.
+    """The results of ``run`` for the arguments of each direction. Two streams compute them at the same time, since a
+    small call leaves most of a GPU idle.
     """
     if streams is None:
-        return [run(*one, reverse=False), run(*other, reverse=True)]
+        return [run(one, reverse=False), run(other, reverse=True)]
     if torch.is_grad_enabled():
         # Autograd runs a node on the stream on which it was created: these nodes pass the gradients to this one.
-        other = [x.view_as(x) if x.requires_grad else x for x in other]
+        other = [x.view_as(x) if x is not None and x.requires_grad else x for x in other]
     streams.fork()
     try:
         with torch.cuda.stream(streams.side):
-            beside = run(*other, reverse=True)
+            beside = run(other, reverse=True)
         if beside[0].requires_grad:
             # The backward reads them on the side stream, and then frees them.
             with _private.unrecorded():
                 for x in other:
-                    x.record_stream(streams.side)
-        return [run(*one, reverse=False), beside]
+                    if x is not None:
+                        x.record_stream(streams.side)
+        return [run(one, reverse=False), beside]
     finally:
         streams.join()
 
@@ -191,7 +194,16 @@ class RoundSTE(torch.nn.Module):
 
 
 def _unsqueezed(states: Sequence[Tensor]) -> Tensor:
+    if _autograd.is_plain():  # no view, which a caller could not detach in place
+        return states[0].unsqueeze_(0)
     return states[0].unsqueeze(0)
+
+
+def _joined_directions(outputs: list[Tensor], batch_first: bool) -> Tensor:
+    """In the memory order of the outputs."""
+    if not (batch_first and _autograd.is_plain()):
+        return torch.cat(outputs, dim=-1)
+    return torch.cat([x.transpose(0, 1) for x in outputs], dim=-1).transpose_(0, 1)
 
 
 def _named(states: States) -> Iterator[tuple[str, Tensor]]:
@@ -296,7 +308,7 @@ class Layers(torch.nn.Module):
             return None
         padded = rows.reshape(steps, batch, rows.shape[1])
         output, states = self._forward_padded(padded, states, batch_first=False)
-        return output.flatten(0, 1), states
+        return output.flatten(0, 1).clone(), states  # no view, see _unsqueezed
 
     def _forward_ragged(self, rows: Tensor, batch_sizes: Tensor, states: States) -> Results:
         # Within a trace both are tensors, and so of any size.
@@ -304,7 +316,7 @@ class Layers(torch.nn.Module):
         is_tracing = _autograd.is_tracing()
         batch: Any = batch_sizes[0] if is_tracing else int(batch_sizes[0])
         if not is_tracing:
-            width = rows.shape[1] + _choice.SAVED_PER_UNIT * getattr(self, self._size)
+            width = rows.shape[1] + _SAVED_PER_UNIT * getattr(self, self._size)
             pieces = _packing.pieces_of(self._name, batch_sizes, width * rows.element_size(), rows)
             if len(pieces) > 1:
                 run = functools.partial(self._run_pieces, pieces)
@@ -357,8 +369,8 @@ class Layers(torch.nn.Module):
         lengths, places = packing or (None, None)
         run = functools.partial(self._run, lengths=lengths, batch_first=batch_first)
         drop = functools.partial(self._dropped, places=places, batch_first=batch_first)
-        streams = _streams(input.device) if self.bidirectional else None
-        return self._forward_layers(run, drop, input, states, streams)
+        streams = streams_of(input.device) if self.bidirectional else None
+        return self._forward_layers(run, drop, input, states, streams, batch_first)
 
     def _forward_layers(
         self,
@@ -367,7 +379,11 @@ class Layers(torch.nn.Module):
         input: Tensor,
         states: States,
         streams: _Beside | None,
+        batch_first: bool = False,
     ) -> Results:
+        def of_direction(given: Sequence[Tensor], reverse: bool) -> Results:
+            return run(*given, reverse=reverse)
+
         first = states[0].unbind(0)  # zeros are the same for both
         initial = list(
             zip(*(first if x is states[0] else x.unbind(0) for x in states), strict=True)
@@ -382,13 +398,12 @@ class Layers(torch.nn.Module):
                     for number, suffix in enumerate(self._suffixes(layer))
                 ]
                 if backward:
-                    results = _both(run, forward, backward[0], streams)
-                    input = torch.cat([output for output, _ in results], dim=-1)
+                    results = both_directions(of_direction, forward, backward[0], streams)
+                    input = _joined_directions([output for output, _ in results], batch_first)
                 else:
                     results = [run(*forward, reverse=False)]
                     input = results[0][0]
                 last += [final for _, final in results]
-            # A view if there is only one, which saves a kernel launch.
             joined = torch.stack if len(last) > 1 else _unsqueezed
             return input, tuple(joined(x) for x in zip(*last, strict=True))
         finally:

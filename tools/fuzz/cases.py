@@ -93,6 +93,9 @@ class Case:
 
     cell: str = one_of(*3 * BUILT_IN, *OWN_CELLS)
     call: str = one_of("layer", "layer", "layer", "function", "cell")
+    accelerated: str = one_of(
+        "", "", "extops", "measured"
+    )  # torch's module, by ours or by what is faster
     precision: str = one_of(
         "float32", "float64", "bfloat16", "float16",
         cuda=("float32", "float32", "float32", "tf32", "float64", "bfloat16", "float16"),
@@ -182,6 +185,8 @@ def settled(case: Case, device: str) -> Case:
     to: dict[str, Any] = {}
     call = "function" if case.cell in OWN_CELLS else case.call
     to["call"] = call
+    if call == "function" or case.cell == "lltm":
+        to["accelerated"] = ""
     if call != "layer":
         to |= {"layers": 1, "bidirectional": False}
     if call != "function":
@@ -200,6 +205,8 @@ def settled(case: Case, device: str) -> Case:
         to["autocast"] = ""
     if case.precision != "float32" or not case.autocast:
         to["narrow_state"] = False
+    if device == "cpu" and case.autocast == "float16":
+        to["accelerated"] = ""  # there torch's own layers may refuse a call
     if device == "cpu":
         precision = "float32" if case.precision == "tf32" else case.precision
         to |= {"graph": False, "kernel": "", "precision": precision}
@@ -219,6 +226,8 @@ def _settled_shapes(case: Case, device: str) -> Case:
         to["lengths"] = ""
     if is_traced:
         to |= {"graph": case.graph and not case.compile, "second_order": False}
+    if case.accelerated and not case.compile:  # whose gradients may be torch's
+        to["second_order"] = False
     if case.compile:
         to["kernel"] = ""  # which_kernel says what is called without it
     if case.transform == "jvp" and case.input_layout == "expanded":

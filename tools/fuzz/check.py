@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ ULPS = {torch.float64: 4096, torch.float32: 64, torch.bfloat16: 4, torch.float16
 
 def check(case: Case, device: str) -> Answer:
     """Computes a case in every way, and compares."""
-    with _precision(case), _chunks(case), _cores(1):
+    with _precision(case), _chunks(case), _cores(1), _choices(case):
         problem = Problem(case, device)
         with _kernel(problem) as kernels:
             try:
@@ -41,18 +42,19 @@ def check(case: Case, device: str) -> Answer:
 
 
 def _complaints(problem: Problem, kernels: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
-    torchs = _torchs(problem.with_contiguous_leaves()) if "cudnn" in kernels else {}
+    may_be_torchs = problem.case.accelerated == "measured"
+    torchs = _torchs(problem.with_contiguous_leaves()) if may_be_torchs else {}
     run = _captured(problem) if problem.case.graph else problem.run
     with _cores(problem.case.cores):
         first = run()
     yield "values", _wrong(problem, torchs, first)
     # With a graph of the backward, torch's own LSTM has one tensor for both biases.
-    if not (problem.case.second_order and "torch" in kernels):
+    if not may_be_torchs:
         yield "memory", _shared(first)
     yield "torch", _unlike_torch(problem, torchs, first)
     # torch keeps one cache of casts for all threads, and each region empties it at its end: what torch's own layers add
     # up in a 16-bit type then depends on other threads.
-    if not (problem.case.autocast and "torch" in kernels):
+    if not (problem.case.autocast and may_be_torchs):
         yield "bits", _other_bits(problem, torchs, run, first)
 
 
@@ -68,12 +70,27 @@ def _cores(number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _precision(case: Case) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+    """Both switches of torch: that of GEMMs, and cuDNN's, which layers follow."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = case.precision == "tf32"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+@contextlib.contextmanager
+def _choices(case: Case) -> Iterator[None]:
+    """What serves modules that accelerate took; what is measured is not kept."""
+    before = os.environ.get("EXTOPS_CHOICES")
+    os.environ["EXTOPS_CHOICES"] = "extops" if case.accelerated == "extops" else os.devnull
+    try:
+        yield
+    finally:
+        del os.environ["EXTOPS_CHOICES"]
+        os.environ.update({} if before is None else {"EXTOPS_CHOICES": before})
 
 
 @contextlib.contextmanager
@@ -96,8 +113,7 @@ def _kernel(problem: Problem) -> Iterator[tuple[str, ...]]:
         return
     if case.kernel:
         _name_kernel(case.kernel)
-        # Where torch's layer computes it, ours still may for reasons that which_kernel does not see, such as strides.
-        if any(kernel in _which(problem) for kernel in ("none", "cudnn", "torch")):
+        if any(kernel in _which(problem) for kernel in ("none", "torch")):
             _name_kernel("")
     try:
         yield _which(problem)
@@ -218,19 +234,22 @@ def _shared(found: Tensors) -> list[str]:
 
 
 def _unlike_torch(problem: Problem, torchs: Tensors, ours: Tensors) -> list[str]:
-    """What has another dtype or shape than of torch's module; or other strides, of states made from contiguous ones:
-    those of the output are as the input's, and those of gradients depend on how torch computes them.
+    """What has another dtype or shape than of torch's module; or other strides, but for gradients, whose strides depend
+    on how torch computes them, and where states are given that are not contiguous.
     """
     case = problem.case
     if 0 in (case.time, case.batch) or case.graph:
         return []
     # cuDNN's layers give float16 in a region of bfloat16.
-    dtypes_differ = problem.device == "cuda" and case.autocast == "bfloat16"
+    is_bfloat16 = problem.device == "cuda" and case.autocast == "bfloat16"
+    dtypes_differ = is_bfloat16 and not case.accelerated
 
     def described(name: str, x: Tensor) -> str:
         dtype = "" if dtypes_differ else f"{x.dtype} "
-        is_compared = name in ("h_n", "c_n") and case.state_layout == "contiguous"
-        strides = f" at strides {x.stride()}" if is_compared else ""
+        is_compared = name in ("output", "h_n", "c_n") and case.state_layout == "contiguous"
+        # Of one element any stride will do.
+        taken = [stride for length, stride in zip(x.shape, x.stride(), strict=True) if length > 1]
+        strides = f" at strides {taken}" if is_compared and not case.compile else ""
         return f"{dtype}{list(x.shape)}{strides}"
 
     # On a GPU torch's module moves the parameters that it is given: a compiled one of ours has seen their strides.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+import extops
 from tools.fuzz.cases import Case
 from tools.fuzz.cells import KINDS
 
@@ -64,7 +65,9 @@ class Problem:
         self.wanted = [x for x in self.leaves if _group(x) in case.wanted.split()]
         for name in self.wanted:
             self.leaves[name].requires_grad_()
-        module = self.kind.module(case)
+        module = self.kind.module(case, torchs=bool(case.accelerated))
+        if case.accelerated:
+            extops.accelerate(module)
         self.callable: Any = self._with_parameters(module) if module else self.kind.function()
         self.ours = (
             torch.compile(self.callable, backend=case.compile) if case.compile else self.callable

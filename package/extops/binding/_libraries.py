@@ -40,3 +40,10 @@ class Library:
 
 library = functools.cache(Library)
 """That for a type of device."""
+
+
+def sm_count(device: int, stream: int) -> int:
+    """The multiprocessors of a GPU that a stream may use: a green context has some of them."""
+    entry = library("cuda").entry("sm_count", ctypes.c_int32, ctypes.c_void_p)
+    with torch.cuda.device(device):
+        return int(entry(stream))

@@ -56,6 +56,31 @@ def versions(tensors: Iterable[Tensor | None]) -> list[int | None]:
     return [None if x is None or x.is_inference() else x._version for x in tensors]
 
 
+class Kept:
+    """Inputs of a forward, of which a backward needs some alone: others may change before it, as in torch."""
+
+    def __init__(self, inputs: Sequence[Tensor | None], are_needed: Sequence[bool]) -> None:
+        self._others = [None if needed else x for x, needed in zip(inputs, are_needed, strict=True)]
+        self._versions = versions(self._others)
+
+    def needed(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Those to be saved."""
+        pairs = zip(inputs, self._others, strict=True)
+        return [x for x, other in pairs if other is None]
+
+    def all(self, needed: Sequence[Any]) -> list[Any]:
+        """All inputs, from those that were saved."""
+        saved = iter(needed)
+        return [next(saved) if x is None else x for x in self._others]
+
+    def check(self) -> None:
+        """For a composition, which needs all of them."""
+        if versions(self._others) != self._versions:
+            raise RuntimeError(
+                "one of the variables needed for gradients of higher order has been modified by an inplace operation"
+            )
+
+
 def eager(name: str, **keywords: Any) -> Callable[..., Any]:
     """The operator ``name`` for eager calls."""
     call = _private.without_frames(name)

@@ -1,7 +1,6 @@
 """Recurrent cells over whole sequences."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +12,6 @@ from extops.binding import _schemas
 from extops.calling import _autocast, _autograd, _checks
 from extops.ops.sequence_gradients import Chunk, gradients, lengths_of
 from extops.ops.step import Step
-
-_allows_tf32 = _private.allows_tf32
 
 CHUNK_BYTES = 500_000_000
 """Gates that take less in the dtype of the input are computed at once. A few chunks take a large batch a tenth longer,
@@ -32,7 +29,6 @@ class Cell:
     def __init__(
         self,
         cell: str,
-        one_step: Callable[..., tuple[Tensor, Tensor] | None] = lambda *_: None,
         composition: reference.Cell | None = None,
         cast: Callable[..., Arguments] = _autocast.cast_with_state,
     ) -> None:
@@ -40,8 +36,6 @@ class Cell:
 
         Args:
             cell: as in ``csrc/cells/cells.h``.
-            one_step: computes ``h`` and ``c`` of a sequence of a single step, or returns None to have the kernels
-                compute them.
             composition: the same in PyTorch; by default that of ``reference``.
             cast: what autocast does to the arguments.
         """
@@ -51,7 +45,6 @@ class Cell:
         input, *others = self.time_first.arguments
         batch_first = dataclasses.replace(input, axes="batch, time, input_features")
         self.batch_first = dataclasses.replace(self.time_first, arguments=(batch_first, *others))
-        self.one_step = one_step
         self.step = Step(cell, found)
         self.first_input = _schemas.CELLS[cell].first_input
         self.gates = _schemas.CELLS[cell].gates
@@ -69,7 +62,8 @@ class Cell:
         def apply(
             *inputs: Any, reverse: bool = False, allow_tf32: bool = False, training: bool = True
         ) -> Any:
-            return kept(training, *_apply(self, [_ALL_STEPS], reverse, allow_tf32, *inputs))
+            options = reverse, allow_tf32, False, inputs[0].is_cuda
+            return kept(training, *_apply(self, [_ALL_STEPS], *options, *inputs))
 
         def composite(
             *inputs: Any, reverse: bool = False, allow_tf32: bool = False, training: bool = True
@@ -90,8 +84,14 @@ class Cell:
         *,
         batch_first: bool,
         reverse: bool,
+        allow_tf32: bool | None = None,
+        keeps_output: bool = True,
     ) -> Results:
-        """The public function: its arguments are the input, the parameters, h_0 and c_0."""
+        """The public function: its arguments are the input, the parameters, h_0 and c_0. Unless said otherwise, torch's
+        switch of GEMMs allows TF32. The output must not change before the backward, unless that keeps a copy of it.
+        """
+        if allow_tf32 is None:
+            allow_tf32 = _private.allows_tf32()
         try:
             is_plain = _autograd.is_plain()
             has_one_state = arguments[-1] is arguments[-2]
@@ -105,33 +105,37 @@ class Cell:
             if lengths is not None:
                 lengths = _checked(self.name, lengths, steps)
             if is_plain:
-                output, h_n, c_n = self._run((steps, *others, lengths), reverse, has_one_state)
-            else:
-                output, h_n, c_n, _, _ = self.operator(
-                    steps, *others, lengths, reverse=reverse, allow_tf32=_allows_tf32()
-                )
+                options = reverse, allow_tf32 and input.is_cuda, batch_first, keeps_output
+                return self.run((steps, *others, lengths), options, has_one_state)
+            output, h_n, c_n, _, _ = self.operator(
+                steps, *others, lengths, reverse=reverse, allow_tf32=allow_tf32
+            )
         except (*_checks.FAILURES, IndexError):
             _checks.explain(self.check, arguments, lengths, batch_first)
             raise
         return output.transpose(0, 1) if batch_first else output, h_n, c_n
 
-    def _run(self, inputs: Arguments, reverse: bool, has_one_state: bool) -> Results:
-        """A plain call. A cell with one state gets it twice, as hidden state and as cell state."""
+    def run(self, inputs: Arguments, options: tuple[bool, ...], has_one_state: bool) -> Results:
+        """A plain call; the options are ``reverse``, ``allow_tf32``, ``batch_first``, of the output alone, and
+        ``keeps_output``. A cell with one state gets it twice, as hidden state and as cell state. No result is a view,
+        which a caller could not change or detach in place.
+        """
         input, *others, lengths = inputs
-        if lengths is None and input.shape[0] == 1:
-            states: tuple[Tensor, ...] | None = self.one_step(input[0], *others)
-            if states is None and self.step.serves(input, has_one_state):
-                distinct = others[: len(others) - 2 + self.step.number_of_states]
-                states = self.step(input[0], *distinct)
-            if states is not None:
-                return torch.stack(states[:1]), states[0], states[-1]
-        options = reverse, input.is_cuda and _allows_tf32()
+        reverse, allow_tf32, batch_first, _ = options
+        if lengths is None and input.shape[0] == 1 and self.step.serves(input, has_one_state):
+            distinct = others[: len(others) - 2 + self.step.number_of_states]
+            h, *c = self.step(input[0], *distinct, allow_tf32=allow_tf32)
+            output = torch.stack((h,), dim=int(batch_first))
+            # The backward of a step has kept c: a caller may change the copy in place.
+            return output, h, c[0].clone() if c else h
         chunks = self._steps_of_chunks(input, others[-2], reverse)
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:-1]):
             results: tuple[Any, ...] = _apply(self, chunks, *options, *inputs)
         else:
             with _autograd.below_autograd():
-                results = self.in_chunks(chunks, inputs, *options)
+                results = self.in_chunks(chunks, inputs, reverse, allow_tf32)
+            if batch_first:
+                results[0].transpose_(0, 1)
         output, h_n, c_n, *_ = results
         return output, h_n, c_n
 
@@ -254,33 +258,54 @@ class _Sequence(torch.autograd.Function):
         chunks: list[slice],
         reverse: bool,
         allow_tf32: bool,
+        batch_first: bool,
+        keeps_output: bool,
         *inputs: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         kept: list[Chunk] = []
         with _autograd.below_autograd():
-            results = cell.in_chunks(chunks, inputs, reverse, allow_tf32, kept)
+            output, *states = cell.in_chunks(chunks, inputs, reverse, allow_tf32, kept)
+            saved = output if keeps_output else output.clone()
+            if batch_first:
+                output.transpose_(0, 1)
         ctx.cell, ctx.reverse, ctx.steps = cell, reverse, chunks
+        ctx.allow_tf32 = allow_tf32
+        ctx.batch_first, ctx.keeps_output = batch_first, keeps_output
         ctx.set_materialize_grads(False)
         # The biases' values are not needed, and may change.
         *before, _, _, lengths = inputs
         half = 1 + len(before) // 2
         ctx.biases = before[half:]
         ctx.versions = _autograd.versions(ctx.biases)
-        of_chunks = [x for chunk in kept for x in chunk]
-        ctx.save_for_backward(*before[:half], lengths, results[0], *of_chunks)
+        of_input, *of_weights = ctx.needs_input_grad[6 : 6 + half]
+        # A single step multiplies by the recurrent weights for the gradient of h_0 alone.
+        is_step = isinstance(output.shape[0], int) and output.shape[0] == 1 and len(kept) == 1
+        of_h = not is_step or ctx.needs_input_grad[-3]
+        of_both = (
+            [of_weights[0], of_input or of_h] if half == 2 else [of_weights[0], of_input, of_h]
+        )
+        others = *before[:half], kept[0].h, kept[0].c
+        ctx.kept = _autograd.Kept(others, [*of_both, of_weights[-1], False])
+        _, _, *of_chunks = [x for chunk in kept for x in chunk]
+        ctx.save_for_backward(*ctx.kept.needed(others), lengths, saved, *of_chunks)
         of_all = (kept[0].gates, kept[0].cells) if len(kept) == 1 else (None, None)
-        return *results, *of_all
+        return output, *states, *of_all
 
     @staticmethod
     def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
         count, width = len(ctx.steps), len(Chunk._fields)
         saved = ctx.saved_tensors
-        *before, lengths, output = saved[: -count * width]
-        of_chunks = saved[-count * width :]
+        *needed, lengths, output = saved[: 2 - count * width]
+        *before, h_0, c_0 = ctx.kept.all(needed)
+        if ctx.batch_first:
+            output = output.transpose(0, 1) if ctx.keeps_output else output
+            towards = (None if towards[0] is None else towards[0].transpose(0, 1), *towards[1:])
+        of_chunks = h_0, c_0, *saved[2 - count * width :]
         chunks = [Chunk(*of_chunks[at : at + width]) for at in range(0, count * width, width)]
         inputs = [*before, *ctx.biases, chunks[0].h, chunks[0].c]
-        needs = ctx.needs_input_grad[4:-1]
+        needs = ctx.needs_input_grad[6:-1]
         if _autograd.needs_composite() or towards[3] is not None or towards[4] is not None:
+            ctx.kept.check()
             is_same = _autograd.versions(ctx.biases) == ctx.versions
             known_gates = None if is_same else _joined_gates(chunks, ctx.reverse)
 
@@ -296,8 +321,8 @@ class _Sequence(torch.autograd.Function):
             with _autograd.below_autograd():
                 in_steps = list(zip(ctx.steps, chunks, strict=True))
                 given = inputs, lengths, output, in_steps, towards[:3], needs
-                found = gradients(ctx.cell, *given, ctx.reverse)
-        return None, None, None, None, *found, None
+                found = gradients(ctx.cell, *given, ctx.reverse, ctx.allow_tf32)
+        return *(None,) * 6, *found, None
 
 
 _apply = _private.apply(_Sequence)
@@ -349,70 +374,9 @@ def lltm_sequence(
 # -- those of torch
 
 
-def _is_step_of_torch(input: Tensor, *others: Tensor | None) -> bool:
-    """Whether torch's own cell computes a step: on a CPU it is little more than a library GEMM, while our kernel would
-    pack the weights first. Not with gradients: torch's depend on autocast around the backward.
-    """
-    return (
-        input.device.type == "cpu"
-        and not (torch.is_grad_enabled() or _autocast.is_on())
-        and suit_torchs(input, others[:-2], others[-2:])
-    )
-
-
-def suit_torchs(input: Tensor, parameters: Sequence[Any], states: Sequence[Any]) -> bool:
-    """Whether torch's own may take the parameters of one direction: it also takes what ours refuses, such as a state of
-    another dtype, and broadcasts a bias. In a 16-bit type its GEMMs on a CPU read what lies between padded rows
-    (2.13). Under autocast it casts what it computes with.
-    """
-    weight_ih, weight_hh, *others = parameters
-    biases = [x for x in others if x is not None]
-    if not _autocast.are_alike(input, (weight_ih, weight_hh, *biases, *states)):
-        return False
-    if not weight_ih.dim() == weight_hh.dim() == 2:
-        return False
-    rows = weight_hh.shape[0]
-    if weight_ih.shape[0] != rows:
-        return False
-    for bias in biases:
-        if bias.shape != (rows,):
-            return False
-    if input.is_cuda or (input.element_size() > 2 and not _autocast.is_on()):
-        return True
-    return all(x.is_contiguous() for x in (input, weight_ih, weight_hh, *states))
-
-
-def _lstm_step(input: Tensor, *others: Any) -> tuple[Tensor, Tensor] | None:
-    *parameters, h, c = others
-    if not _is_step_of_torch(input, *others):
-        return None
-    found: tuple[Tensor, Tensor] = torch.lstm_cell(input, (h, c), *parameters)
-    return found
-
-
-def _gru_step(input: Tensor, *others: Any) -> tuple[Tensor, Tensor] | None:
-    *parameters, h, _ = others
-    if not _is_step_of_torch(input, *others):
-        return None
-    h = torch.gru_cell(input, h, *parameters)
-    return h, h
-
-
-def _rnn_step(input: Tensor, *others: Any, nonlinearity: str) -> tuple[Tensor, Tensor] | None:
-    *parameters, h, _ = others
-    if not _is_step_of_torch(input, *others):
-        return None
-    cell: Any = getattr(torch, f"rnn_{nonlinearity}_cell")
-    h = cell(input, h, *parameters)
-    return h, h
-
-
-LSTM_CELL = Cell("lstm", one_step=_lstm_step)
-GRU_CELL = Cell("gru", one_step=_gru_step)
-RNN_CELLS = {
-    x: Cell(f"rnn_{x}", one_step=functools.partial(_rnn_step, nonlinearity=x), cast=_autocast.cast)
-    for x in ("tanh", "relu")
-}
+LSTM_CELL = Cell("lstm")
+GRU_CELL = Cell("gru")
+RNN_CELLS = {x: Cell(f"rnn_{x}", cast=_autocast.cast) for x in ("tanh", "relu")}
 CELLS = {
     "lstm": LSTM_CELL,
     "gru": GRU_CELL,

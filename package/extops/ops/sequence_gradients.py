@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from extops import _gemm, _private, reference
+from extops import _gemm, reference
 from extops.binding import _schemas
 from extops.calling import _autocast
 
@@ -44,11 +44,12 @@ def gradients(
     towards: tuple[Tensor | None, ...],
     needs: tuple[bool, ...],
     reverse: bool,
+    allow_tf32: bool,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the input, the parameters, ``h_0`` and ``c_0`` that are needed."""
     if len(chunks) == 1:
         ((_, chunk),) = chunks
-        return _of_chunk(cell, inputs, lengths, output, chunk, towards, needs, reverse)
+        return _of_chunk(cell, inputs, lengths, output, chunk, towards, needs, reverse, allow_tf32)
     input, *parameters, _, _ = inputs
     grad_output, *grad_states = towards
     grad_input: Tensor | None = None
@@ -64,6 +65,7 @@ def gradients(
             (of_steps, *grad_states),
             needs,
             reverse,
+            allow_tf32,
         )
         if first is not None:
             if grad_input is None:
@@ -90,6 +92,7 @@ def _of_chunk(
     towards: tuple[Tensor | None, ...],
     needs: tuple[bool, ...],
     reverse: bool,
+    allow_tf32: bool,
 ) -> tuple[Tensor | None, ...]:
     input, *parameters, h_0, _ = inputs
     gates, cells = chunk.gates, chunk.cells
@@ -97,7 +100,6 @@ def _of_chunk(
     weights = parameters[: len(parameters) // 2]
     needs_weights = needs_parameters[: len(weights)]
     needs_biases = needs_parameters[len(weights) :]
-    allow_tf32 = input.is_cuda and _private.allows_tf32()
     grad_gates, grad_h_0, grad_c_0 = cell.eager_backward(
         *towards, weights[-1], gates, cells, lengths, reverse=reverse, allow_tf32=allow_tf32
     )

@@ -1,8 +1,6 @@
 """One step of a recurrent cell."""
 
-import functools
 from collections.abc import Callable, Sequence
-from ctypes import c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -10,7 +8,6 @@ from torch import Tensor
 
 from extops import _private, reference
 from extops.binding import _loader, _schemas
-from extops.binding._libraries import library
 from extops.calling import _autocast, _autograd
 
 _allows_tf32 = _private.allows_tf32
@@ -125,14 +122,11 @@ class Step:
         has_all = has_one_state or self.number_of_states == 2
         return has_all and input.is_cuda and _loader.binding == "stable"
 
-    def has_kernel(self, input: Tensor, state_size: int) -> bool:
-        """Whether GEMMs are a part of our kernel. Those of a library take torch's own cell no longer."""
-        of_input = input.dtype, _allows_tf32(), *input.shape
-        return _has_kernel(self.name, *of_input, state_size, input.get_device())
-
-    def __call__(self, *arguments: Any) -> tuple[Tensor, ...]:
-        """``h`` and, for a cell with two states, ``c``: of the input, the weights, the biases and the states."""
-        in_tf32 = arguments[0].is_cuda and _allows_tf32()
+    def __call__(self, *arguments: Any, allow_tf32: bool | None = None) -> tuple[Tensor, ...]:
+        """``h`` and, for a cell with two states, ``c``: of the input, the weights, the biases and the states. Unless
+        said otherwise, torch's switch of GEMMs allows TF32.
+        """
+        in_tf32 = arguments[0].is_cuda and (_allows_tf32() if allow_tf32 is None else allow_tf32)
         if torch.is_grad_enabled():
             for x in arguments:  # as any(), in half the time
                 if x is not None and x.requires_grad:
@@ -149,22 +143,6 @@ class Step:
         return found
 
 
-@functools.lru_cache(maxsize=4096)
-def _has_kernel(
-    name: str,
-    given: torch.dtype,
-    allow_tf32: bool,
-    batch: int,
-    features: int,
-    state_size: int,
-    device: int,
-) -> bool:
-    dtype = library("cuda").gemm_dtype(given, allow_tf32)
-    entry = library("cuda").entry(f"{name}_alignment", c_int64, c_int32, c_void_p)
-    with torch.cuda.device(device):
-        return bool(entry(dtype, (c_int64 * 3)(batch, features, state_size)))
-
-
 class _Step(torch.autograd.Function):
     """A plain call, or with ``is_operator`` one of the operator, which takes two states and also returns the gates."""
 
@@ -175,25 +153,39 @@ class _Step(torch.autograd.Function):
         with _autograd.below_autograd():
             found = step.eager[allow_tf32](*inputs) if is_operator else step.run(allow_tf32, inputs)
         h, c, gates = found
-        ctx.step = step
+        ctx.step, ctx.allow_tf32 = step, allow_tf32
         ctx.set_materialize_grads(False)
         # The biases' values are not needed, and may change.
         first, last = 1 + step.weights, 1 + 2 * step.weights
         ctx.biases = inputs[first:last]
         ctx.versions = _autograd.versions(ctx.biases)
+        others, needs = (*inputs[:first], *inputs[last:]), ctx.needs_input_grad[3:]
+        by_weights, of_x, of_h = any(needs[1:last]), needs[0], needs[last]
+        by_input = (of_x, of_h) if step.weights == 2 else (of_x or of_h,)
+        # Cells that do not save the new cell state need the old one, which may be the hidden state.
+        has_c, needs_c = len(inputs) > last + 1, not step.saves_new_c
+        are_needed = [
+            by_weights,
+            *by_input,
+            by_weights or (needs_c and not has_c),
+        ]
+        ctx.kept = _autograd.Kept(others, [*are_needed, *(needs_c,) * has_c])
         kept = (c,) if step.saves_new_c else ()
-        ctx.save_for_backward(*inputs[:first], *inputs[last:], gates, *kept)
+        ctx.save_for_backward(*ctx.kept.needed(others), gates, *kept)
         return (h, c, gates) if is_operator else (h, c)[: step.number_of_states]
 
     @staticmethod
     def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
         step: Step = ctx.step
         needs = ctx.needs_input_grad[3:]
-        saved = ctx.saved_tensors
-        first, last = 1 + step.weights, -2 if step.saves_new_c else -1
+        last = -2 if step.saves_new_c else -1
+        found = ctx.saved_tensors
+        saved = *ctx.kept.all(found[:last]), *found[last:]
+        first = 1 + step.weights
         inputs = (*saved[:first], *ctx.biases, *saved[first:last])
         gates = saved[last]
         if _autograd.needs_composite() or (len(towards) == 3 and towards[2] is not None):
+            ctx.kept.check()
             is_same = _autograd.versions(ctx.biases) == ctx.versions
             known_gates = None if is_same else gates
 
@@ -208,7 +200,7 @@ class _Step(torch.autograd.Function):
         else:
             saved_c = saved[-1] if step.saves_new_c else inputs[-1]
             with _autograd.below_autograd():
-                found = _gradients(step, inputs, gates, saved_c, towards, needs)
+                found = _gradients(step, inputs, gates, saved_c, towards, needs, ctx.allow_tf32)
         return None, None, None, *found
 
 
@@ -220,13 +212,13 @@ def _gradients(
     saved_c: Tensor,
     towards: tuple[Tensor | None, ...],
     needs: tuple[bool, ...],
+    in_tf32: bool,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the input, the parameters and the states that are needed."""
     first, last = 1 + step.weights, 1 + 2 * step.weights  # the places of a bias and of h_0
     input, h_0 = inputs[0], inputs[last]
     has_one_state = len(inputs) == last + 1
     grad_h, grad_c = (*towards, None)[:2]
-    in_tf32 = input.is_cuda and _allows_tf32()
     of_parameters: Sequence[Tensor | None] = (None,) * (last - 1)
     wanted = needs[1:last]
     if any(wanted):

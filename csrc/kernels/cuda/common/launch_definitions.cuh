@@ -78,6 +78,10 @@ Error launch_error() {
 
 EXTOPS_API void extops_name_sequence_kernel_cuda(const char* name) { extops::cuda::sequence_kernel() = name; }
 
+EXTOPS_API int32_t extops_sm_count_cuda(void* stream) {
+  return extops::cuda::Context(static_cast<cudaStream_t>(stream)).sm_count();
+}
+
 EXTOPS_API Error extops_create_stream_cuda(void** stream) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // the calling stream may be captured in a graph
   cudaThreadExchangeStreamCaptureMode(&mode);

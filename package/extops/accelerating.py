@@ -1,0 +1,725 @@
+"""``accelerate``: torch's modules, whose plain calls run torch's own forward or our kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import copyreg
+import functools
+import logging
+import threading
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from extops import _private, rnn
+from extops.binding import _devices, _libraries
+from extops.calling import _autocast, _autograd, _checks
+from extops.choosing import _measure, _table
+from extops.choosing._table import OURS, TORCH
+from extops.ops.sequence import CELLS
+
+_logger = logging.getLogger("extops")
+
+Model = TypeVar("Model", bound=torch.nn.Module)
+
+# Every call asks.
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_is_autocasting = _private.is_autocasting
+_current_stream = _private.current_stream
+_get_num_threads = torch.get_num_threads
+_cudnn_allows_tf32 = _private.cudnn_allows_tf32
+_allows_tf32 = _private.allows_tf32
+_graph_task = _private.graph_task
+_is_tracing = _private.is_tracing
+
+_KNOWN = "_extops_known"
+"""The attribute of a module that holds what serves the calls it has seen."""
+_MOST_KNOWN = 4096
+_FAILURES = *_checks.FAILURES, ValueError, LookupError
+"""Not all exceptions: a checkpoint ends a recomputation by one of its own."""
+_NOTHING: dict[Any, str] = {}
+_TENSORS = Tensor, torch.nn.Parameter
+_measuring = threading.Lock()
+
+
+class _Accelerated:
+    """Comes before a class of torch, or before one of ours that is like it."""
+
+    looks: type[torch.nn.Module]
+    """The class of the module before it was taken."""
+    torchs: type[torch.nn.Module]
+    ours: type[Any]
+    """Always computes by our kernels."""
+    is_traced = True
+    training: bool
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """As of torch's modules."""
+        if _is_compiling():
+            return _in_graph(self, input, hx)
+        # All that a choice depends on and that may change from call to call.
+        key: Any = None
+        way = None
+        kind = type(input)
+        if kind is Tensor or (kind is PackedSequence and not _is_tracing()):
+            rows = input if kind is Tensor else input.data
+            try:
+                key = (
+                    *(_is_grad_enabled(), rows.requires_grad, hx is None, self.training),
+                    *(rows.shape, rows.stride() if kind is Tensor else _sizes_of_packed(input)),
+                    *(rows.dtype, _is_autocasting() and _autocast_dtype(rows)),
+                    *(_place_of(rows) if rows.is_cuda else (_get_num_threads(),)),
+                )
+                way = _known(self, key)
+            except (AttributeError, RuntimeError, TypeError):  # such as a tensor without strides
+                key = None
+        if way == TORCH:
+            return self.torchs.forward(self, input, hx)
+        return _serve(self, input, hx, key, way)
+
+    def _apply(self, *arguments: Any, **options: Any) -> Any:
+        self.__dict__.pop(_KNOWN, None)
+        return super()._apply(*arguments, **options)  # type: ignore[misc]
+
+    @property
+    def __class__(self) -> Any:
+        """That of the module before it was taken."""
+        return type(self) if rnn.is_asked_by_dynamo() else self.looks
+
+    @__class__.setter
+    def __class__(self, other: type) -> None:
+        rnn.set_class(self, other)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A pickle has the module as it was before it was taken, and loads where extops is not installed."""
+        if type(self).__reduce__ is not object.__reduce__:
+            return self.__reduce__()
+        return cast("Any", copyreg).__newobj__, (self.looks,), rnn.state_of(self, without=_KNOWN)
+
+    def __copy__(self) -> Any:
+        new: Any = object.__new__(type(self))
+        new.__setstate__(rnn.state_of(self, without=_KNOWN))
+        return new
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        new: Any = object.__new__(type(self))
+        memo[id(self)] = new
+        new.__setstate__(copy.deepcopy(rnn.state_of(self, without=_KNOWN), memo))
+        return new
+
+    def __prepare_scriptable__(self) -> torch.nn.Module:
+        """``torch.jit.script`` gets torch's module, with the same parameters."""
+        original: torch.nn.Module = _shell(self, self.looks)
+        return original
+
+
+class _AcceleratedCell(_Accelerated):
+    """Asks for as little as possible: a decoder calls it at each step."""
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        """As of torch's cells."""
+        if _is_compiling():
+            return _in_graph(self, input, hx)
+        key: Any = None
+        way = None
+        if type(input) is Tensor:
+            with_shape = not input.is_nested and input.shape
+            key = (
+                *(_is_grad_enabled(), input.requires_grad, hx is None, with_shape, input.dtype),
+                _is_autocasting() and _autocast_dtype(input),
+                _get_num_threads() if not input.is_cuda else _current_stream(input.get_device()),
+                input.is_cuda and _allows_tf32(),
+            )
+            way = _known(self, key)
+        if way == TORCH:
+            return self.torchs.forward(self, input, hx)
+        return _serve(self, input, hx, key, way)
+
+
+def _place_of(rows: Tensor) -> tuple[Any, ...]:
+    """What the choice for a layer depends on, on a GPU."""
+    return _current_stream(rows.get_device()), _cudnn_allows_tf32()
+
+
+def _sizes_of_packed(packed: Any) -> tuple[int, ...]:
+    sizes = packed[1]
+    return len(sizes), int(sizes[0])
+
+
+class _Always(dict):  # type: ignore[type-arg]
+    """What serves the calls of a module that is measured."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self._way = way
+
+    def get(self, *_: Any) -> str:
+        """The way, whatever the call."""
+        return self._way
+
+
+def _autocast_dtype(rows: Tensor) -> Any:
+    device = rows.device.type
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+
+
+def _shell(module: Any, kind: type[Any], **changed: Any) -> Any:
+    """A module of another class with the same attributes but those that are given."""
+    shell = object.__new__(kind)
+    attributes = {**module.__dict__, **changed}
+    attributes.pop(_KNOWN, None)
+    shell.__dict__.update(attributes)
+    return shell
+
+
+def _in_graph(module: Any, input: Any, hx: Any) -> Any:
+    is_other = isinstance(input, Tensor) and input.dtype not in _checks.FLOATING
+    if not module.is_traced or is_other or torch.onnx.is_in_onnx_export():
+        return module.torchs.forward(module, input, hx)
+    return module.ours.forward(module, input, hx)
+
+
+def _serve(module: Any, input: Any, hx: Any, key: Any, way: str | None) -> Any:
+    """A call that torch's forward is not known to serve."""
+    call = _Call.of(module, input, hx, is_known=way is not None)
+    if call is not None:
+        if way is None:
+            way = _way(module, call, key)
+        if way == OURS:
+            try:
+                return call.by_ours()
+            except _FAILURES:  # torch's forward says what is wrong, or can compute it
+                return module.torchs.forward(module, input, hx)
+    return module.torchs.forward(module, input, hx)
+
+
+def _known(module: Any, key: Any) -> str | None:
+    """What is known to serve such a call of a module."""
+    if _graph_task() != -1:
+        return None  # a checkpoint may compute it again
+    way: str | None = module.__dict__.get(_KNOWN, _NOTHING).get(key)
+    return way
+
+
+def _remember(module: Any, key: Any, way: str) -> str:
+    known = module.__dict__.setdefault(_KNOWN, {})
+    if len(known) >= _MOST_KNOWN:
+        known.pop(next(iter(known), None), None)
+    known[key] = way
+    return way
+
+
+def _way(module: Any, call: _Call, key: Any) -> str:
+    """What serves the call: known, measured or torch's."""
+    if forced := _table.forced():
+        return forced
+    if _private.is_in_backward():
+        return _way_of_recomputed(module, call, key)
+    kind, sizes = call.kind(), call.sizes()
+    table = _table.table(call.rows.get_device() if call.rows.is_cuda else -1)
+    way, is_final = table.kind(kind).way(sizes)
+    if way is None and _may_measure(call) and _measuring.acquire(blocking=False):
+        try:
+            measured = call.measured()
+        finally:
+            _measuring.release()
+        is_final = True
+        if measured is not None:
+            table.add(kind, sizes, measured)
+            way = measured.way
+    way = way or TORCH
+    # A checkpoint that computes it again must get the same.
+    _remember(module, ("last", key), way)
+    return _remember(module, key, way) if is_final and key is not None else way
+
+
+def _way_of_recomputed(module: Any, call: _Call, key: Any) -> str:
+    """That of the call which a checkpoint computes again; a reentrant one had wanted no gradients."""
+    if key is not None and not _private.has_hooks_of_saved_tensors():
+        key = False, *key[1:]
+    way = module.__dict__.get(_KNOWN, _NOTHING).get(("last", key))
+    table = _table.table(call.rows.get_device() if call.rows.is_cuda else -1)
+    return way or table.kind(call.kind()).way(call.sizes())[0] or TORCH
+
+
+def _may_measure(call: _Call) -> bool:
+    is_captured = call.rows.is_cuda and torch.cuda.is_current_stream_capturing()
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    return not (is_captured or is_deterministic or _private.is_watched())
+
+
+def known_way(module: Any, input: Any, hx: Any = None) -> str | None:
+    """What serves such a call of a module that was taken, or ``"not measured"``; None for other modules."""
+    if not isinstance(module, _Accelerated):
+        return None
+    call = _Call.of(module, input, hx)
+    if call is None:
+        return TORCH
+    table = _table.table(call.rows.get_device() if call.rows.is_cuda else -1)
+    return _table.forced() or table.kind(call.kind()).way(call.sizes())[0] or "not measured"
+
+
+def described(module: Any, input: Any, hx: Any = None) -> tuple[str, str] | None:
+    """What serves such a call of a module that was taken, and the times that led to it; None for other modules."""
+    way = known_way(module, input, hx)
+    if way is None:
+        return None
+    call = _Call.of(module, input, hx)
+    if call is None:
+        return TORCH, "since our kernels cannot"
+    known = _table.table(call.rows.get_device() if call.rows.is_cuda else -1).kind(call.kind())
+    measured = known.measured.get(call.sizes())
+    if measured is None:
+        return way, call.kind()
+    times = f"torch {measured.torchs * 1e3:.3f} ms, extops {measured.ours * 1e3:.3f} ms"
+    return way, f"{times}: {call.kind()}"
+
+
+def ours_of(module: torch.nn.Module) -> Any:
+    """The class of ours for a module that was taken, else None."""
+    return getattr(module, "ours", None) if isinstance(module, _Accelerated) else None
+
+
+class _Call(NamedTuple):
+    """A call that our kernels can serve."""
+
+    module: Any
+    rows: Tensor
+    """``[T, B, I]``, ``[B, T, I]``, ``[T, I]``, packed rows, or the input of a cell."""
+    packed: PackedSequence | None
+    states: tuple[Tensor, ...]
+    """None of them where they are zeros."""
+    parameters: list[Any]
+
+    @classmethod
+    def of(cls, module: Any, input: Any, hx: Any, *, is_known: bool = False) -> _Call | None:
+        """None for all other calls. Of one that is known, its key says what the input is."""
+        if not _autograd.is_plain():
+            return None
+        packed = input if type(input) is PackedSequence else None
+        rows = input if packed is None else packed.data
+        is_layer = isinstance(module, torch.nn.RNNBase)
+        dims = ((3, 2) if is_layer else (2, 1)) if packed is None else (2,)
+        if not is_known:
+            if not (_is_plain_tensor(rows) and rows.dim() in dims and rows.numel() > 0):
+                return None
+            if not _is_regular(module) or rows.shape[-1] != module.input_size:
+                return None
+        if packed is not None and not _are_sizes(packed.batch_sizes, rows):
+            return None
+        if is_layer:
+            if not module.__dict__.keys().isdisjoint(_METHODS):
+                return None
+            module._update_flat_weights()
+            parameters = module._flat_weights
+            width = module.num_layers * (1 + module.bidirectional) * (4 if module.bias else 2)
+            if len(parameters) != width:
+                return None
+        else:
+            names = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
+            parameters = [x for name in names if (x := getattr(module, name)) is not None]
+            if not all(x.is_contiguous() for x in _given(hx)):
+                return None  # which torch's results follow
+        states = () if hx is None else (hx,)
+        if hx is not None and module.torchs.__name__.startswith("LSTM"):
+            states = hx
+            if not (isinstance(hx, (tuple, list)) and len(hx) == 2):
+                return None
+        if not all(_suits(x, rows) for x in (*parameters, *states)):
+            return None
+        call = cls(module, rows, packed, tuple(states), parameters)
+        shape = call.shape_of_states()
+        return call if all(x.shape == shape for x in states) else None
+
+    @property
+    def is_layer(self) -> bool:
+        """Not a cell."""
+        return isinstance(self.module, torch.nn.RNNBase)
+
+    def shape_of_states(self) -> tuple[int, ...]:
+        """Of each."""
+        module, rows = self.module, self.rows
+        if not self.is_layer:
+            return *rows.shape[:-1], module.hidden_size
+        batch = (self.sizes()[1],) if self.packed is not None or rows.dim() == 3 else ()
+        return module.num_layers * (1 + module.bidirectional), *batch, module.hidden_size
+
+    def sizes(self) -> tuple[int, ...]:
+        """Steps, samples and, of packed input, rows; of a cell its samples."""
+        rows = self.rows
+        if self.packed is not None:
+            return *_sizes_of_packed(self.packed), len(rows)
+        if not self.is_layer:
+            return (rows.shape[0] if rows.dim() == 2 else 1,)
+        if rows.dim() == 2:
+            return len(rows), 1
+        steps, batch, _ = rows.shape
+        return (batch, steps) if self.module.batch_first else (steps, batch)
+
+    def wants_gradients(self) -> bool:
+        """Whether a backward may follow."""
+        tensors = (self.rows, *self.states, *self.parameters)
+        return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+
+    def kind(self) -> str:
+        """All that its time depends on but for the sizes, in words."""
+        module, rows = self.module, self.rows
+        of_module = [f"{module.torchs.__name__} {module.input_size} -> {module.hidden_size}"]
+        if self.is_layer:
+            of_module += [f"{module.num_layers} layers"] * (module.num_layers > 1)
+            of_module += ["both ways"] * bool(module.bidirectional)
+            of_module += ["dropout"] * (module.training and module.dropout > 0)
+        of_module += ["no biases"] * (len(self.parameters) % 4 > 0)
+        if "RNN" in module.torchs.__name__:
+            of_module += [module.mode if self.is_layer else module.nonlinearity]
+        of_call = [str(rows.dtype).removeprefix("torch.")]
+        if _is_autocasting() and (dtype := _autocast_dtype(rows)):
+            of_call += [f"autocast to {str(dtype).removeprefix('torch.')}"]
+        of_call += ["TF32"] * (rows.is_cuda and self._allows_tf32())
+        of_call += ["packed"] * (self.packed is not None)
+        is_batched = rows.dim() == (3 if self.is_layer else 2) or self.packed is not None
+        of_call += ["no batch"] * (not is_batched)
+        if self.packed is None:
+            of_call += ["by samples"] * bool(self.is_layer and module.batch_first)
+            of_call += ["strided"] * (not rows.is_contiguous())
+        of_call += ["states"] * bool(self.states)
+        of_call += ["eval"] * (not module.training)
+        if self.wants_gradients():
+            inputs = {"input": [rows], "parameters": self.parameters, "states": self.states}
+            wanted = [name for name, xs in inputs.items() if any(x.requires_grad for x in xs)]
+            of_call += [f"gradients of {' and '.join(wanted)}"]
+        return ", ".join((*of_module, *of_call, self._processors()))
+
+    def _allows_tf32(self) -> bool:
+        if self.rows.dtype is not torch.float32:
+            return False
+        return _private.cudnn_allows_tf32() if self.is_layer else _private.allows_tf32()
+
+    def _processors(self) -> str:
+        if self.rows.is_cuda:
+            device = self.rows.get_device()
+            return f"{_libraries.sm_count(device, _current_stream(device))} SMs"
+        return f"{torch.get_num_threads()} threads"
+
+    def by_ours(self) -> Any:
+        """Results as torch's."""
+        module, is_cast = self.module, _is_autocasting()
+        if self.is_layer and self.rows.is_cuda and is_cast:
+            return self._by_ours_in_float16()
+        shell = module if module.is_traced else _shell(module, module.ours)
+        if self.is_layer and self.packed is None and self.rows.dim() == 3 and not is_cast:
+            of_call = self.rows, self.states or None, self.parameters
+            output, states = module.ours.run_plain(shell, *of_call)
+            return output, states if len(states) > 1 else states[0]
+        return module.ours.forward(
+            shell, self.rows if self.packed is None else self.packed, self._hx()
+        )
+
+    def _hx(self) -> Any:
+        return None if not self.states else self.states if len(self.states) > 1 else self.states[0]
+
+    def _by_ours_in_float16(self) -> Any:
+        """Under autocast to any dtype cuDNN's layers compute in float16, and so are their results."""
+        half = torch.float16
+        rows, states = self.rows.to(half), tuple(x.to(half) for x in self.states)
+        weights = [x.to(half) for x in self.parameters]
+        shell = _shell(self.module, self.module.ours, _flat_weights=weights)
+        given = rows if self.packed is None else self.packed._replace(data=rows)
+        hx = None if not states else states if len(states) > 1 else states[0]
+        with _private.without_autocast():
+            return self.module.ours.forward(shell, given, hx)
+
+    def measured(self) -> _table.Measured | None:
+        """Both ways timed; None where that fails."""
+        try:
+            with _unseen(), torch.cuda.device(self.rows.get_device() if self.rows.is_cuda else -1):
+                torchs, ours = (self._detached()._timed(way) for way in (TORCH, OURS))
+                return _measure.measure(torchs, ours, self.rows.device)
+        except Exception as error:  # whatever a kernel or its memory may lack, torch's serves
+            _logger.info("extops: %s is torch's, since measuring failed: %s", self.kind(), error)
+            return None
+
+    def _detached(self) -> _Call:
+        """The same on tensors that no hook of the user knows; of a long call its first steps."""
+
+        def alone(x: Tensor) -> Tensor:
+            return x.detach().requires_grad_(x.requires_grad and x.is_floating_point())
+
+        parameters = [alone(x) for x in self.parameters]
+        if self.is_layer:
+            changed: dict[str, Any] = {"_flat_weights": parameters, "dropout": 0.0}
+        else:
+            names = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
+            changed = {"_parameters": dict(zip(names, [*parameters, None, None][:4], strict=True))}
+        module = _shell(self.module, type(self.module), **changed)
+        rows, packed = self._first_steps()
+        rows = alone(rows)
+        if packed is not None:
+            packed = packed._replace(data=rows)
+        states = tuple(alone(x) for x in self.states)
+        return _Call(module, rows, packed, states, parameters)
+
+    def _first_steps(self) -> tuple[Tensor, PackedSequence | None]:
+        if not self.is_layer or self.sizes()[0] <= _MOST_STEPS:
+            return self.rows, self.packed
+        if self.packed is not None:
+            sizes = self.packed.batch_sizes[:_MOST_STEPS]
+            rows = self.rows[: int(sizes.sum())]
+            return rows, self.packed._replace(data=rows, batch_sizes=sizes)
+        by_samples = self.module.batch_first and self.rows.dim() == 3
+        return self.rows.narrow(int(by_samples), 0, _MOST_STEPS), None
+
+    def _timed(self, way: str) -> Callable[[], Any]:
+        """A call that is known to be served in a way, with all that it takes the host to decide so; and its backward
+        where one may follow. cuDNN has none outside of training.
+        """
+        input, hx = self.rows if self.packed is None else self.packed, self._hx()
+        module, first = self.module, _Accelerated if self.is_layer else _AcceleratedCell
+        module.__dict__[_KNOWN] = _Always(way)
+
+        def run() -> Any:
+            return first.forward(module, input, hx)
+
+        has_backward = self.module.training or not self.rows.is_cuda or not self.is_layer
+        if not (self.wants_gradients() and has_backward):
+            return run
+        leaves = [x for x in (self.rows, *self.states, *self.parameters) if x.requires_grad]
+        ones: list[Tensor] = []
+
+        def train() -> None:
+            results = run()
+            outputs = results[:1] if self.is_layer else results
+            outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+            tensors = [x.data if isinstance(x, PackedSequence) else x for x in outputs]
+            if not ones:
+                ones.extend(torch.ones_like(x) for x in tensors)
+            torch.autograd.grad(tensors, leaves, ones, allow_unused=True)
+
+        return train
+
+
+_MOST_STEPS = 512
+"""Of a call that is measured."""
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """Hooks on what is saved for a backward see nothing within."""
+    if not _private.has_hooks_of_saved_tensors():
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        yield
+
+
+_METHODS = (
+    *("check_input", "check_forward_args", "check_hidden_size", "permute_hidden"),
+    *("get_expected_hidden_size", "get_expected_cell_size", "_update_flat_weights"),
+)
+"""Of torch's layers, which their forward calls."""
+
+
+def _is_regular(module: Any) -> bool:
+    """Whether torch's forward computes by attributes as a constructor sets them, and by no method of the user's."""
+    if "parametrizations" in module._modules:  # torch's forward computes them once
+        return False
+    if not isinstance(module, torch.nn.RNNBase):
+        return True
+    flags = module.bias, module.batch_first, module.bidirectional, module.training
+    if not all(type(x) is bool for x in flags) or type(module.num_layers) is not int:
+        return False
+    is_known = module.mode.lower() in CELLS and module.proj_size == 0
+    return is_known and 0 <= module.dropout <= 1 and _has_torchs_methods(module)
+
+
+def _has_torchs_methods(module: Any) -> bool:
+    """Whether none of those that torch's forward calls is of the user's class."""
+    kind, torchs = type(module), module.torchs
+    return all(getattr(kind, x, None) is getattr(torchs, x, None) for x in _METHODS)
+
+
+def _is_plain_tensor(x: Any) -> bool:
+    return (
+        type(x) in _TENSORS
+        and x.layout is torch.strided
+        and not x.is_nested
+        and x.dtype in _checks.FLOATING
+        and x.device.type in ("cpu", "cuda")
+        and x.device.type in _devices.devices
+    )
+
+
+def _suits(x: Any, rows: Tensor) -> bool:
+    """Whether a parameter or state is of the input's kind; autocast casts what is not."""
+    if type(x) not in _TENSORS or x.device != rows.device or x.layout is not torch.strided:
+        return False
+    if _is_autocasting() and _autocast.is_cast(rows):
+        return _autocast.is_cast(x)
+    return x.dtype is rows.dtype
+
+
+def _given(hx: Any) -> tuple[Tensor, ...]:
+    states = hx if isinstance(hx, (tuple, list)) else (hx,)
+    return tuple(x for x in states if isinstance(x, Tensor) and x.layout is torch.strided)
+
+
+def _are_sizes(sizes: Any, rows: Tensor) -> bool:
+    if type(sizes) is not Tensor or sizes.dtype is not torch.int64 or sizes.dim() != 1:
+        return False
+    numbers = sizes.tolist()
+    are_sorted = numbers == sorted(numbers, reverse=True)
+    return bool(numbers) and numbers[-1] > 0 and are_sorted and sum(numbers) == len(rows)
+
+
+# -- classes
+
+_OURS: dict[type[torch.nn.Module], type[Any]] = {
+    torch.nn.LSTM: rnn.LSTM,
+    torch.nn.GRU: rnn.GRU,
+    torch.nn.RNN: rnn.RNN,
+    torch.nn.LSTMCell: rnn.LSTMCell,
+    torch.nn.GRUCell: rnn.GRUCell,
+    torch.nn.RNNCell: rnn.RNNCell,
+}
+
+
+class _Unregistered:
+    """Before a class of the user's, which may keep a list of those derived from it."""
+
+    def __init_subclass__(cls) -> None:
+        pass
+
+
+@functools.cache
+def _accelerated(looks: type[torch.nn.Module]) -> type[Any]:
+    """The class of accelerated modules of a class: of torch's, or derived from one of them."""
+    torchs = next(kind for kind in looks.__mro__ if kind in _OURS)
+    attributes = {"looks": looks, "torchs": torchs, "ours": _OURS[torchs]}
+    first = _Accelerated if issubclass(torchs, torch.nn.RNNBase) else _AcceleratedCell
+    names = {
+        "__module__": looks.__module__,
+        "__doc__": looks.__doc__,
+        "__qualname__": looks.__qualname__,
+    }
+    if looks is torchs:
+        bases: tuple[type, ...] = first, _OURS[torchs]
+        return type(looks.__name__, bases, {**attributes, **names})
+    # Its forward ends in super().forward(...): that is ours then.
+    between = type(torchs.__name__, (first, torchs), {**attributes, "is_traced": False})
+    bases = _Unregistered, looks, between
+    taken: type[Any] = types.new_class(looks.__name__, bases, {}, lambda it: it.update(names))
+    return taken
+
+
+def accelerate(model: Model) -> Model:
+    """Lets each ``nn.LSTM``, ``nn.GRU``, ``nn.RNN``, ``nn.LSTMCell``, ``nn.GRUCell`` and ``nn.RNNCell`` of a model run
+    by our kernels where they are faster, in place.
+
+    A module stays what it is: the same object, an instance of its class, with its parameters, hooks, state dict and
+    pickle. The first call of a kind is computed in both ways, torch's and ours, and timed, which takes about 20 ms;
+    calls of that kind then run the faster one (see :func:`extops.choices`). Results are torch's: values within its own
+    rounding, shapes, strides, dtypes, errors and, in float32 on a GPU, the precision that
+    ``torch.backends.cudnn.allow_tf32`` sets. What our kernels cannot compute, torch's forward does. Where that serves,
+    gradients of second order are torch's as well; :class:`extops.LSTM` and its like always have them.
+
+    In ``torch.compile`` and ``torch.export`` a module that was taken is one operator in the graph, where torch's own is
+    refused. Modules of classes derived from torch's are taken, too, but are refused there as before.
+
+    The logger ``"extops"`` names the modules in one line of level INFO. A warning names the recurrent modules that are
+    left alone, and why, or says that there is none to take. :func:`extops.restore` undoes it.
+
+    Args:
+        model: any module; it may be such a layer itself.
+
+    Returns:
+        ``model``.
+    """
+    check_model("accelerate", model)
+    taken, left = [], []
+    is_any = False  # of those that are ours already
+    for name, module in model.named_modules():
+        if issubclass(type(module), (_Accelerated, *_OURS.values())):
+            is_any = True
+        elif reason := _why_left_alone(module):
+            left.append(f"{_called(name)}, {reason}")
+        elif isinstance(module, tuple(_OURS)):
+            try:
+                kind = _accelerated(cast("Any", type(module)))
+                rnn.set_class(module, kind)
+            except Exception as error:
+                left.append(f"{_called(name)}, of whose class none can be derived: {error}")
+                continue
+            if isinstance(module, torch.nn.RNNBase):
+                module.flatten_parameters()  # a copy of a model scatters them
+            taken.append(f"{_called(name)} ({kind.__name__})")
+    _logger.info("extops.accelerate took: %s", ", ".join(taken) or "nothing")
+    if left:
+        warnings.warn(f"extops.accelerate left alone: {'; '.join(left)}", stacklevel=2)
+    elif not (taken or is_any):
+        warnings.warn(
+            "extops.accelerate found no LSTM, GRU or RNN of torch.nn, and no cell of one, so it changed nothing",
+            stacklevel=2,
+        )
+    return model
+
+
+def restore(model: Model) -> Model:
+    """Undoes :func:`extops.accelerate`, in place. What was created as :class:`extops.LSTM` or its like becomes torch's,
+    too; modules of a class derived from ours are not changed.
+
+    A module stays the same object, and the logger names those that changed.
+
+    Args:
+        model: any module; it may be such a layer itself.
+
+    Returns:
+        ``model``.
+    """
+    check_model("restore", model)
+    taken = []
+    for name, module in model.named_modules():
+        kind: Any = type(module)
+        if isinstance(module, _Accelerated):
+            other = kind.looks
+        elif kind in _OURS.values():
+            other = kind.torchs
+        else:
+            continue
+        module.__dict__.pop(_KNOWN, None)
+        rnn.set_class(module, other)
+        taken.append(f"{_called(name)} ({other.__name__})")
+    _logger.info("extops.restore took: %s", ", ".join(taken) or "nothing")
+    return model
+
+
+def check_model(function: str, model: object) -> None:
+    """Raises an error for what is no module."""
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(
+            f"{function}: expected `model` to be a torch.nn.Module, but got {type(model).__name__}"
+        )
+
+
+def _called(name: str) -> str:
+    return f"`{name}`" if name else "the model"
+
+
+def _why_left_alone(module: torch.nn.Module) -> str:
+    """Empty for what is not recurrent, or is taken."""
+    if isinstance(module, torch.jit.ScriptModule):
+        is_recurrent = module.original_name in {kind.__name__ for kind in _OURS}
+        return "which torch.jit has compiled" if is_recurrent else ""
+    if not isinstance(module, (torch.nn.RNNBase, torch.nn.RNNCellBase)):
+        return ""
+    if getattr(module, "proj_size", 0):
+        return "which has `proj_size`"
+    if isinstance(module, (*_OURS, *_OURS.values())):
+        return ""
+    return f"since extops has no {type(module).__name__}"

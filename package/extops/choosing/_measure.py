@@ -1,0 +1,83 @@
+"""Times two ways to compute the same call."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from extops import _private
+from extops.choosing._table import OURS, TORCH, Measured
+
+_SECONDS = 0.02
+"""Of measuring a kind, unless three rounds take longer."""
+_TIES = 0.03
+_MOST_CALLS = 8
+_CYCLES_A_SECOND = 2e9
+
+
+class Times(NamedTuple):
+    """Seconds of a call."""
+
+    host: float
+    gpu: float
+
+    @property
+    def both(self) -> float:
+        """What a model pays at most, which waits for one or the other."""
+        return self.host + self.gpu
+
+
+def is_faster(ours: Times, torchs: Times) -> bool:
+    """Whether ours is. A model whose GPU is busy pays the GPU's time, another the host's: where one is longer, that
+    counts twice. Torch's wins ties.
+    """
+    gains = [x - y for x, y in zip(torchs, ours, strict=True)]
+    balance = sum(gain if gain > 0 else 2 * gain for gain in gains)
+    return balance > _TIES * torchs.both
+
+
+def measure(torchs: Callable[[], Any], ours: Callable[[], Any], device: torch.device) -> Measured:
+    """Both in turns, until one is ahead by more than their spread or the time is over."""
+    calls = torchs, ours
+    for call in calls:
+        call()  # libraries choose algorithms and load kernels
+    one = [_time(call, 1, device, 0.0) for call in calls]
+    counts = [max(1, min(_MOST_CALLS, int(0.001 / max(x.both, 1e-6)))) for x in one]
+    found: tuple[list[Times], list[Times]] = ([], [])
+    end = time.perf_counter() + _SECONDS
+    while not (len(found[0]) >= 3 and (_are_apart(*found) or time.perf_counter() > end)):
+        order = (0, 1) if len(found[0]) % 2 == 0 else (1, 0)
+        for place in order:
+            found[place].append(_time(calls[place], counts[place], device, one[place].host))
+    least = [Times(*map(min, zip(*each, strict=True))) for each in found]
+    way = OURS if is_faster(least[1], least[0]) else TORCH
+    return Measured(way, least[0].both, least[1].both)
+
+
+def _are_apart(some: list[Times], others: list[Times]) -> bool:
+    one, other = [x.both for x in some], [x.both for x in others]
+    return max(one) < min(other) or max(other) < min(one)
+
+
+def _time(call: Callable[[], Any], count: int, device: torch.device, host: float) -> Times:
+    """A burst of calls, as a model makes them."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        return Times((time.perf_counter() - start) / count, 0.0)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.current_stream(device).synchronize()
+    # The GPU waits until the host has issued all calls, so that it waits for none of them afterwards.
+    _private.keep_busy(int(1.5 * count * host * _CYCLES_A_SECOND))
+    first.record()
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    issued = time.perf_counter()
+    last.record()
+    last.synchronize()
+    return Times((issued - start) / count, first.elapsed_time(last) / 1e3 / count)

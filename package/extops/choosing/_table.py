@@ -1,0 +1,237 @@
+"""What was measured, in memory and in a file, by kind of call and its sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import logging
+import math
+import os
+import platform
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from extops.binding import _devices
+
+_logger = logging.getLogger("extops")
+
+TORCH, OURS = "torch", "extops"
+VARIABLE = "EXTOPS_CHOICES"
+Sizes = tuple[int, ...]
+
+_EXACT = 32
+"""So many sizes of a kind are measured as they are. Further ones are rounded, or lengths that vary would be measured
+for hours.
+"""
+_A_DOUBLING = 4
+_FORMAT = "extops choices 1"
+
+
+class Measured(NamedTuple):
+    """A choice, and the seconds that led to it: of a call, of the host's time and the GPU's."""
+
+    way: str
+    torchs: float
+    ours: float
+
+
+class Kind:
+    """Calls that differ in their sizes alone."""
+
+    def __init__(self) -> None:
+        self.measured: dict[Sizes, Measured] = {}
+        self._rounded: dict[Sizes, str] = {}
+        self._asked: set[Sizes] = set()
+
+    def add(self, sizes: Sizes, measured: Measured) -> None:
+        """Keeps what was measured."""
+        self.measured[sizes] = measured
+        self._rounded.setdefault(_rounded(sizes), measured.way)
+
+    def way(self, sizes: Sizes) -> tuple[str | None, bool]:
+        """What serves such a call, None where nothing is known; and whether that was measured. A neighbour's choice
+        serves where there are many sizes and a rounded one comes for the first time.
+        """
+        if sizes in self.measured:
+            return self.measured[sizes].way, True
+        if len(self.measured) < _EXACT:
+            return None, False
+        rounded = _rounded(sizes)
+        if rounded in self._rounded:
+            return self._rounded[rounded], True
+        if rounded in self._asked:
+            return None, False
+        self._asked.add(rounded)
+        nearest = min(list(self.measured), key=functools.partial(_distance, sizes))
+        return self.measured[nearest].way, False
+
+
+def _rounded(sizes: Sizes) -> Sizes:
+    return tuple(round(_A_DOUBLING * math.log2(max(x, 1))) for x in sizes)
+
+
+def _distance(sizes: Sizes, others: Sizes) -> float:
+    pairs = zip(sizes, others, strict=True)
+    return sum(abs(math.log(max(x, 1) / max(y, 1))) for x, y in pairs)
+
+
+class Table:
+    """All kinds of one machine, read from a file and written to it."""
+
+    def __init__(self, file: Path | None, machine: str) -> None:
+        self.file, self.machine = file, machine
+        self.kinds: dict[str, Kind] = {}
+        self._lock = threading.Lock()
+        for kind, of_kind in (self._read() or {}).get(machine, {}).items():
+            for sizes, measured in of_kind.items():
+                self.kind(kind).add(_sizes_of(sizes), Measured(*measured))
+
+    def kind(self, name: str) -> Kind:
+        """The kind, new where nothing of it is known."""
+        return self.kinds.setdefault(name, Kind())
+
+    def add(self, kind: str, sizes: Sizes, measured: Measured) -> None:
+        """Keeps what was measured, in the file, too."""
+        with self._lock:
+            self.kind(kind).add(sizes, measured)
+            try:
+                self._write(kind, sizes, measured)
+            except OSError as error:
+                _logger.warning("extops: choices are kept for this process alone: %s", error)
+                self.file = None
+
+    def _read(self) -> dict[str, Any] | None:
+        """The machines of the file; None where it cannot be used, which ends the use of it."""
+        if self.file is None:
+            return {}
+        try:
+            if not self.file.exists():
+                return {}
+            content = json.loads(self.file.read_text(encoding="utf-8"))
+            if content["format"] != _FORMAT:
+                raise ValueError(f"its format is {content['format']!r}, not {_FORMAT!r}")
+            machines: dict[str, Any] = content["machines"]
+            for of_machine in machines.values():
+                for of_kind in of_machine.values():
+                    for sizes, measured in of_kind.items():
+                        _sizes_of(sizes)
+                        _check(*measured)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            _logger.warning(
+                "extops: %s holds no choices that this version can read (%s), so it is ignored, and left as it is: "
+                "delete it, or set %s to another file",
+                *(self.file, error, VARIABLE),
+            )
+            self.file = None
+            return None
+        return machines
+
+    def _write(self, kind: str, sizes: Sizes, measured: Measured) -> None:
+        """Adds it to what other processes have written meanwhile; the file is always whole."""
+        if self.file is None:
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(self.file.with_name(f".{self.file.name}.lock")):
+            machines = self._read()
+            if machines is None:
+                return
+            of_kind = machines.setdefault(self.machine, {}).setdefault(kind, {})
+            of_kind[",".join(map(str, sizes))] = measured
+            text = json.dumps({"format": _FORMAT, "machines": machines}, indent=1)
+            folder = self.file.parent
+            with tempfile.NamedTemporaryFile(
+                "w", dir=folder, delete=False, encoding="utf-8"
+            ) as new:
+                new.write(text)
+            Path(new.name).replace(self.file)
+
+
+def _sizes_of(text: str) -> Sizes:
+    sizes = tuple(map(int, text.split(",")))
+    if min(sizes) < 0:
+        raise ValueError(f"it has the sizes {text}")
+    return sizes
+
+
+def _check(way: str, torchs: float, ours: float) -> None:
+    if way not in (TORCH, OURS) or not (torchs > 0 and ours > 0):
+        raise ValueError(f"it has a choice {way!r} by {torchs!r} and {ours!r} seconds")
+
+
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    with file.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _file() -> Path | None:
+    named = os.environ.get(VARIABLE, "")
+    if named in (TORCH, OURS):
+        return None
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        if named:
+            return Path(named).expanduser()
+        folder = Path(os.environ.get("XDG_CACHE_HOME", "") or "~/.cache").expanduser()
+        return folder / "extops" / "choices.json" if folder.is_absolute() else None
+    return None
+
+
+def forced() -> str:
+    """The way that the environment variable forces, else empty."""
+    named = os.environ.get(VARIABLE, "")
+    return named if named in (TORCH, OURS) else ""
+
+
+@functools.cache
+def table(device: int) -> Table:
+    """That of a GPU by its number, or of the CPU: -1."""
+    libraries = f"torch {torch.__version__}, extops {_devices.own_version()}"
+    if device < 0:
+        return Table(_file(), f"{_cpu()}, {torch.backends.cpu.get_cpu_capability()}, {libraries}")
+    gpu = f"{torch.cuda.get_device_name(device)}, driver {_driver()}"
+    return Table(_file(), f"{gpu}, cuDNN {torch.backends.cudnn.version()}, {libraries}")
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _driver() -> str:
+    with contextlib.suppress(OSError):
+        words = Path("/proc/driver/nvidia/version").read_text().split()
+        return next((word for word in words if word[:1].isdigit() and "." in word), "unknown")
+    return "unknown"
+
+
+def choices() -> None:
+    """Prints what :func:`extops.accelerate` has measured on the devices that this process has used, a line each: what
+    serves such calls, torch's and our time of the host and the GPU together, the sizes (steps, samples and, of packed
+    input, rows) and the kind.
+
+    It is kept in the file that the environment variable ``EXTOPS_CHOICES`` names, by default ``extops/choices.json`` in
+    the user's cache. ``EXTOPS_CHOICES=torch`` or ``extops`` forces one way instead.
+    """
+    for each in tables():
+        print(each.machine)
+        for name, kind in each.kinds.items():
+            for sizes, (way, torchs, ours) in kind.measured.items():
+                times = f"torch {torchs * 1e6:9.1f} us, extops {ours * 1e6:9.1f} us"
+                print(f"  {way:6}  {times}  {' x '.join(map(str, sizes)):>14}  {name}")
+
+
+def tables() -> list[Table]:
+    """Those of the devices that were used, and of the CPU."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [table(device) for device in range(-1, count)]
