@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -70,11 +72,15 @@ class Compilers:
 
 
 @pytest.fixture
-def compilers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compilers:
-    """Compilers that say what they compile."""
+def compilers(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Compilers]:
+    """Compilers that say what they compile; the path of the cache is short enough for a socket."""
     (tmp_path / "machine").mkdir()
     monkeypatch.setenv("MAX_JOBS", "2")
-    return Compilers(tmp_path / "machine", monkeypatch)
+    with tempfile.TemporaryDirectory() as cache:
+        monkeypatch.setenv("TORCHWHEELS_CACHE", cache)
+        yield Compilers(tmp_path / "machine", monkeypatch)
 
 
 def sccache(folder: Path) -> str:
