@@ -154,7 +154,7 @@ def test_side_streams_are_nobody_elses() -> None:
     for stream in streams:
         with torch.cuda.stream(stream):
             layer(input)
-            beside = modules._streams(input.device)
+            beside = modules.streams_of(input.device)
             assert beside is not None
             sides.append(beside.side.cuda_stream)
     numbers = [x.cuda_stream for x in streams]

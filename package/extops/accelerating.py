@@ -145,7 +145,8 @@ class _AcceleratedCell(_Accelerated):
 
 def _place_of(rows: Tensor) -> tuple[Any, ...]:
     """What the choice for a layer depends on, on a GPU."""
-    return _current_stream(rows.get_device()), _cudnn_allows_tf32()
+    is_float32 = rows.dtype is torch.float32
+    return _current_stream(rows.get_device()), is_float32 and _cudnn_allows_tf32()
 
 
 def _sizes_of_packed(packed: Any) -> tuple[int, ...]:

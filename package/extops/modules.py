@@ -196,7 +196,7 @@ class RoundSTE(torch.nn.Module):
 def _unsqueezed(states: Sequence[Tensor]) -> Tensor:
     if _autograd.is_plain():  # no view, which a caller could not detach in place
         return states[0].unsqueeze_(0)
-    return states[0].unsqueeze(0)
+    return torch.stack(list(states))
 
 
 def _joined_directions(outputs: list[Tensor], batch_first: bool) -> Tensor:

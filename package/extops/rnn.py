@@ -87,17 +87,17 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         """As of torch's layers, whose state has this name."""
         if torch.compiler.is_compiling():
             return super().forward(input, hx)
-        self._update_flat_weights()
-        if type(input) is Tensor and _autograd.is_plain() and not _autocast.is_on():
-            try:
+        try:
+            self._update_flat_weights()
+            if type(input) is Tensor and _autograd.is_plain() and not _autocast.is_on():
                 states = None if hx is None else self._as_states(hx)
                 batch = input.shape[0 if self.batch_first else 1]
                 shapes = {x.shape for x in states or ()}
                 if input.dim() == 3 and shapes <= {self._shape_of_states(batch)}:
                     output, states = self.run_plain(input, states, self._flat_weights)
                     return output, self._of_states(states)
-            except (*_checks.FAILURES, IndexError):
-                pass  # the checks below raise what is wrong
+        except (*_checks.FAILURES, IndexError):
+            pass  # the checks below raise what is wrong
         return super().forward(input, hx)
 
     def run_plain(

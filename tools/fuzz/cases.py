@@ -93,9 +93,6 @@ class Case:
 
     cell: str = one_of(*3 * BUILT_IN, *OWN_CELLS)
     call: str = one_of("layer", "layer", "layer", "function", "cell")
-    accelerated: str = one_of(
-        "", "", "extops", "measured"
-    )  # torch's module, by ours or by what is faster
     precision: str = one_of(
         "float32", "float64", "bfloat16", "float16",
         cuda=("float32", "float32", "float32", "tf32", "float64", "bfloat16", "float16"),
@@ -121,6 +118,8 @@ class Case:
     towards: str = some_of("output", "h_n", "c_n")
     second_order: bool = one_of(False, rarely=(True,), once_in=10)
     transform: str = one_of("", rarely=("jvp", "vmap"), once_in=10)
+    # torch's module, by ours or by what is faster
+    accelerated: str = one_of("", "", "extops", "measured")
     autocast: str = one_of("", rarely=("bfloat16", "float16"), once_in=5)
     graph: bool = one_of(False, cuda=(False, False, False, True))
     compile: str = one_of("", rarely=("aot_eager", "aot_eager", "inductor"), once_in=100)
@@ -218,6 +217,7 @@ def _settled_shapes(case: Case, device: str) -> Case:
     to: dict[str, Any] = {}
     is_empty = case.time * case.batch * case.features == 0
     is_traced = case.graph or bool(case.compile)
+    batch = case.batch if case.batched else 1
     if not case.batched:
         to["batch"] = 1
     # torch packs nothing that is empty, and on the host, which a graph and a compiler have left.
@@ -226,8 +226,8 @@ def _settled_shapes(case: Case, device: str) -> Case:
         to["lengths"] = ""
     if is_traced:
         to |= {"graph": case.graph and not case.compile, "second_order": False}
-    if case.accelerated and not case.compile:  # whose gradients may be torch's
-        to["second_order"] = False
+    if case.accelerated:  # torch's layers refuse no steps, and their gradients may be torch's
+        to |= {"second_order": False, "time": max(1, case.time), "batch": max(1, batch)}
     if case.compile:
         to["kernel"] = ""  # which_kernel says what is called without it
     if case.transform == "jvp" and case.input_layout == "expanded":

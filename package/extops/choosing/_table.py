@@ -224,7 +224,8 @@ def choices() -> None:
     the user's cache. ``EXTOPS_CHOICES=torch`` or ``extops`` forces one way instead.
     """
     for each in tables():
-        print(each.machine)
+        if each.kinds:
+            print(each.machine)
         for name, kind in each.kinds.items():
             for sizes, (way, torchs, ours) in kind.measured.items():
                 times = f"torch {torchs * 1e6:9.1f} us, extops {ours * 1e6:9.1f} us"
