@@ -66,7 +66,7 @@ class Problem:
         for name in self.wanted:
             self.leaves[name].requires_grad_()
         module = self.kind.module(case, torchs=bool(case.accelerated))
-        if case.accelerated:
+        if case.accelerated and module is not None:
             extops.accelerate(module)
         self.callable: Any = self._with_parameters(module) if module else self.kind.function()
         self.ours = (
