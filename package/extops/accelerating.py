@@ -39,8 +39,8 @@ _allows_tf32 = _private.allows_tf32
 _graph_task = _private.graph_task
 _is_tracing = _private.is_tracing
 
-_KNOWN = "_extops_known"
-"""The attribute of a module that holds what serves the calls it has seen."""
+_KNOWN, _TORCHS = "_extops_known", "_extops_torchs"
+"""The attributes of a module that hold what serves the calls it has seen, and which of them torch's forward serves."""
 _MOST_KNOWN = 4096
 _FAILURES = *_checks.FAILURES, ValueError, LookupError
 """Not all exceptions: a checkpoint ends a recomputation by one of its own."""
@@ -64,28 +64,27 @@ class _Accelerated:
         """As of torch's modules."""
         if _is_compiling():
             return _in_graph(self, input, hx)
-        # All that a choice depends on and that may change from call to call.
-        key: Any = None
-        way = None
         kind = type(input)
-        if kind is Tensor or (kind is PackedSequence and not _is_tracing()):
-            rows = input if kind is Tensor else input.data
-            try:
-                key = (
-                    *(_is_grad_enabled(), rows.requires_grad, hx is None, self.training),
-                    *(rows.shape, rows.stride() if kind is Tensor else _sizes_of_packed(input)),
-                    *(rows.dtype, _is_autocasting() and _autocast_dtype(rows)),
-                    *(_place_of(rows) if rows.is_cuda else (_get_num_threads(),)),
-                )
-                way = _known(self, key)
-            except (AttributeError, RuntimeError, TypeError):  # such as a tensor without strides
-                key = None
-        if way == TORCH:
+        if kind is not Tensor and kind is not PackedSequence:
             return self.torchs.forward(self, input, hx)
-        return _serve(self, input, hx, key, way)
+        rows = input if kind is Tensor else input.data
+        try:
+            grad, quick = _quick_key(rows)
+            if quick in self.__dict__.get(_TORCHS, ()) and not (grad and _graph_task() != -1):
+                return self.torchs.forward(self, input, hx)
+            # All that a choice depends on and that may change from call to call.
+            key: Any = (
+                *(quick, rows.requires_grad, hx is None, self.training),
+                *(rows.stride() if kind is Tensor or _is_tracing() else _sizes_of_packed(input),),
+                *(_is_autocasting() and _autocast_dtype(rows),),
+                *(_place_of(rows) if rows.is_cuda else (_get_num_threads(),)),
+            )
+        except (AttributeError, RuntimeError, TypeError):  # such as a tensor without strides
+            key = quick = None
+        return _serve(self, input, hx, quick, key)
 
     def _apply(self, *arguments: Any, **options: Any) -> Any:
-        self.__dict__.pop(_KNOWN, None)
+        _forget(self.__dict__)
         return super()._apply(*arguments, **options)  # type: ignore[misc]
 
     @property
@@ -101,17 +100,17 @@ class _Accelerated:
         """A pickle has the module as it was before it was taken, and loads where extops is not installed."""
         if type(self).__reduce__ is not object.__reduce__:
             return self.__reduce__()
-        return cast("Any", copyreg).__newobj__, (self.looks,), rnn.state_of(self, without=_KNOWN)
+        return cast("Any", copyreg).__newobj__, (self.looks,), _forget(rnn.state_of(self))
 
     def __copy__(self) -> Any:
         new: Any = object.__new__(type(self))
-        new.__setstate__(rnn.state_of(self, without=_KNOWN))
+        new.__setstate__(_forget(rnn.state_of(self)))
         return new
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         new: Any = object.__new__(type(self))
         memo[id(self)] = new
-        new.__setstate__(copy.deepcopy(rnn.state_of(self, without=_KNOWN), memo))
+        new.__setstate__(copy.deepcopy(_forget(rnn.state_of(self)), memo))
         return new
 
     def __prepare_scriptable__(self) -> torch.nn.Module:
@@ -127,20 +126,26 @@ class _AcceleratedCell(_Accelerated):
         """As of torch's cells."""
         if _is_compiling():
             return _in_graph(self, input, hx)
-        key: Any = None
-        way = None
-        if type(input) is Tensor:
-            with_shape = not input.is_nested and input.shape
-            key = (
-                *(_is_grad_enabled(), input.requires_grad, hx is None, with_shape, input.dtype),
-                _is_autocasting() and _autocast_dtype(input),
-                _get_num_threads() if not input.is_cuda else _current_stream(input.get_device()),
-                input.is_cuda and _allows_tf32(),
-            )
-            way = _known(self, key)
-        if way == TORCH:
+        if type(input) is not Tensor or input.is_nested:
             return self.torchs.forward(self, input, hx)
-        return _serve(self, input, hx, key, way)
+        grad, quick = _quick_key(input)
+        if quick in self.__dict__.get(_TORCHS, ()) and not (grad and _graph_task() != -1):
+            return self.torchs.forward(self, input, hx)
+        key = (
+            *(quick, input.requires_grad, hx is None),
+            _is_autocasting() and _autocast_dtype(input),
+            _get_num_threads() if not input.is_cuda else _current_stream(input.get_device()),
+            input.is_cuda and _allows_tf32(),
+        )
+        return _serve(self, input, hx, quick, key)
+
+
+def _quick_key(rows: Tensor) -> tuple[bool, Any]:
+    """Whether gradients are recorded; and so much of a key that calls which torch's forward serves are found by it. It
+    asks for little: after a wait for the GPU each question takes the host a microsecond or two.
+    """
+    grad = _is_grad_enabled()
+    return grad, (grad, rows.shape, rows.dtype, _is_autocasting())
 
 
 def _place_of(rows: Tensor) -> tuple[Any, ...]:
@@ -166,17 +171,29 @@ class _Always(dict):  # type: ignore[type-arg]
         return self._way
 
 
+class _All:
+    """Holds whatever it is asked for."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
 def _autocast_dtype(rows: Tensor) -> Any:
     device = rows.device.type
     return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
 
 
+def _forget(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Attributes of a module without those of this file."""
+    for name in (_KNOWN, _TORCHS):
+        attributes.pop(name, None)
+    return attributes
+
+
 def _shell(module: Any, kind: type[Any], **changed: Any) -> Any:
     """A module of another class with the same attributes but those that are given."""
     shell = object.__new__(kind)
-    attributes = {**module.__dict__, **changed}
-    attributes.pop(_KNOWN, None)
-    shell.__dict__.update(attributes)
+    shell.__dict__.update(_forget({**module.__dict__, **changed}))
     return shell
 
 
@@ -187,26 +204,21 @@ def _in_graph(module: Any, input: Any, hx: Any) -> Any:
     return module.ours.forward(module, input, hx)
 
 
-def _serve(module: Any, input: Any, hx: Any, key: Any, way: str | None) -> Any:
+def _serve(module: Any, input: Any, hx: Any, quick: Any, key: Any) -> Any:
     """A call that torch's forward is not known to serve."""
+    way = None
+    if key is not None and _graph_task() == -1:  # else a checkpoint may compute it again
+        way = module.__dict__.get(_KNOWN, _NOTHING).get(key)
     call = _Call.of(module, input, hx, is_known=way is not None)
     if call is not None:
         if way is None:
-            way = _way(module, call, key)
+            way = _way(module, call, quick, key)
         if way == OURS:
             try:
                 return call.by_ours()
             except _FAILURES:  # torch's forward says what is wrong, or can compute it
                 return module.torchs.forward(module, input, hx)
     return module.torchs.forward(module, input, hx)
-
-
-def _known(module: Any, key: Any) -> str | None:
-    """What is known to serve such a call of a module."""
-    if _graph_task() != -1:
-        return None  # a checkpoint may compute it again
-    way: str | None = module.__dict__.get(_KNOWN, _NOTHING).get(key)
-    return way
 
 
 def _remember(module: Any, key: Any, way: str) -> str:
@@ -217,7 +229,7 @@ def _remember(module: Any, key: Any, way: str) -> str:
     return way
 
 
-def _way(module: Any, call: _Call, key: Any) -> str:
+def _way(module: Any, call: _Call, quick: Any, key: Any) -> str:
     """What serves the call: known, measured or torch's."""
     if forced := _table.forced():
         return forced
@@ -238,13 +250,18 @@ def _way(module: Any, call: _Call, key: Any) -> str:
     way = way or TORCH
     # A checkpoint that computes it again must get the same.
     _remember(module, ("last", key), way)
-    return _remember(module, key, way) if is_final and key is not None else way
+    if is_final and key is not None:
+        _remember(module, key, way)
+        if way == TORCH:
+            module.__dict__.setdefault(_TORCHS, set()).add(quick)
+    return way
 
 
 def _way_of_recomputed(module: Any, call: _Call, key: Any) -> str:
     """That of the call which a checkpoint computes again; a reentrant one had wanted no gradients."""
     if key is not None and not _private.has_hooks_of_saved_tensors():
-        key = False, *key[1:]
+        quick, *others = key
+        key = (False, *quick[1:]), *others
     way = module.__dict__.get(_KNOWN, _NOTHING).get(("last", key))
     table = _table.table(call.rows.get_device() if call.rows.is_cuda else -1)
     return way or table.kind(call.kind()).way(call.sizes())[0] or TORCH
@@ -484,6 +501,7 @@ class _Call(NamedTuple):
         input, hx = self.rows if self.packed is None else self.packed, self._hx()
         module, first = self.module, _Accelerated if self.is_layer else _AcceleratedCell
         module.__dict__[_KNOWN] = _Always(way)
+        module.__dict__[_TORCHS] = _All() if way == TORCH else ()
 
         def run() -> Any:
             return first.forward(module, input, hx)
@@ -693,7 +711,7 @@ def restore(model: Model) -> Model:
             other = kind.torchs
         else:
             continue
-        module.__dict__.pop(_KNOWN, None)
+        _forget(module.__dict__)
         rnn.set_class(module, other)
         taken.append(f"{_called(name)} ({other.__name__})")
     _logger.info("extops.restore took: %s", ", ".join(taken) or "nothing")

@@ -48,12 +48,10 @@ def set_class(module: object, other: type) -> None:
     object.__dict__["__class__"].__set__(module, other)
 
 
-def state_of(module: Any, without: str = "") -> dict[str, Any]:
-    """What pickle keeps of a module: its attributes, without one of them."""
+def state_of(module: Any) -> dict[str, Any]:
+    """What pickle keeps of a module: a copy of its attributes."""
     get = getattr(module, "__getstate__", None)  # which all objects have since Python 3.11
-    state = dict(module.__dict__ if get is None else get())
-    state.pop(without, None)
-    return state
+    return dict(module.__dict__ if get is None else get())
 
 
 class _TorchLayers(Layers, torch.nn.RNNBase):

@@ -383,7 +383,8 @@ def test_tools_are_the_files_of_the_lock_file(
     index = add_to_index(tmp_path, "wheel", "0.45.1", {})
     monkeypatch.setenv("PIP_INDEX_URL", index)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    here = environments.Environment(Path(sys.prefix))
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "empty")], check=True)
+    here = environments.Environment(tmp_path / "empty")
     with pytest.raises(UserError, match="THESE PACKAGES DO NOT MATCH THE HASHES") as error:
         environments.pip_install(
             here, ["wheel==0.45.1"], environments.clean_variables(tmp_path), hashed=True
