@@ -88,7 +88,13 @@ if hasattr(_matmul, "fp32_precision"):  # since torch 2.9
         cast("Any", _switch)._dynamo_marked_constant = True
 else:
     allows_tf32 = _find("_C._get_cublas_allow_tf32", lambda: _matmul.allow_tf32)
-    cudnn_allows_tf32 = _find("_C._get_cudnn_allow_tf32", lambda: _cudnn.allow_tf32)
+    _of_cudnn = _find("_C._get_cudnn_allow_tf32", lambda: _cudnn.allow_tf32)
+
+    def cudnn_allows_tf32() -> bool:
+        """Whether cuDNN's switch lets its recurrent layers compute float32 in TF32."""
+        return bool(_of_cudnn())
+
+    cast("Any", cudnn_allows_tf32)._dynamo_marked_constant = True
 
 
 def without_frames(name: str) -> Callable[..., Any]:

@@ -58,12 +58,13 @@ class _Accelerated:
     ours: type[Any]
     """Always computes by our kernels."""
     is_traced = True
+    """Whether the next class is ours, and not torch's."""
     training: bool
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """As of torch's modules."""
-        if _is_compiling():
-            return _in_graph(self, input, hx)
+        if _is_compiling() and not _is_torchs_in_graph(input):
+            return super().forward(input, hx)  # type: ignore[misc]
         kind = type(input)
         if kind is not Tensor and kind is not PackedSequence:
             return self.torchs.forward(self, input, hx)
@@ -124,8 +125,8 @@ class _AcceleratedCell(_Accelerated):
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """As of torch's cells."""
-        if _is_compiling():
-            return _in_graph(self, input, hx)
+        if _is_compiling() and not _is_torchs_in_graph(input):
+            return super().forward(input, hx)
         if type(input) is not Tensor or input.is_nested:
             return self.torchs.forward(self, input, hx)
         grad, quick = _quick_key(input)
@@ -197,11 +198,10 @@ def _shell(module: Any, kind: type[Any], **changed: Any) -> Any:
     return shell
 
 
-def _in_graph(module: Any, input: Any, hx: Any) -> Any:
+def _is_torchs_in_graph(input: Any) -> bool:
+    """Whether a graph gets torch's own operators: for ONNX, and of dtypes that ours do not take."""
     is_other = isinstance(input, Tensor) and input.dtype not in _checks.FLOATING
-    if not module.is_traced or is_other or torch.onnx.is_in_onnx_export():
-        return module.torchs.forward(module, input, hx)
-    return module.ours.forward(module, input, hx)
+    return is_other or torch.onnx.is_in_onnx_export()
 
 
 def _serve(module: Any, input: Any, hx: Any, quick: Any, key: Any) -> Any:

@@ -1,5 +1,7 @@
 """The operators as ``torch.nn`` modules."""
 
+from __future__ import annotations
+
 import functools
 import math
 import numbers

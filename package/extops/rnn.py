@@ -1,5 +1,7 @@
 """The recurrent modules of torch, always by our kernels. :func:`extops.accelerate` measures where they are faster."""
 
+from __future__ import annotations
+
 import copyreg
 import sys
 from typing import Any, cast
@@ -10,7 +12,7 @@ from torch import Tensor
 from extops import _private
 from extops.calling import _autocast, _autograd, _checks
 from extops.modules import Layers, Results, both_directions, parameters_of, streams_of
-from extops.ops.sequence import CELLS, Cell, rnn_cell
+from extops.ops.sequence import CELLS, GRU_CELL, LSTM_CELL, Cell, rnn_cell
 
 _PARAMETERS = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
 """Of a step, in torch's order."""
@@ -297,7 +299,10 @@ class LSTMCell(_TorchCell, torch.nn.LSTMCell):
 
     torchs = torch.nn.LSTMCell
     _number_of_states = 2
-    _cell = CELLS["lstm"]
+
+    @property
+    def _cell(self) -> Cell:
+        return LSTM_CELL
 
     def _as_states(self, state: Any) -> tuple[Tensor, ...]:
         return _checks.as_pair("LSTMCell", state)
@@ -312,7 +317,10 @@ class GRUCell(_TorchCell, torch.nn.GRUCell):
     """
 
     torchs = torch.nn.GRUCell
-    _cell = CELLS["gru"]
+
+    @property
+    def _cell(self) -> Cell:
+        return GRU_CELL
 
 
 class RNNCell(_TorchCell, torch.nn.RNNCell):

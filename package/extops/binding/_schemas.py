@@ -168,7 +168,7 @@ def new(shape: tuple[int, ...], like: Tensor, batch_first: bool) -> Tensor:
     if not (batch_first and len(shape) == 3):
         return like.new_empty(shape)
     time, batch, columns = shape
-    return like.new_empty((batch, time, columns)).transpose(0, 1)
+    return like.new_empty((batch, time, columns)).transpose_(0, 1)  # no view
 
 
 def _new_elementwise(named: dict[str, Tensor], like: str, shape: tuple[int, ...]) -> Tensor:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from torchwheels import audit, finish, sandbox, variants, wheel
@@ -53,11 +54,13 @@ def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
         )
     options = project.of_target(target, preset(found.name))
     expectation = expectation_of(options, target, of_others=bool(torch))
-    if (
-        found.record and not torch
-    ):  # it was promised on the day what it says, whatever the options are by now
+    if found.record and not torch:
+        # It was promised on the day what it says, whatever the options are by now; those that its own torch does not
+        # satisfy are of another day.
         named = (*found.record["architectures"],)
-        expectation = replace(expectation, architectures=named, torches="")
+        is_of_its_day = target.torch in SpecifierSet(options.torch)
+        torches = expectation.torches if is_of_its_day else ""
+        expectation = replace(expectation, architectures=named, torches=torches)
     return of(found, options, expectation) | {"options": project.table}
 
 
