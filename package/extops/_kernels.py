@@ -15,7 +15,6 @@ from extops.calling import _autocast, _checks
 from extops.choosing._table import OURS
 from extops.modules import Layers, LLTMLayer
 from extops.ops import sequence
-from extops.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 _FUNCTIONS: dict[Any, str] = {
     sequence.lltm_sequence: "lltm",
@@ -23,7 +22,6 @@ _FUNCTIONS: dict[Any, str] = {
     sequence.gru_sequence: "gru",
     sequence.rnn_sequence: "rnn_tanh",  # as of either function
 }
-_KINDS = LSTM, GRU, RNN, LSTMCell, GRUCell, RNNCell
 
 
 def _kernel_of(cell: str, state_size: int, backward: bool, input: Tensor, allow_tf32: bool) -> str:
@@ -118,12 +116,10 @@ def which_kernel(
 def _cell_of(module: torch.nn.Module) -> str | None:
     if isinstance(module, LLTMLayer):
         return "lltm"
-    name = next((kind.torchs.__name__ for kind in _KINDS if kind in type(module).__mro__), None)
-    ours = accelerating.ours_of(module)
-    name = ours.torchs.__name__ if ours else name
-    if name is None:
+    torchs = getattr(type(module), "torchs", None)  # of ours, and of those that were taken
+    if torchs is None:
         return None
-    cell = name.removesuffix("Cell").lower()
+    cell: str = torchs.__name__.removesuffix("Cell").lower()
     return f"rnn_{module.nonlinearity}" if cell == "rnn" else cell
 
 

@@ -300,11 +300,6 @@ def described(module: Any, input: Any, hx: Any = None) -> tuple[str, str] | None
     return way, f"{times}: {call.kind()}"
 
 
-def ours_of(module: torch.nn.Module) -> Any:
-    """The class of ours for a module that was taken, else None."""
-    return getattr(module, "ours", None) if isinstance(module, _Accelerated) else None
-
-
 class _Call(NamedTuple):
     """A call that our kernels can serve."""
 
