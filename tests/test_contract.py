@@ -1006,6 +1006,8 @@ class Asking(nn.Module):
 @pytest.mark.parametrize("ask", ASKS)
 @pytest.mark.usefixtures("dynamo")
 def test_what_compiled_code_asks_of_a_layer(ask: str) -> None:
+    if ask == "isinstance" and torch.__version__ >= "2.15":
+        pytest.skip("this torch asks the type, as docs/operators.md says")
     """It takes the way that it takes uncompiled."""
     model = Asking(pair("LSTM")[0], ASKS[ask])
     input = torch.ones(1)
