@@ -36,7 +36,7 @@ by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relat
 
 # Where the commands of the pages are run, or why they cannot be.
 ELSEWHERE = {
-    r"^(\S*/)?nox .*": "test_sessions_that_pages_name_exist looks for the sessions, which take minutes",
+    r"^(TORCHWHEELS_\S+ )?(\S*/)?nox .*": "test_sessions_that_pages_name_exist looks for them: they take minutes",
     r"^python3 -m venv \.venv && .*/nox -s (build-3\.11-cu130|test)$": "its first half downloads nox; the "
     "second is a session",
     r"^python3 -m venv .*&& \S+/pip install ": "downloads PyTorch",
@@ -46,7 +46,7 @@ ELSEWHERE = {
     r"^rsync ": "needs a server",
     r"^cp -r examples/own_project ": "torchwheels/tests/test_maintainers_path.py runs it",
     r"^(\.venv/bin/)?torchwheels build ": "compiles for minutes; test_building.py runs the like",
-    r"^docker compose ": "test_compose.py compares what the services and the image are",
+    r"^(BASE_DIGEST= )?docker (compose|build) ": "test_compose.py compares what the services and the image are",
     r"^docker context create |^DOCKER_(HOST|CONTEXT)=": "needs another machine, or podman",
     r"^(\.venv/bin/)?python examples/": "tests/test_examples.py runs it",
     r"^EXTOPS_JIT=csrc ": "compiles for minutes; test_just_in_time.py loads libraries that were compiled so",
