@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import sys
+import tempfile
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator
@@ -67,6 +68,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # What tests measure, beside other tests, is no choice for the user's programs.
+    folder = tempfile.TemporaryDirectory(prefix="extops-choices-")
+    config.add_cleanup(folder.cleanup)
+    os.environ.setdefault("EXTOPS_CHOICES", str(Path(folder.name, "choices.json")))
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     load_hypothesis_profile(config.getoption("--thorough"))
