@@ -445,9 +445,8 @@ class _Call(NamedTuple):
         weights = [x.to(half) for x in self.parameters]
         shell = _shell(self.module, self.module.ours, _flat_weights=weights)
         given = rows if self.packed is None else self.packed._replace(data=rows)
-        hx = None if not states else states if len(states) > 1 else states[0]
         with _private.without_autocast():
-            return self.module.ours.forward(shell, given, hx)
+            return self.module.ours.forward(shell, given, self._replace(states=states)._hx())
 
     def measured(self) -> _table.Measured | None:
         """Both ways timed; None where that fails."""

@@ -122,27 +122,29 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             return output, (h, c)[:number]
 
         last: list[tuple[Tensor, ...]] = []
-        for first in range(0, len(initial[0]), directions):
-            if first:
-                steps = self._dropped(steps)
-            given = [
-                (
-                    *(steps, *(*parameters[width * at : width * (at + 1)], None, None)[:4]),
-                    *(initial[0][at], initial[-1][at], None),
-                )
-                for at in range(first, first + directions)
-            ]
-            batch_first = self.batch_first and first + directions == len(initial[0])
-            if directions == 1:
-                steps, final = run(given[0], False, batch_first)
-                last.append(final)
-            else:
-                found = both_directions(run, given[0], given[1], streams)
-                steps = torch.cat([output for output, _ in found], dim=-1)
-                steps = steps.transpose_(0, 1) if batch_first else steps
-                last += [final for _, final in found]
-        if streams is not None:
-            streams.hand_back()
+        try:
+            for first in range(0, len(initial[0]), directions):
+                if first:
+                    steps = self._dropped(steps)
+                given = [
+                    (
+                        *(steps, *(*parameters[width * at : width * (at + 1)], None, None)[:4]),
+                        *(initial[0][at], initial[-1][at], None),
+                    )
+                    for at in range(first, first + directions)
+                ]
+                batch_first = self.batch_first and first + directions == len(initial[0])
+                if directions == 1:
+                    steps, final = run(given[0], False, batch_first)
+                    last.append(final)
+                else:
+                    found = both_directions(run, given[0], given[1], streams)
+                    steps = torch.cat([output for output, _ in found], dim=-1)
+                    steps = steps.transpose_(0, 1) if batch_first else steps
+                    last += [final for _, final in found]
+        finally:
+            if streams is not None:
+                streams.hand_back()
         if len(last) == 1:
             return steps, tuple(x.unsqueeze_(0) for x in last[0])
         return steps, tuple(torch.stack(x) for x in zip(*last, strict=True))
