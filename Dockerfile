@@ -1,1 +1,1 @@
-torchwheels/src/torchwheels/Dockerfile
+torchwheels/src/torchwheels/run/Dockerfile

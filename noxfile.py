@@ -24,10 +24,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "torchwheels" / "src")]
 from tools import emulate as emulation  # noqa: E402
 from tools import sanitize as sanitizers  # noqa: E402
 from tools.notes import EXTOPS  # noqa: E402
-from torchwheels import environments, project, releases  # noqa: E402
+from torchwheels import environments  # noqa: E402
 from torchwheels.environments import Environment  # noqa: E402
 from torchwheels.errors import UserError  # noqa: E402
-from torchwheels.releases import minor  # noqa: E402
+from torchwheels.options import minor, project, releases  # noqa: E402
 from torchwheels.sessions import add_sessions, install_tool, run_tool  # noqa: E402
 
 nox.needs_version = ">=2024.4.15"
@@ -303,8 +303,8 @@ def lint(session: nox.Session) -> None:
     scripts = (
         ".ci/run",
         "examples/foreign_wheel.sh",
-        "torchwheels/src/torchwheels/wrappers/compiler",
-        "torchwheels/src/torchwheels/wrappers/nvcc_launcher",
+        "torchwheels/src/torchwheels/build/wrappers/shell/compiler",
+        "torchwheels/src/torchwheels/build/wrappers/shell/nvcc_launcher",
     )
     session.run("shellcheck", *scripts)
     lint_workflows(session)
@@ -362,7 +362,7 @@ def compare_releases(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def lock(session: nox.Session) -> None:
-    """Renews the versions and hashes of what builds install, torchwheels/src/torchwheels/requirements.txt."""
+    """Renews the versions and hashes of what builds install, torchwheels/src/torchwheels/options/requirements.txt."""
     session.log("This takes some seconds.")
     table = releases.load()
     session.install(table.uv)

@@ -32,7 +32,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "torchwheels" / "src"))
 
-from torchwheels import project, reports  # noqa: E402
+from torchwheels.audit import reports  # noqa: E402
+from torchwheels.options import project  # noqa: E402
 
 PYG = "git+https://github.com/rusty1s/pytorch_"
 

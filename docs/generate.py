@@ -144,7 +144,7 @@ def options() -> Iterator[str]:
     """The keys of `[tool.torchwheels]`, as the class that they fill explains them."""
     classes = {
         node.name: node
-        for node in ast.parse((TORCHWHEELS / "project.py").read_text()).body
+        for node in ast.parse((TORCHWHEELS / "options" / "project.py").read_text()).body
         if isinstance(node, ast.ClassDef)
     }
     yield from ("| option | default | what it says |", "|---|---|---|")
@@ -174,10 +174,10 @@ def explained(body: list[ast.stmt]) -> Iterator[tuple[ast.AnnAssign, str]]:
 
 def rules() -> Iterator[str]:
     """The rules of the audit, as their functions explain them."""
-    tree = ast.parse((TORCHWHEELS / "audit.py").read_text())
+    tree = ast.parse((TORCHWHEELS / "audit" / "rules.py").read_text())
     functions = {
         node.name: node
-        for file in TORCHWHEELS.glob("rules_of_*.py")
+        for file in (TORCHWHEELS / "audit").glob("*.py")
         for node in ast.parse(file.read_text()).body
         if isinstance(node, ast.FunctionDef)
     }

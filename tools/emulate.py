@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 
 from extops_build import ROOT
-from torchwheels import project
-from torchwheels.machines import AARCH64
+from torchwheels.options import project
+from torchwheels.system import AARCH64
 
 # Each command, and Debian's package that has it.
 _COMMANDS = {

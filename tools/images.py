@@ -19,8 +19,7 @@ from http.client import HTTPResponse
 from pathlib import Path
 
 from extops_build import ROOT, UserError, errors_for_the_user
-from torchwheels import releases
-from torchwheels.releases import Target
+from torchwheels.options import Target, releases
 
 FILES = (releases.FILE, ROOT / "Dockerfile", ROOT / "docker-compose.yml")
 _IMAGE = re.compile(

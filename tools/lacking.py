@@ -16,8 +16,7 @@ from packaging.utils import parse_wheel_filename
 from unearth import PackageFinder
 
 from extops_build import UserError, errors_for_the_user
-from torchwheels import releases
-from torchwheels.releases import Releases, minor, numbers
+from torchwheels.options import Releases, minor, numbers, releases
 
 INDEXES = ("https://pypi.org/simple", "https://download.pytorch.org/whl")
 

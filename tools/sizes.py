@@ -28,9 +28,9 @@ from elftools.elf.elffile import ELFFile
 from extops_build import UserError, errors_for_the_user, libraries, memory_model
 from tools.notes import EXTOPS
 from tools.tables import OPTIONS, markdown
-from torchwheels.elf import demangle
-from torchwheels.machines import AARCH64
-from torchwheels.releases import RELEASE, Target
+from torchwheels.options import RELEASE, Target
+from torchwheels.system import AARCH64
+from torchwheels.wheel import demangle
 
 NOTED = Path(__file__).with_name("sizes.json")
 SHARE = 0.9

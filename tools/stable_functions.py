@@ -11,8 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from torchwheels.releases import minor, numbers
-from torchwheels.stable_functions import FILE
+from torchwheels.options import minor, numbers
+from torchwheels.wheel.stable_functions import FILE
 
 _HEADERS = ("inductor/aoti_torch/c", "inductor/aoti_torch/generated", "stable/c")
 

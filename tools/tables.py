@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from extops_build import ROOT, libraries
-from torchwheels import project
-from torchwheels.releases import Target, numbers
+from torchwheels.options import Target, numbers, project
 
 OPTIONS = project.load(ROOT / "pyproject.toml")
 

@@ -17,7 +17,7 @@ import pytest
 
 from extops_build import ROOT
 from tools import emulate
-from torchwheels import project
+from torchwheels.options import project
 
 OPTIONS = project.load(ROOT / "pyproject.toml")
 
@@ -41,7 +41,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """This Python first on PATH, with the torchwheels of these tests."""
     folders = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     monkeypatch.setenv("PATH", folders)
-    monkeypatch.setenv("PYTHONPATH", str(Path(project.__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(project.__file__).parents[2]))
 
 
 def test_nox_lists_what_people_use_first() -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from extops_build import ROOT
-from torchwheels import containers, project
+from torchwheels.options import project
+from torchwheels.run import containers
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 # As compose reads it, where no variable is set.

@@ -22,7 +22,7 @@ import pytest
 from benchmarks import foreign
 from extops_build import ROOT
 from tools import tables
-from torchwheels import project
+from torchwheels.options import project
 
 DOCS = ROOT / "docs"
 TABLES = nox.project.load_toml(ROOT / "pyproject.toml")

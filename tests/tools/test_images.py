@@ -176,7 +176,7 @@ def test_an_image_that_is_gone_keeps_no_other_from_being_renewed(
 
 
 def test_images_are_for_the_machines_of_their_targets() -> None:
-    from torchwheels import releases
+    from torchwheels.options import releases
 
     targets = releases.load().targets
     cuda = next(x for x in targets if x.cuda and x.machine.docker == ARM64)

@@ -9,7 +9,7 @@ import pytest
 
 from extops_build import UserError
 from tools import lacking
-from torchwheels import releases
+from torchwheels.options import releases
 
 TABLE = dataclasses.replace(
     releases.load(),

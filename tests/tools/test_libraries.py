@@ -17,8 +17,8 @@ from extops_build.libraries import (
     gencode_flags,
     is_for_hopper_alone,
 )
-from torchwheels import project
-from torchwheels.releases import Target
+from torchwheels.options import project
+from torchwheels.options.releases import Target
 
 CSRC = ROOT / "csrc"
 OPTIONS = project.load(ROOT / "pyproject.toml")

@@ -9,7 +9,7 @@ import pytest
 
 from extops_build import UserError
 from tools import pages
-from torchwheels import site
+from torchwheels.index import site
 
 REPORT = {
     "name": "tinyops",

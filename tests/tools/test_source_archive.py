@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from extops_build import ROOT
-from torchwheels import cli, sources
+from torchwheels import cli
+from torchwheels.sources import fetching as sources
 
 pytest.importorskip("setuptools", reason="setuptools is not installed")
 

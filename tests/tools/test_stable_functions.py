@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tools import stable_functions
-from torchwheels.releases import numbers
-from torchwheels.stable_functions import first_releases
+from torchwheels.options.releases import numbers
+from torchwheels.wheel.stable_functions import first_releases
 
 
 def test_list_agrees_with_the_torch_at_hand() -> None:

@@ -18,8 +18,9 @@ import pytest
 
 from extops_build import ROOT
 from tools import tables
-from torchwheels import cli, project
-from torchwheels.releases import minor, numbers
+from torchwheels import cli
+from torchwheels.options import project
+from torchwheels.options.releases import minor, numbers
 
 yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
 

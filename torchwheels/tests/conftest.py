@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from torchwheels import engines
+    from torchwheels.run import engines
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,7 +67,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def engine() -> engines.Engine:
     """The engine of containers; skips where none answers."""
-    from torchwheels import engines, errors
+    from torchwheels import errors
+    from torchwheels.run import engines
 
     try:
         return engines.find_engine()

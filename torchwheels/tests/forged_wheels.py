@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import releases
-from torchwheels.archive import record_hash
-from torchwheels.audit import Expectation, findings
-from torchwheels.wheel import BUILD_RECORD, read
+from torchwheels.audit.rules import Expectation, findings
+from torchwheels.options import releases
+from torchwheels.wheel.archive import record_hash
+from torchwheels.wheel.contents import BUILD_RECORD, read
 
 CLASSIC = """
 namespace at { struct Tensor { void zero_(); }; }

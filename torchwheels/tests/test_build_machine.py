@@ -18,8 +18,12 @@ from types import SimpleNamespace
 import pytest
 
 from forged_wheels import find_nvcc
-from torchwheels import environments, machines, releases, toolchain
+from torchwheels import environments
+from torchwheels.build import toolchain
+from torchwheels.environments import torch, virtual
 from torchwheels.errors import UserError
+from torchwheels.options import indexes, releases
+from torchwheels.system import cache, machines
 
 TARGET = releases.load().target("3.11-cu130")
 GB = 10**9
@@ -238,7 +242,7 @@ def test_only_pips_configuration_passes(tmp_path: Path, monkeypatch: pytest.Monk
             "PIP_PROXY": "old",
         }.items()
     )
-    assert environments.pip_settings("download")["no-binary"] == "z"
+    assert indexes.pip_settings("download")["no-binary"] == "z"
     assert variables["NETRC"] == str(tmp_path / ".netrc")
     assert variables["HOME"] == str(tmp_path / "home")
 
@@ -278,7 +282,7 @@ def own_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=9 * GB))
     no_tools = dataclasses.replace(releases.load(), tools=())
-    monkeypatch.setattr(environments, "load", lambda: no_tools)
+    monkeypatch.setattr(releases, "load", lambda: no_tools)
 
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -429,7 +433,7 @@ def test_installing_says_how_far_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = threading.Event()
-    own_size = environments.size
+    own_size = cache.size
 
     def size(folder: Path) -> int:
         said.set() if calls else calls.append(folder)  # a line was printed before the second call
@@ -437,9 +441,9 @@ def test_installing_says_how_far_it_is(
 
     calls: list[Path] = []
     (tmp_path / "torch").write_bytes(bytes(200_000_000))
-    monkeypatch.setattr(environments, "size", size)
-    monkeypatch.setattr(environments, "_SECONDS_OF_SILENCE", 0.001)
-    with environments._progress(tmp_path):
+    monkeypatch.setattr(cache, "size", size)
+    monkeypatch.setattr(torch, "_SECONDS_OF_SILENCE", 0.001)
+    with torch._progress(tmp_path):
         assert said.wait(60)
     assert capsys.readouterr().out.startswith("torchwheels: 0.2 GB after 0 s\n")
 
@@ -448,17 +452,17 @@ def test_places_of_torch_are_known_without_their_passwords(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TORCHWHEELS_TORCH_INDEX", "https://localhost/one")
-    one = environments.places_of_torch()
+    one = indexes.places_of_torch()
     monkeypatch.setenv("TORCHWHEELS_TORCH_INDEX", "https://me:password@localhost/one")
-    assert environments.places_of_torch() == one
+    assert indexes.places_of_torch() == one
     monkeypatch.setenv("TORCHWHEELS_TORCH_INDEX", "https://localhost/other")
-    assert environments.places_of_torch() != one
+    assert indexes.places_of_torch() != one
 
 
 def test_missing_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match=r"there is no Python 3\.99 on PATH: install one"):
-        environments.find_python("3.99")
+        virtual.find_python("3.99")
 
 
 def test_python_of_pyenv_is_found_where_another_is_chosen(
@@ -471,7 +475,7 @@ def test_python_of_pyenv_is_found_where_another_is_chosen(
     shim.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
     monkeypatch.setenv("PYENV_VERSION", "3.11.7")
-    assert environments.find_python("3.99") == "/versions/3.99.1/python"
+    assert virtual.find_python("3.99") == "/versions/3.99.1/python"
 
 
 CPP_EXTENSION = """
@@ -506,7 +510,7 @@ def start(folder: Path, ask: str, **settings: object) -> str:
         "torch/cuda.py": "is_available = lambda: False\n",
         "torch/utils/__init__.py": "",
         "torch/utils/cpp_extension.py": CPP_EXTENSION,
-        "start.py": (toolchain.WRAPPERS / "start_of_python.py").read_text(),
+        "start.py": (toolchain.WRAPPERS / "python" / "start_of_python.py").read_text(),
         "start.json": json.dumps({**SETTINGS, **settings}),
     }.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

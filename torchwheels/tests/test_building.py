@@ -17,23 +17,15 @@ import pytest
 from packaging.requirements import Requirement
 
 from forged_wheels import CLASSIC, Forge
-from torchwheels import archive as archives
-from torchwheels import (
-    backend,
-    build,
-    cli,
-    elf,
-    environments,
-    project,
-    releases,
-    sandbox,
-    sources,
-    toolchain,
-    wheel,
-)
+from torchwheels import build, cli, environments, sources
+from torchwheels.build import backend, toolchain
 from torchwheels.errors import BuildError, UserError
-from torchwheels.releases import Target
-from torchwheels.wheel import read
+from torchwheels.options import project, releases
+from torchwheels.options.releases import Target
+from torchwheels.system import cache, sandbox
+from torchwheels.wheel import archive as archives
+from torchwheels.wheel import contents, elf
+from torchwheels.wheel.contents import read
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
@@ -97,7 +89,7 @@ def test_builds_of_two_projects_do_not_wait_for_each_other(
         names.append(name)
         raise UserError("seen")
 
-    monkeypatch.setattr(environments, "locked", locked)
+    monkeypatch.setattr(cache, "locked", locked)
     for path in ("one", "two", "copy/two"):
         (tmp_path / path).mkdir(parents=True)
         with pytest.raises(UserError, match="seen"):
@@ -144,8 +136,8 @@ def test_a_wheel_is_read_once(
         looked_at.append(hash(data))
         return elf.read_library(data)
 
-    monkeypatch.setattr(wheel, "unpack", reads)
-    monkeypatch.setattr(wheel, "read_library", looks_at)
+    monkeypatch.setattr(contents, "unpack", reads)
+    monkeypatch.setattr(contents, "read_library", looks_at)
     monkeypatch.delattr(sandbox, "call")  # what this machine has built
     build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
     assert read == ["built", "repaired"]
@@ -872,7 +864,7 @@ def test_foreign_wheel(tmp_path: Path) -> None:
     """The example, as a user runs it; installs torch twice: minutes, the first time."""
     command = tmp_path / "bin" / "torchwheels"  # of these sources
     command.parent.mkdir()
-    tool = Path(build.__file__).parents[1]
+    tool = Path(cli.__file__).parents[1]
     command.write_text(f'#!/bin/sh\nPYTHONPATH={tool} exec {sys.executable} -m torchwheels "$@"\n')
     command.chmod(0o755)
     path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"

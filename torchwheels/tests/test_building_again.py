@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from test_building import ask, fetched, target
-from torchwheels import build, project, releases, toolchain
-from torchwheels.releases import Target
+from torchwheels import build
+from torchwheels.build import toolchain
+from torchwheels.options import project, releases
+from torchwheels.options.releases import Target
 
 __all__ = ["target"]  # a fixture
 

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from test_building import fetched
-from torchwheels import build, environments, project, releases, toolchain, workplace
-from torchwheels.wheel import read
+from torchwheels import build, environments
+from torchwheels.build import toolchain, workplace
+from torchwheels.options import project, releases
+from torchwheels.wheel.contents import read
 
 pytestmark = pytest.mark.slow
 

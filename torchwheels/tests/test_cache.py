@@ -15,7 +15,8 @@ from subprocess import CalledProcessError
 import pytest
 
 from conftest import ROOT
-from torchwheels import __version__, build, cli, environments
+from torchwheels import __version__, build, cli
+from torchwheels.system.cache import size
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_a_folder_may_go_while_it_is_measured(cache: Path, monkeypatch: pytest.M
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", gone)
-    assert round(environments.size(cache) / 1e9, 1) == 0.2
+    assert round(size(cache) / 1e9, 1) == 0.2
 
 
 @contextlib.contextmanager
@@ -62,8 +63,8 @@ def user_of(name: str) -> Iterator[None]:
     """Another process that uses that part of the cache."""
     code = f"""
 import sys
-from torchwheels import environments
-environments.use(environments.cache() / {name!r})
+from torchwheels.system import cache
+cache.use(cache.place() / {name!r})
 print(flush=True), sys.stdin.read()"""
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "torchwheels" / "src")}
     pipe = subprocess.PIPE

@@ -13,9 +13,12 @@ from typing import Any
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from torchwheels import baseline, links, machines, releases, toolchain
-from torchwheels.elf import read_library
+from torchwheels.build import links, stubs, toolchain
 from torchwheels.errors import UserError
+from torchwheels.options import releases
+from torchwheels.system import machines
+from torchwheels.wheel import linux
+from torchwheels.wheel.elf import read_library
 
 # Each of these has a newer version on a newer Linux, or is new itself.
 CODE = """
@@ -150,8 +153,8 @@ def asked_versions(library: Path) -> set[str]:
 def taken_from_nobody(library: Path) -> set[str]:
     """The symbols that neither the library has nor the oldest Linux."""
     found = read_library(library.read_bytes())
-    allowed = baseline.allowed_versions(releases.load().manylinux, machines.here())
-    return found.undefined.keys() - baseline.symbols_of_linux(allowed, machines.here())
+    allowed = linux.allowed_versions(releases.load().manylinux, machines.here())
+    return found.undefined.keys() - linux.symbols_of_linux(allowed, machines.here())
 
 
 @pytest.mark.parametrize("name", ["c++", "g++"])
@@ -161,7 +164,7 @@ def test_library_asks_for_an_old_system_and_runs_here(
 ) -> None:
     source = str(tmp_path / "test.cpp")
     library = compile(commands, tmp_path, "-shared", source, *libraries, name=name)
-    assert asked_versions(library) <= baseline.allowed_versions(
+    assert asked_versions(library) <= linux.allowed_versions(
         releases.load().manylinux, machines.here()
     )
     assert ctypes.CDLL(str(library)).test(ctypes.c_double(0.0)) == len("1")
@@ -190,7 +193,7 @@ def test_every_name_of_a_compiler_is_caught(commands: Path, tmp_path: Path) -> N
     machine = subprocess.run(["gcc", "-dumpmachine"], capture_output=True, text=True, check=True)
     names = [name for name in here if name.removeprefix(f"{machine.stdout.strip()}-")[:3] == "g++"]
     assert {"g++"} <= {*names} <= {path.name for path in commands.iterdir()}
-    allowed = baseline.allowed_versions(releases.load().manylinux, machines.here())
+    allowed = linux.allowed_versions(releases.load().manylinux, machines.here())
     for name in names:
         library = compile(commands, tmp_path, "-shared", "test.cpp", name=name)
         assert asked_versions(library) <= allowed, name
@@ -210,7 +213,7 @@ def test_what_the_systems_python_links_with_is_caught(
         pytest.skip(f"{python} does not say with what it links ({variable})")
     compile(commands, tmp_path, "-c", "test.cpp").rename(tmp_path / "test.o")
     library = compile(commands, tmp_path, *words[1:], "test.o", "-lstdc++", name=words[0])
-    assert asked_versions(library) <= baseline.allowed_versions(
+    assert asked_versions(library) <= linux.allowed_versions(
         releases.load().manylinux, machines.here()
     )
 
@@ -254,7 +257,7 @@ def test_what_a_newer_glibc_brings_works(commands: Path, tmp_path: Path) -> None
 
 
 def test_what_a_newer_glibc_brings_compiles_without_a_warning(tmp_path: Path) -> None:
-    sources = sorted(baseline.NEWER_GLIBC.glob("*.c"))
+    sources = sorted(stubs.NEWER_GLIBC.glob("*.c"))
     flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-c"]
     subprocess.run(["gcc", *flags, *sources], cwd=tmp_path, check=True)
     assert len([*tmp_path.glob("*.o")]) == len(sources) > 0
@@ -361,7 +364,7 @@ def test_openmp_finds_its_runtime(commands: Path, tmp_path: Path) -> None:
         dynamic: Any = ELFFile(file).get_section_by_name(".dynamic")
         assert "libgomp.so.1" in {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")}
     assert asked_versions(library) <= {
-        *baseline.allowed_versions(releases.load().manylinux, machines.here()),
+        *linux.allowed_versions(releases.load().manylinux, machines.here()),
         "OMP_1.0",
     }
 
@@ -387,13 +390,13 @@ def test_what_is_linked_is_known_again(commands: Path, tmp_path: Path) -> None:
 
 
 def test_versions_are_those_of_the_policy() -> None:
-    allowed = baseline.allowed_versions("manylinux_2_28", machines.X86_64)
+    allowed = linux.allowed_versions("manylinux_2_28", machines.X86_64)
     assert {"GLIBC_2.2.5", "GLIBC_2.28", "GLIBCXX_3.4.24", "CXXABI_1.3.11"} <= allowed
     assert not {"GLIBC_2.29", "GLIBC_PRIVATE", "GLIBCXX_3.4.25"} & allowed
 
 
 def test_versions_of_aarch64_begin_with_its_first_glibc() -> None:
-    allowed = baseline.allowed_versions("manylinux_2_28", machines.AARCH64)
+    allowed = linux.allowed_versions("manylinux_2_28", machines.AARCH64)
     assert {"GLIBC_2.17", "GLIBC_2.28", "GLIBCXX_3.4.24"} <= allowed
     assert not {"GLIBC_2.2.5", "GLIBC_2.29"} & allowed
 
@@ -412,10 +415,10 @@ def test_library_for_aarch64_asks_for_an_old_system(tmp_path: Path, options: lis
     library = compile(commands, tmp_path, "-shared", "-std=c++17", *options, "test.cpp", code=NEWER)
     found = read_library(library.read_bytes())
     assert found.machine == "EM_AARCH64"
-    allowed = baseline.allowed_versions(releases.load().manylinux, machines.AARCH64)
+    allowed = linux.allowed_versions(releases.load().manylinux, machines.AARCH64)
     assert asked_versions(library) <= allowed
-    assert not found.undefined.keys() - baseline.symbols_of_linux(allowed, machines.AARCH64)
-    assert {*found.needed} <= {*baseline.LIBRARIES}
+    assert not found.undefined.keys() - linux.symbols_of_linux(allowed, machines.AARCH64)
+    assert {*found.needed} <= {*linux.LIBRARIES}
     assert found.start_up_sets_fast_math == ("-ffast-math" in options)
 
 

@@ -22,9 +22,11 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import Forge
-from torchwheels import cli, containers, engines, project, releases, wheel
-from torchwheels.engines import Container, Engine
+from torchwheels import cli, wheel
 from torchwheels.errors import UserError
+from torchwheels.options import project, releases
+from torchwheels.run import containers, engines
+from torchwheels.run.engines import Container, Engine
 
 TARGET = releases.load().target("3.11-cu130")
 CPU = releases.load().target("3.11-cpu")

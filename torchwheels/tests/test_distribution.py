@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from test_building import ask, torch
-from torchwheels import releases
+from torchwheels.options import releases
 
 ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "torchwheels" / "src" / "torchwheels"
 
 
 @pytest.fixture(scope="module")
@@ -90,4 +91,8 @@ def test_metadata(wheel: Path) -> None:
     assert "\nDescription-Content-Type: text/markdown\n" in metadata
     assert "torchwheels build torchsort==0.1.9" in metadata
     assert f"{info}licenses/LICENSE" in names
-    assert {"torchwheels/releases.toml", "torchwheels/Dockerfile"} < set(names)
+    assert {
+        f"torchwheels/{x.relative_to(PACKAGE)}"
+        for x in PACKAGE.rglob("*")
+        if x.is_file() and x.suffix != ".pyc"
+    } < set(names)

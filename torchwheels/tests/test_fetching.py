@@ -18,8 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import environments, sources
+from torchwheels import sources
 from torchwheels.errors import UserError
+from torchwheels.system import marked
 
 SETUP = "raise SystemExit('setup.py ran')\n"
 
@@ -341,7 +342,7 @@ def test_what_this_tool_has_made_is_no_source(is_repository: bool, tmp_path: Pat
         (folder / "setup.py").touch()
     before = sources.fetch(str(folder), tmp_path / "before")
     for name in ("out", "site"):
-        (environments.marked(folder / name) / "x.whl").touch()
+        (marked(folder / name) / "x.whl").touch()
     found = sources.fetch(str(folder), tmp_path / "copy")
     assert found.origin == before.origin
     assert files(found.folder) == files(before.folder)

@@ -15,9 +15,14 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import made_once
-from torchwheels import build, check_import, environments, finish, machines, releases, toolchain
+from torchwheels import environments
+from torchwheels.build import check_import, toolchain
+from torchwheels.build.steps import libraries_of_requirements
 from torchwheels.errors import UserError
-from torchwheels.wheel import read
+from torchwheels.options import releases
+from torchwheels.system import machines
+from torchwheels.wheel import finish
+from torchwheels.wheel.contents import read
 
 TARGET = releases.load().target("3.11-cpu")
 CUDA_TARGET = releases.load().target("3.11-cu130")
@@ -379,7 +384,7 @@ def test_library_of_a_required_package_is_taken_from_there(
     )
     load = f"import ctypes; ctypes.CDLL('{theirs}/libcore.so', ctypes.RTLD_GLOBAL)\n"
     built = wheel(tmp_path, {"package/_C.so": linked}, text=load, requires="the-core")
-    assert build.libraries_of_requirements(read(built), environment) == [theirs]
+    assert libraries_of_requirements(read(built), environment) == [theirs]
     made = finish.finish(read(built), tmp_path / "finished", USED, [theirs])
     assert [*made.libraries] == ["package/_C.so"]
     path = tagged_for_this_python(made.path)

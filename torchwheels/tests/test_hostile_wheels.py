@@ -25,10 +25,14 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from forged_wheels import CLASSIC, LIBRARY, Forge
-from torchwheels import releases, reports, sandbox, site, wheel
-from torchwheels.elf import read_library
+from torchwheels import wheel
+from torchwheels.audit import reports
 from torchwheels.errors import UserError
-from torchwheels.project import Project
+from torchwheels.index import site
+from torchwheels.options import releases
+from torchwheels.options.project import Project
+from torchwheels.system import sandbox
+from torchwheels.wheel.elf import read_library
 
 
 @pytest.fixture
@@ -208,10 +212,10 @@ def test_files_over_the_budget(forge: Forge, monkeypatch: pytest.MonkeyPatch) ->
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         for number in range(3):
             archive.writestr(f"tinyops/{number}", bytes(1_000_000))
-    monkeypatch.setattr("torchwheels.archive.MOST_BYTES", 2_500_000)
+    monkeypatch.setattr("torchwheels.wheel.archive.MOST_BYTES", 2_500_000)
     with pytest.raises(UserError, match=r"it unpacks to 0\.00302 GB, over the 0\.0025 GB allowed"):
         wheel.read(path)
-    monkeypatch.setattr("torchwheels.archive.MOST_FILES", 5)
+    monkeypatch.setattr("torchwheels.wheel.archive.MOST_FILES", 5)
     with pytest.raises(UserError, match=r"it holds 10 files, over the 5 allowed"):
         wheel.read(path)
 

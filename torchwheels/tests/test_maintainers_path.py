@@ -15,9 +15,14 @@ import pytest
 
 from conftest import ROOT
 from forged_wheels import LIBRARY, Forge
-from torchwheels import cli, environments, project, releases, reports, site, testing
+from torchwheels import cli, environments
+from torchwheels.audit import reports
 from torchwheels.errors import RefusedError, UserError
-from torchwheels.kept import kept_if_refused, publish
+from torchwheels.index import site
+from torchwheels.index.kept import kept_if_refused, publish
+from torchwheels.options import project, releases
+from torchwheels.run import testing
+from torchwheels.system import sha256
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -87,7 +92,7 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     testing.keep_record(results, wheel, forge.target, tmp_path / "dist", code)
     records = [json.loads(x.read_text()) for x in (tmp_path / "dist").glob("tests/*/*.json")]
     said = [(x["passed"], x["failed"], x["skipped"], x["sha256"]) for x in records]
-    assert said == ([(*counts, testing.sha256(wheel))] if counts else [])
+    assert said == ([(*counts, sha256(wheel))] if counts else [])
 
 
 def test_a_wheel_is_found_for_the_targets_that_it_works_with(forge: Forge, tmp_path: Path) -> None:
@@ -116,7 +121,7 @@ def test_report_and_index_hold_what_there_is(
 ) -> None:
     dist, wheel = tmp_path / "dist", forge.wheel()
     report = reports.write_report(wheel, project.Project())
-    assert report["sha256"] == testing.sha256(wheel)
+    assert report["sha256"] == sha256(wheel)
     assert report["build"]["target"] == forge.target.name
     assert json.loads(reports.report_file(wheel).read_text()) == report
     assert site.make_site(dist, tmp_path / "site", project.Project()) == ["tinyops"]
@@ -293,7 +298,7 @@ def run_of_tests(wheel: Path, failed: int) -> None:
     run = {"target": "3.11-cpu", "device": "CPU", "passed": 3, "failed": failed}
     record = wheel.parent / "tests" / "3.11-cpu" / "record.json"
     record.parent.mkdir(parents=True)
-    record.write_text(json.dumps({**run, "sha256": testing.sha256(wheel)}))
+    record.write_text(json.dumps({**run, "sha256": sha256(wheel)}))
 
 
 def test_index_refuses_what_failed(
@@ -351,7 +356,7 @@ def test_tests_that_pass_in_the_end_are_what_counts(
             with pytest.raises(UserError, match=r"its tests failed in 3\.11-cpu$"):
                 site.make_site(dist, made, project.Project())
     (run,) = json.loads(reports.report_file(wheel).read_text())["tests"]
-    assert run == {"target": "3.11-cpu", "sha256": testing.sha256(wheel), **passed}
+    assert run == {"target": "3.11-cpu", "sha256": sha256(wheel), **passed}
     (record,) = dist.glob("tests/*/*.json")  # without which a site is made of what was published
     record.unlink()
     site.make_site(dist, made, project.Project())
@@ -483,7 +488,7 @@ def test_one_wheel_covers_all_targets_of_a_stable_project() -> None:
 
 def nox(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """nox, with the torchwheels of these tests."""
-    path = str(Path(releases.__file__).parents[1])
+    path = str(Path(cli.__file__).parents[1])
     return subprocess.run(
         [sys.executable, "-m", "nox", *arguments],
         cwd=folder,

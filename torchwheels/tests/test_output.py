@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import build, cli, testing
+from torchwheels import build, cli
 from torchwheels.errors import BuildError, RefusedError, UserError
-from torchwheels.output import DEBUG, Shortened
+from torchwheels.run import testing
+from torchwheels.system.output import DEBUG, Shortened
 
 COMMAND = "[1/2] /usr/bin/g++ -MMD " + "-I/some/where " * 200
 ERROR = "x.cpp:1:1: error: no match for " + "std::vector<int>" * 200

@@ -8,10 +8,12 @@ from subprocess import CalledProcessError
 import pytest
 
 from forged_wheels import Forge
-from torchwheels import build, cli, kept, project, releases
+from torchwheels import build, cli
 from torchwheels.errors import UserError
-from torchwheels.releases import Target
-from torchwheels.sources import Fetched
+from torchwheels.index import kept
+from torchwheels.options import project, releases
+from torchwheels.options.releases import Target
+from torchwheels.sources.fetching import Fetched
 
 TARGETS = [releases.load().target(f"3.1{minor}-cpu") for minor in range(5)]
 

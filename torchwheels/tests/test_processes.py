@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import backend, cli, processes
+from torchwheels import cli
+from torchwheels.build import backend
+from torchwheels.system import processes
 
 SETUP = """
 import pathlib, subprocess

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import project
 from torchwheels.errors import UserError
+from torchwheels.options import project
 
 
 def read(folder: Path, text: str, name: str = "options.toml") -> project.Project:

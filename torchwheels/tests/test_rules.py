@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import BILL_OF_MATERIALS, CLASSIC, LIBRARY, STABLE, Forge, Nvcc, find_nvcc
-from torchwheels import audit, machines, project, releases, reports
+from torchwheels.audit import reports
+from torchwheels.audit import rules as audit
 from torchwheels.errors import UserError
-from torchwheels.wheel import BUILD_RECORD, read
+from torchwheels.options import project, releases
+from torchwheels.system import machines
+from torchwheels.wheel.contents import BUILD_RECORD, read
 
 FEWER = "(TORCHWHEELS_ARCHITECTURES names the GPUs, where fewer are meant)"
 COMPLETE = ("sm_80", "sm_90", "compute_90")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import cli, project
+from torchwheels import cli
 from torchwheels.errors import UserError
+from torchwheels.options import project
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from torchwheels import cli, containers, machines, project, releases
+from torchwheels import cli
 from torchwheels.errors import UserError
+from torchwheels.options import project, releases
+from torchwheels.run import containers
+from torchwheels.system import machines
 
 TABLE = releases.load()
 

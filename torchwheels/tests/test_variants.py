@@ -21,10 +21,15 @@ from variantlib.resolver.lib import sort_and_filter_supported_variants
 from variantlib.variants_json import VariantsJson
 
 from forged_wheels import Forge
-from torchwheels import audit, kept, project, releases, reports, sandbox, site, variants
-from torchwheels.archive import record_hash, with_record, write_wheel
+from torchwheels.audit import reports
+from torchwheels.audit import rules as audit
 from torchwheels.errors import UserError
-from torchwheels.wheel import read
+from torchwheels.index import kept, site
+from torchwheels.options import project, releases
+from torchwheels.system import sandbox
+from torchwheels.wheel import variants
+from torchwheels.wheel.archive import record_hash, with_record, write_wheel
+from torchwheels.wheel.contents import read
 
 pytest.importorskip("torch", reason="torch is not installed")
 

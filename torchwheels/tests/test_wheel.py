@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import CLASSIC, LIBRARY, STABLE, Forge, find_nvcc
-from torchwheels import elf
-from torchwheels.elf import GpuCode
 from torchwheels.errors import UserError
-from torchwheels.wheel import Compatibility, read
+from torchwheels.wheel import elf
+from torchwheels.wheel.contents import Compatibility, read
+from torchwheels.wheel.elf import GpuCode
 
 
 @pytest.fixture

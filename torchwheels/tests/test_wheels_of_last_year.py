@@ -46,10 +46,10 @@ def newer(tmp_path: Path) -> Path:
     """A torchwheels of some years later."""
     package = tmp_path / "newer" / "torchwheels"
     shutil.copytree(ROOT / "torchwheels" / "src" / "torchwheels", package)
-    (package / "releases.toml").write_text(RENEWED)
+    (package / "options" / "releases.toml").write_text(RENEWED)
     for name, old, new in (
         ("__init__.py", r'__version__ = ".*"', '__version__ = "9.0"'),
-        ("variants.py", r"v0\.1\.1\.json", "v1.0.json"),  # of the schema that uv reads
+        ("wheel/variants.py", r"v0\.1\.1\.json", "v1.0.json"),  # of the schema that uv reads
     ):
         text, count = re.subn(old, new, (package / name).read_text())
         assert count

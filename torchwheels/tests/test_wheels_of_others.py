@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from forged_wheels import BILL_OF_MATERIALS, CLASSIC, LIBRARY, Forge
-from torchwheels import cli, project, reports
+from torchwheels import cli
+from torchwheels.audit import reports
 from torchwheels.errors import UserError
-from torchwheels.wheel import BUILD_RECORD
+from torchwheels.options import project
+from torchwheels.wheel.contents import BUILD_RECORD
 
 if sys.version_info >= (3, 11):
     import tomllib

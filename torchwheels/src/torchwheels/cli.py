@@ -19,31 +19,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchwheels import (
-    __version__,
-    cache,
-    containers,
-    engines,
-    environments,
-    pipeline,
-    processes,
-    project,
-    releases,
-    reports,
-    schema,
-    site,
-    sources,
-    testing,
-    toolchain,
-)
-from torchwheels.engines import Engine
+from torchwheels import __version__, sources
+from torchwheels.audit import reports
+from torchwheels.build import toolchain
 from torchwheels.errors import TestsError, UserError
-from torchwheels.machines import X86_64
-from torchwheels.output import DEBUG, mask_streams
-from torchwheels.pipeline import Order
-from torchwheels.project import Project
-from torchwheels.releases import Target
+from torchwheels.index import make_site
+from torchwheels.options import Project, Target, project, releases, schema
+from torchwheels.run import Engine, Order, containers, engines, pipeline, testing
 from torchwheels.sources import Fetched
+from torchwheels.system import DEBUG, X86_64, cache, output, processes, sha256
 from torchwheels.wheel import wheels_in
 
 BACKENDS = ("docker", "local", "auto")
@@ -52,7 +36,7 @@ BACKENDS = ("docker", "local", "auto")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `torchwheels`: an error is one sentence, and an exit code for its kind."""
     words = [*(sys.argv[1:] if arguments is None else arguments)]
-    mask_streams()
+    output.mask_streams()
     end = words.index("--") if "--" in words else len(words)
     own = [
         re.sub(r"^--cell(?==|$)", "--target", word) for word in words[:end]
@@ -86,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(error.code)
     except KeyboardInterrupt:
         print(
-            f"torchwheels: stopped; {environments.cache()} keeps what the next build can use (`torchwheels env` "
+            f"torchwheels: stopped; {cache.place()} keeps what the next build can use (`torchwheels env` "
             "says how much, `torchwheels clean` removes it)",
             file=sys.stderr,
         )
@@ -339,7 +323,7 @@ def _audit(given: argparse.Namespace) -> None:
 
 
 def _index(given: argparse.Namespace) -> None:
-    names = site.make_site(given.dist, given.site, _project(".", given.config))
+    names = make_site(given.dist, given.site, _project(".", given.config))
     print(f"torchwheels: made {given.site} with {', '.join(names)}", flush=True)
 
 
@@ -360,7 +344,7 @@ def _reproduce(given: argparse.Namespace) -> None:
                 raise UserError(f"{target.name} is not reproducible: {'; '.join(found)}")
             print(
                 f"torchwheels: built twice, and equal byte by byte: {target.name}, sha256 "
-                f"{testing.sha256(wheels[0])}",
+                f"{sha256(wheels[0])}",
                 flush=True,
             )
 

@@ -19,11 +19,9 @@ from pathlib import Path
 
 import nox
 
-from torchwheels import project, releases
 from torchwheels.errors import UserError
-from torchwheels.output import masked
-from torchwheels.project import Project
-from torchwheels.releases import Target
+from torchwheels.options import Project, Target, project, releases
+from torchwheels.system import masked
 
 _OPTIONS = ("--source", "--backend", "--dist", "--config", "--require-gpu")
 # How alike a misspelt option must be, of 1: pytest has none over 0.63, pip none over 0.7.

@@ -1,0 +1,224 @@
+"""The rules about a wheel's name, its metadata, and the files that it installs."""
+
+from __future__ import annotations
+
+import csv
+import email
+import hashlib
+import importlib.metadata
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+from packaging.metadata import ExceptionGroup, Metadata
+from packaging.tags import parse_tag
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from torchwheels.options import Expectation, minor, numbers
+from torchwheels.wheel import BUILD_RECORD, CUDA_LIBRARY, Wheel, admitted, record_hash
+
+_TAG_OF_A_PYTHON = re.compile(r"py3\d*-none|(cp3\d+)-(none|abi3|\1t?)")
+
+
+def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The name's version is that of the metadata, and its label names the libraries' CUDA and torch."""
+    said = wheel.metadata["Version"]
+    if _normalised(said) != str(wheel.version) or said != _normalised(said):
+        yield f"its metadata have the version {said}, but its name {wheel.version}"
+    target, text = expectation.target, wheel.version.local or ""
+    cuda = re.search(r"(?<![a-z0-9])(cpu|cu\d+)(?![a-z0-9])", text)
+    torch = re.search(r"(?<![a-z0-9])torch(\d+\.\d+)(?![a-z0-9])", text)
+    if target.is_release:
+        if text:
+            yield f"its version {wheel.version} has a label, but {target.name} has none"
+    elif wheel.is_classic and not (cuda and torch) and not expectation.of_others:
+        yield (
+            f"its version {wheel.version} does not say for which CUDA and which torch it is, and its "
+            f"libraries work with one only: label it +{target.label}.torch{minor(target.torch)}"
+        )
+    several = re.findall(r"(?<![a-z0-9])(?:cpu|cu\d+|torch\d+\.\d+)(?![a-z0-9])", text)
+    if len(several) > bool(cuda) + bool(torch):
+        yield f"its label has {' and '.join(several)}, of which only one CUDA and one torch can be right"
+    if cuda and cuda[1] != target.label and not target.is_release:
+        yield f"its label says {cuda[1]}, but {target.name} is {target.label}"
+    if torch and torch[1] != minor(target.torch):
+        yield f"its label says torch {torch[1]}, but {target.name} has torch {target.torch}"
+    if target.cuda is None:
+        return  # the rules of GPU code and of needed libraries know that there must be none
+    for name, library in wheel.libraries.items():
+        for needed in library.needed:
+            found = CUDA_LIBRARY.fullmatch(needed)
+            if found and int(found[1]) != numbers(target.cuda.version)[0]:
+                yield f"{name} needs {needed}, but {target.name} has CUDA {target.cuda.version}"
+        toolkit = library.gpu_code.toolkit
+        if toolkit and numbers(toolkit)[0] != numbers(target.cuda.version)[0]:
+            yield f"{name} holds GPU code of CUDA {toolkit}, but {target.name} has {target.cuda.version}"
+
+
+def _normalised(version: str) -> str:
+    try:
+        return str(Version(version))
+    except InvalidVersion:
+        return f"no version: {version}"
+
+
+def tags(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The name has one tag of a Python, which the metadata have, too."""
+    said = ".".join(sorted({f"{tag.interpreter}-{tag.abi}" for tag in wheel.tags}))
+    if not _TAG_OF_A_PYTHON.fullmatch(said):
+        yield f"its tag is {said}, but one of cp311-cp311, cp311-abi3, cp311-none, py3-none is wanted"
+    lines = wheel.files.get(f"{wheel.dist_info}/WHEEL", b"").decode(errors="replace")
+    listed = re.findall(r"^Tag: *(\S+)", lines, re.MULTILINE)
+    names = {str(tag) for each in listed for tag in parse_tag(each)}
+    if names != {str(tag) for tag in wheel.tags}:
+        yield f"its WHEEL file has the tags {', '.join(listed) or 'none'}, which are not those of its name"
+
+
+def requirement(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The metadata require only torch versions that the libraries load under, the target's among them."""
+    wanted, torch = wheel.torch_requirement, expectation.target.torch
+    if wanted is None:
+        served = wheel.torches.what
+        right = f"=={minor(torch)}.*" if served is None else served
+        if right:  # else no library uses torch
+            yield f"its metadata do not require torch: add `Requires-Dist: torch{right}`"
+    elif not wanted.contains(torch, prereleases=True):
+        yield f"its metadata require torch{wanted}, but {expectation.target.name} has torch {torch}"
+    elif wheel.is_classic and len(admitted(wanted)) != 1:
+        yield (
+            f"its metadata require {f'torch{wanted}' if wanted else 'any torch'}, but "
+            f"{wheel.torches.why}: require torch=={minor(torch)}.*"
+        )
+
+
+def size(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The file is no larger than the project's budget."""
+    megabytes = wheel.path.stat().st_size / 1e6
+    if 0 < expectation.size_budget < megabytes:
+        yield f"it has {megabytes:.2f} MB, over the {expectation.size_budget:g} MB allowed"
+
+
+def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The metadata are valid, those of its name, and let the target's Python install it from an index."""
+    project, _, version = wheel.dist_info.removesuffix(".dist-info").partition("-")
+    if canonicalize_name(project) != wheel.name or _normalised(version) != str(wheel.version):
+        yield f"its metadata are in {wheel.dist_info}, but its name is of {wheel.name} {wheel.version}"
+    wheel_file = email.message_from_bytes(wheel.files.get(f"{wheel.dist_info}/WHEEL", b""))
+    if not re.fullmatch(r"1\.\d+", wheel_file["Wheel-Version"] or ""):
+        yield "its WHEEL file does not say Wheel-Version: 1.0"
+    try:
+        said = Metadata.from_email(wheel.files[f"{wheel.dist_info}/METADATA"])
+    except ExceptionGroup as group:
+        yield from (f"its metadata are not valid: {error}" for error in group.exceptions)
+        return
+    if canonicalize_name(said.name) != wheel.name:
+        yield f"its metadata are of {said.name}, but its name is of {wheel.name}"
+    python = expectation.target.python_version
+    releases = [f"{python}.{patch}" for patch in range(100)]
+    if said.requires_python is not None and not any(map(said.requires_python.contains, releases)):
+        yield f"its metadata require Python {said.requires_python}, but its target has Python {python}"
+    here = {"extra": "", "python_version": python}  # who asks for an extra has read what it is
+    for each in said.requires_dist or []:
+        if each.url and (each.marker is None or each.marker.evaluate(here)):
+            yield f"its metadata require {each.name} from an address, which no index shall have"
+
+
+def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """It installs into no other project, and nothing that runs in every start of Python."""
+    installed = [(name, *wheel.installed(name)) for name in wheel.files]
+    installed += [(f"the script {each}", "scripts", each) for each in _scripts(wheel)]
+    for name, scheme, path in installed:
+        top = path.partition("/")[0]
+        spoils: object
+        if scheme in ("purelib", "platlib"):
+            spoils = (
+                re.fullmatch(r".*\.pth|(site|user)customize(\..*)?", top)
+                # Python takes metadata under such names in any case.
+                or (re.fullmatch(r"(?i).*\.(dist|egg)-info", top) and top != wheel.dist_info)
+                or top.endswith(".data")
+                or top.partition(".")[0] in ("torch", "nvidia", "functorch", "torchgen")
+            )
+        else:
+            of_environment = (
+                r"data/(lib.*|pyvenv\.cfg|pip\.conf)|(data/bin|scripts)/((python|pip)[\d.]*|.*/.*)"
+            )
+            spoils = re.fullmatch(of_environment, f"{scheme}/{path}")
+        if spoils:
+            yield f"it installs {name}, which is of another project or runs in every start of Python"
+
+
+def _scripts(wheel: Wheel) -> list[str]:
+    """The names of the programs that an installer makes of its entry points."""
+    with zipfile.ZipFile(wheel.path) as archive:
+        folder = zipfile.Path(archive, f"{wheel.dist_info}/")
+        entries = importlib.metadata.PathDistribution(folder).entry_points
+        return [x.name for x in entries if x.group in ("console_scripts", "gui_scripts")]
+
+
+def record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """RECORD names every file, with the hash and the size that the file has, and no other."""
+    path = f"{wheel.dist_info}/RECORD"
+    lines = wheel.files.get(path, b"").decode(errors="replace").splitlines()
+    found: dict[str, list[str]] = {}
+    for name, *said in filter(None, csv.reader(lines)):
+        found.setdefault(name, []).extend(said)  # twice is too long
+    for name in sorted({path, *found, *wheel.files}):
+        row, data = found.get(name, []), wheel.files.get(name)
+        if data is None or len(row) != 2:
+            right = False
+        else:  # its own hash it cannot name
+            size = str(len(data))
+            right = name == path or (row[0] == record_hash(data) and row[1] in ("", size))
+        if not right:
+            yield f"its RECORD is not right about {name}"
+
+
+def build_record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The build record is there, and names the target."""
+    if wheel.record is None:
+        yield f"it holds no build record ({wheel.dist_info}/{BUILD_RECORD})"
+        return
+    target = expectation.target
+    expected = {
+        "name": wheel.name,
+        "version": str(wheel.version),
+        "target": target.name,
+        "python": target.python,
+        "torch": target.torch,
+        "cuda": target.cuda.version if target.cuda else None,
+        "architectures": [*expectation.architectures],
+    }
+    for key in ("source", "cxx", "torchwheels", *(["nvcc"] if target.cuda else [])):
+        if not (said := wheel.record.get(key)) or not isinstance(said, str):
+            yield f"its build record names no {key}"
+    for key, value in expected.items():
+        if wheel.record.get(key) != value:
+            yield f"its build record has {key} {wheel.record.get(key)!r}, not {value!r}"
+
+
+def bill_of_materials(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
+    """The bill of materials is there, and is of these libraries, this version and the target's torch."""
+    path = f"{wheel.dist_info}/sboms/{wheel.name}.cdx.json"
+    if path not in wheel.files:
+        yield f"it holds no bill of materials ({path})"
+        return
+    bill = json.loads(wheel.files[path])
+    subject = bill["metadata"]["component"]
+    if (subject["name"], subject["version"]) != (wheel.name, str(wheel.version)):
+        yield f"its bill of materials is of {subject['name']} {subject['version']}"
+    named = {each["name"]: _sha256(each) for each in bill["components"] if each["type"] == "file"}
+    hashes = {name: hashlib.sha256(wheel.files[name]).hexdigest() for name in wheel.libraries}
+    for name in sorted(hashes.keys() | named.keys()):
+        if hashes.get(name) != named.get(name):
+            yield f"its bill of materials is not right about {name}"
+    torches = [each["version"] for each in bill["components"] if each["name"] == "torch"]
+    if torches != [expectation.target.torch]:
+        said = ", ".join(torches) or "none"
+        yield f"its bill of materials names torch {said}, not {expectation.target.torch}"
+
+
+def _sha256(component: dict[str, Any]) -> str | None:
+    return next((x["content"] for x in component.get("hashes", []) if x["alg"] == "SHA-256"), None)

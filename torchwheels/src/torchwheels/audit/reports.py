@@ -1,0 +1,233 @@
+"""The build report of a wheel: what it was built from, what it works with, what the audit found, where its tests
+passed.
+
+It is stored beside the wheel, not in it: adding the results to the tested file would make it another file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from torchwheels import wheel
+from torchwheels.audit import rules
+from torchwheels.errors import RefusedError, UserError
+from torchwheels.options import Expectation, Project, Target, expectation_of, of_table, preset
+from torchwheels.system import masked, sandbox, sha256, whole
+from torchwheels.wheel import Used, Wheel, finish, variants
+
+
+def report_file(path: Path) -> Path:
+    """Where the build report of a wheel lies."""
+    return path.with_suffix(".report.json")
+
+
+def audited(path: Path, project: Project, torch: str = "") -> dict[str, Any]:
+    """The build report of the wheel `path`, for the target that it names, or beside which `torch` another tool has
+    built it.
+    """
+    report: dict[str, Any] = sandbox.call(_audited, path, project, torch)
+    earlier = (_known(path) or {"tests": []})["tests"]
+    report["tests"][:0] = [x for x in earlier if not _came_again(x, report["tests"])]
+    return report
+
+
+def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
+    found = wheel.read(path)
+    if torch:
+        target = rules.target_of(found, torch, project.releases)
+    elif found.record:
+        target = rules.target_of_record(found, found.record)
+    else:
+        raise UserError(
+            f"{path.name} has no build record that says which target it is for: build it with "
+            "`torchwheels build`, or name the torch that it was built beside: `torchwheels audit "
+            f"{path.name} --torch 2.13`"
+        )
+    options = project.of_target(target, preset(found.name))
+    expectation = expectation_of(options, target, of_others=bool(torch))
+    if found.record and not torch:
+        # It was promised on the day what it says, whatever the options are by now; those that its own torch does not
+        # satisfy are of another day.
+        named = (*found.record["architectures"],)
+        is_of_its_day = target.torch in SpecifierSet(options.torch)
+        torches = expectation.torches if is_of_its_day else ""
+        expectation = replace(expectation, architectures=named, torches=torches)
+    return of(found, options, expectation) | {"options": project.table}
+
+
+def stamped(path: Path, used: Used, options: Project, target: Target) -> dict[str, Any]:
+    """The build report of the wheel `path` out of a container, once that says of its build what we know.
+
+    Its variant lies beside it then. This is for `sandbox.call`.
+    """
+    found = finish.stamp(wheel.read(path), used)
+    variants.write(found)
+    return of(found, options, expectation_of(options, target))
+
+
+def of(found: Wheel, options: Project, expectation: Expectation) -> dict[str, Any]:
+    """The build report of a wheel of which that is expected, with the options of its target."""
+    path = found.path
+    findings = rules.findings(found, expectation)
+    digest = sha256(path)
+    return {
+        "wheel": path.name,
+        "sha256": digest,
+        "size": path.stat().st_size,
+        "name": found.name,
+        "version": str(found.version),
+        "tags": sorted(map(str, found.tags)),
+        "variant": variant(found),
+        "build": found.record,
+        "works_with": {
+            "python": found.pythons.what,
+            "torch": found.torches.what,
+            "cuda": found.cuda.what,
+        },
+        "requires": found.metadata.get_all("Requires-Dist") or [],
+        "requires_python": found.metadata["Requires-Python"],
+        "summary": found.metadata["Summary"],
+        "rules": [
+            {"rule": rule, "passed": not texts, "detail": "; ".join(texts)}
+            for rule, texts in findings.items()
+        ],
+        "options": options.table,
+        "tests": _tests(path.parent / "tests", digest),
+    }
+
+
+def write_report(path: Path, project: Project) -> dict[str, Any]:
+    """Audits the wheel `path`, writes its build report, and returns that."""
+    report = audited(path, project)
+    write(report, path)
+    return report
+
+
+def variant(found: Wheel) -> dict[str, Any] | None:
+    """The report's entry of the wheel's variant; None if there is none."""
+    other = variants.of(found)
+    if other is None or not other.path.is_file():
+        return None
+    variants.check(other, found.path)
+    return {
+        "wheel": other.path.name,
+        "sha256": sha256(other.path),
+        "size": other.path.stat().st_size,
+        "label": other.label,
+        "properties": other.properties,
+    }
+
+
+def write(report: dict[str, Any], path: Path) -> None:
+    """Puts the build report of the wheel `path` beside it."""
+    with whole(report_file(path)) as file:
+        file.write_text(masked(json.dumps(report, indent=2)) + "\n")
+
+
+def check(report: dict[str, Any]) -> dict[str, Any]:
+    """The report of a wheel that was just built; an error has a line for everything that is wrong with that."""
+    if found := problems(report):
+        lines = "".join(f"\n  {problem}" for problem in found)
+        raise RefusedError(f"{report['wheel']} does not pass the audit:{lines}")
+    return report
+
+
+def promised(path: Path, own: Project) -> Project:
+    """The options that the wheel is audited by: those of its own project.
+
+    `own` are those at hand. Where the wheel is of another project, its build report has what it was built with.
+    """
+    try:
+        name = parse_wheel_filename(path.name)[0]
+    except InvalidWheelFilename:
+        return own  # which the audit reports
+    if own.file and own.name in ("", name):
+        return own
+    if (report := _known(path)) and isinstance(table := report.get("options"), dict):
+        return of_table(table, f"{report_file(path)}: options")
+    return Project()
+
+
+def _known(path: Path) -> dict[str, Any] | None:
+    """The build report that lies beside the wheel, where it is of this very file."""
+    try:
+        report = json.loads(report_file(path).read_text())
+        name, version, _, _ = parse_wheel_filename(path.name)
+        named = path.name, name, str(version)
+        files = {path: report}
+        if variant := report.get("variant"):
+            files[path.parent / variants.FOLDER / variant["wheel"]] = variant
+        same = (report["wheel"], report["name"], report["version"]) == named and all(
+            each["sha256"] == sha256(file) for file, each in files.items()
+        )
+        same &= all({"target", "device", "passed", "failed"} <= {*x} for x in report["tests"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return report if same else None
+
+
+def _tests(folder: Path, digest: str) -> list[dict[str, Any]]:
+    """The records of the test runs of this very file."""
+    found = []
+    for file in sorted(folder.glob("*/*.json")):
+        try:
+            record = json.loads(file.read_text())
+            if record["sha256"] == digest:
+                found.append(record)
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{file} is no whole record of tests: delete it, or run the tests again"
+            ) from None
+    return found
+
+
+def _came_again(run: dict[str, Any], later: Iterable[dict[str, Any]]) -> bool:
+    """Whether a run of this file's tests has one of `later` in its place; of one that died nobody knows the device."""
+    return "sha256" in run and any(
+        x["target"] == run["target"] and run["device"] in (x["device"], "unknown") for x in later
+    )
+
+
+def problems(report: dict[str, Any]) -> list[str]:
+    """The reasons not to publish the wheel.
+
+    A run that was added later, with a newer torch, has no hash: it is shown, but is no reason.
+    """
+    broken: dict[str, list[str]] = {}  # many rules say the same of a wheel without libraries
+    for x in report["rules"]:
+        if not x["passed"]:
+            broken.setdefault(x["detail"], []).append(x["rule"])
+    found = [f"{', '.join(names)}: {detail}" for detail, names in broken.items()]
+    failed = [x["target"] for x in report["tests"] if x["failed"] and "sha256" in x]
+    return [*found, *(f"its tests failed in {target}" for target in failed)]
+
+
+def refuse(reports: Iterable[dict[str, Any]]) -> None:
+    """Raises an error that says of each wheel what speaks against publishing it."""
+    bad = [f"\n  {x['wheel']}: {'; '.join(found)}" for x in reports if (found := problems(x))]
+    if bad:
+        raise RefusedError(f"not fit to publish:{''.join(bad)}")
+
+
+def read_reports(dist: Path, own: Project) -> list[dict[str, Any]]:
+    """The build reports of the wheels in `dist`, all fit to publish.
+
+    Each wheel is audited again: anybody who can write into `dist` could have written its report. Of that only the
+    tests are taken, which no audit can see.
+    """
+    found = []
+    for path in wheel.wheels_in(dist):
+        report = audited(path, promised(path, own))
+        write(report, path)
+        found.append(report)
+    if not found:
+        raise UserError(f"there is no wheel in {dist}: build some first")
+    refuse(found)
+    return found

@@ -1,0 +1,121 @@
+"""The rules that a wheel must keep, checked on every library in it. None passes because there is nothing to check."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from torchwheels.audit import libraries, metadata
+from torchwheels.errors import UserError
+from torchwheels.options import RELEASE, Cuda, Expectation, Releases, Target, machine_of, numbers
+from torchwheels.system import machines
+from torchwheels.wheel import Wheel
+
+Rule = Callable[[Wheel, Expectation], Iterator[str]]
+
+RULES: tuple[Rule, ...] = (
+    metadata.label,
+    metadata.tags,
+    libraries.platform_tag,
+    libraries.python_tag,
+    libraries.undefined_symbols,
+    libraries.torch_symbols,
+    metadata.requirement,
+    libraries.gpu_code,
+    libraries.bundled_libraries,
+    libraries.needed_libraries,
+    libraries.executable_stack,
+    libraries.memory,
+    libraries.fast_math,
+    metadata.size,
+    metadata.metadata,
+    metadata.installed_files,
+    metadata.record,
+    metadata.build_record,
+    metadata.bill_of_materials,
+)
+
+# What only torchwheels writes.
+_OF_OUR_BUILDS = (metadata.build_record, metadata.bill_of_materials)
+
+# They check the metadata and the file. The others check libraries, and so fail if there is none.
+_OF_THE_FILE = ("size", "metadata", "installed_files", "record", "build_record")
+
+_TARGET = re.compile(r"3\.\d+t?-(cpu|cu\d+|release)(-torch\d+\.\d+)?(-aarch64)?")
+
+NO_LIBRARY = "it holds no shared library: its setup has compiled nothing"
+
+
+def findings(wheel: Wheel, expectation: Expectation) -> dict[str, list[str]]:
+    """The faults that each rule finds in the wheel."""
+    rules = [x for x in RULES if not (expectation.of_others and x in _OF_OUR_BUILDS)]
+    return {rule.__name__: _apply(rule, wheel, expectation) for rule in rules}
+
+
+def _apply(rule: Rule, wheel: Wheel, expectation: Expectation) -> list[str]:
+    if not wheel.libraries and rule.__name__ not in _OF_THE_FILE:
+        return [NO_LIBRARY]
+    try:
+        return [*rule(wheel, expectation)]
+    # Of any kind: of auditwheel, say, or about a bill of materials that is no JSON.
+    except Exception as error:
+        return [f"it cannot be checked: {type(error).__name__}: {error}"]
+
+
+def target_of_record(wheel: Wheel, record: Mapping[str, Any]) -> Target:
+    """The target that its build record names, as that was on the day: the table may be another by now."""
+    try:
+        name, torch, cuda = record["target"], record["torch"], record["cuda"]
+        Version(torch)
+        _, label, *_ = name.split("-")
+        architectures = tuple(map(str.strip, record["architectures"]))
+        target = Target(
+            record["python"],
+            torch,
+            Cuda(cuda, torch="", image="", architectures=architectures) if cuda else None,
+            image="",
+            names_torch="-torch" in name,
+            is_release=label == RELEASE,
+            machine=machine_of(name),
+        )
+        if _TARGET.fullmatch(target.name) and target.name == name:
+            return target
+    except (KeyError, TypeError, ValueError, AttributeError):
+        pass
+    raise UserError(
+        f"the build record of {wheel.path.name} names no whole target: build the wheel again"
+    )
+
+
+def target_of(wheel: Wheel, torch: str, releases: Releases) -> Target:
+    """The target of a wheel without a build record, built against `torch`: by its tag, its label and its libraries."""
+    release = releases.torch(torch)
+    image = releases.cpu["image"]
+    machine = machines.of_platform(min(tag.platform for tag in wheel.tags))
+    targets = [
+        Target(each, release.version, None, image, True, machine=machine)
+        for each in release.pythons
+    ]
+    target = next(filter(wheel.takes, targets), None)
+    if target is None:
+        raise UserError(
+            f"{wheel.path.name} is for Python {wheel.pythons.what}, but torch {release.version} is for "
+            f"{', '.join(release.pythons)}"
+        )
+    toolkits = [x.gpu_code.toolkit for x in wheel.libraries.values() if x.gpu_code.toolkit]
+    needed = wheel.cuda.what or ("".join(toolkits[:1]) and f"=={numbers(toolkits[0])[0]}.*")
+    if not needed and not any(library.gpu_code for library in wheel.libraries.values()):
+        return target
+    # torch is published for several versions of CUDA; a wheel names its own, or takes that of PyPI's torch.
+    fitting = [x for x in releases.cudas.values() if SpecifierSet(needed or "").contains(x.version)]
+    named = [x for x in fitting if x.label in (wheel.version.local or "").split(".")]
+    default = [x for x in fitting if x.version == release.cudas[0]]
+    if not fitting:
+        raise UserError(f"{wheel.cuda.why}, but only CUDA {', '.join(releases.cudas)} is known")
+    cuda = (named or default or fitting[::-1])[0]
+    return replace(target, cuda=cuda, image=cuda.image)

@@ -1,0 +1,255 @@
+"""Runs the build backend of a project, and explains its failures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from build import BuildBackendException, BuildException, ProjectBuilder
+
+from torchwheels import environments, sources
+from torchwheels.build.workplace import Workplace
+from torchwheels.errors import BuildError, UserError
+from torchwheels.options import Project
+from torchwheels.system import cache, output, processes
+
+# A line for each file, of setuptools and wheel; and what torch warns of in every build without a GPU or NumPy.
+_CHATTER = (
+    r"(copying|creating|adding|hard linking|removing|reading manifest|writing \S+ to|writing manifest) "
+    r"|W\d{4} .* No CUDA runtime is found|.*: Failed to initialize NumPy: |  cpu = _conversion_method_template\("
+    r"|ninja: Jobserver mode detected"
+)
+
+# Patterns of a build's output, and the message for each; {0} is the group of the pattern.
+_KNOWN_FAILURES = (
+    (
+        # Of GCC, nvcc, Python, a shell and make.
+        r"Killed signal terminated program|died due to signal 9|signal 9 \(|SIGKILL|^Killed$"
+        r"|^\S*sh: .*\bKilled\b|\] (?:Error 137|Killed)$",
+        "a compiler ran out of memory: build with fewer jobs at once (MAX_JOBS, now {jobs}, or the option "
+        "`memory-per-job`)",
+    ),
+    (r"No space left on device", "the disk is full: free some space and build again"),
+    (
+        r"The detected CUDA version \(([\d.]+)\) mismatches .*?\n?.*?compile\s+PyTorch \(([\d.]+)\)",
+        "CUDA {0} cannot compile for a torch of CUDA {1}: set CUDA_HOME to CUDA {1}, or unset it",
+    ),
+    (
+        r"in _execute_child\n(?: .*\n)*FileNotFoundError: .*'(.+)'"
+        r"|^\S*sh: (?:line )?(?:\d+: )?(\S+): (?:command )?not found$",
+        "the command {0} is not there: install it, or have pip do so where PyPI has it, as it has cmake, "
+        "meson and ninja (`build-requires`)",
+    ),
+    (
+        r'build program corresponding to "Unix Makefiles"',
+        "the command make is not there: install it",
+    ),
+    (
+        r"unable to detect version for|Versioning for this project requires either an sdist",
+        "its version comes from git, and these sources are no repository: build `git+URL@COMMIT` or the folder of "
+        "the whole repository, or name the version (`environment` with SETUPTOOLS_SCM_PRETEND_VERSION)",
+    ),
+    (
+        r"No CUDA GPUs are available|no CUDA-capable device|CUDA (?:is|was) not (?:available|found|detected)"
+        r"|CPU version is not implemented|torch\.cuda\.(?:is_available|get_device_\w+)\(",
+        "its setup asks for a GPU: in a CUDA target `pretend-gpu = true` in [tool.torchwheels] (a file for "
+        "`--config` where the project is not yours) has it find one",
+    ),
+    (
+        r"CUDA_HOME environment variable is not set|Failed to detect a default CUDA architecture"
+        r"|No CMAKE_CUDA_COMPILER could be found",
+        "its build needs a CUDA compiler, which a target for the CPU alone has not: choose one with CUDA "
+        "(`torchwheels targets` lists all)",
+    ),
+    (
+        r"Your installed Caffe2 version uses CUDA but I cannot find the CUDA",
+        "this torch was built with CUDA, which its CMake files then ask for: let TORCHWHEELS_TORCH_INDEX or "
+        "pip's configuration name an index with builds for the CPU alone, such as PyTorch's own",
+    ),
+    (
+        r"Network is unreachable|Temporary failure in name|Could not resolve host|Name or service not known",
+        "its build asks for the network, which it has not: in a container the option `network` gives it one",
+    ),
+    (
+        r"C\+\+(\d\d) (?:or later compatible compiler is )?required to use|You need C\+\+(\d\d) to compile PyTorch",
+        "this torch's headers want C++{0}, and its setup asks for an older one: have `patches` or `before-build` write "
+        "`-std=c++{0}` there, or choose a target with an older torch",
+    ),
+    (
+        r"Compatibility with CMake < ([\d.]+) has been removed from CMake",
+        "its CMakeLists.txt is for a CMake before {0}, which this one no longer takes: set "
+        'environment = {{ CMAKE_POLICY_VERSION_MINIMUM = "{0}" }} in [tool.torchwheels]',
+    ),
+    (
+        r"fatal error: (THC?/\S+): No such file",
+        "the header {0} was torch's until 1.10: these sources are for an older torch than any target has",
+    ),
+    (
+        r'fatal error: (\S+): No such file.*\n.*#include "',
+        "the header {0} is not there, and may be of the project: an archive on PyPI may be incomplete, so build "
+        "its repository (`git+URL@COMMIT`), or install what has it (`system-packages` in a container, or "
+        "`build-requires`)",
+    ),
+    (
+        r"fatal error: (\S+): No such file",
+        "the header {0} is not there: install what has it (`system-packages` in a container, or `build-requires`)",
+    ),
+    (
+        r"unsupported GNU version! (.*)",
+        "this g++ is too new for the target's nvcc ({0}): put an older g++ first on PATH, or build with "
+        "`--backend docker`",
+    ),
+)
+
+
+@contextlib.contextmanager
+def opened(
+    place: Workplace, folder: Path, variables: Mapping[str, str]
+) -> Iterator[ProjectBuilder]:
+    """The project's build backend, in processes of the build's environment; its failures are explained."""
+    last = ""
+
+    def run(
+        cmd: Sequence[str],
+        cwd: str | None = None,
+        extra_environ: Mapping[str, str] | None = None,
+    ) -> None:
+        nonlocal last
+        given = {**variables, **(extra_environ or {})}
+        try:
+            code, last = processes.follow(
+                [*cmd],
+                place.project.time_limit * 60,
+                hidden=_CHATTER,
+                shown=output.Shortened(place.work / "source"),
+                env=given,
+                cwd=cwd or folder,
+                umask=0o022,
+            )
+        except subprocess.TimeoutExpired:
+            raise BuildError(f"{place.target.name} failed: {too_long(place.project)}") from None
+        if code != 0:
+            raise subprocess.CalledProcessError(code, cmd)
+
+    # Of torch, whose warning in the backend comes back as one of this process.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+    try:
+        yield ProjectBuilder(folder, str(place.environment.python), run)
+    except BuildBackendException as error:
+        if isinstance(error.exception, UserError):  # that it took too long
+            raise error.exception from None
+        # If the backend could not even be called, it has printed nothing.
+        traceback = getattr(error.exception, "traceback", "")
+        shown = map(output.Shortened(place.work / "source"), traceback.splitlines(keepends=True))
+        print("".join(shown), end="", flush=True)
+        why = _missing_modules(place, folder, last + traceback)
+        why = why or _lacking(place, last + traceback)
+        why = why or _explain(last + traceback, variables["MAX_JOBS"])
+        if empty := sources.empty_submodules(place.work / "source"):
+            why += (
+                f"; its submodules are empty ({', '.join(empty)}), so try again once `git submodule update --init "
+                "--recursive` has filled them, or build `git+URL@COMMIT`"
+            )
+        raise BuildError(f"{place.target.name} failed: {why}") from None
+    except BuildException as error:
+        raise BuildError(f"{place.target.name} failed: {error}") from None
+
+
+def too_long(project: Project) -> str:
+    """What to say of a build that reaches its limit of time."""
+    return (
+        f"it took more than {project.time_limit:g} minutes: give it more cores (MAX_JOBS says how many "
+        "compilers run at once), or raise `time-limit` in [tool.torchwheels]"
+    )
+
+
+# Prints which of the modules that these files import cannot be found.
+_FIND_MODULES = """
+import ast, importlib.util, pathlib, sys
+wanted = set()
+class Imports(ast.NodeVisitor):
+    def visit_Try(self, node): pass  # what may be missing
+    def visit_Import(self, node): wanted.update(each.name for each in node.names)
+    def visit_ImportFrom(self, node): wanted.update([node.module] if not node.level else [])
+for file in sys.argv[1:]:
+    Imports().visit(ast.parse(pathlib.Path(file).read_bytes()))
+sys.path.insert(0, "")
+tops = sorted({name.partition(".")[0] for name in wanted})
+print(*(name for name in tops if importlib.util.find_spec(name) is None))
+"""
+
+
+def _missing_modules(place: Workplace, folder: Path, printed: str) -> str:
+    """What to say where an import failed: all modules that are missing, not one for each build."""
+    first = re.search(r"ModuleNotFoundError: No module named '([^'.]+)", printed)
+    if not first:
+        return ""
+    # setuptools hides the name of setup.py from the traceback.
+    files = {folder / "setup.py", *map(Path, re.findall(r'File "(/[^"]+\.py)", line', printed))}
+    own = [str(x) for x in sorted(files) if x.is_file() and x.is_relative_to(folder)]
+    command = [str(place.environment.python), "-c", _FIND_MODULES, *own]
+    variables = environments.clean_variables(place.home)
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+    names = ", ".join(sorted({first[1], *done.stdout.split()}))
+    return (
+        f"its build imports modules that are not there ({names}): add what has them to `build-requires` "
+        "in [tool.torchwheels] (a file for `--config` where the project is not yours)"
+    )
+
+
+# Of ninja, sccache and GCC, where a file that is to be compiled is not there; and an included one.
+_NO_SOURCE = re.compile(
+    r"ninja: error: '(.+?)', needed by .*missing and no known rule"
+    r"|while hashing the input file '(.+?)'|cc1\w*: fatal error: (\S+): No such file"
+)
+_NO_HEADER = re.compile(r"fatal error: (\S+): No such file")
+
+
+def _lacking(place: Workplace, printed: str) -> str:
+    """What to say where a file of the project is missing: why the copy of the sources lacks it, if that is known."""
+    copy, original = place.work / "source", Path(place.source.project or "/none")
+    if found := _NO_SOURCE.search(printed):
+        name = next(filter(None, found.groups()))
+        path = Path(os.path.normpath(copy / place.project.subdirectory / name))
+        if not path.is_relative_to(copy):
+            return (
+                f"{os.path.relpath(path, copy)} lies outside of the folder that is built: build the folder that holds "
+                "both, where `--subdirectory` says which part is the project"
+                if path.is_relative_to(cache.place())
+                else ""
+            )
+    elif found := _NO_HEADER.search(printed):
+        ends = (x.relative_to(original) for x in original.rglob(Path(found[1]).name))
+        names = (x for x in ends if f"/{x}".endswith(f"/{found[1]}"))
+        path = next((copy / x for x in names if not (copy / x).exists()), copy)
+    else:
+        return ""
+    file = path.relative_to(copy)
+    lacks = f"its sources lack the file {file}"
+    if path.is_symlink():
+        return f"{lacks}, a link out of their folder ({path.readlink()}): put the file itself there"
+    if path == copy:
+        return ""
+    if (original / file).exists() and not (place.source.folder / file).exists():
+        if (original / ".git").exists():
+            return f"{lacks}, which git ignores: add it all the same (`git add --force {file}`)"
+        return (
+            f"{lacks}, which lies where builds leave their own: rename the folder {file.parts[0]}"
+        )
+    return (
+        f"{lacks}: an archive on PyPI may be incomplete, so build those of its repository (`git+URL@COMMIT`), and of a "
+        "folder git's are taken"
+    )
+
+
+def _explain(printed: str, jobs: str) -> str:
+    for pattern, sentence in _KNOWN_FAILURES:
+        found = re.search(pattern, printed, re.MULTILINE)
+        if found:
+            return sentence.format(*filter(None, found.groups()), jobs=jobs)
+    return "the messages above say why"

@@ -1,0 +1,142 @@
+"""Imports a wheel in an environment of its own with the target's torch."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from torchwheels import environments
+from torchwheels.environments import Environment
+from torchwheels.errors import RefusedError, UserError
+from torchwheels.system import processes
+from torchwheels.wheel import DRIVER, Wheel, elf
+
+# Each library is loaded in a process of its own, which has loaded torch: many packages load only one of theirs, and
+# some hide a failure. A library may need another package that is loaded only once the modules are imported, so these
+# are imported after that, for all.
+_IMPORT = """
+import ctypes, importlib, json, os, sys, sysconfig, traceback
+import torch
+libraries, modules, driver = json.loads(sys.argv[1])
+if driver[1:]:
+    try:
+        ctypes.CDLL(driver[0])
+    except OSError:
+        ctypes.CDLL(driver[1], ctypes.RTLD_GLOBAL)
+for library in libraries:
+    sys.stdout.flush(), sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        path = os.path.join(sysconfig.get_path("platlib"), library)
+        try:
+            ctypes.CDLL(path)
+        except OSError as error:
+            try:
+                for module in modules:
+                    importlib.import_module(module)
+                ctypes.CDLL(path)
+            except (OSError, ImportError):
+                sys.stderr.write(f"{error}\\n"), sys.stderr.flush(), os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1] == 256:
+        sys.exit(1)
+for module in modules:
+    importlib.import_module(module)
+"""
+
+_MODULE = re.compile(r"\w+(\.py|\.(cpython-|abi3)[\w-]*\.so)")
+_TOP_MODULE = re.compile(r"\w+(\.[\w-]+)*\.(py|so)")
+
+
+def install(path: Path, base: Environment, folder: Path) -> None:
+    """Installs the wheel `path` beside the torch of `base`, in a new environment, with what it requires.
+
+    Where these versions cannot be had, others will do, or none: the import shows what it needs.
+    """
+    environment = environments.on_top_of(base, folder)
+    variables = environments.clean_variables(folder)
+    try:
+        environments.pip_install(environment, [str(path)], variables)
+    except UserError as error:
+        print(f"torchwheels: {error}; it is imported beside other versions", flush=True)
+        environments.pip_install(environment, ["--no-deps", str(path)], variables)
+        (torch,) = importlib.metadata.distributions(name="torch", path=[str(base.site_packages)])
+        (own,) = importlib.metadata.distributions(path=[str(environment.site_packages)])
+        (folder / "torch").write_text(f"torch=={torch.version}\n")
+        required = [Requirement(each) for each in own.requires or []]
+        for each in required:
+            each.specifier = SpecifierSet()
+        with contextlib.suppress(UserError):
+            wanted = [f"--constraint={folder / 'torch'}", *map(str, required)]
+            environments.pip_install(environment, wanted, variables)
+
+
+def check_import(
+    found: Wheel, environment: Environment, modules: Sequence[str] = (), driver: Path | None = None
+) -> None:
+    """Raises an error where the wheel does not import in the environment that it was installed in.
+
+    What is linked with CUDA's driver takes `driver` where this machine has none.
+    """
+    libraries = [name for name in found.libraries if ".libs/" not in name]
+    modules = modules or top_level_modules(found.files)
+    linked = driver and any(DRIVER in library.needed for library in found.libraries.values())
+    given = json.dumps([libraries, list(modules), [DRIVER, str(driver)] if linked else []])
+    done = processes.run(
+        [environment.python, "-c", _IMPORT, given],
+        env=environments.clean_variables(environment.folder),
+        cwd=environment.folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip() or "it died without a word").splitlines()[-1]
+        raise RefusedError(f"{found.path.name} does not import: {demangled(last)}{_way_out(last)}")
+
+
+def top_level_modules(names: Iterable[str]) -> list[str]:
+    """What can be imported of the files of a wheel: packages and modules at its top, or at that of its namespaces."""
+    paths = [PurePosixPath(name) for name in names]
+    packages = {x.parent for x in paths if x.name.split(".")[0] == "__init__" and x.parent.name}
+    found = set()
+    for path in paths:
+        outermost = next((x for x in reversed(path.parents) if x in packages), None)
+        if outermost or (_MODULE if path.parent.name else _TOP_MODULE).fullmatch(path.name):
+            found.add((outermost or path.with_name(path.name.split(".")[0])).parts)
+    found = {parts for parts in found if all(map(str.isidentifier, parts))}
+    # A namespace is meant where libraries are in it, or nothing else is there.
+    holding = {path.parts[0] for path in paths if path.suffix == ".so"}
+    only = all(len(parts) > 1 for parts in found)
+    return sorted(".".join(x) for x in found if len(x) == 1 or only or x[0] in holding)
+
+
+def demangled(text: str) -> str:
+    """`text` with its C++ symbols as one reads them."""
+    return re.sub(r"\b_Z\w+", lambda symbol: elf.demangle(symbol[0]), text)
+
+
+def _way_out(said: str) -> str:
+    if "undefined symbol" in said:
+        return (
+            ": the library was linked without what defines it, or is for another torch; add the library "
+            "to its setup.py (a patch), or choose another target"
+        )
+    if "cannot open shared object" in said:
+        return (
+            ": the library is not packed in the wheel nor one of torch's; install it for the build"
+        )
+    if "No module named" in said:
+        return (
+            ": its metadata does not require that module, or pip cannot have it; the option `import` names what can "
+            "be imported"
+        )
+    return ""

@@ -1,0 +1,287 @@
+"""Builds a wheel against the target's torch, from a copy of the sources, which are not modified."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import operator
+import os
+import re
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from torchwheels import environments, wheel
+from torchwheels.audit import reports
+from torchwheels.build import check_import, links, toolchain
+from torchwheels.build.backend import opened
+from torchwheels.build.workplace import Workplace, values_of, variables_of
+from torchwheels.environments import Environment
+from torchwheels.errors import BuildError, UserError
+from torchwheels.index import kept_if_refused, publish
+from torchwheels.options import Project, Target, expectation_of, filled
+from torchwheels.sources import Fetched
+from torchwheels.system import cache, machines, processes
+from torchwheels.wheel import Wheel, finish, variants
+
+STEPS = ("requirements", "compile", "install", "import")
+
+_COMPILES = re.compile(r"Extension\(|ext.modules|scikit_build|mesonpy")
+"""What a setup.py or a pyproject.toml says whose project compiles."""
+
+
+def build_wheel(
+    project: Project, target: Target, source: Fetched, dist: Path, steps: Sequence[str] = STEPS,
+    fresh: bool = False,
+) -> Path | None:  # fmt: skip
+    """Builds the wheel of `source` for `target`, on this machine; returns its path in `dist` after the last step.
+
+    It is put there only after it has passed the audit and was imported, if that can run here. The first and third step
+    install what the others need, which may then run without a network. `fresh` does not use the compiler cache.
+    """
+    start = time.monotonic()
+    _check_machine(project, target)
+    toolkit_requirement = toolchain.pip_toolkit(target)
+    any_cuda = bool(project.stable)
+    base = environments.with_torch(target, toolkit_requirement, any_cuda)
+    toolkit = toolchain.find_toolkit(target, base.site_packages)
+    compiler = toolchain.host_compiler(target.machine)
+    # The same path for all builds of a project: paths become part of hashes, where no prefix map applies.
+    with cache.locked(f"build/{target.name}-{source.name}") as work:
+        environment = Environment(work / "environment")
+        place = Workplace(
+            project, target, work, base, environment, compiler, toolkit, source, fresh
+        )
+        if "requirements" in steps:
+            _prepare(place)
+        found = _compile(place, dist) if "compile" in steps else None
+        if "install" in steps and target.machine.is_here:
+            with kept_if_refused(place.finished, dist):
+                check_import.install(place.finished, base, work / "import")
+        if "import" not in steps:
+            return None
+        found = found or wheel.read(place.finished)  # of a step in a process of its own
+        with kept_if_refused(found.path, dist):
+            if target.machine.is_here:
+                imported = Environment(work / "import")
+                check_import.check_import(found, imported, project.imports, place.driver)
+        published = publish(found.path, dist)
+    largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
+    modules = project.imports or check_import.top_level_modules(found.files)
+    tried = f"{'imports' if modules else 'loads'} with torch {target.torch}"
+    if not target.machine.is_here:
+        tried = f"nobody has imported: this machine is {machines.here().name}"
+    print(
+        f"torchwheels: built {published}, which {tried} "
+        f"({published.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s, "
+        f"largest process {largest:.1f} GB)",
+        flush=True,
+    )
+    return published
+
+
+def _check_machine(project: Project, target: Target) -> None:
+    """Raises an error where the project does not say that it can be built here for the target's machine."""
+    if not target.machine.is_here and not project.cross_compile:
+        raise UserError(
+            f"{target.name} is for {target.machine.name}, and this machine is {machines.here().name}: build there, or "
+            "with `--backend docker` on an engine that emulates it, or set `cross-compile = true` in "
+            "[tool.torchwheels] where the project's build can do that"
+        )
+
+
+def _prepare(place: Workplace) -> None:
+    """Lays out the folder of the build, and installs what it requires."""
+    shutil.rmtree(place.work)
+    place.home.mkdir(parents=True)
+    if place.toolkit:
+        libraries = None
+        if not place.target.machine.is_here:
+            libraries = environments.cuda_runtime(place.base, place.target, place.work / "runtime")
+        driver = toolchain.make_driver(place.driver.parent, place.toolkit, place.compiler.cc)
+        toolkit = toolchain.with_usual_layout(place.toolkit, place.work / "cuda", driver, libraries)
+        place = dataclasses.replace(place, toolkit=toolkit)
+    shutil.copytree(place.source.folder, place.work / "source", symlinks=True)
+    _apply_patches(place.project, place.work / "source")
+    environments.on_top_of(place.base, place.environment.folder)
+    variables = variables_of(place)
+    if place.project.before_build:
+        values = values_of(place, variables)
+        command = filled(place.project.before_build, values, "the option `before-build` is set")
+        _run_command("before-build", command, _project_folder(place), variables)
+    _install_requirements(place, _project_folder(place), variables)
+    place.variables.write_text(json.dumps(variables))
+
+
+def _compile(place: Workplace, dist: Path) -> Wheel:
+    """Makes the finished wheel, and audits it: one that is refused is kept in `dist`."""
+    variables: dict[str, str] = json.loads(place.variables.read_text())
+    jobs = variables["MAX_JOBS"]
+    # For the compiling alone: pip would install what runs there.
+    if not place.target.machine.is_here:
+        variables["_PYTHON_HOST_PLATFORM"] = f"linux-{place.target.machine.name}"
+    print(f"torchwheels: building {place.target.name}, {jobs} jobs at once", flush=True)
+    with opened(place, _project_folder(place), variables) as backend:
+        settings = place.project.backend_settings(values_of(place, variables))
+        built = Path(backend.build("wheel", place.work / "built", settings))
+    found = wheel.read(built)
+    if not found.libraries:
+        advice = _other_project(place.work / "source") or (
+            ": one that compiles for CUDA alone needs such a target, and one that compiles when it is used, or is of "
+            "Python alone, no wheel for each torch: `pip wheel` makes its one"
+        )
+        raise BuildError(f"{place.target.name} failed: its setup has compiled nothing{advice}")
+    links.check_linked(found, place.work / "compilers" / toolchain.LINKS, place.project)
+    used = finish.Used(
+        target=place.target,
+        architectures=place.project.architectures(place.target),
+        origin=place.source.origin,
+        cxx=place.compiler.version,
+        nvcc=place.toolkit.version if place.toolkit else None,
+    )
+    packages = place.base.site_packages
+    provided = [packages / "torch" / "lib", *packages.glob("nvidia/*/lib")]
+    provided += libraries_of_requirements(found, place.environment)
+    repair = None
+    if place.project.repair:
+        repair = functools.partial(_repair, place, variables)
+    with kept_if_refused(built, dist):
+        finished = finish.finish(found, place.work / "finished", used, provided, repair)
+    with kept_if_refused(finished.path, dist):
+        variants.write(finished)
+        report = reports.of(finished, place.project, expectation_of(place.project, place.target))
+        reports.write(reports.check(report), finished.path)
+    return finished
+
+
+def libraries_of_requirements(found: Wheel, environment: Environment) -> list[Path]:
+    """The folders of libraries that the wheel is linked with, and that packages have which it requires."""
+    needed = {name for library in found.libraries.values() for name in library.needed}
+    lines = map(Requirement, found.metadata.get_all("Requires-Dist") or [])
+    required = {canonicalize_name(each.name) for each in lines}
+    return sorted(
+        {
+            Path(str(file.locate())).parent
+            for package in importlib.metadata.distributions(path=[str(environment.site_packages)])
+            if canonicalize_name(package.metadata["Name"]) in required
+            for file in package.files or ()
+            if file.name in needed
+        }
+    )
+
+
+def before_all(command: str, folder: Path) -> None:
+    """Runs the project's command before all builds, in the sources that these then copy."""
+    with tempfile.TemporaryDirectory(prefix="torchwheels-home-") as home:
+        variables = {**environments.clean_variables(Path(home)), "PATH": os.environ["PATH"]}
+        _run_command("before-all", command, folder, variables)
+
+
+def _run_command(option: str, command: str, folder: Path, variables: Mapping[str, str]) -> None:
+    """Runs the shell command that the project's `option` is."""
+    print(f"torchwheels: {option}: {command}", flush=True)
+    code, _ = processes.follow(["sh", "-ec", command], env=dict(variables), cwd=folder)
+    if code != 0:
+        raise BuildError(
+            f"the option `{option}` is `{command}`, which ended with exit code {code}: the messages above "
+            "say why"
+        )
+
+
+def _apply_patches(project: Project, unpacked: Path) -> None:
+    for patch in project.patches:
+        assert project.file is not None
+        file = (project.file.parent / patch).resolve()
+        command = ["patch", "-p1", "--batch", f"--input={file}"]
+        done = subprocess.run(
+            command, cwd=unpacked, capture_output=True, text=True, errors="replace"
+        )
+        if done.returncode != 0:
+            said = " ".join((done.stdout + done.stderr).split())
+            raise UserError(f"the patch {file} does not fit these sources: {said}")
+
+
+def _project_folder(place: Workplace) -> Path:
+    project, unpacked = place.project, place.work / "source"
+    folder = (unpacked / project.subdirectory).resolve()
+    if not folder.is_relative_to(unpacked.resolve()) or not any(
+        (folder / name).is_file() for name in ("setup.py", "pyproject.toml")
+    ):
+        raise UserError(
+            f"the source has neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}: "
+            f"the option `subdirectory` says where its project is{_other_project(unpacked)}"
+        )
+    return folder
+
+
+def _other_project(unpacked: Path) -> str:
+    """Which folder of the sources has a setup that compiles, and the option that takes it; empty where none has."""
+    found = [
+        file.parent.relative_to(unpacked)
+        for pattern in ("*/setup.py", "*/pyproject.toml", "*/*/setup.py", "*/*/pyproject.toml")
+        for file in sorted(unpacked.glob(pattern))
+        if _COMPILES.search(file.read_text(encoding="utf-8", errors="replace"))
+    ]
+    return (
+        f'; its folder {found[0]} has one that does: `subdirectory = "{found[0]}"`' if found else ""
+    )
+
+
+def _install_requirements(place: Workplace, folder: Path, variables: Mapping[str, str]) -> None:
+    """Installs what the project's pyproject.toml and its build backend ask for."""
+    with opened(place, folder, variables) as backend:
+        declared = sorted(backend.build_system_requires)
+        _install(place, [*declared, *place.project.build_requires])
+        settings = place.project.backend_settings(values_of(place, variables))
+        _install(place, sorted(backend.get_requires_for_build("wheel", settings)))
+
+
+def _install(place: Workplace, said: Iterable[str]) -> None:
+    """Installs requirements of the build; never another torch than the target's."""
+    requirements = []
+    for requirement in map(Requirement, said):
+        if requirement.name != "torch":
+            requirements.append(str(requirement))  # pip of the target's Python evaluates its marker
+        elif requirement.marker and not requirement.marker.evaluate(
+            {"python_version": place.target.python_version}
+        ):
+            continue
+        elif not requirement.specifier.contains(place.target.torch, prereleases=True):
+            at, targets = place.target, place.project.releases.targets
+            kind = operator.attrgetter("python", "label", "machine")
+            like = [x for x in targets if kind(x) == kind(at)]
+            found = [f"{x.name} has one" for x in like if requirement.specifier.contains(x.torch)]
+            advice = [
+                "no target has one: `[[tool.torchwheels.releases]]` adds another torch, and `patches` can have its "
+                "sources ask for less",
+                *found,
+            ][-1]
+            raise UserError(
+                f"its build requires {requirement}, and {at.name} has torch {at.torch}: {advice}"
+            )
+    if requirements:
+        constraint = place.work / "constraint.txt"
+        constraint.write_text(f"{environments.torch_requirement(place.target)}\n")
+        wanted = [f"--constraint={constraint}", *requirements]
+        variables = environments.clean_variables(place.home)
+        environments.pip_install(place.environment, wanted, variables)
+
+
+def _repair(place: Workplace, variables: Mapping[str, str], built: Path, folder: Path) -> None:
+    """Runs the project's command in place of auditwheel."""
+    folder.mkdir()
+    paths = {"wheel": shlex.quote(str(built)), "dest": shlex.quote(str(folder))}
+    command = filled(place.project.repair, paths, "the option `repair` is set")
+    path = os.pathsep.join([variables["PATH"], str(Path(sys.executable).parent)])  # auditwheel's
+    _run_command("repair", command, _project_folder(place), {**variables, "PATH": path})

@@ -1,0 +1,144 @@
+"""Stubs of the C and C++ libraries of the oldest Linux, for the linker of a build instead of this machine's.
+
+Code that is compiled here uses the headers of this machine's glibc, and so needs its symbols. Each stub has only the
+symbols and versions that auditwheel's policy allows, and the linker binds a library to these. Symbols that only a newer
+glibc has come from the sources in wrappers/c.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import tempfile
+from collections.abc import Set
+from pathlib import Path
+
+from torchwheels.system import Machine, machines
+from torchwheels.wheel import linux
+
+# What glibc 2.32 to 2.34 moved into libc, each with a new version: whoever uses it has to name the
+# library where it was.
+_MOVED = {
+    "libpthread.so.0": re.compile(r"_*(pthread|sem)_"),
+    "libdl.so.2": re.compile(r"dl[a-z]"),
+    "librt.so.1": re.compile(r"(aio|lio|mq|shm|timer)_"),
+}
+
+_FUNCTION = (".text", "@function")
+_DATA = {  # the kinds of symbols that are no functions, and how the assembler is told
+    "STT_OBJECT": (".data", "@object"),
+    "STT_TLS": ('.section .tbss,"awT",@nobits', "@tls_object"),
+}
+
+NEWER_GLIBC = Path(__file__).parent / "wrappers" / "c"
+"""Sources of what newer headers ask for, written with what the oldest glibc has."""
+
+
+def make_stubs(folder: Path, compiler: str, manylinux: str, machine: Machine) -> None:
+    """Makes the stubs, by the names that the linker looks for: `libm.so` and so on.
+
+    `compiler` is one for `machine`. Beside them are libnewer_glibc.a, and in `include` a header that comes before the
+    system's.
+    """
+    for name, data in _stubs(compiler, manylinux, machine).items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+
+
+@functools.cache
+def _stubs(compiler: str, manylinux: str, machine: Machine) -> dict[str, bytes]:
+    """The files of the stubs: made once for all builds of a process."""
+    with tempfile.TemporaryDirectory(prefix="torchwheels-stubs-") as name:
+        folder = Path(name)
+        _compile_stubs(folder, compiler, manylinux, machine)
+        return {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+
+
+def _compile_stubs(folder: Path, compiler: str, manylinux: str, machine: Machine) -> None:
+    allowed = linux.allowed_versions(manylinux, machine)
+    found = _symbols(allowed, machine)
+    vectors = "libmvec.so.1"
+    newer = linux.versions(vectors, machine).keys() - found[vectors].keys()
+    _hide_vector_functions(folder / "include", newer)
+    for name, symbols in found.items():
+        stub = folder / f"{name.partition('.so')[0]}.so"
+        script = stub.with_suffix(".map")
+        script.write_text(_version_script(symbols))
+        flags = ["-shared", "-nostdlib", f"-Wl,-soname,{name}"]
+        if symbols:  # an empty script is an error
+            flags.append(f"-Wl,--version-script={script}")
+        subprocess.run(
+            [compiler, *flags, "-o", stub, "-x", "assembler", "-"],
+            input=_assembler(symbols),
+            text=True,
+            check=True,
+        )
+    _make_newer_glibc(folder / "libnewer_glibc.a", compiler)
+
+
+def _symbols(allowed: frozenset[str], machine: Machine) -> dict[str, dict[str, tuple[str, str]]]:
+    """What each library had: for each symbol the newest allowed version, and the symbol's kind."""
+    others = {each.loader for each in machines.MACHINES.values() if each != machine}
+    found = {
+        library: linux.newest(linux.versions(library, machine), allowed)
+        for library in linux.LIBRARIES
+        if library not in others
+    }
+    libc, versions = found["libc.so.6"], linux.versions("libc.so.6", machine)
+    moved = [x for x in libc if any(linux.order(y) >= (2, 32) for y in versions[x])]
+    for library, names in _MOVED.items():
+        for symbol in filter(names.match, moved):
+            found[library][symbol] = libc.pop(symbol)
+    return found
+
+
+def _hide_vector_functions(folder: Path, functions: Set[str]) -> None:
+    """Has the compiler, under -ffast-math, make no calls of functions that are too new.
+
+    `functions` are such as `_ZGVbN4v_tanhf`, four of tanhf at once.
+    """
+    names = sorted({function.rpartition("_")[2] for function in functions})
+    lines = [f"#undef __DECL_SIMD_{name}\n#define __DECL_SIMD_{name}" for name in names]
+    header = folder / "bits" / "math-vector.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("\n".join(["#include_next <bits/math-vector.h>", *lines, ""]))
+
+
+def _make_newer_glibc(archive: Path, compiler: str) -> None:
+    """One object for each source, so that a library links only what it needs.
+
+    Its symbols are hidden and weak: other libraries do not see them, and the project's own replace them.
+    """
+    objects = []
+    for source in sorted(NEWER_GLIBC.glob("*.c")):
+        object_file = archive.with_name(f"{source.stem}.o")
+        flags = ["-std=c11", "-O2", "-fPIC", "-fvisibility=hidden"]
+        subprocess.run([compiler, *flags, "-c", source, "-o", object_file], check=True)
+        subprocess.run(
+            [linux.asked(compiler, "prog", "objcopy"), "--weaken", object_file], check=True
+        )
+        objects.append(object_file)
+    subprocess.run([linux.asked(compiler, "prog", "ar"), "rcsD", archive, *objects], check=True)
+
+
+def _assembler(symbols: dict[str, tuple[str, str]]) -> str:
+    lines = []
+    for name, (_, kind) in sorted(symbols.items()):
+        section, type = _DATA.get(kind, _FUNCTION)
+        lines.append(f"{section}\n.globl {name}\n.type {name}, {type}\n{name}: .zero 1")
+    return "\n".join([*lines, ""])
+
+
+def _version_script(symbols: dict[str, tuple[str, str]]) -> str:
+    members: dict[str, list[str]] = {}
+    for name, (version, _) in sorted(symbols.items()):
+        members.setdefault(version, []).append(name)
+    return "".join(
+        f"{version} {{ {'; '.join(names)}; }};\n" for version, names in sorted(members.items())
+    )

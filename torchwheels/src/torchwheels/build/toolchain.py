@@ -1,0 +1,363 @@
+"""Finds the compilers of a build, and says how many of them this machine can run at once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchwheels.build import stubs
+from torchwheels.errors import UserError
+from torchwheels.options import Project, Target, numbers, releases, sm
+from torchwheels.system import Machine
+from torchwheels.wheel import DRIVER
+
+MEMORY_PER_JOB = {"cpu": 1.5, "cuda": 3.1}
+"""GB: the largest compiler processes measured on a file that includes `torch/extension.h`."""
+
+WRAPPERS = Path(__file__).with_name("wrappers")
+"""Programs of a build's environment, rather than modules of this one."""
+LINKS = "links"
+"""Beside the wrappers, where each leaves what it links."""
+_COMPILER = re.compile(r"(c89-|c99-)?(cc|gcc|c\+\+|g\+\+|clang|clang\+\+)(-[\d.]+)?")
+_LONGEST_SOCKET = 108  # of sockaddr_un
+_COMMON_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+@dataclass(frozen=True)
+class CudaToolkit:
+    """A folder with nvcc in it, and the version that nvcc prints, e.g. `13.0.88`."""
+
+    home: Path
+    version: str
+
+
+def read_toolkit(home: Path) -> CudaToolkit:
+    """Asks the nvcc in `home` for its version."""
+    nvcc = home / "bin" / "nvcc"
+    if not nvcc.is_file():
+        raise UserError(
+            f"CUDA_HOME is {home}, but there is no {nvcc}: set it to the folder of a CUDA toolkit, or "
+            "unset it"
+        )
+    output = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\bV(\d+\.\d+(?:\.\d+)?)", output)
+    if found is None:
+        raise UserError(f"{nvcc} --version does not say which version it is: {output.strip()!r}")
+    return CudaToolkit(home, found[1])
+
+
+def pip_toolkit(target: Target) -> tuple[str, ...]:
+    """What pip must install for the target's CUDA compiler: nothing if CUDA_HOME has one."""
+    if target.cuda is None or toolkit_of_cuda_home(target):
+        return ()
+    if numbers(target.cuda.version)[0] < 13:  # pip's wheels of CUDA 12 hold no nvcc
+        raise UserError(_no_toolkit(target))
+    return (releases.load().toolkit,)
+
+
+def toolkit_of_cuda_home(
+    target: Target, environ: Mapping[str, str] = os.environ
+) -> CudaToolkit | None:
+    """The toolkit that CUDA_HOME names; None where it is unset or of another major version."""
+    home = environ.get("CUDA_HOME")
+    if not home or target.cuda is None:
+        return None
+    toolkit = read_toolkit(Path(home))
+    same = numbers(toolkit.version)[0] == numbers(target.cuda.version)[0]
+    return toolkit if same else None
+
+
+def find_toolkit(target: Target, site_packages: Path) -> CudaToolkit | None:
+    """The CUDA toolkit of the target: CUDA_HOME's where it fits, else pip's; None in a CPU target."""
+    if target.cuda is None:
+        return None
+    toolkit = toolkit_of_cuda_home(target)
+    home = site_packages / "nvidia" / f"cu{numbers(target.cuda.version)[0]}"
+    if toolkit is None and (home / "bin" / "nvcc").is_file():
+        toolkit = read_toolkit(home)
+    if toolkit is None:
+        raise UserError(_no_toolkit(target))
+    command = [str(toolkit.home / "bin" / "nvcc"), "--list-gpu-code"]
+    known = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    # Where nvcc knows a GPU, it knows the code for it alone (9.0a) and for its family (10.0f).
+    missing = [x for x in target.architectures if f"sm_{sm(x).rstrip('af')}" not in known]
+    if missing:
+        raise UserError(
+            f"CUDA {toolkit.version} at {toolkit.home} cannot compile for the GPU architectures "
+            f"{', '.join(missing)} of {target.name}: set CUDA_HOME to CUDA {target.cuda.version}, or leave them out"
+        )
+    return toolkit
+
+
+def _no_toolkit(target: Target) -> str:
+    assert target.cuda is not None
+    major = numbers(target.cuda.version)[0]
+    home = os.environ.get("CUDA_HOME")
+    found = f"CUDA_HOME ({home}) is of CUDA {read_toolkit(Path(home)).version}" if home else ""
+    return (
+        f"{target.name} needs a CUDA {major} compiler, and {found or 'CUDA_HOME is not set'}: set "
+        f"CUDA_HOME to a CUDA {major} toolkit ({target.cuda.version} or newer), or build in the image "
+        f"{target.image} with `--backend docker`"
+    )
+
+
+def make_driver(folder: Path, toolkit: CudaToolkit, compiler: str) -> Path:
+    """The file of a driver to link with, by `-lcuda`, and to import with: a machine that builds may have none.
+
+    Whoever calls it hears that there is no GPU.
+    """
+    names = {*re.findall(r"\bcu[A-Z]\w+", (toolkit.home / "include" / "cuda.h").read_text())}
+    code = "".join(f"int {name}(void) {{ return 100; }}\n" for name in sorted(names))
+    folder.mkdir()
+    driver = folder / "libcuda.so"
+    flags = ["-shared", "-nostdlib", "-fPIC", f"-Wl,-soname,{DRIVER}"]
+    command = [compiler, *flags, "-x", "c", "-", "-o", str(driver)]
+    subprocess.run(command, input=code, text=True, check=True)
+    return driver
+
+
+def with_usual_layout(
+    toolkit: CudaToolkit, folder: Path, driver: Path, libraries: Path | None = None
+) -> CudaToolkit:
+    """The toolkit as CMake and linkers expect it: links in `folder`, where pip's is laid out otherwise.
+
+    pip's has no `lib64`, libraries with their version only, which `-lcudart` does not find, and none for `driver`.
+    `libraries` are those of another machine, in place of its own.
+    """
+    usual = ("lib64", "nvvm/lib64")
+    if all((toolkit.home / each).is_dir() for each in usual) and libraries is None:
+        return toolkit
+    own = toolkit.home / ("lib64" if (toolkit.home / "lib64").is_dir() else "lib")
+    for name, original in (("bin", toolkit.home / "bin"), ("lib64", libraries or own)):
+        (folder / name).mkdir(parents=True)
+        # One by one: nvcc looks for the rest around the folder that it was called in.
+        for file in sorted(original.iterdir()):
+            (folder / name / file.name).symlink_to(file)
+            plain = file.parent / f"{file.name.partition('.so')[0]}.so"
+            link = folder / name / plain.name
+            if ".so." in file.name and not plain.exists() and not link.is_symlink():
+                link.symlink_to(file)
+    (folder / "lib64" / "stubs").symlink_to(driver.parent)
+    (folder / "lib").symlink_to("lib64")
+    (folder / "include").symlink_to(toolkit.home / "include")
+    nvvm = folder / "nvvm"
+    nvvm.mkdir()
+    for part in sorted((toolkit.home / "nvvm").glob("*")):
+        (nvvm / part.name).symlink_to(part)
+    if not (
+        nvvm / "lib64"
+    ).exists():  # where nvlink looks for what optimises over all files (-dlto)
+        (nvvm / "lib64").mkdir()
+        for file in (toolkit.home / "lib").glob("libnvvm.so.*"):
+            (nvvm / "lib64" / "libnvvm.so").symlink_to(file)
+    return CudaToolkit(folder, toolkit.version)
+
+
+@dataclass(frozen=True)
+class HostCompiler:
+    """The C and C++ compilers for a machine, this one or another, and what they say they are."""
+
+    cc: str
+    cxx: str
+    version: str
+    machine: Machine
+
+
+def host_compiler(machine: Machine) -> HostCompiler:
+    """gcc and g++ for `machine`, where PATH has them."""
+    cc, cxx = machine.compiler("gcc"), machine.compiler("g++")
+    if cc is None or cxx is None:
+        name, package = (
+            ("g++", "g++") if machine.is_here else (f"{machine.triplet}-g++", machine.package)
+        )
+        raise UserError(
+            f"there is no C++ compiler {name} on PATH: install one, e.g. `apt-get install {package}`"
+        )
+    said = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
+    return HostCompiler(cc, cxx, said.partition("\n")[0], machine)
+
+
+def compilers_of(target: Target) -> str:
+    """Which compilers a build of the target takes on this machine; empty where that build will say what is missing."""
+    try:
+        compiler, toolkit = host_compiler(target.machine), toolkit_of_cuda_home(target)
+    except UserError:
+        return ""
+    nvcc = f"{toolkit.version} in {toolkit.home}" if toolkit else pip_toolkit(target)
+    return f"{compiler.version}, {compiler.cxx}, nvcc {nvcc}"
+
+
+def make_wrappers(
+    folder: Path, compiler: HostCompiler, prefixes: Mapping[Path, str], launcher: str = ""
+) -> Path:
+    """Makes the compilers of a build in `folder`; returns the folder for PATH.
+
+    `prefixes` says what paths of this machine are called in what is built, `launcher` what each compiler
+    is called through.
+    """
+    baseline = folder / "baseline"
+    stubs.make_stubs(baseline, compiler.cc, releases.load().manylinux, compiler.machine)
+    commands = folder / "bin"
+    commands.mkdir()
+    (folder / LINKS).mkdir()
+    flags = [f"-ffile-prefix-map={path}={name}" for path, name in prefixes.items()]
+    settings = {
+        "launcher": launcher,
+        "baseline": str(baseline),
+        "loader": compiler.machine.loader.partition(".so")[0],
+        "links": str(folder / LINKS),
+        "flags": shlex.join([*flags, "-isystem", f"{baseline}/include"]),
+    }
+    lines = [f"# {compiler.version}\n"]
+    lines += [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
+    # Error messages of torch's headers hold paths, which GCC would take from the targets of links
+    # instead where those are shorter. Clang does not, and does not know the flag.
+    lines += [
+        'case ${0##*/} in *clang*) ;; *) flags="$flags -fno-canonical-system-headers" ;; esac\n'
+    ]
+    lines += ["case ${0##*/} in\n"]
+    for name, path in _compilers(compiler).items():
+        lines += [f"    {name}) compiler={shlex.quote(path)} ;;\n"]
+        shutil.copy(WRAPPERS / "shell" / "compiler", commands / name)
+        (commands / name).chmod(0o755)
+    (commands / "settings").write_text("".join([*lines, "esac\n"]))
+    return commands
+
+
+def find_launcher(folder: Path, work: Path) -> str:
+    """The compiler cache of a build in `work`: this machine's ccache, else the sccache in `folder`; empty where there
+    is neither, or the kernel takes no socket in so long a path.
+    """
+    # With one in its temporary folder, the home, sccache's server says that it has started.
+    socket = len(os.fsencode(work / "home" / "sccache123456" / "sock")) < _LONGEST_SOCKET
+    return shutil.which("ccache") or (socket and shutil.which("sccache", path=folder)) or ""
+
+
+def cache_variables(kept: Path, work: Path) -> dict[str, str]:
+    """What has either compiler cache of a build in `work` keep its files in `kept`."""
+    found = {"CCACHE_DIR": str(kept / "ccache"), "SCCACHE_DIR": str(kept / "sccache")}
+    # The time of the wrapper that nvcc takes for its host compiler is each build's own.
+    return {**found, "CCACHE_COMPILERCHECK": "content", "SCCACHE_SERVER_UDS": str(work / "s")}
+
+
+def nvcc_variables(folder: Path, toolkit: CudaToolkit, launcher: str) -> dict[str, str]:
+    """What has torch and CMake call nvcc through `launcher`, where `make_wrappers` has made `folder`."""
+    if not launcher:
+        return {}
+    through = folder / "nvcc_launcher"
+    shutil.copy(WRAPPERS / "shell" / "nvcc_launcher", through)
+    through.chmod(0o755)
+    nvcc = shlex.join([str(through), str(toolkit.home / "bin" / "nvcc")])
+    return {"PYTORCH_NVCC": nvcc, "CMAKE_CUDA_COMPILER_LAUNCHER": str(through)}
+
+
+def _compilers(compiler: HostCompiler) -> dict[str, str]:
+    """Every command that compiles for the machine, with its path.
+
+    Distributions give each several names, and Python, CMake and others take one or another of them:
+    Debian's Python links with x86_64-linux-gnu-g++.
+    """
+    command = [compiler.cc, "-dumpmachine"]
+    machine = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    found = {"cc": compiler.cc, "gcc": compiler.cc, "c++": compiler.cxx, "g++": compiler.cxx}
+    for folder in (*_COMMON_FOLDERS, Path(compiler.cc).parent):
+        for path in Path(folder).glob("*"):
+            plain = path.name.removeprefix(f"{machine}-")
+            # Without the prefix, those of a machine that compiles for another one are its own.
+            if _COMPILER.fullmatch(plain) and (compiler.machine.is_here or plain != path.name):
+                found.setdefault(path.name, str(path))
+    return found
+
+
+def compiler_variables() -> dict[str, str]:
+    """What has builds take the wrappers, whatever the folder in which Python's settings have a compiler.
+
+    Nor do they link with what else these settings say, such as where this machine's Python is.
+    """
+    found = {"CC": "gcc", "CXX": "g++", "LDSHARED": "gcc -shared", "LDCXXSHARED": "g++ -shared"}
+    # torch would call a compiler cache, which takes each build's wrappers for other compilers.
+    return {**found, "TORCH_NO_COMPILER_WRAPPER": "1"}
+
+
+def common_path(folder: Path) -> list[str]:
+    """The system's folders of commands, without any nvcc: a link in `folder` stands for each other."""
+    found = []
+    for number, common in enumerate(_COMMON_FOLDERS):
+        if not (Path(common) / "nvcc").exists():
+            found.append(common)
+            continue
+        shadow = folder / f"commands-{number}"
+        shadow.mkdir(parents=True)
+        for command in Path(common).iterdir():
+            if command.name != "nvcc":
+                (shadow / command.name).symlink_to(command)
+        found.append(str(shadow))
+    return found
+
+
+def parallel_jobs(
+    memory_per_job: float, environ: Mapping[str, str] = os.environ, root: Path = Path("/")
+) -> int:
+    """How many compilers to run at once: MAX_JOBS, or what the cores and the memory (GB) allow."""
+    if asked := asked_jobs(environ):
+        return asked
+    # The files of both versions of cgroups.
+    times = [
+        *_cgroup_values(root, "cpu", "cpu.max"),
+        *_cgroup_values(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
+    ]
+    limits = [
+        *_cgroup_values(root, "memory", "memory.max"),
+        *_cgroup_values(root, "memory", "memory.limit_in_bytes"),
+    ]
+    quotas = [int(quota) / int(period) for quota, period in times if quota not in ("max", "-1")]
+    cores = min([float(len(os.sched_getaffinity(0))), *quotas])
+    memory = min([_available_memory(root), *(int(each) for (each,) in limits if each != "max")])
+    return max(1, min(int(cores), int(memory / (memory_per_job * 1e9))))
+
+
+def asked_jobs(environ: Mapping[str, str] = os.environ) -> int:
+    """What MAX_JOBS asks for; 0: nothing."""
+    asked = environ.get("MAX_JOBS")
+    if asked and (not asked.isdigit() or int(asked) == 0):
+        raise UserError(f"MAX_JOBS is {asked!r}, but a number of jobs from 1 is expected")
+    return int(asked or 0)
+
+
+def memory_per_job(project: Project, target: Target) -> float:
+    """The GB that one compiler of a build takes."""
+    return project.memory_per_job or MEMORY_PER_JOB["cuda" if target.cuda else "cpu"]
+
+
+def _available_memory(root: Path) -> int:
+    found = re.search(
+        r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE
+    )
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def _cgroup_values(root: Path, controller: str, *names: str) -> Iterator[list[str]]:
+    """The words of the files `names` in this process's cgroup and those above, of both versions.
+
+    A container often sees its own cgroup mounted at the top, under another path than
+    /proc/self/cgroup says: walking up to the mount point finds it there.
+    """
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
+        inside = mount / path.lstrip("/")
+        for folder in (inside, *inside.parents):
+            if not folder.is_relative_to(mount):
+                break
+            files = [folder / name for name in names]
+            if all(file.is_file() for file in files):
+                yield [word for file in files for word in file.read_text().split()]

@@ -1,0 +1,121 @@
+"""The folder `dist`: finished wheels, which are not built again from the same inputs, and refused ones."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchwheels import sources, wheel
+from torchwheels.audit import reports
+from torchwheels.errors import RefusedError, UserError
+from torchwheels.options import Project, Target, minor
+from torchwheels.sources import Fetched
+from torchwheels.system import marked, sandbox, sha256, whole
+from torchwheels.wheel import variants
+
+
+def inputs(project: Project, target: Target, source: Fetched, place: str) -> str:
+    """A hash of all inputs of the wheel of `target`, if it is built in `place`."""
+    file = project.file or Path()
+    patches = [file.parent / patch for patch in project.patches]
+    options = dataclasses.asdict(dataclasses.replace(project, file=None))
+    variables = ("TORCHWHEELS_TORCH_INDEX", "SOURCE_DATE_EPOCH")
+    said = [
+        source.origin,
+        sources.versions(source.folder),
+        options,
+        [sha256(patch) for patch in patches if patch.is_file()],
+        [target.name, target.torch, *project.architectures(target)],
+        place,
+        {name: os.environ.get(name) for name in variables},
+        sources.hash_of_folder(Path(__file__).parents[1]),
+    ]
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def find(dist: Path, digest: str) -> Path | None:
+    """The wheel in `dist` that was built of these inputs, unless it has changed since."""
+    try:
+        said = json.loads(_file(dist, digest).read_text())
+        path = dist / Path(said["wheel"]).name
+        return path if sha256(path) == said["sha256"] else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def note(dist: Path, digest: str, path: Path) -> None:
+    """Remembers that the wheel `path` was built of these inputs."""
+    with whole(_file(dist, digest)) as file:
+        file.write_text(json.dumps({"wheel": path.name, "sha256": sha256(path)}) + "\n")
+
+
+def _file(dist: Path, digest: str) -> Path:
+    return dist / "builds" / f"{digest[:16]}.json"
+
+
+KEPT = "\n  the wheel is kept as "
+"""What the message of a refused wheel goes on with, before its path."""
+
+
+@contextlib.contextmanager
+def kept_if_refused(finished: Path, dist: Path) -> Iterator[None]:
+    """Keeps a refused wheel in `dist` for inspection, under a name that no installer accepts."""
+    refused = dist / f"{finished.name}.refused"
+    refused.unlink(missing_ok=True)
+    try:
+        yield
+    except UserError as error:
+        _copy_whole(finished, refused)
+        raise type(error)(f"{error}{KEPT}{refused}") from None
+
+
+def forget_refused(dist: Path, target: Target, name: str) -> None:
+    """Removes the refused wheels that earlier builds of the project `name` for `target` left."""
+    version = rf"[^-+]+(\+{target.label}(\.torch{minor(target.torch)})?)?"
+    abi = rf"(abi3|none|cp{target.python.replace('.', '')})"
+    form = re.compile(rf"{name.replace('-', '[-_.]')}-{version}-[^-]+-{abi}-[^-]+", re.IGNORECASE)
+    for file in dist.glob("*.whl.refused"):
+        if form.fullmatch(file.name):
+            file.unlink()
+
+
+def publish(finished: Path, dist: Path) -> Path:
+    """Copies a wheel into `dist`, and its build report and its variant, which lie beside it; returns its path there.
+
+    It takes the place of an earlier one of its target, and of no other.
+    """
+    there = marked(dist) / finished.name
+    if there.exists():
+        own, other = (sandbox.call(_target_of, each) for each in (finished, there))
+        if own != other:
+            way_out = (
+                f"it serves {own}, too, so leave that out of the targets, or " if other else ""
+            )
+            built_for = f"built for {other}" if other else "and not of torchwheels"
+            raise RefusedError(
+                f"{there} is there already, {built_for}, and a name has one content: {way_out}delete the wheel first"
+            )
+    published = _copy_whole(finished, there)
+    variant = finished.parent.glob(f"{variants.FOLDER}/*.whl")
+    for file in (reports.report_file(finished), *variant):
+        _copy_whole(file, dist / file.relative_to(finished.parent))
+    return published
+
+
+def _target_of(path: Path) -> str:
+    """The target that a wheel was built for; empty where another tool has built it."""
+    return str((wheel.read(path).record or {}).get("target", ""))
+
+
+def _copy_whole(finished: Path, target: Path) -> Path:
+    """Copies `finished` to `target`, where it appears whole or not at all."""
+    with whole(target) as file:
+        shutil.copyfile(finished, file)
+    return target

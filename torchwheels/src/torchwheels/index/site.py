@@ -1,0 +1,339 @@
+"""Makes a static package index, and a page that says what is in it: what any web server then serves.
+
+index.html        the page
+simple/           the index of all projects (PEP 503, 658, 691, 714)
+cu130/simple/     the index of the wheels with that label, and so on
+wheels/           the wheels and their variants, the metadata of each, and the build reports
+docs/             the documentation, where there is dist/docs
+.torchwheels      what of all this was written here: nothing else may be in the folder when it is made again
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import html
+import json
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from packaging.requirements import Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from torchwheels import audit
+from torchwheels.errors import UserError
+from torchwheels.options import Project, Target, machine_of, minor, numbers, releases
+from torchwheels.system import MARK, sha256
+from torchwheels.wheel import serves, variants
+
+_PARTS = ("index.html", "simple", "wheels", "docs")
+_SECTION = """<h2>{name}</h2>
+{variants}<form name="{name}" data-rows="{rows_chosen}"><output></output></form>
+<table><tr><th>version<th>Python<th>torch<th>CUDA<th>GPU architectures<th>MB<th>tests<th>to install</tr>
+{rows}
+</table>
+"""
+_VARIANTS = (
+    "<p><code>uv pip install --preview-features wheel-variants {name} "
+    '--index <span class="index">simple/</span></code><br>'
+    "takes the wheel for the machine's driver, or the one without CUDA. uv can do this from 0.13.9 on, "
+    "pip cannot yet: for pip, or for a certain torch or CUDA, choose below.</p>\n"
+)
+_COMMANDS = (
+    '<code>pip install "{wanted}" --extra-index-url <span class="index">{index}</span></code><br>'
+    '<code>uv pip install "{wanted}" --extra-index-url <span class="index">{index}</span></code>'
+)
+
+
+def make_site(dist: Path, site: Path, own: Project) -> list[str]:
+    """Makes `site` anew of the wheels in `dist` and their build reports; returns the projects' names.
+
+    One wheel that is not fit to publish refuses them all. `own` are the options of the project at hand.
+    What was there is replaced at the end, by a whole site: one that fails leaves the old one.
+    """
+    projects: dict[str, list[dict[str, Any]]] = {}
+    for report in sorted(
+        audit.reports.read_reports(dist, own), key=lambda x: Version(x["version"])
+    ):
+        if label(report) in _PARTS:
+            raise UserError(
+                f"{report['wheel']} has the label {label(report)}, which is a part of the index "
+                "itself: give it another"
+            )
+        report["yanked"] = _why_yanked(report["version"], own.yanked)
+        projects.setdefault(report["name"], []).append(report)
+    site = site.resolve()  # not a link to it
+    site.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".site-", dir=site.parent) as work:
+        new = Path(work) / "new"
+        (new / "wheels").mkdir(parents=True)
+        listed: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        for name, reports in projects.items():
+            for report in reports:
+                audit.reports.write(report, new / "wheels" / report["wheel"])
+            entries = [(label(x), _copy(x, x, dist, new / "wheels")) for x in reports]
+            # Installers prefer a version with a label to the same one without, and of two labels the
+            # one that sorts last, whatever the machine: a label is here only where there is nothing else.
+            plain = [entry for each, entry in entries if not each]
+            plain += _copy_variants(reports, dist, new / "wheels")
+            listed.setdefault("simple", {})[name] = plain or [entry for _, entry in entries]
+            for each, entry in entries:
+                listed.setdefault(index_of(each), {}).setdefault(name, [])
+                if each:
+                    listed[index_of(each)][name].append(entry)
+        for path, found in listed.items():
+            _write_index(new / path, {"projects": [{"name": name} for name in found]})
+            for name, files in found.items():
+                up = "../" * (path.count("/") + 2)
+                files = [{**file, "url": f"{up}wheels/{file['url']}"} for file in files]
+                _write_index(new / path / name, {"name": name, "files": files})
+        documentation = "".join(
+            f"<p><b>{html.escape(name)}</b>: {html.escape(reports[-1]['summary'] or 'no description')}</p>\n"
+            for name, reports in projects.items()
+        )
+        if (dist / "docs").is_dir():
+            shutil.copytree(dist / "docs", new / "docs")
+            documentation += '<p><a href="docs/">Documentation</a></p>\n'
+        sections = "".join(_section(name, found) for name, found in projects.items())
+        title = html.escape(f"Wheels of {', '.join(projects)}")
+        text = page(title=title, documentation=documentation, sections=sections)
+        (new / "index.html").write_text(text, encoding="utf-8")
+        (new / MARK).write_bytes(os.fsencode("\0".join([*_files(new), MARK])))
+        new.chmod(0o755)
+        with _locked(site.parent):
+            _check_replaceable(site, new)
+            old = Path(work) / "old"
+            try:
+                if site.exists():
+                    site.rename(old)
+                new.rename(site)
+            finally:
+                if old.exists() and not site.exists():  # Ctrl-C between the two
+                    old.rename(site)
+    return list(projects)
+
+
+def _files(folder: Path) -> list[str]:
+    return sorted(str(x.relative_to(folder)) for x in folder.rglob("*") if not x.is_dir())
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """While another process makes an index in `folder`, this one waits."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
+
+
+def _check_replaceable(site: Path, new: Path) -> None:
+    """Raises an error where something would go that no index has written, or a wheel become another one."""
+    if site.exists() and not site.is_dir():
+        raise UserError(f"{site} is a file: `--site` names a folder")
+    mark = site / MARK
+    ours = os.fsdecode(mark.read_bytes()).split("\0") if mark.is_file() else []
+    if others := [name for name in _files(site) if name not in ours]:
+        raise UserError(
+            f"{site} holds {others[0]}, which no index of torchwheels has written: name another folder (`--site`), "
+            "or take it away"
+        )
+    for wheel in new.glob("wheels/*.whl"):
+        earlier = site / "wheels" / wheel.name
+        if earlier.is_file() and sha256(earlier) != sha256(wheel):
+            raise UserError(
+                f"{earlier} is another file than the one in its place, which nobody could then install by its hash: "
+                "give that a new version, or delete it if nobody has it"
+            )
+
+
+def page(**parts: str) -> str:
+    """The page with its parts."""
+    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    return re.sub(r"\[\[(\w+)\]\]", lambda place: parts[place[1]], text)
+
+
+def _why_yanked(version: str, yanked: Mapping[str, str]) -> str | None:
+    """The reason why `version` is withdrawn; None where it is not."""
+    for each, reason in yanked.items():
+        try:
+            if SpecifierSet(f"=={each}").contains(version, prereleases=True):
+                return reason or "withdrawn"
+        except InvalidSpecifier:
+            raise UserError(
+                f"the option `yanked` names {each!r}, but a version such as '0.1.9' is expected"
+            ) from None
+    return None
+
+
+def label(report: dict[str, Any]) -> str:
+    """The local label of the wheel's version, empty where it has none."""
+    return Version(report["version"]).local or ""
+
+
+def index_of(label: str) -> str:
+    """Where the wheels of a label are listed."""
+    return f"{label}/simple" if label else "simple"
+
+
+def _copy(file: dict[str, Any], report: dict[str, Any], own: Path, folder: Path) -> dict[str, Any]:
+    """Copies a wheel, or its variant, of the folder `own` with its metadata; returns how an index lists it."""
+    path = own / file["wheel"]
+    shutil.copyfile(path, folder / path.name)
+    if sha256(folder / path.name) != file["sha256"]:
+        raise UserError(f"{path} was built again meanwhile: make the index again")
+    with zipfile.ZipFile(path) as archive:
+        names = filter(re.compile(r"[^/]+\.dist-info/METADATA").fullmatch, archive.namelist())
+        metadata = archive.read(next(names))
+    (folder / f"{path.name}.metadata").write_bytes(metadata)
+    listed = {
+        "filename": path.name,
+        "url": quote(path.name),
+        "hashes": {"sha256": file["sha256"]},
+        "requires-python": report["requires_python"],
+        "core-metadata": {"sha256": hashlib.sha256(metadata).hexdigest()},
+        "size": file["size"],
+    }
+    return {**listed, "yanked": report["yanked"]} if report["yanked"] else listed
+
+
+def _copy_variants(
+    reports: Iterable[dict[str, Any]], dist: Path, folder: Path
+) -> list[dict[str, Any]]:
+    """Copies the variants of wheels, and writes what uv reads of each release; returns how an index lists them."""
+    listed = []
+    releases: dict[str, dict[str, variants.Properties]] = {}
+    for report in reports:
+        if variant := report.get("variant"):
+            listed.append(_copy(variant, report, dist / variants.FOLDER, folder))
+            release = "-".join(variant["wheel"].split("-")[:2])
+            known = releases.setdefault(release, {})
+            if known.setdefault(variant["label"], variant["properties"]) != variant["properties"]:
+                raise UserError(
+                    f"the variants {variant['label']} of {release} want different machines, "
+                    f"{known[variant['label']]} and {variant['properties']}: build all Pythons of a target "
+                    "for the same GPU architectures"
+                )
+    for release, known in releases.items():
+        name, data = f"{release}-variants.json", variants.metadata(known)
+        (folder / name).write_bytes(data)
+        hashes = {"sha256": hashlib.sha256(data).hexdigest()}
+        listed.append({"filename": name, "url": quote(name), "hashes": hashes, "size": len(data)})
+    return listed
+
+
+def _write_index(folder: Path, listing: dict[str, Any]) -> None:
+    """Writes a listing of projects or of files as HTML, which installers get, and as JSON beside it.
+
+    A static server cannot choose between the two by what a client accepts.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [
+        f'<a href="{quote(each["name"])}/">{html.escape(each["name"])}</a><br>'
+        for each in listing.get("projects", ())
+    ]
+    for each in listing.get("files", ()):
+        attributes = {
+            "data-requires-python": each.get("requires-python"),
+            "data-yanked": each.get("yanked"),
+        }
+        if "core-metadata" in each:
+            attributes["data-core-metadata"] = f"sha256={each['core-metadata']['sha256']}"
+        said = "".join(f' {k}="{html.escape(v)}"' for k, v in attributes.items() if v)
+        url = f"{each['url']}#sha256={each['hashes']['sha256']}"
+        lines.append(f'<a href="{url}"{said}>{html.escape(each["filename"])}</a><br>')
+    head = (
+        '<!doctype html><meta name="pypi:repository-version" content="1.1"><title>Index</title>\n'
+    )
+    (folder / "index.html").write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+    document = {"meta": {"api-version": "1.1"}, **listing}
+    (folder / "index.json").write_text(json.dumps(document, indent=2) + "\n")
+
+
+def choices(reports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The wheel for each Python, torch and CUDA (`CPU` for none) that there is one for, the newest first.
+
+    It is that of the newest version, and where that has several, the one without a label.
+    """
+    found = {}
+    offered = [each for each in reports if not each.get("yanked")]
+    order = sorted(offered, key=lambda x: (Version(Version(x["version"]).public), not label(x)))
+    targets = sorted(
+        releases.load().targets,
+        # Those without the global lock come last.
+        key=lambda x: (
+            x.python == x.python_version,
+            *map(numbers, (x.python_version, x.torch)),
+            x.label,
+        ),
+    )
+    for target in reversed(targets):
+        for report in order:
+            if _works_with(report, target):
+                cuda = target.cuda.version if target.cuda else "CPU"
+                found[f"{target.python} {minor(target.torch)} {cuda}{target.machine.suffix}"] = (
+                    report
+                )
+    return found
+
+
+def _works_with(report: dict[str, Any], target: Target) -> bool:
+    return (
+        machine_of(report["build"]["target"]) == target.machine
+        and (not label(report) or report["build"]["cuda"] == (target.cuda and target.cuda.version))
+        and serves(target, report["works_with"]["python"], report["tags"][0])
+        and SpecifierSet(report["requires_python"] or "").contains(target.python_version)
+        and all(specifier.contains(target.torch) for specifier in _torches(report))
+    )
+
+
+def _torches(report: dict[str, Any]) -> list[SpecifierSet]:
+    """What the wheel requires of torch."""
+    required = map(Requirement, report["requires"])
+    return [x.specifier for x in required if canonicalize_name(x.name) == "torch"]
+
+
+def _section(name: str, reports: list[dict[str, Any]]) -> str:
+    """What the page says of one project, the newest version first."""
+    rows = []
+    for report in reversed(reports):
+        build, tests = report["build"], report["tests"]
+        torches = [str(specifier) for specifier in _torches(report)]
+        ran = [
+            f"{x['passed']} passed, {x['failed']} failed in {x['target']} on {x['device']}"
+            for x in tests
+        ]
+        texts = [
+            report["works_with"]["python"] or "any",
+            ", ".join(torches) or "any",
+            build["cuda"] or "–",
+            " ".join(build["architectures"]) or "–",
+            f"{report['size'] / 1e6:.2f}",
+            "; ".join(ran) or "no run of this file is recorded",
+        ]
+        link = f'<a href="wheels/{quote(report["wheel"])}">{html.escape(report["version"])}</a>'
+        if report["yanked"]:
+            link += f"<br>withdrawn: {html.escape(report['yanked'])}"
+        wanted = html.escape(f"{name}=={report['version']}")
+        index = html.escape(f"{index_of(label(report))}/")
+        cells = [link, *map(html.escape, texts), _COMMANDS.format(wanted=wanted, index=index)]
+        rows.append(f'<tr id="{html.escape(report["wheel"])}"><td>{"<td>".join(cells)}</tr>')
+    chosen = {key: wheel["wheel"] for key, wheel in choices(reports).items()}
+    has_variants = any(each.get("variant") and not each["yanked"] for each in reports)
+    return _SECTION.format(
+        name=html.escape(name),
+        variants=_VARIANTS.format(name=html.escape(name)) if has_variants else "",
+        rows_chosen=html.escape(json.dumps(chosen)),
+        rows="\n".join(rows),
+    )

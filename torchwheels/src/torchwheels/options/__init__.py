@@ -1,0 +1,50 @@
+"""What is wanted: the options of a project, the table of torch releases, and where packages come from."""
+
+from torchwheels.options import indexes, project, releases, schema
+from torchwheels.options.project import (
+    Expectation,
+    Project,
+    Values,
+    cmake_architecture,
+    expectation_of,
+    filled,
+    gencode,
+    of_table,
+    preset,
+)
+from torchwheels.options.releases import (
+    RELEASE,
+    Cuda,
+    Releases,
+    Target,
+    machine_of,
+    minor,
+    numbers,
+    openmp,
+    sm,
+)
+
+__all__ = [
+    "RELEASE",
+    "Cuda",
+    "Expectation",
+    "Project",
+    "Releases",
+    "Target",
+    "Values",
+    "cmake_architecture",
+    "expectation_of",
+    "filled",
+    "gencode",
+    "indexes",
+    "machine_of",
+    "minor",
+    "numbers",
+    "of_table",
+    "openmp",
+    "preset",
+    "project",
+    "releases",
+    "schema",
+    "sm",
+]

@@ -1,0 +1,79 @@
+"""The steps of a build and of a test that containers.py has a container do, as the file of its job says.
+
+A step answers in JSON on standard output; all that is printed meanwhile goes to standard error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from torchwheels import build, environments
+from torchwheels.build import toolchain
+from torchwheels.errors import UserError
+from torchwheels.options import Project, Target, of_table
+from torchwheels.run import testing
+from torchwheels.sources import Fetched
+from torchwheels.system import DEBUG, processes
+
+JOB, SOURCE, OPTIONS, DIST = "/job.json", "/source", "/options", "/dist"
+TESTS, RESULTS = "/tmp/tests", "/tmp/results"  # podman makes / read only without capabilities
+_LEAST = 10**8  # bytes that are free where a disk is not full
+
+
+def main() -> None:
+    """Does the step that the first argument names."""
+    with os.fdopen(os.dup(1), "w") as answer:
+        os.dup2(2, 1)
+        code = 0
+        try:
+            said = {"result": _do(sys.argv[1], json.loads(Path(JOB).read_text()))}
+        except (UserError, OSError, subprocess.CalledProcessError) as error:
+            if os.environ.get(DEBUG):
+                traceback.print_exc()
+            code = error.code if isinstance(error, UserError) else 1
+            full = shutil.disk_usage("/").free < _LEAST
+            why = "; the disk of the engine is full: `docker system df` shows what fills it"
+            said = {"error": processes.explained(error) + (why if full else "")}
+        json.dump(said, answer)
+    sys.exit(code)
+
+
+def _do(step: str, job: dict[str, Any]) -> Any:
+    project = of_table(job["options"], "the job of the container")
+    project = dataclasses.replace(project, file=Path(OPTIONS) / "options.toml", name=job["name"])
+    target = project.releases.target(job["target"])
+    if job["is_built"]:
+        target = project.target_to_build(target)
+    if step == "torch":
+        environments.with_torch(target, (), any_cuda=True)
+    elif step == "compilers":
+        return _compilers(project, target)
+    elif step == "install-tests":
+        testing.install(project, target, Path("/", job["wheel"]), Path(TESTS))
+    elif step == "test":
+        Path(RESULTS).mkdir()
+        given = Path(TESTS), Path(SOURCE), job["arguments"], job["require_gpu"], Path(RESULTS)
+        return testing.run_here(project, target, *given)
+    else:
+        source = Fetched(Path(SOURCE), job["origin"], name=job["source"])
+        if step == "requirements" and project.before_all:
+            build.before_all(project.before_all, source.folder)
+        build.build_wheel(project, target, source, Path(DIST), [step], job["fresh"])
+    return None
+
+
+def _compilers(project: Project, target: Target) -> dict[str, str | None]:
+    """Which compilers there are."""
+    any_cuda = bool(project.stable)
+    base = environments.with_torch(target, toolchain.pip_toolkit(target), any_cuda)
+    toolkit = toolchain.find_toolkit(target, base.site_packages)
+    nvcc = toolkit.version if toolkit else None
+    return {"cxx": toolchain.host_compiler(target.machine).version, "nvcc": nvcc}

@@ -1,0 +1,172 @@
+"""Turns sources into wheels of all targets in `dist`.
+
+A wheel that `dist` has already is used; the others are built one after the other, on this machine (build/steps.py) or
+in containers (containers.py), which do the same steps there. A finished wheel is audited and put into `dist`
+(index/kept.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchwheels import build, sources
+from torchwheels.build import toolchain
+from torchwheels.errors import UserError
+from torchwheels.index import kept
+from torchwheels.options import Project, Target, project
+from torchwheels.run import containers
+from torchwheels.run.engines import Engine
+from torchwheels.sources import Fetched
+from torchwheels.system import output, processes
+
+
+@dataclass(frozen=True)
+class Task:
+    """A target that is wanted."""
+
+    target: Target
+    options: Project
+    """Those of this target."""
+    digest: str
+    """Of what it is built of, as that was before the first build."""
+    wheel: Path | None
+    """The one that `dist` has."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a target."""
+
+    target: Target
+    seconds: float = 0.0
+    wheel: Path | None = None
+    error: Exception | None = None
+
+    def __str__(self) -> str:
+        took = f"{self.seconds:.0f} s"
+        if self.error:
+            return f"{self.target.name}: FAILED after {took}: {processes.explained(self.error)}"
+        assert self.wheel
+        return f"{self.target.name}: {self.wheel.name}, {took if self.seconds else 'kept'}"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is built, and how."""
+
+    options: Project
+    targets: Sequence[Target]
+    source: Fetched
+    dist: Path
+    engine: Engine | None = None
+    """Where; on this machine without one."""
+    fresh: bool = False
+    """Whether the compiler cache is not used."""
+    keep: bool = True
+    """Whether `dist` says what it has, and nothing of that is built again."""
+
+    @functools.cached_property
+    def tasks(self) -> dict[str, Task]:
+        """What each target wants, by its name."""
+        return {target.name: self._task(target) for target in self.targets}
+
+    def _task(self, target: Target) -> Task:
+        options = self.options.of_target(target, project.preset(self.source.name))
+        place = containers.base_image(target) if self.engine else toolchain.compilers_of(target)
+        digest = kept.inputs(options, target, self.source, place)
+        return Task(target, options, digest, (self.keep and kept.find(self.dist, digest)) or None)
+
+    def build(self, task: Task) -> Outcome:
+        """Builds the wheel of a target."""
+        given = task.options, task.target, self.source, self.dist
+        start = time.monotonic()
+        path, failure = task.wheel, None
+        try:
+            with output.group(f"build {task.target.name}"):
+                if self.engine:
+                    path = containers.build_wheel(self.engine, *given, self.fresh)
+                else:
+                    path = build.build_wheel(*given, build.STEPS, self.fresh)
+            if self.keep and path:
+                kept.note(self.dist, task.digest, path)
+        except (UserError, OSError, subprocess.CalledProcessError) as error:
+            failure = error
+        return Outcome(task.target, time.monotonic() - start, path, failure)
+
+
+def run(order: Order) -> list[Path]:
+    """The wheels of all targets, now in `dist`; an error names those that failed."""
+    tasks = order.tasks.values()
+    wanted = [task for task in tasks if not task.wheel]
+    for task in wanted:
+        kept.forget_refused(order.dist, task.target, order.source.name)
+    if len(tasks) > 1:
+        print(
+            f"torchwheels: {len(tasks)} targets, {len(tasks) - len(wanted)} of which {order.dist} has",
+            flush=True,
+        )
+    if order.keep:
+        _announce(order, wanted)
+    if not order.engine:
+        for command in dict.fromkeys(task.options.before_all for task in wanted):
+            if command:
+                build.before_all(command, order.source.folder)
+    try:
+        outcomes = [Outcome(x.target, wheel=x.wheel) if x.wheel else order.build(x) for x in tasks]
+    except KeyboardInterrupt:
+        ready = [x.target.name for x in tasks if order.keep and kept.find(order.dist, x.digest)]
+        if ready:
+            print(
+                f"torchwheels: {order.dist} has the wheels of {', '.join(ready)}: the same command goes on with the "
+                "others",
+                file=sys.stderr,
+            )
+        raise
+    if len(tasks) > 1 or not wanted:
+        for outcome in outcomes:
+            print(f"torchwheels: {outcome}", flush=True)
+    _check(outcomes)
+    return [outcome.wheel for outcome in outcomes if outcome.wheel]
+
+
+def _check(outcomes: Sequence[Outcome]) -> None:
+    """Raises an error where a target has failed: of that kind, where all that failed are of one."""
+    errors = {each.target.name: each.error for each in outcomes if each.error}
+    if errors and len(outcomes) == 1:
+        raise next(iter(errors.values()))
+    if errors:
+        kinds = {type(x) if isinstance(x, UserError) else UserError for x in errors.values()}
+        kind = kinds.pop() if len(kinds) == 1 else UserError
+        raise kind(f"{len(errors)} of {len(outcomes)} targets failed: {', '.join(errors)}")
+
+
+def _announce(order: Order, wanted: Sequence[Task]) -> None:
+    """Says which options are not the user's own, and which submodules are empty."""
+    name = order.source.name
+    said: dict[str, None] = {}
+    for task in wanted:
+        own = order.options.of_target(task.target).table
+        for key, value in Project().of_target(task.target, project.preset(name)).table.items():
+            of_own = own.get(key, {})
+            if isinstance(value, dict):
+                said |= {f"{x}={y}": None for x, y in value.items() if x not in of_own}
+            elif key not in own:
+                said[f"{key} = {json.dumps(value)}"] = None
+    for each in said:
+        print(
+            f"torchwheels: {name} is built with {each} (a preset; [tool.torchwheels] overrides it)",
+            flush=True,
+        )
+    if wanted and (empty := sources.empty_submodules(order.source.folder)):
+        print(
+            f"torchwheels: its submodules are empty ({', '.join(empty)}): where its build misses them, "
+            "`git submodule update --init --recursive` fills them, and `git+URL@COMMIT` has them",
+            flush=True,
+        )

@@ -1,0 +1,189 @@
+"""Runs the tests of a project on its finished wheel, away from the sources."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import SpecifierSet
+
+from torchwheels import environments, wheel
+from torchwheels.build import toolchain
+from torchwheels.environments import Environment
+from torchwheels.errors import TestsError, UserError
+from torchwheels.options import Project, Target, machine_of
+from torchwheels.system import processes, sandbox, sha256, whole
+from torchwheels.wheel import Wheel
+
+RECORD = "record.json"
+"""What a run of the tests leaves in the folder of its results."""
+
+_PLUGIN = "torchwheels_pytest"
+
+
+def find_wheel(dist: Path, target: Target, project: str = "") -> Path:
+    """The newest wheel in `dist` that works with `target`: the target's own, or one for several targets.
+
+    Where the name of the project is not known, `dist` must have wheels of one alone.
+    """
+    found: list[tuple[str, str]] = sandbox.call(_serving, dist, target, project)
+    names = sorted({name for _, name in found})
+    if len(names) > 1:
+        raise UserError(
+            f"{dist} has wheels of several projects for {target.name}, {' and '.join(names)}: say which "
+            "one to test, with `--wheel PATH`"
+        )
+    if not found:
+        raise UserError(
+            f"there is no wheel for {target.name} in {dist}: build it with `nox -s build-{target.name}` or "
+            f"`torchwheels build SOURCE --target {target.name}`"
+        )
+    return max((dist / file for file, _ in found), key=lambda path: path.stat().st_mtime)
+
+
+def _serving(dist: Path, target: Target, project: str) -> list[tuple[str, str]]:
+    """The wheels in `dist` that work with `target`, and the names of their projects."""
+    return [
+        (path.name, each.name)
+        for path in wheel.wheels_in(dist)
+        if works_with(each := wheel.read(path), target) and project in ("", each.name)
+    ]
+
+
+def works_with(found: Wheel, target: Target) -> bool:
+    """Whether a wheel is for the Python, the CUDA and the torch of `target`, by what it holds and says."""
+    built_in = (found.record or {}).get("target", "")
+    if built_in == target.name:
+        return True
+    if not re.fullmatch(rf"[^-]+-{target.label}(-.*)?", built_in) or (
+        machine_of(built_in) != target.machine
+    ):
+        return False
+    # Where the libraries use torch's C++, they say which torch; else the metadata do.
+    torches = found.torches.what if found.is_classic else str(found.torch_requirement or "")
+    return (
+        torches is not None
+        and SpecifierSet(torches).contains(target.torch, prereleases=True)
+        and found.takes(target)
+    )
+
+
+def install(project: Project, target: Target, path: Path, folder: Path) -> None:
+    """Makes an environment with the wheel `path` and what its tests need, in `folder`."""
+    home = folder / "home"
+    home.mkdir(parents=True)
+    environment = environments.on_top_of(_base(target), folder / "environment")
+    constraint = folder / "constraint.txt"
+    constraint.write_text(f"{environments.torch_requirement(target)}\n")
+    requirements = [str(path.resolve()), "pytest", *project.tests.requires]
+    wanted = [f"--constraint={constraint}", *requirements]
+    environments.pip_install(environment, wanted, environments.clean_variables(home))
+    shutil.copy(toolchain.WRAPPERS / "python" / f"{_PLUGIN}.py", environment.site_packages)
+
+
+def _base(target: Target) -> Environment:
+    if not target.machine.is_here:
+        raise UserError(
+            f"{target.name} is for {target.machine.name}, which this machine is not: test there, or with "
+            "`--backend docker` on an engine that emulates it"
+        )
+    toolkit: tuple[str, ...] = ()
+    with contextlib.suppress(UserError):  # tests need no compiler
+        toolkit = toolchain.pip_toolkit(target)
+    return environments.with_torch(target, toolkit, any_cuda=target.is_release)
+
+
+def run_here(
+    project: Project,
+    target: Target,
+    folder: Path,
+    sources: Path,
+    arguments: Sequence[str],
+    require_gpu: bool,
+    results: Path,
+) -> int:
+    """Runs the tests in what `install` made in `folder`; returns the exit code of their command.
+
+    `arguments` are added to the command. The record of the run is in the folder `results` then.
+    """
+    base, environment = _base(target), Environment(folder / "environment")
+    tests, work = project.tests, folder / "work"
+    work.mkdir()
+    for each in tests.paths:
+        _copy(sources / project.subdirectory, each, work)
+    commands = [environment.folder / "bin", base.folder / "bin", os.environ["PATH"]]
+    variables = environments.clean_variables(folder / "home") | {
+        "PATH": os.pathsep.join(map(str, commands)),
+        "PYTEST_PLUGINS": _PLUGIN,
+        "TORCHWHEELS_RECORD": str(results / RECORD),
+    }
+    for kept in ("CUDA_VISIBLE_DEVICES", "CUDA_HOME"):
+        if kept in os.environ:
+            variables[kept] = os.environ[kept]
+    if not target.cuda:  # its torch may have CUDA, and its wheel nothing for a GPU
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    command = shlex.split(tests.command) or ["python", "-m", "pytest", *tests.paths]
+    if require_gpu and tests.require_gpu:
+        command.append(tests.require_gpu)
+    elif require_gpu:
+        variables["TORCHWHEELS_REQUIRE_GPU"] = "1"
+    limit = tests.minutes * 60
+    try:
+        return processes.run([*command, *arguments], limit, cwd=work, env=variables).returncode
+    except subprocess.TimeoutExpired:
+        raise TestsError(too_long(project)) from None
+
+
+def too_long(project: Project) -> str:
+    """What to say of tests that reach their limit of time."""
+    return (
+        f"the tests took more than {project.tests.minutes:g} minutes: mend what hangs, or raise "
+        "`tests.minutes` in [tool.torchwheels]"
+    )
+
+
+def check_paths(project: Project, sources: Path) -> None:
+    """Raises an error where the sources have not what the tests need."""
+    folder = sources / project.subdirectory
+    for path in project.tests.paths:
+        there = folder / path
+        if not there.exists() or not there.resolve().is_relative_to(folder.resolve()):
+            raise UserError(f"the option `tests.paths` names {path}, which the sources do not have")
+
+
+def _copy(folder: Path, path: str, into: Path) -> None:
+    source, destination = folder / path, into / path
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, destination)
+
+
+def keep_record(results: Path, path: Path, target: Target, dist: Path, code: int) -> None:
+    """Puts the record of a run that ended with `code` into `dist`/tests, for the build report of the wheel.
+
+    A run that died has left none, and counts as a test that failed; one that was stopped, or whose
+    options pytest does not know, has said nothing of the wheel.
+    """
+    file = results / RECORD
+    found: dict[str, Any] = {"device": "unknown", "passed": 0, "failed": 1, "skipped": 0}
+    if file.is_file():
+        found = json.loads(file.read_text())
+    elif code in (0, 2, 4, 130, 143):
+        return
+    record: dict[str, Any] = {"target": target.name, "sha256": sha256(path), **found}
+    device = re.sub(r"[^a-z0-9]+", "-", record["device"].lower())
+    destination = dist / "tests" / target.name / f"{record['sha256'][:12]}-{device}.json"
+    # Of a run that died before, on whichever device.
+    destination.with_name(f"{record['sha256'][:12]}-unknown.json").unlink(missing_ok=True)
+    with whole(destination) as file:
+        file.write_text(json.dumps(record, indent=2) + "\n")

@@ -1,0 +1,343 @@
+"""Fetches sources: from an index, a folder, an archive, or a commit. None of their code runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import parse_qs
+
+import httpx2
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from unearth import PackageFinder
+from unearth.auth import MultiDomainBasicAuth
+from unearth.errors import UnpackError
+from unearth.fetchers import PyPIClient
+from unearth.preparer import download_link
+
+from torchwheels.errors import UserError
+from torchwheels.options import indexes
+from torchwheels.system import MARK, sandbox
+
+EXPECTED = (
+    "a source is a folder, an archive (.tar.gz or .zip), `NAME==VERSION` from PyPI, or "
+    "`git+URL@COMMIT`"
+)
+_TIMEOUT = 60  # seconds without an answer
+_LEFTOVERS = ("build", "dist", ".nox", ".venv", "venv")
+
+# Not the @ behind a user's name.
+_COMMIT = re.compile(r"git\+((?:\w+://[^/]*/|[^/-][^/]*:(?!//)|[./]).*)@([^@:-][^@:]*)")
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Sources, their identity (a hash or a commit), their origin whatever the version, and the project's name."""
+
+    folder: Path
+    origin: str
+    project: str = ""
+    name: str = ""
+
+
+def parts(source: str) -> tuple[str, str, str]:
+    """A source alone, and of a commit what else it says: `NAME @ git+URL@COMMIT#subdirectory=FOLDER`."""
+    name = ""
+    with contextlib.suppress(InvalidRequirement):
+        requirement = Requirement(source)
+        if requirement.url and requirement.url.startswith("git+"):
+            name, source = requirement.name, requirement.url
+    if not source.startswith("git+"):
+        return source, "", ""
+    source, _, fragment = source.partition("#")
+    said = parse_qs(fragment)
+    return source, said.get("egg", [name])[0], said.get("subdirectory", [""])[0]
+
+
+def fetch(source: str, into: Path) -> Fetched:
+    """Puts the sources that `source` names into the folder `into`, which must not exist yet."""
+    path = Path(source).expanduser()
+    if source.startswith("git+"):
+        return _clone(source, into)
+    if path.is_dir():
+        found = replace(_copy(path, into), project=str(path.resolve()))
+        commit = _commit_of(path)
+        return replace(found, origin=f"git:{commit}") if commit else found
+    if path.is_file():
+        return replace(_unpack(path, into), project=str(path.resolve()))
+    try:
+        requirement = Requirement(source)
+    except InvalidRequirement:
+        raise UserError(f"there is no {source}: {EXPECTED}") from None
+    with tempfile.TemporaryDirectory(prefix="torchwheels-") as folder:
+        found = _unpack(_download(requirement, Path(folder)), into)
+    return replace(found, project=requirement.name)
+
+
+def _copy(folder: Path, into: Path, built_in: bool = True) -> Fetched:
+    """Copies sources, without what builds leave in a folder that was `built_in`, nor what git ignores in it."""
+
+    tracked, ignored = _known_to_git(folder)
+    leftovers = {x for x in _left_in(folder) if x not in tracked} if built_in else set()
+
+    def left_out(where: str, names: list[str]) -> set[str]:
+        paths = (Path(where, name) for name in names)
+        return {
+            x.name
+            for x in paths
+            if x.name in ("__pycache__", ".git")
+            or x.relative_to(folder) in ignored
+            or (x.parent == folder and x.name in leftovers)
+            or (x / MARK).is_file()  # made by this tool
+            or not (x.is_symlink() or x.is_file() or x.is_dir())  # a pipe, say
+        }
+
+    shutil.copytree(folder, into, symlinks=True, ignore=left_out)
+    if _ask_git(folder, "rev-parse", "--verify", "--quiet", "HEAD"):
+        _copy_commits(folder, into)
+    return Fetched(into, f"sha256:{hash_of_folder(into)}")
+
+
+def _left_in(folder: Path) -> Iterator[str]:
+    """What earlier builds leave at the top of a folder, and setuptools would pack again."""
+    yield from _LEFTOVERS
+    if not (folder / "PKG-INFO").is_file():  # of an archive, which needs its own
+        yield from (x.name for x in folder.glob("*.egg-info"))
+
+
+def _known_to_git(folder: Path) -> tuple[set[str], set[Path]]:
+    """What git tracks at the top of a repository, and all that it ignores; nothing where it is none."""
+    tracked = _ask_git(folder, "ls-files", "-z")
+    ignored = {Path(place, said[2:]) for place, said in _status(folder) if said[0] == "!"}
+    return {each.partition("/")[0] for each in tracked}, ignored
+
+
+def _status(folder: Path) -> Iterator[tuple[str, str]]:
+    """What git says of a repository and its submodules, each time with the place of that: of the commit behind `#`,
+    of files that it ignores behind `!`, of all that was changed behind something else.
+    """
+    # It does not look for ignored files in submodules, and settings may have it say less.
+    more = ["--ignored", "--untracked-files=normal", "--ignore-submodules=none", "--no-renames"]
+    foreach = ["submodule", "--quiet", "foreach", "--recursive", 'printf "%s\\0" "$displaypath"']
+    for place in ("", *_ask_git(folder, *foreach)):
+        for said in _ask_git(folder / place, "status", "--porcelain=v2", "--branch", *more, "-z"):
+            yield place, said
+
+
+def _ask_git(folder: Path, *words: str) -> list[str]:
+    """What git lists of a repository; nothing where it is none, or git is not there. An error says that it refuses."""
+    if not (folder / ".git").exists() or shutil.which("git") is None:
+        return []
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True)
+    said = " ".join(os.fsdecode(done.stderr).split())
+    if "safe.directory" in said:  # which it says to set
+        raise UserError(f"git refuses to read {folder}: {said}")
+    return [*filter(None, os.fsdecode(done.stdout).split("\0"))]
+
+
+def _copy_commits(folder: Path, into: Path) -> None:
+    """Makes `into` a repository with the commits and tags of `folder`: any setup.py may ask git for its version.
+
+    It has nothing of the settings, which may hold a password.
+    """
+    inside = ["-C", str(into)]
+    for command in (
+        ["clone", "--quiet", "--bare", "--", str(folder), str(into / ".git")],
+        [*inside, "config", "core.bare", "false"],
+        [*inside, "remote", "remove", "origin"],
+        [*inside, "reset", "--quiet"],  # the files are those that git knows, if nobody changed them
+    ):
+        _git(command, f"copy the commits of {folder}, of which its version may come")
+
+
+def empty_submodules(folder: Path) -> list[str]:
+    """The submodules of the sources in `folder` that nobody has filled."""
+    found = []
+    for file in folder.rglob(".gitmodules"):
+        text = os.fsdecode(file.read_bytes()) if file.is_file() else ""
+        for path in re.findall(r"^\s*path *= *(\S.*?)\s*$", text, re.MULTILINE):
+            there = file.parent / path
+            if not there.is_dir() or not any(there.iterdir()):
+                found.append(str(there.relative_to(folder)))
+    return sorted(found)
+
+
+def name_of(folder: Path, source: str) -> str:
+    """The normalised name of the project in `folder`: what it says of itself, else the last part of `source`."""
+    for file, pattern in (
+        ("PKG-INFO", r"^Name: *(\S+)"),
+        ("pyproject.toml", r"""^\[project\]\n(?:[^\[].*\n|\n)*?name *= *["']([\w.-]+)"""),
+        # With dots, or after such a constant, a name is an extension's.
+        ("setup.py", r"""^(?:PACKAGE_NAME|(?:.*\bsetup\()?\s*name(?=.*,)) *= *["']([\w-]+)["']"""),
+    ):
+        with contextlib.suppress(FileNotFoundError):
+            text = (folder / file).read_text(encoding="utf-8", errors="replace")
+            if found := re.search(pattern, text, re.MULTILINE):
+                return canonicalize_name(found[1])
+    return canonicalize_name(source.rstrip("/").rpartition("/")[2].removesuffix(".git"))
+
+
+def _commit_of(folder: Path) -> str | None:
+    """The commit of a git repository in which nothing has been changed since."""
+    said = [*_status(folder)]
+    for place, each in said:
+        own = each[0] == "?" and (folder / place / each[2:] / MARK).is_file()
+        if each[0] not in "#!" and not own:
+            return None
+    found = (re.fullmatch(r"# branch\.oid ([0-9a-f]+)", each) for place, each in said if not place)
+    return next((each[1] for each in found if each), None)
+
+
+def hash_of_folder(folder: Path) -> str:
+    """One hash of the names and contents of all files in `folder`, but what git and Python keep of their own."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and not {".git", "__pycache__"} & {*path.relative_to(folder).parts}:
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(os.fsencode(f"{path.relative_to(folder)} {content}\n"))
+    return digest.hexdigest()
+
+
+def _unpack(archive: Path, into: Path) -> Fetched:
+    with tempfile.TemporaryDirectory(dir=into.parent, prefix="unpacked-") as name:
+        sandbox.call(_extract, archive, Path(name), writes=Path(name))
+        entries = list(Path(name).iterdir())
+        # An archive of sources holds one folder; GitHub's do, too.
+        top = entries[0] if len(entries) == 1 and entries[0].is_dir() else Path(name)
+        # All of it: nobody has built in it. A git of it would run commands that its settings name.
+        shutil.copytree(top, into, symlinks=True, ignore=shutil.ignore_patterns(".git"))
+    return Fetched(into, f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}")
+
+
+def _extract(archive: Path, into: Path) -> None:
+    """Unpacks an archive, whoever has made it: this is for `sandbox.call`."""
+    try:
+        if zipfile.is_zipfile(archive):
+            _unzip(archive, into)
+        else:
+            with tarfile.open(archive) as tar:
+                _keep_inside(tar)
+                tar.extractall(into)
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        raise UserError(f"{archive} cannot be unpacked ({error}): {EXPECTED}") from None
+
+
+def _unzip(archive: Path, into: Path) -> None:
+    with zipfile.ZipFile(archive) as zipped:
+        for member in zipped.infolist():
+            path = Path(zipped.extract(member, into))
+            if path.is_file() and member.external_attr >> 16 & 0o111:
+                path.chmod(0o755)
+
+
+def _keep_inside(tar: tarfile.TarFile) -> None:
+    """No member may escape the folder."""
+    if hasattr(tarfile, "data_filter"):
+        tar.extraction_filter = tarfile.data_filter
+        return
+    for member in tar:  # Pythons before 3.11.4 know no filter
+        path = Path(member.name)
+        if path.is_absolute() or ".." in path.parts or not (member.isfile() or member.isdir()):
+            raise tarfile.TarError(f"{member.name} is a link, a device or outside of the folder")
+
+
+def _clone(source: str, into: Path) -> Fetched:
+    found = _COMMIT.fullmatch(source)
+    if not found:
+        raise UserError(f"{source} names no commit: write `{source}@COMMIT`, with a tag or a hash")
+    url, commit = found.groups()
+    with tempfile.TemporaryDirectory(dir=into.parent, prefix="cloned-") as name:
+        for command in (
+            ["clone", "--quiet", "--no-checkout", "--", url, name],
+            ["-C", name, "checkout", "--quiet", "--detach", commit],
+            ["-C", name, "submodule", "--quiet", "update", "--init", "--recursive"],
+        ):
+            _git(command, f"fetch {source}", ": check the address and the commit")
+        head = _git(["-C", name, "rev-parse", "HEAD"], f"read {source}").strip()
+        # Without its settings: the address may hold a password.
+        _copy(Path(name), into, built_in=False)
+    return Fetched(into, f"git:{head}", url)
+
+
+def _git(arguments: list[str], purpose: str, way_out: str = "") -> str:
+    """What git prints; an error says what it was for."""
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, errors="replace")
+    except FileNotFoundError:
+        raise UserError(f"there is no `git` command to {purpose}: install git") from None
+    if done.returncode != 0:
+        raise UserError(f"git cannot {purpose} ({' '.join(done.stderr.split())}){way_out}")
+    return done.stdout
+
+
+def versions(folder: Path) -> str:
+    """The commit and the tags of a repository, of which a version may be made; nothing where it is none."""
+    return " ".join(_ask_git(folder, "show-ref", "--head", "--tags"))
+
+
+def _download(requirement: Requirement, folder: Path) -> Path:
+    """The newest sources that `requirement` allows, checked against the hash of the index.
+
+    Not with `pip download`: that runs the setup.py to learn what it requires.
+    """
+    finder = _finder()
+    try:
+        best, _, candidates = finder.find_best_match(requirement, allow_yanked=False)
+        found = {Version(each.version or "0") for each in candidates}
+        if not found:
+            raise UserError(
+                f"no index that pip is configured for has sources of {requirement.name}: check the "
+                "name, or name a folder, an archive or `git+URL@COMMIT`"
+            )
+        if best is None:
+            newest = ", ".join(map(str, sorted(found, reverse=True)[:3]))
+            raise UserError(
+                f"there are no sources of {requirement}: the newest versions are {newest}"
+            )
+        print(f"torchwheels: fetching {best.link.filename} from an index", flush=True)
+        return download_link(finder.session, best.link, folder, best.link.hash_option)
+    except (UnpackError, FileNotFoundError) as error:
+        raise UserError(
+            f"the sources of {requirement} are missing or not what their index says they are "
+            f"({' '.join(str(error).split())}): try again, or download them yourself and name the file"
+        ) from None
+    except httpx2.RequestError as error:
+        raise UserError(
+            f"{error.request.url.host} does not answer ({error}): check the network and pip's "
+            "configuration, or name a folder or an archive"
+        ) from None
+
+
+def _finder() -> PackageFinder:
+    """What looks for sources where pip is configured to, and with its credentials."""
+    settings = indexes.pip_settings("download")
+    context = ssl.create_default_context(cafile=settings.get("cert"))
+    session = PyPIClient(
+        verify=context,
+        timeout=_TIMEOUT,
+        follow_redirects=True,
+        trusted_hosts=settings.get("trusted-host", "").split(),
+    )
+    finder = PackageFinder(
+        session,  # type: ignore[arg-type]  # of unearth's own
+        index_urls=settings.get("index-url", "").split(),  # PyPI where there is none
+        no_binary=[":all:"],
+        ignore_compatibility=True,  # the target's Python may be another one
+    )
+    for url in settings.get("extra-index-url", "").split():
+        finder.add_index_url(url)
+    urls = [source["url"] for source in finder.sources]
+    session.auth = MultiDomainBasicAuth(prompting=False, index_urls=urls)
+    return finder

@@ -1,0 +1,145 @@
+"""What is kept between builds, in a folder of the user: who uses it, its size, and its removal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import fnmatch
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TextIO
+
+from torchwheels.errors import UserError
+from torchwheels.system.files import MARK, marked
+
+PARTS = ("environments", "build", "compiled", "ccache")  # the last one was of 0.1
+_IN_PARTS = ("environments", "build")  # of which each part has a lock of its own
+
+
+def place() -> Path:
+    """Where environments and sources are kept between builds."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("TORCHWHEELS_CACHE") or f"{home}/torchwheels").expanduser()
+
+
+def own() -> Path:
+    """The cache, which is this tool's alone, or an error: `clean` empties it."""
+    folder = marked(place())
+    others = {x.name for x in folder.iterdir()} - {*PARTS, "lost+found"}
+    if MARK in others:
+        return folder
+    if others:
+        raise UserError(
+            f"TORCHWHEELS_CACHE names {folder}, which holds other files ({min(others)}), and `torchwheels clean` "
+            "empties it: name a new folder"
+        )
+    (folder / MARK).touch()  # of 0.1
+    return folder
+
+
+@contextlib.contextmanager
+def locked(name: str, wait: bool = True) -> Iterator[Path]:
+    """The folder `name` of the cache, which no other process changes until the end.
+
+    Where one does now, and this shall not `wait`, BlockingIOError is raised.
+    """
+    folder = own() / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not wait:
+                raise
+            print(f"torchwheels: waiting for another process that uses {folder}", flush=True)
+            _wait_for(lock)
+        yield folder
+
+
+_in_use: dict[Path, int] = {}
+"""The files of locks, which the end of the process closes."""
+
+
+def use(folder: Path) -> Path:
+    """The folder of the cache, which nobody removes before this process ends."""
+    if folder not in _in_use:
+        lock = folder.with_name(f"{folder.name}.used")
+        _in_use[folder] = os.open(lock, os.O_RDWR | os.O_CREAT)
+        fcntl.flock(_in_use[folder], fcntl.LOCK_SH)
+    return folder
+
+
+def _remove(name: str) -> int:
+    """Removes the folder `name` of the cache; returns its size. BlockingIOError is raised where a process uses it."""
+    with (
+        locked(name, wait=False) as folder,
+        folder.with_name(f"{folder.name}.used").open("w") as used,
+    ):
+        fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        taken = size(folder)
+        shutil.rmtree(folder)
+    return taken
+
+
+def _wait_for(lock: TextIO) -> None:
+    """Locks the file `lock`; Ctrl-C interrupts the wait."""
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(0.2)
+
+
+def size(folder: Path) -> int:
+    """The bytes that a folder takes on the disk."""
+    found = 0
+    for parent, _, names in os.walk(folder):  # which passes over folders that have just gone
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                found += os.lstat(f"{parent}/{name}").st_blocks * 512
+    return found
+
+
+def gigabytes(number: int) -> str:
+    """`1.2 GB`."""
+    return f"{number / 1e9:.1f} GB"
+
+
+def entries() -> Iterator[str]:
+    """The names of what is there, such as `environments/3.11-torch2.13.0+cpu-0a1b2c3d`."""
+    folder = place()
+    for top in sorted(folder.glob("*")):
+        for path in sorted(top.glob("*")) if top.name in _IN_PARTS else [top]:
+            if path.is_dir() and top.name in PARTS:
+                yield str(path.relative_to(folder))
+
+
+def lines() -> Iterator[str]:
+    """What is there, with its sizes."""
+    folder = place()
+    sizes = {name: size(folder / name) for name in entries()}
+    width = max(map(len, sizes), default=0)
+    yield f"the cache is {folder}: {gigabytes(sum(sizes.values()))}"
+    yield from (f"  {name:{width}}  {gigabytes(each)}" for name, each in sizes.items())
+
+
+def remove(patterns: Sequence[str]) -> Iterator[str]:
+    """Removes what the patterns name, and says of each what it was; what is in use stays."""
+    names = [x for x in entries() if any(fnmatch.fnmatchcase(x, each) for each in patterns)]
+    if patterns != ["*"] and not names:
+        raise UserError(
+            f"nothing in {place()} is named {' or '.join(patterns)}: `torchwheels env` lists "
+            "what there is"
+        )
+    freed = 0
+    for name in names:
+        try:
+            taken = _remove(name)
+        except BlockingIOError:
+            yield f"kept {name}: another process uses it"
+            continue
+        freed += taken
+        yield f"removed {name}, {gigabytes(taken)}"
+    yield f"freed {gigabytes(freed)}"

@@ -1,0 +1,37 @@
+"""Files of this tool's own, and of others: which are whose, and how one is written and hashed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+MARK = ".torchwheels"
+"""A file in each folder that is this tool's own: no sources are there, and what is there it may delete."""
+
+
+def marked(folder: Path) -> Path:
+    """Makes `folder`, and marks it as this tool's own, where nothing is there yet."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not any(folder.iterdir()):
+        (folder / MARK).touch()
+    return folder
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file to write, which then takes the place of `path`: whoever reads that meanwhile finds the old one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,27 @@
+"""PyTorch's own list of the functions of its stable ABI, and the release that each is in from."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from torchwheels.options import numbers
+
+FILE = Path(__file__).with_suffix(".txt")
+
+
+@functools.cache
+def first_releases() -> dict[str, str]:
+    """For each function its first release, such as `2.10`."""
+    lines = [line.split() for line in FILE.read_text().splitlines() if line[:1].isdigit()]
+    return {function: release for release, function in lines}
+
+
+def newest_release() -> str:
+    """The newest release whose functions are listed."""
+    return max(first_releases().values(), key=numbers)
+
+
+def oldest_release() -> str:
+    """The oldest one; what it has may be older still."""
+    return min(first_releases().values(), key=numbers)

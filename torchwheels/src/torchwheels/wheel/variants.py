@@ -1,0 +1,143 @@
+"""Variant wheels (PEP 825): a labelled wheel under the project's own version, which an installer chooses.
+
+What is in the two is the same, but for the metadata. The label of the version, `1.0+cu130`, becomes one
+of the file, `…-cu130.whl`, and variant.json says what a machine must have.
+
+variantlib could write these, but not twice the same bytes, and under the labelled version alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from torchwheels.errors import UserError
+from torchwheels.options import sm
+from torchwheels.wheel.archive import with_record, write_wheel
+from torchwheels.wheel.contents import Wheel
+
+_SCHEMA = "https://variants-schema.wheelnext.dev/peps/825/v0.1.1.json"
+# What says which values a machine has; the namespace that comes first counts most. The schema knows no
+# providers, but uv 0.13 takes no namespace without one. NVIDIA's it has built in. Of the other it skips the
+# wheels, and without this line it would refuse the whole release.
+_PROVIDERS = {
+    "abi_dependency": {"builtin": "abi_dependency"},
+    "nvidia": {
+        "requires": ["nvidia-variant-provider>=0.0.1"],
+        "plugin-api": "nvidia_variant_provider.plugin:NvidiaVariantPlugin",
+    },
+}
+_LABEL = re.compile(r"[+.](cpu|cu\d+)(?:\.torch(\d+\.\d+))?$")
+
+FOLDER = "variants"
+
+Properties = Mapping[str, Mapping[str, list[str]]]
+"""Of each namespace the features, and for each the values of which a machine must have one."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The variant of a labelled wheel."""
+
+    path: Path
+    """In a folder beside the labelled one: pip takes no file of such a name."""
+    label: str
+    properties: Properties
+    files: Mapping[str, bytes]
+
+
+def of(found: Wheel) -> Variant | None:
+    """The variant of a wheel that torchwheels built and labelled; None where it has no label."""
+    label = _LABEL.search(str(found.version))
+    if label is None or found.record is None:
+        return None
+    cuda_or_cpu, torch = label.groups()
+    # Not for the torch that the targets of a CUDA version have by default: uv skips a wheel that names one.
+    if not str(found.record.get("target")).endswith(f"-torch{torch}"):
+        torch = None
+    properties = _properties(found.record, torch)
+    name = f"{cuda_or_cpu}.torch{torch}" if torch else cuda_or_cpu if properties else "null"
+    release = f"{found.dist_info.partition('-')[0]}-{str(found.version)[: label.start()]}"
+    info = f"{release}.dist-info"
+    files = {
+        **_under_another_version(found, release),
+        f"{info}/variant.json": metadata({name: properties}),
+    }
+    tags = found.path.stem.split("-", 2)[2]
+    path = found.path.parent / FOLDER / f"{release}-{tags}-{name}.whl"
+    return Variant(path, name, properties, with_record(files, f"{info}/RECORD"))
+
+
+def _properties(record: Mapping[str, Any], torch: str | None) -> Properties:
+    found: dict[str, dict[str, list[str]]] = {}
+    architectures = record.get("architectures") or []
+    if record.get("cuda"):
+        found["nvidia"] = {"cuda_version_lower_bound": [record["cuda"]]}
+        # With PTX it runs on every newer GPU, too, and no list of architectures can say so.
+        if not any(each.endswith("+PTX") for each in architectures):
+            found["nvidia"]["sm_arch"] = sorted(f"{sm(each)}_real" for each in architectures)
+    if torch:
+        found["abi_dependency"] = {"torch": [torch]}
+    return found
+
+
+def _under_another_version(found: Wheel, release: str) -> dict[str, bytes]:
+    """The files of a wheel, where what says its version says that of `release`."""
+    old, new = str(found.version), release.partition("-")[2]
+    files = {}
+    for path, data in found.files.items():
+        folder, slash, name = path.partition("/")
+        if folder == found.dist_info and name == "METADATA":
+            data = data.replace(f"Version: {old}\n".encode(), f"Version: {new}\n".encode(), 1)
+        elif folder == found.dist_info and name.endswith(".json"):
+            for text in (str, quote):
+                data = data.replace(text(old).encode(), text(new).encode())
+        if slash:  # the folders .dist-info and .data have the version in their names
+            folder = folder.replace(old, new)
+        files[f"{folder}{slash}{name}"] = data
+    return files
+
+
+def metadata(variants: Mapping[str, Properties]) -> bytes:
+    """The text of variant.json, or with several `variants` that of an index: for each label its properties."""
+    used = [each for each in _PROVIDERS if any(each in found for found in variants.values())]
+    namespaces = used or ["nvidia"]  # one is required
+    document = {
+        "$schema": _SCHEMA,
+        "default-priorities": {"namespace": namespaces},
+        "providers": {each: _PROVIDERS[each] for each in namespaces},
+        "variants": dict(sorted(variants.items())),
+    }
+    return (json.dumps(document, indent=2) + "\n").encode()
+
+
+def check(variant: Variant, labelled: Path) -> None:
+    """Raises an error where the file of the variant is another than the wheel `labelled` gives."""
+    with zipfile.ZipFile(variant.path) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    info = variant.path.name.split("-")[:2]
+    path, record = (f"{'-'.join(info)}.dist-info/{name}" for name in ("variant.json", "RECORD"))
+    said = files.get(path, b"{}")  # its schema is that of the day
+    wanted = {"variants": {variant.label: variant.properties}}
+    if files != with_record({**variant.files, path: said}, record) or wanted != {
+        key: value for key, value in json.loads(said).items() if key in wanted
+    }:
+        raise UserError(
+            f"{variant.path.name} is not the variant of {labelled.name}: delete it, and build that again"
+        )
+
+
+def write(found: Wheel) -> Path | None:
+    """Writes the variant of a wheel, and returns its path; None where there is none."""
+    variant = of(found)
+    if variant is None:
+        return None
+    variant.path.parent.mkdir(exist_ok=True)
+    write_wheel(variant.path, variant.files)
+    return variant.path
