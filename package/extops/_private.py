@@ -149,6 +149,14 @@ keep_busy: Callable[[int], object] = _find("cuda._sleep", lambda _: None)
 """Has the GPU do nothing for so many cycles. Without it times of the GPU contain those of the host."""
 
 
+# -- cuBLAS
+
+blas_handle: Callable[[], int] | None = None
+"""torch's handle of cuBLAS for the current device and stream."""
+if torch.backends.cuda.is_built():
+    blas_handle = _find("_C._cuda_getCurrentBlasHandle", None)
+
+
 # -- autocast
 
 

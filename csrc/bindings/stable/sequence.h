@@ -99,6 +99,9 @@ Tensor multiply(ScalarType dtype, const Tensor& a, const Tensor& b) {
   Options options = a.options();
   if (is_half(dtype)) options.dtype = aoti_torch_dtype_float32();
   Tensor product = allocate(options, a.sizes()[0], b.sizes()[1]);
+  if constexpr (Device::kIsCuda) {
+    if (dtype == ScalarType::TF32 && Device::mm_tf32_into(a, b, product)) return product;
+  }
   if (!is_half(dtype)) {
     mm_into(a, b, product);
   } else if constexpr (Device::kIsCuda) {

@@ -116,17 +116,17 @@ def _of_chunk(
     grad_input = None
     if needs_input:
         in_order = weights_x.roll(shift, 0) if shift else weights_x
-        grad_input = _input_gradient(rows_x, in_order, input, valid, batch_first)
+        grad_input = _input_gradient(rows_x, in_order, input, valid, batch_first, allow_tf32)
     if len(weights) == 1 and needs_weights[0]:
         old_h = _old_h(h_0, output, lengths, batch_first, reverse)
-        found[0] = torch.mm(rows.t(), _factor((old_h, input), valid, batch_first))
+        found[0] = _gemm.mm(rows.t(), _factor((old_h, input), valid, batch_first), allow_tf32)
     elif len(weights) > 1:
         if needs_weights[0]:
-            of_rows = torch.mm(rows_x.t(), _factor((input,), valid, batch_first))
+            of_rows = _gemm.mm(rows_x.t(), _factor((input,), valid, batch_first), allow_tf32)
             found[0] = of_rows.roll(-shift, 0) if shift else of_rows
         if needs_weights[1]:
             found[1] = _weight_hh_gradient(
-                rows_h, h_0, output, lengths, valid, batch_first, reverse
+                rows_h, h_0, output, lengths, valid, batch_first, reverse, allow_tf32
             )
     if any(needs_biases):
         sums = _gemm.column_sums(rows)
@@ -139,9 +139,14 @@ def _of_chunk(
 
 
 def _input_gradient(
-    rows: Tensor, weights: Tensor, input: Tensor, valid: Tensor | None, batch_first: bool
+    rows: Tensor,
+    weights: Tensor,
+    input: Tensor,
+    valid: Tensor | None,
+    batch_first: bool,
+    allow_tf32: bool,
 ) -> Tensor:
-    of_rows = _gemm.mm(rows, weights).view(_transposed(input, batch_first).shape)
+    of_rows = _gemm.mm(rows, weights, allow_tf32).view(_transposed(input, batch_first).shape)
     grad_input = _transposed(of_rows, batch_first)
     # A weight may be infinite or NaN, and zero times that is NaN.
     return grad_input if valid is None else torch.where(valid, grad_input, 0)
@@ -177,17 +182,19 @@ def _weight_hh_gradient(
     valid: Tensor | None,
     batch_first: bool,
     reverse: bool,
+    allow_tf32: bool,
 ) -> Tensor:
     time = output.shape[0]
     # Compared by a traced program, the number of steps would be a constant of it.
     if lengths is not None or batch_first or not isinstance(time, int) or time < 2:
         old_h = _old_h(h_0, output, lengths, batch_first, reverse)
-        return torch.mm(rows.t(), _factor((old_h,), valid, batch_first))
+        return _gemm.mm(rows.t(), _factor((old_h,), valid, batch_first), allow_tf32)
     batch = len(h_0)  # rows of the first step, which are apart: the output is not copied behind h_0
     others = (time - 1) * batch
-    of_first = rows.narrow(0, others if reverse else 0, batch).t() @ h_0
+    of_first = _gemm.mm(rows.narrow(0, others if reverse else 0, batch).t(), h_0, allow_tf32)
     of_others = rows.narrow(0, 0 if reverse else batch, others).t()
-    return torch.addmm(of_first, of_others, output.narrow(0, int(reverse), time - 1).flatten(0, 1))
+    steps = output.narrow(0, int(reverse), time - 1).flatten(0, 1)
+    return _gemm.mm(of_others, steps, allow_tf32, added=of_first)
 
 
 def _old_h(

@@ -2,6 +2,8 @@
 // kernels for one architecture are compiled for that alone.
 #pragma once
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -34,6 +36,21 @@ std::string& sequence_kernel() {
     return given == nullptr ? "" : given;
   }();
   return name;
+}
+
+using GemmEx = int (*)(
+    void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int, const void*, void*, int,
+    int, int, int);
+
+// cublasGemmEx of the library that torch has loaded: extops is not linked to one.
+GemmEx cublas_gemm() {
+  static const GemmEx known = [] {
+    char name[32];
+    std::snprintf(name, sizeof(name), "libcublas.so.%d", CUDART_VERSION / 1000);
+    void* const library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
+    return library == nullptr ? nullptr : reinterpret_cast<GemmEx>(dlsym(library, "cublasGemmEx"));
+  }();
+  return known;
 }
 
 }  // namespace
@@ -77,6 +94,35 @@ Error launch_error() {
 }  // namespace extops::cuda
 
 EXTOPS_API void extops_name_sequence_kernel_cuda(const char* name) { extops::cuda::sequence_kernel() = name; }
+
+EXTOPS_API Error extops_gemm_tf32_cuda(
+    void* handle, const int64_t (&sizes)[3], const float* a, const int64_t (&a_strides)[2], const float* b,
+    const int64_t (&b_strides)[2], float* product, int64_t accumulate) {
+  constexpr int kFloat = 0, kFastTf32 = 77, kDefaultAlgorithm = -1;  // of cuBLAS
+  const GemmEx gemm = extops::cuda::cublas_gemm();
+  if (gemm == nullptr) return "torch has loaded no cuBLAS of this version of CUDA";
+  const auto [rows, inner, columns] = sizes;
+  // To cuBLAS, whose matrices are by columns, these are their transposes, and so is the product.
+  struct Factor {
+    int is_transposed;
+    int64_t stride;
+  };
+  const auto factor = [](const int64_t (&strides)[2], int64_t height, int64_t width) {
+    return strides[1] == 1 && strides[0] >= width ? Factor{0, strides[0]}
+                                                  : Factor{1, strides[0] == 1 && strides[1] >= height ? strides[1] : 0};
+  };
+  const Factor left = factor(a_strides, rows, inner), right = factor(b_strides, inner, columns);
+  const int64_t most = std::max({rows, inner, columns, left.stride, right.stride});
+  if (std::min({rows, inner, columns, left.stride, right.stride}) < 1 || most > INT32_MAX) {
+    return "cuBLAS takes no such sizes and strides";
+  }
+  const float one = 1, kept = accumulate != 0 ? 1 : 0;
+  const int status = gemm(
+      handle, right.is_transposed, left.is_transposed, static_cast<int>(columns), static_cast<int>(rows),
+      static_cast<int>(inner), &one, b, kFloat, static_cast<int>(right.stride), a, kFloat,
+      static_cast<int>(left.stride), &kept, product, kFloat, static_cast<int>(columns), kFastTf32, kDefaultAlgorithm);
+  return status == 0 ? nullptr : "cuBLAS failed";
+}
 
 EXTOPS_API int32_t extops_sm_count_cuda(void* stream) {
   return extops::cuda::Context(static_cast<cudaStream_t>(stream)).sm_count();
