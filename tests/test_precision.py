@@ -116,6 +116,39 @@ def test_same_bits_on_every_run(size: tuple[int, int, int], precision: str) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("gemms", (True, False))
+@pytest.mark.parametrize("layers", (True, False))
+@pytest.mark.parametrize("steps", (2, 300))
+def test_all_gemms_of_a_layer_follow_cudnns_switch(
+    steps: int, layers: bool, gemms: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TF32 has no digit for 1 + 2**-12: it rounds that to 1."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", layers)
+    layer = extops.RNN(64, 256, nonlinearity="relu", bias=False).cuda()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.zero_()
+        layer.weight_ih_l0[:64] = torch.eye(64)
+        layer.weight_hh_l0[64:128, :64] = torch.eye(64)
+    fine = 1 + 2**-12
+    input = torch.full((steps, 5, 64), fine, device="cuda", requires_grad=True)
+    with tf32(allowed=gemms):
+        output, _ = layer(input)
+        towards = torch.zeros_like(output)
+        towards[..., :64] = fine
+        of_input, of_ih, _ = torch.autograd.grad(
+            output, (input, layer.weight_ih_l0, layer.weight_hh_l0), towards
+        )
+    expected = 1 if layers else fine
+    assert (output[..., :64] == expected).all()
+    assert (output[1:, :, 64:128] == expected).all()
+    assert (of_input == expected).all()
+    torch.testing.assert_close(
+        of_ih[:64], torch.full_like(of_ih[:64], steps * 5 * expected**2), rtol=2**-20, atol=0
+    )
+
+
+@pytest.mark.gpu
 def test_tensors_that_start_between_chunks() -> None:
     """Copies of whole tiles cannot begin there, so other kernels are to do it."""
     inputs = inputs_of(SIZES["units_of_24"], "bfloat16")

@@ -84,12 +84,12 @@ EXTOPS_API Error extops_create_stream_cuda(void** stream);
 // The multiprocessors that a stream may use: a green context has some of them.
 EXTOPS_API int32_t extops_sm_count_cuda(void* stream);
 
-// product = a * b, or product + a * b with `accumulate`, in TF32 whatever torch's switch of GEMMs says: layers follow
-// that of cuDNN. By torch's handle of cuBLAS. Matrices of [rows, inner], [inner, columns] and, contiguous, [rows,
-// columns]; of the strides of a factor one is 1. The error says that torch has to compute it.
-EXTOPS_API Error extops_gemm_tf32_cuda(
-    void* handle, const int64_t (&sizes)[3], const float* a, const int64_t (&a_strides)[2], const float* b,
-    const int64_t (&b_strides)[2], float* product, int64_t accumulate);
+// product = a * b, or product + a * b with `accumulate`, in float32 or TF32 as `dtype` says, whatever torch's switch of
+// GEMMs says: layers follow that of cuDNN. By torch's handle of cuBLAS. Matrices of [rows, inner], [inner, columns]
+// and, contiguous, [rows, columns]; of the strides of a factor one is 1. The error says that torch has to compute it.
+EXTOPS_API Error extops_gemm_cuda(
+    void* handle, ScalarType dtype, const int64_t (&sizes)[3], const float* a, const int64_t (&a_strides)[2],
+    const float* b, const int64_t (&b_strides)[2], float* product, int64_t accumulate);
 
 // On a GPU, one persistent kernel computes all steps where weights_h fits into the SMs:
 //

@@ -1,6 +1,6 @@
 """GEMMs, and what they serve."""
 
-from ctypes import c_char_p, c_int64, c_void_p
+from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -15,15 +15,15 @@ _LARGE = 2**20
 
 _Sizes, _Strides = c_int64 * 3, c_int64 * 2
 _FACTOR = c_void_p, _Strides
-_ARGUMENTS = c_void_p, _Sizes, *_FACTOR, *_FACTOR, c_void_p, c_int64
+_ARGUMENTS = c_void_p, c_int32, _Sizes, *_FACTOR, *_FACTOR, c_void_p, c_int64
 
 
-def mm(a: Tensor, b: Tensor, allow_tf32: bool = False, added: Tensor | None = None) -> Tensor:
-    """A matrix product, to which a matrix may be added in place. With ``allow_tf32`` float32 on a GPU is computed in
-    TF32, whatever torch's switch of GEMMs says: layers follow that of cuDNN.
+def mm(a: Tensor, b: Tensor, allow_tf32: bool | None = None, added: Tensor | None = None) -> Tensor:
+    """A matrix product, to which a matrix may be added. ``allow_tf32`` says the precision of float32 on a GPU, whatever
+    torch's switch of GEMMs does: layers follow that of cuDNN.
     """
-    if allow_tf32 and a.is_cuda and a.dtype is torch.float32 and not _private.allows_tf32():
-        product = _mm_tf32(a, b, added)
+    if a.is_cuda and allow_tf32 is not None and a.dtype is torch.float32:
+        product = _mm_in_precision(a, b, allow_tf32, added)
         if product is not None:
             return product
     if added is not None:
@@ -33,18 +33,20 @@ def mm(a: Tensor, b: Tensor, allow_tf32: bool = False, added: Tensor | None = No
     return torch.mm(a, b.contiguous() if is_column and not b.is_cuda else b)
 
 
-def _mm_tf32(a: Tensor, b: Tensor, added: Tensor | None) -> Tensor | None:
+def _mm_in_precision(a: Tensor, b: Tensor, allow_tf32: bool, added: Tensor | None) -> Tensor | None:
     """None where torch has to compute it."""
-    handle_of_torch = _private.blas_handle
+    handle = _private.blas_handle
     is_plain = _autograd.is_plain() and type(a) is Tensor and type(b) is Tensor
-    if handle_of_torch is None or not is_plain or a.get_device() != torch.cuda.current_device():
+    if handle is None or not is_plain or allow_tf32 == _private.allows_tf32():
+        return None
+    if a.get_device() != torch.cuda.current_device():  # whose handle it is
         return None
     (rows, inner), columns = a.shape, b.shape[1]
     product = a.new_empty(rows, columns) if added is None else added
-    of_tf32 = _libraries.library("cuda").entry("gemm_tf32", c_char_p, *_ARGUMENTS)
-    sizes, factors = _Sizes(rows, inner, columns), (_of_factor(a), _of_factor(b))
-    error = of_tf32(
-        handle_of_torch(), sizes, *factors[0], *factors[1], product.data_ptr(), added is not None
+    library = _libraries.library("cuda")
+    error = library.entry("gemm", c_char_p, *_ARGUMENTS)(
+        *(handle(), library.gemm_dtype(a.dtype, allow_tf32), _Sizes(rows, inner, columns)),
+        *(*_of_factor(a), *_of_factor(b), product.data_ptr(), added is not None),
     )
     return product if error is None else None
 

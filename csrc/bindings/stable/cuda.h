@@ -31,16 +31,16 @@ struct CudaDevice {
     return stream;
   }
 
-  // False where torch has to compute it, in the precision that its switch of GEMMs says.
-  static bool mm_tf32_into(const Tensor& a, const Tensor& b, const Tensor& product) {
+  // In float32 or TF32, whatever torch's switch of GEMMs says; false where torch has to compute it.
+  static bool mm_into(ScalarType dtype, const Tensor& a, const Tensor& b, const Tensor& product) {
     void* handle = nullptr;
     if (torch_get_current_cuda_blas_handle == nullptr || torch_get_current_cuda_blas_handle(&handle) != 0) return false;
     const int64_t sizes[] = {a.sizes()[0], a.sizes()[1], b.sizes()[1]};
     const int64_t a_strides[] = {a.strides()[0], a.strides()[1]}, b_strides[] = {b.strides()[0], b.strides()[1]};
     const auto data = [](const Tensor& x) { return static_cast<const float*>(x.data()); };
-    return extops_gemm_tf32_cuda(
-               handle, sizes, data(a), a_strides, data(b), b_strides, static_cast<float*>(product.mutable_data()), 0) ==
-           nullptr;
+    return extops_gemm_cuda(
+               handle, dtype, sizes, data(a), a_strides, data(b), b_strides,
+               static_cast<float*>(product.mutable_data()), 0) == nullptr;
   }
 
   template <class Kernel>

@@ -100,7 +100,8 @@ Tensor multiply(ScalarType dtype, const Tensor& a, const Tensor& b) {
   if (is_half(dtype)) options.dtype = aoti_torch_dtype_float32();
   Tensor product = allocate(options, a.sizes()[0], b.sizes()[1]);
   if constexpr (Device::kIsCuda) {
-    if (dtype == ScalarType::TF32 && Device::mm_tf32_into(a, b, product)) return product;
+    const bool is_float32 = dtype == ScalarType::Float || dtype == ScalarType::TF32;
+    if (is_float32 && Device::mm_into(dtype, a, b, product)) return product;
   }
   if (!is_half(dtype)) {
     mm_into(a, b, product);

@@ -38,20 +38,34 @@ std::string& sequence_kernel() {
   return name;
 }
 
-using GemmEx = int (*)(
-    void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int, const void*, void*, int,
-    int, int, int);
+// Functions of the cuBLAS that torch has loaded: extops is not linked to one.
+struct Cublas {
+  int (*gemm)(
+      void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int, int, const void*, void*,
+      int, int, int, int) = nullptr;
+  int (*get_math_mode)(void*, int*) = nullptr;
 
-// cublasGemmEx of the library that torch has loaded: extops is not linked to one.
-GemmEx cublas_gemm() {
-  static const GemmEx known = [] {
+  Cublas() {
     char name[32];
     std::snprintf(name, sizeof(name), "libcublas.so.%d", CUDART_VERSION / 1000);
     void* const library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD);
-    return library == nullptr ? nullptr : reinterpret_cast<GemmEx>(dlsym(library, "cublasGemmEx"));
-  }();
-  return known;
-}
+    if (library == nullptr) return;
+    gemm = reinterpret_cast<decltype(gemm)>(dlsym(library, "cublasGemmEx"));
+    get_math_mode = reinterpret_cast<decltype(get_math_mode)>(dlsym(library, "cublasGetMathMode"));
+  }
+};
+
+// A factor as cuBLAS sees it, to which matrices are stored by columns: its transpose. Stride 0: it cannot take it.
+struct Factor {
+  int is_transposed;
+  int64_t stride;
+
+  Factor(const int64_t (&strides)[2], int64_t rows, int64_t columns) {
+    is_transposed = strides[1] != 1 || strides[0] < columns;
+    const bool fits = is_transposed == 0 || (strides[0] == 1 && strides[1] >= rows);
+    stride = fits ? strides[is_transposed] : 0;
+  }
+};
 
 }  // namespace
 
@@ -95,32 +109,30 @@ Error launch_error() {
 
 EXTOPS_API void extops_name_sequence_kernel_cuda(const char* name) { extops::cuda::sequence_kernel() = name; }
 
-EXTOPS_API Error extops_gemm_tf32_cuda(
-    void* handle, const int64_t (&sizes)[3], const float* a, const int64_t (&a_strides)[2], const float* b,
-    const int64_t (&b_strides)[2], float* product, int64_t accumulate) {
-  constexpr int kFloat = 0, kFastTf32 = 77, kDefaultAlgorithm = -1;  // of cuBLAS
-  const GemmEx gemm = extops::cuda::cublas_gemm();
-  if (gemm == nullptr) return "torch has loaded no cuBLAS of this version of CUDA";
+EXTOPS_API Error extops_gemm_cuda(
+    void* handle, ScalarType dtype, const int64_t (&sizes)[3], const float* a, const int64_t (&a_strides)[2],
+    const float* b, const int64_t (&b_strides)[2], float* product, int64_t accumulate) {
+  // The numbers of cuBLAS.
+  constexpr int kFloat = 0, kPedantic = 69, kFastTf32 = 77, kTf32Mode = 3, kDefaultAlgorithm = -1;
+  static const extops::cuda::Cublas cublas;
+  int mode = 0;  // torch sets it by its switch, each time that it hands out its handle
+  if (cublas.gemm == nullptr || cublas.get_math_mode == nullptr || cublas.get_math_mode(handle, &mode) != 0) {
+    return "torch has loaded no cuBLAS of this version of CUDA";
+  }
+  const bool in_tf32 = dtype == ScalarType::TF32;
+  if (in_tf32 == (mode == kTf32Mode)) return "torch computes it in this precision";
   const auto [rows, inner, columns] = sizes;
-  // To cuBLAS, whose matrices are by columns, these are their transposes, and so is the product.
-  struct Factor {
-    int is_transposed;
-    int64_t stride;
-  };
-  const auto factor = [](const int64_t (&strides)[2], int64_t height, int64_t width) {
-    return strides[1] == 1 && strides[0] >= width ? Factor{0, strides[0]}
-                                                  : Factor{1, strides[0] == 1 && strides[1] >= height ? strides[1] : 0};
-  };
-  const Factor left = factor(a_strides, rows, inner), right = factor(b_strides, inner, columns);
-  const int64_t most = std::max({rows, inner, columns, left.stride, right.stride});
-  if (std::min({rows, inner, columns, left.stride, right.stride}) < 1 || most > INT32_MAX) {
+  const extops::cuda::Factor left(a_strides, rows, inner), right(b_strides, inner, columns);
+  if (std::min({rows, inner, columns, left.stride, right.stride}) < 1 ||
+      std::max({rows, inner, columns, left.stride, right.stride}) > INT32_MAX) {
     return "cuBLAS takes no such sizes and strides";
   }
   const float one = 1, kept = accumulate != 0 ? 1 : 0;
-  const int status = gemm(
+  const int status = cublas.gemm(
       handle, right.is_transposed, left.is_transposed, static_cast<int>(columns), static_cast<int>(rows),
       static_cast<int>(inner), &one, b, kFloat, static_cast<int>(right.stride), a, kFloat,
-      static_cast<int>(left.stride), &kept, product, kFloat, static_cast<int>(columns), kFastTf32, kDefaultAlgorithm);
+      static_cast<int>(left.stride), &kept, product, kFloat, static_cast<int>(columns), in_tf32 ? kFastTf32 : kPedantic,
+      kDefaultAlgorithm);
   return status == 0 ? nullptr : "cuBLAS failed";
 }
 
