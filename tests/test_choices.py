@@ -372,7 +372,7 @@ def test_forced(
         monkeypatch.setattr(owner, name_of, call)
     model(rows(name))
     assert calls == [way] and measured == []
-    assert accelerating.known_way(model, rows(name)) == way
+    assert accelerating.described(model, rows(name))[0] == way
 
 
 def test_choices(measured: list[Measurement], capsys: pytest.CaptureFixture[str]) -> None:
@@ -496,7 +496,7 @@ def test_deterministic_algorithms(name: str, measured: list[Measurement]) -> Non
     try:
         model(rows(name))
         assert measured == []
-        assert accelerating.known_way(model, rows(name)) == "not measured"
+        assert accelerating.described(model, rows(name))[0] == "not measured"
     finally:
         torch.use_deterministic_algorithms(False)
     model(rows(name))
@@ -572,7 +572,7 @@ def test_an_error_in_ours(
 
     monkeypatch.setattr(accelerating._Call, "by_ours", fails)
     torch.testing.assert_close(model(input), theirs(input))
-    assert accelerating.known_way(model, input) == "not measured" or file.exists()
+    assert accelerating.described(model, input)[0] == "not measured" or file.exists()
     monkeypatch.setenv("EXTOPS_CHOICES", OURS)
     another = extops.accelerate(copy.deepcopy(theirs))
     torch.testing.assert_close(another(input), theirs(input))

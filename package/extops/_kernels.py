@@ -77,8 +77,8 @@ def which_kernel(
         TypeError: ``call`` is none of these, or is a function and has no ``state``, or ``input`` is no tensor.
     """
     if isinstance(call, torch.nn.Module):
-        way = accelerating.known_way(call, input, state)
-        if way not in (None, OURS):
+        way, _ = accelerating.described(call, input, state)
+        if way not in ("", OURS):
             return way
         cell = _cell_of(call)
         batch_first = getattr(call, "batch_first", False)

@@ -235,8 +235,7 @@ def _way(module: Any, call: _Call, quick: Any, key: Any) -> str:
         return forced
     if _private.is_in_backward():
         return _way_of_recomputed(module, call, key)
-    kind, sizes = call.kind(), call.sizes()
-    table = _table.table(call.rows.get_device() if call.rows.is_cuda else -1)
+    kind, sizes, table = call.kind(), call.sizes(), call.table()
     way, is_final = table.kind(kind).way(sizes)
     if way is None and _may_measure(call) and _measuring.acquire(blocking=False):
         try:
@@ -263,8 +262,7 @@ def _way_of_recomputed(module: Any, call: _Call, key: Any) -> str:
         quick, *others = key
         key = (False, *quick[1:]), *others
     way = module.__dict__.get(_KNOWN, _NOTHING).get(("last", key))
-    table = _table.table(call.rows.get_device() if call.rows.is_cuda else -1)
-    return way or table.kind(call.kind()).way(call.sizes())[0] or TORCH
+    return way or call.table().kind(call.kind()).way(call.sizes())[0] or TORCH
 
 
 def _may_measure(call: _Call) -> bool:
@@ -273,31 +271,23 @@ def _may_measure(call: _Call) -> bool:
     return not (is_captured or is_deterministic or _private.is_watched())
 
 
-def known_way(module: Any, input: Any, hx: Any = None) -> str | None:
-    """What serves such a call of a module that was taken, or ``"not measured"``; None for other modules."""
+def described(module: Any, input: Any, hx: Any = None) -> tuple[str, str]:
+    """What serves such a call of a module that was taken, or ``"not measured"``, and the times that led to it; empty
+    for other modules.
+    """
     if not isinstance(module, _Accelerated):
-        return None
-    call = _Call.of(module, input, hx)
-    if call is None:
-        return TORCH
-    table = _table.table(call.rows.get_device() if call.rows.is_cuda else -1)
-    return _table.forced() or table.kind(call.kind()).way(call.sizes())[0] or "not measured"
-
-
-def described(module: Any, input: Any, hx: Any = None) -> tuple[str, str] | None:
-    """What serves such a call of a module that was taken, and the times that led to it; None for other modules."""
-    way = known_way(module, input, hx)
-    if way is None:
-        return None
+        return "", ""
     call = _Call.of(module, input, hx)
     if call is None:
         return TORCH, "since our kernels cannot"
-    known = _table.table(call.rows.get_device() if call.rows.is_cuda else -1).kind(call.kind())
-    measured = known.measured.get(call.sizes())
+    kind, sizes = call.kind(), call.sizes()
+    of_kind = call.table().kind(kind)
+    way = _table.forced() or of_kind.way(sizes)[0] or "not measured"
+    measured = of_kind.measured.get(sizes)
     if measured is None:
-        return way, call.kind()
+        return way, kind
     times = f"torch {measured.torchs * 1e3:.3f} ms, extops {measured.ours * 1e3:.3f} ms"
-    return way, f"{times}: {call.kind()}"
+    return way, f"{times}: {kind}"
 
 
 class _Call(NamedTuple):
@@ -336,8 +326,7 @@ class _Call(NamedTuple):
             if len(parameters) != width:
                 return None
         else:
-            names = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
-            parameters = [x for name in names if (x := getattr(module, name)) is not None]
+            parameters = [x for name in rnn.PARAMETERS if (x := getattr(module, name)) is not None]
             if not all(x.is_contiguous() for x in _given(hx)):
                 return None  # which torch's results follow
         states = () if hx is None else (hx,)
@@ -350,6 +339,10 @@ class _Call(NamedTuple):
         call = cls(module, rows, packed, tuple(states), parameters)
         shape = call.shape_of_states()
         return call if all(x.shape == shape for x in states) else None
+
+    def table(self) -> _table.Table:
+        """Of the device."""
+        return _table.table(self.rows.get_device())
 
     @property
     def is_layer(self) -> bool:
@@ -468,8 +461,8 @@ class _Call(NamedTuple):
         if self.is_layer:
             changed: dict[str, Any] = {"_flat_weights": parameters, "dropout": 0.0}
         else:
-            names = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
-            changed = {"_parameters": dict(zip(names, [*parameters, None, None][:4], strict=True))}
+            of_names = zip(rnn.PARAMETERS, [*parameters, None, None][:4], strict=True)
+            changed = {"_parameters": dict(of_names)}
         module = _shell(self.module, type(self.module), **changed)
         rows, packed = self._first_steps()
         rows = alone(rows)

@@ -136,10 +136,10 @@ def _noting(layers: dict[str, tuple[str, str, str]], name: str) -> Callable[...,
 
     def note(module: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         given = dict(zip(("input", "hx"), arguments, strict=False)) | named
-        described = accelerating.described(module, given.get("input"), given.get("hx"))
-        if described is not None:
+        way, why = accelerating.described(module, given.get("input"), given.get("hx"))
+        if way:
             work = "training" if torch.is_grad_enabled() else "forward"
-            layers[f"{name} {work}"] = (f"{name or 'the model'}, {work}", *described)
+            layers[f"{name} {work}"] = f"{name or 'the model'}, {work}", way, why
 
     return note
 

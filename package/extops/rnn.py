@@ -14,7 +14,7 @@ from extops.calling import _autocast, _autograd, _checks
 from extops.modules import Layers, Results, both_directions, parameters_of, streams_of
 from extops.ops.sequence import CELLS, GRU_CELL, LSTM_CELL, Cell, rnn_cell
 
-_PARAMETERS = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
+PARAMETERS = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
 """Of a step, in torch's order."""
 
 
@@ -175,7 +175,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         return output, (h_n, c_n)[:number]
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
-        names = [name + suffix for name in _PARAMETERS[: 4 if self.bias else 2]]
+        names = [name + suffix for name in PARAMETERS[: 4 if self.bias else 2]]
         if torch.compiler.is_compiling():
             return tuple(parameters_of(self, names))
         # torch's layers compute with this list, which its users may fill.
@@ -262,7 +262,7 @@ class _TorchCell(torch.nn.RNNCellBase):
             states: Any = (input.new_zeros(input.shape[0], self.hidden_size),) * number
         else:
             states = self._as_states(hx)
-        h, *c = step(input, *parameters_of(self, _PARAMETERS), *states)
+        h, *c = step(input, *parameters_of(self, PARAMETERS), *states)
         # The backward keeps the cell state: a caller may change the copy in place.
         return self._of_states((h, *(x.clone() if x.requires_grad else x for x in c)))
 
