@@ -162,6 +162,26 @@ def test_side_streams_are_nobody_elses() -> None:
     assert len(set(sides)) == len(set(numbers))
 
 
+@pytest.mark.parametrize("priority", (0, -1))
+def test_side_streams_have_the_priority_of_the_caller(priority: int) -> None:
+    with torch.cuda.stream(torch.cuda.Stream(priority=priority)):
+        beside = modules.streams_of(torch.device("cuda", 0))
+    assert beside is not None
+    assert beside.side.priority == priority
+
+
+def test_directions_stay_in_a_green_context() -> None:
+    contexts = pytest.importorskip("torch.cuda.green_contexts")
+    if not contexts.SUPPORTED:
+        pytest.skip("this torch was built without green contexts")
+    context = contexts.GreenContext.create(num_sms=16, device_id=0)
+    context.set_context()
+    try:
+        assert modules.streams_of(torch.device("cuda", 0)) is None
+    finally:
+        context.pop_context()
+
+
 def test_gradients_that_outlive_the_backward() -> None:
     """An optimizer reads them on the stream of the caller and drops them, while others call the same layer."""
     sizes, dtype = SIZES["block"]

@@ -79,8 +79,9 @@ constexpr const char* kSequenceKernelVariable = "EXTOPS_SEQUENCE_KERNEL";
 // The same within a process; empty: none.
 EXTOPS_API void extops_name_sequence_kernel_cuda(const char* name);
 
-// A new stream of the current device, which waits for no other. It stays: allocators remember what was used on it.
-EXTOPS_API Error extops_create_stream_cuda(void** stream);
+// A new stream of the current device with the priority of another one, which waits for none. It stays: allocators
+// remember what was used on it.
+EXTOPS_API Error extops_create_stream_cuda(void* beside, void** stream);
 // The multiprocessors that a stream may use: a green context has some of them.
 EXTOPS_API int32_t extops_sm_count_cuda(void* stream);
 

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from extops import _packing, _private, reference
 from extops._packing import Packing, States
-from extops.binding._libraries import library
+from extops.binding._libraries import library, sm_count
 from extops.calling import _autograd, _checks
 from extops.ops.lltm import lltm
 from extops.ops.rounding import round_ste
@@ -35,7 +35,7 @@ class _Beside:
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self.stream = stream
-        self.side = _new_stream(stream.device)
+        self.side = _new_stream(stream)
         # One event, recorded again for each wait: creating a new one would take as long as the wait.
         self._of_stream, self._of_side = torch.cuda.Event(), torch.cuda.Event()
 
@@ -65,24 +65,33 @@ class _Beside:
 _beside = functools.cache(_Beside)
 
 
-def _new_stream(device: torch.device) -> torch.cuda.Stream:
-    """One that is nobody else's. torch has 32 of them, which it gives to all who ask: two graphs that are captured on
-    two streams could share one, and with it the workspace of cuBLAS, which their replays would use at the same time.
+def _new_stream(beside: torch.cuda.Stream) -> torch.cuda.Stream:
+    """One of the same priority that is nobody else's. torch has 32 of them, which it gives to all who ask: two graphs
+    that are captured on two streams could share one, and with it the workspace of cuBLAS, which their replays would use
+    at the same time.
     """
     stream = c_void_p()
-    create = library("cuda").entry("create_stream", c_char_p, POINTER(c_void_p))
-    with torch.cuda.device(device):
-        error: bytes | None = create(byref(stream))
+    create = library("cuda").entry("create_stream", c_char_p, c_void_p, POINTER(c_void_p))
+    with torch.cuda.device(beside.device):
+        error: bytes | None = create(beside.cuda_stream, byref(stream))
     if error is not None:
         raise RuntimeError(f"extops: no further CUDA stream can be created: {error.decode()}")
-    return torch.cuda.ExternalStream(stream.value or 0, device)
+    return torch.cuda.ExternalStream(stream.value or 0, beside.device)
 
 
 def streams_of(device: torch.device) -> _Beside | None:
     """The current stream and its side stream; none if calls run one after the other."""
     if device.type != "cuda" or not _autograd.is_plain():
         return None
-    return _beside(torch.cuda.current_stream(device))
+    stream = torch.cuda.current_stream(device)
+    # A stream of ours would reach beyond the SMs of a green context.
+    is_whole = sm_count(stream.device_index, stream.cuda_stream) == _sm_count_of(stream.device)
+    return _beside(stream) if is_whole else None
+
+
+@functools.cache
+def _sm_count_of(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def both_directions(
