@@ -1,4 +1,4 @@
-"""Runs torch's own tests of its recurrent modules with those of extops in their place.
+"""Runs torch's own tests of its recurrent modules on accelerated ones, whose calls our kernels serve.
 
 `python -m tools.torch_tests CHECKOUT [ARGUMENTS OF PYTEST]`, with a checkout of PyTorch, or an unpacked source archive,
 of the version of the torch at hand. A test of LEFT_OUT must fail.
@@ -7,10 +7,12 @@ of the version of the torch at hand. A test of LEFT_OUT must fail.
 from __future__ import annotations
 
 import fnmatch
+import functools
 import inspect
+import os
 import re
 import sys
-from collections.abc import Callable
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +21,30 @@ import torch
 
 import extops
 
-_PROJECTIONS = "makes an LSTM with `proj_size`, which extops refuses"
-LEFT_OUT = {
-    "test_cudnn_forward_exception": _PROJECTIONS,
-    "test_projections_lstm_args_check": _PROJECTIONS,
-    "test_projections_lstm_initial_hidden_state": _PROJECTIONS,
-    "test_rnn_weight_norm": _PROJECTIONS,
-    "test_variable_sequence_*": _PROJECTIONS,
-    "test_projections_errors_on_gru_and_rnn": "compares the message that a GRU has no `proj_size`",
-    "test_errors_nn_*Cell_*": "compares messages: extops words its own, and says what was expected",
-}
+LEFT_OUT: dict[str, str] = {}
 """Patterns of names, and why those tests fail."""
-NAMES = "LSTM", "GRU", "LSTMCell", "GRUCell"
-_ABOUT_OURS = re.compile(r"LSTM|GRU|lstm|gru_|[^a-z]rnn")
-_BY_MODULE = re.compile(r"_nn_(?!(LSTM|GRU)(Cell)?_)[A-Z]")  # tests/test_modules.py: others'
+NAMES = "LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"
+_ABOUT_OURS = re.compile(r"LSTM|GRU|RNN|lstm|gru_|[^a-z]rnn")
+_BY_MODULE = re.compile(r"_nn_(?!(LSTM|GRU|RNN)(Cell)?_)[A-Z]")  # tests/test_modules.py: others'
 
 
-def replace_torchs() -> None:
-    """To be called before torch's own tests are imported: their tables hold the classes."""
+def accelerate_torchs() -> None:
+    """Each new module of torch's classes is accelerated as soon as it is made."""
     for name in NAMES:
-        for module in (torch.nn, torch.nn.modules, torch.nn.modules.rnn):
-            setattr(module, name, getattr(extops, name))
-    from torch.testing._internal.common_modules import module_db
-
-    for info in module_db:
-        if info.module_cls is extops.LSTM:
-            info.module_inputs_func = _without_projections(info.module_inputs_func)
+        kind = getattr(torch.nn, name)
+        kind.__init__ = _accelerating(kind, kind.__init__)
 
 
-def _without_projections(make: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """One test runs all inputs: those with `proj_size`, which extops refuses, would hide the others."""
+def _accelerating(kind: type[torch.nn.Module], make: Any) -> Any:
+    @functools.wraps(make)
+    def init(module: torch.nn.Module, *arguments: Any, **options: Any) -> None:
+        make(module, *arguments, **options)
+        if type(module) is kind:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what is left alone, such as projections
+                extops.accelerate(module)
 
-    def inputs(*arguments: Any, **options: Any) -> list[Any]:
-        made = make(*arguments, **options)
-        return [x for x in made if "proj_size" not in x.constructor_input.kwargs]
-
-    return inputs
+    return init
 
 
 def is_about_ours(name: str, function: Any) -> bool:
@@ -94,7 +84,8 @@ def main() -> None:
     if len(sys.argv) < 2 or not Path(sys.argv[1], "test", "test_nn.py").is_file():
         sys.exit("usage: python -m tools.torch_tests CHECKOUT-OF-PYTORCH [ARGUMENTS OF PYTEST]")
     tests = Path(sys.argv[1]).resolve() / "test"
-    replace_torchs()
+    os.environ["EXTOPS_CHOICES"] = "extops"
+    accelerate_torchs()
     arguments = ["--noconftest", "-c", "/dev/null", f"--rootdir={tests}", "-p", "no:cacheprovider"]
     files = [str(tests / name) for name in ("test_nn.py", "test_modules.py", "nn")]
     sys.exit(
