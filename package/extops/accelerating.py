@@ -433,13 +433,12 @@ class _Call(NamedTuple):
 
     def _by_ours_in_float16(self) -> Any:
         """Under autocast to any dtype cuDNN's layers compute in float16, and so are their results."""
-        half = torch.float16
-        rows, states = self.rows.to(half), tuple(x.to(half) for x in self.states)
-        weights = [x.to(half) for x in self.parameters]
-        shell = _shell(self.module, self.module.ours, _flat_weights=weights)
-        given = rows if self.packed is None else self.packed._replace(data=rows)
+        rows, *others = _autocast.to_half(self.rows, *self.states, *self.parameters)
+        states, weights = others[: len(self.states)], others[len(self.states) :]
+        packed = None if self.packed is None else self.packed._replace(data=rows)
+        module = _shell(self.module, type(self.module), _flat_weights=weights)
         with _private.without_autocast():
-            return self.module.ours.forward(shell, given, self._replace(states=states)._hx())
+            return _Call(module, rows, packed, tuple(states), weights).by_ours()
 
     def measured(self) -> _table.Measured | None:
         """Both ways timed; None where that fails."""

@@ -1,7 +1,7 @@
 """What autocast does to calls of the operators: it casts the arguments of public functions, and nothing else."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import torch
@@ -36,6 +36,37 @@ def cast_with_state(*arguments: Any) -> tuple[Any, ...]:
         return cast(*arguments)
     dtype = torch.promote_types(torch.get_autocast_dtype("cpu"), state.dtype)
     return tuple(x.to(dtype) if is_cast(x) else x for x in arguments)
+
+
+class _ToHalf(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtypes = [x.dtype for x in tensors]
+        ctx.set_materialize_grads(False)
+        return tuple(_copies(tensors, [torch.float16] * len(tensors)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        pairs = zip(gradients, ctx.dtypes, strict=True)
+        if torch.is_grad_enabled():  # for one of second order
+            return tuple(None if x is None else x.to(dtype) for x, dtype in pairs)
+        given = [(x, dtype) for x, dtype in pairs if x is not None]
+        copies = iter(_copies([x for x, _ in given], [dtype for _, dtype in given]))
+        return tuple(None if x is None else next(copies) for x in gradients)
+
+
+def _copies(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+    copies = [torch.empty_like(x, dtype=y) for x, y in zip(tensors, dtypes, strict=True)]
+    torch._foreach_copy_(copies, list(tensors))
+    return copies
+
+
+def to_half(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """All in float16, by one kernel where they are of one dtype: a layer has many parameters, and the host takes longer
+    than the GPU to cast each of them.
+    """
+    found: tuple[Tensor, ...] = _ToHalf.apply(*tensors)
+    return found
 
 
 def is_cast(argument: object) -> TypeGuard[Tensor]:
