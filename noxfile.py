@@ -331,7 +331,7 @@ def lint_workflows(session: nox.Session) -> None:
 
 @nox.session(reuse_venv=True)
 def act(session: nox.Session) -> None:
-    """Runs a workflow here, with stubs for GitHub's own actions: `-- main`, or `-- sample`."""
+    """Runs a workflow here, with stubs for GitHub's own actions: `-- main`, `-- sample` or `-- farm`."""
     session.log("This takes as long as what the workflow runs; act itself is 10 MB to download.")
     session.install(*group("act"))
     session.run("python", "tests/tools/act.py", *session.posargs)

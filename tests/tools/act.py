@@ -1,6 +1,7 @@
 """Runs a workflow on this machine, by `act`: its jobs, outputs and artifacts, with stubs for GitHub's actions.
 
     nox -s act -- sample    # a project of others, whose CI calls torchwheels.yml
+    nox -s act -- farm      # a farm of three projects, and again once nothing is missing
     nox -s act -- main      # extops; further arguments are act's, such as `--job sanitize`
 
 The targets are a CPU target and, of extops, that of the release for one kind of GPU. The tests are a few: it is the
@@ -9,17 +10,24 @@ workflow that is tried.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import http.server
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 OURS = "OWNER/extops"
+EXAMPLES = {"sample": "own_project", "farm": "farm"}
 TARGETS = {"main": '["3.11-cpu", "3.11-release"]', "sample": '["3.11-cpu"]'}
 # test_values.py has what `nox -s sanitize` plants reported.
 KEPT = {"test_golden.py", "test_values.py", "test_compose.py", "test_targets.py", "test_swish.py"}
@@ -41,24 +49,61 @@ def main(which: str, *arguments: str) -> int:
             rule = "rules: { self-repository: { disable: true } }\n"
             (ours / ".github" / "zizmor.yml").write_text(rule)
         tree = ours
-        if which == "sample":
-            tree = folder / "sample"
-            shutil.copytree(ours / "examples" / "own_project", tree)
-            caller = tree / ".github" / "workflows" / "wheels.yml"
-            caller.write_text(re.sub(r"@0{40}", "@here", caller.read_text()))
+        if which in EXAMPLES:
+            tree = folder / which
+            shutil.copytree(ours / "examples" / EXAMPLES[which], tree)
+            for caller in tree.glob(".github/workflows/*.yml"):
+                caller.write_text(re.sub(r"@0{40}", "@here", caller.read_text()))
             subprocess.run(["git", "init", "--quiet"], cwd=tree, check=True)
+        if which == "farm":
+            return in_turn(tree, folder, *arguments)
         table = tree / "pyproject.toml"
         table.write_text(with_targets(table.read_text(), TARGETS[which]))
         for test in tree.glob("tests/**/test_*.py"):
             if test.name not in KEPT:
                 test.write_text("")  # and not gone, since sessions name some
-        for each in {ours, tree}:
-            identity = ["-c", "user.name=act", "-c", "user.email=act@localhost"]
-            commit = ["git", *identity, "commit", "--quiet", "--message=tried by act"]
-            subprocess.run(["git", "add", "--all"], cwd=each, check=True)
-            subprocess.run(commit, cwd=each, check=True)
-        (folder / "artifacts").mkdir()
-        return subprocess.run(command(which, tree, folder, *arguments), cwd=tree).returncode
+        return run(which, tree, folder, *arguments)
+
+
+def run(which: str, tree: Path, folder: Path, *arguments: str) -> int:
+    """Commits what is tried, and runs act; returns its exit code."""
+    for each in {folder / "extops", tree}:
+        identity = ["-c", "user.name=act", "-c", "user.email=act@localhost"]
+        commit = ["git", *identity, "commit", "--quiet", "--allow-empty", "--message=tried by act"]
+        subprocess.run(["git", "add", "--all"], cwd=each, check=True)
+        subprocess.run(commit, cwd=each, check=True)
+    shutil.rmtree(folder / "artifacts", ignore_errors=True)
+    (folder / "artifacts").mkdir()
+    variables = {**os.environ, "PATH": f"{HERE / 'act' / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    called = command(which, tree, folder, *arguments)
+    return subprocess.run(called, cwd=tree, env=variables).returncode
+
+
+def in_turn(tree: Path, folder: Path, *arguments: str) -> int:
+    """Runs the workflow of a farm, and again with nothing to do; returns the first exit code that is not 0."""
+    with served(folder / "served") as address:
+        table = tree / "farm.toml"
+        text = re.sub(r"https://OWNER\S*/NAME(?=\")", f"{address}/site", table.read_text())
+        text = re.sub(r"https://\S+/(?={tag})", f"{address}/files/", text)
+        text = re.sub(r"^targets = .*", 'targets = ["3.11-cpu"]', text, flags=re.MULTILINE)
+        table.write_text(text.replace("versions = 2\n", ""))
+        for _ in range(2):
+            start = time.monotonic()
+            if code := run("farm", tree, folder, *arguments):
+                return code
+            print(f"act: this run took {time.monotonic() - start:.0f} s", flush=True)
+    return 0
+
+
+@contextlib.contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a server that has that folder."""
+    (folder / "files").mkdir(parents=True)
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
 
 
 def with_targets(table: str, targets: str) -> str:
@@ -70,8 +115,8 @@ def with_targets(table: str, targets: str) -> str:
 
 def command(which: str, tree: Path, folder: Path, *arguments: str) -> list[str]:
     """How act is called: jobs run on this machine, and actions are the stubs."""
-    workflow = "main" if which == "main" else "wheels"
-    event = "push" if which == "main" else "pull_request"
+    workflow = {"sample": "wheels"}.get(which, which)
+    event = {"main": "push", "sample": "pull_request"}.get(which, "workflow_dispatch")
     used = {
         found
         for file in [*tree.glob(".github/**/*.yml"), *(folder / "extops").glob(".github/**/*.yml")]
@@ -86,6 +131,7 @@ def command(which: str, tree: Path, folder: Path, *arguments: str) -> list[str]:
         *(f"--env={name}={value}" for name, value in os.environ.items() if name.startswith("PIP_")),
         "--env=TORCHWHEELS_ARCHITECTURES=9.0",
         *(f"--env=ACT_TREE={tree}", f"--env=ACT_ARTIFACTS={folder / 'artifacts'}"),
+        f"--env=ACT_SERVED={folder / 'served'}",
         *arguments,
     ]
 

@@ -46,6 +46,7 @@ ELSEWHERE = {
     r"^rsync ": "needs a server",
     r"^cp -r examples/own_project ": "torchwheels/tests/test_maintainers_path.py runs it",
     r"^(\.venv/bin/)?torchwheels build ": "compiles for minutes; test_building.py runs the like",
+    r"^torchwheels farm |^python3 -m http\.server": "torchwheels/tests/test_farm.py runs the like",
     r"^(BASE_DIGEST= )?docker (compose|build) ": "test_compose.py compares what the services and the image are",
     r"^docker context create |^DOCKER_(HOST|CONTEXT)=": "needs another machine, or podman",
     r"^(\.venv/bin/)?python examples/": "tests/test_examples.py runs it",

@@ -54,7 +54,7 @@ def test_the_page_of_an_index_fits_and_its_buttons_copy(tmp_path: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     sections = site._section("tinyops", [REPORT])
-    page = site.page(title="Wheels of tinyops", documentation="", sections=sections)
+    page = site.page(site.TEMPLATE, title="Wheels of tinyops", documentation="", sections=sections)
     (tmp_path / "index.html").write_text(page)
     pages.look(tmp_path, tmp_path / "pictures")
     with sync_playwright() as playwright:

@@ -34,12 +34,12 @@ JOBS = {
     for name, job in data["jobs"].items()
 }
 GPU_JOBS = {name: job for name, job in JOBS.items() if "gpu" in job.get("runs-on", ())}
-# All but the commands of `gh`, for what only exists there.
+# All but the commands of `gh`, for what only exists there, and those of a farm, which has no noxfile.
 STEPS = [
     pytest.param(job, step, id=f"{name}-{step['run']}")
     for name, job in JOBS.items()
     for step in job.get("steps", ())
-    if not step.get("run", "gh ").startswith("gh ")
+    if not step.get("run", "gh ").startswith("gh ") and not name.startswith("farm-")
 ]
 
 
@@ -98,6 +98,18 @@ def test_a_step_is_a_session_that_exists(
     assert named <= sessions
 
 
+def test_the_commands_of_a_farm_have_the_options_that_it_gives(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = (FOLDER / "workflows" / "farm.yml").read_text()
+    named = re.findall(r"torchwheels farm (\w+)(.*)", text)
+    assert {command for command, _ in named} == {"missing", "build", "index"}
+    for command, words in named:
+        with pytest.raises(SystemExit):
+            cli.main(["farm", command, "--help"])
+        assert {*re.findall(r"--\w+", words)} <= {*re.findall(r"--\w+", capsys.readouterr().out)}
+
+
 @pytest.mark.parametrize("job", GPU_JOBS.values(), ids=GPU_JOBS)
 def test_a_gpu_job_requires_its_gpu(job: dict[str, Any]) -> None:
     assert re.search(r"vars\.GPU_RUNNERS == 'true'|inputs\.gpu-runner != ''", job["if"])
@@ -135,7 +147,10 @@ def test_only_a_tag_releases() -> None:
     assert all(workflow["permissions"] == {} for workflow in WORKFLOWS.values())
     releasing = [
         job
-        for job in JOBS.values()
+        for name, job in JOBS.items()
+        if not name.startswith(
+            "farm-"
+        )  # of other repositories, whose releases are wheels of a night
         if job["permissions"].get("contents") == "write"
         or job.get("environment", {}).get("name") == "pypi"
     ]

@@ -249,7 +249,7 @@ def test_text_is_text_everywhere(forge: Forge, tmp_path: Path) -> None:
 def test_index_shows_names_as_text(tmp_path: Path) -> None:
     file = {"url": "x.whl", "hashes": {"sha256": "1"}, "core-metadata": {"sha256": "2"}}
     files = [{**file, "filename": "<b>.whl", "requires-python": None}]
-    site._write_index(tmp_path, {"projects": [{"name": "<i>"}], "files": files})
+    site.write_listing(tmp_path, {"projects": [{"name": "<i>"}], "files": files})
     page = (tmp_path / "index.html").read_text()
     assert "&lt;b&gt;.whl" in page and "&lt;i&gt;" in page
     assert "<b>" not in page and "<i>" not in page

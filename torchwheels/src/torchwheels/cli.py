@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import fnmatch
+import functools
 import json
 import os
 import re
@@ -15,22 +16,21 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torchwheels import __version__, sources
 from torchwheels.audit import reports
 from torchwheels.build import toolchain
-from torchwheels.errors import TestsError, UserError
-from torchwheels.index import make_site
+from torchwheels.errors import UserError
+from torchwheels.farm import command as farm_command
+from torchwheels.index import artifacts, make_site
 from torchwheels.options import Project, Target, project, releases, schema
-from torchwheels.run import Engine, Order, containers, engines, pipeline, testing
+from torchwheels.run import Order, engines, pipeline, testing
 from torchwheels.sources import Fetched
 from torchwheels.system import DEBUG, X86_64, cache, output, processes, sha256
 from torchwheels.wheel import wheels_in
-
-BACKENDS = ("docker", "local", "auto")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -94,9 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"torchwheels {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, does: str, **options: Any) -> argparse.ArgumentParser:
+    def add_to(to: Any, name: str, does: str, **options: Any) -> argparse.ArgumentParser:
         described = f"{does[0].upper()}{does[1:]}."
-        command = commands.add_parser(name, help=does, description=described, **options)
+        command: argparse.ArgumentParser = to.add_parser(
+            name, help=does, description=described, **options
+        )
         command.add_argument(
             "--debug",
             action="store_true",
@@ -104,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         )
         return command
 
+    add = functools.partial(add_to, commands)
     config = argparse.ArgumentParser(add_help=False)
     config.add_argument("--config", type=Path, help="a TOML file with the options of the project")
     dist = argparse.ArgumentParser(add_help=False)
@@ -113,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     place = argparse.ArgumentParser(add_help=False)
     place.add_argument(
         "--backend",
-        choices=BACKENDS,
+        choices=engines.BACKENDS,
         help="where the project's own code runs: in a container of the target's image, on this machine, or with "
         "`auto` there where no engine answers (default: docker; the engine is that of DOCKER_HOST, or of the context)",
     )
@@ -169,6 +172,22 @@ def _parser() -> argparse.ArgumentParser:
     command = add("reproduce", "build twice, and compare", parents=[source, config, place])
     command.add_argument("--target", action="append", required=True, help="which (repeatable)")
     command.set_defaults(run=_reproduce, all=False)
+    farm = commands.add_parser("farm", help="build many projects, and index them all")
+    farm_command.add(
+        functools.partial(add_to, farm.add_subparsers(required=True, metavar="COMMAND")), place
+    )
+    command = add("fetch", "fetch wheels that CI has built, from GitHub", parents=[dist])
+    named = command.add_mutually_exclusive_group()
+    named.add_argument("--target", default="*", help="which, such as 3.11-cpu (default: all)")
+    named.add_argument("--name", help="an artifact of another name than wheel-TARGET, or a pattern")
+    command.add_argument("--repository", default="", help="OWNER/NAME (default: git's origin)")
+    command.add_argument(
+        "--run",
+        dest="run_number",
+        default="",
+        help="the number of a run (default: the newest of each)",
+    )
+    command.set_defaults(run=_fetch)
     command = add("matrix", "print the jobs of CI", parents=[config])
     command.add_argument("targets", choices=["small", "full"], help="which targets of the project")
     command.set_defaults(run=_matrix)
@@ -198,7 +217,7 @@ def _build(given: argparse.Namespace) -> None:
     options = _options(given)
     _check_before(given)
     targets = _chosen_targets(given, options)
-    engine = _engine(given)
+    engine = engines.of_backend(given.backend, given.source)
     with _fetched(given) as source:
         pipeline.run(Order(options, targets, source, given.dist, engine))
 
@@ -216,43 +235,15 @@ def _check_before(given: argparse.Namespace) -> None:
         raise UserError(f"SOURCE_DATE_EPOCH is {epoch!r}, but a number of seconds is expected")
 
 
-def _engine(given: argparse.Namespace) -> Engine | None:
-    """The engine of the containers in which the code of a project runs; None where it shall run here."""
-    if given.backend not in (None, *BACKENDS):  # argparse checks no default
-        raise UserError(
-            f"TORCHWHEELS_BACKEND is {given.backend!r}: {', '.join(BACKENDS)} is expected"
-        )
-    if given.backend == "local":
-        return None
-    try:
-        return engines.find_engine()
-    except UserError as error:
-        if given.backend == "auto":
-            print(f"torchwheels: backend local: no Docker engine answers ({error})", flush=True)
-            return None
-        raise UserError(
-            f"no Docker engine answers ({error}), and {given.source} runs its own code with your rights "
-            "outside of one: start an engine, or give `--backend local` if you trust it"
-        ) from None
-
-
-@contextlib.contextmanager
-def _fetched(given: argparse.Namespace) -> Iterator[Fetched]:
+def _fetched(given: argparse.Namespace) -> contextlib.AbstractContextManager[Fetched]:
     """The sources of a command, in a folder that goes away at the end."""
-    with tempfile.TemporaryDirectory(prefix="torchwheels-sources-") as work:
-        found = sources.fetch(given.source, Path(work) / "source")
-        folder = found.folder / _options(given).subdirectory
-        name = given.name or sources.name_of(folder, found.project)
-        yield dataclasses.replace(found, name=name)
+    return sources.fetched(given.source, given.name, _options(given).subdirectory)
 
 
 def _options(given: argparse.Namespace) -> Project:
     """Those of the command's source, perhaps with the folder of the project that the command names."""
     found = _project(given.source, given.config)
-    if not given.subdirectory:
-        return found
-    table = {**found.table, "subdirectory": given.subdirectory}
-    return dataclasses.replace(found, subdirectory=given.subdirectory, table=table)
+    return found.in_folder(given.subdirectory) if given.subdirectory else found
 
 
 def _project(source: str, config: Path | None) -> Project:
@@ -286,19 +277,10 @@ def _test(given: argparse.Namespace) -> None:
             "the project names no tests: the option `tests` says where they are, such as "
             '`tests = { paths = ["tests"] }` in [tool.torchwheels]'
         )
-    engine = _engine(given)
-    with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
-        testing.check_paths(options, source.folder)
-        folder, asked = Path(work), (given.arguments, given.require_gpu, Path(work))
-        if engine:
-            code = containers.run_tests(engine, options, target, path, source.folder, *asked)
-        else:
-            testing.install(options, target, path, folder)
-            print(f"torchwheels: testing {path.name} in {target.name}", flush=True)
-            code = testing.run_here(options, target, folder, source.folder, *asked)
-        testing.keep_record(folder, path, target, given.dist, code)
-    if code:
-        raise TestsError(f"the tests of {path.name} fail in {target.name} (exit code {code})")
+    engine = engines.of_backend(given.backend, given.source)
+    with _fetched(given) as source:
+        given_to = given.dist, engine, given.arguments, given.require_gpu
+        pipeline.test(options, target, path, source.folder, *given_to)
 
 
 def _audit(given: argparse.Namespace) -> None:
@@ -328,7 +310,7 @@ def _index(given: argparse.Namespace) -> None:
 
 
 def _reproduce(given: argparse.Namespace) -> None:
-    options, engine = _options(given), _engine(given)
+    options, engine = _options(given), engines.of_backend(given.backend, given.source)
     targets = _chosen_targets(given, options)
     with _fetched(given) as source, tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
         moved = Path(work) / "another-folder" / "with-a-longer-name"
@@ -360,6 +342,12 @@ def differences(first: Path, second: Path) -> list[str]:
         ours, theirs = ({x: z.read(x) for x in z.namelist()} for z in (one, other))
     found = [name for name in names if ours.get(name) != theirs.get(name)]
     return found or ["the archives themselves, in none of their files"]
+
+
+def _fetch(given: argparse.Namespace) -> None:
+    name = given.name or f"wheel-{given.target}"
+    for path in artifacts.fetch(name, given.repository, given.run_number, given.dist):
+        print(f"torchwheels: fetched {path}")
 
 
 def _matrix(given: argparse.Namespace) -> None:
@@ -399,10 +387,7 @@ def _targets(given: argparse.Namespace) -> None:
     for each in found:
         cuda = each.cuda.version if each.cuda else "-"
         rows.append((each.name, each.python, each.torch, cuda, each.image.partition("@")[0]))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        columns = (text.ljust(width) for text, width in zip(row, widths, strict=True))
-        print("  ".join(columns).rstrip())
+    print(*output.in_columns(rows), sep="\n")
 
 
 def _schema(given: argparse.Namespace) -> None:

@@ -99,7 +99,7 @@ def of(found: Wheel, options: Project, expectation: Expectation) -> dict[str, An
             for rule, texts in findings.items()
         ],
         "options": options.table,
-        "tests": _tests(path.parent / "tests", digest),
+        "tests": tests_of(path.parent / "tests", digest),
     }
 
 
@@ -173,7 +173,7 @@ def _known(path: Path) -> dict[str, Any] | None:
     return report if same else None
 
 
-def _tests(folder: Path, digest: str) -> list[dict[str, Any]]:
+def tests_of(folder: Path, digest: str) -> list[dict[str, Any]]:
     """The records of the test runs of this very file."""
     found = []
     for file in sorted(folder.glob("*/*.json")):

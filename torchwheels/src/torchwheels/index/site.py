@@ -36,6 +36,7 @@ from torchwheels.options import Project, Target, machine_of, minor, numbers, rel
 from torchwheels.system import MARK, sha256
 from torchwheels.wheel import serves, variants
 
+TEMPLATE = Path(__file__).with_name("page.html")
 _PARTS = ("index.html", "simple", "wheels", "docs")
 _SECTION = """<h2>{name}</h2>
 {variants}<form name="{name}" data-rows="{rows_chosen}"><output></output></form>
@@ -59,7 +60,6 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
     """Makes `site` anew of the wheels in `dist` and their build reports; returns the projects' names.
 
     One wheel that is not fit to publish refuses them all. `own` are the options of the project at hand.
-    What was there is replaced at the end, by a whole site: one that fails leaves the old one.
     """
     projects: dict[str, list[dict[str, Any]]] = {}
     for report in sorted(
@@ -70,13 +70,10 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
                 f"{report['wheel']} has the label {label(report)}, which is a part of the index "
                 "itself: give it another"
             )
-        report["yanked"] = _why_yanked(report["version"], own.yanked)
+        report["yanked"] = why_yanked(report["version"], own.yanked)
         projects.setdefault(report["name"], []).append(report)
-    site = site.resolve()  # not a link to it
-    site.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".site-", dir=site.parent) as work:
-        new = Path(work) / "new"
-        (new / "wheels").mkdir(parents=True)
+    with replaced(site) as new:
+        (new / "wheels").mkdir()
         listed: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for name, reports in projects.items():
             for report in reports:
@@ -92,11 +89,11 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
                 if each:
                     listed[index_of(each)][name].append(entry)
         for path, found in listed.items():
-            _write_index(new / path, {"projects": [{"name": name} for name in found]})
+            write_listing(new / path, {"projects": [{"name": name} for name in found]})
             for name, files in found.items():
                 up = "../" * (path.count("/") + 2)
                 files = [{**file, "url": f"{up}wheels/{file['url']}"} for file in files]
-                _write_index(new / path / name, {"name": name, "files": files})
+                write_listing(new / path / name, {"name": name, "files": files})
         documentation = "".join(
             f"<p><b>{html.escape(name)}</b>: {html.escape(reports[-1]['summary'] or 'no description')}</p>\n"
             for name, reports in projects.items()
@@ -106,8 +103,20 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
             documentation += '<p><a href="docs/">Documentation</a></p>\n'
         sections = "".join(_section(name, found) for name, found in projects.items())
         title = html.escape(f"Wheels of {', '.join(projects)}")
-        text = page(title=title, documentation=documentation, sections=sections)
+        text = page(TEMPLATE, title=title, documentation=documentation, sections=sections)
         (new / "index.html").write_text(text, encoding="utf-8")
+    return list(projects)
+
+
+@contextlib.contextmanager
+def replaced(site: Path) -> Iterator[Path]:
+    """A new folder, which takes the place of `site` at the end: a run that fails leaves the old one."""
+    site = site.resolve()  # not a link to it
+    site.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".site-", dir=site.parent) as work:
+        new = Path(work) / "new"
+        new.mkdir()
+        yield new
         (new / MARK).write_bytes(os.fsencode("\0".join([*_files(new), MARK])))
         new.chmod(0o755)
         with _locked(site.parent):
@@ -120,7 +129,6 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
             finally:
                 if old.exists() and not site.exists():  # Ctrl-C between the two
                     old.rename(site)
-    return list(projects)
 
 
 def _files(folder: Path) -> list[str]:
@@ -158,13 +166,13 @@ def _check_replaceable(site: Path, new: Path) -> None:
             )
 
 
-def page(**parts: str) -> str:
-    """The page with its parts."""
-    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+def page(template: Path, **parts: str) -> str:
+    """A page with its parts."""
+    text = template.read_text(encoding="utf-8")
     return re.sub(r"\[\[(\w+)\]\]", lambda place: parts[place[1]], text)
 
 
-def _why_yanked(version: str, yanked: Mapping[str, str]) -> str | None:
+def why_yanked(version: str, yanked: Mapping[str, str]) -> str | None:
     """The reason why `version` is withdrawn; None where it is not."""
     for each, reason in yanked.items():
         try:
@@ -193,16 +201,28 @@ def _copy(file: dict[str, Any], report: dict[str, Any], own: Path, folder: Path)
     shutil.copyfile(path, folder / path.name)
     if sha256(folder / path.name) != file["sha256"]:
         raise UserError(f"{path} was built again meanwhile: make the index again")
+    return entry(file, report, quote(path.name), write_metadata(path, folder))
+
+
+def write_metadata(path: Path, folder: Path) -> str:
+    """Puts the metadata of a wheel into `folder`, where installers look for them; returns their hash."""
     with zipfile.ZipFile(path) as archive:
         names = filter(re.compile(r"[^/]+\.dist-info/METADATA").fullmatch, archive.namelist())
         metadata = archive.read(next(names))
     (folder / f"{path.name}.metadata").write_bytes(metadata)
+    return hashlib.sha256(metadata).hexdigest()
+
+
+def entry(
+    file: Mapping[str, Any], report: Mapping[str, Any], url: str, metadata: str
+) -> dict[str, Any]:
+    """How an index lists a wheel, or its variant, whose metadata have that hash."""
     listed = {
-        "filename": path.name,
-        "url": quote(path.name),
+        "filename": file["wheel"],
+        "url": url,
         "hashes": {"sha256": file["sha256"]},
         "requires-python": report["requires_python"],
-        "core-metadata": {"sha256": hashlib.sha256(metadata).hexdigest()},
+        "core-metadata": {"sha256": metadata},
         "size": file["size"],
     }
     return {**listed, "yanked": report["yanked"]} if report["yanked"] else listed
@@ -212,19 +232,24 @@ def _copy_variants(
     reports: Iterable[dict[str, Any]], dist: Path, folder: Path
 ) -> list[dict[str, Any]]:
     """Copies the variants of wheels, and writes what uv reads of each release; returns how an index lists them."""
-    listed = []
+    own = [(x["variant"], x) for x in reports if x.get("variant")]
+    listed = [_copy(variant, x, dist / variants.FOLDER, folder) for variant, x in own]
+    return listed + write_variants((variant for variant, _ in own), folder)
+
+
+def write_variants(files: Iterable[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+    """Writes what uv reads of the variants of each release; returns how an index lists that."""
+    listed: list[dict[str, Any]] = []
     releases: dict[str, dict[str, variants.Properties]] = {}
-    for report in reports:
-        if variant := report.get("variant"):
-            listed.append(_copy(variant, report, dist / variants.FOLDER, folder))
-            release = "-".join(variant["wheel"].split("-")[:2])
-            known = releases.setdefault(release, {})
-            if known.setdefault(variant["label"], variant["properties"]) != variant["properties"]:
-                raise UserError(
-                    f"the variants {variant['label']} of {release} want different machines, "
-                    f"{known[variant['label']]} and {variant['properties']}: build all Pythons of a target "
-                    "for the same GPU architectures"
-                )
+    for variant in files:
+        release = "-".join(variant["wheel"].split("-")[:2])
+        known = releases.setdefault(release, {})
+        if known.setdefault(variant["label"], variant["properties"]) != variant["properties"]:
+            raise UserError(
+                f"the variants {variant['label']} of {release} want different machines, "
+                f"{known[variant['label']]} and {variant['properties']}: build all Pythons of a target "
+                "for the same GPU architectures"
+            )
     for release, known in releases.items():
         name, data = f"{release}-variants.json", variants.metadata(known)
         (folder / name).write_bytes(data)
@@ -233,7 +258,7 @@ def _copy_variants(
     return listed
 
 
-def _write_index(folder: Path, listing: dict[str, Any]) -> None:
+def write_listing(folder: Path, listing: dict[str, Any]) -> None:
     """Writes a listing of projects or of files as HTML, which installers get, and as JSON beside it.
 
     A static server cannot choose between the two by what a client accepts.
@@ -280,7 +305,7 @@ def choices(reports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     )
     for target in reversed(targets):
         for report in order:
-            if _works_with(report, target):
+            if works_with(report, target):
                 cuda = target.cuda.version if target.cuda else "CPU"
                 found[f"{target.python} {minor(target.torch)} {cuda}{target.machine.suffix}"] = (
                     report
@@ -288,17 +313,18 @@ def choices(reports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _works_with(report: dict[str, Any], target: Target) -> bool:
+def works_with(report: dict[str, Any], target: Target) -> bool:
+    """Whether an installer takes the wheel beside the torch of `target`."""
     return (
         machine_of(report["build"]["target"]) == target.machine
         and (not label(report) or report["build"]["cuda"] == (target.cuda and target.cuda.version))
         and serves(target, report["works_with"]["python"], report["tags"][0])
         and SpecifierSet(report["requires_python"] or "").contains(target.python_version)
-        and all(specifier.contains(target.torch) for specifier in _torches(report))
+        and all(specifier.contains(target.torch) for specifier in torches(report))
     )
 
 
-def _torches(report: dict[str, Any]) -> list[SpecifierSet]:
+def torches(report: dict[str, Any]) -> list[SpecifierSet]:
     """What the wheel requires of torch."""
     required = map(Requirement, report["requires"])
     return [x.specifier for x in required if canonicalize_name(x.name) == "torch"]
@@ -309,14 +335,14 @@ def _section(name: str, reports: list[dict[str, Any]]) -> str:
     rows = []
     for report in reversed(reports):
         build, tests = report["build"], report["tests"]
-        torches = [str(specifier) for specifier in _torches(report)]
+        required = [str(specifier) for specifier in torches(report)]
         ran = [
             f"{x['passed']} passed, {x['failed']} failed in {x['target']} on {x['device']}"
             for x in tests
         ]
         texts = [
             report["works_with"]["python"] or "any",
-            ", ".join(torches) or "any",
+            ", ".join(required) or "any",
             build["cuda"] or "–",
             " ".join(build["architectures"]) or "–",
             f"{report['size'] / 1e6:.2f}",

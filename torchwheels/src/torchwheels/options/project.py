@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -22,6 +22,9 @@ from packaging.version import InvalidVersion, Version
 from torchwheels.errors import UserError
 from torchwheels.options.releases import ARCHITECTURE, Cuda, Releases, Target, Torch, sm
 from torchwheels.options.releases import load as load_releases
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -155,6 +158,11 @@ class Project:
         ]
         cudas = [Cuda(x.cuda, x.version, x.image, x.architectures) for x in own if x.cuda]
         return dataclasses.replace(table.with_own(torches, cudas), release=self.release)
+
+    def in_folder(self, subdirectory: str) -> Project:
+        """The options, for the project in that folder of the sources."""
+        table = {**self.table, "subdirectory": subdirectory}
+        return dataclasses.replace(self, subdirectory=subdirectory, table=table)
 
     def of_target(self, target: Target, preset: Mapping[str, Any] | None = None) -> Project:
         """The options of one target: those of the table, over those of a `preset`, with what overrides replace."""
@@ -344,25 +352,30 @@ def load(file: Path) -> Project:
         name = canonicalize_name(data.get("project", {}).get("name", ""))
     except AttributeError:
         raise UserError(f"{file}: [tool] and [project] are tables, and a name is a text") from None
-    found = of_table(table, f"{file}: [tool.torchwheels]")
+    return dataclasses.replace(of_file(table, file, f"{file}: [tool.torchwheels]"), name=name)
+
+
+def of_file(table: Mapping[str, Any], file: Path, where: str) -> Project:
+    """The project that a table in `file` describes, which has the files that it names; an error says `where`."""
+    found = of_table(table, where)
     for pattern in (x for each in found.overrides for x in _selected(each["select"])):
         if not any(fnmatch.fnmatchcase(target.name, pattern) for target in found.releases.targets):
             raise UserError(
-                f"{file}: overrides select {pattern!r}, but no target is named so (`torchwheels targets` lists all)"
+                f"{where}: overrides select {pattern!r}, but no target is named so (`torchwheels targets` lists all)"
             )
     patches = [x for each in found.overrides for x in each.get("patches", ())]
     for patch in (*found.patches, *patches):
         if not (file.parent / patch).is_file():
-            raise UserError(f"{file}: patches has {patch!r}, but there is no such file beside it")
-    return dataclasses.replace(found, file=file, name=name)
+            raise UserError(f"{where}: patches has {patch!r}, but there is no such file beside it")
+    return dataclasses.replace(found, file=file)
 
 
 def of_table(table: Mapping[str, Any], where: str) -> Project:
     """The project that a table describes; an error names it by `where`."""
-    return dataclasses.replace(_read(Project, table, where), table=table)
+    return dataclasses.replace(read(Project, table, where), table=table)
 
 
-_Table = TypeVar("_Table", Project, Tests, Release)
+_Table = TypeVar("_Table", bound="DataclassInstance")
 
 # What an override cannot say: it holds for all targets.
 OF_ALL_TARGETS = (
@@ -374,7 +387,8 @@ OF_ALL_TARGETS = (
 _EARLIER_NAMES = {"cells": "targets"}
 
 
-def _read(kind: type[_Table], table: Mapping[str, Any], where: str) -> _Table:
+def read(kind: type[_Table], table: Mapping[str, Any], where: str) -> _Table:
+    """What a table says, whose keys are the fields of `kind`."""
     return kind(**_values(kind, table, where))
 
 
@@ -482,7 +496,7 @@ def _tables(tables: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _own_releases(tables: Any, where: str) -> tuple[Release, ...]:
-    found = tuple(_read(Release, table, where) for table in _tables(tables, where))
+    found = tuple(read(Release, table, where) for table in _tables(tables, where))
     for each in found:
         try:
             Version(each.version)
@@ -519,7 +533,7 @@ def _overrides(tables: Any, where: str) -> tuple[Mapping[str, Any], ...]:
 def _converted(value: Any, default: Any, where: str) -> Any:
     """`value` as what `default` is; an error where it is something else."""
     if isinstance(default, Tests) and isinstance(value, dict):
-        return _read(Tests, value, where)
+        return read(Tests, value, where)
     if isinstance(default, tuple):
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return tuple(value)

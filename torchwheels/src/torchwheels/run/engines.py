@@ -22,6 +22,7 @@ from requests.exceptions import RequestException
 from torchwheels.errors import UserError, of_code
 from torchwheels.system import masked
 
+BACKENDS = ("docker", "local", "auto")
 TIMEOUT = 10  # seconds: an engine behind ssh needs a few, a dead one shall not hold us up
 _PATIENCE = 1800  # seconds that it may work without a word, as where it writes an image
 NETWORK = "torchwheels"
@@ -38,6 +39,24 @@ class Engine:
     client: docker.DockerClient
     command: tuple[str, ...]
     """What builds images there, which the API does not as `docker build` does."""
+
+
+def of_backend(backend: str | None, source: str) -> Engine | None:
+    """The engine of the containers in which the code of `source` runs; None where it shall run here."""
+    if backend not in (None, *BACKENDS):  # argparse checks no default
+        raise UserError(f"TORCHWHEELS_BACKEND is {backend!r}: {', '.join(BACKENDS)} is expected")
+    if backend == "local":
+        return None
+    try:
+        return find_engine()
+    except UserError as error:
+        if backend == "auto":
+            print(f"torchwheels: backend local: no Docker engine answers ({error})", flush=True)
+            return None
+        raise UserError(
+            f"no Docker engine answers ({error}), and {source} runs its own code with your rights "
+            "outside of one: start an engine, or give `--backend local` if you trust it"
+        ) from None
 
 
 def find_engine() -> Engine:

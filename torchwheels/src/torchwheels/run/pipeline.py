@@ -11,6 +11,7 @@ import functools
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ from pathlib import Path
 
 from torchwheels import build, sources
 from torchwheels.build import toolchain
-from torchwheels.errors import UserError
+from torchwheels.errors import TestsError, UserError
 from torchwheels.index import kept
 from torchwheels.options import Project, Target, project
-from torchwheels.run import containers
+from torchwheels.run import containers, testing
 from torchwheels.run.engines import Engine
 from torchwheels.sources import Fetched
 from torchwheels.system import output, processes
@@ -134,6 +135,25 @@ def run(order: Order) -> list[Path]:
             print(f"torchwheels: {outcome}", flush=True)
     _check(outcomes)
     return [outcome.wheel for outcome in outcomes if outcome.wheel]
+
+
+def test(
+    options: Project, target: Target, wheel: Path, source: Path, dist: Path, engine: Engine | None,
+    arguments: Sequence[str] = (), require_gpu: bool = False,
+) -> None:  # fmt: skip
+    """Runs the project's tests on a wheel, and keeps their record in `dist`; an error says that they fail."""
+    testing.check_paths(options, source)
+    with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
+        folder, asked = Path(work), (arguments, require_gpu, Path(work))
+        if engine:
+            code = containers.run_tests(engine, options, target, wheel, source, *asked)
+        else:
+            testing.install(options, target, wheel, folder)
+            print(f"torchwheels: testing {wheel.name} in {target.name}", flush=True)
+            code = testing.run_here(options, target, folder, source, *asked)
+        testing.keep_record(folder, wheel, target, dist, code)
+    if code:
+        raise TestsError(f"the tests of {wheel.name} fail in {target.name} (exit code {code})")
 
 
 def _check(outcomes: Sequence[Outcome]) -> None:

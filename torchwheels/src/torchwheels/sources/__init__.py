@@ -4,9 +4,12 @@ from torchwheels.sources.fetching import (
     Fetched,
     empty_submodules,
     fetch,
+    fetched,
     hash_of_folder,
     name_of,
+    on_index,
     parts,
+    tags,
     versions,
 )
 
@@ -14,8 +17,11 @@ __all__ = [
     "Fetched",
     "empty_submodules",
     "fetch",
+    "fetched",
     "hash_of_folder",
     "name_of",
+    "on_index",
     "parts",
+    "tags",
     "versions",
 ]

@@ -12,7 +12,7 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import parse_qs
@@ -21,7 +21,7 @@ import httpx2
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-from unearth import PackageFinder
+from unearth import Link, PackageFinder
 from unearth.auth import MultiDomainBasicAuth
 from unearth.errors import UnpackError
 from unearth.fetchers import PyPIClient
@@ -64,6 +64,14 @@ def parts(source: str) -> tuple[str, str, str]:
     source, _, fragment = source.partition("#")
     said = parse_qs(fragment)
     return source, said.get("egg", [name])[0], said.get("subdirectory", [""])[0]
+
+
+@contextlib.contextmanager
+def fetched(source: str, name: str, subdirectory: str) -> Iterator[Fetched]:
+    """The sources of a project, in a folder that goes away at the end; its `name`, where it is known, or its own."""
+    with tempfile.TemporaryDirectory(prefix="torchwheels-sources-") as work:
+        found = fetch(source, Path(work) / "source")
+        yield replace(found, name=name or name_of(found.folder / subdirectory, found.project))
 
 
 def fetch(source: str, into: Path) -> Fetched:
@@ -282,6 +290,19 @@ def _git(arguments: list[str], purpose: str, way_out: str = "") -> str:
     return done.stdout
 
 
+def tags(url: str) -> dict[str, str]:
+    """The tags of a repository, each with its commit."""
+    said = _git(
+        ["ls-remote", "--tags", "--", url], f"list the tags of {url}", ": check the address"
+    )
+    found: dict[str, str] = {}
+    for commit, _, ref in (line.partition("\t") for line in said.splitlines()):
+        found[ref.removeprefix("refs/tags/").removesuffix("^{}")] = (
+            commit  # a tag's commit comes behind it
+        )
+    return found
+
+
 def versions(folder: Path) -> str:
     """The commit and the tags of a repository, of which a version may be made; nothing where it is none."""
     return " ".join(_ask_git(folder, "show-ref", "--head", "--tags"))
@@ -294,25 +315,52 @@ def _download(requirement: Requirement, folder: Path) -> Path:
     """
     finder = _finder()
     try:
-        best, _, candidates = finder.find_best_match(requirement, allow_yanked=False)
+        with _answering():
+            best, _, candidates = finder.find_best_match(requirement, allow_yanked=False)
         found = {Version(each.version or "0") for each in candidates}
-        if not found:
-            raise UserError(
-                f"no index that pip is configured for has sources of {requirement.name}: check the "
-                "name, or name a folder, an archive or `git+URL@COMMIT`"
-            )
+        _check_found(requirement, found)
         if best is None:
             newest = ", ".join(map(str, sorted(found, reverse=True)[:3]))
             raise UserError(
                 f"there are no sources of {requirement}: the newest versions are {newest}"
             )
         print(f"torchwheels: fetching {best.link.filename} from an index", flush=True)
-        return download_link(finder.session, best.link, folder, best.link.hash_option)
+        with _answering():
+            return download_link(finder.session, best.link, folder, best.link.hash_option)
     except (UnpackError, FileNotFoundError) as error:
         raise UserError(
             f"the sources of {requirement} are missing or not what their index says they are "
             f"({' '.join(str(error).split())}): try again, or download them yourself and name the file"
         ) from None
+
+
+def on_index(requirement: Requirement) -> dict[Version, str]:
+    """The versions that an index has sources of, each with the hash of these."""
+    with _answering():
+        packages = _finder().find_matches(requirement, allow_yanked=False, allow_prereleases=True)
+    _check_found(requirement, packages)
+    return {Version(x.version or "0"): _hash_of(x.link) for x in packages}
+
+
+def _hash_of(link: Link) -> str:
+    """A hash that the index says, else the address."""
+    for name, (digest, *_) in (link.hash_option or {}).items():
+        return f"{name}:{digest}"
+    return str(link.url_without_fragment)
+
+
+def _check_found(requirement: Requirement, found: Collection[object]) -> None:
+    if not found:
+        raise UserError(
+            f"no index that pip is configured for has sources of {requirement.name}: check the "
+            "name, or name a folder, an archive or `git+URL@COMMIT`"
+        )
+
+
+@contextlib.contextmanager
+def _answering() -> Iterator[None]:
+    try:
+        yield
     except httpx2.RequestError as error:
         raise UserError(
             f"{error.request.url.host} does not answer ({error}): check the network and pip's "

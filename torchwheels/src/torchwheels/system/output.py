@@ -7,7 +7,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 DEBUG = "TORCHWHEELS_DEBUG"
@@ -39,6 +39,14 @@ def mask_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
         write = stream.write
         stream.write = lambda text, write=write: write(masked(text))  # type: ignore[method-assign]
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The lines of a table."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        columns = (text.ljust(width) for text, width in zip(row, widths, strict=True))
+        yield "  ".join(columns).rstrip()
 
 
 @contextlib.contextmanager

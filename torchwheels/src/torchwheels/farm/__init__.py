@@ -1,0 +1,1 @@
+"""A farm of wheels: many projects of others, each version and target built once, and one index of them all."""

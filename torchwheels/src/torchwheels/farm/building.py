@@ -1,0 +1,169 @@
+"""Builds what a farm lacks, one wheel after the other: a failure is noted and stops nothing, and time is kept to."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from torchwheels import __version__, sources
+from torchwheels.audit import reports
+from torchwheels.errors import UserError, of_code
+from torchwheels.farm.published import Known, Row, note_failure, row_of
+from torchwheels.farm.wanted import Wanted
+from torchwheels.index import site
+from torchwheels.run import Engine, Order, pipeline
+from torchwheels.system import cache, processes
+from torchwheels.wheel import variants
+
+_LEAST = 60  # seconds in which a build may get somewhere
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a run builds."""
+
+    dist: Path
+    engine: Engine | None = None
+    seconds: float = float("inf")
+    """How long all of it may take."""
+    cache: float = 5.0
+    """GB of compiled files that are kept."""
+    again: bool = False
+    """Whether what there is already is built again."""
+
+
+def build(wanted: Sequence[Wanted], published: Sequence[Row], known: Known, run: Run) -> list[str]:
+    """Builds what is wanted and not known; returns what is left for the next run."""
+    end = time.monotonic() + run.seconds
+    left = {each.key: each for each in wanted}
+    for number, each in enumerate(wanted):
+        rest = end - time.monotonic()
+        if rest < min(_LEAST, run.seconds / 2):
+            break
+        if known.wheel(each):  # by now: one wheel may serve several targets
+            del left[each.key]
+            continue
+        said = "" if rest == float("inf") else f", {rest / 60:.0f} minutes left"
+        print(f"torchwheels: {each.key}: {len(left)} to build{said}", flush=True)
+        told, compiled, start = _told(each, published), _compiled(), time.monotonic()
+        try:
+            wheel = Path(_in_time(rest, _attempt, each, run))
+            known.add(_noted(wheel, {**told, "seconds": round(time.monotonic() - start)}))
+        except TimeoutError:
+            print(f"torchwheels: {each.key} was stopped; the next run goes on with it", flush=True)
+            if number == 0 and not run.engine and _compiled() == compiled:
+                why = f"not one file of it compiles in {rest / 60:.0f} minutes: raise `--minutes`"
+                note_failure(told, UserError(why), run.dist)
+            break
+        except UserError as error:
+            print(f"torchwheels: {each.key} failed: {error}", flush=True)
+            known.add(note_failure(told, error, run.dist))
+        del left[each.key]
+    _bound(cache.place() / "compiled", run.cache * 1e9)
+    return [*left]
+
+
+def _told(wanted: Wanted, published: Sequence[Row]) -> Row:
+    """What the report of the wheel says of the farm: what it is, and its release."""
+    told = {"project": wanted.project, "version": wanted.version, "target": wanted.target.name}
+    earlier = [x["farm"].get("build", 0) for x in published if {**x["farm"], **told} == x["farm"]]
+    number = max(earlier, default=0) + 1
+    tag = re.sub(r"[^\w.-]+", "-", f"{wanted.project}-{wanted.version}")
+    return {
+        **told,
+        "digest": wanted.digest,
+        "build": number,
+        "tag": tag if number == 1 else f"{tag}-{number}",
+        "built": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "torchwheels": __version__,
+    }
+
+
+def _attempt(wanted: Wanted, run: Run) -> str:
+    """Builds a wheel into the folder `dist` and runs the project's tests, if it names some; returns its path."""
+    source, name, folder = sources.parts(wanted.source)
+    options = wanted.options.in_folder(folder) if folder else wanted.options
+    with sources.fetched(source, name, options.subdirectory) as found:
+        order = Order(options, [wanted.target], found, run.dist, run.engine, keep=not run.again)
+        (path,) = pipeline.run(order)
+        own = options.of_target(wanted.target)
+        if own.tests.paths or own.tests.command:
+            pipeline.test(own, wanted.target, path, found.folder, run.dist, run.engine)
+    return str(path)
+
+
+def _noted(path: Path, told: Row) -> Row:
+    """Adds to the report of a wheel what the farm knows, and puts the metadata beside the files."""
+    file = reports.report_file(path)
+    report = json.loads(file.read_text())
+    report["tests"] = reports.tests_of(path.parent / "tests", report["sha256"])
+    files = [path, *(path.parent / variants.FOLDER / x["wheel"] for x in [report["variant"]] if x)]
+    report["farm"] = {**told, "metadata": {x.name: site.write_metadata(x, x.parent) for x in files}}
+    reports.write(report, path)
+    return row_of(report)
+
+
+def _in_time(seconds: float, function: Callable[..., str], *given: object) -> str:
+    """What a function returns in a process of its own. TimeoutError is raised after so many seconds.
+
+    However that process ends, all that it has started ends with it, and this one goes on.
+    """
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(theirs, function, given))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(None if seconds == float("inf") else seconds):
+            raise TimeoutError
+        code, said = ours.recv()
+    except EOFError:
+        raise UserError("its build has died: memory may have run out") from None
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        process.join()
+    if code:
+        raise of_code(code)(said)
+    return str(said)
+
+
+def _answer(pipe: Connection, function: Callable[..., str], given: Sequence[object]) -> None:
+    """Sends what a function returns, or the code and the text of its error."""
+    processes.end_with_parent()
+    try:
+        pipe.send((0, function(*given)))
+    except KeyboardInterrupt:
+        return
+    except (UserError, OSError, subprocess.CalledProcessError) as error:
+        pipe.send((getattr(error, "code", 1), processes.explained(error)))
+    except Exception as error:  # of ours: it ends no other build
+        traceback.print_exc()
+        pipe.send((1, f"{type(error).__name__}: {error}"))
+
+
+def _compiled() -> int:
+    """How many files the compiler caches hold."""
+    return sum(len(names) for _, _, names in os.walk(cache.place() / "compiled"))
+
+
+def _bound(folder: Path, most: float) -> None:
+    """Removes of the compiled files those that nobody has used for the longest time, until they take no more."""
+    files = [x for x in folder.rglob("*") if x.is_file() and not x.is_symlink()]
+    taken = sum(x.stat().st_size for x in files)
+    for file in sorted(files, key=lambda x: x.stat().st_mtime):
+        if taken <= most:
+            break
+        taken -= file.stat().st_size
+        file.unlink(missing_ok=True)

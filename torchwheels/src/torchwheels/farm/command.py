@@ -1,0 +1,175 @@
+"""`torchwheels farm`: what is missing, its builds, and the index of all."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torchwheels.audit import reports
+from torchwheels.errors import UserError
+from torchwheels.farm import building, config, listing, published
+from torchwheels.farm.published import Known, Row
+from torchwheels.farm.wanted import Wanted, of_farm
+from torchwheels.options import numbers
+from torchwheels.run import engines
+from torchwheels.system import output, sha256
+from torchwheels.wheel import variants
+
+_MOST_JOBS = 256  # of a matrix on GitHub
+
+
+def add(
+    add_command: Callable[..., argparse.ArgumentParser], place: argparse.ArgumentParser
+) -> None:
+    """Adds the commands, of which `build` has the options of `place`."""
+    which = argparse.ArgumentParser(add_help=False)
+    which.add_argument(
+        "--farm",
+        type=Path,
+        default=Path("farm.toml"),
+        help="the file of the farm (default: farm.toml)",
+    )
+    some = argparse.ArgumentParser(add_help=False)
+    some.add_argument(
+        "--only",
+        default="*",
+        help="a project, or 'PROJECT VERSION TARGET': names or patterns (default: all)",
+    )
+    some.add_argument(
+        "--rebuild",
+        metavar="PROJECT",
+        action="append",
+        default=[],
+        help="again what there is of it, and what has failed: a name or a pattern (repeatable)",
+    )
+    command = add_command("missing", "list what is not published yet", parents=[which, some])
+    command.add_argument(
+        "--json", action="store_true", help="for the matrix of CI; the table is in the log"
+    )
+    command.set_defaults(run=_missing)
+    command = add_command("build", "build what is not published yet", parents=[which, some, place])
+    command.add_argument(
+        "--shard",
+        type=_shard,
+        default=(0, 1),
+        metavar="I/N",
+        help="which part of it: 0/3, 1/3 or 2/3",
+    )
+    command.add_argument("--minutes", type=float, help="stop then; the next run goes on")
+    command.add_argument(
+        "--dist", type=Path, default=Path("dist"), help="the folder of the wheels (default: dist)"
+    )
+    command.set_defaults(run=_build)
+    command = add_command(
+        "index", "make the index and its pages, of reports alone", parents=[which]
+    )
+    command.add_argument(
+        "dist",
+        type=Path,
+        nargs="*",
+        default=[Path("dist")],
+        help="folders of builds (default: dist)",
+    )
+    command.add_argument(
+        "--site", type=Path, default=Path("site"), help="the folder to write (default: site)"
+    )
+    command.add_argument(
+        "--release", type=Path, help="a folder to lay out what is new in: a folder for each tag"
+    )
+    command.set_defaults(run=_index)
+
+
+def _missing(given: argparse.Namespace) -> None:
+    farm = config.load(given.farm)
+    wanted, lost = of_farm(farm, given.only)
+    known = Known(published.without(published.read(farm.index), given.rebuild))
+    found = published.missing(wanted, known)
+    rows = [(x.project, x.version, x.target.name, x.digest, "missing") for x in found]
+    for each in wanted:
+        if not known.wheel(each) and (failure := known.failure(each)):
+            said = f"failed {failure['farm']['built'][:10]}: {failure['failed']}"
+            rows.append((each.project, each.version, each.target.name, each.digest, said))
+    rows += [(name, "?", "?", "?", why) for name, why in lost.items()]
+    head = ("project", "version", "target", "digest", "")
+    lines = [*output.in_columns([head, *rows])] if rows else []
+    lines.append(f"torchwheels: {len(found)} of {len(wanted)} wheels are missing")
+    print(*lines, sep="\n", file=sys.stderr if given.json else sys.stdout)
+    if given.json:
+        print(json.dumps([_job(each) for each in found[:_MOST_JOBS]]))
+
+
+def _job(wanted: Wanted) -> dict[str, str]:
+    """What CI's matrix says of a wheel. What pip has no compiler for is built in an image."""
+    target = wanted.target
+    of_image = target.cuda is not None and numbers(target.cuda.version)[0] < 13
+    return {
+        "project": wanted.project,
+        "version": wanted.version,
+        "target": target.name,
+        "digest": wanted.digest,
+        "python": target.python,
+        "runner": target.machine.runner,
+        "backend": "docker" if of_image else "local",
+    }
+
+
+def _build(given: argparse.Namespace) -> None:
+    farm = config.load(given.farm)
+    wanted, _ = of_farm(farm, given.only)
+    rows = published.read(farm.index)
+    hashes = {x.get("sha256") for x in rows}
+    here = [x for x in published.in_folder(given.dist) if x.get("sha256") not in hashes]
+    known = Known([*published.without(rows, given.rebuild), *here])
+    found = [x for x in published.missing(wanted, known) if _is_in(given.shard, x)]
+    engine = engines.of_backend(given.backend, "a project of the farm")
+    seconds = given.minutes * 60 if given.minutes else float("inf")
+    run = building.Run(given.dist, engine, seconds, farm.cache, bool(given.rebuild))
+    left = building.build(found, rows, known, run)
+    print(f"torchwheels: {len(found) - len(left)} of {len(found)} wheels are done")
+
+
+def _is_in(shard: tuple[int, int], wanted: Wanted) -> bool:
+    index, count = shard
+    return zlib.crc32(wanted.key.encode()) % count == index
+
+
+def _shard(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)/([1-9]\d*)", text)
+    if not found or int(found[1]) >= int(found[2]):
+        raise argparse.ArgumentTypeError(f"{text!r}, but a part is expected: 0/3, 1/3 or 2/3")
+    return int(found[1]), int(found[2])
+
+
+def _index(given: argparse.Namespace) -> None:
+    farm = config.load(given.farm)
+    wanted, lost = of_farm(farm)
+    new = [row for folder in given.dist for row in published.in_folder(folder)]
+    rows = listing.merged(published.read(farm.index), new)
+    listing.make(farm, rows, wanted, lost, given.site)
+    if given.release:
+        for folder in given.dist:
+            _lay_out([x for x in published.in_folder(folder) if x in rows], folder, given.release)
+    wheels = sum("failed" not in x for x in rows)
+    print(f"torchwheels: made {given.site} of {wheels} wheels and {len(rows) - wheels} failures")
+
+
+def _lay_out(rows: Sequence[Row], dist: Path, release: Path) -> None:
+    """Puts the files of new wheels into the folders of their tags: the wheels, what lies beside them, their reports."""
+    for row in (x for x in rows if "failed" not in x):
+        folder = release / row["farm"]["tag"]
+        folder.mkdir(parents=True, exist_ok=True)
+        wheels = [(dist / row["wheel"], row["sha256"])]
+        if variant := row["variant"]:
+            wheels.append((dist / variants.FOLDER / variant["wheel"], variant["sha256"]))
+        for path, digest in wheels:
+            if sha256(path) != digest:
+                raise UserError(f"{path} is not the wheel of its report: build it again")
+            shutil.copy(path, folder)
+            shutil.copy(path.with_name(f"{path.name}.metadata"), folder)
+        shutil.copy(reports.report_file(dist / row["wheel"]), folder)

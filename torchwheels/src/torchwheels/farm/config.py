@@ -1,0 +1,113 @@
+"""farm.toml: which projects, which versions of each, and for which targets."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+
+from torchwheels import sources
+from torchwheels.errors import UserError
+from torchwheels.options import Project, project
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NEWEST = "newest"
+
+
+@dataclass(frozen=True)
+class Versions:
+    """Which versions of a project: the newest `count` of those that are in `range`; all of them where that is 0."""
+
+    count: int = 1
+    range: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A project of the farm."""
+
+    options: Project
+    versions: Versions
+
+    @property
+    def name(self) -> str:
+        """That of the source: of an index, or the last part of an address or a path."""
+        source, name, _ = sources.parts(self.options.source)
+        if source.startswith("git+"):
+            address = re.split(r"@(?=[^/:]*$)", source)[0]
+            name = name or address.rstrip("/").rpartition("/")[2].removesuffix(".git")
+        return canonicalize_name(name or re.split(r"[\s<>=!~\[;]", Path(source).name)[0])
+
+
+@dataclass(frozen=True)
+class Farm:
+    """The file, but for its projects, which have tables of their own."""
+
+    index: str = ""
+    """The address of the published index, or its folder: it says which wheels there are."""
+    files: str = ""
+    """The address of the folder with a wheel in it, in which `{tag}` is the tag of the wheel's release."""
+    targets: tuple[str, ...] = ()
+    """The targets of projects that name none of their own: names or patterns."""
+    cache: float = 5.0
+    """GB of compiled files that are kept for later builds."""
+    projects: tuple[Entry, ...] = dataclasses.field(default=(), metadata={"key": None})
+
+
+def load(file: Path) -> Farm:
+    """The farm that `file` describes."""
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"there is no {file}: a farm is a file of [[project]] tables, and `--farm` names it"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not TOML: {error}") from None
+    tables = table.pop("project", [])
+    if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
+        raise UserError(f"{file}: project is {tables!r}, but tables are expected: [[project]]")
+    if not tables:
+        raise UserError(f"{file} has no project: add a table [[project]] with its `source`")
+    farm = project.read(Farm, table, str(file))
+    if "{tag}" not in farm.files:
+        raise UserError(
+            f"{file}: files is {farm.files!r}, but an address with {{tag}} in it is expected, such as "
+            "https://github.com/OWNER/NAME/releases/download/{tag}"
+        )
+    return dataclasses.replace(farm, projects=tuple(_entry(x, farm, file) for x in tables))
+
+
+def _entry(table: dict[str, Any], farm: Farm, file: Path) -> Entry:
+    given = {"targets": [*farm.targets], **table}
+    source = given.get("source")
+    if not source:
+        raise UserError(f"{file}: a [[project]] has no `source`: {table}")
+    where = f"{file}: the project {source}"
+    versions = _versions(given.pop("versions", NEWEST), f"{where}: versions")
+    return Entry(project.of_file(given, file, where), versions)
+
+
+def _versions(given: object, where: str) -> Versions:
+    if given == NEWEST:
+        return Versions()
+    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
+        return Versions(given)
+    try:
+        if isinstance(given, str) and given and SpecifierSet(given):
+            return Versions(0, given)
+    except InvalidSpecifier:
+        pass
+    raise UserError(
+        f"{where} is {given!r}, but {NEWEST!r}, a number of the newest ones or a range such as '>=0.1.8' is expected"
+    )

@@ -1,0 +1,101 @@
+"""The published index of a farm: pages and listings alone, made of rows; the files lie where their releases do.
+
+index.html                   the page: one types what one has, and it says what to install
+project/NAME/                a page of each project: versions by targets, what is missing, and why
+simple/                      the index of all projects, for installers that choose among variants
+cu130/torch2.13/simple/      the index of what works with that CUDA and torch, whatever its label; and so on
+farm.json                    what there is: the state of the farm
+search.json                  the same for the page
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from packaging.version import Version
+
+from torchwheels.farm import pages
+from torchwheels.farm.config import Farm
+from torchwheels.farm.published import FILE, Row
+from torchwheels.farm.serving import Serving
+from torchwheels.farm.wanted import Wanted
+from torchwheels.index import site
+
+Listings = dict[str, dict[str, list[dict[str, Any]]]]
+"""Of each address the projects, and the files of each."""
+
+
+def merged(published: Iterable[Row], new: Iterable[Row]) -> list[Row]:
+    """The rows that count: a name has one content, the first, until its wheel is built again."""
+    wheels: dict[str, Row] = {}
+    failures: dict[tuple[str, ...], Row] = {}
+    for row in [*published, *sorted(new, key=lambda x: x["farm"]["built"])]:
+        farm = row["farm"]
+        key = farm["project"], farm["version"], farm["target"]
+        if "failed" in row:
+            failures[key] = row
+            continue
+        failures.pop(key, None)
+        known = wheels.get(row["wheel"])
+        if known is None or known["farm"]["build"] < farm["build"]:
+            wheels[row["wheel"]] = row
+    return [*wheels.values(), *failures.values()]
+
+
+def make(
+    farm: Farm, rows: Sequence[Row], wanted: Sequence[Wanted], lost: Mapping[str, str], folder: Path
+) -> None:
+    """Makes the index in `folder` anew."""
+    yanked = {each.name: each.options.yanked for each in farm.projects}
+    wheels = [
+        {**x, "yanked": site.why_yanked(x["version"], yanked.get(x["farm"]["project"], {}))}
+        for x in rows
+        if "failed" not in x
+    ]
+    wheels.sort(key=lambda x: (x["name"], Version(x["version"])))
+    serving = Serving()
+    with site.replaced(folder) as new:
+        for address, projects in _listings(farm.files, wheels, serving, new).items():
+            site.write_listing(new / address, {"projects": [{"name": name} for name in projects]})
+            for name, files in projects.items():
+                site.write_listing(new / address / name, {"name": name, "files": files})
+        state = json.dumps({"rows": [*rows]}, separators=(",", ":"))
+        (new / FILE).write_text(f"{state}\n")
+        (new / "search.json").write_text(pages.searched(wheels, serving))
+        addresses = {x["wheel"]: _address(farm.files, x, x) for x in wheels}
+        pages.write(rows, addresses, wanted, lost, new)
+
+
+def _listings(files: str, wheels: Iterable[Row], serving: Serving, folder: Path) -> Listings:
+    found: Listings = {"simple": {}}
+    of_all: dict[str, tuple[list[Row], list[Row]]] = {}
+    for row in wheels:
+        entry = _entry(row, row, files)
+        for each in serving.places(row):
+            found.setdefault(f"{each}/simple", {}).setdefault(row["name"], []).append(entry)
+        labelled, others = of_all.setdefault(row["name"], ([], []))
+        (labelled if site.label(row) else others).append(entry)
+        if row["variant"]:
+            others.append(_entry(row["variant"], row, files))
+    for name, (labelled, others) in of_all.items():
+        # Of labels, installers would take the one that sorts last, whatever the machine.
+        found["simple"][name] = others or labelled
+        place = folder / "simple" / name
+        place.mkdir(parents=True)
+        of_name = (x["variant"] for x in wheels if x["name"] == name and x["variant"])
+        found["simple"][name] += site.write_variants(of_name, place)
+    return found
+
+
+def _entry(file: Mapping[str, Any], row: Row, files: str) -> dict[str, Any]:
+    """How an index lists a wheel, or its variant."""
+    metadata = row["farm"]["metadata"][file["wheel"]]
+    return site.entry(file, row, _address(files, file, row), metadata)
+
+
+def _address(files: str, file: Mapping[str, Any], row: Row) -> str:
+    return f"{files.replace('{tag}', quote(row['farm']['tag']))}/{quote(file['wheel'])}"

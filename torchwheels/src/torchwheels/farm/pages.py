@@ -1,0 +1,105 @@
+"""The pages of a farm: one to search in, and one of each project that says what is missing, and why."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+from torchwheels.farm.published import Known, Row
+from torchwheels.farm.serving import Serving
+from torchwheels.farm.wanted import Wanted, version_of
+from torchwheels.index import site
+
+TEMPLATE = Path(__file__).with_name("page.html")
+
+
+def write(
+    rows: Sequence[Row],
+    files: Mapping[str, str],
+    wanted: Sequence[Wanted],
+    lost: Mapping[str, str],
+    folder: Path,
+) -> None:
+    """Writes all pages; `files` are the addresses of the wheels."""
+    known = Known(rows)
+    names = sorted({x["farm"]["project"] for x in rows} | {x.project for x in wanted} | {*lost})
+    of_project: dict[str, list[Row]] = {name: [] for name in names}
+    wanted_of: dict[str, list[Wanted]] = {name: [] for name in names}
+    for row in rows:
+        of_project[row["farm"]["project"]].append(row)
+    for each in wanted:
+        wanted_of[each.project].append(each)
+    lines = []
+    for name in names:
+        text, line = _of_project(
+            of_project[name], wanted_of[name], known, lost.get(name, ""), files
+        )
+        _write(folder / "project" / name, name, "../../", f"{name} ", text)
+        lines.append([f'<a href="project/{quote(name)}/">{html.escape(name)}</a>', *line])
+    head = ["project", "what it is", "newest", "wheels", "missing", "failed", "last built"]
+    _write(folder, "Wheels", "", "", _table(head, lines))
+
+
+def _of_project(
+    rows: Sequence[Row], wanted: Sequence[Wanted], known: Known, lost: str, files: Mapping[str, str]
+) -> tuple[str, list[str]]:
+    """The text of a project's page, and what the first page says of it."""
+    cells: dict[tuple[str, str], str] = {}
+    wheels = [x for x in rows if "failed" not in x]
+    for row in wheels:
+        farm = row["farm"]
+        link = f'<a href="{html.escape(files[row["wheel"]])}">{farm["built"][:10]}</a>'
+        cells[farm["version"], farm["target"]] = f"{link}, {row['size'] / 1e6:.2f} MB"
+    missing, failures = 0, []
+    for each in wanted:
+        key = each.version, each.target.name
+        if wheel := known.wheel(each):
+            cells.setdefault(key, f"the wheel of {wheel['farm']['target']}")
+            continue
+        missing += 1
+        failure = known.failure(each)
+        cells[key] = "<b>failed</b>" if failure else "missing"
+        if failure:
+            said = f"{each.version}, {each.target.name}, {failure['farm']['built'][:10]}"
+            failures.append(f"<li>{said}: {html.escape(failure['failed'])}")
+    versions = sorted(
+        {x for x, _ in cells}, key=lambda x: (str(version_of(x) or ""), x), reverse=True
+    )
+    targets = sorted({x for _, x in cells})
+    table = [[html.escape(v), *(cells.get((v, t), "–") for t in targets)] for v in versions]
+    why = f"<p>Its versions are not known: {html.escape(lost)}</p>\n" if lost else ""
+    text = why + _table(["version", *targets], table)
+    text += f"<h2>Why it failed</h2>\n<ul>{''.join(failures)}</ul>\n" if failures else ""
+    newest = max((x["farm"]["built"] for x in rows), default="")
+    summary = html.escape(next((x["summary"] for x in wheels if x["summary"]), ""))
+    counts = [str(len(wheels)), str(missing), str(len(failures))]
+    return text, [summary, html.escape(versions[0]) if versions else "–", *counts, newest[:10]]
+
+
+def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [f"<tr><td>{'<td>'.join(row)}</tr>" for row in rows]
+    return f"<table><tr><th>{'<th>'.join(head)}</tr>\n{chr(10).join(lines)}\n</table>\n"
+
+
+def _write(folder: Path, title: str, top: str, search: str, text: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = {"title": html.escape(title), "top": top, "search": html.escape(search), "text": text}
+    (folder / "index.html").write_text(site.page(TEMPLATE, **parts), encoding="utf-8")
+
+
+def searched(rows: Iterable[Row], serving: Serving) -> str:
+    """What the pages search in: each wheel, and for which Pythons and where it is listed."""
+    kinds: dict[str, int] = {}
+    found = []
+    for row in rows:
+        pythons = sorted({x.python for x in serving.targets(row)})
+        kind = json.dumps([pythons, serving.places(row)])
+        number = kinds.setdefault(kind, len(kinds))
+        if not row["yanked"]:
+            found.append([row["name"], row["version"], number])
+    found.reverse()  # the newest versions first
+    data = {"kinds": [*map(json.loads, kinds)], "wheels": found}
+    return json.dumps(data, separators=(",", ":"))

@@ -1,0 +1,121 @@
+"""What a farm has: what its published index says, and nothing else. A row of it is of one wheel, or of a failure."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx2
+
+from torchwheels.errors import UserError
+from torchwheels.farm.wanted import Wanted
+from torchwheels.index import site
+from torchwheels.options import minor
+from torchwheels.system import masked, whole
+
+FILE = "farm.json"
+FAILED = ".failed.json"
+"""How the name ends of a file that says why there is no wheel."""
+_TIMEOUT = 60  # seconds without an answer
+_OF_A_REPORT = (
+    "wheel", "sha256", "size", "name", "version", "tags", "variant", "build", "works_with", "requires",
+    "requires_python", "summary", "tests", "farm",
+)  # fmt: skip
+_OF_A_BUILD = ("target", "torch", "cuda", "architectures")
+
+Row: TypeAlias = dict[str, Any]
+
+
+def read(place: str) -> list[Row]:
+    """The rows of the published index at an address or in a folder; none where nothing is there yet."""
+    if not place.startswith(("http://", "https://")):
+        file = Path(place) / FILE
+        found: list[Row] = json.loads(file.read_text())["rows"] if file.is_file() else []
+        return found
+    address = f"{place.rstrip('/')}/{FILE}"
+    try:
+        answer = httpx2.get(address, timeout=_TIMEOUT, follow_redirects=True)
+        if answer.status_code == 404:
+            return []
+        found = answer.raise_for_status().json()["rows"]
+    except (httpx2.HTTPError, ValueError, KeyError) as error:
+        raise UserError(
+            f"{address} does not say which wheels there are ({error}), and without that all would be built again: "
+            "check the address and the network"
+        ) from None
+    return found
+
+
+def in_folder(dist: Path) -> Iterator[Row]:
+    """The rows of what was built into `dist`, and not published yet."""
+    for file in sorted(dist.glob("*.report.json")):
+        report = json.loads(file.read_text())
+        if "farm" in report:
+            yield row_of(report)
+    for file in sorted(dist.glob(f"*{FAILED}")):
+        yield json.loads(file.read_text())
+
+
+def row_of(report: Row) -> Row:
+    """What the index keeps of a build report."""
+    row = {key: report[key] for key in _OF_A_REPORT}
+    return {**row, "build": {key: report["build"][key] for key in _OF_A_BUILD}}
+
+
+def note_failure(told: Row, error: Exception, dist: Path) -> Row:
+    """Says in `dist` why there is no wheel."""
+    row = {"failed": str(error), "code": getattr(error, "code", 1), "farm": told}
+    name = "-".join(told[key].replace("/", "-") for key in ("project", "version", "target"))
+    with whole(dist / f"{name}{FAILED}") as file:
+        file.write_text(masked(json.dumps(row, indent=2)) + "\n")
+    return row
+
+
+class Known:
+    """The rows that count, found by what they are of."""
+
+    def __init__(self, rows: Iterable[Row] = ()) -> None:
+        self.wheels: dict[tuple[str, str], dict[str, Row]] = {}
+        self.failures: dict[tuple[str, str, str], Row] = {}
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        """One more, later than the others."""
+        project, digest, target = (row["farm"][key] for key in ("project", "digest", "target"))
+        if "failed" in row:
+            self.failures[project, digest, target] = row
+        else:
+            self.wheels.setdefault((project, digest), {})[target] = row
+
+    def wheel(self, wanted: Wanted) -> Row | None:
+        """That wheel, or one that serves its target as well."""
+        rows, target = self.wheels.get((wanted.project, wanted.digest), {}), wanted.target
+        own = rows.get(target.name)
+        if own and minor(own["build"]["torch"]) == minor(target.torch):  # else of an earlier table
+            return own
+        return next((x for x in rows.values() if site.works_with(x, target)), None)
+
+    def failure(self, wanted: Wanted) -> Row | None:
+        """Why it could not be built of these very sources and options."""
+        return self.failures.get((wanted.project, wanted.digest, wanted.target.name))
+
+
+def missing(wanted: Sequence[Wanted], known: Known) -> list[Wanted]:
+    """What is not there, but what cannot be built: what failed for another reason may have lacked a network."""
+
+    def is_hopeless(each: Wanted) -> bool:
+        failure = known.failure(each)
+        return failure is not None and failure["code"] != UserError.code
+
+    return [each for each in wanted if not known.wheel(each) and not is_hopeless(each)]
+
+
+def without(rows: Iterable[Row], patterns: Sequence[str]) -> list[Row]:
+    """The rows but those of what shall be built again: of projects that a pattern names."""
+    return [
+        x for x in rows if not any(fnmatch.fnmatchcase(x["farm"]["project"], p) for p in patterns)
+    ]

@@ -1,0 +1,536 @@
+"""A farm of wheels: what it wants, what it lacks, what its builds leave, and what installers take from its index."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+from test_variants import Served, _index_torches, _Quiet, do_not_audit, forge_target, published
+from torchwheels import build, cli
+from torchwheels.build import toolchain
+from torchwheels.errors import BuildError, UserError
+from torchwheels.farm import building, config, wanted
+from torchwheels.farm import published as state
+from torchwheels.options import releases
+from torchwheels.run import testing
+from torchwheels.system import processes
+
+FILES = 'files = "https://example.org/{tag}"\n'
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ["-c", "user.name=x", "-c", "user.email=x@localhost"]
+    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A project with tags, as its authors push it."""
+    folder = tmp_path / "tinyops"
+    folder.mkdir()
+    git(folder, "init", "--quiet")
+    for tag in ("v0.9", "v1.0", "v1.1", "v1.2rc1", "nightly"):
+        (folder / "setup.py").write_text(f"# {tag}\n")
+        git(folder, "add", ".")
+        git(folder, "commit", "--quiet", f"--message={tag}")
+        git(folder, "tag", "--annotate", f"--message={tag}", tag)
+    return folder
+
+
+def written(folder: Path, *tables: str, first: str = FILES) -> config.Farm:
+    (folder / "farm.toml").write_text(first + "".join(f"[[project]]\n{x}\n" for x in tables))
+    return config.load(folder / "farm.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (FILES, "has no project: add a table"),
+        (f'{FILES}project = "x"', "project is 'x', but tables are expected"),
+        (f"{FILES}[[project]]\nversions = 1", "has no `source`"),
+        (
+            f'{FILES}[[project]]\nsource = "x"\nversions = 0',
+            "versions is 0, but 'newest', a number",
+        ),
+        (f'{FILES}[[project]]\nsource = "x"\nversions = "new"', "versions is 'new', but"),
+        (f'{FILES}[[project]]\nsource = "x"\npretend-gpus = true', "did you mean 'pretend-gpu'?"),
+        (f'{FILES}target = ["3.11-cpu"]\n[[project]]\nsource = "x"', "did you mean 'targets'?"),
+        ('[[project]]\nsource = "x"', "files is '', but an address with {tag} in it is expected"),
+        ("[", "is not TOML"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "farm.toml").write_text(text)
+    with pytest.raises(UserError) as caught:
+        config.load(tmp_path / "farm.toml")
+    assert said in str(caught.value)
+    with pytest.raises(UserError, match="there is no"):
+        config.load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "versions", "found"),
+    [
+        ("newest-tag", '"newest"', ["v1.1"]),
+        ("newest-tag", "2", ["v1.1", "v1.0"]),
+        ("v*", '">=0.9,<1.1"', ["v1.0", "v0.9"]),
+        ("v1.2*", '"newest"', ["v1.2rc1"]),  # where there is nothing else
+        ("nightly", '"newest"', ["nightly"]),
+    ],
+)
+def test_tags_of_a_repository(
+    pattern: str, versions: str, found: list[str], repository: Path, tmp_path: Path
+) -> None:
+    source = f'source = "git+file://{repository}@{pattern}"\nversions = {versions}'
+    farm = written(tmp_path, f'{source}\ntargets = ["3.11-cpu"]')
+    all_of_it, lost = wanted.of_farm(farm)
+    assert (lost, [x.version for x in all_of_it]) == ({}, found)
+    assert {x.project for x in all_of_it} == {"tinyops"}
+    said = subprocess.run(
+        ["git", "rev-parse", f"{found[0]}^{{commit}}"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+    )
+    assert all_of_it[0].source == f"git+file://{repository}@{said.stdout.strip()}"
+
+
+@pytest.mark.parametrize(
+    ("tag", "version"),
+    [
+        ("v1.2", "1.2"),
+        ("release-1.2.0", "1.2.0"),
+        ("torch/v0.3rc1", "0.3rc1"),
+        ("nightly", None),
+        ("2024x", None),
+    ],
+)
+def test_the_version_that_a_tag_names(tag: str, version: str | None) -> None:
+    found = wanted.version_of(tag)
+    assert (found and str(found)) == version
+
+
+def test_a_project_that_nobody_can_look_up_stops_no_other(repository: Path, tmp_path: Path) -> None:
+    gone = f'source = "git+file://{tmp_path}/gone@newest-tag"'
+    farm = written(
+        tmp_path, gone, f'source = "git+file://{repository}@none-*"', 'source = "tinyops"'
+    )
+    all_of_it, lost = wanted.of_farm(farm)
+    assert {x.project for x in all_of_it} == {"tinyops"}
+    assert "git cannot list the tags of" in lost["gone"]
+    assert "is a version like none-*: nightly, v0.9" in lost["tinyops"]
+
+
+class Builds:
+    """What stands for compilers: it forges wheels, and fails or hangs where it shall."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log, self.folder = folder / "built.txt", folder
+        self.fails: dict[str, Callable[[], object]] = {}
+
+    def __call__(
+        self, options: object, target: releases.Target, source: object, dist: Path, *_: object
+    ) -> Path:
+        with self.log.open("a") as log:
+            log.write(f"{target.name}\n")
+        self.fails.get(target.name, str)()
+        folder = self.folder / "work" / target.name
+        wheel = forge_target(folder, target.name)
+        tag = f"cp{target.python.replace('.', '')}"
+        return published(wheel.rename(folder / wheel.name.replace("cp311", tag)), dist)
+
+    @property
+    def built(self) -> list[str]:
+        found = self.log.read_text().split() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return found
+
+
+@pytest.fixture
+def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
+    do_not_audit(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHWHEELS_CACHE", str(tmp_path / "cache"))
+    found = Builds(tmp_path)
+    monkeypatch.setattr(build, "build_wheel", found)
+    monkeypatch.setattr(toolchain, "compilers_of", str)
+    return found
+
+
+PROJECT = 'source = "tinyops"\ntargets = ["3.10-cpu", "3.11-cpu", "3.12-cpu"]'
+PUBLISHED = 'index = "site"\n' + FILES
+
+
+def farm(*words: str) -> None:
+    cli.main(["farm", *words])
+
+
+def missing(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    capsys.readouterr()
+    farm("missing", "--json", *words)
+    return [x["target"] for x in json.loads(capsys.readouterr().out)]
+
+
+@pytest.fixture
+def one_project(repository: Path, tmp_path: Path) -> None:
+    written(tmp_path, PROJECT, first=PUBLISHED)
+
+
+@pytest.mark.usefixtures("one_project")
+def test_only_what_is_not_published_is_built(
+    builds: Builds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert missing(capsys) == ["3.10-cpu", "3.11-cpu", "3.12-cpu"]
+    farm("build", "--backend=local", "--only=tinyops * 3.11-*")
+    assert builds.built == ["3.11-cpu"]
+    assert len(missing(capsys)) == 3  # nothing is published yet
+    farm("build", "--backend=local")  # but what was built is known
+    assert builds.built == ["3.10-cpu", "3.12-cpu"]
+    farm("index")
+    shutil.rmtree("dist")
+    assert missing(capsys) == []
+    farm("build", "--backend=local")
+    assert builds.built == []
+    assert missing(capsys, "--rebuild=t*") == ["3.10-cpu", "3.11-cpu", "3.12-cpu"]
+
+
+@pytest.mark.usefixtures("one_project")
+def test_other_sources_or_options_are_another_wheel(
+    builds: Builds, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    farm("build", "--backend=local")
+    farm("index")
+    for unbuilt in (
+        "tests = { minutes = 5 }",
+        "time-limit = 5",
+        'yanked = { "1.0" = "it is wrong" }',
+    ):
+        written(tmp_path, f"{PROJECT}\n{unbuilt}", first=PUBLISHED)
+        assert missing(capsys) == []
+    of_one = '[[project.overrides]]\nselect = "3.11-*"\nenvironment = { X = "1" }'
+    written(tmp_path, f"{PROJECT}\n{of_one}", first=PUBLISHED)
+    assert missing(capsys) == ["3.11-cpu"]
+    written(tmp_path, PROJECT, first=PUBLISHED)
+    (tmp_path / "tinyops" / "setup.py").write_text("# another one")
+    assert len(missing(capsys)) == 3
+
+
+@pytest.mark.usefixtures("one_project")
+def test_a_failure_is_noted_and_stops_nothing(
+    builds: Builds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        raise BuildError("its compiler says no to https://user:password@example.org")
+
+    def lack() -> None:
+        raise UserError("no network")
+
+    builds.fails = {"3.10-cpu": refuse, "3.11-cpu": lambda: os.kill(os.getpid(), signal.SIGKILL)}
+    farm("build", "--backend=local")
+    assert builds.built == ["3.10-cpu", "3.11-cpu", "3.12-cpu"]
+    farm("index")
+    # What cannot be built is left alone, what died is tried again.
+    assert missing(capsys) == ["3.11-cpu"]
+    assert missing(capsys, "--rebuild=tinyops") == ["3.10-cpu", "3.11-cpu", "3.12-cpu"]
+    farm("missing")
+    assert "failed 20" in (said := capsys.readouterr().out)
+    assert "its compiler says no to https://****@example.org" in said
+    page = Path("site", "project", "tinyops", "index.html").read_text()
+    assert "its compiler says no" in page
+    assert "its build has died: memory may have run out" in page
+    builds.fails = {"3.11-cpu": lack}
+    farm("build", "--backend=local")
+    farm("index")
+    assert "no network" in Path("site", "project", "tinyops", "index.html").read_text()
+    builds.fails = {}
+    farm("build", "--backend=local", "--rebuild=tinyops")
+    assert builds.built == ["3.11-cpu", "3.10-cpu", "3.11-cpu", "3.12-cpu"]
+    farm("index")
+    assert "Why it failed" not in Path("site", "project", "tinyops", "index.html").read_text()
+
+
+def test_a_wheel_whose_tests_fail_is_not_published(
+    builds: Builds, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_here(_: object, target: releases.Target, folder: Path, *__: object) -> int:
+        record = {"device": "CPU", "passed": 1, "failed": 0, "skipped": 0}
+        (folder / testing.RECORD).write_text(json.dumps(record))
+        return 0 if target.name == "3.12-cpu" else 1
+
+    monkeypatch.setattr(testing, "install", lambda *_: None)  # downloads torch
+    monkeypatch.setattr(testing, "run_here", run_here)
+    written(tmp_path, f'{PROJECT}\ntests = {{ paths = ["setup.py"] }}', first=PUBLISHED)
+    farm("build", "--backend=local")
+    farm("index", "--release=release")
+    good, *failed = state.read("site")
+    assert good["farm"]["target"] == "3.12-cpu"
+    assert [(x["target"], x["passed"]) for x in good["tests"]] == [("3.12-cpu", 1)]
+    assert {x["failed"].rpartition(" fail in ")[2] for x in failed} == {
+        "3.10-cpu (exit code 1)",
+        "3.11-cpu (exit code 1)",
+    }
+    assert len([*Path("release").glob("*/tinyops-1.0+*.whl")]) == 1
+
+
+@pytest.mark.usefixtures("one_project")
+def test_a_run_stops_in_time_and_the_next_goes_on(
+    builds: Builds,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = tmp_path / "cache" / "compiled"
+    compiled.mkdir(parents=True)
+    in_time, progress = building._in_time, [1, 2]
+
+    def late(
+        seconds: float, function: Callable[..., str], wanted: wanted.Wanted, run: object
+    ) -> str:
+        if wanted.target.name != "3.11-cpu":
+            return in_time(seconds, function, wanted, run)
+        for name in progress:
+            (compiled / str(name)).touch()
+        raise TimeoutError
+
+    monkeypatch.setattr(building, "_in_time", late)
+    for _ in range(2):
+        farm("build", "--backend=local", "--minutes=60")
+        assert "3.11-cpu was stopped; the next run goes on with it" in capsys.readouterr().out
+        progress.append(3)
+    assert builds.built == ["3.10-cpu"]
+    farm("build", "--backend=local", "--minutes=60")  # in which nothing more was compiled
+    farm("index")
+    assert (
+        "not one file of it compiles in 60 minutes" in (tmp_path / "site" / state.FILE).read_text()
+    )
+    assert missing(capsys) == ["3.11-cpu", "3.12-cpu"]
+
+
+def test_what_takes_too_long_ends_with_all_that_it_started() -> None:
+    reads, writes = os.pipe()
+
+    def hang() -> str:
+        process = processes.start(["sh", "-c", "echo started; sleep 1000"], stdout=writes)
+        process.wait()
+        return ""
+
+    with pytest.raises(TimeoutError):
+        building._in_time(3, hang)
+    os.close(writes)
+    with os.fdopen(reads) as said:
+        assert said.read() in ("", "started\n")  # and its end, once nobody is left who writes
+    assert building._in_time(60, lambda: "a path") == "a path"
+    with pytest.raises(UserError, match=r"^ValueError: of ours$"):
+        building._in_time(60, _fail)
+
+
+def _fail() -> str:
+    raise ValueError("of ours")
+
+
+def test_compiled_files_are_bounded_by_the_oldest(tmp_path: Path) -> None:
+    for age, name in enumerate(("new", "old", "older")):
+        (tmp_path / name).write_bytes(bytes(1000))
+        os.utime(tmp_path / name, (10**9 - age, 10**9 - age))
+    building._bound(tmp_path, 2500)
+    assert {x.name for x in tmp_path.iterdir()} == {"new", "old"}
+
+
+@pytest.mark.usefixtures("one_project")
+def test_shards_are_parts_of_the_whole(builds: Builds, capsys: pytest.CaptureFixture[str]) -> None:
+    for shard in ("0/3", "1/3", "2/3"):
+        farm("build", "--backend=local", f"--shard={shard}", f"--dist={shard[0]}")
+    assert sorted(builds.built) == ["3.10-cpu", "3.11-cpu", "3.12-cpu"]
+    # Two that build the same wheel end in one, the first.
+    farm("build", "--backend=local", "--dist=again")
+    farm("index", "0", "1", "2", "again", "--release=release")
+    rows = json.loads(Path("site", state.FILE).read_text())["rows"]
+    assert len(rows) == len({x["wheel"] for x in rows}) == 3
+    assert missing(capsys) == []
+    assert [x.name for x in Path("release").iterdir()] == [rows[0]["farm"]["tag"]]
+    with pytest.raises(SystemExit):
+        farm("build", "--shard=3/3")
+    assert "'3/3', but a part is expected: 0/3, 1/3 or 2/3" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("one_project")
+def test_what_is_built_again_has_a_release_of_its_own(builds: Builds) -> None:
+    farm("build", "--backend=local")
+    farm("index", "--release=release")
+    shutil.rmtree("dist")
+    farm("build", "--backend=local", "--rebuild=tinyops", "--only=tinyops * 3.11-*")
+    assert builds.built[3:] == ["3.11-cpu"]
+    farm("index", "--release=release")
+    first, again = sorted(x.name for x in Path("release").iterdir())
+    assert again == f"{first}-2"
+    listed = Path("site/cpu/torch2.13/simple/tinyops/index.html").read_text()
+    assert listed.count(f"https://example.org/{first}/tinyops") == 2
+    assert listed.count(f"https://example.org/{again}/tinyops") == 1
+
+
+@pytest.mark.usefixtures("one_project")
+def test_one_wheel_for_several_targets_is_built_once(
+    builds: Builds,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    def stable(
+        _: object, target: releases.Target, source: object, dist: Path, *more: object
+    ) -> Path:
+        builds.log.write_text(target.name)
+        return published(forge_target(tmp_path / "work", releases.RELEASE), dist)
+
+    monkeypatch.setattr(build, "build_wheel", stable)
+    farm("build", "--backend=local")
+    assert builds.built == ["3.10-cpu"]
+    farm("index")
+    assert missing(capsys) == []
+    assert "the wheel of 3.10-cpu" in Path("site", "project", "tinyops", "index.html").read_text()
+    # It is at each address that it serves, and nowhere else.
+    assert Path("site/cpu/torch2.10/simple/tinyops").is_dir()
+    assert Path("site/cu130/torch2.13/simple/tinyops").is_dir()
+    assert not Path("site/cpu/torch2.9/simple").exists()
+
+
+def test_an_index_that_does_not_answer_builds_nothing_anew(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="without that all would be built again"):
+        state.read("http://127.0.0.1:9/farm")
+    assert state.read(str(tmp_path)) == []
+
+
+class Farm(Served):
+    """The index of a farm at one address of this machine, and the files of its releases at another."""
+
+    def __init__(self, address: str, folder: Path, builds: Builds) -> None:
+        super().__init__(f"{address}/site", folder)
+        self.builds, self.root = builds, Path("root")
+        shutil.rmtree(self.root, ignore_errors=True)
+        self.root.mkdir()
+        first = f'index = "{address}/site"\nfiles = "{address}/files/{{tag}}"\n'
+        targets = '["3.11-cpu", "3.11-cu124*", "3.11-cu130"]'
+        written(Path.cwd(), f'source = "tinyops"\ntargets = {targets}', first=first)
+        farm("build", "--backend=local")
+        farm("index", f"--site={self.root / 'site'}", f"--release={self.root / 'files'}")
+        _index_torches(self.root / "site" / "others" / "simple")
+
+
+@pytest.fixture
+def served(builds: Builds, repository: Path, tmp_path: Path) -> Iterator[Farm]:
+    handler = functools.partial(_Quiet, directory=str(tmp_path / "root"))
+    (tmp_path / "installed").mkdir()
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield Farm(f"http://127.0.0.1:{server.server_port}", tmp_path / "installed", builds)
+        server.shutdown()
+
+
+def test_installers_take_what_fits_from_the_address_of_a_cuda_and_a_torch(
+    served: Farm, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert served.pip("cu130/torch2.13/simple", "tinyops") == "3.11-cu130 2.13.0"
+    assert served.pip("cu124/torch2.6/simple", "tinyops") == "3.11-cu124 2.6.0"
+    assert served.pip("cpu/torch2.13/simple", "tinyops") == "3.11-cpu 2.13.0"
+    assert "No matching distribution" in served.pip("cpu/torch2.6/simple", "tinyops")
+    for driver, found in (("", "3.11-cpu"), ("13.1", "3.11-cu130"), ("12.6", "3.11-cu124")):
+        assert served.uv("tinyops", driver=driver).split()[0] == found
+    assert missing(capsys) == []  # which asks the same server
+
+
+def test_a_lock_file_of_uv_names_the_files_of_releases(served: Farm, tmp_path: Path) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(f"""
+[project]
+name = "app"
+version = "0"
+requires-python = "==3.11.*"
+dependencies = ["tinyops"]
+[tool.uv]
+environments = ["sys_platform == 'linux'"]
+[[tool.uv.index]]
+url = "{served.address}/cu130/torch2.13/simple"
+[[tool.uv.index]]
+url = "{served.address}/others/simple"
+default = true
+""")
+    variables = {**served.variables, "UV_PYTHON": sys.executable}
+    variables.pop("UV_NO_CONFIG")
+    variables.pop("VIRTUAL_ENV", None)
+
+    def uv(*words: str) -> str:
+        command = [sys.executable, "-m", "uv", *words]
+        done = subprocess.run(command, cwd=app, env=variables, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    uv("lock")
+    row = next(x for x in state.read(served.address) if x["farm"]["target"] == "3.11-cu130")
+    (place,) = (served.root / "files").iterdir()
+    locked = (app / "uv.lock").read_text()
+    assert f"/files/{place.name}/{row['wheel'].replace('+', '%2B')}" in locked
+    assert f"sha256:{row['sha256']}" in locked
+    uv("sync", "--frozen")
+    said = uv("run", "--frozen", "python", "-c", "import tinyops; print(tinyops.built_for)")
+    assert said == "3.11-cu130\n"
+
+
+def test_one_finds_a_wheel_by_typing_what_one_has(served: Farm) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="no playwright")
+    program = shutil.which("chromium")
+    if program is None:
+        pytest.skip("no browser: `apt-get install chromium` adds one")
+    with playwright.sync_playwright() as running:
+        options = ["--no-sandbox", "--disable-background-networking", "--disable-component-update"]
+        page = running.chromium.launch(executable_path=program, args=options).new_page()
+        page.goto(f"{served.address}/")
+        for typed, label, torch in (
+            ("tinyops python 3.11 cuda 13.0 torch 2.13", "cu130", "2.13"),
+            ("tiny cu124 torch2.6", "cu124", "2.6"),
+            ("tinyops==1.0 CPU", "cpu", "2.13"),
+        ):
+            page.fill("#search", typed)
+            address = f"{served.address}/{label}/torch{torch}/simple/"
+            assert page.locator("#found code").all_inner_texts() == [
+                f'{tool} "tinyops==1.0+{label}.torch{torch}" --extra-index-url {address}'
+                for tool in ("pip install", "uv pip install")
+            ]
+        page.fill("#search", "tinyops python 3.12")
+        assert page.inner_text("#found") == "There is no wheel for these."
+        page.click("text=tinyops")
+        assert page.input_value("#search") == "tinyops "
+        page.wait_for_selector("#found code")
+        assert page.locator("#found code").count() == 8
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+        running.stop()
+
+
+def test_the_page_on_farms_begins_with_one_that_works(
+    builds: Builds, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository: Path
+) -> None:
+    """But for PyPI: its project is a folder here."""
+    page = (ROOT / "docs" / "farm.md").read_text()
+    first, second = re.findall(
+        r"```(?:{code-block} toml\n:caption: farm.toml\n|toml)\n(.*?)```", page, re.S
+    )
+    (tmp_path / "all.toml").write_text(second)
+    assert len(config.load(tmp_path / "all.toml").projects) == 4
+    (tmp_path / "farm.toml").write_text(first.replace('"torchsort"', '"tinyops"'))
+    for line in re.findall(r"^torchwheels (farm .*?) *(?:#.*)?$", page, re.M)[:2]:
+        cli.main(line.split())
+    row = state.read("site")[0]
+    assert (tmp_path / "files" / row["farm"]["tag"] / row["wheel"]).is_file()
+    assert Path("site/cpu/torch2.13/simple/tinyops/index.html").is_file()
