@@ -172,5 +172,6 @@ def test_the_compiler_leaves_a_call_with_packed_rows_as_it_is(
         gradients = [torch.autograd.grad((x**2).sum(), leaves) for x in results]
         torch.testing.assert_close(*results)
         torch.testing.assert_close(*gradients)
-    called = {node.target for graph in graphs for node in graph.graph.nodes if "call" in node.op}
-    assert called <= {operator.mul}, "a graph has more than what the caller computes"
+    if is_sorted:  # only data tells how many rows there are
+        called = {node.target for x in graphs for node in x.graph.nodes if "call" in node.op}
+        assert called <= {operator.mul}, "a graph has more than what the caller computes"

@@ -2,9 +2,11 @@
 for a torch that lacks it; :data:`IN_USE` says which of the two is in use.
 """
 
+import importlib.util
 import operator
+import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any, cast
 
 import torch
@@ -155,6 +157,87 @@ blas_handle: Callable[[], int] | None = None
 """torch's handle of cuBLAS for the current device and stream."""
 if torch.backends.cuda.is_built():
     blas_handle = _find("_C._cuda_getCurrentBlasHandle", None)
+
+
+# -- what Dynamo traces in place of a function that it refuses
+
+
+class _AtImport:
+    """Acts once a module was imported, which would take seconds here."""
+
+    def __init__(self, name: str, act: Callable[[], None]) -> None:
+        self.name, self.act = name, act
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        """Called by ``import``."""
+        if name != self.name:
+            return None
+        sys.meta_path.remove(cast("Any", self))
+        spec: Any = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            self.act()
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+
+def trace_instead(
+    replaced: dict[Callable[..., Any], Callable[..., Any]], holds: Callable[[Any], bool]
+) -> None:
+    """Code that Dynamo traces gets other functions, but only within methods of objects of which ``holds`` is true."""
+
+    def act() -> None:
+        with suppress(ImportError, AttributeError):  # the functions then end a graph, as in torch
+            _register(replaced, holds)
+
+    if "torch._dynamo" in sys.modules:
+        act()
+    else:
+        sys.meta_path.insert(0, cast("Any", _AtImport("torch._dynamo", act)))
+
+
+def _register(
+    replaced: dict[Callable[..., Any], Callable[..., Any]], holds: Callable[[Any], bool]
+) -> None:
+    from torch._dynamo import trace_rules
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.variables import UserFunctionVariable
+    from torch._dynamo.variables.builder import VariableBuilder
+
+    class Replaced(UserFunctionVariable):
+        def call_function(self, tx: Any, *arguments: Any) -> Any:
+            """The call, by the frame that makes it."""
+            called: Any = UserFunctionVariable(cast("Any", replaced[self.fn]))
+            if not is_within(tx):
+                rule: Any = trace_rules.lookup(self.fn)
+                called = rule(self.fn, source=self.source)
+            return called.call_function(tx, *arguments)
+
+    def is_within(frame: Any) -> bool:
+        while frame is not None:
+            found = frame.symbolic_locals.get("self")
+            if found is not None and holds(getattr(found.realize(), "value", None)):
+                return True
+            frame = getattr(frame, "parent", None)
+        return False
+
+    def dispatch(builder: Any, function: Any) -> Any:
+        builder.install_guards(GuardBuilder.FUNCTION_MATCH)
+        return Replaced(function, source=builder.source)
+
+    rules = VariableBuilder._id_dispatch()
+    rules.update({id(function): dispatch for function in replaced})
+
+
+def is_asked_by_dynamo() -> bool:
+    """Whether it is Dynamo that asks for the class of a layer: of torch's own classes it traces none. What the user's
+    code asks while it is traced gets torch's class, as everywhere.
+    """
+    caller: str = sys._getframe(2).f_globals.get("__name__", "")
+    return caller.startswith("torch._dynamo.") and caller != "torch._dynamo.variables.builtin"
 
 
 # -- autocast

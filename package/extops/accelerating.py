@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from extops import _private, rnn
 from extops.binding import _devices, _libraries
@@ -61,10 +61,13 @@ class _Accelerated:
     """Whether the next class is ours, and not torch's."""
     training: bool
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
+    def forward(self, input: Any, hx: Any = None, lengths: Any = None) -> Any:
         """As of torch's modules."""
         if _is_compiling() and not _is_torchs_in_graph(input):
-            return super().forward(input, hx)  # type: ignore[misc]
+            given = (input, hx) if lengths is None else (input, hx, lengths)
+            return super().forward(*given)  # type: ignore[misc]
+        if lengths is not None:
+            return _with_lengths(self, input, hx, lengths)
         kind = type(input)
         if kind is not Tensor and kind is not PackedSequence:
             return self.torchs.forward(self, input, hx)
@@ -91,7 +94,7 @@ class _Accelerated:
     @property
     def __class__(self) -> Any:
         """That of the module before it was taken."""
-        return type(self) if rnn.is_asked_by_dynamo() else self.looks
+        return type(self) if _private.is_asked_by_dynamo() else self.looks
 
     @__class__.setter
     def __class__(self, other: type) -> None:
@@ -123,7 +126,7 @@ class _Accelerated:
 class _AcceleratedCell(_Accelerated):
     """Asks for as little as possible: a decoder calls it at each step."""
 
-    def forward(self, input: Any, hx: Any = None) -> Any:
+    def forward(self, input: Any, hx: Any = None) -> Any:  # type: ignore[override]
         """As of torch's cells."""
         if _is_compiling() and not _is_torchs_in_graph(input):
             return super().forward(input, hx)
@@ -202,6 +205,15 @@ def _is_torchs_in_graph(input: Any) -> bool:
     """Whether a graph gets torch's own operators: for ONNX, and of dtypes that ours do not take."""
     is_other = isinstance(input, Tensor) and input.dtype not in _checks.FLOATING
     return is_other or torch.onnx.is_in_onnx_export()
+
+
+def _with_lengths(module: Any, input: Tensor, hx: Any, lengths: Tensor) -> Any:
+    """Packed, since torch's forward takes no lengths."""
+    batch_first = module.batch_first
+    packed = pack_padded_sequence(input, lengths.cpu(), batch_first, enforce_sorted=False)
+    output, last = _Accelerated.forward(module, packed, hx)
+    total = input.shape[int(batch_first)]
+    return pad_packed_sequence(output, batch_first, total_length=total)[0], last
 
 
 def _serve(module: Any, input: Any, hx: Any, quick: Any, key: Any) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _packing, _private, reference
+from extops import _packing, _padded, _private, reference
 from extops._packing import Packing, States
 from extops.binding._libraries import library, sm_count
 from extops.calling import _autograd, _checks
@@ -263,10 +263,18 @@ class Layers(torch.nn.Module):
     def _of_states(self, states: States) -> Any:
         return states
 
-    def forward(self, input: Tensor | PackedSequence, state: Any = None) -> tuple[Any, Any]:
+    def forward(
+        self,
+        input: Any,
+        state: Any = None,
+        lengths: Tensor | None = None,
+    ) -> tuple[Any, Any]:
         """See the class."""
-        if isinstance(input, PackedSequence) and torch.compiler.is_dynamo_compiling():
-            return forward_uncompiled(self, input, state)
+        is_packed = isinstance(input, (PackedSequence, _padded.PaddedSequence))
+        if is_packed and torch.compiler.is_dynamo_compiling():
+            if _padded.is_of_unknown_batch(input):
+                return forward_uncompiled(self, input, state)
+            return self._forward_in_graph(_padded.as_padded(input), state)
         states = None if state is None else self._as_states(state)
         for name, tensor in _named(states or ()):
             _checks.check_tensor(self._name, name, tensor)
@@ -284,10 +292,18 @@ class Layers(torch.nn.Module):
         states = self._checked_states(input, states, *input.shape[batch_axis:][: int(is_batched)])
         if not is_batched:
             input, states = input.unsqueeze(batch_axis), tuple(x.unsqueeze(1) for x in states)
-        output, states = self._forward_padded(input, states, batch_first=self.batch_first)
+        packing = None if lengths is None else (lengths, None)
+        output, states = self._forward_padded(input, states, packing, batch_first=self.batch_first)
         if not is_batched:
             output, states = output.squeeze(batch_axis), tuple(x.squeeze(1) for x in states)
         return output, self._of_states(states)
+
+    def _forward_in_graph(self, input: _padded.PaddedSequence, state: Any) -> tuple[Any, Any]:
+        rows = input.rows.transpose(0, 1) if self.batch_first else input.rows
+        output, last = self.forward(rows, state, input.lengths)
+        return _padded.PaddedSequence(
+            output.transpose(0, 1) if self.batch_first else output, input.lengths
+        ), last
 
     def _forward_packed(
         self, input: PackedSequence, given: States | None
@@ -375,7 +391,12 @@ class Layers(torch.nn.Module):
         return given
 
     def _forward_padded(
-        self, input: Tensor, states: States, packing: Packing | None = None, *, batch_first: bool
+        self,
+        input: Tensor,
+        states: States,
+        packing: Packing | tuple[Tensor, None] | None = None,
+        *,
+        batch_first: bool,
     ) -> Results:
         lengths, places = packing or (None, None)
         run = functools.partial(self._run, lengths=lengths, batch_first=batch_first)
@@ -541,3 +562,12 @@ class LLTMLayer(Layers):
             f"{self.input_features}, {self.state_size}, num_layers={self.num_layers}, bias={self.bias}, "
             f"batch_first={self.batch_first}, dropout={self.dropout}, bidirectional={self.bidirectional}"
         )
+
+
+def _holds_layers(module: object) -> bool:
+    return isinstance(module, torch.nn.Module) and any(
+        issubclass(type(x), Layers) for x in module.modules()
+    )
+
+
+_padded.trace_packing_of(_holds_layers)

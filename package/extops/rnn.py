@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copyreg
-import sys
 from typing import Any, cast
 
 import torch
@@ -18,14 +17,6 @@ PARAMETERS = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
 """Of a step, in torch's order."""
 
 
-def is_asked_by_dynamo() -> bool:
-    """Whether it is Dynamo that asks for the class of a layer: of torch's own classes it traces none. What the user's
-    code asks while it is traced gets torch's class, as everywhere.
-    """
-    caller: str = sys._getframe(2).f_globals.get("__name__", "")
-    return caller.startswith("torch._dynamo.") and caller != "torch._dynamo.variables.builtin"
-
-
 class LikeTorchs:
     """An instance of a class of torch to everybody who asks, though its type is not derived from it."""
 
@@ -34,7 +25,7 @@ class LikeTorchs:
     @property
     def __class__(self) -> Any:
         """torch's."""
-        return type(self) if is_asked_by_dynamo() else self.torchs
+        return type(self) if _private.is_asked_by_dynamo() else self.torchs
 
     @__class__.setter
     def __class__(self, other: type) -> None:
@@ -83,10 +74,10 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def _of_states(self, states: tuple[Tensor, ...]) -> Any:
         return states if self.mode == "LSTM" else states[0]
 
-    def forward(self, input: Any, hx: Any = None) -> tuple[Any, Any]:
+    def forward(self, input: Any, hx: Any = None, lengths: Tensor | None = None) -> tuple[Any, Any]:
         """As of torch's layers, whose state has this name."""
-        if torch.compiler.is_compiling():
-            return super().forward(input, hx)
+        if torch.compiler.is_compiling() or lengths is not None:
+            return super().forward(input, hx, lengths)
         try:
             self._update_flat_weights()
             if type(input) is Tensor and _autograd.is_plain() and not _autocast.is_on():

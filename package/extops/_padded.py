@@ -1,0 +1,156 @@
+"""Packed sequences in a graph, whose rows stay padded: so no size depends on data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import rnn
+from torch.nn.utils.rnn import PackedSequence
+
+from extops import _private
+
+
+class PaddedSequence:
+    """What ``pack_padded_sequence`` returns in a graph; to all who ask for packed rows, a ``PackedSequence``."""
+
+    def __init__(self, rows: Tensor, lengths: Tensor) -> None:
+        """Of rows ``[T, B, ...]`` in any order."""
+        self.rows, self.lengths = rows, lengths
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """torch's. A subclass would be a tuple of what is packed, which Dynamo reads by its places."""
+        return type(self) if _private.is_asked_by_dynamo() else PackedSequence
+
+    @property
+    def data(self) -> Tensor:
+        """Only data tells how many rows there are."""
+        order = self.sorted_indices
+        lengths = self.lengths.to(order.device).index_select(0, order)
+        rows = self.rows.index_select(1, order)
+        return rows[valid_steps(lengths, rows.shape[0])]
+
+    @property
+    def batch_sizes(self) -> Tensor:
+        """One for each step."""
+        check_longest(self.lengths, self.rows.shape[0])
+        return valid_steps(self.lengths, self.rows.shape[0]).sum(1)
+
+    @property
+    def sorted_indices(self) -> Tensor:
+        """Of sorted rows, too: it says how many there are."""
+        return torch.sort(self.lengths, descending=True, stable=True)[1].to(self.rows.device)
+
+    @property
+    def unsorted_indices(self) -> Tensor:
+        """The inverse."""
+        return torch.argsort(self.sorted_indices)
+
+    def __iter__(self) -> Any:
+        return iter((self.data, self.batch_sizes, self.sorted_indices, self.unsorted_indices))
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, at: Any) -> Any:
+        return tuple(self)[at]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(PackedSequence(*self), name)
+
+
+def _require(condition: Tensor, message: str) -> None:
+    if _private.assert_async is not None:
+        _private.assert_async(condition, message)
+
+
+def valid_steps(lengths: Tensor, steps: int) -> Tensor:
+    """Which steps of which rows there are: ``[T, B]``."""
+    return torch.arange(steps, device=lengths.device).unsqueeze(1) < lengths
+
+
+def check_longest(lengths: Tensor, steps: int) -> None:
+    """torch's results end with the longest row; here a size would depend on data then."""
+    _require(
+        lengths.max() == steps,
+        "in a graph the longest row has all steps of the input, or pad_packed_sequence a `total_length`",
+    )
+
+
+def is_of_unknown_batch(sequence: PackedSequence | PaddedSequence) -> bool:
+    """Whether only data tells how many rows there are."""
+    return type(sequence) is not PaddedSequence and sequence.sorted_indices is None
+
+
+def as_padded(sequence: PackedSequence | PaddedSequence) -> PaddedSequence:
+    """One that was packed before; its order says how many rows there are."""
+    if type(sequence) is PaddedSequence:
+        return sequence
+    data, sizes, order, inverse = sequence
+    assert order is not None
+    if inverse is None:
+        inverse = torch.argsort(order)
+    steps, batch = sizes.shape[0], order.shape[0]
+    lengths = (sizes.unsqueeze(0) > torch.arange(batch).unsqueeze(1)).sum(1)
+    is_valid = valid_steps(lengths.to(data.device), steps)
+    empty = data.new_zeros(steps, batch, *data.shape[1:])
+    is_valid = is_valid.view(steps, batch, *(1 for _ in data.shape[1:]))
+    rows = empty.masked_scatter(is_valid, data)
+    return PaddedSequence(
+        rows.index_select(1, inverse), lengths.index_select(0, inverse.to(lengths.device))
+    )
+
+
+def pack_padded_sequence(
+    input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True
+) -> PaddedSequence:
+    """That of ``torch.nn.utils.rnn``, as a graph has it."""
+    lengths = torch.as_tensor(lengths, dtype=torch.int64)
+    _require(
+        (lengths > 0).all(),
+        "Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0",
+    )
+    if enforce_sorted:
+        _require(
+            (lengths == lengths.cummin(0)[0]).all(),
+            "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass "
+            "`enforce_sorted=False` to pack_padded_sequence to sidestep this requirement",
+        )
+    return PaddedSequence(input.transpose(0, 1) if batch_first else input, lengths)
+
+
+def pad_packed_sequence(
+    sequence: PackedSequence | PaddedSequence,
+    batch_first: bool = False,
+    padding_value: float = 0.0,
+    total_length: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """That of ``torch.nn.utils.rnn``, as a graph has it."""
+    rows, lengths = as_padded(sequence).rows, as_padded(sequence).lengths
+    if total_length is None:
+        check_longest(lengths, rows.shape[0])
+    elif total_length != rows.shape[0]:
+        _require(
+            lengths.max() <= total_length,
+            "Expected total_length to be at least the length of the longest sequence in input",
+        )
+        index = torch.arange(total_length, device=rows.device).clamp(max=rows.shape[0] - 1)
+        rows = rows.index_select(0, index)
+    is_valid = valid_steps(lengths.to(rows.device), rows.shape[0])
+    is_valid = is_valid.view(*is_valid.shape, *(1 for _ in rows.shape[2:]))
+    rows = torch.where(is_valid, rows, padding_value)
+    return rows.transpose(0, 1) if batch_first else rows, lengths
+
+
+def trace_packing_of(holds_layers: Callable[[Any], bool]) -> None:
+    """Has Dynamo trace the functions above in place of torch's, which it refuses, in methods of modules of which
+    ``holds_layers`` is true. For all others nothing changes.
+    """
+    replaced: dict[Callable[..., Any], Callable[..., Any]] = {
+        rnn.pack_padded_sequence: pack_padded_sequence,
+        rnn.pad_packed_sequence: pad_packed_sequence,
+    }
+    _private.trace_instead(replaced, holds_layers)

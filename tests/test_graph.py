@@ -1,0 +1,248 @@
+"""Recurrent layers in one graph: torch.compile with `fullgraph`, and torch.export."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+import extops
+from operators import by_device
+
+pytestmark = [
+    pytest.mark.usefixtures("dynamo"),
+    pytest.mark.skipif(torch.__version__ < "2.6", reason="this torch traces no packed sequence"),
+]
+
+FEATURES, STATE, TIME = 5, 6, 7
+LENGTHS = (7, 7, 3, 1)
+UNSORTED = (3, 7, 1, 7)
+LAYERS = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
+
+
+class Tagger(nn.Module):
+    """As people write it."""
+
+    def __init__(self, layer: str = "LSTM", *, is_sorted: bool = True, **options: Any) -> None:
+        super().__init__()
+        self.is_sorted = is_sorted
+        self.embed = nn.Linear(FEATURES, FEATURES)
+        self.rnn = LAYERS[layer](FEATURES, STATE, batch_first=True, **options)
+
+    def packed(self, input: Tensor, lengths: Any) -> PackedSequence:
+        options = {"batch_first": True, "enforce_sorted": self.is_sorted}
+        return pack_padded_sequence(self.embed(input), lengths, **options)
+
+    def forward(self, input: Tensor, lengths: Any) -> Any:
+        self.rnn.flatten_parameters()
+        output, last = self.rnn(self.packed(input, lengths))
+        padded, counts = nn.utils.rnn.pad_packed_sequence(output, batch_first=True)
+        return padded.relu(), counts, last
+
+
+class LastStates(Tagger):
+    def forward(self, input: Tensor, lengths: Any) -> Any:
+        _, (h, _) = self.rnn(self.packed(input, lengths))
+        return torch.cat(tuple(h), dim=1)
+
+
+class TwoLayers(Tagger):
+    """With what many do between them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.drop = nn.Dropout(0.0)
+        self.second = nn.LSTM(STATE, FEATURES, bidirectional=True)
+
+    def forward(self, input: Tensor, lengths: Any) -> Any:
+        output, _ = self.rnn(self.packed(input, lengths))
+        dropped = PackedSequence(self.drop(output.data), *output[1:])
+        output, last = self.second(dropped)
+        padded, _ = pad_packed_sequence(output, total_length=TIME + 2, padding_value=-1.0)
+        return padded, last, output.data.sum(0), output.batch_sizes
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "sorted": lambda: Tagger(num_layers=2, bidirectional=True),
+    "unsorted": lambda: Tagger("GRU", is_sorted=False),
+    "rnn": lambda: Tagger("RNN", is_sorted=False, bidirectional=True, bias=False),
+    "states": lambda: LastStates(is_sorted=False),
+    "between": lambda: TwoLayers(is_sorted=False),
+    "between_sorted": TwoLayers,
+}
+
+
+def pair(name: str, device: str = "cpu") -> tuple[nn.Module, nn.Module]:
+    """Accelerated, and as it was."""
+    torch.manual_seed(0)
+    model = MODELS[name]().to(device, torch.float64)
+    return extops.accelerate(copy.deepcopy(model)), model
+
+
+def inputs_of(model: Any, device: str = "cpu", *rows: int) -> tuple[Tensor, Tensor]:
+    lengths = rows or (LENGTHS if model.is_sorted else UNSORTED)
+    input = torch.randn(len(lengths), max(lengths), FEATURES, dtype=torch.float64, device=device)
+    return input, torch.tensor(lengths)
+
+
+def results_of(run: Callable[..., Any], module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    """With gradients."""
+    input = inputs[0].detach().requires_grad_()
+    found, _ = torch.utils._pytree.tree_flatten(run(input, *inputs[1:]))
+    floats = [x for x in found if x.is_floating_point()]
+    loss = sum((x * torch.linspace(0, 1, x.numel()).to(x).view_as(x)).sum() for x in floats)
+    wanted = input, *(x for x in module.parameters())
+    return found, torch.autograd.grad(loss, wanted, allow_unused=True)
+
+
+@by_device
+@pytest.mark.parametrize("name", MODELS)
+def test_packed(name: str, device: str) -> None:
+    """One graph for any lengths, in training, with torch's values."""
+    ours, theirs = pair(name, device)
+    torch._dynamo.utils.counters.clear()
+    run = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)
+    for rows in ((), (6, 5, 4), (9, 9, 2, 2, 1)):
+        inputs = inputs_of(theirs, device, *rows)
+        if name.startswith("between") and rows:
+            continue  # its total_length is a number
+        found, expected = results_of(run, ours, inputs), results_of(theirs, theirs, inputs)
+        torch.testing.assert_close(found, expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_who_packs_at_run_time_is_told() -> None:
+    """What eager code refuses is refused, and so is what would give a size that depends on data."""
+    ours, _ = pair("sorted")
+    run = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)
+    input, _ = inputs_of(ours)
+    for lengths, message in (
+        ((7, 3, 5, 1), "`lengths` array must be sorted in decreasing order"),
+        ((7, 7, 3, 0), "Length of all samples has to be greater than 0"),
+        ((6, 5, 3, 1), "in a graph the longest row has all steps of the input, or"),
+        ((8, 7, 3, 1), "expected `lengths` from 0 to the number of steps of `input`"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            run(input, torch.tensor(lengths))
+
+
+def test_packed_results_leave_a_graph() -> None:
+    """As packed sequences, which a layer of torch takes."""
+    ours, theirs = pair("sorted")
+    inputs = inputs_of(theirs)
+
+    def packs(model: Any, *inputs: Any) -> Any:
+        return model.rnn(model.packed(*inputs))
+
+    last = nn.GRU(2 * STATE, 2).double()
+    for model in (ours, theirs):
+        model.forward = packs.__get__(model)
+    run = torch.compile(ours, backend="eager", fullgraph=True)
+    (found, _), (expected, _) = run(*inputs), theirs(*inputs)
+    assert isinstance(found, PackedSequence)
+    torch.testing.assert_close(tuple(found)[:2], tuple(expected)[:2])
+    torch.testing.assert_close(last(found)[1], last(expected)[1])
+    torch.testing.assert_close(found.to(torch.float32).data, expected.to(torch.float32).data)
+    torch.testing.assert_close(found._replace(data=found.data * 2).data, expected.data * 2)
+
+
+def test_packed_sequences_cross_a_break() -> None:
+    """Of the user's code."""
+    ours, theirs = pair("sorted")
+
+    def breaks(model: Any, *inputs: Any) -> Any:
+        packed = model.packed(*inputs)
+        torch._dynamo.graph_break()
+        output, last = model.rnn(packed)
+        torch._dynamo.graph_break()
+        return pad_packed_sequence(output)[0], last, output[0].sum()
+
+    inputs = inputs_of(theirs)
+    run = torch.compile(breaks, backend="eager")
+    torch.testing.assert_close(run(ours, *inputs), breaks(theirs, *inputs))
+
+
+def test_models_that_were_not_taken_compile_as_before() -> None:
+    class Packs(nn.Module):
+        def forward(self, input: Tensor, lengths: Tensor) -> Tensor:
+            return pack_padded_sequence(input, lengths)[0] * 2
+
+    extops.LSTM(2, 3)
+    inputs = torch.randn(3, 2), torch.tensor([3, 2])
+    with pytest.raises(Exception, match="function `pack_padded_sequence`"):
+        torch.compile(Packs(), backend="eager", fullgraph=True)(*inputs)
+    found = torch.compile(Packs(), backend="eager")(*inputs)
+    torch.testing.assert_close(found, Packs()(*inputs))
+
+
+def test_lists_of_lengths_and_of_sequences() -> None:
+    ours, theirs = pair("sorted")
+
+    class Sequences(nn.Module):
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, a: Tensor, b: Tensor) -> Any:
+            return self.layer(nn.utils.rnn.pack_sequence((a, b)))[1]
+
+    input, lengths = inputs_of(theirs)
+    run = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(run(input, lengths.tolist()), theirs(input, lengths))
+    run = torch.compile(Sequences(ours.rnn), backend="aot_eager", fullgraph=True)
+    expected = Sequences(theirs.rnn)(input[0], input[1, :3])
+    torch.testing.assert_close(run(input[0], input[1, :3]), expected)
+
+
+@pytest.mark.parametrize("name", ["sorted", "between"])
+def test_exported_and_saved(name: str, tmp_path: Path) -> None:
+    """And compiled ahead of time, for any lengths."""
+    ours, theirs = pair(name)
+    sizes = {0: torch.export.Dim("batch", min=2, max=64)}
+    if name == "sorted":
+        sizes[1] = torch.export.Dim("time", min=2, max=512)
+    program = torch.export.export(
+        ours, inputs_of(theirs), dynamic_shapes=(sizes, {0: sizes[0]}), strict=True
+    )
+    torch.export.save(program, tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2")
+    runs = [loaded.module()]
+    if name == "sorted":
+        package = torch._inductor.aoti_compile_and_package(
+            loaded, package_path=str(tmp_path / "ahead.pt2")
+        )
+        runs.append(torch._inductor.aoti_load_package(package))
+    for run in runs:
+        inputs = inputs_of(theirs, "cpu", *((9, 4, 4) if name == "sorted" else (7, 2, 1)))
+        torch.testing.assert_close(run(*inputs), theirs(*inputs))
+
+
+@by_device
+@pytest.mark.parametrize("how", ["extops", "accelerated"])
+@pytest.mark.parametrize("batch_first", [False, True], ids=["by_steps", "by_samples"])
+def test_lengths(batch_first: bool, how: str, device: str) -> None:
+    """Of rows that stay padded, in eager code and in a graph of static sizes."""
+    options: Any = {"num_layers": 2, "bidirectional": True, "batch_first": batch_first}
+    theirs = nn.LSTM(FEATURES, STATE, **options).to(device, torch.float64)
+    if how == "extops":
+        ours = extops.LSTM(FEATURES, STATE, **options).to(device, torch.float64)
+        ours.load_state_dict(theirs.state_dict())
+    else:
+        ours = extops.accelerate(copy.deepcopy(theirs))
+    lengths = torch.tensor(UNSORTED)
+    input = torch.randn(4, TIME + 1, FEATURES, device=device, dtype=torch.float64)
+    input = input if batch_first else input.transpose(0, 1)
+    states = tuple(torch.randn(4, 4, STATE, device=device, dtype=torch.float64) for _ in range(2))
+    packed = pack_padded_sequence(input, lengths, batch_first, enforce_sorted=False)
+    output, last = theirs(packed, states)
+    expected = pad_packed_sequence(output, batch_first, total_length=TIME + 1)[0], last
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    for run in (ours, compiled):
+        torch.testing.assert_close(run(input, states, lengths=lengths), expected)
+    torch.testing.assert_close(ours(input, None, lengths)[1][0].shape, last[0].shape)
