@@ -400,10 +400,14 @@ RIGHT = {
 
 def compile_gradients(**parts: str) -> str:
     """The compiler's errors about a cell's gradients; empty if they are right."""
-    needs_programs("c++")
     text = GRADIENTS
     for name, part in {**RIGHT, **parts}.items():
         text = text.replace(name, part)
+    return errors_of(text)
+
+
+def errors_of(text: str) -> str:
+    needs_programs("c++")
     command = ["c++", "-std=c++17", "-fsyntax-only", f"-I{extops.cells.include()}", "-xc++", "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True).stderr
 
@@ -441,3 +445,46 @@ def test_gradients_that_do_not_compile(part: str, wrong: str, message: str) -> N
     assert re.search(
         f"static assertion failed.*{re.escape(message)}", compile_gradients(**{part: wrong})
     )
+
+
+CHANGED = """
+#include "bindings/make_schema.h"
+#include "cells/lltm.h"
+
+struct Cell : extops::Lltm {
+  CHANGE
+};
+const int first = extops::kFirstRecurrent<Cell>;
+const std::string text = describe_cell<Cell>("cell");
+"""
+NEW_C = """template <class Math, class C>
+EXTOPS_FUNCTION static C new_c(const C (&a)[kGates], C old_c) {
+  return a[0] * old_c * NUMBER;
+}"""
+
+
+@pytest.mark.parametrize(
+    "right",
+    ["", "static constexpr int kInput = 1, kRecurrent = 2;", NEW_C.replace("NUMBER", "0.1")],
+)
+def test_constants_that_compile(right: str) -> None:
+    assert errors_of(CHANGED.replace("CHANGE", right)) == ""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("static constexpr int kRecurrent = 7;", "kRecurrent: expected at least 1, and at most"),
+        ("static constexpr int kRecurrent = 0;", "kRecurrent: expected at least 1, and at most"),
+        ("static constexpr int kGates = 7, kRecurrent = 7;", "and at most kGates and 6"),
+        ("static constexpr int kInput = 4;", "kInput: expected at least 1, and at most kGates"),
+        ("static constexpr int kInput = 0;", "kInput: expected at least 1, and at most kGates"),
+        ("static constexpr int kInput = 1, kRecurrent = 1;", "expected each of the kGates gates"),
+        ("static constexpr int kFirstInput = 3;", "kFirstInput: expected 0 to kInput - 1"),
+        (NEW_C.replace("NUMBER", "0.1f"), "a cell's numbers must be double"),
+    ],
+)
+def test_constants_that_do_not_compile(wrong: str, message: str) -> None:
+    """Kernels would write beyond their arrays, or compute in fewer digits."""
+    errors = errors_of(CHANGED.replace("CHANGE", wrong))
+    assert re.search(f"static assertion failed.*{re.escape(message)}", errors)

@@ -20,6 +20,7 @@ inline std::string make_schema(const std::string& name, const std::string& rows,
 // What Python needs to know of a cell.
 template <class Cell>
 std::string describe_cell(const char* name) {
+  static_assert(extops::kIsOfC<Cell>);
   const std::pair<const char*, int> facts[] = {
       {"gates", Cell::kGates},
       {"input", Cell::kInput},

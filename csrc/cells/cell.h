@@ -8,11 +8,12 @@
 //   kGates                how many pre-activations a unit has
 //   kInput                how many have an input part: the first ones
 //   kFirstInput           weight_ih holds pre-activations k, k+1, ..., and then 0 to k-1. 0 if left out
-//   kRecurrent            how many have a recurrent part: the last ones
+//   kRecurrent            how many have a recurrent part: the last ones, at most 6
 //   kSavesNewC            whether the backward gets the new cell state as `saved_c`; else the old one
 //   kHasSequenceKernels   whether GPUs get persistent kernels, for all steps at once. true if left out
 //
-// and functions of C, the compute type, that call no functions but sigmoid, tanh and elu of a `Math`:
+// and functions of C, the compute type, that call no functions but sigmoid, tanh and elu of a `Math`, and whose numbers
+// are double (0.1, not 0.1f), since C may be:
 //
 //   activate<Math, kGate>(x)   the function of a pre-activation alone, or x
 //   new_c<Math>(a, old_c)      the cell state after the step; `a` are the pre-activations after `activate`
@@ -59,9 +60,28 @@ template <class Cell>
 constexpr bool kHasSequenceKernelsOf<Cell, std::void_t<decltype(Cell::kHasSequenceKernels)>> =
     Cell::kHasSequenceKernels;
 
+// What the constants of a cell must be.
+template <class Cell>
+struct Constants {
+  static constexpr int kMost = 6;  // no thread holds the weights of more gates for as few as 64 units
+  static_assert(
+      1 <= Cell::kRecurrent && Cell::kRecurrent <= Cell::kGates && Cell::kRecurrent <= kMost,
+      "kRecurrent: expected at least 1, and at most kGates and 6");
+  static_assert(
+      1 <= Cell::kInput && Cell::kInput <= Cell::kGates && Cell::kInput <= kMost,
+      "kInput: expected at least 1, and at most kGates and 6");
+  static_assert(
+      Cell::kInput + Cell::kRecurrent >= Cell::kGates,
+      "kInput and kRecurrent: expected each of the kGates gates to be one of the first kInput, of the last kRecurrent, "
+      "or both");
+  static_assert(
+      0 <= kFirstInputOf<Cell> && kFirstInputOf<Cell> < Cell::kInput, "kFirstInput: expected 0 to kInput - 1");
+  static constexpr int kFirstRecurrent = Cell::kGates - Cell::kRecurrent;
+};
+
 // The first pre-activation that has a recurrent part.
 template <class Cell>
-constexpr int kFirstRecurrent = Cell::kGates - Cell::kRecurrent;
+constexpr int kFirstRecurrent = Constants<Cell>::kFirstRecurrent;
 
 // The place of a pre-activation, one of the first kInput, among the rows of weight_ih and in the input GEMM.
 template <class Cell>
@@ -78,6 +98,10 @@ struct Traced {
 
   Traced() = default;
   EXTOPS_FUNCTION Traced(double x) : is(x == 0 ? kZero : kNumber) {}
+  template <class X, class = std::enable_if_t<std::is_same_v<X, float>>>
+  EXTOPS_FUNCTION Traced(X) {
+    static_assert(!std::is_same_v<X, float>, "a cell's numbers must be double, since C may be: 0.1, not 0.1f");
+  }
   EXTOPS_FUNCTION static Traced made(unsigned is) {
     Traced made;
     made.is = is;
@@ -200,6 +224,17 @@ EXTOPS_FUNCTION CellState<C> cell_forward(const C (&gates)[Cell::kGates], C old_
   const C c = Cell::template new_c<Math>(a, old_c);
   return {Cell::template output<Math>(a, c), c, Cell::kSavesNewC ? c : old_c};
 }
+
+// Compiles for a cell that computes in C alone.
+template <class Cell>
+constexpr bool kIsOfC = [] {
+  using C = Traced<false>;
+  C gates[Cell::kGates];
+  for (C& x : gates) x = 1;
+  cell_forward<Cell, TracedMath>(gates, C(1));
+  Cell::template squash<TracedMath>(gates, C(1));
+  return true;
+}();
 
 // Sets the gradients of the pre-activations, and returns dL/d(old c).
 template <class Cell, class Math, class C>

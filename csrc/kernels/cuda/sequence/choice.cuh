@@ -128,7 +128,6 @@ bool is_faster(Kernel kernel, const Problem& problem) {
 
 template <class Cell>
 Kernel choose_kernel(const Problem& problem) {
-  static_assert(Cell::kRecurrent <= 6, "no thread holds the weights of more gates for as few as 64 units");
   [[maybe_unused]] constexpr Kernel kInOrder[] = {
       Kernel::kTensorBlock, Kernel::kFloat32Block, Kernel::kFloat32Cluster, Kernel::kTensorCluster, Kernel::kGroup};
   if (problem.sizes.time * problem.sizes.batch * problem.sizes.state_size == 0) return Kernel::kStep;
