@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import json
@@ -66,6 +67,7 @@ def written(folder: Path, *tables: str, first: str = FILES) -> config.Farm:
             "versions is 0, but 'newest', a number",
         ),
         (f'{FILES}[[project]]\nsource = "x"\nversions = "new"', "versions is 'new', but"),
+        (f'{FILES}[[project]]\nsource = "x"\nversion = 1', "did you mean 'versions'?"),
         (f'{FILES}[[project]]\nsource = "x"\npretend-gpus = true', "did you mean 'pretend-gpu'?"),
         (f'{FILES}target = ["3.11-cpu"]\n[[project]]\nsource = "x"', "did you mean 'targets'?"),
         ('[[project]]\nsource = "x"', "files is '', but an address with {tag} in it is expected"),
@@ -534,3 +536,28 @@ def test_the_page_on_farms_begins_with_one_that_works(
     row = state.read("site")[0]
     assert (tmp_path / "files" / row["farm"]["tag"] / row["wheel"]).is_file()
     assert Path("site/cpu/torch2.13/simple/tinyops/index.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("text", "is_right"),
+    [
+        ((ROOT / "examples" / "farm" / "farm.toml").read_text(), True),
+        ((ROOT / "docs" / "farm.md").read_text().split("```toml\n")[1].split("```")[0], True),
+        (f'{FILES}[[project]]\nsource = "x"\nversions = 0', False),
+        (f'{FILES}[[project]]\nversions = 1', False),
+        (f'{FILES}[[project]]\nsource = "x"\nnetwork = "yes"', False),
+        (f"{FILES}project = []", False),
+        ('[[project]]\nsource = "x"', False),
+    ],
+)  # fmt: skip
+def test_editors_are_told_what_the_tool_takes(
+    text: str, is_right: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    farm("schema")
+    schema = json.loads(capsys.readouterr().out)
+    errors = [*jsonschema.Draft7Validator(schema).iter_errors(config.tomllib.loads(text))]
+    (tmp_path / "farm.toml").write_text(text)
+    with contextlib.nullcontext() if is_right else pytest.raises(UserError):
+        config.load(tmp_path / "farm.toml")
+    assert is_right == (errors == [])

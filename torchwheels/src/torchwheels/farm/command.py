@@ -83,6 +83,8 @@ def add(
         "--release", type=Path, help="a folder to lay out what is new in: a folder for each tag"
     )
     command.set_defaults(run=_index)
+    command = add_command("schema", "print a JSON schema of the file, for editors")
+    command.set_defaults(run=_schema)
 
 
 def _missing(given: argparse.Namespace) -> None:
@@ -157,6 +159,10 @@ def _index(given: argparse.Namespace) -> None:
             _lay_out([x for x in published.in_folder(folder) if x in rows], folder, given.release)
     wheels = sum("failed" not in x for x in rows)
     print(f"torchwheels: made {given.site} of {wheels} wheels and {len(rows) - wheels} failures")
+
+
+def _schema(given: argparse.Namespace) -> None:
+    print(json.dumps(config.schema(), indent=2))
 
 
 def _lay_out(rows: Sequence[Row], dist: Path, release: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 import sys
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from packaging.utils import canonicalize_name
 from torchwheels import sources
 from torchwheels.errors import UserError
 from torchwheels.options import Project, project
+from torchwheels.options import schema as options_schema
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -88,6 +90,19 @@ def load(file: Path) -> Farm:
     return dataclasses.replace(farm, projects=tuple(_entry(x, farm, file) for x in tables))
 
 
+def schema() -> dict[str, Any]:
+    """A JSON schema of the file."""
+    found = options_schema.of(Farm)
+    entry = options_schema.schema()
+    said = "The newest, a number of the newest ones, or a range."
+    count = {"type": "integer", "minimum": 1}
+    versions = {"anyOf": [count, {"type": "string"}], "description": said}
+    entry["properties"] = {**entry["properties"], "versions": versions}
+    entry["required"] = ["source"]
+    found["properties"]["project"] = {"type": "array", "minItems": 1, "items": entry}
+    return {"$schema": entry.pop("$schema"), **found, "required": ["files", "project"]}
+
+
 def _entry(table: dict[str, Any], farm: Farm, file: Path) -> Entry:
     given = {"targets": [*farm.targets], **table}
     source = given.get("source")
@@ -95,6 +110,8 @@ def _entry(table: dict[str, Any], farm: Farm, file: Path) -> Entry:
         raise UserError(f"{file}: a [[project]] has no `source`: {table}")
     where = f"{file}: the project {source}"
     versions = _versions(given.pop("versions", NEWEST), f"{where}: versions")
+    if near := difflib.get_close_matches("versions", given, n=1, cutoff=0.8):
+        raise UserError(f"{where} has no option {near[0]!r}: did you mean 'versions'?")
     return Entry(project.of_file(given, file, where), versions)
 
 

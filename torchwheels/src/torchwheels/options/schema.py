@@ -17,11 +17,11 @@ _TEXTS = {"type": "array", "items": _TEXT}
 
 def schema() -> dict[str, Any]:
     """That of the table."""
-    found = _of(Project)
+    found = of(Project)
     options: dict[str, Any] = found["properties"]
     settings = {"anyOf": [_TEXT, _TEXTS]}
     options["config-settings"]["additionalProperties"] = settings
-    options["releases"] |= {"type": "array", "items": _of(Release)}
+    options["releases"] |= {"type": "array", "items": of(Release)}
     all_targets = {name.replace("_", "-") for name in OF_ALL_TARGETS} | {"releases"}
     of_some = {key: value for key, value in options.items() if key not in all_targets}
     override = {"type": "object", "required": ["select"], "additionalProperties": False}
@@ -30,7 +30,7 @@ def schema() -> dict[str, Any]:
     return {"$schema": "http://json-schema.org/draft-07/schema#", **found}
 
 
-def _of(kind: type[Any]) -> dict[str, Any]:
+def of(kind: type[Any]) -> dict[str, Any]:
     """What a table may hold, by the fields of `kind` and the texts below them."""
     (body,) = (
         x.body for x in ast.parse(inspect.getsource(kind)).body if isinstance(x, ast.ClassDef)
@@ -51,7 +51,7 @@ def _of(kind: type[Any]) -> dict[str, Any]:
 
 def _type(default: object) -> dict[str, Any]:
     if isinstance(default, Tests):
-        return _of(Tests)
+        return of(Tests)
     if isinstance(default, Mapping):
         return {"type": "object", "additionalProperties": _TEXT}
     if isinstance(default, tuple):
