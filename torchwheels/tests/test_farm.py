@@ -27,7 +27,7 @@ from torchwheels.farm import building, config, wanted
 from torchwheels.farm import published as state
 from torchwheels.options import releases
 from torchwheels.run import testing
-from torchwheels.system import processes
+from torchwheels.system import MARK, processes
 
 FILES = 'files = "https://example.org/{tag}"\n'
 
@@ -406,6 +406,32 @@ def test_one_wheel_for_several_targets_is_built_once(
     assert Path("site/cpu/torch2.10/simple/tinyops").is_dir()
     assert Path("site/cu130/torch2.13/simple/tinyops").is_dir()
     assert not Path("site/cpu/torch2.9/simple").exists()
+
+
+def test_versions_are_in_their_order_and_old_torches_stay(builds: Builds, tmp_path: Path) -> None:
+    written(tmp_path, 'source = "git+file:///none/tinyops@v*"', first=PUBLISHED)
+    for version in ("0.9", "0.10", "1.0"):
+        built = builds(None, releases.load().target("3.11-cu130"), None, Path("dist"))
+        told = {"project": "tinyops", "version": version, "target": "3.11-cu130", "digest": version}
+        more = {"built": "2026-11-27", "build": 1, "tag": version, "torchwheels": "1"}
+        row = building._noted(built, {**told, **more})
+        row["build"]["torch"] = f"1.{version[-1]}.0"  # of which the table of today has none
+        row["requires"], row["wheel"] = ["torch==1.*"], row["wheel"].replace("1.0", version)
+        row["farm"]["metadata"][row["wheel"]] = "0" * 64
+        rows = [*state.read("site"), row]
+        Path("site").mkdir(exist_ok=True)
+        Path("site", state.FILE).write_text(json.dumps({"rows": rows}))
+    shutil.rmtree("dist")
+    (Path("site") / MARK).write_text(f"{state.FILE}\0{MARK}")
+    farm("index")
+    page = Path("site/project/tinyops/index.html").read_text()
+    assert re.findall(r"<tr><td>([\d.]+)<td>", page) == ["1.0", "0.10", "0.9"]
+    assert "git cannot list the tags of file:///none/tinyops" in page
+    assert (
+        Path("site/cu130/torch1.9/simple/tinyops/index.html").read_text().count("0.9%2Bcu130") == 1
+    )
+    said = json.loads(Path("site/search.json").read_text())
+    assert ["3.11"] in [pythons for pythons, _ in said["kinds"]]
 
 
 def test_an_index_that_does_not_answer_builds_nothing_anew(tmp_path: Path) -> None:

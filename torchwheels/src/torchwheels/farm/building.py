@@ -67,7 +67,7 @@ def build(wanted: Sequence[Wanted], published: Sequence[Row], known: Known, run:
             break
         except UserError as error:
             print(f"torchwheels: {each.key} failed: {error}", flush=True)
-            known.add(note_failure(told, error, run.dist))
+            note_failure(told, error, run.dist)
         del left[each.key]
     _bound(cache.place() / "compiled", run.cache * 1e9)
     return [*left]

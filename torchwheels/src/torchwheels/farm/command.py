@@ -152,7 +152,7 @@ def _index(given: argparse.Namespace) -> None:
     farm = config.load(given.farm)
     wanted, lost = of_farm(farm)
     new = [row for folder in given.dist for row in published.in_folder(folder)]
-    rows = listing.merged(published.read(farm.index), new)
+    rows = listing.merged(published.read(farm.index), new, wanted, lost)
     listing.make(farm, rows, wanted, lost, given.site)
     if given.release:
         for folder in given.dist:

@@ -87,7 +87,9 @@ def load(file: Path) -> Farm:
             f"{file}: files is {farm.files!r}, but an address with {{tag}} in it is expected, such as "
             "https://github.com/OWNER/NAME/releases/download/{tag}"
         )
-    return dataclasses.replace(farm, projects=tuple(_entry(x, farm, file) for x in tables))
+    index = farm.index if "://" in farm.index else str(file.parent / farm.index)
+    projects = tuple(_entry(each, farm, file) for each in tables)
+    return dataclasses.replace(farm, index=index, projects=projects)
 
 
 def schema() -> dict[str, Any]:

@@ -10,14 +10,16 @@ search.json                  the same for the page
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from packaging.version import Version
 
+from torchwheels.errors import UserError
 from torchwheels.farm import pages
 from torchwheels.farm.config import Farm
 from torchwheels.farm.published import FILE, Row
@@ -29,15 +31,22 @@ Listings = dict[str, dict[str, list[dict[str, Any]]]]
 """Of each address the projects, and the files of each."""
 
 
-def merged(published: Iterable[Row], new: Iterable[Row]) -> list[Row]:
-    """The rows that count: a name has one content, the first, until its wheel is built again."""
+def merged(
+    published: Iterable[Row], new: Iterable[Row], wanted: Iterable[Wanted], lost: Container[str]
+) -> list[Row]:
+    """The rows that count: a name has one content, the first, until its wheel is built again.
+
+    Of failures those count whose wheels are wanted; wheels are kept whatever is wanted today.
+    """
+    current = {(x.project, x.version, x.target.name) for x in wanted}
     wheels: dict[str, Row] = {}
-    failures: dict[tuple[str, ...], Row] = {}
+    failures: dict[tuple[str, str, str], Row] = {}
     for row in [*published, *sorted(new, key=lambda x: x["farm"]["built"])]:
         farm = row["farm"]
         key = farm["project"], farm["version"], farm["target"]
         if "failed" in row:
-            failures[key] = row
+            if key in current or key[0] in lost:
+                failures[key] = row
             continue
         failures.pop(key, None)
         known = wheels.get(row["wheel"])
@@ -72,22 +81,25 @@ def make(
 
 def _listings(files: str, wheels: Iterable[Row], serving: Serving, folder: Path) -> Listings:
     found: Listings = {"simple": {}}
-    of_all: dict[str, tuple[list[Row], list[Row]]] = {}
-    for row in wheels:
-        entry = _entry(row, row, files)
-        for each in serving.places(row):
-            found.setdefault(f"{each}/simple", {}).setdefault(row["name"], []).append(entry)
-        labelled, others = of_all.setdefault(row["name"], ([], []))
-        (labelled if site.label(row) else others).append(entry)
-        if row["variant"]:
-            others.append(_entry(row["variant"], row, files))
-    for name, (labelled, others) in of_all.items():
-        # Of labels, installers would take the one that sorts last, whatever the machine.
-        found["simple"][name] = others or labelled
+    for name, rows in itertools.groupby(wheels, key=lambda x: str(x["name"])):
+        labelled: list[Row] = []
+        plain: list[Row] = []
+        variants: list[Row] = []
+        for row in rows:
+            entry = _entry(row, row, files)
+            (labelled if site.label(row) else plain).append(entry)
+            variants += [row] if row["variant"] else []
+            for each in serving.places(row):
+                found.setdefault(f"{each}/simple", {}).setdefault(name, []).append(entry)
         place = folder / "simple" / name
         place.mkdir(parents=True)
-        of_name = (x["variant"] for x in wheels if x["name"] == name and x["variant"])
-        found["simple"][name] += site.write_variants(of_name, place)
+        try:
+            plain += site.write_variants((x["variant"] for x in variants), place)
+            plain += [_entry(x["variant"], x, files) for x in variants]
+        except UserError as error:  # which stops no other project
+            print(f"torchwheels: {name} has no variants in the index: {error}", flush=True)
+        # Of labels, installers would take the one that sorts last, whatever the machine.
+        found["simple"][name] = plain or labelled
     return found
 
 

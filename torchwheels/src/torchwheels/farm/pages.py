@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from packaging.version import Version
+
 from torchwheels.farm.published import Known, Row
 from torchwheels.farm.serving import Serving
 from torchwheels.farm.wanted import Wanted, version_of
@@ -51,7 +53,7 @@ def _of_project(
     wheels = [x for x in rows if "failed" not in x]
     for row in wheels:
         farm = row["farm"]
-        link = f'<a href="{html.escape(files[row["wheel"]])}">{farm["built"][:10]}</a>'
+        link = f'<a href="{html.escape(files[row["wheel"]])}">{_day(row)}</a>'
         cells[farm["version"], farm["target"]] = f"{link}, {row['size'] / 1e6:.2f} MB"
     missing, failures = 0, []
     for each in wanted:
@@ -63,20 +65,23 @@ def _of_project(
         failure = known.failure(each)
         cells[key] = "<b>failed</b>" if failure else "missing"
         if failure:
-            said = f"{each.version}, {each.target.name}, {failure['farm']['built'][:10]}"
+            said = f"{each.version}, {each.target.name}, {_day(failure)}"
             failures.append(f"<li>{said}: {html.escape(failure['failed'])}")
-    versions = sorted(
-        {x for x, _ in cells}, key=lambda x: (str(version_of(x) or ""), x), reverse=True
-    )
+    numbered = {version: (version_of(version) or Version("0"), version) for version, _ in cells}
+    versions = sorted(numbered, key=numbered.__getitem__, reverse=True)
     targets = sorted({x for _, x in cells})
     table = [[html.escape(v), *(cells.get((v, t), "–") for t in targets)] for v in versions]
     why = f"<p>Its versions are not known: {html.escape(lost)}</p>\n" if lost else ""
-    text = why + _table(["version", *targets], table)
+    text = why + _table(["version", *map(html.escape, targets)], table)
     text += f"<h2>Why it failed</h2>\n<ul>{''.join(failures)}</ul>\n" if failures else ""
-    newest = max((x["farm"]["built"] for x in rows), default="")
+    newest = max(map(_day, rows), default="")
     summary = html.escape(next((x["summary"] for x in wheels if x["summary"]), ""))
     counts = [str(len(wheels)), str(missing), str(len(failures))]
-    return text, [summary, html.escape(versions[0]) if versions else "–", *counts, newest[:10]]
+    return text, [summary, html.escape(versions[0]) if versions else "–", *counts, newest]
+
+
+def _day(row: Row) -> str:
+    return html.escape(row["farm"]["built"][:10])
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -95,7 +100,7 @@ def searched(rows: Iterable[Row], serving: Serving) -> str:
     kinds: dict[str, int] = {}
     found = []
     for row in rows:
-        pythons = sorted({x.python for x in serving.targets(row)})
+        pythons = serving.pythons(row)
         kind = json.dumps([pythons, serving.places(row)])
         number = kinds.setdefault(kind, len(kinds))
         if not row["yanked"]:

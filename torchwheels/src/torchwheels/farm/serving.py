@@ -6,7 +6,7 @@ import json
 
 from torchwheels.farm.published import Row
 from torchwheels.index import site
-from torchwheels.options import Target, minor, numbers, releases
+from torchwheels.options import RELEASE, Target, minor, numbers, releases
 
 
 class Serving:
@@ -27,5 +27,13 @@ class Serving:
         return self._known[key]
 
     def places(self, row: Row) -> list[str]:
-        """Where an index lists it, such as `cu130/torch2.13`."""
-        return [*dict.fromkeys(f"{x.label}/torch{minor(x.torch)}" for x in self.targets(row))]
+        """Where an index lists it, such as `cu130/torch2.13`: also what the table of today no longer has."""
+        found = [f"{x.label}/torch{minor(x.torch)}" for x in self.targets(row)]
+        label = row["build"]["target"].split("-")[1]
+        own = [f"{label}/torch{minor(row['build']['torch'])}"] if label != RELEASE else []
+        return [*dict.fromkeys(found + own)]
+
+    def pythons(self, row: Row) -> list[str]:
+        """Which Pythons it serves."""
+        own = row["build"]["target"].split("-")[0]
+        return sorted({own, *(x.python for x in self.targets(row))})
