@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 import extops
 from benchmarks import environment, protocol
@@ -72,8 +73,8 @@ def measure(model: Model, mode: str, device: str) -> dict[str, Any]:
 def _fill(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
     torch.manual_seed(0)
     before, inputs = model.make(device == "cpu")
-    before = before.to(device)
-    given = tuple(x.to(device) if _travels(model, x) else x for x in inputs)
+    before.to(device)  # some classes return nothing
+    given = pytree.tree_map_only(Tensor, lambda x: x.to(device), inputs)
     for module in before.modules():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()
@@ -94,11 +95,6 @@ def _fill(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
     rounds = max(least, min(most, int(SECONDS_OF_A_CASE / seconds)))
     record["samples"], failed = protocol.interleave(samplers, rounds)
     record["failed"] |= failed
-
-
-def _travels(model: Model, x: Any) -> bool:
-    # The lengths of packed rows stay on the CPU.
-    return isinstance(x, Tensor) and not (model.name == "tagger, packed" and x.dim() == 1)
 
 
 @contextlib.contextmanager
@@ -132,19 +128,20 @@ def calls_of(
 def differences(
     model: Model, variants: dict[str, nn.Module], inputs: tuple[Any, ...], mode: str, device: str
 ) -> dict[str, float]:
-    """How far values and gradients are from torch's, relative to the largest; without dropout between layers, which
-    each library draws in an order of its own. Torch's are computed without autocast, under which some of its layers on
-    a GPU are wrong.
+    """How far values and gradients are from torch's, relative to the largest. Dropout is off: each library and dtype
+    draws in an order of its own. Torch's are computed without autocast, under which some of its layers on a GPU are
+    wrong.
     """
     found: list[dict[str, list[Tensor]]] = []
     for name, original in variants.items():
         module = copy.deepcopy(original)
+        module.train(model.in_training)
         for each in module.modules():
             if isinstance(each, nn.RNNBase):
+                each.train(model.has_gradients or model.in_training)  # cuDNN's gradients want it
                 each.dropout = 0.0
                 each.flatten_parameters()
         torch.manual_seed(1)
-        module.train(model.has_gradients or model.in_training)
         with (
             torch.set_grad_enabled(model.has_gradients),
             _region("" if name == "torch" else mode, device),

@@ -287,7 +287,7 @@ class _Tagger(nn.Module):
         self.rnn = nn.LSTM(100, 200, 1, bidirectional=True, batch_first=True)
         self.tags = nn.Linear(400, 17)
 
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, lengths: list[int]) -> Tensor:
         packed = pack_padded_sequence(
             self.embed(tokens), lengths, batch_first=True, enforce_sorted=False
         )
@@ -299,7 +299,7 @@ def _tagger(small: bool) -> Made:
     batch = 8 if small else 32
     lengths = torch.randint(5, 40, (batch,))
     lengths[0] = 40
-    return _Tagger(), (torch.randint(0, 5000, (batch, 40)), lengths)
+    return _Tagger(), (torch.randint(0, 5000, (batch, 40)), lengths.tolist())
 
 
 MODELS = (
