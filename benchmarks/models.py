@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import extops
-from benchmarks import environment, protocol
+from benchmarks import environment, packages, protocol, zoo
 from benchmarks.results import ratio
 from benchmarks.runner import set_mode, tidy_up
 from benchmarks.suite import say, write
-from benchmarks.zoo import MODELS, Model
+from benchmarks.zoo import Model
 
+MODELS = (*zoo.MODELS, *packages.MODELS)
 MODES = {"cuda": ("default", "tf32", "autocast"), "cpu": ("float32", "autocast")}
 SECONDS_OF_A_CASE = 1.0
 ROUNDS = 3, 15

@@ -31,7 +31,7 @@ class Model:
     """Of a small size, for a CPU, or not."""
     run: Callable[..., Tensor] = call
     in_training: bool = False
-    """Whether it computes nothing recurrent in evaluation."""
+    """Whether it computes nothing recurrent in evaluation, or no gradients."""
     has_gradients: bool = True
 
 

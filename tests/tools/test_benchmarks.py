@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -506,6 +507,42 @@ def test_models_before_and_after(name: str, mode: str, monkeypatch: pytest.Monke
     assert models.ratios(record).keys() == {"wall_forward", "wall_training"}
     assert models.line(record).startswith(f"{name} (its shape)")
     assert "1 models" in models.summarise([record])
+
+
+def test_a_module_of_a_package_that_imports_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = pytest.importorskip("benchmarks.packages")
+    folder = tmp_path / "heavy_zoo" / "models"
+    folder.mkdir(parents=True)
+    for each in (folder, folder.parent):
+        (each / "__init__.py").write_text("raise AssertionError('it ran')")
+    (folder / "layers.py").write_text("SIZE = 3")
+    (folder / "model.py").write_text(
+        "from absent_zoo.parts import Base\nfrom .layers import SIZE\nclass Model(Base): size = SIZE"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    try:
+        with pytest.raises(ModuleNotFoundError, match="No module named 'absent_zoo'"):
+            packages.load("heavy_zoo.models.model")
+        assert packages.load("heavy_zoo.models.model", "absent_zoo").Model.size == 3
+        assert not any(x.startswith("absent_zoo") for x in sys.modules)
+        with pytest.raises(ModuleNotFoundError, match="No module named 'missing_zoo'"):
+            packages.load("missing_zoo.model")
+    finally:
+        for each in set(sys.modules) - before:
+            del sys.modules[each]
+
+
+def test_models_of_packages_have_names_and_requirements() -> None:
+    models = pytest.importorskip("benchmarks.models")
+    packages = pytest.importorskip("benchmarks.packages")
+    names = [model.name for model in models.MODELS]
+    assert len(names) == len(set(names))
+    lines = (ROOT / "benchmarks" / "zoo_requirements.txt").read_text().splitlines()
+    pinned = {line.partition("==")[0] for line in lines if not line.startswith("#")}
+    assert {model.package for model in packages.MODELS} <= pinned
 
 
 def test_a_model_whose_package_is_missing() -> None:
