@@ -4,6 +4,7 @@ torch's forward and by our kernels.
 
 from __future__ import annotations
 
+import abc
 import copy
 import io
 import math
@@ -591,6 +592,27 @@ def test_a_class_that_registers_those_derived_from_it() -> None:
     modules = extops.accelerate(copy.deepcopy(theirs)), theirs
     assert before == REGISTERED == {"OwnRegistered": OwnRegistered}
     assert_same(modules, lambda it: trained(it, input_of("GRU")[:, :1]))
+
+
+class Abstract(abc.ABC, nn.RNNBase):
+    @abc.abstractmethod
+    def named(self) -> str: ...
+
+
+class OwnAbstract(Abstract, nn.LSTM):
+    """As pytorch-forecasting derives its layers: from an abstract class first."""
+
+    def named(self) -> str:
+        return "own"
+
+
+def test_a_class_that_is_derived_from_an_abstract_one_first() -> None:
+    theirs = OwnAbstract(FEATURES, STATE).double()
+    ours = extops.accelerate(copy.deepcopy(theirs))
+    assert type(ours) is not OwnAbstract
+    assert (ours.named(), ours.__class__, isinstance(ours, Abstract)) == ("own", OwnAbstract, True)
+    assert_same((ours, theirs), lambda it: trained(it, input_of("LSTM")[:, :1]))
+    assert type(extops.restore(ours)) is OwnAbstract
 
 
 @by_layer

@@ -630,7 +630,9 @@ def _accelerated(looks: type[torch.nn.Module]) -> type[Any]:
         return type(looks.__name__, bases, {**attributes, **names})
     # Its forward ends in super().forward(...): that is ours then.
     between = type(torchs.__name__, (first, torchs), {**attributes, "is_traced": False})
-    bases = _Unregistered, looks, between
+    # Its layout is that of the first of them, which an assignment to __class__ compares.
+    is_told = not isinstance(looks.__init_subclass__, types.BuiltinMethodType)
+    bases = (_Unregistered, looks, between) if is_told else (looks, between)
     taken: type[Any] = types.new_class(looks.__name__, bases, {}, lambda it: it.update(names))
     return taken
 
