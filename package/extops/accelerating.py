@@ -229,7 +229,8 @@ def _serve(module: Any, input: Any, hx: Any, quick: Any, key: Any) -> Any:
             try:
                 return call.by_ours()
             except _FAILURES:  # torch's forward says what is wrong, or can compute it
-                return module.torchs.forward(module, input, hx)
+                if type(module.__dict__.get(_KNOWN)) is _Always:
+                    raise  # ours alone is measured
     return module.torchs.forward(module, input, hx)
 
 
@@ -459,7 +460,9 @@ class _Call(NamedTuple):
                 torchs, ours = (self._detached()._timed(way) for way in (TORCH, OURS))
                 return _measure.measure(torchs, ours, self.rows.device)
         except Exception as error:  # whatever a kernel or its memory may lack, torch's serves
-            _logger.info("extops: %s is torch's, since measuring failed: %s", self.kind(), error)
+            level = logging.INFO if isinstance(error, torch.OutOfMemoryError) else logging.WARNING
+            said = "extops: %s is torch's, since measuring failed: %s"
+            _logger.log(level, said, self.kind(), error)
             return None
 
     def _detached(self) -> _Call:
