@@ -1,8 +1,11 @@
 """Whole models before and after `extops.accelerate`: whether results agree, and what a call takes.
 
     python -m benchmarks.models --device cuda --output build/models
+    python -m benchmarks.models --device cuda --output build/compiled --compiled
 
-Models of packages that are not installed are left out. `models.json` has all samples, `ratios.json` their ratios.
+Models of packages that are not installed are left out. `models.json` has all samples, `ratios.json` their ratios. With
+`--compiled` each model is measured as `torch.compile` makes it, too, by default and for `reduce-overhead`: how often it
+breaks the graph, how long the first call takes, and what a further one takes.
 """
 
 from __future__ import annotations
@@ -39,7 +42,14 @@ MOST_DIFFERENT = 0.05
 Calls = dict[str, Callable[[], object]]
 
 
-def run(device: str, names: list[str], modes: list[str], seconds: float, output: Path) -> None:
+def run(
+    device: str,
+    names: list[str],
+    modes: list[str],
+    seconds: float,
+    output: Path,
+    compiled: bool = False,
+) -> None:
     """Measures all models in all modes, until the time is over."""
     start = time.perf_counter()
     output.mkdir(parents=True, exist_ok=True)
@@ -48,15 +58,18 @@ def run(device: str, names: list[str], modes: list[str], seconds: float, output:
         for mode in modes or MODES[device]:
             if time.perf_counter() - start > seconds or (names and model.name not in names):
                 continue
-            record = measure(model, mode, device)
+            record = measure(model, mode, device, _fill_compiled if compiled else _fill)
             result["records"].append(record)
             write(output / "models.json", result)
-            write(output / "ratios.json", shortened(result))
-            say(line(record))
-    say(summarise(result["records"]))
+            if not compiled:
+                write(output / "ratios.json", shortened(result))
+            say((line_of_compiled if compiled else line)(record))
+    say((summarise_compiled if compiled else summarise)(result["records"]))
 
 
-def measure(model: Model, mode: str, device: str) -> dict[str, Any]:
+def measure(
+    model: Model, mode: str, device: str, fill: Callable[..., None] | None = None
+) -> dict[str, Any]:
     """The record of a model in a mode."""
     record: dict[str, Any] = {"model": model.name, "package": model.package, "mode": mode}
     record |= {"failed": {}, "samples": {}}
@@ -64,14 +77,15 @@ def measure(model: Model, mode: str, device: str) -> dict[str, Any]:
     if device == "cpu":
         torch.set_num_threads(1)  # of more the figures depend on what else the machine does
     try:
-        _fill(record, model, mode, device)
+        (fill or _fill)(record, model, mode, device)
     except Exception as error:
         record["failed"]["all"] = protocol.describe(error)
     tidy_up(device)
     return record
 
 
-def _fill(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
+def _made(model: Model, device: str) -> tuple[nn.Module, nn.Module, tuple[Any, ...]]:
+    """The model as it is and accelerated, and its inputs."""
     torch.manual_seed(0)
     before, inputs = model.make(device == "cpu")
     before.to(device)  # some classes return nothing
@@ -79,7 +93,11 @@ def _fill(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
     for module in before.modules():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()
-    after = extops.accelerate(copy.deepcopy(before))
+    return before, extops.accelerate(copy.deepcopy(before)), given
+
+
+def _fill(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
+    before, after, given = _made(model, device)
     control = copy.deepcopy(before)
     for module in control.modules():
         if isinstance(module, nn.RNNBase):
@@ -179,6 +197,88 @@ def _samplers(calls: Calls, device: str) -> Iterator[tuple[protocol.Sampler, flo
         yield protocol.wall_of(f"wall_{work}", call, device, number), number * seconds
 
 
+# -- compiled
+
+
+FORMS = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
+"""How a model runs: by its name in a record, the mode of `torch.compile`."""
+
+
+def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
+    """Forwards of each form, training of all but `reduce-overhead`, in which one sentence at a time is served."""
+    *modules, given = _made(model, device)
+    samplers: dict[str, list[protocol.Sampler]] = {}
+    record["first"] = {}
+    for name, module in zip(("torch", "extops"), modules, strict=True):
+        for form, of_compiler in FORMS.items():
+            variant, known = f"{name} {form}", copy.deepcopy(module)
+            breaks = torch._dynamo.utils.counters["graph_break"]
+            breaks.clear()
+            try:
+                if of_compiler:
+                    known = torch.compile(known, mode=of_compiler)
+                calls = calls_of(model, known, given, mode, device)
+                calls = {x: calls[x] for x in WORKS[: 1 + (form != "graphs")] if x in calls}
+                start = time.perf_counter()
+                calls["forward"]()
+                protocol.wait_for(device)()
+                seconds = time.perf_counter() - start
+                taken = list(_samplers({x: _step(calls[x]) for x in calls}, device))
+            except Exception as error:
+                record["failed"][variant] = protocol.describe(error)
+                continue
+            record["first"][variant] = {"seconds": seconds, "breaks": sum(breaks.values())}
+            samplers[variant] = [sampler for sampler, _ in taken]
+    record["samples"], failed = protocol.interleave(samplers, ROUNDS[1])
+    record["failed"] |= failed
+    torch._dynamo.reset()
+
+
+def _step(call: Callable[[], object]) -> Callable[[], object]:
+    """A graph of `reduce-overhead` may write over the results of the call before."""
+
+    def step() -> object:
+        torch.compiler.cudagraph_mark_step_begin()
+        return call()
+
+    return step
+
+
+def ratios_of_compiled(record: dict[str, Any]) -> dict[str, float]:
+    """torch's time by ours, by form and work."""
+    found = {}
+    for form in FORMS:
+        theirs, ours = (record["samples"].get(f"{x} {form}", {}) for x in ("torch", "extops"))
+        for name in theirs.keys() & ours.keys():
+            found[f"{form} {name}"] = statistics.median(ratio(theirs[name], ours[name]))
+    return found
+
+
+def line_of_compiled(record: dict[str, Any]) -> str:
+    """Rows of the table."""
+    lines = [f"{record['model']} ({record['mode']})"]
+    for variant, first in record.get("first", {}).items():
+        samples = record["samples"].get(variant, {})
+        times = [f"{x} {statistics.median(samples[x]) / 1e3:.3f} ms" for x in sorted(samples)]
+        said = f"{first['breaks']} breaks, first call {first['seconds']:.1f} s"
+        lines.append(f"  {variant:16} {said}, {', '.join(times)}")
+    lines += [f"  {x}: {y}" for x, y in record["failed"].items()]
+    lines.append(f"  { ({x: round(y, 2) for x, y in sorted(ratios_of_compiled(record).items())}) }")
+    return "\n".join(lines)
+
+
+def summarise_compiled(records: list[dict[str, Any]]) -> str:
+    """By form and work, the mean of all models."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        for name, value in ratios_of_compiled(record).items():
+            found.setdefault(name, []).append(value)
+    return "\n".join(
+        f"{name}: {len(values)} models, mean {statistics.geometric_mean(values):.3f}, least {min(values):.3f}"
+        for name, values in sorted(found.items())
+    )
+
+
 # -- what is said of it
 
 
@@ -244,11 +344,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.models", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--model", action="append", default=[], help="one of them; may be repeated")
-    parser.add_argument("--mode", action="append", default=[], choices=MODES["cuda"])
+    parser.add_argument(
+        "--mode", action="append", default=[], choices=sorted({*MODES["cpu"], *MODES["cuda"]})
+    )
     parser.add_argument("--seconds", type=float, default=600, help="default: %(default)s")
+    parser.add_argument("--compiled", action="store_true", help="beside what torch.compile makes")
     parser.add_argument("--output", type=Path, default=Path("build/models"))
-    arguments = parser.parse_args()
-    run(arguments.device, arguments.model, arguments.mode, arguments.seconds, arguments.output)
+    given = parser.parse_args()
+    run(given.device, given.model, given.mode, given.seconds, given.output, given.compiled)
 
 
 if __name__ == "__main__":

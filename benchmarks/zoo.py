@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -302,6 +303,104 @@ def _tagger(small: bool) -> Made:
     return _Tagger(), (torch.randint(0, 5000, (batch, 40)), lengths.tolist())
 
 
+# -- of text to speech and voice activity, which serve one sentence or piece at a time
+
+
+class _Encoder(nn.Module):
+    """Of text, as StyleTTS2's and Kokoro's: convolutions, then a layer over packed rows."""
+
+    def __init__(self, size: int = 512) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(178, size)
+        self.convolutions = nn.ModuleList(nn.Conv1d(size, size, 5, padding=2) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(3))
+        self.rnn = nn.LSTM(size, size // 2, batch_first=True, bidirectional=True)
+
+    def forward(self, tokens: Tensor, lengths: list[int]) -> Tensor:
+        x = self.embed(tokens)
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = nn.functional.leaky_relu(norm(convolution(x.transpose(1, 2)).transpose(1, 2)), 0.2)
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(self.rnn(packed)[0], batch_first=True)[0]
+
+
+class _Prosody(nn.Module):
+    """Kokoro's predictor: durations from packed rows, then pitch and energy of the frames."""
+
+    def __init__(self, size: int = 512, style: int = 128) -> None:
+        super().__init__()
+        both, half = size + style, size // 2
+        options: dict[str, bool] = {"batch_first": True, "bidirectional": True}
+        self.encoders = nn.ModuleList(nn.LSTM(both, half, **options) for _ in range(3))
+        self.scales = nn.ModuleList(nn.Linear(style, 2 * size) for _ in range(3))
+        self.rnn, self.frames = nn.LSTM(both, half, **options), nn.LSTM(both, half, **options)
+        self.durations = nn.Linear(size, 50)
+        self.convolutions = nn.ModuleList(nn.Conv1d(size, size, 3, padding=1) for _ in range(6))
+        self.heads = nn.ModuleList(nn.Conv1d(size, 1, 1) for _ in range(2))
+
+    def packed(self, rnn: nn.Module, x: Tensor, lengths: list[int]) -> Tensor:
+        rows = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return pad_packed_sequence(rnn(rows)[0], batch_first=True)[0]
+
+    def forward(self, text: Tensor, lengths: list[int], style: Tensor, aligned: Tensor) -> Tensor:
+        of_tokens = style.unsqueeze(1).expand(-1, text.shape[1], -1)
+        for encoder, scale in zip(self.encoders, self.scales, strict=True):
+            text = self.packed(encoder, torch.cat((text, of_tokens), dim=2), lengths)
+            gamma, beta = scale(style).unsqueeze(1).chunk(2, dim=2)
+            text = nn.functional.layer_norm(text, text.shape[-1:]) * (1 + gamma) + beta
+        text = torch.cat((text, of_tokens), dim=2)
+        durations = self.durations(self.packed(self.rnn, text, lengths)).sigmoid().sum(2)
+        frames = self.frames((text.transpose(1, 2) @ aligned).transpose(1, 2))[0].transpose(1, 2)
+        found = []
+        for number, head in enumerate(self.heads):
+            x = frames
+            for convolution in self.convolutions[3 * number : 3 * number + 3]:
+                x = x + nn.functional.leaky_relu(convolution(x), 0.2)
+            found.append(head(x).flatten())
+        return torch.cat((durations.flatten(), *found))
+
+
+def _encoder(small: bool) -> Made:
+    tokens = 20 if small else 120
+    return _Encoder(), (torch.randint(0, 178, (1, tokens)), [tokens])
+
+
+def _prosody(small: bool) -> Made:
+    tokens = 20 if small else 120
+    aligned = torch.eye(tokens).repeat_interleave(2, dim=1).unsqueeze(0)
+    return _Prosody(), (torch.randn(1, tokens, 512), [tokens], torch.randn(1, 128), aligned)
+
+
+class _Voice(nn.Module):
+    """Voice activity, as Silero's: of each piece of sound a spectrum, convolutions and one step of a cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = 129, 128, 64, 64, 128
+        self.spectrum = nn.Conv1d(1, 258, 256, stride=128, bias=False)
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(a, b, 3, stride=1 + (n in (1, 2)), padding=1)
+            for n, (a, b) in enumerate(itertools.pairwise(sizes))
+        )
+        self.rnn, self.decode = nn.LSTMCell(128, 128), nn.Linear(128, 1)
+
+    def forward(self, sound: Tensor, h: Tensor, c: Tensor) -> Tensor:
+        found = []
+        for piece in sound.unbind(0):
+            real, imaginary = self.spectrum(piece.unsqueeze(1)).chunk(2, dim=1)
+            x = (real.square() + imaginary.square() + 1e-9).sqrt()
+            for convolution in self.convolutions:
+                x = convolution(x).relu()
+            h, c = self.rnn(x.mean(2), (h, c))
+            found.append(self.decode(h.relu()).sigmoid())
+        return torch.stack(found)
+
+
+def _voice(small: bool) -> Made:
+    states = torch.zeros(2, 1, 128).unbind(0)
+    return _Voice(), (torch.randn(2 if small else 16, 1, 576), *states)
+
+
 MODELS = (
     Model("Tacotron2", "torchaudio", _tacotron2),
     Model("Tacotron2, speaking", "torchaudio", _speech, _speaking, has_gradients=False),
@@ -323,4 +422,7 @@ MODELS = (
     Model("policy, one step", "", _policy),
     Model("policy, a rollout", "", _rollout),
     Model("tagger, packed", "", _tagger),
+    Model("text encoder, StyleTTS2", "", _encoder),
+    Model("prosody predictor, Kokoro", "", _prosody),
+    Model("voice activity, Silero", "", _voice),
 )
