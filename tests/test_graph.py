@@ -246,3 +246,19 @@ def test_lengths(batch_first: bool, how: str, device: str) -> None:
     for run in (ours, compiled):
         torch.testing.assert_close(run(input, states, lengths=lengths), expected)
     torch.testing.assert_close(ours(input, None, lengths)[1][0].shape, last[0].shape)
+
+
+def test_the_switch_of_precision_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph that was compiled for one position does not serve the other."""
+    allowed: list[bool] = []
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Any:
+        nodes = [x for x in module.graph.nodes if "allow_tf32" in x.kwargs]
+        allowed.extend(x.kwargs["allow_tf32"] for x in nodes)
+        return module
+
+    run = torch.compile(extops.GRU(2, 3), backend=backend, fullgraph=True)
+    for allow in (True, False, True):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allow)
+        run(torch.randn(4, 1, 2))
+    assert allowed == [True, False]

@@ -5,6 +5,7 @@ for a torch that lacks it; :data:`IN_USE` says which of the two is in use.
 import importlib.util
 import operator
 import sys
+import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any, cast
@@ -97,6 +98,16 @@ else:
         return bool(_of_cudnn())
 
     cast("Any", cudnn_allows_tf32)._dynamo_marked_constant = True
+
+
+class _Switches(types.ModuleType):
+    @property
+    def cudnn_allows_tf32(self) -> bool:
+        """The same, where it is traced: Dynamo guards what it reads of a module, so that it compiles anew."""
+        return cudnn_allows_tf32()
+
+
+switches = _Switches(f"{__name__}.switches")
 
 
 def without_frames(name: str) -> Callable[..., Any]:

@@ -158,7 +158,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         number = self._number_of_states
         states, parameters = arguments[:number], arguments[number:]
         given = input, *(*parameters, None, None)[:4], states[0], states[-1]
-        allow_tf32 = _private.cudnn_allows_tf32()
+        allow_tf32 = _private.switches.cudnn_allows_tf32
         options = {"batch_first": False, "reverse": False, "lengths": None, **options}
         # torch's layers on a CPU save none of their results, so programs change them in place.
         options |= {"allow_tf32": allow_tf32, "keeps_output": input.is_cuda}
