@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -262,3 +264,168 @@ def test_the_switch_of_precision_is_guarded(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", allow)
         run(torch.randn(4, 1, 2))
     assert allowed == [True, False]
+
+
+class Decoder(nn.Module):
+    """Step by step, some inputs from outside and some from itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList((nn.LSTMCell(FEATURES, STATE), nn.GRUCell(STATE, STATE)))
+        self.into = nn.Linear(STATE, FEATURES)
+
+    def forward(self, input: Tensor) -> Tensor:
+        h, c = (x.clone() for x in input.new_zeros(2, input.shape[1], STATE))
+        upper, found = None, []
+        for step in range(6):
+            given = input[step] if step % 2 == 0 else self.into(found[-1])
+            h, c = self.cells[0](given, (h, c))
+            upper = self.cells[1](h, upper)
+            found.append(upper)
+        return torch.stack(found)
+
+
+def counted(model: nn.Module, **options: Any) -> tuple[Callable[..., Any], list[object]]:
+    """Compiled, and its graphs."""
+    graphs: list[object] = []
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(module)
+        return module
+
+    return torch.compile(model, backend=backend, fullgraph=True, **options), graphs
+
+
+@pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "automatic"])
+def test_twenty_lengths_are_two_graphs_at_most(dynamic: bool | None) -> None:
+    ours, theirs = pair("sorted")
+    run, graphs = counted(ours, dynamic=dynamic)
+    for steps in range(3, 23):
+        inputs = inputs_of(theirs, "cpu", steps, steps - 1, 2)
+        torch.testing.assert_close(run(*inputs), theirs(*inputs))
+    assert len(graphs) <= 2
+
+
+def test_a_decoder_is_one_graph() -> None:
+    theirs = Decoder().double()
+    ours = extops.accelerate(copy.deepcopy(theirs))
+    run, graphs = counted(ours)
+    inputs = (torch.randn(6, 3, FEATURES, dtype=torch.float64),)
+    torch.testing.assert_close(results_of(run, ours, inputs), results_of(theirs, theirs, inputs))
+    assert len(graphs) == 1
+
+
+def checkpointed(layer: nn.Module, input: Tensor) -> Tensor:
+    found: Tensor = torch.utils.checkpoint.checkpoint(layer, input, use_reentrant=False)[0]
+    return found * 2
+
+
+def with_func(layer: nn.Module, input: Tensor) -> Tensor:
+    parameters = {name: 2 * x for name, x in layer.named_parameters()}
+
+    def loss(input: Tensor) -> Tensor:
+        found: Tensor = torch.func.functional_call(layer, parameters, (input,))[0]
+        return found.square().sum()
+
+    return torch.func.grad(loss)(input)
+
+
+def with_vmap(layer: nn.Module, input: Tensor) -> Tensor:
+    return torch.func.vmap(lambda x: layer(x)[0], in_dims=1, out_dims=1)(input)
+
+
+def autocast_inside(layer: nn.Module, input: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        found: Tensor = layer(input)[0]
+    return found.float()
+
+
+WITHIN = [checkpointed, with_func, with_vmap, autocast_inside]
+
+
+@pytest.mark.parametrize("program", WITHIN, ids=lambda it: it.__name__)
+def test_what_acts_on_a_layer_within_a_graph(program: Callable[..., Tensor]) -> None:
+    dtype = torch.float32 if program is autocast_inside else torch.float64
+    theirs = nn.LSTM(FEATURES, STATE, dtype=dtype)
+    ours = extops.accelerate(copy.deepcopy(theirs))
+    run = torch.compile(program, backend="aot_eager", fullgraph=True)
+    leaves = torch.randn(3, 2, FEATURES, dtype=dtype), *ours.parameters()
+    leaves = tuple(x.detach().requires_grad_() for x in leaves)
+    found = []
+    for each, layer in ((run, ours), (program, extops.LSTM(FEATURES, STATE, dtype=dtype))):
+        layer.load_state_dict(theirs.state_dict())
+        result = each(layer, leaves[0])
+        wanted = leaves[0], *layer.parameters()
+        found.append((result, torch.autograd.grad(result.sum(), wanted, allow_unused=True)))
+    torch.testing.assert_close(*found)
+
+
+def test_autocast_around_a_graph() -> None:
+    theirs = nn.GRU(FEATURES, STATE)
+    ours = extops.accelerate(copy.deepcopy(theirs))
+    run = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    input = torch.randn(3, 2, FEATURES)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = run(input), theirs(input)
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(run(input), theirs(input))
+
+
+def test_a_compiled_backward() -> None:
+    """The whole backward is one graph, too."""
+    ours, theirs = pair("unsorted")
+    run = torch.compile(ours, backend="aot_eager", fullgraph=True)
+    inputs = inputs_of(theirs)
+    expected = results_of(theirs, theirs, inputs)
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        train = torch.compile(lambda: results_of(run, ours, inputs), backend="aot_eager")
+        torch.testing.assert_close(train(), expected)
+    assert torch._dynamo.utils.counters["compiled_autograd"]["captures"] > 0
+
+
+DIVIDED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+import extops
+
+
+def main(rank, how, file):
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    theirs, ours = (nn.Sequential(nn.Linear(4, 5), nn.LSTM(5, 6)) for _ in range(2))
+    ours.load_state_dict(theirs.state_dict())
+    extops.accelerate(ours)
+    if how == "ddp":
+        wrapped = nn.parallel.DistributedDataParallel(ours)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        wrapped = fully_shard(ours, mesh=init_device_mesh("cpu", (2,)))
+    run = torch.compile(wrapped, backend="aot_eager")
+    input = torch.randn(3, 8, 4)
+    for _ in range(2):
+        wrapped.zero_grad()
+        run(input[:, 4 * rank : 4 * rank + 4])[0].square().mean().backward()
+    theirs(input)[0].square().mean().backward()
+    for name, x in theirs.named_parameters():
+        grad = dict(ours.named_parameters())[name].grad
+        grad = grad.full_tensor() if how == "fsdp" else grad
+        torch.testing.assert_close(grad, x.grad, msg=lambda it: f"{name}: {it}")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.multiprocessing.start_processes(main, sys.argv[1:], 2, start_method="fork")
+"""
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_models_divided_among_processes(how: str, tmp_path: Path) -> None:
+    script = tmp_path / "divided.py"
+    script.write_text(DIVIDED)
+    command = [sys.executable, "-W", "ignore", str(script), how, str(tmp_path / "meeting")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
