@@ -212,8 +212,7 @@ def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str)
     for name, module in zip(("torch", "extops"), modules, strict=True):
         for form, of_compiler in FORMS.items():
             variant, known = f"{name} {form}", copy.deepcopy(module)
-            breaks = torch._dynamo.utils.counters["graph_break"]
-            breaks.clear()
+            torch._dynamo.utils.counters.clear()
             try:
                 if of_compiler:
                     known = torch.compile(known, mode=of_compiler)
@@ -227,11 +226,18 @@ def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str)
             except Exception as error:
                 record["failed"][variant] = protocol.describe(error)
                 continue
-            record["first"][variant] = {"seconds": seconds, "breaks": sum(breaks.values())}
+            record["first"][variant] = {"seconds": seconds, "breaks": _breaks()}
             samplers[variant] = [sampler for sampler, _ in taken]
     record["samples"], failed = protocol.interleave(samplers, ROUNDS[1])
     record["failed"] |= failed
     torch._dynamo.reset()
+
+
+def _breaks() -> int:
+    """Of graphs, and what was left in eager code as a whole."""
+    counters = torch._dynamo.utils.counters
+    left = counters["frames"]["total"] - counters["frames"]["ok"]
+    return sum(counters["graph_break"].values()) + left
 
 
 def _step(call: Callable[[], object]) -> Callable[[], object]:

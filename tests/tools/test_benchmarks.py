@@ -509,6 +509,22 @@ def test_models_before_and_after(name: str, mode: str, monkeypatch: pytest.Monke
     assert "1 models" in models.summarise([record])
 
 
+def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours is one graph where torch's is none."""
+    models = pytest.importorskip("benchmarks.models")
+    monkeypatch.setattr(models, "ROUNDS", (1, 1))
+    monkeypatch.setattr(models, "FORMS", {"eager": None, "compiled": "default"})
+    (model,) = (x for x in models.MODELS if x.name == "policy, one step")
+    record = models.measure(model, "float32", "cpu", models._fill_compiled)
+    assert record["failed"] == {}
+    assert record["first"]["extops compiled"]["breaks"] == 0
+    assert record["first"]["torch compiled"]["breaks"] > 0
+    names = {f"{form} wall_{work}" for form in models.FORMS for work in models.WORKS}
+    assert models.ratios_of_compiled(record).keys() == names
+    assert "0 breaks, first call" in models.line_of_compiled(record)
+    assert "compiled wall_forward: 1 models" in models.summarise_compiled([record])
+
+
 def test_a_module_of_a_package_that_imports_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
