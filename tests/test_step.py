@@ -752,7 +752,12 @@ def test_wrong_arguments_of_a_module(name: str, device: str) -> None:
         (input, state(2, 7), rf"^{name}: expected `h` .*\[3, 7\], but got \[2, 7\]"),
         (input, state(3, 6), rf"^{name}: expected `h` .*\[3, 7\], but got \[3, 6\]"),
         (input, state(7), rf"^{name}: expected `h` .*\[3, 7\], but got \[7\]"),
-        (input.float(), None, rf"^{op}: expected `weight_ih` of dtype torch.float32, the dtype of"),
+        (
+            input.float(),
+            None,
+            rf"^{op}: expected `weight_ih` of dtype torch.float32, the dtype of `input`, but got torch.float64; "
+            r"convert one: `weight_ih` by .to\(torch.float32\), or `input` by .to\(torch.float64\)$",
+        ),
         (input, state(3, 7, dtype=torch.half), rf"^{op}: expected `h_0` of dtype torch.float64"),
         (input.long(), None, rf"^{name}: expected `input` of a floating-point dtype .*int64"),
         (input.to_sparse(), None, rf"^{name}: expected `input` to be a dense"),

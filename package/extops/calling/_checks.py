@@ -90,7 +90,8 @@ def check_matches(op: str, name: str, tensor: Tensor, like_name: str, like: Tens
     check_tensor(op, name, tensor)
     if tensor.dtype is not like.dtype:
         raise RuntimeError(
-            f"{op}: expected `{name}` of dtype {like.dtype}, the dtype of `{like_name}`, but got {tensor.dtype}"
+            f"{op}: expected `{name}` of dtype {like.dtype}, the dtype of `{like_name}`, but got {tensor.dtype}; "
+            f"convert one: `{name}` by .to({like.dtype}), or `{like_name}` by .to({tensor.dtype})"
         )
     raise RuntimeError(
         f"{op}: expected `{name}` on device {like.device}, the device of `{like_name}`, but got {tensor.device}"
