@@ -25,7 +25,7 @@ from torchwheels.build import toolchain
 from torchwheels.errors import BuildError, UserError
 from torchwheels.farm import building, config, wanted
 from torchwheels.farm import published as state
-from torchwheels.options import releases
+from torchwheels.options import project, releases
 from torchwheels.run import testing
 from torchwheels.system import MARK, processes
 
@@ -299,10 +299,10 @@ def test_a_run_stops_in_time_and_the_next_goes_on(
     in_time, progress = building._in_time, [1, 2]
 
     def late(
-        seconds: float, function: Callable[..., str], wanted: wanted.Wanted, run: object
-    ) -> str:
+        seconds: float, function: Callable[..., state.Row], wanted: wanted.Wanted, *more: object
+    ) -> state.Row:
         if wanted.target.name != "3.11-cpu":
-            return in_time(seconds, function, wanted, run)
+            return in_time(seconds, function, wanted, *more)
         for name in progress:
             (compiled / str(name)).touch()
         raise TimeoutError
@@ -324,22 +324,22 @@ def test_a_run_stops_in_time_and_the_next_goes_on(
 def test_what_takes_too_long_ends_with_all_that_it_started() -> None:
     reads, writes = os.pipe()
 
-    def hang() -> str:
+    def hang() -> state.Row:
         process = processes.start(["sh", "-c", "echo started; sleep 1000"], stdout=writes)
         process.wait()
-        return ""
+        return {}
 
     with pytest.raises(TimeoutError):
         building._in_time(3, hang)
     os.close(writes)
     with os.fdopen(reads) as said:
         assert said.read() in ("", "started\n")  # and its end, once nobody is left who writes
-    assert building._in_time(60, lambda: "a path") == "a path"
+    assert building._in_time(60, lambda: {"a": "row"}) == {"a": "row"}
     with pytest.raises(UserError, match=r"^ValueError: of ours$"):
         building._in_time(60, _fail)
 
 
-def _fail() -> str:
+def _fail() -> state.Row:
     raise ValueError("of ours")
 
 
@@ -366,6 +366,31 @@ def test_shards_are_parts_of_the_whole(builds: Builds, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         farm("build", "--shard=3/3")
     assert "'3/3', but a part is expected: 0/3, 1/3 or 2/3" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("one_project")
+def test_what_is_not_whole_is_built_again_and_stops_no_index(
+    builds: Builds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    farm("build", "--backend=local")
+    first, second, third = sorted(Path("dist").glob("*.whl"))
+    first.unlink()
+    second.write_bytes(b"of somebody else")
+    third.with_suffix(".report.json").write_text('{"farm"')
+    Path("dist", f"x{state.FAILED}").write_text("[]")
+    farm("index", "--release=release")
+    said = capsys.readouterr().err
+    assert f"{second.name} is another file" in said
+    assert said.count("is left out: ") == 3
+    assert json.loads(Path("site", state.FILE).read_text()) == {"rows": []}
+    assert not Path("release").exists()
+    assert builds.built == ["3.10-cpu", "3.11-cpu", "3.12-cpu"]
+    farm("build", "--backend=local")
+    assert builds.built == ["3.10-cpu", "3.11-cpu"]  # of the third the report alone was broken
+    farm("index")
+    rows = {x["farm"]["target"]: x.get("failed", "") for x in state.read("site")}
+    assert (rows["3.10-cpu"], rows["3.12-cpu"]) == ("", "")
+    assert rows["3.11-cpu"].endswith("is no wheel: File is not a zip file")
 
 
 @pytest.mark.usefixtures("one_project")
@@ -414,7 +439,7 @@ def test_versions_are_in_their_order_and_old_torches_stay(builds: Builds, tmp_pa
         built = builds(None, releases.load().target("3.11-cu130"), None, Path("dist"))
         told = {"project": "tinyops", "version": version, "target": "3.11-cu130", "digest": version}
         more = {"built": "2026-11-27", "build": 1, "tag": version, "torchwheels": "1"}
-        row = building._noted(built, {**told, **more})
+        row = building._noted(built, project.Project(), {**told, **more})
         row["build"]["torch"] = f"1.{version[-1]}.0"  # of which the table of today has none
         row["requires"], row["wheel"] = ["torch==1.*"], row["wheel"].replace("1.0", version)
         row["farm"]["metadata"][row["wheel"]] = "0" * 64

@@ -18,12 +18,12 @@ from pathlib import Path
 from torchwheels import __version__, sources
 from torchwheels.audit import reports
 from torchwheels.errors import UserError, of_code
-from torchwheels.farm.published import Known, Row, note_failure, row_of
+from torchwheels.farm.published import Known, Row, files_of, note_failure, row_of
 from torchwheels.farm.wanted import Wanted
 from torchwheels.index import site
+from torchwheels.options import Project
 from torchwheels.run import Engine, Order, pipeline
 from torchwheels.system import cache, processes
-from torchwheels.wheel import variants
 
 _LEAST = 60  # seconds in which a build may get somewhere
 
@@ -55,10 +55,9 @@ def build(wanted: Sequence[Wanted], published: Sequence[Row], known: Known, run:
             continue
         said = "" if rest == float("inf") else f", {rest / 60:.0f} minutes left"
         print(f"torchwheels: {each.key}: {len(left)} to build{said}", flush=True)
-        told, compiled, start = _told(each, published), _compiled(), time.monotonic()
+        told, compiled = _told(each, published), _compiled()
         try:
-            wheel = Path(_in_time(rest, _attempt, each, run))
-            known.add(_noted(wheel, {**told, "seconds": round(time.monotonic() - start)}))
+            known.add(_in_time(rest, _attempt, each, told, run))
         except TimeoutError:
             print(f"torchwheels: {each.key} was stopped; the next run goes on with it", flush=True)
             if number == 0 and not run.engine and _compiled() == compiled:
@@ -89,8 +88,9 @@ def _told(wanted: Wanted, published: Sequence[Row]) -> Row:
     }
 
 
-def _attempt(wanted: Wanted, run: Run) -> str:
-    """Builds a wheel into the folder `dist` and runs the project's tests, if it names some; returns its path."""
+def _attempt(wanted: Wanted, told: Row, run: Run) -> Row:
+    """Builds a wheel into the folder `dist`, runs the project's tests, if it names some, and notes it all."""
+    start = time.monotonic()
     source, name, folder = sources.parts(wanted.source)
     options = wanted.options.in_folder(folder) if folder else wanted.options
     with sources.fetched(source, name, options.subdirectory) as found:
@@ -99,21 +99,23 @@ def _attempt(wanted: Wanted, run: Run) -> str:
         own = options.of_target(wanted.target)
         if own.tests.paths or own.tests.command:
             pipeline.test(own, wanted.target, path, found.folder, run.dist, run.engine)
-    return str(path)
+    return _noted(path, own, {**told, "seconds": round(time.monotonic() - start)})
 
 
-def _noted(path: Path, told: Row) -> Row:
+def _noted(path: Path, options: Project, told: Row) -> Row:
     """Adds to the report of a wheel what the farm knows, and puts the metadata beside the files."""
-    file = reports.report_file(path)
-    report = json.loads(file.read_text())
+    try:
+        report: Row = json.loads(reports.report_file(path).read_text())
+    except (OSError, ValueError):  # of a wheel that was there already
+        report = reports.audited(path, options)
     report["tests"] = reports.tests_of(path.parent / "tests", report["sha256"])
-    files = [path, *(path.parent / variants.FOLDER / x["wheel"] for x in [report["variant"]] if x)]
+    files = files_of(report, path.parent)
     report["farm"] = {**told, "metadata": {x.name: site.write_metadata(x, x.parent) for x in files}}
     reports.write(report, path)
     return row_of(report)
 
 
-def _in_time(seconds: float, function: Callable[..., str], *given: object) -> str:
+def _in_time(seconds: float, function: Callable[..., Row], *given: object) -> Row:
     """What a function returns in a process of its own. TimeoutError is raised after so many seconds.
 
     However that process ends, all that it has started ends with it, and this one goes on.
@@ -136,10 +138,11 @@ def _in_time(seconds: float, function: Callable[..., str], *given: object) -> st
         process.join()
     if code:
         raise of_code(code)(said)
-    return str(said)
+    found: Row = said
+    return found
 
 
-def _answer(pipe: Connection, function: Callable[..., str], given: Sequence[object]) -> None:
+def _answer(pipe: Connection, function: Callable[..., Row], given: Sequence[object]) -> None:
     """Sends what a function returns, or the code and the text of its error."""
     processes.end_with_parent()
     try:

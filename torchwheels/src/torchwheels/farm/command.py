@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import shutil
@@ -12,14 +13,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torchwheels.audit import reports
-from torchwheels.errors import UserError
 from torchwheels.farm import building, config, listing, published
 from torchwheels.farm.published import Known, Row
 from torchwheels.farm.wanted import Wanted, of_farm
 from torchwheels.options import numbers
 from torchwheels.run import engines
-from torchwheels.system import output, sha256
-from torchwheels.wheel import variants
+from torchwheels.system import output
 
 _MOST_JOBS = 256  # of a matrix on GitHub
 
@@ -151,12 +150,13 @@ def _shard(text: str) -> tuple[int, int]:
 def _index(given: argparse.Namespace) -> None:
     farm = config.load(given.farm)
     wanted, lost = of_farm(farm)
-    new = [row for folder in given.dist for row in published.in_folder(folder)]
+    built = {folder: [*published.in_folder(folder)] for folder in given.dist}
+    new = itertools.chain.from_iterable(built.values())
     rows = listing.merged(published.read(farm.index), new, wanted, lost)
     listing.make(farm, rows, wanted, lost, given.site)
     if given.release:
-        for folder in given.dist:
-            _lay_out([x for x in published.in_folder(folder) if x in rows], folder, given.release)
+        for folder, found in built.items():
+            _lay_out([x for x in found if x in rows], folder, given.release)
     wheels = sum("failed" not in x for x in rows)
     print(f"torchwheels: made {given.site} of {wheels} wheels and {len(rows) - wheels} failures")
 
@@ -170,12 +170,7 @@ def _lay_out(rows: Sequence[Row], dist: Path, release: Path) -> None:
     for row in (x for x in rows if "failed" not in x):
         folder = release / row["farm"]["tag"]
         folder.mkdir(parents=True, exist_ok=True)
-        wheels = [(dist / row["wheel"], row["sha256"])]
-        if variant := row["variant"]:
-            wheels.append((dist / variants.FOLDER / variant["wheel"], variant["sha256"]))
-        for path, digest in wheels:
-            if sha256(path) != digest:
-                raise UserError(f"{path} is not the wheel of its report: build it again")
+        for path in published.files_of(row, dist):
             shutil.copy(path, folder)
             shutil.copy(path.with_name(f"{path.name}.metadata"), folder)
         shutil.copy(reports.report_file(dist / row["wheel"]), folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,7 +15,8 @@ from torchwheels.errors import UserError
 from torchwheels.farm.wanted import Wanted
 from torchwheels.index import site
 from torchwheels.options import minor
-from torchwheels.system import masked, whole
+from torchwheels.system import masked, sha256, whole
+from torchwheels.wheel import variants
 
 FILE = "farm.json"
 FAILED = ".failed.json"
@@ -50,13 +52,27 @@ def read(place: str) -> list[Row]:
 
 
 def in_folder(dist: Path) -> Iterator[Row]:
-    """The rows of what was built into `dist`, and not published yet."""
-    for file in sorted(dist.glob("*.report.json")):
-        report = json.loads(file.read_text())
-        if "farm" in report:
-            yield row_of(report)
-    for file in sorted(dist.glob(f"*{FAILED}")):
-        yield json.loads(file.read_text())
+    """The rows of what was built into `dist`. A file that is not whole is left out: it stops no other."""
+    for file in [*sorted(dist.glob("*.report.json")), *sorted(dist.glob(f"*{FAILED}"))]:
+        try:
+            found = json.loads(file.read_text())
+            if "farm" in found and "failed" not in found:
+                found = row_of(found)
+                for path, digest in files_of(found, dist).items():
+                    if sha256(path) != digest:
+                        raise ValueError(f"{path.name} is another file")
+            if "farm" in found:
+                yield found
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            print(f"torchwheels: {file} is left out: {error}", file=sys.stderr)
+
+
+def files_of(row: Row, dist: Path) -> dict[Path, str]:
+    """A wheel and its variant in `dist`, with their hashes."""
+    found = {dist / row["wheel"]: row["sha256"]}
+    if variant := row["variant"]:
+        found[dist / variants.FOLDER / variant["wheel"]] = variant["sha256"]
+    return found
 
 
 def row_of(report: Row) -> Row:
