@@ -13,7 +13,7 @@ import torch
 
 import extops
 from extops.binding import _jit
-from operators import by_device, needs_programs
+from operators import by_device, needs_inductor, needs_programs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -68,6 +68,15 @@ def test_own_cell(device: str) -> None:
         [sys.executable, "-c", wrong], cwd=EXAMPLES / "own_cell", capture_output=True, text=True
     )
     assert "TypeError: mgu_sequence: expected `state` to be a pair of tensors" in done.stderr
+
+
+@pytest.mark.slow
+def test_ahead() -> None:
+    if extops.binding._loader.binding != "stable":
+        pytest.skip("needs torch 2.10 or newer")
+    needs_inductor()
+    difference = re.search("differ from Python's by (.*) at most", run("ahead/ahead"))
+    assert difference and float(difference[1]) < 1e-5
 
 
 def test_the_gpus_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
