@@ -183,6 +183,29 @@ def test_models_that_were_not_taken_compile_as_before() -> None:
     torch.testing.assert_close(found, Packs()(*inputs))
 
 
+def test_a_compiler_that_comes_later() -> None:
+    """Somebody may have asked before whether it is there."""
+    code = """
+import importlib.util, sys
+import extops, torch
+from torch.nn.utils.rnn import pack_padded_sequence
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = extops.GRU(2, 3)
+    def forward(self, input, lengths):
+        return self.rnn(pack_padded_sequence(input, lengths))[1]
+
+assert "torch._dynamo" not in sys.modules
+assert importlib.util.find_spec("torch._dynamo")
+run = torch.compile(Model(), backend="eager", fullgraph=True)
+assert run(torch.randn(4, 2, 2), torch.tensor([4, 2])).shape == (1, 2, 3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_lists_of_lengths_and_of_sequences() -> None:
     ours, theirs = pair("sorted")
 

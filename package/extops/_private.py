@@ -2,12 +2,12 @@
 for a torch that lacks it; :data:`IN_USE` says which of the two is in use.
 """
 
-import importlib.util
 import operator
 import sys
 import types
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from importlib.machinery import PathFinder
 from typing import Any, cast
 
 import torch
@@ -179,12 +179,11 @@ class _AtImport:
     def __init__(self, name: str, act: Callable[[], None]) -> None:
         self.name, self.act = name, act
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        """Called by ``import``."""
-        if name != self.name:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Called by ``import``, and by who only asks whether the module is there."""
+        spec: Any = PathFinder.find_spec(name, path, target) if name == self.name else None
+        if spec is None:
             return None
-        sys.meta_path.remove(cast("Any", self))
-        spec: Any = importlib.util.find_spec(name)
         execute = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
