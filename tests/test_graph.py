@@ -152,6 +152,7 @@ def test_packed_results_leave_a_graph() -> None:
     torch.testing.assert_close(last(found)[1], last(expected)[1])
     torch.testing.assert_close(found.to(torch.float32).data, expected.to(torch.float32).data)
     torch.testing.assert_close(found._replace(data=found.data * 2).data, expected.data * 2)
+    torch.testing.assert_close(copy.copy(found).data, expected.data)
 
 
 def test_packed_sequences_cross_a_break() -> None:

@@ -61,6 +61,9 @@ class PaddedSequence:
     def __getattr__(self, name: str) -> Any:
         return getattr(PackedSequence(*self), name)
 
+    def __reduce__(self) -> Any:
+        return PackedSequence, tuple(self)
+
 
 def _require(condition: Tensor, message: str) -> None:
     if _private.assert_async is not None:
