@@ -81,6 +81,27 @@ def test_threads_do_not_pile_up() -> None:
     assert min(most, 1) <= len(ours) <= most
 
 
+MEMORY_OF_A_LAYER = """
+import resource, torch, extops
+torch.set_num_threads(16)
+layer, input = extops.GRU(64, 1024), torch.randn(10, 32, 64)
+layer(input[:, :1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+layer(input)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.skipif(_loader.binding == "legacy", reason="there each thread packs its own")
+def test_threads_share_the_weights() -> None:
+    """Which take 12 MB, and are packed for the kernel."""
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY_OF_A_LAYER], capture_output=True, text=True, check=False
+    )
+    kilobytes = int(done.stdout) if not done.returncode else done.stderr
+    assert isinstance(kilobytes, int) and kilobytes < 80_000, kilobytes
+
+
 CALL_AT_EXIT = """
 import atexit, torch, extops
 

@@ -67,10 +67,17 @@ struct SequenceBackwardArguments {
 // compute step `sizes.step` alone, without lengths and in a dtype that is its own compute type. Step 0 starts from h_0
 // and c_0 (grad_h_n, grad_c_n), later ones from h_n and c_n (grad_h_0, grad_c_0), where each stores its states. Only
 // grad_h_0 is stored by the caller: it is a GEMM of the gradients of the recurrent gates.
-#define EXTOPS_DECLARE_SEQUENCE_CPU(cell, Cell)                                          \
-  EXTOPS_API Error extops_##cell##_sequence_cpu(                                         \
-      ScalarType dtype, const SequenceArguments& arguments, int64_t begin, int64_t end); \
-  EXTOPS_API Error extops_##cell##_sequence_backward_cpu(                                \
+//
+// extops_<cell>_sequence_pack_cpu packs the recurrent weights of the units [begin, end) into `packed`, which is then
+// the workspace of all of these; without that, it says how many bytes `packed` needs. Where the workspace is null, each
+// call packs them for itself.
+#define EXTOPS_DECLARE_SEQUENCE_CPU(cell, Cell)                                                         \
+  EXTOPS_API Error extops_##cell##_sequence_pack_cpu(                                                   \
+      ScalarType dtype, const SequenceSizes& sizes, bool backward, const void* weights_h, void* packed, \
+      int64_t& bytes, int64_t begin, int64_t end);                                                      \
+  EXTOPS_API Error extops_##cell##_sequence_cpu(                                                        \
+      ScalarType dtype, const SequenceArguments& arguments, int64_t begin, int64_t end);                \
+  EXTOPS_API Error extops_##cell##_sequence_backward_cpu(                                               \
       ScalarType dtype, const SequenceBackwardArguments& arguments, int64_t begin, int64_t end);
 
 // Names the GPU kernel that all sequences use, for tests and measurements.

@@ -31,6 +31,7 @@ struct CpuDevice {
 #define EXTOPS_SEQUENCE_ENTRIES_CPU(Device, cell, Cell)                       \
   template <>                                                                 \
   struct Device::Sequence<Cell> {                                             \
+    static constexpr auto* pack = &extops_##cell##_sequence_pack_cpu;         \
     static constexpr auto* forward = &extops_##cell##_sequence_cpu;           \
     static constexpr auto* step = forward;                                    \
     static constexpr auto* backward = &extops_##cell##_sequence_backward_cpu; \

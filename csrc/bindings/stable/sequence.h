@@ -172,6 +172,22 @@ inline bool are_few_steps(ScalarType dtype, const SequenceSizes& sizes, const in
   return !is_half(dtype) && lengths == nullptr && sizes.state_size >= 128 && sizes.time <= few;
 }
 
+// On a CPU, the recurrent weights as all threads read them.
+template <class Device, class Cell>
+Tensor packed(const char* op, ScalarType dtype, const SequenceSizes& sizes, bool backward, const Tensor& weights_h) {
+  using Entries = typename Device::template Sequence<Cell>;
+  int64_t bytes = 0;
+  check_success(op, Entries::pack(dtype, sizes, backward, nullptr, nullptr, bytes, 0, 0));
+  Tensor packed = allocate_bytes(weights_h.options(), bytes);
+  void* const to = packed.mutable_data();
+  const int64_t grain = grain_of(Cell::kRecurrent * sizes.state_size);
+  Device::run(op, weights_h, sizes.state_size, grain, [&, from = weights_h.data()](int64_t begin, int64_t end) {
+    int64_t bytes = 0;
+    return Entries::pack(dtype, sizes, backward, from, to, bytes, begin, end);
+  });
+  return packed;
+}
+
 template <class Device, class Cell>
 void run_sequence(
     ScalarType dtype, SequenceArguments arguments, const Tensor& weights_h, const Tensor& h_0, const Tensor& h_n) {
@@ -184,6 +200,9 @@ void run_sequence(
     arguments.workspace = workspace->mutable_data();
   } else if (are_few_steps(dtype, arguments.sizes, arguments.lengths)) {
     return run_steps<Device, Cell>(dtype, arguments, weights_h, h_0, h_n);
+  } else {
+    workspace = packed<Device, Cell>(SequenceOf<Cell>::kName, dtype, arguments.sizes, false, weights_h);
+    arguments.workspace = workspace->mutable_data();
   }
   Device::run(
       SequenceOf<Cell>::kName, h_0, arguments.sizes.batch, grain_of_rows<Cell>(arguments.sizes),
@@ -335,6 +354,9 @@ void run_sequence_backward(
     arguments.workspace = workspace->mutable_data();
   } else if (are_few_steps(dtype, arguments.sizes, arguments.lengths)) {
     return run_few_steps_backward<Device, Cell>(dtype, arguments, weights_h, grad_gates, grad_h_0);
+  } else {
+    workspace = packed<Device, Cell>(SequenceOf<Cell>::kBackward, dtype, arguments.sizes, true, weights_h);
+    arguments.workspace = workspace->mutable_data();
   }
   Device::run(
       SequenceOf<Cell>::kBackward, weights_h, arguments.sizes.batch, grain_of_rows<Cell>(arguments.sizes),

@@ -1,5 +1,5 @@
 // A cell (../../cells/cell.h) over whole sequences. The rows of a batch do not depend on each other, so that a slice of
-// them runs through all steps without waiting for another; the recurrent weights are packed once for all steps.
+// them runs through all steps without waiting for another; the recurrent weights are packed once for all of them.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +15,7 @@ namespace extops::cpu {
 
 template <class C, int kBytes>
 struct alignas(kBytes) Vector {
+  using Number = C;
   static constexpr int kLanes = kBytes / sizeof(C);
   C at[kLanes];
 };
@@ -190,6 +191,72 @@ struct Slice {
   }
 };
 
+// Vectors of units in a tile of a GEMM.
+template <bool kIsBackward>
+constexpr int kVectorsOfTile = kIsBackward ? 2 : 1;
+
+// The recurrent weights as GEMMs read them: forward [vectors of units, units, kRecurrent], backward
+// [tiles of units, kRecurrent * units, vectors of a tile].
+template <class Cell, class T, int kBytes, bool kIsBackward>
+class PackedWeights {
+ public:
+  using Vec = Vector<typename Compute<T>::type, kBytes>;
+
+  // Those at `packed`, or its own if that is null; none without weights.
+  [[gnu::always_inline]] PackedWeights(const SequenceSizes& sizes, const void* weights, const void* packed)
+      : own_(weights == nullptr || packed != nullptr ? 0 : count(sizes)),
+        data_(packed == nullptr ? own_.data() : static_cast<const Vec*>(packed)) {
+    if (!own_.empty()) pack(sizes, static_cast<const T*>(weights), own_.data(), 0, sizes.state_size);
+  }
+  PackedWeights(const PackedWeights&) = delete;
+
+  const Vec* data() const { return data_; }
+
+  static int64_t count(const SequenceSizes& sizes) {
+    const int64_t tiles = (sizes.state_size + kTileUnits - 1) / kTileUnits;
+    return tiles * kVectorsOfTile<kIsBackward> * Cell::kRecurrent * sizes.state_size;
+  }
+
+  // Packs those of the tiles that begin in [begin, end).
+  [[gnu::always_inline]] static void pack(
+      const SequenceSizes& sizes, const T* weights, Vec* to, int64_t begin, int64_t end) {
+    const int64_t units = sizes.state_size;
+    for (int64_t unit = (begin + kTileUnits - 1) / kTileUnits * kTileUnits; unit < end; unit += kTileUnits) {
+      const int64_t lines = std::min<int64_t>(kTileUnits, units - unit);
+      Vec* const tile = to + unit / Vec::kLanes * Cell::kRecurrent * units;
+      if constexpr (kIsBackward) {
+        for (int64_t d = 0; d < Cell::kRecurrent * units; ++d) {
+          typename Vec::Number* const line = tile[d * kVectorsOfTile<true>].at;
+          load_row(weights + d * sizes.weights_stride + unit, line, lines);
+          std::fill(line + lines, line + kTileUnits, 0);
+        }
+      } else {
+        for (int64_t gate = 0; gate < Cell::kRecurrent; ++gate) {
+          transpose(sizes, weights + (gate * units + unit) * sizes.weights_stride, tile + gate, lines);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int64_t kTileUnits = kVectorsOfTile<kIsBackward> * Vec::kLanes;
+
+  // `lines` of weights into lanes. A cache line of each at a time: those that are written stay in the L1 cache until
+  // they are full.
+  [[gnu::always_inline]] static void transpose(const SequenceSizes& sizes, const T* from, Vec* to, int64_t lines) {
+    for (int64_t first = 0; first < sizes.state_size; first += Vec::kLanes) {
+      const int64_t end = std::min<int64_t>(first + Vec::kLanes, sizes.state_size);
+      for (int64_t line = 0; line < Vec::kLanes; ++line) {
+        const T* const weights = from + line * sizes.weights_stride;
+        for (int64_t k = first; k < end; ++k) to[k * Cell::kRecurrent].at[line] = line < lines ? load(weights[k]) : 0;
+      }
+    }
+  }
+
+  Vectors<Vec> own_;
+  const Vec* data_;
+};
+
 // The pre-activations of unit j, from rows of `stride` units each.
 template <class Cell, class C, int... kGate>
 [[gnu::always_inline]] inline void load_gates(
@@ -287,14 +354,14 @@ class Forward {
  public:
   [[gnu::always_inline]] Forward(const SequenceArguments& in, int64_t begin, int64_t end)
       : in_(in),
-        slice_(in.sizes, in.lengths, begin, end, 1),
+        slice_(in.sizes, in.lengths, begin, end, kVectorsOfTile<false>),
         steps_(in.sizes, in.recurrent != nullptr),
+        weights_(in.sizes, in.recurrent == nullptr ? in.weights_h : nullptr, in.workspace),
         bias_(slice_.vectors * Cell::kGates),
         unkept_(in.gates == nullptr ? slice_.units : 0),
         gates_(slice_.rows.size() * slice_.vectors * Cell::kGates),
         h_(slice_.load_state(steps_.first > 0 ? in.h_n : in.h_0)),
         cells_(slice_.load_state(steps_.first > 0 ? in.c_n : in.c_0)) {
-    if (in.recurrent == nullptr) pack();
     const int64_t units = slice_.units;
     for (int64_t gate = 0; gate < Cell::kGates; ++gate) {
       C* const bias = bias_[gate * slice_.vectors].at;
@@ -313,8 +380,9 @@ class Forward {
       const int64_t count = slice_.count_rows(t);
       for (int64_t v = 0; v < slice_.vectors && in_.recurrent == nullptr; ++v) {
         run_with_width<kBytes>(Gemm<Cell::kRecurrent, C, kBytes>{
-            count, slice_.units, h_[0].at, slice_.vectors * kLanes, &weights_[v * slice_.units * Cell::kRecurrent],
-            &gates_[kFirstRecurrent<Cell> * slice_.vectors + v], slice_.vectors * Cell::kGates, slice_.vectors});
+            count, slice_.units, h_[0].at, slice_.vectors * kLanes,
+            weights_.data() + v * slice_.units * Cell::kRecurrent, &gates_[kFirstRecurrent<Cell> * slice_.vectors + v],
+            slice_.vectors * Cell::kGates, slice_.vectors});
       }
       if (in_.recurrent != nullptr) load_recurrent();
       for (int64_t r = 0; r < count; ++r) update(t, r);
@@ -333,31 +401,6 @@ class Forward {
   using Vec = Vector<C, kBytes>;
   static constexpr int kLanes = Vec::kLanes;
   static constexpr auto kAll = std::make_integer_sequence<int, Cell::kGates>();
-
-  [[gnu::always_inline]] void pack() {
-    const T* const weights = static_cast<const T*>(in_.weights_h);
-    const int64_t units = slice_.units;
-    weights_.resize(slice_.vectors * Cell::kRecurrent * units);
-    for (int64_t unit = 0; unit < units; unit += kLanes) {
-      for (int64_t gate = 0; gate < Cell::kRecurrent; ++gate) {
-        pack(
-            weights + (gate * units + unit) * in_.sizes.weights_stride,
-            &weights_[unit / kLanes * units * Cell::kRecurrent + gate], std::min<int64_t>(kLanes, units - unit));
-      }
-    }
-  }
-
-  // Transposes `lines` of weights into lanes. A cache line of each at a time: those that are written stay in the
-  // L1 cache until they are full.
-  [[gnu::always_inline]] void pack(const T* from, Vec* to, int64_t lines) const {
-    for (int64_t first = 0; first < slice_.units; first += kLanes) {
-      const int64_t end = std::min<int64_t>(first + kLanes, slice_.units);
-      for (int64_t line = 0; line < lines; ++line) {
-        const T* const weights = from + line * in_.sizes.weights_stride;
-        for (int64_t k = first; k < end; ++k) to[k * Cell::kRecurrent].at[line] = load(weights[k]);
-      }
-    }
-  }
 
   [[gnu::always_inline]] void load_recurrent() {
     for (size_t r = 0; r < slice_.rows.size(); ++r) {
@@ -416,7 +459,7 @@ class Forward {
   const SequenceArguments& in_;
   Slice<T, kBytes> slice_;
   StepRange steps_;
-  Vectors<Vec> weights_;   // [vectors of units, units, kRecurrent]
+  PackedWeights<Cell, T, kBytes, false> weights_;
   Vectors<Vec> bias_;      // [kGates, vectors of units]
   std::vector<T> unkept_;  // a row of what no backward reads
   Vectors<Vec> gates_;     // [rows, kGates, vectors of units]
@@ -431,20 +474,11 @@ class Backward {
       : in_(in),
         slice_(in.sizes, in.lengths, begin, end, kGroup),
         steps_(in.sizes, in.weights_h == nullptr),
-        weights_(in.weights_h == nullptr ? 0 : slice_.vectors * depth()),
+        weights_(in.sizes, in.weights_h, in.workspace),
         row_(slice_.vectors * (Cell::kGates + 2)),
         grad_gates_(slice_.rows.size() * depth()),
         grad_h_(slice_.load_state(steps_.first > 0 ? in.grad_h_0 : in.grad_h_n)),
-        grad_cells_(slice_.load_state(steps_.first > 0 ? in.grad_c_0 : in.grad_c_n)) {
-    for (int64_t d = 0; d < depth() && in.weights_h != nullptr; ++d) {
-      const T* const line = static_cast<const T*>(in.weights_h) + d * in.sizes.weights_stride;
-      for (int64_t unit = 0; unit < slice_.units; unit += kGroup * kLanes) {
-        load_row(
-            line + unit, weights_[unit / kLanes * depth() + d * kGroup].at,
-            std::min<int64_t>(kGroup * kLanes, slice_.units - unit));
-      }
-    }
-  }
+        grad_cells_(slice_.load_state(steps_.first > 0 ? in.grad_c_0 : in.grad_c_n)) {}
 
   [[gnu::always_inline]] void run() {
     for (int64_t step = steps_.first; step < steps_.end; ++step) {
@@ -453,7 +487,8 @@ class Backward {
       for (int64_t r = 0; r < count; ++r) update(t, r);
       for (int64_t v = 0; v < slice_.vectors && in_.weights_h != nullptr; v += kGroup) {
         run_with_width<kBytes>(Gemm<kGroup, C, kBytes>{
-            count, depth(), grad_gates_.data(), depth(), &weights_[v * depth()], &grad_h_[v], slice_.vectors, 1});
+            count, depth(), grad_gates_.data(), depth(), weights_.data() + v * depth(), &grad_h_[v], slice_.vectors,
+            1});
       }
     }
     slice_.clear_padding(in_.grad_gates, Cell::kGates * slice_.units);
@@ -465,7 +500,7 @@ class Backward {
   using C = typename Compute<T>::type;
   using Vec = Vector<C, kBytes>;
   static constexpr int kLanes = Vec::kLanes;
-  static constexpr int kGroup = 2;  // vectors of units in a tile
+  static constexpr int kGroup = kVectorsOfTile<true>;
 
   int64_t depth() const { return Cell::kRecurrent * slice_.units; }
 
@@ -495,7 +530,7 @@ class Backward {
   const SequenceBackwardArguments& in_;
   Slice<T, kBytes> slice_;
   StepRange steps_;
-  Vectors<Vec> weights_;       // [groups of vectors of units, depth, kGroup]
+  PackedWeights<Cell, T, kBytes, true> weights_;
   Vectors<Vec> row_;           // gates or their gradients, saved_c, squashed: [kGates + 2, vectors of units]
   std::vector<C> grad_gates_;  // of the recurrent ones: [rows, depth]
   Vectors<Vec> grad_h_;        // [rows, vectors of units]
@@ -512,16 +547,41 @@ Error run(ScalarType dtype, const Arguments& arguments, int64_t begin, int64_t e
   });
 }
 
+// The bytes of packed weights, or the packing of some units into `packed`, if that is given.
+template <class Cell, bool kIsBackward>
+Error pack(
+    ScalarType dtype, const SequenceSizes& sizes, const void* weights, void* packed, int64_t& bytes, int64_t begin,
+    int64_t end) {
+  return dispatch(dtype, [&](auto scalar) -> Error {
+    return try_vectorize_with_width([&](auto width) __attribute__((always_inline)) {
+      using T = decltype(scalar);
+      using Packed = PackedWeights<Cell, T, width, kIsBackward>;
+      using Vec = typename Packed::Vec;
+      bytes = Packed::count(sizes) * static_cast<int64_t>(sizeof(Vec));
+      if (packed != nullptr) {
+        Packed::pack(sizes, static_cast<const T*>(weights), static_cast<Vec*>(packed), begin, end);
+      }
+    });
+  });
+}
+
 // Defines the entry points of a cell.
-#define EXTOPS_DEFINE_SEQUENCE_CPU(cell, Cell)                                                    \
-  Error extops_##cell##_sequence_cpu(                                                             \
-      ScalarType dtype, const SequenceArguments& arguments, int64_t begin, int64_t end) {         \
-    return extops::cpu::run<Cell, extops::cpu::Forward>(dtype, arguments, begin, end);            \
-  }                                                                                               \
-                                                                                                  \
-  Error extops_##cell##_sequence_backward_cpu(                                                    \
-      ScalarType dtype, const SequenceBackwardArguments& arguments, int64_t begin, int64_t end) { \
-    return extops::cpu::run<Cell, extops::cpu::Backward>(dtype, arguments, begin, end);           \
+#define EXTOPS_DEFINE_SEQUENCE_CPU(cell, Cell)                                                          \
+  Error extops_##cell##_sequence_cpu(                                                                   \
+      ScalarType dtype, const SequenceArguments& arguments, int64_t begin, int64_t end) {               \
+    return extops::cpu::run<Cell, extops::cpu::Forward>(dtype, arguments, begin, end);                  \
+  }                                                                                                     \
+                                                                                                        \
+  Error extops_##cell##_sequence_backward_cpu(                                                          \
+      ScalarType dtype, const SequenceBackwardArguments& arguments, int64_t begin, int64_t end) {       \
+    return extops::cpu::run<Cell, extops::cpu::Backward>(dtype, arguments, begin, end);                 \
+  }                                                                                                     \
+                                                                                                        \
+  Error extops_##cell##_sequence_pack_cpu(                                                              \
+      ScalarType dtype, const SequenceSizes& sizes, bool backward, const void* weights_h, void* packed, \
+      int64_t& bytes, int64_t begin, int64_t end) {                                                     \
+    const auto pack = backward ? &extops::cpu::pack<Cell, true> : &extops::cpu::pack<Cell, false>;      \
+    return pack(dtype, sizes, weights_h, packed, bytes, begin, end);                                    \
   }
 
 }  // namespace extops::cpu
