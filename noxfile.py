@@ -101,7 +101,7 @@ def build_cpu_wheel(session: nox.Session, dist: str, target: str = f"{PYTHON}-cp
 def test(session: nox.Session) -> None:
     """The quick default: builds the CPU wheel into dist/, tests it, tools and torchwheels; all with `-- --thorough`."""
     session.log(
-        "This takes 10 to 15 minutes on two cores, and once the download of torch (0.2 to 3 GB)."
+        "This takes 6 to 15 minutes on two cores, and once the download of torch (0.2 to 3 GB)."
     )
     add_torch(session, f"{PYTHON}-cpu")
     session.install(*OPTIONS.tests.requires, *group("nox"), *group("tools"))
