@@ -1,7 +1,6 @@
 """Says what the table of releases lacks, or has and the indexes have not: torches, their Pythons and CUDA versions.
 
-`nox -s releases` asks PyPI, which has each torch for one CUDA, and PyTorch's own index, which has the others, or the
-indexes after `--`. A session that ends well has found nothing.
+`nox -s releases` asks the indexes that the table names, or those after `--`. Where it ends well, it has found nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from unearth import PackageFinder
 
 from extops_build import UserError, errors_for_the_user
 from torchwheels.options import Releases, minor, numbers, releases
-
-INDEXES = ("https://pypi.org/simple", "https://download.pytorch.org/whl")
 
 
 @dataclass
@@ -104,7 +101,8 @@ def _order(version: str) -> tuple[int, ...]:
 def main() -> None:
     """The command line: the indexes, where they are others."""
     with errors_for_the_user():
-        found = [*differences(releases.load(), published(sys.argv[1:] or INDEXES))]
+        table = releases.load()
+        found = [*differences(table, published(sys.argv[1:] or table.indexes))]
     sys.exit("\n".join(f"extops: {each}" for each in found) or None)
 
 

@@ -46,7 +46,7 @@ def locked(is_wanted: Callable[[str], bool]) -> str:
 
 def locked_own() -> str:
     """What it says of this tool's own requirements, and of nox."""
-    others = names([*load().tools, load().uv]) - {"pip", "setuptools"}
+    others = names(load().tools) - {"pip", "setuptools"}
     return locked(lambda name: name not in others)
 
 
@@ -171,6 +171,8 @@ class Releases:
     tools: tuple[str, ...]
     uv: str
     toolkit: str
+    indexes: tuple[str, ...]
+    """Which say what there is of torch."""
     torches: tuple[Torch, ...]
     cudas: Mapping[str, Cuda]
     release: str = ""
@@ -341,6 +343,7 @@ def parse(data: Mapping[str, Any]) -> Releases:
         tools=tuple(data["tools"]),
         uv=data["uv"],
         toolkit=data["toolkit"],
+        indexes=tuple(data["indexes"]),
         torches=tuple(
             Torch(version, tuple(entry["cuda"]), tuple(entry["pythons"]), entry.get("aarch64", ""))
             for version, entry in data["torch"].items()
