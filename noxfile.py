@@ -28,7 +28,7 @@ from torchwheels import environments  # noqa: E402
 from torchwheels.environments import Environment  # noqa: E402
 from torchwheels.errors import UserError  # noqa: E402
 from torchwheels.options import minor, project, releases  # noqa: E402
-from torchwheels.sessions import add_sessions, install_tool, run_tool  # noqa: E402
+from torchwheels.sessions import add_sessions, run_tool  # noqa: E402
 
 nox.needs_version = ">=2024.4.15"
 # pip, not uv: pip's own configuration may name a smaller build of torch, and uv does not read it.
@@ -89,10 +89,17 @@ def test_wheel(
             session.run(*command, success_codes=success_codes, external=python != "python")
 
 
+def install_tool(session: nox.Session) -> None:
+    """Installs torchwheels from its sources, and what it requires as the lock file has it."""
+    session.install("--quiet", "--require-hashes", f"--requirement={releases.LOCK}")
+    options = ("--quiet", "--no-deps", "--no-build-isolation")
+    session.install(*options, "--editable", "./torchwheels")
+
+
 def build_cpu_wheel(session: nox.Session, dist: str, target: str = f"{PYTHON}-cpu") -> Path:
     """Builds the CPU wheel from the sources as they are."""
     build = ["build", str(ROOT), f"--target={target}", "--backend=local", f"--dist={dist}"]
-    run_tool(session, *build, tool="./torchwheels")
+    run_tool(session, *build)
     (wheel,) = Path(dist).glob(f"extops-{EXTOPS.version()}+cpu-*.whl")
     return wheel
 
@@ -117,7 +124,7 @@ def test(session: nox.Session) -> None:
 
 
 # Here, so that `nox --list` begins with what people use first.
-add_sessions(tool="./torchwheels", quick_test=False)
+add_sessions(quick_test=False)
 
 
 @nox.session(reuse_venv=True)
@@ -286,7 +293,7 @@ def lint(session: nox.Session) -> None:
     """Checks style and types of the sources, without changing them."""
     session.log("This takes some minutes the first time, since it installs the linters, then one.")
     session.install(*group("lint"), *group("build"), *OPTIONS.tests.requires, *group("nox"))
-    install_tool(session, "./torchwheels")
+    install_tool(session)
     add_torch(session, f"{PYTHON}-cpu")  # for its types
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
@@ -356,7 +363,7 @@ def images(session: nox.Session) -> None:
 def compare_releases(session: nox.Session) -> None:
     """Says which torches, Pythons and CUDA versions the table of releases lacks: `-- INDEXES` for others."""
     session.log("This takes some seconds.")
-    install_tool(session, "./torchwheels")
+    install_tool(session)
     session.run("python", "-m", "tools.lacking", *session.posargs)
 
 
@@ -379,7 +386,7 @@ def lock(session: nox.Session) -> None:
 def package(session: nox.Session) -> None:
     """Builds torchwheels itself into build/package, and tests its wheel in empty environments."""
     session.log("This takes some minutes, and once the download of torch (0.2 to 3 GB).")
-    install_tool(session, "./torchwheels")
+    install_tool(session)
     folder = ROOT / "build" / "package"
     shutil.rmtree(folder, ignore_errors=True)
     # With what the lock file has alone: of what tests need, nothing is there yet.

@@ -141,19 +141,17 @@ def help_of(*command: str) -> str:
 
 
 def options() -> Iterator[str]:
-    """The keys of `[tool.torchwheels]`, as the class that they fill explains them."""
+    """The keys of `[tool.torchwheels]`, as the classes that they fill explain them."""
     classes = {
         node.name: node
         for node in ast.parse((TORCHWHEELS / "options" / "project.py").read_text()).body
         if isinstance(node, ast.ClassDef)
     }
     yield from ("| option | default | what it says |", "|---|---|---|")
-    for node, text in explained(classes["Project"].body):
+    for node, text in explained([*classes["Options"].body, *classes["OfTarget"].body]):
         name = ast.unparse(node.target).replace("_", "-")
-        renamed = re.search(r"'key': (\S+?)}", ast.unparse(node))
-        key = ast.literal_eval(renamed[1]) if renamed else name
-        if key is None:
-            continue
+        renamed = re.search(r"name='(\w+)'", ast.unparse(node))
+        key = renamed[1] if renamed else name
         simple = isinstance(node.value, ast.Constant) and node.value.value != ""
         default = f"`{ast.unparse(node.value).lower()}`" if simple and node.value else "–"
         kind = classes.get(ast.unparse(node.annotation))

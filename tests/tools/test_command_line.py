@@ -53,14 +53,15 @@ def test_nox_lists_what_people_use_first() -> None:
         "test-TARGET",
         "reproduce",
         "audit",
+        "merge",
         "index",
         "matrix",
     ]
-    assert listed[:8] == first
+    assert listed[:9] == first
     others = {"act", "bench", "docs", "emulate", "fuzz", "guide(legacy)", "guide(stable)"}
     others |= {"images", "lint", "lock", "mutate", "newest", "notes", "package", "releases"}
     others |= {"sanitize", "sizes", "torch_tests"}
-    assert {*listed[8:]} == others
+    assert {*listed[9:]} == others
 
 
 @pytest.mark.parametrize(
@@ -114,15 +115,21 @@ print({name.partition(".")[0] for name in sys.modules} - known)
 """
 
 
-def test_the_noxfile_needs_nothing_but_nox() -> None:
-    """The README's command installs nothing else; the sessions install the rest."""
+def test_the_noxfile_imports_little() -> None:
+    """Of what the README's command installs, so that `nox --list` is quick."""
     command = [sys.executable, "-c", IMPORTS_OF_THE_NOXFILE]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ast.literal_eval(done.stdout) == {"extops_build", "tools", "torchwheels"}
+    assert ast.literal_eval(done.stdout) <= {
+        "extops_build",
+        "msgspec",
+        "tools",
+        "torchwheels",
+        "typing_extensions",
+    }
 
 
 @pytest.mark.parametrize("session", ["images", "notes"])
-def test_sessions_without_an_environment_need_nothing_but_nox(
+def test_sessions_without_an_environment_need_no_other(
     session: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torchwheels is installed beside these tests, by a .pth file, which this Python does not read."""

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +19,10 @@ import pytest
 from forged_wheels import find_nvcc
 from torchwheels import environments
 from torchwheels.build import toolchain
-from torchwheels.environments import torch, virtual
+from torchwheels.environments import virtual
 from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
-from torchwheels.system import cache, machines
+from torchwheels.system import machines
 
 TARGET = releases.load().target("3.11-cu130")
 GB = 10**9
@@ -228,6 +227,7 @@ def test_only_pips_configuration_passes(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("PIP_CERT", "b")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/one https://two")
     monkeypatch.setenv("PIP_INDEX_URL", "https://me:p'w@x")
     variables = environments.clean_variables(tmp_path / "home")
     assert "leaks" not in variables.values()
@@ -242,6 +242,11 @@ def test_only_pips_configuration_passes(tmp_path: Path, monkeypatch: pytest.Monk
             "PIP_PROXY": "old",
         }.items()
     )
+    of_uv = {"SSL_CERT_FILE": "b", "UV_DEFAULT_INDEX": "https://me:p'w@x", "ALL_PROXY": "old"}
+    assert variables.items() >= {**of_uv, "UV_FIND_LINKS": "/one,https://two"}.items()
+    assert indexes.uv_options() == ["--no-index", "--no-binary=x", "--no-binary=y"]
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "https://mine")  # uv's own words count more
+    assert environments.clean_variables(tmp_path)["UV_DEFAULT_INDEX"] == "https://mine"
     assert indexes.pip_settings("download")["no-binary"] == "z"
     assert variables["NETRC"] == str(tmp_path / ".netrc")
     assert variables["HOME"] == str(tmp_path / "home")
@@ -275,7 +280,7 @@ def add_to_index(
 
 @pytest.fixture
 def own_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pip finds what TORCHWHEELS_TORCH_INDEX names and nothing else; the cache is empty, and its disk has space."""
+    """uv finds what TORCHWHEELS_TORCH_INDEX names and nothing else; the cache is empty, and its disk has space."""
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -341,7 +346,7 @@ def test_disk_with_too_little_space_is_named_before_the_download_and_as_the_caus
     )
     printed, error = install(free=1.2)
     assert printed == [f"torchwheels: {lacks}"]
-    assert error.startswith(f"pip cannot install torch=={target.torch} (")
+    assert error.startswith(f"uv cannot install torch=={target.torch} (")
     assert error.endswith(f"): {lacks}")
     printed, error = install(free=2)
     assert not printed
@@ -352,7 +357,7 @@ def test_disk_with_too_little_space_is_named_before_the_download_and_as_the_caus
 
 
 @pytest.mark.slow
-def test_targets_share_the_torch_that_pip_finds_for_them(
+def test_targets_share_the_torch_that_uv_finds_for_them(
     own_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     """Also with ccache on PATH, and where one of them wants the CUDA compiler, which is then added."""
@@ -383,17 +388,17 @@ def test_targets_share_the_torch_that_pip_finds_for_them(
 def test_tools_are_the_files_of_the_lock_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not others of that name and version, wherever pip finds them."""
+    """Not others of that name and version, wherever uv finds them."""
     index = add_to_index(tmp_path, "wheel", "0.45.1", {})
     monkeypatch.setenv("PIP_INDEX_URL", index)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "empty")], check=True)
     here = environments.Environment(tmp_path / "empty")
-    with pytest.raises(UserError, match="THESE PACKAGES DO NOT MATCH THE HASHES") as error:
-        environments.pip_install(
+    with pytest.raises(UserError, match=r"Hash mismatch for `wheel==0\.45\.1`") as error:
+        environments.install(
             here, ["wheel==0.45.1"], environments.clean_variables(tmp_path), hashed=True
         )
-    assert str(error.value).startswith("pip cannot install wheel==0.45.1 (")
+    assert str(error.value).startswith("uv cannot install wheel==0.45.1 (")
 
 
 def test_requirements_that_contradict_each_other_are_named(
@@ -407,45 +412,50 @@ def test_requirements_that_contradict_each_other_are_named(
     here = environments.Environment(Path(sys.prefix))
     options = [f"--target={tmp_path / 'here'}", "one", "two"]
     with pytest.raises(UserError) as error:
-        environments.pip_install(here, options, environments.clean_variables(tmp_path))
+        environments.install(here, options, environments.clean_variables(tmp_path))
     said = str(error.value)
-    assert "one 1 depends on shared==1, two 1 depends on shared==2" in said
-    assert said.endswith(": these cannot be had together")
+    for each in (
+        "shared==1",
+        "shared==2",
+        "we can conclude that your requirements are unsatisfiable",
+    ):
+        assert each in said
+    assert said.endswith(": check these names, the network and pip's configuration")
 
 
-def test_the_callers_constraints_count_beside_our_own(
+def test_the_callers_constraints_count(
     own_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the path of the cache."""
     for version in ("1", "2"):
         index = add_to_index(tmp_path, "shared", version, {})
     (tmp_path / "theirs").write_text("shared<2")
-    (tmp_path / "our own").write_text("shared>1")
     monkeypatch.setenv("PIP_INDEX_URL", index)
     monkeypatch.setenv("PIP_CONSTRAINT", str(tmp_path / "theirs"))
-    wanted = [f"--constraint={tmp_path / 'our own'}", f"--target={tmp_path / 'here'}", "shared"]
-    with pytest.raises(UserError, match=r"shared(<2,>1|>1,<2)"):
-        here = environments.Environment(Path(sys.prefix))
-        environments.pip_install(here, wanted, environments.clean_variables(tmp_path))
+    here = environments.Environment(Path(sys.prefix))
+    wanted = [f"--target={tmp_path / 'here'}", "shared>1"]
+    with pytest.raises(
+        UserError, match=r"you require shared>=2\. And because you require shared<2"
+    ):
+        environments.install(here, wanted, environments.clean_variables(tmp_path))
 
 
-def test_installing_says_how_far_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_an_environment_has_what_is_below_and_does_not_change_that(
+    own_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = threading.Event()
-    own_size = cache.size
-
-    def size(folder: Path) -> int:
-        said.set() if calls else calls.append(folder)  # a line was printed before the second call
-        return own_size(folder)
-
-    calls: list[Path] = []
-    (tmp_path / "torch").write_bytes(bytes(200_000_000))
-    monkeypatch.setattr(cache, "size", size)
-    monkeypatch.setattr(torch, "_SECONDS_OF_SILENCE", 0.001)
-    with torch._progress(tmp_path):
-        assert said.wait(60)
-    assert capsys.readouterr().out.startswith("torchwheels: 0.2 GB after 0 s\n")
+    for version in ("1", "2"):
+        index = add_to_index(tmp_path, "shared", version, {"shared.py": f"version = {version}"})
+    monkeypatch.setenv("PIP_INDEX_URL", index)
+    variables = environments.clean_variables(tmp_path)
+    base = virtual.make(sys.executable, tmp_path / "base")
+    environments.install(base, ["shared==1"], variables)
+    files = sorted(base.site_packages.rglob("*"))
+    above = environments.on_top_of(base, tmp_path / "above")
+    said = ["import shared, importlib.metadata as m; print(shared.version, m.version('shared'))"]
+    for requirement, version in (("shared", b"1 1"), ("shared>1", b"2 2")):
+        environments.install(above, [requirement], variables)
+        assert subprocess.check_output([above.python, "-c", *said]).strip() == version
+    assert len([*above.site_packages.glob("shared-*")]) == 1
+    assert sorted(base.site_packages.rglob("*")) == files
 
 
 def test_places_of_torch_are_known_without_their_passwords(
@@ -468,14 +478,16 @@ def test_missing_python_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_python_of_pyenv_is_found_where_another_is_chosen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shim = tmp_path / "python3.99"
+    shim = tmp_path / f"python{PYTHON}"
     shim.write_text(
-        '#!/bin/sh\n[ "${PYENV_VERSION-}" = 3.99 ] && echo 3.99 /versions/3.99.1/python'
+        f'#!/bin/sh\n[ "${{PYENV_VERSION-}}" = {PYTHON} ] && exec {sys.executable} "$@"'
     )
     shim.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
-    monkeypatch.setenv("PYENV_VERSION", "3.11.7")
-    assert virtual.find_python("3.99") == "/versions/3.99.1/python"
+    monkeypatch.setenv("PYENV_VERSION", "3.99")
+    monkeypatch.setattr(sys, "version_info", (3, 99))  # that of the tool
+    found = subprocess.check_output([virtual.find_python(PYTHON), "-V"], text=True)
+    assert found.startswith(f"Python {PYTHON}.")
 
 
 CPP_EXTENSION = """
@@ -483,10 +495,15 @@ CUDA_HOME = "/usr/local/cuda"
 
 
 class BuildExtension:
-    use_ninja = True
+    def __init__(self, dist, use_ninja=True):
+        self.use_ninja = use_ninja
 
     def build_extension(self, extension):
         pass
+
+
+class Distribution:
+    ext_modules = None
 
 
 class Extension:
@@ -495,8 +512,16 @@ class Extension:
 
 
 def build(flags):
-    BuildExtension().build_extension(Extension(flags))
+    BuildExtension(Distribution()).build_extension(Extension(flags))
     return True
+
+
+def by_ninja(source, flag):
+    Distribution.ext_modules = [Extension([flag])]
+    Distribution.ext_modules[0].sources = [source]
+    Distribution.ext_modules[0].include_dirs = ["include"]
+    ninja = BuildExtension(Distribution(), use_ninja=False).use_ninja
+    return ninja, *Distribution.ext_modules[0].include_dirs
 """
 
 
@@ -591,6 +616,19 @@ def test_architectures_of_a_project_in_its_flags_are_left_out(
     notice = "torchwheels: its setup asks nvcc for sm_75; it is built for 9.0\n"
     said = notice if theirs != kept else ""
     assert found == f"{said}{ ({'cxx': ['-O1'], 'nvcc': kept}) }"
+
+
+@pytest.mark.parametrize(
+    ("source", "flag", "by_ninja"),
+    [("a.cpp", "-I/include", True), ("a.c", "-O1", False), ("a.cpp", "-Iinclude", False)],
+)
+def test_ninja_compiles_what_it_takes_as_it_is(
+    source: str, flag: str, by_ninja: bool, tmp_path: Path
+) -> None:
+    """Also of a project that turns it off, which would be compiled one file after the other."""
+    ask = f"torch.utils.cpp_extension.by_ninja({source!r}, {flag!r})"
+    folder = str(tmp_path / "include") if by_ninja else "include"
+    assert start(tmp_path, ask) == str((by_ninja, folder))
 
 
 def test_flags_without_a_compiler_of_gpu_code_are_left_alone(tmp_path: Path) -> None:

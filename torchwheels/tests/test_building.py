@@ -22,6 +22,7 @@ from torchwheels.build import backend, toolchain
 from torchwheels.errors import BuildError, UserError
 from torchwheels.options import project, releases
 from torchwheels.options.releases import Target
+from torchwheels.sources.fetching import name_of
 from torchwheels.system import cache, sandbox
 from torchwheels.wheel import archive as archives
 from torchwheels.wheel import contents, elf
@@ -56,7 +57,7 @@ def fetched(folder: Path) -> sources.Fetched:
     """The sources in `folder`, as the command line fetches them."""
     with tempfile.TemporaryDirectory() as name:
         found = sources.fetch(str(folder), Path(name) / "source")
-    name = sources.name_of(folder, found.project)
+    name = name_of(folder, found.project)
     return dataclasses.replace(found, folder=folder, name=name)
 
 
@@ -410,7 +411,7 @@ def test_markers_of_requirements_are_those_of_the_targets_python(
     """pip of the target's Python evaluates them."""
     asked = []
     monkeypatch.setattr(
-        environments, "pip_install", lambda _, requirements, variables: asked.extend(requirements)
+        environments, "install", lambda _, requirements, variables: asked.extend(requirements)
     )
     source = tmp_path / "source"
     source.mkdir()
@@ -677,7 +678,7 @@ def test_a_project_is_known_by_what_it_says_of_itself(
 ) -> None:
     for file, text in files.items():
         (tmp_path / file).write_text(text)
-    assert sources.name_of(tmp_path, source) == name
+    assert name_of(tmp_path, source) == name
 
 
 PATCH = """\
@@ -765,7 +766,7 @@ def test_what_is_given_is_checked_before_anything_is_installed(
         wheel.writestr("x-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: x\nVersion: 1\n")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delattr(environments, "pip_install")
+    monkeypatch.delattr(environments, "install")
     given = [word.format(tmp_path) for word in words]
     given += [] if "audit" in words else ["--target=3.11-cu130", "--backend=local"]
     with pytest.raises(SystemExit, match=message):

@@ -64,6 +64,7 @@ def test_mirrors_are_those_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MAX_JOBS", "3")
     assert containers.mirrors() == {
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
         "PIP_INDEX_URL": "https://me:word@example.org/simple",
         "UV_DEFAULT_INDEX": "https://me:word@example.org/simple",
         "PIP_EXTRA_INDEX_URL": "https://example.org/more",

@@ -179,6 +179,36 @@ def test_a_name_has_one_content(forge: Forge, tmp_path: Path) -> None:
     )  # edited, and built again
 
 
+def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where two targets give one `cp310-abi3` wheel, of which the last one would win."""
+    for part, content in (("one", "x"), ("two", "x"), ("three", "y")):
+        (tmp_path / part / "variants").mkdir(parents=True)
+        (tmp_path / part / "variants" / "a-1-py3-none-any-cu130.whl").write_text(content)
+        (tmp_path / part / f"{part}.report.json").write_text(part)
+    dist, parts = tmp_path / "dist", [str(tmp_path / x) for x in ("one", "two", "three")]
+    cli.main(["merge", *parts[:2], f"--dist={dist}"])
+    assert sorted(x.name for x in dist.rglob("*.json")) == ["one.report.json", "two.report.json"]
+    with pytest.raises(SystemExit) as error:
+        cli.main(["merge", *parts, f"--dist={dist}"])
+    assert error.value.code == RefusedError.code
+    assert "has the name of a wheel with another content, " in capsys.readouterr().err
+    assert (dist / "variants" / "a-1-py3-none-any-cu130.whl").read_text() == "x"
+
+
+def test_a_command_without_a_source_is_about_the_project_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="no source is named, and there is no "):
+        cli.main(["build", "--target=3.11-cpu"])
+    text = '[tool.torchwheels]\nsource = "nothing here"\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    with pytest.raises(SystemExit, match="/nothing here: a source is a folder"):
+        cli.main(["build", "--target=3.11-cpu", "--backend=local"])
+
+
 def test_index_replaces_no_file_that_was_published(forge: Forge, tmp_path: Path) -> None:
     """Whoever has its hash in a lock file would no longer get it."""
     wheel, made = forge.wheel(), tmp_path / "site"
@@ -510,7 +540,17 @@ def maintained(folder: Path) -> Path:
 
 def test_two_lines_make_the_sessions(tmp_path: Path) -> None:
     folder = maintained(tmp_path / "source")
-    own = ["test", "build", "build-TARGET", "test-TARGET", "reproduce", "audit", "index", "matrix"]
+    own = [
+        "test",
+        "build",
+        "build-TARGET",
+        "test-TARGET",
+        "reproduce",
+        "audit",
+        "merge",
+        "index",
+        "matrix",
+    ]
     listing = r"^[*-] (\S+) -> (.*)$"
     done = nox(folder, "--list")
     assert [name for name, _ in re.findall(listing, done.stdout, re.MULTILINE)] == own
@@ -528,7 +568,7 @@ def test_a_pattern_stands_for_the_targets_of_a_session(tmp_path: Path) -> None:
     done = nox(folder, "-s", "test-3.1[12]-cu*", "--", "--backend=local")
     assert "there is no wheel for 3.11-cu130 in dist" in done.stdout
     assert "--target=3.12-cu130" not in done.stdout  # the first has failed
-    done = nox(folder, "-s", "build-3.1[12]-cu*", "--", "--backend=local", "--source=nothing==1")
+    done = nox(folder, "-s", "build-3.1[12]-cu*", "--", "--backend=local", "nothing==1")
     assert "--target=3.11-cu130 --target=3.12-cu130" in done.stdout
 
 
@@ -547,7 +587,7 @@ def test_own_project(own_project: Path) -> None:
 
 def test_sessions_mask_what_they_print(tmp_path: Path) -> None:
     """nox says each command, and again where it fails."""
-    source = "--source=git+https://me:secret@127.0.0.1:9/x@v1"
+    source = "git+https://me:secret@127.0.0.1:9/x@v1"
     done = nox(maintained(tmp_path / "source"), "-s", "build-3.11-cpu", "--", source)
     assert "git+https://****@127.0.0.1:9/x@v1" in done.stdout
     assert "secret" not in done.stdout

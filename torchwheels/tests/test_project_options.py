@@ -154,9 +154,12 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         ),
         (
             "[[overrides]]\nnetwork = true",
-            "overrides has select = None, but a pattern of targets is",
+            "overrides lacks the option 'select'",
         ),
-        ("[[overrides]]\nselect = [1]", "overrides has select = [1], but a pattern of targets is"),
+        (
+            "[[overrides]]\nselect = [1]",
+            "overrides: select is [1], but a list of texts is expected",
+        ),
         (
             "[[overrides]]\nselect = '*-cu31*'",
             "overrides select '*-cu31*', but no target is named so (",
@@ -181,7 +184,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "stable has 'latest', but the version of a torch, such as '2.13.0', is expected",
         ),
         ("torch = '>>2'", "torch has '>>2', but versions such as '>=2.10' are expected"),
-        ("yanked = {'0.1' = true}", "yanked: 0.1 is True, but a text is expected"),
+        ("yanked = {'0.1' = true}", "yanked is {'0.1': True}, but texts in it are expected"),
         (
             "yanked = {last = 'broken'}",
             "yanked has 'last', but a version such as '0.1.9' is expected",
@@ -203,7 +206,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         ("time-limit = inf", "time-limit is inf, but a positive number is expected"),
         ("time-limit = 1e300", "time-limit is 1e+300, but a positive number is expected"),
         ("size-budget = nan", "size-budget is nan, but a positive number is expected"),
-        ("environment = {X = 1}", "environment: X is 1, but a text is expected"),
+        ("environment = {X = 1}", "environment is {'X': 1}, but texts in it are expected"),
         (
             "environment = {'A=B' = 'x'}",
             "environment has 'A=B', but the name of a variable is expected",
@@ -221,7 +224,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "config-settings = {x = ['{jobs[0].x}']}",
             "config-settings sets x to '{jobs[0].x}': it may",
         ),
-        ("config-settings = {x = 1}", "config-settings: x is 1, but a text is expected"),
+        ("config-settings = {x = 1}", "config-settings is {'x': 1}, but texts in it are expected"),
         ("before-build = '{nobody}'", "before-build is set to '{nobody}': it may hold {label}, "),
         (
             "repair = 'cp {wheels} {dest}'",

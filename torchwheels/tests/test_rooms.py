@@ -14,7 +14,7 @@ import torchwheels
 PACKAGE = Path(torchwheels.__file__).parent
 # From the ground up: each imports what stands before it.
 ORDER = (
-    "errors", "system", "options", "environments", "sources", "wheel", "audit", "index", "build", "run", "cli",
+    "errors", "system", "options", "environments", "sources", "wheel", "audit", "index", "build", "run", "farm", "cli",
 )  # fmt: skip
 ABOVE_ALL = ("__init__", "__main__", "sessions")
 

@@ -56,6 +56,7 @@ def test_schema_explains_each_option(capsys: pytest.CaptureFixture[str]) -> None
     options = json.loads(capsys.readouterr().out)["properties"]
     assert options["subdirectory"] == {
         "type": "string",
+        "default": "",
         "description": "The folder of the sources in which the project is.",
     }
     assert [name for name, said in options.items() if not said["description"]] == ["tests"]

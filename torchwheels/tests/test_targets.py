@@ -156,8 +156,12 @@ def test_releases_of_the_projects_own(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("releases = 3", r"own.toml.*expected: \[\[tool.torchwheels.releases\]\]"),
-        ("[[releases]]\nversion = 'new'", "version = 'new', but that of a torch is expected"),
-        ("[[releases]]\nversion = '2.16.0'", r'torch 2.16.0 has no `pythons`, such as \["3.12"\]'),
+        (
+            "[[releases]]\nversion = 'new'\npythons = ['3.12']",
+            "releases: version has 'new', but that of a torch, such as '2.16.0.dev20261101",
+        ),
+        ("[[releases]]\nversion = '2.16.0'", "releases lacks the option 'pythons'"),
+        ("[[releases]]\nversion = '2.16.0'\npythons = []", "pythons is .., but a list of texts is"),
         (
             "[[releases]]\nversion = '2.16.0'\npythons = ['3.12']\ncuda = '13.9'",
             "is of CUDA 13.9, and only 12.1, .* are known: add `image` and `architectures`",

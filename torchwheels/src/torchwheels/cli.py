@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import difflib
 import fnmatch
 import functools
 import json
@@ -25,12 +26,15 @@ from torchwheels.audit import reports
 from torchwheels.build import toolchain
 from torchwheels.errors import UserError
 from torchwheels.farm import command as farm_command
-from torchwheels.index import artifacts, make_site
+from torchwheels.index import artifacts, kept, make_site
 from torchwheels.options import Project, Target, project, releases, schema
 from torchwheels.run import Order, engines, pipeline, testing
 from torchwheels.sources import Fetched
 from torchwheels.system import DEBUG, X86_64, cache, output, processes, sha256
 from torchwheels.wheel import wheels_in
+
+# How alike a misspelt option must be, of 1: pytest has none over 0.63.
+_ALIKE, _MISSPELT = 0.8, ("--backend", "--dist", "--config", "--require-gpu")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,11 +45,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     own = [
         re.sub(r"^--cell(?==|$)", "--target", word) for word in words[:end]
     ]  # its name until 0.2
-    given = _parser().parse_args(own)
-    given.arguments = words[end + 1 :]
-    if "source" in given:
-        given.source, name, folder = sources.parts(given.source)
-        given.name, given.subdirectory = name, given.subdirectory or folder
+    parser = _parser()
+    given, others = parser.parse_known_args(own)
+    near = [
+        y
+        for x in others
+        for y in difflib.get_close_matches(x.partition("=")[0], _MISSPELT, 1, _ALIKE)
+    ]
+    if others and (given.run != _test or near):
+        said = f": did you mean {near[0]}?" if near else ""
+        parser.error(f"unrecognized arguments: {' '.join(others)}{said}")
+    given.arguments = [*others, *words[end + 1 :]]
     for number in processes.STOPPING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as below `nohup`
             signal.signal(number, _stop)
@@ -54,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.debug:
         os.environ[DEBUG] = "1"
     try:
+        if "source" in given:
+            _find_source(given)
         given.run(given)
         sys.stdout.flush()
     except BrokenPipeError:  # `torchwheels targets | head`
@@ -97,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     def add_to(to: Any, name: str, does: str, **options: Any) -> argparse.ArgumentParser:
         described = f"{does[0].upper()}{does[1:]}."
         command: argparse.ArgumentParser = to.add_parser(
-            name, help=does, description=described, **options
+            name, help=does, description=described, allow_abbrev=False, **options
         )
         command.add_argument(
             "--debug",
@@ -123,21 +135,25 @@ def _parser() -> argparse.ArgumentParser:
     place.set_defaults(backend=os.environ.get("TORCHWHEELS_BACKEND") or None)
     source = argparse.ArgumentParser(add_help=False)
     source.add_argument(
-        "source", help="NAME==VERSION from PyPI, a folder, an archive, or git+URL@COMMIT"
+        "source",
+        nargs="?",
+        help="NAME==VERSION from PyPI, a folder, an archive, or git+URL@COMMIT (default: the project whose "
+        "pyproject.toml is here, which `--backend auto` then trusts)",
     )
     source.add_argument(
         "--subdirectory", default="", help="the folder of the sources in which the project is"
     )
 
     command = add("build", "build, audit and import wheels", parents=[source, config, dist, place])
-    which = command.add_mutually_exclusive_group()
-    which.add_argument(
+    command.add_argument(
         "--target",
         action="append",
         default=[],
         help="a Python and a CUDA, such as 3.11-cpu or 3.11-cu130 (repeatable; default: as the torch at hand)",
     )
-    which.add_argument("--all", action="store_true", help="all targets of the project")
+    command.add_argument(
+        "--all", action="store_true", help="all targets of the project, where none is named"
+    )
     command.set_defaults(run=_build)
     command = add(
         "test",
@@ -169,6 +185,9 @@ def _parser() -> argparse.ArgumentParser:
         "--site", type=Path, default=Path("site"), help="the folder to write (default: site)"
     )
     command.set_defaults(run=_index)
+    command = add("merge", "put the wheels of several builds into one folder", parents=[dist])
+    command.add_argument("folder", type=Path, nargs="+", help="where a build left its wheels")
+    command.set_defaults(run=_merge)
     command = add("reproduce", "build twice, and compare", parents=[source, config, place])
     command.add_argument("--target", action="append", required=True, help="which (repeatable)")
     command.set_defaults(run=_reproduce, all=False)
@@ -213,6 +232,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _find_source(given: argparse.Namespace) -> None:
+    """The source that is named, or the project's own, whose code may run on this machine where no engine answers."""
+    if not given.source:
+        given.config = given.config or Path("pyproject.toml").resolve()
+        if not given.config.is_file():
+            raise UserError(f"no source is named, and there is no {given.config} of a project here")
+        own = project.load(given.config)
+        assert own.file
+        given.source = str(own.file.parent / own.source)
+        given.backend = given.backend or "auto"
+    given.source, name, folder = sources.parts(given.source)
+    given.name, given.subdirectory = name, given.subdirectory or folder
+
+
 def _build(given: argparse.Namespace) -> None:
     options = _options(given)
     _check_before(given)
@@ -255,7 +288,7 @@ def _project(source: str, config: Path | None) -> Project:
 
 
 def _chosen_targets(given: argparse.Namespace, options: Project) -> tuple[Target, ...]:
-    if given.all:
+    if given.all and not given.target:
         return options.targets_to_build(options.chosen_targets())
     table = options.releases
     found = [table.target(name) for name in given.target]
@@ -307,6 +340,10 @@ def _audit(given: argparse.Namespace) -> None:
 def _index(given: argparse.Namespace) -> None:
     names = make_site(given.dist, given.site, _project(".", given.config))
     print(f"torchwheels: made {given.site} with {', '.join(names)}", flush=True)
+
+
+def _merge(given: argparse.Namespace) -> None:
+    kept.merge(given.folder, given.dist)
 
 
 def _reproduce(given: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ from torchwheels import environments
 from torchwheels.environments import Environment
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.system import processes
-from torchwheels.wheel import DRIVER, Wheel, elf
+from torchwheels.wheel import DRIVER, Wheel, elf, read
 
 # Each library is loaded in a process of its own, which has loaded torch: many packages load only one of theirs, and
 # some hide a failure. A library may need another package that is loaded only once the modules are imported, so these
@@ -64,19 +64,19 @@ def install(path: Path, base: Environment, folder: Path) -> None:
     environment = environments.on_top_of(base, folder)
     variables = environments.clean_variables(folder)
     try:
-        environments.pip_install(environment, [str(path)], variables)
+        environments.install(environment, [str(path)], variables)
     except UserError as error:
         print(f"torchwheels: {error}; it is imported beside other versions", flush=True)
-        environments.pip_install(environment, ["--no-deps", str(path)], variables)
+        environments.install(environment, ["--no-deps", str(path)], variables)
         (torch,) = importlib.metadata.distributions(name="torch", path=[str(base.site_packages)])
-        (own,) = importlib.metadata.distributions(path=[str(environment.site_packages)])
-        (folder / "torch").write_text(f"torch=={torch.version}\n")
-        required = [Requirement(each) for each in own.requires or []]
+        required = [
+            Requirement(each) for each in read(path).metadata.get_all("Requires-Dist") or []
+        ]
         for each in required:
             each.specifier = SpecifierSet()
         with contextlib.suppress(UserError):
-            wanted = [f"--constraint={folder / 'torch'}", *map(str, required)]
-            environments.pip_install(environment, wanted, variables)
+            wanted = [f"torch=={torch.version}", *map(str, required)]
+            environments.install(environment, wanted, variables)
 
 
 def check_import(
@@ -136,7 +136,7 @@ def _way_out(said: str) -> str:
         )
     if "No module named" in said:
         return (
-            ": its metadata does not require that module, or pip cannot have it; the option `import` names what can "
+            ": its metadata does not require that module, or it cannot be had; the option `import` names what can "
             "be imported"
         )
     return ""

@@ -252,7 +252,7 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
     requirements = []
     for requirement in map(Requirement, said):
         if requirement.name != "torch":
-            requirements.append(str(requirement))  # pip of the target's Python evaluates its marker
+            requirements.append(str(requirement))  # uv evaluates its marker
         elif requirement.marker and not requirement.marker.evaluate(
             {"python_version": place.target.python_version}
         ):
@@ -271,11 +271,9 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
                 f"its build requires {requirement}, and {at.name} has torch {at.torch}: {advice}"
             )
     if requirements:
-        constraint = place.work / "constraint.txt"
-        constraint.write_text(f"{environments.torch_requirement(place.target)}\n")
-        wanted = [f"--constraint={constraint}", *requirements]
-        variables = environments.clean_variables(place.home)
-        environments.pip_install(place.environment, wanted, variables)
+        # uv leaves torch as it is, and refuses what wants another.
+        wanted = [environments.torch_requirement(place.target), *requirements]
+        environments.install(place.environment, wanted, environments.clean_variables(place.home))
 
 
 def _repair(place: Workplace, variables: Mapping[str, str], built: Path, folder: Path) -> None:

@@ -4,16 +4,10 @@ from torchwheels.environments.torch import cuda_runtime, torch_requirement, with
 from torchwheels.environments.virtual import (
     Environment,
     clean_variables,
+    install,
     on_top_of,
-    pip_install,
 )
 
 __all__ = [
-    "Environment",
-    "clean_variables",
-    "cuda_runtime",
-    "on_top_of",
-    "pip_install",
-    "torch_requirement",
-    "with_torch",
-]
+    "Environment", "clean_variables", "cuda_runtime", "install", "on_top_of", "torch_requirement", "with_torch",
+]  # fmt: skip

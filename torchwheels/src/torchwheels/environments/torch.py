@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib.metadata
 import json
 import os
 import shutil
+import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
-from torchwheels.environments.virtual import Environment, clean_variables, find_python, pip_install
+from torchwheels.environments.virtual import (
+    Environment,
+    clean_variables,
+    find_python,
+    install,
+    make,
+    uv_pip,
+)
 from torchwheels.errors import UserError
 from torchwheels.options import Target, indexes, releases
-from torchwheels.system import cache, processes
+from torchwheels.system import cache
 
-_SECONDS_OF_SILENCE = 20.0
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def torch_requirement(target: Target) -> str:
@@ -28,18 +36,20 @@ def torch_requirement(target: Target) -> str:
     return f"torch=={target.torch}" + (f",!={target.torch}+cpu" if any_label else "")
 
 
-def _options_of_index(target: Target) -> list[str]:
-    """Where pip looks for torch, besides what its own configuration says, or instead."""
+def _variables(target: Target, home: Path) -> dict[str, str]:
+    """Those of uv where it looks for torch: also on an index that pip's configuration does not name, or only there."""
+    variables = clean_variables(home)
     if target.index:
-        return [f"--extra-index-url={target.index}"]
-    index = os.environ.get("TORCHWHEELS_TORCH_INDEX")
-    return [f"--index-url={index.replace('{label}', target.label)}"] if index else []
+        variables["UV_INDEX"] = f"{variables.get('UV_INDEX', '')} {target.index}".strip()
+    elif index := os.environ.get("TORCHWHEELS_TORCH_INDEX"):
+        variables["UV_DEFAULT_INDEX"] = index.replace("{label}", target.label)
+    return variables
 
 
 def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False) -> Environment:
     """An environment with the target's torch, the build tools and pip's CUDA `toolkit`; kept.
 
-    All targets share one for which pip finds the same torch. `any_cuda`: of whichever CUDA that is.
+    All targets share one for which uv finds the same torch. `any_cuda`: of whichever CUDA that is.
     """
     python = os.path.realpath(find_python(target.python))  # not that of a virtual environment
     with cache.locked(f"environments/{_name(target, python)}") as folder:
@@ -53,15 +63,15 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
             what = f"CUDA's compiler for {target.name}"
             print(f"torchwheels: installing {what}, once: {size}", flush=True)
             # Named again, since torch pins the rest of the toolkit.
-            wanted = [*_options_of_index(target), torch_requirement(target), *missing]
-            pip_install(environment, wanted, clean_variables(folder), _lack_of_space(0.3))
+            wanted, variables = [torch_requirement(target), *missing], _variables(target, folder)
+            install(environment, wanted, variables, _lack_of_space(0.3))
             complete.write_text("".join(f"{x}\n" for x in toolkit))
     said: dict[str, str | None] = {}
     exec((environment.site_packages / "torch" / "version.py").read_text(), said)
     wanted_cuda = target.cuda.version if target.cuda and not any_cuda else None
     if wanted_cuda and str(said["cuda"]).split(".")[0] != wanted_cuda.split(".")[0]:
         raise UserError(
-            f"{target.name} needs a torch of CUDA {wanted_cuda}, but pip installed "
+            f"{target.name} needs a torch of CUDA {wanted_cuda}, but it got "
             f"{said['__version__']} of CUDA {said['cuda']}: let pip's configuration name an index with "
             f"torch {target.torch} for {target.label}, or choose another target"
         )
@@ -71,26 +81,22 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
 
 
 def _name(target: Target, python: str) -> str:
-    """What the environment with the target's torch is called: by the file that pip finds, which is asked once."""
+    """What the environment with the target's torch is called: by the file that uv finds, which is asked once."""
     tools = releases.load().tools
     given = [python, *tools, torch_requirement(target), target.index, indexes.places_of_torch()]
     folder = cache.own() / "environments"
     known = folder / f"{_key(given)}.name"
     if known.is_file() and (folder / known.read_text() / "complete").is_file():
         return known.read_text()
-    with tempfile.TemporaryDirectory(prefix="torchwheels-pip-") as work:
-        environment, report = Environment(Path(work)), Path(work) / "report.json"
-        processes.run([python, "-m", "venv", work]).check_returncode()
-        variables = clean_variables(environment.folder)
-        # That of Python may be too old to report.
-        pip_install(environment, [x for x in tools if x.startswith("pip")], variables, hashed=True)
-        asked = ["--dry-run", "--no-deps", f"--report={report}", *_options_of_index(target)]
-        pip_install(environment, [*asked, torch_requirement(target)], variables)
-        (found,) = json.loads(report.read_text())["install"]
-    file = found["download_info"]
-    hashes = file.get("archive_info", {}).get("hashes") or file["url"]
-    key = _key([python, *tools, json.dumps(hashes)])
-    name = f"{target.python}-torch{found['metadata']['version']}-{key}"
+    with tempfile.TemporaryDirectory(prefix="torchwheels-uv-") as work:
+        asked, lock = Path(work) / "torch.in", Path(work) / "pylock.toml"
+        asked.write_text(torch_requirement(target))
+        words = ["--quiet", "--no-deps", f"--python={python}", f"--output-file={lock}", str(asked)]
+        uv_pip("compile", words, torch_requirement(target), _variables(target, Path(work)))
+        (found,) = tomllib.loads(lock.read_text())["packages"]
+    file = found["wheels"][0]
+    key = _key([python, *tools, json.dumps(file.get("hashes") or file["url"])])
+    name = f"{target.python}-torch{found['version']}-{key}"
     folder.mkdir(parents=True, exist_ok=True)
     known.write_text(name)
     return name
@@ -109,14 +115,12 @@ def _install_torch(target: Target, python: str, environment: Environment) -> Non
         flush=True,
     )
     lack = _lack_of_space(space)
-    variables = clean_variables(environment.folder)
+    home = environment.folder
     try:
-        processes.run([python, "-m", "venv", environment.folder]).check_returncode()
-        with _progress(environment.folder):
-            pip_install(environment, [*releases.load().tools], variables, lack, hashed=True)
-            # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
-            wanted = [*_options_of_index(target), torch_requirement(target)]
-            pip_install(environment, wanted, variables, lack)
+        make(python, home)
+        install(environment, releases.load().tools, clean_variables(home), lack, hashed=True)
+        # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
+        install(environment, [torch_requirement(target)], _variables(target, home), lack)
     except BaseException:
         # A partial installation is useless, and may have filled the disk.
         shutil.rmtree(environment.folder)
@@ -143,32 +147,9 @@ def cuda_runtime(environment: Environment, target: Target, folder: Path) -> Path
     """Installs the CUDA runtime of `environment` for the target's machine into `folder`: that of its libraries."""
     package = "nvidia-cuda-runtime"
     (found,) = importlib.metadata.distributions(name=package, path=[str(environment.site_packages)])
-    requirement = f"{package}=={found.version}"
     options = ["--only-binary=:all:", "--no-deps", f"--target={folder}"]
-    platforms = ("manylinux2014", "manylinux_2_17", "manylinux_2_28")
-    options += [f"--platform={each}_{target.machine.name}" for each in platforms]
-    pip_install(environment, [*options, requirement], clean_variables(environment.folder))
+    options += [f"--python-platform={target.machine.name}-manylinux_2_28"]
+    wanted = [*options, f"{package}=={found.version}"]
+    install(environment, wanted, clean_variables(environment.folder))
     assert target.cuda is not None
     return folder / "nvidia" / f"cu{target.cuda.version.split('.')[0]}" / "lib"
-
-
-@contextlib.contextmanager
-def _progress(folder: Path) -> Iterator[None]:
-    """Prints the size of `folder` now and then; pip also downloads there."""
-    start, ended = time.monotonic(), threading.Event()
-
-    def say() -> None:
-        while not ended.wait(_SECONDS_OF_SILENCE):
-            seconds = time.monotonic() - start
-            print(
-                f"torchwheels: {cache.gigabytes(cache.size(folder))} after {seconds:.0f} s",
-                flush=True,
-            )
-
-    thread = threading.Thread(target=say, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()

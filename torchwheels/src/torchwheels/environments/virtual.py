@@ -1,4 +1,4 @@
-"""Virtual environments, alone or on top of another one, and what pip installs there."""
+"""Virtual environments, alone or on top of another one, and what uv installs there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,24 +16,40 @@ from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
 from torchwheels.system import processes
 
-# The caller's variables that a build sees, besides pip's configuration.
+# The caller's variables that a build sees, besides the configurations of pip and uv.
 _KEPT = {
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CCACHE_DIR", "CCACHE_RECACHE",
 }  # fmt: skip
+_TAKES_TIME = re.compile(r" *(Downloading|Downloaded|Building|Built|Updating|Updated) ")
 
 
 def clean_variables(home: Path) -> dict[str, str]:
-    """The variables of a process that gets only pip's configuration from the caller."""
+    """The variables of a process that gets only the configurations of pip and uv from the caller."""
     variables = {name: value for name, value in os.environ.items() if name in _KEPT}
+    settings = indexes.pip_settings("install")
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    variables |= {
+        **indexes.uv_variables(settings),
+        "UV_CACHE_DIR": str(Path(f"{cache}/uv").expanduser()),
+        **{name: value for name, value in os.environ.items() if name.startswith("UV_")},
+        "UV_NO_CONFIG": "1",  # that of the folder which it is called in
+    }
     # pip would look for its files, and for passwords, in the home that it is given.
-    for key, value in indexes.pip_settings("install").items():
-        variables[f"PIP_{key.replace('-', '_').upper()}"] = value
-    variables["PIP_CONFIG_FILE"] = os.devnull
+    variables |= {**indexes.pip_variables(settings), "PIP_CONFIG_FILE": os.devnull}
     if (passwords := Path(os.environ.get("NETRC") or "~/.netrc").expanduser()).is_file():
         variables["NETRC"] = str(passwords)
     variables |= {"HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
     return {**variables, "PYTHONDONTWRITEBYTECODE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def uv(*words: str | Path) -> list[str]:
+    """A command of uv."""
+    try:
+        from uv import find_uv_bin
+    except ImportError:
+        raise UserError("there is no uv beside this Python: run `pip install uv`") from None
+    return [find_uv_bin(), *map(str, words)]
 
 
 @dataclass(frozen=True)
@@ -58,73 +74,89 @@ def find_python(version: str) -> str:
     """The interpreter of that version: the one that runs this, PATH's, or uv's."""
     if version == f"{sys.version_info[0]}.{sys.version_info[1]}{sys.abiflags}":
         return sys.executable
-    uv = shutil.which("uv")
-    candidates = [shutil.which(f"python{version}")]
-    if uv:
-        command = [uv, "python", "find", "--no-project", version]
-        candidates.append(subprocess.run(command, capture_output=True, text=True).stdout.strip())
-    for candidate in filter(None, candidates):
-        said = "print('%d.%d' % sys.version_info[:2] + sys.abiflags, sys.executable)"
-        # What pyenv has on PATH runs only the chosen one.
-        chosen = {**os.environ, "PYENV_VERSION": version}
-        ask = [candidate, "-c", f"import sys; {said}"]
-        done = subprocess.run(ask, env=chosen, capture_output=True, text=True)
-        found, _, path = done.stdout.strip().partition(" ")
-        if found == version:
-            return path
-    raise UserError(
-        f"there is no Python {version} on PATH: install one (`uv python install {version}` does), or "
-        "build with `--backend docker`"
-    )
+    asked = version if version.endswith("t") else f"{version}+gil"
+    # What pyenv has on PATH runs only the chosen one.
+    variables = {**os.environ, "PYENV_VERSION": version, "UV_NO_CONFIG": "1"}
+    command = uv("python", "find", "--system", "--no-project", asked)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(
+            f"there is no Python {version} on PATH: install one (`uv python install {version}` does), or "
+            "build with `--backend docker`"
+        )
+    return done.stdout.strip()
+
+
+def make(python: str | Path, folder: Path) -> Environment:
+    """A new environment of that interpreter, with nothing in it."""
+    command = uv("venv", "--quiet", "--no-project", f"--python={python}", folder)
+    processes.run(command, env={**os.environ, "UV_NO_CONFIG": "1"}).check_returncode()
+    return Environment(folder)
 
 
 def on_top_of(base: Environment, folder: Path) -> Environment:
     """A new environment in `folder` that also has what `base` has, and cannot change that."""
-    processes.run([base.python, "-m", "venv", "--without-pip", folder]).check_returncode()
-    environment = Environment(folder)
+    environment = make(base.python, folder)
     # Python does not read the .pth files of a folder that a .pth file names.
     files = sorted(base.site_packages.glob("*.pth"))
     lines = [line for file in files for line in file.read_text().splitlines()]
     folders = [str(base.site_packages), *(x for x in lines if x.strip() and Path(x).is_dir())]
     (environment.site_packages / "base.pth").write_text("".join(f"{x}\n" for x in folders))
+    for info in (x for each in folders for x in Path(each).glob("*.dist-info")):
+        _note(info, environment.site_packages / info.name)
     # CMake's ways to a package begin in site-packages.
     if torch := next((x for each in folders if (x := Path(each) / "torch").is_dir()), None):
         (environment.site_packages / "torch").symlink_to(torch)
     return environment
 
 
-def pip_install(
-    environment: Environment, requirements: list[str], variables: Mapping[str, str], lack: str = "",
+def _note(info: Path, own: Path) -> None:
+    """Has uv know a package of the folder below, of which it removes no more than this note."""
+    names = [x for x in ("METADATA", "entry_points.txt") if (info / x).is_file()]
+    if own.exists() or "METADATA" not in names:
+        return
+    own.mkdir()
+    for name in names:
+        shutil.copyfile(info / name, own / name)
+    (own / "RECORD").write_text("".join(f"{own.name}/{x},,\n" for x in (*names, "RECORD")))
+
+
+def install(
+    environment: Environment, requirements: Sequence[str], variables: Mapping[str, str], lack: str = "",
     hashed: bool = False,
 ) -> None:  # fmt: skip
-    """Installs `requirements`; an error says which of them cannot be had, or that space was lacking before.
-
-    `hashed`: the very files that the lock file names.
-    """
-    command = [str(environment.python), "-m", "pip", "install"]
-    pipe = subprocess.PIPE
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write(releases.locked(releases.names(requirements).__contains__) if hashed else "")
-        file.flush()
-        command += ["--require-hashes", f"--requirement={file.name}"] if hashed else requirements
-        done = processes.run(command, env=dict(variables), stdout=pipe, stderr=pipe, text=True)
-    if done.returncode == 0:
+    """Installs `requirements`, or with `hashed` the very files that the lock file has of them."""
+    if not requirements:
         return
-    # Which pip does not print as an error.
-    conflict = re.search(r"^The conflict is caused by:\n((?: {4}.+\n)+)", done.stdout, re.MULTILINE)
-    others = re.search(r"the requirement (.+) \(from versions: (?!none)", done.stderr)
-    said = " ".join(re.findall(r"^ERROR: (.+)", done.stderr, re.MULTILINE)) or done.stderr.strip()
-    advice = "check these names, the network and pip's configuration"
-    if others:
-        said, advice = others[1], "there is no such version, only others"
-    elif conflict:
-        said = ", ".join(map(str.strip, conflict[1].splitlines()))
-        advice = "these cannot be had together"
-    elif "No space left on device" in done.stderr:
-        advice = lack or f"free some space on the disk of {environment.folder}"
-    elif "(from versions: none)" not in done.stderr:
-        # Where pip's cache is full, it says that the connection was interrupted.
-        advice = lack or advice
     # An option may hold a password.
     wanted = " ".join(x for x in requirements if not x.startswith("--"))
-    raise UserError(f"pip cannot install {wanted} ({said}): {advice}")
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        if hashed:
+            file.write(releases.locked(releases.names(requirements).__contains__))
+            file.flush()
+            requirements = ["--require-hashes", f"--requirement={file.name}"]
+        uv_pip(
+            "install", [f"--python={environment.python}", *requirements], wanted, variables, lack
+        )
+
+
+def uv_pip(
+    verb: str, words: Sequence[str], wanted: str, variables: Mapping[str, str], lack: str = ""
+) -> None:
+    """Has uv do something about what is `wanted`; an error says that this fails, or that space was lacking before."""
+    command = uv("pip", verb, *indexes.uv_options(), *words)
+    code, printed = processes.follow(command, shown=_shown, env=dict(variables))
+    if code != 0:
+        said, *of_a_build = re.split(
+            r"\n\n(?= +\[std)", printed.partition("error: ")[2], maxsplit=1
+        )
+        print(*of_a_build, sep="", end="", flush=True)
+        advice = lack or "check these names, the network and pip's configuration"
+        said = " ".join(said.split()).replace(" cause: ", ": ")
+        does = "install" if verb == "install" else "find"
+        raise UserError(f"uv cannot {does} {wanted} ({said}): {advice}")
+
+
+def _shown(line: str) -> str:
+    """What uv says of what takes time."""
+    return line if _TAKES_TIME.match(line) else ""

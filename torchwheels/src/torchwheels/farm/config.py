@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import re
 import sys
@@ -51,8 +50,7 @@ class Entry:
         return canonicalize_name(name or re.split(r"[\s<>=!~\[;]", Path(source).name)[0])
 
 
-@dataclass(frozen=True)
-class Farm:
+class Settings(project.Table, frozen=True):
     """The file, but for its projects, which have tables of their own."""
 
     index: str = ""
@@ -61,9 +59,14 @@ class Farm:
     """The address of the folder with a wheel in it, in which `{tag}` is the tag of the wheel's release."""
     targets: tuple[str, ...] = ()
     """The targets of projects that name none of their own: names or patterns."""
-    cache: float = 5.0
+    cache: project.Positive = 5.0
     """GB of compiled files that are kept for later builds."""
-    projects: tuple[Entry, ...] = dataclasses.field(default=(), metadata={"key": None})
+
+
+class Farm(Settings, frozen=True):
+    """The whole file."""
+
+    projects: tuple[Entry, ...] = ()
 
 
 def load(file: Path) -> Farm:
@@ -81,21 +84,21 @@ def load(file: Path) -> Farm:
         raise UserError(f"{file}: project is {tables!r}, but tables are expected: [[project]]")
     if not tables:
         raise UserError(f"{file} has no project: add a table [[project]] with its `source`")
-    farm = project.read(Farm, table, str(file))
-    if "{tag}" not in farm.files:
+    settings = project.read(Settings, table, str(file))
+    if "{tag}" not in settings.files:
         raise UserError(
-            f"{file}: files is {farm.files!r}, but an address with {{tag}} in it is expected, such as "
+            f"{file}: files is {settings.files!r}, but an address with {{tag}} in it is expected, such as "
             "https://github.com/OWNER/NAME/releases/download/{tag}"
         )
-    index = farm.index if "://" in farm.index else str(file.parent / farm.index)
-    projects = tuple(_entry(each, farm, file) for each in tables)
-    return dataclasses.replace(farm, index=index, projects=projects)
+    index = settings.index if "://" in settings.index else str(file.parent / settings.index)
+    projects = tuple(_entry(each, settings, file) for each in tables)
+    return Farm(index, settings.files, settings.targets, settings.cache, projects)
 
 
 def schema() -> dict[str, Any]:
     """A JSON schema of the file."""
-    found = options_schema.of(Farm)
-    entry = options_schema.schema()
+    found, entry = options_schema.of(Settings), options_schema.schema()
+    found["$defs"] |= entry.pop("$defs")
     said = "The newest, a number of the newest ones, or a range."
     count = {"type": "integer", "minimum": 1}
     versions = {"anyOf": [count, {"type": "string"}], "description": said}
@@ -105,7 +108,7 @@ def schema() -> dict[str, Any]:
     return {"$schema": entry.pop("$schema"), **found, "required": ["files", "project"]}
 
 
-def _entry(table: dict[str, Any], farm: Farm, file: Path) -> Entry:
+def _entry(table: dict[str, Any], farm: Settings, file: Path) -> Entry:
     given = {"targets": [*farm.targets], **table}
     source = given.get("source")
     if not source:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from torchwheels import sources, wheel
@@ -25,12 +24,11 @@ def inputs(project: Project, target: Target, source: Fetched, place: str) -> str
     """A hash of all inputs of the wheel of `target`, if it is built in `place`."""
     file = project.file or Path()
     patches = [file.parent / patch for patch in project.patches]
-    options = dataclasses.asdict(dataclasses.replace(project, file=None))
     variables = ("TORCHWHEELS_TORCH_INDEX", "SOURCE_DATE_EPOCH")
     said = [
         source.origin,
         sources.versions(source.folder),
-        options,
+        [project.table, project.name],
         [sha256(patch) for patch in patches if patch.is_file()],
         [target.name, target.torch, *project.architectures(target)],
         place,
@@ -107,6 +105,20 @@ def publish(finished: Path, dist: Path) -> Path:
     for file in (reports.report_file(finished), *variant):
         _copy_whole(file, dist / file.relative_to(finished.parent))
     return published
+
+
+def merge(parts: Iterable[Path], dist: Path) -> None:
+    """Copies what builds left in several folders into `dist`, where a name has one content."""
+    marked(dist)
+    for part in parts:
+        for file in (x for x in sorted(part.rglob("*")) if x.is_file()):
+            there = dist / file.relative_to(part)
+            if file.suffix == ".whl" and there.exists() and sha256(there) != sha256(file):
+                raise RefusedError(
+                    f"{file} has the name of a wheel with another content, {there}: a name has one content, so give "
+                    "one of their targets a label of its own, or leave it out"
+                )
+            _copy_whole(file, there)
 
 
 def _target_of(path: Path) -> str:

@@ -25,26 +25,7 @@ from torchwheels.options.releases import (
 )
 
 __all__ = [
-    "RELEASE",
-    "Cuda",
-    "Expectation",
-    "Project",
-    "Releases",
-    "Target",
-    "Values",
-    "cmake_architecture",
-    "expectation_of",
-    "filled",
-    "gencode",
-    "indexes",
-    "machine_of",
-    "minor",
-    "numbers",
-    "of_table",
-    "openmp",
-    "preset",
-    "project",
-    "releases",
-    "schema",
-    "sm",
-]
+    "RELEASE", "Cuda", "Expectation", "Project", "Releases", "Target", "Values", "cmake_architecture",
+    "expectation_of", "filled", "gencode", "indexes", "machine_of", "minor", "numbers", "of_table", "openmp",
+    "preset", "project", "releases", "schema", "sm",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Where packages come from, as pip's files and variables say."""
+"""Where packages come from, as pip's files and variables say, and in uv's words."""
 
 from __future__ import annotations
 
@@ -8,9 +8,23 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 
 from torchwheels.errors import UserError
 from torchwheels.system import output
+
+_OF_UV = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "trusted-host": "UV_INSECURE_HOST",
+    "constraint": "UV_CONSTRAINT",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "proxy": "ALL_PROXY",
+}
+_FLAGS = ("no-index", "no-binary", "only-binary")  # for which uv has no variables
 
 
 def pip_settings(command: str) -> dict[str, str]:
@@ -18,7 +32,7 @@ def pip_settings(command: str) -> dict[str, str]:
     said = _pip_config(tuple(sorted(os.environ.items())))
     lines = re.findall(r"^(\S+?)\.([\w-]+)=(.*)$", said, re.MULTILINE)
     return {
-        key: " ".join(ast.literal_eval(value).split())
+        key.removeprefix("default-"): " ".join(ast.literal_eval(value).split())
         for section in ("global", command, ":env:")  # the later more strongly
         for where, key, value in lines
         if where == section
@@ -34,8 +48,29 @@ def _pip_config(variables: tuple[tuple[str, str], ...]) -> str:
     return done.stdout
 
 
+def pip_variables(settings: Mapping[str, str]) -> dict[str, str]:
+    """The variables that have pip do what these settings say."""
+    return {f"PIP_{key.replace('-', '_').upper()}": value for key, value in settings.items()}
+
+
+def uv_variables(settings: Mapping[str, str]) -> dict[str, str]:
+    """The variables that have uv do what pip's `settings` say."""
+    found = {name: settings[key] for key, name in _OF_UV.items() if key in settings}
+    if "find-links" in settings:
+        found["UV_FIND_LINKS"] = settings["find-links"].replace(" ", ",")
+    # As pip, which takes the newest version, whichever index has it.
+    return {**found, "UV_INDEX_STRATEGY": "unsafe-best-match"}
+
+
+def uv_options() -> list[str]:
+    """What else uv is told of pip's settings."""
+    settings = pip_settings("install")
+    values = ((key, x) for key in _FLAGS for x in settings.get(key, "").replace(",", " ").split())
+    return [f"--{key}" if key == "no-index" else f"--{key}={value}" for key, value in values]
+
+
 def places_of_torch() -> str:
-    """Where pip looks for torch, without passwords."""
+    """Where torch is looked for, without passwords."""
     settings = pip_settings("install")
     if index := os.environ.get("TORCHWHEELS_TORCH_INDEX"):
         settings["index-url"] = index

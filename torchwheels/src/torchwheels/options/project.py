@@ -10,21 +10,19 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
+import msgspec
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from torchwheels.errors import UserError
 from torchwheels.options.releases import ARCHITECTURE, Cuda, Releases, Target, Torch, sm
 from torchwheels.options.releases import load as load_releases
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,12 +30,19 @@ else:
     import tomli as tomllib
 
 
-@dataclass(frozen=True)
-class Tests:
+Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=10**6)]
+Some: TypeAlias = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
+    """Options, whose keys have dashes where these names have underscores."""
+
+
+class Tests(Table, frozen=True):
     """The project's own tests, which run away from its sources."""
 
     requires: tuple[str, ...] = ()
-    """What pip installs for the tests, besides the wheel and pytest."""
+    """What is installed for the tests, besides the wheel and pytest."""
     paths: tuple[str, ...] = ()
     """The files and folders of the sources that the tests need."""
     command: str = ""
@@ -46,22 +51,21 @@ class Tests:
     """What that command takes for `--require-gpu`; empty: a test fails if the reason of its skip names GPUs or CUDA."""
     network: bool = False
     """Whether the tests may use the network in a container, once all is installed."""
-    memory: float = 0.0
+    memory: Positive = 0.0
     """GB of memory that they may take in a container; 0: four fifths of what the engine has."""
-    minutes: float = 60.0
+    minutes: Positive = 60.0
     """How long they may take."""
 
 
-@dataclass(frozen=True)
-class Release:
+class Release(Table, frozen=True):
     """A release of torch that the table does not have: a nightly, or NVIDIA's own build."""
 
-    version: str = ""
+    version: str
     """As pip names it, such as `2.16.0.dev20261101+cu130`."""
+    pythons: Some
+    """The Pythons that it has a wheel for."""
     cuda: str = ""
     """The CUDA version that it is of; empty: none."""
-    pythons: tuple[str, ...] = ()
-    """The Pythons that it has a wheel for."""
     index: str = ""
     """The package index that has it; empty: pip's own."""
     image: str = ""
@@ -70,25 +74,16 @@ class Release:
     """What they compile for, likewise."""
 
 
-@dataclass(frozen=True)
-class Project:
-    """The table, whose keys have dashes where these names have underscores."""
+class OfTarget(Table, frozen=True):
+    """What may be said of some targets alone."""
 
-    source: str = "."
-    """The sources, as the command line names them; a folder is relative to the file with the table."""
-    subdirectory: str = ""
-    """The folder of the sources in which the project is."""
-    targets: tuple[str, ...] = ()
-    """The targets of the project: names, or patterns such as `3.1?-cu130*`; empty: `3.??-*`."""
-    small: tuple[str, ...] = ()
-    """Those of them that CI builds for each change; empty: the first."""
     build_requires: tuple[str, ...] = ()
-    """What pip installs for the build, besides what the project's pyproject.toml requires."""
+    """What is installed for the build, besides what the project's pyproject.toml requires."""
     system_packages: tuple[str, ...] = ()
     """What apt installs in the image."""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = {}
     """Variables of the build; [values of the build](#values-of-the-build) are filled in."""
-    config_settings: Mapping[str, str | list[str]] = field(default_factory=dict)
+    config_settings: dict[str, str | list[str]] = {}
     """What the project's build backend is told, as by pip's `--config-settings`; filled in alike."""
     before_all: str = ""
     """A shell command that runs once before all builds, in each container or on this machine: in a copy of the sources,
@@ -105,14 +100,37 @@ class Project:
     """Whether the build of a CUDA target finds a GPU: `torch.cuda.is_available()` and what else is asked about one."""
     patches: tuple[str, ...] = ()
     """Changes to the sources, applied by `patch -p1`."""
-    memory_per_job: float = 0.0
+    memory_per_job: Positive = 0.0
     """GB of memory that one compiler process takes; 0: what torch's headers were measured to take."""
-    time_limit: float = 0.0
+    time_limit: Positive = 0.0
     """Minutes that the build of one target may take; 0: any number."""
-    size_budget: float = 0.0
+    size_budget: Positive = 0.0
     """MB that the wheel may have; 0: any number."""
     allow_libraries: tuple[str, ...] = ()
     """Patterns of libraries of other projects that the wheel may hold or need."""
+    tests: Tests = Tests()
+    imports: tuple[str, ...] = msgspec.field(default=(), name="import")
+    """The modules whose import is tried; empty: all at the top of the wheel."""
+
+
+class Override(OfTarget, frozen=True, kw_only=True):
+    """Options of some targets, over those of all."""
+
+    select: str | Some
+    """Patterns of their names, such as `*-cu13*`."""
+
+
+class Options(OfTarget, frozen=True):
+    """`[tool.torchwheels]`."""
+
+    source: str = "."
+    """The sources, as the command line names them; a folder is relative to the file with the table."""
+    subdirectory: str = ""
+    """The folder of the sources in which the project is."""
+    targets: tuple[str, ...] = ()
+    """The targets of the project: names, or patterns such as `3.1?-cu130*`; empty: `3.??-*`."""
+    small: tuple[str, ...] = ()
+    """Those of them that CI builds for each change; empty: the first."""
     stable: str = ""
     """For libraries that use torch's stable ABI and nothing of Python: the torch to build beside.
 
@@ -126,21 +144,23 @@ class Project:
     the like."""
     torch: str = ""
     """For libraries that use torch's stable ABI: the torch versions that the wheel works with, such as `>=2.10`."""
-    yanked: Mapping[str, str] = field(default_factory=dict)
+    yanked: dict[str, str] = {}
     """Versions that the index withdraws (PEP 592), each with the reason: installers take them only where one
     names them. `0.1.9` means all its wheels, `0.1.9+cu130.torch2.13` one."""
-    tests: Tests = Tests()
-    imports: tuple[str, ...] = field(default=(), metadata={"key": "import"})
-    """The modules whose import is tried; empty: all at the top of the wheel."""
-    overrides: tuple[Mapping[str, Any], ...] = ()
+    overrides: tuple[Override, ...] = ()
     """[Options of some targets](#settings-of-some-targets)."""
-    own_releases: tuple[Release, ...] = field(default=(), metadata={"key": "releases"})
+    own_releases: tuple[Release, ...] = msgspec.field(default=(), name="releases")
     """[Releases of torch](#other-builds-of-torch) that are not in the table."""
-    file: Path | None = field(default=None, metadata={"key": None})
-    """Where all this was read; paths in it are relative to its folder."""
-    name: str = field(default="", metadata={"key": None})
+
+
+class Project(Options, frozen=True, dict=True):
+    """A project: its options, and where it says them."""
+
+    file: Path | None = None
+    """Where they were read; paths in them are relative to its folder."""
+    name: str = ""
     """Of the distribution, where the same file says it."""
-    table: Mapping[str, Any] = field(default_factory=dict, metadata={"key": None})
+    table: Mapping[str, Any] = {}
     """The options as that file has them."""
 
     @functools.cached_property
@@ -162,7 +182,7 @@ class Project:
     def in_folder(self, subdirectory: str) -> Project:
         """The options, for the project in that folder of the sources."""
         table = {**self.table, "subdirectory": subdirectory}
-        return dataclasses.replace(self, subdirectory=subdirectory, table=table)
+        return of_table(table, "the options", file=self.file, name=self.name)
 
     def of_target(self, target: Target, preset: Mapping[str, Any] | None = None) -> Project:
         """The options of one target: those of the table, over those of a `preset`, with what overrides replace."""
@@ -170,7 +190,7 @@ class Project:
         if table == self.table:
             return self
         where = f"the options of {target.name}"
-        return dataclasses.replace(of_table(table, where), file=self.file, name=self.name)
+        return of_table(table, where, file=self.file, name=self.name)
 
     def chosen_targets(self) -> tuple[Target, ...]:
         """What the project is tested with."""
@@ -279,8 +299,8 @@ def _table_of_target(table: Mapping[str, Any], target: Target) -> dict[str, Any]
     return found
 
 
-def _selected(patterns: str | list[str]) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else patterns
+def _selected(patterns: str | Iterable[str]) -> list[str]:
+    return [patterns] if isinstance(patterns, str) else [*patterns]
 
 
 @functools.cache
@@ -352,74 +372,97 @@ def load(file: Path) -> Project:
         name = canonicalize_name(data.get("project", {}).get("name", ""))
     except AttributeError:
         raise UserError(f"{file}: [tool] and [project] are tables, and a name is a text") from None
-    return dataclasses.replace(of_file(table, file, f"{file}: [tool.torchwheels]"), name=name)
+    return of_file(table, file, f"{file}: [tool.torchwheels]", name)
 
 
-def of_file(table: Mapping[str, Any], file: Path, where: str) -> Project:
+def of_file(table: Mapping[str, Any], file: Path, where: str, name: str = "") -> Project:
     """The project that a table in `file` describes, which has the files that it names; an error says `where`."""
-    found = of_table(table, where)
-    for pattern in (x for each in found.overrides for x in _selected(each["select"])):
+    found = of_table(table, where, file=file, name=name)
+    for pattern in (x for each in found.overrides for x in _selected(each.select)):
         if not any(fnmatch.fnmatchcase(target.name, pattern) for target in found.releases.targets):
             raise UserError(
                 f"{where}: overrides select {pattern!r}, but no target is named so (`torchwheels targets` lists all)"
             )
-    patches = [x for each in found.overrides for x in each.get("patches", ())]
+    patches = [x for each in found.overrides for x in each.patches]
     for patch in (*found.patches, *patches):
         if not (file.parent / patch).is_file():
             raise UserError(f"{where}: patches has {patch!r}, but there is no such file beside it")
-    return dataclasses.replace(found, file=file)
+    return found
 
 
-def of_table(table: Mapping[str, Any], where: str) -> Project:
+def of_table(
+    table: Mapping[str, Any], where: str, file: Path | None = None, name: str = ""
+) -> Project:
     """The project that a table describes; an error names it by `where`."""
-    return dataclasses.replace(read(Project, table, where), table=table)
+    known: Any = table
+    if isinstance(table, dict):
+        known = {_EARLIER_NAMES.get(str(x), str(x)): table[x] for x in table}
+    options = read(Options, known, where)
+    values = {each: getattr(options, each) for each in options.__struct_fields__}
+    return Project(**values, file=file, name=name, table=table)
 
 
-_Table = TypeVar("_Table", bound="DataclassInstance")
+_Kind = TypeVar("_Kind", bound=Table)
 
-# What an override cannot say: it holds for all targets.
-OF_ALL_TARGETS = (
-    "source", "subdirectory", "targets", "small", "stable", "cross-compile", "release", "torch", "yanked", "overrides",
-    "own_releases",
-)  # fmt: skip
+
+def read(kind: type[_Kind], table: Any, where: str) -> _Kind:
+    """What a table says, whose keys are the fields of `kind`."""
+    try:
+        found = msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        raise UserError(_explained(str(error), kind, table, where)) from None
+    _check(found, where)
+    return found
+
 
 # Of options that were renamed; they are taken for one more release.
 _EARLIER_NAMES = {"cells": "targets"}
 
+_TABLES: dict[str, type[Table]] = {"tests": Tests, "overrides": Override, "releases": Release}
+_EXPECTED = {
+    "array": "a list of texts is",
+    "bool": "true or false is",
+    "float": "a positive number is",
+    "object": "a table is",
+    "str": "a text is",
+}
 
-def read(kind: type[_Table], table: Mapping[str, Any], where: str) -> _Table:
-    """What a table says, whose keys are the fields of `kind`."""
-    return kind(**_values(kind, table, where))
+
+def _explained(error: str, kind: type[Table], value: Any, where: str) -> str:
+    """What msgspec's error says of a table, with the option, its value, and what is expected."""
+    said, _, path = error.partition(" - at `$")
+    for key, place in re.findall(r"\.([\w-]+)|\[([\d.]+)\]", path):
+        if key:
+            value, where, kind = value[key], f"{where}: {key}", _TABLES.get(key, kind)
+        elif place.isdigit() and isinstance(value[int(place)], dict):
+            value = value[int(place)]
+        else:  # it is in a list or a table of texts
+            said = "Expected `array`" if isinstance(value, list) else "texts in it are"
+            break
+    quoted = re.findall(r"`(.+?)`", said)
+    if said.startswith("Object contains"):
+        names = [x.encode_name for x in msgspec.structs.fields(kind)]
+        near = difflib.get_close_matches(quoted[0], names, n=1, cutoff=0.0)[0]
+        return f"{where} has no option {quoted[0]!r}: did you mean {near!r}?"
+    if said.startswith("Object missing"):
+        return f"{where} lacks the option {quoted[0]!r}"
+    expected = _EXPECTED.get(quoted[0].partition(" ")[0], said) if quoted else said
+    if where.endswith((": overrides", ": releases")):
+        expected = f"tables are expected: [[tool.torchwheels.{where.rpartition(' ')[2]}]]"
+    return f"{where} is {value!r}, but {expected.removesuffix(' expected')} expected"
 
 
-def _values(
-    kind: type[_Table], table: Mapping[str, Any], where: str, without: Iterable[str] = ()
-) -> dict[str, Any]:
-    """The values of `table`, by the names that `kind` has."""
-    if not isinstance(table, dict):
-        raise UserError(f"{where} is {table!r}, but a table is expected")
-    options = {
-        key: option
-        for option in dataclasses.fields(kind)
-        if (key := option.metadata.get("key", option.name.replace("_", "-")))
-        and option.name not in without
-    }
-    values: dict[str, Any] = {}
-    defaults = kind()
-    for given, value in table.items():
-        key = _EARLIER_NAMES.get(given, given)
-        if key not in options:
-            near = difflib.get_close_matches(key, options, n=1, cutoff=0.0)[0]
-            raise UserError(f"{where} has no option {key!r}: did you mean {near!r}?")
-        name = options[key].name
-        if name == "overrides":
-            values[name] = _overrides(value, f"{where}: {key}")
-        elif name == "own_releases":
-            values[name] = _own_releases(value, f"{where}: {key}")
+def _check(options: Table, where: str) -> None:
+    """Raises an error where an option has the right type, and is none all the same."""
+    for field in msgspec.structs.fields(options):
+        value, place = getattr(options, field.name), f"{where}: {field.encode_name}"
+        if field.encode_name in _TABLES:
+            for table in [value] if isinstance(value, Table) else value:
+                _check(table, place)
         else:
-            values[name] = _converted(value, getattr(defaults, name), f"{where}: {key}")
-            _check(name, values[name], f"{where}: {key}")
-    return values
+            _check_value(field.name, value, place)
+    if isinstance(options, Release):
+        _check_release(options, where)
 
 
 def _like(pattern: str) -> Callable[[str], object]:
@@ -449,6 +492,7 @@ _TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
     "system_packages": ("a package of apt is", _like(r"[a-z0-9][\w.+:~-]*(=[\w.+:~-]+)?")),
     "environment": ("the name of a variable is", _like(r"[A-Za-z_]\w*")),
     "stable": ("the version of a torch, such as '2.13.0', is", Version),
+    "version": ("that of a torch, such as '2.16.0.dev20261101+cu130', is", Version),
     "torch": ("versions such as '>=2.10' are", SpecifierSet),
     "yanked": ("a version such as '0.1.9' is", lambda text: SpecifierSet(f"=={text}")),
     "imports": ("the name of a module is", _like(r"[^\W\d]\w*(\.[^\W\d]\w*)*")),
@@ -459,8 +503,7 @@ _TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
 }
 
 
-def _check(name: str, value: Any, where: str) -> None:
-    """Raises an error where the value of an option has the right type, and is none all the same."""
+def _check_value(name: str, value: Any, where: str) -> None:
     if name in _TEXTS:
         expected, check = _TEXTS[name]
         for text in filter(None, [value] if isinstance(value, str) else value):
@@ -474,74 +517,20 @@ def _check(name: str, value: Any, where: str) -> None:
     for key, given in value.items() if isinstance(value, Mapping) else ():
         several = name == "config_settings" and isinstance(given, list)
         for text in given if several else [given]:
-            if not isinstance(text, str):
-                raise UserError(f"{where}: {key} is {given!r}, but a text is expected")
             if name != "yanked":
                 text = filled(text, _any_values(), f"{where} sets {key}")
             if key == "TORCH_CUDA_ARCH_LIST":
-                _check("architectures", re.findall(r"[^; ]+", text), f"{where}: {key}")
+                _check_value("architectures", re.findall(r"[^; ]+", text), f"{where}: {key}")
 
 
 def _any_values() -> Values:
     return values_of(next(target for target in load_releases().targets if not target.cuda))
 
 
-def _tables(tables: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
-        name = where.rpartition(" ")[2]
+def _check_release(release: Release, where: str) -> None:
+    known = load_releases().cudas
+    if release.cuda and release.cuda not in known and not (release.image and release.architectures):
         raise UserError(
-            f"{where} is {tables!r}, but tables are expected: [[tool.torchwheels.{name}]]"
+            f"{where}: torch {release.version} is of CUDA {release.cuda}, and only {', '.join(known)} are known: "
+            "add `image` and `architectures`"
         )
-    return tables
-
-
-def _own_releases(tables: Any, where: str) -> tuple[Release, ...]:
-    found = tuple(read(Release, table, where) for table in _tables(tables, where))
-    for each in found:
-        try:
-            Version(each.version)
-        except InvalidVersion:
-            raise UserError(
-                f"{where} has version = {each.version!r}, but that of a torch is expected, such as "
-                "2.16.0.dev20261101+cu130"
-            ) from None
-        if not each.pythons:
-            raise UserError(f'{where}: torch {each.version} has no `pythons`, such as ["3.12"]')
-        known = load_releases().cudas
-        if each.cuda and each.cuda not in known and not (each.image and each.architectures):
-            raise UserError(
-                f"{where}: torch {each.version} is of CUDA {each.cuda}, and only {', '.join(known)} are known: "
-                "add `image` and `architectures`"
-            )
-    return found
-
-
-def _overrides(tables: Any, where: str) -> tuple[Mapping[str, Any], ...]:
-    """The tables as they are, whose options are right."""
-    for table in _tables(tables, where):
-        patterns = _selected(table.get("select", []))
-        if not patterns or not all(isinstance(each, str) for each in patterns):
-            raise UserError(
-                f"{where} has select = {table.get('select')!r}, but a pattern of targets is expected, such "
-                'as "*-cu13*", or a list of some'
-            )
-        options = {key: value for key, value in table.items() if key != "select"}
-        _values(Project, options, where, OF_ALL_TARGETS)
-    return tuple(tables)
-
-
-def _converted(value: Any, default: Any, where: str) -> Any:
-    """`value` as what `default` is; an error where it is something else."""
-    if isinstance(default, Tests) and isinstance(value, dict):
-        return read(Tests, value, where)
-    if isinstance(default, tuple):
-        if isinstance(value, list) and all(isinstance(item, str) for item in value):
-            return tuple(value)
-        raise UserError(f'{where} is {value!r}, but a list of texts is expected: ["...", "..."]')
-    if isinstance(default, float) and isinstance(value, (int, float)):
-        if not isinstance(value, bool) and 0 < value < 10**6:
-            return float(value)
-    elif isinstance(value, type(default)):
-        return value
-    names = {str: "a text", bool: "true or false", float: "a positive number"}
-    raise UserError(f"{where} is {value!r}, but {names.get(type(default), 'a table')} is expected")

@@ -1,7 +1,7 @@
 """The way of targets to wheels and of wheels to tests: on this machine or in containers."""
 
-from torchwheels.run import containers, engines, pipeline, testing
+from torchwheels.run import engines, pipeline, testing
 from torchwheels.run.engines import Engine
 from torchwheels.run.pipeline import Order
 
-__all__ = ["Engine", "Order", "containers", "engines", "pipeline", "testing"]
+__all__ = ["Engine", "Order", "engines", "pipeline", "testing"]

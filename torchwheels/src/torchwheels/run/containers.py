@@ -33,6 +33,7 @@ from torchwheels.system import DEBUG, processes, sandbox, without_userinfo
 from torchwheels.wheel import Used
 
 DOCKERFILE = Path(__file__).with_name("Dockerfile")
+_HERE = (None, "localhost", "127.0.0.1", "::1")
 _LOCK = "own.txt"  # of the Dockerfile
 _PROCESSES = 8192  # and threads, of a container with tests
 _SHARE_OF_MEMORY = 0.8  # of the engine's machine, for a container with tests
@@ -204,7 +205,7 @@ def _image(engine: Engine, project: Project, target: Target, job: dict[str, Any]
         engine, toolchain, platform=target.machine.docker, mounts=downloads
     ) as container:
         _put(container, job, {})
-        container.call("torch", {**settings, "PIP_CACHE_DIR": "/downloads"})
+        container.call("torch", {**settings, "UV_CACHE_DIR": "/downloads", "UV_LINK_MODE": "copy"})
         container.run(["rm", "-r", "/opt/tool", inside.JOB], {})
         container.commit(name)
     return name
@@ -254,20 +255,12 @@ def mirrors() -> dict[str, str]:
     """Where an image gets its packages, as variables and pip's configuration say, but for what is on this machine."""
     found = {name: os.environ[name] for name in _MIRRORS if os.environ.get(name)}
     pip = indexes.pip_settings("install")
-    for key, uv in (("index-url", "UV_DEFAULT_INDEX"), ("extra-index-url", "UV_INDEX")):
-        places = [
-            x
-            for x in pip.get(key, "").split()
-            if urlsplit(x).hostname not in (None, "localhost", "127.0.0.1", "::1")
-        ]
-        if places:
-            found |= {
-                f"PIP_{key.upper().replace('-', '_')}": " ".join(places),
-                uv: " ".join(places),
-            }
-    if hosts := pip.get("trusted-host"):
-        found |= {"PIP_TRUSTED_HOST": hosts, "UV_INSECURE_HOST": hosts}
-    return found
+    settings: dict[str, str] = {}
+    for key in ("index-url", "extra-index-url", "find-links"):
+        places = [x for x in pip.get(key, "").split() if urlsplit(x).hostname not in _HERE]
+        settings |= {key: " ".join(places)} if places else {}
+    settings |= {key: pip[key] for key in pip.keys() & {"trusted-host"}}
+    return found | indexes.pip_variables(settings) | indexes.uv_variables(settings)
 
 
 def _variables() -> dict[str, str]:

@@ -5,7 +5,6 @@ A step answers in JSON on standard output; all that is printed meanwhile goes to
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -47,8 +46,8 @@ def main() -> None:
 
 
 def _do(step: str, job: dict[str, Any]) -> Any:
-    project = of_table(job["options"], "the job of the container")
-    project = dataclasses.replace(project, file=Path(OPTIONS) / "options.toml", name=job["name"])
+    file = Path(OPTIONS) / "options.toml"
+    project = of_table(job["options"], "the job of the container", file, job["name"])
     target = project.releases.target(job["target"])
     if job["is_built"]:
         target = project.target_to_build(target)

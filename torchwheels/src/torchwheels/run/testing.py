@@ -81,11 +81,9 @@ def install(project: Project, target: Target, path: Path, folder: Path) -> None:
     home = folder / "home"
     home.mkdir(parents=True)
     environment = environments.on_top_of(_base(target), folder / "environment")
-    constraint = folder / "constraint.txt"
-    constraint.write_text(f"{environments.torch_requirement(target)}\n")
-    requirements = [str(path.resolve()), "pytest", *project.tests.requires]
-    wanted = [f"--constraint={constraint}", *requirements]
-    environments.pip_install(environment, wanted, environments.clean_variables(home))
+    torch = environments.torch_requirement(target)  # which stays as it is
+    wanted = [torch, str(path.resolve()), "pytest", *project.tests.requires]
+    environments.install(environment, wanted, environments.clean_variables(home))
     shutil.copy(toolchain.WRAPPERS / "python" / f"{_PLUGIN}.py", environment.site_packages)
 
 

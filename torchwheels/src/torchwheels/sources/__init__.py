@@ -6,7 +6,6 @@ from torchwheels.sources.fetching import (
     fetch,
     fetched,
     hash_of_folder,
-    name_of,
     on_index,
     parts,
     tags,
@@ -14,14 +13,6 @@ from torchwheels.sources.fetching import (
 )
 
 __all__ = [
-    "Fetched",
-    "empty_submodules",
-    "fetch",
-    "fetched",
-    "hash_of_folder",
-    "name_of",
-    "on_index",
-    "parts",
-    "tags",
+    "Fetched", "empty_submodules", "fetch", "fetched", "hash_of_folder", "on_index", "parts", "tags",
     "versions",
-]
+]  # fmt: skip

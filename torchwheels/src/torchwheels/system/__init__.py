@@ -6,19 +6,6 @@ from torchwheels.system.machines import AARCH64, X86_64, Machine
 from torchwheels.system.output import DEBUG, masked, without_userinfo
 
 __all__ = [
-    "AARCH64",
-    "DEBUG",
-    "MARK",
-    "X86_64",
-    "Machine",
-    "cache",
-    "machines",
-    "marked",
-    "masked",
-    "output",
-    "processes",
-    "sandbox",
-    "sha256",
-    "whole",
-    "without_userinfo",
-]
+    "AARCH64", "DEBUG", "MARK", "X86_64", "Machine", "cache", "machines", "marked", "masked", "output",
+    "processes", "sandbox", "sha256", "whole", "without_userinfo",
+]  # fmt: skip

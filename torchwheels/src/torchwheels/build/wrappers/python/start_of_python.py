@@ -5,13 +5,11 @@ A copy of this file lies in the build's environment alone, with its settings bes
 
 from __future__ import annotations
 
-import contextlib
 import importlib.machinery
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,48 +55,6 @@ def pretend_gpu(cuda: Any) -> None:
     )
 
 
-@contextlib.contextmanager
-def side_by_side(compiler: Any) -> Iterator[None]:
-    """Without ninja the compiler takes one file after another: here each in a copy of this process."""
-    import multiprocessing.connection
-
-    compile_all, compile_one = compiler.compile, compiler._compile
-    running: dict[int, multiprocessing.process.BaseProcess] = {}
-    failed = False
-
-    def wait() -> None:
-        nonlocal failed
-        for sentinel in multiprocessing.connection.wait([*running]):
-            ended = running.pop(sentinel)  # type: ignore[arg-type]
-            ended.join()
-            failed |= ended.exitcode != 0
-
-    def _compile(*arguments: Any) -> None:
-        if len(running) == int(os.environ["MAX_JOBS"]):
-            wait()
-        if not failed:
-            fork = multiprocessing.get_context("fork")
-            process = fork.Process(target=compile_one, args=arguments)
-            process.start()
-            running[process.sentinel] = process
-
-    def compile(*arguments: Any, **options: Any) -> Any:
-        objects = compile_all(*arguments, **options)
-        while running:
-            wait()
-        if failed:
-            from setuptools.errors import CompileError
-
-            raise CompileError("a file does not compile: the messages above say why")
-        return objects
-
-    compiler.compile, compiler._compile = compile, _compile
-    try:
-        yield
-    finally:
-        compiler.compile, compiler._compile = compile_all, compile_one
-
-
 def without_architectures(flags: list[str]) -> tuple[list[str], set[str]]:
     """nvcc's flags without those that say which GPUs it compiles for, and what these name."""
     kept, words, named = [], iter(flags), set()
@@ -127,17 +83,31 @@ def leave_out_architectures(extension: Any) -> None:
     )
 
 
+def is_for_ninja(extension: Any) -> bool:
+    """torch's ninja compiles C as C++, and takes relative folders for those of its own."""
+    flags = extension.extra_compile_args
+    words = [x for each in flags.values() for x in each] if isinstance(flags, dict) else flags
+    relative = any(x.startswith("-I") and not x.startswith("-I/") for x in words)
+    return not relative and not any(str(x).endswith(".c") for x in extension.sources)
+
+
 def change_build(command: Any) -> None:
-    """Each extension is built in torch's own way, but for its GPUs, and its files side by side."""
-    build_one = command.build_extension
+    """Each extension is built in torch's own way, but for its GPUs, and where that can be by ninja, on all cores."""
+    make, build_one = command.__init__, command.build_extension
+
+    def __init__(self: Any, dist: Any, **options: Any) -> None:
+        extensions = dist.ext_modules or ()
+        ninja = all(map(is_for_ninja, extensions)) or options.get("use_ninja", True)
+        for extension in extensions if ninja else ():  # ninja runs in another folder
+            extension.include_dirs = [*map(os.path.abspath, extension.include_dirs)]
+        make(self, dist, **{**options, "use_ninja": ninja})
 
     def build_extension(self: Any, extension: Any) -> None:
         if SETTINGS["gencode"]:
             leave_out_architectures(extension)
-        with contextlib.nullcontext() if self.use_ninja else side_by_side(self.compiler):
-            build_one(self, extension)
+        build_one(self, extension)
 
-    command.build_extension = build_extension
+    command.__init__, command.build_extension = __init__, build_extension
 
 
 def keep_architectures(cpp_extension: Any) -> None:
