@@ -1,3 +1,6 @@
+# /// script
+# dependencies = ["msgspec==0.22.0", "nox==2026.10.20", "uv==0.13.9"]
+# ///
 """The sessions of the project: `nox --list` shows them.
 
 Those of the targets, `build`, `audit`, `index`, `reproduce` and `matrix` are torchwheels', by the table

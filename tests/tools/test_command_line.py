@@ -14,10 +14,11 @@ import venv
 from pathlib import Path
 
 import pytest
+from nox.project import dependency_groups, load_toml
 
 from extops_build import ROOT
 from tools import emulate
-from torchwheels.options import project
+from torchwheels.options import project, releases
 
 OPTIONS = project.load(ROOT / "pyproject.toml")
 
@@ -126,6 +127,14 @@ def test_the_noxfile_imports_little() -> None:
         "torchwheels",
         "typing_extensions",
     }
+
+
+def test_nox_itself_installs_what_the_noxfile_imports() -> None:
+    """It makes an environment by the block at the top of the file. The versions are those of the lock file."""
+    script, tables = (load_toml(ROOT / name) for name in ("noxfile.py", "pyproject.toml"))
+    pins = dict(re.findall(r"^(\w+)==(\S+)", releases.LOCK.read_text(), re.MULTILINE))
+    expected = {f"{name}=={pins[name]}" for name in ("msgspec", "uv")}
+    assert set(script["dependencies"]) == expected | {*dependency_groups(tables, "nox")}
 
 
 @pytest.mark.parametrize("session", ["images", "notes"])
