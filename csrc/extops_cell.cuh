@@ -7,6 +7,7 @@
 #include "kernels/cuda/sequence/float32_cluster.cuh"
 #include "kernels/cuda/sequence/group.cuh"
 #include "kernels/cuda/sequence/kernels.cuh"
+#include "kernels/cuda/sequence/measured_definitions.cuh"
 #include "kernels/cuda/sequence/tensor_block.cuh"
 #include "kernels/cuda/sequence/tensor_cluster.cuh"
 #include "kernels/cuda/step/hopper.cuh"

@@ -20,7 +20,6 @@ import tempfile
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterator
-from ctypes import c_char_p
 from pathlib import Path
 from typing import Any
 
@@ -281,11 +280,10 @@ def _same_start(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def take() -> Iterator[Callable[[str], None]]:
     """Makes all sequences on a GPU use a kernel: EXTOPS_SEQUENCE_KERNEL is read once in a process."""
-    from extops.binding._libraries import library  # tests of the tools do without
+    from operators import name_kernel  # tests of the tools do without
 
-    name_kernel = library("cuda").entry("name_sequence_kernel", None, c_char_p)
-    yield lambda name: name_kernel(name.encode())
-    name_kernel(b"")
+    yield name_kernel
+    name_kernel("")
 
 
 @pytest.fixture

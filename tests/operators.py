@@ -10,6 +10,7 @@ import functools
 import itertools
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from ctypes import c_char_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +22,18 @@ from torch import Tensor
 import extops
 import extops.reference
 from extops.binding import _schemas
+from extops.binding._libraries import library
 
 Tensors = tuple[Tensor, ...]
 Sample = Callable[[], Tensors]
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+
+
+def name_kernel(name: str) -> None:
+    """Makes all sequences on a GPU use a kernel; empty: the fastest."""
+    library("cuda").entry("name_sequence_kernel", None, c_char_p)(name.encode())
 
 
 def dtype_name(dtype: torch.dtype) -> str:

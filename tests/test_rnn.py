@@ -540,9 +540,12 @@ def test_parameters_that_would_be_broadcast(
 # -- which_kernel --------------------------------------------------------------------------------
 
 
+KERNELS = "step", "float32_block", "tensor_block", "float32_cluster", "tensor_cluster", "group"
+
+
 @by_device
 def test_which_kernel(device: str) -> None:
-    names = {"cpu"} if device == "cpu" else {"float32_block", "step"}
+    names = {"cpu"} if device == "cpu" else set(KERNELS)
     input = torch.randn(TIME, BATCH, FEATURES, device=device)
     packed = pack_sequence([input[:n, 0] for n in (4, 2)])
     h = torch.zeros(BATCH, STATE, device=device)

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -135,8 +135,11 @@ def test_a_bias_may_change_before_the_backward_of_chunks(
 @pytest.mark.parametrize("device", [GPU])
 @pytest.mark.parametrize("training", [False, True], ids=["forward", "training"])
 @pytest.mark.parametrize("batch_first", [False, True], ids=["time_first", "batch_first"])
-def test_no_more_memory_than_of_torch(batch_first: bool, training: bool, device: str) -> None:
+def test_no_more_memory_than_of_torch(
+    take: Callable[[str], None], batch_first: bool, training: bool, device: str
+) -> None:
     """In training what is saved for the backward, and the gradients of the gates of a few steps."""
+    take("group")
     peaks = []
     shape = (64, 1000, 1024) if batch_first else (1000, 64, 1024)
     input = torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=training)
@@ -156,7 +159,6 @@ def test_no_more_memory_than_of_torch(batch_first: bool, training: bool, device:
         before = torch.cuda.memory_allocated()
         run()
         peaks.append(torch.cuda.max_memory_allocated() - before)
-        assert library is torch.nn or extops.which_kernel(layer, input) == "group"
         del layer, run
     ours, torchs = peaks
     assert ours <= torchs

@@ -80,11 +80,45 @@ struct SequenceBackwardArguments {
   EXTOPS_API Error extops_##cell##_sequence_backward_cpu(                                               \
       ScalarType dtype, const SequenceBackwardArguments& arguments, int64_t begin, int64_t end);
 
-// Names the GPU kernel that all sequences use, for tests and measurements.
+// Which kernel computes a sequence on a GPU.
+struct SequencePlan {
+  static constexpr int64_t kStep = 0;
+  static constexpr int64_t kNone = -1;
+
+  int64_t kernel;     // kStep: a GEMM by the caller, and the kernel of one step, for each; kNone: the variable below
+                      // names one that cannot
+  int64_t workspace;  // the bytes that the kernel needs (aligned to 256 bytes)
+};
+
+// Lets the library find out which kernel is the fastest for a call: `run` computes as many of its steps as these, into
+// results that are not used. False where that fails.
+constexpr int64_t kMeasuredSteps = 64;
+struct SequenceTrial {
+  bool (*run)(const void* self, const SequencePlan& plan);
+  const void* self;
+};
+
+// Names the kernel that all sequences use, for tests and measurements.
 constexpr const char* kSequenceKernelVariable = "EXTOPS_SEQUENCE_KERNEL";
 
 // The same within a process; empty: none.
 EXTOPS_API void extops_name_sequence_kernel_cuda(const char* name);
+// The name of a kernel by its number in a plan, null for others.
+EXTOPS_API const char* extops_sequence_kernel_name_cuda(int64_t kernel);
+
+// What was measured of a kind of call: the kernels of eager calls and of those in CUDA graphs.
+struct SequenceKernels {
+  int64_t eager;
+  int64_t captured;
+};
+
+// Who keeps that for longer than the process. Without one, nothing is measured.
+struct SequenceMemory {
+  // 1 where the kind is known, 0 where it may be measured, -1 where it may not.
+  int32_t (*recall)(const char* kind, SequenceKernels& kernels);
+  void (*keep)(const char* kind, const SequenceKernels& kernels, double eager_seconds, double captured_seconds);
+};
+EXTOPS_API void extops_set_sequence_memory_cuda(const SequenceMemory& memory);
 
 // A new stream of the current device with the priority of another one, which waits for none. It stays: allocators
 // remember what was used on it.
@@ -101,28 +135,23 @@ EXTOPS_API Error extops_gemm_cuda(
 
 // On a GPU, one persistent kernel computes all steps where weights_h fits into the SMs:
 //
-// kernel      the name of the kernel that serves such a problem on the stream; "step" where only those of one step do,
-//             "none" where the variable EXTOPS_SEQUENCE_KERNEL names one that cannot
-// workspace   the bytes of workspace that the kernel needs (aligned to 256 bytes), 0 where it does not serve such a
-//             problem
+// plan        what computes such a problem on the stream: the fastest where that is known or `trial` finds it out, else
+//             the first that can. `trial` may be null.
 // step        the pointwise part of one step, after a GEMM by the caller. Step 0 starts from h_0 and c_0, later
 //             ones from h_n and from the workspace: [batch, state_size] of the compute type. The last one writes c_n.
 //             The backward goes from the last step of the forward to its first, and once more with `step` = `time`,
 //             for grad_h_0 and grad_c_0. Its step 0 reads no `recurrent`; its workspace is [2, batch, state_size] of
 //             the compute type.
-#define EXTOPS_DECLARE_SEQUENCE_CUDA(cell, Cell)                                                                      \
-  EXTOPS_API const char* extops_##cell##_sequence_kernel_cuda(                                                        \
-      ScalarType dtype, const SequenceSizes& sizes, int64_t backward, void* stream);                                  \
-  EXTOPS_API int64_t extops_##cell##_sequence_workspace_cuda(                                                         \
-      ScalarType dtype, const SequenceSizes& sizes, void* stream);                                                    \
-  EXTOPS_API Error extops_##cell##_sequence_cuda(ScalarType dtype, const SequenceArguments& arguments, void* stream); \
-  EXTOPS_API int64_t extops_##cell##_sequence_backward_workspace_cuda(                                                \
-      ScalarType dtype, const SequenceSizes& sizes, void* stream);                                                    \
-  EXTOPS_API Error extops_##cell##_sequence_backward_cuda(                                                            \
-      ScalarType dtype, const SequenceBackwardArguments& arguments, void* stream);                                    \
-  EXTOPS_API Error extops_##cell##_sequence_step_cuda(                                                                \
-      ScalarType dtype, const SequenceArguments& arguments, void* stream);                                            \
-  EXTOPS_API Error extops_##cell##_sequence_step_backward_cuda(                                                       \
+#define EXTOPS_DECLARE_SEQUENCE_CUDA(cell, Cell)                                                              \
+  EXTOPS_API SequencePlan extops_##cell##_sequence_plan_cuda(                                                 \
+      ScalarType dtype, const SequenceSizes& sizes, bool backward, void* stream, const SequenceTrial* trial); \
+  EXTOPS_API Error extops_##cell##_sequence_cuda(                                                             \
+      ScalarType dtype, const SequenceArguments& arguments, int64_t kernel, void* stream);                    \
+  EXTOPS_API Error extops_##cell##_sequence_backward_cuda(                                                    \
+      ScalarType dtype, const SequenceBackwardArguments& arguments, int64_t kernel, void* stream);            \
+  EXTOPS_API Error extops_##cell##_sequence_step_cuda(                                                        \
+      ScalarType dtype, const SequenceArguments& arguments, void* stream);                                    \
+  EXTOPS_API Error extops_##cell##_sequence_step_backward_cuda(                                               \
       ScalarType dtype, const SequenceBackwardArguments& arguments, void* stream);
 
 EXTOPS_CELLS(EXTOPS_DECLARE_SEQUENCE_CPU)

@@ -18,6 +18,7 @@ from extops._kernels import which_kernel
 from extops.accelerating import accelerate, restore
 from extops.calling import _flops
 from extops.cells import load_cell
+from extops.choosing import _sequences
 from extops.choosing._table import choices
 from extops.comparing import compare
 from extops.modules import LLTM, LLTMLayer, RoundSTE
@@ -28,6 +29,7 @@ from extops.ops.sequence import gru_sequence, lltm_sequence, lstm_sequence, rnn_
 from extops.rnn import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 
 _flops.provide()
+_sequences.provide()
 
 __all__ = [
     "GRU",

@@ -1,7 +1,7 @@
 """Which kernel a call would use: for tests and measurements."""
 
 from collections.abc import Callable
-from ctypes import c_char_p, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_int64
 from typing import Any
 
 import torch
@@ -32,12 +32,13 @@ def _kernel_of(cell: str, state_size: int, backward: bool, input: Tensor, allow_
     strides = (1, time) if _schemas.is_batch_first(input) else (batch, 1)
     # The stride of the weights is left out: no kernel depends on it.
     sizes = (c_int64 * 8)(time, batch, state_size, state_size, *strides, 0, 0)
-    types = c_char_p, c_int32, c_void_p, c_int64, c_void_p
-    entry = library("cuda").entry(f"{cell}_sequence_kernel", *types)
     device = input.get_device()
     with torch.cuda.device(device):
-        name: bytes = entry(dtype, sizes, backward, _private.current_stream(device))
-    return name.decode()
+        plan = library("cuda").plan(cell, dtype, sizes, backward, _private.current_stream(device))
+    name: bytes | None = library("cuda").entry("sequence_kernel_name", c_char_p, c_int64)(
+        plan.kernel
+    )
+    return "none" if name is None else name.decode()
 
 
 def which_kernel(
@@ -51,7 +52,8 @@ def which_kernel(
 ) -> str:
     """The name of the kernel that a call over a sequence would use now: on the current stream, with the present
     settings of TF32 and autocast. While the stream is captured in a CUDA graph, it may be another one. Nothing is
-    computed.
+    computed: before the first call of a kind, which measures what can compute it, the kernel that is named is the one
+    that is taken where nothing may be measured.
 
     Args:
         call: :class:`extops.LSTM`, :class:`extops.GRU`, :class:`extops.RNN`, one of their cells, a module of

@@ -13,6 +13,7 @@ from torch import Tensor
 from extops import reference
 from extops.binding import _devices, _jit, _loader, _schemas
 from extops.calling import _checks
+from extops.choosing import _sequences
 from extops.ops.sequence import Cell, as_biases
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -93,6 +94,8 @@ def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> Callable[
         f"extops: compiling the cell {name}, which takes about a minute; what comes of it stays in {build.folder}"
     )
     _schemas.register_fakes(_schemas.load(library))
+    if build.cuda:
+        _sequences.remember_for(library)
     loaded[name] = Loaded(name, step, _schemas.CELLS[name], build, _version_of(library))
     return loaded[name].function
 

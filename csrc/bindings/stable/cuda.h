@@ -53,13 +53,12 @@ struct CudaDevice {
 }  // namespace extops::stable
 
 // `Device::Sequence<Cell>`: the entry points of a cell.
-#define EXTOPS_SEQUENCE_ENTRIES_CUDA(Device, cell, Cell)                                           \
-  template <>                                                                                      \
-  struct Device::Sequence<Cell> {                                                                  \
-    static constexpr auto* forward = &extops_##cell##_sequence_cuda;                               \
-    static constexpr auto* workspace = &extops_##cell##_sequence_workspace_cuda;                   \
-    static constexpr auto* step = &extops_##cell##_sequence_step_cuda;                             \
-    static constexpr auto* backward = &extops_##cell##_sequence_backward_cuda;                     \
-    static constexpr auto* backward_workspace = &extops_##cell##_sequence_backward_workspace_cuda; \
-    static constexpr auto* step_backward = &extops_##cell##_sequence_step_backward_cuda;           \
+#define EXTOPS_SEQUENCE_ENTRIES_CUDA(Device, cell, Cell)                                 \
+  template <>                                                                            \
+  struct Device::Sequence<Cell> {                                                        \
+    static constexpr auto* plan = &extops_##cell##_sequence_plan_cuda;                   \
+    static constexpr auto* forward = &extops_##cell##_sequence_cuda;                     \
+    static constexpr auto* step = &extops_##cell##_sequence_step_cuda;                   \
+    static constexpr auto* backward = &extops_##cell##_sequence_backward_cuda;           \
+    static constexpr auto* step_backward = &extops_##cell##_sequence_step_backward_cuda; \
   };

@@ -172,6 +172,39 @@ inline bool are_few_steps(ScalarType dtype, const SequenceSizes& sizes, const in
   return !is_half(dtype) && lengths == nullptr && sizes.state_size >= 128 && sizes.time <= few;
 }
 
+// The kernel that computes a sequence on a GPU. `run_first`(plan) computes its first steps by one.
+template <class Entries, class Run>
+SequencePlan plan_of(ScalarType dtype, const SequenceSizes& sizes, bool backward, void* stream, const Run& run_first) {
+  const auto run = [](const void* self, const SequencePlan& plan) {
+    try {
+      (*static_cast<const Run*>(self))(plan);
+      return true;
+    } catch (const std::exception&) {  // such as for want of memory
+      return false;
+    }
+  };
+  const SequenceTrial trial{run, &run_first};
+  return Entries::plan(dtype, sizes, backward, stream, &trial);
+}
+
+// Some steps of a sequence, in whatever order its memory is.
+inline SequenceSizes first_steps(SequenceSizes sizes) {
+  sizes.time = std::min(sizes.time, kMeasuredSteps);
+  sizes.time_stride = sizes.batch;
+  sizes.batch_stride = 1;
+  return sizes;
+}
+
+template <class Device, class Arguments, class Kernel>
+void run_plan(
+    const char* op, const SequencePlan& plan, ScalarType dtype, Arguments arguments, const Tensor& like,
+    Kernel* kernel) {
+  std::optional<Tensor> workspace;
+  if (plan.workspace > 0) workspace = allocate_bytes(like.options(), plan.workspace);
+  if (workspace.has_value()) arguments.workspace = workspace->mutable_data();
+  Device::run(op, like, 0, 0, [&](auto stream) { return kernel(dtype, arguments, plan.kernel, stream); });
+}
+
 // On a CPU, the recurrent weights as all threads read them.
 template <class Device, class Cell>
 Tensor packed(const char* op, ScalarType dtype, const SequenceSizes& sizes, bool backward, const Tensor& weights_h) {
@@ -190,23 +223,37 @@ Tensor packed(const char* op, ScalarType dtype, const SequenceSizes& sizes, bool
 
 template <class Device, class Cell>
 void run_sequence(
-    ScalarType dtype, SequenceArguments arguments, const Tensor& weights_h, const Tensor& h_0, const Tensor& h_n) {
+    ScalarType dtype, const SequenceArguments& arguments, const Tensor& weights_h, const Tensor& h_0,
+    const Tensor& h_n) {
   using Entries = typename Device::template Sequence<Cell>;
-  std::optional<Tensor> workspace;
+  const SequenceSizes& sizes = arguments.sizes;
   if constexpr (Device::kIsCuda) {
-    const int64_t bytes = Entries::workspace(dtype, arguments.sizes, Device::stream(h_0));
-    if (bytes == 0) return run_steps<Device, Cell>(dtype, arguments, weights_h, h_0, h_n);
-    workspace = allocate_bytes(h_0.options(), bytes);
-    arguments.workspace = workspace->mutable_data();
-  } else if (are_few_steps(dtype, arguments.sizes, arguments.lengths)) {
-    return run_steps<Device, Cell>(dtype, arguments, weights_h, h_0, h_n);
+    const auto run = [&](const SequencePlan& plan, const SequenceArguments& in) {
+      if (plan.kernel == SequencePlan::kStep) return run_steps<Device, Cell>(dtype, in, weights_h, h_0, h_n);
+      run_plan<Device>(SequenceOf<Cell>::kName, plan, dtype, in, h_0, Entries::forward);
+    };
+    std::optional<Tensor> gates;
+    const auto run_first = [&](const SequencePlan& plan) {
+      SequenceArguments in = arguments;
+      in.sizes = first_steps(sizes);
+      if (in.gates == in.input_gates) {  // which are still to be read
+        const int64_t elements = in.sizes.time * sizes.batch * Cell::kGates * sizes.state_size;
+        if (!gates.has_value()) gates = allocate_bytes(h_0.options(), elements * compute_bytes(dtype));
+        in.gates = gates->mutable_data();
+      }
+      run(plan, in);
+    };
+    run(plan_of<Entries>(dtype, sizes, false, Device::stream(h_0), run_first), arguments);
+  } else if (are_few_steps(dtype, sizes, arguments.lengths)) {
+    run_steps<Device, Cell>(dtype, arguments, weights_h, h_0, h_n);
   } else {
-    workspace = packed<Device, Cell>(SequenceOf<Cell>::kName, dtype, arguments.sizes, false, weights_h);
-    arguments.workspace = workspace->mutable_data();
+    SequenceArguments in = arguments;
+    const Tensor weights = packed<Device, Cell>(SequenceOf<Cell>::kName, dtype, sizes, false, weights_h);
+    in.workspace = weights.mutable_data();
+    Device::run(SequenceOf<Cell>::kName, h_0, sizes.batch, grain_of_rows<Cell>(sizes), [&](auto... where) {
+      return Entries::forward(dtype, in, where...);
+    });
   }
-  Device::run(
-      SequenceOf<Cell>::kName, h_0, arguments.sizes.batch, grain_of_rows<Cell>(arguments.sizes),
-      [&](auto... where) { return Entries::forward(dtype, arguments, where...); });
 }
 
 inline SequenceTableSizes table_sizes(const char* op, const Tensor& input, const Tensor& h_0) {
@@ -343,24 +390,32 @@ void run_few_steps_backward(
 
 template <class Device, class Cell>
 void run_sequence_backward(
-    ScalarType dtype, SequenceBackwardArguments arguments, const Tensor& weights_h, const Tensor& grad_gates,
+    ScalarType dtype, const SequenceBackwardArguments& arguments, const Tensor& weights_h, const Tensor& grad_gates,
     const Tensor& grad_h_0) {
   using Entries = typename Device::template Sequence<Cell>;
-  std::optional<Tensor> workspace;
+  constexpr const char* kOp = SequenceOf<Cell>::kBackward;
+  const SequenceSizes& sizes = arguments.sizes;
   if constexpr (Device::kIsCuda) {
-    const int64_t bytes = Entries::backward_workspace(dtype, arguments.sizes, Device::stream(weights_h));
-    if (bytes == 0) return run_steps_backward<Device, Cell>(dtype, arguments, weights_h, grad_gates);
-    workspace = allocate_bytes(weights_h.options(), bytes);
-    arguments.workspace = workspace->mutable_data();
-  } else if (are_few_steps(dtype, arguments.sizes, arguments.lengths)) {
-    return run_few_steps_backward<Device, Cell>(dtype, arguments, weights_h, grad_gates, grad_h_0);
+    const auto run = [&](const SequencePlan& plan, const SequenceBackwardArguments& in) {
+      if (plan.kernel == SequencePlan::kStep) return run_steps_backward<Device, Cell>(dtype, in, weights_h, grad_gates);
+      run_plan<Device>(kOp, plan, dtype, in, weights_h, Entries::backward);
+    };
+    const auto run_first = [&](const SequencePlan& plan) {
+      SequenceBackwardArguments in = arguments;
+      in.sizes = first_steps(sizes);
+      run(plan, in);
+    };
+    run(plan_of<Entries>(dtype, sizes, true, Device::stream(weights_h), run_first), arguments);
+  } else if (are_few_steps(dtype, sizes, arguments.lengths)) {
+    run_few_steps_backward<Device, Cell>(dtype, arguments, weights_h, grad_gates, grad_h_0);
   } else {
-    workspace = packed<Device, Cell>(SequenceOf<Cell>::kBackward, dtype, arguments.sizes, true, weights_h);
-    arguments.workspace = workspace->mutable_data();
+    SequenceBackwardArguments in = arguments;
+    const Tensor weights = packed<Device, Cell>(kOp, dtype, sizes, true, weights_h);
+    in.workspace = weights.mutable_data();
+    Device::run(kOp, weights_h, sizes.batch, grain_of_rows<Cell>(sizes), [&](auto... where) {
+      return Entries::backward(dtype, in, where...);
+    });
   }
-  Device::run(
-      SequenceOf<Cell>::kBackward, weights_h, arguments.sizes.batch, grain_of_rows<Cell>(arguments.sizes),
-      [&](auto... where) { return Entries::backward(dtype, arguments, where...); });
 }
 
 // The gradient of the initial state of an empty sequence: that of the last state.

@@ -136,12 +136,13 @@ def _run(
     upstream: Sequence[Tensor | None] = (),
     count: int,
     grain: int = 0,
+    more: Sequence[int] = (),
 ) -> None:
     """Calls a kernel. Upstream gradients, which come first, may have any strides; other tensors are made contiguous."""
     dense = [None if x is None else _dense(x, 1) for x in tensors]
     words = [*sizes, *_strided(*upstream), *_pointers(*dense, *results)]
     like = next(x for x in results if x is not None)
-    _call(device, kernel, dtype, words, like, count, grain)
+    _call(device, kernel, dtype, words, like, count, grain, *more)
 
 
 def _call(
@@ -152,10 +153,12 @@ def _call(
     like: Tensor,
     count: int,
     grain: int,
+    *more: int,
 ) -> None:
-    """Calls a kernel with the words of its struct."""
-    entry = device.entry(kernel, c_char_p, c_int32, c_void_p, *device.where)
-    device.run(kernel, like, count, grain, entry, dtype, (c_int64 * len(words))(*words))
+    """Calls a kernel with the words of its struct, and what its function takes more."""
+    types = c_char_p, c_int32, c_void_p, *[c_int64] * len(more), *device.where
+    entry = device.entry(kernel, *types)
+    device.run(kernel, like, count, grain, entry, dtype, (c_int64 * len(words))(*words), *more)
 
 
 def _pointers(*tensors: Tensor | None) -> list[int]:
@@ -455,14 +458,14 @@ def _run_sequence(
         arguments = (*tensors, None), (*results, None)
         return _run(device, name, dtype, sizes, *arguments, count=batch, grain=grain)
     backward = name.endswith("_backward")
-    workspace_of = device.entry(f"{name}_workspace", c_int64, c_int32, c_void_p, c_void_p)
+    cell, _, _ = name.partition("_sequence")
     with torch.cuda.device(like.device):
         stream = torch.cuda.current_stream().cuda_stream
-        size = workspace_of(dtype, (c_int64 * len(sizes))(*sizes), stream)
-    if size:
-        workspace = like.new_empty(size, dtype=torch.uint8)
+        plan = device.plan(cell, dtype, (c_int64 * len(sizes))(*sizes), backward, stream)
+    if plan.kernel != 0:
+        workspace = like.new_empty(plan.workspace, dtype=torch.uint8)
         arguments = (*tensors, None), (*results, workspace)
-        return _run(device, name, dtype, sizes, *arguments, count=0)
+        return _run(device, name, dtype, sizes, *arguments, count=0, more=(plan.kernel,))
     compute = torch.promote_types(like.dtype, torch.float32)
     workspace = like.new_empty(1 + backward, batch, state_size, dtype=compute)
     for step in range(time + backward):

@@ -16,6 +16,12 @@ DTYPES = {torch.float16: 5, torch.float32: 6, torch.float64: 7, torch.bfloat16: 
 _TF32 = -6
 
 
+class Plan(ctypes.Structure):
+    """``SequencePlan`` of csrc/kernels/sequence.h."""
+
+    _fields_ = (("kernel", ctypes.c_int64), ("workspace", ctypes.c_int64))
+
+
 class Library:
     """The kernels for a type of device."""
 
@@ -36,6 +42,13 @@ class Library:
     def gemm_dtype(self, dtype: torch.dtype, allow_tf32: bool) -> int:
         """The kernels' number of the dtype, or of TF32 where GEMMs may be computed in it."""
         return _TF32 if self.is_cuda and allow_tf32 and dtype is torch.float32 else DTYPES[dtype]
+
+    def plan(self, cell: str, dtype: int, sizes: Any, backward: bool, stream: int) -> Plan:
+        """Which kernel computes a sequence on the current GPU; nothing is measured."""
+        types = ctypes.c_int32, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p, ctypes.c_void_p
+        entry = self.entry(f"{cell}_sequence_plan", Plan, *types)
+        plan: Plan = entry(dtype, sizes, backward, stream, None)
+        return plan
 
 
 library = functools.cache(Library)

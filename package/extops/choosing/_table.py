@@ -24,6 +24,8 @@ _logger = logging.getLogger("extops")
 
 TORCH, OURS = "torch", "extops"
 VARIABLE = "EXTOPS_CHOICES"
+SEPARATOR = "|"
+"""Between two kernels of a sequence: that of eager calls, and that in CUDA graphs."""
 Sizes = tuple[int, ...]
 
 _EXACT = 32
@@ -35,7 +37,10 @@ _FORMAT = "extops choices 1"
 
 
 class Measured(NamedTuple):
-    """A choice, and the seconds that led to it: of a call, of the host's time and the GPU's."""
+    """A choice, and the seconds that led to it: of a call, of the host's time and the GPU's.
+
+    Of two kernels those of each: of an eager call, and of the GPU.
+    """
 
     way: str
     torchs: float
@@ -161,7 +166,7 @@ def _sizes_of(text: str) -> Sizes:
 
 
 def _check(way: str, torchs: float, ours: float) -> None:
-    if way not in (TORCH, OURS) or not (torchs > 0 and ours > 0):
+    if not (way in (TORCH, OURS) or SEPARATOR in way) or not (torchs > 0 and ours > 0):
         raise ValueError(f"it has a choice {way!r} by {torchs!r} and {ours!r} seconds")
 
 
@@ -216,9 +221,12 @@ def _driver() -> str:
 
 
 def choices() -> None:
-    """Prints what :func:`extops.accelerate` has measured on the devices that this process has used, a line each: what
-    serves such calls, torch's and our time of the host and the GPU together, the sizes (steps, samples and, of packed
-    input, rows) and the kind.
+    """Prints what was measured on the devices that this process has used, a line each: what serves such calls, times,
+    the sizes (steps, samples and, of packed input, rows) and the kind.
+
+    Of calls of :func:`extops.accelerate` the times are torch's and ours, of the host and the GPU together. Of sequences
+    by our kernels on a GPU, whose first 64 steps are measured, the line names the kernel of eager calls with its time,
+    and the one in CUDA graphs with its time on the GPU.
 
     It is kept in the file that the environment variable ``EXTOPS_CHOICES`` names, by default ``extops/choices.json`` in
     the user's cache. ``EXTOPS_CHOICES=torch`` or ``extops`` forces one way instead.
@@ -227,9 +235,13 @@ def choices() -> None:
         if each.kinds:
             print(each.machine)
         for name, kind in each.kinds.items():
-            for sizes, (way, torchs, ours) in kind.measured.items():
-                times = f"torch {torchs * 1e6:9.1f} us, extops {ours * 1e6:9.1f} us"
-                print(f"  {way:6}  {times}  {' x '.join(map(str, sizes)):>14}  {name}")
+            for sizes, (way, *seconds) in kind.measured.items():
+                of = way.split(SEPARATOR) if SEPARATOR in way else (TORCH, OURS)
+                times = ", ".join(
+                    f"{x} {s * 1e6:9.1f} us" for x, s in zip(of, seconds, strict=True)
+                )
+                taken = "" if SEPARATOR in way else way
+                print(f"  {taken:6}  {times}  {' x '.join(map(str, sizes)):>14}  {name}")
 
 
 def tables() -> list[Table]:

@@ -1,1 +1,2 @@
+#include "../sequence/measured_definitions.cuh"
 #include "launch_definitions.cuh"

@@ -141,6 +141,17 @@ class PerContext {
   std::atomic<uint64_t> places_[kPlaces]{};
 };
 
+// Within, this thread may call what a graph that another thread captures could not hold.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 // The context of a stream. It may have fewer SMs than its GPU: a green context, or one under MPS.
 class Context {
  public:

@@ -141,14 +141,12 @@ EXTOPS_API int32_t extops_sm_count_cuda(void* stream) {
 }
 
 EXTOPS_API Error extops_create_stream_cuda(void* beside, void** stream) {
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;  // the calling stream may be captured in a graph
-  cudaThreadExchangeStreamCaptureMode(&mode);
+  const extops::cuda::RelaxedCapture relaxed;  // the calling stream may be captured in a graph
   int priority = 0;
   cudaError_t status = cudaStreamGetPriority(static_cast<cudaStream_t>(beside), &priority);
   if (status == cudaSuccess) {
     auto* const created = reinterpret_cast<cudaStream_t*>(stream);
     status = cudaStreamCreateWithPriority(created, cudaStreamNonBlocking, priority);
   }
-  cudaThreadExchangeStreamCaptureMode(&mode);
   return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
 }

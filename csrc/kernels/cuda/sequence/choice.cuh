@@ -1,18 +1,34 @@
-// Which kernel computes a sequence, and why there. Times were taken on an NVIDIA H200.
+// Which kernels can compute a sequence, and which one does.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
+#include <utility>
 
 #include "../common/tensor_cores.cuh"
-#include "sequence.cuh"
+#include "measured.cuh"
 
 namespace extops::cuda {
 
-enum class Kernel { kStep, kTensorBlock, kFloat32Block, kFloat32Cluster, kTensorCluster, kGroup, kNone };
+enum class Kernel : int64_t {
+  kNone = SequencePlan::kNone,
+  kStep = SequencePlan::kStep,
+  kTensorBlock,
+  kFloat32Block,
+  kFloat32Cluster,
+  kTensorCluster,
+  kGroup
+};
+
 constexpr const char* kKernelNames[] = {"step",           "tensor_block", "float32_block", "float32_cluster",
-                                        "tensor_cluster", "group",        "none"};
+                                        "tensor_cluster", "group"};
+
+// Where nothing is known of a problem, the first of these computes it that can.
+constexpr Kernel kInOrder[] = {Kernel::kFloat32Block,  Kernel::kTensorBlock, Kernel::kFloat32Cluster,
+                               Kernel::kTensorCluster, Kernel::kGroup,       Kernel::kStep};
 
 // ---- what fits into registers ----
 
@@ -40,7 +56,7 @@ constexpr int tensor_block_units(bool is_tf32) {
 }
 constexpr int kTensorClusterUnits = 512;
 
-// ---- which kernels can compute a problem, and which one takes the least time ----
+// ---- which kernels can compute a problem ----
 
 template <class Cell>
 bool can_compute_all_steps(Kernel kernel, const Problem& problem) {
@@ -80,70 +96,58 @@ bool can_compute([[maybe_unused]] Kernel kernel, [[maybe_unused]] const Problem&
   return false;
 }
 
-// Where groups of blocks are faster than a GEMM and a kernel launch for each step.
-template <class Cell>
-bool is_faster_in_groups(const Problem& problem) {
-  constexpr int64_t kMillion = 1'000'000;
-  const SequenceSizes& sizes = problem.sizes;
-  const bool is_float = problem.dtype == ScalarType::Float;
-  const bool is_tf32 = problem.dtype == ScalarType::TF32;
-  const bool is_backward = problem.pass == Pass::kBackward;
-  const int64_t multiply_adds = sizes.batch * sizes.state_size * sizes.state_size * Cell::kRecurrent;
-  if (problem.context.is_captured()) {
-    // In a CUDA graph the host launches no kernels, so device time alone matters. In the backward, each group would
-    // load the gradients of all gates at each step. A matrix-vector product is bound by cache bandwidth.
-    const bool is_vector = sizes.batch == 1 && (is_float || is_tf32);
-    if (is_backward || is_vector) return false;
-    return is_float ? multiply_adds < 550 * kMillion : sizes.state_size <= 1024 && tiles_of_groups<Cell>(problem) == 1;
-  }
-  // Otherwise launches for each step would take the host 25 us a step or more: groups may take that long, too.
-  if (is_float) return multiply_adds < (is_backward ? 130 : 550) * kMillion;
-  if (is_tf32) return multiply_adds < (is_backward ? 330 : 600) * kMillion;
-  return multiply_adds < (is_backward ? 850 : 1100) * kMillion;
-}
-
-// Whether a kernel that can compute a problem is faster than those after it.
-template <class Cell>
-bool is_faster(Kernel kernel, const Problem& problem) {
-  const SequenceSizes& sizes = problem.sizes;
-  // Clusters and groups that do not run at the same time load all weights again: library GEMMs are faster.
-  if (sizes.state_size > 256 && sizes.batch > 512) return false;
-  if (kernel == Kernel::kFloat32Cluster && sizes.batch > 4096) return false;
-  if (kernel == Kernel::kTensorBlock && can_compute<Cell>(Kernel::kFloat32Block, problem)) {
-    // In TF32 a GEMM takes twice as long as in 16-bit types: strict float32 is faster while each of its blocks has an
-    // SM of its own, in the backward also with two samples a block.
-    const int samples = problem.pass == Pass::kBackward ? 2 : 1;
-    return sizes.batch > int64_t{samples} * problem.context.sm_count();
-  }
-  if (kernel == Kernel::kFloat32Cluster && sizes.state_size > 8 * kFloat32ClusterUnits) {
-    // Where not all large clusters run at the same time, groups of blocks are faster.
-    return sizes.batch <= samples_of_float32_clusters<Cell>(problem);
-  }
-  const bool is_wide_tf32 = problem.dtype == ScalarType::TF32 && sizes.state_size > kTensorClusterUnits / 2;
-  if (kernel == Kernel::kTensorCluster && is_wide_tf32 && problem.pass == Pass::kForward) {
-    return sizes.batch <= samples_of_tensor_clusters<Cell>(problem);  // here, too
-  }
-  return kernel != Kernel::kGroup || is_faster_in_groups<Cell>(problem);
-}
+// ---- which one does ----
 
 template <class Cell>
-Kernel choose_kernel(const Problem& problem) {
-  [[maybe_unused]] constexpr Kernel kInOrder[] = {
-      Kernel::kTensorBlock, Kernel::kFloat32Block, Kernel::kFloat32Cluster, Kernel::kTensorCluster, Kernel::kGroup};
-  if (problem.sizes.time * problem.sizes.batch * problem.sizes.state_size == 0) return Kernel::kStep;
-  if (const char* const name = named_sequence_kernel(); *name != 0) {
-    for (int i = 0; i < static_cast<int>(Kernel::kNone); ++i) {
-      const Kernel kernel = static_cast<Kernel>(i);
-      if (std::strcmp(name, kKernelNames[i]) == 0 && can_compute<Cell>(kernel, problem)) return kernel;
-    }
-    return Kernel::kNone;
-  }
+SequencePlan plan_of(Kernel kernel, [[maybe_unused]] const Problem& problem) {
+  int64_t workspace = 0;
   if constexpr (kHasSequenceKernelsOf<Cell>) {
+    if (kernel == Kernel::kGroup) workspace = group_workspace<Cell>(problem);
+  }
+  return {static_cast<int64_t>(kernel), workspace};
+}
+
+template <class Cell>
+Kernel named_kernel(const Problem& problem) {
+  for (const Kernel kernel : kInOrder) {
+    const bool is_named = std::strcmp(named_sequence_kernel(), kKernelNames[static_cast<int>(kernel)]) == 0;
+    if (is_named && can_compute<Cell>(kernel, problem)) return kernel;
+  }
+  return Kernel::kNone;
+}
+
+template <class Cell>
+Kernel measured_kernel(const char* cell, const Problem& problem, const SequenceTrial* trial) {
+  const auto can = [&](Kernel kernel) { return can_compute<Cell>(kernel, problem); };
+  const Kind kind = kind_of(cell, problem);
+  const bool is_captured = problem.context.is_captured();
+  std::optional<SequenceKernels> known = known_kernels(kind);
+  if (!known.has_value() && trial != nullptr && !is_captured) {
+    SequencePlan plans[std::size(kInOrder)];
+    int count = 0;
     for (const Kernel kernel : kInOrder) {
-      if (can_compute<Cell>(kernel, problem) && is_faster<Cell>(kernel, problem)) return kernel;
+      if (can(kernel)) plans[count++] = plan_of<Cell>(kernel, problem);
+    }
+    known = measured_kernels(kind, problem.context.stream(), plans, count, *trial);
+  }
+  if (known.has_value()) {
+    const Kernel kernel = static_cast<Kernel>(is_captured ? known->captured : known->eager);
+    if (can(kernel)) return kernel;  // which a problem of other sizes may have found
+  }
+  return *std::find_if(std::begin(kInOrder), std::end(kInOrder), can);
+}
+
+template <class Cell>
+SequencePlan choose_plan(
+    [[maybe_unused]] const char* cell, const Problem& problem, [[maybe_unused]] const SequenceTrial* trial) {
+  if (problem.sizes.time * problem.sizes.batch * problem.sizes.state_size == 0) return {SequencePlan::kStep, 0};
+  if (*named_sequence_kernel() != 0) return plan_of<Cell>(named_kernel<Cell>(problem), problem);
+  if constexpr (kHasSequenceKernelsOf<Cell>) {
+    if (problem.dtype != ScalarType::Double) {
+      return plan_of<Cell>(measured_kernel<Cell>(cell, problem, trial), problem);
     }
   }
-  return Kernel::kStep;
+  return {SequencePlan::kStep, 0};
 }
 
 // The error for a variable that names no kernel which can compute the problem.
@@ -153,9 +157,11 @@ Error no_kernel_error(const Problem& problem) {
   size_t used = std::snprintf(
       message, sizeof(message), "expected %s to name a kernel for such a sequence on this GPU (",
       kSequenceKernelVariable);
-  for (int i = 0; i < static_cast<int>(Kernel::kNone); ++i) {
-    if (!can_compute<Cell>(static_cast<Kernel>(i), problem)) continue;
-    used += std::snprintf(message + used, sizeof(message) - used, "%s%s", i > 0 ? ", " : "", kKernelNames[i]);
+  const char* separator = "";
+  for (const Kernel kernel : kInOrder) {
+    if (!can_compute<Cell>(kernel, problem)) continue;
+    const char* const name = kKernelNames[static_cast<int>(kernel)];
+    used += std::snprintf(message + used, sizeof(message) - used, "%s%s", std::exchange(separator, ", "), name);
   }
   std::snprintf(message + used, sizeof(message) - used, "), but got %.40s", named_sequence_kernel());
   return message;

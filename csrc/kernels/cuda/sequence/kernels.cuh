@@ -96,16 +96,6 @@ inline Problem make_problem(ScalarType dtype, const SequenceSizes& sizes, Pass p
   return {Context(static_cast<cudaStream_t>(stream)), dtype, sizes, pass};
 }
 
-template <class Cell>
-int64_t sequence_workspace(const Problem& problem) {
-  const Kernel kernel = choose_kernel<Cell>(problem);
-  if (kernel == Kernel::kStep) return 0;
-  if constexpr (kHasSequenceKernelsOf<Cell>) {
-    if (kernel == Kernel::kGroup) return group_workspace<Cell>(problem);
-  }
-  return 1;
-}
-
 template <class Cell, class In>
 Error launch_all_steps(Kernel kernel, const Problem& problem, const In& in) {
   switch (kernel) {
@@ -125,9 +115,8 @@ Error launch_all_steps(Kernel kernel, const Problem& problem, const In& in) {
 }
 
 template <class Cell, class In>
-Error launch_sequence(const Problem& problem, const In& in) {
+Error launch_sequence(Kernel kernel, const Problem& problem, const In& in) {
   if (const Error error = check_sizes(in.sizes)) return error;
-  const Kernel kernel = choose_kernel<Cell>(problem);
   if (kernel == Kernel::kNone) return no_kernel_error<Cell>(problem);
   if constexpr (kHasSequenceKernelsOf<Cell>) return launch_all_steps<Cell>(kernel, problem, in);
   return "no kernel computes all steps of such a cell";
@@ -158,26 +147,22 @@ Error launch_step(ScalarType dtype, const In& in, void* stream) {
 
 }  // namespace extops::cuda
 
-#define EXTOPS_SEQUENCE_CUDA(cell, Cell)                                                                  \
-  EXTOPS_API const char* extops_##cell##_sequence_kernel_cuda(                                            \
-      ScalarType dtype, const SequenceSizes& sizes, int64_t backward, void* stream) {                     \
-    using namespace extops::cuda;                                                                         \
-    const Pass pass = backward != 0 ? Pass::kBackward : Pass::kForward;                                   \
-    return kKernelNames[static_cast<int>(choose_kernel<Cell>(make_problem(dtype, sizes, pass, stream)))]; \
-  }                                                                                                       \
-  EXTOPS_SEQUENCE_CUDA_PASS(cell##_sequence, Cell, SequenceArguments, kForward)                           \
-  EXTOPS_SEQUENCE_CUDA_PASS(cell##_sequence_backward, Cell, SequenceBackwardArguments, kBackward)         \
-  EXTOPS_SEQUENCE_CUDA_STEP(cell##_sequence_step, Cell, SequenceArguments)                                \
+#define EXTOPS_SEQUENCE_CUDA(cell, Cell)                                                                       \
+  EXTOPS_API SequencePlan extops_##cell##_sequence_plan_cuda(                                                  \
+      ScalarType dtype, const SequenceSizes& sizes, bool backward, void* stream, const SequenceTrial* trial) { \
+    using namespace extops::cuda;                                                                              \
+    const Pass pass = backward ? Pass::kBackward : Pass::kForward;                                             \
+    return choose_plan<Cell>(#cell, make_problem(dtype, sizes, pass, stream), trial);                          \
+  }                                                                                                            \
+  EXTOPS_SEQUENCE_CUDA_PASS(cell##_sequence, Cell, SequenceArguments, kForward)                                \
+  EXTOPS_SEQUENCE_CUDA_PASS(cell##_sequence_backward, Cell, SequenceBackwardArguments, kBackward)              \
+  EXTOPS_SEQUENCE_CUDA_STEP(cell##_sequence_step, Cell, SequenceArguments)                                     \
   EXTOPS_SEQUENCE_CUDA_STEP(cell##_sequence_step_backward, Cell, SequenceBackwardArguments)
 
-#define EXTOPS_SEQUENCE_CUDA_PASS(name, Cell, Arguments, pass)                                                    \
-  EXTOPS_API int64_t extops_##name##_workspace_cuda(ScalarType dtype, const SequenceSizes& sizes, void* stream) { \
-    using namespace extops::cuda;                                                                                 \
-    return sequence_workspace<Cell>(make_problem(dtype, sizes, Pass::pass, stream));                              \
-  }                                                                                                               \
-  EXTOPS_API Error extops_##name##_cuda(ScalarType dtype, const Arguments& in, void* stream) {                    \
-    using namespace extops::cuda;                                                                                 \
-    return launch_sequence<Cell>(make_problem(dtype, in.sizes, Pass::pass, stream), in);                          \
+#define EXTOPS_SEQUENCE_CUDA_PASS(name, Cell, Arguments, pass)                                                        \
+  EXTOPS_API Error extops_##name##_cuda(ScalarType dtype, const Arguments& in, int64_t kernel, void* stream) {        \
+    using namespace extops::cuda;                                                                                     \
+    return launch_sequence<Cell>(static_cast<Kernel>(kernel), make_problem(dtype, in.sizes, Pass::pass, stream), in); \
   }
 
 #define EXTOPS_SEQUENCE_CUDA_STEP(name, Cell, Arguments)                                       \
