@@ -10,11 +10,11 @@
 #include "kernels/cuda/sequence/measured_definitions.cuh"
 #include "kernels/cuda/sequence/tensor_block.cuh"
 #include "kernels/cuda/sequence/tensor_cluster.cuh"
+#include "kernels/cuda/step/bias_sums.cuh"
 #include "kernels/cuda/step/hopper.cuh"
 #include "kernels/cuda/step/step.cuh"
-#include "kernels/cuda/step/weights_hopper.cuh"
 
-EXTOPS_WEIGHTS_HOPPER
+EXTOPS_BIAS_SUMS_HOPPER
 
 #define EXTOPS_CELL_KERNELS(cell, Cell)    \
   EXTOPS_DECLARE_SEQUENCE_CUDA(cell, Cell) \

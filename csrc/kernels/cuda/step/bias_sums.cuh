@@ -1,7 +1,9 @@
-// The gradients of the biases: sums of columns, the same for every cell.
+// The gradients of the biases, the same for every cell: sums of columns. A file that includes this and invokes
+// EXTOPS_BIAS_SUMS_HOPPER instantiates the kernels.
 #pragma once
 
-#include "weights_gemm.cuh"
+#include "../common/scalar.cuh"
+#include "problem.cuh"
 
 namespace extops::cuda::step {
 
@@ -50,3 +52,11 @@ Error launch_column_sums(const ColumnSums<T>& in, cudaStream_t stream) {
 }
 
 }  // namespace extops::cuda::step
+
+#define EXTOPS_BIAS_SUMS_HOPPER                                                      \
+  namespace extops::cuda::step {                                                     \
+  template Error launch_column_sums(const ColumnSums<double>&, cudaStream_t);        \
+  template Error launch_column_sums(const ColumnSums<float>&, cudaStream_t);         \
+  template Error launch_column_sums(const ColumnSums<__half>&, cudaStream_t);        \
+  template Error launch_column_sums(const ColumnSums<__nv_bfloat16>&, cudaStream_t); \
+  }

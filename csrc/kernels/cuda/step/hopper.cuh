@@ -12,7 +12,6 @@
   EXTOPS_STEP_HOPPER_OF(Cell, __half)                                                                \
   EXTOPS_STEP_HOPPER_OF(Cell, __nv_bfloat16)                                                         \
   EXTOPS_STEP_SMALL_OF(Cell, double)                                                                 \
-  template Error launch_in_float32<Cell>(const Forward<Cell, float>&, cudaStream_t);                 \
   template Error launch_small_input_backward<Cell>(const StepInputBackwardArguments&, cudaStream_t); \
   }
 #define EXTOPS_STEP_HOPPER_OF(Cell, T) \

@@ -9,24 +9,6 @@
 
 namespace extops::cuda::step {
 
-inline unsigned ceil_div(int64_t a, int64_t b) { return static_cast<unsigned>((a + b - 1) / b); }
-
-constexpr unsigned kMaxSplits = 4;  // of a sum; a larger cluster costs more than it saves
-
-// How many blocks share K: as many as run at once.
-inline unsigned splits_of(unsigned tiles, unsigned k_tiles, unsigned sm_count) {
-  unsigned splits = 1;
-  for (unsigned more = 2; more <= kMaxSplits && more <= k_tiles; more *= 2) {
-    // All blocks of a cluster run in one GPC, so up to a tenth of the SMs may stay idle.
-    if (tiles * more <= (more == 2 ? sm_count : sm_count * 9 / 10)) splits = more;
-  }
-  return splits;
-}
-
-// With a single gate a unit has a third of the work, so a tile has three times as many units.
-template <class Cell>
-constexpr int kUnitsPer8 = Cell::kGates == 1 ? 24 : 8;
-
 template <class Cell, class T>
 struct Forward {
   using C = typename Compute<T>::type;
@@ -117,5 +99,18 @@ struct Backward {
     }
   }
 };
+
+// The sums of the columns of one matrix, or of two (bias_sums.cuh).
+template <class T>
+struct ColumnSums {
+  int64_t rows;
+  int64_t columns[2];
+  const T* values[2];
+  T* sums[2];
+  T* copy;  // of the first sums, or null
+};
+
+template <class T>
+Error launch_column_sums(const ColumnSums<T>& in, cudaStream_t stream);
 
 }  // namespace extops::cuda::step

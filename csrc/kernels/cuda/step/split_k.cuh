@@ -1,6 +1,5 @@
-// One step on Hopper GPUs, both GEMMs and the pointwise part in one kernel: by tensor cores (wgmma) in 16-bit types and
-// in float32 where TF32 is allowed, by ordinary multiply-adds (FFMA) in strict float32. Library GEMMs would need a
-// second kernel, which reads back what they wrote.
+// One step on Hopper GPUs, both GEMMs and the pointwise part in one kernel, by tensor cores (wgmma): in 16-bit types,
+// and in float32 where TF32 is allowed. Library GEMMs would need a second kernel, which reads back what they wrote.
 //
 // A cluster of blocks computes some units for 64 rows (split-K): K runs over h and then over the input, each block has
 // some K tiles of it, and each then adds up the partial sums of some rows and finishes them. Sums are in float32 and
@@ -12,26 +11,36 @@
 
 namespace extops::cuda::step {
 
+inline unsigned ceil_div(int64_t a, int64_t b) { return static_cast<unsigned>((a + b - 1) / b); }
+
+constexpr unsigned kMaxSplits = 4;  // of a sum; a larger cluster costs more than it saves
+
+// How many blocks share K: as many as run at once.
+inline unsigned splits_of(unsigned tiles, unsigned k_tiles, unsigned sm_count) {
+  unsigned splits = 1;
+  for (unsigned more = 2; more <= kMaxSplits && more <= k_tiles; more *= 2) {
+    // All blocks of a cluster run in one GPC, so up to a tenth of the SMs may stay idle.
+    if (tiles * more <= (more == 2 ? sm_count : sm_count * 9 / 10)) splits = more;
+  }
+  return splits;
+}
+
 constexpr int kWarpRows = kWarpgroupRows / (kWarpgroup / 32);
 static_assert(kMaxSplits == kWarpgroupRows / kWarpRows);
 
-// How many blocks share K, and the estimated speed: the busy fraction of the device, times the tile's own speed.
+// How many blocks share K, and the busy fraction of the device, as the estimated speed.
 struct Plan {
   dim3 grid;
   double speed;
 };
 
-template <class Cell_, Math kMath_, int kRows_, int kUnits_, int kThreads_, int kCellsAtOnce_>
+template <class Cell_, int kRows_, int kUnits_, int kThreads_, int kCellsAtOnce_>
 struct ForwardTile {
   using Cell = Cell_;
-  static constexpr Math kMath = kMath_;
   static constexpr int kRows = kRows_;
   static constexpr int kUnits = kUnits_;
   static constexpr int kN = Cell::kGates * kUnits;
-  // The speed of a busy SM, relative to other tiles of the same math: in float32, wide tiles load less for each
-  // multiply-add.
-  static constexpr double kSpeed = kMath == Math::kFloat32 && kN <= 64 ? 0.64 : 1;
-  static constexpr int kMultipliers = kMath == Math::kTensorCores ? kRows / kWarpgroupRows * kWarpgroup : 256;
+  static constexpr int kMultipliers = kRows / kWarpgroupRows * kWarpgroup;
   static constexpr int kThreads = kThreads_;           // the first multiply, and the one after them issues the copies
   static constexpr int kCellsAtOnce = kCellsAtOnce_;   // that a thread finishes at a time
   static constexpr int kStages = kRows == 64 ? 6 : 4;  // K tiles in shared memory at a time
@@ -43,7 +52,7 @@ struct ForwardTile {
   static constexpr int kSharedBytes = kTileAlignment + kStages * kStageBytes + kPartialBytes;
 
   // Whether a cell has such a tile.
-  static constexpr bool kExists = kN <= 128 && (kMath == Math::kFloat32 || kIsWgmmaWidth<kN>);
+  static constexpr bool kExists = kN <= 128 && kIsWgmmaWidth<kN>;
 
   static_assert(kUnitsBytes % kTileAlignment == 0);
   static_assert(!kExists || kPartialBytes <= kStages * kStageBytes);
@@ -179,115 +188,6 @@ __device__ void send_partial_sums(
   barrier.arrive();
 }
 
-// A thread's sums in strict float32. Loading 16 bytes from shared memory takes a lane as long as four multiply-adds, so
-// each loaded chunk must be used many times: a lane computes every eighth row and, of each gate, every fourth of its
-// warp's units, whose chunks lie in all banks. Four warps have a quarter of the units each, for one half of each K
-// tile; four more warps do the other half.
-template <class Tile>
-struct Float32Sums {
-  static constexpr int kRows = Tile::kRows / 8;
-  static constexpr int kUnits = Tile::kUnits / 16;
-  float values[kRows][Tile::Cell::kGates][kUnits] = {};
-
-  __device__ static int row(int i) { return i * 8 + threadIdx.x % 32 / 4; }
-  __device__ static int unit(int j) { return threadIdx.x / 32 % 4 * (Tile::kUnits / 4) + j * 4 + threadIdx.x % 4; }
-  __device__ static bool is_second_half() { return threadIdx.x >= Tile::kMultipliers / 2; }
-
-  // Multiplies a K tile and adds: the sums of `kCount` gates from `kFirst` on.
-  template <int kFirst, int kCount>
-  __device__ void add(uint32_t rows, uint32_t weights) {
-    constexpr int kChunks = kTileRowBytes / kChunkBytes;
-    const int first = is_second_half() * kChunks / 2;
-#pragma unroll
-    for (int i = 0; i < kChunks / 2; ++i) {
-      const int chunk = first + i;
-      float4 x[kRows];
-      float4 w[kCount][kUnits];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) x[i] = load_chunk(rows, row(i), chunk);
-#pragma unroll
-      for (int g = 0; g < kCount; ++g) {
-#pragma unroll
-        for (int j = 0; j < kUnits; ++j) w[g][j] = load_chunk(weights, (kFirst + g) * Tile::kUnits + unit(j), chunk);
-      }
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-#pragma unroll
-        for (int g = 0; g < kCount; ++g) {
-#pragma unroll
-          for (int j = 0; j < kUnits; ++j) {
-            float& sum = values[i][kFirst + g][j];
-            sum = fmaf(x[i].x, w[g][j].x, sum);
-            sum = fmaf(x[i].y, w[g][j].y, sum);
-            sum = fmaf(x[i].z, w[g][j].z, sum);
-            sum = fmaf(x[i].w, w[g][j].w, sum);
-          }
-        }
-      }
-    }
-  }
-};
-
-template <class T, class Tile>
-__device__ void multiply_k_tiles(
-    const SplitK<T, Tile>& split, uint32_t stages, ForwardBarriers<Tile::kStages>& barriers, Float32Sums<Tile>& sums) {
-  using Cell = typename Tile::Cell;
-  static_assert(Tile::kUnits % 16 == 0);
-#pragma unroll 1
-  for (int k_tile = 0; k_tile < split.k_tiles; ++k_tile) {
-    const int stage = k_tile % Tile::kStages;
-    barriers.full[stage].wait(k_tile / Tile::kStages);
-    const uint32_t rows = stages + stage * Tile::kStageBytes;
-    const uint32_t weights = rows + Tile::kRowsBytes;
-    if (kHasOneGradient<Cell> || split.is_of_h(k_tile)) {
-      sums.template add<kFirstRecurrent<Cell>, Cell::kRecurrent>(rows, weights);
-    } else {
-      sums.template add<0, Cell::kInput>(rows, weights);
-    }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) barriers.empty[stage].arrive();
-  }
-}
-
-// The same in strict float32; adds up the two halves of each K tile first.
-template <class T, class Tile>
-__device__ void send_partial_sums(
-    const SplitK<T, Tile>& split, const Float32Sums<Tile>& sums, float* partial, float* received, Mbarrier& barrier) {
-  using Sums = Float32Sums<Tile>;
-  const auto place_of = [&](int row) {
-    return received + (split.index * split.own_rows + row % split.own_rows) * Tile::kPitch;
-  };
-  const auto for_each_sum = [&](auto function) {
-#pragma unroll
-    for (int i = 0; i < Sums::kRows; ++i) {
-      const int row = Sums::row(i);
-      float* const sums_row = row / split.own_rows == split.index ? place_of(row) : partial + row * Tile::kPitch;
-#pragma unroll
-      for (int g = 0; g < Tile::Cell::kGates; ++g) {
-#pragma unroll
-        for (int j = 0; j < Sums::kUnits; ++j) {
-          function(sums_row[g * Tile::kUnits + Sums::unit(j)], sums.values[i][g][j]);
-        }
-      }
-    }
-  };
-  if (Sums::is_second_half()) for_each_sum([](float& place, float sum) { place = sum; });
-  sync_multipliers<Tile>();
-  if (!Sums::is_second_half()) for_each_sum([](float& place, float sum) { place += sum; });
-  fence_proxy_async();
-  sync_multipliers<Tile>();
-  constexpr int kGroups = Tile::kRows / kWarpRows;
-  if (threadIdx.x % (Tile::kMultipliers / kGroups) != 0) return;
-  const int row = threadIdx.x / (Tile::kMultipliers / kGroups) * kWarpRows;
-  const int owner = row / split.own_rows;
-  if (owner != split.index) {
-    constexpr int kBytes = kWarpRows * Tile::kPitch * static_cast<int>(sizeof(float));
-    const uint32_t from = shared_address(partial + row * Tile::kPitch);
-    copy_to_peer(shared_address(place_of(row)), from, kBytes, barrier, owner);
-  }
-  barrier.arrive();
-}
-
 // One of the units that a block finishes, with its biases and old state.
 template <class Cell, class T>
 struct ForwardCell {
@@ -314,7 +214,6 @@ struct ForwardCell {
 template <class Cell, class T, class Tile>
 __device__ void epilogue(
     const Forward<Cell, T>& in, const SplitK<T, Tile>& split, const float* received, Mbarrier& barrier) {
-  using CellMath = std::conditional_t<Tile::kMath == Math::kTensorCores, FastMath, ExactMath>;
   constexpr int kCells = Tile::kCellsAtOnce;
   const int items = split.own_rows * Tile::kUnits;
   for (int first = 0; first < items; first += kCells * Tile::kThreads) {
@@ -336,7 +235,7 @@ __device__ void epilogue(
     for (int i = 0; i < kCells; ++i) {
 #pragma unroll
       for (int g = 0; g < Cell::kGates; ++g) sums[i][g] += cells[i].bias[g];
-      if (cells[i].exists) in.template finish<CellMath>(cells[i].row, cells[i].unit, sums[i], cells[i].old_c);
+      if (cells[i].exists) in.template finish<FastMath>(cells[i].row, cells[i].unit, sums[i], cells[i].old_c);
     }
   }
 }
@@ -368,7 +267,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
   arrive_at_cluster();
   wait_for_previous_kernel();
   if (threadIdx.x < Tile::kMultipliers) {
-    std::conditional_t<Tile::kMath == Math::kTensorCores, Accumulator<Tile::kN>, Float32Sums<Tile>> sums;
+    Accumulator<Tile::kN> sums;
     multiply_k_tiles<T, Tile>(split, shared_address(shared), barriers, sums);
     // Partial sums overwrite what other warps may still read, and go to blocks that must have started.
     sync_multipliers<Tile>();
@@ -390,7 +289,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
 
 template <class T, class Tile, class Cell>
 bool make_tensor_maps(ForwardMaps& maps, const Forward<Cell, T>& in) {
-  constexpr auto kType = map_type<T>(Tile::kMath == Math::kTensorCores);
+  constexpr auto kType = map_type<T>(true);
   const cuuint64_t batch = in.batch, state_size = in.state_size, input_features = in.input_features;
   const auto make_rows_map = [&](CUtensorMap& map, const T* rows, cuuint64_t columns) {
     return make_tensor_map<T, 2>(map, kType, rows, {columns, batch}, {columns * sizeof(T)}, Tile::kRows);
@@ -415,7 +314,7 @@ Plan plan(const Forward<Cell, T>& in, unsigned sm_count) {
   const unsigned waves = (blocks + sm_count - 1) / sm_count;
   return {
       {ceil_div(in.state_size, Tile::kUnits), ceil_div(in.batch, Tile::kRows), splits},
-      Tile::kExists ? Tile::kSpeed * blocks / (waves * sm_count) : 0};
+      Tile::kExists ? double(blocks) / (waves * sm_count) : 0};
 }
 
 template <class T, class Tile, class Cell>
@@ -450,30 +349,18 @@ Error launch_best_tile(const Forward<Cell, T>& in, unsigned sm_count, cudaStream
 
 template <class Cell, class T>
 Error launch_on_tensor_cores(const Forward<Cell, T>& in, cudaStream_t stream) {
-  constexpr Math kMath = Math::kTensorCores;
-  constexpr int kUnits = kUnitsPer8<Cell>;
-  using Narrow = ForwardTile<Cell, kMath, 64, 3 * kUnits, 256, 2>;
-  using Wide = ForwardTile<Cell, kMath, 64, 4 * kUnits, 512, 2>;
-  using Widest = ForwardTile<Cell, kMath, 64, 5 * kUnits, 512, 3>;
+  using Narrow = ForwardTile<Cell, 64, 24, 256, 2>;
+  using Wide = ForwardTile<Cell, 64, 32, 512, 2>;
+  using Widest = ForwardTile<Cell, 64, 40, 512, 3>;
   // If tiles of 64 rows fill the device without splitting K, tiles of 128 rows load the weights half as often.
   const unsigned sm_count = device_attribute(cudaDevAttrMultiProcessorCount);
   using Most = std::conditional_t<Widest::kExists, Widest, Wide>;
   if (in.batch > kWarpgroupRows && plan<T, Most>(in, sm_count).grid.z == 1) {
-    using Wide128 = ForwardTile<Cell, kMath, 128, 4 * kUnits, 512, 2>;
-    using Widest128 = ForwardTile<Cell, kMath, 128, 5 * kUnits, 512, 3>;
+    using Wide128 = ForwardTile<Cell, 128, 32, 512, 2>;
+    using Widest128 = ForwardTile<Cell, 128, 40, 512, 3>;
     return launch_best_tile<T, Wide128, Widest128>(in, sm_count, stream);
   }
   return launch_best_tile<T, Narrow, Wide, Widest>(in, sm_count, stream);
-}
-
-template <class Cell>
-Error launch_in_float32(const Forward<Cell, float>& in, cudaStream_t stream) {
-  constexpr Math kMath = Math::kFloat32;
-  constexpr int kUnits = kUnitsPer8<Cell>;
-  const unsigned sm_count = device_attribute(cudaDevAttrMultiProcessorCount);
-  using Wide = ForwardTile<Cell, kMath, 64, 4 * kUnits, 288, 2>;
-  using Narrow = ForwardTile<Cell, kMath, 64, 2 * kUnits, 288, 2>;
-  return launch_best_tile<float, Wide, Narrow>(in, sm_count, stream);
 }
 
 }  // namespace extops::cuda::step

@@ -1,0 +1,3 @@
+#include "bias_sums.cuh"
+
+EXTOPS_BIAS_SUMS_HOPPER

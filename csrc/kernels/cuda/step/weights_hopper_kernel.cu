@@ -1,3 +1,0 @@
-#include "weights_hopper.cuh"
-
-EXTOPS_WEIGHTS_HOPPER
