@@ -30,13 +30,13 @@ EXTOPS_SEQUENCE_CUDA({cell}, extops::{Cell})
 EXTOPS_STEP_CUDA({cell}, extops::{Cell})
 """,
     "kernels/cuda/cells/{cell}_tensor_kernel.cu": """\
+#include "../sequence/group.cuh"
 #include "../sequence/tensor_block.cuh"
 
 EXTOPS_SEQUENCE_TENSOR(extops::{Cell})
 """,
     "kernels/cuda/cells/{cell}_hopper_kernel.cu": """\
 #include "../sequence/float32_cluster.cuh"
-#include "../sequence/group.cuh"
 #include "../sequence/tensor_cluster.cuh"
 #include "../step/hopper.cuh"
 

@@ -1,5 +1,4 @@
 #include "../sequence/float32_cluster.cuh"
-#include "../sequence/group.cuh"
 #include "../sequence/tensor_cluster.cuh"
 #include "../step/hopper.cuh"
 

@@ -23,8 +23,6 @@ constexpr int kTileAlignment = 1024;
 constexpr int kWarpgroup = 128;     // threads
 constexpr int kWarpgroupRows = 64;  // of a result of wgmma
 
-enum class Math { kTensorCores, kFloat32 };
-
 template <class T>
 constexpr int kTileColumns = kTileRowBytes / static_cast<int>(sizeof(T));
 
@@ -81,7 +79,7 @@ __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.sha
   asm volatile("{\n.reg .pred done;\nmbarrier.try_wait.parity" semantics       \
                ".shared::cta.b64 done, [%1], %2;\nselp.u32 %0, 1, 0, done;\n}" \
                : "=r"(done)                                                    \
-               : "r"(address), "r"(phase & 1)                                  \
+               : "r"(address()), "r"(phase & 1)                                \
                : "memory")
 
 // An mbarrier in shared memory. A phase ends when all expected arrivals and bytes have arrived.
@@ -98,22 +96,12 @@ class Mbarrier {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(address()), "r"(bytes) : "memory");
   }
 
-  __device__ void arrive() { arrive_at(address()); }
-
-  // The same by address, for loops that keep it in a register.
-  __device__ static void arrive_at(uint32_t address) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address) : "memory");
-  }
+  __device__ void arrive() { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(address()) : "memory"); }
 
   // Waits until phase number `phase` has ended; only the last two phases can be asked for. What other blocks of the
   // cluster have stored by then (st.async), threads see only after `kOfCluster`.
   template <bool kOfCluster = false>
   __device__ void wait(int phase) {
-    wait_at<kOfCluster>(address(), phase);
-  }
-
-  template <bool kOfCluster = false>
-  __device__ static void wait_at(uint32_t address, int phase) {
     uint32_t done = 0;
     while (done == 0) {
       if constexpr (kOfCluster) {

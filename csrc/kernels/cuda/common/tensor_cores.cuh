@@ -10,6 +10,8 @@
 
 namespace extops::cuda {
 
+enum class Math { kTensorCores, kFloat32 };
+
 // In code for older GPUs, kernels with these instructions are empty.
 inline bool has_tensor_cores() { return code_architecture() >= 800; }
 

@@ -82,8 +82,7 @@ bool can_compute_all_steps(Kernel kernel, const Problem& problem) {
       return is_for_tensor_cores && sizes.state_size <= kTensorClusterUnits && sizes.batch <= 8 * kMostClusters &&
              has_hopper_tensor_cores() && samples_of_tensor_clusters<Cell>(problem) > 0;
     case Kernel::kGroup:
-      return problem.dtype != ScalarType::Double && has_hopper_tensor_cores() &&
-             tiles_of_groups<Cell>(problem) < kNoGroups;
+      return problem.dtype != ScalarType::Double && has_tensor_cores() && tiles_of_groups<Cell>(problem) < kNoGroups;
     default:
       return false;
   }

@@ -1,676 +1,672 @@
-// A persistent kernel for whole sequences on Hopper GPUs. A group of blocks computes some tiles of samples. Each block
-// owns some units, whose recurrent weights stay in its shared memory for all steps. After each step the blocks of a
-// group exchange values (forward: h, backward: the gradients of the gates) through L2: each block writes its part and
-// increments the tile's counter; once all have, the others copy it by TMA. GEMMs use tensor cores (wgmma) in 16-bit
-// types and TF32, FFMA in strict float32.
+// A persistent kernel for whole sequences on GPUs from Ampere on. A group of blocks computes some tiles of samples.
+// Each block owns some units, whose recurrent weights stay in its shared memory for all steps. After each step the
+// blocks of a group exchange values through L2.
+//
+// Each warp of a block multiplies along a part of K alone. So it waits only for the blocks that own the units of its
+// part, and loads their values from L2 into its registers, in the order in which it multiplies them: no other warp
+// needs them, and they take no shared memory. The warps' sums are then added up in shared memory. Tensor cores multiply
+// in 16-bit types and TF32 (mma.sync), multiply-adds in strict float32.
+//
+// In the forward a block computes all gates of its units, from h of all units. In the backward the gradients of all
+// gates of all units would be several times as much to read. So `kRecurrent` neighbouring blocks share their units'
+// columns: each multiplies the gradients of one gate, and they exchange their sums.
 //
 // Blocks that wait for each other must be co-resident: the cooperative launch guarantees it or fails.
 #pragma once
 
-#include "../common/hopper.cuh"
-#include "tensor.cuh"
+#include "group_cells.cuh"
+#include "group_plan.h"
 
 namespace extops::cuda {
 namespace group {
 
-constexpr int kTileRows = 64;
-constexpr int kFewRows = 8;    // rows of a tile in strict float32, for batches that would fill little of a tile of 64
-constexpr int kWorkers = 256;  // threads that compute; one more warp issues the copies
-constexpr int kBlockThreads = kWorkers + 32;
-constexpr int kReusedStages = 16;  // more stages gain nothing if they are reused within a GEMM
-constexpr int kMaxStages = 96;
-constexpr int kCounterBytes = 128;  // one cache line each
-
-template <class Cell_, class T_, Math kMath_, Pass kPass_, int kUnits_, int kRows_>
+template <class Cell_, class T_, Math kMath_, Pass kPass_, int kUnits_>
 struct Tile {
   using Cell = Cell_;
   using T = T_;
-  static constexpr Math kMath = kMath_;
-  using CellMath = std::conditional_t<kMath == Math::kTensorCores, FastMath, ExactMath>;
+  static constexpr bool kIsFloat32 = kMath_ == Math::kFloat32;
+  using CellMath = std::conditional_t<kIsFloat32, ExactMath, FastMath>;
   using Arguments = SequencePass<kPass_, Cell, T>;
   static constexpr bool kIsForward = kPass_ == Pass::kForward;
+  static constexpr int kWorkers = kTeamThreads;
   static constexpr int kUnits = kUnits_;
-  static constexpr int kRows = kRows_;
-  static constexpr int kBytes = kRows * kTileRowBytes;
-  static constexpr int kN = kIsForward ? Cell::kRecurrent * kUnits : kUnits;  // of the GEMM
-  static constexpr int kPitch = kN % 16 == 0 ? kN + 8 : kN;                   // no bank conflicts between four rows
-  static constexpr int kPartialBytes = kRows * kPitch * static_cast<int>(sizeof(float));
-  static constexpr int kLeastStages = std::max(2, (kPartialBytes + kBytes - 1) / kBytes);  // the sums may lie there
-  static constexpr int kWeightBytes = kN * kTileRowBytes;                                  // of each K tile
-  static constexpr int kCells = (kRows * kUnits + kWorkers - 1) / kWorkers;
-  static constexpr int kMultipliers = kMath == Math::kTensorCores ? kWarpgroup : kWorkers;
-  // In strict float32 a warp computes all rows, and all, a half or a quarter of the columns, of the GEMM. The warps
-  // with the same columns split K.
-  static constexpr int kColumnGroups = kN > 48 ? 4 : kN > 24 ? 2 : 1;
-  static constexpr int kParts = 8 / kColumnGroups;
-
-  static_assert(kWeightBytes % kTileAlignment == 0 && kN % 8 == 0);
-  static_assert(kRows == kTileRows || kMath == Math::kFloat32);  // wgmma has 64 rows
+  static constexpr int kCells = most_group_rows(kUnits) * kUnits / kWorkers;
+  static constexpr int kMostRows = most_group_rows(kUnits);
+  static constexpr int kColumns = Cell::kRecurrent * kUnits;  // of the GEMM
+  static constexpr int kColumnTiles = kColumns / 8;
+  static constexpr int kChunks = group_chunks(kIsFloat32);                            // of a row, in a piece of K
+  static constexpr int kDepth = kChunks * kChunkBytes / static_cast<int>(sizeof(T));  // of a piece of K
+  static constexpr int kTurnRows = kWorkers / kUnits;     // whose sums are added up at a time, one cell a thread
+  static constexpr int kWarpSums = kColumns * kTurnRows;  // of a warp, at a time
+  static constexpr int kParts = kIsForward ? 1 : Cell::kRecurrent;  // matrices that are multiplied, by different blocks
+  static constexpr GroupKind kKind{Cell::kRecurrent, Cell::kGates, sizeof(T), kIsFloat32, !kIsForward};
 };
 
-// The layout of shared memory, and how the tiles are divided among the groups.
-struct Plan {
-  int k_tiles;
-  int stages;
-  bool reuses_stages;  // within a step; else the counters alone say when a stage is free
-  int tiles;
-  int copied_rows;     // of a tile: all, or the whole batch if that is smaller
-  int partial_offset;  // bytes of shared memory before the sums
-  dim3 grid;           // units, groups
-  int shared_bytes;
-};
-
-// A kernel's workspace: a counter for each tile; in the forward the last two h, [2, batch, state_size]; the cell state
-// or its gradient in float32.
-template <class T>
+// A kernel's workspace. `sums` are of the backward alone: of each tile and block, the sums by one gate.
 struct Buffers {
   unsigned* counters;
-  T* h;
+  uint4* operands;
   float* c;
+  float* sums;
+  int64_t zeroed_bytes;
   int64_t bytes;
 
-  Buffers(void* workspace, const SequenceSizes& sizes) {
+  template <class Tile>
+  static Buffers make(void* workspace, const SequenceSizes& sizes, const GroupPlan& plan) {
     const auto aligned = [](int64_t n) { return (n + 255) / 256 * 256; };
-    const int64_t cells = sizes.batch * sizes.state_size;
-    const int64_t of_h = aligned((sizes.batch + kFewRows - 1) / kFewRows * kCounterBytes);
-    const int64_t of_c = of_h + aligned(2 * cells * int64_t{sizeof(T)});
-    bytes = of_c + aligned(cells * int64_t{sizeof(float)});
+    const int64_t rows = int64_t{plan.tiles} * plan.rows;
+    const int64_t columns = Tile::kIsForward ? 0 : plan.blocks / Tile::kParts;
+    const int64_t of_counters = plan.tiles * (kTeamWarps + columns) * kCounterBytes;
+    const int64_t of_operands = 2 * Tile::kParts * rows * plan.k_blocks * Tile::kChunks * kChunkBytes;
+    const int64_t of_c = aligned(sizes.batch * sizes.state_size * int64_t{sizeof(float)});
+    const int64_t of_sums = columns * Tile::kParts * Tile::kColumns * rows * int64_t{sizeof(float)};
     char* const start = static_cast<char*>(workspace);
-    counters = reinterpret_cast<unsigned*>(start);
-    h = reinterpret_cast<T*>(start + of_h);
-    c = reinterpret_cast<float*>(start + of_c);
+    Buffers buffers{};
+    buffers.zeroed_bytes = aligned(of_counters + of_operands);
+    buffers.counters = reinterpret_cast<unsigned*>(start);
+    buffers.operands = reinterpret_cast<uint4*>(start + of_counters);
+    buffers.c = reinterpret_cast<float*>(start + buffers.zeroed_bytes);
+    buffers.sums = reinterpret_cast<float*>(start + buffers.zeroed_bytes + of_c);
+    buffers.bytes = buffers.zeroed_bytes + of_c + of_sums;
+    return buffers;
   }
 };
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(EXTOPS_TENSOR_CORES)
 
-// The counters in global memory that the blocks of a group increment, one for each tile.
-__device__ inline unsigned* counter_of(unsigned* counters, int tile) {
-  return counters + tile * (kCounterBytes / sizeof(unsigned));
+__device__ inline int team_id() { return static_cast<int>(threadIdx.x) / kTeamThreads; }
+__device__ inline int team_thread() { return static_cast<int>(threadIdx.x) % kTeamThreads; }
+__device__ inline int team_warp() { return team_thread() / 32; }
+__device__ inline void sync_team() {
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + team_id()), "n"(kTeamThreads) : "memory");
 }
 
-__device__ inline void raise(unsigned* counter) {
-  asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+// From L2, where other blocks have written it.
+__device__ inline uint4 load_from_l2(const uint4* from) {
+  uint4 values;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(values.x), "=r"(values.y), "=r"(values.z), "=r"(values.w)
+               : "l"(from));
+  return values;
 }
 
-__device__ inline void wait_for(const unsigned* counter, unsigned count) {
-  unsigned seen = 0;
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
-  } while (seen < count);
+__device__ inline float load_from_l2(const float* from) {
+  float value;
+  asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(value) : "l"(from));
+  return value;
 }
 
-// Makes this thread's writes to global memory visible to TMA copies, in this block and in others.
-__device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+// ---- which part of K is whose ----
 
-__device__ inline void sync_workers() { asm volatile("bar.sync 1, %0;" ::"n"(kWorkers) : "memory"); }
+// The first piece of K of a warp; that of the next warp is the first one after its last.
+__device__ inline int first_k_block(const GroupPlan& plan, int warp) { return warp * plan.k_blocks / kTeamWarps; }
 
-// The mbarriers of each stage. Where stages are reused, there are few enough of them for both kinds.
-struct Barriers {
-  Mbarrier all[kMaxStages];
-
-  __device__ Mbarrier& full(int stage) { return all[stage]; }
-  __device__ Mbarrier& empty(int stage) { return all[kMaxStages - kReusedStages + stage]; }
-};
-static_assert(2 * kReusedStages <= kMaxStages);
-
-// The K tiles of successive GEMMs, in a ring of stages.
-struct Ring {
-  uint32_t first;
-  int stage_bytes;
-  int stages;
-  bool reuses_stages;
-  Barriers& barriers;
-  int stage = 0;
-  int round = 0;
-
-  __device__ uint32_t tile() const { return first + stage * stage_bytes; }
-  // To be called when the warp has read the previous stage.
-  __device__ void release() const {
-    if (reuses_stages && threadIdx.x % 32 == 0) barriers.empty((stage > 0 ? stage : stages) - 1).arrive();
-  }
-  __device__ void advance() {
-    if (++stage < stages) return;
-    stage = 0;
-    ++round;
-  }
-};
-
-// A warpgroup multiplies a tile by the block's weights and stores the sums in `partial`, [kRows, kPitch].
+// The warp that multiplies the values of the units of this block.
 template <class Tile>
-__device__ void multiply_by_tensor_cores(const Plan& plan, uint32_t weights, Ring& ring, float* partial) {
+__device__ int warp_of_own_units(const GroupPlan& plan) {
+  const int k_block = static_cast<int>(blockIdx.x) * Tile::kUnits / Tile::kDepth;
+  return (kTeamWarps * (k_block + 1) + plan.k_blocks - 1) / plan.k_blocks - 1;
+}
+
+// How many blocks own the units that this warp multiplies the values of.
+template <class Tile>
+__device__ unsigned blocks_of_warp(const Steps& steps, const GroupPlan& plan) {
+  const int first = first_k_block(plan, team_warp()) * Tile::kDepth;
+  const int last = min(first_k_block(plan, team_warp() + 1) * Tile::kDepth, steps.state_size);
+  return last > first ? (last - first + Tile::kUnits - 1) / Tile::kUnits : 0;
+}
+
+// ---- the operands in L2 ----
+
+// The values of the units of one step that are multiplied: slot `slot` of two, matrix `part`, of a tile.
+template <class Tile>
+__device__ uint4* operands_of(const GroupPlan& plan, const Buffers& buffers, int slot, int part, int tile) {
+  const int64_t chunks = int64_t{plan.k_blocks} * Tile::kChunks * plan.rows;
+  return buffers.operands + ((int64_t{slot} * Tile::kParts + part) * plan.tiles + tile) * chunks;
+}
+
+// Where the value of a unit is among them. Each load of a warp reads neighbours. On tensor cores a lane loads its part
+// of the operand of one instruction: 16 rows of which it has row l / 4 and eight further, and of each two words along
+// K. K may be in any order, if it is the same in both factors.
+template <class Tile>
+__device__ int place_of(const GroupPlan& plan, int row, int unit) {
   using T = typename Tile::T;
-  Accumulator<Tile::kN> sums;
-  const auto multiply = [&](int k_tile, bool adds) {
-    ring.barriers.full(ring.stage).wait(ring.round);
-    wgmma_fence();
-    multiply_tiles<T>(sums, ring.tile(), weights + k_tile * Tile::kWeightBytes, adds);
-    wgmma_commit();
-  };
-  // Outside of the loop: if the compiler does not see the first write of the sums, it serialises the instructions.
-  multiply(0, false);
-  ring.advance();
-#pragma unroll 1
-  for (int k_tile = 1; k_tile < plan.k_tiles; ++k_tile) {
-    multiply(k_tile, true);
-    wgmma_wait<1>();
-    // The previous K tile has been read.
-    ring.release();
-    ring.advance();
+  constexpr int kOfChunk = kChunkBytes / static_cast<int>(sizeof(T));
+  if constexpr (Tile::kIsFloat32) {
+    const int chunk = unit / kOfChunk;
+    const int place =
+        plan.rows == Tile::kMostRows ? chunk * plan.rows + row : row * plan.k_blocks * Tile::kChunks + chunk;
+    return place * kOfChunk + unit % kOfChunk;
+  } else {
+    constexpr int kPerWord = Operand<T>::kPerWord;
+    const int lane = row % 8 * 4 + unit % Operand<T>::kStepK / (2 * kPerWord);
+    const int word = unit / kPerWord % 2 * 2 + row / 8 % 2;
+    const int step = unit / Operand<T>::kStepK;
+    const int fragment = (step / 2 * (plan.rows / 16) + row / 16) * 2 + step % 2;
+    return (fragment * 32 + lane) * kOfChunk + word * kPerWord + unit % kPerWord;
   }
-  wgmma_wait<0>(sums);
-  const int lane = threadIdx.x % 32;
-  ring.release();
-  // The sums may overwrite what other warps of the warpgroup still read.
-  asm volatile("bar.sync 2, %0;" ::"n"(kWarpgroup) : "memory");
+}
+
+template <class Tile>
+__device__ void put_operand(const GroupPlan& plan, uint4* operands, const OwnCell<Tile>& cell, typename Tile::T value) {
+  using T = typename Tile::T;
+  if constexpr (std::is_same_v<T, float> && !Tile::kIsFloat32) value = round_to_tf32(value);
+  reinterpret_cast<T*>(operands)[place_of<Tile>(plan, cell.row, cell.unit)] = value;
+}
+
+// ---- GEMM ----
+
+// Loads the block's weights into shared memory. Column n of the forward is gate n / kUnits of unit n % kUnits, along h
+// of all units; column n of the backward is the n-th unit of this block and its neighbours, along one gate of all
+// units.
+template <class Tile>
+__device__ void load_weights(const Steps& steps, const typename Tile::T* weights, const GroupPlan& plan, uint4* to) {
+  using T = typename Tile::T;
+  constexpr int kOfChunk = kChunkBytes / static_cast<int>(sizeof(T));
+  constexpr int kColumns = Tile::kColumns;
+  const int chunks = plan.k_blocks * Tile::kChunks;
+  const int block = static_cast<int>(blockIdx.x);
+  for (int item = threadIdx.x; item < kColumns * chunks; item += kGroupThreads) {
+    // Neighbouring threads read neighbouring weights.
+    const int n = Tile::kIsForward ? item / chunks : item % kColumns;
+    const int chunk = Tile::kIsForward ? item % chunks : item / kColumns;
+    // On tensor cores a chunk holds the weights of a lane for two instructions.
+    constexpr int kOfStep = Tile::kIsFloat32 ? kOfChunk : kOfChunk / 2;
+    const int first = Tile::kIsFloat32 ? chunk * kOfChunk : chunk / 4 * Tile::kDepth + chunk % 4 * kOfStep;
+    T values[kOfChunk];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float* const row = partial + (threadIdx.x / 32 * 16 + half * 8 + lane / 4) * Tile::kPitch + lane % 4 * 2;
+    for (int i = 0; i < kOfChunk; ++i) {
+      const int k = first + i / kOfStep * (Tile::kDepth / 2) + i % kOfStep;
+      values[i] = Tile::kIsForward
+                      ? recurrent_weight(steps, weights, n / Tile::kUnits, block * Tile::kUnits + n % Tile::kUnits, k)
+                      : recurrent_weight(steps, weights, block % Tile::kParts, k, block / Tile::kParts * kColumns + n);
+      if constexpr (std::is_same_v<T, float> && !Tile::kIsFloat32) values[i] = round_to_tf32(values[i]);
+    }
+    // As lanes load them. In strict float32, four columns of two neighbouring chunks lie in different banks.
+    const int place = Tile::kIsFloat32 ? chunk * kColumns + (n ^ chunk % 2 * 4)
+                                       : (chunk / 4 * Tile::kColumnTiles + n / 8) * 32 + n % 8 * 4 + chunk % 4;
+    memcpy(to + place, values, sizeof(uint4));
+  }
+}
+
+// Adds up the sums of the warps of a team, one cell of a thread after the other. `sums` is where the warps store
+// theirs, [kTeamWarps][kColumnTiles][kTurnRows][8]; `store_sums`(turn, to) stores those of this warp.
+template <class Tile, class Store>
+__device__ void add_up(
+    float* sums, int turns, float (&found)[Tile::kCells][Tile::Cell::kRecurrent], const Store& store_sums) {
 #pragma unroll
-    for (int j = 0; j < Tile::kN / 8; ++j) {
-      *reinterpret_cast<float2*>(row + 8 * j) = {sums.values[4 * j + 2 * half], sums.values[4 * j + 2 * half + 1]};
+  for (int turn = 0; turn < Tile::kCells; ++turn) {
+    if (turn >= turns) break;
+    if (turn > 0) sync_team();  // all have read those of the turn before
+    store_sums(turn, sums + team_warp() * Tile::kWarpSums);
+    sync_team();
+    const int row = team_thread() / Tile::kUnits;
+    const int unit = team_thread() % Tile::kUnits;
+#pragma unroll
+    for (int g = 0; g < Tile::Cell::kRecurrent; ++g) {
+      const int column = g * Tile::kUnits + unit;
+      const float* const from = sums + (column / 8 * Tile::kTurnRows + row) * 8 + column % 8;
+      float sum = 0;
+#pragma unroll
+      for (int warp = 0; warp < kTeamWarps; ++warp) sum += from[warp * Tile::kWarpSums];
+      found[turn][g] = sum;
     }
   }
 }
 
-// The same in strict float32, by all workers. Loading 16 bytes from shared memory takes a lane as long as four
-// multiply-adds, so each loaded chunk must be used many times: a lane computes every eighth row and every fourth of its
-// warp's columns, whose chunks lie in all banks.
-template <class Tile>
-__device__ void multiply_in_float32(const Plan& plan, uint32_t weights, Ring& ring, float* partial) {
-  constexpr int kRows = Tile::kRows / 8;
-  constexpr int kColumns = Tile::kN / Tile::kColumnGroups / 4;
-  constexpr int kChunks = kTileRowBytes / kChunkBytes;
-  const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  const int part = warp / Tile::kColumnGroups;
-  const int first_column = warp % Tile::kColumnGroups * (Tile::kN / Tile::kColumnGroups) + lane % 4;
-  // For each chunk: the offset of a lane's first row of h in a tile, and of its first two rows of weights, which are
-  // swizzled differently.
-  constexpr int kOwnChunks = kChunks / Tile::kParts;
-  uint32_t x_places[kOwnChunks], w_places[kOwnChunks][2];
+// The GEMM of a tile of 16 * kRowTiles rows on tensor cores: this warp's part of K.
+template <class Tile, int kRowTiles>
+struct TensorSums {
+  // Pieces of K whose operands are on their way.
+  static constexpr int kAhead = 4 / kRowTiles;
+  static constexpr int kTurns = std::max(1, kRowTiles * 16 / Tile::kTurnRows);
+  float values[kRowTiles][Tile::kColumnTiles][4] = {};
+
+  __device__ TensorSums(const GroupPlan& plan, const uint4* weights, const uint4* operands) {
+    const int first = first_k_block(plan, team_warp());
+    const int last = first_k_block(plan, team_warp() + 1);
+    uint4 a[kAhead][kRowTiles][2];
+    const auto fetch = [&](uint4(&to)[kRowTiles][2], int k_block) {
+      if (k_block >= last) return;
+      const uint4* const from = operands + k_block * kRowTiles * 64 + lane_id();
 #pragma unroll
-  for (int i = 0; i < kOwnChunks; ++i) {
-    const int chunk = i * Tile::kParts + part;
-    x_places[i] = kept(chunk_place(lane / 4, chunk));
-#pragma unroll
-    for (int j = 0; j < 2; ++j) w_places[i][j] = kept(chunk_place(first_column + 4 * j, chunk));
-  }
-  const uint32_t full = kept(ring.barriers.full(0).address());
-  const uint32_t empty = kept(ring.barriers.empty(0).address());
-  const bool releases = ring.reuses_stages && lane == 0;
-  float sums[kRows][kColumns] = {};
-  uint32_t previous = 0;
-  // A stage is released when the next one has arrived, after the sums that use its values. Directly after its last
-  // loads, the compiler would let the warp arrive while these are in flight, and the next copy would overwrite what
-  // they read. extops_build/machine_code.py checks for that.
-  const auto release = [&] {
-    __syncwarp();
-    if (releases) Mbarrier::arrive_at(previous);
-  };
-#pragma unroll 1
-  for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
-    Mbarrier::wait_at(full + ring.stage * int{sizeof(Mbarrier)}, ring.round);
-    if (k_tile > 0) release();
-    previous = empty + ring.stage * int{sizeof(Mbarrier)};
-    const uint32_t tile = ring.tile();
-    const uint32_t tile_weights = weights + k_tile * Tile::kWeightBytes;
-#pragma unroll
-    for (int chunk = 0; chunk < kOwnChunks; ++chunk) {
-      float4 x[kRows];
-      float4 w[kColumns];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) x[i] = load_chunk(tile + x_places[chunk] + i * 8 * kTileRowBytes);
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        w[j] = load_chunk(tile_weights + w_places[chunk][j % 2] + j / 2 * 8 * kTileRowBytes);
+      for (int m = 0; m < kRowTiles; ++m) {
+        to[m][0] = load_from_l2(from + m * 64);
+        to[m][1] = load_from_l2(from + m * 64 + 32);
       }
+    };
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kAhead; ++i) fetch(a[i], first + i);
+#pragma unroll 1
+    for (int k_block = first; k_block < last; k_block += kAhead) {
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j) {
-          float& sum = sums[i][j];
-          sum = fmaf(x[i].x, w[j].x, sum);
-          sum = fmaf(x[i].y, w[j].y, sum);
-          sum = fmaf(x[i].z, w[j].z, sum);
-          sum = fmaf(x[i].w, w[j].w, sum);
+      for (int i = 0; i < kAhead; ++i) {
+        if (k_block + i >= last) break;
+        multiply(a[i], weights + (k_block + i) * Tile::kColumnTiles * 32 + lane_id());
+        fetch(a[i], k_block + i + kAhead);
+      }
+    }
+  }
+
+  __device__ static int turns() { return kTurns; }
+
+  __device__ void operator()(int turn, float* to) const {
+    float* const own = to + lane_id() * 2;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int j = 0; j < Tile::kColumnTiles; ++j) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int row = m * 16 + half * 8;
+          if (row / Tile::kTurnRows != turn) continue;
+          *reinterpret_cast<float2*>(own + (j * Tile::kTurnRows + row % Tile::kTurnRows) * 8) = {
+              values[m][j][2 * half], values[m][j][2 * half + 1]};
         }
       }
     }
-    ring.advance();
   }
-  // One part after the other, so that the order of the sums is fixed. They may overwrite what other warps still read.
-  for (int turn = 0; turn < Tile::kParts; ++turn) {
-    sync_workers();
-    if (turn == 0) release();
-    if (turn != part) continue;
+
+ private:
+  // A piece of K takes two instructions.
+  __device__ void multiply(const uint4 (&a)[kRowTiles][2], const uint4* weights) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      float* const row = partial + (i * 8 + lane / 4) * Tile::kPitch + first_column;
+    for (int j = 0; j < Tile::kColumnTiles; ++j) {
+      const uint4 w = weights[j * 32];
 #pragma unroll
-      for (int j = 0; j < kColumns; ++j) row[4 * j] = turn == 0 ? sums[i][j] : row[4 * j] + sums[i][j];
-    }
-  }
-}
-
-template <class Tile>
-__device__ void multiply(const Plan& plan, uint32_t weights, Ring& ring, float* partial) {
-  if constexpr (Tile::kMath == Math::kFloat32) {
-    multiply_in_float32<Tile>(plan, weights, ring, partial);
-  } else if (threadIdx.x < kWarpgroup) {
-    multiply_by_tensor_cores<Tile>(plan, weights, ring, partial);
-  }
-  sync_workers();
-}
-
-// Loads the block's weights into shared memory, as K-major tiles with 128-byte swizzle: row n of the forward is gate n
-// / kUnits of unit n % kUnits, along h; row n of the backward is unit n, along the gates of all units.
-template <class Tile>
-__device__ void load_weights(const Steps& steps, const typename Tile::T* weights, const Plan& plan, unsigned char* to) {
-  using T = typename Tile::T;
-  constexpr int kColumns = kTileColumns<T>;
-  const int first_unit = blockIdx.x * Tile::kUnits;
-  const int depth = plan.k_tiles * kColumns;
-  constexpr bool kIsForward = Tile::kIsForward;
-  for (int item = threadIdx.x; item < Tile::kN * depth; item += kBlockThreads) {
-    // Neighbouring threads read neighbouring columns of the weights.
-    const int n = kIsForward ? item / depth : item % Tile::kN;
-    const int k = kIsForward ? item % depth : item / Tile::kN;
-    const int unit = first_unit + n % Tile::kUnits;
-    const int weight_row = kIsForward ? n / Tile::kUnits * steps.state_size + unit : k;
-    const int column = kIsForward ? k : unit;
-    const bool exists = unit < steps.state_size && (k < (kIsForward ? 1 : Tile::Cell::kRecurrent) * steps.state_size);
-    T value;
-    store(value, 0);
-    if (exists) value = weights[weight_row * steps.weights_stride + column];
-    if constexpr (std::is_same_v<T, float> && Tile::kMath == Math::kTensorCores) {
-      value = round_to_tf32(value);
-    }
-    const int chunk = k % kColumns * static_cast<int>(sizeof(T)) / kChunkBytes;
-    const int inside = k % kColumns * static_cast<int>(sizeof(T)) % kChunkBytes;
-    *reinterpret_cast<T*>(
-        to + k / kColumns * Tile::kWeightBytes + n * kTileRowBytes + (chunk ^ n % 8) * kChunkBytes + inside) = value;
-  }
-}
-
-// One of the cells that a thread computes at each step of a tile.
-template <class Tile>
-struct OwnCell {
-  int row;  // within the tile
-  int column;
-  int sample;
-  int unit;
-  int length;
-  bool exists;
-
-  __device__ OwnCell(const Steps& steps, int tile, int i) {
-    const int item = i * kWorkers + static_cast<int>(threadIdx.x);
-    row = item / Tile::kUnits;
-    column = item % Tile::kUnits;
-    sample = tile * Tile::kRows + row;
-    unit = static_cast<int>(blockIdx.x) * Tile::kUnits + column;
-    exists = row < Tile::kRows && sample < steps.batch && unit < steps.state_size;
-    length = exists ? steps.length(sample) : 0;
-  }
-
-  __device__ int64_t state(const Steps& steps) const { return int64_t{sample} * steps.state_size + unit; }
-};
-
-// Issues the copies of the operands of each step's GEMM.
-template <class Tile>
-__device__ void load_tiles(
-    const Steps& steps, const Plan& plan, const CUtensorMap& map, unsigned* counters, Ring ring) {
-  constexpr bool kIsForward = Tile::kIsForward;
-  const int gemms = kIsForward ? steps.time : steps.time + 1;
-  for (int step = kIsForward ? 0 : 1; step < gemms; ++step) {
-    // Forward: the slot of h that the step before has written. Backward: the time of the step before.
-    const int matrix = kIsForward ? step & 1 : steps.time_of(steps.time - step);
-    for (int tile = blockIdx.y; tile < plan.tiles; tile += gridDim.y) {
-      wait_for(counter_of(counters, tile), gridDim.x * (kIsForward ? step + 1 : step));
-      fence_proxy_async_global();
-      for (int k_tile = 0; k_tile < plan.k_tiles; ++k_tile) {
-        Mbarrier& full = ring.barriers.full(ring.stage);
-        // A stage is reused when each multiplying warp has arrived at `empty`, after the instructions that read the
-        // stage are done. Phase number `round` of `full` tells them that the copy has arrived.
-        if (ring.reuses_stages && ring.round > 0) ring.barriers.empty(ring.stage).wait(ring.round - 1);
-        full.arrive_expect_tx(plan.copied_rows * kTileRowBytes);
-        tma_load(ring.tile(), map, k_tile * kTileColumns<typename Tile::T>, tile * Tile::kRows, matrix, full);
-        ring.advance();
+      for (int m = 0; m < kRowTiles; ++m) {
+        mma(values[m][j], {a[m][0].x, a[m][0].y, a[m][0].z, a[m][0].w}, w.x, w.y, typename Tile::T{});
+      }
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        mma(values[m][j], {a[m][1].x, a[m][1].y, a[m][1].z, a[m][1].w}, w.z, w.w, typename Tile::T{});
       }
     }
   }
+};
+
+// The sums of eight rows or columns by each lane in strict float32. Loading 16 bytes from shared memory takes a lane as
+// long as four multiply-adds, so each loaded chunk must be used many times.
+template <class Tile>
+struct FloatSums {
+  static constexpr int kOwnColumns = Tile::kColumns / 4;  // every fourth column
+  float values[8][kOwnColumns] = {};
+
+  // `weights` is where the weights of a chunk of K begin, for this lane.
+  __device__ void multiply(const uint4 (&x)[8], const uint4* weights, int chunk) {
+    const float4* const even = reinterpret_cast<const float4*>(weights + chunk % 2 * 4);
+    const float4* const odd = reinterpret_cast<const float4*>(weights - chunk % 2 * 4);
+#pragma unroll
+    for (int j = 0; j < kOwnColumns; ++j) {
+      const float4 w = (j % 2 == 0 ? even : odd)[4 * j];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float& sum = values[i][j];
+        sum = fmaf(__uint_as_float(x[i].x), w.x, sum);
+        sum = fmaf(__uint_as_float(x[i].y), w.y, sum);
+        sum = fmaf(__uint_as_float(x[i].z), w.z, sum);
+        sum = fmaf(__uint_as_float(x[i].w), w.w, sum);
+      }
+    }
+  }
+
+  // Stores the sums `values`[i] of row lane / 4, `to` being where the first of the turn is.
+  __device__ void store_row(int i, float* to) const {
+#pragma unroll
+    for (int j = 0; j < kOwnColumns; ++j) {
+      to[(j / 2 * Tile::kTurnRows + lane_id() / 4) * 8 + j % 2 * 4 + lane_id() % 4] = values[i][j];
+    }
+  }
+};
+
+// The GEMM of a tile of 64 rows in strict float32: a lane computes every eighth row.
+template <class Tile>
+struct FloatTile : FloatSums<Tile> {
+  __device__ FloatTile(const GroupPlan& plan, const uint4* weights, const uint4* operands) {
+    const int first = first_k_block(plan, team_warp()) * Tile::kChunks;
+    const int last = first_k_block(plan, team_warp() + 1) * Tile::kChunks;
+    if (first == last) return;
+    uint4 next[8];
+    const auto fetch = [&](int chunk) {
+      const uint4* const from = operands + chunk * Tile::kMostRows + lane_id() / 4;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) next[i] = load_from_l2(from + i * 8);
+    };
+    fetch(first);
+#pragma unroll 2
+    for (int chunk = first; chunk < last; ++chunk) {
+      uint4 x[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] = next[i];
+      if (chunk + 1 < last) fetch(chunk + 1);
+      this->multiply(x, weights + chunk * Tile::kColumns + lane_id() % 4, chunk);
+    }
+  }
+
+  __device__ static int turns() { return Tile::kCells; }
+
+  __device__ void operator()(int turn, float* to) const {
+    constexpr int kOfTurn = Tile::kTurnRows / 8;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i / kOfTurn == turn) this->store_row(i, to + i % kOfTurn * 64);
+    }
+  }
+};
+
+// The same of tiles with fewer rows, eight at a time: a lane computes all of them, for every eighth chunk of K.
+template <class Tile>
+struct FloatRows {
+  const GroupPlan& plan;
+  const uint4* weights;
+  const uint4* operands;
+
+  __device__ int turns() const { return max(1, plan.rows / Tile::kTurnRows); }
+
+  __device__ void operator()(int turn, float* to) const {
+    const int rows = min(plan.rows, Tile::kTurnRows);
+    const int first = first_k_block(plan, team_warp());
+    const int last = first_k_block(plan, team_warp() + 1);
+    const int chunks = plan.k_blocks * Tile::kChunks;
+    const int own_chunk = lane_id() / 4;
+    const uint4* const own_weights = weights + own_chunk * Tile::kColumns + lane_id() % 4;
+    const uint4* const own_operands = operands + turn * Tile::kTurnRows * chunks + own_chunk;
+#pragma unroll 1
+    for (int row = 0; row < rows; row += 8) {
+      FloatSums<Tile> sums;
+      uint4 next[8];
+      const auto fetch = [&](int k_block) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) next[i] = load_from_l2(own_operands + (row + i) * chunks + k_block * Tile::kChunks);
+      };
+      if (first < last) fetch(first);
+#pragma unroll 1
+      for (int k_block = first; k_block < last; ++k_block) {
+        uint4 x[8];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[i] = next[i];
+        if (k_block + 1 < last) fetch(k_block + 1);
+        sums.multiply(x, own_weights + k_block * Tile::kChunks * Tile::kColumns, own_chunk);
+      }
+      // Lane 4 * i + j gets the sums of row i.
+      constexpr int kCount = FloatSums<Tile>::kOwnColumns;
+      float* const values = &sums.values[0][0];
+      exchange_halves<8 * kCount>(values, 16);
+      exchange_halves<4 * kCount>(values, 8);
+      exchange_halves<2 * kCount>(values, 4);
+      sums.store_row(0, to + row * 8);
+    }
+  }
+};
+
+// Multiplies the operands of a tile by the block's weights: `found` gets, of each of this thread's cells, the sums in
+// the columns with its number, kUnits apart.
+template <class Tile>
+__device__ void multiply(
+    const GroupPlan& plan, const uint4* weights, const uint4* operands, float* sums,
+    float (&found)[Tile::kCells][Tile::Cell::kRecurrent]) {
+  const auto by = [&](const auto& of_warp) { add_up<Tile>(sums, of_warp.turns(), found, of_warp); };
+  if constexpr (Tile::kIsFloat32) {
+    if (plan.rows == Tile::kMostRows) return by(FloatTile<Tile>(plan, weights, operands));
+    by(FloatRows<Tile>{plan, weights, operands});
+  } else {
+    if constexpr (Tile::kUnits == 8) {
+      if (plan.rows == 64) return by(TensorSums<Tile, 4>(plan, weights, operands));
+    }
+    if (plan.rows == 32) return by(TensorSums<Tile, 2>(plan, weights, operands));
+    by(TensorSums<Tile, 1>(plan, weights, operands));
+  }
 }
 
-// All workers have written what other blocks read, and have read the sums, which the next copies may overwrite: those
-// begin when all blocks have arrived, including this one. The fence is for these copies, which use the async proxy.
-// After the barrier, one thread's release and the copying thread's acquire make the writes of all visible.
-__device__ inline void arrive_for_group(unsigned* counters, int tile) {
-  asm volatile("fence.proxy.async;" ::: "memory");
-  sync_workers();
-  if (threadIdx.x == 0) raise(counter_of(counters, tile));
+// ---- the steps ----
+
+// What the kernel keeps in shared memory, and its place among the blocks.
+template <class Tile>
+struct Block {
+  const typename Tile::Arguments& in;
+  const GroupPlan& plan;
+  const Buffers& buffers;
+  const uint4* weights;
+  float* sums;
+
+  // The counter of the blocks that own the units of a warp's part of K, and of blocks that share columns.
+  __device__ unsigned* counter_of_warp(int tile, int warp) const {
+    return counter_of(buffers.counters, int64_t{tile} * kTeamWarps + warp);
+  }
+  __device__ unsigned* counter_of_columns(int tile) const {
+    const int64_t columns = gridDim.x / Tile::kParts;
+    const int64_t first = int64_t{plan.tiles} * kTeamWarps;
+    return counter_of(buffers.counters, first + tile * columns + blockIdx.x / Tile::kParts);
+  }
+
+  // Waits until the operands of this warp have been written `times` times.
+  __device__ void wait_for_operands(int tile, unsigned times) const {
+    if (lane_id() == 0) wait_for(counter_of_warp(tile, team_warp()), times * blocks_of_warp<Tile>(in.steps, plan));
+    __syncwarp();
+  }
+
+  // After the barrier, one thread's release makes the writes of all threads visible to those that wait. All have then
+  // read the sums in shared memory, too.
+  __device__ void arrive_with_operands(int tile) const {
+    sync_team();
+    if (team_thread() == 0 && blockIdx.x * Tile::kUnits < in.steps.state_size) {
+      raise(counter_of_warp(tile, warp_of_own_units<Tile>(plan)));
+    }
+  }
+
+  __device__ uint4* operands(int slot, int part, int tile) const {
+    return operands_of<Tile>(plan, buffers, slot, part, tile);
+  }
+};
+
+template <class Tile>
+__device__ void run_forward(const Block<Tile>& block, const float* biases) {
+  using T = typename Tile::T;
+  const GroupPlan& plan = block.plan;
+  const auto each_tile = [&](const auto& body) {
+    for (int tile = blockIdx.y * kGroupTeams + team_id(); tile < plan.tiles; tile += gridDim.y * kGroupTeams)
+      body(tile);
+  };
+  each_tile([&](int tile) {
+    start_forward<Tile>(block.in, block.buffers.c, plan.rows, tile, [&](const OwnCell<Tile>& cell, T h) {
+      put_operand<Tile>(plan, block.operands(0, 0, tile), cell, h);
+    });
+    block.arrive_with_operands(tile);
+  });
+  for (int step = 0; step < block.in.steps.time; ++step) {
+    each_tile([&](int tile) {
+      ForwardStep<Tile> cells(block.in, block.buffers.c, plan.rows, step, tile);
+      float found[Tile::kCells][Tile::Cell::kRecurrent];
+      block.wait_for_operands(tile, step + 1);
+      multiply<Tile>(plan, block.weights, block.operands(step & 1, 0, tile), block.sums, found);
+      // Two alternating slots: this overwrites h of the step before. All have read it, since each block arrived after
+      // its GEMM of that step, and the warps of this block have seen all arrivals.
+      uint4* const next = block.operands((step + 1) & 1, 0, tile);
+      cells.compute(
+          biases, [&](int i, int g) { return found[i][g]; },
+          [&](const OwnCell<Tile>& cell, T h) { put_operand<Tile>(plan, next, cell, h); });
+      block.arrive_with_operands(tile);
+      cells.write();
+    });
+  }
+}
+
+// The sums of one gate that this block's neighbours and itself wait for, and their sum. Everybody has read them before
+// they are overwritten, since the gradients that come from them are needed for the next ones.
+template <class Tile>
+__device__ void write_sums(
+    const Block<Tile>& block, int tile, const float (&found)[Tile::kCells][Tile::Cell::kRecurrent]) {
+  const GroupPlan& plan = block.plan;
+  float* const sums = block.buffers.sums + (int64_t{tile} * gridDim.x + blockIdx.x) * Tile::kColumns * plan.rows;
+#pragma unroll
+  for (int i = 0; i < Tile::kCells; ++i) {
+    const int item = i * Tile::kWorkers + team_thread();
+    const int row = item / Tile::kUnits;
+    if (row >= plan.rows) break;
+    unrolled<Tile::Cell::kRecurrent>([&](int g) {
+      const int column = g * Tile::kUnits + item % Tile::kUnits;
+      sums[(column / 8 * plan.rows + row) * 8 + column % 8] = found[i][g];
+    });
+  }
+  sync_team();
+  if (team_thread() == 0) raise(block.counter_of_columns(tile));
 }
 
 template <class Tile>
-__device__ void start_forward(
-    const typename Tile::Arguments& in, const Plan& plan, const Buffers<typename Tile::T>& buffers) {
-  for (int tile = blockIdx.y; tile < plan.tiles; tile += gridDim.y) {
-    for (int i = 0; i < Tile::kCells; ++i) {
-      const OwnCell<Tile> cell(in.steps, tile, i);
-      if (!cell.exists) continue;
-      const int64_t at = cell.state(in.steps);
-      buffers.h[at] = in.h_0[at];
-      buffers.c[at] = load(in.c_0[at]);
-      if (cell.length > 0) continue;
-      in.h_n[at] = in.h_0[at];
-      in.c_n[at] = in.c_0[at];
-    }
-    arrive_for_group(buffers.counters, tile);
+__device__ void read_sums(const Block<Tile>& block, int tile, float (&found)[Tile::kCells]) {
+  const GroupPlan& plan = block.plan;
+  const int64_t size = int64_t{Tile::kColumns} * plan.rows;
+  const int own = static_cast<int>(blockIdx.x) % Tile::kParts;
+  const int column = own * Tile::kUnits + team_thread() % Tile::kUnits;
+  const float* const sums = block.buffers.sums + (int64_t{tile} * gridDim.x + blockIdx.x - own) * size +
+                            column / 8 * plan.rows * 8 + column % 8;
+  const int count = OwnCell<Tile>::count(plan.rows);
+  float values[Tile::kCells][Tile::kParts];
+  // Those of rows that the tile lacks are not used.
+#pragma unroll
+  for (int i = 0; i < Tile::kCells; ++i) {
+    if (OwnCell<Tile>::are_all(i, count)) break;
+    const int row = min((i * Tile::kWorkers + team_thread()) / Tile::kUnits, plan.rows - 1);
+    unrolled<Tile::kParts>([&](int part) { values[i][part] = load_from_l2(sums + part * size + row * 8); });
+  }
+#pragma unroll
+  for (int i = 0; i < Tile::kCells; ++i) {
+    found[i] = 0;
+    unrolled<Tile::kParts>([&](int part) { found[i] += values[i][part]; });
   }
 }
 
 template <class Tile>
-__device__ void forward_step(
-    const typename Tile::Arguments& in, const Plan& plan, const Buffers<typename Tile::T>& buffers, int step, int tile,
-    uint32_t weights, const float* biases, Ring& ring, float* partial) {
+__device__ void run_backward(const Block<Tile>& block) {
   using T = typename Tile::T;
   using Cell = typename Tile::Cell;
-  const Steps& steps = in.steps;
-  const int t = steps.time_of(step);
-  float sums[Tile::kCells][Cell::kGates];
-  float old_c[Tile::kCells];
-  // Without a branch, which would serialise the loads of the cells.
-#pragma unroll
-  for (int i = 0; i < Tile::kCells; ++i) {
-    const OwnCell<Tile> cell(steps, tile, i);
-    const bool is_valid = cell.exists && t < cell.length;
-    const float* const input_gates = in.input_gates + steps.row(t, cell.sample) * Cell::kInput * steps.state_size;
-#pragma unroll
-    for (int g = 0; g < Cell::kGates; ++g) {
-      const int column = input_place<Cell>(g) * steps.state_size + cell.unit;
-      const float bias = biases[g * Tile::kUnits + cell.column];
-      sums[i][g] = is_valid ? (g < Cell::kInput ? input_gates[column] + bias : bias) : 0;
+  const GroupPlan& plan = block.plan;
+  const int part = static_cast<int>(blockIdx.x) % Tile::kParts;
+  const auto each_tile = [&](const auto& body) {
+    for (int tile = blockIdx.y * kGroupTeams + team_id(); tile < plan.tiles; tile += gridDim.y * kGroupTeams)
+      body(tile);
+  };
+  for (int step = 0; step <= block.in.steps.time; ++step) {
+    if (step > 0) {
+      each_tile([&](int tile) {
+        float found[Tile::kCells][Cell::kRecurrent];
+        block.wait_for_operands(tile, step);
+        multiply<Tile>(plan, block.weights, block.operands((step - 1) & 1, part, tile), block.sums, found);
+        write_sums(block, tile, found);
+      });
     }
-    old_c[i] = is_valid ? buffers.c[cell.state(steps)] : 0;
-  }
-  multiply<Tile>(plan, weights, ring, partial);
-  // Two alternating slots: this overwrites h of the step before. Its copies are done, since this block has finished its
-  // GEMM of this step: all blocks had arrived for that, each after its GEMM of the step before.
-  T* const next_h = buffers.h + ((step + 1) & 1) * int64_t{steps.batch} * steps.state_size;
-  CellState<float> states[Tile::kCells];
-#pragma unroll
-  for (int i = 0; i < Tile::kCells; ++i) {
-    const OwnCell<Tile> cell(steps, tile, i);
-    if (!cell.exists) continue;
-    unrolled<Cell::kRecurrent>([&](int g) {
-      sums[i][kFirstRecurrent<Cell> + g] += partial[cell.row * Tile::kPitch + g * Tile::kUnits + cell.column];
+    each_tile([&](int tile) {
+      BackwardStep<Tile> cells(block.in, block.buffers.c, plan.rows, step, tile);
+      if (step > 0) {
+        if (lane_id() == 0) wait_for(block.counter_of_columns(tile), step * Tile::kParts);
+        __syncwarp();
+      }
+      // Two alternating slots: all have read what this overwrites, since it went into the sums of the step before.
+      cells.compute(
+          [&](float (&gradients)[Tile::kCells]) { read_sums(block, tile, gradients); },
+          [&](const OwnCell<Tile>& cell, const float (&gradients)[Cell::kGates]) {
+            unrolled<Cell::kRecurrent>([&](int g) {
+              T value;
+              store(value, gradients[kFirstRecurrent<Cell> + g]);
+              put_operand<Tile>(plan, block.operands(step & 1, g, tile), cell, value);
+            });
+          });
+      if (cells.is_last()) return;
+      block.arrive_with_operands(tile);
+      cells.write();
     });
-    float gates[Cell::kGates];
-    unrolled<Cell::kGates>([&](int g) { gates[g] = sums[i][g]; });
-    round_to<T>(gates);
-    states[i] = cell_forward<Cell, typename Tile::CellMath>(gates, old_c[i]);
-    const int64_t at = cell.state(steps);
-    if (t < cell.length) {
-      store(next_h[at], states[i].h);
-    } else {
-      // Before a sample's first valid step this is its initial state; after its last one nobody reads it.
-      next_h[at] = in.h_0[at];
-    }
-  }
-  // The other blocks wait for h alone.
-  arrive_for_group(buffers.counters, tile);
-#pragma unroll
-  for (int i = 0; i < Tile::kCells; ++i) {
-    const OwnCell<Tile> cell(steps, tile, i);
-    if (!cell.exists) continue;
-    const int64_t place = steps.row(t, cell.sample);
-    if (t >= cell.length) {
-      store_cell<Cell, T, float>(in, place, cell.unit);
-      continue;
-    }
-    store_cell(in, place, cell.unit, sums[i], states[i]);
-    const int64_t at = cell.state(steps);
-    buffers.c[at] = states[i].c;
-    if (t != steps.last_time(cell.length)) continue;
-    store(in.h_n[at], states[i].h);
-    store(in.c_n[at], states[i].c);
-  }
-}
-
-// The gradients of a step, and at the end those of the initial state: `step` is in the order of the backward.
-template <class Tile>
-__device__ void backward_step(
-    const typename Tile::Arguments& in, const Plan& plan, const Buffers<typename Tile::T>& buffers, int step, int tile,
-    uint32_t weights, Ring& ring, float* partial) {
-  using Cell = typename Tile::Cell;
-  const Steps& steps = in.steps;
-  const int t = step < steps.time ? steps.time_of(steps.time - 1 - step) : -1;
-  const int previous = step > 0 ? steps.time_of(steps.time - step) : -1;
-  LocalDerivatives<Cell, float> derivatives[Tile::kCells];
-  float grad_h[Tile::kCells];
-  float grad_c[Tile::kCells];
-#pragma unroll
-  for (int i = 0; i < Tile::kCells; ++i) {
-    const OwnCell<Tile> cell(steps, tile, i);
-    if (!cell.exists) continue;
-    const int64_t at = cell.state(steps);
-    grad_h[i] = 0;
-    const bool is_first = step < steps.time && t == steps.last_time(cell.length);
-    grad_c[i] = is_first || cell.length == 0 ? load_if_present(in.grad_c_n, at) : step > 0 ? buffers.c[at] : 0;
-    if (step == steps.time || t >= cell.length) continue;
-    const int64_t place = steps.row(t, cell.sample);
-    derivatives[i] = local_derivatives_at<typename Tile::CellMath>(in, place, cell.unit);
-    grad_h[i] = load_if_present(in.grad_output, place * steps.state_size + cell.unit);
-    if (is_first) grad_h[i] += load_if_present(in.grad_h_n, at);
-  }
-  if (step > 0) multiply<Tile>(plan, weights, ring, partial);
-#pragma unroll
-  for (int i = 0; i < Tile::kCells; ++i) {
-    const OwnCell<Tile> cell(steps, tile, i);
-    if (!cell.exists) continue;
-    const int64_t at = cell.state(steps);
-    const bool is_valid = step < steps.time && t < cell.length;
-    const bool has_previous = step > 0 && previous < cell.length;
-    const float from_previous = has_previous ? partial[cell.row * Tile::kPitch + cell.column] : 0.f;
-    if (!is_valid && (has_previous || (step == steps.time && cell.length == 0))) {
-      // The backward of this sample is done.
-      store(in.grad_h_0[at], has_previous ? from_previous : load_if_present(in.grad_h_n, at));
-      store(in.grad_c_0[at], grad_c[i]);
-    }
-    if (step == steps.time) continue;
-    float gradients[Cell::kGates] = {};
-    if (is_valid) {
-      const bool is_first = t == steps.last_time(cell.length);
-      apply_local_derivatives(derivatives[i], grad_h[i] + (is_first ? 0.f : from_previous), grad_c[i], gradients);
-      buffers.c[at] = grad_c[i];
-    }
-    const int64_t place = steps.row(t, cell.sample) * Cell::kGates;
-    unrolled<Cell::kGates>(
-        [&](int g) { store(in.grad_gates[(place + g) * steps.state_size + cell.unit], gradients[g]); });
-  }
-  if (step < steps.time) {
-    arrive_for_group(buffers.counters, tile);
-  } else {
-    sync_workers();  // the next tile's GEMM overwrites this one's
   }
 }
 
 #endif
 
 template <class Tile>
-__global__ void __launch_bounds__(kBlockThreads) sequence_group_kernel(
-    typename Tile::Arguments in, Plan plan, Buffers<typename Tile::T> buffers,
-    const EXTOPS_GRID_CONSTANT CUtensorMap map) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  constexpr bool kIsForward = Tile::kIsForward;
-  extern __shared__ __align__(kTileAlignment) unsigned char shared[];
-  __shared__ Barriers barriers;
-  const int weight_bytes = plan.k_tiles * Tile::kWeightBytes;
-  float* const partial = reinterpret_cast<float*>(shared + plan.partial_offset);
-  if (threadIdx.x == 0) {
-    prefetch(map);
-    for (int stage = 0; stage < plan.stages; ++stage) {
-      barriers.full(stage).initialize(1);
-      if (plan.reuses_stages) barriers.empty(stage).initialize(Tile::kMultipliers / 32);
-    }
-    Mbarrier::publish();
-  }
-  load_weights<Tile>(in.steps, in.weights_h, plan, shared);
-  __shared__ float biases[Tile::Cell::kGates * Tile::kUnits];
-  if constexpr (kIsForward) in.load_biases(biases, Tile::kUnits);
-  fence_proxy_async();
-  __syncthreads();
-  Ring ring{shared_address(shared + weight_bytes), Tile::kBytes, plan.stages, plan.reuses_stages, barriers};
-  if (threadIdx.x < kWorkers) {
-    if constexpr (kIsForward) start_forward<Tile>(in, plan, buffers);
-    for (int step = 0; step < in.steps.time + !kIsForward; ++step) {
-      for (int tile = blockIdx.y; tile < plan.tiles; tile += gridDim.y) {
-        if constexpr (kIsForward) {
-          forward_step<Tile>(in, plan, buffers, step, tile, shared_address(shared), biases, ring, partial);
-        } else {
-          backward_step<Tile>(in, plan, buffers, step, tile, shared_address(shared), ring, partial);
-        }
-      }
-    }
-  } else if (threadIdx.x == kWorkers) {
-    load_tiles<Tile>(in.steps, plan, map, buffers.counters, ring);
+__global__ void __launch_bounds__(kGroupThreads, 1)
+    sequence_group_kernel(typename Tile::Arguments in, GroupPlan plan, Buffers buffers) {
+#if defined(EXTOPS_TENSOR_CORES)
+  extern __shared__ uint4 weights[];
+  float* const sums = reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(weights) + plan.weight_bytes);
+  load_weights<Tile>(in.steps, in.weights_h, plan, weights);
+  const Block<Tile> block{in, plan, buffers, weights, sums + team_id() * kTeamWarps * Tile::kWarpSums};
+  if constexpr (Tile::kIsForward) {
+    __shared__ float biases[Tile::Cell::kGates * Tile::kUnits];
+    in.load_biases(biases, Tile::kUnits);
+    __syncthreads();
+    run_forward(block, biases);
+  } else {
+    __syncthreads();
+    run_backward(block);
   }
 #endif
 }
 
 // ---- how it is launched ----
 
-inline int round_up_division(int64_t a, int64_t b) { return static_cast<int>((a + b - 1) / b); }
-
-// The most dynamic shared memory: the barriers and the biases are static.
-template <class Tile>
-int most_shared_bytes() {
-  constexpr int kBiasBytes = Tile::kIsForward ? Tile::Cell::kGates * Tile::kUnits * int{sizeof(float)} : 0;
-  constexpr int kStaticBytes = (kMaxStages * int{sizeof(uint64_t)} + kBiasBytes + kTileAlignment - 1) / kTileAlignment;
-  return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - kStaticBytes * kTileAlignment;
-}
-
-// How a tile would divide the problem; 0 stages if it does not fit.
-template <class Tile>
-Plan make_plan(const Problem& problem) {
-  const SequenceSizes& sizes = problem.sizes;
-  const int sm_count = problem.context.sm_count();
-  Plan plan{};
-  plan.k_tiles = round_up_division(
-      (Tile::kIsForward ? 1 : Tile::Cell::kRecurrent) * sizes.state_size, kTileColumns<typename Tile::T>);
-  plan.tiles = round_up_division(sizes.batch, Tile::kRows);
-  plan.copied_rows = static_cast<int>(std::min<int64_t>(sizes.batch, Tile::kRows));
-  const int blocks = round_up_division(sizes.state_size, Tile::kUnits);
-  if (blocks > sm_count) return plan;
-  plan.grid = dim3(blocks, std::min(plan.tiles, sm_count / blocks));
-  // A block with one tile copies nothing before its sums are read: sums and copies share memory.
-  const bool is_single = plan.tiles <= static_cast<int>(plan.grid.y);
-  const int64_t weights = int64_t{plan.k_tiles} * Tile::kWeightBytes;
-  const int64_t stages = (most_shared_bytes<Tile>() - (is_single ? 0 : Tile::kPartialBytes) - weights) / Tile::kBytes;
-  if (stages < Tile::kLeastStages) return plan;
-  // The next step's copies begin only after this block has arrived at the tile's counter.
-  plan.reuses_stages = !is_single || plan.k_tiles > std::min<int64_t>(stages, kMaxStages);
-  const int most = plan.reuses_stages ? kReusedStages : kMaxStages;
-  plan.stages = static_cast<int>(std::min<int64_t>({stages, most, std::max(plan.k_tiles, Tile::kLeastStages)}));
-  plan.partial_offset = static_cast<int>(weights) + (is_single ? 0 : plan.stages * Tile::kBytes);
-  plan.shared_bytes = static_cast<int>(weights) + plan.stages * Tile::kBytes + (is_single ? 0 : Tile::kPartialBytes);
-  return plan;
-}
-
-inline int tiles_of_a_block(const Plan& plan) {
-  return plan.stages == 0 ? kNoGroups : round_up_division(plan.tiles, plan.grid.y);
-}
-
-// Calls function(tile) with the tile that gives a block the fewest tiles of samples; if both give as many, with that of
-// fewer units.
-template <class Cell, class T, Math kMath, Pass kPass, int kRows = kTileRows, class Function>
-auto with_best_tile(const Problem& problem, const Function& function) {
-  using Narrow = Tile<Cell, T, kMath, kPass, 8, kRows>;
-  using Wide = Tile<Cell, T, kMath, kPass, 16, kRows>;
-  const bool wide = tiles_of_a_block(make_plan<Wide>(problem)) < tiles_of_a_block(make_plan<Narrow>(problem));
-  return wide ? function(Wide{}) : function(Narrow{});
+// Calls function(tile, plan) with the best plan and its tile, or without units where none fits.
+template <class Cell, class T, Math kMath, Pass kPass, class Function>
+auto with_units(const Problem& problem, const Function& function) {
+  using Narrow = Tile<Cell, T, kMath, kPass, 8>;
+  const GroupLimits limits{problem.context.sm_count(), device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+  const GroupPlan plan = best_group_plan(Narrow::kKind, problem.sizes.batch, problem.sizes.state_size, limits);
+  if constexpr (kMath == Math::kTensorCores) {
+    if (plan.units == 16) return function(Tile<Cell, T, kMath, kPass, 16>{}, plan);
+  }
+  return function(Narrow{}, plan);
 }
 
 template <class Cell, Pass kPass, class Function>
-auto with_tile(const Problem& problem, const Function& function) {
-  if (problem.dtype == ScalarType::Float) {
-    return problem.sizes.batch <= 2 * kFewRows
-               ? with_best_tile<Cell, float, Math::kFloat32, kPass, kFewRows>(problem, function)
-               : with_best_tile<Cell, float, Math::kFloat32, kPass>(problem, function);
-  }
+auto with_plan(const Problem& problem, const Function& function) {
+  if (problem.dtype == ScalarType::Float) return with_units<Cell, float, Math::kFloat32, kPass>(problem, function);
   return with_operand_type(problem.dtype, [&](auto scalar) {
-    return with_best_tile<Cell, decltype(scalar), Math::kTensorCores, kPass>(problem, function);
+    return with_units<Cell, decltype(scalar), Math::kTensorCores, kPass>(problem, function);
   });
 }
 
-// What the blocks copy: forward h, backward the gradients of the recurrent gates.
-template <class Tile>
-bool make_map(CUtensorMap& map, const SequenceArguments& in, int rows) {
-  using T = typename Tile::T;
-  const cuuint64_t batch = in.sizes.batch;
-  const cuuint64_t units = in.sizes.state_size;
-  return make_tensor_map<T, 3>(
-      map, map_type<T>(Tile::kMath == Math::kTensorCores), Buffers<T>(in.workspace, in.sizes).h, {units, batch, 2},
-      {units * sizeof(T), batch * units * sizeof(T)}, rows);
-}
-template <class Tile>
-bool make_map(CUtensorMap& map, const SequenceBackwardArguments& in, int rows) {
-  using T = typename Tile::T;
-  using Cell = typename Tile::Cell;
-  const SequenceSizes& sizes = in.sizes;
-  const cuuint64_t row_bytes = Cell::kGates * sizes.state_size * sizeof(T);
-  return make_tensor_map<T, 3>(
-      map, map_type<T>(Tile::kMath == Math::kTensorCores),
-      static_cast<const T*>(in.grad_gates) + kFirstRecurrent<Cell> * sizes.state_size,
-      {cuuint64_t(Cell::kRecurrent * sizes.state_size), cuuint64_t(sizes.batch), cuuint64_t(sizes.time)},
-      {sizes.batch_stride * row_bytes, sizes.time_stride * row_bytes}, rows);
+// The same, by the pass of the problem.
+template <class Cell, class Function>
+auto with_plan(const Problem& problem, const Function& function) {
+  return problem.pass == Pass::kForward ? with_plan<Cell, Pass::kForward>(problem, function)
+                                        : with_plan<Cell, Pass::kBackward>(problem, function);
 }
 
 }  // namespace group
 
 template <class Cell>
 int tiles_of_groups(const Problem& problem) {
-  using namespace group;
-  const auto tiles = [&](auto tile) {
-    using Tile = decltype(tile);
-    // TMA needs rows aligned to chunks of 16 bytes.
-    const bool has_chunks = problem.sizes.state_size * sizeof(typename Tile::T) % kChunkBytes == 0;
-    return has_chunks ? tiles_of_a_block(make_plan<Tile>(problem)) : kNoGroups;
-  };
-  return problem.pass == Pass::kForward ? with_tile<Cell, Pass::kForward>(problem, tiles)
-                                        : with_tile<Cell, Pass::kBackward>(problem, tiles);
+  return group::with_plan<Cell>(
+      problem, [](auto, const GroupPlan& plan) { return plan.units == 0 ? kNoGroups : plan.tiles_of_a_team(); });
 }
 
 template <class Cell>
 int64_t group_workspace(const Problem& problem) {
-  using namespace group;
-  return with_tile<Cell, Pass::kForward>(
-      problem, [&](auto tile) { return Buffers<typename decltype(tile)::T>(nullptr, problem.sizes).bytes; });
+  return group::with_plan<Cell>(problem, [&](auto tile, const GroupPlan& plan) {
+    return group::Buffers::make<decltype(tile)>(nullptr, problem.sizes, plan).bytes;
+  });
 }
 
 template <class Cell, class In>
 Error launch_groups(const Problem& problem, const In& in) {
   using namespace group;
-  return with_tile<Cell, kPassOf<In>>(problem, [&](auto tile) -> Error {
+  return with_plan<Cell, kPassOf<In>>(problem, [&](auto tile, const GroupPlan& plan) -> Error {
     using Tile = decltype(tile);
-    const Plan plan = make_plan<Tile>(problem);
-    const Buffers<typename Tile::T> buffers(in.workspace, in.sizes);
+    const Buffers buffers = Buffers::make<Tile>(in.workspace, in.sizes, plan);
     const cudaStream_t stream = problem.context.stream();
-    CUtensorMap map;
-    if (!make_map<Tile>(map, in, plan.copied_rows)) return kNoTensorMap;
-    cudaMemsetAsync(buffers.counters, 0, plan.tiles * kCounterBytes, stream);
+    cudaMemsetAsync(in.workspace, 0, buffers.zeroed_bytes, stream);
     constexpr auto kernel = &sequence_group_kernel<Tile>;
-    if (const Error error = allow_shared_memory<kernel>(most_shared_bytes<Tile>())) return error;
+    const int most =
+        device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - group_bias_bytes(Tile::kKind, plan.units);
+    if (const Error error = allow_shared_memory<kernel>(most)) return error;
     cudaLaunchAttribute cooperative{};
     cooperative.id = cudaLaunchAttributeCooperative;
     cooperative.val.cooperative = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = plan.grid;
-    config.blockDim = kBlockThreads;
+    config.gridDim = dim3(plan.blocks, plan.groups);
+    config.blockDim = kGroupThreads;
     config.dynamicSmemBytes = plan.shared_bytes;
     config.stream = stream;
     config.attrs = &cooperative;
     config.numAttrs = 1;
-    cudaLaunchKernelEx(&config, kernel, typename Tile::Arguments(in), plan, buffers, map);
+    cudaLaunchKernelEx(&config, kernel, typename Tile::Arguments(in), plan, buffers);
     return launch_error();
   });
 }

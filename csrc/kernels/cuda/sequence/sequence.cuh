@@ -154,7 +154,8 @@ __device__ void store_cell(
     const CellState<C>& state = {}) {
   const int state_size = in.steps.state_size;
   if (in.is_training()) {
-    unrolled<Cell::kGates>([&](int g) { store(in.gates[(place * Cell::kGates + g) * state_size + unit], gates[g]); });
+    T* const to = in.gates + place * Cell::kGates * state_size + unit;
+    unrolled<Cell::kGates>([&](int g) { store(to[int64_t{g} * state_size], gates[g]); });
     store(in.cells[place * state_size + unit], state.saved_c);
   }
   store(in.output[place * state_size + unit], state.h);
@@ -257,8 +258,8 @@ template <class Cell>
 int64_t samples_of_float32_clusters(const Problem& problem);
 template <class Cell>
 int64_t samples_of_tensor_clusters(const Problem& problem);
-// How many tiles of samples each group of blocks computes. kNoGroups if the weights do not fit into their shared
-// memory, or the blocks cannot all run at the same time.
+// How many tiles of samples the blocks of a group compute one after the other. kNoGroups if the weights do not fit into
+// their shared memory, or the blocks cannot all run at the same time.
 constexpr int kNoGroups = INT32_MAX;
 template <class Cell>
 int tiles_of_groups(const Problem& problem);
@@ -266,9 +267,12 @@ template <class Cell>
 int64_t group_workspace(const Problem& problem);
 
 // The kernels for tensor cores, in a file that is compiled for the GPUs that have them.
-#define EXTOPS_SEQUENCE_TENSOR(Cell)                    \
-  namespace extops::cuda {                              \
-  EXTOPS_INSTANTIATE_LAUNCH(launch_tensor_blocks, Cell) \
+#define EXTOPS_SEQUENCE_TENSOR(Cell)                      \
+  namespace extops::cuda {                                \
+  EXTOPS_INSTANTIATE_LAUNCH(launch_tensor_blocks, Cell)   \
+  EXTOPS_INSTANTIATE_LAUNCH(launch_groups, Cell)          \
+  template int tiles_of_groups<Cell>(const Problem&);     \
+  template int64_t group_workspace<Cell>(const Problem&); \
   }
 
 // The kernels for Hopper, in a file that is compiled for that alone.
@@ -276,11 +280,8 @@ int64_t group_workspace(const Problem& problem);
   namespace extops::cuda {                                            \
   EXTOPS_INSTANTIATE_LAUNCH(launch_float32_clusters, Cell)            \
   EXTOPS_INSTANTIATE_LAUNCH(launch_tensor_clusters, Cell)             \
-  EXTOPS_INSTANTIATE_LAUNCH(launch_groups, Cell)                      \
   template int64_t samples_of_float32_clusters<Cell>(const Problem&); \
   template int64_t samples_of_tensor_clusters<Cell>(const Problem&);  \
-  template int tiles_of_groups<Cell>(const Problem&);                 \
-  template int64_t group_workspace<Cell>(const Problem&);             \
   }
 #define EXTOPS_INSTANTIATE_LAUNCH(launch, Cell)                          \
   template Error launch<Cell>(const Problem&, const SequenceArguments&); \
