@@ -30,8 +30,8 @@ struct Tile {
   static constexpr bool kIsForward = kPass_ == Pass::kForward;
   static constexpr int kWorkers = kTeamThreads;
   static constexpr int kUnits = kUnits_;
-  static constexpr int kCells = most_group_rows(kUnits) * kUnits / kWorkers;
-  static constexpr int kMostRows = most_group_rows(kUnits);
+  static constexpr int kMostRows = most_group_rows(kIsFloat32);
+  static constexpr int kCells = kMostRows * kUnits / kWorkers;
   static constexpr int kColumns = Cell::kRecurrent * kUnits;  // of the GEMM
   static constexpr int kColumnTiles = kColumns / 8;
   static constexpr int kChunks = group_chunks(kIsFloat32);                            // of a row, in a piece of K
@@ -190,15 +190,15 @@ __device__ void load_weights(const Steps& steps, const typename Tile::T* weights
 }
 
 // Adds up the sums of the warps of a team, one cell of a thread after the other. `sums` is where the warps store
-// theirs, [kTeamWarps][kColumnTiles][kTurnRows][8]; `store_sums`(turn, to) stores those of this warp.
-template <class Tile, class Store>
+// theirs, [kTeamWarps][kColumnTiles][kTurnRows][8]; `of_warp`(turn, to) stores those of this warp.
+template <class Tile, class Sums>
 __device__ void add_up(
-    float* sums, int turns, float (&found)[Tile::kCells][Tile::Cell::kRecurrent], const Store& store_sums) {
+    const Sums& of_warp, int rows, float* sums, float (&found)[Tile::kCells][Tile::Cell::kRecurrent]) {
 #pragma unroll
-  for (int turn = 0; turn < Tile::kCells; ++turn) {
-    if (turn >= turns) break;
+  for (int turn = 0; turn < Sums::kTurns; ++turn) {
+    if (turn * Tile::kTurnRows >= rows) break;
     if (turn > 0) sync_team();  // all have read those of the turn before
-    store_sums(turn, sums + team_warp() * Tile::kWarpSums);
+    of_warp(turn, sums + team_warp() * Tile::kWarpSums);
     sync_team();
     const int row = team_thread() / Tile::kUnits;
     const int unit = team_thread() % Tile::kUnits;
@@ -218,7 +218,7 @@ __device__ void add_up(
 template <class Tile, int kRowTiles>
 struct TensorSums {
   // Pieces of K whose operands are on their way.
-  static constexpr int kAhead = 4 / kRowTiles;
+  static constexpr int kAhead = (Tile::kUnits == 8 ? 8 : 4) / kRowTiles;
   static constexpr int kTurns = std::max(1, kRowTiles * 16 / Tile::kTurnRows);
   float values[kRowTiles][Tile::kColumnTiles][4] = {};
 
@@ -247,8 +247,6 @@ struct TensorSums {
       }
     }
   }
-
-  __device__ static int turns() { return kTurns; }
 
   __device__ void operator()(int turn, float* to) const {
     float* const own = to + lane_id() * 2;
@@ -322,6 +320,8 @@ struct FloatSums {
 // The GEMM of a tile of 64 rows in strict float32: a lane computes every eighth row.
 template <class Tile>
 struct FloatTile : FloatSums<Tile> {
+  static constexpr int kTurns = Tile::kCells;
+
   __device__ FloatTile(const GroupPlan& plan, const uint4* weights, const uint4* operands) {
     const int first = first_k_block(plan, team_warp()) * Tile::kChunks;
     const int last = first_k_block(plan, team_warp() + 1) * Tile::kChunks;
@@ -343,8 +343,6 @@ struct FloatTile : FloatSums<Tile> {
     }
   }
 
-  __device__ static int turns() { return Tile::kCells; }
-
   __device__ void operator()(int turn, float* to) const {
     constexpr int kOfTurn = Tile::kTurnRows / 8;
 #pragma unroll
@@ -357,14 +355,13 @@ struct FloatTile : FloatSums<Tile> {
 // The same of tiles with fewer rows, eight at a time: a lane computes all of them, for every eighth chunk of K.
 template <class Tile>
 struct FloatRows {
+  static constexpr int kTurns = Tile::kMostRows / 2 / Tile::kTurnRows;
   const GroupPlan& plan;
   const uint4* weights;
   const uint4* operands;
 
-  __device__ int turns() const { return max(1, plan.rows / Tile::kTurnRows); }
-
   __device__ void operator()(int turn, float* to) const {
-    const int rows = min(plan.rows, Tile::kTurnRows);
+    const int rows = min(plan.rows - turn * Tile::kTurnRows, Tile::kTurnRows);
     const int first = first_k_block(plan, team_warp());
     const int last = first_k_block(plan, team_warp() + 1);
     const int chunks = plan.k_blocks * Tile::kChunks;
@@ -405,15 +402,12 @@ template <class Tile>
 __device__ void multiply(
     const GroupPlan& plan, const uint4* weights, const uint4* operands, float* sums,
     float (&found)[Tile::kCells][Tile::Cell::kRecurrent]) {
-  const auto by = [&](const auto& of_warp) { add_up<Tile>(sums, of_warp.turns(), found, of_warp); };
+  const auto by = [&](const auto& of_warp) { add_up<Tile>(of_warp, plan.rows, sums, found); };
   if constexpr (Tile::kIsFloat32) {
     if (plan.rows == Tile::kMostRows) return by(FloatTile<Tile>(plan, weights, operands));
     by(FloatRows<Tile>{plan, weights, operands});
   } else {
-    if constexpr (Tile::kUnits == 8) {
-      if (plan.rows == 64) return by(TensorSums<Tile, 4>(plan, weights, operands));
-    }
-    if (plan.rows == 32) return by(TensorSums<Tile, 2>(plan, weights, operands));
+    if (plan.rows == Tile::kMostRows) return by(TensorSums<Tile, 2>(plan, weights, operands));
     by(TensorSums<Tile, 1>(plan, weights, operands));
   }
 }
@@ -608,7 +602,7 @@ auto with_units(const Problem& problem, const Function& function) {
   using Narrow = Tile<Cell, T, kMath, kPass, 8>;
   const GroupLimits limits{problem.context.sm_count(), device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
   const GroupPlan plan = best_group_plan(Narrow::kKind, problem.sizes.batch, problem.sizes.state_size, limits);
-  if constexpr (kMath == Math::kTensorCores) {
+  if constexpr (most_group_units(sizeof(T)) == 16) {
     if (plan.units == 16) return function(Tile<Cell, T, kMath, kPass, 16>{}, plan);
   }
   return function(Narrow{}, plan);

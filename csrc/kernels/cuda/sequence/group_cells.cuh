@@ -60,6 +60,7 @@ struct OwnCell {
 // Calls put(cell, h) with the initial states of a tile's cells, and sets their cell state in `c`.
 template <class Tile, class Put>
 __device__ void start_forward(const typename Tile::Arguments& in, float* c, int rows, int tile, const Put& put) {
+#pragma unroll 1
   for (int i = 0; i < Tile::kCells; ++i) {
     const OwnCell<Tile> cell(in.steps, rows, tile, i);
     if (!cell.exists) continue;

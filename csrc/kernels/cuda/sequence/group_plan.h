@@ -26,8 +26,11 @@ constexpr int kGroupTeams = 2;
 constexpr int kTeamThreads = kGroupThreads / kGroupTeams;
 constexpr int kTeamWarps = kTeamThreads / 32;
 
-// The most samples of a tile: a thread then has four cells.
-constexpr int most_group_rows(int units) { return 4 * kTeamThreads / units; }
+// The most units of a block. The weights of more seldom fit.
+constexpr int most_group_units(int element_bytes) { return element_bytes == 2 ? 16 : 8; }
+
+// The most samples of a tile. More would take too many registers.
+constexpr int most_group_rows(bool is_float32) { return is_float32 ? 64 : 32; }
 
 struct GroupPlan {
   int units;   // of a block: 0 if the problem does not fit
@@ -82,16 +85,15 @@ constexpr int64_t group_time(const GroupKind& kind, const GroupPlan& plan) {
   const int64_t rows = int64_t{plan.rows} * plan.units / 8;
   if (!kind.is_float32) return plan.tiles_of_a_team() * (32 + rows);
   // The largest tile is multiplied by fewer loads.
-  return plan.tiles_of_a_team() * (5 + (plan.rows == most_group_rows(plan.units) ? rows * 3 / 4 : rows));
+  return plan.tiles_of_a_team() * (5 + (plan.rows == most_group_rows(true) ? rows * 3 / 4 : rows));
 }
 
 // The plan whose steps take the least time.
 constexpr GroupPlan best_group_plan(
     const GroupKind& kind, int64_t batch, int64_t state_size, const GroupLimits& limits) {
   GroupPlan best{};
-  // In strict float32, the sums of a lane in the columns of more units would take too many registers.
-  for (int units = kind.is_float32 ? 8 : 16; units >= 8; units /= 2) {
-    for (int rows = kind.is_float32 ? 8 : 16; rows <= most_group_rows(units); rows *= 2) {
+  for (int units = most_group_units(kind.element_bytes); units >= 8; units /= 2) {
+    for (int rows = kind.is_float32 ? 8 : 16; rows <= most_group_rows(kind.is_float32); rows *= 2) {
       const GroupPlan plan = make_group_plan(kind, units, rows, batch, state_size, limits);
       if (plan.units == 0) continue;
       if (best.units == 0 || group_time(kind, plan) < group_time(kind, best)) best = plan;
