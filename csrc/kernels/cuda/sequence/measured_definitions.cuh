@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -123,38 +122,6 @@ std::vector<Times> times_of(const Trials& trials, const SequencePlan* plans, int
   return least;
 }
 
-// Seconds by which a launch follows the one before it sooner in a graph.
-double saved_by_graphs() {
-  constexpr int kLaunches = 256;
-  struct Launches {
-    cudaStream_t stream;
-    cudaGraphExec_t graph;
-  } launches{};
-  const auto launch_each = [](const void* self, const SequencePlan&) {
-    for (int i = 0; i < kLaunches; ++i) keep_busy_kernel<<<1, 1, 0, static_cast<const Launches*>(self)->stream>>>(0);
-    return true;
-  };
-  const auto launch_graph = [](const void* self, const SequencePlan&) {
-    return cudaGraphLaunch(static_cast<const Launches*>(self)->graph, static_cast<const Launches*>(self)->stream) ==
-           cudaSuccess;
-  };
-  cudaGraph_t graph = nullptr;
-  cudaStreamCreateWithFlags(&launches.stream, cudaStreamNonBlocking);
-  cudaStreamBeginCapture(launches.stream, cudaStreamCaptureModeRelaxed);
-  launch_each(&launches, {});
-  cudaStreamEndCapture(launches.stream, &graph);
-  cudaGraphInstantiate(&launches.graph, graph, 0);
-  const SequencePlan plans[1] = {};
-  const auto time = [&](const SequenceTrial& trial) {
-    return times_of(Trials(launches.stream, trial), plans, 1)[0].gpu / kLaunches;
-  };
-  const double saved = time({launch_each, &launches}) - time({launch_graph, &launches});
-  cudaGraphExecDestroy(launches.graph);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(launches.stream);
-  return std::isfinite(saved) ? std::max(saved, 0.0) : 0;
-}
-
 // The first whose cost is the least, but for ties.
 int first_of_least(const std::vector<double>& costs) {
   const double least = *std::min_element(costs.begin(), costs.end());
@@ -193,8 +160,6 @@ SequenceKernels measured_kernels(
   double host = kNever, gpu = kNever;
   for (const Times& each : times) host = std::min(host, each.host), gpu = std::min(gpu, each.gpu);
   if (!(gpu < kNever)) return remember(kind, first);
-  static const double saved = saved_by_graphs();
-  const double of_steps = 2 * saved * static_cast<double>(kind.second.back());  // at least two launches for each
   std::vector<double> eager_costs, graph_costs;
   for (int i = 0; i < count; ++i) {
     // What three models pay, which wait for the host or for the GPU: one has nothing else to do, in one the host has as
@@ -202,7 +167,7 @@ SequenceKernels measured_kernels(
     const Times& of = times[i];
     eager_costs.push_back(
         std::max(of.host, of.gpu) + std::max(of.host + host, of.gpu) + std::max(of.host, of.gpu + gpu));
-    graph_costs.push_back(of.gpu - (plans[i].kernel == SequencePlan::kStep ? std::min(of_steps, of.gpu / 2) : 0));
+    graph_costs.push_back(of.gpu);
   }
   const int eager = first_of_least(eager_costs), captured = first_of_least(graph_costs);
   kernels = {plans[eager].kernel, plans[captured].kernel};

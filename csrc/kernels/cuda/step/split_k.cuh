@@ -349,15 +349,17 @@ Error launch_best_tile(const Forward<Cell, T>& in, unsigned sm_count, cudaStream
 
 template <class Cell, class T>
 Error launch_on_tensor_cores(const Forward<Cell, T>& in, cudaStream_t stream) {
-  using Narrow = ForwardTile<Cell, 64, 24, 256, 2>;
-  using Wide = ForwardTile<Cell, 64, 32, 512, 2>;
-  using Widest = ForwardTile<Cell, 64, 40, 512, 3>;
+  // With a single gate a unit has a third of the work, so a tile has three times as many units.
+  constexpr int kUnits = Cell::kGates == 1 ? 24 : 8;
+  using Narrow = ForwardTile<Cell, 64, 3 * kUnits, 256, 2>;
+  using Wide = ForwardTile<Cell, 64, 4 * kUnits, 512, 2>;
+  using Widest = ForwardTile<Cell, 64, 5 * kUnits, 512, 3>;
   // If tiles of 64 rows fill the device without splitting K, tiles of 128 rows load the weights half as often.
   const unsigned sm_count = device_attribute(cudaDevAttrMultiProcessorCount);
   using Most = std::conditional_t<Widest::kExists, Widest, Wide>;
   if (in.batch > kWarpgroupRows && plan<T, Most>(in, sm_count).grid.z == 1) {
-    using Wide128 = ForwardTile<Cell, 128, 32, 512, 2>;
-    using Widest128 = ForwardTile<Cell, 128, 40, 512, 3>;
+    using Wide128 = ForwardTile<Cell, 128, 4 * kUnits, 512, 2>;
+    using Widest128 = ForwardTile<Cell, 128, 5 * kUnits, 512, 3>;
     return launch_best_tile<T, Wide128, Widest128>(in, sm_count, stream);
   }
   return launch_best_tile<T, Narrow, Wide, Widest>(in, sm_count, stream);

@@ -20,7 +20,8 @@ constexpr int64_t kLeastDepth = 256;
 constexpr double kTensorCoresFrom = 4e6;
 constexpr int64_t kTensorCoresRows = 512;
 // Up to so many weights. Those in 16-bit types stay in the L2 cache from call to call.
-constexpr double kHalfWeights = 12e6;
+template <class Cell>
+constexpr double kHalfWeights = Cell::kGates == 1 ? 20e6 : 12e6;
 constexpr double kTf32Weights = 30e6;
 // In TF32 tensor cores are faster above so many rows.
 constexpr int64_t kFewRowsInTf32 = 8;
@@ -66,7 +67,7 @@ bool is_for_few_rows(ScalarType dtype, const StepSizes& sizes) {
   const auto& [batch, input_features, state_size] = sizes;
   const int64_t depth = state_size + input_features;
   return state_size % vector == 0 && input_features % vector == 0 && depth <= kMostDepth &&
-         weights<Cell>(sizes) < (is_half ? kHalfWeights : kRowLimit) &&
+         weights<Cell>(sizes) < (is_half ? kHalfWeights<Cell> : kRowLimit) &&
          (batch == 1 || (batch <= most_few_rows<Cell>(dtype, sizes) && depth >= kLeastDepth));
 }
 
@@ -99,7 +100,7 @@ bool is_for_tensor_cores(ScalarType dtype, const StepSizes& sizes) {
   const int64_t bytes = is_tf32 ? 4 : 2;
   return kHasTiles<Cell> && sizes.input_features > 0 && sizes.batch > most_few_rows<Cell>(dtype, sizes) &&
          sizes.batch <= kTensorCoresRows && multiplications<Cell>(sizes) >= kTensorCoresFrom &&
-         weights<Cell>(sizes) < (is_tf32 ? kTf32Weights : kHalfWeights) &&
+         weights<Cell>(sizes) < (is_tf32 ? kTf32Weights : kHalfWeights<Cell>) &&
          sizes.state_size * bytes % kChunkBytes == 0 && sizes.input_features * bytes % kChunkBytes == 0;
 }
 
