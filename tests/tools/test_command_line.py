@@ -14,7 +14,8 @@ import venv
 from pathlib import Path
 
 import pytest
-from nox.project import dependency_groups, load_toml
+from nox.project import load_toml
+from packaging.requirements import Requirement
 
 from extops_build import ROOT
 from tools import emulate
@@ -43,6 +44,7 @@ def _settings(monkeypatch: pytest.MonkeyPatch) -> None:
     folders = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     monkeypatch.setenv("PATH", folders)
     monkeypatch.setenv("PYTHONPATH", str(Path(project.__file__).parents[2]))
+    monkeypatch.setenv("NOX_SCRIPT_MODE", "none")  # no environment of nox's own
 
 
 def test_nox_lists_what_people_use_first() -> None:
@@ -129,12 +131,15 @@ def test_the_noxfile_imports_little() -> None:
     }
 
 
-def test_nox_itself_installs_what_the_noxfile_imports() -> None:
+def test_nox_itself_installs_what_torchwheels_needs() -> None:
     """It makes an environment by the block at the top of the file. The versions are those of the lock file."""
-    script, tables = (load_toml(ROOT / name) for name in ("noxfile.py", "pyproject.toml"))
-    pins = dict(re.findall(r"^(\w+)==(\S+)", releases.LOCK.read_text(), re.MULTILINE))
-    expected = {f"{name}=={pins[name]}" for name in ("msgspec", "uv")}
-    assert set(script["dependencies"]) == expected | {*dependency_groups(tables, "nox")}
+    script, tables = (load_toml(ROOT / x) for x in ("noxfile.py", "torchwheels/pyproject.toml"))
+    needs = [Requirement(x) for x in (*tables["project"]["dependencies"], "nox")]
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)", releases.LOCK.read_text(), re.MULTILINE))
+    markers = {x.name: f"; {x.marker}" if x.marker else "" for x in needs}
+    assert {str(Requirement(x)) for x in script["dependencies"]} == {
+        str(Requirement(f"{name}=={pins[name]}{marker}")) for name, marker in markers.items()
+    }
 
 
 @pytest.mark.parametrize("session", ["images", "notes"])
