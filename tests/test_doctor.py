@@ -40,6 +40,11 @@ pytestmark = pytest.mark.skipif(
 # A torch that does no more than to load libraries.
 LOADS = "import ctypes\nclass ops: load_library = staticmethod(lambda path: ctypes.CDLL(str(path)))"
 
+# What extops asks the library of kernels for GPUs when it is imported.
+KERNELS = """
+extern "C" const char* extops_sequence_kernel_name_cuda(long) { return nullptr; }
+extern "C" void extops_set_sequence_memory_cuda(const void*) {}
+"""
 DRIVER = """
 #include <cstdlib>
 #include <cstring>
@@ -121,7 +126,7 @@ class Machine:
         self.path.append(other)
         if cuda and torch.version.cuda is None:  # then libraries that call CUDA would not load
             for name in ("libextops_cuda.so", "libextops_stable_cuda.so"):
-                (self.package / name).write_bytes(compiled(""))
+                (self.package / name).write_bytes(compiled(KERNELS))
 
     def driver(self, cuda: int, gpu: tuple[int, int] = (9, 0), status: int = 0) -> None:
         """Installs a driver that knows that CUDA, and a GPU of that compute capability."""

@@ -29,7 +29,7 @@ def run(name: str, *arguments: str | Path) -> str:
 def test_every_example_has_a_test() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name.startswith("test_")}
     # In torchwheels/tests, since they build wheels.
-    tested |= {"foreign_wheel", "own_project", "cibuildwheel"}
+    tested |= {"foreign_wheel", "own_project", "cibuildwheel", "farm"}
     assert {path.stem for path in EXAMPLES.iterdir()} - {"__pycache__"} <= tested
 
 

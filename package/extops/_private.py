@@ -253,6 +253,17 @@ def is_asked_by_dynamo() -> bool:
 # -- autocast
 
 
+def _copy_each(to: list[torch.Tensor], tensors: list[torch.Tensor]) -> None:
+    for x, y in zip(to, tensors, strict=True):
+        x.copy_(y)
+
+
+copy_all: Callable[[list[torch.Tensor], list[torch.Tensor]], object] = _find(
+    "_foreach_copy_", _copy_each
+)
+"""Copies tensors into others, on a GPU by one kernel where they are of one dtype."""
+
+
 def _autocast_devices() -> list[str]:
     return [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
 

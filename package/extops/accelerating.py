@@ -66,7 +66,7 @@ class _Accelerated:
         if _is_compiling() and not _is_torchs_in_graph(input):
             given = (input, hx) if lengths is None else (input, hx, lengths)
             return super().forward(*given)  # type: ignore[misc]
-        if lengths is not None:
+        if lengths is not None and isinstance(input, (Tensor, PackedSequence)):  # else fx traces
             return _with_lengths(self, input, hx, lengths)
         kind = type(input)
         if kind is not Tensor and kind is not PackedSequence:
@@ -207,7 +207,7 @@ def _is_torchs_in_graph(input: Any) -> bool:
     return is_other or torch.onnx.is_in_onnx_export()
 
 
-def _with_lengths(module: Any, input: Tensor, hx: Any, lengths: Tensor) -> Any:
+def _with_lengths(module: Any, input: Any, hx: Any, lengths: Tensor) -> Any:
     """Packed, since torch's forward takes no lengths."""
     batch_first = module.batch_first
     packed = pack_padded_sequence(input, lengths.cpu(), batch_first, enforce_sorted=False)

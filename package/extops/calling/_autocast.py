@@ -57,7 +57,7 @@ class _ToHalf(torch.autograd.Function):
 
 def _copies(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
     copies = [torch.empty_like(x, dtype=y) for x, y in zip(tensors, dtypes, strict=True)]
-    torch._foreach_copy_(copies, list(tensors))
+    _private.copy_all(copies, list(tensors))
     return copies
 
 
