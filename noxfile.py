@@ -137,6 +137,7 @@ def test(session: nox.Session) -> None:
     )
     add_torch(session, f"{PYTHON}-cpu")
     session.install(*OPTIONS.tests.requires, *group("nox"), *group("tools"))
+    install_tool(session)
     wheel = build_cpu_wheel(session, "dist")
     session.install("--force-reinstall", "--no-deps", str(wheel))
     session.env["CUDA_VISIBLE_DEVICES"] = ""  # this wheel has nothing for a GPU
