@@ -13,7 +13,6 @@ from extops.calling import _autograd
 _LARGE = 2**20
 """Elements. Of smaller matrices the host's time matters, and a sum takes it less."""
 
-_TENSORS = Tensor, torch.nn.Parameter
 _Sizes, _Strides = c_int64 * 3, c_int64 * 2
 _FACTOR = c_void_p, _Strides
 _ARGUMENTS = c_void_p, c_int32, _Sizes, *_FACTOR, *_FACTOR, c_void_p, c_int64
@@ -37,7 +36,7 @@ def mm(a: Tensor, b: Tensor, allow_tf32: bool | None = None, added: Tensor | Non
 def _mm_in_precision(a: Tensor, b: Tensor, allow_tf32: bool, added: Tensor | None) -> Tensor | None:
     """None where torch has to compute it."""
     handle = _private.blas_handle
-    is_plain = _autograd.is_plain() and type(a) in _TENSORS and type(b) in _TENSORS
+    is_plain = _autograd.is_plain() and all(type(x) in _autograd.TENSORS for x in (a, b))
     if handle is None or not is_plain or allow_tf32 == _private.allows_tf32():
         return None
     if a.get_device() != torch.cuda.current_device():  # whose handle it is

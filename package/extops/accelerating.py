@@ -45,7 +45,6 @@ _MOST_KNOWN = 4096
 _FAILURES = *_checks.FAILURES, ValueError, LookupError
 """Not all exceptions: a checkpoint ends a recomputation by one of its own."""
 _NOTHING: dict[Any, str] = {}
-_TENSORS = Tensor, torch.nn.Parameter
 _measuring = threading.Lock()
 
 
@@ -568,7 +567,7 @@ def _has_torchs_methods(module: Any) -> bool:
 
 def _is_plain_tensor(x: Any) -> bool:
     return (
-        type(x) in _TENSORS
+        type(x) in _autograd.TENSORS
         and x.layout is torch.strided
         and not x.is_nested
         and x.dtype in _checks.FLOATING
@@ -579,7 +578,7 @@ def _is_plain_tensor(x: Any) -> bool:
 
 def _suits(x: Any, rows: Tensor) -> bool:
     """Whether a parameter or state is of the input's kind; autocast casts what is not."""
-    if type(x) not in _TENSORS or x.device != rows.device or x.layout is not torch.strided:
+    if type(x) not in _autograd.TENSORS or x.device != rows.device or x.layout is not torch.strided:
         return False
     if _is_autocasting() and _autocast.is_cast(rows):
         return _autocast.is_cast(x)

@@ -19,6 +19,9 @@ _is_tracing = _private.is_tracing
 _is_forward_mode = _private.is_forward_mode
 below_autograd = _private.below_autograd
 
+TENSORS = Tensor, torch.nn.Parameter
+"""The types of what the kernels take as it is: others may compute in ways of their own."""
+
 is_tracing: Callable[[], bool] = cast("Any", torch.jit).is_tracing
 """Whether ``torch.jit.trace`` records a call; sizes are tensors there."""
 
