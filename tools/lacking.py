@@ -1,6 +1,7 @@
 """Says what the table of releases lacks, or has and the indexes have not: torches, their Pythons and CUDA versions.
 
-`nox -s releases` asks the indexes that the table names, or those after `--`. Where it ends well, it has found nothing.
+`nox -s releases` asks the indexes that pip is configured for, or those after `--`: PyPI has each torch for one CUDA,
+and PyTorch's own index has the others. Where it ends well, it has found nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from packaging.utils import parse_wheel_filename
 from unearth import PackageFinder
 
 from extops_build import UserError, errors_for_the_user
-from torchwheels.options import Releases, minor, numbers, releases
+from torchwheels.options import Releases, indexes, minor, numbers, releases
 
 
 @dataclass
@@ -102,7 +103,7 @@ def main() -> None:
     """The command line: the indexes, where they are others."""
     with errors_for_the_user():
         table = releases.load()
-        found = [*differences(table, published(sys.argv[1:] or table.indexes))]
+        found = [*differences(table, published(sys.argv[1:] or indexes.urls("download")))]
     sys.exit("\n".join(f"extops: {each}" for each in found) or None)
 
 

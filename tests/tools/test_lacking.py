@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,15 @@ def test_differences_of_the_table_are_named(tmp_path: Path) -> None:
 def test_an_index_without_torch_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"^{tmp_path.as_uri()} has no wheel of torch, or refuses"):
         lacking.published([tmp_path.as_uri()])
+
+
+def test_the_indexes_are_those_that_pip_is_configured_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", index(tmp_path / "first", "2.15.0 3.14"))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", index(tmp_path / "second", "2.99.0+cu990 3.14"))
+    monkeypatch.setattr(sys, "argv", ["lacking"])
+    with pytest.raises(SystemExit, match=r"^extops: no index has torch 2\.") as said:
+        lacking.main()
+    assert str(said.value).endswith("extops: the table lacks torch 2.99.0")

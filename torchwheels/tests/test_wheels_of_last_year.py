@@ -22,7 +22,6 @@ cpu = { image = "ubuntu:26.04", torch = "2.20.0" }
 tools = []
 uv = "uv==1"
 toolkit = "cuda-toolkit"
-indexes = []
 
 [torch]
 "2.20.0" = { cuda = ["14.0"], pythons = ["3.11", "3.16"] }

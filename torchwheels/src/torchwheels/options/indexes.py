@@ -48,6 +48,13 @@ def _pip_config(variables: tuple[tuple[str, str], ...]) -> str:
     return done.stdout
 
 
+def urls(command: str) -> list[str]:
+    """The package indexes that pip asks: PyPI alone, where nothing is configured."""
+    settings = pip_settings(command)
+    named = settings.get("index-url", "https://pypi.org/simple")
+    return [*named.split(), *settings.get("extra-index-url", "").split()]
+
+
 def pip_variables(settings: Mapping[str, str]) -> dict[str, str]:
     """The variables that have pip do what these settings say."""
     return {f"PIP_{key.replace('-', '_').upper()}": value for key, value in settings.items()}

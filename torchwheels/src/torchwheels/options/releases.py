@@ -171,8 +171,6 @@ class Releases:
     tools: tuple[str, ...]
     uv: str
     toolkit: str
-    indexes: tuple[str, ...]
-    """Which say what there is of torch."""
     torches: tuple[Torch, ...]
     cudas: Mapping[str, Cuda]
     release: str = ""
@@ -343,7 +341,6 @@ def parse(data: Mapping[str, Any]) -> Releases:
         tools=tuple(data["tools"]),
         uv=data["uv"],
         toolkit=data["toolkit"],
-        indexes=tuple(data["indexes"]),
         torches=tuple(
             Torch(version, tuple(entry["cuda"]), tuple(entry["pythons"]), entry.get("aarch64", ""))
             for version, entry in data["torch"].items()

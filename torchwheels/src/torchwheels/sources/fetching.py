@@ -370,7 +370,7 @@ def _answering() -> Iterator[None]:
 
 def _finder() -> PackageFinder:
     """What looks for sources where pip is configured to, and with its credentials."""
-    settings = indexes.pip_settings("download")
+    settings, urls = indexes.pip_settings("download"), indexes.urls("download")
     context = ssl.create_default_context(cafile=settings.get("cert"))
     session = PyPIClient(
         verify=context,
@@ -380,12 +380,9 @@ def _finder() -> PackageFinder:
     )
     finder = PackageFinder(
         session,  # type: ignore[arg-type]  # of unearth's own
-        index_urls=settings.get("index-url", "").split(),  # PyPI where there is none
+        index_urls=urls,
         no_binary=[":all:"],
         ignore_compatibility=True,  # the target's Python may be another one
     )
-    for url in settings.get("extra-index-url", "").split():
-        finder.add_index_url(url)
-    urls = [source["url"] for source in finder.sources]
     session.auth = MultiDomainBasicAuth(prompting=False, index_urls=urls)
     return finder
