@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from torchwheels import cli
 from torchwheels.errors import UserError
 from torchwheels.options import project
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -41,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 def test_schema_takes_what_the_tool_takes(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["schema"])
     schema = json.loads(capsys.readouterr().out)
-    table = tomllib.loads(text)["tool"]["torchwheels"]
+    table = msgspec.toml.decode(text)["tool"]["torchwheels"]
     try:
         project.of_table(table, "the table")
     except UserError:

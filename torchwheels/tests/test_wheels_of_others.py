@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from forged_wheels import BILL_OF_MATERIALS, CLASSIC, LIBRARY, Forge
@@ -16,11 +17,6 @@ from torchwheels.audit import reports
 from torchwheels.errors import UserError
 from torchwheels.options import project
 from torchwheels.wheel.contents import BUILD_RECORD
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,7 +106,7 @@ def test_example_of_cibuildwheel(own_project: Path, tmp_path: Path) -> None:
     """Its commands, without its images: compiles the example."""
     pytest.importorskip("torch", reason="torch is not installed")
     file = ROOT / "examples" / "cibuildwheel.toml"
-    options = tomllib.loads(file.read_text())["tool"]["cibuildwheel"]
+    options = msgspec.toml.decode(file.read_text())["tool"]["cibuildwheel"]
     built, dest = tmp_path / "built", tmp_path / "wheelhouse"
     folders = [str(Path(sys.executable).parent), os.environ["PATH"]]
     variables = {**os.environ, "PATH": os.pathsep.join(folders), "FORCE_CUDA": "0"}

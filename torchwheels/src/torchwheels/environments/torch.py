@@ -7,10 +7,11 @@ import importlib.metadata
 import json
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+
+import msgspec
 
 from torchwheels.environments.virtual import (
     Environment,
@@ -23,11 +24,6 @@ from torchwheels.environments.virtual import (
 from torchwheels.errors import UserError
 from torchwheels.options import Target, indexes, releases
 from torchwheels.system import cache
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def torch_requirement(target: Target) -> str:
@@ -93,7 +89,7 @@ def _name(target: Target, python: str) -> str:
         asked.write_text(torch_requirement(target))
         words = ["--quiet", "--no-deps", f"--python={python}", f"--output-file={lock}", str(asked)]
         uv_pip("compile", words, torch_requirement(target), _variables(target, Path(work)))
-        (found,) = tomllib.loads(lock.read_text())["packages"]
+        (found,) = msgspec.toml.decode(lock.read_bytes())["packages"]
     file = found["wheels"][0]
     key = _key([python, *tools, json.dumps(file.get("hashes") or file["url"])])
     name = f"{target.python}-torch{found['version']}-{key}"

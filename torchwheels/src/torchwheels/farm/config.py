@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,6 @@ from torchwheels import sources
 from torchwheels.errors import UserError
 from torchwheels.options import Project, project
 from torchwheels.options import schema as options_schema
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 NEWEST = "newest"
 
@@ -71,14 +65,7 @@ class Farm(Settings, frozen=True):
 
 def load(file: Path) -> Farm:
     """The farm that `file` describes."""
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"there is no {file}: a farm is a file of [[project]] tables, and `--farm` names it"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not TOML: {error}") from None
+    table = project.read_file(file, "a farm is a file of [[project]] tables, and `--farm` names it")
     tables = table.pop("project", [])
     if not isinstance(tables, list) or not all(isinstance(each, dict) for each in tables):
         raise UserError(f"{file}: project is {tables!r}, but tables are expected: [[project]]")

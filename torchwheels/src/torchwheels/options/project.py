@@ -8,7 +8,6 @@ import fnmatch
 import functools
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +22,6 @@ from packaging.version import Version
 from torchwheels.errors import UserError
 from torchwheels.options.releases import ARCHITECTURE, Cuda, Releases, Target, Torch, sm
 from torchwheels.options.releases import load as load_releases
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=10**6)]
 Some: TypeAlias = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -306,10 +299,9 @@ def _selected(patterns: str | Iterable[str]) -> list[str]:
 @functools.cache
 def preset(name: str) -> dict[str, Any]:
     """The options that a project of others is known to want, by its normalised name."""
-    table: dict[str, dict[str, Any]] = tomllib.loads(
-        Path(__file__).with_name("presets.toml").read_text()
-    )
-    return table.get(name, {})
+    table = msgspec.toml.decode(Path(__file__).with_name("presets.toml").read_bytes())
+    found: dict[str, Any] = table.get(name, {})
+    return found
 
 
 def values_of(target: Target, jobs: str = "1", cuda_home: str = "", origin: str = "") -> Values:
@@ -355,17 +347,23 @@ def filled(template: object, values: Values, where: str) -> str:
         ) from None
 
 
+def read_file(file: Path, expected: str) -> dict[str, Any]:
+    """What a TOML file says; an error says what is `expected` where there is none."""
+    try:
+        found: dict[str, Any] = msgspec.toml.decode(file.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"there is no {file}: {expected}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} is not TOML: {error}") from None
+    return found
+
+
 def load(file: Path) -> Project:
     """The project that `file` describes: its `[tool.torchwheels]`, else the whole file."""
-    try:
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"there is no {file}: `--config` names a TOML file with the options, or the "
-            "pyproject.toml that has them under [tool.torchwheels]"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"{file} is not TOML: {error}") from None
+    data = read_file(
+        file,
+        "`--config` names a TOML file with the options, or the pyproject.toml that has them under [tool.torchwheels]",
+    )
     table = data if file.name != "pyproject.toml" else {}
     try:
         table = data.get("tool", {}).get("torchwheels", table)

@@ -16,16 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from torchwheels.errors import UserError
 from torchwheels.system import AARCH64, X86_64, Machine, machines
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 RELEASE = "release"
 """What targets of the wheel without a label have instead of a variant's label."""
@@ -333,27 +329,10 @@ def _torch_of(python: Path) -> dict[str, Any] | None:
     return found
 
 
-def parse(data: Mapping[str, Any]) -> Releases:
-    """The table of a parsed file."""
-    return Releases(
-        manylinux=data["manylinux"],
-        cpu=data["cpu"],
-        tools=tuple(data["tools"]),
-        uv=data["uv"],
-        toolkit=data["toolkit"],
-        torches=tuple(
-            Torch(version, tuple(entry["cuda"]), tuple(entry["pythons"]), entry.get("aarch64", ""))
-            for version, entry in data["torch"].items()
-        ),
-        cudas={
-            version: Cuda(version, entry["torch"], entry["image"], tuple(entry["architectures"]))
-            for version, entry in data["cuda"].items()
-        },
-    )
-
-
 @functools.cache
 def load() -> Releases:
     """The tool's own table."""
-    with FILE.open("rb") as file:
-        return parse(tomllib.load(file))
+    table = msgspec.toml.decode(FILE.read_bytes())
+    table["torches"] = [{"version": x, "cudas": y["cuda"], **y} for x, y in table["torch"].items()]
+    table["cudas"] = {x: {"version": x, **y} for x, y in table["cuda"].items()}
+    return msgspec.convert(table, Releases)
