@@ -284,7 +284,7 @@ def test_a_build_that_fails_in_a_container(
         cli.main(["build", str(source), "--target=3.11-cpu", "--backend=docker"])
     assert ended.value.code == 3
     assert capsys.readouterr().err.startswith(
-        "torchwheels: in the container: 3.11-cpu failed: its build imports modules that are not there (not_there)"
+        "torchwheels: in the container: 3.11-cpu failed: its build imports a module that is not there (not_there)"
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from build import BuildBackendException, BuildException, ProjectBuilder
 
-from torchwheels import environments, sources
+from torchwheels import sources
 from torchwheels.build.workplace import Workplace
 from torchwheels.errors import BuildError, UserError
 from torchwheels.options import Project
@@ -27,6 +27,11 @@ _CHATTER = (
 
 # Patterns of a build's output, and the message for each; {0} is the group of the pattern.
 _KNOWN_FAILURES = (
+    (
+        r"ModuleNotFoundError: No module named '([^'.]+)",
+        "its build imports a module that is not there ({0}): add what has it to `build-requires` in [tool.torchwheels] "
+        "(a file for `--config` where the project is not yours)",
+    ),
     (
         # Of GCC, nvcc, Python, a shell and make.
         r"Killed signal terminated program|died due to signal 9|signal 9 \(|SIGKILL|^Killed$"
@@ -44,10 +49,6 @@ _KNOWN_FAILURES = (
         r"|^\S*sh: (?:line )?(?:\d+: )?(\S+): (?:command )?not found$",
         "the command {0} is not there: install it, or have pip do so where PyPI has it, as it has cmake, "
         "meson and ninja (`build-requires`)",
-    ),
-    (
-        r'build program corresponding to "Unix Makefiles"',
-        "the command make is not there: install it",
     ),
     (
         r"unable to detect version for|Versioning for this project requires either an sdist",
@@ -147,9 +148,7 @@ def opened(
         traceback = getattr(error.exception, "traceback", "")
         shown = map(output.Shortened(place.work / "source"), traceback.splitlines(keepends=True))
         print("".join(shown), end="", flush=True)
-        why = _missing_modules(place, folder, last + traceback)
-        why = why or _lacking(place, last + traceback)
-        why = why or _explain(last + traceback, variables["MAX_JOBS"])
+        why = _lacking(place, last + traceback) or _explain(last + traceback, variables["MAX_JOBS"])
         if empty := sources.empty_submodules(place.work / "source"):
             why += (
                 f"; its submodules are empty ({', '.join(empty)}), so try again once `git submodule update --init "
@@ -165,40 +164,6 @@ def too_long(project: Project) -> str:
     return (
         f"it took more than {project.time_limit:g} minutes: give it more cores (MAX_JOBS says how many "
         "compilers run at once), or raise `time-limit` in [tool.torchwheels]"
-    )
-
-
-# Prints which of the modules that these files import cannot be found.
-_FIND_MODULES = """
-import ast, importlib.util, pathlib, sys
-wanted = set()
-class Imports(ast.NodeVisitor):
-    def visit_Try(self, node): pass  # what may be missing
-    def visit_Import(self, node): wanted.update(each.name for each in node.names)
-    def visit_ImportFrom(self, node): wanted.update([node.module] if not node.level else [])
-for file in sys.argv[1:]:
-    Imports().visit(ast.parse(pathlib.Path(file).read_bytes()))
-sys.path.insert(0, "")
-tops = sorted({name.partition(".")[0] for name in wanted})
-print(*(name for name in tops if importlib.util.find_spec(name) is None))
-"""
-
-
-def _missing_modules(place: Workplace, folder: Path, printed: str) -> str:
-    """What to say where an import failed: all modules that are missing, not one for each build."""
-    first = re.search(r"ModuleNotFoundError: No module named '([^'.]+)", printed)
-    if not first:
-        return ""
-    # setuptools hides the name of setup.py from the traceback.
-    files = {folder / "setup.py", *map(Path, re.findall(r'File "(/[^"]+\.py)", line', printed))}
-    own = [str(x) for x in sorted(files) if x.is_file() and x.is_relative_to(folder)]
-    command = [str(place.environment.python), "-c", _FIND_MODULES, *own]
-    variables = environments.clean_variables(place.home)
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
-    names = ", ".join(sorted({first[1], *done.stdout.split()}))
-    return (
-        f"its build imports modules that are not there ({names}): add what has them to `build-requires` "
-        "in [tool.torchwheels] (a file for `--config` where the project is not yours)"
     )
 
 

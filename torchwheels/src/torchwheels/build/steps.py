@@ -8,7 +8,6 @@ import importlib.metadata
 import json
 import operator
 import os
-import re
 import resource
 import shlex
 import shutil
@@ -36,9 +35,6 @@ from torchwheels.system import cache, machines, processes
 from torchwheels.wheel import Wheel, finish, variants
 
 STEPS = ("requirements", "compile", "install", "import")
-
-_COMPILES = re.compile(r"Extension\(|ext.modules|scikit_build|mesonpy")
-"""What a setup.py or a pyproject.toml says whose project compiles."""
 
 
 def build_wheel(
@@ -137,11 +133,11 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
         built = Path(backend.build("wheel", place.work / "built", settings))
     found = wheel.read(built)
     if not found.libraries:
-        advice = _other_project(place.work / "source") or (
-            ": one that compiles for CUDA alone needs such a target, and one that compiles when it is used, or is of "
-            "Python alone, no wheel for each torch: `pip wheel` makes its one"
+        raise BuildError(
+            f"{place.target.name} failed: its setup has compiled nothing: one that compiles for CUDA alone needs such "
+            "a target, one of another folder of these sources the option `subdirectory`, and one that compiles when "
+            "it is used, or is of Python alone, no wheel for each torch: `pip wheel` makes its one"
         )
-        raise BuildError(f"{place.target.name} failed: its setup has compiled nothing{advice}")
     links.check_linked(found, place.work / "compilers" / toolchain.LINKS, place.project)
     used = finish.Used(
         target=place.target,
@@ -220,22 +216,9 @@ def _project_folder(place: Workplace) -> Path:
     ):
         raise UserError(
             f"the source has neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}: "
-            f"the option `subdirectory` says where its project is{_other_project(unpacked)}"
+            f"the option `subdirectory` says where its project is"
         )
     return folder
-
-
-def _other_project(unpacked: Path) -> str:
-    """Which folder of the sources has a setup that compiles, and the option that takes it; empty where none has."""
-    found = [
-        file.parent.relative_to(unpacked)
-        for pattern in ("*/setup.py", "*/pyproject.toml", "*/*/setup.py", "*/*/pyproject.toml")
-        for file in sorted(unpacked.glob(pattern))
-        if _COMPILES.search(file.read_text(encoding="utf-8", errors="replace"))
-    ]
-    return (
-        f'; its folder {found[0]} has one that does: `subdirectory = "{found[0]}"`' if found else ""
-    )
 
 
 def _install_requirements(place: Workplace, folder: Path, variables: Mapping[str, str]) -> None:

@@ -55,12 +55,10 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
             _install_torch(target, python, environment)
             complete.touch()
         if missing := [x for x in toolkit if x not in complete.read_text().splitlines()]:
-            size = "0.1 GB to download, 0.2 GB on disk"
-            what = f"CUDA's compiler for {target.name}"
-            print(f"torchwheels: installing {what}, once: {size}", flush=True)
+            print(f"torchwheels: installing CUDA's compiler for {target.name}, once", flush=True)
             # Named again, since torch pins the rest of the toolkit.
-            wanted, variables = [torch_requirement(target), *missing], _variables(target, folder)
-            install(environment, wanted, variables, _lack_of_space(0.3))
+            wanted = [torch_requirement(target), *missing]
+            install(environment, wanted, _variables(target, folder))
             complete.write_text("".join(f"{x}\n" for x in toolkit))
     said: dict[str, str | None] = {}
     exec((environment.site_packages / "torch" / "version.py").read_text(), said)
@@ -104,39 +102,21 @@ def _key(given: Iterable[str]) -> str:
 
 def _install_torch(target: Target, python: str, environment: Environment) -> None:
     """Makes an environment with the target's torch and the build tools, or none."""
-    download, space, kept = (0.2, 2, 1) if "+cpu" in environment.folder.name else (3, 9, 5)
+    size = "1" if "+cpu" in environment.folder.name else "5"
+    what = f"torch {target.torch} for {target.name}"
     print(
-        f"torchwheels: installing torch {target.torch} for {target.name}, once: needs {download} GB download, "
-        f"{space} GB of free space, {kept} GB afterwards",
-        flush=True,
+        f"torchwheels: installing {what}, once: it takes {size} GB in {cache.place()}", flush=True
     )
-    lack = _lack_of_space(space)
     home = environment.folder
     try:
         make(python, home)
-        install(environment, releases.load().tools, clean_variables(home), lack, hashed=True)
+        install(environment, releases.load().tools, clean_variables(home), hashed=True)
         # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
-        install(environment, [torch_requirement(target)], _variables(target, home), lack)
+        install(environment, [torch_requirement(target)], _variables(target, home))
     except BaseException:
         # A partial installation is useless, and may have filled the disk.
         shutil.rmtree(environment.folder)
         raise
-
-
-def _lack_of_space(needed: float) -> str:
-    """Warns where the cache's disk has fewer GB free than an installation may need; returns the warning.
-
-    It is no error: the need is that of the largest torch.
-    """
-    free = shutil.disk_usage(cache.place()).free
-    if free >= needed * 1e9:
-        return ""
-    lack = (
-        f"the disk of {cache.place()} has {cache.gigabytes(free)} free, and up to {needed} GB are needed: free some "
-        "(`torchwheels clean` removes what is kept there), or let TORCHWHEELS_CACHE name a folder on another disk"
-    )
-    print(f"torchwheels: {lack}", flush=True)
-    return lack
 
 
 def cuda_runtime(environment: Environment, target: Target, folder: Path) -> Path:

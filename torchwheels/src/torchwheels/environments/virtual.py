@@ -122,9 +122,11 @@ def _note(info: Path, own: Path) -> None:
 
 
 def install(
-    environment: Environment, requirements: Sequence[str], variables: Mapping[str, str], lack: str = "",
+    environment: Environment,
+    requirements: Sequence[str],
+    variables: Mapping[str, str],
     hashed: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Installs `requirements`, or with `hashed` the very files that the lock file has of them."""
     if not requirements:
         return
@@ -135,14 +137,10 @@ def install(
             file.write(releases.locked(releases.names(requirements).__contains__))
             file.flush()
             requirements = ["--require-hashes", f"--requirement={file.name}"]
-        uv_pip(
-            "install", [f"--python={environment.python}", *requirements], wanted, variables, lack
-        )
+        uv_pip("install", [f"--python={environment.python}", *requirements], wanted, variables)
 
 
-def uv_pip(
-    verb: str, words: Sequence[str], wanted: str, variables: Mapping[str, str], lack: str = ""
-) -> None:
+def uv_pip(verb: str, words: Sequence[str], wanted: str, variables: Mapping[str, str]) -> None:
     """Has uv do something about what is `wanted`; an error says that this fails, or that space was lacking before."""
     command = uv("pip", verb, *indexes.uv_options(), *words)
     code, printed = processes.follow(command, shown=_shown, env=dict(variables))
@@ -151,10 +149,11 @@ def uv_pip(
             r"\n\n(?= +\[std)", printed.partition("error: ")[2], maxsplit=1
         )
         print(*of_a_build, sep="", end="", flush=True)
-        advice = lack or "check these names, the network and pip's configuration"
         said = " ".join(said.split()).replace(" cause: ", ": ")
         does = "install" if verb == "install" else "find"
-        raise UserError(f"uv cannot {does} {wanted} ({said}): {advice}")
+        raise UserError(
+            f"uv cannot {does} {wanted} ({said}): check these names, the network and pip's configuration"
+        )
 
 
 def _shown(line: str) -> str:
