@@ -37,6 +37,7 @@ from torchwheels.system import MARK, sha256
 from torchwheels.wheel import serves, variants
 
 TEMPLATE = Path(__file__).with_name("page.html")
+_HEAD = Path(__file__).with_name("head.html")
 _PARTS = ("index.html", "simple", "wheels", "docs")
 _SECTION = """<h2>{name}</h2>
 {variants}<form name="{name}" data-rows="{rows_chosen}"><output></output></form>
@@ -167,8 +168,8 @@ def _check_replaceable(site: Path, new: Path) -> None:
 
 
 def page(template: Path, **parts: str) -> str:
-    """A page with its parts."""
-    text = template.read_text(encoding="utf-8")
+    """A page with its parts, below the head that all have."""
+    text = "".join(x.read_text(encoding="utf-8") for x in (_HEAD, template))
     return re.sub(r"\[\[(\w+)\]\]", lambda place: parts[place[1]], text)
 
 

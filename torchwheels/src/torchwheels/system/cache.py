@@ -7,10 +7,8 @@ import fcntl
 import fnmatch
 import os
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
 
 from torchwheels.errors import UserError
 from torchwheels.system.files import MARK, marked
@@ -55,7 +53,7 @@ def locked(name: str, wait: bool = True) -> Iterator[Path]:
             if not wait:
                 raise
             print(f"torchwheels: waiting for another process that uses {folder}", flush=True)
-            _wait_for(lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield folder
 
 
@@ -82,14 +80,6 @@ def _remove(name: str) -> int:
         taken = size(folder)
         shutil.rmtree(folder)
     return taken
-
-
-def _wait_for(lock: TextIO) -> None:
-    """Locks the file `lock`; Ctrl-C interrupts the wait."""
-    while True:
-        with contextlib.suppress(BlockingIOError):
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        time.sleep(0.2)
 
 
 def size(folder: Path) -> int:
