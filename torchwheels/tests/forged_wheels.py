@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from torchwheels.audit.rules import Expectation, findings
-from torchwheels.options import releases
+from torchwheels.options import Project, releases
 from torchwheels.wheel.archive import record_hash
 from torchwheels.wheel.contents import BUILD_RECORD, read
 
@@ -87,14 +87,8 @@ class Forge:
     @property
     def expectation(self) -> Expectation:
         """What the target and the project promise."""
-        return Expectation(
-            self.target,
-            "manylinux_2_28",
-            self.architectures,
-            self.size_budget,
-            self.allow_libraries,
-            self.torches,
-        )
+        options = Project(size_budget=self.size_budget, allow_libraries=self.allow_libraries)
+        return Expectation(self.target, options, self.architectures, self.torches)
 
     def findings(self) -> dict[str, list[str]]:
         """What is found wrong, by the rules that find something."""

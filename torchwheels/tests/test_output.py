@@ -145,25 +145,3 @@ def test_exit_code_is_of_the_kind_of_failure(
     assert ended.value.code == (
         "torchwheels: 2 of 2 targets failed: 3.10-cpu, 3.11-cpu" if code == 1 else code
     )
-
-
-@pytest.mark.parametrize("ci", ["", "true"])
-def test_output_of_each_target_is_a_group_in_the_logs_of_github(
-    ci: str,
-    own_project: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("GITHUB_ACTIONS", ci)
-
-    def fail(*_: object) -> None:
-        print("compiles")
-        raise BuildError("x failed: why")
-
-    monkeypatch.setattr(build, "build_wheel", fail)
-    command = ["build", str(own_project), "--target=3.11-cpu", "--backend=local"]
-    with pytest.raises(SystemExit):
-        cli.main([*command, f"--dist={tmp_path}"])
-    group = "::group::build 3.11-cpu\ncompiles\n::endgroup::\n"
-    assert capsys.readouterr() == (group if ci else "compiles\n", "torchwheels: x failed: why\n")

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 from packaging.specifiers import SpecifierSet
 
-from torchwheels.options import Expectation, minor, numbers, openmp
+from torchwheels.options import Expectation, minor, numbers, openmp, releases
 from torchwheels.system import Machine, machines
 from torchwheels.wheel import Library, Wheel, admitted, demangle, linux, stable_functions
 
@@ -46,11 +46,11 @@ def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     machine, wanted = machines.of_platform(proved), expectation.target.machine
     if _glibc(platforms[0]) != _glibc(proved) or len(processors) != 1:
         yield f"its tag is {said}, but auditwheel proves {proved}"
-    elif _glibc(proved) > _glibc(expectation.manylinux) and not expectation.of_others:
+    elif _glibc(proved) > _glibc(releases.load().manylinux) and not expectation.of_others:
         newer = "".join(
-            f"; {text}" for text in _newer_symbols(wheel, expectation.manylinux, machine)
+            f"; {text}" for text in _newer_symbols(wheel, releases.load().manylinux, machine)
         )
-        yield f"its tag is {said}, but {expectation.manylinux} or older is wanted{newer}"
+        yield f"its tag is {said}, but {releases.load().manylinux} or older is wanted{newer}"
     for path, library in wheel.libraries.items():
         if library.machine != machine.elf:
             yield f"its tag is {said}, but {path} is for another processor ({library.machine})"
@@ -65,7 +65,7 @@ def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 def _policy(wheel: Wheel, expectation: Expectation) -> str:
     """The manylinux, such as `manylinux_2_28`, that the wheel proves; without one that which is wanted."""
     proved = _MANYLINUX.match(wheel.proved_platform)
-    return proved[0].removesuffix("_") if proved else expectation.manylinux
+    return proved[0].removesuffix("_") if proved else releases.load().manylinux
 
 
 def _glibc(platform: str) -> tuple[int, int]:
@@ -242,9 +242,8 @@ def _names(path: str, library: Library) -> set[str]:
 
 
 def _allowed(names: set[str], expectation: Expectation) -> bool:
-    return any(
-        fnmatch.fnmatchcase(name, each) for name in names for each in expectation.allow_libraries
-    )
+    allowed = expectation.options.allow_libraries
+    return any(fnmatch.fnmatchcase(name, each) for name in names for each in allowed)
 
 
 def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:

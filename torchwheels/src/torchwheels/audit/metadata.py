@@ -34,7 +34,7 @@ def label(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     if target.is_release:
         if text:
             yield f"its version {wheel.version} has a label, but {target.name} has none"
-    elif wheel.is_classic and not (cuda and torch) and not expectation.of_others:
+    elif wheel.classic_use and not (cuda and torch) and not expectation.of_others:
         yield (
             f"its version {wheel.version} does not say for which CUDA and which torch it is, and its "
             f"libraries work with one only: label it +{target.label}.torch{minor(target.torch)}"
@@ -81,24 +81,23 @@ def requirement(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The metadata require only torch versions that the libraries load under, the target's among them."""
     wanted, torch = wheel.torch_requirement, expectation.target.torch
     if wanted is None:
-        served = wheel.torches.what
-        right = f"=={minor(torch)}.*" if served is None else served
+        right = f"=={minor(torch)}.*" if wheel.torches is None else wheel.torches
         if right:  # else no library uses torch
             yield f"its metadata do not require torch: add `Requires-Dist: torch{right}`"
     elif not wanted.contains(torch, prereleases=True):
         yield f"its metadata require torch{wanted}, but {expectation.target.name} has torch {torch}"
-    elif wheel.is_classic and len(admitted(wanted)) != 1:
+    elif wheel.classic_use and len(admitted(wanted)) != 1:
         yield (
             f"its metadata require {f'torch{wanted}' if wanted else 'any torch'}, but "
-            f"{wheel.torches.why}: require torch=={minor(torch)}.*"
+            f"{wheel.classic_use}: require torch=={minor(torch)}.*"
         )
 
 
 def size(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The file is no larger than the project's budget."""
-    megabytes = wheel.path.stat().st_size / 1e6
-    if 0 < expectation.size_budget < megabytes:
-        yield f"it has {megabytes:.2f} MB, over the {expectation.size_budget:g} MB allowed"
+    megabytes, budget = wheel.path.stat().st_size / 1e6, expectation.options.size_budget
+    if 0 < budget < megabytes:
+        yield f"it has {megabytes:.2f} MB, over the {budget:g} MB allowed"
 
 
 def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:

@@ -59,7 +59,7 @@ def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
         is_of_its_day = target.torch in SpecifierSet(options.torch)
         torches = expectation.torches if is_of_its_day else ""
         expectation = replace(expectation, architectures=named, torches=torches)
-    return of(found, options, expectation) | {"options": project.table}
+    return of(found, expectation) | {"options": project.table}
 
 
 def stamped(path: Path, used: Used, options: Project, target: Target) -> dict[str, Any]:
@@ -69,11 +69,11 @@ def stamped(path: Path, used: Used, options: Project, target: Target) -> dict[st
     """
     found = finish.stamp(wheel.read(path), used)
     variants.write(found)
-    return of(found, options, expectation_of(options, target))
+    return of(found, expectation_of(options, target))
 
 
-def of(found: Wheel, options: Project, expectation: Expectation) -> dict[str, Any]:
-    """The build report of a wheel of which that is expected, with the options of its target."""
+def of(found: Wheel, expectation: Expectation) -> dict[str, Any]:
+    """The build report of a wheel of which that is expected."""
     path = found.path
     findings = rules.findings(found, expectation)
     digest = sha256(path)
@@ -87,9 +87,9 @@ def of(found: Wheel, options: Project, expectation: Expectation) -> dict[str, An
         "variant": variant(found),
         "build": found.record,
         "works_with": {
-            "python": found.pythons.what,
-            "torch": found.torches.what,
-            "cuda": found.cuda.what,
+            "python": found.pythons,
+            "torch": found.torches,
+            "cuda": found.cuda,
         },
         "requires": found.metadata.get_all("Requires-Dist") or [],
         "requires_python": found.metadata["Requires-Python"],
@@ -98,7 +98,7 @@ def of(found: Wheel, options: Project, expectation: Expectation) -> dict[str, An
             {"rule": rule, "passed": not texts, "detail": "; ".join(texts)}
             for rule, texts in findings.items()
         ],
-        "options": options.table,
+        "options": expectation.options.table,
         "tests": tests_of(path.parent / "tests", digest),
     }
 

@@ -104,11 +104,11 @@ def target_of(wheel: Wheel, torch: str, releases: Releases) -> Target:
     target = next(filter(wheel.takes, targets), None)
     if target is None:
         raise UserError(
-            f"{wheel.path.name} is for Python {wheel.pythons.what}, but torch {release.version} is for "
+            f"{wheel.path.name} is for Python {wheel.pythons}, but torch {release.version} is for "
             f"{', '.join(release.pythons)}"
         )
     toolkits = [x.gpu_code.toolkit for x in wheel.libraries.values() if x.gpu_code.toolkit]
-    needed = wheel.cuda.what or ("".join(toolkits[:1]) and f"=={numbers(toolkits[0])[0]}.*")
+    needed = wheel.cuda or ("".join(toolkits[:1]) and f"=={numbers(toolkits[0])[0]}.*")
     if not needed and not any(library.gpu_code for library in wheel.libraries.values()):
         return target
     # torch is published for several versions of CUDA; a wheel names its own, or takes that of PyPI's torch.
@@ -116,6 +116,8 @@ def target_of(wheel: Wheel, torch: str, releases: Releases) -> Target:
     named = [x for x in fitting if x.label in (wheel.version.local or "").split(".")]
     default = [x for x in fitting if x.version == release.cudas[0]]
     if not fitting:
-        raise UserError(f"{wheel.cuda.why}, but only CUDA {', '.join(releases.cudas)} is known")
+        raise UserError(
+            f"{wheel.path.name} needs CUDA {needed}, but only {', '.join(releases.cudas)} are known"
+        )
     cuda = (named or default or fitting[::-1])[0]
     return replace(target, cuda=cuda, image=cuda.image)

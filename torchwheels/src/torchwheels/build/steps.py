@@ -156,7 +156,7 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
         finished = finish.finish(found, place.work / "finished", used, provided, repair)
     with kept_if_refused(finished.path, dist):
         variants.write(finished)
-        report = reports.of(finished, place.project, expectation_of(place.project, place.target))
+        report = reports.of(finished, expectation_of(place.project, place.target))
         reports.write(reports.check(report), finished.path)
     return finished
 

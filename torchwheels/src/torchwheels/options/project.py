@@ -241,13 +241,10 @@ class Expectation:
     """What the project and the target promise of a wheel."""
 
     target: Target
-    manylinux: str
+    options: Project
+    """Those of the target."""
     architectures: tuple[str, ...]
     """GPU compute capabilities, as TORCH_CUDA_ARCH_LIST has them: `9.0`, `12.0+PTX`."""
-    size_budget: float = 0.0
-    """In MB (10**6 bytes); 0 where there is none."""
-    allow_libraries: tuple[str, ...] = ()
-    """Patterns of the further libraries that the wheel may bundle or need."""
     torches: str = ""
     """A specifier of the torches that its libraries work with, where the project declares one."""
     of_others: bool = False
@@ -256,15 +253,7 @@ class Expectation:
 
 def expectation_of(project: Project, target: Target, of_others: bool = False) -> Expectation:
     """What `project` promises of its wheel for `target`."""
-    return Expectation(
-        target=target,
-        manylinux=load_releases().manylinux,
-        architectures=project.architectures(target),
-        size_budget=project.size_budget,
-        allow_libraries=project.allow_libraries,
-        torches=project.torch,
-        of_others=of_others,
-    )
+    return Expectation(target, project, project.architectures(target), project.torch, of_others)
 
 
 Values: TypeAlias = Mapping[str, object]

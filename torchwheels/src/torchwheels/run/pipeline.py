@@ -25,7 +25,7 @@ from torchwheels.options import Project, Target, project
 from torchwheels.run import containers, testing
 from torchwheels.run.engines import Engine
 from torchwheels.sources import Fetched
-from torchwheels.system import output, processes
+from torchwheels.system import processes
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,10 @@ class Order:
         start = time.monotonic()
         path, failure = task.wheel, None
         try:
-            with output.group(f"build {task.target.name}"):
-                if self.engine:
-                    path = containers.build_wheel(self.engine, *given, self.fresh)
-                else:
-                    path = build.build_wheel(*given, build.STEPS, self.fresh)
+            if self.engine:
+                path = containers.build_wheel(self.engine, *given, self.fresh)
+            else:
+                path = build.build_wheel(*given, build.STEPS, self.fresh)
             if self.keep and path:
                 kept.note(self.dist, task.digest, path)
         except (UserError, OSError, subprocess.CalledProcessError) as error:

@@ -68,7 +68,7 @@ def works_with(found: Wheel, target: Target) -> bool:
     ):
         return False
     # Where the libraries use torch's C++, they say which torch; else the metadata do.
-    torches = found.torches.what if found.is_classic else str(found.torch_requirement or "")
+    torches = found.torches if found.classic_use else str(found.torch_requirement or "")
     return (
         torches is not None
         and SpecifierSet(torches).contains(target.torch, prereleases=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import re
@@ -47,19 +46,6 @@ def in_columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for row in rows:
         columns = (text.ljust(width) for text, width in zip(row, widths, strict=True))
         yield "  ".join(columns).rstrip()
-
-
-@contextlib.contextmanager
-def group(title: str) -> Iterator[None]:
-    """What is printed meanwhile is folded away in the logs of GitHub's CI."""
-    if os.environ.get("GITHUB_ACTIONS") != "true":
-        yield
-        return
-    print(f"::group::{title}", flush=True)
-    try:
-        yield
-    finally:
-        print("::endgroup::", flush=True)
 
 
 class Shortened:

@@ -43,15 +43,6 @@ CUDA_LIBRARY = re.compile(r"lib(?:cudart|cublas|cublasLt|nvrtc|nvJitLink)\.so\.(
 
 
 @dataclass(frozen=True)
-class Compatibility:
-    """The versions that a wheel works with, and what shows it."""
-
-    what: str | None
-    """A specifier of versions, such as `==2.13.*`, empty for all of them; None where nothing tells."""
-    why: str
-
-
-@dataclass(frozen=True)
 class Wheel:
     """A wheel's name and contents."""
 
@@ -177,9 +168,15 @@ class Wheel:
         return sorted(stable), sorted(classic)
 
     @functools.cached_property
-    def is_classic(self) -> bool:
-        """Whether a library uses what belongs to one release of torch."""
-        return any(self.torch_functions(library)[1] for library in self.libraries.values())
+    def classic_use(self) -> str:
+        """What a library uses that belongs to one release of torch; empty where none does."""
+        for name, library in self.libraries.items():
+            if classic := self.torch_functions(library)[1]:
+                return (
+                    f"{name} uses {demangle(classic[0])} and {len(classic) - 1} more of torch's C++, "
+                    "which changes with every release"
+                )
+        return ""
 
     def python_functions(self, library: Library) -> list[str]:
         """What `library` uses of Python."""
@@ -199,23 +196,18 @@ class Wheel:
         return str(found.overall_policy.name)
 
     @functools.cached_property
-    def pythons(self) -> Compatibility:
-        """The Pythons that it installs for; `python_limits` says what its libraries stand."""
+    def pythons(self) -> str:
+        """A specifier of the Pythons that it installs for; `python_limits` says what its libraries stand."""
         tag = min(self.tags, key=str)
         release = re.fullmatch(r"(cp|py)3(\d+)", tag.interpreter)
-        reasons = [f"its tag is {tag.interpreter}-{tag.abi}"]
-        reasons += [why for _, why in self.python_limits.values()]
-        if not self.python_limits:
-            reasons.append("no library uses Python")
-        why = "; ".join(reasons)
         if not release:
-            return Compatibility("", why)
+            return ""
         is_oldest = tag.abi == "abi3" or release[1] == "py"
-        return Compatibility(f">=3.{release[2]}" if is_oldest else f"==3.{release[2]}.*", why)
+        return f">=3.{release[2]}" if is_oldest else f"==3.{release[2]}.*"
 
     def takes(self, target: Target) -> bool:
         """Whether the Python of `target` installs it."""
-        return serves(target, self.pythons.what, min(map(str, self.tags)))
+        return serves(target, self.pythons, min(map(str, self.tags)))
 
     @functools.cached_property
     def python_limits(self) -> dict[str, tuple[str | None, str]]:
@@ -246,30 +238,18 @@ class Wheel:
     def too_many_pythons(self) -> list[str]:
         """Why its libraries do not work with every Python that its tag promises."""
         limits = self.python_limits.values()
-        return [why for limit, why in limits if not _covers(limit, self.pythons.what)]
+        return [why for limit, why in limits if not _covers(limit, self.pythons)]
 
     @functools.cached_property
-    def torches(self) -> Compatibility:
-        """The releases of torch that its libraries load under."""
-        used = {name: self.torch_functions(each) for name, each in self.libraries.items()}
-        for name, (_, classic) in used.items():
-            if classic:
-                why = (
-                    f"{name} uses {demangle(classic[0])} and {len(classic) - 1} more of torch's C++, "
-                    "which changes with every release"
-                )
-                return Compatibility(self._built_beside, why)
-        stable = [(symbol, name) for name, (symbols, _) in used.items() for symbol in symbols]
-        if not stable:
-            return Compatibility("", "no library uses a function of torch")
-        first = {symbol: first_releases().get(symbol) for symbol, _ in stable}
-        symbol, name = max(stable, key=lambda each: numbers(first[each[0]] or "99"))
-        if first[symbol] is None:
-            return Compatibility(None, f"{name} uses {symbol}, which no list of torch's holds")
-        return Compatibility(
-            f">={first[symbol]}",
-            f"of torch's stable ABI, {name} uses {symbol}, which is in it from {first[symbol]} on",
-        )
+    def torches(self) -> str | None:
+        """A specifier of the torches that its libraries load under; None where nothing tells."""
+        if self.classic_use:
+            return self._built_beside
+        used = {x for each in self.libraries.values() for x in self.torch_functions(each)[0]}
+        if not used <= first_releases().keys():
+            return None
+        newest = max((first_releases()[x] for x in used), key=numbers, default="")
+        return f">={newest}" if newest else ""
 
     @property
     def _built_beside(self) -> str | None:
@@ -282,20 +262,11 @@ class Wheel:
         return f"=={'.'.join(torch.split('.')[:2])}.*" if torch else None
 
     @functools.cached_property
-    def cuda(self) -> Compatibility:
-        """The major version of CUDA that its libraries need at run time."""
-        for name, library in self.libraries.items():
-            for needed in library.needed:
-                if found := CUDA_LIBRARY.fullmatch(needed):
-                    return Compatibility(f"=={found[1]}.*", f"{name} needs {needed}")
-        for name, library in self.libraries.items():
-            if library.gpu_code:
-                return Compatibility(
-                    "",
-                    f"{name} holds GPU code, made by CUDA {library.gpu_code.toolkit}, and needs no "
-                    "library of CUDA",
-                )
-        return Compatibility("", "no library uses CUDA")
+    def cuda(self) -> str:
+        """A specifier of the CUDA that its libraries need at run time; empty where they need none."""
+        needed = (name for library in self.libraries.values() for name in library.needed)
+        found = next(filter(None, map(CUDA_LIBRARY.fullmatch, needed)), None)
+        return f"=={found[1]}.*" if found else ""
 
 
 def _covers(limit: str | None, claimed: str | None) -> bool:

@@ -84,7 +84,7 @@ def finish(
             for path, library in found.libraries.items()
         }
         found = found.with_files({**found.files, **relinked})
-    classic = found.is_classic
+    classic = bool(found.classic_use)
     version = _labelled(str(found.version), used.target, classic) if native else str(found.version)
     old = found.dist_info.removesuffix(".dist-info")
     new = f"{old.rpartition('-')[0]}-{version}"
