@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -67,7 +66,7 @@ def test_a_small_cell_in_any_number_of_threads(sizes: tuple[int, int, int]) -> N
 
 
 def test_threads_do_not_pile_up() -> None:
-    """However often their number changes, no more are kept than there are cores; none where torch has its own."""
+    """However often their number changes, none is kept."""
     input = torch.randn(2**20)
     before = torch.get_num_threads()
     try:
@@ -76,9 +75,7 @@ def test_threads_do_not_pile_up() -> None:
             extops.round_ste(input)
     finally:
         torch.set_num_threads(before)
-    ours = [thread for thread in threading.enumerate() if thread.name.startswith("extops")]
-    most = (os.cpu_count() or 1) if _loader.binding == "legacy" else 0
-    assert min(most, 1) <= len(ours) <= most
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("extops")]
 
 
 MEMORY_OF_A_LAYER = """

@@ -7,12 +7,10 @@ when older torch is no longer served is listed in docs/design.md.
 
 import ctypes
 import itertools
-import math
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_char_p, c_double, c_int32, c_int64, c_void_p
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,11 +44,6 @@ class Device(_libraries.Library):
     where: tuple[Any, ...]
     """The types of what an entry point takes last."""
 
-    def alignment(self, name: str, dtype: int, sizes: Sequence[int]) -> int:
-        """The alignment, in bytes, of the tensors of the kernel ``name``; 0 where another way is faster."""
-        entry = self.entry(f"{name}_alignment", c_int64, c_int32, c_void_p)
-        return int(entry(dtype, (c_int64 * len(sizes))(*sizes)))
-
     def run(
         self, op: str, like: Tensor, count: int, grain: int, kernel: Kernel, *arguments: Any
     ) -> None:
@@ -65,13 +58,17 @@ class _Cpu(Device):
     def run(
         self, op: str, like: Tensor, count: int, grain: int, kernel: Kernel, *arguments: Any
     ) -> None:
-        threads = min(torch.get_num_threads(), count // grain) if grain else 1
+        call = partial(kernel, *arguments)
+        threads = min(torch.get_num_threads(), count // grain)
         if threads <= 1:
-            return _check_success(op, kernel(*arguments, 0, count))
-        step = math.ceil(count / threads)
-        pieces = [(begin, min(begin + step, count)) for begin in range(0, count, step)]
-        others = [_begin(kernel, *arguments, *piece) for piece in pieces[1:]]
-        for error in [kernel(*arguments, *pieces[0]), *(wait() for wait in others)]:
+            return _check_success(op, call(0, count))
+        ends = [count * thread // threads for thread in range(threads + 1)]
+        try:  # ctypes releases the interpreter lock while a kernel runs
+            with ThreadPoolExecutor(threads, thread_name_prefix="extops") as pool:
+                errors = [*pool.map(call, ends[:-1], ends[1:])]
+        except RuntimeError:  # the interpreter is about to exit: threads accept no work
+            errors = [call(0, count)]
+        for error in errors:
             _check_success(op, error)
 
 
@@ -98,31 +95,7 @@ def _check_success(op: str, error: bytes | None) -> None:
         raise RuntimeError(f"{op}: {error.decode()}")
 
 
-def _begin(kernel: Kernel, *arguments: Any) -> Callable[[], bytes | None]:
-    """Calls a kernel in another thread; the function that is returned waits for the result."""
-    try:
-        return _pool().submit(kernel, *arguments).result
-    except RuntimeError:  # the interpreter is about to exit: threads accept no work
-        return partial(kernel, *arguments)
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    """Threads for kernels: ctypes releases the interpreter lock while one runs."""
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="extops")
-
-
-# A forked child inherits the pool but none of its threads, and would wait for them for ever.
-os.register_at_fork(after_in_child=_pool.cache_clear)
-
-
-# -- operators with a table: the kernel's struct is the sizes, then the tensors in the order of the table
-
-
-def _problem(operator: str, *tensors: Tensor | None) -> list[int]:
-    """Checks the arguments; returns the sizes in the order of the kernel's struct."""
-    found = _schemas.OPERATORS[operator].check(*tensors)
-    return [found.get(size, 0) for size in _schemas.OPERATORS[operator].sizes]
+# -- operators with a struct: the sizes, then the tensors
 
 
 def _run(
@@ -135,101 +108,53 @@ def _run(
     *,
     upstream: Sequence[Tensor | None] = (),
     count: int,
-    grain: int = 0,
+    grain: int = _POINTWISE_GRAIN,
     more: Sequence[int] = (),
 ) -> None:
-    """Calls a kernel. Upstream gradients, which come first, may have any strides; other tensors are made contiguous."""
-    dense = [None if x is None else _dense(x, 1) for x in tensors]
-    words = [*sizes, *_strided(*upstream), *_pointers(*dense, *results)]
+    """Calls a kernel, and hands over what its function takes ``more``. Upstream gradients, which come first, may have
+    any strides; other tensors are made dense.
+    """
+    dense = [None if x is None else _dense(x) for x in tensors]
+    triples = ((0, 0, 0) if x is None else (x.data_ptr(), *x.stride()) for x in upstream)
+    pointers = (0 if x is None else x.data_ptr() for x in (*dense, *results))
+    words = [*sizes, *itertools.chain(*triples), *pointers]
     like = next(x for x in results if x is not None)
-    _call(device, kernel, dtype, words, like, count, grain, *more)
-
-
-def _call(
-    device: Device,
-    kernel: str,
-    dtype: int,
-    words: Sequence[int],
-    like: Tensor,
-    count: int,
-    grain: int,
-    *more: int,
-) -> None:
-    """Calls a kernel with the words of its struct, and what its function takes more."""
     types = c_char_p, c_int32, c_void_p, *[c_int64] * len(more), *device.where
     entry = device.entry(kernel, *types)
     device.run(kernel, like, count, grain, entry, dtype, (c_int64 * len(words))(*words), *more)
 
 
-def _pointers(*tensors: Tensor | None) -> list[int]:
-    return [0 if x is None else x.data_ptr() for x in tensors]
+def _dense(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy if it is not contiguous or not aligned to 16 bytes, as kernels of sequences need it."""
+    is_dense = tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
+    return tensor if is_dense else tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _strided(*upstream: Tensor | None) -> list[int]:
-    triples = ((0, 0, 0) if x is None else (x.data_ptr(), *x.stride()) for x in upstream)
-    return [number for triple in triples for number in triple]
+def _both(weights: Sequence[Tensor], state_size: int) -> Sequence[Tensor]:
+    """Those of the state and of the input; of joined ones, which lie so, views."""
+    return weights[::-1] if len(weights) == 2 else weights[0].tensor_split([state_size], dim=1)
 
 
-def _dense(tensor: Tensor, alignment: int) -> Tensor:
-    """The tensor, or a copy if it is not contiguous or not aligned to ``alignment`` bytes."""
-    if tensor.is_contiguous() and tensor.data_ptr() % alignment == 0:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
-
-
-# -- one step: csrc/kernels/step.h has the kernels' structs
-
-
-def _aligned_weights(
-    weights: Sequence[Tensor], state_size: int, alignment: int
-) -> tuple[Tensor, Tensor]:
-    """Those of the input and of the state; of joined ones, ``[weights_h | weights_x]``, two views."""
-    dense = [_dense(x, alignment) for x in weights]
-    if len(dense) == 2:
-        return dense[0], dense[1]
-    return dense[0][:, state_size:], dense[0][:, :state_size]
-
-
-def _grain_of_columns(gates: int, sizes: Sequence[int]) -> int:
-    batch, features, state_size = sizes
-    return 1 + 250_000 // max(gates * batch * (state_size + features), 1)
+# -- one step, after or before GEMMs of torch: csrc/kernels/step.h has the kernels' structs
 
 
 def _step(
-    name: str,
-    device: Device,
-    input: Tensor,
-    *arguments: Any,
-    allow_tf32: bool = False,
+    name: str, device: Device, input: Tensor, *arguments: Any, allow_tf32: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     *parameters, h_0, c_0 = arguments
     half = len(parameters) // 2
     weights, biases = parameters[:half], parameters[half:]
     h, c, gates = _schemas.OPERATORS[name].new_results(input, *arguments)
-    state_size = h_0.shape[1]
-    sizes = *input.shape, state_size
-    dtype = device.gemm_dtype(input.dtype, allow_tf32)
-    count, grain, like = h.numel(), _POINTWISE_GRAIN, h
-    factors: list[Tensor | None] = [None] * 4
-    products: list[Tensor | None] = [None] * 2
-    strides = [0, 0]
-    if alignment := device.alignment(name, dtype, sizes):
-        of_x, of_h = _aligned_weights(weights, state_size, alignment)
-        factors = [_dense(input, alignment), _dense(h_0, alignment), of_x, of_h]
-        strides = [of_x.stride(0), of_h.stride(0)]
-        count, grain = state_size, _grain_of_columns(gates.shape[1] // max(state_size, 1), sizes)
-    elif half == 1:
+    products: list[Tensor | None]
+    if half == 1:
         # The kernel adds the bias for free. In 16-bit types linear() adds it, before it rounds the result.
         bias = biases.pop() if input.dtype.itemsize == 2 else None
-        gates = torch.nn.functional.linear(torch.cat([h_0, input], dim=1), weights[0], bias)
-        products = [gates, None]
+        products = [torch.nn.functional.linear(torch.cat([h_0, input], 1), weights[0], bias), None]
     else:
         products = [mm(input, weights[0].t()), mm(h_0, weights[1].t())]
-    dense = [
-        None if x is None else _dense(x, 1) for x in (*biases, *[None] * (2 - len(biases)), c_0)
-    ]
-    pointers = _pointers(*factors), _pointers(*products, *dense, h, c, gates)
-    _call(device, name, dtype, [*sizes, *pointers[0], *strides, *pointers[1]], like, count, grain)
+    sizes = *input.shape, h_0.shape[1], *[0] * 6  # no factors and strides of GEMMs in the kernel
+    tensors = *products, *(*biases, None, None)[:2], c_0
+    _run(device, name, DTYPES[input.dtype], sizes, tensors, (h, c, gates), count=h.numel())
     return h, c, gates
 
 
@@ -241,12 +166,11 @@ def _step_backward(
     gates: Tensor,
     saved_c: Tensor,
 ) -> tuple[Tensor, ...]:
-    results = _schemas.OPERATORS[name].new_results(grad_h, grad_c, gates, saved_c)
-    dtype, count = DTYPES[gates.dtype], saved_c.numel()
-    dense = _dense(gates, 1), _dense(saved_c, 1)
-    words = [*_strided(grad_h, grad_c), *_pointers(*dense, *results), *[0] * 8]
-    sizes = saved_c.shape[0], 0, saved_c.shape[1]
-    _call(device, name, dtype, [*sizes, *words], saved_c, count, _POINTWISE_GRAIN)
+    upstream, tensors = (grad_h, grad_c), (gates, saved_c)
+    results = _schemas.OPERATORS[name].new_results(*upstream, *tensors)
+    sizes, none = (saved_c.shape[0], 0, saved_c.shape[1]), [None] * 8  # of GEMMs in the kernel
+    given = device, name, DTYPES[gates.dtype], sizes, tensors, (*results, *none)
+    _run(*given, upstream=upstream, count=saved_c.numel())
     return results
 
 
@@ -262,35 +186,15 @@ def _step_parameters_backward(
     *,
     allow_tf32: bool = False,
 ) -> tuple[Tensor, ...]:
-    upstream, tensors = (grad_h, grad_c), (input, h_0, gates, saved_c)
     cell = name.removesuffix("_step_parameters_backward")
-    results = _schemas.OPERATORS[name].new_results(*upstream, *tensors)
-    dtype = device.gemm_dtype(gates.dtype, allow_tf32)
-    state_size = saved_c.shape[1]
-    sizes = *input.shape, state_size
-    kernel = f"{cell}_step_backward"
-    alignment_of = kernel if device.is_cuda else f"{cell}_step"
-    if alignment := device.alignment(alignment_of, dtype, sizes):
-        parameters = results[3:]
-        half = len(parameters) // 2
-        of_x, of_h = _aligned_weights(parameters[:half], state_size, 1)
-        input, h_0, gates, saved_c = (_dense(x, alignment) for x in tensors)
-        biases = (*parameters[half:], None)[:2]
-        words = [
-            *(*sizes, *_strided(*upstream)),
-            *_pointers(gates, saved_c, *results[:3], input, h_0, of_x, of_h),
-            *(of_x.stride(0), of_h.stride(0), *_pointers(*biases)),
-        ]
-        grain = _grain_of_columns(_schemas.CELLS[cell].gates, sizes)
-        _call(device, kernel, dtype, words, gates, state_size, grain)
-        return results
-    pointwise = _step_backward(kernel, device, *upstream, gates, saved_c)
-    grad_x, grad_h_part, _ = pointwise
-    of_h = grad_x if _schemas.CELLS[cell].has_one_gradient else grad_h_part
-    if len(results) == 5:
-        grad_weights = torch.mm(grad_x.t(), torch.cat([h_0, input], dim=1))
-        return *pointwise, grad_weights, grad_x.sum(0)
-    return *pointwise, mm(grad_x.t(), input), mm(of_h.t(), h_0), grad_x.sum(0), of_h.sum(0)
+    _schemas.OPERATORS[name].check(grad_h, grad_c, input, h_0, gates, saved_c)
+    found = _step_backward(f"{cell}_step_backward", device, grad_h, grad_c, gates, saved_c)
+    grad_x, of_h, _ = found
+    if _schemas.CELLS[cell].has_one_gradient:
+        of_h = grad_x
+    if len(_schemas.OPERATORS[name].results) == 5:
+        return *found, torch.mm(grad_x.t(), torch.cat([h_0, input], dim=1)), grad_x.sum(0)
+    return *found, mm(grad_x.t(), input), mm(of_h.t(), h_0), grad_x.sum(0), of_h.sum(0)
 
 
 def _step_input_backward(
@@ -302,26 +206,14 @@ def _step_input_backward(
     *weights: Tensor,
     allow_tf32: bool = False,
 ) -> tuple[Tensor, ...]:
-    operator = _schemas.OPERATORS[name]
-    grad_input, grad_h_0 = results = operator.new_results(grad_x, grad_h_part, grad_c_0, *weights)
-    sizes = *grad_input.shape, grad_h_0.shape[1]
-    dtype = device.gemm_dtype(grad_x.dtype, allow_tf32)
-    of_x, of_h = _aligned_weights(weights, sizes[2], 1)
-    if device.is_cuda and device.alignment(name, dtype, sizes):
-        dense = [None if x is None else _dense(x, 1) for x in (grad_x, grad_h_part, grad_c_0)]
-        strides = of_x.stride(0), of_h.stride(0)
-        words = [*sizes, *_pointers(*dense, of_x, of_h), *strides, *_pointers(*results)]
-        _call(device, name, dtype, words, grad_x, 0, 0)
-        return results
     facts = _schemas.CELLS[name.removesuffix("_step_input_backward")]
+    sizes = _schemas.OPERATORS[name].check(grad_x, grad_h_part, grad_c_0, *weights)
+    of_h, of_x = _both(weights, sizes["state_size"])
     towards_h = mm(grad_x if facts.has_one_gradient else grad_h_part, of_h)
     return mm(grad_x, of_x), towards_h if grad_c_0 is None else towards_h + grad_c_0
 
 
 # -- whole sequences: the kernel's struct is the sizes, what it reads and what it writes (csrc/kernels/sequence.h)
-
-_SEQUENCE_ALIGNMENT = 16
-"""In bytes, of every tensor that a kernel gets."""
 
 
 def _sequence(
@@ -336,20 +228,11 @@ def _sequence(
     *parameters, h_0, c_0, lengths = arguments
     results = _schemas.OPERATORS[name].new_results(input, *arguments, training=training)
     output, h_n, _, gates, cells = results
-    state_size, batch_first = h_0.shape[1], _schemas.is_batch_first(input)
-    if len(parameters) == 2:  # both kinds of weights joined
-        weights, bias = parameters
-        weights_h, weights_x, *biases = weights[:, :state_size], weights[:, state_size:], bias, None
-    else:
-        weights_x, weights_h, *biases = parameters
-    weights_h = _dense_rows(weights_h)
-    # The kernel may write the gates where it reads the result of the input GEMM, if that holds all, in the same order.
-    in_order = _schemas.CELLS[name.removesuffix("_sequence")].first_input == 0
-    in_place = (
-        training and in_order and input.dtype.itemsize > 2 and len(weights_x) == gates.shape[2]
-    )
-    memory = _schemas.rows(gates, batch_first) if in_place else None
-    input_gates = _multiply(_schemas.rows(input, batch_first), weights_x.t(), memory)
+    half = len(parameters) // 2
+    weights_h, weights_x = _both(parameters[:half], h_0.shape[1])
+    biases = (*parameters[half:], None)[:2]
+    rows = _schemas.rows(input, _schemas.is_batch_first(input))
+    input_gates = _multiply(rows, weights_x.t())
     if output.numel() == 0:
         last = (x.clone(memory_format=torch.contiguous_format) for x in (h_0, c_0))
         return output, *last, gates, cells
@@ -357,10 +240,8 @@ def _sequence(
     def recurrent(step: int) -> Tensor:
         return _multiply(h_n if step > 0 else h_0, weights_h.t())
 
-    dtype = device.gemm_dtype(input.dtype, allow_tf32)
-    dense = (x if x is None else _dense(x, _SEQUENCE_ALIGNMENT) for x in (*biases, h_0, c_0))
-    tensors = input_gates, weights_h, *dense, lengths
-    _run_sequence(device, name, dtype, reverse, input, weights_h, tensors, results, recurrent)
+    tensors = input_gates, _dense(weights_h), *biases, h_0, c_0, lengths
+    _run_sequence(device, name, input, reverse, allow_tf32, tensors, results, recurrent)
     return results
 
 
@@ -379,16 +260,15 @@ def _sequence_backward(
     allow_tf32: bool = False,
 ) -> tuple[Tensor, ...]:
     upstream = grad_h_n, grad_c_n
-    results = _schemas.OPERATORS[name].new_results(
-        grad_output, *upstream, weights, gates, cells, lengths
-    )
+    given = grad_output, *upstream, weights, gates, cells, lengths
+    results = _schemas.OPERATORS[name].new_results(*given)
     time, _, state_size = cells.shape
     grad_gates, *grad_states = results
     if cells.numel() == 0:
         for result, gradient in zip(grad_states, upstream, strict=True):
             result.zero_() if gradient is None else result.copy_(gradient)
         return results
-    weights_h = _dense_rows(weights[:, :state_size])
+    weights_h = _dense(weights[:, :state_size])
 
     def recurrent(step: int) -> Tensor | None:
         if step == 0:
@@ -396,49 +276,29 @@ def _sequence_backward(
         before = grad_gates[step - 1 if reverse else time - step]
         return _multiply(before[:, -len(weights_h) :], weights_h)
 
-    def dense(x: Tensor | None) -> Tensor | None:
-        if x is None:
-            return None
-        return _dense(_schemas.rows(x, batch_first) if x.dim() == 3 else x, _SEQUENCE_ALIGNMENT)
-
     batch_first = _schemas.is_batch_first(gates)
-    dtype = device.gemm_dtype(gates.dtype, allow_tf32)
-    given = (dense(x) for x in (grad_output, *upstream))
-    tensors = *given, weights_h, dense(gates), dense(cells), lengths
-    _run_sequence(device, name, dtype, reverse, gates, weights_h, tensors, results, recurrent)
+    of_output, *others = (
+        x if x is None else _schemas.rows(x, batch_first) for x in (grad_output, gates, cells)
+    )
+    tensors = of_output, *upstream, weights_h, *others, lengths
+    _run_sequence(device, name, gates, reverse, allow_tf32, tensors, results, recurrent)
     return results
 
 
-def _dense_rows(weights: Tensor) -> Tensor:
-    """Recurrent weights as a kernel gets them: in place, if each row is dense, else in a copy."""
-    rows, columns = weights.stride()
-    aligned = weights.data_ptr() % _SEQUENCE_ALIGNMENT == 0
-    return (
-        weights if columns == 1 and rows >= weights.shape[1] and aligned else weights.contiguous()
-    )
-
-
-def _multiply(a: Tensor, b: Tensor, product: Tensor | None = None) -> Tensor:
+def _multiply(a: Tensor, b: Tensor) -> Tensor:
     """A GEMM, whose result the kernel adds to others: in float32 for 16-bit types, since rounding it first would lose
     digits.
-
-    Written into a given tensor, whose dtype autocast does not change.
     """
     dtype = torch.promote_types(a.dtype, torch.float32)
-    if product is None:
-        product = a.new_empty(a.shape[0], b.shape[1], dtype=dtype)
-    if dtype is not a.dtype and a.is_cuda and hasattr(torch.ops.aten.mm, "dtype"):  # torch 2.8
-        return torch.mm(a, b, out_dtype=dtype, out=product)
-    return torch.mm(a.to(dtype), b.to(dtype), out=product)
+    return torch.mm(a.to(dtype), b.to(dtype))
 
 
 def _run_sequence(
     device: Device,
     name: str,
-    dtype: int,
-    reverse: bool,
     like: Tensor,
-    weights_h: Tensor,
+    reverse: bool,
+    allow_tf32: bool,
     tensors: Sequence[Tensor | None],
     results: Sequence[Tensor],
     recurrent: Callable[[int], Tensor | None],
@@ -447,32 +307,29 @@ def _run_sequence(
 
     The sequence has the memory order of ``like``, one of its tensors.
     """
-    time, batch, _ = like.shape
-    state_size = weights_h.shape[1]
-    strides = (1, time) if _schemas.is_batch_first(like) else (batch, 1)
-    sizes = [time, batch, state_size, weights_h.stride(0), *strides, int(reverse), 0]
-    # Only its address is wanted, and what is handed over must be dense.
-    tensors = [x[0] if x is weights_h else x for x in tensors]
-    if not device.is_cuda:
-        grain = 1 + 250_000 // (time * weights_h.numel())
-        arguments = (*tensors, None), (*results, None)
-        return _run(device, name, dtype, sizes, *arguments, count=batch, grain=grain)
     backward = name.endswith("_backward")
+    time, batch, _ = like.shape
+    state_size = results[1].shape[1]
+    strides = (1, time) if _schemas.is_batch_first(like) else (batch, 1)
+    sizes = [time, batch, state_size, state_size, *strides, int(reverse), 0]
+    given = device, name, device.gemm_dtype(like.dtype, allow_tf32), sizes
+    if not device.is_cuda:
+        arguments = (*tensors, None), (*results, None)
+        return _run(*given, *arguments, count=batch, grain=1 + 80_000 // (time * state_size**2))
     cell, _, _ = name.partition("_sequence")
     with torch.cuda.device(like.device):
         stream = torch.cuda.current_stream().cuda_stream
-        plan = device.plan(cell, dtype, (c_int64 * len(sizes))(*sizes), backward, stream)
+        plan = device.plan(cell, given[2], (c_int64 * len(sizes))(*sizes), backward, stream)
     if plan.kernel != 0:
         workspace = like.new_empty(plan.workspace, dtype=torch.uint8)
         arguments = (*tensors, None), (*results, workspace)
-        return _run(device, name, dtype, sizes, *arguments, count=0, more=(plan.kernel,))
+        return _run(*given, *arguments, count=0, more=(plan.kernel,))
     compute = torch.promote_types(like.dtype, torch.float32)
     workspace = like.new_empty(1 + backward, batch, state_size, dtype=compute)
     for step in range(time + backward):
         sizes[-1] = step
         arguments = (*tensors, recurrent(step)), (*results, workspace)
-        kernel = name.replace("sequence", "sequence_step")
-        _run(device, kernel, dtype, sizes, *arguments, count=0)
+        _run(device, name.replace("sequence", "sequence_step"), *given[2:], *arguments, count=0)
 
 
 # -- operators whose kernel serves every problem
@@ -481,7 +338,8 @@ def _run_sequence(
 def _generic(operator: _schemas.Operator, device: Device, *tensors: Tensor | None) -> Any:
     """An operator whose kernel serves every problem; threads divide the rows of the first result."""
     results = operator.new_results(*tensors)
-    sizes = _problem(operator.name, *tensors)
+    found = operator.check(*tensors)
+    sizes = [found[size] for size in operator.sizes]
     optional = sum(row.optional for row in operator.arguments)
     count = len(results[0])
     _run(
@@ -503,27 +361,16 @@ def _elementwise(operator: _schemas.Operator, index: int, device: Device, *argum
     inputs, outputs = (tensors[:-1], tensors[-1:]) if operator.out else (tensors, new)
     shape = outputs[0].shape
     operands = (*outputs, *inputs)
-    extents = [*shape, *(stride for x in operands for stride in _broadcast_strides(x, shape))]
+    extents = [*shape, *itertools.chain(*(x.expand(shape).stride() for x in operands))]
     geometry = (c_int64 * len(extents))(*extents)
     data = (c_void_p * len(operands))(*(x.data_ptr() for x in operands))
     dtype, count = DTYPES[inputs[0].dtype], outputs[0].numel()
-    kernel = _elementwise_kernel(device, index)
+    kernels = device.entry("elementwise", ctypes.POINTER(c_void_p * 2), ctypes.c_size_t)
+    types = c_char_p, c_int32, c_int64, *[c_void_p] * 3, *device.where
+    kernel = ctypes.CFUNCTYPE(*types)(kernels(index).contents[1])
     given = dtype, len(shape), geometry, data, (c_double * len(numbers))(*numbers)
     device.run(operator.name, outputs[0], count, _POINTWISE_GRAIN, kernel, *given)
     return None if operator.out else new if len(new) > 1 else new[0]
-
-
-@cache
-def _elementwise_kernel(device: Device, index: int) -> Kernel:
-    kernels = device.entry("elementwise", ctypes.POINTER(c_void_p * 2), ctypes.c_size_t)
-    run = kernels(index).contents[1]
-    return ctypes.CFUNCTYPE(c_char_p, c_int32, c_int64, *[c_void_p] * 3, *device.where)(run)
-
-
-def _broadcast_strides(tensor: Tensor, shape: torch.Size) -> list[int]:
-    missing = len(shape) - tensor.dim()
-    own = zip(tensor.shape, tensor.stride(), shape[missing:], strict=True)
-    return [0] * missing + [0 if size == 1 != to else stride for size, stride, to in own]
 
 
 def _operators() -> dict[str, Callable[..., Any]]:
