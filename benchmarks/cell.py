@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 import extops
-import extops.aten
-from benchmarks import tutorial_style
+from benchmarks import aten, tutorial_style
 from benchmarks.names import (
     ADDMM,
     ATEN,
@@ -93,7 +92,7 @@ def cell_variants(cell: Cell, *, compiled: Sequence[str] = (), context: bool = T
     """Makers of the variants by name, with these modes of torch.compile, and with those that only give context."""
     modules: dict[str, Callable[[], torch.nn.Module]] = {
         EAGER: lambda: cell.module(reference.LLTM),
-        ATEN: lambda: cell.module(extops.aten.LLTM),
+        ATEN: lambda: cell.module(aten.LLTM),
         TUTORIAL: lambda: tutorial_style.LLTM(cell.model.weights, cell.model.bias),
         OURS: lambda: cell.module(extops.LLTM),
     }

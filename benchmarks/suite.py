@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-import extops.aten
-from benchmarks import ceilings, environment, kernels, protocol, table, tutorial_style
+from benchmarks import aten, ceilings, environment, kernels, protocol, table, tutorial_style
 from benchmarks.cases import GROUPS, Case, cases
 from benchmarks.precompile import fill_caches
 from benchmarks.runner import run_case
@@ -191,10 +190,10 @@ def build_extensions(device: str, todo: list[Case]) -> dict[str, Any]:
 
 
 def aten_seconds() -> float:
-    """Compiles `extops.aten`, and says how long that took."""
+    """Compiles `aten.cpp`, and says how long that took."""
     start = time.perf_counter()
     h = c = torch.zeros(1, 1)
-    extops.aten.lltm(torch.zeros(1, 1), torch.zeros(3, 2), torch.zeros(3), h, c)
+    aten.lltm(torch.zeros(1, 1), torch.zeros(3, 2), torch.zeros(3), h, c)
     return time.perf_counter() - start
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd import gradgradcheck
 
 import extops
+from extops.ops import compositions
 from operators import Tensors, by_device, needs_programs, upstream
 
 SOURCES = Path(__file__).parent / "data" / "cells"
@@ -77,7 +78,7 @@ def turned_step(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sigmoid(o) * torch.tanh(new_c), new_c
 
 
-OWN_GRU = Own("own_gru", extops.reference.gru_cell, 4, 3, 1, 3, states=1)
+OWN_GRU = Own("own_gru", compositions.gru_cell, 4, 3, 1, 3, states=1)
 TURNED = Own("turned", turned_step, 3, 3, 1, 2, states=2)
 by_cell = pytest.mark.parametrize("own", [OWN_GRU, TURNED], ids=lambda own: own.name)
 

@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 import extops
 from extops.binding import _devices, _loader, _schemas
 from extops.calling import _errors
+from extops.ops import compositions
 from operators import (
     ELEMENTWISE_MULT,
     GPU,
@@ -773,11 +774,11 @@ def test_sources_of_another_cell(name: str, lines: list[str], message: str, tmp_
     for source, line in zip(sources, lines, strict=True):
         source.write_text(f"{line}\n")
     with pytest.raises(RuntimeError) as caught:
-        extops.load_cell(name, sources, extops.reference.lstm_cell)
+        extops.load_cell(name, sources, compositions.lstm_cell)
     expected = "load_cell: expected `sources` with one line EXTOPS_CELL("
     assert str(caught.value) == expected + message
 
 
 def test_a_single_source() -> None:
     with pytest.raises(TypeError, match=r"^load_cell: expected `sources` to be a list .* 'a.cpp'$"):
-        extops.load_cell("mgu", "a.cpp", extops.reference.lstm_cell)
+        extops.load_cell("mgu", "a.cpp", compositions.lstm_cell)

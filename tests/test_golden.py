@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 import extops
-import extops.aten
 import extops.reference
 from data import golden as generator
-from operators import LLTM, by_device, dtype_name, needs_programs
+from operators import LLTM, by_device, dtype_name
 
 KEPT = np.load(generator.FILE)
 GOLDEN = generator.golden_arrays() | dict(KEPT)
@@ -27,7 +26,6 @@ by_implementation = pytest.mark.parametrize(
     [
         pytest.param(extops.lltm, id="fused"),
         pytest.param(extops.reference.lltm, id="reference"),
-        pytest.param(extops.aten.lltm, id="aten", marks=pytest.mark.slow),
     ],
 )
 
@@ -66,8 +64,6 @@ def test_the_generator_makes_the_file() -> None:
 @by_case
 @by_implementation
 def test_lltm(function: Callable[..., Any], case: str, device: str, dtype: torch.dtype) -> None:
-    if function is extops.aten.lltm:
-        needs_programs("c++", "ninja")
     inputs = [
         golden(f"lltm/{case}/{name}", device, dtype).requires_grad_() for name in LLTM.arguments
     ]

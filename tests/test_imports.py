@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -84,10 +85,56 @@ def test_the_installed_version_is_the_imported_one() -> None:
     assert extops.__version__ == installed
 
 
-def test_the_package_holds_the_one_source_that_it_compiles() -> None:
+ROOMS = (
+    {"_version", "_requirements", "_private"},
+    {"binding"},
+    {"choosing"},
+    {"calling"},
+    {"ops", "_gemm"},
+    {"reference", "_packing", "_padded"},
+    {"modules", "cells"},
+    {"rnn", "_cell_check"},
+    {"accelerating"},
+    {"comparing", "_kernels"},
+    {"__init__", "__main__"},
+)
+"""The modules and folders of the package, the lowest first."""
+
+
+def test_imports_run_down() -> None:
+    """A room takes from lower ones and from itself, so that each can be read without those above it."""
+    import extops
+
+    package = Path(extops.__file__).parent
+    level = {name: place for place, names in enumerate(ROOMS) for name in names}
+    upwards = []
+    for path in package.rglob("*.py"):
+        if "include" in path.parts:
+            continue
+        here = path.relative_to(package).with_suffix("").parts[0]
+        for imported in imports_of(path):
+            if level[imported] > level[here]:
+                upwards.append(f"{path.relative_to(package)}: {imported}")
+    assert not upwards
+
+
+def imports_of(path: Path) -> set[str]:
+    """The rooms that a file imports, wherever it does so, but for what only type checkers read."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("extops.")}
+    return found
+
+
+def test_the_package_holds_no_sources_but_the_headers_of_cells() -> None:
     import extops
 
     package = Path(extops.__file__).parent
     files = (path.relative_to(package) for path in package.rglob("*"))
     sources = [x for x in files if x.suffix in (".cpp", ".h", ".cu") and x.parts[0] != "include"]
-    assert sources == [Path("aten.cpp")]
+    assert sources == []

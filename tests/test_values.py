@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import extops
+from extops.ops import compositions
 from operators import (
     ELEMENTWISE_MULT,
     LLTM,
@@ -213,7 +214,7 @@ def test_lltm_of_special_gates(old_cell: float, device: str, dtype: torch.dtype)
     gates = torch.cartesian_prod(special, special, special)
     cells = torch.full_like(gates[:, :1], old_cell)
     results = cell(gates.to(device, dtype), cells[:, 0].to(device, dtype))
-    expected = extops.reference.lltm_cell(gates, cells)
+    expected = compositions.lltm_cell(gates, cells)
     tolerance = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(
         {name: result.cpu() for name, result in zip(LLTM.results, results, strict=True)},
@@ -271,7 +272,7 @@ def test_lltm_is_accurate_over_the_whole_range(device: str, dtype: torch.dtype) 
     values = torch.linspace(-31, 29, 64, dtype=torch.float64).to(dtype)
     gates = torch.stack([values, values.roll(7), values.roll(23)], dim=1)
     zeros = torch.zeros(len(gates), 1, dtype=torch.float64)
-    exact = extops.reference.lltm_cell(gates.double(), zeros)
+    exact = compositions.lltm_cell(gates.double(), zeros)
     results = cell(gates.to(device), zeros[:, 0].to(device, dtype))
     for name, result, expected in zip(LLTM.results, results, exact, strict=True):
         error = ((result.cpu().double() - expected[:, 0]) / expected[:, 0]).abs().max().item()

@@ -8,10 +8,8 @@ namespace {
 
 using extops::Operator;
 
-// In this order: tables, cells, elementwise.
 std::vector<Operator> make_operators() {
-#define EXTOPS_TABLE(name, Arguments) {make_schema(#name, Arguments::kRows, ""), Arguments::kSizes, Arguments::kRows},
-  std::vector<Operator> operators = {EXTOPS_OPERATORS(EXTOPS_TABLE)};
+  std::vector<Operator> operators;
 #define EXTOPS_CELL_TABLES(cell, Cell) extops::add_operators<extops::Cell>(#cell, operators);
   EXTOPS_CELLS(EXTOPS_CELL_TABLES)
 #define EXTOPS_ELEMENTWISE_TABLE(Function, schema) operators.push_back({schema, "", ""});

@@ -30,10 +30,6 @@ struct Upstream {
 #define EXTOPS_UPSTREAM_VISIT(name, ...) visitor.upstream(arguments.name, #name, {__VA_ARGS__});
 #define EXTOPS_OUT_VISIT(name, ...) visitor.out(arguments.name, #name, {__VA_ARGS__});
 
-// A size that stands alone is passed by reference, for the visitor to set; a computed dimension is not.
-#define EXTOPS_IN_INFER(name, ...) visitor.in(#name, __VA_ARGS__);
-#define EXTOPS_UPSTREAM_INFER(name, ...) visitor.upstream(#name, __VA_ARGS__);
-
 #define EXTOPS_NOTHING(...)
 #define EXTOPS_COUNT(...) +1
 #define EXTOPS_TEXT(...) #__VA_ARGS__
@@ -54,11 +50,5 @@ struct Upstream {
     static void visit(Name& arguments, Visitor& visitor) {                                             \
       [[maybe_unused]] const auto& [SIZES] = arguments.sizes;                                          \
       TABLE(EXTOPS_IN_VISIT, EXTOPS_UPSTREAM_VISIT, EXTOPS_OUT_VISIT)                                  \
-    }                                                                                                  \
-                                                                                                       \
-    template <class Visitor>                                                                           \
-    static void infer(Name& arguments, Visitor& visitor) {                                             \
-      [[maybe_unused]] auto& [SIZES] = arguments.sizes;                                                \
-      TABLE(EXTOPS_IN_INFER, EXTOPS_UPSTREAM_INFER, EXTOPS_NOTHING)                                    \
     }                                                                                                  \
   };

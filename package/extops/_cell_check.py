@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops.calling import _checks
+from extops.binding import _checks
 from extops.cells import Loaded, loaded
 
 _TIME, _BATCH, _FEATURES = 3, 4, 5

@@ -28,9 +28,7 @@ def mm(a: Tensor, b: Tensor, allow_tf32: bool | None = None, added: Tensor | Non
             return product
     if added is not None:
         return torch.addmm(added, a, b)
-    # On a CPU, torch 2.7 to 2.10 read wrong numbers from a strided column of a 16-bit type.
-    is_column = b.shape[1] == 1 and b.stride(0) != 1
-    return torch.mm(a, b.contiguous() if is_column and not b.is_cuda else b)
+    return _private.mm(a, b)
 
 
 def _mm_in_precision(a: Tensor, b: Tensor, allow_tf32: bool, added: Tensor | None) -> Tensor | None:

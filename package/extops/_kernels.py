@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from extops import _private, accelerating
-from extops.binding import _loader, _schemas
+from extops.binding import _checks, _loader, _schemas
 from extops.binding._libraries import library
-from extops.calling import _autocast, _checks
+from extops.calling import _autocast
 from extops.choosing._table import OURS
 from extops.modules import Layers, LLTMLayer
 from extops.ops import sequence

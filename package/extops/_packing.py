@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from extops.calling import _checks
+from extops.binding import _checks
 
 States = tuple[Tensor, ...]
 Packing = tuple[Tensor, Tensor]

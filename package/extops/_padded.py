@@ -11,6 +11,7 @@ from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
 from extops import _private
+from extops.ops.compositions import valid_steps
 
 
 class PaddedSequence:
@@ -68,11 +69,6 @@ class PaddedSequence:
 def _require(condition: Tensor, message: str) -> None:
     if _private.assert_async is not None:
         _private.assert_async(condition, message)
-
-
-def valid_steps(lengths: Tensor, steps: int) -> Tensor:
-    """Which steps of which rows there are: ``[T, B]``."""
-    return torch.arange(steps, device=lengths.device).unsqueeze(1) < lengths
 
 
 def check_longest(lengths: Tensor, steps: int) -> None:

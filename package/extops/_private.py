@@ -162,7 +162,14 @@ keep_busy: Callable[[int], object] = _find("cuda._sleep", lambda _: None)
 """Has the GPU do nothing for so many cycles. Without it times of the GPU contain those of the host."""
 
 
-# -- cuBLAS
+# -- GEMMs
+
+
+def mm(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``torch.mm``, which on a CPU read wrong numbers from a strided column of a 16-bit type from torch 2.7 to 2.10."""
+    is_column = b.shape[1] == 1 and b.stride(0) != 1
+    return torch.mm(a, b.contiguous() if is_column and not b.is_cuda else b)
+
 
 blas_handle: Callable[[], int] | None = None
 """torch's handle of cuBLAS for the current device and stream."""

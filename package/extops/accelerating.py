@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from extops import _private, rnn
-from extops.binding import _devices, _libraries
-from extops.calling import _autocast, _autograd, _checks
+from extops.binding import _checks, _devices, _libraries
+from extops.calling import _autocast, _autograd
 from extops.choosing import _measure, _table
 from extops.choosing._table import OURS, TORCH
 from extops.ops.sequence import CELLS

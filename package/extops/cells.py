@@ -10,10 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from extops import reference
-from extops.binding import _devices, _jit, _loader, _schemas
-from extops.calling import _checks
+from extops.binding import _checks, _devices, _jit, _loader, _schemas
 from extops.choosing import _sequences
+from extops.ops import compositions
 from extops.ops.sequence import Cell, as_biases
 
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -41,7 +40,7 @@ class Loaded:
     build: _jit.Build
     version: tuple[int, int]
     """Of the library's file."""
-    composition: reference.Cell = field(init=False)
+    composition: compositions.Cell = field(init=False)
     """All steps in PyTorch."""
     function: Callable[..., Any] = field(init=False)
 
@@ -50,7 +49,7 @@ class Loaded:
             return self.step(gates, old_c)
 
         backward = _backward_of_new(step) if self.facts.saves_new_c else _backward_of(step)
-        self.composition = reference.cell_of_parts(self.facts, step, backward)
+        self.composition = compositions.cell_of_parts(self.facts, step, backward)
         self.function = _function(Cell(self.name, composition=self.composition), self.facts)
 
 

@@ -16,8 +16,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from extops import _packing, _padded, _private, reference
 from extops._packing import Packing, States
+from extops.binding import _checks
 from extops.binding._libraries import library, sm_count
-from extops.calling import _autograd, _checks
+from extops.calling import _autograd
 from extops.ops.lltm import lltm
 from extops.ops.rounding import round_ste
 from extops.ops.sequence import lltm_sequence

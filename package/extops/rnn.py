@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from extops import _private
-from extops.calling import _autocast, _autograd, _checks
+from extops.binding import _checks
+from extops.calling import _autocast, _autograd
 from extops.modules import Layers, Results, both_directions, parameters_of, streams_of
 from extops.ops.sequence import CELLS, GRU_CELL, LSTM_CELL, Cell, rnn_cell
 

@@ -571,3 +571,20 @@ def test_a_model_whose_package_is_missing() -> None:
     assert record["failed"] == {"all": "ModuleNotFoundError: No module named 'openunmix'"}
     assert "No module named" in models.line(record)
     assert models.summarise([record]) == ""
+
+
+@pytest.mark.slow
+def test_the_cell_of_aten_calls() -> None:
+    """It is compiled, and computes what the composition does."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("extops")
+    from benchmarks import aten
+    from extops import reference
+
+    shapes = (4, 3), (15, 8), (15,), (4, 5), (4, 5)
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    found, expected = (
+        torch.autograd.grad([x.sum() for x in of(*inputs)], inputs)
+        for of in (aten.lltm, reference.lltm)
+    )
+    torch.testing.assert_close(found, expected)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import extops
-from extops import reference
+from extops.ops import compositions
 from extops_build import ROOT
 from tools.fuzz.cases import Case
 
@@ -23,7 +23,7 @@ Shapes = dict[str, tuple[int, ...]]
 class Kind:
     """A cell."""
 
-    plain: reference.Cell
+    plain: compositions.Cell
     """In plain PyTorch, which the kernels are compared with."""
     shapes: Callable[[int, int], Shapes]
     """Those of the parameters, by the number of features and of units."""
@@ -59,11 +59,11 @@ def _lltm_shapes(features: int, units: int) -> Shapes:
     return {"weights": (3 * units, units + features), "bias": (3 * units,)}
 
 
-def _plain(gates: Callable[..., Tensor], step: Step) -> reference.Cell:
+def _plain(gates: Callable[..., Tensor], step: Step) -> compositions.Cell:
     def backward(*_: Tensor) -> tuple[Tensor, Tensor]:
         raise NotImplementedError  # gradients are autograd's
 
-    return reference.Cell(gates, step, backward, saves_new_c=False)
+    return compositions.Cell(gates, step, backward, saves_new_c=False)
 
 
 def _kind(
@@ -82,7 +82,7 @@ def _kind(
             "bias_hh": (recurrent * units,),
         }
 
-    gates = functools.partial(reference.gates_of_parts, count=count, first_input=first_input)
+    gates = functools.partial(compositions.gates_of_parts, count=count, first_input=first_input)
     return Kind(_plain(gates, step), shapes, **options)
 
 
@@ -106,35 +106,35 @@ def own(name: str) -> Callable[..., Any]:
 
 KINDS = {
     "lstm": _kind(
-        4, reference.lstm_cell, input=4, recurrent=4,
+        4, compositions.lstm_cell, input=4, recurrent=4,
         function=lambda: extops.lstm_sequence,
         layer=extops.LSTM, cell=extops.LSTMCell, torchs_layer=torch.nn.LSTM, torchs_cell=torch.nn.LSTMCell,
     ),
     "gru": _kind(
-        4, reference.gru_cell, input=3, recurrent=3, first_input=1, states=("h",),
+        4, compositions.gru_cell, input=3, recurrent=3, first_input=1, states=("h",),
         function=lambda: extops.gru_sequence,
         layer=extops.GRU, cell=extops.GRUCell, torchs_layer=torch.nn.GRU, torchs_cell=torch.nn.GRUCell,
     ),
     "rnn": _kind(
-        1, reference.rnn_tanh_cell, input=1, recurrent=1, states=("h",),
+        1, compositions.rnn_tanh_cell, input=1, recurrent=1, states=("h",),
         function=lambda: extops.rnn_sequence,
         layer=extops.RNN, cell=extops.RNNCell, torchs_layer=torch.nn.RNN, torchs_cell=torch.nn.RNNCell,
     ),
     "lltm": Kind(
-        _plain(reference.lltm_gates, reference.lltm_cell), _lltm_shapes,
+        _plain(compositions.lltm_gates, compositions.lltm_cell), _lltm_shapes,
         function=lambda: extops.lltm_sequence, layer=extops.LLTMLayer, cell=extops.LLTM,
     ),
     # Cells of one's own: those of the package again, one with the input's weights in another order.
     "own_gru": _kind(
-        4, reference.gru_cell, input=3, recurrent=3, first_input=1, states=("h",),
+        4, compositions.gru_cell, input=3, recurrent=3, first_input=1, states=("h",),
         function=lambda: own("own_gru"), source='#include "cells/gru.h"\nstruct Own : extops::Gru {};',
     ),
     "own_lstm": _kind(
-        4, reference.lstm_cell, input=4, recurrent=4, first_input=2, function=lambda: own("own_lstm"),
+        4, compositions.lstm_cell, input=4, recurrent=4, first_input=2, function=lambda: own("own_lstm"),
         source='#include "cells/lstm.h"\nstruct Own : extops::Lstm { static constexpr int kFirstInput = kG; };',
     ),
     "own_lltm": _kind(
-        3, reference.lltm_cell, input=3, recurrent=3,
+        3, compositions.lltm_cell, input=3, recurrent=3,
         function=lambda: own("own_lltm"), source='#include "cells/lltm.h"\nstruct Own : extops::Lltm {};',
     ),
 }  # fmt: skip

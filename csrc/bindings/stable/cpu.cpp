@@ -2,7 +2,6 @@
 #include "cpu.h"
 
 #include "elementwise.h"
-#include "generic.h"
 #include "sequence.h"
 #include "step.h"
 
@@ -35,6 +34,4 @@ STABLE_TORCH_LIBRARY_IMPL(extops, CPU, library) {
 #define EXTOPS_REGISTER(cell, Cell) extops::stable::register_cell<Cpu, extops::Cell>(library);
   EXTOPS_CELLS(EXTOPS_REGISTER)
   extops::stable::register_elementwise<Cpu>(library);
-#define EXTOPS_IMPL(name, Arguments) EXTOPS_GENERIC_IMPL(library, Cpu, cpu, name, Arguments)
-  EXTOPS_OPERATORS(EXTOPS_IMPL)
 }

@@ -2,7 +2,6 @@
 #include "cuda.h"
 
 #include "elementwise.h"
-#include "generic.h"
 #include "sequence.h"
 #include "step.h"
 
@@ -31,6 +30,4 @@ STABLE_TORCH_LIBRARY_IMPL(extops, CUDA, library) {
 #define EXTOPS_REGISTER(cell, Cell) extops::stable::register_cell<Cuda, extops::Cell>(library);
   EXTOPS_CELLS(EXTOPS_REGISTER)
   extops::stable::register_elementwise<Cuda>(library);
-#define EXTOPS_IMPL(name, Arguments) EXTOPS_GENERIC_IMPL(library, Cuda, cuda, name, Arguments)
-  EXTOPS_OPERATORS(EXTOPS_IMPL)
 }

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops._gemm import mm
+from extops import _private
+from extops._private import mm
 from extops.binding import _libraries, _schemas
 from extops.binding._libraries import DTYPES
-from extops.calling import _autocast
 
 Kernel = Callable[..., "bytes | None"]
 
@@ -33,7 +33,13 @@ def load() -> None:
     for name in _libraries.paths:
         device = _DEVICES[name](name)
         for operator_name, function in _operators().items():
-            _library.impl(operator_name, partial(function, device), device.key)
+            of_device = partial(_outside_autocast, function, device)
+            _library.impl(operator_name, of_device, device.key)
+
+
+def _outside_autocast(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    with _private.without_autocast():
+        return function(*arguments, **options)
 
 
 class Device(_libraries.Library):
@@ -206,10 +212,11 @@ def _step_input_backward(
     *weights: Tensor,
     allow_tf32: bool = False,
 ) -> tuple[Tensor, ...]:
-    facts = _schemas.CELLS[name.removesuffix("_step_input_backward")]
+    cell = name.removesuffix("_step_input_backward")
     sizes = _schemas.OPERATORS[name].check(grad_x, grad_h_part, grad_c_0, *weights)
     of_h, of_x = _both(weights, sizes["state_size"])
-    towards_h = mm(grad_x if facts.has_one_gradient else grad_h_part, of_h)
+    part = grad_x if _schemas.CELLS[cell].has_one_gradient else grad_h_part
+    towards_h = mm(part, of_h)
     return mm(grad_x, of_x), towards_h if grad_c_0 is None else towards_h + grad_c_0
 
 
@@ -240,8 +247,10 @@ def _sequence(
     def recurrent(step: int) -> Tensor:
         return _multiply(h_n if step > 0 else h_0, weights_h.t())
 
-    tensors = input_gates, _dense(weights_h), *biases, h_0, c_0, lengths
-    _run_sequence(device, name, input, reverse, allow_tf32, tensors, results, recurrent)
+    weights_h = _aligned(weights_h)
+    tensors = input_gates, weights_h[0], *biases, h_0, c_0, lengths
+    of_call = device, name, input, weights_h.stride(0), reverse, allow_tf32
+    _run_sequence(*of_call, tensors, results, recurrent)
     return results
 
 
@@ -268,7 +277,7 @@ def _sequence_backward(
         for result, gradient in zip(grad_states, upstream, strict=True):
             result.zero_() if gradient is None else result.copy_(gradient)
         return results
-    weights_h = _dense(weights[:, :state_size])
+    weights_h = _aligned(weights[:, :state_size])
 
     def recurrent(step: int) -> Tensor | None:
         if step == 0:
@@ -280,9 +289,16 @@ def _sequence_backward(
     of_output, *others = (
         x if x is None else _schemas.rows(x, batch_first) for x in (grad_output, gates, cells)
     )
-    tensors = of_output, *upstream, weights_h, *others, lengths
-    _run_sequence(device, name, gates, reverse, allow_tf32, tensors, results, recurrent)
+    tensors = of_output, *upstream, weights_h[0], *others, lengths
+    of_call = device, name, gates, weights_h.stride(0), reverse, allow_tf32
+    _run_sequence(*of_call, tensors, results, recurrent)
     return results
+
+
+def _aligned(weights: Tensor) -> Tensor:
+    """Recurrent weights as a kernel gets them: dense rows, which may lie apart."""
+    is_aligned = weights.stride(1) == 1 and weights.data_ptr() % 16 == 0
+    return weights if is_aligned else weights.clone(memory_format=torch.contiguous_format)
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -297,6 +313,7 @@ def _run_sequence(
     device: Device,
     name: str,
     like: Tensor,
+    weights_stride: int,
     reverse: bool,
     allow_tf32: bool,
     tensors: Sequence[Tensor | None],
@@ -311,7 +328,7 @@ def _run_sequence(
     time, batch, _ = like.shape
     state_size = results[1].shape[1]
     strides = (1, time) if _schemas.is_batch_first(like) else (batch, 1)
-    sizes = [time, batch, state_size, state_size, *strides, int(reverse), 0]
+    sizes = [time, batch, state_size, weights_stride, *strides, int(reverse), 0]
     given = device, name, device.gemm_dtype(like.dtype, allow_tf32), sizes
     if not device.is_cuda:
         arguments = (*tensors, None), (*results, None)
@@ -330,25 +347,6 @@ def _run_sequence(
         sizes[-1] = step
         arguments = (*tensors, recurrent(step)), (*results, workspace)
         _run(device, name.replace("sequence", "sequence_step"), *given[2:], *arguments, count=0)
-
-
-# -- operators whose kernel serves every problem
-
-
-def _generic(operator: _schemas.Operator, device: Device, *tensors: Tensor | None) -> Any:
-    """An operator whose kernel serves every problem; threads divide the rows of the first result."""
-    results = operator.new_results(*tensors)
-    found = operator.check(*tensors)
-    sizes = [found[size] for size in operator.sizes]
-    optional = sum(row.optional for row in operator.arguments)
-    count = len(results[0])
-    _run(
-        *(device, operator.name, DTYPES[results[0].dtype], sizes, tensors[optional:], results),
-        upstream=tensors[:optional],
-        count=count,
-        grain=1 + _POINTWISE_GRAIN * count // max(results[0].numel(), 1),
-    )
-    return results if len(results) > 1 else results[0]
 
 
 # -- elementwise operators
@@ -375,25 +373,16 @@ def _elementwise(operator: _schemas.Operator, index: int, device: Device, *argum
 
 def _operators() -> dict[str, Callable[..., Any]]:
     """By name; each takes a device before its own arguments."""
-    of_cells: dict[str, Callable[..., Any]] = {
-        "sequence": _sequence,
-        "sequence_backward": _sequence_backward,
-        "step": _step,
-        "step_backward": _step_backward,
-        "step_parameters_backward": _step_parameters_backward,
-        "step_input_backward": _step_input_backward,
-    }
-    found: dict[str, Callable[..., Any]] = {
-        f"{cell}_{name}": partial(function, f"{cell}_{name}")
-        for cell in _schemas.CELLS
-        for name, function in of_cells.items()
-    }
+    of_cells: tuple[Any, ...] = (
+        *(_sequence, _sequence_backward, _step, _step_backward),
+        *(_step_parameters_backward, _step_input_backward),
+    )
+    found: dict[str, Callable[..., Any]] = {}
+    for cell in _schemas.CELLS:
+        names = {f"{cell}{function.__name__}": function for function in of_cells}
+        found |= {name: partial(function, name) for name, function in names.items()}
     elementwise = itertools.count()  # their kernels are in this order
     for name, operator in _schemas.OPERATORS.items():
-        if name in found:
-            continue
-        if operator.sizes:
-            found[name] = partial(_generic, operator)
-        else:
+        if name not in found:
             found[name] = partial(_elementwise, operator, next(elementwise))
-    return {name: _autocast.outside(function) for name, function in found.items()}
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops.calling import _checks
+from extops.binding import _checks
 
 OPERATORS: dict[str, "Operator"] = {}
 """All operators by name, in the library's order; filled once, by the loader."""

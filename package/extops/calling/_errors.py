@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from extops.binding import _schemas
-from extops.calling import _checks
+from extops.binding import _checks, _schemas
 
 _ALLOCATING = ("empty_strided", "aten::clone")
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from extops import _private
-from extops.binding import _schemas
-from extops.calling import _autograd, _checks, _errors, _sharding
+from extops.binding import _checks, _schemas
+from extops.calling import _autograd, _errors, _sharding
 
 P = ParamSpec("P")
 

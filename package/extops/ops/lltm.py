@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from extops import _private
-from extops.binding import _schemas
-from extops.calling import _autocast, _autograd, _checks
+from extops.binding import _checks, _schemas
+from extops.calling import _autocast, _autograd
 from extops.ops.sequence import LLTM_CELL
 
 _STEP = LLTM_CELL.step

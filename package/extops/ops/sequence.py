@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _private, reference
-from extops.binding import _schemas
-from extops.calling import _autocast, _autograd, _checks
+from extops import _private
+from extops.binding import _checks, _schemas
+from extops.calling import _autocast, _autograd
+from extops.ops import compositions
 from extops.ops.sequence_gradients import Chunk, gradients, lengths_of
 from extops.ops.step import Step
 
@@ -29,17 +30,17 @@ class Cell:
     def __init__(
         self,
         cell: str,
-        composition: reference.Cell | None = None,
+        composition: compositions.Cell | None = None,
         cast: Callable[..., Arguments] = _autocast.cast_with_state,
     ) -> None:
         """A cell by its name.
 
         Args:
             cell: as in ``csrc/cells/cells.h``.
-            composition: the same in PyTorch; by default that of ``reference``.
+            composition: the same in PyTorch; by default that of ``compositions``.
             cast: what autocast does to the arguments.
         """
-        found: reference.Cell = composition or getattr(reference, f"_{cell}")
+        found: compositions.Cell = composition or getattr(compositions, f"_{cell}")
         self.name = f"{cell}_sequence"
         self.time_first = _schemas.OPERATORS[self.name]
         input, *others = self.time_first.arguments

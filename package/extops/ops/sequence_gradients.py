@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from extops import _gemm, reference
+from extops import _gemm
 from extops.binding import _schemas
 from extops.calling import _autocast
+from extops.ops.compositions import valid_steps
 
 if TYPE_CHECKING:
     from extops.ops.sequence import Cell
@@ -105,7 +106,7 @@ def _of_chunk(
     )
     batch_first = _schemas.is_batch_first(gates)
     rows = _schemas.rows(grad_gates, batch_first)
-    valid = None if lengths is None else reference.valid_steps(lengths, input.shape[0])
+    valid = None if lengths is None else valid_steps(lengths, input.shape[0]).unsqueeze(2)
     state_size = h_0.shape[1]
     shift = cell.first_input * state_size
     weights_x = weights[0] if len(weights) > 1 else weights[0][:, state_size:]

@@ -6,9 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _private, reference
+from extops import _private
 from extops.binding import _loader, _schemas
 from extops.calling import _autocast, _autograd
+from extops.ops import compositions
 
 _allows_tf32 = _private.allows_tf32
 
@@ -21,7 +22,7 @@ def _by_tf32(name: str) -> tuple[Callable[..., Any], ...]:
 class Step:
     """The operator ``<cell>_step``, as Python calls it."""
 
-    def __init__(self, cell: str, composition: reference.Cell) -> None:
+    def __init__(self, cell: str, composition: compositions.Cell) -> None:
         """The step of a cell by its name, as in ``csrc/cells/cells.h``, and the same in PyTorch."""
         self.name = name = f"{cell}_step"
         self.facts = facts = _schemas.CELLS[cell]
@@ -37,12 +38,12 @@ class Step:
         self._register(name)
 
     def _register(self, name: str) -> None:
-        self.composite: Callable[..., tuple[Tensor, ...]] = reference.in_float32(self._composite)
+        self.composite: Callable[..., tuple[Tensor, ...]] = compositions.in_float32(self._composite)
         composites: dict[str, Callable[..., Any]] = {
             name: self.composite,
-            f"{name}_backward": reference.in_float32(self._backward),
-            f"{name}_parameters_backward": reference.in_float32(self._parameters_backward),
-            f"{name}_input_backward": reference.in_float32(self._input_backward),
+            f"{name}_backward": compositions.in_float32(self._backward),
+            f"{name}_parameters_backward": compositions.in_float32(self._parameters_backward),
+            f"{name}_input_backward": compositions.in_float32(self._input_backward),
         }
         for operator, composite in composites.items():
             apply = self._apply_operator if operator == name else composite
@@ -60,7 +61,7 @@ class Step:
     ) -> tuple[Tensor, Tensor, Tensor]:
         *parameters, h, c = others
         gates = self.composition.gates(input, *parameters, h)
-        gates = reference.with_values(gates, known_gates)
+        gates = compositions.with_values(gates, known_gates)
         h, c = self.composition.forward(gates, c)
         # The results of an operator may not share memory.
         return h, c.clone() if c is h else c, gates

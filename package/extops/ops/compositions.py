@@ -1,0 +1,323 @@
+"""The recurrent cells in plain PyTorch calls: the reference for the kernels, and their replacement where a composition
+of differentiable calls is needed (double backward, forward-mode AD, ``torch.func``).
+
+Nothing here checks its input.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from extops import _private
+from extops.binding import _schemas
+
+P = ParamSpec("P")
+
+
+def lltm_gates(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor) -> Tensor:
+    """The pre-activations of :func:`lltm`, [old_h | input] weights^T + bias, [B, 3S]."""
+    return F.linear(torch.cat([old_h, input], dim=1), weights, bias)
+
+
+def with_values(gates: Tensor, known: Tensor | None) -> Tensor:
+    """``gates`` with the values that are known, if so: a bias may have been changed since they were computed. They are
+    exact: adding a difference to values that are large now would lose digits.
+    """
+    return gates if known is None else known.detach() + (gates - gates.detach())
+
+
+def lltm_cell(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+    """The pointwise part of :func:`lltm`, from its gates before their activations."""
+    input_gate, output_gate, candidate = gates.chunk(3, dim=1)
+    new_cell = old_cell + F.elu(candidate) * torch.sigmoid(input_gate)
+    return torch.tanh(new_cell) * torch.sigmoid(output_gate), new_cell
+
+
+def lltm(
+    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See :func:`extops.lltm`."""
+    return lltm_cell(lltm_gates(input, weights, bias, old_h), old_cell)
+
+
+def lltm_cell_backward(
+    grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, new_cell: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`lltm_cell` for its gates and its old cell state."""
+    zeros = torch.zeros_like(new_cell)
+    grad_h, grad_cell = (zeros if g is None else g for g in (grad_h, grad_cell))
+    before_input, before_output, candidate = gates.chunk(3, dim=1)
+    input_gate, output_gate = torch.sigmoid(before_input), torch.sigmoid(before_output)
+    squashed = torch.tanh(new_cell)
+    grad_new_cell = grad_cell + grad_h * output_gate * (1 - squashed**2)
+    grad_gates = (
+        grad_new_cell * F.elu(candidate) * input_gate * (1 - input_gate),
+        grad_h * squashed * output_gate * (1 - output_gate),
+        grad_new_cell * input_gate * torch.exp(candidate.clamp(max=0)),
+    )
+    return torch.cat(grad_gates, dim=1), grad_new_cell
+
+
+def valid_steps(lengths: Tensor, time: int) -> Tensor:
+    """``[T, B]``: whether a step is valid, that is, within its row's length."""
+    return torch.arange(time, device=lengths.device).unsqueeze(1) < lengths
+
+
+_AS_IT_IS = contextlib.nullcontext()
+
+
+def in_float32(function: Callable[P, tuple[Tensor, ...]]) -> Callable[P, tuple[Tensor, ...]]:
+    """Computes with 16-bit types in float32, as the kernels do: over a sequence the cell state is a running sum."""
+
+    @functools.wraps(function)
+    def wide(*arguments: P.args, **options: P.kwargs) -> tuple[Tensor, ...]:
+        tensors: Any = arguments
+        first = next(x for x in tensors if x is not None)
+        if first.dtype.itemsize > 2:
+            return function(*arguments, **options)
+        is_autocasting = _private.is_autocasting()
+        with torch.autocast(first.device.type, enabled=False) if is_autocasting else _AS_IT_IS:
+            wider = (x if x is None or x.dtype is not first.dtype else x.float() for x in tensors)
+            return tuple(x.to(first.dtype) for x in function(*wider, **options))
+
+    return wide
+
+
+def lstm_cell(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    """The pointwise part of an LSTM, from its gates before their activations, in torch's order."""
+    i, f, g, o = gates.chunk(4, dim=1)
+    new_c = torch.sigmoid(f) * old_c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(new_c), new_c
+
+
+def lstm_cell_backward(
+    grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`lstm_cell` for its gates and its old cell state."""
+    before_i, before_f, before_g, before_o = gates.chunk(4, dim=1)
+    i, f, o = torch.sigmoid(before_i), torch.sigmoid(before_f), torch.sigmoid(before_o)
+    g = torch.tanh(before_g)
+    squashed = torch.tanh(f * old_c + i * g)
+    grad_new_c = grad_c + grad_h * o * (1 - squashed**2)
+    grad_gates = (
+        grad_new_c * g * i * (1 - i),
+        grad_new_c * old_c * f * (1 - f),
+        grad_new_c * i * (1 - g**2),
+        grad_h * squashed * o * (1 - o),
+    )
+    return torch.cat(grad_gates, dim=1), grad_new_c * f
+
+
+def gru_cell(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    """The pointwise part of a GRU, from the input's part of the candidate, the gates r and z before their activations,
+    and the recurrent part of the candidate. The hidden state is the cell state.
+    """
+    n_x, r, z, n_h = gates.chunk(4, dim=1)
+    n = torch.tanh(n_x + torch.sigmoid(r) * n_h)
+    new_c = n + torch.sigmoid(z) * (old_c - n)
+    return new_c, new_c
+
+
+def gru_cell_backward(
+    grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`gru_cell` for its gates and its old cell state."""
+    n_x, before_r, before_z, n_h = gates.chunk(4, dim=1)
+    r, z = torch.sigmoid(before_r), torch.sigmoid(before_z)
+    n = torch.tanh(n_x + r * n_h)
+    grad_new_c = grad_c + grad_h
+    grad_n = grad_new_c * (1 - z) * (1 - n**2)
+    grad_gates = (
+        grad_n,
+        grad_n * n_h * r * (1 - r),
+        grad_new_c * (old_c - n) * z * (1 - z),
+        grad_n * r,
+    )
+    return torch.cat(grad_gates, dim=1), grad_new_c * z
+
+
+def _zeros_after(tensor: Tensor) -> Tensor:
+    """Zeros in the graph of ``tensor``: a result of an operator has a gradient, which is zero here."""
+    return tensor.masked_fill(tensor.new_ones((), dtype=torch.bool), 0)
+
+
+def rnn_tanh_cell(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    """The pointwise part of a plain recurrent cell. The hidden state is the cell state."""
+    h = torch.tanh(gates)
+    return h, h
+
+
+def rnn_tanh_cell_backward(
+    grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`rnn_tanh_cell` for its gates and its old cell state."""
+    return (grad_c + grad_h) * (1 - torch.tanh(gates) ** 2), _zeros_after(grad_c)
+
+
+def rnn_relu_cell(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with a rectifier."""
+    h = torch.relu(gates)
+    return h, h
+
+
+def rnn_relu_cell_backward(
+    grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of :func:`rnn_relu_cell` for its gates and its old cell state."""
+    return torch.where(gates > 0, grad_c + grad_h, 0), _zeros_after(grad_c)
+
+
+def gates_of_parts(
+    input: Tensor,
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    bias_ih: Tensor | None,
+    bias_hh: Tensor | None,
+    old_h: Tensor,
+    *,
+    count: int,
+    first_input: int,
+) -> Tensor:
+    """The pre-activations, ``count`` of them for each unit: the first have an input part, the last a recurrent part.
+    The weights of the input begin with those of gate ``first_input``, and wrap around.
+    """
+    state_size = old_h.shape[1]
+    of_input, of_h = F.linear(input, weight_ih, bias_ih), F.linear(old_h, weight_hh, bias_hh)
+    if first_input:
+        # Tuples: a trace treats a number that it computes as a constant.
+        of_input = of_input.roll((first_input * state_size,), (1,))
+    after, before = (count * state_size - x.shape[1] for x in (of_input, of_h))
+    return F.pad(of_input, (0, after)) + F.pad(of_h, (before, 0))
+
+
+_Function = Callable[..., tuple[Tensor, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A recurrent cell over sequences, as a composition of differentiable calls."""
+
+    gates: Callable[..., Tensor]
+    """Of the input, the parameters and the hidden state."""
+    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    saves_new_c: bool
+    """Whether ``backward`` gets the cell state after the step, or the one before."""
+
+    def over_sequences(self) -> tuple[_Function, _Function]:
+        """The operator and its backward."""
+        return in_float32(self.sequence), in_float32(self.sequence_backward)
+
+    def sequence(
+        self,
+        input: Tensor,
+        *arguments: Any,
+        reverse: bool = False,
+        known_gates: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The operator for an input ``[T, B, I]``, the parameters, both states and lengths: the output, the last hidden
+        and cell state, and the gates and the cell state of every step.
+        """
+        *parameters, h_0, c_0, lengths = arguments
+        h, c = h_0.clone(), c_0.clone()
+        if len(input) == 0:
+            gates = self.gates(input.flatten(0, 1), *parameters, h[:0])
+            gates = gates.reshape(0, len(h), gates.shape[1])
+            output, cells, _ = gates.tensor_split((h.shape[1], 2 * h.shape[1]), dim=2)
+            return output, h, c, gates, cells
+        if lengths is not None:
+            valid = valid_steps(lengths, len(input)).unsqueeze(2)
+            # The gradient of the weights is a GEMM with the whole input, and zero times infinity or NaN is NaN.
+            input = torch.where(valid, input, 0)
+            known_gates = known_gates if known_gates is None else torch.where(valid, known_gates, 0)
+        steps = []
+        for t in _order(len(input), reverse):
+            old_h, old_c = h, c
+            if lengths is not None:
+                # Beyond its length a row is computed from zeros: its gates are the bias, and nothing overflows.
+                h, c = torch.where(valid[t], h, 0), torch.where(valid[t], c, 0)
+            gates = self.gates(input[t], *parameters, h)
+            gates = with_values(gates, None if known_gates is None else known_gates[t])
+            h, new_c = self.forward(gates, c)
+            steps.append((h, gates, new_c if self.saves_new_c else c))
+            c = new_c
+            if lengths is not None:
+                h, c = torch.where(valid[t], h, old_h), torch.where(valid[t], c, old_c)
+        stacked = _stack(steps, reverse)
+        if lengths is not None:
+            stacked = [torch.where(valid, x, 0) for x in stacked]
+        output, gates, cells = stacked
+        return output, h, c, gates, cells
+
+    def sequence_backward(
+        self,
+        grad_output: Tensor | None,
+        grad_h_n: Tensor | None,
+        grad_c_n: Tensor | None,
+        weights: Tensor,
+        gates: Tensor,
+        cells: Tensor,
+        lengths: Tensor | None = None,
+        *,
+        reverse: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """The gradients of :meth:`sequence` for its gates and both of its first states."""
+        time, batch, state_size = cells.shape
+        zeros = cells.new_zeros(batch, state_size)
+        grad_h, grad_c = ((zeros if g is None else g).clone() for g in (grad_h_n, grad_c_n))
+        if time == 0:
+            return gates.clone(), grad_h, grad_c
+        if lengths is not None:
+            valid = valid_steps(lengths, time).unsqueeze(2)
+            gates, cells = torch.where(valid, gates, 0), torch.where(valid, cells, 0)
+        steps = []
+        for t in _order(time, not reverse):
+            later_h, later_c = grad_h, grad_c
+            towards = grad_h if grad_output is None else grad_h + grad_output[t]
+            grad_gates, grad_c = self.backward(towards, grad_c, gates[t], cells[t])
+            if lengths is not None:
+                grad_gates = torch.where(valid[t], grad_gates, 0)
+            first = grad_gates.shape[1] - len(weights)
+            grad_h = grad_gates[:, first:] @ weights[:, :state_size]
+            if lengths is not None:
+                grad_h = torch.where(valid[t], grad_h, later_h)
+                grad_c = torch.where(valid[t], grad_c, later_c)
+            steps.append((grad_gates,))
+        (grad_of_all_gates,) = _stack(steps, not reverse)
+        return grad_of_all_gates, grad_h, grad_c
+
+
+def _order(time: int, reverse: bool) -> range:
+    return range(time)[::-1] if reverse else range(time)
+
+
+def _stack(steps: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
+    """The results of single steps, stacked in the order of time."""
+    return [torch.stack(x) for x in zip(*(steps[::-1] if reverse else steps), strict=True)]
+
+
+def cell_of_parts(
+    facts: _schemas.CellFacts,
+    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+) -> Cell:
+    """A cell with the weights of the input and of the hidden state apart, as torch's modules have them."""
+    gates = functools.partial(gates_of_parts, count=facts.gates, first_input=facts.first_input)
+    return Cell(gates, forward, backward, bool(facts.saves_new_c))
+
+
+_lltm = Cell(lltm_gates, lltm_cell, lltm_cell_backward, bool(_schemas.CELLS["lltm"].saves_new_c))
+_lstm = cell_of_parts(_schemas.CELLS["lstm"], lstm_cell, lstm_cell_backward)
+_gru = cell_of_parts(_schemas.CELLS["gru"], gru_cell, gru_cell_backward)
+_rnn_tanh = cell_of_parts(_schemas.CELLS["rnn_tanh"], rnn_tanh_cell, rnn_tanh_cell_backward)
+_rnn_relu = cell_of_parts(_schemas.CELLS["rnn_relu"], rnn_relu_cell, rnn_relu_cell_backward)
+
+lltm_sequence, lltm_sequence_backward = _lltm.over_sequences()
+lstm_sequence, lstm_sequence_backward = _lstm.over_sequences()
+gru_sequence, gru_sequence_backward = _gru.over_sequences()
