@@ -21,6 +21,7 @@ from torch import Tensor
 
 import extops
 import operators
+from extops._requirements import read_build_info
 from extops.choosing import _table
 from operators import Tensors, sequence, sequence_by_cells
 from test_precision import tf32
@@ -33,6 +34,14 @@ TIME, FEATURES = 40, 24
 def which_kernel(input: Tensor, state_size: int, backward: bool = False) -> str:
     state = input.new_empty(input.shape[1], state_size)
     return extops.which_kernel(extops.lltm_sequence, input, (state, state), backward=backward)
+
+
+def is_for_hopper() -> bool:
+    """Whether the GPU has clusters, and the wheel kernels for them."""
+    of_wheel = read_build_info(Path(extops.__file__).parent)["architectures"]
+    return torch.cuda.get_device_capability() == (9, 0) and any(
+        x.startswith("9.0") for x in of_wheel
+    )
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,7 @@ class Case:
     @contextmanager
     def chosen(self) -> Iterator[None]:
         """Computes by this kernel; on GPUs that lack it, step by step."""
-        has_clusters = torch.cuda.get_device_capability() == (9, 0)
+        has_clusters = is_for_hopper()
         kernel = self.kernel if has_clusters or not self.kernel.endswith("cluster") else "step"
         input = torch.empty(TIME, self.batch, FEATURES, device="cuda", dtype=self.dtype)
         operators.name_kernel(kernel)
@@ -277,7 +286,7 @@ def test_two_directions_beside_small_kernels(
     take: Callable[[str], None], layer: Any, state: int, batch: int
 ) -> None:
     """Their gradients are copied while the other direction computes."""
-    if torch.cuda.get_device_capability() == (9, 0):
+    if is_for_hopper():
         take("group")
     rnn = layer(64, state, bidirectional=True, device="cuda")
     input = torch.randn(70, batch, 64, device="cuda")

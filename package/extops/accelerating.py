@@ -457,18 +457,27 @@ class _Call(NamedTuple):
         try:
             with _unseen(), torch.cuda.device(self.rows.get_device() if self.rows.is_cuda else -1):
                 torchs, ours = (self._detached()._timed(way) for way in (TORCH, OURS))
-                return _measure.measure(torchs, ours, self.rows.device)
+                return _measure.measure(torchs, ours, self._exact, self.rows.device)
         except Exception as error:  # whatever a kernel or its memory may lack, torch's serves
             level = logging.INFO if isinstance(error, torch.OutOfMemoryError) else logging.WARNING
             said = "extops: %s is torch's, since measuring failed: %s"
             _logger.log(level, said, self.kind(), error)
             return None
 
-    def _detached(self) -> _Call:
+    def _exact(self) -> list[Tensor]:
+        """What torch's forward gives in float64."""
+        kind = "a GPU" if self.rows.is_cuda else "a CPU"
+        said = "extops: torch's and our values of %s differ on %s: those in float64 decide"
+        _logger.warning(said, self.kind(), kind)
+        with _private.without_autocast():
+            return self._detached(torch.float64)._timed(TORCH)()
+
+    def _detached(self, dtype: torch.dtype | None = None) -> _Call:
         """The same on tensors that no hook of the user knows; of a long call its first steps."""
 
         def alone(x: Tensor) -> Tensor:
-            return x.detach().requires_grad_(x.requires_grad and x.is_floating_point())
+            new = x.detach().to(dtype or x.dtype)
+            return new.requires_grad_(x.requires_grad and x.is_floating_point())
 
         parameters = [alone(x) for x in self.parameters]
         if self.is_layer:

@@ -92,6 +92,11 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
             pass  # the checks below raise what is wrong
         return super().forward(input, hx)
 
+    def flatten_parameters(self) -> None:
+        """As of torch's layers. In a graph there is nothing to do: torch 2.11 refuses to ask where weights lie."""
+        if not torch.compiler.is_compiling():
+            super().flatten_parameters()
+
     def run_plain(
         self, input: Tensor, states: tuple[Tensor, ...] | None, parameters: list[Any]
     ) -> Results:
