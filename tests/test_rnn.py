@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -586,3 +589,43 @@ def test_which_kernel_of_something_else() -> None:
         extops.which_kernel(extops.lstm_sequence, torch.randn(TIME, BATCH, FEATURES), 5)
     with pytest.raises(TypeError, match=r"which_kernel: expected `input` .* but got list$"):
         extops.which_kernel(extops.LSTM(FEATURES, STATE), [1.0])
+
+
+FRAMES = """
+import sys, torch, extops
+
+folder = extops.__path__[0]
+input, state = torch.randn(5, 3, 8), (torch.zeros(1, 3, 16),) * 2
+
+def frames(*arguments):
+    found = []
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            found.append(frame.f_code.co_name)
+    sys.setprofile(note)
+    module(*arguments)
+    sys.setprofile(None)
+    return found
+
+for module in (extops.LSTM(8, 16), extops.accelerate(torch.nn.LSTM(8, 16))):
+    for grad in (False, True):
+        with torch.set_grad_enabled(grad):
+            for given in ((input,), (input, state)):
+                module(*given)
+                known = vars(module).get("_extops_known", {})
+                known.update(dict.fromkeys(known, "extops"))
+                vars(module).pop("_extops_torchs", None)
+                found = frames(*given)
+                print(len(found), type(module).__module__, grad, len(given), *found, sep=", ")
+"""
+
+
+def test_frames_of_a_call(tmp_path: Path) -> None:
+    """Each Python function that a plain call runs through takes the host a tenth of a microsecond and more."""
+    done = subprocess.run(
+        [sys.executable, "-c", FRAMES], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, done.stderr
+    calls = [line.split(", ") for line in done.stdout.splitlines()]
+    assert len(calls) == 8
+    assert all(int(count) <= 20 for count, *_ in calls), done.stdout

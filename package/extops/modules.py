@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import numbers
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import POINTER, byref, c_char_p, c_void_p
@@ -29,6 +30,7 @@ _SAVED_PER_UNIT = 8
 State = tuple[Tensor, Tensor]
 Results = tuple[Tensor, States]
 Run = Callable[..., Results]
+"""One direction of a layer: of its input, the states before its first step and its parameters, and of ``reverse``."""
 
 
 class _Beside:
@@ -102,21 +104,21 @@ def both_directions(
     small call leaves most of a GPU idle.
     """
     if streams is None:
-        return [run(one, reverse=False), run(other, reverse=True)]
+        return [run(*one, reverse=False), run(*other, reverse=True)]
     if torch.is_grad_enabled():
         # Autograd runs a node on the stream on which it was created: these nodes pass the gradients to this one.
         other = [x.view_as(x) if x is not None and x.requires_grad else x for x in other]
     streams.fork()
     try:
         with torch.cuda.stream(streams.side):
-            beside = run(other, reverse=True)
+            beside = run(*other, reverse=True)
         if beside[0].requires_grad:
             # The backward reads them on the side stream, and then frees them.
             with _private.unrecorded():
                 for x in other:
                     if x is not None:
                         x.record_stream(streams.side)
-        return [run(one, reverse=False), beside]
+        return [run(*one, reverse=False), beside]
     finally:
         streams.join()
 
@@ -205,15 +207,12 @@ class RoundSTE(torch.nn.Module):
         return round_ste(input)
 
 
-def _unsqueezed(states: Sequence[Tensor]) -> Tensor:
-    if _autograd.is_plain():  # no view, which a caller could not detach in place
-        return states[0].unsqueeze_(0)
-    return torch.stack(list(states))
+_UNSQUEEZED = operator.methodcaller("unsqueeze_", 0)
 
 
 def _joined_directions(outputs: list[Tensor], batch_first: bool) -> Tensor:
     """In the memory order of the outputs."""
-    if not (batch_first and _autograd.is_plain()):
+    if not batch_first:
         return torch.cat(outputs, dim=-1)
     return torch.cat([x.transpose(0, 1) for x in outputs], dim=-1).transpose_(0, 1)
 
@@ -348,7 +347,7 @@ class Layers(torch.nn.Module):
             pieces = _packing.pieces_of(self._name, batch_sizes, width * rows.element_size(), rows)
             if len(pieces) > 1:
                 run = functools.partial(self._run_pieces, pieces)
-                return self._forward_layers(run, self._dropped, rows, states, None)
+                return self._forward_layers(run, self._dropped, rows, states)
         packing = _packing.packing_of(self._name, batch_sizes, batch, rows)
         padded = rows.new_zeros(steps * batch, *rows.shape[1:]).index_copy(0, packing[1], rows)
         padded = padded.view(steps, batch, *rows.shape[1:])
@@ -403,7 +402,9 @@ class Layers(torch.nn.Module):
         run = functools.partial(self._run, lengths=lengths, batch_first=batch_first)
         drop = functools.partial(self._dropped, places=places, batch_first=batch_first)
         streams = streams_of(input.device) if self.bidirectional else None
-        return self._forward_layers(run, drop, input, states, streams, batch_first)
+        return self._forward_layers(
+            run, drop, input, states, streams=streams, batch_first=batch_first
+        )
 
     def _forward_layers(
         self,
@@ -411,34 +412,39 @@ class Layers(torch.nn.Module):
         drop: Callable[[Tensor], Tensor],
         input: Tensor,
         states: States,
-        streams: _Beside | None,
+        parameters: Sequence[Sequence[Tensor]] | None = None,
+        streams: _Beside | None = None,
         batch_first: bool = False,
     ) -> Results:
-        def of_direction(given: Sequence[Tensor], reverse: bool) -> Results:
-            return run(*given, reverse=reverse)
-
-        first = states[0].unbind(0)  # zeros are the same for both
-        initial = list(
-            zip(*(first if x is states[0] else x.unbind(0) for x in states), strict=True)
-        )
+        """All layers; the parameters of each direction are given in plain calls, whose results are no views, which a
+        caller could not detach in place.
+        """
+        is_plain = parameters is not None or _autograd.is_plain()
+        if parameters is None:
+            layers = range(self.num_layers)
+            parameters = [self._parameters_of(x) for layer in layers for x in self._suffixes(layer)]
+        h = states[0].unbind(0)
+        c = h if states[-1] is states[0] else states[-1].unbind(0)  # zeros are the same for both
+        initial = list(zip(*(h, c)[: len(states)], strict=True))
         last: list[States] = []
         try:
-            for layer in range(self.num_layers):
-                if layer > 0:
+            for at in range(0, len(initial), 1 + self.bidirectional):
+                if at > 0:
                     input = drop(input)
-                forward, *backward = [
-                    (input, *initial[len(last) + number], *self._parameters_of(suffix))
-                    for number, suffix in enumerate(self._suffixes(layer))
-                ]
-                if backward:
-                    results = both_directions(of_direction, forward, backward[0], streams)
-                    input = _joined_directions([output for output, _ in results], batch_first)
+                given = input, *initial[at], *parameters[at]
+                if self.bidirectional:
+                    other = input, *initial[at + 1], *parameters[at + 1]
+                    (ahead, last_ahead), (back, last_back) = both_directions(
+                        run, given, other, streams
+                    )
+                    input = _joined_directions([ahead, back], batch_first and is_plain)
+                    last += last_ahead, last_back
                 else:
-                    results = [run(*forward, reverse=False)]
-                    input = results[0][0]
-                last += [final for _, final in results]
-            joined = torch.stack if len(last) > 1 else _unsqueezed
-            return input, tuple(joined(x) for x in zip(*last, strict=True))
+                    input, final = run(*given, reverse=False)
+                    last.append(final)
+            if is_plain and len(last) == 1:
+                return input, tuple(map(_UNSQUEEZED, last[0]))
+            return input, tuple([torch.stack(x) for x in zip(*last, strict=True)])
         finally:
             if streams is not None:
                 streams.hand_back()

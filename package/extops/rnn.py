@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import functools
 from typing import Any, cast
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from extops import _private
 from extops.binding import _checks
 from extops.calling import _autocast, _autograd
-from extops.modules import Layers, Results, both_directions, parameters_of, streams_of
+from extops.modules import Layers, Results, parameters_of, streams_of
 from extops.ops.sequence import CELLS, GRU_CELL, LSTM_CELL, Cell, rnn_cell
 
 PARAMETERS = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
@@ -50,6 +51,7 @@ def state_of(module: Any) -> dict[str, Any]:
 
 class _TorchLayers(Layers, torch.nn.RNNBase):
     _size = "hidden_size"
+    _number_of_states = 1
     torchs: type[torch.nn.Module]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -64,10 +66,6 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     @property
     def _name(self) -> str:
         return self.torchs.__name__
-
-    @property
-    def _number_of_states(self) -> int:  # type: ignore[override]
-        return 2 if self.mode == "LSTM" else 1
 
     def _as_states(self, state: Any) -> tuple[Tensor, ...]:
         return _checks.as_pair(self._name, state) if self.mode == "LSTM" else (state,)
@@ -103,48 +101,31 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         """All layers of a plain call that is not packed, with as few checks as possible, since the host takes longer
         than the GPU. Results lie as torch's: by steps, whatever the order of the input, and none is a view.
         """
-        cell, number = CELLS[self.mode.lower()], self._number_of_states
-        steps = (input.transpose(0, 1) if self.batch_first else input).contiguous()
-        directions, width = 1 + self.bidirectional, 4 if self.bias else 2
+        cell, number, batch_first = (
+            CELLS[self.mode.lower()],
+            self._number_of_states,
+            self.batch_first,
+        )
+        steps = (input.transpose(0, 1) if batch_first else input).contiguous()
         if states is None:
-            states = (steps.new_zeros(*self._shape_of_states(steps.shape[1])),) * number
-        initial = [x.unbind(0) for x in states]
+            states = (steps.new_zeros(self._shape_of_states(steps.shape[1])),) * number
         allow_tf32 = steps.is_cuda and _private.cudnn_allows_tf32()
-        streams = streams_of(steps.device) if self.bidirectional else None
+        # torch's layers on a CPU save none of their results, so programs change them in place.
+        options = allow_tf32, batch_first, steps.is_cuda
 
-        def run(given: tuple[Any, ...], reverse: bool, batch_first: bool = False) -> Results:
-            # torch's layers on a CPU save none of their results, so programs change them in place.
-            options = reverse, allow_tf32, batch_first, steps.is_cuda
-            output, h, c = cell.run(given, options, number == 1)
+        def run(input: Tensor, *given: Any, reverse: bool) -> Results:
+            steps = input.transpose(0, 1) if batch_first else input
+            weights = (*given[number:], None, None)[:4]
+            given = steps, *weights, given[0], given[number - 1], None
+            output, h, c = cell.run(given, (reverse, *options), number == 1)
             return output, (h, c)[:number]
 
-        last: list[tuple[Tensor, ...]] = []
-        try:
-            for first in range(0, len(initial[0]), directions):
-                if first:
-                    steps = self._dropped(steps)
-                given = [
-                    (
-                        *(steps, *(*parameters[width * at : width * (at + 1)], None, None)[:4]),
-                        *(initial[0][at], initial[-1][at], None),
-                    )
-                    for at in range(first, first + directions)
-                ]
-                batch_first = self.batch_first and first + directions == len(initial[0])
-                if directions == 1:
-                    steps, final = run(given[0], False, batch_first)
-                    last.append(final)
-                else:
-                    found = both_directions(run, given[0], given[1], streams)
-                    steps = torch.cat([output for output, _ in found], dim=-1)
-                    steps = steps.transpose_(0, 1) if batch_first else steps
-                    last += [final for _, final in found]
-        finally:
-            if streams is not None:
-                streams.hand_back()
-        if len(last) == 1:
-            return steps, tuple(x.unsqueeze_(0) for x in last[0])
-        return steps, tuple(torch.stack(x) for x in zip(*last, strict=True))
+        width = 4 if self.bias else 2
+        of_layers = [*zip(*[iter(parameters)] * width, strict=True)]
+        streams = streams_of(steps.device) if self.bidirectional else None
+        drop = functools.partial(self._dropped, batch_first=batch_first)
+        input = steps.transpose(0, 1) if batch_first else steps
+        return self._forward_layers(run, drop, input, states, of_layers, streams, batch_first)
 
     def _checked_states(self, input: Tensor, given: Any, *batch: int) -> tuple[Tensor, ...]:
         _check_features(self.mode.partition("_")[0], input, self.input_size)
@@ -210,6 +191,8 @@ class LSTM(like_torchs(torch.nn.LSTM, _TorchLayers)):  # type: ignore[misc]
     """:class:`torch.nn.LSTM` by :func:`extops.lstm_sequence`: the same arguments but for ``proj_size``, parameters and
     results, with gradients of any order.
     """
+
+    _number_of_states = 2
 
 
 class GRU(like_torchs(torch.nn.GRU, _TorchLayers)):  # type: ignore[misc]

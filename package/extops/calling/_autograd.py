@@ -1,8 +1,10 @@
 """What the operators share in their gradients."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -56,29 +58,40 @@ def versions(tensors: Iterable[Tensor | None]) -> list[int | None]:
     """How often each tensor was changed in place. For tensors that a backward needs without their values; tensors that
     it saves must not change.
     """
-    return [None if x is None or x.is_inference() else x._version for x in tensors]
+    found = []
+    for x in tensors:  # every call asks, and a comprehension is one call more
+        found.append(None if x is None or x.is_inference() else x._version)
+    return found
 
 
-class Kept:
+class Kept(NamedTuple):
     """Inputs of a forward, of which a backward needs some alone: others may change before it, as in torch."""
 
-    def __init__(self, inputs: Sequence[Tensor | None], are_needed: Sequence[bool]) -> None:
-        self._others = [None if needed else x for x, needed in zip(inputs, are_needed, strict=True)]
-        self._versions = versions(self._others)
+    others: list[Tensor | None]
+    """The inputs, None in place of those that are needed."""
+    versions: list[int | None]
 
-    def needed(self, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Those to be saved."""
-        pairs = zip(inputs, self._others, strict=True)
-        return [x for x, other in pairs if other is None]
+    @classmethod
+    def of(
+        cls, inputs: Sequence[Tensor | None], are_needed: Sequence[bool]
+    ) -> tuple[Kept, list[Tensor | None]]:
+        """And those that are to be saved."""
+        needed, others = [], []
+        for x, is_needed in zip(inputs, are_needed, strict=True):
+            is_kept = x is None or is_needed
+            others.append(None if is_kept else x)
+            if is_kept:
+                needed.append(x)
+        return cls(others, versions(others)), needed
 
     def all(self, needed: Sequence[Any]) -> list[Any]:
         """All inputs, from those that were saved."""
         saved = iter(needed)
-        return [next(saved) if x is None else x for x in self._others]
+        return [next(saved) if x is None else x for x in self.others]
 
     def check(self) -> None:
         """For a composition, which needs all of them."""
-        if versions(self._others) != self._versions:
+        if versions(self.others) != self.versions:
             raise RuntimeError(
                 "one of the variables needed for gradients of higher order has been modified by an inplace operation"
             )

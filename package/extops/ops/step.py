@@ -170,9 +170,9 @@ class _Step(torch.autograd.Function):
             *by_input,
             by_weights or (needs_c and not has_c),
         ]
-        ctx.kept = _autograd.Kept(others, [*are_needed, *(needs_c,) * has_c])
+        ctx.kept, needed = _autograd.Kept.of(others, [*are_needed, *(needs_c,) * has_c])
         kept = (c,) if step.saves_new_c else ()
-        ctx.save_for_backward(*ctx.kept.needed(others), gates, *kept)
+        ctx.save_for_backward(*needed, gates, *kept)
         return (h, c, gates) if is_operator else (h, c)[: step.number_of_states]
 
     @staticmethod
