@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import fcntl
 import functools
+import os
+import pickle
 import re
 import shutil
 import signal
@@ -242,6 +245,82 @@ def test_check_cell_of_another_function() -> None:
     expected = "check_cell: expected `cell` to be what load_cell returned, but got <function "
     with pytest.raises(TypeError, match=f"^{expected}"):
         extops.check_cell(extops.gru_sequence)
+
+
+# ---- cell_layer
+
+
+def like_torchs(own: Own, device: str, **options: Any) -> tuple[Any, Any]:
+    """A layer of a cell, and torch's with the same parameters."""
+    torch.manual_seed(0)
+    ours = extops.cell_layer(own.load(device), FEATURES, STATE, **options, device=device)
+    torchs = torch.nn.GRU(FEATURES, STATE, **options).to(device)
+    with torch.no_grad():
+        for name, x in ours.named_parameters():
+            r, z, n = getattr(torchs, name).chunk(3)
+            x.copy_(torch.cat([r, z, n]))
+    return ours, torchs
+
+
+@pytest.mark.slow
+@by_device
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_layers": 2, "bidirectional": True},
+        {"num_layers": 2, "batch_first": True, "bias": False, "dropout": 0.5},
+    ],
+    ids=str,
+)
+def test_a_layer_is_shaped_like_torchs(options: dict[str, Any], device: str) -> None:
+    """The cell is a GRU, so it has the values of torch's, too; in training, and of packed input."""
+    ours, torchs = like_torchs(OWN_GRU, device, **options)
+    assert [(name, x.shape) for name, x in ours.named_parameters()] == [
+        (name, x.shape) for name, x in torchs.named_parameters()
+    ]
+    input = torch.randn(TIME, TIME, FEATURES, device=device)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(
+        input, torch.tensor([4, 3, 3, 1]), bool(options.get("batch_first"))
+    )
+    for given in (input, packed):
+        results = []
+        for layer in (ours, torchs):
+            torch.manual_seed(1)
+            output, last = layer(given)
+            output = output if isinstance(output, Tensor) else output.data
+            loss = output.square().sum() + last.square().sum()
+            results.append([output, last, *torch.autograd.grad(loss, list(layer.parameters()))])
+        torch.testing.assert_close(*results)
+
+
+@pytest.mark.slow
+def test_a_layer_in_a_file(tmp_path: Path) -> None:
+    """Of a cell with two states; another process loads it, and compiles nothing."""
+    cell = TURNED.load("cpu")
+    layer = extops.cell_layer(cell, FEATURES, STATE)
+    assert copy.deepcopy(layer).cell is cell and pickle.loads(pickle.dumps(cell)) is cell
+    input = torch.randn(TIME, BATCH, FEATURES)
+    torch.save((layer, input, layer(input)), tmp_path / "layer.pt")
+    code = (
+        "import torch, sys; layer, input, expected = torch.load(sys.argv[1], weights_only=False);"
+        "torch.testing.assert_close(layer(input), expected); print(layer)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "layer.pt")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"{layer}\n" and "turned, 5, 6, num_layers=1, bias=True" in done.stdout
+
+
+def test_cell_layer_of_another_function() -> None:
+    expected = "cell_layer: expected `cell` to be what load_cell returned, but got <function "
+    with pytest.raises(TypeError, match=f"^{expected}"):
+        extops.cell_layer(extops.gru_sequence, 3, 4)
 
 
 # ---- load_cell

@@ -92,10 +92,10 @@ ROOMS = (
     {"calling"},
     {"ops", "_gemm"},
     {"reference", "_packing", "_padded"},
-    {"modules", "cells"},
-    {"rnn", "_cell_check"},
+    {"modules"},
+    {"rnn", "cells"},
     {"accelerating"},
-    {"comparing", "_kernels"},
+    {"comparing", "_kernels", "_cell_check"},
     {"__init__", "__main__"},
 )
 """The modules and folders of the package, the lowest first."""

@@ -17,7 +17,7 @@ from extops._cell_check import check_cell
 from extops._kernels import which_kernel
 from extops.accelerating import accelerate, restore
 from extops.calling import _flops
-from extops.cells import load_cell
+from extops.cells import cell_layer, load_cell
 from extops.choosing import _sequences
 from extops.choosing._table import choices
 from extops.comparing import compare
@@ -43,6 +43,7 @@ __all__ = [
     "RoundSTE",
     "__version__",
     "accelerate",
+    "cell_layer",
     "check_cell",
     "choices",
     "compare",

@@ -1,6 +1,6 @@
 """Compares a cell of one's own with its step in PyTorch."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from extops.binding import _checks
-from extops.cells import Loaded, loaded
+from extops.cells import LoadedCell
 
 _TIME, _BATCH, _FEATURES = 3, 4, 5
 
@@ -21,7 +21,7 @@ _TOLERANCES = {
 """Relative to the largest value: a few times the rounding error of a correct cell."""
 
 
-def check_cell(cell: Callable[..., Any], state_sizes: Sequence[int] = (5, 100, 300, 600)) -> None:
+def check_cell(cell: LoadedCell, state_sizes: Sequence[int] = (5, 100, 300, 600)) -> None:
     """Compares a cell of one's own with its step in PyTorch: each gate, both states, the gradients of each, and those
     of the parameters, on every device that is there, in float64, float32, float16 and bfloat16.
 
@@ -36,15 +36,14 @@ def check_cell(cell: Callable[..., Any], state_sizes: Sequence[int] = (5, 100, 3
         AssertionError: something differs; the message says what, in which gate, where, and by how much.
         TypeError: ``cell`` is something else.
     """
-    found = next((x for x in loaded.values() if x.function is cell), None)
-    if found is None:
+    if not isinstance(cell, LoadedCell):
         raise TypeError(
             f"check_cell: expected `cell` to be what load_cell returned, but got {cell!r}"
         )
-    for device in ("cpu", "cuda") if found.build.cuda else ("cpu",):
+    for device in ("cpu", "cuda") if cell.build.cuda else ("cpu",):
         for dtype in _TOLERANCES:
             for state_size in state_sizes:
-                _Check(found, device, dtype, state_size).run()
+                _Check(cell, device, dtype, state_size).run()
 
 
 @dataclass
@@ -53,7 +52,7 @@ class _Check:
     results of the step before, so that the first difference shows where the mistake is.
     """
 
-    cell: Loaded
+    cell: LoadedCell
     device: str
     dtype: torch.dtype
     state_size: int
@@ -124,7 +123,9 @@ class _Check:
     def _check_parameters(self, inputs: Sequence[Tensor]) -> None:
         leaves = [x.clone().requires_grad_() for x in inputs]
         input, h_0, c_0, *parameters = leaves
-        output, _ = self.cell.function(input, (h_0, c_0), *parameters[:2], parameters[2:])
+        weight_ih, weight_hh, *biases = parameters
+        bias = biases[0], biases[1]
+        output, _ = self.cell(input, (h_0, c_0), weight_ih, weight_hh, bias)
         loop, *_ = self.cell.composition.sequence(input, *parameters, h_0, c_0, None)
         names = "input", "h_0", "c_0", "weight_ih", "weight_hh", "bias_ih", "bias_hh"
         found, expected = (

@@ -1,5 +1,7 @@
 """Recurrent cells of one's own, compiled against the headers in this package."""
 
+from __future__ import annotations
+
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from extops.binding import _checks, _devices, _jit, _loader, _schemas
 from extops.choosing import _sequences
+from extops.modules import NewLayers, Results, parameters_of
 from extops.ops import compositions
 from extops.ops.sequence import Cell, as_biases
 
@@ -30,11 +33,14 @@ def include() -> Path:
     return Path(sources).resolve() if sources else Path(__file__).parent / "include"
 
 
-@dataclass
-class Loaded:
-    """A cell that this process has loaded."""
+@dataclass(eq=False)
+class LoadedCell:
+    """What :func:`load_cell` returns. A pickle has the name, the sources' paths and the step, and loads the cell again;
+    so ``step`` must be a function of a module.
+    """
 
     name: str
+    sources: list[Path]
     step: Step
     facts: _schemas.CellFacts
     build: _jit.Build
@@ -42,7 +48,7 @@ class Loaded:
     """Of the library's file."""
     composition: compositions.Cell = field(init=False)
     """All steps in PyTorch."""
-    function: Callable[..., Any] = field(init=False)
+    cell: Cell = field(init=False)
 
     def __post_init__(self) -> None:
         def step(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
@@ -50,14 +56,45 @@ class Loaded:
 
         backward = _backward_of_new(step) if self.facts.saves_new_c else _backward_of(step)
         self.composition = compositions.cell_of_parts(self.facts, step, backward)
-        self.function = _function(Cell(self.name, composition=self.composition), self.facts)
+        self.cell = Cell(self.name, composition=self.composition)
+
+    def __call__(
+        self,
+        input: Tensor,
+        state: Tensor | tuple[Tensor, Tensor],
+        weight_ih: Tensor,
+        weight_hh: Tensor,
+        bias: tuple[Tensor, Tensor] | None = None,
+        *,
+        lengths: Tensor | None = None,
+        batch_first: bool = False,
+        reverse: bool = False,
+    ) -> Any:
+        """As :func:`extops.lstm_sequence` or, of a state that is one tensor, as :func:`extops.gru_sequence`."""
+        cell = self.cell
+        if isinstance(state, Tensor) and self.facts.states == 2:
+            raise TypeError(
+                f"{cell.name}: expected `state` to be a pair of tensors, (h, c), of which the cell has both, "
+                "but got one tensor"
+            )
+        pair = (state, state) if isinstance(state, Tensor) else state
+        h_0, c_0 = _checks.as_pair(cell.name, pair)
+        arguments = input, weight_ih, weight_hh, *as_biases(cell.name, bias), h_0, c_0
+        output, h_n, c_n = cell(arguments, lengths, batch_first=batch_first, reverse=reverse)
+        return output, h_n if isinstance(state, Tensor) else (h_n, c_n)
+
+    def __reduce__(self) -> Any:
+        return load_cell, (self.name, self.sources, self.step)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LoadedCell:
+        return self  # a process has one, as it has one of a function
 
 
-loaded: dict[str, Loaded] = {}
+loaded: dict[str, LoadedCell] = {}
 """By name."""
 
 
-def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> Callable[..., Any]:
+def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> LoadedCell:
     """Compiles a recurrent cell of one's own for the CPU and, where there is a GPU, for that; see ``extops_cell.h``.
 
     That takes about a minute, as a line on standard error says. A library that was compiled before is loaded again,
@@ -72,7 +109,9 @@ def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> Callable[
 
     Returns:
         A function like :func:`extops.lstm_sequence` if it is called with a state ``(h_0, c_0)``, and like
-        :func:`extops.gru_sequence` if the state is ``h_0``, which a cell can whose ``h`` is its ``c``.
+        :func:`extops.gru_sequence` if the state is ``h_0``, which a cell can whose ``h`` is its ``c``. It can be
+        pickled, if ``step`` can: the process that loads it needs the sources, and compiles nothing that is compiled.
+        :func:`extops.cell_layer` makes a module of it.
 
     Raises:
         RuntimeError: the sources cannot be compiled or define a cell of another name, torch is older than 2.10, the
@@ -95,8 +134,10 @@ def load_cell(name: str, sources: Sequence[str | Path], step: Step) -> Callable[
     _schemas.register_fakes(_schemas.load(library))
     if build.cuda:
         _sequences.remember_for(library)
-    loaded[name] = Loaded(name, step, _schemas.CELLS[name], build, _version_of(library))
-    return loaded[name].function
+    paths = [Path(x).resolve() for x in sources]
+    facts = _schemas.CELLS[name]
+    loaded[name] = LoadedCell(name, paths, step, facts, build, _version_of(library))
+    return loaded[name]
 
 
 def _build_of(name: str, sources: Sequence[str | Path]) -> _jit.Build:
@@ -111,8 +152,8 @@ def _build_of(name: str, sources: Sequence[str | Path]) -> _jit.Build:
     )
 
 
-def _again(cell: Loaded, build: _jit.Build, step: Step) -> Callable[..., Any]:
-    """The function of a cell that is loaded, if it is what would be loaded now."""
+def _again(cell: LoadedCell, build: _jit.Build, step: Step) -> LoadedCell:
+    """A cell that is loaded, if it is what would be loaded now."""
     if cell.build != build:
         given, before = (", ".join(map(str, x.sources)) for x in (build, cell.build))
         raise RuntimeError(
@@ -125,7 +166,7 @@ def _again(cell: Loaded, build: _jit.Build, step: Step) -> Callable[..., Any]:
             "a cell twice: start Python anew (in a notebook: restart the kernel)"
         )
     cell.step = step
-    return cell.function
+    return cell
 
 
 def _version_of(library: Path) -> tuple[int, int]:
@@ -178,28 +219,88 @@ def _backward_of_new(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
     return backward_of_new
 
 
-def _function(cell: Cell, facts: _schemas.CellFacts) -> Callable[..., Any]:
-    def run(
-        input: Tensor,
-        state: Tensor | tuple[Tensor, Tensor],
-        weight_ih: Tensor,
-        weight_hh: Tensor,
-        bias: tuple[Tensor, Tensor] | None = None,
-        *,
-        lengths: Tensor | None = None,
-        batch_first: bool = False,
-        reverse: bool = False,
-    ) -> Any:
-        if isinstance(state, Tensor) and facts.states == 2:
-            raise TypeError(
-                f"{cell.name}: expected `state` to be a pair of tensors, (h, c), of which the cell has both, "
-                "but got one tensor"
-            )
-        pair = (state, state) if isinstance(state, Tensor) else state
-        h_0, c_0 = _checks.as_pair(cell.name, pair)
-        arguments = input, weight_ih, weight_hh, *as_biases(cell.name, bias), h_0, c_0
-        output, h_n, c_n = cell(arguments, lengths, batch_first=batch_first, reverse=reverse)
-        return output, h_n if isinstance(state, Tensor) else (h_n, c_n)
+class CellLayer(NewLayers):
+    r"""Layers of a cell of one's own over whole sequences, shaped like :class:`torch.nn.LSTM`: see
+    :func:`extops.cell_layer`.
+    """
 
-    run.__name__ = run.__qualname__ = cell.name
-    return run
+    _features, _size = "input_size", "hidden_size"
+
+    def __init__(self, cell: LoadedCell, *arguments: Any) -> None:
+        self._facts, self._number_of_states = cell.facts, cell.facts.states
+        super().__init__(*arguments)
+        self.cell = cell
+
+    @property
+    def _name(self) -> str:
+        return "cell_layer"
+
+    def _shapes(self, features: int, state_size: int) -> dict[str, tuple[int, ...]]:
+        of_input, of_state = self._facts.input * state_size, self._facts.recurrent * state_size
+        return {
+            "weight_ih": (of_input, features),
+            "weight_hh": (of_state, state_size),
+            "bias_ih": (of_input,),
+            "bias_hh": (of_state,),
+        }
+
+    def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
+        number = self._number_of_states
+        state = (arguments[0], arguments[1]) if number == 2 else arguments[0]
+        weight_ih, weight_hh, *biases = arguments[number:]
+        bias = (biases[0], biases[1]) if biases else None
+        output, last = self.cell(input, state, weight_ih, weight_hh, bias, **options)
+        return output, last if number == 2 else (last,)
+
+    def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
+        return tuple(parameters_of(self, self._names(suffix)))
+
+    def extra_repr(self) -> str:
+        """The name of the cell and the sizes, for ``repr``."""
+        return f"{self.cell.name}, {super().extra_repr()}"
+
+
+def cell_layer(
+    cell: LoadedCell,
+    input_size: int,
+    hidden_size: int,
+    num_layers: int = 1,
+    bias: bool = True,
+    batch_first: bool = False,
+    dropout: float = 0.0,
+    bidirectional: bool = False,
+    *,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> CellLayer:
+    r"""A module of layers of a cell of one's own, shaped like :class:`torch.nn.LSTM`: the same arguments, names of
+    parameters, and packed input. It can be pickled if the cell can.
+
+    Args:
+        cell: what :func:`extops.load_cell` returned.
+        input_size: the size ``I`` of the input.
+        hidden_size: the size ``S`` of the states.
+        num_layers: each layer after the first reads the output of the one before.
+        bias: whether there are biases.
+        batch_first: ``input`` and ``output`` are ``[B, T, ...]`` instead of ``[T, B, ...]``.
+        dropout: the probability, in training, that an element between two layers is dropped.
+        bidirectional: each layer also runs backwards in time; ``D`` below is then 2, else 1.
+        device: where the parameters are made.
+        dtype: float64, float32, bfloat16 or float16.
+
+    Returns:
+        A module with ``weight_ih_l[k]`` of ``[kInput * S, I]``, ``weight_hh_l[k]`` of ``[kRecurrent * S, S]``, and
+        ``bias_ih_l[k]`` and ``bias_hh_l[k]`` of as many rows, all drawn uniformly from :math:`\pm 1/\sqrt{S}`; those of
+        the other direction end in ``_reverse``. ``layer(input, state) -> output, last_state``, with states as of
+        ``nn.LSTM`` or, of a cell whose ``h`` is its ``c``, as of ``nn.GRU``.
+
+    Raises:
+        TypeError: ``cell`` is something else.
+        ValueError: an argument is out of range; the message names it.
+    """
+    if not isinstance(cell, LoadedCell):
+        raise TypeError(
+            f"cell_layer: expected `cell` to be what load_cell returned, but got {cell!r}"
+        )
+    options = num_layers, bias, batch_first, dropout, bidirectional
+    return CellLayer(cell, input_size, hidden_size, *options, device, dtype)

@@ -258,10 +258,10 @@ class Layers(torch.nn.Module):
         raise NotImplementedError
 
     def _as_states(self, state: Any) -> States:
-        return _checks.as_pair(self._name, state)
+        return (state,) if self._number_of_states == 1 else _checks.as_pair(self._name, state)
 
     def _of_states(self, states: States) -> Any:
-        return states
+        return states[0] if self._number_of_states == 1 else states
 
     def forward(
         self,
@@ -470,7 +470,79 @@ class Layers(torch.nn.Module):
         return [f"_l{layer}", f"_l{layer}_reverse"][: 1 + self.bidirectional]
 
 
-class LLTMLayer(Layers):
+class NewLayers(Layers):
+    """Those that make their parameters themselves, by arguments as of :class:`torch.nn.LSTM`."""
+
+    _features: str
+    """The attribute that is the size of the input."""
+
+    def __init__(
+        self,
+        features: int,
+        state_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        sizes = {self._features: features, self._size: state_size}
+        _checks.check_layer_sizes(self._name, **sizes)
+        _checks.check_layer_sizes(self._name, at_least=1, num_layers=num_layers)
+        _checks.check_layer_dtype(self._name, dtype)
+        is_number = isinstance(dropout, numbers.Real) and not isinstance(dropout, bool)
+        if not (is_number and 0 <= dropout <= 1):
+            raise ValueError(
+                f"{self._name}: expected `dropout` to be a number from 0 to 1, but got {dropout!r}"
+            )
+        if dropout > 0 and num_layers == 1:
+            warnings.warn(
+                f"{self._name}: `dropout` acts between layers, and so not at all with num_layers=1",
+                stacklevel=3,
+            )
+        for name, size in sizes.items():
+            setattr(self, name, size)
+        self.num_layers = num_layers
+        self.bias = bias
+        self.batch_first = batch_first
+        self.dropout = dropout
+        self.bidirectional = bidirectional
+        for layer in range(num_layers):
+            of_input = features if layer == 0 else state_size * (1 + bidirectional)
+            for suffix in self._suffixes(layer):
+                for name, shape in self._shapes(of_input, state_size).items():
+                    if bias or not name.startswith("bias"):
+                        empty = torch.empty(shape, device=device, dtype=dtype)
+                        self.register_parameter(name + suffix, torch.nn.Parameter(empty))
+        self.reset_parameters()
+
+    def _shapes(self, features: int, state_size: int) -> dict[str, tuple[int, ...]]:
+        """Those of the parameters of one direction of a layer."""
+        raise NotImplementedError
+
+    def _names(self, suffix: str) -> list[str]:
+        return [name + suffix for name in self._shapes(0, 0) if self.bias or name[:4] != "bias"]
+
+    def reset_parameters(self) -> None:
+        """Draws all parameters uniformly from ±1/sqrt(size of the states)."""
+        size = getattr(self, self._size)
+        bound = 1 / math.sqrt(size) if size > 0 else 0.0
+        for parameter in self.parameters():
+            torch.nn.init.uniform_(parameter, -bound, bound)
+
+    def extra_repr(self) -> str:
+        """The sizes, for ``repr``."""
+        return (
+            f"{getattr(self, self._features)}, {getattr(self, self._size)}, num_layers={self.num_layers}, "
+            f"bias={self.bias}, batch_first={self.batch_first}, dropout={self.dropout}, "
+            f"bidirectional={self.bidirectional}"
+        )
+
+
+class LLTMLayer(NewLayers):
     r"""LLTM layers over whole sequences, shaped like :class:`torch.nn.LSTM`; each is :func:`extops.lltm_sequence`.
 
     Args:
@@ -498,7 +570,7 @@ class LLTMLayer(Layers):
         RuntimeError: a dtype, device, layout, number of dimensions or size does not fit; the message names it.
     """
 
-    _size = "state_size"
+    _features, _size = "input_features", "state_size"
 
     def __init__(
         self,
@@ -513,62 +585,20 @@ class LLTMLayer(Layers):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        _checks.check_layer_sizes("LLTMLayer", input_features=input_features, state_size=state_size)
-        _checks.check_layer_sizes("LLTMLayer", at_least=1, num_layers=num_layers)
-        _checks.check_layer_dtype("LLTMLayer", dtype)
-        is_number = isinstance(dropout, numbers.Real) and not isinstance(dropout, bool)
-        if not (is_number and 0 <= dropout <= 1):
-            raise ValueError(
-                f"LLTMLayer: expected `dropout` to be a number from 0 to 1, but got {dropout!r}"
-            )
-        if dropout > 0 and num_layers == 1:
-            warnings.warn(
-                "LLTMLayer: `dropout` acts between layers, and so not at all with num_layers=1",
-                stacklevel=2,
-            )
-        self.input_features = input_features
-        self.state_size = state_size
-        self.num_layers = num_layers
-        self.bias = bias
-        self.batch_first = batch_first
-        self.dropout = dropout
-        self.bidirectional = bidirectional
-        for layer in range(num_layers):
-            features = input_features if layer == 0 else state_size * (1 + bidirectional)
-            for suffix in self._suffixes(layer):
-                shapes: dict[str, tuple[int, ...]] = {
-                    "weights": (3 * state_size, state_size + features)
-                }
-                if bias:
-                    shapes["bias"] = (3 * state_size,)
-                for name, shape in shapes.items():
-                    empty = torch.empty(shape, device=device, dtype=dtype)
-                    self.register_parameter(name + suffix, torch.nn.Parameter(empty))
-        self.reset_parameters()
+        options = bias, batch_first, dropout, bidirectional, device, dtype
+        super().__init__(input_features, state_size, num_layers, *options)
 
-    def reset_parameters(self) -> None:
-        """Draws all parameters uniformly from ±1/sqrt(state_size)."""
-        bound = 1 / math.sqrt(self.state_size) if self.state_size > 0 else 0.0
-        for parameter in self.parameters():
-            torch.nn.init.uniform_(parameter, -bound, bound)
+    def _shapes(self, features: int, state_size: int) -> dict[str, tuple[int, ...]]:
+        return {"weights": (3 * state_size, state_size + features), "bias": (3 * state_size,)}
 
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
         h, c, weights, bias = arguments
         return lltm_sequence(input, (h, c), weights, bias, **options)
 
-    def _parameters_of(self, suffix: str) -> tuple[Tensor, Tensor]:
+    def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
         # Not get_parameter(), which torch 2.4 cannot trace.
-        names = ("weights" + suffix, "bias" + suffix)[: 1 + self.bias]
-        weights, *bias = parameters_of(self, names)
+        weights, *bias = parameters_of(self, self._names(suffix))
         return weights, bias[0] if bias else weights.new_zeros(len(weights))
-
-    def extra_repr(self) -> str:
-        """The sizes, for ``repr``."""
-        return (
-            f"{self.input_features}, {self.state_size}, num_layers={self.num_layers}, bias={self.bias}, "
-            f"batch_first={self.batch_first}, dropout={self.dropout}, bidirectional={self.bidirectional}"
-        )
 
 
 def _holds_layers(module: object) -> bool:

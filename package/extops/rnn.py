@@ -67,12 +67,6 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def _name(self) -> str:
         return self.torchs.__name__
 
-    def _as_states(self, state: Any) -> tuple[Tensor, ...]:
-        return _checks.as_pair(self._name, state) if self.mode == "LSTM" else (state,)
-
-    def _of_states(self, states: tuple[Tensor, ...]) -> Any:
-        return states if self.mode == "LSTM" else states[0]
-
     def forward(self, input: Any, hx: Any = None, lengths: Tensor | None = None) -> tuple[Any, Any]:
         """As of torch's layers, whose state has this name."""
         if torch.compiler.is_compiling() or lengths is not None:
