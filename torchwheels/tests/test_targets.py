@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -236,3 +237,64 @@ def test_a_reader_may_stop_early() -> None:
     )
     os.close(writer)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "chosen"),
+    [
+        (["9.0"], "9.0"),
+        (["8.0"], "8.0"),
+        (["8.9"], "8.6"),  # an RTX 4090
+        (["12.1"], "12.0"),
+        (["8.0", "9.0", "8.0"], "8.0 9.0"),
+        (["7.0"], ""),  # before CUDA 13
+        (["9.0", "13.0"], ""),
+        ([], ""),
+    ],
+)
+def test_code_for_the_gpus_of_a_machine(capabilities: list[str], chosen: str) -> None:
+    assert TABLE.target("3.11-cu130").for_gpus(capabilities) == chosen
+    assert TABLE.target("3.11-cpu").for_gpus(capabilities) == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "chosen"),
+    [
+        (["--target=3.11-cu130"], {}, "9.0"),
+        (["--target=3.11-cu130"], {"CI": "true"}, None),
+        (["--target=3.11-cu130"], {"TORCHWHEELS_ARCHITECTURES": "all"}, "all"),
+        (["--target=3.11-cu130"], {"TORCHWHEELS_ARCHITECTURES": "8.0"}, "8.0"),
+        (["--target=3.11-cpu"], {}, None),
+        (["--target=3.11-cu130", "--target=3.12-cu130"], {}, None),
+        (["torchsort==0.1.9", "--target=3.11-cu130"], {}, None),
+    ],
+)
+def test_own_sources_are_built_for_the_gpu_at_hand(
+    words: list[str], variables: dict[str, str], chosen: str | None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 9.0\necho 9.0\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    for name in ("CI", "TORCHWHEELS_ARCHITECTURES"):
+        monkeypatch.setenv(name, "")  # so that what the command sets goes away
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "pyproject.toml").write_text("[tool.torchwheels]\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.engines, "of_backend", lambda *_: None)
+    monkeypatch.setattr(cli, "_fetched", lambda _: contextlib.nullcontext())
+    seen = []
+    monkeypatch.setattr(cli.pipeline, "run", lambda order: seen.append(order.targets[-1]))
+    cli.main(["build", *words])
+    assert os.environ.get("TORCHWHEELS_ARCHITECTURES") == chosen
+    (target,) = seen
+    every = ("7.5", "8.0", "8.6", "9.0", "10.0", "12.0+PTX") if target.cuda else ()
+    assert target.architectures == ((chosen,) if chosen and chosen != "all" else every)
+    said = (
+        "for the GPU of this machine alone, by code of compute capability 9.0"
+        in capsys.readouterr().out
+    )
+    assert said == (not variables and chosen is not None)

@@ -30,8 +30,11 @@ from torchwheels.index import artifacts, kept, make_site
 from torchwheels.options import Project, Target, project, releases, schema
 from torchwheels.run import Order, engines, pipeline, testing
 from torchwheels.sources import Fetched
-from torchwheels.system import DEBUG, X86_64, cache, output, processes, sha256
+from torchwheels.system import DEBUG, X86_64, cache, machines, output, processes, sha256
 from torchwheels.wheel import wheels_in
+
+ARCHITECTURES = "TORCHWHEELS_ARCHITECTURES"
+"""The variable that says for which GPU architectures builds compile."""
 
 # How alike a misspelt option must be, of 1: pytest has none over 0.63.
 _ALIKE, _MISSPELT = 0.8, ("--backend", "--dist", "--config", "--require-gpu")
@@ -250,9 +253,27 @@ def _build(given: argparse.Namespace) -> None:
     options = _options(given)
     _check_before(given)
     targets = _chosen_targets(given, options)
+    if not given.all and len(targets) == 1 and Path(given.source).is_dir():
+        _build_for_own_gpu(targets[0])
     engine = engines.of_backend(given.backend, given.source)
     with _fetched(given) as source:
         pipeline.run(Order(options, targets, source, given.dist, engine))
+
+
+def _build_for_own_gpu(target: Target) -> None:
+    """Has a build for CUDA compile for this machine's GPU alone, but in CI, and where the user says for which.
+
+    Who builds sources at hand, and one wheel of them, wants to use it here.
+    """
+    if not target.cuda or target.is_release or {"CI", ARCHITECTURES} & os.environ.keys():
+        return
+    if found := target.for_gpus(machines.gpus()):
+        os.environ[ARCHITECTURES] = found
+        print(
+            f"torchwheels: {target.name} for the GPU of this machine alone, by code of compute capability "
+            f"{found}: `{ARCHITECTURES}=all` builds it for {' '.join(target.cuda.architectures)}",
+            flush=True,
+        )
 
 
 def _check_before(given: argparse.Namespace) -> None:

@@ -142,14 +142,33 @@ class Target:
     @property
     def architectures(self) -> tuple[str, ...]:
         """The GPU compute capabilities to compile for."""
-        asked = os.environ.get("TORCHWHEELS_ARCHITECTURES", "").split()
+        said = os.environ.get("TORCHWHEELS_ARCHITECTURES", "")
+        asked = [] if said == "all" else said.split()
         for architecture in asked:
             if not re.fullmatch(ARCHITECTURE, architecture):
                 raise UserError(
                     f"TORCHWHEELS_ARCHITECTURES names {architecture!r}, but GPU compute capabilities "
-                    "such as `8.0 9.0a 12.0+PTX` are expected"
+                    "such as `8.0 9.0a 12.0+PTX`, or `all`, are expected"
                 )
         return (tuple(asked) or self.cuda.architectures) if self.cuda else ()
+
+    def for_gpus(self, capabilities: Iterable[str]) -> str:
+        """What of the target's architectures GPUs of these run, as TORCHWHEELS_ARCHITECTURES has it.
+
+        Empty where one of them would have to compile PTX.
+        """
+        ours = [x.removesuffix("+PTX") for x in self.cuda.architectures] if self.cuda else []
+        found = []
+        for each in capabilities:
+            # Machine code runs on later GPUs of the same major version.
+            runs = [
+                x for x in ours if x[-1].isdigit()
+                and numbers(x)[0] == numbers(each)[0] and numbers(x) <= numbers(each)
+            ]  # fmt: skip
+            if not runs:
+                return ""
+            found.append(max(runs, key=numbers))
+        return " ".join(dict.fromkeys(found))
 
 
 def machine_of(pattern: str) -> Machine:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,3 +95,15 @@ def here() -> Machine:
 def of_platform(tag: str) -> Machine:
     """That of a wheel's platform, such as `manylinux_2_28_aarch64`; x86-64 where it is another's or none."""
     return next((each for each in MACHINES.values() if tag.endswith(f"_{each.name}")), X86_64)
+
+
+def gpus() -> list[str]:
+    """The compute capabilities of the GPUs that the driver lists, each once; none where it lists none."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):  # it is the driver's
+        return []
+    return sorted(
+        {*re.findall(r"^\d+\.\d+$", done.stdout, re.MULTILINE)} if not done.returncode else ()
+    )
