@@ -54,6 +54,7 @@ from torchwheels.environments import Environment  # noqa: E402
 from torchwheels.errors import UserError  # noqa: E402
 from torchwheels.options import minor, project, releases  # noqa: E402
 from torchwheels.sessions import add_sessions, run_tool  # noqa: E402
+from torchwheels.system import machines  # noqa: E402
 
 nox.needs_version = ">=2024.4.15"
 # pip, not uv: pip's own configuration may name a smaller build of torch, and uv does not read it.
@@ -94,6 +95,16 @@ def add_torch(session: nox.Session, target: str, *toolkit: str) -> Environment:
     return base
 
 
+def add_cuda_compiler(session: nox.Session, target: str) -> None:
+    """Adds the torch of a target, and pip's CUDA compiler where the machine names none."""
+    if "CUDA_HOME" in os.environ:
+        add_torch(session, target)
+        return
+    base = add_torch(session, target, releases.load().toolkit)
+    session.env["CUDA_HOME"] = str(base.site_packages / "nvidia" / "cu13")
+    session.env["PATH"] = f"{session.env['CUDA_HOME']}/bin{os.pathsep}{session.env['PATH']}"
+
+
 def test_wheel(
     session: nox.Session,
     *arguments: str,
@@ -121,28 +132,43 @@ def install_tool(session: nox.Session) -> None:
     session.install(*options, "--editable", "./torchwheels")
 
 
-def build_cpu_wheel(session: nox.Session, dist: str, target: str = f"{PYTHON}-cpu") -> Path:
-    """Builds the CPU wheel from the sources as they are."""
+def build_wheel(session: nox.Session, dist: str, target: str = f"{PYTHON}-cpu") -> Path:
+    """Builds the wheel of a target from the sources as they are, where `dist` has not one of the same sources."""
     build = ["build", str(ROOT), f"--target={target}", "--backend=local", f"--dist={dist}"]
     run_tool(session, *build)
-    (wheel,) = Path(dist).glob(f"extops-{EXTOPS.version()}+cpu-*.whl")
+    label = OPTIONS.releases.target(target).label
+    (wheel,) = Path(dist).glob(f"extops-{EXTOPS.version()}+{label}-*.whl")
     return wheel
 
 
 @nox.session(reuse_venv=True)
 def test(session: nox.Session) -> None:
-    """The quick default: builds the CPU wheel into dist/, tests it, tools and torchwheels; all with `-- --thorough`."""
+    """The quick default: builds a wheel into dist/, tests it, tools and torchwheels; all with `-- --thorough`."""
+    has_gpu = bool(machines.gpus())
+    target = f"{PYTHON}-{'cu130' if has_gpu else 'cpu'}"
+    session.log(
+        f"This tests the wheel {target} of the sources as they are, which is built now if dist/ has it not, "
+        f"{'on the GPU' if has_gpu else 'on the CPU, since the driver lists no GPU'}; `nox -s test-{target} -- "
+        "--wheel FILE` tests another."
+    )
     session.log(
         "This takes 6 to 15 minutes on two cores, and once the download of torch (0.2 to 3 GB)."
     )
-    add_torch(session, f"{PYTHON}-cpu")
+    if has_gpu:  # cells of one's own are compiled
+        add_cuda_compiler(session, target)
+    else:
+        add_torch(session, target)
     session.install(*OPTIONS.tests.requires, *group("nox"), *group("tools"))
     install_tool(session)
-    wheel = build_cpu_wheel(session, "dist")
+    wheel = build_wheel(session, "dist", target)
     session.install("--force-reinstall", "--no-deps", str(wheel))
-    session.env["CUDA_VISIBLE_DEVICES"] = ""  # this wheel has nothing for a GPU
+    session.log(f"This tests {wheel}.")
     chosen = session.posargs
-    test_wheel(session, *SIDE_BY_SIDE, *chosen)
+    if has_gpu:  # whose memory holds few processes
+        test_wheel(session, "--require-gpu", "--numprocesses=4", "--dist=worksteal", *chosen)
+    else:
+        session.env["CUDA_VISIBLE_DEVICES"] = ""  # this wheel has nothing for a GPU
+        test_wheel(session, *SIDE_BY_SIDE, *chosen)
     if chosen in ([], ["--thorough"]):  # others choose among the wheel's tests
         pytest = ("python", "-m", "pytest", "-p", "no:cacheprovider", *SIDE_BY_SIDE)
         session.run(*pytest, "tests/tools", *chosen)
@@ -166,24 +192,23 @@ def asks_for_cuda(arguments: list[str]) -> bool:
     return "cuda" in arguments or "--device=cuda" in arguments
 
 
-def install_wheel(session: nox.Session, toolkit: str = "") -> None:
+def install_wheel(session: nox.Session, compiles: bool = False) -> None:
     """Installs the CPU wheel of the sources, or for `--device cuda` that of dist/, and what tests need.
 
-    If a wheel for CUDA needs a compiler, and the machine names none, pip's `toolkit` is used.
+    A session that `compiles` for CUDA gets a compiler, too.
     """
     cuda = asks_for_cuda(session.posargs)
     built = sorted((ROOT / "dist").glob("extops-*+cu*.whl"))
     if cuda and not built:
         session.error(f"dist/ has no CUDA wheel: build one with `nox -s build-{PYTHON}-cu130`")
     target = f"{PYTHON}-{built[-1].name.split('+')[1].split('-')[0] if cuda else 'cpu'}"
-    if cuda and toolkit and "CUDA_HOME" not in os.environ:
-        base = add_torch(session, target, toolkit)
-        session.env["CUDA_HOME"] = str(base.site_packages / "nvidia" / "cu13")
+    if cuda and compiles:
+        add_cuda_compiler(session, target)
     else:
         add_torch(session, target)
     session.install(*OPTIONS.tests.requires)
     with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
-        wheel = built[-1] if cuda else build_cpu_wheel(session, dist)
+        wheel = built[-1] if cuda else build_wheel(session, dist)
         session.install("--force-reinstall", "--no-deps", str(wheel))
 
 
@@ -200,7 +225,7 @@ def fuzz(session: nox.Session) -> None:
     """Looks for wrong results in calls drawn at random: `-- --seconds 60 --seed 1`, on a GPU with `--device cuda`."""
     session.log("This takes some minutes, and once the download of torch (0.2 to 3 GB).")
     # Cells of one's own are compiled: on a GPU that needs nvcc.
-    install_wheel(session, releases.load().toolkit)
+    install_wheel(session, compiles=True)
     session.run("python", "-m", "tools.fuzz", *session.posargs)
 
 
@@ -258,7 +283,7 @@ def emulate(session: nox.Session) -> None:
     session.log("This takes about 15 minutes on two cores, and downloads 0.2 GB.")
     session.install(*group("tools"))
     with tempfile.TemporaryDirectory(prefix="extops-aarch64-") as folder:
-        wheel = build_cpu_wheel(session, f"{folder}/dist", "3.11-cpu-aarch64")
+        wheel = build_wheel(session, f"{folder}/dist", "3.11-cpu-aarch64")
         session.run("python", "-m", "tools.emulate", f"{folder}/emulated", str(wheel))
         chosen = session.posargs or [*SIDE_BY_SIDE, *EMULATED]
         test_wheel(session, *chosen, python=f"{folder}/emulated/bin/python")
@@ -307,7 +332,7 @@ def docs(session: nox.Session) -> None:
     add_torch(session, f"{PYTHON}-cpu")
     session.install(*group("docs"))
     with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
-        wheel = build_cpu_wheel(session, dist)
+        wheel = build_wheel(session, dist)
         session.install("--force-reinstall", "--no-deps", str(wheel))
     folder = session.posargs or ["docs/_build/html"]
     session.run("sphinx-build", "--fail-on-warning", "--keep-going", "docs", *folder)

@@ -42,6 +42,7 @@ ELSEWHERE = {
     r"^python3 -m venv .*&& \S+/pip install ": "downloads PyTorch",
     r"^(\.venv/bin/)?pip install numpy==\S+ dist/extops-": "test_maintainers_path.py runs the like",
     r"^pip install '?\./torchwheels(\[nox\]')?$": "the session docs runs the like",
+    r"^\.venv/bin/uv pip install --python=\.venv torch==": "downloads PyTorch",
     r"pip install .*own_project|^uv pip compile ": "torchwheels/tests/test_variants.py runs the like",
     r"^rsync ": "needs a server",
     r"^cp -r examples/own_project ": "torchwheels/tests/test_maintainers_path.py runs it",
@@ -136,8 +137,13 @@ def test_install_commands_name_versions(page: Path) -> None:
     ]
     named = [x for x in words if not re.match(r"-|.*[/:]", x) and x not in OTHER_WORDS]
     assert [x for x in named if "==" not in x] == []
-    groups = tables.OPTIONS.tests.requires, nox.project.dependency_groups(TABLES, "nox")
-    pins = dict(each.partition(";")[0].split("==") for found in groups for each in found)
+    groups = [nox.project.dependency_groups(TABLES, each) for each in ("nox", "tools")]
+    pinned = [
+        f"torch=={tables.OPTIONS.releases.target('3.11-cu130').torch}",
+        *(each.partition(";")[0] for found in groups for each in found),
+        *(each.partition(";")[0] for each in tables.OPTIONS.tests.requires),
+    ]
+    pins = dict(each.split("==") for each in pinned)
     assert [x for x in named if (y := x.split("=="))[1] != pins.get(y[0], y[1])] == []
 
 
