@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import extops
+from extops.choosing import _measure, _table
 from operators import by_device
 
 pytestmark = [
@@ -453,3 +455,103 @@ def test_models_divided_among_processes(how: str, tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", str(script), how, str(tmp_path / "meeting")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# -- the choice ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "choices.json"
+    monkeypatch.setenv("EXTOPS_CHOICES", str(path))
+    _table.table.cache_clear()
+    yield path
+    _table.table.cache_clear()
+
+
+def operators_of(model: nn.Module, *inputs: Tensor, **options: Any) -> tuple[set[str], Tensor]:
+    """Of extops, in the graph of a call; and what it gives."""
+    found: set[str] = set()
+
+    def backend(graph: Any, _: Any) -> Any:
+        found.update(str(x.target) for x in graph.graph.nodes if "extops" in str(x.target))
+        return graph
+
+    torch._dynamo.reset()
+    output, last = torch.compile(model, backend=backend, fullgraph=True, **options)(*inputs)
+    return found, torch.cat(
+        [output.flatten(), *(x.flatten() for x in torch.utils._pytree.tree_leaves(last))]
+    )
+
+
+TORCHS = "extops_torch.layer.default"
+
+
+@by_device
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("way", ["torch", "extops"])
+def test_choice(
+    way: str, batch_first: bool, name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph gets the operator of what was measured to be faster, whatever the number of steps."""
+    monkeypatch.setenv("EXTOPS_CHOICES", way)
+    options = {
+        "num_layers": 2,
+        "bidirectional": True,
+        "bias": name != "GRU",
+        "batch_first": batch_first,
+    }
+    theirs = LAYERS[name](FEATURES, STATE, **options).to(device, torch.float64).eval()
+    ours = extops.accelerate(copy.deepcopy(theirs))
+    input = torch.randn(4, 3, FEATURES, dtype=torch.float64, device=device)
+    with torch.no_grad():
+        for dynamic in (False, True):
+            found, results = operators_of(ours, input, dynamic=dynamic)
+            assert (TORCHS in found) == (way == "torch") and len(found) == 1
+            output, last = theirs(input)
+            expected = [
+                output.flatten(),
+                *(x.flatten() for x in torch.utils._pytree.tree_leaves(last)),
+            ]
+            torch.testing.assert_close(results, torch.cat(expected))
+        found, results = operators_of(ours, input, last)
+        assert (TORCHS in found) == (way == "torch")
+        output, _ = theirs(input, last)
+        torch.testing.assert_close(results[: output.numel()], output.flatten())
+    # torch's backward cannot be traced.
+    found, _ = operators_of(ours, input)
+    assert TORCHS not in found
+
+
+def test_choice_is_measured_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And kept; on a graph's inputs in numbers of ours, so that random numbers stay the user's."""
+    asked: list[Any] = []
+    is_faster = iter([False, True])
+
+    def decides(*times: Any) -> bool:
+        asked.append(times)
+        return next(is_faster)
+
+    monkeypatch.setattr(_measure, "is_faster_in_graph", decides)
+    model = extops.accelerate(nn.LSTM(FEATURES, STATE).eval())
+    with torch.no_grad():
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        assert TORCHS in operators_of(model, torch.ones(4, 3, FEATURES))[0]
+        assert torch.equal(torch.get_rng_state(), before)
+        assert TORCHS in operators_of(model, torch.ones(4, 3, FEATURES))[0]
+        assert TORCHS not in operators_of(model, torch.ones(5, 3, FEATURES))[0]
+    assert len(asked) == 2
+    kinds = next(iter(json.loads(file.read_text())["machines"].values()))
+    assert [kind.rpartition(", ")[2] for kind in kinds] == ["in a graph"]
+
+
+def test_an_exported_program_is_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may run elsewhere."""
+    monkeypatch.setenv("EXTOPS_CHOICES", "torch")
+    model = extops.accelerate(nn.GRU(FEATURES, STATE).eval())
+    for strict in (True, False):
+        with torch.no_grad():
+            program = torch.export.export(model, (torch.ones(4, 3, FEATURES),), strict=strict)
+        assert "extops_torch" not in str(program.graph) and "gru_sequence" in str(program.graph)

@@ -5,7 +5,7 @@ for a torch that lacks it; :data:`IN_USE` says which of the two is in use.
 import operator
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from importlib.machinery import PathFinder
 from typing import Any, cast
@@ -205,15 +205,65 @@ def trace_instead(
     replaced: dict[Callable[..., Any], Callable[..., Any]], holds: Callable[[Any], bool]
 ) -> None:
     """Code that Dynamo traces gets other functions, but only within methods of objects of which ``holds`` is true."""
+    _with_dynamo(lambda: _register(replaced, holds))  # without it they end a graph, as in torch
 
-    def act() -> None:
-        with suppress(ImportError, AttributeError):  # the functions then end a graph, as in torch
-            _register(replaced, holds)
+
+def answer_in_traces(question: Callable[..., bool], answer: Callable[..., bool]) -> None:
+    """Code that Dynamo traces gets what ``answer`` says once, as a constant, where it asks ``question``. Tensors are
+    given without data, in the sizes of the call that is traced.
+    """
+    _with_dynamo(lambda: _register_answer(question, answer))  # without it the question is traced
+
+
+def _with_dynamo(act: Callable[[], None]) -> None:
+    def tried() -> None:
+        with suppress(ImportError, AttributeError):
+            act()
 
     if "torch._dynamo" in sys.modules:
-        act()
+        tried()
     else:
-        sys.meta_path.insert(0, cast("Any", _AtImport("torch._dynamo", act)))
+        sys.meta_path.insert(0, cast("Any", _AtImport("torch._dynamo", tried)))
+
+
+def _register_answer(question: Callable[..., bool], answer: Callable[..., bool]) -> None:
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.variables import ConstantVariable, TensorVariable, UserFunctionVariable
+    from torch._dynamo.variables.builder import VariableBuilder
+    from torch._dynamo.variables.lists import BaseListVariable
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    class Answered(UserFunctionVariable):
+        def call_function(self, tx: Any, arguments: Any, keywords: Any) -> Any:
+            """A constant, unless a program is exported, which may run elsewhere."""
+            is_exported = getattr(tx, "export", False) or is_exporting()
+            found = False
+            # Not of arguments that Dynamo cannot say, such as a list that changes.
+            with unset_fake_temporarily(), suppress(NotImplementedError, LookupError):
+                found = not is_exported and answer(*map(value_of, arguments))
+            return ConstantVariable.create(found)
+
+    def value_of(variable: Any) -> Any:
+        known = variable.realize()
+        if isinstance(known, BaseListVariable):
+            return tuple(map(value_of, known.items))
+        if isinstance(known, TensorVariable):
+            return known.as_proxy().node.meta["example_value"]
+        return known.value if hasattr(known, "value") else known.as_python_constant()
+
+    def dispatch(builder: Any, function: Any) -> Any:
+        builder.install_guards(GuardBuilder.FUNCTION_MATCH)
+        return Answered(function, source=builder.source)
+
+    VariableBuilder._id_dispatch()[id(question)] = dispatch
+
+
+is_exporting: Callable[[], bool] = _find("compiler.is_exporting", lambda: False)
+
+
+def hints_of(sizes: Iterable[Any]) -> list[int | None]:
+    """Sizes as the call had them that is traced; None where no call has one."""
+    return [x if isinstance(x, int) else x.node.hint for x in sizes]
 
 
 def _register(

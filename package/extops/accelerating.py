@@ -7,21 +7,23 @@ import copy
 import copyreg
 import functools
 import logging
+import math
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from extops import _private, rnn
+from extops import _in_graph, _private, rnn
 from extops.binding import _checks, _devices, _libraries
 from extops.calling import _autocast, _autograd
 from extops.choosing import _measure, _table
 from extops.choosing._table import OURS, TORCH
+from extops.modules import parameters_of
 from extops.ops.sequence import CELLS
 
 _logger = logging.getLogger("extops")
@@ -59,10 +61,14 @@ class _Accelerated:
     is_traced = True
     """Whether the next class is ours, and not torch's."""
     training: bool
+    _flat_weights_names: list[str]
 
     def forward(self, input: Any, hx: Any = None, lengths: Any = None) -> Any:
         """As of torch's modules."""
         if _is_compiling() and not _is_torchs_in_graph(input):
+            if lengths is None and type(input) is Tensor and _in_graph.is_torchs(self, input, hx):
+                weights = parameters_of(cast("Any", self), self._flat_weights_names)
+                return _in_graph.by_torchs(self, input, hx, weights)
             given = (input, hx) if lengths is None else (input, hx, lengths)
             return super().forward(*given)  # type: ignore[misc]
         if lengths is not None and isinstance(input, (Tensor, PackedSequence)):  # else fx traces
@@ -206,6 +212,40 @@ def _is_torchs_in_graph(input: Any) -> bool:
     return is_other or torch.onnx.is_in_onnx_export()
 
 
+def _is_torchs_operator(module: Any, input: Tensor, hx: Any) -> bool:
+    """Whether torch's layer is faster in a graph, measured on numbers of ours in the sizes that are traced; not of one
+    for training, since the backward of torch's cannot be traced.
+    """
+    has_dropout = module.training and module.dropout > 0
+    if torch.is_grad_enabled() or _is_autocasting() or has_dropout or _table.forced() == OURS:
+        return False
+    sizes = [_private.hints_of(x.shape) for x in (input, *_given(hx))]
+    if any(None in x for x in sizes):
+        return False
+    rows, *states = (_ramp(x, input.dtype, input.device) for x in sizes)
+    call = _Call.of(
+        module, rows, (tuple(states) if len(states) > 1 else states[0]) if states else None
+    )
+    if call is None or rows.dim() != 3:
+        return False
+    kind, table = f"{call.kind()}, in a graph", call.table()
+    way = _table.forced() or table.kind(kind).way(call.sizes())[0]
+    if way is None and not torch.are_deterministic_algorithms_enabled():
+        measured = call.measured_in_graph()
+        if measured is not None:
+            table.add(kind, call.sizes(), measured)
+            way = measured.way
+    return way == TORCH
+
+
+_private.answer_in_traces(_in_graph.is_torchs, _is_torchs_operator)
+
+
+def _ramp(sizes: list[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """No random numbers: the user's would be others then."""
+    return torch.arange(math.prod(sizes), device=device).view(sizes).sin().to(dtype)
+
+
 def _with_lengths(module: Any, input: Any, hx: Any, lengths: Tensor) -> Any:
     """Packed, since torch's forward takes no lengths."""
     batch_first = module.batch_first
@@ -220,7 +260,9 @@ def _serve(module: Any, input: Any, hx: Any, quick: Any, key: Any) -> Any:
     way = None
     if key is not None and _graph_task() == -1:  # else a checkpoint may compute it again
         way = module.__dict__.get(_KNOWN, _NOTHING).get(key)
-    call = _Call.of(module, input, hx, is_known=way is not None)
+    call = None
+    if _autograd.is_plain():
+        call = _Call.of(module, input, hx, is_known=way is not None)
     if call is not None:
         if way is None:
             way = _way(module, call, quick, key)
@@ -316,8 +358,6 @@ class _Call(NamedTuple):
     @classmethod
     def of(cls, module: Any, input: Any, hx: Any, *, is_known: bool = False) -> _Call | None:
         """None for all other calls. Of one that is known, its key says what the input is."""
-        if not _autograd.is_plain():
-            return None
         packed = input if type(input) is PackedSequence else None
         rows = input if packed is None else packed.data
         is_layer = isinstance(module, torch.nn.RNNBase)
@@ -462,23 +502,46 @@ class _Call(NamedTuple):
 
     def measured(self) -> _table.Measured | None:
         """Both ways timed; None where that fails."""
+
+        def ways() -> tuple[_measure.Call, _measure.Call]:
+            return self._detached()._timed(TORCH), self._detached()._timed(OURS)
+
+        return self._compared(ways, lambda call: call._timed(TORCH)(), _measure.is_faster)
+
+    def _compared(
+        self,
+        ways: Callable[[], tuple[_measure.Call, _measure.Call]],
+        torchs: Callable[[_Call], Sequence[Tensor]],
+        is_faster: _measure.IsFaster,
+    ) -> _table.Measured | None:
+        def exact() -> Sequence[Tensor]:
+            said = "extops: torch's and our values of %s differ: those in float64 decide"
+            _logger.warning(said, self.kind())
+            with _private.without_autocast():
+                return torchs(self._detached(torch.float64))
+
         try:
             with _unseen(), torch.cuda.device(self.rows.get_device() if self.rows.is_cuda else -1):
-                torchs, ours = (self._detached()._timed(way) for way in (TORCH, OURS))
-                return _measure.measure(torchs, ours, self._exact, self.rows.device)
+                return _measure.measure(*ways(), exact, self.rows.device, is_faster)
         except Exception as error:  # whatever a kernel or its memory may lack, torch's serves
             level = logging.INFO if isinstance(error, torch.OutOfMemoryError) else logging.WARNING
             said = "extops: %s is torch's, since measuring failed: %s"
             _logger.log(level, said, self.kind(), error)
             return None
 
-    def _exact(self) -> list[Tensor]:
-        """What torch's forward gives in float64."""
-        kind = "a GPU" if self.rows.is_cuda else "a CPU"
-        said = "extops: torch's and our values of %s differ on %s: those in float64 decide"
-        _logger.warning(said, self.kind(), kind)
-        with _private.without_autocast():
-            return self._detached(torch.float64)._timed(TORCH)()
+    def measured_in_graph(self) -> _table.Measured | None:
+        """The operators of both ways, as a graph calls them; None where that fails."""
+        module = self.module
+
+        def torchs(call: _Call) -> list[Tensor]:
+            return [_in_graph.by_torchs(module, call.rows, call._hx(), call.parameters)[0]]
+
+        def ours() -> list[Tensor]:
+            of_call = self.rows, self.states or None, self.parameters
+            return [module.ours.run_plain(module, *of_call)[0]]
+
+        ways = functools.partial(torchs, self), ours
+        return self._compared(lambda: ways, torchs, _measure.is_faster_in_graph)
 
     def _detached(self, dtype: torch.dtype | None = None) -> _Call:
         """The same on tensors that no hook of the user knows; of a long call its first steps."""
