@@ -91,7 +91,7 @@ ROOMS = (
     {"choosing"},
     {"calling"},
     {"ops", "_gemm"},
-    {"reference", "_packing", "_padded"},
+    {"reference", "_packing", "_padded", "_in_graph"},
     {"modules"},
     {"rnn", "cells"},
     {"accelerating"},
