@@ -7,6 +7,7 @@ import functools
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -96,6 +97,20 @@ def test_a_step_is_a_session_that_exists(
     named = set(named_sessions(job, step))
     assert named
     assert named <= sessions
+
+
+@pytest.mark.parametrize(("job", "step"), STEPS)
+def test_a_session_of_torchwheels_takes_what_a_step_gives_it(
+    job: dict[str, Any], step: dict[str, Any]
+) -> None:
+    """`reproduce` was given the session of a build, as it had once taken one."""
+    for command in step["run"].split(" && "):
+        sessions, _, words = command.partition(" -- ")
+        verb = re.match(r'nox -s "?(build|test-|audit|index|matrix|merge|reproduce)', sessions)
+        given = shlex.split(words.partition(" >>")[0].replace("$TARGETS", "small"))
+        if verb:
+            target = ["--target=3.11-cpu"] if verb[1] == "test-" else []
+            cli._parser().parse_args([verb[1].rstrip("-"), *target, *given])
 
 
 def test_the_commands_of_a_farm_have_the_options_that_it_gives(
