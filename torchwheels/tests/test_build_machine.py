@@ -417,6 +417,27 @@ def test_an_environment_has_what_is_below_and_does_not_change_that(
     assert sorted(base.site_packages.rglob("*")) == files
 
 
+def test_cmake_of_the_environment_below_finds_its_files(
+    own_index: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its module looks for them by its metadata: a setup.py that imports it ended in an assertion."""
+    code = "from importlib.metadata import files\n"
+    code += "(data,) = [x.locate().read_text() for x in files('cmake') if str(x) == 'cmake.txt']"
+    for version in ("1", "2"):
+        index = add_to_index(
+            tmp_path, "cmake", version, {"cmake.py": code, "cmake.txt": f"data {version}"}
+        )
+    monkeypatch.setenv("PIP_INDEX_URL", index)
+    variables = environments.clean_variables(tmp_path)
+    base = virtual.make(sys.executable, tmp_path / "base")
+    environments.install(base, ["cmake==1"], variables)
+    above = environments.on_top_of(base, tmp_path / "above")
+    ask = [above.python, "-c", "import cmake; print(cmake.data)"]
+    assert subprocess.check_output(ask) == b"data 1\n"
+    environments.install(above, ["cmake==2"], variables)
+    assert subprocess.check_output(ask) == b"data 2\n"
+
+
 def test_places_of_torch_are_known_without_their_passwords(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

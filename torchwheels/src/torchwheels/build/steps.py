@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from torchwheels import environments, wheel
@@ -29,7 +30,7 @@ from torchwheels.build.workplace import Workplace, values_of, variables_of
 from torchwheels.environments import Environment
 from torchwheels.errors import BuildError, UserError
 from torchwheels.index import kept_if_refused, publish
-from torchwheels.options import Project, Target, expectation_of, filled
+from torchwheels.options import Project, Target, expectation_of, filled, releases
 from torchwheels.sources import Fetched
 from torchwheels.system import cache, machines, processes
 from torchwheels.wheel import Wheel, finish, variants
@@ -232,9 +233,12 @@ def _install_requirements(place: Workplace, folder: Path, variables: Mapping[str
 
 def _install(place: Workplace, said: Iterable[str]) -> None:
     """Installs requirements of the build; never another torch than the target's."""
-    requirements = []
+    requirements, tools = [], dict(x.split("==") for x in releases.load().tools)
     for requirement in map(Requirement, said):
         if requirement.name != "torch":
+            version = tools.get(requirement.name)
+            if version and not requirement.url and requirement.specifier.contains(version):
+                requirement.specifier = SpecifierSet(f"=={version}")
             requirements.append(str(requirement))  # uv evaluates its marker
         elif requirement.marker and not requirement.marker.evaluate(
             {"python_version": place.target.python_version}

@@ -113,7 +113,8 @@ def on_top_of(base: Environment, folder: Path) -> Environment:
 def _note(info: Path, own: Path) -> None:
     """Has uv know a package of the folder below, of which it removes no more than this note."""
     names = [x for x in ("METADATA", "entry_points.txt") if (info / x).is_file()]
-    if own.exists() or "METADATA" not in names:
+    # The module of cmake looks for its files by its metadata.
+    if own.exists() or "METADATA" not in names or info.name.startswith("cmake-"):
         return
     own.mkdir()
     for name in names:
