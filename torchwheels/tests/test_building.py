@@ -11,14 +11,16 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from packaging.requirements import Requirement
 
 from forged_wheels import CLASSIC, Forge
 from torchwheels import build, cli, environments, sources
-from torchwheels.build import backend, toolchain
+from torchwheels.build import backend, steps, toolchain
 from torchwheels.errors import BuildError, UserError
 from torchwheels.options import project, releases
 from torchwheels.options.releases import Target
@@ -735,13 +737,17 @@ def test_a_folder_of_a_commit_is_built(
 @pytest.mark.parametrize(
     ("words", "variables", "message"),
     [
-        (["build", "{}", "--dist={}/setup.py"], {}, "`--dist` names .*, which is a file: name a fol"),
+        (["build", "{}", "--dist={}/setup.py"], {}, "`--dist` names .*, but .*setup.py is a file: name a fol"),
+        (["build", "{}", "--dist={}/setup.py/x"], {}, "`--dist` names .*/x, but .*setup.py is a file: "),
         (["build", "{}"], {"MAX_JOBS": "all"}, "MAX_JOBS is 'all', but a number of jobs from 1 is"),
         (["build", "{}"], {"SOURCE_DATE_EPOCH": "now"}, "SOURCE_DATE_EPOCH is 'now', but a number"),
+        (["build", "{}"], {"SOURCE_DATE_EPOCH": "9" * 20}, "of seconds up to 4354819198 is expected: a zip"),
+        (["build", "{}"], {"TORCHWHEELS_CACHE": "/dev/null"}, "TORCHWHEELS_CACHE names /dev/null, which cannot"),
         (["build", "{}"], {"TORCHWHEELS_ARCHITECTURES": "x"}, "TORCHWHEELS_ARCHITECTURES names 'x'"),
-        (["build", "{}", "--config={}"], {}, "Is a directory"),
+        (["build", "{}", "--config={}"], {}, r"cannot be read \(Is a directory\): `--config` names"),
         (["audit", "--torch=new", "{}/x-1-py3-none-any.whl"], {}, "torch new is not known; the rel"),
-        (["test", "{}", "--wheel={}/setup.py", "--config={}/x.toml"], {}, "`tests.paths` names none"),
+        (["test", "{}", "--wheel={}/setup.py"], {}, "there is no wheel .*/setup.py: `--wheel` names the"),
+        (["test", "{}", "--wheel={}/x-1-py3-none-any.whl", "--config={}/x.toml"], {}, "`tests.paths` names none"),
     ],
 )  # fmt: skip
 def test_what_is_given_is_checked_before_anything_is_installed(
@@ -762,6 +768,24 @@ def test_what_is_given_is_checked_before_anything_is_installed(
     given += [] if "audit" in words else ["--target=3.11-cu130", "--backend=local"]
     with pytest.raises(SystemExit, match=message):
         cli.main(given)
+
+
+def test_tools_of_builds_are_the_pinned_ones_where_a_project_takes_them(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+    monkeypatch.setattr(environments, "install", lambda _, wanted, *__: asked.append(wanted))
+    place = SimpleNamespace(target=target, environment=None, home=tmp_path)
+    steps._install(place, ["cmake>=3.20", "ninja", "cmake>=99", "wheel @ file:///x", "numpy>=2"])  # type: ignore[arg-type]
+    tools = dict(x.split("==") for x in releases.load().tools)
+    (wanted,) = asked
+    assert [*wanted[1:]] == [
+        f"cmake=={tools['cmake']}",
+        f"ninja=={tools['ninja']}",
+        "cmake>=99",
+        "wheel @ file:///x",
+        "numpy>=2",
+    ]
 
 
 def test_wheels_do_not_lie_among_the_sources(tmp_path: Path) -> None:

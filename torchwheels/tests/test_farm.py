@@ -367,6 +367,10 @@ def test_shards_are_parts_of_the_whole(builds: Builds, capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         farm("build", "--shard=3/3")
     assert "'3/3', but a part is expected: 0/3, 1/3 or 2/3" in capsys.readouterr().err
+    for minutes in ("-5", "nan", "inf", "x"):
+        with pytest.raises(SystemExit):
+            farm("build", f"--minutes={minutes}")
+        assert f"'{minutes}', but a positive number is expected" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("one_project")

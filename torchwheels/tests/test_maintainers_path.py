@@ -192,6 +192,8 @@ def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
     assert sorted(x.name for x in dist.rglob("*.json")) == ["one.report.json", "two.report.json"]
     with pytest.raises(SystemExit) as error:
         cli.main(["merge", *parts, f"--dist={dist}"])
+    with pytest.raises(SystemExit, match=r"^torchwheels: there is no folder none: name those in"):
+        cli.main(["merge", *parts[:1], "none", f"--dist={dist}"])
     assert error.value.code == RefusedError.code
     assert "has the name of a wheel with another content, " in capsys.readouterr().err
     assert (dist / "variants" / "a-1-py3-none-any-cu130.whl").read_text() == "x"

@@ -80,7 +80,9 @@ def test_a_backend_that_there_is_not(
 
 def test_a_wheel_that_there_is_not_is_not_tested(own_project: Path) -> None:
     command = ["test", str(own_project), "--target=3.11-cpu", "--backend=local"]
-    with pytest.raises(SystemExit, match=r"^torchwheels: there is no x\.whl: `--wheel` names "):
+    with pytest.raises(
+        SystemExit, match=r"^torchwheels: there is no wheel x\.whl: `--wheel` names "
+    ):
         cli.main([*command, "--wheel=x.whl"])
 
 

@@ -190,6 +190,21 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "yanked has 'last', but a version such as '0.1.9' is expected",
         ),
         ("import = ['a b']", "import has 'a b', but the name of a module is expected"),
+        ("import = ['']", "import has '', but the name of a module is expected"),
+        (
+            'before-build = "\\u0000"',
+            "before-build has '\\x00', but a text without NUL is expected",
+        ),
+        ('environment = {X = "a\\u0000"}', "environment has 'a\\x00', but a text without NUL is"),
+        (
+            '[tests]\nrequires = ["a\\u0000"]',
+            "tests: requires has 'a\\x00', but a text without NUL",
+        ),
+        ("targets = ['']", "targets: there is no target '': a target is a Python and a CUDA"),
+        (
+            "small = ['3.11-cpux']",
+            "small: there is no target '3.11-cpux': a target is a Python and",
+        ),
         (
             "system-packages = ['x; y']",
             "system-packages has 'x; y', but a package of apt is expected",

@@ -625,6 +625,11 @@ def test_size_over_the_budget(forge: Forge) -> None:
     ("old", "new", "message"),
     [
         ("Name: tinyops", "Name: torch", "its metadata are of torch, but its name is of tinyops"),
+        (
+            "Name: tinyops",
+            "Name: UNKNOWN",
+            "its metadata are of UNKNOWN, setuptools' word for no name",
+        ),
         ("Name: tinyops\n", "", "its metadata are not valid: 'name' is a required field"),
         (
             "Name:",

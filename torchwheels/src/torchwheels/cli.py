@@ -38,6 +38,7 @@ ARCHITECTURES = "TORCHWHEELS_ARCHITECTURES"
 
 # How alike a misspelt option must be, of 1: pytest has none over 0.63.
 _ALIKE, _MISSPELT = 0.8, ("--backend", "--dist", "--config", "--require-gpu")
+_LAST_SECOND = 4354819198  # of 2107
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -282,11 +283,16 @@ def _check_before(given: argparse.Namespace) -> None:
         raise UserError(
             f"`--dist` names {given.dist}, the folder of the sources: name one in it, such as dist"
         )
-    if given.dist.exists() and not given.dist.is_dir():
-        raise UserError(f"`--dist` names {given.dist}, which is a file: name a folder")
+    there = next(x for x in (given.dist, *given.dist.absolute().parents) if x.exists())
+    if not there.is_dir():
+        raise UserError(f"`--dist` names {given.dist}, but {there} is a file: name a folder")
     toolchain.asked_jobs()
-    if not (epoch := os.environ.get("SOURCE_DATE_EPOCH", "0")).isdigit():
-        raise UserError(f"SOURCE_DATE_EPOCH is {epoch!r}, but a number of seconds is expected")
+    epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
+    if not epoch.isdigit() or int(epoch) > _LAST_SECOND:
+        raise UserError(
+            f"SOURCE_DATE_EPOCH is {epoch!r}, but a number of seconds up to {_LAST_SECOND} is expected: a zip file "
+            "can name no later time"
+        )
 
 
 def _fetched(given: argparse.Namespace) -> contextlib.AbstractContextManager[Fetched]:
@@ -322,8 +328,8 @@ def _test(given: argparse.Namespace) -> None:
     target = options.releases.target(given.target)
     is_own = options.file and options.file.parent.resolve() == Path(given.source).resolve()
     name = options.name if is_own else ""
-    if given.wheel and not given.wheel.is_file():
-        raise UserError(f"there is no {given.wheel}: `--wheel` names the file to test")
+    if given.wheel and not (given.wheel.is_file() and given.wheel.suffix == ".whl"):
+        raise UserError(f"there is no wheel {given.wheel}: `--wheel` names the file to test")
     path = given.wheel or testing.find_wheel(given.dist, target, name)
     options = options.of_target(target)
     if not options.tests.paths and not options.tests.command:

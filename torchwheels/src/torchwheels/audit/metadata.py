@@ -113,7 +113,9 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     except ExceptionGroup as group:
         yield from (f"its metadata are not valid: {error}" for error in group.exceptions)
         return
-    if canonicalize_name(said.name) != wheel.name:
+    if canonicalize_name(said.name) == "unknown":
+        yield "its metadata are of UNKNOWN, setuptools' word for no name: have its setup say one"
+    elif canonicalize_name(said.name) != wheel.name:
         yield f"its metadata are of {said.name}, but its name is of {wheel.name}"
     python = expectation.target.python_version
     releases = [f"{python}.{patch}" for patch in range(100)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import re
@@ -60,7 +61,7 @@ def add(
         metavar="I/N",
         help="which part of it: 0/3, 1/3 or 2/3",
     )
-    command.add_argument("--minutes", type=float, help="stop then; the next run goes on")
+    command.add_argument("--minutes", type=_minutes, help="stop then; the next run goes on")
     command.add_argument(
         "--dist", type=Path, default=Path("dist"), help="the folder of the wheels (default: dist)"
     )
@@ -145,6 +146,13 @@ def _shard(text: str) -> tuple[int, int]:
     if not found or int(found[1]) >= int(found[2]):
         raise argparse.ArgumentTypeError(f"{text!r}, but a part is expected: 0/3, 1/3 or 2/3")
     return int(found[1]), int(found[2])
+
+
+def _minutes(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r}, but a positive number is expected")
 
 
 def _index(given: argparse.Namespace) -> None:

@@ -111,6 +111,8 @@ def merge(parts: Iterable[Path], dist: Path) -> None:
     """Copies what builds left in several folders into `dist`, where a name has one content."""
     marked(dist)
     for part in parts:
+        if not part.is_dir():
+            raise UserError(f"there is no folder {part}: name those in which builds left wheels")
         for file in (x for x in sorted(part.rglob("*")) if x.is_file()):
             there = dist / file.relative_to(part)
             if file.suffix == ".whl" and there.exists() and sha256(there) != sha256(file):

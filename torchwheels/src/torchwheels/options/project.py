@@ -342,6 +342,8 @@ def read_file(file: Path, expected: str) -> dict[str, Any]:
         found: dict[str, Any] = msgspec.toml.decode(file.read_bytes())
     except FileNotFoundError:
         raise UserError(f"there is no {file}: {expected}") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror}): {expected}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not TOML: {error}") from None
     return found
@@ -365,6 +367,11 @@ def load(file: Path) -> Project:
 def of_file(table: Mapping[str, Any], file: Path, where: str, name: str = "") -> Project:
     """The project that a table in `file` describes, which has the files that it names; an error says `where`."""
     found = of_table(table, where, file=file, name=name)
+    for option in ("targets", "small"):
+        try:
+            found.releases.matching(getattr(found, option))
+        except UserError as error:
+            raise UserError(f"{where}: {option}: {error}") from None
     for pattern in (x for each in found.overrides for x in _selected(each.select)):
         if not any(fnmatch.fnmatchcase(target.name, pattern) for target in found.releases.targets):
             raise UserError(
@@ -490,10 +497,23 @@ _TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
 }
 
 
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in the value of an option."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value, *value.values()])
+    elif isinstance(value, (list, tuple)):
+        yield from (text for each in value for text in _texts(each))
+
+
 def _check_value(name: str, value: Any, where: str) -> None:
-    if name in _TEXTS:
+    for text in _texts(value):
+        if "\0" in text:
+            raise UserError(f"{where} has {text!r}, but a text without NUL is expected")
+    if name in _TEXTS and value != "":
         expected, check = _TEXTS[name]
-        for text in filter(None, [value] if isinstance(value, str) else value):
+        for text in [value] if isinstance(value, str) else value:
             try:
                 check(text)
             except ValueError:

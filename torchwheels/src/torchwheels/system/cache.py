@@ -20,12 +20,18 @@ _IN_PARTS = ("environments", "build")  # of which each part has a lock of its ow
 def place() -> Path:
     """Where environments and sources are kept between builds."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("TORCHWHEELS_CACHE") or f"{home}/torchwheels").expanduser()
+    named = Path(os.environ.get("TORCHWHEELS_CACHE") or f"{home}/torchwheels")
+    return named.expanduser().absolute()  # builds run in other folders
 
 
 def own() -> Path:
     """The cache, which is this tool's alone, or an error: `clean` empties it."""
-    folder = marked(place())
+    try:
+        folder = marked(place())
+    except (FileNotFoundError, FileExistsError, NotADirectoryError) as error:
+        raise UserError(
+            f"TORCHWHEELS_CACHE names {place()}, which cannot be made ({error.strerror}): name another folder"
+        ) from None
     others = {x.name for x in folder.iterdir()} - {*PARTS, "lost+found"}
     if MARK in others:
         return folder
