@@ -63,6 +63,7 @@ def run(
             write(output / "models.json", result)
             if not compiled:
                 write(output / "ratios.json", shortened(result))
+                (output / "models.md").write_text(report(result))
             say((line_of_compiled if compiled else line)(record))
     say((summarise_compiled if compiled else summarise)(result["records"]))
 
@@ -311,6 +312,38 @@ def shortened(result: dict[str, Any]) -> dict[str, Any]:
         x: result["environment"][x] for x in ("device_name", "torch", "extops", "commit")
     }
     return {"environment": environment, "models": models}
+
+
+def report(result: dict[str, Any]) -> str:
+    """What a page shows of a run: the means, and each model beside its control."""
+    of, records = result["environment"], result["records"]
+    modes = list(dict.fromkeys(record["mode"] for record in records))
+    columns = [(mode, f"wall_{work}") for mode in modes for work in WORKS]
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    for record in records:
+        if ratios(record):
+            package = f" ({record['package']})" if record["package"] else ""
+            rows.setdefault(record["model"] + package, {})[record["mode"]] = record
+
+    def cells(of_model: dict[str, dict[str, Any]]) -> Iterator[str]:
+        for mode, work in columns:
+            record = of_model.get(mode, {"samples": {}})
+            found = [ratios(record, variant).get(work) for variant in ("extops", "control")]
+            yield "" if None in found else "{:.2f} ({:.2f})".format(*found)
+
+    def gain(name: str) -> float:
+        return -max(x for record in rows[name].values() for x in ratios(record).values())
+
+    lines = [
+        f"{of['device_name']}, torch {of['torch']}, commit {of['commit']}; in brackets the control:",
+        "",
+        f"```text\n{summarise(records)}\n```",
+        "",
+        "| | " + " | ".join(f"{x}, {y.removeprefix('wall_')}" for x, y in columns) + " |",
+        "|---" * (1 + len(columns)) + "|",
+        *(f"| {x} | {' | '.join(cells(rows[x]))} |" for x in sorted(rows, key=gain)),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def line(record: dict[str, Any]) -> str:

@@ -62,7 +62,9 @@ MODES = {
 def of_models(file: Path, folder: Path | None = None) -> list[str]:
     """Draws each model's wall time before `extops.accelerate` by that after it."""
     found = json.loads(file.read_text())
-    models: dict[str, dict[str, list[float]]] = found["models"]
+    models: dict[str, dict[str, list[float]]] = {
+        name: of_model for name, of_model in found["models"].items() if "serving" not in name
+    }
 
     def gain(model: str) -> float:
         return statistics.geometric_mean([x for each in models[model].values() for x in each])

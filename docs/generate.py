@@ -44,7 +44,7 @@ def write() -> None:
         "torchwheels-options": "\n".join(options()),
         "torchwheels-rules": "\n".join(rules()),
     }
-    for file in RESULTS.glob("*/random*.md"):
+    for file in [*RESULTS.glob("*/random*.md"), *RESULTS.glob("*/models.md")]:
         parts[f"{file.stem}-{file.parent.name}"] = file.read_text()
     for device in DEVICES:
         known = summary.Summary.read(RESULTS / device / summary.NAME)
