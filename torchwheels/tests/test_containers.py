@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,6 +94,18 @@ def test_where_no_engine_answers(monkeypatch: pytest.MonkeyPatch, host: str, sai
     monkeypatch.setenv("DOCKER_HOST", host)
     with pytest.raises(UserError, match=said):
         engines.find_engine()
+
+
+def test_an_engine_without_its_command_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = SimpleNamespace(version=dict, api=SimpleNamespace())
+    monkeypatch.setattr(engines.docker, "from_env", lambda **_: client)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///some.sock")
+    monkeypatch.setenv("PATH", "")
+    assert engines.of_backend("auto", ".") is None
+    said = "unix:///some.sock answers, but PATH has no docker, which makes the images"
+    assert f"backend local: no Docker engine answers ({said})" in capsys.readouterr().out
 
 
 def test_a_patch_elsewhere_is_not_put_into_a_container(tmp_path: Path) -> None:

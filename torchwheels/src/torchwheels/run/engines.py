@@ -70,7 +70,10 @@ def find_engine() -> Engine:
         raise UserError(_explained(where, masked(str(error)))) from None
     client.api.timeout = _PATIENCE
     podman = any("podman" in part["Name"].lower() for part in parts)
-    return Engine(client, ("podman", f"--url={where}") if podman else ("docker",))
+    command = ("podman", f"--url={where}") if podman else ("docker",)
+    if not shutil.which(command[0]):
+        raise UserError(f"{where} answers, but PATH has no {command[0]}, which makes the images")
+    return Engine(client, command)
 
 
 def _explained(where: str, said: str) -> str:
