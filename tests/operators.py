@@ -539,7 +539,7 @@ def channels_last(tensor: Tensor) -> Tensor:
 
 def expanded(tensor: Tensor) -> Tensor:
     """The first row for all, by a stride of 0."""
-    return tensor[:1].expand_as(tensor)
+    return tensor[:1].expand_as(tensor) if tensor.ndim else tensor
 
 
 def one_value(tensor: Tensor) -> Tensor:
