@@ -5,7 +5,7 @@
     python examples/sequence.py --plot loss.png    # draws the loss curves, with matplotlib
 
 The text is Python's own manual, which comes with every Python. It prints the losses, and the times of the three beside
-each other.
+each other, with the kernel that computed each.
 """
 
 from __future__ import annotations
@@ -82,6 +82,14 @@ def train(model: LanguageModel, text: Tensor, iterations: int) -> tuple[list[flo
     return torch.stack(losses).tolist(), last.item()
 
 
+def kernel(model: LanguageModel, text: Tensor) -> str:
+    """What computes the recurrent layer of a training step: a kernel of extops, or torch's layer."""
+    if type(model.recurrent) is nn.LSTM:
+        return "torch"
+    (batch,) = batches(text, 1)
+    return extops.which_kernel(model.recurrent, model.embedding(batch[:-1]))
+
+
 def draw(curves: dict[str, list[float]], file: Path) -> None:
     """Draws the losses, averaged over ten iterations."""
     figure = Figure(figsize=(5, 3.5), layout="constrained")
@@ -118,12 +126,12 @@ def main() -> None:
         model = build().to(data.device)
         start = time.perf_counter()
         curves[name], held_out = train(model, data, arguments.iterations)
-        times[name] = time.perf_counter() - start
+        times[name] = f"{time.perf_counter() - start:.1f} s by {kernel(model, data)}"
         first, last = curves[name][0], sum(curves[name][-10:]) / 10
         print(
             f"{name:11} loss {first:.2f} -> {last:.2f} bits per byte, held-out text {held_out:.2f}"
         )
-    print("times: ", ", ".join(f"{name} {seconds:.1f} s" for name, seconds in times.items()))
+    print("times: ", ", ".join(f"{name} {taken}" for name, taken in times.items()))
     if arguments.plot:
         draw(curves, arguments.plot)
         print(f"wrote {arguments.plot}")
