@@ -45,6 +45,7 @@ ELSEWHERE = {
     r"^\.venv/bin/uv pip install --python=\.venv torch==": "downloads PyTorch",
     r"pip install .*own_project|^uv pip compile ": "torchwheels/tests/test_variants.py runs the like",
     r"^rsync ": "needs a server",
+    r"^sed -i ": "changes the workflows",
     r"^cp -r examples/own_project ": "torchwheels/tests/test_maintainers_path.py runs it",
     r"^(\.venv/bin/)?torchwheels build ": "compiles for minutes; test_building.py runs the like",
     r"^torchwheels farm |^python3 -m http\.server": "torchwheels/tests/test_farm.py runs the like",

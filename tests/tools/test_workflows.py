@@ -65,6 +65,9 @@ def jobs(targets: str) -> dict[str, list[dict[str, str]]]:
 
 def values(job: dict[str, Any], expression: str) -> Iterator[str]:
     """What a variable of a step stands for, in all jobs that the matrix makes of `job`."""
+    if expression == "${{ inputs.target }}":  # yaml reads `on` as True
+        yield WORKFLOWS["target"][True]["workflow_dispatch"]["inputs"]["target"]["default"]
+        return
     name = re.fullmatch(r"\${{ matrix\.(\w+) }}", expression)
     assert name, f"{expression} is not of the matrix"
     rows = job["strategy"]["matrix"]
@@ -205,6 +208,13 @@ def test_jobs_of_the_small_matrix() -> None:
     assert {oldest, newest} <= {target.python for target in targets}
     assert {tables.binding(target.torch) for target in targets} == {"stable", "legacy"}
     assert set(small) == set(WORKFLOWS["checks"]["jobs"]["matrix"]["outputs"])
+
+
+def test_main_builds_what_readme_shows() -> None:
+    """Who reads of a wheel finds it among the artifacts."""
+    shown = re.findall(r"nox -s build-([\w.-]+)", (ROOT / "README.md").read_text())
+    labels = {OPTIONS.releases.target(name).label for name in shown}
+    assert {"cu121", "cu130"} <= labels <= {job["label"] for job in jobs("small")["build"]}
 
 
 def test_readme_says_what_works() -> None:
