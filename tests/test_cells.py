@@ -81,8 +81,16 @@ def turned_step(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
     return torch.sigmoid(o) * torch.tanh(new_c), new_c
 
 
+def peephole_step(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+    p_i, p_f, p_o, i, f, g, o = gates.chunk(7, dim=1)
+    i, f = torch.sigmoid(i + p_i * old_c), torch.sigmoid(f + p_f * old_c)
+    new_c = f * old_c + i * torch.tanh(g)
+    return torch.sigmoid(o + p_o * new_c) * torch.tanh(new_c), new_c
+
+
 OWN_GRU = Own("own_gru", compositions.gru_cell, 4, 3, 1, 3, states=1)
 TURNED = Own("turned", turned_step, 3, 3, 1, 2, states=2)
+PEEPHOLE = Own("peephole", peephole_step, 7, 7, 0, 4, states=2)
 by_cell = pytest.mark.parametrize("own", [OWN_GRU, TURNED], ids=lambda own: own.name)
 
 
@@ -315,6 +323,86 @@ def test_a_layer_in_a_file(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"{layer}\n" and "turned, 5, 6, num_layers=1, bias=True" in done.stdout
+
+
+def peephole_loop(input: Tensor, h: Tensor, c: Tensor, numbers: Any, *parameters: Tensor) -> Any:
+    """A step after the other; nothing of extops."""
+    weight_ih, weight_hh, *biases = parameters
+    units = [x.expand(h.shape) for x in numbers]
+    output = []
+    for x in input:
+        gates = x @ weight_ih.t() + h @ weight_hh.t() + sum(biases)
+        h, c = peephole_step(torch.cat([*units, gates], 1), c)
+        output.append(h)
+    return torch.stack(output), h, c
+
+
+@pytest.mark.slow
+@by_device
+@pytest.mark.parametrize("has_biases", [True, False])
+def test_a_cell_with_numbers(has_biases: bool, device: str) -> None:
+    """A vector of the units, and a number for all of them; their gradients, too, and those of second order."""
+    cell = PEEPHOLE.load(device)
+    rows = 4 * STATE
+    shapes = (TIME, BATCH, FEATURES), (BATCH, STATE), (BATCH, STATE), (STATE,), (), (STATE,)
+    shapes = *shapes, (rows, FEATURES), (rows, STATE), *((rows,), (rows,))[: 2 * has_biases]
+    made = (torch.randn(x, dtype=torch.float64, device=device) for x in shapes)
+    inputs = tuple(x.requires_grad_() for x in made)
+
+    def by_cell(*inputs: Tensor) -> Any:
+        input, h, c, *numbers, weight_ih, weight_hh = inputs[:8]
+        bias = (inputs[8], inputs[9]) if has_biases else None
+        output, (h, c) = cell(input, (h, c), weight_ih, weight_hh, bias, numbers=numbers)
+        return output, h, c
+
+    results = by_cell(*inputs)
+    expected = peephole_loop(*inputs[:3], inputs[3:6], *inputs[6:])
+    torch.testing.assert_close(results, expected)
+    towards = upstream(expected)
+    found = torch.autograd.grad(results, inputs, towards)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, inputs, towards))
+    assert gradgradcheck(by_cell, inputs, towards, fast_mode=True)
+
+
+@pytest.mark.slow
+@by_device
+def test_check_cell_of_one_with_numbers(device: str) -> None:
+    extops.check_cell(PEEPHOLE.load(device), state_sizes=(5, 100))
+
+
+@pytest.mark.slow
+@by_device
+def test_a_layer_with_numbers(device: str) -> None:
+    layer = extops.cell_layer(PEEPHOLE.load(device), FEATURES, STATE, device=device)
+    input = torch.randn(TIME, BATCH, FEATURES, device=device)
+    zeros = input.new_zeros(BATCH, STATE)
+    parameters = dict(layer.named_parameters())
+    expected, h, c = peephole_loop(input, zeros, zeros, *parameters.values())
+    torch.testing.assert_close(layer(input), (expected, (h[None], c[None])))
+    assert {name: list(x.shape) for name, x in parameters.items()} == {
+        "numbers_l0": [3, STATE],
+        "weight_ih_l0": [4 * STATE, FEATURES],
+        "weight_hh_l0": [4 * STATE, STATE],
+        "bias_ih_l0": [4 * STATE],
+        "bias_hh_l0": [4 * STATE],
+    }
+
+
+@pytest.mark.slow
+def test_wrong_numbers() -> None:
+    cell, zeros = PEEPHOLE.load("cpu"), torch.zeros(BATCH, STATE)
+    input, weight_ih = torch.zeros(TIME, BATCH, FEATURES), torch.zeros(4 * STATE, FEATURES)
+    given = input, (zeros, zeros), weight_ih, torch.zeros(4 * STATE, STATE)
+    message = "expected `numbers` to be 3 tensors of shape [state_size] = [6] or [], but got "
+    for numbers, said in (
+        ((), "0 of shapes []"),
+        (torch.zeros(3, 5), "3 of shapes [[5], [5], [5]]"),
+    ):
+        with pytest.raises(RuntimeError, match=re.escape(f"peephole_sequence: {message}{said}")):
+            cell(*given, numbers=numbers)
+    message = "expected `weight_ih` to have shape [4*state_size, input_features] = [24, 5], but got [42, 5]"
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        cell(*given[:2], torch.zeros(42, 5), given[3], numbers=torch.zeros(3, STATE))
 
 
 def test_cell_layer_of_another_function() -> None:

@@ -25,6 +25,7 @@ std::string describe_cell(const char* name) {
       {"gates", Cell::kGates},
       {"input", Cell::kInput},
       {"first_input", extops::kFirstInputOf<Cell>},
+      {"numbers", extops::kNumbersOf<Cell>},
       {"recurrent", Cell::kRecurrent},
       {"saves_new_c", Cell::kSavesNewC},
       {"states", extops::Gradients<Cell>::kIsHTheC ? 1 : 2}};

@@ -7,13 +7,15 @@
 //
 //   kGates                how many pre-activations a unit has
 //   kInput                how many have an input part: the first ones
+//   kNumbers              how many of these have no input, but are a number of the unit's, such as a peephole: the very
+//                         first ones. They are the bias in each step. 0 if left out
 //   kFirstInput           weight_ih holds pre-activations k, k+1, ..., and then 0 to k-1. 0 if left out
 //   kRecurrent            how many have a recurrent part: the last ones, at most 6
 //   kSavesNewC            whether the backward gets the new cell state as `saved_c`; else the old one
 //   kHasSequenceKernels   whether GPUs get persistent kernels, for all steps at once. true if left out
 //
-// and functions of C, the compute type, that call no functions but sigmoid, tanh and elu of a `Math`, and whose numbers
-// are double (0.1, not 0.1f), since C may be:
+// and functions of C, the compute type, that call no functions but sigmoid, tanh, elu and exp of a `Math`, and whose
+// numbers are double (0.1, not 0.1f), since C may be:
 //
 //   activate<Math, kGate>(x)   the function of a pre-activation alone, or x
 //   new_c<Math>(a, old_c)      the cell state after the step; `a` are the pre-activations after `activate`
@@ -25,6 +27,8 @@
 //                              sets gradients[k] to dL/d(pre-activation k), before `activate`;
 //                              grad_c is dL/d(new c), with the part from to_c
 //   to_old_c(grad_c, a)        dL/d(old c)
+//
+// Where these two need more, they may be to_c<Math>(grad_h, a, squashed) and to_old_c<Math>(grad_c, a, saved_c).
 //
 // Write dL/dh or dL/dc as the first factor of each gradient. Kernels pass `One` for it to precompute the local
 // derivatives. Each pre-activation has one local derivative, so its gradient is a multiple of grad_h or of grad_c; a
@@ -55,6 +59,11 @@ template <class Cell>
 constexpr int kFirstInputOf<Cell, std::void_t<decltype(Cell::kFirstInput)>> = Cell::kFirstInput;
 
 template <class Cell, class = void>
+constexpr int kNumbersOf = 0;
+template <class Cell>
+constexpr int kNumbersOf<Cell, std::void_t<decltype(Cell::kNumbers)>> = Cell::kNumbers;
+
+template <class Cell, class = void>
 constexpr bool kHasSequenceKernelsOf = true;
 template <class Cell>
 constexpr bool kHasSequenceKernelsOf<Cell, std::void_t<decltype(Cell::kHasSequenceKernels)>> =
@@ -68,8 +77,14 @@ struct Constants {
       1 <= Cell::kRecurrent && Cell::kRecurrent <= Cell::kGates && Cell::kRecurrent <= kMost,
       "kRecurrent: expected at least 1, and at most kGates and 6");
   static_assert(
-      1 <= Cell::kInput && Cell::kInput <= Cell::kGates && Cell::kInput <= kMost,
-      "kInput: expected at least 1, and at most kGates and 6");
+      1 <= Cell::kInput && Cell::kInput <= Cell::kGates && Cell::kInput - kNumbersOf<Cell> <= kMost,
+      "kInput: expected at least 1, and at most kGates and 6, or kNumbers more");
+  static_assert(
+      0 <= kNumbersOf<Cell> && kNumbersOf<Cell> <= Cell::kGates - Cell::kRecurrent && kNumbersOf<Cell> < Cell::kInput &&
+          kNumbersOf<Cell> <= kMost,
+      "kNumbers: expected 0 to 6, less than kInput, and none of the last kRecurrent gates");
+  static_assert(
+      kNumbersOf<Cell> == 0 || kFirstInputOf<Cell> == 0, "kFirstInput: expected none in a cell that has kNumbers");
   static_assert(
       Cell::kInput + Cell::kRecurrent >= Cell::kGates,
       "kInput and kRecurrent: expected each of the kGates gates to be one of the first kInput, of the last kRecurrent, "
@@ -141,7 +156,32 @@ struct TracedMath {
   EXTOPS_FUNCTION static C elu(C x) {
     return sigmoid(x);
   }
+  template <class C>
+  EXTOPS_FUNCTION static C exp(C x) {
+    return sigmoid(x);
+  }
 };
+
+// A cell's to_c and to_old_c, in either form.
+template <class Cell, class Math, class GradH, class C>
+EXTOPS_FUNCTION auto to_c(GradH grad_h, const C (&a)[Cell::kGates], C squashed)
+    -> decltype(Cell::to_c(grad_h, a, squashed)) {
+  return Cell::to_c(grad_h, a, squashed);
+}
+template <class Cell, class Math, class GradH, class C>
+EXTOPS_FUNCTION auto to_c(GradH grad_h, const C (&a)[Cell::kGates], C squashed)
+    -> decltype(Cell::template to_c<Math>(grad_h, a, squashed)) {
+  return Cell::template to_c<Math>(grad_h, a, squashed);
+}
+template <class Cell, class Math, class GradC, class C>
+EXTOPS_FUNCTION auto to_old_c(GradC grad_c, const C (&a)[Cell::kGates], C) -> decltype(Cell::to_old_c(grad_c, a)) {
+  return Cell::to_old_c(grad_c, a);
+}
+template <class Cell, class Math, class GradC, class C>
+EXTOPS_FUNCTION auto to_old_c(GradC grad_c, const C (&a)[Cell::kGates], C saved_c)
+    -> decltype(Cell::template to_old_c<Math>(grad_c, a, saved_c)) {
+  return Cell::template to_old_c<Math>(grad_c, a, saved_c);
+}
 
 // Whether each gradient of a cell is a multiple of grad_h or of grad_c, and the rules for it.
 template <class Cell>
@@ -161,8 +201,8 @@ class Gradients {
     const C grad_h = C::made(C::kOfH), grad_c = C::made(C::kOfC), number = 1;
     Cell::template to_gates<TracedMath>(grad_h, grad_c, a, number, number, gradients);
     for (int j = 0; j < Cell::kGates; ++j) found.gates[j] |= gradients[j].is;
-    found.to_c |= Cell::to_c(grad_h, a, number).is;
-    found.to_old_c |= Cell::to_old_c(grad_c, a).is;
+    found.to_c |= extops::to_c<Cell, TracedMath>(grad_h, a, number).is;
+    found.to_old_c |= extops::to_old_c<Cell, TracedMath>(grad_c, a, number).is;
   }
 
   // Of both branches: comparisons are false, then true.
@@ -184,7 +224,9 @@ class Gradients {
   // Bit k is set if the gradient of pre-activation k starts with grad_h, else it starts with grad_c.
   static constexpr unsigned kByH = gates_that_are(T::kOfH);
   static constexpr bool kIsHTheC =
-      std::is_same_v<decltype(Cell::to_c(One(), std::declval<const float (&)[Cell::kGates]>(), 0.f)), One> && kByH == 0;
+      std::is_same_v<
+          decltype(extops::to_c<Cell, TracedMath>(One(), std::declval<const float (&)[Cell::kGates]>(), 0.f)), One> &&
+      kByH == 0;
 
   static_assert(
       gates_that_are(T::kOfH | T::kOfC) == 0,
@@ -244,9 +286,9 @@ cell_backward(const C (&gates)[Cell::kGates], C saved_c, C grad_h, C grad_c, C (
   for (int j = 0; j < Cell::kGates; ++j) a[j] = gates[j];
   activate<Cell, Math>(a);
   const C squashed = Cell::template squash<Math>(a, saved_c);
-  const C of_new_c = grad_c + Cell::to_c(grad_h, a, squashed);
+  const C of_new_c = grad_c + to_c<Cell, Math>(grad_h, a, squashed);
   Cell::template to_gates<Math>(grad_h, of_new_c, a, saved_c, squashed, gradients);
-  return Cell::to_old_c(of_new_c, a);
+  return to_old_c<Cell, Math>(of_new_c, a, saved_c);
 }
 
 // The local derivatives of a step: the gradients of the pre-activations and old c by dL/dh or dL/dc. One where a
@@ -254,8 +296,9 @@ cell_backward(const C (&gates)[Cell::kGates], C saved_c, C grad_h, C grad_c, C (
 template <class Cell, class C>
 struct LocalDerivatives {
   C gates[Cell::kGates];
-  decltype(Cell::to_c(One(), std::declval<const C (&)[Cell::kGates]>(), C())) to_c;
-  decltype(Cell::to_old_c(One(), std::declval<const C (&)[Cell::kGates]>())) to_old_c;
+  using Gates = const C (&)[Cell::kGates];
+  decltype(extops::to_c<Cell, TracedMath>(One(), std::declval<Gates>(), C())) to_c;
+  decltype(extops::to_old_c<Cell, TracedMath>(One(), std::declval<Gates>(), C())) to_old_c;
 };
 
 template <class Cell, class Math, class C>
@@ -266,8 +309,8 @@ EXTOPS_FUNCTION LocalDerivatives<Cell, C> local_derivatives(const C (&gates)[Cel
   const C squashed = Cell::template squash<Math>(a, saved_c);
   LocalDerivatives<Cell, C> derivatives;
   Cell::template to_gates<Math>(One(), One(), a, saved_c, squashed, derivatives.gates);
-  derivatives.to_c = Cell::to_c(One(), a, squashed);
-  derivatives.to_old_c = Cell::to_old_c(One(), a);
+  derivatives.to_c = to_c<Cell, Math>(One(), a, squashed);
+  derivatives.to_old_c = to_old_c<Cell, Math>(One(), a, saved_c);
   return derivatives;
 }
 

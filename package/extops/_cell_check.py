@@ -123,9 +123,8 @@ class _Check:
     def _check_parameters(self, inputs: Sequence[Tensor]) -> None:
         leaves = [x.clone().requires_grad_() for x in inputs]
         input, h_0, c_0, *parameters = leaves
-        weight_ih, weight_hh, *biases = parameters
-        bias = biases[0], biases[1]
-        output, _ = self.cell(input, (h_0, c_0), weight_ih, weight_hh, bias)
+        given = input, *parameters, h_0, c_0
+        output, *_ = self.cell.cell(given, None, batch_first=False, reverse=False)
         loop, *_ = self.cell.composition.sequence(input, *parameters, h_0, c_0, None)
         names = "input", "h_0", "c_0", "weight_ih", "weight_hh", "bias_ih", "bias_hh"
         found, expected = (

@@ -66,11 +66,14 @@ class LoadedCell:
         weight_hh: Tensor,
         bias: tuple[Tensor, Tensor] | None = None,
         *,
+        numbers: Sequence[Tensor] | Tensor = (),
         lengths: Tensor | None = None,
         batch_first: bool = False,
         reverse: bool = False,
     ) -> Any:
-        """As :func:`extops.lstm_sequence` or, of a state that is one tensor, as :func:`extops.gru_sequence`."""
+        """As :func:`extops.lstm_sequence` or, of a state that is one tensor, as :func:`extops.gru_sequence`. The
+        ``numbers`` are those of the cell, each ``[S]``, or ``[]`` for all units.
+        """
         cell = self.cell
         if isinstance(state, Tensor) and self.facts.states == 2:
             raise TypeError(
@@ -79,9 +82,36 @@ class LoadedCell:
             )
         pair = (state, state) if isinstance(state, Tensor) else state
         h_0, c_0 = _checks.as_pair(cell.name, pair)
-        arguments = input, weight_ih, weight_hh, *as_biases(cell.name, bias), h_0, c_0
+        biases = as_biases(cell.name, bias)
+        if self.facts.numbers or len(numbers):
+            weight_ih, biases = self._with_numbers(weight_ih, weight_hh, biases, tuple(numbers))
+        arguments = input, weight_ih, weight_hh, *biases, h_0, c_0
         output, h_n, c_n = cell(arguments, lengths, batch_first=batch_first, reverse=reverse)
         return output, h_n if isinstance(state, Tensor) else (h_n, c_n)
+
+    def _with_numbers(
+        self, weight_ih: Tensor, weight_hh: Tensor, biases: Any, numbers: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Any]:
+        """The parameters of the operator, in which a number is the bias of a gate whose weights are zeros."""
+        facts, state_size = self.facts, weight_hh.shape[-1]
+        shapes = [list(x.shape) for x in numbers]
+        if len(shapes) != facts.numbers or not all(x in ([], [state_size]) for x in shapes):
+            raise RuntimeError(
+                f"{self.cell.name}: expected `numbers` to be {facts.numbers} tensors of shape [state_size] = "
+                f"[{state_size}] or [], but got {len(shapes)} of shapes {shapes}"
+            )
+        rows = (facts.input - facts.numbers) * state_size
+        _checks.check_shape(
+            *(self.cell.name, "weight_ih", weight_ih, (rows, weight_ih.shape[-1])),
+            f"[{facts.input - facts.numbers}*state_size, input_features]",
+        )
+        zeros = weight_ih.new_zeros(facts.numbers * state_size, weight_ih.shape[-1])
+        bias_ih, bias_hh = biases
+        if bias_ih is None:
+            bias_ih = weight_ih.new_zeros(rows)
+            bias_hh = weight_ih.new_zeros(facts.recurrent * state_size)
+        units = (x.expand(state_size) for x in numbers)
+        return torch.cat([zeros, weight_ih]), (torch.cat([*units, bias_ih]), bias_hh)
 
     def __reduce__(self) -> Any:
         return load_cell, (self.name, self.sources, self.step)
@@ -236,8 +266,13 @@ class CellLayer(NewLayers):
         return "cell_layer"
 
     def _shapes(self, features: int, state_size: int) -> dict[str, tuple[int, ...]]:
-        of_input, of_state = self._facts.input * state_size, self._facts.recurrent * state_size
-        return {
+        facts = self._facts
+        of_input, of_state = (
+            (facts.input - facts.numbers) * state_size,
+            facts.recurrent * state_size,
+        )
+        shapes: dict[str, tuple[int, ...]] = {"numbers": (facts.numbers, state_size)}
+        return (shapes if facts.numbers else {}) | {
             "weight_ih": (of_input, features),
             "weight_hh": (of_state, state_size),
             "bias_ih": (of_input,),
@@ -247,9 +282,13 @@ class CellLayer(NewLayers):
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
         number = self._number_of_states
         state = (arguments[0], arguments[1]) if number == 2 else arguments[0]
+        numbers: Tensor | tuple[()] = ()
         weight_ih, weight_hh, *biases = arguments[number:]
+        if self._facts.numbers:
+            numbers, weight_ih, weight_hh, *biases = arguments[number:]
         bias = (biases[0], biases[1]) if biases else None
-        output, last = self.cell(input, state, weight_ih, weight_hh, bias, **options)
+        parameters = weight_ih, weight_hh, bias
+        output, last = self.cell(input, state, *parameters, numbers=numbers, **options)
         return output, last if number == 2 else (last,)
 
     def _parameters_of(self, suffix: str) -> tuple[Tensor, ...]:
@@ -290,7 +329,8 @@ def cell_layer(
 
     Returns:
         A module with ``weight_ih_l[k]`` of ``[kInput * S, I]``, ``weight_hh_l[k]`` of ``[kRecurrent * S, S]``, and
-        ``bias_ih_l[k]`` and ``bias_hh_l[k]`` of as many rows, all drawn uniformly from :math:`\pm 1/\sqrt{S}`; those of
+        ``bias_ih_l[k]`` and ``bias_hh_l[k]`` of as many rows, and ``numbers_l[k]`` of ``[kNumbers, S]`` for a cell that
+        has numbers, of which ``weight_ih`` has no rows; all drawn uniformly from :math:`\pm 1/\sqrt{S}`; those of
         the other direction end in ``_reverse``. ``layer(input, state) -> output, last_state``, with states as of
         ``nn.LSTM`` or, of a cell whose ``h`` is its ``c``, as of ``nn.GRU``.
 

@@ -130,6 +130,10 @@ struct Math {
   [[gnu::always_inline]] static C elu(C x) {
     return cpu::elu(x);
   }
+  template <class C>
+  [[gnu::always_inline]] static C exp(C x) {
+    return cpu::exp(x);
+  }
 };
 
 }  // namespace extops::cpu

@@ -341,10 +341,10 @@ struct Retreat {
     for (int64_t j = 0; j < padded; ++j) {
       C a[Cell::kGates], gradients[Cell::kGates];
       load_gates<Cell>(gates + j, padded, a, kAll);
-      const C grad_c = grad_cells[j] + Cell::to_c(grad_h[j], a, squashed[j]);
+      const C grad_c = grad_cells[j] + to_c<Cell, Math>(grad_h[j], a, squashed[j]);
       Cell::template to_gates<Math>(grad_h[j], grad_c, a, saved_c[j], squashed[j], gradients);
       store_gates<Cell>(gradients, gates + j, padded, kAll);
-      grad_cells[j] = Cell::to_old_c(grad_c, a);
+      grad_cells[j] = to_old_c<Cell, Math>(grad_c, a, saved_c[j]);
     }
   }
 };

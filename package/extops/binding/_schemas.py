@@ -137,6 +137,7 @@ class CellFacts:
     gates: int
     input: int
     first_input: int
+    numbers: int
     recurrent: int
     saves_new_c: int
     states: int

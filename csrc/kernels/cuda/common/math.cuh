@@ -30,12 +30,22 @@ struct ExactMath {
   __device__ static C tanh(C x) {
     return ::tanh(x);
   }
+  template <class C>
+  __device__ static C exp(C x) {
+    return exponential(x);
+  }
 };
 
 // By the special function units, with about six digits: enough where the GEMMs have no more, as in 16-bit types and
 // TF32.
 struct FastMath {
-  __device__ static float sigmoid(float x) { return __fdividef(1, 1 + exponential(-x)); }
+  // Zero where it would be denormal.
+  __device__ static float exp(float x) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
+    return result;
+  }
+  __device__ static float sigmoid(float x) { return __fdividef(1, 1 + exp(-x)); }
   __device__ static float elu(float x) {
     const float tail = expm1(x > 0 ? 0 : x);
     return x > 0 ? x : tail;
@@ -46,18 +56,11 @@ struct FastMath {
   }
 
  private:
-  // Zero where it would be denormal.
-  __device__ static float exponential(float x) {
-    float result;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x * 1.4426950408889634f));
-    return result;
-  }
-
   // To six digits of the result also near zero, where exp(x) - 1 loses them.
   __device__ static float expm1(float x) {
     const float series =
         x * (1 + x * (1.f / 2 + x * (1.f / 6 + x * (1.f / 24 + x * (1.f / 120 + x * (1.f / 720))))));  // to x^6
-    return fabsf(x) < 0.25f ? series : exponential(x) - 1;
+    return fabsf(x) < 0.25f ? series : exp(x) - 1;
   }
 };
 
