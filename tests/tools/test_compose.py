@@ -25,6 +25,12 @@ SERVICES = COMPOSE["services"]
 OPTIONS = project.load(ROOT / "pyproject.toml")
 
 
+@pytest.fixture(autouse=True)
+def base_images_of_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever images an engine that stands in for others has."""
+    monkeypatch.delenv("TORCHWHEELS_BASE_IMAGE", raising=False)
+
+
 def arguments(name: str) -> dict[str, str]:
     """Those of the image of a service: what it names, over the defaults of the Dockerfile."""
     lines = re.findall(r"^ARG (\w+)(?:=(.*))?$", DOCKERFILE, re.MULTILINE)
