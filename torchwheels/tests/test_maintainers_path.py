@@ -179,6 +179,20 @@ def test_a_name_has_one_content(forge: Forge, tmp_path: Path) -> None:
     )  # edited, and built again
 
 
+def test_a_pipe_in_place_of_a_report_or_a_record_holds_nothing_up(
+    forge: Forge,
+) -> None:
+    wheel = forge.wheel()
+    os.mkfifo(reports.report_file(wheel))
+    (found,) = reports.read_reports(wheel.parent, project.Project())
+    assert found["tests"] == []
+    record = wheel.parent / "tests" / "3.11-cpu" / "a.json"
+    record.parent.mkdir(parents=True)
+    os.mkfifo(record)
+    with pytest.raises(UserError, match=r"a\.json is no whole record of tests: delete it, or run"):
+        reports.read_reports(wheel.parent, project.Project())
+
+
 def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -431,8 +445,8 @@ def test_a_report_that_is_interrupted_leaves_the_old_one(
     wheel = forge.wheel()
     reports.write({"old": True}, wheel)
 
-    def interrupted(self: Path, text: str) -> int:
-        with self.open("w") as file:
+    def interrupted(self: Path, text: str, encoding: str) -> int:
+        with self.open("w", encoding=encoding) as file:
             file.write(text[:5])
         raise KeyboardInterrupt
 

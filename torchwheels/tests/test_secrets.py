@@ -35,6 +35,8 @@ index = "https://{AT}/simple"
         (["build", ".", *BUILD], {"TORCHWHEELS_TORCH_INDEX": f"http://{AT}/"}, "uv cannot "),
         (["audit", "--config=x.toml"], {}, "1 of 1 wheels are fit to publish"),
         (["index", "--config=x.toml"], {}, "made site with tinyops"),
+        (["farm", "index"], {}, "made site of 0 wheels and 0 failures"),
+        (["farm", "missing", "--farm=other.toml"], {}, "files is https://****@127.0.0.1:9/{tag}, whose password"),
     ],
 )  # fmt: skip
 def test_no_token_leaves(
@@ -43,6 +45,9 @@ def test_no_token_leaves(
     (tmp_path / "dist").mkdir()
     Forge(tmp_path / "dist").wheel()
     (tmp_path / "x.toml").write_text(OPTIONS)
+    farm = 'files = "https://{}/{{tag}}"\nindex = "x"\n[[project]]\nsource = "git+https://{}/x@v1"'
+    (tmp_path / "farm.toml").write_text(farm.format("localhost", AT))
+    (tmp_path / "other.toml").write_text(farm.format(AT, AT))
     (tmp_path / "setup.py").touch()
     (tmp_path / "pip.conf").touch()
     variables = {
@@ -57,6 +62,6 @@ def test_no_token_leaves(
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True)
     printed = done.stdout + done.stderr
     assert said in printed
-    left = [x for x in tmp_path.rglob("*") if x.is_file() and x.name != "x.toml"]
+    left = [x for x in tmp_path.rglob("*") if x.is_file() and x.suffix != ".toml"]
     for text in (printed.encode(), *(x.read_bytes() for x in left if "cache" not in x.parts)):
         assert not any(part in text for part in (b"s'cr", b"40t-0123", b"me:s", b"more@"))

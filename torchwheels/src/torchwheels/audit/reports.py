@@ -19,7 +19,7 @@ from torchwheels import wheel
 from torchwheels.audit import rules
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.options import Expectation, Project, Target, expectation_of, of_table, preset
-from torchwheels.system import masked, sandbox, sha256, whole
+from torchwheels.system import read_json, sandbox, sha256, write_text
 from torchwheels.wheel import Used, Wheel, finish, variants
 
 
@@ -127,8 +127,7 @@ def variant(found: Wheel) -> dict[str, Any] | None:
 
 def write(report: dict[str, Any], path: Path) -> None:
     """Puts the build report of the wheel `path` beside it."""
-    with whole(report_file(path)) as file:
-        file.write_text(masked(json.dumps(report, indent=2)) + "\n")
+    write_text(report_file(path), json.dumps(report, indent=2) + "\n")
 
 
 def check(report: dict[str, Any]) -> dict[str, Any]:
@@ -158,7 +157,7 @@ def promised(path: Path, own: Project) -> Project:
 def _known(path: Path) -> dict[str, Any] | None:
     """The build report that lies beside the wheel, where it is of this very file."""
     try:
-        report = json.loads(report_file(path).read_text())
+        report: dict[str, Any] = read_json(report_file(path))
         name, version, _, _ = parse_wheel_filename(path.name)
         named = path.name, name, str(version)
         files = {path: report}
@@ -178,10 +177,10 @@ def tests_of(folder: Path, digest: str) -> list[dict[str, Any]]:
     found = []
     for file in sorted(folder.glob("*/*.json")):
         try:
-            record = json.loads(file.read_text())
+            record = read_json(file)
             if record["sha256"] == digest:
                 found.append(record)
-        except (ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError):
             raise UserError(
                 f"{file} is no whole record of tests: delete it, or run the tests again"
             ) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import re
@@ -23,7 +22,7 @@ from torchwheels.farm.wanted import Wanted
 from torchwheels.index import site
 from torchwheels.options import Project
 from torchwheels.run import Engine, Order, pipeline
-from torchwheels.system import cache, processes
+from torchwheels.system import cache, processes, read_json
 
 _LEAST = 60  # seconds in which a build may get somewhere
 
@@ -105,7 +104,7 @@ def _attempt(wanted: Wanted, told: Row, run: Run) -> Row:
 def _noted(path: Path, options: Project, told: Row) -> Row:
     """Adds to the report of a wheel what the farm knows, and puts the metadata beside the files."""
     try:
-        report: Row = json.loads(reports.report_file(path).read_text())
+        report: Row = read_json(reports.report_file(path))
     except (OSError, ValueError):  # of a wheel that was there already
         report = reports.audited(path, options)
     report["tests"] = reports.tests_of(path.parent / "tests", report["sha256"])

@@ -15,6 +15,7 @@ from torchwheels import sources
 from torchwheels.errors import UserError
 from torchwheels.options import Project, project
 from torchwheels.options import schema as options_schema
+from torchwheels.system import masked
 
 NEWEST = "newest"
 
@@ -76,6 +77,11 @@ def load(file: Path) -> Farm:
         raise UserError(
             f"{file}: files is {settings.files!r}, but an address with {{tag}} in it is expected, such as "
             "https://github.com/OWNER/NAME/releases/download/{tag}"
+        )
+    if masked(settings.files) != settings.files:
+        raise UserError(
+            f"{file}: files is {settings.files}, whose password the index would show to everybody: name an address "
+            "without one"
         )
     index = settings.index if "://" in settings.index else str(file.parent / settings.index)
     projects = tuple(_entry(each, settings, file) for each in tables)

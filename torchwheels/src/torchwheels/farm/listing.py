@@ -26,6 +26,7 @@ from torchwheels.farm.published import FILE, Row
 from torchwheels.farm.serving import Serving
 from torchwheels.farm.wanted import Wanted
 from torchwheels.index import site
+from torchwheels.system import write_text
 
 Listings = dict[str, dict[str, list[dict[str, Any]]]]
 """Of each address the projects, and the files of each."""
@@ -73,8 +74,8 @@ def make(
             for name, files in projects.items():
                 site.write_listing(new / address / name, {"name": name, "files": files})
         state = json.dumps({"rows": [*rows]}, separators=(",", ":"))
-        (new / FILE).write_text(f"{state}\n")
-        (new / "search.json").write_text(pages.searched(wheels, serving))
+        write_text(new / FILE, f"{state}\n")
+        write_text(new / "search.json", pages.searched(wheels, serving))
         addresses = {x["wheel"]: _address(farm.files, x, x) for x in wheels}
         pages.write(rows, addresses, wanted, lost, new)
 

@@ -14,6 +14,7 @@ from torchwheels.farm.published import Known, Row
 from torchwheels.farm.serving import Serving
 from torchwheels.farm.wanted import Wanted, version_of
 from torchwheels.index import site
+from torchwheels.system import write_text
 
 TEMPLATE = Path(__file__).with_name("page.html")
 
@@ -90,9 +91,8 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _write(folder: Path, title: str, top: str, search: str, text: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     parts = {"title": html.escape(title), "top": top, "search": html.escape(search), "text": text}
-    (folder / "index.html").write_text(site.page(TEMPLATE, **parts), encoding="utf-8")
+    write_text(folder / "index.html", site.page(TEMPLATE, **parts))
 
 
 def searched(rows: Iterable[Row], serving: Serving) -> str:

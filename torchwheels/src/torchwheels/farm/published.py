@@ -15,7 +15,7 @@ from torchwheels.errors import UserError
 from torchwheels.farm.wanted import Wanted
 from torchwheels.index import site
 from torchwheels.options import minor
-from torchwheels.system import masked, sha256, whole
+from torchwheels.system import read_json, sha256, write_text
 from torchwheels.wheel import variants
 
 FILE = "farm.json"
@@ -55,7 +55,7 @@ def in_folder(dist: Path) -> Iterator[Row]:
     """The rows of what was built into `dist`. A file that is not whole is left out: it stops no other."""
     for file in [*sorted(dist.glob("*.report.json")), *sorted(dist.glob(f"*{FAILED}"))]:
         try:
-            found = json.loads(file.read_text())
+            found = read_json(file)
             if "farm" in found and "failed" not in found:
                 found = row_of(found)
                 for path, digest in files_of(found, dist).items():
@@ -85,8 +85,7 @@ def note_failure(told: Row, error: Exception, dist: Path) -> Row:
     """Says in `dist` why there is no wheel."""
     row = {"failed": str(error), "code": getattr(error, "code", 1), "farm": told}
     name = "-".join(told[key].replace("/", "-") for key in ("project", "version", "target"))
-    with whole(dist / f"{name}{FAILED}") as file:
-        file.write_text(masked(json.dumps(row, indent=2)) + "\n")
+    write_text(dist / f"{name}{FAILED}", json.dumps(row, indent=2) + "\n")
     return row
 
 

@@ -19,7 +19,7 @@ from torchwheels import sources
 from torchwheels.errors import UserError
 from torchwheels.farm.config import Entry, Farm, Versions
 from torchwheels.options import Project, Target
-from torchwheels.system import sha256
+from torchwheels.system import masked, sha256
 
 _NEWEST_TAG = "newest-tag"
 # What of a project's options does not change its wheels.
@@ -61,7 +61,7 @@ def of_farm(farm: Farm, only: str = "*") -> tuple[list[Wanted], dict[str, str]]:
         try:
             each = [*_of_project(entry)]
         except (UserError, OSError) as error:
-            lost[entry.name] = str(error)
+            lost[entry.name] = masked(str(error))  # a page has it in other characters
             continue
         found += (x for x in each if " " not in only or fnmatch.fnmatchcase(x.key, only))
     return found, lost

@@ -16,7 +16,7 @@ from torchwheels.audit import reports
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.options import Project, Target, minor
 from torchwheels.sources import Fetched
-from torchwheels.system import marked, sandbox, sha256, whole
+from torchwheels.system import marked, read_json, sandbox, sha256, whole, write_text
 from torchwheels.wheel import variants
 
 
@@ -41,7 +41,7 @@ def inputs(project: Project, target: Target, source: Fetched, place: str) -> str
 def find(dist: Path, digest: str) -> Path | None:
     """The wheel in `dist` that was built of these inputs, unless it has changed since."""
     try:
-        said = json.loads(_file(dist, digest).read_text())
+        said = read_json(_file(dist, digest))
         path = dist / Path(said["wheel"]).name
         return path if sha256(path) == said["sha256"] else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -50,8 +50,7 @@ def find(dist: Path, digest: str) -> Path | None:
 
 def note(dist: Path, digest: str, path: Path) -> None:
     """Remembers that the wheel `path` was built of these inputs."""
-    with whole(_file(dist, digest)) as file:
-        file.write_text(json.dumps({"wheel": path.name, "sha256": sha256(path)}) + "\n")
+    write_text(_file(dist, digest), json.dumps({"wheel": path.name, "sha256": sha256(path)}) + "\n")
 
 
 def _file(dist: Path, digest: str) -> Path:

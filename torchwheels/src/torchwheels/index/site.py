@@ -33,7 +33,7 @@ from packaging.version import Version
 from torchwheels import audit
 from torchwheels.errors import UserError
 from torchwheels.options import Project, Target, machine_of, minor, numbers, releases
-from torchwheels.system import MARK, sha256
+from torchwheels.system import MARK, sha256, write_text
 from torchwheels.wheel import serves, variants
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -105,7 +105,7 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
         sections = "".join(_section(name, found) for name, found in projects.items())
         title = html.escape(f"Wheels of {', '.join(projects)}")
         text = page(TEMPLATE, title=title, documentation=documentation, sections=sections)
-        (new / "index.html").write_text(text, encoding="utf-8")
+        write_text(new / "index.html", text)
     return list(projects)
 
 
@@ -264,7 +264,6 @@ def write_listing(folder: Path, listing: dict[str, Any]) -> None:
 
     A static server cannot choose between the two by what a client accepts.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     lines = [
         f'<a href="{quote(each["name"])}/">{html.escape(each["name"])}</a><br>'
         for each in listing.get("projects", ())
@@ -282,9 +281,9 @@ def write_listing(folder: Path, listing: dict[str, Any]) -> None:
     head = (
         '<!doctype html><meta name="pypi:repository-version" content="1.1"><title>Index</title>\n'
     )
-    (folder / "index.html").write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+    write_text(folder / "index.html", head + "\n".join(lines) + "\n")
     document = {"meta": {"api-version": "1.1"}, **listing}
-    (folder / "index.json").write_text(json.dumps(document, indent=2) + "\n")
+    write_text(folder / "index.json", json.dumps(document, indent=2) + "\n")
 
 
 def choices(reports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -20,7 +20,7 @@ from torchwheels.build import toolchain
 from torchwheels.environments import Environment
 from torchwheels.errors import TestsError, UserError
 from torchwheels.options import Project, Target, machine_of
-from torchwheels.system import processes, sandbox, sha256, whole
+from torchwheels.system import processes, sandbox, sha256, write_text
 from torchwheels.wheel import Wheel
 
 RECORD = "record.json"
@@ -183,5 +183,4 @@ def keep_record(results: Path, path: Path, target: Target, dist: Path, code: int
     destination = dist / "tests" / target.name / f"{record['sha256'][:12]}-{device}.json"
     # Of a run that died before, on whichever device.
     destination.with_name(f"{record['sha256'][:12]}-unknown.json").unlink(missing_ok=True)
-    with whole(destination) as file:
-        file.write_text(json.dumps(record, indent=2) + "\n")
+    write_text(destination, json.dumps(record, indent=2) + "\n")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from torchwheels.system.output import masked
 
 MARK = ".torchwheels"
 """A file in each folder that is this tool's own: no sources are there, and what is there it may delete."""
@@ -30,6 +35,19 @@ def whole(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file that others may see: the whole of it at once, and without the passwords of addresses."""
+    with whole(path) as file:
+        file.write_text(masked(text), encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """What a file says; OSError where it is none: a pipe, say, would never end."""
+    if not path.is_file():
+        raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def sha256(path: Path) -> str:
