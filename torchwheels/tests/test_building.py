@@ -674,6 +674,12 @@ def test_a_project_is_known_by_what_it_says_of_itself(
     assert name_of(tmp_path, source) == name
 
 
+def test_a_project_without_readable_files_is_known_by_its_place(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").mkdir()
+    (tmp_path / "setup.py").symlink_to("setup.py")
+    assert name_of(tmp_path, "/home/me/a_b") == "a-b"
+
+
 PATCH = """\
 --- a/setup.py
 +++ b/setup.py

@@ -190,7 +190,7 @@ def name_of(folder: Path, source: str) -> str:
         # With dots, or after such a constant, a name is an extension's.
         ("setup.py", r"""^(?:PACKAGE_NAME|(?:.*\bsetup\()?\s*name(?=.*,)) *= *["']([\w-]+)["']"""),
     ):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             text = (folder / file).read_text(encoding="utf-8", errors="replace")
             if found := re.search(pattern, text, re.MULTILINE):
                 return canonicalize_name(found[1])
