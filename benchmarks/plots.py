@@ -53,6 +53,7 @@ SEQUENCE = (
 )  # beside a loop of cells, hundreds of times as long, none of these would be seen
 STEP, SEQUENCES, MODELS = "step.svg", "sequence.svg", "models.svg"
 MODES = {
+    "default": ("by default", "#d55e00"),
     "float32": ("strict float32", "#0072b2"),
     "tf32": ("TF32", "#e69f00"),
     "autocast": ("autocast", "#009e73"),
@@ -71,34 +72,42 @@ def of_models(file: Path, folder: Path | None = None) -> list[str]:
 
     names = sorted(models, key=gain, reverse=True)
     modes = [mode for mode in MODES if any(mode in each for each in models.values())]
-    height = 0.81 / len(modes)
-    figure, panels = plt.subplots(
-        1, 2, figsize=(9, 1.3 + 0.26 * len(names)), sharey=True, layout="constrained"
-    )
-    for work, (axes, title) in enumerate(zip(panels, ("forward", "training step"), strict=True)):
-        for number, mode in enumerate(modes):
-            for place, name in enumerate(names):
-                if len(ratios := models[name].get(mode, [])) > work:
-                    at = place + height * (number - (len(modes) - 1) / 2)
-                    colour = MODES[mode][1]
-                    axes.barh(at, ratios[work], height - 0.02, color=colour, zorder=2)
-        axes.axvline(1, color="black", linewidth=1, zorder=3)
-        axes.set_title(title, fontsize=11)
-        axes.grid(axis="x", color="#dddddd", zorder=0)
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[0].set_yticks(range(len(names)), names, fontsize=9)
-    panels[0].set_ylim(len(names) - 0.4, -0.6)
+    # Narrow enough for a phone.
+    size = 5, 1.6 + 0.2 * len(names)
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    works = {"forward": True, "training step": False}  # a dot, and a ring
+    for place, name in enumerate(names):
+        for mode in modes:
+            for ratio, filled in zip(models[name].get(mode, []), works.values(), strict=False):
+                axes.plot(ratio, place, **_dot(MODES[mode][1], filled))
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axes.grid(color="#dddddd")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_yticks(range(len(names)), names, fontsize=9)
+    axes.set_ylim(len(names) - 0.4, -0.6)
     of = found["environment"]
     where = f"{of['device_name']}, torch {of['torch']}; wall time"
-    figure.suptitle(
-        f"How many times as fast whole models are after accelerate\n{where}", fontsize=11
-    )
-    titles, colours = zip(*(MODES[mode] for mode in modes), strict=True)
-    handles = [Line2D([], [], color=colour, linewidth=6) for colour in colours]
-    figure.legend(handles, titles, loc="outside lower center", ncols=len(modes))
+    figure.suptitle(f"How many times as fast after accelerate\n{where}", fontsize=11)
+    kinds = [(f"{MODES[x][0]}, {work}", MODES[x][1], y) for x in modes for work, y in works.items()]
+    handles = [Line2D([], [], label=label, **_dot(*kind)) for label, *kind in kinds]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=9)
     figure.savefig((folder or file.parent) / MODELS, metadata={"Date": None})
     plt.close(figure)
     return [MODELS]
+
+
+def _dot(colour: str, filled: bool) -> dict[str, Any]:
+    face = colour if filled else "none"
+    return {
+        "color": colour,
+        "markerfacecolor": face,
+        "marker": "o",
+        "linestyle": "",
+        "markersize": 5,
+    }
 
 
 def make(file: Path, folder: Path | None = None) -> list[str]:

@@ -54,6 +54,7 @@ def write() -> None:
             f"step-{device}": summary.step_table(known),
             f"protocol-{device}": summary.protocol_table(known),
             f"losses-{device}": section(report, "Where we lose"),
+            f"report-{device}": folded(report),
         }
         (FOLDER / device).mkdir(exist_ok=True)
         plots.make(RESULTS / device / summary.NAME, FOLDER / device)
@@ -118,6 +119,19 @@ def section(report: str, heading: str) -> str:
     found = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", report, re.DOTALL | re.MULTILINE)
     assert found, f"there is no section {heading!r}"
     return found[1].strip()
+
+
+def folded(report: str) -> str:
+    """A report whose parts show their headings until a reader opens them.
+
+    What is folded has no heading, which would begin a section that ends outside.
+    """
+    return re.sub(
+        r"^(##+ [^\n]*)\n\n(.+?)(?=^#|\Z)",
+        "\\1\n\n<details><summary>Show it</summary>\n\n\\2</details>\n\n",
+        report,
+        flags=re.DOTALL | re.MULTILINE,
+    )
 
 
 def help_texts() -> Iterator[str]:

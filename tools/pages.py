@@ -1,20 +1,21 @@
-"""Looks at web pages in a browser, as wide as a screen and as a phone: none may be scrolled sideways.
+"""Looks at web pages in a browser, as wide as a screen and as a phone, light and dark: none may be scrolled sideways.
 
 python -m tools.pages docs/_build/html build/pages
 
-leaves a picture of each page at each width in the second folder.
+leaves a picture of each page, such as 400-dark/index.png, in the second folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from extops_build import UserError, errors_for_the_user
 
-WIDTHS = (1280, 400)
+WIDTHS, SCHEMES = (1400, 400), ("light", "dark")
 # Without them Chromium calls Google's hosts at every start.
 _OFFLINE = ("--disable-background-networking", "--disable-component-update", "--disable-sync")
 
@@ -32,15 +33,15 @@ def too_wide(folder: Path, program: str, pictures: Path) -> Iterator[str]:
     with sync_playwright() as playwright:
         options = ["--no-sandbox", *_OFFLINE]  # the pages are our own, and in CI we may be root
         chromium = playwright.chromium.launch(executable_path=program, args=options)
-        for width in WIDTHS:
-            page = chromium.new_page(viewport={"width": width, "height": 800})
+        for width, scheme in itertools.product(WIDTHS, SCHEMES):
+            page = chromium.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
             for file in sorted(folder.rglob("*.html")):
                 name = file.relative_to(folder)
                 page.goto(file.resolve().as_uri())
-                target = pictures / str(width) / name.with_suffix(".png")
+                target = pictures / f"{width}-{scheme}" / name.with_suffix(".png")
                 page.screenshot(path=target, full_page=True)
                 found = page.evaluate("document.documentElement.scrollWidth")
-                if found > width:
+                if found > width and scheme == SCHEMES[0]:
                     yield f"{name} is {found} pixels wide in a window of {width}"
         chromium.close()
 
