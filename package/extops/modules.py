@@ -59,7 +59,7 @@ class _Beside:
         Otherwise the allocator gives their memory to the next call on the side stream, of any thread, while the
         caller's stream may still read it.
         """
-        # A graph is captured by one thread, so its next call waits anyway.
+        # In a capture, which one thread makes, the next fork() orders the reuse.
         if not torch.cuda.is_current_stream_capturing():
             self.fork()
 

@@ -16,8 +16,8 @@ from extops.ops.sequence_gradients import Chunk, gradients, lengths_of
 from extops.ops.step import Step
 
 CHUNK_BYTES = 500_000_000
-"""Gates that take less in the dtype of the input are computed at once. A few chunks take a large batch a tenth longer,
-many of them half as long again.
+"""Sequences whose gates need fewer bytes run in one piece. In a few chunks a large batch takes a tenth longer, in many
+half as long again.
 """
 _ALL_STEPS = slice(None)
 

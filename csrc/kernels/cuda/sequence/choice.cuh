@@ -43,7 +43,7 @@ constexpr int kBlockWeights = 256 * kThreadWeights;
 template <class Cell>
 constexpr int kFloat32BlockUnits = Cell::kRecurrent <= 4 ? 128 : kThreadWeights / (8 * Cell::kRecurrent) * 16;
 
-// Each block of a cluster holds the weights of 32 units. A cluster has 16 blocks at most, and a multiple of four.
+// Each block of a cluster holds the weights of 32 units. Its number of blocks is a multiple of four, at most 16.
 constexpr int kFloat32ClusterUnits = 32;
 template <class Cell>
 constexpr int kFloat32ClusterBlocks =

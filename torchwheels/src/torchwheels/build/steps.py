@@ -44,8 +44,8 @@ def build_wheel(
 ) -> Path | None:  # fmt: skip
     """Builds the wheel of `source` for `target`, on this machine; returns its path in `dist` after the last step.
 
-    It is put there only after it has passed the audit and was imported, if that can run here. The first and third step
-    install what the others need, which may then run without a network. `fresh` does not use the compiler cache.
+    It is put there only after it has passed the audit and was imported, if that can run here. Steps 1 and 3
+    use the network; 2 and 4 run without. `fresh` does not use the compiler cache.
     """
     start = time.monotonic()
     _check_machine(project, target)

@@ -44,12 +44,15 @@ _COMMIT = re.compile(r"git\+((?:\w+://[^/]*/|[^/-][^/]*:(?!//)|[./]).*)@([^@:-][
 
 @dataclass(frozen=True)
 class Fetched:
-    """Sources, their identity (a hash or a commit), their origin whatever the version, and the project's name."""
+    """Sources."""
 
     folder: Path
     origin: str
+    """A hash, or a commit."""
     project: str = ""
+    """The address or path, without a version."""
     name: str = ""
+    """That of the project."""
 
 
 def parts(source: str) -> tuple[str, str, str]:

@@ -227,7 +227,7 @@ def toolkit_version(listing: Iterable[str]) -> str | None:
 def _cuobjdump(*arguments: str) -> Iterator[str]:
     """The lines that it prints; whoever has read enough of them may stop."""
     command = [str(_tool("cuobjdump")), *arguments]
-    # What it could find on PATH it does not need for this.
+    # It needs nothing from PATH here.
     pipe = subprocess.PIPE
     with processes.start(command, stdout=pipe, stderr=pipe, text=True, env={"PATH": ""}) as process:
         assert process.stdout and process.stderr

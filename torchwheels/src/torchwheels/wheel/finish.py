@@ -101,7 +101,7 @@ def finish(
 def stamp(found: Wheel, used: Used) -> Wheel:
     """Writes a finished wheel, with what it says of its build by what its builder knows.
 
-    Also over one that comes out of a container, where the project's code could have changed it.
+    What a wheel from a container says is written anew: the project's code may have forged it.
     """
     record = build_record(found.name, str(found.version), used)
     bill = bill_of_materials(record, {name: found.files[name] for name in found.libraries})
