@@ -56,6 +56,17 @@ class LastStates(Tagger):
         return torch.cat(tuple(h), dim=1)
 
 
+class Closure(LastStates):
+    """LASER's encoder has a function of this kind."""
+
+    def forward(self, input: Tensor, lengths: Any) -> Any:
+        def joined(states: Tensor) -> Tensor:
+            return torch.cat([self.embed.bias.sum() * x for x in states], dim=1)
+
+        packed = pack_padded_sequence(input, lengths, batch_first=True, enforce_sorted=False)
+        return joined(self.rnn(packed)[1][0])
+
+
 class TwoLayers(Tagger):
     """With what many do between them."""
 
@@ -77,6 +88,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "unsorted": lambda: Tagger("GRU", is_sorted=False),
     "rnn": lambda: Tagger("RNN", is_sorted=False, bidirectional=True, bias=False),
     "states": lambda: LastStates(is_sorted=False),
+    "closure": lambda: Closure(is_sorted=False),
     "between": lambda: TwoLayers(is_sorted=False),
     "between_sorted": TwoLayers,
 }
@@ -339,6 +351,9 @@ def test_a_decoder_is_one_graph() -> None:
     inputs = (torch.randn(6, 3, FEATURES, dtype=torch.float64),)
     torch.testing.assert_close(results_of(run, ours, inputs), results_of(theirs, theirs, inputs))
     assert len(graphs) == 1
+    with torch.no_grad():
+        torch.testing.assert_close(run(*inputs), theirs(*inputs))
+    assert len(graphs) == 2
 
 
 def checkpointed(layer: nn.Module, input: Tensor) -> Tensor:

@@ -183,8 +183,8 @@ if torch.backends.cuda.is_built():
 class _AtImport:
     """Acts once a module was imported, which would take seconds here."""
 
-    def __init__(self, name: str, act: Callable[[], None]) -> None:
-        self.name, self.act = name, act
+    def __init__(self, name: str, acts: list[Callable[[], None]]) -> None:
+        self.name, self.acts = name, acts
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Called by ``import``, and by who only asks whether the module is there."""
@@ -195,7 +195,8 @@ class _AtImport:
 
         def exec_module(module: Any) -> None:
             execute(module)
-            self.act()
+            for act in self.acts:
+                act()
 
         spec.loader.exec_module = exec_module
         return spec
@@ -215,6 +216,9 @@ def answer_in_traces(question: Callable[..., bool], answer: Callable[..., bool])
     _with_dynamo(lambda: _register_answer(question, answer))  # without it the question is traced
 
 
+_once_dynamo_is_there: list[Callable[[], None]] = []
+
+
 def _with_dynamo(act: Callable[[], None]) -> None:
     def tried() -> None:
         with suppress(ImportError, AttributeError):
@@ -222,8 +226,10 @@ def _with_dynamo(act: Callable[[], None]) -> None:
 
     if "torch._dynamo" in sys.modules:
         tried()
-    else:
-        sys.meta_path.insert(0, cast("Any", _AtImport("torch._dynamo", tried)))
+        return
+    _once_dynamo_is_there.append(tried)
+    if len(_once_dynamo_is_there) == 1:  # of two finders the first would hide the other
+        sys.meta_path.insert(0, cast("Any", _AtImport("torch._dynamo", _once_dynamo_is_there)))
 
 
 def _register_answer(question: Callable[..., bool], answer: Callable[..., bool]) -> None:
@@ -273,6 +279,7 @@ def _register(
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.variables import UserFunctionVariable
     from torch._dynamo.variables.builder import VariableBuilder
+    from torch._dynamo.variables.misc import CellVariable
 
     class Replaced(UserFunctionVariable):
         def call_function(self, tx: Any, *arguments: Any) -> Any:
@@ -286,6 +293,8 @@ def _register(
     def is_within(frame: Any) -> bool:
         while frame is not None:
             found = frame.symbolic_locals.get("self")
+            if isinstance(found, CellVariable):  # where a function within the method uses it, too
+                found = frame.output.side_effects.load_cell(found)
             if found is not None and holds(getattr(found.realize(), "value", None)):
                 return True
             frame = getattr(frame, "parent", None)

@@ -134,7 +134,7 @@ class _AcceleratedCell(_Accelerated):
     def forward(self, input: Any, hx: Any = None) -> Any:  # type: ignore[override]
         """As of torch's cells."""
         if _is_compiling() and not _is_torchs_in_graph(input):
-            return super().forward(input, hx)
+            return super(_Accelerated, self).forward(input, hx)  # type: ignore[misc]
         if type(input) is not Tensor or input.is_nested:
             return self.torchs.forward(self, input, hx)
         grad, quick = _quick_key(input)
