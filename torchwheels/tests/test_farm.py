@@ -129,12 +129,26 @@ def test_the_version_that_a_tag_names(tag: str, version: str | None) -> None:
 def test_a_project_that_nobody_can_look_up_stops_no_other(repository: Path, tmp_path: Path) -> None:
     gone = f'source = "git+file://{tmp_path}/gone@newest-tag"'
     farm = written(
-        tmp_path, gone, f'source = "git+file://{repository}@none-*"', 'source = "tinyops"'
+        tmp_path,
+        gone,
+        f'source = "git+file://{repository}@none-*"',
+        'source = "tinyops"',
+        'source = "bad==1 ; @"',
     )
     all_of_it, lost = wanted.of_farm(farm)
     assert {x.project for x in all_of_it} == {"tinyops"}
     assert "git cannot list the tags of" in lost["gone"]
     assert "is a version like none-*: nightly, v0.9" in lost["tinyops"]
+    assert lost["bad"].startswith("there is no bad==1 ; @: a project of a farm is a name on PyPI, ")
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"rows": 5}', '{"rows": ["x"]}', '{"rows": [{"farm": {}}]}', "[]", "5"]
+)
+def test_a_state_of_another_kind_is_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / state.FILE).write_text(text)
+    with pytest.raises(UserError, match=r"farm\.json does not say which wheels there are \("):
+        state.read(str(tmp_path))
 
 
 class Builds:

@@ -26,6 +26,7 @@ _OF_A_REPORT = (
     "wheel", "sha256", "size", "name", "version", "tags", "variant", "build", "works_with", "requires",
     "requires_python", "summary", "tests", "farm",
 )  # fmt: skip
+_OF_A_FARM = {"project", "version", "target", "digest", "built"}
 _OF_A_BUILD = ("target", "torch", "cuda", "architectures")
 
 Row: TypeAlias = dict[str, Any]
@@ -33,17 +34,17 @@ Row: TypeAlias = dict[str, Any]
 
 def read(place: str) -> list[Row]:
     """The rows of the published index at an address or in a folder; none where nothing is there yet."""
-    if not place.startswith(("http://", "https://")):
-        file = Path(place) / FILE
-        found: list[Row] = json.loads(file.read_text())["rows"] if file.is_file() else []
-        return found
     address = f"{place.rstrip('/')}/{FILE}"
     try:
-        answer = httpx2.get(address, timeout=_TIMEOUT, follow_redirects=True)
-        if answer.status_code == 404:
-            return []
-        found = answer.raise_for_status().json()["rows"]
-    except (httpx2.HTTPError, ValueError, KeyError) as error:
+        if place.startswith(("http://", "https://")):
+            answer = httpx2.get(address, timeout=_TIMEOUT, follow_redirects=True)
+            said = {"rows": []} if answer.status_code == 404 else answer.raise_for_status().json()
+        else:
+            said = read_json(Path(address)) if Path(address).exists() else {"rows": []}
+        found: list[Row] = said["rows"]
+        if not all(x["farm"].keys() >= _OF_A_FARM for x in found):
+            raise ValueError("it has rows of another kind")
+    except (httpx2.HTTPError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{address} does not say which wheels there are ({error}), and without that all would be built again: "
             "check the address and the network"

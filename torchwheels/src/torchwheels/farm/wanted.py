@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
@@ -102,7 +102,12 @@ def _versions(entry: Entry) -> list[tuple[str, str, str]]:
         with tempfile.TemporaryDirectory(prefix="torchwheels-sources-") as work:
             origin = sources.fetch(str(place), Path(work) / "source").origin
         return [(origin.partition(":")[2][:12], str(place), origin)]
-    requirement = Requirement(source)
+    try:
+        requirement = Requirement(source)
+    except InvalidRequirement:
+        raise UserError(
+            f"there is no {source}: a project of a farm is a name on PyPI, a folder, or git+URL@TAG"
+        ) from None
     known = sources.on_index(requirement)
     chosen = _chosen(known, entry.versions)
     if not chosen:
