@@ -24,8 +24,8 @@ from torchwheels.wheel.contents import Wheel
 
 _SCHEMA = "https://variants-schema.wheelnext.dev/peps/825/v0.1.1.json"
 # What says which values a machine has; the namespace that comes first counts most. The schema knows no
-# providers, but uv 0.13 asks for one of each namespace. It has NVIDIA's built in. Without one for the other namespace it
-# refuses the whole release; with this one it skips the wheels.
+# providers, but uv 0.13 asks for one of each namespace. It has NVIDIA's built in. Without one for the other
+# namespace it refuses the whole release; with this one it skips the wheels.
 _PROVIDERS = {
     "abi_dependency": {"builtin": "abi_dependency"},
     "nvidia": {
