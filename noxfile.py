@@ -281,6 +281,7 @@ def emulate(session: nox.Session) -> None:
     if missing := emulation.missing_packages():
         session.error(f"this needs Debian's packages: apt-get install {' '.join(missing)}")
     session.log("This takes about 15 minutes on two cores, and downloads 0.2 GB.")
+    install_tool(session)
     session.install(*group("tools"))
     with tempfile.TemporaryDirectory(prefix="extops-aarch64-") as folder:
         wheel = build_wheel(session, f"{folder}/dist", "3.11-cpu-aarch64")
@@ -330,6 +331,7 @@ def docs(session: nox.Session) -> None:
     """Makes the documentation, docs/_build/html or the folder after `--`; a warning is an error."""
     session.log("This takes about 2 minutes, and once the download of torch (0.2 to 3 GB).")
     add_torch(session, f"{PYTHON}-cpu")
+    install_tool(session)
     session.install(*group("docs"))
     with tempfile.TemporaryDirectory(prefix="extops-dist-") as dist:
         wheel = build_wheel(session, dist)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import io
@@ -114,6 +115,33 @@ def test_a_session_of_torchwheels_takes_what_a_step_gives_it(
         if verb:
             target = ["--target=3.11-cpu"] if verb[1] == "test-" else []
             cli._parser().parse_args([verb[1].rstrip("-"), *target, *given])
+
+
+def imports_torchwheels(module: str) -> bool:
+    """Whether a module of the repository does, or one that it imports."""
+    file = FOLDER.parent / f"{module.replace('.', '/')}.py"
+    if not file.is_file():
+        return module.partition(".")[0] == "torchwheels"
+    named = {
+        name
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module
+        for name in (node.module, *(f"{node.module}.{x.name}" for x in node.names))
+    }
+    return any(map(imports_torchwheels, named))
+
+
+def test_a_session_has_torchwheels_where_what_it_runs_imports_it() -> None:
+    """The folder of that name at the top is none, but Python takes it for one. `sys.executable` is nox's own."""
+    text = (FOLDER.parent / "noxfile.py").read_text()
+    found = {}
+    for function in (x for x in ast.parse(text).body if isinstance(x, ast.FunctionDef)):
+        code = ast.unparse(function)
+        modules = re.findall(r"'-m', '(tools\.\w+)'", code)
+        modules += ["docs.generate"] if "sphinx-build" in code else []
+        if any(map(imports_torchwheels, modules)) and "sys.executable" not in code:
+            found[function.name] = "install_tool(session)" in code or "./torchwheels" in code
+    assert found == dict.fromkeys(["sizes", "emulate", "docs", "compare_releases"], True)
 
 
 def test_the_commands_of_a_farm_have_the_options_that_it_gives(
