@@ -94,9 +94,8 @@ def draw(curves: dict[str, list[float]], file: Path) -> None:
     """Draws the losses, averaged over ten iterations."""
     figure = Figure(figsize=(5, 3.5), layout="constrained")
     axes = figure.subplots()
-    for (name, losses), colour in zip(
-        curves.items(), ("#d55e00", "#0072b2", "#009e73"), strict=True
-    ):
+    colours = "#d55e00", "#0072b2", "#009e73"
+    for (name, losses), colour in zip(curves.items(), colours, strict=False):
         means = torch.tensor(losses).unfold(0, 10, 10).mean(dim=1)
         axes.plot(range(10, len(losses) + 1, 10), means, color=colour, label=name)
     axes.set(xlabel="iteration", ylabel="loss, bits per byte")

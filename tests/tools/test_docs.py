@@ -81,14 +81,30 @@ def generate() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=str)
-def test_python_code_runs(page: Path) -> None:
+def code_of(page: Path) -> str:
+    return "\n".join(blocks(page, "python"))
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        # A cell of one's own is compiled.
+        pytest.param(page, id=str(page), marks=[pytest.mark.slow] * ("own_cell" in code_of(page)))
+        for page in PAGES
+        if code_of(page)
+    ],
+)
+def test_python_code_runs(page: Path, tmp_path: Path) -> None:
     pytest.importorskip("extops")
-    code = "\n".join(blocks(page, "python"))
+    code = code_of(page)
     if "torch.onnx" in code:
         pytest.importorskip("onnxscript")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    for picture in re.findall(r'"([\w-]+\.svg)"', code):
+        assert (tmp_path / picture).stat().st_size > 0
 
 
 def is_tried_elsewhere(command: str) -> bool:
