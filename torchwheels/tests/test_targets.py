@@ -298,3 +298,13 @@ def test_own_sources_are_built_for_the_gpu_at_hand(
         in capsys.readouterr().out
     )
     assert said == (not variables and chosen is not None)
+
+
+@pytest.mark.parametrize("verb", ["build", "test"])
+def test_the_former_option_of_a_source_is_not_one_of_the_tests(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([verb, "--target=3.11-cpu", "--source", "."])
+    said = "unrecognized arguments: --source: a source is named alone, without --source"
+    assert said in capsys.readouterr().err

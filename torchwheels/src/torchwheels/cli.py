@@ -56,8 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for x in others
         for y in difflib.get_close_matches(x.partition("=")[0], _MISSPELT, 1, _ALIKE)
     ]
-    if others and (given.run != _test or near):
+    was_option = any(x.partition("=")[0] == "--source" for x in others)  # until 0.2
+    if others and (given.run != _test or near or was_option):
         said = f": did you mean {near[0]}?" if near else ""
+        said = ": a source is named alone, without --source" if was_option else said
         parser.error(f"unrecognized arguments: {' '.join(others)}{said}")
     given.arguments = [*others, *words[end + 1 :]]
     for number in processes.STOPPING:
