@@ -264,7 +264,8 @@ def _register_answer(question: Callable[..., bool], answer: Callable[..., bool])
     VariableBuilder._id_dispatch()[id(question)] = dispatch
 
 
-is_exporting: Callable[[], bool] = _find("compiler.is_exporting", lambda: False)
+is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+"""Public since torch 2.7."""
 
 
 def hints_of(sizes: Iterable[Any]) -> list[int | None]:
