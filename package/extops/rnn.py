@@ -142,7 +142,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         allow_tf32 = _private.switches.cudnn_allows_tf32
         options = {"batch_first": False, "reverse": False, "lengths": None, **options}
         # torch's layers on a CPU save none of their results, so programs change them in place.
-        options |= {"allow_tf32": allow_tf32, "keeps_output": input.is_cuda}
+        options = {**options, "allow_tf32": allow_tf32, "keeps_output": input.is_cuda}
         output, h_n, c_n = CELLS[self.mode.lower()](given, **options)
         return output, (h_n, c_n)[:number]
 

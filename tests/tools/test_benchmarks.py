@@ -522,7 +522,9 @@ def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {f"{form} wall_{work}" for form in models.FORMS for work in models.WORKS}
     assert models.ratios_of_compiled(record).keys() == names
     assert "0 breaks, first call" in models.line_of_compiled(record)
-    assert "compiled wall_forward: 1 models" in models.summarise_compiled([record])
+    said = models.summarise_compiled([record])
+    assert "compiled wall_forward, extops: 1 models" in said
+    assert "compiled wall_forward, control: 1 models" in said
 
 
 def test_a_module_of_a_package_that_imports_more(
