@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import extops
+from extops import _in_graph, accelerating
 from extops.choosing import _measure, _table
 from operators import by_device
 
@@ -549,6 +550,14 @@ def test_choice_is_measured_once(file: Path, monkeypatch: pytest.MonkeyPatch) ->
         return next(is_faster)
 
     monkeypatch.setattr(_measure, "is_faster_in_graph", decides)
+    monkeypatch.setattr(accelerating, "_MOST_STEPS", 3)
+    by_torchs, steps = _in_graph.by_torchs, set()
+
+    def seen(module: Any, input: Tensor, *others: Any) -> Any:
+        steps.add(len(input))
+        return by_torchs(module, input, *others)
+
+    monkeypatch.setattr(_in_graph, "by_torchs", seen)
     model = extops.accelerate(nn.LSTM(FEATURES, STATE).eval())
     with torch.no_grad():
         torch.manual_seed(1)
@@ -558,6 +567,7 @@ def test_choice_is_measured_once(file: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert TORCHS in operators_of(model, torch.ones(4, 3, FEATURES))[0]
         assert TORCHS not in operators_of(model, torch.ones(5, 3, FEATURES))[0]
     assert len(asked) == 2
+    assert 3 in steps and 5 not in steps  # a part of a long call is measured
     kinds = next(iter(json.loads(file.read_text())["machines"].values()))
     assert [kind.rpartition(", ")[2] for kind in kinds] == ["in a graph"]
 

@@ -531,17 +531,20 @@ class _Call(NamedTuple):
 
     def measured_in_graph(self) -> _table.Measured | None:
         """The operators of both ways, as a graph calls them; None where that fails."""
-        module = self.module
 
         def torchs(call: _Call) -> list[Tensor]:
-            return [_in_graph.by_torchs(module, call.rows, call._hx(), call.parameters)[0]]
+            given = call.module, call.rows, call._hx(), call.parameters
+            return [_in_graph.by_torchs(*given)[0]]
 
-        def ours() -> list[Tensor]:
-            of_call = self.rows, self.states or None, self.parameters
-            return [module.ours.run_plain(module, *of_call)[0]]
+        def ours(call: _Call) -> list[Tensor]:
+            given = call.module, call.rows, call.states or None, call.parameters
+            return [call.module.ours.run_plain(*given)[0]]
 
-        ways = functools.partial(torchs, self), ours
-        return self._compared(lambda: ways, torchs, _measure.is_faster_in_graph)
+        def ways() -> tuple[_measure.Call, _measure.Call]:
+            call = self._detached()
+            return functools.partial(torchs, call), functools.partial(ours, call)
+
+        return self._compared(ways, torchs, _measure.is_faster_in_graph)
 
     def _detached(self, dtype: torch.dtype | None = None) -> _Call:
         """The same on tensors that no hook of the user knows; of a long call its first steps."""
