@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+from unearth import PackageFinder
+
 from torchwheels.errors import UserError
 from torchwheels.system import output
 
@@ -51,8 +53,10 @@ def _pip_config(variables: tuple[tuple[str, str], ...]) -> str:
 def urls(command: str) -> list[str]:
     """The package indexes that pip asks: PyPI alone, where nothing is configured."""
     settings = pip_settings(command)
-    named = settings.get("index-url", "https://pypi.org/simple")
-    return [*named.split(), *settings.get("extra-index-url", "").split()]
+    finder = PackageFinder(index_urls=settings.get("index-url", "").split())
+    for url in settings.get("extra-index-url", "").split():
+        finder.add_index_url(url)
+    return [source["url"] for source in finder.sources]
 
 
 def pip_variables(settings: Mapping[str, str]) -> dict[str, str]:
