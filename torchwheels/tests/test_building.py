@@ -291,6 +291,10 @@ def test_failures_are_explained_and_leave_the_old_wheel(
             "  Failed to detect a default CUDA architecture.",
             "its build needs a CUDA compiler, which a target for the CPU alone has not",
         ),
+        (
+            "/usr/bin/ld: cannot find -lc10_cuda: No such file or directory",
+            "its build needs a CUDA compiler, which a target for the CPU alone has not",
+        ),
         ("nothing that is known", "the messages above say why"),
     ],
 )
@@ -369,6 +373,53 @@ def test_build_system_that_cannot_be(
 
 
 @pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("pyproject.toml", "[project]\nname = 'x'\nversion = '1'\nrequires-python = '>=3.12,<4'\n"),
+        ("setup.cfg", "[options]\npython_requires = >=3.12,<4\n"),
+        ("setup.py", "from setuptools import setup\nsetup(name='x', python_requires='>=3.12,<4')"),
+    ],
+)
+def test_pythons_that_the_target_has_none_of(
+    target: Target, tmp_path: Path, file: str, text: str
+) -> None:
+    """Before anything is installed or compiled."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "setup.py").write_text("raise SystemExit('it runs')")
+    (source / file).write_text(text)
+    old = dataclasses.replace(target, python="3.11")
+    with pytest.raises(UserError) as error:
+        build.build_wheel(project.Project(), old, fetched(source), tmp_path / "dist")
+    said = f"its sources are for Python <4,>=3.12, and {old.name} has Python 3.11: 3.1"
+    assert str(error.value).startswith(said)
+    assert str(error.value).endswith(f"{old.name[4:]} has one")
+
+
+def test_build_requirement_that_torchs_own_requirements_do_not_admit(
+    classic: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many projects ask for an older setuptools than torch does: they get it, beside the target's torch."""
+    info = "typing_extensions-4.0.dist-info"
+    files = {
+        f"{info}/METADATA": b"Metadata-Version: 2.1\nName: typing_extensions\nVersion: 4.0\n",
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    archive = archives.with_record(files, f"{info}/RECORD")
+    archives.write_wheel(tmp_path / "typing_extensions-4.0-py3-none-any.whl", archive)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    table = 'requires = ["typing-extensions<4.10", "torch"]\nbuild-backend = "backend_of_nobody"'
+    (classic / "pyproject.toml").write_text(f"[build-system]\n{table}\n")
+    with pytest.raises(UserError, match=r"imports a module that is not there \(backend_of_nobody"):
+        build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
+    other = table.replace("typing-extensions<4.10", f"torch=={torch.__version__}.post1")
+    (classic / "pyproject.toml").write_text(f"[build-system]\n{other}\n")
+    with pytest.raises(UserError, match="its build requires torch=="):
+        build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (
@@ -404,7 +455,7 @@ def test_markers_of_requirements_are_those_of_the_targets_python(
     """pip of the target's Python evaluates them."""
     asked = []
     monkeypatch.setattr(
-        environments, "install", lambda _, requirements, variables: asked.extend(requirements)
+        environments, "install", lambda _, requirements, *__, **___: asked.extend(requirements)
     )
     source = tmp_path / "source"
     source.mkdir()

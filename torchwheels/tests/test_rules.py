@@ -662,6 +662,18 @@ def test_size_over_the_budget(forge: Forge) -> None:
             'Requires-Dist: numpy @ https://of.nobody/numpy.whl ; extra == "tests"\nName:',
             None,
         ),
+        # Of setuptools until 76.
+        ("Metadata-Version: 2.4", "Metadata-Version: 2.1\nLicense-File: LICENSE", None),
+        (
+            "Metadata-Version: 2.4",
+            "Metadata-Version: 2.1\nLicense-File: LICENSE\nRequires-Python: >=3.12",
+            "its metadata require Python >=3.12",
+        ),
+        (
+            "Name:",
+            "License-File: ../LICENSE\nName:",
+            "its metadata are not valid: '../LICENSE' is invalid for 'license-file'",
+        ),
         (
             "Name:",
             "Version: 9\nName:",

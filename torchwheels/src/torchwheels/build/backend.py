@@ -63,7 +63,7 @@ _KNOWN_FAILURES = (
     ),
     (
         r"CUDA_HOME environment variable is not set|Failed to detect a default CUDA architecture"
-        r"|No CMAKE_CUDA_COMPILER could be found",
+        r"|No CMAKE_CUDA_COMPILER could be found|cannot find -l(?:c10|torch)_cuda\b",
         "its build needs a CUDA compiler, which a target for the CPU alone has not: choose one with CUDA "
         "(`torchwheels targets` lists all)",
     ),

@@ -31,7 +31,7 @@ from torchwheels.environments import Environment
 from torchwheels.errors import BuildError, UserError
 from torchwheels.index import kept_if_refused, publish
 from torchwheels.options import Project, Target, expectation_of, filled, releases
-from torchwheels.sources import Fetched
+from torchwheels.sources import Fetched, pythons_of
 from torchwheels.system import cache, machines, processes
 from torchwheels.wheel import Wheel, finish, variants
 
@@ -117,6 +117,7 @@ def _prepare(place: Workplace) -> None:
         values = values_of(place, variables)
         command = filled(place.project.before_build, values, "the option `before-build` is set")
         _run_command("before-build", command, _project_folder(place), variables)
+    _check_python(place, _project_folder(place))
     _install_requirements(place, _project_folder(place), variables)
     place.variables.write_text(json.dumps(variables))
 
@@ -222,6 +223,25 @@ def _project_folder(place: Workplace) -> Path:
     return folder
 
 
+def _check_python(place: Workplace, folder: Path) -> None:
+    """Raises an error where the project is not for the target's Python, which else its audit would find."""
+    pythons = pythons_of(folder)
+    if not place.target.is_of(pythons):
+        like = _targets_like(place, "torch", "label", "machine")
+        found = [f"{x.name} has one" for x in like if x.is_of(pythons)]
+        advice = [f"no target with torch {place.target.torch} has one", *found][-1]
+        raise UserError(
+            f"its sources are for Python {pythons}, and {place.target.name} has Python "
+            f"{place.target.python}: {advice}"
+        )
+
+
+def _targets_like(place: Workplace, *same: str) -> list[Target]:
+    """All targets in which these parts are the same."""
+    kind = operator.attrgetter(*same)
+    return [x for x in place.project.releases.targets if kind(x) == kind(place.target)]
+
+
 def _install_requirements(place: Workplace, folder: Path, variables: Mapping[str, str]) -> None:
     """Installs what the project's pyproject.toml and its build backend ask for."""
     with opened(place, folder, variables) as backend:
@@ -245,9 +265,7 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
         ):
             continue
         elif not requirement.specifier.contains(place.target.torch, prereleases=True):
-            at, targets = place.target, place.project.releases.targets
-            kind = operator.attrgetter("python", "label", "machine")
-            like = [x for x in targets if kind(x) == kind(at)]
+            like = _targets_like(place, "python", "label", "machine")
             found = [f"{x.name} has one" for x in like if requirement.specifier.contains(x.torch)]
             advice = [
                 "no target has one: `[[tool.torchwheels.releases]]` adds another torch, and `patches` can have its "
@@ -255,12 +273,17 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
                 *found,
             ][-1]
             raise UserError(
-                f"its build requires {requirement}, and {at.name} has torch {at.torch}: {advice}"
+                f"its build requires {requirement}, and {place.target.name} has torch {place.target.torch}: {advice}"
             )
     if requirements:
-        # uv leaves torch as it is, and refuses what wants another.
-        wanted = [environments.torch_requirement(place.target), *requirements]
-        environments.install(place.environment, wanted, environments.clean_variables(place.home))
+        # What wants another torch is refused. But what torch itself requires to run need not be what a build wants:
+        # many ask for an older setuptools.
+        environments.install(
+            place.environment,
+            requirements,
+            environments.clean_variables(place.home),
+            constraint=environments.torch_requirement(place.target),
+        )
 
 
 def _repair(place: Workplace, variables: Mapping[str, str], built: Path, folder: Path) -> None:

@@ -127,8 +127,12 @@ def install(
     requirements: Sequence[str],
     variables: Mapping[str, str],
     hashed: bool = False,
+    constraint: str = "",
 ) -> None:
-    """Installs `requirements`, or with `hashed` the very files that the lock file has of them."""
+    """Installs `requirements`, or with `hashed` the very files that the lock file has of them.
+
+    What they require is of a version that the `constraint` admits.
+    """
     if not requirements:
         return
     # An option may hold a password.
@@ -138,6 +142,12 @@ def install(
             file.write(releases.locked(releases.names(requirements).__contains__))
             file.flush()
             requirements = ["--require-hashes", f"--requirement={file.name}"]
+        elif constraint:
+            file.write(constraint)
+            file.flush()
+            # Over the variable's, which so are named again.
+            files = [file.name, *variables.get("UV_CONSTRAINT", "").split()]
+            requirements = [*requirements, *(f"--constraint={x}" for x in files)]
         uv_pip("install", [f"--python={environment.python}", *requirements], wanted, variables)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from torchwheels.errors import UserError
@@ -124,6 +125,10 @@ class Target:
     def python_version(self) -> str:
         """`3.14` of `3.14t`, which is Python 3.14 without the global lock."""
         return self.python.removesuffix("t")
+
+    def is_of(self, pythons: SpecifierSet) -> bool:
+        """Whether some patch release of its Python is among these."""
+        return any(pythons.contains(f"{self.python_version}.{patch}") for patch in range(100))
 
     @property
     def label(self) -> str:

@@ -8,11 +8,12 @@ from torchwheels.sources.fetching import (
     hash_of_folder,
     on_index,
     parts,
+    pythons_of,
     tags,
     versions,
 )
 
 __all__ = [
-    "Fetched", "empty_submodules", "fetch", "fetched", "hash_of_folder", "on_index", "parts", "tags",
-    "versions",
+    "Fetched", "empty_submodules", "fetch", "fetched", "hash_of_folder", "on_index", "parts", "pythons_of",
+    "tags", "versions",
 ]  # fmt: skip

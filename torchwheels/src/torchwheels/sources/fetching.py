@@ -12,13 +12,14 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import parse_qs
 
 import httpx2
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 from unearth import Link, PackageFinder
@@ -187,17 +188,37 @@ def empty_submodules(folder: Path) -> list[str]:
 
 def name_of(folder: Path, source: str) -> str:
     """The normalised name of the project in `folder`: what it says of itself, else the last part of `source`."""
-    for file, pattern in (
-        ("PKG-INFO", r"^Name: *(\S+)"),
-        ("pyproject.toml", r"""^\[project\]\n(?:[^\[].*\n|\n)*?name *= *["']([\w.-]+)"""),
+    patterns = {
+        "PKG-INFO": r"^Name: *(\S+)",
+        "pyproject.toml": r"""^\[project\]\n(?:[^\[].*\n|\n)*?name *= *["']([\w.-]+)""",
         # With dots, or after such a constant, a name is an extension's.
-        ("setup.py", r"""^(?:PACKAGE_NAME|(?:.*\bsetup\()?\s*name(?=.*,)) *= *["']([\w-]+)["']"""),
-    ):
+        "setup.py": r"""^(?:PACKAGE_NAME|(?:.*\bsetup\()?\s*name(?=.*,)) *= *["']([\w-]+)["']""",
+    }
+    said = _said(folder, patterns) or source.rstrip("/").rpartition("/")[2].removesuffix(".git")
+    return canonicalize_name(said)
+
+
+def pythons_of(folder: Path) -> SpecifierSet:
+    """Which Pythons the project in `folder` is for, where its files say so without being run: else all."""
+    patterns = {
+        "pyproject.toml": r"""^requires-python *= *["'](.+)["']""",
+        "setup.cfg": r"^python_requires *= *(.+)",
+        "setup.py": r"""\bpython_requires *= *["'](.+?)["']""",
+    }
+    try:
+        return SpecifierSet(_said(folder, patterns))
+    except InvalidSpecifier:  # of which the build says more
+        return SpecifierSet()
+
+
+def _said(folder: Path, patterns: Mapping[str, str]) -> str:
+    """What the first of a project's files says that matches its pattern."""
+    for file, pattern in patterns.items():
         with contextlib.suppress(OSError):
             text = (folder / file).read_text(encoding="utf-8", errors="replace")
             if found := re.search(pattern, text, re.MULTILINE):
-                return canonicalize_name(found[1])
-    return canonicalize_name(source.rstrip("/").rpartition("/")[2].removesuffix(".git"))
+                return found[1]
+    return ""
 
 
 def _commit_of(folder: Path) -> str | None:
