@@ -385,6 +385,12 @@ def test_library_of_a_required_package_is_taken_from_there(
     load = f"import ctypes; ctypes.CDLL('{theirs}/libcore.so', ctypes.RTLD_GLOBAL)\n"
     built = wheel(tmp_path, {"package/_C.so": linked}, text=load, requires="the-core")
     assert libraries_of_requirements(read(built), environment) == [theirs]
+    between = environment.site_packages / "between-1.0.dist-info"
+    between.mkdir()
+    text = "Metadata-Version: 2.1\nName: between\nVersion: 1.0\nRequires-Dist: the-core>0\n"
+    (between / "METADATA").write_text(f"{text}Requires-Dist: other; extra == 'x'\n")
+    by_another = wheel(tmp_path / "by-another", {"package/_C.so": linked}, requires="between")
+    assert libraries_of_requirements(read(by_another), environment) == [theirs]
     made = finish.finish(read(built), tmp_path / "finished", USED, [theirs])
     assert [*made.libraries] == ["package/_C.so"]
     path = tagged_for_this_python(made.path)

@@ -30,7 +30,7 @@ from torchwheels.build.workplace import Workplace, values_of, variables_of
 from torchwheels.environments import Environment
 from torchwheels.errors import BuildError, UserError
 from torchwheels.index import kept_if_refused, publish
-from torchwheels.options import Project, Target, expectation_of, filled, releases
+from torchwheels.options import Project, Target, expectation_of, filled, numbers, releases
 from torchwheels.sources import Fetched, pythons_of
 from torchwheels.system import cache, machines, processes
 from torchwheels.wheel import Wheel, finish, variants
@@ -164,19 +164,20 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
 
 
 def libraries_of_requirements(found: Wheel, environment: Environment) -> list[Path]:
-    """The folders of libraries that the wheel is linked with, and that packages have which it requires."""
+    """The folders of libraries that the wheel is linked with, and that packages have which come with it."""
     needed = {name for library in found.libraries.values() for name in library.needed}
-    lines = map(Requirement, found.metadata.get_all("Requires-Dist") or [])
-    required = {canonicalize_name(each.name) for each in lines}
-    return sorted(
-        {
-            Path(str(file.locate())).parent
-            for package in importlib.metadata.distributions(path=[str(environment.site_packages)])
-            if canonicalize_name(package.metadata["Name"]) in required
-            for file in package.files or ()
-            if file.name in needed
-        }
-    )
+    installed = importlib.metadata.distributions(path=[str(environment.site_packages)])
+    packages = {canonicalize_name(x.metadata["Name"]): x for x in installed}
+    folders, seen = set(), set()
+    lines = found.metadata.get_all("Requires-Dist") or []
+    while lines:
+        name = canonicalize_name(Requirement(lines.pop()).name)
+        if name in packages and name not in seen:
+            seen.add(name)
+            files = packages[name].files or ()
+            folders |= {Path(str(x.locate())).parent for x in files if x.name in needed}
+            lines += packages[name].requires or ()
+    return sorted(folders)
 
 
 def before_all(command: str, folder: Path) -> None:
@@ -227,9 +228,11 @@ def _check_python(place: Workplace, folder: Path) -> None:
     """Raises an error where the project is not for the target's Python, which else its audit would find."""
     pythons = pythons_of(folder)
     if not place.target.is_of(pythons):
-        like = _targets_like(place, "torch", "label", "machine")
-        found = [f"{x.name} has one" for x in like if x.is_of(pythons)]
-        advice = [f"no target with torch {place.target.torch} has one", *found][-1]
+        like = [x for x in _targets_like(place, "torch", "label", "machine") if x.is_of(pythons)]
+        like.sort(key=lambda x: (x.python != x.python_version, numbers(x.python_version)))
+        advice = (
+            f"{like[0].name} has one" if like else f"no target with torch {place.target.torch} has"
+        )
         raise UserError(
             f"its sources are for Python {pythons}, and {place.target.name} has Python "
             f"{place.target.python}: {advice}"
