@@ -106,9 +106,10 @@ def publish(finished: Path, dist: Path) -> Path:
     return published
 
 
-def merge(parts: Iterable[Path], dist: Path) -> None:
-    """Copies what builds left in several folders into `dist`, where a name has one content."""
+def merge(parts: Iterable[Path], dist: Path) -> list[Path]:
+    """Copies what builds left in several folders into `dist`, where a name has one content; returns the copies."""
     marked(dist)
+    found = []
     for part in parts:
         if not part.is_dir():
             raise UserError(f"there is no folder {part}: name those in which builds left wheels")
@@ -119,7 +120,8 @@ def merge(parts: Iterable[Path], dist: Path) -> None:
                     f"{file} has the name of a wheel with another content, {there}: a name has one content, so give "
                     "one of their targets a label of its own, or leave it out"
                 )
-            _copy_whole(file, there)
+            found.append(_copy_whole(file, there))
+    return found
 
 
 def _target_of(path: Path) -> str:
