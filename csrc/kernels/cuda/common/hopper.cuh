@@ -28,8 +28,7 @@ constexpr int kTileColumns = kTileRowBytes / static_cast<int>(sizeof(T));
 
 // The widths of wgmma results that are used here.
 template <int kN>
-constexpr bool kIsWgmmaWidth = kN == 8 || kN == 16 || kN == 24 || kN == 32 || kN == 48 || kN == 64 || kN == 72 ||
-                               kN == 96 || kN == 120 || kN == 128;
+constexpr bool kIsWgmmaWidth = kN == 48 || kN == 64 || kN == 72 || kN == 96 || kN == 120 || kN == 128;
 
 // TMA reads a tensor map by its address, so it must be a __grid_constant__ parameter, which older devices lack.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -159,42 +158,10 @@ struct Accumulator {
   __device__ float& at(int j, int half, int i) { return values[4 * j + 2 * half + i]; }
 };
 
-// The offset in a tile of 16-byte chunk number `chunk` of a row.
-__device__ inline uint32_t chunk_place(int row, int chunk) {
-  return row * kTileRowBytes + (chunk ^ row % 8) * kChunkBytes;
-}
-
-__device__ inline float4 load_chunk(uint32_t address) {
-  float4 values;
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(values.x), "=f"(values.y), "=f"(values.z), "=f"(values.w)
-               : "r"(address));
-  return values;
-}
-
-__device__ inline float4 load_chunk(uint32_t tile, int row, int chunk) {
-  return load_chunk(tile + chunk_place(row, chunk));
-}
-
-// Keeps a number in a register: otherwise the compiler recomputes it from the thread index in each iteration of a loop.
-__device__ inline uint32_t kept(uint32_t number) {
-  return __shfl_sync(0xffffffff, number, static_cast<int>(threadIdx.x) % 32);
-}
-
 // The wgmma descriptor of a K-major tile: one whose rows run along K.
 __device__ inline uint64_t matrix_descriptor(uint32_t address) {
   constexpr uint64_t kBytesBetween8Rows = 8 * kTileRowBytes;
   return uint64_t{(address & 0x3ffff) >> 4} | uint64_t{1} << 16 | (kBytesBetween8Rows >> 4) << 32 | uint64_t{1} << 62;
-}
-
-// The wgmma descriptor of transposed (MN-major) tiles, whose columns run along K: tiles of `kRows` rows that follow
-// each other.
-template <int kRows>
-__device__ inline uint64_t transposed_matrix_descriptor(uint32_t address) {
-  constexpr uint64_t kBytesBetweenTiles = kRows * kTileRowBytes;
-  constexpr uint64_t kBytesBetween8Rows = 8 * kTileRowBytes;
-  return uint64_t{(address & 0x3ffff) >> 4} | (kBytesBetweenTiles >> 4) << 16 | (kBytesBetween8Rows >> 4) << 32 |
-         uint64_t{1} << 62;
 }
 
 // Macros, since a template cannot make the operands of inline assembly.
@@ -226,10 +193,6 @@ __device__ inline uint64_t transposed_matrix_descriptor(uint32_t address) {
                : EXTOPS_OPERANDS_##registers(c, 0)                                                            \
                : "l"(a), "l"(b), "r"(static_cast<int>(adds)))
 #define EXTOPS_WGMMA_OF(shape_and_types, more)                                       \
-  if constexpr (kN == 8) EXTOPS_WGMMA(8, 4, 4, 5, 6, shape_and_types, more);         \
-  if constexpr (kN == 16) EXTOPS_WGMMA(16, 8, 8, 9, 10, shape_and_types, more);      \
-  if constexpr (kN == 24) EXTOPS_WGMMA(24, 12, 12, 13, 14, shape_and_types, more);   \
-  if constexpr (kN == 32) EXTOPS_WGMMA(32, 16, 16, 17, 18, shape_and_types, more);   \
   if constexpr (kN == 48) EXTOPS_WGMMA(48, 24, 24, 25, 26, shape_and_types, more);   \
   if constexpr (kN == 64) EXTOPS_WGMMA(64, 32, 32, 33, 34, shape_and_types, more);   \
   if constexpr (kN == 72) EXTOPS_WGMMA(72, 36, 36, 37, 38, shape_and_types, more);   \
@@ -238,22 +201,15 @@ __device__ inline uint64_t transposed_matrix_descriptor(uint32_t address) {
   if constexpr (kN == 128) EXTOPS_WGMMA(128, 64, 64, 65, 66, shape_and_types, more)
 
 // result += a * b^T along 32 bytes of the rows, where a has 64 rows and b kN. float stands for TF32: the hardware
-// ignores the lower bits. With `kTransposed`, for 16-bit types only, memory holds a and b transposed: the sum runs
-// along 16 rows of 64 and kN columns. Call it between wgmma_fence and wgmma_wait; before the wait nothing may touch
-// `result`.
-template <class T, bool kTransposed, int kN>
+// ignores the lower bits. Call it between wgmma_fence and wgmma_wait; before the wait nothing may touch `result`.
+template <class T, int kN>
 __device__ inline void wgmma(Accumulator<kN>& result, uint64_t a, uint64_t b, bool adds) {
   float (&c)[kN / 2] = result.values;
   static_assert(kIsWgmmaWidth<kN>);
   if constexpr (std::is_same_v<T, float>) {
-    static_assert(!kTransposed);
     EXTOPS_WGMMA_OF("k8.f32.tf32.tf32", "");
-  } else if constexpr (std::is_same_v<T, __half> && kTransposed) {
-    EXTOPS_WGMMA_OF("k16.f32.f16.f16", ", 1, 1");
   } else if constexpr (std::is_same_v<T, __half>) {
     EXTOPS_WGMMA_OF("k16.f32.f16.f16", ", 0, 0");
-  } else if constexpr (kTransposed) {
-    EXTOPS_WGMMA_OF("k16.f32.bf16.bf16", ", 1, 1");
   } else {
     EXTOPS_WGMMA_OF("k16.f32.bf16.bf16", ", 0, 0");
   }
@@ -264,20 +220,7 @@ template <class T, int kN>
 __device__ inline void multiply_tiles(Accumulator<kN>& result, uint32_t a, uint32_t b, bool adds) {
 #pragma unroll
   for (int bytes = 0; bytes < kTileRowBytes; bytes += 32) {
-    wgmma<T, false>(result, matrix_descriptor(a + bytes), matrix_descriptor(b + bytes), adds || bytes > 0);
-  }
-}
-
-// The same along all of `kRows` rows of transposed tiles: a is one tile, b two tiles side by side.
-template <class T, int kRows>
-__device__ inline void multiply_transposed_tiles(Accumulator<128>& result, uint32_t a, uint32_t b, bool adds) {
-  constexpr int kStep = 16;  // rows of one instruction
-#pragma unroll
-  for (int row = 0; row < kRows; row += kStep) {
-    const int bytes = row * kTileRowBytes;
-    wgmma<T, true>(
-        result, transposed_matrix_descriptor<kRows>(a + bytes), transposed_matrix_descriptor<kRows>(b + bytes),
-        adds || row > 0);
+    wgmma<T>(result, matrix_descriptor(a + bytes), matrix_descriptor(b + bytes), adds || bytes > 0);
   }
 }
 
@@ -302,12 +245,10 @@ __device__ inline void wgmma_wait(Accumulator<kN>& result) {
 
 // ---- on the host: tensor maps ----
 
+// TF32 is rounded as it is copied.
 template <class T>
-constexpr CUtensorMapDataType map_type(bool for_tensor_cores = true) {
-  if constexpr (std::is_same_v<T, float>) {
-    // TF32 is rounded as it is copied.
-    return for_tensor_cores ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-  }
+constexpr CUtensorMapDataType map_type() {
+  if constexpr (std::is_same_v<T, float>) return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
   if constexpr (std::is_same_v<T, __half>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
@@ -317,16 +258,16 @@ constexpr Error kNoTensorMap = "the CUDA driver cannot make tensor maps of the t
 // Makes a tensor map for copies of boxes: 128 bytes of `box_rows` rows of `box_matrices` of the tensor's matrices.
 template <class T, int kRank>
 bool make_tensor_map(
-    CUtensorMap& map, CUtensorMapDataType type, const T* data, const cuuint64_t (&sizes)[kRank],
-    const cuuint64_t (&row_bytes)[kRank - 1], cuuint32_t box_rows, cuuint32_t box_matrices = 1) {
+    CUtensorMap& map, const T* data, const cuuint64_t (&sizes)[kRank], const cuuint64_t (&row_bytes)[kRank - 1],
+    cuuint32_t box_rows, cuuint32_t box_matrices = 1) {
   static const auto encode = driver_function<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   const cuuint32_t box[] = {kTileColumns<T>, box_rows, box_matrices};
   const cuuint32_t steps[] = {1, 1, 1};
   if (encode == nullptr) return false;
   const auto make = [&] {
     return encode(
-               &map, type, kRank, const_cast<T*>(data), sizes, row_bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-               CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+               &map, map_type<T>(), kRank, const_cast<T*>(data), sizes, row_bytes, box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
   };
   if (make()) return true;

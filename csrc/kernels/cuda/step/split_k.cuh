@@ -289,15 +289,14 @@ __global__ void __launch_bounds__(Tile::kThreads)
 
 template <class T, class Tile, class Cell>
 bool make_tensor_maps(ForwardMaps& maps, const Forward<Cell, T>& in) {
-  constexpr auto kType = map_type<T>(true);
   const cuuint64_t batch = in.batch, state_size = in.state_size, input_features = in.input_features;
   const auto make_rows_map = [&](CUtensorMap& map, const T* rows, cuuint64_t columns) {
-    return make_tensor_map<T, 2>(map, kType, rows, {columns, batch}, {columns * sizeof(T)}, Tile::kRows);
+    return make_tensor_map<T, 2>(map, rows, {columns, batch}, {columns * sizeof(T)}, Tile::kRows);
   };
   const auto make_weights_map = [&](CUtensorMap& map, const T* weights, cuuint64_t columns, int64_t stride, int count) {
     const cuuint64_t row_bytes = stride * sizeof(T);
     return make_tensor_map<T, 3>(
-        map, kType, weights, {columns, state_size, static_cast<cuuint64_t>(count)}, {row_bytes, state_size * row_bytes},
+        map, weights, {columns, state_size, static_cast<cuuint64_t>(count)}, {row_bytes, state_size * row_bytes},
         Tile::kUnits, kHasOneGradient<Cell> ? count : 1);
   };
   return make_rows_map(maps.h_0, in.h_0, state_size) && make_rows_map(maps.input, in.input, input_features) &&
