@@ -831,12 +831,15 @@ def test_tools_of_builds_are_the_pinned_ones_where_a_project_takes_them(
     target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Sequence[str]] = []
-    monkeypatch.setattr(environments, "install", lambda _, wanted, *__: asked.append(wanted))
+    monkeypatch.setattr(
+        environments, "install", lambda _, *wanted, constraint: asked.append((*wanted, constraint))
+    )
     place = SimpleNamespace(target=target, environment=None, home=tmp_path)
     steps._install(place, ["cmake>=3.20", "ninja", "cmake>=99", "wheel @ file:///x", "numpy>=2"])  # type: ignore[arg-type]
     tools = dict(x.split("==") for x in releases.load().tools)
-    (wanted,) = asked
-    assert [*wanted[1:]] == [
+    ((wanted, _, constraint),) = asked
+    assert constraint == environments.torch_requirement(target)
+    assert [*wanted] == [
         f"cmake=={tools['cmake']}",
         f"ninja=={tools['ninja']}",
         "cmake>=99",
