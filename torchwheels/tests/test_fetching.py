@@ -8,6 +8,7 @@ import functools
 import hashlib
 import http.server
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -109,6 +110,16 @@ def test_archive_has_what_only_looks_like_leftovers(kind: str, tmp_path: Path) -
         shutil.rmtree(folder / ".git")
         found = sources.fetch(str(folder), tmp_path / "copy").folder
         assert files(found) == {"PKG-INFO", "setup.py", "x.egg-info/SOURCES.txt"}
+
+
+@pytest.mark.parametrize("data", [b"", b"\x1f\x8b\x08", b"PK\3\4", b"text"])
+def test_a_file_that_is_no_archive_is_said_in_a_sentence(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.tar.gz").write_bytes(data)
+    with pytest.raises(UserError) as error:
+        sources.fetch(str(tmp_path / "x.tar.gz"), tmp_path / "copy")
+    assert re.fullmatch(
+        r"\S+/x\.tar\.gz cannot be unpacked \(.+\): a source is .*", str(error.value)
+    )
 
 
 @pytest.mark.parametrize("link", ["", "../../evil"], ids=["file", "link"])

@@ -53,6 +53,34 @@ def test_a_failure_of_the_machine_ends_its_own_target_alone(
         cli.main([*command, targets[0]])
 
 
+def test_sources_without_the_project_are_said_before_anything_is_installed(
+    own_project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def build_wheel(options: project.Project, *_: object) -> Path:
+        seen.append(options.subdirectory)
+        raise UserError("it builds")
+
+    monkeypatch.setattr(build, "build_wheel", build_wheel)
+    command = ["build", str(own_project), f"--dist={tmp_path}", "--backend=local"]
+    command.append("--target=3.11-cpu")
+    with pytest.raises(SystemExit, match=r"neither a setup\.py nor a pyproject\.toml in nowhere"):
+        cli.main([*command, "--subdirectory=nowhere"])
+    table = own_project / "pyproject.toml"
+    text = table.read_text()
+    table.write_text(text.replace("[project]\n", "[project]\nrequires-python = '>=3.12'\n"))
+    with pytest.raises(
+        SystemExit, match=r"for Python >=3\.12, and 3\.11-cpu has .*: 3\.12-cpu has"
+    ):
+        cli.main(command)
+    assert not seen
+    (tmp_path / "options.toml").write_text('before-build = "make"\n')
+    with pytest.raises(SystemExit, match="it builds"):
+        cli.main([*command, f"--config={tmp_path / 'options.toml'}"])
+    assert seen == [""]
+
+
 def test_what_dist_has_is_not_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,6 @@
 
 from torchwheels.build import toolchain
 from torchwheels.build.backend import too_long
-from torchwheels.build.steps import STEPS, before_all, build_wheel
+from torchwheels.build.steps import STEPS, before_all, build_wheel, project_folder
 
-__all__ = ["STEPS", "before_all", "build_wheel", "too_long", "toolchain"]
+__all__ = ["STEPS", "before_all", "build_wheel", "project_folder", "too_long", "toolchain"]

@@ -117,7 +117,6 @@ def _prepare(place: Workplace) -> None:
         values = values_of(place, variables)
         command = filled(place.project.before_build, values, "the option `before-build` is set")
         _run_command("before-build", command, _project_folder(place), variables)
-    _check_python(place, _project_folder(place))
     _install_requirements(place, _project_folder(place), variables)
     place.variables.write_text(json.dumps(variables))
 
@@ -212,37 +211,38 @@ def _apply_patches(project: Project, unpacked: Path) -> None:
 
 
 def _project_folder(place: Workplace) -> Path:
-    project, unpacked = place.project, place.work / "source"
-    folder = (unpacked / project.subdirectory).resolve()
-    if not folder.is_relative_to(unpacked.resolve()) or not any(
+    return project_folder(place.project, place.target, place.work / "source")
+
+
+def project_folder(project: Project, target: Target, sources: Path) -> Path:
+    """Where in its sources the project is; an error says that it is not there, or is for other Pythons."""
+    folder = (sources / project.subdirectory).resolve()
+    if not folder.is_relative_to(sources.resolve()) or not any(
         (folder / name).is_file() for name in ("setup.py", "pyproject.toml")
     ):
         raise UserError(
             f"the source has neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}: "
             f"the option `subdirectory` says where its project is"
         )
+    pythons = pythons_of(folder)
+    if not target.is_of(pythons):
+        like = [
+            x
+            for x in _targets_like(project, target, "torch", "label", "machine")
+            if x.is_of(pythons)
+        ]
+        like.sort(key=lambda x: (x.python != x.python_version, numbers(x.python_version)))
+        advice = f"{like[0].name} has one" if like else f"no target with torch {target.torch} has"
+        raise UserError(
+            f"its sources are for Python {pythons}, and {target.name} has Python {target.python}: {advice}"
+        )
     return folder
 
 
-def _check_python(place: Workplace, folder: Path) -> None:
-    """Raises an error where the project is not for the target's Python, which else its audit would find."""
-    pythons = pythons_of(folder)
-    if not place.target.is_of(pythons):
-        like = [x for x in _targets_like(place, "torch", "label", "machine") if x.is_of(pythons)]
-        like.sort(key=lambda x: (x.python != x.python_version, numbers(x.python_version)))
-        advice = (
-            f"{like[0].name} has one" if like else f"no target with torch {place.target.torch} has"
-        )
-        raise UserError(
-            f"its sources are for Python {pythons}, and {place.target.name} has Python "
-            f"{place.target.python}: {advice}"
-        )
-
-
-def _targets_like(place: Workplace, *same: str) -> list[Target]:
+def _targets_like(project: Project, target: Target, *same: str) -> list[Target]:
     """All targets in which these parts are the same."""
     kind = operator.attrgetter(*same)
-    return [x for x in place.project.releases.targets if kind(x) == kind(place.target)]
+    return [x for x in project.releases.targets if kind(x) == kind(target)]
 
 
 def _install_requirements(place: Workplace, folder: Path, variables: Mapping[str, str]) -> None:
@@ -268,7 +268,7 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
         ):
             continue
         elif not requirement.specifier.contains(place.target.torch, prereleases=True):
-            like = _targets_like(place, "python", "label", "machine")
+            like = _targets_like(place.project, place.target, "python", "label", "machine")
             found = [f"{x.name} has one" for x in like if requirement.specifier.contains(x.torch)]
             advice = [
                 "no target has one: `[[tool.torchwheels.releases]]` adds another torch, and `patches` can have its "

@@ -88,8 +88,10 @@ class Order:
         """Builds the wheel of a target."""
         given = task.options, task.target, self.source, self.dist
         start = time.monotonic()
-        path, failure = task.wheel, None
+        path, failure, own = task.wheel, None, task.options
         try:
+            if not (own.before_all or own.before_build or own.patches):  # which may make it
+                build.project_folder(own, task.target, self.source.folder)
             if self.engine:
                 path = containers.build_wheel(self.engine, *given, self.fresh)
             else:

@@ -263,7 +263,8 @@ def _extract(archive: Path, into: Path) -> None:
                 _keep_inside(tar)
                 tar.extractall(into)
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise UserError(f"{archive} cannot be unpacked ({error}): {EXPECTED}") from None
+        why, *_ = str(error).splitlines() or ["it ends too early"]  # what each format lacks follows
+        raise UserError(f"{archive} cannot be unpacked ({why}): {EXPECTED}") from None
 
 
 def _unzip(archive: Path, into: Path) -> None:
