@@ -59,10 +59,18 @@ def main(which: str, *arguments: str) -> int:
             return in_turn(tree, folder, *arguments)
         table = tree / "pyproject.toml"
         table.write_text(with_targets(table.read_text(), TARGETS[which]))
-        for test in tree.glob("tests/**/test_*.py"):
-            if test.name not in KEPT:
-                test.write_text("")  # and not gone, since sessions name some
+        empty_tests(tree)
         return run(which, tree, folder, *arguments)
+
+
+def empty_tests(tree: Path) -> None:
+    """Leaves the tests of a few files. The others stay there: sessions name some, and pages show parts of some."""
+    pages = "".join(page.read_text() for page in tree.glob("docs/*.md"))
+    for test in tree.glob("tests/**/test_*.py"):
+        if f"../{test.relative_to(tree)}" in pages:
+            test.write_text(f"{test.read_text()}\n__test__ = False\n")
+        elif test.name not in KEPT:
+            test.write_text("")
 
 
 def run(which: str, tree: Path, folder: Path, *arguments: str) -> int:

@@ -262,6 +262,22 @@ def test_the_release_that_the_documentation_shows_has_passed() -> None:
     assert all(test["passed"] and not test["failed"] for test in report["tests"])
 
 
+def test_act_runs_the_tests_of_few_files(tmp_path: Path) -> None:
+    """And leaves what pages show."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "x.md").write_text("```{literalinclude} ../tests/test_shown.py\n")
+    (tmp_path / "tests" / "tools").mkdir(parents=True)
+    test = "def test_it() -> None:\n    pass\n"
+    for name in ("test_golden.py", "test_shown.py", "tools/test_other.py"):
+        (tmp_path / "tests" / name).write_text(test)
+    act.empty_tests(tmp_path)
+    assert (tmp_path / "tests" / "tools" / "test_other.py").read_text() == ""
+    assert test in (tmp_path / "tests" / "test_shown.py").read_text()
+    command = [sys.executable, "-m", "pytest", "--quiet", "-p", "no:cacheprovider", "tests"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1].startswith("1 passed")
+
+
 @pytest.mark.parametrize(
     ("which", "folder"), [("main", "."), ("sample", "examples/own_project")], ids=["main", "sample"]
 )
