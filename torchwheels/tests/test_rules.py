@@ -11,7 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from forged_wheels import BILL_OF_MATERIALS, CLASSIC, LIBRARY, STABLE, Forge, Nvcc, find_nvcc
+from forged_wheels import (
+    ARCHITECTURES,
+    BILL_OF_MATERIALS,
+    CLASSIC,
+    LIBRARY,
+    STABLE,
+    Forge,
+    Nvcc,
+    find_nvcc,
+)
 from torchwheels.audit import reports
 from torchwheels.audit import rules as audit
 from torchwheels.errors import UserError
@@ -239,6 +248,14 @@ def test_undefined_symbols_that_somebody_has(forge: Forge) -> None:
     assert forge.findings() == {}
 
 
+def test_undefined_symbols_of_torchs_python_library(forge: Forge) -> None:
+    """Of its headers for C++, all are in a namespace or begin with THP but these."""
+    code = 'extern "C" void* ParameterClass; void* getPyInterpreter();'
+    use = "void* use() { return ParameterClass ? ParameterClass : getPyInterpreter(); }"
+    forge.files["tinyops/_more.so"] = forge.compile(f"{code}\n{use}")
+    assert forge.findings() == {}
+
+
 OF_OPENMP = """
 extern "C" void GOMP_parallel(), omp_get_num_threads();
 void use() { GOMP_parallel(), omp_get_num_threads(); }
@@ -407,6 +424,22 @@ def test_gpu_code_of_a_wheel_that_is_silently_cpu_only(forge: Forge, nvcc: Nvcc)
     assert [*found] == ["gpu_code"]
     (message,) = found["gpu_code"]
     assert message.startswith("it is silently CPU-only: no library holds GPU code, but 3.11-cu130 ")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'extern "C" int cudaMalloc(); int use() { return cudaMalloc(); }',
+        "namespace c10::cuda { int current(); } int use() { return c10::cuda::current(); }",
+        'extern "C" int cublasSgemm_v2(); int use() { return cublasSgemm_v2(); }',
+    ],
+)
+def test_a_library_may_call_cuda_without_gpu_code_of_its_own(forge: Forge, code: str) -> None:
+    forge.target, forge.version = releases.load().target("3.11-cu130"), "1.0+cu130.torch2.13"
+    forge.architectures = ARCHITECTURES
+    cublas = forge.stub("libcublas.so.13")
+    forge.files[LIBRARY] = forge.compile(f"{CLASSIC}\n{code}", cublas)
+    assert forge.findings() == {}
 
 
 @pytest.mark.parametrize(

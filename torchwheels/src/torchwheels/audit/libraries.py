@@ -21,6 +21,9 @@ _OF_LINUX = re.compile(r"(GLIBC|GLIBCXX|CXXABI|GCC)_")  # the versions of its sy
 
 # A torch of CUDA loads its runtime for all libraries of the process.
 _OF_CUDA_RUNTIME = re.compile(r"(__)?cuda[A-Z]\w*")
+_OF_CUDA_LIBRARIES = re.compile(
+    r"^(cuda[A-Z]|cu[A-Z]|cu(blas|dnn|fft|rand|solver|sparse)|nccl[A-Z]|nvrtc[A-Z])|\b(c10|at)::cuda::"
+)
 _OF_OPENMP = re.compile(r"(GOMP|omp)_\w+")
 
 # What comes with torch itself, or with the packages that a torch of CUDA requires.
@@ -188,7 +191,7 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     }
     if not target.cuda:
         yield from (f"{name} holds GPU code, but {target.name} is without CUDA" for name in found)
-    elif not found:
+    elif not found and not any(map(_calls_cuda, wheel.libraries.values())):
         yield (
             f"it is silently CPU-only: no library holds GPU code, but {target.name} wants it for "
             f"{' '.join(wanted)}; its setup may ask for a GPU (`pretend-gpu = true`) or for a variable "
@@ -211,6 +214,11 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
                     f"{name} holds no GPU code for {', '.join(lacking)}, but {target.name} wants it "
                     "(TORCHWHEELS_ARCHITECTURES names the GPUs, where fewer are meant)"
                 )
+
+
+def _calls_cuda(library: Library) -> bool:
+    """Whether it uses GPUs without code of its own for one: it asks for streams, say, or calls cuBLAS."""
+    return any(_OF_CUDA_LIBRARIES.search(demangle(symbol)) for symbol in library.undefined)
 
 
 def _serves(code: str, gpu: str) -> bool:

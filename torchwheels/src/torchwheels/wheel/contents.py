@@ -34,7 +34,9 @@ BUILD_RECORD = "torchwheels.json"
 """Inside the .dist-info folder."""
 
 # torch's C++ functions change from release to release; the stable ones are plain C, of these names.
-_TORCH_NAMESPACE = re.compile(r"\b(c10|c10d|at|torch|caffe2)::|\bTHP[A-Z]\w+")
+_TORCH_NAMESPACE = re.compile(
+    r"\b(c10|c10d|at|torch|caffe2)::|\bTHP[A-Z]\w+|^(ParameterClass|getPyInterpreter\(\))$"
+)
 _STABLE_NAME = re.compile(r"(aoti_)?torch_\w+|aoti_record_function_\w+")
 _PYTHON_NAME = re.compile(r"_?Py[A-Z_]\w*")
 _OF_ONE_PYTHON = re.compile(r"\.cpython-3(\d+)t?-[^.]*\.so$")
