@@ -143,7 +143,7 @@ def test_who_packs_at_run_time_is_told() -> None:
         ((7, 3, 5, 1), "`lengths` array must be sorted in decreasing order"),
         ((7, 7, 3, 0), "Length of all samples has to be greater than 0"),
         ((6, 5, 3, 1), "in a graph the longest row has all steps of the input, or"),
-        ((8, 7, 3, 1), "expected `lengths` from 0 to the number of steps of `input`"),
+        ((8, 7, 3, 1), "expected `lengths` from 1 to the number of steps of `input`"),
     ):
         with pytest.raises(RuntimeError, match=message):
             run(input, torch.tensor(lengths))
@@ -220,6 +220,49 @@ assert run(torch.randn(4, 2, 2), torch.tensor([4, 2])).shape == (1, 2, 3)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+FORMS: dict[str, Callable[[Tensor], Any]] = {
+    "list": lambda lengths: lengths.view(-1).tolist(),
+    "items": lambda lengths: [x.item() for x in lengths],
+    "tensors": lambda lengths: list(lengths),
+    "array": lambda lengths: lengths.numpy(),
+}
+
+
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="this torch ends a graph at tolist")
+@pytest.mark.parametrize("form", FORMS)
+def test_lengths_that_are_made_within_a_graph(form: str) -> None:
+    ours, theirs = pair("unsorted")
+
+    def program(model: Tagger, input: Tensor, lengths: Tensor) -> Any:
+        return model(input, FORMS[form](lengths))
+
+    given = inputs_of(theirs)
+    run = torch.compile(program, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(run(ours, *given), program(theirs, *given))
+
+
+@pytest.mark.skipif(torch.__version__ < "2.11", reason="this torch wants to know each size")
+def test_a_batch_that_only_data_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch_geometric's aggregations by LSTMs have it: the number of graphs in a batch."""
+    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
+    theirs = nn.LSTM(FEATURES, STATE)
+    ours = extops.accelerate(copy.deepcopy(theirs))
+
+    def program(layer: nn.Module, input: Tensor, graphs: Tensor) -> Tensor:
+        sums = input.new_zeros(int(graphs.max()) + 1, FEATURES).index_add(0, graphs, input)
+        states = (input.new_zeros(1, len(sums), STATE),) * 2
+        return layer(sums.unsqueeze(0), states)[0].squeeze(0)
+
+    given = torch.randn(9, FEATURES), torch.tensor([0, 0, 1, 1, 1, 2, 2, 4, 4])
+    run = torch.compile(program, backend="aot_eager", fullgraph=True)
+    found, expected = run(ours, *given), program(theirs, *given)
+    torch.testing.assert_close(found, expected)
+    wanted = [
+        torch.autograd.grad(y.sum(), m.weight_hh_l0) for y, m in ((found, ours), (expected, theirs))
+    ]
+    torch.testing.assert_close(*wanted)
 
 
 def test_lists_of_lengths_and_of_sequences() -> None:

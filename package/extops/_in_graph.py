@@ -1,11 +1,17 @@
-"""A layer of torch as one operator in a graph: Dynamo refuses torch's own, whose every step Inductor would compile."""
+"""Operators in Python for a graph that runs where it is traced: a layer of torch, since Dynamo refuses torch's own, and
+checks of lengths on a CPU, for which Inductor would compile C++, which takes a minute on a new machine.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from extops import _private
+from extops.binding import _checks
 
 _FUNCTIONS: dict[str, Any] = {
     "LSTM": torch._VF.lstm,
@@ -17,6 +23,10 @@ _library = torch.library.Library("extops_torch", "DEF")
 _library.define(
     "layer(Tensor input, Tensor[] states, Tensor[] weights, str mode, bool bias, int num_layers, "
     "bool bidirectional) -> Tensor[]"
+)
+_library.define(
+    "lengths(Tensor lengths, SymInt shortest, SymInt[] longest, str message, bool enforce_sorted, "
+    "Device device) -> Tensor"
 )
 
 
@@ -69,3 +79,60 @@ def by_torchs(module: Any, input: Tensor, hx: Any, weights: list[Tensor]) -> tup
     output, *last = torch.ops.extops_torch.layer.default(steps, list(given), weights, *of_layers)
     output = output.transpose(0, 1) if module.batch_first else output
     return output, tuple(last) if number > 1 else last[0]
+
+
+def is_in_process() -> bool:
+    """Whether the graph that is traced runs in this process: Dynamo answers, unless it exports a program."""
+    return False
+
+
+_private.answer_in_traces(is_in_process, lambda: True)
+
+NOT_SORTED = (
+    "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass "
+    "`enforce_sorted=False` to pack_padded_sequence to sidestep this requirement"
+)
+
+
+def checked_lengths(
+    lengths: Tensor,
+    device: torch.device,
+    message: str,
+    *,
+    shortest: int = 0,
+    longest: tuple[int, int] = (0, 2**62),
+    enforce_sorted: bool = False,
+) -> Tensor:
+    """As int64 on ``device``. Raises ``message`` unless none is below ``shortest`` and the longest is in a range."""
+    check: Any = _checked
+    if lengths.device.type == "cpu" and is_in_process():
+        check = torch.ops.extops_torch.lengths.default
+    return check(lengths, shortest, longest, message, enforce_sorted, device)
+
+
+def _checked(
+    lengths: Tensor,
+    shortest: int,
+    longest: Sequence[int],
+    message: str,
+    enforce_sorted: bool,
+    device: torch.device,
+) -> Tensor:
+    numbers = lengths.to(
+        torch.int64, copy=True
+    )  # the caller's may change before they have reached the GPU
+    if (require := _private.assert_async) is not None:
+        least, most = longest
+        is_long = (numbers.max() >= least) & (numbers.max() <= most)
+        require((numbers.min() >= shortest) & is_long, message)
+        if enforce_sorted:
+            require((numbers == numbers.cummin(0)[0]).all(), NOT_SORTED)
+    return _checks.to_device("pack_padded_sequence", "lengths", numbers, device)
+
+
+def _shape_of_lengths(lengths: Tensor, *others: Any) -> Tensor:
+    return torch.empty(lengths.shape, dtype=torch.int64, device=others[-1])
+
+
+_library.impl("lengths", _checked, "CompositeExplicitAutograd")
+torch.library.register_fake("extops_torch::lengths", _shape_of_lengths, lib=_library)

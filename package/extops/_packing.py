@@ -56,7 +56,7 @@ def packing_of(name: str, batch_sizes: Tensor, batch: int, data: Tensor) -> Pack
     # The GPU waits while the host computes: so only small tensors here.
     ends = batch_sizes.cumsum(0)
     shifts = torch.arange(steps, device=device) * batch - (ends - batch_sizes)
-    sent = _checks.to_device(name, "input.batch_sizes", torch.stack((ends, shifts)), data)
+    sent = _checks.to_device(name, "input.batch_sizes", torch.stack((ends, shifts)), data.device)
     ends, shifts = sent.unbind(0)
     rows = torch.arange(data.shape[0], device=data.device)
     places = rows + shifts.index_select(0, torch.searchsorted(ends, rows, right=True))

@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.nn.utils import rnn
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _private
+from extops import _in_graph, _private
 from extops.ops.compositions import valid_steps
 
 
 class PaddedSequence:
     """What ``pack_padded_sequence`` returns in a graph; to all who ask for packed rows, a ``PackedSequence``."""
 
-    def __init__(self, rows: Tensor, lengths: Tensor) -> None:
-        """Of rows ``[T, B, ...]`` in any order."""
-        self.rows, self.lengths = rows, lengths
+    def __init__(self, rows: Tensor, lengths: Tensor, sent: Tensor) -> None:
+        """Of rows ``[T, B, ...]`` in any order; ``sent`` are the lengths on their device."""
+        self.rows, self.lengths, self.sent = rows, lengths, sent
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -30,20 +30,20 @@ class PaddedSequence:
     def data(self) -> Tensor:
         """Only data tells how many rows there are."""
         order = self.sorted_indices
-        lengths = self.lengths.to(order.device).index_select(0, order)
         rows = self.rows.index_select(1, order)
-        return rows[valid_steps(lengths, rows.shape[0])]
+        return rows[valid_steps(self.sent.index_select(0, order), rows.shape[0])]
 
     @property
     def batch_sizes(self) -> Tensor:
         """One for each step."""
-        check_longest(self.lengths, self.rows.shape[0])
-        return valid_steps(self.lengths, self.rows.shape[0]).sum(1)
+        steps = self.rows.shape[0]
+        lengths = _with_longest(self.lengths, self.lengths.device, steps)
+        return valid_steps(lengths, steps).sum(1)
 
     @property
     def sorted_indices(self) -> Tensor:
         """Of sorted rows, too: it says how many there are."""
-        return torch.sort(self.lengths, descending=True, stable=True)[1].to(self.rows.device)
+        return torch.sort(self.sent, descending=True, stable=True)[1]
 
     @property
     def unsorted_indices(self) -> Tensor:
@@ -66,17 +66,10 @@ class PaddedSequence:
         return PackedSequence, tuple(self)
 
 
-def _require(condition: Tensor, message: str) -> None:
-    if _private.assert_async is not None:
-        _private.assert_async(condition, message)
-
-
-def check_longest(lengths: Tensor, steps: int) -> None:
+def _with_longest(lengths: Tensor, device: torch.device, steps: int) -> Tensor:
     """torch's results end with the longest row; here a size would depend on data then."""
-    _require(
-        lengths.max() == steps,
-        "in a graph the longest row has all steps of the input, or pad_packed_sequence a `total_length`",
-    )
+    message = "in a graph the longest row has all steps of the input, or pad_packed_sequence a `total_length`"
+    return _in_graph.checked_lengths(lengths, device, message, longest=(steps, steps))
 
 
 def is_of_unknown_batch(sequence: PackedSequence | PaddedSequence) -> bool:
@@ -98,27 +91,26 @@ def as_padded(sequence: PackedSequence | PaddedSequence) -> PaddedSequence:
     empty = data.new_zeros(steps, batch, *data.shape[1:])
     is_valid = is_valid.view(steps, batch, *(1 for _ in data.shape[1:]))
     rows = empty.masked_scatter(is_valid, data)
-    return PaddedSequence(
-        rows.index_select(1, inverse), lengths.index_select(0, inverse.to(lengths.device))
-    )
+    lengths = lengths.index_select(0, inverse.to(lengths.device))
+    return PaddedSequence(rows.index_select(1, inverse), lengths, lengths.to(data.device))
 
 
 def pack_padded_sequence(
     input: Tensor, lengths: Any, batch_first: bool = False, enforce_sorted: bool = True
 ) -> PaddedSequence:
     """That of ``torch.nn.utils.rnn``, as a graph has it."""
+    if isinstance(lengths, (list, tuple)):
+        lengths = torch.tensor(lengths)  # of numbers that data tells, too
     lengths = torch.as_tensor(lengths, dtype=torch.int64)
-    _require(
-        (lengths > 0).all(),
-        "Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0",
+    message = "Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0"
+    lengths = _in_graph.checked_lengths(
+        lengths, lengths.device, message, shortest=1, enforce_sorted=enforce_sorted
     )
-    if enforce_sorted:
-        _require(
-            (lengths == lengths.cummin(0)[0]).all(),
-            "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass "
-            "`enforce_sorted=False` to pack_padded_sequence to sidestep this requirement",
-        )
-    return PaddedSequence(input.transpose(0, 1) if batch_first else input, lengths)
+    rows = input.transpose(0, 1) if batch_first else input
+    message = "pack_padded_sequence: expected `lengths` from 1 to the number of steps of `input`"
+    longest = 0, rows.shape[0]
+    sent = _in_graph.checked_lengths(lengths, rows.device, message, longest=longest)
+    return PaddedSequence(rows, lengths, sent)
 
 
 def pad_packed_sequence(
@@ -128,17 +120,19 @@ def pad_packed_sequence(
     total_length: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """That of ``torch.nn.utils.rnn``, as a graph has it."""
-    rows, lengths = as_padded(sequence).rows, as_padded(sequence).lengths
+    padded = as_padded(sequence)
+    rows, lengths = padded.rows, padded.lengths
     if total_length is None:
-        check_longest(lengths, rows.shape[0])
+        sent = _with_longest(lengths, rows.device, rows.shape[0])
     elif total_length != rows.shape[0]:
-        _require(
-            lengths.max() <= total_length,
-            "Expected total_length to be at least the length of the longest sequence in input",
-        )
+        message = "Expected total_length to be at least the length of the longest sequence in input"
+        longest = 0, total_length
+        sent = _in_graph.checked_lengths(lengths, rows.device, message, longest=longest)
         index = torch.arange(total_length, device=rows.device).clamp(max=rows.shape[0] - 1)
         rows = rows.index_select(0, index)
-    is_valid = valid_steps(lengths.to(rows.device), rows.shape[0])
+    else:
+        sent = padded.sent
+    is_valid = valid_steps(sent, rows.shape[0])
     is_valid = is_valid.view(*is_valid.shape, *(1 for _ in rows.shape[2:]))
     rows = torch.where(is_valid, rows, padding_value)
     return rows.transpose(0, 1) if batch_first else rows, lengths

@@ -268,6 +268,15 @@ is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambd
 """Public since torch 2.7."""
 
 
+def is_known(condition: Any) -> bool:
+    """Whether a condition of sizes holds; not where only data will tell."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental import symbolic_shapes
+
+    return bool(getattr(symbolic_shapes, "guard_or_false", bool)(condition))
+
+
 def hints_of(sizes: Iterable[Any]) -> list[int | None]:
     """Sizes as the call had them that is traced; None where no call has one."""
     return [x if isinstance(x, int) else x.node.hint for x in sizes]

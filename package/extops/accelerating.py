@@ -63,15 +63,22 @@ class _Accelerated:
     training: bool
     _flat_weights_names: list[str]
 
-    def forward(self, input: Any, hx: Any = None, lengths: Any = None) -> Any:
-        """As of torch's modules."""
+    def forward(self, input: Any, hx: Any = None, *more: Any, **named: Any) -> Any:
+        """As of torch's modules, and with ``lengths``. These have no default, and super() is not used: Dynamo of torch
+        2.6 looks for defaults and closures in torch's class.
+        """
+        lengths = None
+        if more or (named and type(named) is dict):  # else fx traces
+            lengths = _lengths(*more, **named)
         if _is_compiling() and not _is_torchs_in_graph(input):
             if lengths is None and type(input) is Tensor and _in_graph.is_torchs(self, input, hx):
                 weights = parameters_of(cast("Any", self), self._flat_weights_names)
                 return _in_graph.by_torchs(self, input, hx, weights)
+            if self.is_traced:
+                return self.ours.forward(self, input, hx, lengths)
             given = (input, hx) if lengths is None else (input, hx, lengths)
-            return super().forward(*given)  # type: ignore[misc]
-        if lengths is not None and isinstance(input, (Tensor, PackedSequence)):  # else fx traces
+            return self.torchs.forward(self, *given)
+        if lengths is not None:
             return _with_lengths(self, input, hx, lengths)
         kind = type(input)
         if kind is not Tensor and kind is not PackedSequence:
@@ -134,7 +141,7 @@ class _AcceleratedCell(_Accelerated):
     def forward(self, input: Any, hx: Any = None) -> Any:  # type: ignore[override]
         """As of torch's cells."""
         if _is_compiling() and not _is_torchs_in_graph(input):
-            return super(_Accelerated, self).forward(input, hx)  # type: ignore[misc]
+            return (self.ours if self.is_traced else self.torchs).forward(self, input, hx)
         if type(input) is not Tensor or input.is_nested:
             return self.torchs.forward(self, input, hx)
         grad, quick = _quick_key(input)
@@ -244,6 +251,10 @@ _private.answer_in_traces(_in_graph.is_torchs, _is_torchs_operator)
 def _ramp(sizes: list[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
     """No random numbers: the user's would be others then."""
     return torch.arange(math.prod(sizes), device=device).view(sizes).sin().to(dtype)
+
+
+def _lengths(lengths: Any) -> Any:
+    return lengths
 
 
 def _with_lengths(module: Any, input: Any, hx: Any, lengths: Tensor) -> Any:

@@ -300,10 +300,9 @@ class Layers(torch.nn.Module):
 
     def _forward_in_graph(self, input: _padded.PaddedSequence, state: Any) -> tuple[Any, Any]:
         rows = input.rows.transpose(0, 1) if self.batch_first else input.rows
-        output, last = self.forward(rows, state, input.lengths)
-        return _padded.PaddedSequence(
-            output.transpose(0, 1) if self.batch_first else output, input.lengths
-        ), last
+        output, last = self.forward(rows, state, input.sent)
+        output = output.transpose(0, 1) if self.batch_first else output
+        return _padded.PaddedSequence(output, input.lengths, input.sent), last
 
     def _forward_packed(
         self, input: PackedSequence, given: States | None

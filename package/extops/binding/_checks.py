@@ -28,19 +28,19 @@ def explain(check: Callable[..., object], *arguments: Any) -> None:
         raise error from None
 
 
-def to_device(op: str, name: str, tensor: Tensor, like: Tensor) -> Tensor:
-    """``tensor`` on the device of ``like``, without waiting for the copy to end."""
+def to_device(op: str, name: str, tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``, without waiting for the copy to end."""
     if (
         tensor.device.type == "cpu"
-        and like.device.type == "cuda"
+        and device.type == "cuda"
         and not torch.compiler.is_compiling()
         and torch.cuda.is_current_stream_capturing()
     ):
         raise RuntimeError(
             f"{op}: `{name}` is on the CPU, where each replay of the CUDA graph that is being captured would read it "
-            f"again after it is gone; pass `lengths` on {like.device} to extops.lltm_sequence"
+            f"again after it is gone; pass `lengths` on {device} to extops.lltm_sequence"
         )
-    return tensor.to(like.device, non_blocking=True)
+    return tensor.to(device, non_blocking=True)
 
 
 def check_dense(op: str, name: str, tensor: Tensor) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from extops import _private
 from extops.binding import _checks
 
 OPERATORS: dict[str, "Operator"] = {}
@@ -156,7 +157,7 @@ def shape_of(row: Row, sizes: dict[str, int]) -> tuple[int, ...]:
 
 def is_batch_first(tensor: Tensor) -> bool:
     """Whether the memory of a tensor of ``[time, batch, ...]`` is in the order of the samples, not of the steps."""
-    return tensor.stride(0) < tensor.stride(1)
+    return _private.is_known(tensor.stride(0) < tensor.stride(1))
 
 
 def rows(sequence: Tensor, batch_first: bool) -> Tensor:

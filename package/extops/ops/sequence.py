@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from extops import _private
+from extops import _in_graph, _private
 from extops.binding import _checks, _schemas
 from extops.calling import _autocast, _autograd
 from extops.ops import compositions
@@ -200,21 +200,27 @@ def _joined_gates(chunks: list[Chunk], reverse: bool) -> Tensor:
     return gates[0] if len(gates) == 1 else torch.cat(gates[::-1] if reverse else gates)
 
 
+_EXPECTED_LENGTHS = "{}: expected `lengths` from 0 to {}"
+
+
 def _checked(op: str, lengths: Tensor, input: Tensor) -> Tensor:
     """Lengths as the operator needs them: int64, on the device of ``input`` and in range."""
+    steps = input.shape[0]
+    if lengths.device.type == "cpu" and _in_graph.is_in_process():
+        expected = _EXPECTED_LENGTHS.format(op, "the number of steps of `input`")
+        return _in_graph.checked_lengths(lengths, input.device, expected, longest=(0, steps))
     # Converted, since small integer types may not hold the number of steps, and unsigned ones cannot be compared.
     # Copied, since the caller may change the tensor before a backward, or before it has reached the GPU. Always, so
     # that a trace is the same with gradients and without.
     copy = torch.is_grad_enabled() or lengths.device != input.device or _autograd.is_tracing()
     numbers = lengths.to(torch.int64, copy=copy)
-    steps = input.shape[0]
     assert_async = _private.assert_async
     if assert_async is not None:
         _check_range(op, assert_async, lengths, numbers, steps)
     # A trace, and compiled code of torch 2.4, drop assertions, but not what the result depends on.
     if assert_async is None or _autograd.is_tracing() or torch.compiler.is_compiling():
         numbers = torch.arange(steps + 1, device=numbers.device).index_select(0, numbers)
-    return _checks.to_device(op, "lengths", numbers, input)
+    return _checks.to_device(op, "lengths", numbers, input.device)
 
 
 def _check_range(
@@ -229,7 +235,7 @@ def _check_range(
     else:
         values, limit = _private.unwrapped(numbers), f"{steps}, the number of steps of `input`"
     in_range = ((values >= 0) & (values <= steps)).all()
-    expected = f"{op}: expected `lengths` from 0 to {limit}"
+    expected = _EXPECTED_LENGTHS.format(op, limit)
     try:
         assert_async(in_range, expected)
     except RuntimeError:
