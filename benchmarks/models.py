@@ -4,8 +4,8 @@
     python -m benchmarks.models --device cuda --output build/compiled --compiled
 
 Models of packages that are not installed are left out. `models.json` has all samples, `ratios.json` their ratios. With
-`--compiled` each model is measured as `torch.compile` makes it, too, by default and for `reduce-overhead`: how often it
-breaks the graph, how long the first call takes, and what a further one takes.
+`--compiled` each model is measured as `torch.compile` makes it, too, by default and for `reduce-overhead`: which line
+`fullgraph` refuses, how often a graph breaks, how long the first call takes, and what a further one takes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -61,7 +62,9 @@ def run(
             record = measure(model, mode, device, _fill_compiled if compiled else _fill)
             result["records"].append(record)
             write(output / "models.json", result)
-            if not compiled:
+            if compiled:
+                (output / "compiled.md").write_text(report_of_compiled(result))
+            else:
                 write(output / "ratios.json", shortened(result))
                 (output / "models.md").write_text(report(result))
             say((line_of_compiled if compiled else line)(record))
@@ -216,6 +219,7 @@ def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str)
     *modules, given = _made(model, device)
     samplers: dict[str, list[protocol.Sampler]] = {}
     record["first"] = {}
+    record["refused"] = _refused(model, _copied(modules[1]), given)
     for name, module in zip(("torch", "extops"), modules, strict=True):
         for form, of_compiler in FORMS.items():
             variant, known = f"{name} {form}", _copied(module)
@@ -240,6 +244,23 @@ def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str)
     record["samples"], failed = protocol.interleave(samplers, ROUNDS[1])
     record["failed"] |= failed
     torch._dynamo.reset()
+
+
+def _refused(model: Model, module: nn.Module, given: tuple[Any, ...]) -> str:
+    """The line at which `fullgraph` ends; empty for a model that is one graph."""
+    module.train(model.in_training)
+    try:
+        with torch.no_grad():
+            model.run(torch.compile(module, backend="eager", fullgraph=True), *given)
+    except Exception as error:
+        lines = re.findall(r'File "([^"]*)", line (\d+)', str(error))
+        path, number = lines[-1] if lines else ("", "")
+        return (
+            f"{protocol.describe(error).splitlines()[0]} {'/'.join(Path(path).parts[-2:])}:{number}"
+        )
+    finally:
+        torch._dynamo.reset()
+    return ""
 
 
 def _breaks() -> int:
@@ -271,7 +292,8 @@ def ratios_of_compiled(record: dict[str, Any], of: str = "extops") -> dict[str, 
 
 def line_of_compiled(record: dict[str, Any]) -> str:
     """Rows of the table."""
-    lines = [f"{record['model']} ({record['mode']})"]
+    refused = record.get("refused")
+    lines = [f"{record['model']} ({record['mode']}){', refused: ' * bool(refused)}{refused or ''}"]
     for variant, first in record.get("first", {}).items():
         samples = record["samples"].get(variant, {})
         times = [f"{x} {statistics.median(samples[x]) / 1e3:.3f} ms" for x in sorted(samples)]
@@ -289,10 +311,38 @@ def summarise_compiled(records: list[dict[str, Any]]) -> str:
         for record in records:
             for name, value in ratios_of_compiled(record, of).items():
                 found.setdefault(f"{name}, {of}", []).append(value)
+                if "serving" in record["model"]:
+                    found.setdefault(f"{name}, serving, {of}", []).append(value)
     return "\n".join(
         f"{name}: {len(values)} models, mean {statistics.geometric_mean(values):.3f}, least {min(values):.3f}"
         for name, values in sorted(found.items())
     )
+
+
+def report_of_compiled(result: dict[str, Any]) -> str:
+    """What a page shows of a run: the means, and each model by torch's layers and by ours."""
+    of = result["environment"]
+    columns = "compiled forward", "compiled training", "graphs forward"
+    lines = [
+        f"{of['device_name']}, torch {of['torch']}, commit {of['commit']}. Times by torch's layers to those by ours, "
+        "in brackets the control; breaks of the graph and seconds of the first call by torch's layers, then by ours:",
+        "",
+        f"```text\n{summarise_compiled(result['records'])}\n```",
+        "",
+        f"| | {' | '.join(columns)} | breaks | first call | `fullgraph` refuses |",
+        "|---" * (len(columns) + 4) + "|",
+    ]
+    for record in result["records"]:
+        found, control = (ratios_of_compiled(record, x) for x in ("extops", "control"))
+        names = [f"{x.split()[0]} wall_{x.split()[1]}" for x in columns]
+        cells = [f"{found[x]:.2f} ({control[x]:.2f})" if x in found else "" for x in names]
+        first = [record.get("first", {}).get(f"{x} compiled") for x in ("torch", "extops")]
+        if None not in first:
+            breaks, seconds = ([x[y] for x in first] for y in ("breaks", "seconds"))
+            cells += [f"{breaks[0]}, {breaks[1]}", f"{seconds[0]:.1f}, {seconds[1]:.1f}"]
+            cells += [record["refused"].replace("|", "/")]
+            lines.append(f"| {record['model']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 # -- what is said of it

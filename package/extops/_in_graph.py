@@ -4,7 +4,7 @@ checks of lengths on a CPU, for which Inductor would compile C++, which takes a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -64,7 +64,9 @@ torch.library.register_fake("extops_torch::layer", _shapes, lib=_library)
 
 
 def is_torchs(module: Any, input: Any, hx: Any) -> bool:
-    """Whether the operator is to compute such a call of a layer: Dynamo asks what is measured. Elsewhere it is not."""
+    """Whether torch's is to compute such a call, by an operator where it is a layer: Dynamo asks what is measured.
+    Elsewhere ours is.
+    """
     return False
 
 
@@ -104,7 +106,7 @@ def checked_lengths(
     enforce_sorted: bool = False,
 ) -> Tensor:
     """As int64 on ``device``. Raises ``message`` unless none is below ``shortest`` and the longest is in a range."""
-    check: Any = _checked
+    check: Callable[..., Tensor] = _checked
     if lengths.device.type == "cpu" and is_in_process():
         check = torch.ops.extops_torch.lengths.default
     return check(lengths, shortest, longest, message, enforce_sorted, device)

@@ -138,10 +138,12 @@ class _Accelerated:
 class _AcceleratedCell(_Accelerated):
     """Asks for as little as possible: a decoder calls it at each step."""
 
-    def forward(self, input: Any, hx: Any = None) -> Any:  # type: ignore[override]
+    def forward(self, input: Any, hx: Any = None) -> Any:
         """As of torch's cells."""
-        if _is_compiling() and not _is_torchs_in_graph(input):
-            return (self.ours if self.is_traced else self.torchs).forward(self, input, hx)
+        if _is_compiling():
+            is_torchs = _is_torchs_in_graph(input) or _in_graph.is_torchs(self, input, hx)
+            kind = self.ours if self.is_traced and not is_torchs else self.torchs
+            return kind.forward(self, input, hx)
         if type(input) is not Tensor or input.is_nested:
             return self.torchs.forward(self, input, hx)
         grad, quick = _quick_key(input)
@@ -219,21 +221,25 @@ def _is_torchs_in_graph(input: Any) -> bool:
     return is_other or torch.onnx.is_in_onnx_export()
 
 
-def _is_torchs_operator(module: Any, input: Tensor, hx: Any) -> bool:
-    """Whether torch's layer is faster in a graph, measured on numbers of ours in the sizes that are traced; not of one
-    for training, since the backward of torch's cannot be traced.
+def _is_torchs_in_trace(module: Any, input: Tensor, hx: Any) -> bool:
+    """Whether torch's is faster in a graph, measured on numbers of ours in the sizes that are traced; not a layer for
+    training: the backward of torch's cannot be traced.
     """
-    has_dropout = module.training and module.dropout > 0
-    if torch.is_grad_enabled() or _is_autocasting() or has_dropout or _table.forced() == OURS:
+    is_layer = isinstance(module, torch.nn.RNNBase)
+    is_refused = is_layer and (torch.is_grad_enabled() or (module.training and module.dropout > 0))
+    if is_refused or _is_autocasting() or _table.forced() == OURS:
         return False
     sizes = [_private.hints_of(x.shape) for x in (input, *_given(hx))]
-    if any(None in x for x in sizes):
+    if any(None in x for x in sizes) or len(sizes[0]) != (3 if is_layer else 2):
         return False
-    rows, *states = (_ramp(x, input.dtype, input.device) for x in sizes)
+    rows, *states = (
+        _ramp(size, x).requires_grad_(x.requires_grad)
+        for size, x in zip(sizes, (input, *_given(hx)), strict=True)
+    )
     call = _Call.of(
         module, rows, (tuple(states) if len(states) > 1 else states[0]) if states else None
     )
-    if call is None or rows.dim() != 3:
+    if call is None:
         return False
     kind, table = f"{call.kind()}, in a graph", call.table()
     way = _table.forced() or table.kind(kind).way(call.sizes())[0]
@@ -245,12 +251,12 @@ def _is_torchs_operator(module: Any, input: Tensor, hx: Any) -> bool:
     return way == TORCH
 
 
-_private.answer_in_traces(_in_graph.is_torchs, _is_torchs_operator)
+_private.answer_in_traces(_in_graph.is_torchs, _is_torchs_in_trace)
 
 
-def _ramp(sizes: list[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _ramp(sizes: list[Any], like: Tensor) -> Tensor:
     """No random numbers: the user's would be others then."""
-    return torch.arange(math.prod(sizes), device=device).view(sizes).sin().to(dtype)
+    return torch.arange(math.prod(sizes), device=like.device).view(sizes).sin().to(like.dtype)
 
 
 def _lengths(lengths: Any) -> Any:
@@ -511,13 +517,13 @@ class _Call(NamedTuple):
         with _private.without_autocast():
             return _Call(module, rows, packed, tuple(states), weights).by_ours()
 
-    def measured(self) -> _table.Measured | None:
+    def measured(self, is_faster: _measure.IsFaster = _measure.is_faster) -> _table.Measured | None:
         """Both ways timed; None where that fails."""
 
         def ways() -> tuple[_measure.Call, _measure.Call]:
             return self._detached()._timed(TORCH), self._detached()._timed(OURS)
 
-        return self._compared(ways, lambda call: call._timed(TORCH)(), _measure.is_faster)
+        return self._compared(ways, lambda call: call._timed(TORCH)(), is_faster)
 
     def _compared(
         self,
@@ -541,7 +547,11 @@ class _Call(NamedTuple):
             return None
 
     def measured_in_graph(self) -> _table.Measured | None:
-        """The operators of both ways, as a graph calls them; None where that fails."""
+        """The operators of both ways, as a graph calls them; None where that fails. Inductor computes torch's cells by
+        the same number of kernels as eager code does.
+        """
+        if not self.is_layer:
+            return self.measured(_measure.is_faster_in_graph)
 
         def torchs(call: _Call) -> list[Tensor]:
             given = call.module, call.rows, call._hx(), call.parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import sys
@@ -511,7 +512,7 @@ def test_models_before_and_after(name: str, mode: str, monkeypatch: pytest.Monke
 
 def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is one graph where torch's is none."""
-    models = pytest.importorskip("benchmarks.models")
+    torch, models = pytest.importorskip("torch"), pytest.importorskip("benchmarks.models")
     monkeypatch.setattr(models, "ROUNDS", (1, 1))
     monkeypatch.setattr(models, "FORMS", {"eager": None, "compiled": "default"})
     (model,) = (x for x in models.MODELS if x.name == "policy, one step")
@@ -525,6 +526,13 @@ def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     said = models.summarise_compiled([record])
     assert "compiled wall_forward, extops: 1 models" in said
     assert "compiled wall_forward, control: 1 models" in said
+    assert record["refused"] == ""
+    environment = {"device_name": "this CPU", "torch": "2", "commit": "0"}
+    page = models.report_of_compiled({"environment": environment, "records": [record]})
+    assert "| policy, one step | " in page
+    model = dataclasses.replace(model, run=lambda module, input: input[int(input.sum().item() > 0)])
+    refused = models._refused(model, torch.nn.Identity(), (torch.ones(2),))
+    assert "test_benchmarks.py:" in refused
 
 
 def test_a_module_of_a_package_that_imports_more(
