@@ -68,7 +68,7 @@ def empty_tests(tree: Path) -> None:
     pages = "".join(page.read_text() for page in tree.glob("docs/*.md"))
     for test in tree.glob("tests/**/test_*.py"):
         if f"../{test.relative_to(tree)}" in pages:
-            test.write_text(f"{test.read_text()}\n__test__ = False\n")
+            test.write_text(f"{test.read_text()}\n\n__test__ = False\n")
         elif test.name not in KEPT:
             test.write_text("")
 
