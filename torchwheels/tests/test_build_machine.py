@@ -22,7 +22,7 @@ from torchwheels.build import toolchain
 from torchwheels.environments import virtual
 from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
-from torchwheels.system import machines
+from torchwheels.system import machines, processes
 
 TARGET = releases.load().target("3.11-cu130")
 GB = 10**9
@@ -358,6 +358,22 @@ def test_tools_are_the_files_of_the_lock_file(
             here, ["wheel==0.45.1"], environments.clean_variables(tmp_path), hashed=True
         )
     assert str(error.value).startswith("uv cannot install wheel==0.45.1 (")
+
+
+def test_a_full_disk_is_no_fault_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "error: Failed to copy to x\n  cause: No space left on device (os error 28)\n"
+    monkeypatch.setattr(processes, "follow", lambda *_, **__: (2, said))
+    here = environments.Environment(tmp_path)
+    with pytest.raises(UserError) as error:
+        environments.install(here, ["x"], {})
+    assert str(error.value).startswith(
+        "uv cannot install x (Failed to copy to x: No space left on "
+    )
+    assert str(error.value).endswith(
+        "): free some space (`torchwheels clean` removes what is kept between builds)"
+    )
 
 
 def test_requirements_that_contradict_each_other_are_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -15,7 +16,7 @@ from subprocess import CalledProcessError
 import pytest
 
 from conftest import ROOT
-from torchwheels import __version__, build, cli
+from torchwheels import __version__, build, cli, system
 from torchwheels.system.cache import size
 
 
@@ -119,11 +120,23 @@ def test_what_is_named_is_removed_but_not_what_is_in_use(
     assert not [path for path in cache.glob("*/*") if path.is_dir()]
 
 
+def test_a_file_that_the_disk_has_no_room_for_is_named(tmp_path: Path) -> None:
+    """Who writes knows no name."""
+    with pytest.raises(OSError) as error, system.whole(tmp_path / "x"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert error.value.filename == str(tmp_path / "x")
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
+        (OSError(28, "No space left on device", "/x"), "the disk of /x is full: free some space"),
         (PermissionError(1, "Operation not permitted"), "Operation not permitted"),
-        (OSError(28, "No space left on device"), "No space left on device"),
+        (
+            OSError(28, "No space left on device"),
+            "the disk is full: free some space (`torchwheels clean` removes",
+        ),
         (OSError(2, "No such file", "/x"), "No such file: /x"),
         (
             CalledProcessError(1, ["python", Path("/x y")], stderr="no venv\n"),

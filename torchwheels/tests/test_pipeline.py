@@ -22,7 +22,7 @@ TARGETS = [releases.load().target(f"3.1{minor}-cpu") for minor in range(5)]
     ("failure", "said"),
     [
         (CalledProcessError(128, ["git", "status"]), "git status ended with exit code 128: the"),
-        (OSError(28, "No space left on device", "/x"), "No space left on device: /x"),
+        (OSError(28, "No space left on device", "/x"), "the disk of /x is full: free some"),
     ],
 )
 def test_a_failure_of_the_machine_ends_its_own_target_alone(

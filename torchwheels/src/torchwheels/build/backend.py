@@ -39,7 +39,7 @@ _KNOWN_FAILURES = (
         "a compiler ran out of memory: build with fewer jobs at once (MAX_JOBS, now {jobs}, or the option "
         "`memory-per-job`)",
     ),
-    (r"No space left on device", "the disk is full: free some space and build again"),
+    (r"No space left on device", f"the disk is full: {processes.FREE_SPACE}"),
     (
         r"The detected CUDA version \(([\d.]+)\) mismatches .*?\n?.*?compile\s+PyTorch \(([\d.]+)\)",
         "CUDA {0} cannot compile for a torch of CUDA {1}: set CUDA_HOME to CUDA {1}, or unset it",

@@ -33,6 +33,9 @@ def whole(path: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # of a full disk, nobody says which
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import errno
 import os
 import re
 import shlex
@@ -25,6 +26,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask a process to end."""
 _LAST_LINES = 200
+FREE_SPACE = "free some space (`torchwheels clean` removes what is kept between builds)"
+"""What to do where the disk is full."""
 
 
 def run(
@@ -110,6 +113,9 @@ def explained(error: Exception) -> str:
         return f"{len(error.args[0])} files cannot be copied, the first because of {why}"
     if not isinstance(error, OSError):
         return str(error)
+    if error.errno == errno.ENOSPC:
+        of_file = f" of {error.filename}" if error.filename else ""
+        return f"the disk{of_file} is full: {FREE_SPACE}"
     if error.filename is None or not isinstance(error, PermissionError):
         return ": ".join(map(str, filter(None, (error.strerror or error, error.filename))))
     path = Path(error.filename)
