@@ -72,6 +72,7 @@ PROJECTS = {
     ),
     "fast-hadamard-transform": Foreign("1.1.0", "CUDA only, incomplete archive"),
     "fast-rnnt": Foreign("1.3", "CMake, called by its setup.py"),
+    "featomic-torch": Foreign("0.7.6", "CMake, linked with libraries of three packages"),
     "flash-attn": Foreign("2.8.3.post2", "fetches a wheel unless it is told otherwise"),
     "foldedtensor": Foreign("0.4.0", "pybind11, not torch's build code"),
     "fpscan": Foreign("0.1.2", "CUDA only"),
@@ -79,11 +80,13 @@ PROJECTS = {
         "git+https://github.com/rahul-goel/fused-ssim@0ac916a05f48f8e477dc8ce1651a346b65ce2072",
         "architectures of its own",
     ),
+    "fussim": Foreign("0.3.1", "CUDA only"),
     "grid-fusion-pytorch": Foreign("0.1.2", "setuptools-scm, compiles when it is imported"),
     "gsplat": Foreign("1.5.3", "29 files, most of them CUDA"),
     "inplace-abn": Foreign("1.1.0", ""),
     "lanms-pytorch": Foreign("1.0.3", "CMake, called by a build.py"),
     "mamba-ssm": Foreign("2.3.2.post1", "fetches a wheel unless it is told otherwise"),
+    "mctorch-mcts": Foreign("0.1.0", "CMake, called by its setup.py"),
     "metatensor-torch": Foreign("0.10.8", "CMake, a build backend of its own"),
     "mmcv": Foreign("2.2.0", "77 files"),
     "monotonic-alignment-search": Foreign("0.2.1", "Cython"),
@@ -97,13 +100,17 @@ PROJECTS = {
     ),
     "quartic-bspline-extension": Foreign("0.3.0", "CUDA where it finds a GPU, incomplete archive"),
     "quad-iou": Foreign("0.2.0", ""),
+    "quad-iou-fixed": Foreign("0.2.2", "abi3"),
+    "rosa-torch-native": Foreign("0.4.0", "pybind11, not torch's build code"),
     "rotary-emb": Foreign("0.5.2", "architectures and a platform of its own"),
     "simple-knn": Foreign(
         "git+https://github.com/camenduru/simple-knn@60f461f4a56b7967e5d8045bf92f8c33f36976d0",
         "CUDA only",
     ),
+    "slangpy-torch": Foreign("0.7.0", "calls CUDA, without kernels"),
     "spatial-correlation-sampler": Foreign("0.5.0", "CUDA unless it is told otherwise"),
     "st-attn": Foreign("0.0.6", "for one GPU alone"),
+    "torbi": Foreign("1.3.3", "abi3, asks for a GPU, wants an older setuptools"),
     "torch-ans": Foreign("0.4.0", "stable ABI"),
     "torch-bessel": Foreign("0.0.10", "incomplete archive"),
     "torch-c-dlpack-ext": Foreign("0.1.5", "a build backend of its own, for older torch"),
@@ -114,6 +121,7 @@ PROJECTS = {
     "torch-linear-assignment": Foreign("0.0.3", "CUDA where it finds a GPU"),
     "torch-ms-deform-attn": Foreign("0.1.1", ""),
     "torch-points-kernels": Foreign("0.7.0", "no ninja, pins numpy"),
+    "torch-projectors": Foreign("0.13.1", ""),
     "torch-scatter": Foreign("2.1.2", "no ninja, a library for each file", f"{PYG}scatter@2.1.2"),
     "torch-sparse": Foreign("0.6.18", "a library for each file"),
     "torch-spline-conv": Foreign("1.2.2", "no ninja", f"{PYG}spline_conv@1.2.2"),
@@ -260,9 +268,18 @@ def of_wheel(wheel: Path, options: project.Project) -> dict[str, Any]:
 
 
 def keep(new: dict[str, Any]) -> None:
-    """Puts a row into the results, in place of the one of the same project and target."""
-    rows = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []
-    rows = {(each["project"], each["target"]): each for each in [*rows, new]}
+    """Puts a row into the results, in place of the one of the same project and target.
+
+    What was run of this very file, and not again, stays.
+    """
+    known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []
+    rows = {(each["project"], each["target"]): each for each in known}
+    key = new["project"], new["target"]
+    earlier = rows.get(key, {})
+    if "sha256" in new and new["sha256"] == earlier.get("sha256"):
+        ran = {x: earlier[x] for x in ("tests", "values") if not new.get(x) and earlier.get(x)}
+        new = {**new, **ran}
+    rows[key] = new
     lines = ",\n".join(json.dumps(rows[key]) for key in sorted(rows))
     RESULTS.write_text(f"[\n{lines}\n]\n")
 

@@ -9,6 +9,9 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
+from benchmarks import foreign
 from extops_build import ROOT
 
 RANKS = "def soft_rank(x, regularization_strength): return x.argsort().argsort() + {first}"
@@ -54,3 +57,20 @@ def test_each_wheel_gets_a_line_whatever_becomes_of_the_others(tmp_path: Path) -
     assert [run["right"] for run in runs] == [False, False, False]
     assert {run["device"] for run in runs} == {"CPU"}
     assert all(len(run["sha256"]) == 64 for run in runs)
+
+
+def test_what_was_run_of_a_file_stays_while_its_project_gives_that_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "foreign.json"
+    monkeypatch.setattr(foreign, "RESULTS", results)
+    row = {"project": "x==1", "target": "3.11-cpu", "sha256": "1", "tests": [], "MB": 1}
+    ran = {"tests": [{"device": "CPU", "passed": 1}], "values": [{"device": "H200", "right": True}]}
+    for new, said in (
+        ({**row, **ran}, {**row, **ran}),
+        ({**row, "MB": 2}, {**row, **ran, "MB": 2}),
+        ({**row, "sha256": "2"}, {**row, "sha256": "2"}),
+        ({"project": "x==1", "target": "3.11-cpu", "failed": "it does"}, None),
+    ):
+        foreign.keep(new)
+        assert json.loads(results.read_text()) == [said or new]
