@@ -182,7 +182,7 @@ def _some(symbols: list[str]) -> str:
 
 
 def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
-    """The kernels are there for every GPU architecture, and as PTX; a CPU wheel has none."""
+    """The kernels are there for every GPU architecture, and as PTX, unless it only calls CUDA; a CPU wheel has none."""
     target, wanted = expectation.target, expectation.architectures
     found = {
         name: library.gpu_code
