@@ -83,7 +83,8 @@ def test_what_others_have_in_the_cache_is_not_removed(
     """Whoever names a folder of theirs as the cache."""
     (cache / "build" / "of a user").mkdir()
     (cache / "thesis").mkdir()
-    for command in (["clean"], ["build", str(cache), "--target=3.11-cpu", "--backend=local"]):
+    own = str(ROOT / "examples" / "own_project")
+    for command in (["clean"], ["build", own, "--target=3.11-cpu", "--backend=local"]):
         with pytest.raises(SystemExit, match=r"which holds other files \(thesis\).*: name a new"):
             cli.main(command)
     assert (cache / "build" / "of a user").is_dir()
