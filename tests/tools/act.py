@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.server
+import json
 import os
 import re
 import shutil
@@ -29,6 +30,7 @@ ROOT = HERE.parents[1]
 OURS = "OWNER/extops"
 EXAMPLES = {"sample": "own_project", "farm": "farm"}
 TARGETS = {"main": '["3.11-cpu", "3.11-release"]', "sample": '["3.11-cpu"]'}
+ARCHITECTURE, GPU_CODE = "9.0", "sm_90a"
 # test_values.py has what `nox -s sanitize` plants reported.
 KEPT = {"test_golden.py", "test_values.py", "test_compose.py", "test_targets.py", "test_swish.py"}
 
@@ -60,7 +62,20 @@ def main(which: str, *arguments: str) -> int:
         table = tree / "pyproject.toml"
         table.write_text(with_targets(table.read_text(), TARGETS[which]))
         empty_tests(tree)
+        sizes = tree / "tools" / "sizes.json"
+        if sizes.is_file():
+            sizes.write_text(of_one_gpu(sizes.read_text()))
         return run(which, tree, folder, *arguments)
+
+
+def of_one_gpu(noted: str) -> str:
+    """What sizes.json says of wheels, but for the code of GPUs that these are not built for here."""
+    wheels = json.loads(noted)
+    kept = {
+        name: {x: wheels[name][x] for x in ("host", GPU_CODE) if x in wheels[name]}
+        for name in wheels
+    }
+    return json.dumps(kept)
 
 
 def empty_tests(tree: Path) -> None:
@@ -137,7 +152,7 @@ def command(which: str, tree: Path, folder: Path, *arguments: str) -> list[str]:
         *("--platform=ubuntu-24.04=-self-hosted", "--action-offline-mode", "--no-cache-server"),
         *(f"--local-repository={action}={path}" for action, path in stubs.items()),
         *(f"--env={name}={value}" for name, value in os.environ.items() if name.startswith("PIP_")),
-        "--env=TORCHWHEELS_ARCHITECTURES=9.0",
+        f"--env=TORCHWHEELS_ARCHITECTURES={ARCHITECTURE}",
         *(f"--env=ACT_TREE={tree}", f"--env=ACT_ARTIFACTS={folder / 'artifacts'}"),
         f"--env=ACT_SERVED={folder / 'served'}",
         *arguments,

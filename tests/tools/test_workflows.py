@@ -262,6 +262,14 @@ def test_the_release_that_the_documentation_shows_has_passed() -> None:
     assert all(test["passed"] and not test["failed"] for test in report["tests"])
 
 
+def test_act_compares_sizes_for_the_one_gpu_that_it_builds_for() -> None:
+    noted = (ROOT / "tools" / "sizes.json").read_text()
+    kept = json.loads(act.of_one_gpu(noted))
+    assert kept.keys() == json.loads(noted).keys()
+    assert {*kept["cpu"]} == {"host"}
+    assert {*kept["release"]} == {"host", "sm_90a"}
+
+
 def test_act_runs_the_tests_of_few_files(tmp_path: Path) -> None:
     """And leaves what pages show."""
     (tmp_path / "docs").mkdir()
