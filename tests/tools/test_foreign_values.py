@@ -65,10 +65,11 @@ def test_what_was_run_of_a_file_stays_while_its_project_gives_that_file(
     results = tmp_path / "foreign.json"
     monkeypatch.setattr(foreign, "RESULTS", results)
     row = {"project": "x==1", "target": "3.11-cpu", "sha256": "1", "tests": [], "MB": 1}
+    row |= {"GB": 1.5, "processes": 2}
     ran = {"tests": [{"device": "CPU", "passed": 1}], "values": [{"device": "H200", "right": True}]}
     for new, said in (
         ({**row, **ran}, {**row, **ran}),
-        ({**row, "MB": 2}, {**row, **ran, "MB": 2}),
+        ({**row, "MB": 2, "GB": 0.2, "processes": 0}, {**row, **ran, "MB": 2}),
         ({**row, "sha256": "2"}, {**row, "sha256": "2"}),
         ({"project": "x==1", "target": "3.11-cpu", "failed": "it does"}, None),
     ):
