@@ -45,10 +45,6 @@ inline Tensor to_float32(const Tensor& tensor) {
   return call_aten("aten::to", "dtype", tensor, torch::headeronly::ScalarType::Float, false, false, std::nullopt);
 }
 
-inline Tensor columns(const Tensor& matrix, int64_t first, int64_t count) {
-  return call_aten("aten::narrow", "", matrix, int64_t{1}, first, count);
-}
-
 inline Tensor contiguous_copy(const Tensor& tensor) {
   return call_aten("aten::clone", "", tensor, std::optional(torch::headeronly::MemoryFormat::Contiguous));
 }
@@ -151,6 +147,11 @@ inline Tensor reinterpret(const Tensor& tensor, Sizes sizes, Sizes strides, int6
           tensor.get(), static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), offset, &result),
       "reinterpret_tensor");
   return Tensor(result);
+}
+
+inline Tensor columns(const Tensor& matrix, int64_t first, int64_t count) {
+  const int64_t shape[] = {matrix.sizes()[0], count};
+  return reinterpret(matrix, Sizes(shape, 2), matrix.strides(), first * matrix.strides()[1]);
 }
 
 inline Tensor transpose(const Tensor& matrix) {

@@ -75,21 +75,25 @@ inline Tensor rows_of(const Tensor& tensor, const SequenceSizes& sizes, bool den
       Sizes(in_copy, 2));
 }
 
-// The recurrent weights [rows, state_size] as a kernel gets them: in place, if each row is dense, else in a copy.
-class RecurrentWeights {
+// A matrix as a kernel gets it, whose rows are dense: in place if they are and start aligned, with elements of `bytes`
+// all of them, else in a copy.
+class Rows {
  public:
-  explicit RecurrentWeights(const Tensor& weights)
-      : is_dense_(weights.strides()[1] == 1 && weights.strides()[0] >= weights.sizes()[1]),
-        tensor_(is_dense_ && is_aligned(weights) ? columns(weights, 0, weights.sizes()[1]) : contiguous_copy(weights)) {
+  Rows(const Tensor& matrix, int64_t alignment, int64_t bytes = 0) : tensor_(&matrix) {
+    const int64_t columns = matrix.sizes()[1];
+    const bool is_dense = (columns <= 1 || matrix.strides()[1] == 1) && stride() >= columns;
+    const bool is_aligned = reinterpret_cast<uintptr_t>(data()) % alignment == 0 && stride() * bytes % alignment == 0;
+    if (!is_dense || !is_aligned) tensor_ = &copy_.emplace(contiguous_copy(matrix));
   }
+  Rows(const Rows&) = delete;
 
-  const Tensor& tensor() const { return tensor_; }
-  const void* data() const { return tensor_.data(); }
-  int64_t stride() const { return tensor_.strides()[0]; }
+  const Tensor& tensor() const { return *tensor_; }
+  const void* data() const { return tensor_->data(); }
+  int64_t stride() const { return tensor_->strides()[0]; }
 
  private:
-  bool is_dense_;
-  Tensor tensor_;
+  std::optional<Tensor> copy_;
+  const Tensor* tensor_;
 };
 
 // A GEMM with its result in the compute type. The kernel adds more to it, and rounding it to 16 bits first would lose
@@ -268,7 +272,7 @@ std::array<Tensor, 5> run_checked(
     const Tensor& h_0, const Tensor& c_0, const Tensor* lengths, bool reverse, bool allow_tf32, bool training) {
   constexpr const char* kOp = SequenceOf<Cell>::kName;
   [[maybe_unused]] const typename Device::Guard guard(input);
-  const RecurrentWeights dense_weights(weights_h);
+  const Rows dense_weights(weights_h, kSequenceAlignment);
   const Sizes steps = input.sizes();
   const SequenceSizes sizes =
       laid_out_like({steps[0], steps[1], h_0.sizes()[1], dense_weights.stride(), 0, 0, reverse, 0}, input);
@@ -437,7 +441,8 @@ std::array<Tensor, 3> sequence_backward(
   const Tensors tensors{get(grad_output), get(grad_h_n), get(grad_c_n), &weights, &gates, &cells};
   check<SequenceBackwardTensors<Cell>>(kOp, table, tensors, "cells", cells);
   [[maybe_unused]] const typename Device::Guard guard(cells);
-  const RecurrentWeights weights_h(columns(weights, 0, steps[2]));
+  const Tensor recurrent_weights = columns(weights, 0, steps[2]);
+  const Rows weights_h(recurrent_weights, kSequenceAlignment);
   const SequenceSizes sizes =
       laid_out_like({steps[0], steps[1], steps[2], weights_h.stride(), 0, 0, reverse, 0}, gates);
   const Options options = gates.options();

@@ -21,30 +21,6 @@ struct StepOf;
     static constexpr const char* kInputBackward = #cell "_step_input_backward";           \
   };
 
-// A matrix whose rows are dense and all start aligned: in place if they are, else in a copy.
-class Rows {
- public:
-  Rows(ScalarType dtype, const Tensor& matrix, int64_t alignment)
-      : data_(matrix.data()), stride_(matrix.strides()[0]), bytes_(element_bytes(dtype)) {
-    const int64_t columns = matrix.sizes()[1];
-    const bool is_dense = columns <= 1 || matrix.strides()[1] == 1;
-    const bool is_aligned = reinterpret_cast<uintptr_t>(data_) % alignment == 0 && stride_ * bytes_ % alignment == 0;
-    if (is_dense && is_aligned && stride_ >= columns) return;
-    copy_ = contiguous_copy(matrix);
-    data_ = copy_->data();
-    stride_ = columns;
-  }
-
-  const void* data(int64_t column = 0) const { return static_cast<const char*>(data_) + column * bytes_; }
-  int64_t stride() const { return stride_; }
-
- private:
-  std::optional<Tensor> copy_;
-  const void* data_;
-  int64_t stride_;
-  int64_t bytes_;
-};
-
 // A piece of the work of a kernel that multiplies is a column of the state.
 template <class Cell>
 int64_t grain_of_columns(const StepSizes& sizes) {
@@ -53,12 +29,13 @@ int64_t grain_of_columns(const StepSizes& sizes) {
 
 inline int64_t elements(const StepSizes& sizes) { return sizes.batch * sizes.state_size; }
 
-// `weights_h` is null where weights_x are joined, [weights_h | weights_x].
+// Weights that are joined are also two views of one tensor.
 struct StepParameters {
   const Tensor* weights_x;
   const Tensor* weights_h;
   const Tensor* bias_x;
   const Tensor* bias_h;
+  const Tensor* joined = nullptr;
 };
 
 // After the tensors were checked.
@@ -88,35 +65,28 @@ std::array<Tensor, 3> run_step(
     return {std::move(h), std::move(c), std::move(gates)};
   };
   const auto new_gates = [&] { return allocate(options, sizes.batch, Cell::kGates * sizes.state_size); };
-  const Tensor& weights_x = *parameters.weights_x;
   if (const int64_t alignment = Entries::alignment(dtype, sizes)) {
     const Dense dense_input(input, alignment), dense_h_0(h_0, alignment);
-    const Rows of_x(dtype, weights_x, alignment);
-    std::optional<Rows> of_h;
+    const int64_t bytes = element_bytes(dtype);
+    const Rows of_x(*parameters.weights_x, alignment, bytes), of_h(*parameters.weights_h, alignment, bytes);
     arguments.input = dense_input.data();
     arguments.h_0 = dense_h_0.data();
-    if (kIsJoined<Cell>) {
-      arguments.weights_h = of_x.data();
-      arguments.weights_x = of_x.data(sizes.state_size);
-      arguments.weights_h_stride = of_x.stride();
-    } else {
-      of_h.emplace(dtype, *parameters.weights_h, alignment);
-      arguments.weights_h = of_h->data();
-      arguments.weights_x = of_x.data();
-      arguments.weights_h_stride = of_h->stride();
-    }
+    arguments.weights_h = of_h.data();
+    arguments.weights_x = of_x.data();
+    arguments.weights_h_stride = of_h.stride();
     arguments.weights_x_stride = of_x.stride();
     return finish(new_gates(), sizes.state_size, grain_of_columns<Cell>(sizes));
   }
   if constexpr (kIsJoined<Cell>) {
     // One GEMM. The kernel adds the bias for free. In 16-bit types linear() adds it, before it rounds the result.
     const Tensor x = cat_columns(h_0, input);
-    Tensor gates = is_half(dtype) ? linear(x, weights_x, *parameters.bias_x) : mm(x, transpose(weights_x));
+    Tensor gates =
+        is_half(dtype) ? linear(x, *parameters.joined, *parameters.bias_x) : mm(x, transpose(*parameters.joined));
     if (is_half(dtype)) arguments.bias_x = nullptr;
     arguments.input_gates = gates.data();
     return finish(std::move(gates), elements(sizes), kPointwiseGrain);
   } else {
-    Tensor input_gates = mm(input, transpose(weights_x));
+    Tensor input_gates = mm(input, transpose(*parameters.weights_x));
     const Tensor hidden_gates = mm(h_0, transpose(*parameters.weights_h));
     arguments.input_gates = input_gates.data();
     arguments.hidden_gates = hidden_gates.data();
@@ -148,7 +118,9 @@ std::array<Tensor, 3> step_of_joined(
   constexpr const char* kOp = StepOf<Cell>::kName;
   const StepSizes sizes = step_sizes(kOp, input, h_0);
   check<StepTensors<Cell>>(kOp, sizes, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
-  return run_step<Device, Cell>(sizes, input, {&weights, nullptr, &bias, nullptr}, h_0, c_0, allow_tf32);
+  const Tensor weights_x = columns(weights, sizes.state_size, sizes.input_features);
+  const Tensor weights_h = columns(weights, 0, sizes.state_size);
+  return run_step<Device, Cell>(sizes, input, {&weights_x, &weights_h, &bias, nullptr, &weights}, h_0, c_0, allow_tf32);
 }
 
 // What the pointwise part of a backward gets, from the struct of a table.
@@ -275,15 +247,16 @@ std::array<Tensor, StepParametersBackwardTensors<Cell>::kResults> step_parameter
 template <class Device, class Cell>
 std::array<Tensor, 2> run_input_backward(
     const StepSizes& sizes, const Tensor& grad_x, const Tensor& grad_h_part, const Tensor* grad_c_0,
-    const Tensor& weights_x, const Tensor* weights_h, bool allow_tf32) {
+    const Tensor& weights_x, const Tensor& weights_h, bool allow_tf32) {
   using Entries = typename Device::template Step<Cell>;
   constexpr const char* kOp = StepOf<Cell>::kInputBackward;
   [[maybe_unused]] const typename Device::Guard guard(grad_x);
   const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "grad_x", grad_x), allow_tf32);
   if constexpr (Device::kIsCuda) {
     if (Entries::input_backward_alignment(dtype, sizes) != 0) {
-      const Dense dense_grad_x(grad_x), dense_grad_h_part(grad_h_part), dense_weights_x(weights_x);
-      const std::optional<Dense> dense_weights_h = dense(weights_h), dense_grad_c_0 = dense(grad_c_0);
+      const Dense dense_grad_x(grad_x), dense_grad_h_part(grad_h_part);
+      const Rows of_x(weights_x, 1), of_h(weights_h, 1);
+      const std::optional<Dense> dense_grad_c_0 = dense(grad_c_0);
       Tensor grad_input = allocate(grad_x.options(), sizes.batch, sizes.input_features);
       Tensor grad_h_0 = allocate(grad_x.options(), sizes.batch, sizes.state_size);
       StepInputBackwardArguments arguments{};
@@ -291,32 +264,21 @@ std::array<Tensor, 2> run_input_backward(
       arguments.grad_x = dense_grad_x.data();
       arguments.grad_h_part = dense_grad_h_part.data();
       arguments.grad_c_0 = data_of(dense_grad_c_0);
-      if (kIsJoined<Cell>) {
-        arguments.weights_h = dense_weights_x.data();
-        arguments.weights_x = static_cast<const float*>(dense_weights_x.data()) + sizes.state_size;
-        arguments.weights_h_stride = arguments.weights_x_stride = sizes.state_size + sizes.input_features;
-      } else {
-        arguments.weights_x = dense_weights_x.data();
-        arguments.weights_h = data_of(dense_weights_h);
-        arguments.weights_x_stride = sizes.input_features;
-        arguments.weights_h_stride = sizes.state_size;
-      }
+      arguments.weights_x = of_x.data();
+      arguments.weights_h = of_h.data();
+      arguments.weights_x_stride = of_x.stride();
+      arguments.weights_h_stride = of_h.stride();
       arguments.grad_input = grad_input.mutable_data();
       arguments.grad_h_0 = grad_h_0.mutable_data();
       Device::run(kOp, grad_x, 0, 0, [&](auto stream) { return Entries::input_backward(dtype, arguments, stream); });
       return {std::move(grad_input), std::move(grad_h_0)};
     }
   }
-  const Tensor& of_h = kHasOneGradient<Cell> ? grad_x : grad_h_part;
-  const auto towards_h = [&](const Tensor& weights) {
-    // As a bias: the library adds it to the GEMM.
-    return grad_c_0 == nullptr ? mm(of_h, weights) : linear(of_h, transpose(weights), *grad_c_0);
-  };
-  if (!kIsJoined<Cell>) return {mm(grad_x, weights_x), towards_h(*weights_h)};
-  // Two GEMMs, not two views of one: the results of an operator may not share memory.
+  const Tensor& part = kHasOneGradient<Cell> ? grad_x : grad_h_part;
+  // Two GEMMs, not two views of one: the results of an operator may not share memory. As a bias, the library adds
+  // grad_c_0.
   return {
-      mm(grad_x, columns(weights_x, sizes.state_size, sizes.input_features)),
-      towards_h(columns(weights_x, 0, sizes.state_size))};
+      mm(grad_x, weights_x), grad_c_0 == nullptr ? mm(part, weights_h) : linear(part, transpose(weights_h), *grad_c_0)};
 }
 
 // The gradients of the input and of h_0.
@@ -330,7 +292,7 @@ std::array<Tensor, 2> step_input_backward(
       matrix_sizes(kOp, "weight_hh", weight_hh)[1]};
   const Tensors tensors{&grad_x, &grad_h_part, get(grad_c_0), &weight_ih, &weight_hh};
   check<StepInputBackwardTensors<Cell>>(kOp, sizes, tensors, "grad_x", grad_x);
-  return run_input_backward<Device, Cell>(sizes, grad_x, grad_h_part, get(grad_c_0), weight_ih, &weight_hh, allow_tf32);
+  return run_input_backward<Device, Cell>(sizes, grad_x, grad_h_part, get(grad_c_0), weight_ih, weight_hh, allow_tf32);
 }
 
 template <class Device, class Cell>
@@ -344,7 +306,9 @@ std::array<Tensor, 2> step_input_backward_of_joined(
   const StepSizes sizes{gates[0], features, units};
   const Tensors tensors{&grad_x, &grad_h_part, get(grad_c_0), &weights};
   check<StepInputBackwardTensors<Cell>>(kOp, sizes, tensors, "grad_x", grad_x);
-  return run_input_backward<Device, Cell>(sizes, grad_x, grad_h_part, get(grad_c_0), weights, nullptr, allow_tf32);
+  return run_input_backward<Device, Cell>(
+      sizes, grad_x, grad_h_part, get(grad_c_0), columns(weights, units, features), columns(weights, 0, units),
+      allow_tf32);
 }
 
 // All operators of a cell.
