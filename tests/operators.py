@@ -635,7 +635,8 @@ def sequence_calls(name: str) -> Callable[[Maker], Iterator[Call]]:
 
     def calls(make: Maker) -> Iterator[Call]:
         def arguments(time: int, batch: int, features: int, state: int) -> Tensors:
-            sizes = dict(zip(operator.sizes, (time, batch, features, state), strict=True))
+            given = time, batch, features, state, state  # the units of all directions, and of one
+            sizes = dict(zip(operator.sizes, given, strict=True))
             return tuple(make(*_schemas.shape_of(row, sizes)) for row in operator.arguments)
 
         small = arguments(2, 3, 5, 4)

@@ -58,12 +58,16 @@ def shapes_of(operator: Operator) -> st.SearchStrategy[tuple[Shape, ...]]:
     schema = _schemas.OPERATORS["lltm_step" if operator.name == "lltm" else operator.name]
     if not schema.sizes:
         return shapes_that_broadcast(len(operator.arguments))
-    drawn = {size: st.integers(1, 3) if size == "time" else sizes for size in schema.sizes}
+    names = [x for x in schema.sizes if x != "direction_size"]
+    drawn = {size: st.integers(1, 3) if size == "time" else sizes for size in names}
     if operator.name in SEQUENCE_INPUTS:
         make = SEQUENCE_INPUTS[operator.name]
         return st.tuples(*drawn.values()).map(lambda found: tuple(x.shape for x in make(*found)))
     return st.fixed_dictionaries(drawn).map(
-        lambda found: tuple(_schemas.shape_of(row, found) for row in schema.arguments)
+        lambda found: tuple(
+            _schemas.shape_of(row, {**found, "direction_size": found["state_size"]})
+            for row in schema.arguments
+        )
     )
 
 

@@ -271,6 +271,52 @@ def repeats_that_differ(function: Callable[[], list[Tensor]], count: int = 50) -
 
 
 @by_case
+@pytest.mark.parametrize("batch_first", [False, True], ids=["by steps", "by samples"])
+def test_both_directions(case: Case, batch_first: bool) -> None:
+    """One call gives what two give, each of one direction, in whatever order they compute it."""
+    options: Any = {"batch_first": batch_first, "device": "cuda", "dtype": case.dtype}
+    layer = extops.LLTMLayer(FEATURES, case.state, bidirectional=True, **options)
+    shape = (case.batch, TIME) if batch_first else (TIME, case.batch)
+    input = torch.randn(*shape, FEATURES, device="cuda", dtype=case.dtype, requires_grad=True)
+    h_0, c_0 = torch.randn(2, 2, case.batch, case.state, device="cuda", dtype=case.dtype)
+    leaves = [input, *layer.parameters(), *(x.requires_grad_() for x in (h_0, c_0))]
+    ahead, back = (
+        [layer.weights_l0, layer.bias_l0],
+        [layer.weights_l0_reverse, layer.bias_l0_reverse],
+    )
+    lengths = torch.randint(TIME + 1, (case.batch,), device="cuda")
+
+    def apart() -> tuple[Tensor, tuple[Tensor, ...]]:
+        one, other = (
+            extops.lltm_sequence(
+                input,
+                (h_0[place], c_0[place]),
+                *parameters,
+                lengths=lengths,
+                batch_first=batch_first,
+                reverse=bool(place),
+            )
+            for place, parameters in enumerate((ahead, back))
+        )
+        last = (torch.stack(x) for x in zip(one[1], other[1], strict=True))
+        return torch.cat((one[0], other[0]), dim=2), tuple(last)
+
+    def of(function: Callable[[], Any]) -> list[Tensor]:
+        output, last = function()
+        factors = torch.linspace(0, 0.1, case.state, device="cuda")
+        loss = sum(
+            (x.float().unflatten(-1, (-1, case.state)) * factors).sum() for x in (output, *last)
+        )
+        return [output, *last, *torch.autograd.grad(loss, leaves)]
+
+    with case.chosen():
+        found = of(lambda: layer(input, (h_0, c_0), lengths))
+        expected = of(apart)
+    for x, y in zip(found, expected, strict=True):
+        assert (x - y).float().norm() <= 0.01 * y.float().norm()
+
+
+@by_case
 def test_beside_small_kernels(case: Case) -> None:
     """A late load reads the next copy's data, unless the kernel waits for it."""
     inputs = case.inputs()

@@ -1,4 +1,4 @@
-"""Bidirectional layers, whose directions run on two streams, called on many streams and in many threads at once."""
+"""Bidirectional layers, called on many streams and in many threads at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import extops
-from extops import modules
 
 pytestmark = pytest.mark.gpu
 
@@ -143,43 +142,6 @@ def test_captured_graphs(sizes: tuple[int, int, int, int], dtype: torch.dtype, m
         wrong.append(differences(mode(layer, inputs[2]), expected[2]))
     torch.cuda.synchronize()
     assert sum(x.item() for x in wrong) == 0
-
-
-def test_side_streams_are_nobody_elses() -> None:
-    """Else two graphs could share the workspace of cuBLAS: torch has 32 streams, and gives them again."""
-    layer = extops.LLTMLayer(8, 8, bidirectional=True, device="cuda")
-    input = torch.randn(3, 2, 8, device="cuda")
-    streams = [torch.cuda.Stream() for _ in range(64)]
-    sides = []
-    for stream in streams:
-        with torch.cuda.stream(stream):
-            layer(input)
-            beside = modules.streams_of(input.device)
-            assert beside is not None
-            sides.append(beside.side.cuda_stream)
-    numbers = [x.cuda_stream for x in streams]
-    assert set(sides).isdisjoint(numbers)
-    assert len(set(sides)) == len(set(numbers))
-
-
-@pytest.mark.parametrize("priority", (0, -1))
-def test_side_streams_have_the_priority_of_the_caller(priority: int) -> None:
-    with torch.cuda.stream(torch.cuda.Stream(priority=priority)):
-        beside = modules.streams_of(torch.device("cuda", 0))
-    assert beside is not None
-    assert beside.side.priority == priority
-
-
-def test_directions_stay_in_a_green_context() -> None:
-    contexts = pytest.importorskip("torch.cuda.green_contexts")
-    if not contexts.SUPPORTED:
-        pytest.skip("this torch was built without green contexts")
-    context = contexts.GreenContext.create(num_sms=16, device_id=0)
-    context.set_context()
-    try:
-        assert modules.streams_of(torch.device("cuda", 0)) is None
-    finally:
-        context.pop_context()
 
 
 def test_gradients_that_outlive_the_backward() -> None:

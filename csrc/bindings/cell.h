@@ -12,16 +12,16 @@ namespace extops {
 
 // clang-format off
 // The rows of a cell's parameters: in parts, as torch's modules have them, and joined.
-#define EXTOPS_WEIGHT_HH(ROW) ROW(weight_hh, Cell::kRecurrent*state_size, state_size)
-#define EXTOPS_PARTS(IN, UPSTREAM) EXTOPS_WEIGHTS_OF_PARTS(IN) EXTOPS_BIASES(UPSTREAM)
-#define EXTOPS_WEIGHTS_OF_PARTS(ROW)                      \
+#define EXTOPS_WEIGHT_HH(ROW, columns) ROW(weight_hh, Cell::kRecurrent*state_size, columns)
+#define EXTOPS_PARTS(IN, UPSTREAM, columns) EXTOPS_WEIGHTS_OF_PARTS(IN, columns) EXTOPS_BIASES(UPSTREAM)
+#define EXTOPS_WEIGHTS_OF_PARTS(ROW, columns)             \
   ROW(weight_ih, Cell::kInput*state_size, input_features) \
-  EXTOPS_WEIGHT_HH(ROW)
+  EXTOPS_WEIGHT_HH(ROW, columns)
 #define EXTOPS_BIASES(ROW)                \
   ROW(bias_ih, Cell::kInput*state_size)   \
   ROW(bias_hh, Cell::kRecurrent*state_size)
-#define EXTOPS_JOINED_WEIGHTS(ROW) ROW(weights, Cell::kGates*state_size, state_size + input_features)
-#define EXTOPS_JOINED(ROW) EXTOPS_JOINED_WEIGHTS(ROW) ROW(bias, Cell::kGates*state_size)
+#define EXTOPS_JOINED_WEIGHTS(ROW, columns) ROW(weights, Cell::kGates*state_size, columns + input_features)
+#define EXTOPS_JOINED(ROW, columns) EXTOPS_JOINED_WEIGHTS(ROW, columns) ROW(bias, Cell::kGates*state_size)
 #define EXTOPS_PARTS_GRADIENTS(OUT)                            \
   OUT(grad_weight_ih, Cell::kInput*state_size, input_features) \
   OUT(grad_weight_hh, Cell::kRecurrent*state_size, state_size) \
@@ -31,22 +31,18 @@ namespace extops {
   OUT(grad_weights, Cell::kGates*state_size, state_size + input_features) \
   OUT(grad_bias, Cell::kGates*state_size)
 
-#define EXTOPS_SEQUENCE_OF_PARTS(IN, UPSTREAM, OUT) EXTOPS_SEQUENCE(IN, OUT, EXTOPS_PARTS(IN, UPSTREAM))
-#define EXTOPS_SEQUENCE_OF_JOINED(IN, UPSTREAM, OUT) EXTOPS_SEQUENCE(IN, OUT, EXTOPS_JOINED(IN))
-#define EXTOPS_SEQUENCE_BACKWARD_OF_PARTS(IN, UPSTREAM, OUT) \
-  EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_WEIGHT_HH(IN))
-#define EXTOPS_SEQUENCE_BACKWARD_OF_JOINED(IN, UPSTREAM, OUT) \
-  EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_JOINED_WEIGHTS(IN))
-#define EXTOPS_STEP_OF_PARTS(IN, UPSTREAM, OUT) EXTOPS_STEP(IN, OUT, EXTOPS_PARTS(IN, UPSTREAM))
-#define EXTOPS_STEP_OF_JOINED(IN, UPSTREAM, OUT) EXTOPS_STEP(IN, OUT, EXTOPS_JOINED(IN))
+#define EXTOPS_SEQUENCE_OF_PARTS(IN, UPSTREAM, OUT) EXTOPS_SEQUENCE(IN, OUT, EXTOPS_PARTS(IN, UPSTREAM, direction_size))
+#define EXTOPS_SEQUENCE_OF_JOINED(IN, UPSTREAM, OUT) EXTOPS_SEQUENCE(IN, OUT, EXTOPS_JOINED(IN, direction_size))
+#define EXTOPS_STEP_OF_PARTS(IN, UPSTREAM, OUT) EXTOPS_STEP(IN, OUT, EXTOPS_PARTS(IN, UPSTREAM, state_size))
+#define EXTOPS_STEP_OF_JOINED(IN, UPSTREAM, OUT) EXTOPS_STEP(IN, OUT, EXTOPS_JOINED(IN, state_size))
 #define EXTOPS_STEP_PARAMETERS_BACKWARD_OF_PARTS(IN, UPSTREAM, OUT) \
   EXTOPS_STEP_PARAMETERS_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_PARTS_GRADIENTS(OUT))
 #define EXTOPS_STEP_PARAMETERS_BACKWARD_OF_JOINED(IN, UPSTREAM, OUT) \
   EXTOPS_STEP_PARAMETERS_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_JOINED_GRADIENTS(OUT))
 #define EXTOPS_STEP_INPUT_BACKWARD_OF_PARTS(IN, UPSTREAM, OUT) \
-  EXTOPS_STEP_INPUT_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_WEIGHTS_OF_PARTS(IN))
+  EXTOPS_STEP_INPUT_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_WEIGHTS_OF_PARTS(IN, state_size))
 #define EXTOPS_STEP_INPUT_BACKWARD_OF_JOINED(IN, UPSTREAM, OUT) \
-  EXTOPS_STEP_INPUT_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_JOINED_WEIGHTS(IN))
+  EXTOPS_STEP_INPUT_BACKWARD(IN, UPSTREAM, OUT, EXTOPS_JOINED_WEIGHTS(IN, state_size))
 // clang-format on
 
 // `Name<Cell>`: the struct of a table, for the parameters that the cell has.
@@ -59,10 +55,11 @@ namespace extops {
   using Name = std::conditional_t<kIsJoined<Cell>, Name##OfJoined<Cell>, Name##OfParts<Cell>>;
 
 EXTOPS_CELL_TABLE(SequenceTensors, EXTOPS_SEQUENCE, SequenceTableSizes, SEQUENCE)
-EXTOPS_CELL_TABLE(SequenceBackwardTensors, EXTOPS_SEQUENCE_BACKWARD, SequenceTableSizes, SEQUENCE)
 EXTOPS_CELL_TABLE(StepTensors, EXTOPS_STEP, StepSizes, STEP)
 EXTOPS_CELL_TABLE(StepParametersBackwardTensors, EXTOPS_STEP_PARAMETERS_BACKWARD, StepSizes, STEP)
 EXTOPS_CELL_TABLE(StepInputBackwardTensors, EXTOPS_STEP_INPUT_BACKWARD, StepSizes, STEP)
+template <class Cell>
+EXTOPS_ARGUMENTS(SequenceBackwardTensors, SequenceTableSizes, EXTOPS_SEQUENCE_SIZES, EXTOPS_SEQUENCE_BACKWARD)
 template <class Cell>
 EXTOPS_ARGUMENTS(StepBackwardTensors, StepSizes, EXTOPS_STEP_SIZES, EXTOPS_STEP_BACKWARD)
 

@@ -10,7 +10,8 @@
 #define EXTOPS_SEQUENCE_BACKWARD_OPTIONS ", Tensor? lengths, *, bool reverse=False, bool allow_tf32=False"
 #define EXTOPS_SEQUENCE_OPTIONS EXTOPS_SEQUENCE_BACKWARD_OPTIONS ", bool training=True"
 
-#define EXTOPS_SEQUENCE_SIZES time, batch, input_features, state_size
+// The units are those of all directions. Of two, the columns of the recurrent weights meet the states of one.
+#define EXTOPS_SEQUENCE_SIZES time, batch, input_features, state_size, direction_size
 
 struct SequenceTableSizes {
   int64_t EXTOPS_SEQUENCE_SIZES;
@@ -29,11 +30,11 @@ struct SequenceTableSizes {
   OUT(gates, time, batch, Cell::kGates*state_size)          \
   OUT(cells, time, batch, state_size)
 
-#define EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT, ...)    \
+#define EXTOPS_SEQUENCE_BACKWARD(IN, UPSTREAM, OUT)         \
   UPSTREAM(grad_output, time, batch, state_size)            \
   UPSTREAM(grad_h_n, batch, state_size)                     \
   UPSTREAM(grad_c_n, batch, state_size)                     \
-  __VA_ARGS__                                               \
+  IN(weight_hh, Cell::kRecurrent*state_size, direction_size) \
   IN(gates, time, batch, Cell::kGates*state_size)           \
   IN(cells, time, batch, state_size)                        \
   OUT(grad_gates, time, batch, Cell::kGates*state_size)     \

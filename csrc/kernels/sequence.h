@@ -7,6 +7,9 @@
 // units comes before gate k + 1. Where `lengths` are given, a sample's steps from its length on are not valid: its
 // state stays, its output and its gradients of gates are zero, and its `input_gates` are not read.
 //
+// Of two directions, the parameters of the second follow those of the first, and its row of a tensor lies behind that
+// of the first for the same step and sample. Below are the shapes for one direction.
+//
 // The "compute type" is float32 for 16-bit types, else the dtype itself. `input_gates`, the cell state between the
 // steps and the gradients of both states are of the compute type; what is saved for the backward is of the dtype.
 #pragma once
@@ -22,8 +25,11 @@ struct SequenceSizes {
   // Rows from one step to the next and from one sample to the next, in all tensors of [time, batch, ...].
   int64_t time_stride;
   int64_t batch_stride;
-  int64_t reverse;  // 1: from the last step to the first
-  int64_t step;     // for the functions of one step: its number in the order of computation
+  int64_t state_stride;  // from one sample to the next in those of [batch, ...]
+  int64_t reverse;       // 1: from the last step to the first
+  int64_t directions;    // that are computed: of two, on a GPU alone, the second goes the other way
+  int64_t first_direction;
+  int64_t step;  // for the functions of one step: its number in the order of computation
 };
 
 struct SequenceArguments {
@@ -85,9 +91,10 @@ struct SequencePlan {
   static constexpr int64_t kStep = 0;
   static constexpr int64_t kNone = -1;
 
-  int64_t kernel;     // kStep: a GEMM by the caller, and the kernel of one step, for each; kNone: the variable below
-                      // names one that cannot
-  int64_t workspace;  // the bytes that the kernel needs (aligned to 256 bytes)
+  int64_t kernel;      // kStep: a GEMM by the caller, and the kernel of one step, for each; kNone: the variable below
+                       // names one that cannot
+  int64_t workspace;   // the bytes that the kernel needs (aligned to 256 bytes)
+  int64_t directions;  // that the kernel computes at once
 };
 
 // Lets the library find out which kernel is the fastest for a call: `run` computes as many of its steps as these, into
@@ -120,9 +127,6 @@ struct SequenceMemory {
 };
 EXTOPS_API void extops_set_sequence_memory_cuda(const SequenceMemory& memory);
 
-// A new stream of the current device with the priority of another one, which waits for none. It stays: allocators
-// remember what was used on it.
-EXTOPS_API Error extops_create_stream_cuda(void* beside, void** stream);
 // The multiprocessors that a stream may use: a green context has some of them.
 EXTOPS_API int32_t extops_sm_count_cuda(void* stream);
 

@@ -24,14 +24,16 @@ _FUNCTIONS: dict[Any, str] = {
 }
 
 
-def _kernel_of(cell: str, state_size: int, backward: bool, input: Tensor, allow_tf32: bool) -> str:
+def _kernel_of(
+    cell: str, state_size: int, directions: int, backward: bool, input: Tensor, allow_tf32: bool
+) -> str:
     """That of all steps for ``[T, B, I]``."""
     time, batch, _ = input.shape
     given = _autocast.cast(input[:0])[0].dtype if _autocast.is_on() else input.dtype
     dtype = library("cuda").gemm_dtype(given, allow_tf32)
     strides = (1, time) if _schemas.is_batch_first(input) else (batch, 1)
-    # The stride of the weights is left out: no kernel depends on it.
-    sizes = (c_int64 * 8)(time, batch, state_size, state_size, *strides, 0, 0)
+    # The stride of the weights is left out, and what follows: no kernel depends on it.
+    sizes = (c_int64 * 11)(time, batch, state_size, 0, *strides, directions, 0, directions)
     device = input.get_device()
     with torch.cuda.device(device):
         plan = library("cuda").plan(cell, dtype, sizes, backward, _private.current_stream(device))
@@ -112,7 +114,8 @@ def which_kernel(
         return "cpu"
     is_like_cudnn = isinstance(call, torch.nn.RNNBase)
     allow_tf32 = _private.cudnn_allows_tf32() if is_like_cudnn else _private.allows_tf32()
-    return _kernel_of(cell, state_size, backward, steps, allow_tf32)
+    directions = 1 + bool(getattr(call, "bidirectional", False) and _loader.binding == "stable")
+    return _kernel_of(cell, state_size, directions, backward, steps, allow_tf32)
 
 
 def _cell_of(module: torch.nn.Module) -> str | None:

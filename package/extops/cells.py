@@ -279,6 +279,10 @@ class CellLayer(NewLayers):
             "bias_hh": (of_state,),
         }
 
+    def _fits(self, input: Tensor) -> bool:
+        # The numbers become rows of weights between those of one direction and of the other.
+        return not self._facts.numbers and super()._fits(input)
+
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
         number = self._number_of_states
         state = (arguments[0], arguments[1]) if number == 2 else arguments[0]

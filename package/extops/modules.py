@@ -8,7 +8,6 @@ import numbers
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from ctypes import POINTER, byref, c_char_p, c_void_p
 from typing import Any
 
 import torch
@@ -17,9 +16,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from extops import _packing, _padded, _private, reference
 from extops._packing import Packing, States
-from extops.binding import _checks
-from extops.binding._libraries import library, sm_count
+from extops.binding import _checks, _loader
 from extops.calling import _autograd
+from extops.ops import sequence
 from extops.ops.lltm import lltm
 from extops.ops.rounding import round_ste
 from extops.ops.sequence import lltm_sequence
@@ -30,97 +29,9 @@ _SAVED_PER_UNIT = 8
 State = tuple[Tensor, Tensor]
 Results = tuple[Tensor, States]
 Run = Callable[..., Results]
-"""One direction of a layer: of its input, the states before its first step and its parameters, and of ``reverse``."""
-
-
-class _Beside:
-    """A side stream, for work that runs concurrently with the caller's stream."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.stream = stream
-        self.side = _new_stream(stream)
-        # One event, recorded again for each wait: creating a new one would take as long as the wait.
-        self._of_stream, self._of_side = torch.cuda.Event(), torch.cuda.Event()
-
-    def fork(self) -> None:
-        """The side stream waits for the caller's."""
-        self._of_stream.record(self.stream)
-        self.side.wait_event(self._of_stream)
-
-    def join(self) -> None:
-        """The caller's stream waits for the side stream."""
-        self._of_side.record(self.side)
-        self.stream.wait_event(self._of_side)
-
-    def hand_back(self) -> None:
-        """Call it while all tensors that were allocated on the side stream are still held, after their last use on the
-        caller's stream.
-
-        Otherwise the allocator gives their memory to the next call on the side stream, of any thread, while the
-        caller's stream may still read it.
-        """
-        # In a capture, which one thread makes, the next fork() orders the reuse.
-        if not torch.cuda.is_current_stream_capturing():
-            self.fork()
-
-
-# Each stream has its own side stream, so that callers do not wait for each other.
-_beside = functools.cache(_Beside)
-
-
-def _new_stream(beside: torch.cuda.Stream) -> torch.cuda.Stream:
-    """One of the same priority that is nobody else's. torch has 32 of them, which it gives to all who ask: two graphs
-    that are captured on two streams could share one, and with it the workspace of cuBLAS, which their replays would use
-    at the same time.
-    """
-    stream = c_void_p()
-    create = library("cuda").entry("create_stream", c_char_p, c_void_p, POINTER(c_void_p))
-    with torch.cuda.device(beside.device):
-        error: bytes | None = create(beside.cuda_stream, byref(stream))
-    if error is not None:
-        raise RuntimeError(f"extops: no further CUDA stream can be created: {error.decode()}")
-    return torch.cuda.ExternalStream(stream.value or 0, beside.device)
-
-
-def streams_of(device: torch.device) -> _Beside | None:
-    """The current stream and its side stream; none if calls run one after the other."""
-    if device.type != "cuda" or not _autograd.is_plain():
-        return None
-    stream = torch.cuda.current_stream(device)
-    # A stream of ours would reach beyond the SMs of a green context.
-    is_whole = sm_count(stream.device_index, stream.cuda_stream) == _sm_count_of(stream.device)
-    return _beside(stream) if is_whole else None
-
-
-@functools.cache
-def _sm_count_of(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def both_directions(
-    run: Run, one: Sequence[Any], other: Sequence[Any], streams: _Beside | None
-) -> list[Results]:
-    """The results of ``run`` for the arguments of each direction. Two streams compute them at the same time, since a
-    small call leaves most of a GPU idle.
-    """
-    if streams is None:
-        return [run(*one, reverse=False), run(*other, reverse=True)]
-    if torch.is_grad_enabled():
-        # Autograd runs a node on the stream on which it was created: these nodes pass the gradients to this one.
-        other = [x.view_as(x) if x is not None and x.requires_grad else x for x in other]
-    streams.fork()
-    try:
-        with torch.cuda.stream(streams.side):
-            beside = run(*other, reverse=True)
-        if beside[0].requires_grad:
-            # The backward reads them on the side stream, and then frees them.
-            with _private.unrecorded():
-                for x in other:
-                    if x is not None:
-                        x.record_stream(streams.side)
-        return [run(*one, reverse=False), beside]
-    finally:
-        streams.join()
+"""One direction of a layer: of its input, the states before its first step and its parameters, and of ``reverse``.
+Where that is None, both, as the operator takes them.
+"""
 
 
 def _check_packed(name: str, data: Tensor, sizes: list[int]) -> None:
@@ -215,6 +126,32 @@ def _joined_directions(outputs: list[Tensor], batch_first: bool) -> Tensor:
     if not batch_first:
         return torch.cat(outputs, dim=-1)
     return torch.cat([x.transpose(0, 1) for x in outputs], dim=-1).transpose_(0, 1)
+
+
+def _beside_each_other(states: Tensor) -> tuple[Tensor, ...]:
+    """Those of each layer, the units of both directions side by side."""
+    of_layers: Tensor = states.unflatten(0, (len(states) // 2, 2))
+    return of_layers.transpose(1, 2).flatten(2).unbind(0)
+
+
+class _BehindEachOther(torch.autograd.Function):
+    """The parameters of two directions as an operator takes them, by one kernel."""
+
+    @staticmethod
+    def forward(ctx: Any, *parameters: Tensor) -> tuple[Tensor, ...]:
+        half = len(parameters) // 2
+        pairs = list(zip(parameters[:half], parameters[half:], strict=True))
+        joined = torch.cat([x.flatten() for pair in pairs for x in pair])
+        parts = zip(joined.split([2 * x.numel() for x, _ in pairs]), pairs, strict=True)
+        return tuple([part.view(2 * len(x), *x.shape[1:]) for part, (x, _) in parts])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        halves = [(None, None) if x is None else x.chunk(2) for x in gradients]
+        return *(x for x, _ in halves), *(x for _, x in halves)
+
+
+_behind_each_other = _private.apply(_BehindEachOther)
 
 
 def _named(states: States) -> Iterator[tuple[str, Tensor]]:
@@ -400,10 +337,20 @@ class Layers(torch.nn.Module):
         lengths, places = packing or (None, None)
         run = functools.partial(self._run, lengths=lengths, batch_first=batch_first)
         drop = functools.partial(self._dropped, places=places, batch_first=batch_first)
-        streams = streams_of(input.device) if self.bidirectional else None
         return self._forward_layers(
-            run, drop, input, states, streams=streams, batch_first=batch_first
+            run,
+            drop,
+            input,
+            states,
+            batch_first=batch_first,
+            together=self.bidirectional and self._fits(input),
         )
+
+    def _fits(self, input: Tensor) -> bool:
+        """Whether both directions are computed at once: on a GPU, if the gates of both are few enough."""
+        time, batch, _ = input.shape
+        size = time * batch * getattr(self, self._size) * _SAVED_PER_UNIT * input.element_size()
+        return input.is_cuda and size < sequence.CHUNK_BYTES
 
     def _forward_layers(
         self,
@@ -412,41 +359,45 @@ class Layers(torch.nn.Module):
         input: Tensor,
         states: States,
         parameters: Sequence[Sequence[Tensor]] | None = None,
-        streams: _Beside | None = None,
         batch_first: bool = False,
+        together: bool = False,
     ) -> Results:
-        """All layers; the parameters of each direction are given in plain calls, whose results are no views, which a
-        caller could not detach in place.
+        """All layers. The parameters of each direction are given in plain calls, whose results are no views, which a
+        caller could not detach in place. Kernels on a GPU may compute the directions of a plain call ``together``.
         """
         is_plain = parameters is not None or _autograd.is_plain()
         if parameters is None:
-            layers = range(self.num_layers)
-            parameters = [self._parameters_of(x) for layer in layers for x in self._suffixes(layer)]
-        h = states[0].unbind(0)
-        c = h if states[-1] is states[0] else states[-1].unbind(0)  # zeros are the same for both
+            suffixes = map(self._suffixes, range(self.num_layers))
+            parameters = [self._parameters_of(x) for of_layer in suffixes for x in of_layer]
+        runs: Sequence[bool | None] = (False, True)[: 1 + self.bidirectional]
+        together = together and is_plain and _loader.binding == "stable"
+        if together:
+            runs = (None,)
+            pairs = zip(parameters[::2], parameters[1::2], strict=True)
+            parameters = [_behind_each_other(*one, *other) for one, other in pairs]
+        of_layers = _beside_each_other if together else Tensor.unbind
+        h = of_layers(states[0])
+        c = h if states[-1] is states[0] else of_layers(states[-1])  # zeros are the same for both
         initial = list(zip(*(h, c)[: len(states)], strict=True))
         last: list[States] = []
-        try:
-            for at in range(0, len(initial), 1 + self.bidirectional):
-                if at > 0:
-                    input = drop(input)
-                given = input, *initial[at], *parameters[at]
-                if self.bidirectional:
-                    other = input, *initial[at + 1], *parameters[at + 1]
-                    (ahead, last_ahead), (back, last_back) = both_directions(
-                        run, given, other, streams
-                    )
-                    input = _joined_directions([ahead, back], batch_first and is_plain)
-                    last += last_ahead, last_back
-                else:
-                    input, final = run(*given, reverse=False)
-                    last.append(final)
-            if is_plain and len(last) == 1:
-                return input, tuple(map(_UNSQUEEZED, last[0]))
-            return input, tuple([torch.stack(x) for x in zip(*last, strict=True)])
-        finally:
-            if streams is not None:
-                streams.hand_back()
+        for at in range(0, len(initial), len(runs)):
+            if at > 0:
+                input = drop(input)
+            outputs = []
+            for place, reverse in enumerate(runs, at):
+                output, final = run(input, *initial[place], *parameters[place], reverse=reverse)
+                outputs.append(output)
+                last.append(final)
+            input = (
+                output if len(runs) == 1 else _joined_directions(outputs, batch_first and is_plain)
+            )
+        if together:
+            last = [
+                x for of_run in last for x in zip(*(y.chunk(2, dim=1) for y in of_run), strict=True)
+            ]
+        if is_plain and len(last) == 1:
+            return input, tuple(map(_UNSQUEEZED, last[0]))
+        return input, tuple([torch.stack(x) for x in zip(*last, strict=True)])
 
     def _dropped(
         self, input: Tensor, places: Tensor | None = None, batch_first: bool = False

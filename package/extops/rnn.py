@@ -12,7 +12,7 @@ from torch import Tensor
 from extops import _private
 from extops.binding import _checks
 from extops.calling import _autocast, _autograd
-from extops.modules import Layers, Results, parameters_of, streams_of
+from extops.modules import Layers, Results, parameters_of
 from extops.ops.sequence import CELLS, GRU_CELL, LSTM_CELL, Cell, rnn_cell
 
 PARAMETERS = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
@@ -107,7 +107,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         # torch's layers on a CPU save none of their results, so programs change them in place.
         options = allow_tf32, batch_first, steps.is_cuda
 
-        def run(input: Tensor, *given: Any, reverse: bool) -> Results:
+        def run(input: Tensor, *given: Any, reverse: bool | None) -> Results:
             steps = input.transpose(0, 1) if batch_first else input
             weights = (*given[number:], None, None)[:4]
             given = steps, *weights, given[0], given[number - 1], None
@@ -116,10 +116,10 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
 
         width = 4 if self.bias else 2
         of_layers = [*zip(*[iter(parameters)] * width, strict=True)]
-        streams = streams_of(steps.device) if self.bidirectional else None
         drop = functools.partial(self._dropped, batch_first=batch_first)
         input = steps.transpose(0, 1) if batch_first else steps
-        return self._forward_layers(run, drop, input, states, of_layers, streams, batch_first)
+        together = self.bidirectional and self._fits(steps)
+        return self._forward_layers(run, drop, input, states, of_layers, batch_first, together)
 
     def _checked_states(self, input: Tensor, given: Any, *batch: int) -> tuple[Tensor, ...]:
         _check_features(self.mode.partition("_")[0], input, self.input_size)

@@ -30,6 +30,37 @@ inline SequenceSizes laid_out_like(SequenceSizes sizes, const Tensor& like) {
   return sizes;
 }
 
+// Two directions are to a binding one layer of twice as many units, whose recurrent weights have the columns of one
+// direction. A kernel sees the units of one, and as many rows as there are directions for each step and sample.
+template <class Device>
+int64_t directions_of(int64_t state_size, int64_t columns) {
+  return Device::kIsCuda && columns > 0 && state_size == 2 * columns ? 2 : 1;
+}
+inline SequenceSizes of_kernel(SequenceSizes sizes, int64_t directions) {
+  sizes.state_size /= directions;
+  sizes.time_stride *= directions;
+  sizes.batch_stride *= directions;
+  sizes.state_stride = sizes.directions = directions;
+  return sizes;
+}
+
+// A matrix in the memory of a tensor; `stride` is from one row to the next.
+inline Tensor matrix_in(const Tensor& tensor, int64_t rows, int64_t columns, int64_t stride, int64_t offset) {
+  const int64_t shape[] = {rows, columns};
+  const int64_t strides[] = {stride, 1};
+  return reinterpret(tensor, Sizes(shape, 2), Sizes(strides, 2), offset);
+}
+
+// Those of the first direction that is computed, of weights_h and of states.
+template <class Cell>
+Tensor own_rows(const Tensor& weights_h, const SequenceSizes& sizes) {
+  const int64_t rows = Cell::kRecurrent * sizes.state_size, stride = sizes.weights_stride;
+  return matrix_in(weights_h, rows, sizes.state_size, stride, sizes.first_direction * rows * stride);
+}
+inline Tensor own_columns(const Tensor& states, const SequenceSizes& sizes) {
+  return columns(states, sizes.first_direction * sizes.state_size, sizes.state_size);
+}
+
 // Calls make(sizes, strides) for a dense tensor of [time, batch, columns].
 template <class Make>
 Tensor make_sequence(const SequenceSizes& sizes, int64_t columns, const Make& make) {
@@ -157,11 +188,12 @@ template <class Device, class Cell>
 void run_steps(
     ScalarType dtype, SequenceArguments arguments, const Tensor& weights_h, const Tensor& h_0, const Tensor& h_n) {
   SequenceSizes& sizes = arguments.sizes;
-  const Tensor transposed = transpose(weights_h);
+  const Tensor transposed = transpose(own_rows<Cell>(weights_h, sizes));
+  const Tensor first = own_columns(h_0, sizes), others = own_columns(h_n, sizes);
   const Tensor workspace = allocate_bytes(h_0.options(), sizes.batch * sizes.state_size * compute_bytes(dtype));
   arguments.workspace = workspace.mutable_data();
   for (sizes.step = 0; sizes.step < sizes.time; ++sizes.step) {
-    const Tensor recurrent = multiply<Device>(dtype, sizes.step == 0 ? h_0 : h_n, transposed);
+    const Tensor recurrent = multiply<Device>(dtype, sizes.step == 0 ? first : others, transposed);
     arguments.recurrent = recurrent.data();
     Device::run(SequenceOf<Cell>::kName, h_0, sizes.batch, grain_of_step<Cell>(sizes), [&](auto... where) {
       return Device::template Sequence<Cell>::step(dtype, arguments, where...);
@@ -194,19 +226,28 @@ SequencePlan plan_of(ScalarType dtype, const SequenceSizes& sizes, bool backward
 // Some steps of a sequence, in whatever order its memory is.
 inline SequenceSizes first_steps(SequenceSizes sizes) {
   sizes.time = std::min(sizes.time, kMeasuredSteps);
-  sizes.time_stride = sizes.batch;
-  sizes.batch_stride = 1;
+  sizes.time_stride = sizes.batch * sizes.directions;
+  sizes.batch_stride = sizes.directions;
   return sizes;
 }
 
-template <class Device, class Arguments, class Kernel>
+// Computes what a plan does at once, until all directions are done; `by_steps`(arguments) where that is a step.
+template <class Device, class Arguments, class Kernel, class BySteps>
 void run_plan(
-    const char* op, const SequencePlan& plan, ScalarType dtype, Arguments arguments, const Tensor& like,
-    Kernel* kernel) {
+    const char* op, const SequencePlan& plan, ScalarType dtype, Arguments arguments, const Tensor& like, Kernel* kernel,
+    const BySteps& by_steps) {
   std::optional<Tensor> workspace;
   if (plan.workspace > 0) workspace = allocate_bytes(like.options(), plan.workspace);
   if (workspace.has_value()) arguments.workspace = workspace->mutable_data();
-  Device::run(op, like, 0, 0, [&](auto stream) { return kernel(dtype, arguments, plan.kernel, stream); });
+  SequenceSizes& sizes = arguments.sizes;
+  const int64_t end = std::exchange(sizes.directions, plan.directions);
+  for (; sizes.first_direction < end; sizes.first_direction += plan.directions) {
+    if (plan.kernel == SequencePlan::kStep) {
+      by_steps(arguments);
+    } else {
+      Device::run(op, like, 0, 0, [&](auto stream) { return kernel(dtype, arguments, plan.kernel, stream); });
+    }
+  }
 }
 
 // On a CPU, the recurrent weights as all threads read them.
@@ -233,15 +274,16 @@ void run_sequence(
   const SequenceSizes& sizes = arguments.sizes;
   if constexpr (Device::kIsCuda) {
     const auto run = [&](const SequencePlan& plan, const SequenceArguments& in) {
-      if (plan.kernel == SequencePlan::kStep) return run_steps<Device, Cell>(dtype, in, weights_h, h_0, h_n);
-      run_plan<Device>(SequenceOf<Cell>::kName, plan, dtype, in, h_0, Entries::forward);
+      run_plan<Device>(SequenceOf<Cell>::kName, plan, dtype, in, h_0, Entries::forward, [&](const auto& in) {
+        run_steps<Device, Cell>(dtype, in, weights_h, h_0, h_n);
+      });
     };
     std::optional<Tensor> gates;
     const auto run_first = [&](const SequencePlan& plan) {
       SequenceArguments in = arguments;
       in.sizes = first_steps(sizes);
       if (in.gates == in.input_gates) {  // which are still to be read
-        const int64_t elements = in.sizes.time * sizes.batch * Cell::kGates * sizes.state_size;
+        const int64_t elements = in.sizes.time * in.sizes.time_stride * Cell::kGates * sizes.state_size;
         if (!gates.has_value()) gates = allocate_bytes(h_0.options(), elements * compute_bytes(dtype));
         in.gates = gates->mutable_data();
       }
@@ -260,9 +302,12 @@ void run_sequence(
   }
 }
 
-inline SequenceTableSizes table_sizes(const char* op, const Tensor& input, const Tensor& h_0) {
+// `columns` are those of a row of the recurrent weights.
+template <class Device>
+SequenceTableSizes table_sizes(const char* op, const Tensor& input, const Tensor& h_0, int64_t columns) {
   const Sizes steps = sizes_of(op, "input", input, 3);
-  return {steps[0], steps[1], steps[2], matrix_sizes(op, "h_0", h_0)[1]};
+  const int64_t state_size = matrix_sizes(op, "h_0", h_0)[1];
+  return {steps[0], steps[1], steps[2], state_size, state_size / directions_of<Device>(state_size, columns)};
 }
 
 // After the tensors were checked. `weights_x` and `weights_h` may be views of one tensor.
@@ -275,7 +320,7 @@ std::array<Tensor, 5> run_checked(
   const Rows dense_weights(weights_h, kSequenceAlignment);
   const Sizes steps = input.sizes();
   const SequenceSizes sizes =
-      laid_out_like({steps[0], steps[1], h_0.sizes()[1], dense_weights.stride(), 0, 0, reverse, 0}, input);
+      laid_out_like({steps[0], steps[1], h_0.sizes()[1], dense_weights.stride(), 0, 0, 1, reverse, 1, 0, 0}, input);
   const Options options = input.options();
   const std::optional<Dense> dense_lengths = check_lengths(kOp, lengths, sizes, options);
   const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "input", input), allow_tf32);
@@ -300,7 +345,7 @@ std::array<Tensor, 5> run_checked(
   const std::optional<Dense> dense_bias_x = dense(bias_x), dense_bias_h = dense(bias_h);
   const Dense dense_h_0(h_0, kSequenceAlignment), dense_c_0(c_0, kSequenceAlignment);
   SequenceArguments arguments{};
-  arguments.sizes = sizes;
+  arguments.sizes = of_kernel(sizes, directions_of<Device>(sizes.state_size, weights_h.sizes()[1]));
   arguments.input_gates = input_gates.data();
   arguments.weights_h = dense_weights.data();
   arguments.bias_x = data_of(dense_bias_x);
@@ -327,7 +372,8 @@ std::array<Tensor, 5> sequence(
     const bool& reverse, const bool& allow_tf32, const bool& training) {
   constexpr const char* kOp = SequenceOf<Cell>::kName;
   const Tensors tensors{&input, &weight_ih, &weight_hh, get(bias_ih), get(bias_hh), &h_0, &c_0};
-  check<SequenceTensors<Cell>>(kOp, table_sizes(kOp, input, h_0), tensors, "input", input);
+  const int64_t columns = matrix_sizes(kOp, "weight_hh", weight_hh)[1];
+  check<SequenceTensors<Cell>>(kOp, table_sizes<Device>(kOp, input, h_0, columns), tensors, "input", input);
   return run_checked<Device, Cell>(
       input, weight_ih, weight_hh, get(bias_ih), get(bias_hh), h_0, c_0, get(lengths), reverse, allow_tf32, training);
 }
@@ -337,10 +383,12 @@ std::array<Tensor, 5> sequence_of_joined(
     const Tensor& input, const Tensor& weights, const Tensor& bias, const Tensor& h_0, const Tensor& c_0,
     const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32, const bool& training) {
   constexpr const char* kOp = SequenceOf<Cell>::kName;
-  const SequenceTableSizes sizes = table_sizes(kOp, input, h_0);
+  const int64_t features = sizes_of(kOp, "input", input, 3)[2];
+  const int64_t of_h = matrix_sizes(kOp, "weights", weights)[1] - features;
+  const SequenceTableSizes sizes = table_sizes<Device>(kOp, input, h_0, of_h);
   check<SequenceTensors<Cell>>(kOp, sizes, {&input, &weights, &bias, &h_0, &c_0}, "input", input);
   return run_checked<Device, Cell>(
-      input, columns(weights, sizes.state_size, sizes.input_features), columns(weights, 0, sizes.state_size), &bias,
+      input, columns(weights, sizes.direction_size, features), columns(weights, 0, sizes.direction_size), &bias,
       nullptr, h_0, c_0, get(lengths), reverse, allow_tf32, training);
 }
 
@@ -349,12 +397,10 @@ std::array<Tensor, 5> sequence_of_joined(
 // The gradients of the recurrent gates of a step, numbered in the order of the backward: [batch, gates].
 template <class Cell>
 Tensor recurrent_gradients(const Tensor& grad_gates, const SequenceSizes& sizes, int64_t step) {
-  const int64_t row = Cell::kGates * sizes.state_size;
-  const int64_t first = (Cell::kGates - Cell::kRecurrent) * sizes.state_size;
-  const int64_t shape[] = {sizes.batch, row - first};
-  const int64_t strides[] = {sizes.batch_stride * row, 1};
-  const int64_t t = sizes.reverse ? step : sizes.time - 1 - step;
-  return reinterpret(grad_gates, Sizes(shape, 2), Sizes(strides, 2), t * sizes.time_stride * row + first);
+  const int64_t row = Cell::kGates * sizes.state_size, columns = Cell::kRecurrent * sizes.state_size;
+  const bool is_reverse = sizes.reverse != sizes.first_direction;
+  const int64_t place = (is_reverse ? step : sizes.time - 1 - step) * sizes.time_stride + sizes.first_direction;
+  return matrix_in(grad_gates, sizes.batch, columns, sizes.batch_stride * row, (place + 1) * row - columns);
 }
 
 // From the last step of the forward to its first, and once more for the gradient of the first state.
@@ -362,13 +408,14 @@ template <class Device, class Cell>
 void run_steps_backward(
     ScalarType dtype, SequenceBackwardArguments arguments, const Tensor& weights_h, const Tensor& grad_gates) {
   SequenceSizes& sizes = arguments.sizes;
+  const Tensor weights = own_rows<Cell>(weights_h, sizes);
   const Tensor workspace =
       allocate_bytes(weights_h.options(), 2 * sizes.batch * sizes.state_size * compute_bytes(dtype));
   arguments.workspace = workspace.mutable_data();
   for (sizes.step = 0; sizes.step <= sizes.time; ++sizes.step) {
     std::optional<Tensor> recurrent;
     if (sizes.step > 0) {
-      recurrent = multiply<Device>(dtype, recurrent_gradients<Cell>(grad_gates, sizes, sizes.step - 1), weights_h);
+      recurrent = multiply<Device>(dtype, recurrent_gradients<Cell>(grad_gates, sizes, sizes.step - 1), weights);
     }
     arguments.recurrent = data_of(recurrent);
     Device::run(SequenceOf<Cell>::kBackward, weights_h, 0, 0, [&](auto stream) {
@@ -401,8 +448,9 @@ void run_sequence_backward(
   const SequenceSizes& sizes = arguments.sizes;
   if constexpr (Device::kIsCuda) {
     const auto run = [&](const SequencePlan& plan, const SequenceBackwardArguments& in) {
-      if (plan.kernel == SequencePlan::kStep) return run_steps_backward<Device, Cell>(dtype, in, weights_h, grad_gates);
-      run_plan<Device>(kOp, plan, dtype, in, weights_h, Entries::backward);
+      run_plan<Device>(kOp, plan, dtype, in, weights_h, Entries::backward, [&](const auto& in) {
+        run_steps_backward<Device, Cell>(dtype, in, weights_h, grad_gates);
+      });
     };
     const auto run_first = [&](const SequencePlan& plan) {
       SequenceBackwardArguments in = arguments;
@@ -427,24 +475,22 @@ inline Tensor passed_through(const Tensor* gradient, const Options& options, con
   return gradient == nullptr ? zeros(options, sizes.batch, sizes.state_size) : contiguous_copy(*gradient);
 }
 
-// `weights` are weight_hh, or both kinds joined.
 template <class Device, class Cell>
 std::array<Tensor, 3> sequence_backward(
     const std::optional<Tensor>& grad_output, const std::optional<Tensor>& grad_h_n,
-    const std::optional<Tensor>& grad_c_n, const Tensor& weights, const Tensor& gates, const Tensor& cells,
+    const std::optional<Tensor>& grad_c_n, const Tensor& weight_hh, const Tensor& gates, const Tensor& cells,
     const std::optional<Tensor>& lengths, const bool& reverse, const bool& allow_tf32) {
   constexpr const char* kOp = SequenceOf<Cell>::kBackward;
   const Sizes steps = sizes_of(kOp, "cells", cells, 3);
   sizes_of(kOp, "gates", gates, 3);
-  const int64_t features = std::max<int64_t>(matrix_sizes(kOp, "weights", weights)[1] - steps[2], 0);
-  const SequenceTableSizes table{steps[0], steps[1], features, steps[2]};
-  const Tensors tensors{get(grad_output), get(grad_h_n), get(grad_c_n), &weights, &gates, &cells};
+  const int64_t directions = directions_of<Device>(steps[2], matrix_sizes(kOp, "weight_hh", weight_hh)[1]);
+  const SequenceTableSizes table{steps[0], steps[1], 0, steps[2], steps[2] / directions};
+  const Tensors tensors{get(grad_output), get(grad_h_n), get(grad_c_n), &weight_hh, &gates, &cells};
   check<SequenceBackwardTensors<Cell>>(kOp, table, tensors, "cells", cells);
   [[maybe_unused]] const typename Device::Guard guard(cells);
-  const Tensor recurrent_weights = columns(weights, 0, steps[2]);
-  const Rows weights_h(recurrent_weights, kSequenceAlignment);
+  const Rows weights_h(weight_hh, kSequenceAlignment);
   const SequenceSizes sizes =
-      laid_out_like({steps[0], steps[1], steps[2], weights_h.stride(), 0, 0, reverse, 0}, gates);
+      laid_out_like({steps[0], steps[1], steps[2], weights_h.stride(), 0, 0, 1, reverse, 1, 0, 0}, gates);
   const Options options = gates.options();
   const std::optional<Dense> dense_lengths = check_lengths(kOp, get(lengths), sizes, options);
   const ScalarType dtype = gemm_dtype<Device>(kernel_dtype(kOp, "gates", gates), allow_tf32);
@@ -462,7 +508,7 @@ std::array<Tensor, 3> sequence_backward(
   const Tensor dense_gates = rows_of(gates, sizes, true), dense_cells = rows_of(cells, sizes, true);
   const std::optional<Dense> dense_grad_h_n = dense(get(grad_h_n)), dense_grad_c_n = dense(get(grad_c_n));
   SequenceBackwardArguments arguments{};
-  arguments.sizes = sizes;
+  arguments.sizes = of_kernel(sizes, directions);
   arguments.grad_output = data_of(dense_grad_output);
   arguments.grad_h_n = data_of(dense_grad_h_n);
   arguments.grad_c_n = data_of(dense_grad_c_n);

@@ -247,7 +247,7 @@ def _sequence(
     def recurrent(step: int) -> Tensor:
         return _multiply(h_n if step > 0 else h_0, weights_h.t())
 
-    weights_h = _aligned(weights_h)
+    weights_h = _aligned(name, weights_h, h_0.shape[1])
     tensors = input_gates, weights_h[0], *biases, h_0, c_0, lengths
     of_call = device, name, input, weights_h.stride(0), reverse, allow_tf32
     _run_sequence(*of_call, tensors, results, recurrent)
@@ -260,7 +260,7 @@ def _sequence_backward(
     grad_output: Tensor | None,
     grad_h_n: Tensor | None,
     grad_c_n: Tensor | None,
-    weights: Tensor,
+    weight_hh: Tensor,
     gates: Tensor,
     cells: Tensor,
     lengths: Tensor | None,
@@ -269,15 +269,15 @@ def _sequence_backward(
     allow_tf32: bool = False,
 ) -> tuple[Tensor, ...]:
     upstream = grad_h_n, grad_c_n
-    given = grad_output, *upstream, weights, gates, cells, lengths
+    given = grad_output, *upstream, weight_hh, gates, cells, lengths
     results = _schemas.OPERATORS[name].new_results(*given)
-    time, _, state_size = cells.shape
+    time = len(cells)
     grad_gates, *grad_states = results
     if cells.numel() == 0:
         for result, gradient in zip(grad_states, upstream, strict=True):
             result.zero_() if gradient is None else result.copy_(gradient)
         return results
-    weights_h = _aligned(weights[:, :state_size])
+    weights_h = _aligned(name, weight_hh, cells.shape[2])
 
     def recurrent(step: int) -> Tensor | None:
         if step == 0:
@@ -295,8 +295,12 @@ def _sequence_backward(
     return results
 
 
-def _aligned(weights: Tensor) -> Tensor:
+def _aligned(op: str, weights: Tensor, state_size: int) -> Tensor:
     """Recurrent weights as a kernel gets them: dense rows, which may lie apart."""
+    if weights.shape[1] != state_size:
+        raise RuntimeError(
+            f"{op}: two directions at once need torch 2.10, but this is {torch.__version__}"
+        )
     is_aligned = weights.stride(1) == 1 and weights.data_ptr() % 16 == 0
     return weights if is_aligned else weights.clone(memory_format=torch.contiguous_format)
 
@@ -328,7 +332,7 @@ def _run_sequence(
     time, batch, _ = like.shape
     state_size = results[1].shape[1]
     strides = (1, time) if _schemas.is_batch_first(like) else (batch, 1)
-    sizes = [time, batch, state_size, weights_stride, *strides, int(reverse), 0]
+    sizes = [time, batch, state_size, weights_stride, *strides, 1, int(reverse), 1, 0, 0]
     given = device, name, device.gemm_dtype(like.dtype, allow_tf32), sizes
     if not device.is_cuda:
         arguments = (*tensors, None), (*results, None)

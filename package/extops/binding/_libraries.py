@@ -19,7 +19,7 @@ _TF32 = -6
 class Plan(ctypes.Structure):
     """``SequencePlan`` of csrc/kernels/sequence.h."""
 
-    _fields_ = (("kernel", ctypes.c_int64), ("workspace", ctypes.c_int64))
+    _fields_ = tuple((x, ctypes.c_int64) for x in ("kernel", "workspace", "directions"))
 
 
 class Library:

@@ -19,6 +19,9 @@ OPERATORS: dict[str, "Operator"] = {}
 CELLS: dict[str, "CellFacts"] = {}
 """All recurrent cells by name, with those of users."""
 
+_DIRECTION = "direction_size"
+"""The units of one direction of a sequence, where a table knows both."""
+
 Dimension = tuple[tuple[int, str], ...]
 """A sum of sizes, such as 3 * state_size."""
 
@@ -81,6 +84,8 @@ class Operator:
         for row, tensor in present:
             _checks.check_dims(op, row.name, tensor, row.axes)
         sizes, sources = _find_sizes(present)
+        if _DIRECTION in sizes and sizes["state_size"] != 2 * sizes[_DIRECTION]:  # there is one
+            sizes[_DIRECTION], sources[_DIRECTION] = sizes["state_size"], sources["state_size"]
         for row, tensor in present:
             expected = shape_of(row, sizes)
             if not _checks.same_shape(tensor.shape, expected):

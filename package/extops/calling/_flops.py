@@ -53,13 +53,13 @@ def _sequence_backward(
     grad_output: Tensor | None,
     grad_h_n: Tensor | None,
     grad_c_n: Tensor | None,
-    weights: Tensor,
+    weight_hh: Tensor,
     gates: Tensor,
     cells: Tensor,
     *_: Any,
     **__: Any,
 ) -> int:
-    return 2 * cells.numel() * len(weights)
+    return _multiplied(cells.shape[:2].numel(), (weight_hh,))
 
 
 def _register(counter: ModuleType) -> None:

@@ -48,8 +48,6 @@ class Cell:
         batch_first = dataclasses.replace(input, axes="batch, time, input_features")
         self.batch_first = dataclasses.replace(self.time_first, arguments=(batch_first, *others))
         self.step = Step(cell, found)
-        self.first_input = _schemas.CELLS[cell].first_input
-        self.gates = _schemas.CELLS[cell].gates
         self.cast = cast
         self.operator = getattr(torch.ops.extops, self.name).default
         self.eager = _autograd.eager(self.name)
@@ -85,12 +83,14 @@ class Cell:
         lengths: Tensor | None,
         *,
         batch_first: bool,
-        reverse: bool,
+        reverse: bool | None,
         allow_tf32: bool | None = None,
         keeps_output: bool = True,
     ) -> Results:
         """The public function: its arguments are the input, the parameters, h_0 and c_0. Unless said otherwise, torch's
         switch of GEMMs allows TF32. The output must not change before the backward, unless that keeps a copy of it.
+        A plain call on a GPU without ``reverse`` computes both directions: the parameters of one lie behind those of
+        the other, their units side by side.
         """
         if allow_tf32 is None:
             allow_tf32 = _private.allows_tf32()
@@ -117,14 +117,15 @@ class Cell:
             raise
         return output.transpose(0, 1) if batch_first else output, h_n, c_n
 
-    def run(self, inputs: Arguments, options: tuple[bool, ...], has_one_state: bool) -> Results:
+    def run(self, inputs: Arguments, options: tuple[Any, ...], has_one_state: bool) -> Results:
         """A plain call; the options are ``reverse``, ``allow_tf32``, ``batch_first``, of the output alone, and
         ``keeps_output``. A cell with one state gets it twice, as hidden state and as cell state. No result is a view,
         which a caller could not change or detach in place.
         """
         input, *others, lengths = inputs
         reverse, allow_tf32, batch_first, _ = options
-        if lengths is None and input.shape[0] == 1 and self.step.serves(input, has_one_state):
+        is_step = lengths is None and input.shape[0] == 1 and reverse is not None
+        if is_step and self.step.serves(input, has_one_state):
             distinct = others[: len(others) - 2 + self.step.number_of_states]
             h, *c = self.step(input[0], *distinct, allow_tf32=allow_tf32)
             output = torch.stack((h,), dim=int(batch_first))
@@ -142,14 +143,14 @@ class Cell:
             results[0].transpose_(0, 1)
         return results
 
-    def _steps_of_chunks(self, input: Tensor, h_0: Any, reverse: bool) -> list[slice]:
+    def _steps_of_chunks(self, input: Tensor, h_0: Any, reverse: bool | None) -> list[slice]:
         """The steps that are computed at once, in the order of computation: few, where their gates are large. Gates and
         their gradients take several times the memory of the output.
         """
-        if not (input.dim() == 3 and isinstance(h_0, Tensor) and h_0.dim() == 2):
-            return [_ALL_STEPS]  # and the operator refuses them
+        if reverse is None or not (input.dim() == 3 and isinstance(h_0, Tensor) and h_0.dim() == 2):
+            return [_ALL_STEPS]  # of others, the operator refuses them
         time, batch, _ = input.shape
-        size = time * batch * self.gates * h_0.shape[1] * input.element_size()
+        size = time * batch * self.step.facts.gates * h_0.shape[1] * input.element_size()
         if size < CHUNK_BYTES:
             return [_ALL_STEPS]
         length = -(-time // (size // CHUNK_BYTES + 1))
@@ -160,13 +161,13 @@ class Cell:
         self,
         chunks: list[slice],
         inputs: Sequence[Any],
-        reverse: bool,
+        reverse: bool | None,
         allow_tf32: bool,
         kept: list[Chunk] | None = None,
     ) -> Results:
         """The output and the last states, below autograd; what a backward needs goes to ``kept``."""
         input, *parameters, h, c, lengths = inputs
-        options = {"reverse": reverse, "allow_tf32": allow_tf32}
+        options = {"reverse": bool(reverse), "allow_tf32": allow_tf32}
         output = None
         if len(chunks) > 1:  # no view, which could not be changed in place
             time, batch, _ = input.shape
@@ -195,7 +196,7 @@ class Cell:
             _check_lengths(self.name, lengths, arguments[0], batch)
 
 
-def _joined_gates(chunks: list[Chunk], reverse: bool) -> Tensor:
+def _joined_gates(chunks: list[Chunk], reverse: bool | None) -> Tensor:
     gates = [chunk.gates for chunk in chunks]
     return gates[0] if len(gates) == 1 else torch.cat(gates[::-1] if reverse else gates)
 
@@ -265,7 +266,7 @@ class _Sequence(torch.autograd.Function):
         ctx: Any,
         cell: Cell,
         chunks: list[slice],
-        reverse: bool,
+        reverse: bool | None,
         allow_tf32: bool,
         batch_first: bool,
         keeps_output: bool,
@@ -319,9 +320,19 @@ class _Sequence(torch.autograd.Function):
             known_gates = None if is_same else _joined_gates(chunks, ctx.reverse)
 
             def composite(*inputs: Tensor) -> Any:
-                return ctx.cell.reference(
-                    *inputs, lengths, reverse=ctx.reverse, known_gates=known_gates
-                )
+                if ctx.reverse is not None:
+                    return ctx.cell.reference(
+                        *inputs, lengths, reverse=ctx.reverse, known_gates=known_gates
+                    )
+                input, *others = inputs
+                dims = *(0,) * (len(others) - 2), 1, 1  # parameters, and states
+                halves = [
+                    (None, None) if x is None else x.chunk(2, dim)
+                    for x, dim in zip(others, dims, strict=True)
+                ]
+                of_each = enumerate(zip(*halves, strict=True))
+                found = [ctx.cell.reference(input, *x, lengths, reverse=y) for y, x in of_each]
+                return [torch.cat(x, dim=-1) for x in zip(*found, strict=True)]
 
             found = _autograd.composite_gradients(composite, inputs, needs, towards)
         elif all(gradient is None for gradient in towards):

@@ -4,7 +4,6 @@ gates and of the first state; the others are GEMMs and sums over all steps at on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -44,7 +43,7 @@ def gradients(
     chunks: list[tuple[slice, Chunk]],
     towards: tuple[Tensor | None, ...],
     needs: tuple[bool, ...],
-    reverse: bool,
+    reverse: bool | None,
     allow_tf32: bool,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the input, the parameters, ``h_0`` and ``c_0`` that are needed."""
@@ -92,51 +91,84 @@ def _of_chunk(
     chunk: Chunk,
     towards: tuple[Tensor | None, ...],
     needs: tuple[bool, ...],
-    reverse: bool,
+    reverse: bool | None,
     allow_tf32: bool,
 ) -> tuple[Tensor | None, ...]:
     input, *parameters, h_0, _ = inputs
     gates, cells = chunk.gates, chunk.cells
     needs_input, *needs_parameters, _, _ = needs
-    weights = parameters[: len(parameters) // 2]
-    needs_weights = needs_parameters[: len(weights)]
-    needs_biases = needs_parameters[len(weights) :]
-    grad_gates, grad_h_0, grad_c_0 = cell.eager_backward(
-        *towards, weights[-1], gates, cells, lengths, reverse=reverse, allow_tf32=allow_tf32
+    half = len(parameters) // 2
+    weights, needs_weights, needs_biases = (
+        parameters[:half],
+        needs_parameters[:half],
+        needs_parameters[half:],
+    )
+    each = 2 if reverse is None else 1  # directions
+    of_h = h_0.shape[1] // each
+    if half == 1:
+        # Narrowed, not indexed: indexing all columns returns an alias, which a batched gradient cannot create.
+        weights = [weights[0].narrow(1, of_h, input.shape[2]), weights[0].narrow(1, 0, of_h)]
+    options = {"reverse": bool(reverse), "allow_tf32": allow_tf32}
+    grad_gates, *grad_states = cell.eager_backward(
+        *towards, weights[1], gates, cells, lengths, **options
     )
     batch_first = _schemas.is_batch_first(gates)
     rows = _schemas.rows(grad_gates, batch_first)
     valid = None if lengths is None else valid_steps(lengths, input.shape[0]).unsqueeze(2)
-    state_size = h_0.shape[1]
-    shift = cell.first_input * state_size
-    weights_x = weights[0] if len(weights) > 1 else weights[0][:, state_size:]
-    # Narrowed, not indexed: indexing all columns returns an alias, which a batched gradient cannot create.
-    rows_x = rows.narrow(1, 0, len(weights_x))
-    rows_h = rows.narrow(1, rows.shape[1] - len(weights[-1]), len(weights[-1]))
-    found: list[Tensor | None] = [None for _ in parameters]
-    grad_input = None
+    shift = cell.step.facts.first_input * of_h
+    gates_x, gates_h = (len(x) // each for x in weights)
+    first_h = rows.shape[1] // each - gates_h
+    rows_x = _columns(rows, 0, gates_x, each)
+    grad_input, of_x, of_hh = None, None, None
     if needs_input:
-        in_order = weights_x.roll(shift, 0) if shift else weights_x
+        in_order = _rolled(weights[0], shift, each)
         grad_input = _input_gradient(rows_x, in_order, input, valid, batch_first, allow_tf32)
-    if len(weights) == 1 and needs_weights[0]:
-        old_h = _old_h(h_0, output, lengths, batch_first, reverse)
-        found[0] = _gemm.mm(rows.t(), _factor((old_h, input), valid, batch_first), allow_tf32)
-    elif len(weights) > 1:
-        if needs_weights[0]:
-            of_rows = _gemm.mm(rows_x.t(), _factor((input,), valid, batch_first), allow_tf32)
-            found[0] = of_rows.roll(-shift, 0) if shift else of_rows
-        if needs_weights[1]:
-            found[1] = _weight_hh_gradient(
-                rows_h, h_0, output, lengths, valid, batch_first, reverse, allow_tf32
+    if needs_weights[0]:
+        factor = _factor(input, valid, batch_first)
+        of_x = _rolled(_gemm.mm(rows_x.t(), factor, allow_tf32), -shift, each)
+    if needs_weights[-1]:
+        directions = (False, True) if reverse is None else (reverse,)
+        parts = (rows.chunk(each, 1), h_0.chunk(each, 1), output.chunk(each, 2), directions)
+        of_each = [
+            _weight_hh_gradient(
+                x.narrow(1, first_h, gates_h), h, y, lengths, valid, batch_first, z, allow_tf32
             )
+            for x, h, y, z in zip(*parts, strict=True)
+        ]
+        of_hh = of_each[0] if each == 1 else torch.cat(of_each)
+    found = [of_x, of_hh]
+    if half == 1:
+        found = [None if of_x is None or of_hh is None else torch.cat((of_hh, of_x), dim=1)]
+    of_biases: list[Tensor | None] = [None for _ in needs_biases]
     if any(needs_biases):
-        sums = _gemm.column_sums(rows)
-        if len(needs_biases) == 1:
-            found[-1] = sums
-        else:
-            sizes = rows_x.shape[1], rows_h.shape[1]
-            found[len(weights) :] = _bias_gradients(sums, *sizes, shift, needs_biases)
-    return grad_input, *found, grad_h_0, grad_c_0
+        of_biases[0] = sums = _gemm.column_sums(rows)
+        if half > 1:
+            sums = sums.unsqueeze(0)
+            first = _columns(sums, 0, gates_x, each).squeeze(0)
+            second = _columns(sums, first_h, gates_h, each).squeeze(0)
+            if all(needs_biases) and not shift:
+                first = first.clone()  # the two may overlap, and the caller may change one in place
+            first = _rolled(first, -shift, each)
+            of_biases = [
+                x if y else None for x, y in zip((first, second), needs_biases, strict=True)
+            ]
+    return grad_input, *found, *of_biases, *grad_states
+
+
+def _columns(matrix: Tensor, first: int, count: int, directions: int) -> Tensor:
+    """Some columns of each direction."""
+    if directions == 1:
+        return matrix.narrow(1, first, count)
+    of_each: Tensor = matrix.unflatten(1, (directions, matrix.shape[1] // directions))
+    return of_each.narrow(2, first, count).flatten(1)
+
+
+def _rolled(tensor: Tensor, shift: int, directions: int) -> Tensor:
+    """The rows of each direction in another order."""
+    if directions == 1 or not shift:
+        return tensor.roll(shift, 0) if shift else tensor
+    of_each: Tensor = tensor.unflatten(0, (directions, len(tensor) // directions))
+    return of_each.roll(shift, 1).flatten(0, 1)
 
 
 def _input_gradient(
@@ -153,26 +185,11 @@ def _input_gradient(
     return grad_input if valid is None else torch.where(valid, grad_input, 0)
 
 
-def _factor(steps: Sequence[Tensor], valid: Tensor | None, batch_first: bool) -> Tensor:
+def _factor(steps: Tensor, valid: Tensor | None, batch_first: bool) -> Tensor:
     """What the gradients of the gates are multiplied by for those of the weights, in the same order of rows."""
-    of_batch = [_transposed(x, batch_first) for x in steps]
-    joined = torch.cat(of_batch, dim=2) if len(steps) > 1 else of_batch[0]
     if valid is not None:  # steps that are not may be infinite or NaN, too
-        joined = torch.where(_transposed(valid, batch_first), joined, 0)
-    return joined.flatten(0, 1)
-
-
-def _bias_gradients(
-    sums: Tensor, of_input: int, of_h: int, shift: int, needs: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None]:
-    """The first ``of_input`` of the sums and the last ``of_h`` of them, which may overlap."""
-    first = sums.narrow(0, 0, of_input)
-    second = sums.narrow(0, len(sums) - of_h, of_h)
-    if shift:
-        first = first.roll(-shift, 0)
-    elif all(needs):
-        first = first.clone()  # the two may overlap, and the caller may change one in place
-    return first if needs[0] else None, second if needs[1] else None
+        steps = torch.where(valid, steps, 0)
+    return _transposed(steps, batch_first).flatten(0, 1)
 
 
 def _weight_hh_gradient(
@@ -189,7 +206,7 @@ def _weight_hh_gradient(
     # Compared by a traced program, the number of steps would be a constant of it.
     if lengths is not None or batch_first or not isinstance(time, int) or time < 2:
         old_h = _old_h(h_0, output, lengths, batch_first, reverse)
-        return _gemm.mm(rows.t(), _factor((old_h,), valid, batch_first), allow_tf32)
+        return _gemm.mm(rows.t(), _factor(old_h, valid, batch_first), allow_tf32)
     batch = len(h_0)  # rows of the first step, which are apart: the output is not copied behind h_0
     others = (time - 1) * batch
     of_first = _gemm.mm(rows.narrow(0, others if reverse else 0, batch).t(), h_0, allow_tf32)

@@ -139,14 +139,3 @@ EXTOPS_API Error extops_gemm_cuda(
 EXTOPS_API int32_t extops_sm_count_cuda(void* stream) {
   return extops::cuda::Context(static_cast<cudaStream_t>(stream)).sm_count();
 }
-
-EXTOPS_API Error extops_create_stream_cuda(void* beside, void** stream) {
-  const extops::cuda::RelaxedCapture relaxed;  // the calling stream may be captured in a graph
-  int priority = 0;
-  cudaError_t status = cudaStreamGetPriority(static_cast<cudaStream_t>(beside), &priority);
-  if (status == cudaSuccess) {
-    auto* const created = reinterpret_cast<cudaStream_t*>(stream);
-    status = cudaStreamCreateWithPriority(created, cudaStreamNonBlocking, priority);
-  }
-  return status == cudaSuccess ? nullptr : cudaGetErrorString(status);
-}

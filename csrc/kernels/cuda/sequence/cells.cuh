@@ -19,9 +19,9 @@ struct OwnCells {
   int64_t advance;  // from one step to the next
 
   __device__ OwnCells(const Steps& steps, int sample, int unit, int cells, bool backward) : sample(sample), unit(unit) {
-    const bool descends = steps.reverse != backward;
+    const bool descends = steps.is_reverse() != backward;
     count = sample < steps.batch ? max(min(steps.state_size - unit, cells), 0) : 0;
-    state = int64_t{sample} * steps.state_size + unit;
+    state = steps.state(sample, unit);
     step = steps.row(descends ? steps.time - 1 : 0, sample) * steps.state_size;
     advance = (descends ? -steps.time_stride : steps.time_stride) * steps.state_size;
   }

@@ -82,7 +82,7 @@ bool can_compute_all_steps(Kernel kernel, const Problem& problem) {
       return is_for_tensor_cores && sizes.state_size <= kTensorClusterUnits && sizes.batch <= 8 * kMostClusters &&
              has_hopper_tensor_cores() && samples_of_tensor_clusters<Cell>(problem) > 0;
     case Kernel::kGroup:
-      return problem.dtype != ScalarType::Double && has_tensor_cores() && tiles_of_groups<Cell>(problem) < kNoGroups;
+      return problem.dtype != ScalarType::Double && has_tensor_cores() && group_workspace<Cell>(problem.of_one()) > 0;
     default:
       return false;
   }
@@ -98,12 +98,15 @@ bool can_compute([[maybe_unused]] Kernel kernel, [[maybe_unused]] const Problem&
 // ---- which one does ----
 
 template <class Cell>
-SequencePlan plan_of(Kernel kernel, [[maybe_unused]] const Problem& problem) {
-  int64_t workspace = 0;
+SequencePlan plan_of(Kernel kernel, const Problem& problem) {
+  SequencePlan plan{static_cast<int64_t>(kernel), 0, kernel == Kernel::kStep ? 1 : problem.sizes.directions};
   if constexpr (kHasSequenceKernelsOf<Cell>) {
-    if (kernel == Kernel::kGroup) workspace = group_workspace<Cell>(problem);
+    if (kernel == Kernel::kGroup) plan.workspace = group_workspace<Cell>(problem);
+    // Directions that do not fit beside each other take all multiprocessors one after the other.
+    if (kernel == Kernel::kGroup && plan.workspace == 0)
+      plan = {plan.kernel, group_workspace<Cell>(problem.of_one()), 1};
   }
-  return {static_cast<int64_t>(kernel), workspace};
+  return plan;
 }
 
 template <class Cell>
@@ -139,14 +142,15 @@ Kernel measured_kernel(const char* cell, const Problem& problem, const SequenceT
 template <class Cell>
 SequencePlan choose_plan(
     [[maybe_unused]] const char* cell, const Problem& problem, [[maybe_unused]] const SequenceTrial* trial) {
-  if (problem.sizes.time * problem.sizes.batch * problem.sizes.state_size == 0) return {SequencePlan::kStep, 0};
+  const SequencePlan by_steps = plan_of<Cell>(Kernel::kStep, problem);
+  if (problem.sizes.time * problem.sizes.batch * problem.sizes.state_size == 0) return by_steps;
   if (*named_sequence_kernel() != 0) return plan_of<Cell>(named_kernel<Cell>(problem), problem);
   if constexpr (kHasSequenceKernelsOf<Cell>) {
     if (problem.dtype != ScalarType::Double) {
       return plan_of<Cell>(measured_kernel<Cell>(cell, problem, trial), problem);
     }
   }
-  return {SequencePlan::kStep, 0};
+  return by_steps;
 }
 
 // The error for a variable that names no kernel which can compute the problem.

@@ -137,11 +137,12 @@ __device__ void run(const SequenceForward<Cell, float>& in) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int first_unit = static_cast<int>(threadIdx.x) / kLanes * 2;
 
+  const float* const weights_h = steps.weights_of<Cell>(in.weights_h);
   const ForwardWeights<Cell, kChunks> weights([&](int j, int i) {
     const int unit = first_unit + j / Cell::kRecurrent;
     const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
     const int64_t row = int64_t{j % Cell::kRecurrent} * state_size + unit;
-    return unit < state_size && k < state_size ? in.weights_h[row * steps.weights_stride + k] : 0.f;
+    return unit < state_size && k < state_size ? weights_h[row * steps.weights_stride + k] : 0.f;
   });
   const ValidSteps valid_by_row[] = {
       valid_steps_of<kRows>(steps, 0, false), valid_steps_of<kRows>(steps, kRows - 1, false)};
@@ -205,11 +206,12 @@ __device__ void run(const SequenceBackward<Cell, float>& in) {
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int first_unit = static_cast<int>(threadIdx.x) / kLanes * kSums;
 
+  const float* const weights_h = steps.weights_of<Cell>(in.weights_h);
   const BackwardWeights<Cell, kChunks> weights([&](int j, int i) {
     const int k = (i / kQuad * kLanes + lane) * kQuad + i % kQuad;
     const bool inside = k % kUnits < state_size && first_unit + j < state_size;
     const int64_t row = int64_t{k / kUnits} * state_size + k % kUnits;
-    return inside ? in.weights_h[row * steps.weights_stride + first_unit + j] : 0.f;
+    return inside ? weights_h[row * steps.weights_stride + first_unit + j] : 0.f;
   });
   const ValidSteps valid_by_row[] = {
       valid_steps_of<kRows>(steps, 0, true), valid_steps_of<kRows>(steps, kRows - 1, true)};
@@ -306,11 +308,11 @@ Error launch_float32_blocks(const Problem& problem, const In& in) {
         if (const Error error = allow_shared_memory<kKernel>(kSharedBytes)) return error;
       }
       const unsigned blocks = (in.sizes.batch + rows - 1) / rows;
-      kKernel<<<blocks, threads_of(chunks), kSharedBytes, problem.context.stream()>>>(
+      kKernel<<<dim3(blocks, 1, in.sizes.directions), threads_of(chunks), kSharedBytes, problem.context.stream()>>>(
           SequencePass<kPassOf<In>, Cell, float>(in));
       return launch_error();
     };
-    if (in.sizes.batch > problem.context.sm_count()) {
+    if (problem.samples() > problem.context.sm_count()) {
       return launch_tile(std::integral_constant<int, kMaxRows>{});
     }
     return launch_tile(std::integral_constant<int, 1>{});

@@ -250,7 +250,7 @@ struct Slots {
 template <class Tile, class Cell>
 __device__ void run(const SequenceForward<Cell, float>& in, const Slots& slots, float* partial) {
   using Cells = ForwardCells<Cell, float, ExactMath, 1, SingleAccess<true>>;
-  const Gemm<Tile> gemm(in.steps, in.weights_h);
+  const Gemm<Tile> gemm(in.steps, in.steps.template weights_of<Cell>(in.weights_h));
   __shared__ float biases[Cell::kGates * Tile::kUnits];
   in.load_biases(biases, Tile::kUnits);
   ThreadCells<Tile, Cells> own(in);
@@ -289,8 +289,8 @@ __device__ void run(const SequenceBackward<Cell, float>& in, const Slots& slots,
   const int state_size = steps.state_size;
   const int unit = own_unit<Tile>();
   const auto exists = [&](int i) { return unit < state_size && own_sample<Tile>(i) < steps.batch; };
-  const auto state = [&](int i) { return int64_t{own_sample<Tile>(i)} * state_size + unit; };
-  const Gemm<Tile> gemm(steps, in.weights_h);
+  const auto state = [&](int i) { return steps.state(own_sample<Tile>(i), unit); };
+  const Gemm<Tile> gemm(steps, steps.weights_of<Cell>(in.weights_h));
   int lengths[kOwnCells];
   float grad_h[kOwnCells];
   float grad_c[kOwnCells];
@@ -403,12 +403,11 @@ Error launch_float32_clusters(const Problem& problem, const In& in) {
   return with_blocks<Cell>(problem.sizes, [&](auto blocks) {
     const auto launch_tile = [&](auto tile) {
       using Tile = decltype(tile);
-      return launch_in_clusters<Tile, &sequence_float32_cluster_kernel<Tile>>(
-          in.sizes.batch, problem.context.stream(), typename Tile::Arguments(in));
+      return launch_in_clusters<Tile, &sequence_float32_cluster_kernel<Tile>>(problem, typename Tile::Arguments(in));
     };
     // With few samples each, as long as all such clusters run at the same time.
     using Few = Tile<Cell, kPassOf<In>, blocks, kFewSamples>;
-    if (in.sizes.batch <= samples_at_once<Few>(problem)) return launch_tile(Few{});
+    if (problem.samples() <= samples_at_once<Few>(problem)) return launch_tile(Few{});
     return launch_tile(Tile<Cell, kPassOf<In>, blocks, kManySamples>{});
   });
 }

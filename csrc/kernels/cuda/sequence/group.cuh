@@ -54,11 +54,11 @@ struct Buffers {
   template <class Tile>
   static Buffers make(void* workspace, const SequenceSizes& sizes, const GroupPlan& plan) {
     const auto aligned = [](int64_t n) { return (n + 255) / 256 * 256; };
-    const int64_t rows = int64_t{plan.tiles} * plan.rows;
+    const int64_t tiles = plan.tiles * sizes.directions, rows = tiles * plan.rows;
     const int64_t columns = Tile::kIsForward ? 0 : plan.blocks / Tile::kParts;
-    const int64_t of_counters = plan.tiles * (kTeamWarps + columns) * kCounterBytes;
+    const int64_t of_counters = tiles * (kTeamWarps + columns) * kCounterBytes;
     const int64_t of_operands = 2 * Tile::kParts * rows * plan.k_blocks * Tile::kChunks * kChunkBytes;
-    const int64_t of_c = aligned(sizes.batch * sizes.state_size * int64_t{sizeof(float)});
+    const int64_t of_c = aligned(sizes.batch * sizes.state_stride * sizes.state_size * int64_t{sizeof(float)});
     const int64_t of_sums = columns * Tile::kParts * Tile::kColumns * rows * int64_t{sizeof(float)};
     char* const start = static_cast<char*>(workspace);
     Buffers buffers{};
@@ -118,11 +118,15 @@ __device__ unsigned blocks_of_warp(const Steps& steps, const GroupPlan& plan) {
 
 // ---- the operands in L2 ----
 
+// The number of a tile among those of all directions, of which each block computes one.
+__device__ inline int64_t of_all(const GroupPlan& plan, int tile) { return int64_t{blockIdx.z} * plan.tiles + tile; }
+
 // The values of the units of one step that are multiplied: slot `slot` of two, matrix `part`, of a tile.
 template <class Tile>
 __device__ uint4* operands_of(const GroupPlan& plan, const Buffers& buffers, int slot, int part, int tile) {
   const int64_t chunks = int64_t{plan.k_blocks} * Tile::kChunks * plan.rows;
-  return buffers.operands + ((int64_t{slot} * Tile::kParts + part) * plan.tiles + tile) * chunks;
+  return buffers.operands +
+         ((int64_t{slot} * Tile::kParts + part) * gridDim.z * plan.tiles + of_all(plan, tile)) * chunks;
 }
 
 // Where the value of a unit is among them. Each load of a warp reads neighbours. On tensor cores a lane loads its part
@@ -425,12 +429,12 @@ struct Block {
 
   // The counter of the blocks that own the units of a warp's part of K, and of blocks that share columns.
   __device__ unsigned* counter_of_warp(int tile, int warp) const {
-    return counter_of(buffers.counters, int64_t{tile} * kTeamWarps + warp);
+    return counter_of(buffers.counters, of_all(plan, tile) * kTeamWarps + warp);
   }
   __device__ unsigned* counter_of_columns(int tile) const {
     const int64_t columns = gridDim.x / Tile::kParts;
-    const int64_t first = int64_t{plan.tiles} * kTeamWarps;
-    return counter_of(buffers.counters, first + tile * columns + blockIdx.x / Tile::kParts);
+    const int64_t first = int64_t{gridDim.z} * plan.tiles * kTeamWarps;
+    return counter_of(buffers.counters, first + of_all(plan, tile) * columns + blockIdx.x / Tile::kParts);
   }
 
   // Waits until the operands of this warp have been written `times` times.
@@ -491,7 +495,7 @@ template <class Tile>
 __device__ void write_sums(
     const Block<Tile>& block, int tile, const float (&found)[Tile::kCells][Tile::Cell::kRecurrent]) {
   const GroupPlan& plan = block.plan;
-  float* const sums = block.buffers.sums + (int64_t{tile} * gridDim.x + blockIdx.x) * Tile::kColumns * plan.rows;
+  float* const sums = block.buffers.sums + (of_all(plan, tile) * gridDim.x + blockIdx.x) * Tile::kColumns * plan.rows;
 #pragma unroll
   for (int i = 0; i < Tile::kCells; ++i) {
     const int item = i * Tile::kWorkers + team_thread();
@@ -512,7 +516,7 @@ __device__ void read_sums(const Block<Tile>& block, int tile, float (&found)[Til
   const int64_t size = int64_t{Tile::kColumns} * plan.rows;
   const int own = static_cast<int>(blockIdx.x) % Tile::kParts;
   const int column = own * Tile::kUnits + team_thread() % Tile::kUnits;
-  const float* const sums = block.buffers.sums + (int64_t{tile} * gridDim.x + blockIdx.x - own) * size +
+  const float* const sums = block.buffers.sums + (of_all(plan, tile) * gridDim.x + blockIdx.x - own) * size +
                             column / 8 * plan.rows * 8 + column % 8;
   const int count = OwnCell<Tile>::count(plan.rows);
   float values[Tile::kCells][Tile::kParts];
@@ -580,7 +584,7 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
 #if defined(EXTOPS_TENSOR_CORES)
   extern __shared__ uint4 weights[];
   float* const sums = reinterpret_cast<float*>(reinterpret_cast<unsigned char*>(weights) + plan.weight_bytes);
-  load_weights<Tile>(in.steps, in.weights_h, plan, weights);
+  load_weights<Tile>(in.steps, in.steps.template weights_of<typename Tile::Cell>(in.weights_h), plan, weights);
   const Block<Tile> block{in, plan, buffers, weights, sums + team_id() * kTeamWarps * Tile::kWarpSums};
   if constexpr (Tile::kIsForward) {
     __shared__ float biases[Tile::Cell::kGates * Tile::kUnits];
@@ -600,7 +604,8 @@ __global__ void __launch_bounds__(kGroupThreads, 1)
 template <class Cell, class T, Math kMath, Pass kPass, class Function>
 auto with_units(const Problem& problem, const Function& function) {
   using Narrow = Tile<Cell, T, kMath, kPass, 8>;
-  const GroupLimits limits{problem.context.sm_count(), device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
+  const int sm_count = problem.context.sm_count() / static_cast<int>(problem.sizes.directions);
+  const GroupLimits limits{sm_count, device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)};
   const GroupPlan plan = best_group_plan(Narrow::kKind, problem.sizes.batch, problem.sizes.state_size, limits);
   if constexpr (most_group_units(sizeof(T)) == 16) {
     if (plan.units == 16) return function(Tile<Cell, T, kMath, kPass, 16>{}, plan);
@@ -626,14 +631,9 @@ auto with_plan(const Problem& problem, const Function& function) {
 }  // namespace group
 
 template <class Cell>
-int tiles_of_groups(const Problem& problem) {
-  return group::with_plan<Cell>(
-      problem, [](auto, const GroupPlan& plan) { return plan.units == 0 ? kNoGroups : plan.tiles_of_a_team(); });
-}
-
-template <class Cell>
 int64_t group_workspace(const Problem& problem) {
-  return group::with_plan<Cell>(problem, [&](auto tile, const GroupPlan& plan) {
+  return group::with_plan<Cell>(problem, [&](auto tile, const GroupPlan& plan) -> int64_t {
+    if (plan.units == 0) return 0;
     return group::Buffers::make<decltype(tile)>(nullptr, problem.sizes, plan).bytes;
   });
 }
@@ -654,7 +654,7 @@ Error launch_groups(const Problem& problem, const In& in) {
     cooperative.id = cudaLaunchAttributeCooperative;
     cooperative.val.cooperative = 1;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(plan.blocks, plan.groups);
+    config.gridDim = dim3(plan.blocks, plan.groups, static_cast<unsigned>(in.sizes.directions));
     config.blockDim = kGroupThreads;
     config.dynamicSmemBytes = plan.shared_bytes;
     config.stream = stream;

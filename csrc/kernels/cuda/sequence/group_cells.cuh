@@ -54,7 +54,7 @@ struct OwnCell {
   // Whether number `i` is the first that no thread has. Asked at every second one, so that two are computed at a time.
   __device__ static bool are_all(int i, int count) { return i % 2 == 0 && i >= count; }
 
-  __device__ int64_t state(const Steps& steps) const { return int64_t{sample} * steps.state_size + unit; }
+  __device__ int64_t state(const Steps& steps) const { return steps.state(sample, unit); }
 };
 
 // Calls put(cell, h) with the initial states of a tile's cells, and sets their cell state in `c`.

@@ -28,7 +28,8 @@ __global__ void __launch_bounds__(kThreads)
   const int t = steps.time_of(step);
   for_each_cell(steps, [&](int64_t item, int sample, int unit) {
     const int64_t place = steps.row(t, sample);
-    C c = step == 0 ? load(in.c_0[item]) : carried[item];
+    const int64_t state = steps.state(sample, unit);
+    C c = step == 0 ? load(in.c_0[state]) : carried[item];
     if (t < steps.length(sample)) {
       C gates[Cell::kGates];
 #pragma unroll
@@ -40,16 +41,16 @@ __global__ void __launch_bounds__(kThreads)
         if (of_recurrent >= 0) sum += recurrent[at(sample, Cell::kRecurrent, of_recurrent)];
       }
       round_to<T>(gates);
-      const CellState<C> state = cell_forward<Cell, MathOf<T>>(gates, c);
-      store_cell(in, place, unit, gates, state);
-      c = state.c;
-      store(in.h_n[item], state.h);
+      const CellState<C> found = cell_forward<Cell, MathOf<T>>(gates, c);
+      store_cell(in, place, unit, gates, found);
+      c = found.c;
+      store(in.h_n[state], found.h);
     } else {
       store_cell<Cell, T, C>(in, place, unit);
-      if (step == 0) in.h_n[item] = in.h_0[item];
+      if (step == 0) in.h_n[state] = in.h_0[state];
     }
     carried[item] = c;
-    if (step == steps.time - 1) store(in.c_n[item], c);
+    if (step == steps.time - 1) store(in.c_n[state], c);
   });
 }
 
@@ -63,11 +64,12 @@ __global__ void __launch_bounds__(kThreads)
   const int previous = steps.time_of(steps.time - step);
   for_each_cell(steps, [&](int64_t item, int sample, int unit) {
     const int length = steps.length(sample);
-    C grad_h = step == 0 ? load_if_present(in.grad_h_n, item) : previous < length ? recurrent[item] : carried_h[item];
-    C grad_c = step == 0 ? load_if_present(in.grad_c_n, item) : carried_c[item];
+    const int64_t state = steps.state(sample, unit);
+    C grad_h = step == 0 ? load_if_present(in.grad_h_n, state) : previous < length ? recurrent[item] : carried_h[item];
+    C grad_c = step == 0 ? load_if_present(in.grad_c_n, state) : carried_c[item];
     if (step == steps.time) {
-      store(in.grad_h_0[item], grad_h);
-      store(in.grad_c_0[item], grad_c);
+      store(in.grad_h_0[state], grad_h);
+      store(in.grad_c_0[state], grad_c);
       return;
     }
     const int64_t place = steps.row(t, sample);

@@ -10,7 +10,7 @@
 namespace extops::cuda {
 
 // The cell, and what else its calls have in common.
-using Kind = std::pair<const char*, std::array<int64_t, 7>>;
+using Kind = std::pair<const char*, std::array<int64_t, 8>>;
 
 // What is known of a kind, in this process or by who keeps it for longer.
 std::optional<SequenceKernels> known_kernels(const Kind& kind);
@@ -35,7 +35,7 @@ inline Kind kind_of(const char* cell, const Problem& problem) {
   return {
       cell,
       {device, problem.context.sm_count(), static_cast<int64_t>(problem.dtype), problem.pass == Pass::kBackward,
-       sizes.state_size, sizes.batch <= kExact ? sizes.batch : rounded(sizes.batch, 8),
+       sizes.state_size, sizes.directions, sizes.batch <= kExact ? sizes.batch : rounded(sizes.batch, 8),
        rounded(std::min(sizes.time, kMeasuredSteps), 4)}};
 }
 

@@ -41,7 +41,7 @@ SequenceKernels remember(const Kind& kind, const SequenceKernels& kernels) {
 }
 
 std::string text_of(const Kind& kind) {
-  const auto& [device, sm_count, dtype, is_backward, units, batch, time] = kind.second;
+  const auto& [device, sm_count, dtype, is_backward, units, directions, batch, time] = kind.second;
   const auto name = [](ScalarType type) {
     return type == ScalarType::TF32    ? "TF32"
            : type == ScalarType::Half  ? "float16"
@@ -50,7 +50,7 @@ std::string text_of(const Kind& kind) {
   };
   return std::to_string(time) + "," + std::to_string(batch) + ":" + kind.first + "_sequence" +
          (is_backward ? "_backward, " : ", ") + name(static_cast<ScalarType>(dtype)) + ", " + std::to_string(units) +
-         " units, " + std::to_string(sm_count) + " SMs";
+         (directions > 1 ? " units both ways, " : " units, ") + std::to_string(sm_count) + " SMs";
 }
 
 constexpr double kNever = std::numeric_limits<double>::infinity();

@@ -20,7 +20,9 @@ struct Steps {
   int64_t weights_stride;
   int64_t time_stride;
   int64_t batch_stride;
+  int64_t state_stride;
   const int64_t* lengths;
+  int first_direction;
   bool reverse;
 
   Steps(const SequenceSizes& sizes, const int64_t* lengths)
@@ -30,18 +32,33 @@ struct Steps {
         weights_stride(sizes.weights_stride),
         time_stride(sizes.time_stride),
         batch_stride(sizes.batch_stride),
+        state_stride(sizes.state_stride),
         lengths(lengths),
+        first_direction(static_cast<int>(sizes.first_direction)),
         reverse(sizes.reverse != 0) {}
 
-  __device__ int64_t row(int t, int sample) const { return t * time_stride + sample * batch_stride; }
+  // The third dimension of the grid runs over the directions.
+  __device__ int direction() const { return first_direction + static_cast<int>(blockIdx.z); }
+  __device__ bool is_reverse() const { return reverse != (direction() > 0); }
+
+  __device__ int64_t row(int t, int sample) const { return t * time_stride + sample * batch_stride + direction(); }
+  // The place of a unit in tensors of [batch, state_size].
+  __device__ int64_t state(int sample, int unit) const {
+    return (sample * state_stride + direction()) * state_size + unit;
+  }
+  // The recurrent weights of this direction.
+  template <class Cell, class T>
+  __device__ const T* weights_of(const T* weights_h) const {
+    return weights_h + direction() * (int64_t{Cell::kRecurrent} * state_size * weights_stride);
+  }
   // Clamped to the sequence: callers check the range of `lengths`.
   __device__ int length(int sample) const {
     return lengths == nullptr ? time : static_cast<int>(max(min(lengths[sample], int64_t{time}), int64_t{0}));
   }
   // The time of a step, numbered in the order of the forward's computation.
-  __device__ int time_of(int step) const { return reverse ? time - 1 - step : step; }
+  __device__ int time_of(int step) const { return is_reverse() ? time - 1 - step : step; }
   // The last valid step, in that order.
-  __device__ int last_time(int length) const { return reverse ? 0 : length - 1; }
+  __device__ int last_time(int length) const { return is_reverse() ? 0 : length - 1; }
 };
 
 // Which steps of a sample are valid, in the order of computation.
@@ -50,7 +67,7 @@ struct ValidSteps {
   unsigned count;
 
   __device__ ValidSteps(const Steps& steps, int length, bool backward)
-      : first(steps.reverse != backward ? steps.time - length : 0), count(length) {}
+      : first(steps.is_reverse() != backward ? steps.time - length : 0), count(length) {}
 
   __device__ bool operator()(int step) const { return static_cast<unsigned>(step - first) < count; }
 };
@@ -85,10 +102,12 @@ struct SequenceForward {
   __device__ typename Compute<T>::type bias(int gate, int unit) const {
     typename Compute<T>::type sum = 0;
     if (gate < Cell::kInput && bias_x != nullptr) {
-      sum = load(bias_x[input_place<Cell>(gate) * steps.state_size + unit]);
+      sum = load(bias_x[(steps.direction() * Cell::kInput + input_place<Cell>(gate)) * steps.state_size + unit]);
     }
     const int of_h = gate - kFirstRecurrent<Cell>;
-    if (of_h >= 0 && bias_h != nullptr) sum += load(bias_h[of_h * steps.state_size + unit]);
+    if (of_h >= 0 && bias_h != nullptr) {
+      sum += load(bias_h[(steps.direction() * Cell::kRecurrent + of_h) * steps.state_size + unit]);
+    }
     return sum;
   }
 
@@ -184,6 +203,22 @@ __device__ __forceinline__ void exchange_halves(float* sums, int mask) {
   }
 }
 
+struct Problem {
+  Context context;
+  ScalarType dtype;
+  SequenceSizes sizes;
+  Pass pass;
+
+  // The samples of all directions.
+  int64_t samples() const { return sizes.batch * sizes.directions; }
+  // One of the directions.
+  Problem of_one() const {
+    Problem one = *this;
+    one.sizes.directions = 1;
+    return one;
+  }
+};
+
 // The most clusters of a grid, whose second dimension they are.
 constexpr int64_t kMostClusters = 65535;
 
@@ -194,11 +229,12 @@ struct ClusterLaunch {
   cudaLaunchAttribute cluster{};
   cudaLaunchConfig_t config{};
 
-  ClusterLaunch(int64_t batch, cudaStream_t stream) {
+  ClusterLaunch(int64_t batch, int64_t directions, cudaStream_t stream) {
     if (Tile::kBlocks > 8) cudaFuncSetAttribute(kKernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim = {Tile::kBlocks, 1, 1};
-    config.gridDim = dim3(Tile::kBlocks, static_cast<unsigned>((batch + Tile::kSamples - 1) / Tile::kSamples));
+    const auto clusters = static_cast<unsigned>((batch + Tile::kSamples - 1) / Tile::kSamples);
+    config.gridDim = dim3(Tile::kBlocks, clusters, static_cast<unsigned>(directions));
     config.blockDim = Tile::kThreads;
     config.dynamicSmemBytes = Tile::kSharedBytes;
     config.stream = stream;
@@ -213,7 +249,7 @@ template <class Tile, auto kKernel>
 int clusters_at_once(const Context& context) {
   static PerContext known;
   return known.get(context.id(), [&] {
-    const ClusterLaunch<Tile, kKernel> one(Tile::kSamples, context.stream());
+    const ClusterLaunch<Tile, kKernel> one(Tile::kSamples, 1, context.stream());
     int clusters = 0;
     if (one.error != nullptr) return -1;  // no answer, so nothing is cached
     if (cudaOccupancyMaxActiveClusters(&clusters, kKernel, &one.config) != cudaSuccess) cudaGetLastError();
@@ -222,21 +258,15 @@ int clusters_at_once(const Context& context) {
 }
 
 template <class Tile, auto kKernel, class... Arguments>
-Error launch_in_clusters(int64_t batch, cudaStream_t stream, const Arguments&... arguments) {
-  const ClusterLaunch<Tile, kKernel> all(batch, stream);
+Error launch_in_clusters(const Problem& problem, const Arguments&... arguments) {
+  const SequenceSizes& sizes = problem.sizes;
+  const ClusterLaunch<Tile, kKernel> all(sizes.batch, sizes.directions, problem.context.stream());
   if (all.error != nullptr) return all.error;
   cudaLaunchKernelEx(&all.config, kKernel, arguments...);
   return launch_error();
 }
 
 // ---- the kernels, each in a header of its own: choice.cuh says which one serves a problem ----
-
-struct Problem {
-  Context context;
-  ScalarType dtype;
-  SequenceSizes sizes;
-  Pass pass;
-};
 
 // `In` is SequenceArguments or SequenceBackwardArguments, which goes with the problem's pass.
 template <class Cell, class In>
@@ -258,11 +288,8 @@ template <class Cell>
 int64_t samples_of_float32_clusters(const Problem& problem);
 template <class Cell>
 int64_t samples_of_tensor_clusters(const Problem& problem);
-// How many tiles of samples the blocks of a group compute one after the other. kNoGroups if the weights do not fit into
-// their shared memory, or the blocks cannot all run at the same time.
-constexpr int kNoGroups = INT32_MAX;
-template <class Cell>
-int tiles_of_groups(const Problem& problem);
+// The bytes that a group of blocks needs: 0 if the weights do not fit into their shared memory, or the blocks cannot
+// all run at the same time.
 template <class Cell>
 int64_t group_workspace(const Problem& problem);
 
@@ -271,7 +298,6 @@ int64_t group_workspace(const Problem& problem);
   namespace extops::cuda {                                \
   EXTOPS_INSTANTIATE_LAUNCH(launch_tensor_blocks, Cell)   \
   EXTOPS_INSTANTIATE_LAUNCH(launch_groups, Cell)          \
-  template int tiles_of_groups<Cell>(const Problem&);     \
   template int64_t group_workspace<Cell>(const Problem&); \
   }
 

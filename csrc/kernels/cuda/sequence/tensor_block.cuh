@@ -232,8 +232,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1) sequence_tensor_block_kerne
 #if defined(EXTOPS_TENSOR_CORES)
   if constexpr (Tile::kIsForAll || kIsHopper) {
     __shared__ __align__(kChunkBytes) unsigned char shared[Tile::kSharedBytes];
+    const auto* const weights_h = in.steps.template weights_of<typename Tile::Cell>(in.weights_h);
     const Weights<Tile> weights(shared, nullptr, [&](int tile, int row, int k) {
-      return weight_of_warp<Tile>(in.steps, in.weights_h, tile, row, k);
+      return weight_of_warp<Tile>(in.steps, weights_h, tile, row, k);
     });
     __syncthreads();  // before operands overwrite the weights
     if constexpr (Tile::kIsForward) {
@@ -252,7 +253,8 @@ Error launch_tile(const Problem& problem, const In& in) {
   static_assert(4 * Tile::kWeights <= kThreadWeights);
   const unsigned blocks = (in.sizes.batch + Tile::kSamples - 1) / Tile::kSamples;
   sequence_tensor_block_kernel<Tile>
-      <<<blocks, Tile::kThreads, 0, problem.context.stream()>>>(typename Tile::Arguments(in));
+      <<<dim3(blocks, 1, in.sizes.directions), Tile::kThreads, 0, problem.context.stream()>>>(
+          typename Tile::Arguments(in));
   return launch_error();
 }
 
@@ -270,7 +272,7 @@ template <class Cell, class In>
 Error launch_tensor_blocks(const Problem& problem, const In& in) {
   using namespace tensor_block;
   const bool is_hopper = has_hopper_tensor_cores();
-  const bool takes_two = in.sizes.batch <= 2 * problem.context.sm_count() || !pairs_are_aligned(in) || !is_hopper;
+  const bool takes_two = problem.samples() <= 2 * problem.context.sm_count() || !pairs_are_aligned(in) || !is_hopper;
   return with_operand_type(problem.dtype, [&](auto scalar) {
     using T = decltype(scalar);
     constexpr int kMost = tensor_block_units<Cell>(std::is_same_v<T, float>);

@@ -343,6 +343,7 @@ __device__ void run_backward(
       // older ones.
       const int next = (step + 1) % 2;
       send_sums<Tile>(sums, part + next * Tile::kSlotBytes, tile, arrivals[next]);
+      __syncwarp();  // keeps the loads of the next tile's weights behind it
     });
     cells.write(gradients);
     cells.own.move(1);
@@ -363,8 +364,9 @@ __global__ void __launch_bounds__(Tile::kThreads, 1)
     Mbarrier::publish();
     for (Arrivals& each : arrivals) each.template expect<Tile>();
   }
+  const auto* const weights_h = in.steps.template weights_of<typename Tile::Cell>(in.weights_h);
   const Weights<Tile> weights(shared, shared + Tile::kStoredAt, [&](int m, int row, int k) {
-    return weight_of_warp<Tile>(in.steps, in.weights_h, m, row, k);
+    return weight_of_warp<Tile>(in.steps, weights_h, m, row, k);
   });
   // Before other blocks overwrite the weights and signal the mbarriers. Each phase of these has one arrival from this
   // block, so it cannot end before all bytes have arrived, even bytes that arrive before they are expected. The fence
@@ -396,7 +398,7 @@ auto with_tile_of(const Problem& problem, const Function& function) {
   using Few = Tile<Cell, T, kPass, kBlocks, 8>;
   if constexpr (std::is_same_v<T, float> && Few::kFits) {
     const int64_t at_once = clusters_at_once<Few, kKernel<Few>>(problem.context);
-    if (problem.sizes.batch > Few::kSamples * at_once) return function(Tile<Cell, T, kPass, kBlocks, 16>{});
+    if (problem.samples() > Few::kSamples * at_once) return function(Tile<Cell, T, kPass, kBlocks, 16>{});
   }
   return function(Few{});
 }
@@ -434,8 +436,7 @@ Error launch_tensor_clusters(const Problem& problem, const In& in) {
   return with_tile<Cell, kPassOf<In>>(problem, [&](auto tile) -> Error {
     using Tile = decltype(tile);
     if constexpr (Tile::kFits) {
-      return launch_in_clusters<Tile, kKernel<Tile>>(
-          in.sizes.batch, problem.context.stream(), typename Tile::Arguments(in), pairs_are_aligned(in));
+      return launch_in_clusters<Tile, kKernel<Tile>>(problem, typename Tile::Arguments(in), pairs_are_aligned(in));
     } else {
       return "no cluster holds the weights of such a cell";
     }
