@@ -335,7 +335,10 @@ def report_of_compiled(result: dict[str, Any]) -> str:
     for record in result["records"]:
         found, control = (ratios_of_compiled(record, x) for x in ("extops", "control"))
         names = [f"{x.split()[0]} wall_{x.split()[1]}" for x in columns]
-        cells = [f"{found[x]:.2f} ({control[x]:.2f})" if x in found else "" for x in names]
+        cells = [
+            f"{found[x]:.2f} ({control[x]:.2f})" if x in found and x in control else ""
+            for x in names
+        ]
         first = [record.get("first", {}).get(f"{x} compiled") for x in ("torch", "extops")]
         if None not in first:
             breaks, seconds = ([x[y] for x in first] for y in ("breaks", "seconds"))

@@ -268,6 +268,15 @@ is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambd
 """Public since torch 2.7."""
 
 
+_knows_exports = may_bypass_autograd and hasattr(torch.compiler, "is_exporting")
+_compile_id: Callable[[], object] = _find("_guards.CompileContext.current_compile_id", lambda: None)
+
+
+def is_compiled_here() -> bool:
+    """Whether ``torch.compile`` traces, and no export, whose program may run without Python."""
+    return _knows_exports and _compile_id() is not None and not is_exporting()
+
+
 def is_known(condition: Any) -> bool:
     """Whether a condition of sizes holds; not where only data will tell."""
     if isinstance(condition, bool):

@@ -229,7 +229,7 @@ def _texts(function: Callable[[int], bytes | None]) -> Iterator[str]:
         index += 1
 
 
-def register_fakes(operators: Iterable[Operator]) -> None:
+def register_fakes(operators: Iterable[Operator], namespace: str = "extops") -> None:
     """Tells torch the results' shapes of operators, for tracing."""
     for operator in operators:
 
@@ -237,7 +237,7 @@ def register_fakes(operators: Iterable[Operator]) -> None:
             results = of.new_results(*tensors, training=options.get("training", True))
             return None if of.out else results if len(results) > 1 else results[0]
 
-        torch.library.register_fake(f"extops::{operator.name}", fake)
+        torch.library.register_fake(f"{namespace}::{operator.name}", fake)
 
 
 def _parse(schema: str, sizes: str, rows: str) -> Operator:

@@ -97,14 +97,18 @@ class Kept(NamedTuple):
             )
 
 
-def eager(name: str, **keywords: Any) -> Callable[..., Any]:
-    """The operator ``name`` for eager calls."""
+def eager(name: str, *, is_traced: bool = True, **keywords: Any) -> Callable[..., Any]:
+    """The operator ``name`` for eager calls; where ``is_traced`` and ``torch.compile`` traces, the plain one."""
     call = _private.without_frames(name)
     if keywords:
         call = functools.partial(call, **keywords)
 
     def eager_call(*arguments: Any, **options: Any) -> Any:
         try:
+            if is_traced and type(arguments[0]) not in TENSORS and _is_compiled_here(arguments):
+                return getattr(torch.ops.extops_plain, name).default(
+                    *arguments, **keywords, **options
+                )
             return call(*arguments, **options)
         except RuntimeError as error:
             _errors.raise_original(error, name, *arguments)
@@ -113,7 +117,16 @@ def eager(name: str, **keywords: Any) -> Callable[..., Any]:
     return eager_call
 
 
+def _is_compiled_here(arguments: Sequence[Any]) -> bool:
+    first = next(x for x in arguments if x is not None)
+    return type(first) not in TENSORS and _private.is_compiled_here()
+
+
 _library = torch.library.Library("extops", "IMPL")
+_plain = torch.library.Library("extops_plain", "DEF")
+"""The same operators for compiled code, which has dealt with gradients: those of ``extops`` ask each tensor for a
+tangent, which takes the host 50 us a call.
+"""
 
 
 def register(name: str, apply: Callable[..., Any], composite: Callable[..., Any]) -> None:
@@ -139,8 +152,19 @@ def register(name: str, apply: Callable[..., Any], composite: Callable[..., Any]
         with below_autograd():
             return operator(*arguments, **keywords)
 
+    @_autocast.outside
+    def plain(*arguments: Any, **keywords: Any) -> Any:
+        if _is_forward_mode() or torch.is_grad_enabled():
+            return with_gradient(*arguments, **keywords)
+        with below_autograd():
+            return operator(*arguments, **keywords)
+
     _library.impl(name, with_gradient, "Autograd")
     _library.impl(name, composite, "FuncTorchDynamicLayerFrontMode")
+    _plain.define(_schemas.OPERATORS[name].schema)
+    _plain.impl(name, plain, "Autograd")
+    _plain.impl(name, eager(name, is_traced=False), "CompositeExplicitAutograd")
+    _schemas.register_fakes([_schemas.OPERATORS[name]], "extops_plain")
 
 
 def _register_publicly(name: str, composite: Callable[..., Any]) -> None:
@@ -174,7 +198,7 @@ def register_write(name: str, write: Callable[..., None], check: Callable[..., N
     """
     if not _private.may_bypass_autograd:
         return  # the public function then writes by ``copy_``, which increments the version
-    operator = eager(name)
+    operator = eager(name, is_traced=False)
 
     def without_gradient(*arguments: Any) -> None:
         check(*arguments)

@@ -13,7 +13,7 @@ from extops.calling._operator import Gradient, operator
 
 _OP = "elementwise_mult"
 
-_eager_mult_out = _autograd.eager("elementwise_mult_out")
+_eager_mult_out = _autograd.eager("elementwise_mult_out", is_traced=False)
 _eager_backward = _autograd.eager("elementwise_mult_backward")
 
 
