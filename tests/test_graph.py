@@ -244,9 +244,9 @@ def test_lengths_that_are_made_within_a_graph(form: str) -> None:
 
 
 @pytest.mark.skipif(torch.__version__ < "2.11", reason="this torch wants to know each size")
-def test_a_batch_that_only_data_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_a_batch_that_only_data_tells() -> None:
     """As torch_geometric's aggregations by LSTMs have it: the number of graphs in a batch."""
-    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
     theirs = nn.LSTM(FEATURES, STATE)
     ours = extops.accelerate(copy.deepcopy(theirs))
 
