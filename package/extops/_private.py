@@ -269,7 +269,9 @@ is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambd
 
 
 _knows_exports = may_bypass_autograd and hasattr(torch.compiler, "is_exporting")
-_compile_id: Callable[[], object] = _find("_guards.CompileContext.current_compile_id", lambda: None)
+_compile_id: Callable[[], object] = getattr(
+    _find("_guards.CompileContext", None), "current_compile_id", lambda: None
+)
 
 
 def is_compiled_here() -> bool:
