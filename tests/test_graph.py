@@ -601,7 +601,7 @@ def test_choice_of_cells(name: str, way: str, device: str, monkeypatch: pytest.M
 def test_cells_are_measured_with_their_backward(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_measure, "is_faster_in_graph", lambda *_: False)
+    monkeypatch.setattr(_measure, "is_faster_than_fused", lambda *_: False)
     cell = extops.accelerate(nn.GRUCell(FEATURES, STATE))
     found, _ = operators_of(cell, torch.ones(3, FEATURES))
     assert not any(x.startswith("extops") for x in found)

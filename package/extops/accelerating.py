@@ -547,11 +547,9 @@ class _Call(NamedTuple):
             return None
 
     def measured_in_graph(self) -> _table.Measured | None:
-        """The operators of both ways, as a graph calls them; None where that fails. Inductor computes torch's cells by
-        the same number of kernels as eager code does.
-        """
+        """The operators of both ways, as a graph calls them; None where that fails."""
         if not self.is_layer:
-            return self.measured(_measure.is_faster_in_graph)
+            return self.measured(_measure.is_faster_than_fused)
 
         def torchs(call: _Call) -> list[Tensor]:
             given = call.module, call.rows, call._hx(), call.parameters
