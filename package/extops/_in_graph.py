@@ -26,7 +26,9 @@ _library.define(
 )
 _library.define(
     "lengths(Tensor lengths, SymInt shortest, SymInt[] longest, str message, bool enforce_sorted, "
-    "Device device) -> Tensor"
+    "Device device) -> Tensor",
+    # A CUDA graph would read the CPU's memory at each replay.
+    tags=[tag] if (tag := getattr(torch.Tag, "cudagraph_unsafe", None)) else [],
 )
 
 
