@@ -278,7 +278,7 @@ def _serve(module: Any, input: Any, hx: Any, quick: Any, key: Any) -> Any:
     if key is not None and _graph_task() == -1:  # else a checkpoint may compute it again
         way = module.__dict__.get(_KNOWN, _NOTHING).get(key)
     call = None
-    if _autograd.is_plain():
+    if _autograd.is_plain() and not (way is None and _table.forced() == TORCH):
         call = _Call.of(module, input, hx, is_known=way is not None)
     if call is not None:
         if way is None:
