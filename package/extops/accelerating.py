@@ -62,10 +62,12 @@ class _Accelerated:
     """Whether the next class is ours, and not torch's."""
     training: bool
     _flat_weights_names: list[str]
+    _forward_of_ours: Callable[..., Any]
+    _forward_of_torchs: Callable[..., Any]
 
     def forward(self, input: Any, hx: Any = None, *more: Any, **named: Any) -> Any:
-        """As of torch's modules, and with ``lengths``. These have no default, and super() is not used: Dynamo of torch
-        2.6 looks for defaults and closures in torch's class.
+        """As of torch's modules, and with ``lengths``. These have no default, and no method is called by super() or a
+        class: Dynamo of torch 2.6 looks for defaults and closures in torch's class, that of 2.4 refuses other classes.
         """
         lengths = None
         if more or (named and type(named) is dict):  # else fx traces
@@ -75,9 +77,9 @@ class _Accelerated:
                 weights = parameters_of(cast("Any", self), self._flat_weights_names)
                 return _in_graph.by_torchs(self, input, hx, weights)
             if self.is_traced:
-                return self.ours.forward(self, input, hx, lengths)
+                return self._forward_of_ours(input, hx, lengths)
             given = (input, hx) if lengths is None else (input, hx, lengths)
-            return self.torchs.forward(self, *given)
+            return self._forward_of_torchs(*given)
         if lengths is not None:
             return _with_lengths(self, input, hx, lengths)
         kind = type(input)
@@ -142,8 +144,9 @@ class _AcceleratedCell(_Accelerated):
         """As of torch's cells."""
         if _is_compiling():
             is_torchs = _is_torchs_in_graph(input) or _in_graph.is_torchs(self, input, hx)
-            kind = self.ours if self.is_traced and not is_torchs else self.torchs
-            return kind.forward(self, input, hx)
+            if self.is_traced and not is_torchs:
+                return self._forward_of_ours(input, hx)
+            return self._forward_of_torchs(input, hx)
         if type(input) is not Tensor or input.is_nested:
             return self.torchs.forward(self, input, hx)
         grad, quick = _quick_key(input)
@@ -725,7 +728,9 @@ class _Unregistered:
 def _accelerated(looks: type[torch.nn.Module]) -> type[Any]:
     """The class of accelerated modules of a class: of torch's, or derived from one of them."""
     torchs = next(kind for kind in looks.__mro__ if kind in _OURS)
-    attributes = {"looks": looks, "torchs": torchs, "ours": _OURS[torchs]}
+    ours = _OURS[torchs]
+    forwards = {"_forward_of_ours": ours.forward, "_forward_of_torchs": torchs.forward}
+    attributes = {"looks": looks, "torchs": torchs, "ours": ours, **forwards}
     first = _Accelerated if issubclass(torchs, torch.nn.RNNBase) else _AcceleratedCell
     names = {
         "__module__": looks.__module__,
@@ -733,7 +738,7 @@ def _accelerated(looks: type[torch.nn.Module]) -> type[Any]:
         "__qualname__": looks.__qualname__,
     }
     if looks is torchs:
-        bases: tuple[type, ...] = first, _OURS[torchs]
+        bases: tuple[type, ...] = first, ours
         return type(looks.__name__, bases, {**attributes, **names})
     # Its forward ends in super().forward(...): that is ours then.
     between = type(torchs.__name__, (first, torchs), {**attributes, "is_traced": False})

@@ -235,6 +235,8 @@ class Layers(torch.nn.Module):
             output, states = output.squeeze(batch_axis), tuple(x.squeeze(1) for x in states)
         return output, self._of_states(states)
 
+    _forward = forward
+
     def _forward_in_graph(self, input: _padded.PaddedSequence, state: Any) -> tuple[Any, Any]:
         rows = input.rows.transpose(0, 1) if self.batch_first else input.rows
         output, last = self.forward(rows, state, input.sent)

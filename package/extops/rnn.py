@@ -70,7 +70,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
     def forward(self, input: Any, hx: Any = None, lengths: Tensor | None = None) -> tuple[Any, Any]:
         """As of torch's layers, whose state has this name. No super(), as in ``accelerating._Accelerated``."""
         if torch.compiler.is_compiling() or lengths is not None:
-            return Layers.forward(self, input, hx, lengths)
+            return self._forward(input, hx, lengths)
         try:
             self._update_flat_weights()
             if type(input) is Tensor and _autograd.is_plain() and not _autocast.is_on():
@@ -82,7 +82,7 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
                     return output, self._of_states(states)
         except (*_checks.FAILURES, IndexError):
             pass  # the checks below raise what is wrong
-        return Layers.forward(self, input, hx)
+        return self._forward(input, hx)
 
     def flatten_parameters(self) -> None:
         """As of torch's layers. In a graph there is nothing to do: torch 2.11 refuses to ask where weights lie."""
