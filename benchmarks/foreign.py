@@ -277,7 +277,9 @@ def keep(new: dict[str, Any]) -> None:
     earlier = rows.get(key, {})
     if "sha256" in new and new["sha256"] == earlier.get("sha256"):
         ran = {x: earlier[x] for x in ("tests", "values") if not new.get(x) and earlier.get(x)}
-        took = {x: max(earlier[x], new[x]) for x in ("GB", "processes")}
+        took = {
+            x: max(earlier[x], new[x]) for x in ("GB", "processes") if x in earlier and x in new
+        }
         new = {**new, **ran, **took}
     rows[key] = new
     lines = ",\n".join(json.dumps(rows[key]) for key in sorted(rows))

@@ -530,8 +530,13 @@ def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {"device_name": "this CPU", "torch": "2", "commit": "0"}
     page = models.report_of_compiled({"environment": environment, "records": [record]})
     assert "| policy, one step | " in page
-    model = dataclasses.replace(model, run=lambda module, input: input[int(input.sum().item() > 0)])
-    refused = models._refused(model, torch.nn.Identity(), (torch.ones(2),))
+
+    class Branching(torch.nn.Module):
+        def forward(self, input: Any) -> Any:
+            return input.cos() if input.sum() > 0 else input
+
+    model = dataclasses.replace(model, run=lambda module, input: module(input))
+    refused = models._refused(model, Branching(), (torch.ones(2),))
     assert "test_benchmarks.py:" in refused
 
 

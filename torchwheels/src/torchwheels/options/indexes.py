@@ -10,8 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from unearth import PackageFinder
-
 from torchwheels.errors import UserError
 from torchwheels.system import output
 
@@ -52,6 +50,8 @@ def _pip_config(variables: tuple[tuple[str, str], ...]) -> str:
 
 def urls(command: str) -> list[str]:
     """The package indexes that pip asks: PyPI alone, where nothing is configured."""
+    from unearth import PackageFinder  # only here: it brings a client of HTTP with it
+
     settings = pip_settings(command)
     finder = PackageFinder(index_urls=settings.get("index-url", "").split())
     for url in settings.get("extra-index-url", "").split():
