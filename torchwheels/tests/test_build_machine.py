@@ -428,7 +428,7 @@ def test_an_environment_has_what_is_below_and_does_not_change_that(
     said = ["import shared, importlib.metadata as m; print(shared.version, m.version('shared'))"]
     for requirement, version in (("shared", b"1 1"), ("shared>1", b"2 2")):
         environments.install(above, [requirement], variables)
-        assert subprocess.check_output([above.python, "-c", *said]).strip() == version
+        assert subprocess.check_output([above.python, "-B", "-c", *said]).strip() == version
     assert len([*above.site_packages.glob("shared-*")]) == 1
     assert sorted(base.site_packages.rglob("*")) == files
 
