@@ -265,6 +265,14 @@ def test_a_batch_that_only_data_tells() -> None:
     torch.testing.assert_close(*wanted)
 
 
+def test_no_lengths() -> None:
+    """Of no samples, as in eager code."""
+    layer = extops.accelerate(nn.LSTM(FEATURES, STATE))
+    input, lengths = torch.randn(TIME, 0, FEATURES), torch.zeros(0, dtype=torch.int64)
+    run = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(run(input, lengths=lengths), extops.LSTM(FEATURES, STATE)(input))
+
+
 def test_lists_of_lengths_and_of_sequences() -> None:
     ours, theirs = pair("sorted")
 

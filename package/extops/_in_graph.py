@@ -1,10 +1,10 @@
 """Operators in Python for a graph that runs where it is traced: a layer of torch, since Dynamo refuses torch's own, and
-checks of lengths on a CPU, for which Inductor would compile C++, which takes a minute on a new machine.
+checks of lengths on a CPU, for which Inductor would compile C++.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ _library.define(
     "bool bidirectional) -> Tensor[]"
 )
 _library.define(
-    "lengths(Tensor lengths, SymInt shortest, SymInt[] longest, str message, bool enforce_sorted, "
+    "lengths(Tensor lengths, SymInt shortest, SymInt most, bool is_reached, str message, bool enforce_sorted, "
     "Device device) -> Tensor",
     # A CUDA graph would read the CPU's memory at each replay.
     tags=[tag] if (tag := getattr(torch.Tag, "cudagraph_unsafe", None)) else [],
@@ -104,31 +104,34 @@ def checked_lengths(
     message: str,
     *,
     shortest: int = 0,
-    longest: tuple[int, int] = (0, 2**62),
+    most: int = 2**62,
+    is_reached: bool = False,
     enforce_sorted: bool = False,
 ) -> Tensor:
-    """As int64 on ``device``. Raises ``message`` unless none is below ``shortest`` and the longest is in a range."""
+    """As int64 on ``device``. Raises ``message`` unless all are from ``shortest`` to ``most`` and, where that is to be
+    reached, one is ``most``.
+    """
     check: Callable[..., Tensor] = _checked
     if lengths.device.type == "cpu" and is_in_process():
         check = torch.ops.extops_torch.lengths.default
-    return check(lengths, shortest, longest, message, enforce_sorted, device)
+    return check(lengths, shortest, most, is_reached, message, enforce_sorted, device)
 
 
 def _checked(
     lengths: Tensor,
     shortest: int,
-    longest: Sequence[int],
+    most: int,
+    is_reached: bool,
     message: str,
     enforce_sorted: bool,
     device: torch.device,
 ) -> Tensor:
-    numbers = lengths.to(
-        torch.int64, copy=True
-    )  # the caller's may change before they have reached the GPU
+    # Copied: the caller's may change before they have reached the GPU.
+    numbers = lengths.to(torch.int64, copy=True)
     if (require := _private.assert_async) is not None:
-        least, most = longest
-        is_long = (numbers.max() >= least) & (numbers.max() <= most)
-        require((numbers.min() >= shortest) & is_long, message)
+        require(((numbers >= shortest) & (numbers <= most)).all(), message)
+        if is_reached:
+            require((numbers == most).any(), message)
         if enforce_sorted:
             require((numbers == numbers.cummin(0)[0]).all(), NOT_SORTED)
     return _checks.to_device("pack_padded_sequence", "lengths", numbers, device)

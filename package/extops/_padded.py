@@ -69,7 +69,7 @@ class PaddedSequence:
 def _with_longest(lengths: Tensor, device: torch.device, steps: int) -> Tensor:
     """torch's results end with the longest row; here a size would depend on data then."""
     message = "in a graph the longest row has all steps of the input, or pad_packed_sequence a `total_length`"
-    return _in_graph.checked_lengths(lengths, device, message, longest=(steps, steps))
+    return _in_graph.checked_lengths(lengths, device, message, most=steps, is_reached=True)
 
 
 def is_of_unknown_batch(sequence: PackedSequence | PaddedSequence) -> bool:
@@ -108,8 +108,7 @@ def pack_padded_sequence(
     )
     rows = input.transpose(0, 1) if batch_first else input
     message = "pack_padded_sequence: expected `lengths` from 1 to the number of steps of `input`"
-    longest = 0, rows.shape[0]
-    sent = _in_graph.checked_lengths(lengths, rows.device, message, longest=longest)
+    sent = _in_graph.checked_lengths(lengths, rows.device, message, most=rows.shape[0])
     return PaddedSequence(rows, lengths, sent)
 
 
@@ -126,8 +125,7 @@ def pad_packed_sequence(
         sent = _with_longest(lengths, rows.device, rows.shape[0])
     elif total_length != rows.shape[0]:
         message = "Expected total_length to be at least the length of the longest sequence in input"
-        longest = 0, total_length
-        sent = _in_graph.checked_lengths(lengths, rows.device, message, longest=longest)
+        sent = _in_graph.checked_lengths(lengths, rows.device, message, most=total_length)
         index = torch.arange(total_length, device=rows.device).clamp(max=rows.shape[0] - 1)
         rows = rows.index_select(0, index)
     else:

@@ -209,7 +209,7 @@ def _checked(op: str, lengths: Tensor, input: Tensor) -> Tensor:
     steps = input.shape[0]
     if lengths.device.type == "cpu" and _in_graph.is_in_process():
         expected = _EXPECTED_LENGTHS.format(op, "the number of steps of `input`")
-        return _in_graph.checked_lengths(lengths, input.device, expected, longest=(0, steps))
+        return _in_graph.checked_lengths(lengths, input.device, expected, most=steps)
     # Converted, since small integer types may not hold the number of steps, and unsigned ones cannot be compared.
     # Copied, since the caller may change the tensor before a backward, or before it has reached the GPU. Always, so
     # that a trace is the same with gradients and without.
