@@ -268,7 +268,8 @@ is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambd
 """Public since torch 2.7."""
 
 
-_knows_exports = may_bypass_autograd and hasattr(torch.compiler, "is_exporting")
+# Only then are there operators for compiled code alone, and exports are told from it.
+_may_be_plain = may_bypass_autograd and hasattr(torch.compiler, "is_exporting")
 _compile_id: Callable[[], object] = getattr(
     _find("_guards.CompileContext", None), "current_compile_id", lambda: None
 )
@@ -276,7 +277,7 @@ _compile_id: Callable[[], object] = getattr(
 
 def is_compiled_here() -> bool:
     """Whether ``torch.compile`` traces, and no export, whose program may run without Python."""
-    return _knows_exports and _compile_id() is not None and not is_exporting()
+    return _may_be_plain and _compile_id() is not None and not is_exporting()
 
 
 def is_known(condition: Any) -> bool:

@@ -232,12 +232,12 @@ def _is_torchs_in_trace(module: Any, input: Tensor, hx: Any) -> bool:
     is_refused = is_layer and (torch.is_grad_enabled() or (module.training and module.dropout > 0))
     if is_refused or _is_autocasting() or _table.forced() == OURS:
         return False
-    sizes = [_private.hints_of(x.shape) for x in (input, *_given(hx))]
+    given = input, *_given(hx)
+    sizes = [_private.hints_of(x.shape) for x in given]
     if any(None in x for x in sizes) or len(sizes[0]) != (3 if is_layer else 2):
         return False
     rows, *states = (
-        _ramp(size, x).requires_grad_(x.requires_grad)
-        for size, x in zip(sizes, (input, *_given(hx)), strict=True)
+        _ramp(size, x).requires_grad_(x.requires_grad) for size, x in zip(sizes, given, strict=True)
     )
     call = _Call.of(
         module, rows, (tuple(states) if len(states) > 1 else states[0]) if states else None
