@@ -287,6 +287,19 @@ def _add(file: Path, number: int) -> None:
         table.add(f"kind {number}", (size,), SOME)
 
 
+def test_gpus_alike_know_the_same(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_name", ["one", "other", "one"].__getitem__)
+    _table.table(2).add("GRU", (6, 3), SOME)
+    assert _table.table(0).kind("GRU").way((6, 3)) == (OURS, True)
+    assert _table.table(1).kind("GRU").way((6, 3)) == (None, False)
+    extops.choices()
+    assert capsys.readouterr().out.count("6 x 3") == 1
+
+
 def test_many_processes_at_once(file: Path) -> None:
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_add, args=(file, number)) for number in range(4)]

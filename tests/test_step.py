@@ -643,7 +643,9 @@ def test_layers_of_one_step(
         loss = torch.stack([(x**2).sum() for x in results]).sum()
         found.append((*results, *torch.autograd.grad(loss, [input, *layer.parameters()])))
     torch.testing.assert_close(*found)
-    assert calls == [cell] * places
+    # A GPU computes both directions at once, as a sequence.
+    together = ours.bidirectional and input.is_cuda and extops.binding._loader.binding == "stable"
+    assert calls == [cell] * (0 if together else places)
     with torch.no_grad():
         output, last = ours(input, hx)
         expected = [x.clone() for x in tensors_of(last)]

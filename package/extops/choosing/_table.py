@@ -197,12 +197,14 @@ def forced() -> str:
 
 @functools.cache
 def table(device: int) -> Table:
-    """That of a GPU by its number, or of the CPU: -1."""
+    """That of a GPU by its number, or of the CPU: -1. GPUs that are alike have one."""
     libraries = f"torch {torch.__version__}, extops {_devices.own_version()}"
     if device < 0:
         return Table(_file(), f"{_cpu()}, {torch.backends.cpu.get_cpu_capability()}, {libraries}")
     gpu = f"{torch.cuda.get_device_name(device)}, driver {_driver()}"
-    return Table(_file(), f"{gpu}, cuDNN {torch.backends.cudnn.version()}, {libraries}")
+    machine = f"{gpu}, cuDNN {torch.backends.cudnn.version()}, {libraries}"
+    alike = (x for x in map(table, range(device)) if x.machine == machine)
+    return next(alike, None) or Table(_file(), machine)
 
 
 def _cpu() -> str:
@@ -245,6 +247,6 @@ def choices() -> None:
 
 
 def tables() -> list[Table]:
-    """Those of the devices that were used, and of the CPU."""
+    """Those of the GPUs, and of the CPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [table(device) for device in range(-1, count)]
+    return list(dict.fromkeys(map(table, range(-1, count))))
