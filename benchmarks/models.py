@@ -1,11 +1,12 @@
 """Whole models before and after `extops.accelerate`: whether results agree, and what a call takes.
 
     python -m benchmarks.models --device cuda --output build/models
-    python -m benchmarks.models --device cuda --output build/compiled --compiled
+    python -m benchmarks.models --device cuda --output build/compiled --compiled --mode default
 
-Models of packages that are not installed are left out. `models.json` has all samples, `ratios.json` their ratios. With
-`--compiled` each model is measured as `torch.compile` makes it, too, by default and for `reduce-overhead`: which line
-`fullgraph` refuses, how often a graph breaks, how long the first call takes, and what a further one takes.
+Each model runs in a process of its own, for a limited time, and some at once on each GPU, of which one is measured at a
+time. Models of packages that are not installed are left out. `models.json` has all samples, `ratios.json` their ratios.
+With `--compiled` each model is measured as `torch.compile` makes it, too, by default and for `reduce-overhead`: which
+line `fullgraph` refuses, how often a graph breaks, how long the first call takes, and what a further one takes.
 """
 
 from __future__ import annotations
@@ -13,10 +14,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import fcntl
+import json
+import os
+import queue
 import re
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +37,7 @@ import extops
 from benchmarks import environment, packages, protocol, zoo
 from benchmarks.results import ratio
 from benchmarks.runner import set_mode, tidy_up
-from benchmarks.suite import say, write
+from benchmarks.suite import say, slug, write
 from benchmarks.zoo import Model
 
 MODELS = (*zoo.MODELS, *packages.MODELS)
@@ -36,6 +45,8 @@ MODES = {"cuda": ("default", "tf32", "autocast"), "cpu": ("float32", "autocast")
 SECONDS_OF_A_CASE = 1.0
 ROUNDS = 3, 15
 SLICE = 5e-3
+MOST_SECONDS = 300
+PROCESSES_OF_A_GPU = 3
 WORKS = ("forward", "training")
 MOST_DIFFERENT = 0.05
 """Of the largest value."""
@@ -51,24 +62,88 @@ def run(
     output: Path,
     compiled: bool = False,
 ) -> None:
-    """Measures all models in all modes, until the time is over."""
-    start = time.perf_counter()
+    """Measures the models in all modes, until the time is over: one here, more of them side by side."""
+    chosen = names or [model.name for model in MODELS]
+    end = time.perf_counter() + seconds
     output.mkdir(parents=True, exist_ok=True)
+    if len(chosen) > 1:
+        asked = ["--device", device, *(["--compiled"] if compiled else [])]
+        asked += [x for mode in modes for x in ("--mode", mode)]
+        found = _side_by_side(device, chosen, asked, output, end)
+    else:
+        found = _one_by_one(device, chosen[0], modes or [*MODES[device]], compiled)
     result: dict[str, Any] = {"environment": environment.describe(device), "records": []}
-    for model in MODELS:
-        for mode in modes or MODES[device]:
-            if time.perf_counter() - start > seconds or (names and model.name not in names):
-                continue
-            record = measure(model, mode, device, _fill_compiled if compiled else _fill)
-            result["records"].append(record)
-            write(output / "models.json", result)
-            if compiled:
-                (output / "compiled.md").write_text(report_of_compiled(result))
-            else:
-                write(output / "ratios.json", shortened(result))
-                (output / "models.md").write_text(report(result))
-            say((line_of_compiled if compiled else line)(record))
+    for record in found:
+        result["records"].append(record)
+        write(output / "models.json", result)
+        if compiled:
+            (output / "compiled.md").write_text(report_of_compiled(result))
+        else:
+            write(output / "ratios.json", shortened(result))
+            (output / "models.md").write_text(report(result))
+        say((line_of_compiled if compiled else line)(record))
     say((summarise_compiled if compiled else summarise)(result["records"]))
+
+
+def _one_by_one(
+    device: str, name: str, modes: list[str], compiled: bool
+) -> Iterator[dict[str, Any]]:
+    (model,) = (x for x in MODELS if x.name == name)
+    for mode in modes:
+        yield measure(model, mode, device, _fill_compiled if compiled else _fill)
+
+
+def _side_by_side(
+    device: str, names: list[str], asked: list[str], output: Path, end: float
+) -> Iterator[dict[str, Any]]:
+    """The records of the models, as they come."""
+    free: queue.Queue[str] = queue.Queue()
+    given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(
+        map(str, range(torch.cuda.device_count()))
+    )
+    for gpu in given.split(",") * PROCESSES_OF_A_GPU if device == "cuda" else [""]:
+        free.put(gpu)
+
+    def measure_one(name: str) -> list[dict[str, Any]]:
+        folder, gpu = output / slug(name, ""), free.get()
+        command = [sys.executable, "-m", "benchmarks.models", "--model", name, *asked]
+        here = {"CUDA_VISIBLE_DEVICES": gpu}
+        failed = "the time was over"
+        try:
+            left = min(MOST_SECONDS, end - time.perf_counter())
+            subprocess.run(
+                [*command, "--output", str(folder)],
+                env=os.environ | here,
+                timeout=max(left, 1),
+                check=True,
+                capture_output=True,
+            )
+            records: list[dict[str, Any]] = json.loads((folder / "models.json").read_text())[
+                "records"
+            ]
+            return records
+        except subprocess.CalledProcessError as error:
+            failed = (error.stderr.decode().splitlines() or [str(error)])[-1]
+        except subprocess.TimeoutExpired as error:
+            failed = f"it took more than {error.timeout:.0f} s"
+        finally:
+            free.put(gpu)
+        return [
+            {"model": name, "package": "", "mode": "", "failed": {"all": failed}, "samples": {}}
+        ]
+
+    with ThreadPoolExecutor(free.qsize()) as pool:
+        for done in as_completed([pool.submit(measure_one, name) for name in names]):
+            yield from done.result()
+
+
+@contextlib.contextmanager
+def _alone(device: str) -> Iterator[None]:
+    """Lets one process at a time measure on the GPU."""
+    name = f"extops-benchmarks-{device}{os.environ.get('CUDA_VISIBLE_DEVICES', '')}"
+    with Path(tempfile.gettempdir(), name).open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
 
 
 def measure(
@@ -122,7 +197,8 @@ def _fill(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
         seconds += sum(each for _, each in taken)
     least, most = ROUNDS
     rounds = max(least, min(most, int(SECONDS_OF_A_CASE / seconds)))
-    record["samples"], failed = protocol.interleave(samplers, rounds)
+    with _alone(device):
+        record["samples"], failed = protocol.interleave(samplers, rounds)
     record["failed"] |= failed
 
 
@@ -220,6 +296,9 @@ def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str)
     samplers: dict[str, list[protocol.Sampler]] = {}
     record["first"] = {}
     record["refused"] = _refused(model, _copied(modules[1]), given)
+    torch.compile(nn.Linear(8, 8, device=device))(
+        torch.ones(8, 8, device=device)
+    )  # what it needs once
     for name, module in zip(("torch", "extops"), modules, strict=True):
         for form, of_compiler in FORMS.items():
             variant, known = f"{name} {form}", _copied(module)
@@ -241,7 +320,8 @@ def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str)
             samplers[variant] = [sampler for sampler, _ in taken]
             if name == "torch":  # the same calls once more
                 samplers[f"control {form}"] = samplers[variant]
-    record["samples"], failed = protocol.interleave(samplers, ROUNDS[1])
+    with _alone(device):
+        record["samples"], failed = protocol.interleave(samplers, ROUNDS[1])
     record["failed"] |= failed
     torch._dynamo.reset()
 

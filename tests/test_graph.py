@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import extops
@@ -290,6 +292,26 @@ def test_lists_of_lengths_and_of_sequences() -> None:
     run = torch.compile(Sequences(ours.rnn), backend="aot_eager", fullgraph=True)
     expected = Sequences(theirs.rnn)(input[0], input[1, :3])
     torch.testing.assert_close(run(input[0], input[1, :3]), expected)
+
+
+@pytest.mark.parametrize("form", ["list", "tensor"])
+def test_lengths_are_checked_once(form: str) -> None:
+    """By an operator: for tensors on the CPU that are made in the graph Inductor would compile C++."""
+    ours, _ = pair("states")
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    input, lengths = inputs_of(ours)
+    run = torch.compile(ours, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
+    with torch.no_grad():
+        run(input, lengths.tolist() if form == "list" else lengths)
+    (graph,) = graphs
+    names = [str(node.target) for node in graph.graph.nodes]
+    assert [x.split(".")[0] for x in names if "lengths" in x] == ["extops_torch"]
+    assert not [x for x in names if "tensor_constant" in x or "assert" in x]
 
 
 @pytest.mark.parametrize("name", ["sorted", "between"])

@@ -5,7 +5,7 @@ checks of lengths on a CPU, for which Inductor would compile C++.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,12 +24,13 @@ _library.define(
     "layer(Tensor input, Tensor[] states, Tensor[] weights, str mode, bool bias, int num_layers, "
     "bool bidirectional) -> Tensor[]"
 )
-_library.define(
-    "lengths(Tensor lengths, SymInt shortest, SymInt most, bool is_reached, str message, bool enforce_sorted, "
-    "Device device) -> Tensor",
-    # A CUDA graph would read the CPU's memory at each replay.
-    tags=[tag] if (tag := getattr(torch.Tag, "cudagraph_unsafe", None)) else [],
-)
+for _name, _type in (("lengths", "Tensor"), ("lengths.numbers", "SymInt[]")):
+    _library.define(
+        f"{_name}({_type} lengths, bool are_positive, SymInt most, bool is_reached, str message, "
+        "bool enforce_sorted, Device device) -> Tensor",
+        # A CUDA graph would read the CPU's memory at each replay.
+        tags=[tag] if (tag := getattr(torch.Tag, "cudagraph_unsafe", None)) else [],
+    )
 
 
 def _compute(
@@ -96,30 +97,42 @@ NOT_SORTED = (
     "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass "
     "`enforce_sorted=False` to pack_padded_sequence to sidestep this requirement"
 )
+NOT_POSITIVE = "Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0"
+
+
+class Checked(NamedTuple):
+    """Lengths that need no further check, on the device of the rows."""
+
+    lengths: Tensor
 
 
 def checked_lengths(
-    lengths: Tensor,
+    lengths: Tensor | list[int],
     device: torch.device,
-    message: str,
+    message: str = "",
     *,
-    shortest: int = 0,
+    are_positive: bool = False,
     most: int = 2**62,
     is_reached: bool = False,
     enforce_sorted: bool = False,
 ) -> Tensor:
-    """As int64 on ``device``. Raises ``message`` unless all are from ``shortest`` to ``most`` and, where that is to be
-    reached, one is ``most``.
+    """As int64 on ``device``. Raises ``message`` unless all are from 0 to ``most`` and, where that is to be reached, one
+    is ``most``. Numbers make no tensor on the CPU, for which Inductor would compile C++.
     """
+    options = are_positive, most, is_reached, message, enforce_sorted, device
+    if not is_in_process():
+        return _checked(lengths, *options)
+    if not isinstance(lengths, Tensor):
+        return torch.ops.extops_torch.lengths.numbers(lengths, *options)
     check: Callable[..., Tensor] = _checked
-    if lengths.device.type == "cpu" and is_in_process():
+    if lengths.device.type == "cpu":
         check = torch.ops.extops_torch.lengths.default
-    return check(lengths, shortest, most, is_reached, message, enforce_sorted, device)
+    return check(lengths, *options)
 
 
 def _checked(
-    lengths: Tensor,
-    shortest: int,
+    lengths: Tensor | list[int],
+    are_positive: bool,
     most: int,
     is_reached: bool,
     message: str,
@@ -127,9 +140,14 @@ def _checked(
     device: torch.device,
 ) -> Tensor:
     # Copied: the caller's may change before they have reached the GPU.
-    numbers = lengths.to(torch.int64, copy=True)
+    if isinstance(lengths, Tensor):
+        numbers = lengths.to(torch.int64, copy=True)
+    else:
+        numbers = torch.tensor(lengths, dtype=torch.int64)
     if (require := _private.assert_async) is not None:
-        require(((numbers >= shortest) & (numbers <= most)).all(), message)
+        if are_positive:
+            require((numbers > 0).all(), NOT_POSITIVE)
+        require(((numbers >= 0) & (numbers <= most)).all(), message)
         if is_reached:
             require((numbers == most).any(), message)
         if enforce_sorted:
@@ -137,9 +155,11 @@ def _checked(
     return _checks.to_device("pack_padded_sequence", "lengths", numbers, device)
 
 
-def _shape_of_lengths(lengths: Tensor, *others: Any) -> Tensor:
-    return torch.empty(lengths.shape, dtype=torch.int64, device=others[-1])
+def _shape_of_lengths(lengths: Tensor | list[int], *others: Any) -> Tensor:
+    batch = lengths.shape[0] if isinstance(lengths, Tensor) else len(lengths)
+    return torch.empty(batch, dtype=torch.int64, device=others[-1])
 
 
-_library.impl("lengths", _checked, "CompositeExplicitAutograd")
-torch.library.register_fake("extops_torch::lengths", _shape_of_lengths, lib=_library)
+for _name in ("lengths", "lengths.numbers"):
+    _library.impl(_name, _checked, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"extops_torch::{_name}", _shape_of_lengths, lib=_library)

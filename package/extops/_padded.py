@@ -13,12 +13,14 @@ from torch.nn.utils.rnn import PackedSequence
 from extops import _in_graph, _private
 from extops.ops.compositions import valid_steps
 
+_CPU = torch.device("cpu")
+
 
 class PaddedSequence:
     """What ``pack_padded_sequence`` returns in a graph; to all who ask for packed rows, a ``PackedSequence``."""
 
-    def __init__(self, rows: Tensor, lengths: Tensor, sent: Tensor) -> None:
-        """Of rows ``[T, B, ...]`` in any order; ``sent`` are the lengths on their device."""
+    def __init__(self, rows: Tensor, lengths: Tensor | list[int], sent: Tensor) -> None:
+        """Of rows ``[T, B, ...]`` in any order; ``sent`` are the lengths on their device, as int64."""
         self.rows, self.lengths, self.sent = rows, lengths, sent
 
     @property  # type: ignore[misc]
@@ -37,8 +39,7 @@ class PaddedSequence:
     def batch_sizes(self) -> Tensor:
         """One for each step."""
         steps = self.rows.shape[0]
-        lengths = _with_longest(self.lengths, self.lengths.device, steps)
-        return valid_steps(lengths, steps).sum(1)
+        return valid_steps(_with_longest(self.lengths, _CPU, steps), steps).sum(1)
 
     @property
     def sorted_indices(self) -> Tensor:
@@ -66,7 +67,7 @@ class PaddedSequence:
         return PackedSequence, tuple(self)
 
 
-def _with_longest(lengths: Tensor, device: torch.device, steps: int) -> Tensor:
+def _with_longest(lengths: Tensor | list[int], device: torch.device, steps: int) -> Tensor:
     """torch's results end with the longest row; here a size would depend on data then."""
     message = "in a graph the longest row has all steps of the input, or pad_packed_sequence a `total_length`"
     return _in_graph.checked_lengths(lengths, device, message, most=steps, is_reached=True)
@@ -100,15 +101,20 @@ def pack_padded_sequence(
 ) -> PaddedSequence:
     """That of ``torch.nn.utils.rnn``, as a graph has it."""
     if isinstance(lengths, (list, tuple)):
-        lengths = torch.tensor(lengths)  # of numbers that data tells, too
-    lengths = torch.as_tensor(lengths, dtype=torch.int64)
-    message = "Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0"
-    lengths = _in_graph.checked_lengths(
-        lengths, lengths.device, message, shortest=1, enforce_sorted=enforce_sorted
-    )
+        are_numbers = all(isinstance(x, int) for x in lengths)
+        lengths = list(lengths) if are_numbers else torch.tensor(lengths)
+    else:
+        lengths = torch.as_tensor(lengths)
     rows = input.transpose(0, 1) if batch_first else input
     message = "pack_padded_sequence: expected `lengths` from 1 to the number of steps of `input`"
-    sent = _in_graph.checked_lengths(lengths, rows.device, message, most=rows.shape[0])
+    sent = _in_graph.checked_lengths(
+        lengths,
+        rows.device,
+        message,
+        are_positive=True,
+        most=rows.shape[0],
+        enforce_sorted=enforce_sorted,
+    )
     return PaddedSequence(rows, lengths, sent)
 
 
@@ -133,7 +139,8 @@ def pad_packed_sequence(
     is_valid = valid_steps(sent, rows.shape[0])
     is_valid = is_valid.view(*is_valid.shape, *(1 for _ in rows.shape[2:]))
     rows = torch.where(is_valid, rows, padding_value)
-    return rows.transpose(0, 1) if batch_first else rows, lengths
+    rows = rows.transpose(0, 1) if batch_first else rows
+    return rows, _in_graph.checked_lengths(lengths, _CPU)
 
 
 def trace_packing_of(holds_layers: Callable[[Any], bool]) -> None:

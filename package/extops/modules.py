@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from extops import _packing, _padded, _private, reference
+from extops import _in_graph, _packing, _padded, _private, reference
 from extops._packing import Packing, States
 from extops.binding import _checks, _loader
 from extops.calling import _autograd
@@ -239,7 +239,7 @@ class Layers(torch.nn.Module):
 
     def _forward_in_graph(self, input: _padded.PaddedSequence, state: Any) -> tuple[Any, Any]:
         rows = input.rows.transpose(0, 1) if self.batch_first else input.rows
-        output, last = self.forward(rows, state, input.sent)
+        output, last = self.forward(rows, state, _in_graph.Checked(input.sent))
         output = output.transpose(0, 1) if self.batch_first else output
         return _padded.PaddedSequence(output, input.lengths, input.sent), last
 

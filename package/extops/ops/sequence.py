@@ -80,7 +80,7 @@ class Cell:
     def __call__(
         self,
         arguments: Arguments,
-        lengths: Tensor | None,
+        lengths: Tensor | _in_graph.Checked | None,
         *,
         batch_first: bool,
         reverse: bool | None,
@@ -94,6 +94,9 @@ class Cell:
         """
         if allow_tf32 is None:
             allow_tf32 = _private.allows_tf32()
+        is_checked = type(lengths) is _in_graph.Checked
+        if is_checked:
+            (lengths,) = lengths
         try:
             is_plain = _autograd.is_plain()
             has_one_state = arguments[-1] is arguments[-2]
@@ -104,7 +107,7 @@ class Cell:
                 self.check(arguments, lengths, batch_first)
             input, *others = arguments
             steps = input.transpose(0, 1) if batch_first else input
-            if lengths is not None:
+            if lengths is not None and not is_checked:
                 lengths = _checked(self.name, lengths, steps)
             if is_plain:
                 options = reverse, allow_tf32 and input.is_cuda, batch_first, keeps_output
