@@ -16,6 +16,7 @@ import contextlib
 import copy
 import fcntl
 import json
+import multiprocessing
 import os
 import queue
 import re
@@ -26,6 +27,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -291,39 +294,81 @@ FORMS = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
 
 
 def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
-    """Forwards of each form, training of all but `reduce-overhead`, in which one sentence at a time is served."""
-    *modules, given = _made(model, device)
+    """Forwards of each form, training of all but `reduce-overhead`, in which one sentence at a time is served.
+
+    torch's layers and ours have a process each: what Dynamo refuses of a line of code for one, it leaves in eager code
+    for the other, too.
+    """
+    context = multiprocessing.get_context("spawn")
     samplers: dict[str, list[protocol.Sampler]] = {}
     record["first"] = {}
-    record["refused"] = _refused(model, _copied(modules[1]), given)
+    with contextlib.ExitStack() as ends:
+        for library in ("torch", "extops"):
+            pipe, theirs = context.Pipe()
+            arguments = theirs, model.name, mode, device, library
+            process = context.Process(target=_measure_compiled, args=arguments, daemon=True)
+            process.start()
+            ends.callback(process.join)
+            ends.callback(pipe.send, None)
+            found = pipe.recv()
+            record["refused"] = found["refused"]
+            record["failed"] |= {f"{library} {x}": y for x, y in found["failed"].items()}
+            for form, first in found["first"].items():
+                record["first"][f"{library} {form}"] = first
+                samplers[f"{library} {form}"] = [partial(_ask, pipe, form)]
+                if library == "torch":  # the same calls once more
+                    samplers[f"control {form}"] = [partial(_ask, pipe, form)]
+        with _alone(device):
+            record["samples"], failed = protocol.interleave(samplers, ROUNDS[1])
+    record["failed"] |= failed
+
+
+def _ask(pipe: Connection, form: str) -> dict[str, float]:
+    pipe.send(form)
+    answer: dict[str, float] | str = pipe.recv()
+    if isinstance(answer, str):
+        raise RuntimeError(answer)
+    return answer
+
+
+def _measure_compiled(pipe: Connection, name: str, mode: str, device: str, library: str) -> None:
+    """Sends what the first call of each form took, then a sample of the form that is asked for, until none is."""
+    (model,) = (x for x in MODELS if x.name == name)
+    set_mode("float32" if mode == "autocast" else mode)
+    before, after, given = _made(model, device)
+    module = before if library == "torch" else after
+    found: dict[str, Any] = {"refused": "", "first": {}, "failed": {}}
+    if library == "extops":
+        found["refused"] = _refused(model, _copied(module), given)
     torch.compile(nn.Linear(8, 8, device=device))(
         torch.ones(8, 8, device=device)
     )  # what it needs once
-    for name, module in zip(("torch", "extops"), modules, strict=True):
-        for form, of_compiler in FORMS.items():
-            variant, known = f"{name} {form}", _copied(module)
-            torch._dynamo.utils.counters.clear()
-            try:
-                if of_compiler:
-                    known = torch.compile(known, mode=of_compiler)
-                calls = calls_of(model, known, given, mode, device)
-                calls = {x: calls[x] for x in WORKS[: 1 + (form != "graphs")] if x in calls}
-                start = time.perf_counter()
-                calls["forward"]()
-                protocol.wait_for(device)()
-                seconds = time.perf_counter() - start
-                taken = list(_samplers({x: _step(calls[x]) for x in calls}, device))
-            except Exception as error:
-                record["failed"][variant] = protocol.describe(error)
-                continue
-            record["first"][variant] = {"seconds": seconds, "breaks": _breaks()}
-            samplers[variant] = [sampler for sampler, _ in taken]
-            if name == "torch":  # the same calls once more
-                samplers[f"control {form}"] = samplers[variant]
-    with _alone(device):
-        record["samples"], failed = protocol.interleave(samplers, ROUNDS[1])
-    record["failed"] |= failed
-    torch._dynamo.reset()
+    samplers: dict[str, list[protocol.Sampler]] = {}
+    for form, of_compiler in FORMS.items():
+        known = _copied(module)
+        torch._dynamo.utils.counters.clear()
+        try:
+            if of_compiler:
+                known = torch.compile(known, mode=of_compiler)
+            calls = calls_of(model, known, given, mode, device)
+            calls = {x: calls[x] for x in WORKS[: 1 + (form != "graphs")] if x in calls}
+            start = time.perf_counter()
+            calls["forward"]()
+            protocol.wait_for(device)()
+            seconds = time.perf_counter() - start
+            taken = _samplers({x: _step(calls[x]) for x in calls}, device)
+            samplers[form] = [sampler for sampler, _ in taken]
+        except Exception as error:
+            found["failed"][form] = protocol.describe(error)
+            continue
+        found["first"][form] = {"seconds": seconds, "breaks": _breaks()}
+    pipe.send(found)
+    while form := pipe.recv():
+        try:
+            answer: Any = {x: y for sampler in samplers[form] for x, y in sampler().items()}
+        except Exception as error:
+            answer = protocol.describe(error)
+        pipe.send(answer)
 
 
 def _refused(model: Model, module: nn.Module, given: tuple[Any, ...]) -> str:

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import extops
@@ -294,24 +292,43 @@ def test_lists_of_lengths_and_of_sequences() -> None:
     torch.testing.assert_close(run(input[0], input[1, :3]), expected)
 
 
+def targets_of(model: nn.Module, *inputs: Any, **options: Any) -> tuple[list[str], Any]:
+    """What its one graph calls; and what it gives."""
+    found: list[str] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        found.extend(str(x.target) for x in graph.graph.nodes)
+        return graph
+
+    torch._dynamo.reset()
+    return found, torch.compile(model, backend=backend, fullgraph=True, **options)(*inputs)
+
+
 @pytest.mark.parametrize("form", ["list", "tensor"])
 def test_lengths_are_checked_once(form: str) -> None:
     """By an operator: for tensors on the CPU that are made in the graph Inductor would compile C++."""
     ours, _ = pair("states")
-    graphs: list[torch.fx.GraphModule] = []
-
-    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return make_boxed_func(graph.forward)
-
     input, lengths = inputs_of(ours)
-    run = torch.compile(ours, backend=aot_autograd(fw_compiler=keep), fullgraph=True)
-    with torch.no_grad():
-        run(input, lengths.tolist() if form == "list" else lengths)
-    (graph,) = graphs
-    names = [str(node.target) for node in graph.graph.nodes]
-    assert [x.split(".")[0] for x in names if "lengths" in x] == ["extops_torch"]
-    assert not [x for x in names if "tensor_constant" in x or "assert" in x]
+    given = input, lengths.tolist() if form == "list" else lengths
+    names, results = targets_of(ours, *given)
+    torch.testing.assert_close(results, ours(*given))
+    assert [x.split(".")[0] for x in names if ".lengths" in x] == ["extops_torch"]
+    assert not [x for x in names if "method tensor" in x or "assert" in x]
+
+
+@by_device
+@pytest.mark.parametrize("make", [extops.LLTMLayer, extops.LSTMCell, extops.GRU])
+def test_one_step_is_the_operator_of_a_step(make: Any, device: str) -> None:
+    """One kernel on a GPU, where that of sequences is at least two."""
+    model = make(FEATURES, STATE).to(device)
+    rows = (4, FEATURES) if make is extops.LSTMCell else (1, 4, FEATURES)
+    input = torch.randn(rows, device=device)
+    found, results = operators_of(model, input)
+    expected = torch.utils._pytree.tree_leaves(model(input))
+    torch.testing.assert_close(results, torch.cat([x.flatten() for x in expected]))
+    names = " ".join(found)
+    is_step = device == "cuda" or make is extops.LLTMLayer  # torch's own are faster on a CPU
+    assert ("_step." in names, "_sequence." in names) == (is_step, not is_step)
 
 
 @pytest.mark.parametrize("name", ["sorted", "between"])
@@ -560,15 +577,9 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def operators_of(model: nn.Module, *inputs: Tensor, **options: Any) -> tuple[set[str], Tensor]:
     """Of extops, in the graph of a call; and what it gives."""
-    found: set[str] = set()
-
-    def backend(graph: Any, _: Any) -> Any:
-        found.update(str(x.target) for x in graph.graph.nodes if "extops" in str(x.target))
-        return graph
-
-    torch._dynamo.reset()
-    results = torch.compile(model, backend=backend, fullgraph=True, **options)(*inputs)
-    return found, torch.cat([x.flatten() for x in torch.utils._pytree.tree_leaves(results)])
+    found, results = targets_of(model, *inputs, **options)
+    leaves = torch.utils._pytree.tree_leaves(results)
+    return {x for x in found if "extops" in x}, torch.cat([x.flatten() for x in leaves])
 
 
 TORCHS = "extops_torch.layer.default"

@@ -97,7 +97,9 @@ NOT_SORTED = (
     "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass "
     "`enforce_sorted=False` to pack_padded_sequence to sidestep this requirement"
 )
-NOT_POSITIVE = "Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0"
+NOT_POSITIVE = (
+    "Length of all samples has to be greater than 0, but found an element in 'lengths' that is <= 0"
+)
 
 
 class Checked(NamedTuple):
@@ -116,8 +118,8 @@ def checked_lengths(
     is_reached: bool = False,
     enforce_sorted: bool = False,
 ) -> Tensor:
-    """As int64 on ``device``. Raises ``message`` unless all are from 0 to ``most`` and, where that is to be reached, one
-    is ``most``. Numbers make no tensor on the CPU, for which Inductor would compile C++.
+    """As int64 on ``device``. Raises ``message`` unless all are from 0 to ``most`` and, where that is to be reached,
+    one is ``most``. Numbers make no tensor on the CPU, for which Inductor would compile C++.
     """
     options = are_positive, most, is_reached, message, enforce_sorted, device
     if not is_in_process():

@@ -31,6 +31,7 @@ class Step:
         """And as many biases: two, or one where both are joined."""
         self.saves_new_c = bool(facts.saves_new_c)
         self.composition = composition
+        self.operator = getattr(torch.ops.extops, name).default
         self.eager = _by_tf32(name)
         self.eager_backward = _autograd.eager(f"{name}_backward")
         self.eager_parameters_backward = _by_tf32(f"{name}_parameters_backward")
