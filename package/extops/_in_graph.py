@@ -165,3 +165,22 @@ def _shape_of_lengths(lengths: Tensor | list[int], *others: Any) -> Tensor:
 for _name in ("lengths", "lengths.numbers"):
     _library.impl(_name, _checked, "CompositeExplicitAutograd")
     torch.library.register_fake(f"extops_torch::{_name}", _shape_of_lengths, lib=_library)
+
+
+def batch_sizes(lengths: Tensor, steps: int) -> Tensor:
+    """How many rows of lengths on the CPU have each step."""
+    count: Callable[..., Tensor] = _count
+    if is_in_process():
+        count = torch.ops.extops_torch.batch_sizes.default
+    return count(lengths, steps)
+
+
+def _count(lengths: Tensor, steps: int) -> Tensor:
+    return (torch.arange(steps).unsqueeze(1) < lengths).sum(1)
+
+
+_library.define("batch_sizes(Tensor lengths, SymInt steps) -> Tensor")
+_library.impl("batch_sizes", _count, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "extops_torch::batch_sizes", lambda lengths, steps: lengths.new_empty(steps), lib=_library
+)

@@ -39,7 +39,7 @@ class PaddedSequence:
     def batch_sizes(self) -> Tensor:
         """One for each step."""
         steps = self.rows.shape[0]
-        return valid_steps(_with_longest(self.lengths, _CPU, steps), steps).sum(1)
+        return _in_graph.batch_sizes(_with_longest(self.lengths, _CPU, steps), steps)
 
     @property
     def sorted_indices(self) -> Tensor:
@@ -87,13 +87,14 @@ def as_padded(sequence: PackedSequence | PaddedSequence) -> PaddedSequence:
     if inverse is None:
         inverse = torch.argsort(order)
     steps, batch = sizes.shape[0], order.shape[0]
-    lengths = (sizes.unsqueeze(0) > torch.arange(batch).unsqueeze(1)).sum(1)
-    is_valid = valid_steps(lengths.to(data.device), steps)
+    places = torch.arange(batch, device=data.device).unsqueeze(1)
+    lengths = (sizes.to(data.device).unsqueeze(0) > places).sum(1)
+    is_valid = valid_steps(lengths, steps)
     empty = data.new_zeros(steps, batch, *data.shape[1:])
     is_valid = is_valid.view(steps, batch, *(1 for _ in data.shape[1:]))
     rows = empty.masked_scatter(is_valid, data)
-    lengths = lengths.index_select(0, inverse.to(lengths.device))
-    return PaddedSequence(rows.index_select(1, inverse), lengths, lengths.to(data.device))
+    lengths = lengths.index_select(0, inverse)
+    return PaddedSequence(rows.index_select(1, inverse), lengths, lengths)
 
 
 def pack_padded_sequence(
