@@ -296,14 +296,14 @@ FORMS = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
 def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
     """Forwards of each form, training of all but `reduce-overhead`, in which one sentence at a time is served.
 
-    torch's layers and ours have a process each: what Dynamo refuses of a line of code for one, it leaves in eager code
-    for the other, too.
+    torch's layers, the same once more and ours have a process each: what Dynamo refuses of a line of code for one, it
+    leaves in eager code for the other, too.
     """
     context = multiprocessing.get_context("spawn")
     samplers: dict[str, list[protocol.Sampler]] = {}
     record["first"] = {}
     with contextlib.ExitStack() as ends:
-        for library in ("torch", "extops"):
+        for library in ("torch", "control", "extops"):
             pipe, theirs = context.Pipe()
             arguments = theirs, model.name, mode, device, library
             process = context.Process(target=_measure_compiled, args=arguments, daemon=True)
@@ -316,8 +316,6 @@ def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str)
             for form, first in found["first"].items():
                 record["first"][f"{library} {form}"] = first
                 samplers[f"{library} {form}"] = [partial(_ask, pipe, form)]
-                if library == "torch":  # the same calls once more
-                    samplers[f"control {form}"] = [partial(_ask, pipe, form)]
         with _alone(device):
             record["samples"], failed = protocol.interleave(samplers, ROUNDS[1])
     record["failed"] |= failed
@@ -335,8 +333,10 @@ def _measure_compiled(pipe: Connection, name: str, mode: str, device: str, libra
     """Sends what the first call of each form took, then a sample of the form that is asked for, until none is."""
     (model,) = (x for x in MODELS if x.name == name)
     set_mode("float32" if mode == "autocast" else mode)
+    if device == "cpu":
+        torch.set_num_threads(1)
     before, after, given = _made(model, device)
-    module = before if library == "torch" else after
+    module = after if library == "extops" else before
     found: dict[str, Any] = {"refused": "", "first": {}, "failed": {}}
     if library == "extops":
         found["refused"] = _refused(model, _copied(module), given)

@@ -44,7 +44,9 @@ def write() -> None:
         "torchwheels-options": "\n".join(options()),
         "torchwheels-rules": "\n".join(rules()),
     }
-    for file in [*RESULTS.glob("*/random*.md"), *RESULTS.glob("*/models.md")]:
+    for file in (
+        x for name in ("random*", "models", "compiled") for x in RESULTS.glob(f"*/{name}.md")
+    ):
         parts[f"{file.stem}-{file.parent.name}"] = file.read_text()
     for device in DEVICES:
         known = summary.Summary.read(RESULTS / device / summary.NAME)

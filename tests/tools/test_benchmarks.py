@@ -510,6 +510,7 @@ def test_models_before_and_after(name: str, mode: str, monkeypatch: pytest.Monke
     assert "1 models" in models.summarise([record])
 
 
+@pytest.mark.slow
 def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is one graph where torch's is none."""
     torch, models = pytest.importorskip("torch"), pytest.importorskip("benchmarks.models")
