@@ -32,6 +32,8 @@ PAGES = [
     *sorted(DOCS.glob("reports/*.md")),
     ROOT / "benchmarks" / "README.md",
 ]
+FILES = r"^```{code-block} \w+\n:caption: (\S+)\n\n(.*?)^```"
+TUTORIAL = DOCS / "setup-py-to-index.md"
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 # Where the commands of the pages are run, or why they cannot be.
@@ -48,6 +50,7 @@ ELSEWHERE = {
     r"^sed -i ": "changes the workflows",
     r"^cp -r examples/own_project ": "torchwheels/tests/test_maintainers_path.py runs it",
     r"^(\.venv/bin/)?torchwheels build ": "compiles for minutes; test_building.py runs the like",
+    r"^torchwheels (test|index) |^uv venv users ": "test_an_extension_from_its_setup_py_to_an_index runs it",
     r"^torchwheels farm |^python3 -m http\.server": "torchwheels/tests/test_farm.py runs the like",
     r"^(BASE_DIGEST= )?docker (compose|build) ": "test_compose.py compares what the services and the image are",
     r"^docker context create |^DOCKER_(HOST|CONTEXT)=": "needs another machine, or podman",
@@ -91,7 +94,7 @@ def code_of(page: Path) -> str:
         # A cell of one's own is compiled.
         pytest.param(page, id=str(page), marks=[pytest.mark.slow] * ("own_cell" in code_of(page)))
         for page in PAGES
-        if code_of(page)
+        if code_of(page) and page != TUTORIAL
     ],
 )
 def test_python_code_runs(page: Path, tmp_path: Path) -> None:
@@ -105,6 +108,37 @@ def test_python_code_runs(page: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for picture in re.findall(r'"([\w-]+\.svg)"', code):
         assert (tmp_path / picture).stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_an_extension_from_its_setup_py_to_an_index(tmp_path: Path) -> None:
+    """The tutorial, from its files to its picture."""
+    text = TUTORIAL.read_text()
+    for name, content in re.findall(FILES, text, re.S | re.M):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    label = f"cpu.torch{'.'.join(project.load(ROOT / 'pyproject.toml').stable.split('.')[:2])}"
+    assert f"muladd==0.1+{label} " in text
+    here = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT / "torchwheels" / "src"),
+    }
+    # This process has torch and matplotlib, which a user downloads.
+    changed = {
+        "torchwheels ": f"{sys.executable} -m torchwheels ",
+        "uv venv users": f"uv venv --quiet --python {sys.executable} users",
+        "uv pip install ": "uv pip install --no-deps --no-index ",
+        "numpy==2.4.6 matplotlib==3.10.9": "",
+    }
+    for command in "".join(blocks(TUTORIAL, "bash")).splitlines():
+        for old, new in changed.items():
+            command = command.replace(old, new)
+        subprocess.run(command, shell=True, cwd=tmp_path, env=here, check=True)
+    there = {**here, "PYTHONPATH": os.pathsep.join(x for x in sys.path if "site-packages" in x)}
+    code = [tmp_path / "users" / "bin" / "python", "-c", code_of(TUTORIAL)]
+    subprocess.run(code, cwd=tmp_path / "site", env=there, check=True)
+    assert (tmp_path / "site" / "muladd.svg").stat().st_size > 0
 
 
 def is_tried_elsewhere(command: str) -> bool:
@@ -123,7 +157,7 @@ def test_commands_run(command: str) -> None:
 
 def test_the_noxfile_of_a_maintainer_gives_the_sessions(tmp_path: Path) -> None:
     text = (DOCS / "torchwheels.md").read_text()
-    files = re.findall(r"^```{code-block} \w+\n:caption: (\S+)\n\n(.*?)^```", text, re.S | re.M)
+    files = re.findall(FILES, text, re.S | re.M)
     for name, content in files:
         (tmp_path / name).write_text(content)
     command = [sys.executable, "-m", "nox", "--list"]
