@@ -339,6 +339,28 @@ def test_what_changes_before_the_backward(wants: str, name: str) -> None:
             assert_same(pair(name), lambda it, place=place: program(it, place))
 
 
+@by_layer
+@pytest.mark.parametrize("shape", [(1, TIME), (BATCH, 1), (1, 1)], ids=str)
+def test_recurrent_weights_that_change_before_the_backward(
+    shape: tuple[int, int], name: str
+) -> None:
+    """Of a single step alone torch's backward does without them."""
+    input = random(*shape, FEATURES)
+
+    def program(module: Any) -> Any:
+        results = module(input)
+        with torch.no_grad():
+            module.weight_hh_l0.mul_(2)
+        return gradients_of(results, module.parameters())
+
+    modules = pair(name, batch_first=True)
+    ours, theirs = (outcome(program, module)[0] for module in modules)
+    if theirs is RuntimeError:  # whose message has the shape of what was saved
+        assert ours is theirs
+    else:
+        torch.testing.assert_close(ours, theirs)
+
+
 # -- what is no plain call -----------------------------------------------------------------------
 
 

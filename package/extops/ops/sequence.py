@@ -275,7 +275,7 @@ class _Sequence(torch.autograd.Function):
         kept: list[Chunk] = []
         with _autograd.below_autograd():
             output, *states = cell.in_chunks(chunks, inputs, reverse, allow_tf32, kept)
-            saved = output if keeps_output else output.clone()
+            saved, steps = output if keeps_output else output.clone(), output.shape[0]
             if batch_first:
                 output.transpose_(0, 1)
         ctx.cell, ctx.reverse, ctx.steps = cell, reverse, chunks
@@ -289,7 +289,7 @@ class _Sequence(torch.autograd.Function):
         ctx.versions = _autograd.versions(ctx.biases)
         of_input, *of_weights = ctx.needs_input_grad[6 : 6 + half]
         # A single step multiplies by the recurrent weights for the gradient of h_0 alone.
-        is_step = isinstance(output.shape[0], int) and output.shape[0] == 1 and len(kept) == 1
+        is_step = isinstance(steps, int) and steps == 1 and len(kept) == 1
         of_h = not is_step or ctx.needs_input_grad[-3]
         of_both = (
             [of_weights[0], of_input or of_h] if half == 2 else [of_weights[0], of_input, of_h]
