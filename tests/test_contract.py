@@ -876,6 +876,22 @@ def test_hooks(name: str) -> None:
     assert_same(modules, program)
 
 
+@pytest.mark.parametrize("name", [*LAYERS, "LSTMCell"])
+def test_hooks_on_results_that_have_no_gradient(name: str) -> None:
+    """None is called, and so with None in place of a gradient."""
+    modules, input = pair(name), input_of(name)
+
+    def program(module: Any) -> Any:
+        *others, last = tensors_of(module(input))
+        calls: list[Any] = []
+        for x in others:
+            x.register_hook(calls.append)
+        last.sum().backward()
+        return torch.tensor(len(calls))
+
+    assert_same(modules, program)
+
+
 @by_module
 def test_hooks_on_saved_tensors(name: str) -> None:
     modules, input = pair(name), input_of(name)

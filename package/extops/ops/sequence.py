@@ -123,7 +123,7 @@ class Cell:
         which a caller could not change or detach in place.
         """
         input, *others, lengths = inputs
-        reverse, allow_tf32, batch_first, _ = options
+        reverse, allow_tf32, batch_first, keeps_output = options
         is_step = lengths is None and input.shape[0] == 1 and reverse is not None
         if is_step and self.step.serves(input, has_one_state):
             distinct = others[: len(others) - 2 + self.step.number_of_states]
@@ -136,6 +136,11 @@ class Cell:
             for x in inputs[:-1]:  # as any(), in half the time
                 if x is not None and x.requires_grad:
                     results: Results = _apply(self, chunks, *options, *inputs)[:3]
+                    if not input.is_cuda:
+                        # Each gets a node of its own, as torch's on a CPU: else a hook on one that has no gradient is
+                        # called, with None, where another has one.
+                        for result in results[int(keeps_output) :]:
+                            result.transpose_(0, 0)
                     return results
         with _autograd.below_autograd():
             results = self.in_chunks(chunks, inputs, reverse, allow_tf32)
