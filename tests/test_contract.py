@@ -196,6 +196,15 @@ def test_cells(layout: str, bias: bool, name: str, device: str) -> None:
     assert_same(modules, lambda it: (trained(it, input), trained(it, input, state)))
 
 
+@pytest.mark.parametrize("name", ["RNN", "RNNCell"])
+def test_a_rectifier_passes_gradients_at_nan(name: str) -> None:
+    """So they tell of it."""
+    modules, input = pair(name, nonlinearity="relu"), input_of(name)
+    input[0, 0] = math.nan
+    assert_same(modules, lambda it: trained(it, input))
+    assert_same(modules, lambda it: gradients_of(it(input), it.parameters(), create_graph=True))
+
+
 @by_device
 @by_layer
 @by_options
