@@ -1120,6 +1120,45 @@ def test_what_is_done_with_results_of_compiled_code(how: str, name: str) -> None
 
 
 @since_2_6
+@by_layer
+@pytest.mark.usefixtures("dynamo")
+def test_both_directions_of_compiled_code_lie_by_steps(name: str) -> None:
+    modules = pair(name, batch_first=True, bidirectional=True)
+    input = random(BATCH, TIME, FEATURES)
+
+    def program(module: Any) -> Any:
+        torch._dynamo.reset()
+        output, _ = torch.compile(module, backend="aot_eager")(input)
+        return output.transpose(0, 1).view(TIME, -1), output
+
+    assert_same(modules, program)
+
+
+class Padded(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, rows: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
+        padded, _ = pad_packed_sequence(self.layer(packed)[0], batch_first=True)
+        return padded.view(-1, STATE)
+
+
+@since_2_6
+@by_layer
+@pytest.mark.usefixtures("dynamo")
+def test_padded_rows_of_compiled_code_are_contiguous(name: str) -> None:
+    rows, lengths = random(BATCH, TIME, FEATURES), torch.tensor([2, TIME, 3])
+
+    def program(module: Any) -> Any:
+        torch._dynamo.reset()
+        return torch.compile(Padded(module), backend="aot_eager")(rows, lengths)
+
+    assert_same(pair(name), program)
+
+
+@since_2_6
 @by_module
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64], ids=str)
 @pytest.mark.filterwarnings("ignore:.*is a deprecated type:FutureWarning")

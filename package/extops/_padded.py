@@ -133,7 +133,7 @@ def pad_packed_sequence(
     is_valid = valid_steps(sent, rows.shape[0])
     is_valid = is_valid.view(*is_valid.shape, *(1 for _ in rows.shape[2:]))
     rows = torch.where(is_valid, rows, padding_value)
-    return rows.transpose(0, 1) if batch_first else rows, lengths
+    return rows.transpose(0, 1).contiguous() if batch_first else rows, lengths
 
 
 def trace_packing_of(holds_layers: Callable[[Any], bool]) -> None:
