@@ -416,6 +416,13 @@ def test_other_inputs(what: str, name: str) -> None:
         torch.testing.assert_close(*plain)
 
 
+@by_layer
+def test_wrong_arguments(name: str) -> None:
+    modules, input = pair(name), input_of(name)
+    assert_same(modules, lambda it: it(input, None, None, None))
+    assert_same(modules, lambda it: it(input, length=3))
+
+
 @by_module
 def test_complex_modules(name: str) -> None:
     """Row 6."""
@@ -644,6 +651,15 @@ def test_a_class_that_is_derived_from_an_abstract_one_first() -> None:
     assert (ours.named(), ours.__class__, isinstance(ours, Abstract)) == ("own", OwnAbstract, True)
     assert_same((ours, theirs), lambda it: trained(it, input_of("LSTM")[:, :1]))
     assert type(extops.restore(ours)) is OwnAbstract
+
+
+@by_module
+def test_attributes_of_users(name: str) -> None:
+    modules, input = pair(name), input_of(name)
+    for each in modules:
+        each._name = "encoder"
+    assert_same(modules, lambda it: trained(it, input))
+    assert extops.restore(modules[0])._name == "encoder"
 
 
 @by_layer
