@@ -63,3 +63,19 @@ def test_something_else() -> None:
         TypeError, match=r"^compare: expected `model` to be a torch.nn.Module, but got str$"
     ):
         extops.compare("model")  # type: ignore[arg-type]
+
+
+def test_a_model_whose_results_want_no_gradients() -> None:
+    class Argmax(Model):
+        def forward(self, input: Tensor, *, scale: float = 1.0) -> Any:
+            return super().forward(input, scale=scale)["last"].argmax(-1)
+
+    found = extops.compare(Argmax(), torch.randn(3, 4, 5), seconds=0.0)
+    assert [work.name for work in found.works] == ["forward"]
+
+
+def test_the_users_random_numbers_stay_what_they_were() -> None:
+    model = Model()
+    before = torch.get_rng_state()
+    extops.compare(model, torch.zeros(3, 4, 5), seconds=0.0)
+    assert torch.equal(torch.get_rng_state(), before)

@@ -196,6 +196,15 @@ def test_cells(layout: str, bias: bool, name: str, device: str) -> None:
     assert_same(modules, lambda it: (trained(it, input), trained(it, input, state)))
 
 
+@pytest.mark.parametrize("name", ["RNN", "RNNCell"])
+def test_a_rectifier_passes_gradients_at_nan(name: str) -> None:
+    """So they tell of it."""
+    modules, input = pair(name, nonlinearity="relu"), input_of(name)
+    input[0, 0] = math.nan
+    assert_same(modules, lambda it: trained(it, input))
+    assert_same(modules, lambda it: gradients_of(it(input), it.parameters(), create_graph=True))
+
+
 @by_device
 @by_layer
 @by_options
@@ -339,6 +348,28 @@ def test_what_changes_before_the_backward(wants: str, name: str) -> None:
             assert_same(pair(name), lambda it, place=place: program(it, place))
 
 
+@by_layer
+@pytest.mark.parametrize("shape", [(1, TIME), (BATCH, 1), (1, 1)], ids=str)
+def test_recurrent_weights_that_change_before_the_backward(
+    shape: tuple[int, int], name: str
+) -> None:
+    """Of a single step alone torch's backward does without them."""
+    input = random(*shape, FEATURES)
+
+    def program(module: Any) -> Any:
+        results = module(input)
+        with torch.no_grad():
+            module.weight_hh_l0.mul_(2)
+        return gradients_of(results, module.parameters())
+
+    modules = pair(name, batch_first=True)
+    ours, theirs = (outcome(program, module)[0] for module in modules)
+    if theirs is RuntimeError:  # whose message has the shape of what was saved
+        assert ours is theirs
+    else:
+        torch.testing.assert_close(ours, theirs)
+
+
 # -- what is no plain call -----------------------------------------------------------------------
 
 
@@ -383,6 +414,13 @@ def test_other_inputs(what: str, name: str) -> None:
         assert [type(x) for x in results[0]] == [type(x) for x in results[1]]
         plain = [[x.as_subclass(Tensor) for x in each] for each in results]
         torch.testing.assert_close(*plain)
+
+
+@by_layer
+def test_wrong_arguments(name: str) -> None:
+    modules, input = pair(name), input_of(name)
+    assert_same(modules, lambda it: it(input, None, None, None))
+    assert_same(modules, lambda it: it(input, length=3))
 
 
 @by_module
@@ -613,6 +651,15 @@ def test_a_class_that_is_derived_from_an_abstract_one_first() -> None:
     assert (ours.named(), ours.__class__, isinstance(ours, Abstract)) == ("own", OwnAbstract, True)
     assert_same((ours, theirs), lambda it: trained(it, input_of("LSTM")[:, :1]))
     assert type(extops.restore(ours)) is OwnAbstract
+
+
+@by_module
+def test_attributes_of_users(name: str) -> None:
+    modules, input = pair(name), input_of(name)
+    for each in modules:
+        each._name = "encoder"
+    assert_same(modules, lambda it: trained(it, input))
+    assert extops.restore(modules[0])._name == "encoder"
 
 
 @by_layer
@@ -854,6 +901,22 @@ def test_hooks(name: str) -> None:
     assert_same(modules, program)
 
 
+@pytest.mark.parametrize("name", [*LAYERS, "LSTMCell"])
+def test_hooks_on_results_that_have_no_gradient(name: str) -> None:
+    """None is called, and so with None in place of a gradient."""
+    modules, input = pair(name), input_of(name)
+
+    def program(module: Any) -> Any:
+        *others, last = tensors_of(module(input))
+        calls: list[Any] = []
+        for x in others:
+            x.register_hook(calls.append)
+        last.sum().backward()
+        return torch.tensor(len(calls))
+
+    assert_same(modules, program)
+
+
 @by_module
 def test_hooks_on_saved_tensors(name: str) -> None:
     modules, input = pair(name), input_of(name)
@@ -1070,6 +1133,45 @@ def test_what_is_done_with_results_of_compiled_code(how: str, name: str) -> None
     modules = pair(name)
     if does_work(program, modules[1]):
         assert_same(modules, program)
+
+
+@since_2_6
+@by_layer
+@pytest.mark.usefixtures("dynamo")
+def test_both_directions_of_compiled_code_lie_by_steps(name: str) -> None:
+    modules = pair(name, batch_first=True, bidirectional=True)
+    input = random(BATCH, TIME, FEATURES)
+
+    def program(module: Any) -> Any:
+        torch._dynamo.reset()
+        output, _ = torch.compile(module, backend="aot_eager")(input)
+        return output.transpose(0, 1).view(TIME, -1), output
+
+    assert_same(modules, program)
+
+
+class Padded(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, rows: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(rows, lengths, batch_first=True, enforce_sorted=False)
+        padded, _ = pad_packed_sequence(self.layer(packed)[0], batch_first=True)
+        return padded.view(-1, STATE)
+
+
+@since_2_6
+@by_layer
+@pytest.mark.usefixtures("dynamo")
+def test_padded_rows_of_compiled_code_are_contiguous(name: str) -> None:
+    rows, lengths = random(BATCH, TIME, FEATURES), torch.tensor([2, TIME, 3])
+
+    def program(module: Any) -> Any:
+        torch._dynamo.reset()
+        return torch.compile(Padded(module), backend="aot_eager")(rows, lengths)
+
+    assert_same(pair(name), program)
 
 
 @since_2_6

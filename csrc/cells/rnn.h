@@ -47,7 +47,7 @@ struct Rnn {
   template <class Math, class GradH, class GradC, class C>
   EXTOPS_FUNCTION static void to_gates(GradH, GradC grad_c, const C (&a)[kGates], C, C, C (&gradients)[kGates]) {
     if constexpr (kIsRelu) {
-      gradients[0] = a[0] > 0 ? grad_c * C(1) : C(0);
+      gradients[0] = a[0] <= 0 ? C(0) : grad_c * C(1);  // NaN passes the gradient, as in torch
     } else {
       gradients[0] = grad_c * (1 - a[0] * a[0]);
     }

@@ -140,7 +140,7 @@ def pad_packed_sequence(
     is_valid = valid_steps(sent, rows.shape[0])
     is_valid = is_valid.view(*is_valid.shape, *(1 for _ in rows.shape[2:]))
     rows = torch.where(is_valid, rows, padding_value)
-    rows = rows.transpose(0, 1) if batch_first else rows
+    rows = rows.transpose(0, 1).contiguous() if batch_first else rows
     return rows, _in_graph.checked_lengths(lengths, _CPU)
 
 

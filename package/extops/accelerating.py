@@ -71,7 +71,11 @@ class _Accelerated:
         """
         lengths = None
         if more or (named and type(named) is dict):  # else fx traces
-            lengths = _lengths(*more, **named)
+            if len(more) + len(named) > 1 or not (more or "lengths" in named):
+                return self.torchs.forward(
+                    self, input, hx, *more, **named
+                )  # which says what is wrong
+            lengths = more[0] if more else named["lengths"]
         if _is_compiling() and not _is_torchs_in_graph(input):
             if lengths is None and type(input) is Tensor and _in_graph.is_torchs(self, input, hx):
                 weights = parameters_of(cast("Any", self), self._flat_weights_names)
@@ -260,10 +264,6 @@ _private.answer_in_traces(_in_graph.is_torchs, _is_torchs_in_trace)
 def _ramp(sizes: list[Any], like: Tensor) -> Tensor:
     """No random numbers: the user's would be others then."""
     return torch.arange(math.prod(sizes), device=like.device).view(sizes).sin().to(like.dtype)
-
-
-def _lengths(lengths: Any) -> Any:
-    return lengths
 
 
 def _with_lengths(module: Any, input: Any, hx: Any, lengths: Tensor) -> Any:

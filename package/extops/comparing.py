@@ -109,20 +109,24 @@ def compare(
         for name, module in variants[_OURS].named_modules()
     ]
     found: list[Work] = []
-    wants = any(x.requires_grad for x in model.parameters())
-    kinds = [("forward", False), ("training", True)][: 1 + wants]
-    for name, is_training in kinds:
-        calls = {
-            variant: _call_of(each, inputs, named, is_training)
-            for variant, each in variants.items()
-        }
-        difference = _difference(calls[_TORCH], calls[_OURS])
-        if is_training is wants:
-            for handle in handles:
-                handle.remove()
-        samples = _samples(calls, device, seconds / len(kinds))
-        memory = _memory(calls, device)
-        found.append(Work(name, samples, memory, difference))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.enable_grad():
+            wants = any(x.requires_grad for x in model.parameters()) and any(
+                x.requires_grad for x in _tensors(variants[_TORCH](*inputs, **named))
+            )
+        kinds = [("forward", False), ("training", True)][: 1 + wants]
+        for name, is_training in kinds:
+            calls = {
+                variant: _call_of(each, inputs, named, is_training)
+                for variant, each in variants.items()
+            }
+            difference = _difference(calls[_TORCH], calls[_OURS])
+            if is_training is wants:
+                for handle in handles:
+                    handle.remove()
+            samples = _samples(calls, device, seconds / len(kinds))
+            memory = _memory(calls, device)
+            found.append(Work(name, samples, memory, difference))
     where = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"

@@ -121,11 +121,12 @@ class RoundSTE(torch.nn.Module):
 _UNSQUEEZED = operator.methodcaller("unsqueeze_", 0)
 
 
-def _joined_directions(outputs: list[Tensor], batch_first: bool) -> Tensor:
-    """In the memory order of the outputs."""
+def _joined_directions(outputs: list[Tensor], batch_first: bool, is_plain: bool) -> Tensor:
+    """By steps; of plain calls no view."""
     if not batch_first:
         return torch.cat(outputs, dim=-1)
-    return torch.cat([x.transpose(0, 1) for x in outputs], dim=-1).transpose_(0, 1)
+    joined = torch.cat([x.transpose(0, 1) for x in outputs], dim=-1)
+    return joined.transpose_(0, 1) if is_plain else joined.transpose(0, 1)
 
 
 def _beside_each_other(states: Tensor) -> tuple[Tensor, ...]:
@@ -390,9 +391,7 @@ class Layers(torch.nn.Module):
                 output, final = run(input, *initial[place], *parameters[place], reverse=reverse)
                 outputs.append(output)
                 last.append(final)
-            input = (
-                output if len(runs) == 1 else _joined_directions(outputs, batch_first and is_plain)
-            )
+            input = output if len(runs) == 1 else _joined_directions(outputs, batch_first, is_plain)
         if together:
             last = [
                 x for of_run in last for x in zip(*(y.chunk(2, dim=1) for y in of_run), strict=True)

@@ -63,10 +63,6 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
                 "torch.nn.LSTM has kernels for projections, extops none"
             )
 
-    @property
-    def _name(self) -> str:
-        return self.torchs.__name__
-
     def forward(self, input: Any, hx: Any = None, lengths: Tensor | None = None) -> tuple[Any, Any]:
         """As of torch's layers, whose state has this name. No super(), as in ``accelerating._Accelerated``."""
         if torch.compiler.is_compiling() or lengths is not None:
@@ -178,7 +174,9 @@ _NOT_TORCHS = {"__module__", "__dict__", "__weakref__", "__doc__", "__init__", "
 def like_torchs(torchs: type[torch.nn.Module], *bases: type) -> type[Any]:
     """A class with all that torch's has, which is not derived from it."""
     taken = {name: x for name, x in vars(torchs).items() if name not in _NOT_TORCHS}
-    return type(torchs.__name__, (LikeTorchs, *bases), {**taken, "torchs": torchs})
+    # No property: a user may set an attribute of that name.
+    taken |= {"torchs": torchs, "_name": torchs.__name__}
+    return type(torchs.__name__, (LikeTorchs, *bases), taken)
 
 
 class LSTM(like_torchs(torch.nn.LSTM, _TorchLayers)):  # type: ignore[misc]

@@ -170,7 +170,7 @@ def rnn_relu_cell_backward(
     grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients of :func:`rnn_relu_cell` for its gates and its old cell state."""
-    return torch.where(gates > 0, grad_c + grad_h, 0), _zeros_after(grad_c)
+    return torch.where(gates <= 0, 0, grad_c + grad_h), _zeros_after(grad_c)
 
 
 def gates_of_parts(

@@ -136,7 +136,7 @@ class Cell:
         which a caller could not change or detach in place.
         """
         input, *others, lengths = inputs
-        reverse, allow_tf32, batch_first, _ = options
+        reverse, allow_tf32, batch_first, keeps_output = options
         is_step = lengths is None and input.shape[0] == 1 and reverse is not None
         if is_step and self.step.serves(input, has_one_state):
             distinct = others[: len(others) - 2 + self.step.number_of_states]
@@ -149,6 +149,11 @@ class Cell:
             for x in inputs[:-1]:  # as any(), in half the time
                 if x is not None and x.requires_grad:
                     results: Results = _apply(self, chunks, *options, *inputs)[:3]
+                    if not input.is_cuda:
+                        # Each gets a node of its own, as torch's on a CPU: else a hook on one that has no gradient is
+                        # called, with None, where another has one.
+                        for result in results[int(keeps_output) :]:
+                            result.transpose_(0, 0)
                     return results
         with _autograd.below_autograd():
             results = self.in_chunks(chunks, inputs, reverse, allow_tf32)
@@ -288,7 +293,7 @@ class _Sequence(torch.autograd.Function):
         kept: list[Chunk] = []
         with _autograd.below_autograd():
             output, *states = cell.in_chunks(chunks, inputs, reverse, allow_tf32, kept)
-            saved = output if keeps_output else output.clone()
+            saved, steps = output if keeps_output else output.clone(), output.shape[0]
             if batch_first:
                 output.transpose_(0, 1)
         ctx.cell, ctx.reverse, ctx.steps = cell, reverse, chunks
@@ -302,7 +307,7 @@ class _Sequence(torch.autograd.Function):
         ctx.versions = _autograd.versions(ctx.biases)
         of_input, *of_weights = ctx.needs_input_grad[6 : 6 + half]
         # A single step multiplies by the recurrent weights for the gradient of h_0 alone.
-        is_step = isinstance(output.shape[0], int) and output.shape[0] == 1 and len(kept) == 1
+        is_step = isinstance(steps, int) and steps == 1 and len(kept) == 1
         of_h = not is_step or ctx.needs_input_grad[-3]
         of_both = (
             [of_weights[0], of_input or of_h] if half == 2 else [of_weights[0], of_input, of_h]
