@@ -93,6 +93,14 @@ def is_in_process() -> bool:
 
 _private.answer_in_traces(is_in_process, lambda: True)
 
+
+def is_one_step(rows: Tensor) -> bool:
+    """Whether ``[T, ...]`` have one step. Within a trace for any number of them it is none."""
+    return type(rows.shape[0]) is int and rows.shape[0] == 1
+
+
+_private.answer_in_traces(is_one_step, is_one_step)
+
 NOT_SORTED = (
     "`lengths` array must be sorted in decreasing order when `enforce_sorted` is True. You can pass "
     "`enforce_sorted=False` to pack_padded_sequence to sidestep this requirement"

@@ -112,16 +112,12 @@ class Cell:
             if is_plain:
                 options = reverse, allow_tf32 and input.is_cuda, batch_first, keeps_output
                 return self.run((steps, *others, lengths), options, has_one_state)
-            is_step = lengths is None and reverse is not None
-            if (
-                is_step
-                and _private.is_known(steps.shape[0] == 1)
-                and self.step.serves(steps, has_one_state)
-            ):
+            is_step = lengths is None and reverse is not None and _in_graph.is_one_step(steps)
+            if is_step and self.step.serves(steps, has_one_state):
                 h, c, _ = self.step.operator(steps[0], *others, allow_tf32=allow_tf32)
                 # No result is a view, nor what a backward keeps.
                 c = c.clone() if c.requires_grad else c
-                return torch.stack((h,), dim=int(batch_first)), h, c
+                return h.unsqueeze(int(batch_first)).clone(), h, c
             output, h_n, c_n, _, _ = self.operator(
                 steps, *others, lengths, reverse=reverse, allow_tf32=allow_tf32
             )
