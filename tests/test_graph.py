@@ -589,6 +589,7 @@ TORCHS = "extops_torch.layer.default"
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("way", ["torch", "extops"])
+@pytest.mark.every(2, "way", "batch_first", "name")
 def test_choice(
     way: str, batch_first: bool, name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
