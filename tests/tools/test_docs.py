@@ -357,7 +357,7 @@ def test_a_foreign_project_that_is_too_large_says_how_far_it_came(
 ) -> None:
     tool = tmp_path / "python"
     tool.write_text(
-        "#!/bin/sh\ntrap 'echo torchwheels: interrupted; exit 130' INT\n"
+        "#!/bin/sh\ntrap 'echo torchwheels: interrupted; kill $!; exit 130' INT\n"
         "echo '[1/94] nvcc a'; echo '[2/94] nvcc b'; sleep 30 & wait\n"
     )
     tool.chmod(0o755)
