@@ -132,10 +132,10 @@ def checked_lengths(
     options = are_positive, most, is_reached, message, enforce_sorted, device
     if not is_in_process():
         return _checked(lengths, *options)
-    if not isinstance(lengths, Tensor):
-        return torch.ops.extops_torch.lengths.numbers(lengths, *options)
     check: Callable[..., Tensor] = _checked
-    if lengths.device.type == "cpu":
+    if not isinstance(lengths, Tensor):
+        check = torch.ops.extops_torch.lengths.numbers
+    elif lengths.device.type == "cpu":
         check = torch.ops.extops_torch.lengths.default
     return check(lengths, *options)
 

@@ -240,7 +240,8 @@ class Layers(torch.nn.Module):
 
     def _forward_in_graph(self, input: _padded.PaddedSequence, state: Any) -> tuple[Any, Any]:
         rows = input.rows.transpose(0, 1) if self.batch_first else input.rows
-        output, last = self.forward(rows, state, _in_graph.Checked(input.sent))
+        checked: Any = _in_graph.Checked(input.sent)
+        output, last = self.forward(rows, state, checked)
         output = output.transpose(0, 1) if self.batch_first else output
         return _padded.PaddedSequence(output, input.lengths, input.sent), last
 

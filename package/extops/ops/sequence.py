@@ -94,8 +94,8 @@ class Cell:
         """
         if allow_tf32 is None:
             allow_tf32 = _private.allows_tf32()
-        is_checked = type(lengths) is _in_graph.Checked
-        if is_checked:
+        is_checked = isinstance(lengths, _in_graph.Checked)
+        if isinstance(lengths, _in_graph.Checked):
             (lengths,) = lengths
         try:
             is_plain = _autograd.is_plain()
