@@ -1074,6 +1074,8 @@ def test_onnx(dynamo: bool, name: str) -> None:
 
 ASKS: dict[str, Callable[[Any], Any]] = {
     "isinstance": lambda it: isinstance(it, nn.LSTM),
+    "isinstance_of_several": lambda it: isinstance(it, (nn.GRU, nn.LSTM)),
+    "isinstance_of_another": lambda it: not isinstance(it, (nn.GRU, nn.Linear)),
     "name_of_type": lambda it: type(it).__name__ == "LSTM",
     "base": lambda it: isinstance(it, nn.RNNBase),
     "mode": lambda it: it.mode == "LSTM",
@@ -1093,8 +1095,6 @@ class Asking(nn.Module):
 @pytest.mark.parametrize("ask", ASKS)
 @pytest.mark.usefixtures("dynamo")
 def test_what_compiled_code_asks_of_a_layer(ask: str) -> None:
-    if ask == "isinstance" and torch.__version__ >= "2.15":
-        pytest.skip("this torch asks the type, as docs/operators.md says")
     """It takes the way that it takes uncompiled."""
     model = Asking(pair("LSTM")[0], ASKS[ask])
     input = torch.ones(1)

@@ -216,6 +216,13 @@ def answer_in_traces(question: Callable[..., bool], answer: Callable[..., bool])
     _with_dynamo(lambda: _register_answer(question, answer))  # without it the question is traced
 
 
+def answer_isinstance(is_ours: Callable[[type], bool]) -> None:
+    """Code that Dynamo traces gets of an instance of such a class what eager code gets: Dynamo goes by the type, and
+    not by ``__class__``, of several classes at once and, from torch 2.15 on, of one.
+    """
+    _with_dynamo(lambda: _register_isinstance(is_ours))
+
+
 _once_dynamo_is_there: list[Callable[[], None]] = []
 
 
@@ -262,6 +269,27 @@ def _register_answer(question: Callable[..., bool], answer: Callable[..., bool])
         return Answered(function, source=builder.source)
 
     VariableBuilder._id_dispatch()[id(question)] = dispatch
+
+
+def _register_isinstance(is_ours: Callable[[type], bool]) -> None:
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.variables import BuiltinVariable, ConstantVariable
+    from torch._dynamo.variables.builder import VariableBuilder
+
+    class Asked(BuiltinVariable):
+        def call_function(self, tx: Any, arguments: Any, keywords: Any) -> Any:
+            with suppress(NotImplementedError, ValueError):
+                known, kind = arguments
+                if is_ours(known.python_type()):
+                    answer = isinstance(known.realize().value, kind.as_python_constant())
+                    return ConstantVariable.create(answer)
+            return super().call_function(tx, arguments, keywords)
+
+    def dispatch(builder: Any, function: Any) -> Any:
+        builder.install_guards(GuardBuilder.FUNCTION_MATCH)
+        return Asked(function, source=builder.source)
+
+    VariableBuilder._id_dispatch()[id(isinstance)] = dispatch
 
 
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)

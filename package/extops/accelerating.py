@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from extops import _in_graph, _private, rnn
+from extops._padded import PaddedSequence
 from extops.binding import _checks, _devices, _libraries
 from extops.calling import _autocast, _autograd
 from extops.choosing import _measure, _table
@@ -259,6 +260,7 @@ def _is_torchs_in_trace(module: Any, input: Tensor, hx: Any) -> bool:
 
 
 _private.answer_in_traces(_in_graph.is_torchs, _is_torchs_in_trace)
+_private.answer_isinstance(lambda kind: issubclass(kind, (_Accelerated, PaddedSequence)))
 
 
 def _ramp(sizes: list[Any], like: Tensor) -> Tensor:
