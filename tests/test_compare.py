@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import extops
+from extops import comparing
 from operators import by_device
 
 
@@ -79,3 +80,12 @@ def test_the_users_random_numbers_stay_what_they_were() -> None:
     before = torch.get_rng_state()
     extops.compare(model, torch.zeros(3, 4, 5), seconds=0.0)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("ours", "said"), [(10.0, True), (5.0, False), (20.0, False)])
+def test_what_is_noise_is_said(ours: float, said: bool) -> None:
+    """What lies within what torch's own calls differ by."""
+    samples = {"torch": [10.0] * 3, "torch again": [9.0, 10.0, 11.0], "extops": [ours] * 3}
+    found = comparing.Comparison("CPU", [], [comparing.Work("forward", samples, {}, 0.0)])
+    (line,) = (x for x in str(found).splitlines() if x.startswith("forward  extops"))
+    assert (", within the noise; differs by" in line) == said

@@ -756,9 +756,9 @@ def accelerate(model: Model) -> Model:
     by our kernels where they are faster, in place.
 
     A module stays what it is: the same object, an instance of its class, with its parameters, hooks, state dict and
-    pickle. The first call of a kind is computed in both ways, torch's and ours, and timed, which takes about 20 ms;
-    calls of that kind then run the faster one (see :func:`extops.choices`). Results are torch's: values within its own
-    rounding, shapes, strides, dtypes, errors and, in float32 on a GPU, the precision that
+    pickle. The first call of a kind is computed in both ways, torch's and ours, and timed, which takes about ten calls
+    of each; calls of that kind then run the faster one (see :func:`extops.choices`). Results are torch's: values within
+    its own rounding, shapes, strides, dtypes, errors and, in float32 on a GPU, the precision that
     ``torch.backends.cudnn.allow_tf32`` sets. What our kernels cannot compute, torch's forward does. Where that serves,
     gradients of second order are torch's as well; :class:`extops.LSTM` and its like always have them.
 

@@ -59,14 +59,18 @@ def _of_layers(layers: Sequence[tuple[str, str, str]]) -> Iterator[str]:
 
 def _of_works(works: Sequence[Work]) -> Iterator[str]:
     for work in works:
+        noise = 1.0, 1.0
         for variant in (_CONTROL, _OURS):
             ratios = sorted(work.ratios(variant))
             tenth = len(ratios) // 10
-            low, high = ratios[tenth], ratios[-1 - tenth]
+            found, spread = statistics.median(ratios), (ratios[tenth], ratios[-1 - tenth])
             before, after = (statistics.median(work.samples[x]) for x in (_TORCH, variant))
             line = f"{work.name:8} {variant:11} {before:9.3f} -> {after:9.3f} ms"
-            line += f", {statistics.median(ratios):5.2f} times as fast ({low:.2f} to {high:.2f})"
-            if variant == _OURS:
+            line += f", {found:5.2f} times as fast ({spread[0]:.2f} to {spread[1]:.2f})"
+            if variant == _CONTROL:
+                noise = spread
+            else:
+                line += ", within the noise" * (noise[0] <= found <= noise[1])
                 line += f"; differs by {work.difference:.1e} of the largest"
                 if work.memory:
                     line += "; most memory {torch:.1f} -> {extops:.1f} MiB".format(**work.memory)
@@ -90,8 +94,9 @@ def compare(
         named: the call's arguments by name.
 
     Returns:
-        A table: each recurrent layer, what serves it and the times that led to it; times of the whole with their
-        spread, the largest differences of results and gradients, and, on a GPU, memory.
+        A table: each recurrent layer, what serves it and the times that led to it; medians of the times of the whole,
+        and of the ratios of calls side by side, with their spread, and whether that is within the control's; the
+        largest differences of results and gradients, and, on a GPU, memory.
     """
     accelerating.check_model("compare", model)
     variants = {
