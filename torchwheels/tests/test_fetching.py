@@ -279,6 +279,22 @@ def test_commits_are_copied(kind: str, tmp_path: Path) -> None:
         assert file.is_dir() or b"password" not in file.read_bytes()
 
 
+def test_a_hook_of_git_keeps_its_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git names the hook's repository by variables; the settings of another one must not be changed."""
+    commit = repository(tmp_path / "x", **{"setup.py": ""})
+    repository(tmp_path / "y", **{"setup.cfg": ""})
+    settings = (tmp_path / "y" / ".git" / "config").read_bytes()
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "y" / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "y" / ".git" / "index"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "y"))
+    found = sources.fetch(str(tmp_path / "x"), tmp_path / "copy")
+    assert (found.origin, files(found.folder)) == (f"git:{commit}", {"setup.py"})
+    assert (tmp_path / "y" / ".git" / "config").read_bytes() == settings
+    assert "refs/tags/v1.2" in sources.versions(found.folder)
+
+
 def test_a_repository_without_commits_is_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
