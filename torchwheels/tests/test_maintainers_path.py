@@ -55,10 +55,11 @@ def sources_with_tests(folder: Path, test: str) -> Path:
         (
             "import os, pytest\ndef test_passes(): import tinyops\ndef test_fails(): assert 0\n"
             "def test_no_gpu_is_seen(): assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
+            "def test_no_password_is_seen(): assert 'secret' not in str({**os.environ})\n"
             "@pytest.mark.skip('no CUDA')\ndef test_skipped(): pass",
             False,
             1,
-            (2, 1, 1),
+            (3, 1, 1),
         ),
         ("def test_it(): pass", True, 4, None),
     ],
@@ -73,6 +74,8 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     counts: tuple[int, int, int] | None,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # which a CPU target does not take
+    for name in ("UV_PUBLISH_TOKEN", "UV_INDEX_OWN_PASSWORD", "NO_PROXY"):
+        monkeypatch.setenv(name, "http://me:secret@localhost" if name == "NO_PROXY" else "secret")
     base = environments.Environment(Path(sys.prefix))
     monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
     monkeypatch.setattr(environments, "torch_requirement", lambda target: "torch")

@@ -118,7 +118,8 @@ def run_here(
     for each in tests.paths:
         _copy(sources / project.subdirectory, each, work)
     commands = [environment.folder / "bin", base.folder / "bin", os.environ["PATH"]]
-    variables = environments.clean_variables(folder / "home") | {
+    own = environments.clean_variables(folder / "home")
+    variables = environments.without_secrets(own) | {
         "PATH": os.pathsep.join(map(str, commands)),
         "PYTEST_PLUGINS": _PLUGIN,
         "TORCHWHEELS_RECORD": str(results / RECORD),
