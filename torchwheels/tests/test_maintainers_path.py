@@ -62,6 +62,7 @@ def sources_with_tests(folder: Path, test: str) -> Path:
             (3, 1, 1),
         ),
         ("def test_it(): pass", True, 4, None),
+        ("import os\ndef test_passes(): pass\ndef test_ends(): os._exit(0)", False, 1, (0, 1, 0)),
     ],
 )
 def test_own_tests_run_away_from_the_sources_and_leave_a_record(
@@ -96,6 +97,34 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     records = [json.loads(x.read_text()) for x in (tmp_path / "dist").glob("tests/*/*.json")]
     said = [(x["passed"], x["failed"], x["skipped"], x["sha256"]) for x in records]
     assert said == ([(*counts, sha256(wheel))] if counts else [])
+
+
+@pytest.mark.parametrize("paths", ['"tests"', '"tests/test_it.py", ".", "tests"'])
+def test_links_lead_to_the_same_file_and_copy_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: str
+) -> None:
+    """One out of the sources may lead to a whole disk, and one to its own folder to no end."""
+    folder = sources_with_tests(tmp_path / "source", "")
+    (folder / "data" / "below").mkdir(parents=True)
+    (folder / "data" / "below" / "x").write_text("x")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    links = {"data": "../data", "x": "../data/below/x", "self": ".", "nowhere": "gone"}
+    for name, there in {**links, "far": str(outside), "up": "../../outside"}.items():
+        (folder / "tests" / name).symlink_to(there)
+    monkeypatch.setattr(
+        environments, "with_torch", lambda *_, **__: environments.Environment(outside)
+    )
+    table = TABLE.replace('["tests"]', f'[{paths}], command = "true"')
+    (folder / "pyproject.toml").write_text(table)
+    options = project.load(folder / "pyproject.toml")
+    target = releases.load().target("3.11-cpu")
+    testing.check_paths(options, folder)
+    (tmp_path / "run").mkdir()
+    assert testing.run_here(options, target, tmp_path / "run", folder, [], False, tmp_path) == 0
+    made = tmp_path / "run" / "work" / "tests"
+    assert [(made / x).read_text() for x in ("data/below/x", "x")] == ["x", "x"]
+    assert {x.name for x in made.iterdir() if x.is_symlink()} >= {"self", "nowhere", "far", "up"}
 
 
 def test_a_wheel_is_found_for_the_targets_that_it_works_with(forge: Forge, tmp_path: Path) -> None:
