@@ -373,6 +373,41 @@ def test_build_system_that_cannot_be(
 
 
 @pytest.mark.parametrize(
+    ("where", "makes", "said"),
+    [
+        ("..", "", "its [build-system]: paths must be inside source tree"),
+        (".", "return None", "its build backend returns no name of a wheel"),
+        (".", "return '../../x.whl'", "its build backend returns no name of a wheel"),
+        (".", "os.mkfifo(folder + '/x.whl'); return 'x.whl'", "x.whl is no file"),
+        (".", "open(folder + '/x.whl', 'w'); return 'x.whl'", "x.whl is no wheel: File is not a zip file"),
+    ],
+)
+def test_backend_that_makes_no_wheel(
+    target: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    makes: str,
+    said: str,
+) -> None:
+    """That is a failure of the project; and what the build leaves, which may hold passwords, others cannot read."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TORCHWHEELS_CACHE", str(cache))
+    folder = tmp_path / "source"
+    folder.mkdir()
+    table = f'requires = []\nbuild-backend = "own"\nbackend-path = ["{where}"]'
+    (folder / "pyproject.toml").write_text(f"[build-system]\n{table}\n")
+    (folder / "own.py").write_text(
+        f"import os\ndef build_wheel(folder, *_, **__):\n    {makes or 0}\n"
+    )
+    with pytest.raises(BuildError) as error:
+        build.build_wheel(project.Project(), target, fetched(folder), tmp_path / "dist")
+    assert str(error.value).startswith(f"{target.name} failed: ")
+    assert said in str(error.value)
+    assert not any(x.stat().st_mode & 0o077 for x in cache.glob("build/*/variables.json"))
+
+
+@pytest.mark.parametrize(
     ("file", "text"),
     [
         ("pyproject.toml", "[project]\nname = 'x'\nversion = '1'\nrequires-python = '>=3.12,<4'\n"),
