@@ -379,7 +379,11 @@ def test_build_system_that_cannot_be(
         (".", "return None", "its build backend returns no name of a wheel"),
         (".", "return '../../x.whl'", "its build backend returns no name of a wheel"),
         (".", "os.mkfifo(folder + '/x.whl'); return 'x.whl'", "x.whl is no file"),
-        (".", "open(folder + '/x.whl', 'w'); return 'x.whl'", "x.whl is no wheel: File is not a zip file"),
+        (
+            ".",
+            "open(folder + '/x.whl', 'w'); return 'x.whl'",
+            "x.whl is no wheel: File is not a zip file",
+        ),
     ],
 )
 def test_backend_that_makes_no_wheel(

@@ -257,6 +257,29 @@ def test_a_command_without_a_source_is_about_the_project_here(
         cli.main(["build", "--target=3.11-cpu", "--backend=local"])
 
 
+@pytest.mark.parametrize("source", ["x==1.2", "git+https://localhost/x@v1", "../x", "y"])
+def test_the_source_of_a_table_is_what_the_command_line_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """A folder is relative to the table, wherever the command runs; nothing else is a path."""
+
+    def fetched(source: str, *_: str) -> None:
+        raise UserError(f"asked for {source}")
+
+    monkeypatch.chdir(tmp_path)
+    for folder in ("x", "own/y"):
+        (tmp_path / folder).mkdir(parents=True)
+    file = tmp_path / "own" / "pyproject.toml"
+    file.write_text(f'[tool.torchwheels]\nsource = "{source}"\n')
+    monkeypatch.setattr(cli.sources, "fetched", fetched)
+    asked = str(tmp_path / "own" / source) if source in ("../x", "y") else source
+    for config in (file, Path("own/pyproject.toml")):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["build", "--target=3.11-cpu", "--backend=local", f"--config={config}"])
+        expected = asked if config == file else asked.removeprefix(f"{tmp_path}/")
+        assert ended.value.code == f"torchwheels: asked for {expected}"
+
+
 def test_index_replaces_no_file_that_was_published(forge: Forge, tmp_path: Path) -> None:
     """Whoever has its hash in a lock file would no longer get it."""
     wheel, made = forge.wheel(), tmp_path / "site"

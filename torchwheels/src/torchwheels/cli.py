@@ -246,7 +246,9 @@ def _find_source(given: argparse.Namespace) -> None:
             raise UserError(f"no source is named, and there is no {given.config} of a project here")
         own = project.load(given.config)
         assert own.file
-        given.source = str(own.file.parent / own.source)
+        there = own.file.parent / own.source
+        is_here = there.exists() or not sources.is_elsewhere(own.source)
+        given.source = str(there) if is_here else own.source
         given.backend = given.backend or "auto"
     given.source, name, folder = sources.parts(given.source)
     given.name, given.subdirectory = name, given.subdirectory or folder

@@ -76,6 +76,13 @@ def parts(source: str) -> tuple[str, str, str]:
     return source, said.get("egg", [name])[0], said.get("subdirectory", [""])[0]
 
 
+def is_elsewhere(source: str) -> bool:
+    """Whether a source that is no file here has the form of a commit, or of a project on an index."""
+    with contextlib.suppress(InvalidRequirement):
+        return source.startswith("git+") or bool(Requirement(source))
+    return False
+
+
 @contextlib.contextmanager
 def fetched(source: str, name: str, subdirectory: str) -> Iterator[Fetched]:
     """The sources of a project, in a folder that goes away at the end; its `name`, where it is known, or its own."""
