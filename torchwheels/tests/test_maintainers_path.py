@@ -225,6 +225,19 @@ def test_a_pipe_in_place_of_a_report_or_a_record_holds_nothing_up(
         reports.read_reports(wheel.parent, project.Project())
 
 
+@pytest.mark.parametrize(
+    "text", ["[]", "5", '{"tests": 5}', '{"options": {"tests": "\\ud800"}}', "\xe9"]
+)
+def test_a_report_of_another_kind_is_written_anew(forge: Forge, text: str) -> None:
+    wheel = forge.wheel()
+    (sound,) = reports.read_reports(wheel.parent, project.Project())
+    changed = {**sound, **json.loads(text)} if text.startswith("{") else text
+    content = changed if isinstance(changed, str) else json.dumps(changed)
+    reports.report_file(wheel).write_text(content, encoding="latin-1")
+    assert reports.promised(wheel, project.Project()).table == {}
+    assert reports.read_reports(wheel.parent, project.Project()) == [sound]
+
+
 def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

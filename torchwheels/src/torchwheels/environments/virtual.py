@@ -89,7 +89,7 @@ def find_python(version: str) -> str:
     # What pyenv has on PATH runs only the chosen one.
     variables = {**os.environ, "PYENV_VERSION": version, "UV_NO_CONFIG": "1"}
     command = uv("python", "find", "--system", "--no-project", asked)
-    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise UserError(
             f"there is no Python {version} on PATH: install one (`uv python install {version}` does), or "

@@ -410,6 +410,10 @@ def _check_found(requirement: Requirement, found: Collection[object]) -> None:
 def _answering() -> Iterator[None]:
     try:
         yield
+    except UnicodeDecodeError:
+        raise UserError(
+            "the file with the passwords of addresses (~/.netrc, or the one that NETRC names) is no UTF-8"
+        ) from None
     except httpx2.RequestError as error:
         raise UserError(
             f"{error.request.url.host} does not answer ({error}): check the network and pip's "

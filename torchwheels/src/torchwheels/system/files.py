@@ -47,10 +47,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a file says; OSError where it is none: a pipe, say, would never end."""
+    """What a file says; OSError where it is none: a pipe, say, would never end. ValueError where it is no text."""
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
-    return json.loads(path.read_text(encoding="utf-8"))
+    found = json.loads(path.read_text(encoding="utf-8"))
+    json.dumps(found, ensure_ascii=False).encode()  # `\\ud800` is half a character
+    return found
 
 
 def sha256(path: Path) -> str:
