@@ -324,7 +324,40 @@ def test_index_deletes_nothing_of_others(forge: Forge, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"thesis\.txt is a file: `--site` names a folder"):
         site.make_site(tmp_path / "dist", made / "wheels" / "thesis.txt", project.Project())
     (made / "wheels" / "thesis.txt").unlink()
+    (made / "mine").symlink_to(tmp_path / "dist")
+    with pytest.raises(UserError, match=r"site holds mine, which no index of torchwheels has"):
+        site.make_site(tmp_path / "dist", made, project.Project())
+    (made / "mine").unlink()
     site.make_site(tmp_path / "dist", made, project.Project())
+    with pytest.raises(UserError, match=r"^/ holds .*, which no index of torchwheels has written"):
+        site.make_site(tmp_path / "dist", Path("/"), project.Project())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["build", "--target=3.11-cpu", "--backend=local", "--dist=/proc/x"],
+        ["test", "--target=3.11-cpu", "--backend=local", "--dist=/proc/x", "--wheel={}"],
+        ["merge", "dist", "--dist=/proc/x"],
+        ["index", "--site=/proc/x/site"],
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_named_before_all_work(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    wheel = forge.wheel()
+    sources_with_tests(tmp_path / "source", "")
+    monkeypatch.chdir(tmp_path / "source")
+    (tmp_path / "source" / "dist").symlink_to(wheel.parent)
+    monkeypatch.setattr(cli.pipeline, "run", never)
+    monkeypatch.setattr(cli.pipeline, "test", never)
+    option = words[-1].partition("=")[0] if words[0] in ("merge", "index") else "--dist"
+    said = f"^torchwheels: `{option}` names /proc/x, where nothing can be written \\(No such file"
+    with pytest.raises(SystemExit, match=said):
+        cli.main([word.format(wheel) for word in words])
 
 
 def test_two_indexes_are_made_side_by_side(forge: Forge, tmp_path: Path) -> None:
