@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -409,6 +410,29 @@ def test_backend_that_makes_no_wheel(
     assert str(error.value).startswith(f"{target.name} failed: ")
     assert said in str(error.value)
     assert not any(x.stat().st_mode & 0o077 for x in cache.glob("build/*/variables.json"))
+
+
+def test_nobody_reads_what_a_build_prints(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind `| head`: that says nothing of the project."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            if "of the backend" in text:
+                raise BrokenPipeError
+            return super().write(text)
+
+    table = 'requires = []\nbuild-backend = "own"\nbackend-path = ["."]'
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "pyproject.toml").write_text(f"[build-system]\n{table}\n")
+    own = "def build_wheel(*_, **__):\n    print('of the backend', flush=True)\n"
+    (tmp_path / "source" / "own.py").write_text(own)
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        build.build_wheel(
+            project.Project(), target, fetched(tmp_path / "source"), tmp_path / "dist"
+        )
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ def opened(
     try:
         yield builder
     except BuildBackendException as error:
-        if isinstance(error.exception, UserError):  # that it took too long
+        # That it took too long, or that nobody reads what we print.
+        if isinstance(error.exception, (UserError, BrokenPipeError)):
             raise error.exception from None
         # If the backend could not even be called, it has printed nothing.
         traceback = getattr(error.exception, "traceback", "")
