@@ -480,6 +480,13 @@ def test_commit_has_what_its_submodules_have(
     assert sources.empty_submodules(found.folder) == []
 
 
+def test_a_wheel_is_no_source(archive: Path, tmp_path: Path) -> None:
+    wheel = archive.rename(tmp_path / "x-1-py3-none-any.whl")
+    for source in (str(wheel), f"x @ {wheel.as_uri()}"):
+        with pytest.raises(UserError, match=r"^x-1-py3-none-any\.whl is a wheel, which is built"):
+            sources.fetch(source, tmp_path / "copy")
+
+
 def test_zip_archive_keeps_what_can_be_run(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
         for name, mode in (("x/setup.py", 0o644), ("x/configure", 0o755)):

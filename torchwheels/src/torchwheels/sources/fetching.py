@@ -256,6 +256,8 @@ def hash_of_folder(folder: Path) -> str:
 
 
 def _unpack(archive: Path, into: Path) -> Fetched:
+    if archive.suffix == ".whl":
+        raise UserError(f"{archive.name} is a wheel, which is built already: {EXPECTED}")
     with tempfile.TemporaryDirectory(dir=into.parent, prefix="unpacked-") as name:
         sandbox.call(_extract, archive, Path(name), writes=Path(name))
         entries = list(Path(name).iterdir())
