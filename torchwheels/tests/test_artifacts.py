@@ -40,7 +40,7 @@ def test_the_newest_artifact_is_taken(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit) as stopped:
         cli.main(["fetch", "--name=wheels", "--repository=owner/name", "--run=7"])
     assert stopped.value.code == 4
-    assert "has the name of a wheel with another content, dist/new.whl" in capsys.readouterr().err
+    assert "has the name of a file with another content, dist/new.whl" in capsys.readouterr().err
     said = [line.partition(" --dir=")[0] for line in (tmp_path / "said").read_text().splitlines()]
     assert said == [
         "run download --pattern=wheel-3.11-cpu",

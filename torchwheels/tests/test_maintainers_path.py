@@ -254,8 +254,19 @@ def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
     with pytest.raises(SystemExit, match=r"^torchwheels: there is no folder none: name those in"):
         cli.main(["merge", *parts[:1], "none", f"--dist={dist}"])
     assert error.value.code == RefusedError.code
-    assert "has the name of a wheel with another content, " in capsys.readouterr().err
+    assert "has the name of a file with another content, " in capsys.readouterr().err
     assert (dist / "variants" / "a-1-py3-none-any-cu130.whl").read_text() == "x"
+    for name in ("setup.py", "a.report.json", "b.json"):
+        (tmp_path / "one" / name).write_text("theirs")
+        (dist / name).write_text("mine")
+    with pytest.raises(SystemExit):
+        cli.main(["merge", *parts[:2], f"--dist={dist}"])
+    assert {x.read_text() for x in dist.glob("*.json")} == {"mine", "one", "two"}
+    (tmp_path / "one" / "setup.py").unlink()
+    (tmp_path / "one" / "b.json").unlink()
+    cli.main(["merge", *parts[:2], f"--dist={dist}"])
+    assert (dist / "a.report.json").read_text() == "theirs"
+    assert [(dist / x).read_text() for x in ("setup.py", "b.json")] == ["mine", "mine"]
 
 
 def test_a_command_without_a_source_is_about_the_project_here(
