@@ -143,6 +143,7 @@ def test_a_file_that_the_disk_has_no_room_for_is_named(tmp_path: Path) -> None:
             "the disk of /to is full: free some space",
         ),
         (OSError(2, "No such file", "/x"), "No such file: /x"),
+        (OSError(21, "Is a directory", "/.x.partial", None, "/x"), "Is a directory: /x"),
         (
             CalledProcessError(1, ["python", Path("/x y")], stderr="no venv\n"),
             "python '/x y' ended with exit code 1: no venv",

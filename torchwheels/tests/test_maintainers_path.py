@@ -371,6 +371,21 @@ def test_a_folder_that_cannot_be_written_is_named_before_all_work(
         cli.main([word.format(wheel) for word in words])
 
 
+def test_a_folder_of_wheels_that_may_not_be_read(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not without wheels."""
+
+    def unreadable(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    dist = forge.wheel().parent
+    monkeypatch.setattr(Path, "iterdir", unreadable)
+    for words in (["audit"], ["index", f"--site={tmp_path / 'site'}"]):
+        with pytest.raises(SystemExit, match=f"^torchwheels: permission denied: {dist}"):
+            cli.main([*words, f"--dist={dist}"])
+
+
 def test_two_indexes_are_made_side_by_side(forge: Forge, tmp_path: Path) -> None:
     forge.wheel()
     command = [sys.executable, "-m", "torchwheels", "index"]
