@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -370,6 +371,68 @@ def test_build_system_that_cannot_be(
     with pytest.raises(UserError) as error:
         build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("where", "makes", "said"),
+    [
+        ("..", "", "its [build-system]: paths must be inside source tree"),
+        (".", "return None", "its build backend returns no name of a wheel"),
+        (".", "return '../../x.whl'", "its build backend returns no name of a wheel"),
+        (".", "os.mkfifo(folder + '/x.whl'); return 'x.whl'", "x.whl is no file"),
+        (
+            ".",
+            "open(folder + '/x.whl', 'w'); return 'x.whl'",
+            "x.whl is no wheel: File is not a zip file",
+        ),
+    ],
+)
+def test_backend_that_makes_no_wheel(
+    target: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+    makes: str,
+    said: str,
+) -> None:
+    """That is a failure of the project; and what the build leaves, which may hold passwords, others cannot read."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("TORCHWHEELS_CACHE", str(cache))
+    folder = tmp_path / "source"
+    folder.mkdir()
+    table = f'requires = []\nbuild-backend = "own"\nbackend-path = ["{where}"]'
+    (folder / "pyproject.toml").write_text(f"[build-system]\n{table}\n")
+    (folder / "own.py").write_text(
+        f"import os\ndef build_wheel(folder, *_, **__):\n    {makes or 0}\n"
+    )
+    with pytest.raises(BuildError) as error:
+        build.build_wheel(project.Project(), target, fetched(folder), tmp_path / "dist")
+    assert str(error.value).startswith(f"{target.name} failed: ")
+    assert said in str(error.value)
+    assert not any(x.stat().st_mode & 0o077 for x in cache.glob("build/*/variables.json"))
+
+
+def test_nobody_reads_what_a_build_prints(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind `| head`: that says nothing of the project."""
+
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            if "of the backend" in text:
+                raise BrokenPipeError
+            return super().write(text)
+
+    table = 'requires = []\nbuild-backend = "own"\nbackend-path = ["."]'
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "pyproject.toml").write_text(f"[build-system]\n{table}\n")
+    own = "def build_wheel(*_, **__):\n    print('of the backend', flush=True)\n"
+    (tmp_path / "source" / "own.py").write_text(own)
+    monkeypatch.setattr(sys, "stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        build.build_wheel(
+            project.Project(), target, fetched(tmp_path / "source"), tmp_path / "dist"
+        )
 
 
 @pytest.mark.parametrize(

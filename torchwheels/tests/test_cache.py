@@ -138,7 +138,12 @@ def test_a_file_that_the_disk_has_no_room_for_is_named(tmp_path: Path) -> None:
             OSError(28, "No space left on device"),
             "the disk is full: free some space (`torchwheels clean` removes",
         ),
+        (  # of a copy
+            OSError(28, "No space left on device", "/from", None, "/to"),
+            "the disk of /to is full: free some space",
+        ),
         (OSError(2, "No such file", "/x"), "No such file: /x"),
+        (OSError(21, "Is a directory", "/.x.partial", None, "/x"), "Is a directory: /x"),
         (
             CalledProcessError(1, ["python", Path("/x y")], stderr="no venv\n"),
             "python '/x y' ended with exit code 1: no venv",
@@ -151,6 +156,10 @@ def test_a_file_that_the_disk_has_no_room_for_is_named(tmp_path: Path) -> None:
         (
             PermissionError(13, "Permission denied", "/"),
             "permission denied: / belongs to the user 0; run",
+        ),
+        (
+            PermissionError(13, "Permission denied", f"{Path(__file__).parent}/x"),
+            f"permission denied: {Path(__file__).parent}/x: {Path(__file__).parent} is yours, and its permissions",
         ),
     ],
 )
@@ -165,8 +174,14 @@ def test_what_may_not_be_done_is_one_sentence(
     def nobody(path: Path) -> str:
         raise KeyError("getpwuid(): uid not found: 0")
 
+    def unreadable(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
     monkeypatch.setattr(cli.cache, "lines", fail)
     monkeypatch.setattr(Path, "owner", nobody)
+    monkeypatch.setattr(Path, "exists", unreadable)  # as below a folder that may not be read
+    mine = Path(__file__).stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: 1 if "belongs" in said else mine)
     with pytest.raises(SystemExit) as ended:
         cli.main(["env"])
     assert str(ended.value.code).startswith(f"torchwheels: {said}")

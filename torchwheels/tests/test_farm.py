@@ -413,6 +413,88 @@ def test_what_is_not_whole_is_built_again_and_stops_no_index(
 
 
 @pytest.mark.usefixtures("one_project")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["build", "--only=tinyop"], "`--only` names 'tinyop', and farm.toml has no such project: did you mean tiny"),
+        (["missing", "--only=x 1.0 *"], "`--only` names 'x', and farm.toml has no such project: did you mean tinyops?"),
+        (["missing", "--rebuild=x*"], "`--rebuild` names 'x*', and farm.toml has no such project"),
+        (["build", "--dist=/proc/x"], "`--dist` names /proc/x, where nothing can be written"),
+        (["index", "--release=site/files"], "`--release` names site/files, a part of the index site: name a folder"),
+        (["index", "--release=/proc/x"], "`--release` names /proc/x, where nothing can be written"),
+        (["index", "--release=site"], "`--release` names site, a part of the index site: name a folder beside it"),
+        (["index", "--site=/proc/x/y"], "`--site` names /proc/x, where nothing can be written"),
+    ],
+)  # fmt: skip
+def test_a_mistake_of_an_option_is_named(builds: Builds, words: list[str], said: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        farm(*words)
+    assert str(ended.value.code).startswith(f"torchwheels: {said}")
+    assert builds.built == []
+    assert not Path("site").exists()
+
+
+@pytest.mark.usefixtures("one_project")
+def test_a_folder_of_builds_that_is_not_there_is_said(
+    builds: Builds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    farm("build", "--backend=local", "--only=tinyops * 3.11-*")
+    farm("index", "dist", "dits")
+    said = capsys.readouterr()
+    assert said.err == "torchwheels: there is no folder dits: it is left out\n"
+    assert "made site of 1 wheels" in said.out
+
+
+@pytest.mark.usefixtures("one_project")
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("farm.tag", "../../outside"),
+        ("farm.tag", ".."),
+        ("farm.project", "../../../outside"),
+        ("farm.project", "\0"),
+        ("farm.build", "1"),
+        ("name", "../../../outside"),
+        ("wheel", "../../outside.whl"),
+        ("variant.wheel", "../../outside.whl"),
+        ("build.target", "3.11-../../../outside"),
+        ("build.torch", None),
+        ("version", "of today"),
+        ("tags", []),
+        ("requires", ["torch=="]),
+        ("requires_python", "three"),
+        ("works_with", 3),
+        ("summary", "\ud800"),
+        ("farm.metadata", {}),
+    ],
+)
+def test_a_report_that_says_something_else_is_left_out(
+    builds: Builds,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    key: str,
+    value: object,
+) -> None:
+    """Whoever has written it: of its names paths are made, outside of the release, too."""
+    farm("build", "--backend=local", "--only=tinyops * 3.11-*")
+    (file,) = Path("dist").glob("*.report.json")
+    report = json.loads(file.read_text())
+    *parents, last = key.split(".")
+    functools.reduce(dict.__getitem__, parents, report)[last] = value
+    file.write_text(json.dumps(report))
+    before = {*tmp_path.rglob("*")}
+    farm("index", "--release=release")
+    assert f"{file} is left out: " in capsys.readouterr().err
+    assert json.loads(Path("site", state.FILE).read_text()) == {"rows": []}
+    site = tmp_path / "site"
+    assert all(site in (x, *x.parents) for x in {*tmp_path.rglob("*")} - before)
+    Path("site", state.FILE).write_text(json.dumps({"rows": [report]}))
+    with pytest.raises(SystemExit, match="does not say which wheels there are"):
+        farm("index")
+    assert builds.built == ["3.11-cpu"]
+
+
+@pytest.mark.usefixtures("one_project")
 def test_what_is_built_again_has_a_release_of_its_own(builds: Builds) -> None:
     farm("build", "--backend=local")
     farm("index", "--release=release")

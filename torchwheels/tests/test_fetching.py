@@ -230,6 +230,16 @@ def test_private_index_gets_its_password(
         sources.fetch("some-project", tmp_path / "again")
 
 
+def test_passwords_that_are_no_text(
+    private_index: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "netrc").write_bytes(b"machine localhost login caf\xe9\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://{private_index}")
+    with pytest.raises(UserError, match=r"file with the passwords of addresses .* is no UTF-8"):
+        sources.fetch("some-project", tmp_path / "copy")
+
+
 def test_index_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     with pytest.raises(UserError, match=r"127\.0\.0\.1 does not answer \(.*refused"):
@@ -277,6 +287,22 @@ def test_commits_are_copied(kind: str, tmp_path: Path) -> None:
     assert "refs/tags/v1.2" in sources.versions(found.folder)
     for file in (found.folder / ".git").rglob("*"):
         assert file.is_dir() or b"password" not in file.read_bytes()
+
+
+def test_a_hook_of_git_keeps_its_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git names the hook's repository by variables; the settings of another one must not be changed."""
+    commit = repository(tmp_path / "x", **{"setup.py": ""})
+    repository(tmp_path / "y", **{"setup.cfg": ""})
+    settings = (tmp_path / "y" / ".git" / "config").read_bytes()
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "y" / ".git"))
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "y" / ".git" / "index"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "y"))
+    found = sources.fetch(str(tmp_path / "x"), tmp_path / "copy")
+    assert (found.origin, files(found.folder)) == (f"git:{commit}", {"setup.py"})
+    assert (tmp_path / "y" / ".git" / "config").read_bytes() == settings
+    assert "refs/tags/v1.2" in sources.versions(found.folder)
 
 
 def test_a_repository_without_commits_is_a_folder(
@@ -452,6 +478,13 @@ def test_commit_has_what_its_submodules_have(
     found = sources.fetch(f"git+{(tmp_path / 'x').as_uri()}@v2", tmp_path / "copy")
     assert (found.folder / "library" / "inner" / "x.h").is_file()
     assert sources.empty_submodules(found.folder) == []
+
+
+def test_a_wheel_is_no_source(archive: Path, tmp_path: Path) -> None:
+    wheel = archive.rename(tmp_path / "x-1-py3-none-any.whl")
+    for source in (str(wheel), f"x @ {wheel.as_uri()}"):
+        with pytest.raises(UserError, match=r"^x-1-py3-none-any\.whl is a wheel, which is built"):
+            sources.fetch(source, tmp_path / "copy")
 
 
 def test_zip_archive_keeps_what_can_be_run(tmp_path: Path) -> None:

@@ -211,6 +211,15 @@ def test_record_is_right(compiler: str, tmp_path: Path) -> None:
         assert named == archive.namelist()
 
 
+def test_names_of_files_need_no_locale(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}.items():
+        monkeypatch.setenv(name, value)
+    files = {"package/_C.so": library(compiler, tmp_path, CLASSIC), "package/größe.txt": b""}
+    assert "package/größe.txt" in read(finished(wheel(tmp_path, files))).files
+
+
 def test_library_that_nobody_brings_is_refused(compiler: str, tmp_path: Path) -> None:
     other = library(compiler, tmp_path, PLAIN, "-Wl,-soname,libelsewhere.so.1")
     (tmp_path / "libelsewhere.so").write_bytes(other)

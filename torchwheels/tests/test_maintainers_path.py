@@ -55,12 +55,14 @@ def sources_with_tests(folder: Path, test: str) -> Path:
         (
             "import os, pytest\ndef test_passes(): import tinyops\ndef test_fails(): assert 0\n"
             "def test_no_gpu_is_seen(): assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
+            "def test_no_password_is_seen(): assert 'secret' not in str({**os.environ})\n"
             "@pytest.mark.skip('no CUDA')\ndef test_skipped(): pass",
             False,
             1,
-            (2, 1, 1),
+            (3, 1, 1),
         ),
         ("def test_it(): pass", True, 4, None),
+        ("import os\ndef test_passes(): pass\ndef test_ends(): os._exit(0)", False, 1, (0, 1, 0)),
     ],
 )
 def test_own_tests_run_away_from_the_sources_and_leave_a_record(
@@ -73,6 +75,8 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     counts: tuple[int, int, int] | None,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # which a CPU target does not take
+    for name in ("UV_PUBLISH_TOKEN", "UV_INDEX_OWN_PASSWORD", "NO_PROXY"):
+        monkeypatch.setenv(name, "http://me:secret@localhost" if name == "NO_PROXY" else "secret")
     base = environments.Environment(Path(sys.prefix))
     monkeypatch.setattr(environments, "with_torch", lambda *_, **__: base)
     monkeypatch.setattr(environments, "torch_requirement", lambda target: "torch")
@@ -93,6 +97,34 @@ def test_own_tests_run_away_from_the_sources_and_leave_a_record(
     records = [json.loads(x.read_text()) for x in (tmp_path / "dist").glob("tests/*/*.json")]
     said = [(x["passed"], x["failed"], x["skipped"], x["sha256"]) for x in records]
     assert said == ([(*counts, sha256(wheel))] if counts else [])
+
+
+@pytest.mark.parametrize("paths", ['"tests"', '"tests/test_it.py", ".", "tests"'])
+def test_links_lead_to_the_same_file_and_copy_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paths: str
+) -> None:
+    """One out of the sources may lead to a whole disk, and one to its own folder to no end."""
+    folder = sources_with_tests(tmp_path / "source", "")
+    (folder / "data" / "below").mkdir(parents=True)
+    (folder / "data" / "below" / "x").write_text("x")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    links = {"data": "../data", "x": "../data/below/x", "self": ".", "nowhere": "gone"}
+    for name, there in {**links, "far": str(outside), "up": "../../outside"}.items():
+        (folder / "tests" / name).symlink_to(there)
+    monkeypatch.setattr(
+        environments, "with_torch", lambda *_, **__: environments.Environment(outside)
+    )
+    table = TABLE.replace('["tests"]', f'[{paths}], command = "true"')
+    (folder / "pyproject.toml").write_text(table)
+    options = project.load(folder / "pyproject.toml")
+    target = releases.load().target("3.11-cpu")
+    testing.check_paths(options, folder)
+    (tmp_path / "run").mkdir()
+    assert testing.run_here(options, target, tmp_path / "run", folder, [], False, tmp_path) == 0
+    made = tmp_path / "run" / "work" / "tests"
+    assert [(made / x).read_text() for x in ("data/below/x", "x")] == ["x", "x"]
+    assert {x.name for x in made.iterdir() if x.is_symlink()} >= {"self", "nowhere", "far", "up"}
 
 
 def test_a_wheel_is_found_for_the_targets_that_it_works_with(forge: Forge, tmp_path: Path) -> None:
@@ -193,6 +225,19 @@ def test_a_pipe_in_place_of_a_report_or_a_record_holds_nothing_up(
         reports.read_reports(wheel.parent, project.Project())
 
 
+@pytest.mark.parametrize(
+    "text", ["[]", "5", '{"tests": 5}', '{"options": {"tests": "\\ud800"}}', "\xe9"]
+)
+def test_a_report_of_another_kind_is_written_anew(forge: Forge, text: str) -> None:
+    wheel = forge.wheel()
+    (sound,) = reports.read_reports(wheel.parent, project.Project())
+    changed = {**sound, **json.loads(text)} if text.startswith("{") else text
+    content = changed if isinstance(changed, str) else json.dumps(changed)
+    reports.report_file(wheel).write_text(content, encoding="latin-1")
+    assert reports.promised(wheel, project.Project()).table == {}
+    assert reports.read_reports(wheel.parent, project.Project()) == [sound]
+
+
 def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,8 +254,19 @@ def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
     with pytest.raises(SystemExit, match=r"^torchwheels: there is no folder none: name those in"):
         cli.main(["merge", *parts[:1], "none", f"--dist={dist}"])
     assert error.value.code == RefusedError.code
-    assert "has the name of a wheel with another content, " in capsys.readouterr().err
+    assert "has the name of a file with another content, " in capsys.readouterr().err
     assert (dist / "variants" / "a-1-py3-none-any-cu130.whl").read_text() == "x"
+    for name in ("setup.py", "a.report.json", "b.json"):
+        (tmp_path / "one" / name).write_text("theirs")
+        (dist / name).write_text("mine")
+    with pytest.raises(SystemExit):
+        cli.main(["merge", *parts[:2], f"--dist={dist}"])
+    assert {x.read_text() for x in dist.glob("*.json")} == {"mine", "one", "two"}
+    (tmp_path / "one" / "setup.py").unlink()
+    (tmp_path / "one" / "b.json").unlink()
+    cli.main(["merge", *parts[:2], f"--dist={dist}"])
+    assert (dist / "a.report.json").read_text() == "theirs"
+    assert [(dist / x).read_text() for x in ("setup.py", "b.json")] == ["mine", "mine"]
 
 
 def test_a_command_without_a_source_is_about_the_project_here(
@@ -223,6 +279,29 @@ def test_a_command_without_a_source_is_about_the_project_here(
     (tmp_path / "pyproject.toml").write_text(text)
     with pytest.raises(SystemExit, match="/nothing here: a source is a folder"):
         cli.main(["build", "--target=3.11-cpu", "--backend=local"])
+
+
+@pytest.mark.parametrize("source", ["x==1.2", "git+https://localhost/x@v1", "../x", "y"])
+def test_the_source_of_a_table_is_what_the_command_line_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    """A folder is relative to the table, wherever the command runs; nothing else is a path."""
+
+    def fetched(source: str, *_: str) -> None:
+        raise UserError(f"asked for {source}")
+
+    monkeypatch.chdir(tmp_path)
+    for folder in ("x", "own/y"):
+        (tmp_path / folder).mkdir(parents=True)
+    file = tmp_path / "own" / "pyproject.toml"
+    file.write_text(f'[tool.torchwheels]\nsource = "{source}"\n')
+    monkeypatch.setattr(cli.sources, "fetched", fetched)
+    asked = str(tmp_path / "own" / source) if source in ("../x", "y") else source
+    for config in (file, Path("own/pyproject.toml")):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["build", "--target=3.11-cpu", "--backend=local", f"--config={config}"])
+        expected = asked if config == file else asked.removeprefix(f"{tmp_path}/")
+        assert ended.value.code == f"torchwheels: asked for {expected}"
 
 
 def test_index_replaces_no_file_that_was_published(forge: Forge, tmp_path: Path) -> None:
@@ -256,7 +335,55 @@ def test_index_deletes_nothing_of_others(forge: Forge, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"thesis\.txt is a file: `--site` names a folder"):
         site.make_site(tmp_path / "dist", made / "wheels" / "thesis.txt", project.Project())
     (made / "wheels" / "thesis.txt").unlink()
+    (made / "mine").symlink_to(tmp_path / "dist")
+    with pytest.raises(UserError, match=r"site holds mine, which no index of torchwheels has"):
+        site.make_site(tmp_path / "dist", made, project.Project())
+    (made / "mine").unlink()
     site.make_site(tmp_path / "dist", made, project.Project())
+    with pytest.raises(UserError, match=r"^/ holds .*, which no index of torchwheels has written"):
+        site.make_site(tmp_path / "dist", Path("/"), project.Project())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["build", "--target=3.11-cpu", "--backend=local", "--dist=/proc/x"],
+        ["test", "--target=3.11-cpu", "--backend=local", "--dist=/proc/x", "--wheel={}"],
+        ["merge", "dist", "--dist=/proc/x"],
+        ["index", "--site=/proc/x/site"],
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_named_before_all_work(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    wheel = forge.wheel()
+    sources_with_tests(tmp_path / "source", "")
+    monkeypatch.chdir(tmp_path / "source")
+    (tmp_path / "source" / "dist").symlink_to(wheel.parent)
+    monkeypatch.setattr(cli.pipeline, "run", never)
+    monkeypatch.setattr(cli.pipeline, "test", never)
+    option = words[-1].partition("=")[0] if words[0] in ("merge", "index") else "--dist"
+    said = f"^torchwheels: `{option}` names /proc/x, where nothing can be written \\(No such file"
+    with pytest.raises(SystemExit, match=said):
+        cli.main([word.format(wheel) for word in words])
+
+
+def test_a_folder_of_wheels_that_may_not_be_read(
+    forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not without wheels."""
+
+    def unreadable(folder: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    dist = forge.wheel().parent
+    monkeypatch.setattr(Path, "iterdir", unreadable)
+    for words in (["audit"], ["index", f"--site={tmp_path / 'site'}"]):
+        with pytest.raises(SystemExit, match=f"^torchwheels: permission denied: {dist}"):
+            cli.main([*words, f"--dist={dist}"])
 
 
 def test_two_indexes_are_made_side_by_side(forge: Forge, tmp_path: Path) -> None:

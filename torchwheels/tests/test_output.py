@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from torchwheels.errors import BuildError, RefusedError, UserError
 from torchwheels.run import testing
 from torchwheels.system.output import DEBUG, Shortened
 
+SOURCES = str(Path(cli.__file__).parents[1])
 COMMAND = "[1/2] /usr/bin/g++ -MMD " + "-I/some/where " * 200
 ERROR = "x.cpp:1:1: error: no match for " + "std::vector<int>" * 200
 PRINTED = f"""\
@@ -104,6 +109,34 @@ def test_each_command_shows_where_an_error_was_raised(
         cli.main(command)
     with pytest.raises(kind):
         cli.main([*command, "--debug"])
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_leads_nowhere(tmp_path: Path, closed: str) -> None:
+    """Also for what is started: no file takes its place."""
+    code = "from torchwheels import cli; cli.main(['env']); import os; os.system('echo; echo >&2')"
+    variables = {**os.environ, "TORCHWHEELS_CACHE": str(tmp_path), "PYTHONPATH": SOURCES}
+    command = f'"$0" -c "{code}" {closed} || exit 7'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable], env=variables, capture_output=True, text=True
+    )
+    out = (
+        "" if ">&- " in f"{closed} ".replace("2>&-", "") else f"the cache is {tmp_path}: 0.0 GB\n\n"
+    )
+    assert (done.returncode, done.stdout) == (0, out)
+    assert done.stderr == ("" if "2>&-" in closed else "\n")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_ctrl_c_before_the_command_line_is_there(tmp_path: Path) -> None:
+    (tmp_path / "unearth.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    )
+    variables = {**os.environ, "PYTHONPATH": f"{tmp_path}:{SOURCES}"}
+    # These tests may run in the background of a shell, which has its processes ignore Ctrl-C.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "torchwheels", "--version"]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_debug_shows_where_the_system_refused(monkeypatch: pytest.MonkeyPatch) -> None:

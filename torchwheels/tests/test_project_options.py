@@ -202,6 +202,10 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         ),
         ("targets = ['']", "targets: there is no target '': a target is a Python and a CUDA"),
         (
+            "small = ['3.11-cpu', '3.12-cpu']\ntargets = ['3.11-*']",
+            "small names 3.12-cpu, which is none of the project's targets",
+        ),
+        (
             "small = ['3.11-cpux']",
             "small: there is no target '3.11-cpux': a target is a Python and",
         ),

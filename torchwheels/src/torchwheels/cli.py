@@ -30,7 +30,16 @@ from torchwheels.index import artifacts, kept, make_site
 from torchwheels.options import Project, Target, project, releases, schema
 from torchwheels.run import Order, engines, pipeline, testing
 from torchwheels.sources import Fetched
-from torchwheels.system import DEBUG, X86_64, cache, machines, output, processes, sha256
+from torchwheels.system import (
+    DEBUG,
+    X86_64,
+    cache,
+    check_writable,
+    machines,
+    output,
+    processes,
+    sha256,
+)
 from torchwheels.wheel import wheels_in
 
 ARCHITECTURES = "TORCHWHEELS_ARCHITECTURES"
@@ -246,7 +255,9 @@ def _find_source(given: argparse.Namespace) -> None:
             raise UserError(f"no source is named, and there is no {given.config} of a project here")
         own = project.load(given.config)
         assert own.file
-        given.source = str(own.file.parent / own.source)
+        there = own.file.parent / own.source
+        is_here = there.exists() or not sources.is_elsewhere(own.source)
+        given.source = str(there) if is_here else own.source
         given.backend = given.backend or "auto"
     given.source, name, folder = sources.parts(given.source)
     given.name, given.subdirectory = name, given.subdirectory or folder
@@ -288,6 +299,7 @@ def _check_before(given: argparse.Namespace) -> None:
     there = next(x for x in (given.dist, *given.dist.absolute().parents) if x.exists())
     if not there.is_dir():
         raise UserError(f"`--dist` names {given.dist}, but {there} is a file: name a folder")
+    check_writable(given.dist, "--dist")
     toolchain.asked_jobs()
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
     if not epoch.isdigit() or int(epoch) > _LAST_SECOND:
@@ -340,6 +352,7 @@ def _test(given: argparse.Namespace) -> None:
             '`tests = { paths = ["tests"] }` in [tool.torchwheels]'
         )
     engine = engines.of_backend(given.backend, given.source)
+    check_writable(given.dist, "--dist")
     with _fetched(given) as source:
         given_to = given.dist, engine, given.arguments, given.require_gpu
         pipeline.test(options, target, path, source.folder, *given_to)
@@ -372,6 +385,7 @@ def _index(given: argparse.Namespace) -> None:
 
 
 def _merge(given: argparse.Namespace) -> None:
+    check_writable(given.dist, "--dist")
     kept.merge(given.folder, given.dist)
 
 
@@ -412,6 +426,7 @@ def differences(first: Path, second: Path) -> list[str]:
 
 def _fetch(given: argparse.Namespace) -> None:
     name = given.name or f"wheel-{given.target}"
+    check_writable(given.dist, "--dist")
     for path in artifacts.fetch(name, given.repository, given.run_number, given.dist):
         print(f"torchwheels: fetched {path}")
 

@@ -167,7 +167,7 @@ def _known(path: Path) -> dict[str, Any] | None:
             each["sha256"] == sha256(file) for file, each in files.items()
         )
         same &= all({"target", "device", "passed", "failed"} <= {*x} for x in report["tests"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return report if same else None
 

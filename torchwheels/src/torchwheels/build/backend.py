@@ -140,9 +140,16 @@ def opened(
     # Of torch, whose warning in the backend comes back as one of this process.
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")
     try:
-        yield ProjectBuilder(folder, str(place.environment.python), run)
+        builder = ProjectBuilder(folder, str(place.environment.python), run)
+    except ValueError as error:  # of `backend-path`
+        raise BuildError(f"{place.target.name} failed: its [build-system]: {error}") from None
+    except BuildException as error:
+        raise BuildError(f"{place.target.name} failed: {error}") from None
+    try:
+        yield builder
     except BuildBackendException as error:
-        if isinstance(error.exception, UserError):  # that it took too long
+        # That it took too long, or that nobody reads what we print.
+        if isinstance(error.exception, (UserError, BrokenPipeError)):
             raise error.exception from None
         # If the backend could not even be called, it has printed nothing.
         traceback = getattr(error.exception, "traceback", "")

@@ -118,6 +118,7 @@ def _prepare(place: Workplace) -> None:
         command = filled(place.project.before_build, values, "the option `before-build` is set")
         _run_command("before-build", command, _project_folder(place), variables)
     _install_requirements(place, _project_folder(place), variables)
+    place.variables.touch(0o600)  # the addresses of indexes may hold passwords
     place.variables.write_text(json.dumps(variables))
 
 
@@ -129,10 +130,7 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
     if not place.target.machine.is_here:
         variables["_PYTHON_HOST_PLATFORM"] = f"linux-{place.target.machine.name}"
     print(f"torchwheels: building {place.target.name}, {jobs} jobs at once", flush=True)
-    with opened(place, _project_folder(place), variables) as backend:
-        settings = place.project.backend_settings(values_of(place, variables))
-        built = Path(backend.build("wheel", place.work / "built", settings))
-    found = wheel.read(built)
+    found = _built(place, variables)
     if not found.libraries:
         raise BuildError(
             f"{place.target.name} failed: its setup has compiled nothing: one that compiles for CUDA alone needs such "
@@ -153,13 +151,32 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
     repair = None
     if place.project.repair:
         repair = functools.partial(_repair, place, variables)
-    with kept_if_refused(built, dist):
+    with kept_if_refused(found.path, dist):
         finished = finish.finish(found, place.work / "finished", used, provided, repair)
     with kept_if_refused(finished.path, dist):
         variants.write(finished)
         report = reports.of(finished, expectation_of(place.project, place.target))
         reports.write(reports.check(report), finished.path)
     return finished
+
+
+def _built(place: Workplace, variables: Mapping[str, str]) -> Wheel:
+    """The wheel that the project's build backend makes."""
+    folder = place.work / "built"
+    with opened(place, _project_folder(place), variables) as backend:
+        settings = place.project.backend_settings(values_of(place, variables))
+        try:
+            path = Path(backend.build("wheel", folder, settings))
+        except TypeError:  # what the backend returns is no text
+            path = folder
+    if path.parent != folder:
+        raise BuildError(
+            f"{place.target.name} failed: its build backend returns no name of a wheel"
+        )
+    try:
+        return wheel.read(path)
+    except UserError as error:
+        raise BuildError(f"{place.target.name} failed: {error}") from None
 
 
 def libraries_of_requirements(found: Wheel, environment: Environment) -> list[Path]:

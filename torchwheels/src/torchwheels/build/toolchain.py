@@ -45,7 +45,9 @@ def read_toolkit(home: Path) -> CudaToolkit:
             f"CUDA_HOME is {home}, but there is no {nvcc}: set it to the folder of a CUDA toolkit, or "
             "unset it"
         )
-    output = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(
+        [nvcc, "--version"], capture_output=True, text=True, errors="replace", check=True
+    ).stdout
     found = re.search(r"\bV(\d+\.\d+(?:\.\d+)?)", output)
     if found is None:
         raise UserError(f"{nvcc} --version does not say which version it is: {output.strip()!r}")
@@ -84,7 +86,9 @@ def find_toolkit(target: Target, site_packages: Path) -> CudaToolkit | None:
     if toolkit is None:
         raise UserError(_no_toolkit(target))
     command = [str(toolkit.home / "bin" / "nvcc"), "--list-gpu-code"]
-    known = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    known = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=True
+    ).stdout.split()
     # Where nvcc knows a GPU, it knows the code for it alone (9.0a) and for its family (10.0f).
     missing = [x for x in target.architectures if f"sm_{sm(x).rstrip('af')}" not in known]
     if missing:
@@ -179,7 +183,9 @@ def host_compiler(machine: Machine) -> HostCompiler:
         raise UserError(
             f"there is no C++ compiler {name} on PATH: install one, e.g. `apt-get install {package}`"
         )
-    said = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [cxx, "--version"], capture_output=True, text=True, errors="replace", check=True
+    ).stdout
     return HostCompiler(cc, cxx, said.partition("\n")[0], machine)
 
 
@@ -264,7 +270,9 @@ def _compilers(compiler: HostCompiler) -> dict[str, str]:
     Debian's Python links with x86_64-linux-gnu-g++.
     """
     command = [compiler.cc, "-dumpmachine"]
-    machine = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    machine = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=True
+    ).stdout.strip()
     found = {"cc": compiler.cc, "gcc": compiler.cc, "c++": compiler.cxx, "g++": compiler.cxx}
     for folder in (*_COMMON_FOLDERS, Path(compiler.cc).parent):
         for path in Path(folder).glob("*"):

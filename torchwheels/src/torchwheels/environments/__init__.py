@@ -6,8 +6,10 @@ from torchwheels.environments.virtual import (
     clean_variables,
     install,
     on_top_of,
+    without_secrets,
 )
 
 __all__ = [
     "Environment", "clean_variables", "cuda_runtime", "install", "on_top_of", "torch_requirement", "with_torch",
+    "without_secrets",
 ]  # fmt: skip

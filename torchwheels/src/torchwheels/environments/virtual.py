@@ -14,13 +14,15 @@ from pathlib import Path
 
 from torchwheels.errors import UserError
 from torchwheels.options import indexes, releases
-from torchwheels.system import processes
+from torchwheels.system import output, processes
 
 # The caller's variables that a build sees, besides the configurations of pip and uv.
 _KEPT = {
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CCACHE_DIR", "CCACHE_RECACHE",
 }  # fmt: skip
+_OF_UV = re.compile(r"UV_(?!PUBLISH_)")  # nothing is published here
+_SECRETS = re.compile(r"NETRC|UV_\w+_(USERNAME|PASSWORD|TOKEN)")
 _TAKES_TIME = re.compile(r" *(Downloading|Downloaded|Building|Built|Updating|Updated) ")
 
 
@@ -32,7 +34,7 @@ def clean_variables(home: Path) -> dict[str, str]:
     variables |= {
         **indexes.uv_variables(settings),
         "UV_CACHE_DIR": str(Path(f"{cache}/uv").expanduser()),
-        **{name: value for name, value in os.environ.items() if name.startswith("UV_")},
+        **{name: value for name, value in os.environ.items() if _OF_UV.match(name)},
         "UV_NO_CONFIG": "1",  # that of the folder which it is called in
     }
     # pip would look for its files, and for passwords, in the home that it is given.
@@ -41,6 +43,15 @@ def clean_variables(home: Path) -> dict[str, str]:
         variables["NETRC"] = str(passwords)
     variables |= {"HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8", "PYTHONHASHSEED": "0"}
     return {**variables, "PYTHONDONTWRITEBYTECODE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of code that installs nothing any more: it needs no password, and may print all that it sees."""
+    return {
+        name: output.without_userinfo(value)
+        for name, value in variables.items()
+        if not _SECRETS.fullmatch(name)
+    }
 
 
 def uv(*words: str | Path) -> list[str]:
@@ -78,7 +89,7 @@ def find_python(version: str) -> str:
     # What pyenv has on PATH runs only the chosen one.
     variables = {**os.environ, "PYENV_VERSION": version, "UV_NO_CONFIG": "1"}
     command = uv("python", "find", "--system", "--no-project", asked)
-    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise UserError(
             f"there is no Python {version} on PATH: install one (`uv python install {version}` does), or "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
+import fnmatch
 import itertools
 import json
 import re
@@ -14,12 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from torchwheels.audit import reports
+from torchwheels.errors import UserError
 from torchwheels.farm import building, config, listing, published
 from torchwheels.farm.published import Known, Row
 from torchwheels.farm.wanted import Wanted, of_farm
 from torchwheels.options import numbers
 from torchwheels.run import engines
-from torchwheels.system import output
+from torchwheels.system import check_writable, output
 
 _MOST_JOBS = 256  # of a matrix on GitHub
 
@@ -87,8 +90,22 @@ def add(
     command.set_defaults(run=_schema)
 
 
-def _missing(given: argparse.Namespace) -> None:
+def _farm(given: argparse.Namespace) -> config.Farm:
+    """The farm, in which there is a project of each name that an option asks for."""
     farm = config.load(given.farm)
+    names = [x.name for x in farm.projects]
+    asked = [("--only", given.only.partition(" ")[0]), *(("--rebuild", x) for x in given.rebuild)]
+    for option, name in asked:
+        if not fnmatch.filter(names, name):
+            near = difflib.get_close_matches(name, names, 1, cutoff=0.0)[0]
+            raise UserError(
+                f"`{option}` names {name!r}, and {given.farm} has no such project: did you mean {near}?"
+            )
+    return farm
+
+
+def _missing(given: argparse.Namespace) -> None:
+    farm = _farm(given)
     wanted, lost = of_farm(farm, given.only)
     known = Known(published.without(published.read(farm.index), given.rebuild))
     found = published.missing(wanted, known)
@@ -122,7 +139,8 @@ def _job(wanted: Wanted) -> dict[str, str]:
 
 
 def _build(given: argparse.Namespace) -> None:
-    farm = config.load(given.farm)
+    farm = _farm(given)
+    check_writable(given.dist, "--dist")
     wanted, _ = of_farm(farm, given.only)
     rows = published.read(farm.index)
     hashes = {x.get("sha256") for x in rows}
@@ -157,7 +175,17 @@ def _minutes(text: str) -> float:
 
 def _index(given: argparse.Namespace) -> None:
     farm = config.load(given.farm)
+    if given.release:
+        release, site = given.release.resolve(), given.site.resolve()
+        if site in (release, *release.parents):
+            raise UserError(
+                f"`--release` names {given.release}, a part of the index {given.site}: name a folder beside it"
+            )
+        check_writable(release, "--release")
     wanted, lost = of_farm(farm)
+    for folder in given.dist:
+        if not folder.is_dir():  # as where nothing had to be built
+            print(f"torchwheels: there is no folder {folder}: it is left out", file=sys.stderr)
     built = {folder: [*published.in_folder(folder)] for folder in given.dist}
     new = itertools.chain.from_iterable(built.values())
     rows = listing.merged(published.read(farm.index), new, wanted, lost)

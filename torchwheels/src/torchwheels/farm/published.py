@@ -7,9 +7,13 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import httpx2
+import msgspec
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from torchwheels.errors import UserError
 from torchwheels.farm.wanted import Wanted
@@ -26,10 +30,85 @@ _OF_A_REPORT = (
     "wheel", "sha256", "size", "name", "version", "tags", "variant", "build", "works_with", "requires",
     "requires_python", "summary", "tests", "farm",
 )  # fmt: skip
-_OF_A_FARM = {"project", "version", "target", "digest", "built"}
 _OF_A_BUILD = ("target", "torch", "cuda", "architectures")
 
 Row: TypeAlias = dict[str, Any]
+
+# Each becomes a part of a path: a row may be of whoever could write a build report.
+_Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.?$)[^/\x00]+$")]
+_TargetName: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^\d[\dt.]*-[a-z0-9]+(-[\w.]+)*$")]
+_Tag: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"^[^-]+-[^-]+-[^-]+$")]
+
+
+class _Told(msgspec.Struct):
+    project: _Name
+    version: str
+    target: _TargetName
+    digest: str
+    build: int
+    tag: _Name
+    built: str
+    metadata: dict[str, str] = {}
+
+
+class _Variant(msgspec.Struct):
+    wheel: _Name
+    sha256: str
+    size: int
+    label: str
+    properties: dict[str, Any]
+
+
+class _Build(msgspec.Struct):
+    target: _TargetName
+    torch: str
+    cuda: str | None
+    architectures: list[str]
+
+
+class _Wheel(msgspec.Struct):
+    wheel: _Name
+    sha256: str
+    size: int
+    name: _Name
+    version: str
+    tags: Annotated[list[_Tag], msgspec.Meta(min_length=1)]
+    variant: _Variant | None
+    build: _Build
+    works_with: dict[str, str | None]
+    requires: list[str]
+    requires_python: str | None
+    summary: str | None
+    tests: list[dict[str, Any]]
+    farm: _Told
+
+
+class _Failure(msgspec.Struct):
+    failed: str
+    code: int
+    farm: _Told
+
+
+def checked(row: Row) -> Row:
+    """The row, if all is in it that an index is made of; ValueError says what is not."""
+    json.dumps(row, ensure_ascii=False).encode()  # JSON may hold what is no text
+    try:
+        if "failed" in row:
+            msgspec.convert(row, _Failure)
+            return row
+        found = msgspec.convert(row, _Wheel)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+    for said in (found.version, found.build.torch):
+        Version(said)
+    for pythons in (found.requires_python, found.works_with["python"]):
+        SpecifierSet(pythons or "")
+    for required in found.requires:
+        Requirement(required)
+    named = {found.wheel} | ({found.variant.wheel} if found.variant else set())
+    if lacking := named - found.farm.metadata.keys():
+        raise ValueError(f"it has no metadata of {min(lacking)}")
+    return row
 
 
 def read(place: str) -> list[Row]:
@@ -41,9 +120,7 @@ def read(place: str) -> list[Row]:
             said = {"rows": []} if answer.status_code == 404 else answer.raise_for_status().json()
         else:
             said = read_json(Path(address)) if Path(address).exists() else {"rows": []}
-        found: list[Row] = said["rows"]
-        if not all(x["farm"].keys() >= _OF_A_FARM for x in found):
-            raise ValueError("it has rows of another kind")
+        found: list[Row] = [checked(x) for x in said["rows"]]
     except (httpx2.HTTPError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{address} does not say which wheels there are ({error}), and without that all would be built again: "
@@ -57,13 +134,13 @@ def in_folder(dist: Path) -> Iterator[Row]:
     for file in [*sorted(dist.glob("*.report.json")), *sorted(dist.glob(f"*{FAILED}"))]:
         try:
             found = read_json(file)
-            if "farm" in found and "failed" not in found:
-                found = row_of(found)
-                for path, digest in files_of(found, dist).items():
-                    if sha256(path) != digest:
-                        raise ValueError(f"{path.name} is another file")
-            if "farm" in found:
-                yield found
+            if "farm" not in found:
+                continue
+            row = checked(found if "failed" in found else row_of(found))
+            for path, digest in () if "failed" in row else files_of(row, dist).items():
+                if sha256(path) != digest:
+                    raise ValueError(f"{path.name} is another file")
+            yield row
         except (OSError, ValueError, KeyError, TypeError) as error:
             print(f"torchwheels: {file} is left out: {error}", file=sys.stderr)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tempfile
@@ -13,6 +14,14 @@ from torchwheels.index import kept
 
 def fetch(pattern: str, repository: str, run: str, dist: Path) -> list[Path]:
     """Puts the files of the newest artifacts that `pattern` names into `dist`; of one `run`, where that is named."""
+    # A part of `gh`'s own address or command could be something else than a name.
+    name = r"\w[\w.-]*"
+    for option, said, form, expected in (
+        ("--repository", repository, f"({name}/)?{name}/{name}", "OWNER/NAME"),
+        ("--run", run, r"\d+", "the number of a run"),
+    ):
+        if said and not re.fullmatch(form, said):
+            raise UserError(f"`{option}` names {said!r}, but {expected} is expected")
     if not shutil.which("gh"):
         raise UserError(
             "there is no `gh`, GitHub's command, which hands out artifacts: install it, and run `gh auth login`"
@@ -20,7 +29,9 @@ def fetch(pattern: str, repository: str, run: str, dist: Path) -> list[Path]:
     with tempfile.TemporaryDirectory(prefix="torchwheels-") as folder:
         command = ["gh", "run", "download", *([run] if run else []), f"--pattern={pattern}"]
         command += [f"--repo={repository}"] if repository else []
-        done = subprocess.run([*command, f"--dir={folder}"], capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, f"--dir={folder}"], capture_output=True, text=True, errors="replace"
+        )
         if done.returncode:
             raise UserError(
                 f"`gh` cannot fetch {pattern} ({' '.join(done.stderr.split())}): check the names, and that you may "

@@ -106,22 +106,30 @@ def publish(finished: Path, dist: Path) -> Path:
     return published
 
 
+_MADE_ANEW = re.compile(r".*\.(report\.json|failed\.json|metadata|refused)|(builds|tests|docs)/.*")
+
+
 def merge(parts: Iterable[Path], dist: Path) -> list[Path]:
-    """Copies what builds left in several folders into `dist`, where a name has one content; returns the copies."""
+    """Copies what builds left in several folders into `dist`, where a name has one content; returns the copies.
+
+    Reports and records are of the last folder. Nothing else is replaced: `dist` may have files of somebody.
+    """
     marked(dist)
-    found = []
+    copied: dict[Path, Path] = {}
     for part in parts:
         if not part.is_dir():
             raise UserError(f"there is no folder {part}: name those in which builds left wheels")
         for file in (x for x in sorted(part.rglob("*")) if x.is_file()):
-            there = dist / file.relative_to(part)
-            if file.suffix == ".whl" and there.exists() and sha256(there) != sha256(file):
+            name = file.relative_to(part)
+            there = copied.get(dist / name, dist / name)
+            anew = _MADE_ANEW.fullmatch(str(name)) and there.is_file()
+            if not anew and there.exists() and (there.is_dir() or sha256(there) != sha256(file)):
                 raise RefusedError(
-                    f"{file} has the name of a wheel with another content, {there}: a name has one content, so give "
+                    f"{file} has the name of a file with another content, {there}: a name has one content, so give "
                     "one of their targets a label of its own, or leave it out"
                 )
-            found.append(_copy_whole(file, there))
-    return found
+            copied[dist / name] = file
+    return [_copy_whole(file, there) for there, file in copied.items()]
 
 
 def _target_of(path: Path) -> str:

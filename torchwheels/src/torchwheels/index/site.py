@@ -33,7 +33,7 @@ from packaging.version import Version
 from torchwheels import audit
 from torchwheels.errors import UserError
 from torchwheels.options import Project, Target, machine_of, minor, numbers, releases
-from torchwheels.system import MARK, sha256, write_text
+from torchwheels.system import MARK, check_writable, sha256, write_text
 from torchwheels.wheel import serves, variants
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -113,12 +113,13 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
 def replaced(site: Path) -> Iterator[Path]:
     """A new folder, which takes the place of `site` at the end: a run that fails leaves the old one."""
     site = site.resolve()  # not a link to it
+    check_writable(site.parent, "--site")
     site.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".site-", dir=site.parent) as work:
         new = Path(work) / "new"
         new.mkdir()
         yield new
-        (new / MARK).write_bytes(os.fsencode("\0".join([*_files(new), MARK])))
+        (new / MARK).write_bytes(os.fsencode("\0".join([*sorted(_files(new)), MARK])))
         new.chmod(0o755)
         with _locked(site.parent):
             _check_replaceable(site, new)
@@ -132,8 +133,15 @@ def replaced(site: Path) -> Iterator[Path]:
                     old.rename(site)
 
 
-def _files(folder: Path) -> list[str]:
-    return sorted(str(x.relative_to(folder)) for x in folder.rglob("*") if not x.is_dir())
+def _files(folder: Path) -> Iterator[str]:
+    """All in a folder but folders; a link to one may be anybody's."""
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for parent, folders, names in os.walk(folder, onerror=stop):
+        links = [x for x in folders if Path(parent, x).is_symlink()]
+        yield from (str(Path(parent, x).relative_to(folder)) for x in sorted([*names, *links]))
 
 
 @contextlib.contextmanager
@@ -153,9 +161,10 @@ def _check_replaceable(site: Path, new: Path) -> None:
         raise UserError(f"{site} is a file: `--site` names a folder")
     mark = site / MARK
     ours = os.fsdecode(mark.read_bytes()).split("\0") if mark.is_file() else []
-    if others := [name for name in _files(site) if name not in ours]:
+    # Of the first alone: `/` has many.
+    if site.exists() and (other := next((x for x in _files(site) if x not in ours), "")):
         raise UserError(
-            f"{site} holds {others[0]}, which no index of torchwheels has written: name another folder (`--site`), "
+            f"{site} holds {other}, which no index of torchwheels has written: name another folder (`--site`), "
             "or take it away"
         )
     for wheel in new.glob("wheels/*.whl"):

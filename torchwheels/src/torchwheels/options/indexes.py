@@ -42,7 +42,9 @@ def pip_settings(command: str) -> dict[str, str]:
 @functools.cache
 def _pip_config(variables: tuple[tuple[str, str], ...]) -> str:
     command = [sys.executable, "-m", "pip", "config", "list"]
-    done = subprocess.run(command, env=dict(variables), capture_output=True, text=True)
+    done = subprocess.run(
+        command, env=dict(variables), capture_output=True, text=True, errors="replace"
+    )
     if done.returncode:
         raise UserError(f"pip cannot read its configuration: {' '.join(done.stderr.split())}")
     return done.stdout

@@ -372,6 +372,9 @@ def of_file(table: Mapping[str, Any], file: Path, where: str, name: str = "") ->
             found.releases.matching(getattr(found, option))
         except UserError as error:
             raise UserError(f"{where}: {option}: {error}") from None
+    if others := {*found.small_targets()} - {*found.chosen_targets()}:
+        name = min(x.name for x in others)
+        raise UserError(f"{where}: small names {name}, which is none of the project's targets")
     for pattern in (x for each in found.overrides for x in _selected(each.select)):
         if not any(fnmatch.fnmatchcase(target.name, pattern) for target in found.releases.targets):
             raise UserError(

@@ -344,7 +344,7 @@ print(json.dumps({"version": said["__version__"], "cuda": said["cuda"], "python"
 
 
 def _torch_of(python: Path) -> dict[str, Any] | None:
-    done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True)
+    done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, errors="replace")
     if done.returncode != 0:
         raise UserError(
             f"{python} cannot say which torch it has: {done.stderr.strip().splitlines()[-1]}"

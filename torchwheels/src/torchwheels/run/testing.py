@@ -115,10 +115,13 @@ def run_here(
     base, environment = _base(target), Environment(folder / "environment")
     tests, work = project.tests, folder / "work"
     work.mkdir()
-    for each in tests.paths:
-        _copy(sources / project.subdirectory, each, work)
+    paths = {*map(Path, tests.paths)}
+    for each in paths:
+        if not paths & {*each.parents}:  # with which it comes
+            _copy((sources / project.subdirectory).resolve(), each, work)
     commands = [environment.folder / "bin", base.folder / "bin", os.environ["PATH"]]
-    variables = environments.clean_variables(folder / "home") | {
+    own = environments.clean_variables(folder / "home")
+    variables = environments.without_secrets(own) | {
         "PATH": os.pathsep.join(map(str, commands)),
         "PYTEST_PLUGINS": _PLUGIN,
         "TORCHWHEELS_RECORD": str(results / RECORD),
@@ -135,9 +138,14 @@ def run_here(
         variables["TORCHWHEELS_REQUIRE_GPU"] = "1"
     limit = tests.minutes * 60
     try:
-        return processes.run([*command, *arguments], limit, cwd=work, env=variables).returncode
+        done = processes.run([*command, *arguments], limit, cwd=work, env=variables)
     except subprocess.TimeoutExpired:
         raise TestsError(too_long(project)) from None
+    if done.returncode or tests.command or arguments or (results / RECORD).is_file():
+        return done.returncode
+    why = "pytest has not come to its end: a test, or what it calls, has ended the process with exit code 0"
+    print(f"torchwheels: {why}", flush=True)
+    return 1
 
 
 def too_long(project: Project) -> str:
@@ -157,11 +165,23 @@ def check_paths(project: Project, sources: Path) -> None:
             raise UserError(f"the option `tests.paths` names {path}, which the sources do not have")
 
 
-def _copy(folder: Path, path: str, into: Path) -> None:
+def _copy(folder: Path, path: Path, into: Path) -> None:
     source, destination = folder / path, into / path
     destination.parent.mkdir(parents=True, exist_ok=True)
+    _copy_all(source, destination)
+    links = [x for x in destination.rglob("*") if x.is_symlink() and not x.exists()]
+    for link in links:
+        original = (source / link.relative_to(destination)).resolve()
+        # What lies elsewhere in the sources comes along. A link out of them stays one: it may lead to a whole disk.
+        if original.exists() and original.is_relative_to(folder):
+            link.unlink()
+            _copy_all(original, link)
+
+
+def _copy_all(source: Path, destination: Path) -> None:
     if source.is_dir():
-        shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__"))
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(source, destination, symlinks=True, ignore=ignored, dirs_exist_ok=True)
     else:
         shutil.copy(source, destination)
 

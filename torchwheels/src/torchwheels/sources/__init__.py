@@ -6,6 +6,7 @@ from torchwheels.sources.fetching import (
     fetch,
     fetched,
     hash_of_folder,
+    is_elsewhere,
     on_index,
     parts,
     pythons_of,
@@ -14,6 +15,6 @@ from torchwheels.sources.fetching import (
 )
 
 __all__ = [
-    "Fetched", "empty_submodules", "fetch", "fetched", "hash_of_folder", "on_index", "parts", "pythons_of",
-    "tags", "versions",
+    "Fetched", "empty_submodules", "fetch", "fetched", "hash_of_folder", "is_elsewhere", "on_index", "parts",
+    "pythons_of", "tags", "versions",
 ]  # fmt: skip

@@ -39,6 +39,12 @@ EXPECTED = (
 _TIMEOUT = 60  # seconds without an answer
 _LEFTOVERS = ("build", "dist", ".nox", ".venv", "venv")
 
+# In a hook of git they name its repository, whatever folder a command is for.
+_OF_A_REPOSITORY = (
+    "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_SHALLOW_FILE", "GIT_GRAFT_FILE",
+)  # fmt: skip
+
 # Not the @ behind a user's name.
 _COMMIT = re.compile(r"git\+((?:\w+://[^/]*/|[^/-][^/]*:(?!//)|[./]).*)@([^@:-][^@:]*)")
 
@@ -68,6 +74,13 @@ def parts(source: str) -> tuple[str, str, str]:
     source, _, fragment = source.partition("#")
     said = parse_qs(fragment)
     return source, said.get("egg", [name])[0], said.get("subdirectory", [""])[0]
+
+
+def is_elsewhere(source: str) -> bool:
+    """Whether a source that is no file here has the form of a commit, or of a project on an index."""
+    with contextlib.suppress(InvalidRequirement):
+        return source.startswith("git+") or bool(Requirement(source))
+    return False
 
 
 @contextlib.contextmanager
@@ -152,7 +165,7 @@ def _ask_git(folder: Path, *words: str) -> list[str]:
     """What git lists of a repository; nothing where it is none, or git is not there. An error says that it refuses."""
     if not (folder / ".git").exists() or shutil.which("git") is None:
         return []
-    done = subprocess.run(["git", *words], cwd=folder, capture_output=True)
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, env=_variables())
     said = " ".join(os.fsdecode(done.stderr).split())
     if "safe.directory" in said:  # which it says to set
         raise UserError(f"git refuses to read {folder}: {said}")
@@ -243,6 +256,8 @@ def hash_of_folder(folder: Path) -> str:
 
 
 def _unpack(archive: Path, into: Path) -> Fetched:
+    if archive.suffix == ".whl":
+        raise UserError(f"{archive.name} is a wheel, which is built already: {EXPECTED}")
     with tempfile.TemporaryDirectory(dir=into.parent, prefix="unpacked-") as name:
         sandbox.call(_extract, archive, Path(name), writes=Path(name))
         entries = list(Path(name).iterdir())
@@ -304,10 +319,21 @@ def _clone(source: str, into: Path) -> Fetched:
     return Fetched(into, f"git:{head}", url)
 
 
+def _variables() -> dict[str, str]:
+    """Those of git, which works on the repository that a command names."""
+    return {name: value for name, value in os.environ.items() if name not in _OF_A_REPOSITORY}
+
+
 def _git(arguments: list[str], purpose: str, way_out: str = "") -> str:
     """What git prints; an error says what it was for."""
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, errors="replace")
+        done = subprocess.run(
+            ["git", *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=_variables(),
+        )
     except FileNotFoundError:
         raise UserError(f"there is no `git` command to {purpose}: install git") from None
     if done.returncode != 0:
@@ -386,6 +412,10 @@ def _check_found(requirement: Requirement, found: Collection[object]) -> None:
 def _answering() -> Iterator[None]:
     try:
         yield
+    except UnicodeDecodeError:
+        raise UserError(
+            "the file with the passwords of addresses (~/.netrc, or the one that NETRC names) is no UTF-8"
+        ) from None
     except httpx2.RequestError as error:
         raise UserError(
             f"{error.request.url.host} does not answer ({error}): check the network and pip's "

@@ -1,12 +1,19 @@
 """This machine: its processes, its files, what is kept on it between builds, and what is printed."""
 
 from torchwheels.system import cache, machines, output, processes, sandbox
-from torchwheels.system.files import MARK, marked, read_json, sha256, whole, write_text
+from torchwheels.system.files import (
+    MARK,
+    check_writable,
+    marked,
+    read_json,
+    sha256,
+    whole,
+    write_text,
+)
 from torchwheels.system.machines import AARCH64, X86_64, Machine
 from torchwheels.system.output import DEBUG, masked, without_userinfo
 
 __all__ = [
-    "AARCH64", "DEBUG", "MARK", "X86_64", "Machine", "cache", "machines", "marked", "masked", "output",
-    "processes", "read_json", "sandbox", "sha256", "whole", "without_userinfo",
-    "write_text",
+    "AARCH64", "DEBUG", "MARK", "X86_64", "Machine", "cache", "check_writable", "machines", "marked", "masked",
+    "output", "processes", "read_json", "sandbox", "sha256", "whole", "without_userinfo", "write_text",
 ]  # fmt: skip

@@ -7,10 +7,12 @@ import errno
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torchwheels.errors import UserError
 from torchwheels.system.output import masked
 
 MARK = ".torchwheels"
@@ -23,6 +25,17 @@ def marked(folder: Path) -> Path:
     if not any(folder.iterdir()):
         (folder / MARK).touch()
     return folder
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Raises an error, before any work, where the folder that an option names cannot be written, or made."""
+    try:
+        there = next(x for x in (folder, *folder.absolute().parents) if x.exists())
+        tempfile.TemporaryFile(dir=there).close()
+    except OSError as error:
+        raise UserError(
+            f"`{option}` names {folder}, where nothing can be written ({error.strerror}): name another folder"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -47,10 +60,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a file says; OSError where it is none: a pipe, say, would never end."""
+    """What a file says; OSError where it is none: a pipe, say, would never end. ValueError where it is no text."""
     if not path.is_file():
         raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
-    return json.loads(path.read_text(encoding="utf-8"))
+    found = json.loads(path.read_text(encoding="utf-8"))
+    json.dumps(found, ensure_ascii=False).encode()  # `\\ud800` is half a character
+    return found
 
 
 def sha256(path: Path) -> str:

@@ -101,7 +101,7 @@ def gpus() -> list[str]:
     """The compute capabilities of the GPUs that the driver lists, each once; none where it lists none."""
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30)
     except (OSError, subprocess.TimeoutExpired):  # it is the driver's
         return []
     return sorted(

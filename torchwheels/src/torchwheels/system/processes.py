@@ -113,13 +113,21 @@ def explained(error: Exception) -> str:
         return f"{len(error.args[0])} files cannot be copied, the first because of {why}"
     if not isinstance(error, OSError):
         return str(error)
+    # Where there are two, of a copy or another name, the first is that of what is there already.
+    named = error.filename2 or error.filename
     if error.errno == errno.ENOSPC:
-        of_file = f" of {error.filename}" if error.filename else ""
+        of_file = f" of {named}" if named else ""
         return f"the disk{of_file} is full: {FREE_SPACE}"
-    if error.filename is None or not isinstance(error, PermissionError):
-        return ": ".join(map(str, filter(None, (error.strerror or error, error.filename))))
-    path = Path(error.filename)
-    there = next(each for each in (path, *path.parents) if each.exists())
+    if named is None or not isinstance(error, PermissionError):
+        return ": ".join(map(str, filter(None, (error.strerror or error, named))))
+    path = Path(named)
+    # `Path.exists` raises an error below a folder that may not be read.
+    there = next(each for each in (path, *path.parents) if os.access(each, os.F_OK))
+    if there.stat().st_uid == os.geteuid():
+        return (
+            f"permission denied: {path}: {there} is yours, and its permissions do not allow that: change them "
+            "(`chmod`), or use another folder"
+        )
     try:
         owner = there.owner()
     except KeyError:  # of a container, say

@@ -299,7 +299,9 @@ _VARIANT_NAME = re.compile(r"[^-]+-[^-]+(-\d[^-]*)?-[^-\d][^-]*-[^-]+-[^-]+-[0-9
 
 def wheels_in(folder: Path) -> list[Path]:
     """The wheels in a folder, without those that are the variant of another (PEP 825)."""
-    found = sorted(folder.glob("*.whl"))
+    # `Path.glob` finds nothing in a folder that may not be read.
+    files = folder.iterdir() if folder.is_dir() else ()
+    found = sorted(path for path in files if path.suffix == ".whl")
     return [path for path in found if not _VARIANT_NAME.fullmatch(path.name)]
 
 

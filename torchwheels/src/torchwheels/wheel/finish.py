@@ -141,6 +141,7 @@ def _repair(built: Path, folder: Path, there: Iterable[str]) -> None:
     # The driver's, and torch's, which it may have under another name.
     command += [f"--exclude={DRIVER}", f"--exclude={OPENMP}"]
     variables = {k: v for k, v in _variables().items() if k != "LD_LIBRARY_PATH"}
+    variables["PYTHONUTF8"] = "1"  # a wheel's files have names in UTF-8, whatever the locale
     pipe = subprocess.PIPE
     done = processes.run([*command, built], env=variables, stdout=pipe, stderr=pipe, text=True)
     if done.returncode != 0:

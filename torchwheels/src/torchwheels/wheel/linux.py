@@ -37,7 +37,9 @@ LIBRARIES = (
 def asked(compiler: str, kind: str, name: str) -> str:
     """What the compiler says where it has a program or a file: the name alone, where it knows no better."""
     command = [compiler, f"-print-{kind}-name={name}"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=True
+    ).stdout.strip()
 
 
 def allowed_versions(manylinux: str, machine: Machine) -> frozenset[str]:
