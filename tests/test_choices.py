@@ -293,6 +293,7 @@ def test_gpus_alike_know_the_same(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "get_device_name", ["one", "other", "one"].__getitem__)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 1)
     _table.table(2).add("GRU", (6, 3), SOME)
     assert _table.table(0).kind("GRU").way((6, 3)) == (OURS, True)
     assert _table.table(1).kind("GRU").way((6, 3)) == (None, False)
