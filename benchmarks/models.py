@@ -88,12 +88,22 @@ def run(
     say((summarise_compiled if compiled else summarise)(result["records"]))
 
 
+def _named(name: str) -> Model:
+    (model,) = (x for x in MODELS if x.name == name)
+    return model
+
+
+def _prepare(mode: str, device: str) -> None:
+    set_mode("float32" if mode == "autocast" else mode)
+    if device == "cpu":
+        torch.set_num_threads(1)  # of more the figures depend on what else the machine does
+
+
 def _one_by_one(
     device: str, name: str, modes: list[str], compiled: bool
 ) -> Iterator[dict[str, Any]]:
-    (model,) = (x for x in MODELS if x.name == name)
     for mode in modes:
-        yield measure(model, mode, device, _fill_compiled if compiled else _fill)
+        yield measure(_named(name), mode, device, _fill_compiled if compiled else _fill)
 
 
 def _side_by_side(
@@ -111,13 +121,11 @@ def _side_by_side(
         folder, gpu = output / slug(name, ""), free.get()
         command = [sys.executable, "-m", "benchmarks.models", "--model", name, *asked]
         here = {"CUDA_VISIBLE_DEVICES": gpu}
-        failed = "the time was over"
         try:
-            left = min(MOST_SECONDS, end - time.perf_counter())
             subprocess.run(
                 [*command, "--output", str(folder)],
                 env=os.environ | here,
-                timeout=max(left, 1),
+                timeout=max(min(MOST_SECONDS, end - time.perf_counter()), 1),
                 check=True,
                 capture_output=True,
             )
@@ -155,9 +163,7 @@ def measure(
     """The record of a model in a mode."""
     record: dict[str, Any] = {"model": model.name, "package": model.package, "mode": mode}
     record |= {"failed": {}, "samples": {}}
-    set_mode("float32" if mode == "autocast" else mode)
-    if device == "cpu":
-        torch.set_num_threads(1)  # of more the figures depend on what else the machine does
+    _prepare(mode, device)
     try:
         (fill or _fill)(record, model, mode, device)
     except Exception as error:
@@ -331,18 +337,15 @@ def _ask(pipe: Connection, form: str) -> dict[str, float]:
 
 def _measure_compiled(pipe: Connection, name: str, mode: str, device: str, library: str) -> None:
     """Sends what the first call of each form took, then a sample of the form that is asked for, until none is."""
-    (model,) = (x for x in MODELS if x.name == name)
-    set_mode("float32" if mode == "autocast" else mode)
-    if device == "cpu":
-        torch.set_num_threads(1)
+    model = _named(name)
+    _prepare(mode, device)
     before, after, given = _made(model, device)
     module = after if library == "extops" else before
     found: dict[str, Any] = {"refused": "", "first": {}, "failed": {}}
     if library == "extops":
         found["refused"] = _refused(model, _copied(module), given)
-    torch.compile(nn.Linear(8, 8, device=device))(
-        torch.ones(8, 8, device=device)
-    )  # what it needs once
+    # What the compiler needs once.
+    torch.compile(nn.Linear(8, 8, device=device))(torch.ones(8, 8, device=device))
     samplers: dict[str, list[protocol.Sampler]] = {}
     for form, of_compiler in FORMS.items():
         known = _copied(module)

@@ -4,7 +4,7 @@ checks of lengths on a CPU, for which Inductor would compile C++.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,17 +20,16 @@ _FUNCTIONS: dict[str, Any] = {
     "RNN_RELU": torch._VF.rnn_relu,
 }
 _library = torch.library.Library("extops_torch", "DEF")
-_library.define(
-    "layer(Tensor input, Tensor[] states, Tensor[] weights, str mode, bool bias, int num_layers, "
-    "bool bidirectional) -> Tensor[]"
-)
-for _name, _type in (("lengths", "Tensor"), ("lengths.numbers", "SymInt[]")):
-    _library.define(
-        f"{_name}({_type} lengths, bool are_positive, SymInt most, bool is_reached, str message, "
-        "bool enforce_sorted, Device device) -> Tensor",
-        # A CUDA graph would read the CPU's memory at each replay.
-        tags=[tag] if (tag := getattr(torch.Tag, "cudagraph_unsafe", None)) else [],
-    )
+
+
+def add_operator(
+    schema: str, compute: Callable[..., Any], shapes: Callable[..., Any], tags: Sequence[Any] = ()
+) -> None:
+    """Adds one to ``extops_torch``; ``shapes`` gives results without data."""
+    name = schema.partition("(")[0]
+    _library.define(schema, tags=tags)
+    _library.impl(name, compute, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"extops_torch::{name}", shapes, lib=_library)
 
 
 def _compute(
@@ -62,8 +61,12 @@ def _shapes(
     return [input.new_empty(steps, batch, width), *(x.new_empty(x.shape) for x in states)]
 
 
-_library.impl("layer", _compute, "CompositeExplicitAutograd")
-torch.library.register_fake("extops_torch::layer", _shapes, lib=_library)
+add_operator(
+    "layer(Tensor input, Tensor[] states, Tensor[] weights, str mode, bool bias, int num_layers, "
+    "bool bidirectional) -> Tensor[]",
+    _compute,
+    _shapes,
+)
 
 
 def is_torchs(module: Any, input: Any, hx: Any) -> bool:
@@ -170,25 +173,12 @@ def _shape_of_lengths(lengths: Tensor | list[int], *others: Any) -> Tensor:
     return torch.empty(batch, dtype=torch.int64, device=others[-1])
 
 
-for _name in ("lengths", "lengths.numbers"):
-    _library.impl(_name, _checked, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"extops_torch::{_name}", _shape_of_lengths, lib=_library)
-
-
-def batch_sizes(lengths: Tensor, steps: int) -> Tensor:
-    """How many rows of lengths on the CPU have each step."""
-    count: Callable[..., Tensor] = _count
-    if is_in_process():
-        count = torch.ops.extops_torch.batch_sizes.default
-    return count(lengths, steps)
-
-
-def _count(lengths: Tensor, steps: int) -> Tensor:
-    return (torch.arange(steps).unsqueeze(1) < lengths).sum(1)
-
-
-_library.define("batch_sizes(Tensor lengths, SymInt steps) -> Tensor")
-_library.impl("batch_sizes", _count, "CompositeExplicitAutograd")
-torch.library.register_fake(
-    "extops_torch::batch_sizes", lambda lengths, steps: lengths.new_empty(steps), lib=_library
-)
+for _name in ("lengths(Tensor", "lengths.numbers(SymInt[]"):
+    add_operator(
+        f"{_name} lengths, bool are_positive, SymInt most, bool is_reached, str message, bool enforce_sorted, "
+        "Device device) -> Tensor",
+        _checked,
+        _shape_of_lengths,
+        # A CUDA graph would read the CPU's memory at each replay.
+        [tag] if (tag := getattr(torch.Tag, "cudagraph_unsafe", None)) else [],
+    )

@@ -39,7 +39,10 @@ class PaddedSequence:
     def batch_sizes(self) -> Tensor:
         """One for each step."""
         steps = self.rows.shape[0]
-        return _in_graph.batch_sizes(_with_longest(self.lengths, _CPU, steps), steps)
+        count: Callable[..., Tensor] = _batch_sizes
+        if _in_graph.is_in_process():
+            count = torch.ops.extops_torch.batch_sizes.default
+        return count(_with_longest(self.lengths, _CPU, steps), steps)
 
     @property
     def sorted_indices(self) -> Tensor:
@@ -71,6 +74,18 @@ def _with_longest(lengths: Tensor | list[int], device: torch.device, steps: int)
     """torch's results end with the longest row; here a size would depend on data then."""
     message = "in a graph the longest row has all steps of the input, or pad_packed_sequence a `total_length`"
     return _in_graph.checked_lengths(lengths, device, message, most=steps, is_reached=True)
+
+
+def _batch_sizes(lengths: Tensor, steps: int) -> Tensor:
+    """How many rows of lengths on the CPU have each step."""
+    return valid_steps(lengths, steps).sum(1)
+
+
+_in_graph.add_operator(
+    "batch_sizes(Tensor lengths, SymInt steps) -> Tensor",
+    _batch_sizes,
+    lambda lengths, steps: lengths.new_empty(steps),
+)
 
 
 def is_of_unknown_batch(sequence: PackedSequence | PaddedSequence) -> bool:

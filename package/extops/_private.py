@@ -239,10 +239,19 @@ def _with_dynamo(act: Callable[[], None]) -> None:
         sys.meta_path.insert(0, cast("Any", _AtImport("torch._dynamo", _once_dynamo_is_there)))
 
 
-def _register_answer(question: Callable[..., bool], answer: Callable[..., bool]) -> None:
+def _trace_as(function: Any, variable: type[Any]) -> None:
     from torch._dynamo.guards import GuardBuilder
-    from torch._dynamo.variables import ConstantVariable, TensorVariable, UserFunctionVariable
     from torch._dynamo.variables.builder import VariableBuilder
+
+    def dispatch(builder: Any, function: Any) -> Any:
+        builder.install_guards(GuardBuilder.FUNCTION_MATCH)
+        return variable(function, source=builder.source)
+
+    VariableBuilder._id_dispatch()[id(function)] = dispatch
+
+
+def _register_answer(question: Callable[..., bool], answer: Callable[..., bool]) -> None:
+    from torch._dynamo.variables import ConstantVariable, TensorVariable, UserFunctionVariable
     from torch._dynamo.variables.lists import BaseListVariable
     from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -264,17 +273,11 @@ def _register_answer(question: Callable[..., bool], answer: Callable[..., bool])
             return known.as_proxy().node.meta["example_value"]
         return known.value if hasattr(known, "value") else known.as_python_constant()
 
-    def dispatch(builder: Any, function: Any) -> Any:
-        builder.install_guards(GuardBuilder.FUNCTION_MATCH)
-        return Answered(function, source=builder.source)
-
-    VariableBuilder._id_dispatch()[id(question)] = dispatch
+    _trace_as(question, Answered)
 
 
 def _register_isinstance(is_ours: Callable[[type], bool]) -> None:
-    from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.variables import BuiltinVariable, ConstantVariable
-    from torch._dynamo.variables.builder import VariableBuilder
 
     class Asked(BuiltinVariable):
         def call_function(self, tx: Any, arguments: Any, keywords: Any) -> Any:
@@ -285,11 +288,7 @@ def _register_isinstance(is_ours: Callable[[type], bool]) -> None:
                     return ConstantVariable.create(answer)
             return super().call_function(tx, arguments, keywords)
 
-    def dispatch(builder: Any, function: Any) -> Any:
-        builder.install_guards(GuardBuilder.FUNCTION_MATCH)
-        return Asked(function, source=builder.source)
-
-    VariableBuilder._id_dispatch()[id(isinstance)] = dispatch
+    _trace_as(isinstance, Asked)
 
 
 is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
@@ -326,9 +325,7 @@ def _register(
     replaced: dict[Callable[..., Any], Callable[..., Any]], holds: Callable[[Any], bool]
 ) -> None:
     from torch._dynamo import trace_rules
-    from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.variables import UserFunctionVariable
-    from torch._dynamo.variables.builder import VariableBuilder
     from torch._dynamo.variables.misc import CellVariable
 
     class Replaced(UserFunctionVariable):
@@ -350,12 +347,8 @@ def _register(
             frame = getattr(frame, "parent", None)
         return False
 
-    def dispatch(builder: Any, function: Any) -> Any:
-        builder.install_guards(GuardBuilder.FUNCTION_MATCH)
-        return Replaced(function, source=builder.source)
-
-    rules = VariableBuilder._id_dispatch()
-    rules.update({id(function): dispatch for function in replaced})
+    for function in replaced:
+        _trace_as(function, Replaced)
 
 
 def is_asked_by_dynamo() -> bool:

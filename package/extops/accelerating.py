@@ -73,9 +73,8 @@ class _Accelerated:
         lengths = None
         if more or (named and type(named) is dict):  # else fx traces
             if len(more) + len(named) > 1 or not (more or "lengths" in named):
-                return self.torchs.forward(
-                    self, input, hx, *more, **named
-                )  # which says what is wrong
+                # Which says what is wrong.
+                return self.torchs.forward(self, input, hx, *more, **named)
             lengths = more[0] if more else named["lengths"]
         if _is_compiling() and not _is_torchs_in_graph(input):
             if lengths is None and type(input) is Tensor and _in_graph.is_torchs(self, input, hx):

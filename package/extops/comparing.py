@@ -57,20 +57,23 @@ def _of_layers(layers: Sequence[tuple[str, str, str]]) -> Iterator[str]:
         yield f"{name:{width}}  by {way:6}  {times}"
 
 
+def _spread(ratios: list[float]) -> tuple[float, float]:
+    """Between which all but the outer tenths lie."""
+    tenth = len(ratios) // 10
+    return sorted(ratios)[tenth], sorted(ratios)[-1 - tenth]
+
+
 def _of_works(works: Sequence[Work]) -> Iterator[str]:
     for work in works:
-        noise = 1.0, 1.0
+        least, most = _spread(work.ratios(_CONTROL))
         for variant in (_CONTROL, _OURS):
-            ratios = sorted(work.ratios(variant))
-            tenth = len(ratios) // 10
-            found, spread = statistics.median(ratios), (ratios[tenth], ratios[-1 - tenth])
+            ratios = work.ratios(variant)
+            found, (low, high) = statistics.median(ratios), _spread(ratios)
             before, after = (statistics.median(work.samples[x]) for x in (_TORCH, variant))
             line = f"{work.name:8} {variant:11} {before:9.3f} -> {after:9.3f} ms"
-            line += f", {found:5.2f} times as fast ({spread[0]:.2f} to {spread[1]:.2f})"
-            if variant == _CONTROL:
-                noise = spread
-            else:
-                line += ", within the noise" * (noise[0] <= found <= noise[1])
+            line += f", {found:5.2f} times as fast ({low:.2f} to {high:.2f})"
+            if variant == _OURS:
+                line += ", within the noise" * (least <= found <= most)
                 line += f"; differs by {work.difference:.1e} of the largest"
                 if work.memory:
                     line += "; most memory {torch:.1f} -> {extops:.1f} MiB".format(**work.memory)

@@ -94,9 +94,9 @@ class Cell:
         """
         if allow_tf32 is None:
             allow_tf32 = _private.allows_tf32()
-        is_checked = isinstance(lengths, _in_graph.Checked)
+        is_checked = False
         if isinstance(lengths, _in_graph.Checked):
-            (lengths,) = lengths
+            is_checked, lengths = True, lengths.lengths
         try:
             is_plain = _autograd.is_plain()
             has_one_state = arguments[-1] is arguments[-2]

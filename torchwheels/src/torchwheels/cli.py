@@ -296,9 +296,6 @@ def _check_before(given: argparse.Namespace) -> None:
         raise UserError(
             f"`--dist` names {given.dist}, the folder of the sources: name one in it, such as dist"
         )
-    there = next(x for x in (given.dist, *given.dist.absolute().parents) if x.exists())
-    if not there.is_dir():
-        raise UserError(f"`--dist` names {given.dist}, but {there} is a file: name a folder")
     check_writable(given.dist, "--dist")
     toolchain.asked_jobs()
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")

@@ -31,6 +31,8 @@ def check_writable(folder: Path, option: str) -> None:
     """Raises an error, before any work, where the folder that an option names cannot be written, or made."""
     try:
         there = next(x for x in (folder, *folder.absolute().parents) if x.exists())
+        if not there.is_dir():
+            raise UserError(f"`{option}` names {folder}, but {there} is a file: name a folder")
         tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
         raise UserError(
