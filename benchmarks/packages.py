@@ -403,13 +403,13 @@ def _recurrent_ppo(steps: int, batch: int, small: bool) -> Made:
     make = load("sb3_contrib.common.recurrent.policies").RecurrentActorCriticPolicy
     model = make(spaces.Box(-1, 1, (64,)), spaces.Discrete(18), lambda _: 3e-4)
     states = torch.zeros(4, 1, batch, 256).unbind(0)
+    pairs = load("sb3_contrib.common.recurrent.type_aliases").RNNStates(states[:2], states[2:])
     rows = steps * batch
-    return model, (torch.randn(rows, 64), torch.randint(0, 18, (rows,)), torch.zeros(rows), *states)
+    return model, (torch.randn(rows, 64), torch.randint(0, 18, (rows,)), pairs, torch.zeros(rows))
 
 
-def _judge(model: Any, seen: Tensor, done: Tensor, starts: Tensor, *states: Tensor) -> Tensor:
-    pairs = SimpleNamespace(pi=states[:2], vf=states[2:])
-    values, likely, entropy = model.evaluate_actions(seen, done, pairs, starts)
+def _judge(model: Any, *inputs: Any) -> Tensor:
+    values, likely, entropy = model.evaluate_actions(*inputs)
     return torch.cat((values.flatten(), likely, entropy))
 
 

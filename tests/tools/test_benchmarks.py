@@ -525,8 +525,7 @@ def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert models.ratios_of_compiled(record).keys() == names
     assert "0 breaks, first call" in models.line_of_compiled(record)
     said = models.summarise_compiled([record])
-    assert "compiled wall_forward, extops: 1 models" in said
-    assert "compiled wall_forward, control: 1 models" in said
+    assert "compiled wall_forward: 1 models, mean " in said
     assert record["refused"] == ""
     environment = {"device_name": "this CPU", "torch": "2", "commit": "0"}
     page = models.report_of_compiled({"environment": environment, "records": [record]})
@@ -539,6 +538,24 @@ def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     model = dataclasses.replace(model, run=lambda module, input: module(input))
     refused = models._refused(model, Branching(), (torch.ones(2),))
     assert "test_benchmarks.py:" in refused
+
+
+def test_ratios_of_compiled_models() -> None:
+    """Of two processes each the faster; the control says how far two of torch's are apart."""
+    models = pytest.importorskip("benchmarks.models")
+    medians = {"torch": 8.0, "control": 10.0, "extops": 5.0, "again": 4.0}
+    samples = {f"{x} compiled": {"wall_forward": [y, y, 99.0]} for x, y in medians.items()}
+    record = {"model": "of one step", "samples": samples}
+    assert models.ratios_of_compiled(record) == {"compiled wall_forward": 2.0}
+    assert models.ratios_of_compiled(record, "control") == {"compiled wall_forward": 0.8}
+    slow = {
+        **samples,
+        "extops compiled": {"wall_forward": [16.0]},
+        "again compiled": {"wall_forward": [20.0]},
+    }
+    said = models.summarise_compiled([record, {"model": "slow one", "samples": slow}])
+    assert "2 models, mean 1.00, control's 5th percentile 0.80" in said
+    assert "below it 1: slow one 0.50" in said
 
 
 def test_a_module_of_a_package_that_imports_more(
