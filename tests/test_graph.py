@@ -134,6 +134,23 @@ def test_packed(name: str, device: str) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
+@by_device
+def test_packed_rows_of_lengths_that_are_numbers(device: str) -> None:
+    """They have a size that no data tells, so a graph does not end at them, as one of `fullgraph=False` does else."""
+    ours, theirs = pair("between", device)
+    torch._dynamo.utils.counters.clear()
+    run = torch.compile(ours, backend="aot_eager", dynamic=True)
+    for rows in (UNSORTED, (TIME, 2, 2, 5)):
+        input, _ = inputs_of(theirs, device, *rows)
+        found, expected = (
+            results_of(x, y, (input, [*rows])) for x, y in ((run, ours), (theirs, theirs))
+        )
+        torch.testing.assert_close(found, expected)
+    counters = torch._dynamo.utils.counters
+    assert counters["graph_break"] == {}
+    assert counters["stats"]["unique_graphs"] == 1
+
+
 def test_who_packs_at_run_time_is_told() -> None:
     """What eager code refuses is refused, and so is what would give a size that depends on data."""
     ours, _ = pair("sorted")

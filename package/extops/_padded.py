@@ -19,9 +19,17 @@ _CPU = torch.device("cpu")
 class PaddedSequence:
     """What ``pack_padded_sequence`` returns in a graph; to all who ask for packed rows, a ``PackedSequence``."""
 
-    def __init__(self, rows: Tensor, lengths: Tensor | list[int], sent: Tensor) -> None:
-        """Of rows ``[T, B, ...]`` in any order; ``sent`` are the lengths on their device, as int64."""
-        self.rows, self.lengths, self.sent = rows, lengths, sent
+    def __init__(
+        self, rows: Tensor, lengths: Tensor | list[int], sent: Tensor, number: int | None
+    ) -> None:
+        """Of rows ``[T, B, ...]`` in any order; ``sent`` are the lengths on their device, as int64, and ``number`` is
+        their sum, where data need not be asked for it.
+        """
+        self.rows, self.lengths, self.sent, self.number = rows, lengths, sent, number
+
+    def with_rows(self, rows: Tensor) -> PaddedSequence:
+        """What a layer makes of it."""
+        return PaddedSequence(rows, self.lengths, self.sent, self.number)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -30,10 +38,15 @@ class PaddedSequence:
 
     @property
     def data(self) -> Tensor:
-        """Only data tells how many rows there are."""
+        """The rows that are no padding."""
         order = self.sorted_indices
         rows = self.rows.index_select(1, order)
-        return rows[valid_steps(self.sent.index_select(0, order), rows.shape[0])]
+        is_valid = valid_steps(self.sent.index_select(0, order), rows.shape[0])
+        if self.number is None:
+            return rows[is_valid]
+        # By a mask the size would depend on data.
+        places = torch.sort(is_valid.flatten(), descending=True, stable=True)[1]
+        return rows.flatten(0, 1).index_select(0, places.narrow(0, 0, self.number))
 
     @property
     def batch_sizes(self) -> Tensor:
@@ -93,6 +106,14 @@ def is_of_unknown_batch(sequence: PackedSequence | PaddedSequence) -> bool:
     return type(sequence) is not PaddedSequence and sequence.sorted_indices is None
 
 
+def are_counted(rows: Tensor) -> bool:
+    """Whether it is known how many rows there are, before data tell. Dynamo answers, unless it exports a program."""
+    return False
+
+
+_private.answer_in_traces(are_counted, lambda x: _private.hints_of(x.shape[:1]) != [None])
+
+
 def as_padded(sequence: PackedSequence | PaddedSequence) -> PaddedSequence:
     """One that was packed before; its order says how many rows there are."""
     if type(sequence) is PaddedSequence:
@@ -109,7 +130,8 @@ def as_padded(sequence: PackedSequence | PaddedSequence) -> PaddedSequence:
     is_valid = is_valid.view(steps, batch, *(1 for _ in data.shape[1:]))
     rows = empty.masked_scatter(is_valid, data)
     lengths = lengths.index_select(0, inverse)
-    return PaddedSequence(rows.index_select(1, inverse), lengths, lengths)
+    number = len(data) if are_counted(data) else None
+    return PaddedSequence(rows.index_select(1, inverse), lengths, lengths, number)
 
 
 def pack_padded_sequence(
@@ -131,7 +153,8 @@ def pack_padded_sequence(
         most=rows.shape[0],
         enforce_sorted=enforce_sorted,
     )
-    return PaddedSequence(rows, lengths, sent)
+    number = None if isinstance(lengths, Tensor) else sum(lengths)
+    return PaddedSequence(rows, lengths, sent, number)
 
 
 def pad_packed_sequence(

@@ -243,7 +243,7 @@ class Layers(torch.nn.Module):
         checked: Any = _in_graph.Checked(input.sent)
         output, last = self.forward(rows, state, checked)
         output = output.transpose(0, 1) if self.batch_first else output
-        return _padded.PaddedSequence(output, input.lengths, input.sent), last
+        return input.with_rows(output), last
 
     def _forward_packed(
         self, input: PackedSequence, given: States | None
