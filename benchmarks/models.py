@@ -3,8 +3,9 @@
     python -m benchmarks.models --device cuda --output build/models
     python -m benchmarks.models --device cuda --output build/compiled --compiled --mode default
 
-Each model runs in a process of its own, for a limited time, and some at once on each GPU, of which one is measured at a
-time. Models of packages that are not installed are left out. `models.json` has all samples, `ratios.json` their ratios.
+Each model runs in a process of its own, for a limited time. Some on each GPU prepare at once; while one is measured,
+nothing else runs there, and nothing is compiled. Models of packages that are not installed are left out. `models.json`
+has all samples, `ratios.json` their ratios.
 With `--compiled` each model is measured as `torch.compile` makes it, too, by default and for `reduce-overhead`: which
 line `fullgraph` refuses, how often a graph breaks, how long the first call takes, and what a further one takes.
 """
@@ -14,16 +15,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import fcntl
 import json
 import multiprocessing
 import os
-import queue
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -49,7 +50,9 @@ SECONDS_OF_A_CASE = 1.0
 ROUNDS = 3, 15
 SLICE = 5e-3
 MOST_SECONDS = 300
-PROCESSES_OF_A_GPU = 4
+PROCESSES_OF_A_GPU = 6
+READY, MEASURED = "ready to be measured", "measured"
+waits_for_others = False
 WORKS = ("forward", "training")
 MOST_DIFFERENT = 0.05
 """Of the largest value."""
@@ -109,52 +112,76 @@ def _one_by_one(
 def _side_by_side(
     device: str, names: list[str], asked: list[str], output: Path, end: float
 ) -> Iterator[dict[str, Any]]:
-    """The records of the models, as they come."""
-    free: queue.Queue[str] = queue.Queue()
+    """The records of the models, by groups that prepare at once: while one is measured, nothing else is computed."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(
         map(str, range(torch.cuda.device_count()))
     )
-    for gpu in given.split(",") * PROCESSES_OF_A_GPU if device == "cuda" else [""]:
-        free.put(gpu)
+    gpus = given.split(",") * PROCESSES_OF_A_GPU if device == "cuda" else [""]
+    turns = {gpu: threading.Lock() for gpu in gpus}
+    modes = max(1, asked.count("--mode") or len(MODES[device]))
 
-    def measure_one(name: str) -> list[dict[str, Any]]:
-        folder, gpu = output / slug(name, ""), free.get()
+    def measure_one(name: str, gpu: str, together: threading.Barrier) -> list[dict[str, Any]]:
+        folder = output / slug(name, "")
         command = [sys.executable, "-m", "benchmarks.models", "--model", name, *asked]
-        here = {"CUDA_VISIBLE_DEVICES": gpu}
-        try:
-            subprocess.run(
-                [*command, "--output", str(folder)],
-                env=os.environ | here,
-                timeout=max(min(MOST_SECONDS, end - time.perf_counter()), 1),
-                check=True,
-                capture_output=True,
-            )
-            records: list[dict[str, Any]] = json.loads((folder / "models.json").read_text())[
-                "records"
-            ]
-            return records
-        except subprocess.CalledProcessError as error:
-            failed = (error.stderr.decode().splitlines() or [str(error)])[-1]
-        except subprocess.TimeoutExpired as error:
-            failed = f"it took more than {error.timeout:.0f} s"
-        finally:
-            free.put(gpu)
+        command += ["--output", str(folder), "--wait"]
+        with (
+            tempfile.TemporaryFile("w+") as messages,
+            subprocess.Popen(
+                command,
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=messages,
+                text=True,
+                start_new_session=True,
+            ) as process,
+        ):
+            assert process.stdin and process.stdout
+            seconds = max(min(MOST_SECONDS, end - time.perf_counter()), 1)
+            stop = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
+            stop.start()
+            for _ in range(modes):
+                is_ready = f"{READY}\n" in process.stdout  # reads up to it, or to the end
+                together.wait()
+                if is_ready:
+                    with turns[gpu]:
+                        print(file=process.stdin, flush=True)
+                        assert f"{MEASURED}\n" in process.stdout
+                together.wait()
+            process.communicate()
+            was_stopped = stop.finished.is_set()
+            stop.cancel()
+            if process.returncode == 0:
+                found: list[dict[str, Any]] = json.loads((folder / "models.json").read_text())[
+                    "records"
+                ]
+                return found
+            messages.seek(0)
+            failed = (messages.read().splitlines() or [f"exit code {process.returncode}"])[-1]
+            if was_stopped:
+                failed = f"it took more than {stop.interval:.0f} s"
         return [
             {"model": name, "package": "", "mode": "", "failed": {"all": failed}, "samples": {}}
         ]
 
-    with ThreadPoolExecutor(free.qsize()) as pool:
-        for done in as_completed([pool.submit(measure_one, name) for name in names]):
-            yield from done.result()
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        for first in range(0, len(names), len(gpus)):
+            group = names[first : first + len(gpus)]
+            together = threading.Barrier(len(group))
+            pairs = zip(group, gpus, strict=False)
+            for done in as_completed([pool.submit(measure_one, *pair, together) for pair in pairs]):
+                yield from done.result()
 
 
 @contextlib.contextmanager
-def _alone(device: str) -> Iterator[None]:
-    """Lets one process at a time measure on the GPU."""
-    name = f"extops-benchmarks-{device}{os.environ.get('CUDA_VISIBLE_DEVICES', '')}"
-    with Path(tempfile.gettempdir(), name).open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+def _alone() -> Iterator[None]:
+    """Waits until nothing else is computed, where others are measured beside this one."""
+    if waits_for_others:
+        print(READY, flush=True)
+        input()
+    yield
+    if waits_for_others:
+        print(MEASURED, flush=True)
 
 
 def measure(
@@ -206,7 +233,7 @@ def _fill(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
         seconds += sum(each for _, each in taken)
     least, most = ROUNDS
     rounds = max(least, min(most, int(SECONDS_OF_A_CASE / seconds)))
-    with _alone(device):
+    with _alone():
         record["samples"], failed = protocol.interleave(samplers, rounds)
     record["failed"] |= failed
 
@@ -330,7 +357,7 @@ def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str)
                 for form, first in found["first"].items():
                     record["first"][f"{name} {form}"] = first
                     samplers[f"{name} {form}"] = [partial(_ask, pipe, form)]
-        with _alone(device):
+        with _alone():
             record["samples"], failed = protocol.interleave(samplers, ROUNDS[1])
     record["failed"] |= failed
 
@@ -602,7 +629,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="default: %(default)s")
     parser.add_argument("--compiled", action="store_true", help="beside what torch.compile makes")
     parser.add_argument("--output", type=Path, default=Path("build/models"))
+    parser.add_argument("--wait", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    global waits_for_others
+    waits_for_others = given.wait
     run(given.device, given.model, given.mode, given.seconds, given.output, given.compiled)
 
 

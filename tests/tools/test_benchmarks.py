@@ -511,6 +511,21 @@ def test_models_before_and_after(name: str, mode: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.slow
+def test_models_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each in a process, which waits for its turn; one that ends before keeps no other from it."""
+    models = pytest.importorskip("benchmarks.models")
+    names = ["policy, one step", "none of them", "voice activity, Silero"]
+    models.run("cpu", names, ["float32"], 120, tmp_path)
+    records = {x["model"]: x for x in json.loads((tmp_path / "models.json").read_text())["records"]}
+    assert "not enough values to unpack" in records[names[1]]["failed"]["all"]
+    for name in (names[0], names[2]):
+        assert records[name]["failed"] == {}
+        assert models.ratios(records[name]).keys() == {"wall_forward", "wall_training"}
+    models.run("cpu", names[:2], ["float32"], 0, tmp_path)
+    assert "it took more than 1 s" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_models_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ours is one graph where torch's is none."""
     torch, models = pytest.importorskip("torch"), pytest.importorskip("benchmarks.models")
