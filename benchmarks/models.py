@@ -51,8 +51,8 @@ ROUNDS = 3, 15
 SLICE = 5e-3
 MOST_SECONDS = 300
 PROCESSES_OF_A_GPU = 6
-READY, MEASURED = "ready to be measured", "measured"
-waits_for_others = False
+told: int | None = None
+"""Where a process says that it waits to be measured."""
 WORKS = ("forward", "training")
 MOST_DIFFERENT = 0.05
 """Of the largest value."""
@@ -123,30 +123,34 @@ def _side_by_side(
     def measure_one(name: str, gpu: str, together: threading.Barrier) -> list[dict[str, Any]]:
         folder = output / slug(name, "")
         command = [sys.executable, "-m", "benchmarks.models", "--model", name, *asked]
-        command += ["--output", str(folder), "--wait"]
+        seen, write = os.pipe()  # what else a process starts may keep its standard output open
+        command += ["--output", str(folder), "--wait", str(write)]
         with (
+            os.fdopen(seen) as lines,
             tempfile.TemporaryFile("w+") as messages,
             subprocess.Popen(
                 command,
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu},
+                # Each process would have a thread for each core, and they spin while they wait.
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
                 stderr=messages,
                 text=True,
                 start_new_session=True,
+                pass_fds=[write],
             ) as process,
         ):
-            assert process.stdin and process.stdout
+            os.close(write)
             seconds = max(min(MOST_SECONDS, end - time.perf_counter()), 1)
             stop = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
             stop.start()
             for _ in range(modes):
-                is_ready = f"{READY}\n" in process.stdout  # reads up to it, or to the end
+                is_ready = bool(lines.readline())  # empty once it has ended
                 together.wait()
-                if is_ready:
-                    with turns[gpu]:
+                with turns[gpu], contextlib.suppress(BrokenPipeError):
+                    if is_ready:
                         print(file=process.stdin, flush=True)
-                        assert f"{MEASURED}\n" in process.stdout
+                        lines.readline()
                 together.wait()
             process.communicate()
             was_stopped = stop.finished.is_set()
@@ -176,12 +180,13 @@ def _side_by_side(
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """Waits until nothing else is computed, where others are measured beside this one."""
-    if waits_for_others:
-        print(READY, flush=True)
-        input()
+    if told is None:
+        yield
+        return
+    os.write(told, b"ready\n")
+    input()
     yield
-    if waits_for_others:
-        print(MEASURED, flush=True)
+    os.write(told, b"measured\n")
 
 
 def measure(
@@ -629,10 +634,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600, help="default: %(default)s")
     parser.add_argument("--compiled", action="store_true", help="beside what torch.compile makes")
     parser.add_argument("--output", type=Path, default=Path("build/models"))
-    parser.add_argument("--wait", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--wait", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    global waits_for_others
-    waits_for_others = given.wait
+    global told
+    if (told := given.wait) is not None:
+        os.set_inheritable(told, False)
     run(given.device, given.model, given.mode, given.seconds, given.output, given.compiled)
 
 
