@@ -1006,7 +1006,7 @@ def test_fx(name: str) -> None:
 
 
 @by_module
-@pytest.mark.every(3, "way", "name")
+@pytest.mark.every(6, "way", "name")
 def test_jit(name: str) -> None:
     modules, input = pair(name), input_of(name)
 
@@ -1054,7 +1054,7 @@ def test_jit_of_packed_sequences(name: str) -> None:
 
 @by_module
 @pytest.mark.parametrize("dynamo", [True, False], ids=["dynamo", "script"])
-@pytest.mark.every(3, "way", "dynamo", "name")
+@pytest.mark.every(6, "way", "dynamo", "name")
 def test_onnx(dynamo: bool, name: str) -> None:
     """Row 9: the same graph, without an operator of ours."""
     onnx = pytest.importorskip("onnx", reason="exports to ONNX, but finds no onnx")
@@ -1105,7 +1105,7 @@ def test_what_compiled_code_asks_of_a_layer(ask: str) -> None:
 @by_module
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.usefixtures("dynamo")
-@pytest.mark.every(3, "way", "dynamic", "name")
+@pytest.mark.every(6, "way", "dynamic", "name")
 def test_compiled(dynamic: bool, name: str) -> None:
     ours, theirs = pair(name)
     run = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=dynamic)
@@ -1120,7 +1120,7 @@ def test_compiled(dynamic: bool, name: str) -> None:
 @by_layer
 @pytest.mark.parametrize("how", ["view", "detach", "relu"])
 @pytest.mark.usefixtures("dynamo")
-@pytest.mark.every(3, "way", "how", "name")
+@pytest.mark.every(5, "way", "how", "name")
 def test_what_is_done_with_results_of_compiled_code(how: str, name: str) -> None:
     """Rows 1, 2 and 13."""
 
@@ -1142,7 +1142,7 @@ def test_what_is_done_with_results_of_compiled_code(how: str, name: str) -> None
 @since_2_6
 @by_layer
 @pytest.mark.usefixtures("dynamo")
-@pytest.mark.every(3, "way", "name")
+@pytest.mark.every(4, "way", "name")
 def test_both_directions_of_compiled_code_lie_by_steps(name: str) -> None:
     modules = pair(name, batch_first=True, bidirectional=True)
     input = random(BATCH, TIME, FEATURES)
@@ -1169,7 +1169,7 @@ class Padded(nn.Module):
 @since_2_6
 @by_layer
 @pytest.mark.usefixtures("dynamo")
-@pytest.mark.every(3, "way", "name")
+@pytest.mark.every(4, "way", "name")
 def test_padded_rows_of_compiled_code_are_contiguous(name: str) -> None:
     rows, lengths = random(BATCH, TIME, FEATURES), torch.tensor([2, TIME, 3])
 
@@ -1184,7 +1184,7 @@ def test_padded_rows_of_compiled_code_are_contiguous(name: str) -> None:
 @by_module
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64], ids=str)
 @pytest.mark.filterwarnings("ignore:.*is a deprecated type:FutureWarning")
-@pytest.mark.every(3, "way", "name")
+@pytest.mark.every(6, "way", "name")
 def test_exported(dtype: torch.dtype, name: str) -> None:
     modules, input = pair(name, dtype=dtype), input_of(name).to(dtype)
     if name in LAYERS:
@@ -1202,7 +1202,7 @@ def test_exported(dtype: torch.dtype, name: str) -> None:
 @by_module
 @pytest.mark.parametrize("what", ["complex", "float32", "features", "rank"])
 @pytest.mark.usefixtures("dynamo")
-@pytest.mark.every(3, "way", "what", "name")
+@pytest.mark.every(6, "way", "what", "name")
 def test_compiled_calls_that_are_not_plain(what: str, name: str) -> None:
     dtype = torch.complex64 if what == "complex" else torch.float64
     input = input_of(name).to(dtype)
@@ -1267,7 +1267,7 @@ def test_precision_switches(
 
 
 @by_layer
-@pytest.mark.every(3, "way", "name")
+@pytest.mark.every(5, "way", "name")
 def test_5000_lengths(name: str) -> None:
     """Row 14."""
     ours, theirs = (module.float() for module in pair(name))

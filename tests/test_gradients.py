@@ -75,6 +75,7 @@ def test_gradgradcheck(operator: Operator, case: str, device: str, thorough: boo
 @by_device
 @by_layout
 @by_differentiable_operator
+@pytest.mark.every(2, "layout", "operator")
 def test_gradcheck_of_layouts(operator: Operator, layout, device: str) -> None:
     leaves = operator.inputs("small", device, requires_grad=True)
     assert gradcheck(
@@ -97,7 +98,7 @@ def test_gradients_in_a_batch(operator: Operator, device: str) -> None:
     torch.testing.assert_close(at_once, expected)
 
 
-@pytest.mark.every(2, "operator", "case", "dtype")
+@pytest.mark.every(4, "operator", "case", "dtype")
 @by_dtype
 @by_device
 @by_case

@@ -120,6 +120,7 @@ def results_of(run: Callable[..., Any], module: nn.Module, inputs: tuple[Any, ..
 
 @by_device
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.every(2, "name")
 def test_packed(name: str, device: str) -> None:
     """One graph for any lengths, in training, with torch's values."""
     ours, theirs = pair(name, device)
@@ -348,7 +349,7 @@ def test_one_step_is_the_operator_of_a_step(make: Any, device: str) -> None:
     assert ("_step." in names, "_sequence." in names) == (is_step, not is_step)
 
 
-@pytest.mark.parametrize("name", ["sorted", "between"])
+@pytest.mark.parametrize("name", [pytest.param("sorted", marks=pytest.mark.slow), "between"])
 def test_exported_and_saved(name: str, tmp_path: Path) -> None:
     """And compiled ahead of time, for any lengths."""
     ours, theirs = pair(name)
@@ -374,6 +375,7 @@ def test_exported_and_saved(name: str, tmp_path: Path) -> None:
 @by_device
 @pytest.mark.parametrize("how", ["extops", "accelerated"])
 @pytest.mark.parametrize("batch_first", [False, True], ids=["by_steps", "by_samples"])
+@pytest.mark.every(2, "batch_first", "how")
 def test_lengths(batch_first: bool, how: str, device: str) -> None:
     """Of rows that stay padded, in eager code and in a graph of static sizes."""
     options: Any = {"num_layers": 2, "bidirectional": True, "batch_first": batch_first}
@@ -442,7 +444,9 @@ def counted(model: nn.Module, **options: Any) -> tuple[Callable[..., Any], list[
     return torch.compile(model, backend=backend, fullgraph=True, **options), graphs
 
 
-@pytest.mark.parametrize("dynamic", [True, None], ids=["dynamic", "automatic"])
+@pytest.mark.parametrize(
+    "dynamic", [pytest.param(True, marks=pytest.mark.slow), None], ids=["dynamic", "automatic"]
+)
 def test_twenty_lengths_are_two_graphs_at_most(dynamic: bool | None) -> None:
     ours, theirs = pair("sorted")
     run, graphs = counted(ours, dynamic=dynamic)
@@ -571,7 +575,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize("how", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_models_divided_among_processes(how: str, tmp_path: Path) -> None:
     script = tmp_path / "divided.py"
     script.write_text(DIVIDED)
@@ -606,7 +610,7 @@ TORCHS = "extops_torch.layer.default"
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("way", ["torch", "extops"])
-@pytest.mark.every(2, "way", "batch_first", "name")
+@pytest.mark.every(4, "way", "batch_first", "name")
 def test_choice(
     way: str, batch_first: bool, name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ def assert_no_growth(device: str, calls: int, call: Callable[[], object]) -> Non
 @by_device
 @by_way
 @by_few_operators
+@pytest.mark.every(2, "way", "operator")
 def test_no_growth(operator: Operator, way: Way, device: str) -> None:
     inputs = operator.inputs("small", device, torch.float32, requires_grad=True)
     towards = upstream(operator(*inputs))

@@ -147,6 +147,7 @@ def test_what_is_kept_of_packed_rows(device: str) -> None:
 @pytest.mark.usefixtures("dynamo")
 @pytest.mark.parametrize("name", ["LLTMLayer", "LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("is_sorted", [True, False], ids=["sorted", "unsorted"])
+@pytest.mark.every(4, "name", "is_sorted")
 def test_the_compiler_leaves_a_call_with_packed_rows_as_it_is(
     is_sorted: bool, name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

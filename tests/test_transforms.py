@@ -185,7 +185,7 @@ def test_transform(operator: Operator, transform: Transform, device: str) -> Non
     assert_same(transform(operator.function)(*inputs), transform(operator.reference)(*inputs))
 
 
-@pytest.mark.every(8, "transform", "inside", "operator")
+@pytest.mark.every(16, "transform", "inside", "operator")
 @by_device
 @pytest.mark.parametrize("inside", [True, False], ids=["compiled", "of_compiled"])
 @by_transform
