@@ -471,6 +471,7 @@ def test_after_a_killed_compile(tmp_path: Path) -> None:
     assert output == "True\n", errors
 
 
+@pytest.mark.slow
 def test_while_another_process_compiles(tmp_path: Path) -> None:
     folder = tmp_path / "build" / "small"
     folder.mkdir(parents=True)
@@ -485,6 +486,7 @@ def test_while_another_process_compiles(tmp_path: Path) -> None:
     assert output == "True\n", errors
 
 
+@pytest.mark.slow
 def test_after_an_error_is_mended(tmp_path: Path) -> None:
     """In the same process, as in a notebook; the header is not what torch looks at."""
     code = """

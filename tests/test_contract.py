@@ -740,6 +740,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 @by_layer
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("late", [False, True], ids=["at_once", "after_a_call"])
+@pytest.mark.every(2, "late", "change", "name")
 def test_layers_that_change(late: bool, change: str, name: str) -> None:
     modules, input = pair(name, num_layers=2), input_of(name)
     state = states_of(name, 2, BATCH, STATE)
@@ -1267,7 +1268,7 @@ def test_precision_switches(
 
 
 @by_layer
-@pytest.mark.every(5, "way", "name")
+@pytest.mark.slow
 def test_5000_lengths(name: str) -> None:
     """Row 14."""
     ours, theirs = (module.float() for module in pair(name))

@@ -86,6 +86,7 @@ def test_opcheck(name: str, device: str, dtype: torch.dtype, thorough: bool) -> 
         for x in DIFFERENTIABLE
     ],
 )
+@pytest.mark.every(2, "name")
 def test_opcheck_with_gradients(name: str, device: str, thorough: bool) -> None:
     calls = REGISTERED[name](maker(device))
     opcheck(name, (call.requiring_grad() for call in calls), thorough)
@@ -631,7 +632,7 @@ torch.testing.assert_close(traced(a), a.add(0.5).floor())
 @pytest.mark.parametrize(
     "missing",
     [
-        pytest.param({*BYPASS}, id="bypass"),
+        pytest.param({*BYPASS}, id="bypass", marks=pytest.mark.slow),
         pytest.param({*_private.IN_USE} - {*BYPASS}, id="others"),
         *(pytest.param({name}, id=name, marks=pytest.mark.slow) for name in _private.IN_USE),
     ],
@@ -680,6 +681,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_tensors_divided_among_processes(tmp_path: Path) -> None:
     """Elementwise operators take the DTensors of `torch.distributed`; the LLTM says that it does not."""
     pytest.importorskip("torch.distributed.tensor.experimental", reason="this torch has no DTensor")

@@ -216,6 +216,7 @@ def test_usage(machine: Machine) -> None:
     assert "python -m extops_doctor: error: unrecognized arguments: --jsn" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_of_before(machine: Machine) -> None:
     """It says the way, whether extops can be imported or not."""
     done = machine.python("-m", "extops", "doctor")
@@ -498,6 +499,7 @@ def test_driver_cannot_compile_for_the_gpu(machine: Machine) -> None:
     )
 
 
+@pytest.mark.slow
 def test_gpu_hidden(machine: Machine) -> None:
     machine.built(**CUDA)
     machine.install_torch(cuda=torch.version.cuda or "13.0")
@@ -531,6 +533,7 @@ def test_a_copy_on_the_path_hides_another(machine: Machine) -> None:
     assert hidden[1] == "unset PYTHONPATH"
 
 
+@pytest.mark.slow
 def test_copies_are_noted_where_all_is_well(machine: Machine) -> None:
     machine.install_torch()
     other = machine.folder / "other" / "extops"
@@ -560,6 +563,7 @@ def cxx_flags(library, strict):
 """
 
 
+@pytest.mark.slow
 def test_just_in_time_without_its_tools(machine: Machine) -> None:
     """First without ninja, then with it, but no C++ compiler."""
     needs_programs("ninja")

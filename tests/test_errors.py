@@ -690,7 +690,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.skipif(_loader.binding == "legacy", reason="its steps are GEMMs of torch")
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_kernel_that_finds_no_memory(threads: int, tmp_path: Path) -> None:
     """An error, not the end of the process."""
     done = subprocess.run(

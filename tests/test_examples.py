@@ -109,6 +109,7 @@ def test_sequence_without_matplotlib() -> None:
 
 
 @by_device
+@pytest.mark.slow
 def test_binary_codes(device: str) -> None:
     output = run("binary_codes", "--device", device, "--iterations=150")
     losses = dict(re.findall(r"^(\w[\w ]*\w) +[\d.]+ s, loss ([\d.]+)", output, re.MULTILINE))

@@ -120,7 +120,7 @@ def results_of(run: Callable[..., Any], module: nn.Module, inputs: tuple[Any, ..
 
 @by_device
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.every(2, "name")
+@pytest.mark.every(4, "name")
 def test_packed(name: str, device: str) -> None:
     """One graph for any lengths, in training, with torch's values."""
     ours, theirs = pair(name, device)
@@ -524,6 +524,7 @@ def test_autocast_around_a_graph() -> None:
     torch.testing.assert_close(run(input), theirs(input))
 
 
+@pytest.mark.slow
 def test_a_compiled_backward() -> None:
     """The whole backward is one graph, too."""
     ours, theirs = pair("unsorted")

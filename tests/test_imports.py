@@ -45,6 +45,7 @@ print(json.dumps([before, after, same]))
 """
 
 
+@pytest.mark.slow
 def test_import_before_torch_or_after_is_the_same(tmp_path: Path) -> None:
     """It loads what is needed and no more, without a warning or another word."""
     _, of_extops, alone = json.loads(

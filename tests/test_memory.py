@@ -235,6 +235,7 @@ def count(references: list[weakref.ref[Packed]]) -> int:
 
 @by_device
 @by_operator
+@pytest.mark.every(2, "operator")
 def test_backward_frees_what_the_graph_saved(operator: Operator, device: str) -> None:
     inputs = operator.inputs("small", device, requires_grad=True)
     towards = upstream(operator(*inputs))
@@ -250,6 +251,7 @@ def test_backward_frees_what_the_graph_saved(operator: Operator, device: str) ->
 
 @by_device
 @by_operator
+@pytest.mark.every(2, "operator")
 def test_dropping_the_results_frees_the_graph(operator: Operator, device: str) -> None:
     inputs = operator.inputs("small", device, requires_grad=True)
     with without_the_garbage_collector(), seen_saving() as saved:
@@ -264,6 +266,7 @@ def test_dropping_the_results_frees_the_graph(operator: Operator, device: str) -
 
 @by_device
 @by_operator
+@pytest.mark.every(2, "operator")
 def test_a_graph_of_gradients_is_freed(operator: Operator, device: str) -> None:
     inputs = operator.inputs("small", device, requires_grad=True)
     towards = upstream(operator(*inputs))

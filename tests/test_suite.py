@@ -95,6 +95,7 @@ def test_skips_are_counted_and_explained(suite: Path) -> None:
     assert "    3  no CUDA GPU\n" in left_out and "    1  slow: --thorough runs them\n" in left_out
 
 
+@pytest.mark.slow
 def test_side_by_side_the_same_is_counted_and_recorded(suite: Path) -> None:
     """Each test has one thread."""
     (suite / "test_others.py").write_text(NUMBER_OF_THREADS)
@@ -107,6 +108,7 @@ def test_side_by_side_the_same_is_counted_and_recorded(suite: Path) -> None:
     assert (record["passed"], record["failed"], record["skipped"]) == (3, 0, 1)
 
 
+@pytest.mark.slow
 def test_compiling_just_in_time_is_said_before(suite: Path) -> None:
     """It prints nothing, and may take minutes."""
     (suite / "jit.py").write_text("import os\nos.environ['EXTOPS_JIT'] = 'csrc'\n")
@@ -129,6 +131,7 @@ def test_combination(a, b, device):
 """
 
 
+@pytest.mark.slow
 def test_one_of_some_combinations_runs(suite: Path) -> None:
     (suite / "test_some.py").write_text(EVERY_SECOND)
     status, output = run_suite(suite)
@@ -142,8 +145,8 @@ def test_one_of_some_combinations_runs(suite: Path) -> None:
     ("given", "found"),
     [
         ([], ["test_some.py"]),
-        (["."], ["test_some.py"]),
-        (["tools"], ["tools/test_more.py"]),
+        pytest.param(["."], ["test_some.py"], marks=pytest.mark.slow),
+        pytest.param(["tools"], ["tools/test_more.py"], marks=pytest.mark.slow),
         (["tools/test_more.py::test_it"], ["tools/test_more.py"]),
     ],
 )

@@ -428,6 +428,7 @@ def test_lltm_of_huge_tensors_without_elements(
 
 
 @by_device
+@pytest.mark.slow
 def test_many_dimensions_that_do_not_merge(device: str) -> None:
     """More than torch takes on a GPU, so that the expected values are the CPU's."""
     dim = 26

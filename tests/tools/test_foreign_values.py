@@ -37,6 +37,7 @@ def checked(folder: Path, out: Path) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_each_wheel_gets_a_line_whatever_becomes_of_the_others(tmp_path: Path) -> None:
     folder = tmp_path / "wheels"
     folder.mkdir()

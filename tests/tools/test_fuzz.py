@@ -147,7 +147,7 @@ def arguments_of(output: str) -> list[str]:
     return shlex.split(command)
 
 
-@pytest.mark.parametrize("kind", ["gradient", "bits"])
+@pytest.mark.parametrize("kind", ["gradient", pytest.param("bits", marks=pytest.mark.slow)])
 def test_a_planted_fault_is_found_and_repeated(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("extops")
     program = tmp_path / "planted.py"

@@ -95,6 +95,7 @@ def make_package(folder: Path, value: str) -> None:
     (folder / "extops" / "__init__.py").write_text(f"value = {value}\n")
 
 
+@pytest.mark.slow
 def test_what_hangs_is_killed_and_what_is_tested_is_the_mutant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
