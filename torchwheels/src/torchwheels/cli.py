@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     output.mask_streams()
     end = words.index("--") if "--" in words else len(words)
-    own = [
-        re.sub(r"^--cell(?==|$)", "--target", word) for word in words[:end]
-    ]  # its name until 0.2
+    # Until 0.2 targets were cells, and a source was an option.
+    own = [re.sub(r"^--cell(?==|$)", "--target", word) for word in words[:end]]
     parser = _parser()
     given, others = parser.parse_known_args(own)
-    near = [
-        y
-        for x in others
-        for y in difflib.get_close_matches(x.partition("=")[0], _MISSPELT, 1, _ALIKE)
-    ]
-    was_option = any(x.partition("=")[0] == "--source" for x in others)  # until 0.2
+    names = [x.partition("=")[0] for x in others]
+    near = [y for x in names for y in difflib.get_close_matches(x, _MISSPELT, 1, _ALIKE)]
+    was_option = "--source" in names
     if others and (given.run != _test or near or was_option):
         said = f": did you mean {near[0]}?" if near else ""
         said = ": a source is named alone, without --source" if was_option else said
@@ -111,6 +107,29 @@ def _stop(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+# What several commands take.
+_SHARED: dict[str, dict[str, Any]] = {
+    "source": {
+        "nargs": "?",
+        "help": "NAME==VERSION from PyPI, a folder, an archive, or git+URL@COMMIT (default: the project whose "
+        "pyproject.toml is here, which `--backend auto` then trusts)",
+    },
+    "--subdirectory": {"help": "the folder of the sources in which the project is", "default": ""},
+    "--config": {"help": "a TOML file with the options of the project", "type": Path},
+    "--dist": {"help": "the folder of the wheels (default: dist)", "type": Path, "default": "dist"},
+    "--site": {"help": "the folder to write (default: site)", "type": Path, "default": "site"},
+    "--backend": {
+        "choices": engines.BACKENDS,
+        "help": "where the project's own code runs: in a container of the target's image, on this machine, or with "
+        "`auto` there where no engine answers (default: docker; the engine is that of DOCKER_HOST, or of the context)",
+    },
+    "--debug": {
+        "action": "store_true",
+        "help": "show whole commands and tracebacks (default: an error is a sentence)",
+    },
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="torchwheels",
@@ -120,131 +139,71 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"torchwheels {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    add = functools.partial(_add, commands)
+    source = ("source", "--subdirectory", "--config", "--backend")
 
-    def add_to(to: Any, name: str, does: str, **options: Any) -> argparse.ArgumentParser:
-        described = f"{does[0].upper()}{does[1:]}."
-        command: argparse.ArgumentParser = to.add_parser(
-            name, help=does, description=described, allow_abbrev=False, **options
-        )
-        command.add_argument(
-            "--debug",
-            action="store_true",
-            help="show whole commands and tracebacks (default: an error is a sentence)",
-        )
-        return command
-
-    add = functools.partial(add_to, commands)
-    config = argparse.ArgumentParser(add_help=False)
-    config.add_argument("--config", type=Path, help="a TOML file with the options of the project")
-    dist = argparse.ArgumentParser(add_help=False)
-    dist.add_argument(
-        "--dist", type=Path, default=Path("dist"), help="the folder of the wheels (default: dist)"
-    )
-    place = argparse.ArgumentParser(add_help=False)
-    place.add_argument(
-        "--backend",
-        choices=engines.BACKENDS,
-        help="where the project's own code runs: in a container of the target's image, on this machine, or with "
-        "`auto` there where no engine answers (default: docker; the engine is that of DOCKER_HOST, or of the context)",
-    )
-    place.set_defaults(backend=os.environ.get("TORCHWHEELS_BACKEND") or None)
-    source = argparse.ArgumentParser(add_help=False)
-    source.add_argument(
-        "source",
-        nargs="?",
-        help="NAME==VERSION from PyPI, a folder, an archive, or git+URL@COMMIT (default: the project whose "
-        "pyproject.toml is here, which `--backend auto` then trusts)",
-    )
-    source.add_argument(
-        "--subdirectory", default="", help="the folder of the sources in which the project is"
-    )
-
-    command = add("build", "build, audit and import wheels", parents=[source, config, dist, place])
-    command.add_argument(
-        "--target",
-        action="append",
-        default=[],
-        help="a Python and a CUDA, such as 3.11-cpu or 3.11-cu130 (repeatable; default: as the torch at hand)",
-    )
-    command.add_argument(
-        "--all", action="store_true", help="all targets of the project, where none is named"
-    )
-    command.set_defaults(run=_build)
-    command = add(
-        "test",
-        "run the project's tests on a wheel; what follows `--` is for their command",
-        parents=[source, config, dist, place],
-    )
+    command = add(_build, "build", "build, audit and import wheels", *source, "--dist")
+    said = "a Python and a CUDA, such as 3.11-cpu or 3.11-cu130 (repeatable; default: as the torch at hand)"
+    command.add_argument("--target", action="append", default=[], help=said)
+    said = "all targets of the project, where none is named"
+    command.add_argument("--all", action="store_true", help=said)
+    said = "run the project's tests on a wheel; what follows `--` is for their command"
+    command = add(_test, "test", said, *source, "--dist")
     command.add_argument("--target", required=True, help="a Python and a CUDA, such as 3.11-cpu")
     command.add_argument("--wheel", type=Path, help="which wheel (default: the target's in --dist)")
-    command.add_argument(
-        "--require-gpu", action="store_true", help="fail where a GPU test is skipped"
-    )
-    command.set_defaults(run=_test)
-    command = add(
-        "audit", "check wheels, and write a build report beside each", parents=[config, dist]
-    )
-    command.add_argument(
-        "--torch",
-        metavar="VERSION",
-        help="for wheels that another tool has built, without a build report: beside which torch, such as 2.13",
-    )
+    said = "fail where a GPU test is skipped"
+    command.add_argument("--require-gpu", action="store_true", help=said)
+    said = "check wheels, and write a build report beside each"
+    command = add(_audit, "audit", said, "--config", "--dist")
+    said = "for wheels that another tool has built, without a build report: beside which torch, such as 2.13"
+    command.add_argument("--torch", metavar="VERSION", help=said)
     command.add_argument("wheel", type=Path, nargs="*", help="which (default: all in --dist)")
-    command.set_defaults(run=_audit)
-    command = add(
-        "index",
-        "make a package index and its page of wheels that are fit to publish",
-        parents=[config, dist],
-    )
-    command.add_argument(
-        "--site", type=Path, default=Path("site"), help="the folder to write (default: site)"
-    )
-    command.set_defaults(run=_index)
-    command = add("merge", "put the wheels of several builds into one folder", parents=[dist])
+    said = "make a package index and its page of wheels that are fit to publish"
+    add(_index, "index", said, "--config", "--dist", "--site")
+    command = add(_merge, "merge", "put the wheels of several builds into one folder", "--dist")
     command.add_argument("folder", type=Path, nargs="+", help="where a build left its wheels")
-    command.set_defaults(run=_merge)
-    command = add("reproduce", "build twice, and compare", parents=[source, config, place])
+    command = add(_reproduce, "reproduce", "build twice, and compare", *source)
     command.add_argument("--target", action="append", required=True, help="which (repeatable)")
-    command.set_defaults(run=_reproduce, all=False)
+    command.set_defaults(all=False)
     farm = commands.add_parser("farm", help="build many projects, and index them all")
-    farm_command.add(
-        functools.partial(add_to, farm.add_subparsers(required=True, metavar="COMMAND")), place
-    )
-    command = add("fetch", "fetch wheels that CI has built, from GitHub", parents=[dist])
+    of_farm = farm.add_subparsers(required=True, metavar="COMMAND")
+    farm_command.add(functools.partial(_add, of_farm))
+    command = add(_fetch, "fetch", "fetch wheels that CI has built, from GitHub", "--dist")
     named = command.add_mutually_exclusive_group()
     named.add_argument("--target", default="*", help="which, such as 3.11-cpu (default: all)")
     named.add_argument("--name", help="an artifact of another name than wheel-TARGET, or a pattern")
     command.add_argument("--repository", default="", help="OWNER/NAME (default: git's origin)")
-    command.add_argument(
-        "--run",
-        dest="run_number",
-        default="",
-        help="the number of a run (default: the newest of each)",
-    )
-    command.set_defaults(run=_fetch)
-    command = add("matrix", "print the jobs of CI", parents=[config])
+    said = "the number of a run (default: the newest of each)"
+    command.add_argument("--run", dest="run_number", default="", help=said)
+    command = add(_matrix, "matrix", "print the jobs of CI", "--config")
     command.add_argument("targets", choices=["small", "full"], help="which targets of the project")
-    command.set_defaults(run=_matrix)
-    command = add("targets", "list the targets there can be", aliases=["cells"], parents=[config])
-    command.add_argument(
-        "pattern",
-        nargs="*",
-        help="which, such as 3.11-cpu, '3.1?-cu13*' or a part: cu130, torch2.9",
+    command = add(
+        _targets, "targets", "list the targets there can be", "--config", aliases=["cells"]
     )
-    command.set_defaults(run=_targets)
-    command = add("schema", "print a JSON schema of the options, for editors")
-    command.set_defaults(run=_schema)
-    command = add("env", "say what is kept between builds, and how large it is")
-    command.set_defaults(run=_env)
-    command = add("clean", "remove what is kept between builds")
-    command.add_argument(
-        "pattern",
-        nargs="*",
-        default=["*"],
-        help="which, as `env` names it, such as 'build/*' (default: all)",
-    )
-    command.set_defaults(run=_clean)
+    said = "which, such as 3.11-cpu, '3.1?-cu13*' or a part: cu130, torch2.9"
+    command.add_argument("pattern", nargs="*", help=said)
+    add(_schema, "schema", "print a JSON schema of the options, for editors")
+    add(_env, "env", "say what is kept between builds, and how large it is")
+    command = add(_clean, "clean", "remove what is kept between builds")
+    said = "which, as `env` names it, such as 'build/*' (default: all)"
+    command.add_argument("pattern", nargs="*", default=["*"], help=said)
     return parser
+
+
+def _add(
+    commands: Any, run: Callable[[argparse.Namespace], None], name: str, does: str, *options: str, **others: Any
+) -> argparse.ArgumentParser:  # fmt: skip
+    """Adds a command that takes these of the options which several do."""
+    said = f"{does[0].upper()}{does[1:]}."
+    command: argparse.ArgumentParser = commands.add_parser(
+        name, help=does, description=said, allow_abbrev=False, **others
+    )
+    for option in (*options, "--debug"):
+        command.add_argument(option, **_SHARED[option])
+    command.set_defaults(run=run)
+    if "--backend" in options:
+        command.set_defaults(backend=os.environ.get("TORCHWHEELS_BACKEND") or None)
+    return command
 
 
 def _find_source(given: argparse.Namespace) -> None:
@@ -283,11 +242,9 @@ def _build_for_own_gpu(target: Target) -> None:
         return
     if found := target.for_gpus(machines.gpus()):
         os.environ[ARCHITECTURES] = found
-        print(
-            f"torchwheels: {target.name} for the GPU of this machine alone, by code of compute capability "
-            f"{found}: `{ARCHITECTURES}=all` builds it for {' '.join(target.cuda.architectures)}",
-            flush=True,
-        )
+        what = f"for the GPU of this machine alone, by code of compute capability {found}"
+        others = f"`{ARCHITECTURES}=all` builds it for {' '.join(target.cuda.architectures)}"
+        print(f"torchwheels: {target.name} {what}: {others}", flush=True)
 
 
 def _check_before(given: argparse.Namespace) -> None:
@@ -326,11 +283,14 @@ def _project(source: str, config: Path | None) -> Project:
 
 
 def _chosen_targets(given: argparse.Namespace, options: Project) -> tuple[Target, ...]:
-    if given.all and not given.target:
-        return options.targets_to_build(options.chosen_targets())
     table = options.releases
     found = [table.target(name) for name in given.target]
-    found = found or [table.current_target(releases.python_at_hand())]
+    if not found:
+        found = (
+            [*options.chosen_targets()]
+            if given.all
+            else [table.current_target(releases.python_at_hand())]
+        )
     return options.targets_to_build(found)
 
 
@@ -350,8 +310,8 @@ def _test(given: argparse.Namespace) -> None:
         )
     engine = engines.of_backend(given.backend, given.source)
     check_writable(given.dist, "--dist")
+    given_to = given.dist, engine, given.arguments, given.require_gpu
     with _fetched(given) as source:
-        given_to = given.dist, engine, given.arguments, given.require_gpu
         pipeline.test(options, target, path, source.folder, *given_to)
 
 
@@ -361,8 +321,8 @@ def _audit(given: argparse.Namespace) -> None:
         raise UserError(f"there is no wheel in {given.dist}: build one first")
     found = []
     for path in paths:
-        options = project.load(given.config) if given.config else None
-        options = options or reports.promised(path, _project(".", None))
+        own = _project(".", given.config)
+        options = own if given.config else reports.promised(path, own)
         if given.torch:
             report = reports.audited(path, options, torch=given.torch)
         else:
@@ -401,11 +361,8 @@ def _reproduce(given: argparse.Namespace) -> None:
                 wheels += pipeline.run(order)
             if found := differences(*wheels):
                 raise UserError(f"{target.name} is not reproducible: {'; '.join(found)}")
-            print(
-                f"torchwheels: built twice, and equal byte by byte: {target.name}, sha256 "
-                f"{sha256(wheels[0])}",
-                flush=True,
-            )
+            said = f"{target.name}, sha256 {sha256(wheels[0])}"
+            print(f"torchwheels: built twice, and equal byte by byte: {said}", flush=True)
 
 
 def differences(first: Path, second: Path) -> list[str]:
@@ -429,42 +386,29 @@ def _fetch(given: argparse.Namespace) -> None:
 
 
 def _matrix(given: argparse.Namespace) -> None:
-    options = project.load(given.config) if given.config else _project(".", None)
+    options = _project(".", given.config)
     chosen = options.small_targets() if given.targets == "small" else options.chosen_targets()
     # On a GPU one Python is enough: the kernels do not depend on it.
     gpu = {(x.label, x.torch): x for x in reversed(chosen) if x.cuda and x.machine == X86_64}
-    for name, targets in (
-        ("build", options.targets_to_build(chosen)),
-        ("test", chosen),
-        ("gpu", tuple(reversed(gpu.values()))),
-    ):
-        jobs = [
-            {
-                "target": x.name,
-                "label": f"{x.label}{x.machine.suffix}",
-                "python": x.python,
-                "runner": x.machine.runner,
-            }
-            for x in targets
-        ]
+    built, on_gpus = options.targets_to_build(chosen), reversed(gpu.values())
+    for name, targets in {"build": built, "test": chosen, "gpu": on_gpus}.items():
+        jobs = []
+        for x in targets:
+            what = {"target": x.name, "label": f"{x.label}{x.machine.suffix}", "python": x.python}
+            jobs.append({**what, "runner": x.machine.runner})
         print(f"{name}={json.dumps(jobs)}")
 
 
 def _targets(given: argparse.Namespace) -> None:
     patterns = [x if {*"*?["} & {*x} else f"*{x}*" for x in given.pattern] or ["*"]
-    found = [
-        x
-        for x in _project(".", given.config).releases.targets
-        if any(fnmatch.fnmatchcase(f"{x.name} torch{x.torch}", f"{each}*") for each in patterns)
-    ]
-    if not found:
-        raise UserError(
-            f"no target is named {' or '.join(given.pattern)}: `torchwheels targets` lists all"
-        )
     rows = [("target", "Python", "torch", "CUDA", "image")]
-    for each in found:
-        cuda = each.cuda.version if each.cuda else "-"
-        rows.append((each.name, each.python, each.torch, cuda, each.image.partition("@")[0]))
+    for x in _project(".", given.config).releases.targets:
+        if any(fnmatch.fnmatchcase(f"{x.name} torch{x.torch}", f"{each}*") for each in patterns):
+            cuda = x.cuda.version if x.cuda else "-"
+            rows.append((x.name, x.python, x.torch, cuda, x.image.partition("@")[0]))
+    if len(rows) == 1:
+        named = " or ".join(given.pattern)
+        raise UserError(f"no target is named {named}: `torchwheels targets` lists all")
     print(*output.in_columns(rows), sep="\n")
 
 
@@ -479,7 +423,3 @@ def _env(given: argparse.Namespace) -> None:
 def _clean(given: argparse.Namespace) -> None:
     for line in cache.remove(given.pattern):
         print(f"torchwheels: {line}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

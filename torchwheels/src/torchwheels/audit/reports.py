@@ -223,9 +223,7 @@ def read_reports(dist: Path, own: Project) -> list[dict[str, Any]]:
     """
     found = []
     for path in wheel.wheels_in(dist):
-        report = audited(path, promised(path, own))
-        write(report, path)
-        found.append(report)
+        found.append(write_report(path, promised(path, own)))
     if not found:
         raise UserError(f"there is no wheel in {dist}: build some first")
     refuse(found)

@@ -11,7 +11,6 @@ import os
 import resource
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -219,9 +218,7 @@ def _apply_patches(project: Project, unpacked: Path) -> None:
         assert project.file is not None
         file = (project.file.parent / patch).resolve()
         command = ["patch", "-p1", "--batch", f"--input={file}"]
-        done = subprocess.run(
-            command, cwd=unpacked, capture_output=True, text=True, errors="replace"
-        )
+        done = processes.ask(command, cwd=unpacked)
         if done.returncode != 0:
             said = " ".join((done.stdout + done.stderr).split())
             raise UserError(f"the patch {file} does not fit these sources: {said}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from torchwheels.build import stubs
 from torchwheels.errors import UserError
 from torchwheels.options import Project, Target, numbers, releases, sm
-from torchwheels.system import Machine
+from torchwheels.system import Machine, processes
 from torchwheels.wheel import DRIVER
 
 MEMORY_PER_JOB = {"cpu": 1.5, "cuda": 3.1}
@@ -45,9 +45,7 @@ def read_toolkit(home: Path) -> CudaToolkit:
             f"CUDA_HOME is {home}, but there is no {nvcc}: set it to the folder of a CUDA toolkit, or "
             "unset it"
         )
-    output = subprocess.run(
-        [nvcc, "--version"], capture_output=True, text=True, errors="replace", check=True
-    ).stdout
+    output = processes.ask([nvcc, "--version"], check=True).stdout
     found = re.search(r"\bV(\d+\.\d+(?:\.\d+)?)", output)
     if found is None:
         raise UserError(f"{nvcc} --version does not say which version it is: {output.strip()!r}")
@@ -85,10 +83,8 @@ def find_toolkit(target: Target, site_packages: Path) -> CudaToolkit | None:
         toolkit = read_toolkit(home)
     if toolkit is None:
         raise UserError(_no_toolkit(target))
-    command = [str(toolkit.home / "bin" / "nvcc"), "--list-gpu-code"]
-    known = subprocess.run(
-        command, capture_output=True, text=True, errors="replace", check=True
-    ).stdout.split()
+    nvcc = f"{toolkit.home}/bin/nvcc"
+    known = processes.ask([nvcc, "--list-gpu-code"], check=True).stdout.split()
     # Where nvcc knows a GPU, it knows the code for it alone (9.0a) and for its family (10.0f).
     missing = [x for x in target.architectures if f"sm_{sm(x).rstrip('af')}" not in known]
     if missing:
@@ -183,9 +179,7 @@ def host_compiler(machine: Machine) -> HostCompiler:
         raise UserError(
             f"there is no C++ compiler {name} on PATH: install one, e.g. `apt-get install {package}`"
         )
-    said = subprocess.run(
-        [cxx, "--version"], capture_output=True, text=True, errors="replace", check=True
-    ).stdout
+    said = processes.ask([cxx, "--version"], check=True).stdout
     return HostCompiler(cc, cxx, said.partition("\n")[0], machine)
 
 
@@ -269,10 +263,7 @@ def _compilers(compiler: HostCompiler) -> dict[str, str]:
     Distributions give each several names, and Python, CMake and others take one or another of them:
     Debian's Python links with x86_64-linux-gnu-g++.
     """
-    command = [compiler.cc, "-dumpmachine"]
-    machine = subprocess.run(
-        command, capture_output=True, text=True, errors="replace", check=True
-    ).stdout.strip()
+    machine = processes.ask([compiler.cc, "-dumpmachine"], check=True).stdout.strip()
     found = {"cc": compiler.cc, "gcc": compiler.cc, "c++": compiler.cxx, "g++": compiler.cxx}
     for folder in (*_COMMON_FOLDERS, Path(compiler.cc).parent):
         for path in Path(folder).glob("*"):

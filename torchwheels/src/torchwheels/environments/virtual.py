@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -89,7 +88,7 @@ def find_python(version: str) -> str:
     # What pyenv has on PATH runs only the chosen one.
     variables = {**os.environ, "PYENV_VERSION": version, "UV_NO_CONFIG": "1"}
     command = uv("python", "find", "--system", "--no-project", asked)
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, errors="replace")
+    done = processes.ask(command, env=variables)
     if done.returncode:
         raise UserError(
             f"there is no Python {version} on PATH: install one (`uv python install {version}` does), or "

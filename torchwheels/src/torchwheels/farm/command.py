@@ -14,6 +14,7 @@ import sys
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from torchwheels.audit import reports
 from torchwheels.errors import UserError
@@ -27,67 +28,38 @@ from torchwheels.system import check_writable, output
 _MOST_JOBS = 256  # of a matrix on GitHub
 
 
-def add(
-    add_command: Callable[..., argparse.ArgumentParser], place: argparse.ArgumentParser
-) -> None:
-    """Adds the commands, of which `build` has the options of `place`."""
-    which = argparse.ArgumentParser(add_help=False)
-    which.add_argument(
-        "--farm",
-        type=Path,
-        default=Path("farm.toml"),
-        help="the file of the farm (default: farm.toml)",
-    )
-    some = argparse.ArgumentParser(add_help=False)
-    some.add_argument(
-        "--only",
-        default="*",
-        help="a project, or 'PROJECT VERSION TARGET': names or patterns (default: all)",
-    )
-    some.add_argument(
-        "--rebuild",
-        metavar="PROJECT",
-        action="append",
-        default=[],
-        help="again what there is of it, and what has failed: a name or a pattern (repeatable)",
-    )
-    command = add_command("missing", "list what is not published yet", parents=[which, some])
-    command.add_argument(
-        "--json", action="store_true", help="for the matrix of CI; the table is in the log"
-    )
-    command.set_defaults(run=_missing)
-    command = add_command("build", "build what is not published yet", parents=[which, some, place])
-    command.add_argument(
-        "--shard",
-        type=_shard,
-        default=(0, 1),
-        metavar="I/N",
-        help="which part of it: 0/3, 1/3 or 2/3",
-    )
+def add(add_command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Adds the commands."""
+
+    def add_to_farm(*given: Any, of_builds: bool = False) -> argparse.ArgumentParser:
+        command = add_command(*given)
+        said = "the file of the farm (default: farm.toml)"
+        command.add_argument("--farm", type=Path, default="farm.toml", help=said)
+        if of_builds:
+            said = "a project, or 'PROJECT VERSION TARGET': names or patterns (default: all)"
+            command.add_argument("--only", default="*", help=said)
+            said = (
+                "again what there is of it, and what has failed: a name or a pattern (repeatable)"
+            )
+            words: dict[str, Any] = {"metavar": "PROJECT", "action": "append", "default": []}
+            command.add_argument("--rebuild", help=said, **words)
+        return command
+
+    command = add_to_farm(_missing, "missing", "list what is not published yet", of_builds=True)
+    said = "for the matrix of CI; the table is in the log"
+    command.add_argument("--json", action="store_true", help=said)
+    given = "build", "build what is not published yet", "--dist", "--backend"
+    command = add_to_farm(_build, *given, of_builds=True)
+    said = "which part of it: 0/3, 1/3 or 2/3"
+    command.add_argument("--shard", type=_shard, default=(0, 1), metavar="I/N", help=said)
     command.add_argument("--minutes", type=_minutes, help="stop then; the next run goes on")
-    command.add_argument(
-        "--dist", type=Path, default=Path("dist"), help="the folder of the wheels (default: dist)"
-    )
-    command.set_defaults(run=_build)
-    command = add_command(
-        "index", "make the index and its pages, of reports alone", parents=[which]
-    )
-    command.add_argument(
-        "dist",
-        type=Path,
-        nargs="*",
-        default=[Path("dist")],
-        help="folders of builds (default: dist)",
-    )
-    command.add_argument(
-        "--site", type=Path, default=Path("site"), help="the folder to write (default: site)"
-    )
-    command.add_argument(
-        "--release", type=Path, help="a folder to lay out what is new in: a folder for each tag"
-    )
-    command.set_defaults(run=_index)
-    command = add_command("schema", "print a JSON schema of the file, for editors")
-    command.set_defaults(run=_schema)
+    said = "make the index and its pages, of reports alone"
+    command = add_to_farm(_index, "index", said, "--site")
+    said = "folders of builds (default: dist)"
+    command.add_argument("dist", type=Path, nargs="*", default=[Path("dist")], help=said)
+    said = "a folder to lay out what is new in: a folder for each tag"
+    command.add_argument("--release", type=Path, help=said)
+    add_command(_schema, "schema", "print a JSON schema of the file, for editors")
 
 
 def _farm(given: argparse.Namespace) -> config.Farm:

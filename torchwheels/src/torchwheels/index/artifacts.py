@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 import tempfile
 from pathlib import Path
 
 from torchwheels.errors import UserError
 from torchwheels.index import kept
+from torchwheels.system import processes
 
 
 def fetch(pattern: str, repository: str, run: str, dist: Path) -> list[Path]:
@@ -29,9 +29,7 @@ def fetch(pattern: str, repository: str, run: str, dist: Path) -> list[Path]:
     with tempfile.TemporaryDirectory(prefix="torchwheels-") as folder:
         command = ["gh", "run", "download", *([run] if run else []), f"--pattern={pattern}"]
         command += [f"--repo={repository}"] if repository else []
-        done = subprocess.run(
-            [*command, f"--dir={folder}"], capture_output=True, text=True, errors="replace"
-        )
+        done = processes.ask([*command, f"--dir={folder}"])
         if done.returncode:
             raise UserError(
                 f"`gh` cannot fetch {pattern} ({' '.join(done.stderr.split())}): check the names, and that you may "

@@ -6,12 +6,11 @@ import ast
 import functools
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 
 from torchwheels.errors import UserError
-from torchwheels.system import output
+from torchwheels.system import output, processes
 
 _OF_UV = {
     "index-url": "UV_DEFAULT_INDEX",
@@ -42,9 +41,7 @@ def pip_settings(command: str) -> dict[str, str]:
 @functools.cache
 def _pip_config(variables: tuple[tuple[str, str], ...]) -> str:
     command = [sys.executable, "-m", "pip", "config", "list"]
-    done = subprocess.run(
-        command, env=dict(variables), capture_output=True, text=True, errors="replace"
-    )
+    done = processes.ask(command, env=dict(variables))
     if done.returncode:
         raise UserError(f"pip cannot read its configuration: {' '.join(done.stderr.split())}")
     return done.stdout

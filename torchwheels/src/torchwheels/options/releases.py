@@ -9,7 +9,6 @@ import functools
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from torchwheels.errors import UserError
-from torchwheels.system import AARCH64, X86_64, Machine, machines
+from torchwheels.system import AARCH64, X86_64, Machine, machines, processes
 
 RELEASE = "release"
 """What targets of the wheel without a label have instead of a variant's label."""
@@ -344,7 +343,7 @@ print(json.dumps({"version": said["__version__"], "cuda": said["cuda"], "python"
 
 
 def _torch_of(python: Path) -> dict[str, Any] | None:
-    done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, errors="replace")
+    done = processes.ask([python, "-c", _ASK])
     if done.returncode != 0:
         raise UserError(
             f"{python} cannot say which torch it has: {done.stderr.strip().splitlines()[-1]}"

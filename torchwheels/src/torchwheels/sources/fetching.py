@@ -30,7 +30,7 @@ from unearth.preparer import download_link
 
 from torchwheels.errors import UserError
 from torchwheels.options import indexes
-from torchwheels.system import MARK, sandbox
+from torchwheels.system import MARK, processes, sandbox
 
 EXPECTED = (
     "a source is a folder, an archive (.tar.gz or .zip), `NAME==VERSION` from PyPI, or "
@@ -327,13 +327,7 @@ def _variables() -> dict[str, str]:
 def _git(arguments: list[str], purpose: str, way_out: str = "") -> str:
     """What git prints; an error says what it was for."""
     try:
-        done = subprocess.run(
-            ["git", *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=_variables(),
-        )
+        done = processes.ask(["git", *arguments], env=_variables())
     except FileNotFoundError:
         raise UserError(f"there is no `git` command to {purpose}: install git") from None
     if done.returncode != 0:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchwheels.errors import UserError
+from torchwheels.system import processes
 
 _CALLS_THE_NEXT = ("ccache", "sccache", "distcc", "icecc")
 
@@ -101,7 +102,7 @@ def gpus() -> list[str]:
     """The compute capabilities of the GPUs that the driver lists, each once; none where it lists none."""
     command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=30)
+        done = processes.ask(command, timeout=30)
     except (OSError, subprocess.TimeoutExpired):  # it is the driver's
         return []
     return sorted(

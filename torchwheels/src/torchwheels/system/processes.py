@@ -49,6 +49,11 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
+def ask(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` of what starts nothing else; what it says is kept, as text of whatever encoding."""
+    return subprocess.run(command, capture_output=True, text=True, errors="replace", **options)
+
+
 def start(command: Sequence[str | Path], **options: Any) -> subprocess.Popen[Any]:
     """Starts `command`, whose processes end at the latest with the thread that calls this."""
     between = [sys.executable, "-I", "-S", __file__, str(os.getpid()), *map(str, command)]

@@ -7,7 +7,6 @@ import functools
 import os
 import re
 import struct
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.enums import ENUM_ST_INFO_TYPE
 
 from torchwheels.errors import UserError
-from torchwheels.system import Machine, machines
+from torchwheels.system import Machine, machines, processes
 
 LIBRARIES = (
     "libstdc++.so.6",
@@ -37,9 +36,7 @@ LIBRARIES = (
 def asked(compiler: str, kind: str, name: str) -> str:
     """What the compiler says where it has a program or a file: the name alone, where it knows no better."""
     command = [compiler, f"-print-{kind}-name={name}"]
-    return subprocess.run(
-        command, capture_output=True, text=True, errors="replace", check=True
-    ).stdout.strip()
+    return processes.ask(command, check=True).stdout.strip()
 
 
 def allowed_versions(manylinux: str, machine: Machine) -> frozenset[str]:
