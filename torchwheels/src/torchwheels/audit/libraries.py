@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 
 from packaging.specifiers import SpecifierSet
 
-from torchwheels.options import Expectation, minor, numbers, openmp, releases
+from torchwheels.options import Expectation, minor, numbers, openmp, releases, runs_on
 from torchwheels.system import Machine, machines
 from torchwheels.wheel import Library, Wheel, admitted, demangle, linux, stable_functions
 
@@ -200,7 +200,7 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     else:
         for name, code in found.items():
             names = [each.removesuffix("+PTX") for each in wanted]
-            lacking = [x for x in names if not any(_serves(y, x) for y in code.machine_code)]
+            lacking = [x for x in names if not any(runs_on(y, x) for y in code.machine_code)]
             ptx = [each.removesuffix("+PTX") for each in wanted if each.endswith("+PTX")]
             # The driver makes code for any newer GPU of it, but of that for 9.0a alone.
             for_newer = [numbers(each) for each in code.ptx if each[-1].isdigit()]
@@ -219,14 +219,6 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 def _calls_cuda(library: Library) -> bool:
     """Whether it uses GPUs without code of its own for one: it asks for streams, say, or calls cuBLAS."""
     return any(_OF_CUDA_LIBRARIES.search(demangle(symbol)) for symbol in library.undefined)
-
-
-def _serves(code: str, gpu: str) -> bool:
-    """Whether machine code for one compute capability runs on GPUs of another: on newer ones of its major version."""
-    if not (code[-1].isdigit() and gpu[-1].isdigit()):  # 9.0a, which runs on GPUs of 9.0 alone
-        return gpu in (code, code.rstrip("abcdef"))
-    (major, minor), (gpus_major, gpus_minor) = numbers(code), numbers(gpu)
-    return major == gpus_major and minor <= gpus_minor
 
 
 def bundled_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:

@@ -42,22 +42,17 @@ def make_stubs(folder: Path, compiler: str, manylinux: str, machine: Machine) ->
     system's.
     """
     for name, data in _stubs(compiler, manylinux, machine).items():
-        file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
 
 
 @functools.cache
-def _stubs(compiler: str, manylinux: str, machine: Machine) -> dict[str, bytes]:
+def _stubs(compiler: str, manylinux: str, machine: Machine) -> dict[Path, bytes]:
     """The files of the stubs: made once for all builds of a process."""
     with tempfile.TemporaryDirectory(prefix="torchwheels-stubs-") as name:
         folder = Path(name)
         _compile_stubs(folder, compiler, manylinux, machine)
-        return {
-            str(path.relative_to(folder)): path.read_bytes()
-            for path in folder.rglob("*")
-            if path.is_file()
-        }
+        return {x.relative_to(folder): x.read_bytes() for x in folder.rglob("*") if x.is_file()}
 
 
 def _compile_stubs(folder: Path, compiler: str, manylinux: str, machine: Machine) -> None:
@@ -73,12 +68,8 @@ def _compile_stubs(folder: Path, compiler: str, manylinux: str, machine: Machine
         flags = ["-shared", "-nostdlib", f"-Wl,-soname,{name}"]
         if symbols:  # an empty script is an error
             flags.append(f"-Wl,--version-script={script}")
-        subprocess.run(
-            [compiler, *flags, "-o", stub, "-x", "assembler", "-"],
-            input=_assembler(symbols),
-            text=True,
-            check=True,
-        )
+        command = [compiler, *flags, "-o", str(stub), "-x", "assembler", "-"]
+        subprocess.run(command, input=_assembler(symbols), text=True, check=True)
     _make_newer_glibc(folder / "libnewer_glibc.a", compiler)
 
 
@@ -120,9 +111,8 @@ def _make_newer_glibc(archive: Path, compiler: str) -> None:
         object_file = archive.with_name(f"{source.stem}.o")
         flags = ["-std=c11", "-O2", "-fPIC", "-fvisibility=hidden"]
         subprocess.run([compiler, *flags, "-c", source, "-o", object_file], check=True)
-        subprocess.run(
-            [linux.asked(compiler, "prog", "objcopy"), "--weaken", object_file], check=True
-        )
+        objcopy = linux.asked(compiler, "prog", "objcopy")
+        subprocess.run([objcopy, "--weaken", object_file], check=True)
         objects.append(object_file)
     subprocess.run([linux.asked(compiler, "prog", "ar"), "rcsD", archive, *objects], check=True)
 
@@ -139,6 +129,5 @@ def _version_script(symbols: dict[str, tuple[str, str]]) -> str:
     members: dict[str, list[str]] = {}
     for name, (version, _) in sorted(symbols.items()):
         members.setdefault(version, []).append(name)
-    return "".join(
-        f"{version} {{ {'; '.join(names)}; }};\n" for version, names in sorted(members.items())
-    )
+    lines = (f"{version} {{ {'; '.join(names)}; }};" for version, names in sorted(members.items()))
+    return "\n".join([*lines, ""])

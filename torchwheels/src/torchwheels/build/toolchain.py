@@ -41,10 +41,8 @@ def read_toolkit(home: Path) -> CudaToolkit:
     """Asks the nvcc in `home` for its version."""
     nvcc = home / "bin" / "nvcc"
     if not nvcc.is_file():
-        raise UserError(
-            f"CUDA_HOME is {home}, but there is no {nvcc}: set it to the folder of a CUDA toolkit, or "
-            "unset it"
-        )
+        way_out = "set it to the folder of a CUDA toolkit, or unset it"
+        raise UserError(f"CUDA_HOME is {home}, but there is no {nvcc}: {way_out}")
     output = processes.ask([nvcc, "--version"], check=True).stdout
     found = re.search(r"\bV(\d+\.\d+(?:\.\d+)?)", output)
     if found is None:
@@ -61,11 +59,9 @@ def pip_toolkit(target: Target) -> tuple[str, ...]:
     return (releases.load().toolkit,)
 
 
-def toolkit_of_cuda_home(
-    target: Target, environ: Mapping[str, str] = os.environ
-) -> CudaToolkit | None:
+def toolkit_of_cuda_home(target: Target) -> CudaToolkit | None:
     """The toolkit that CUDA_HOME names; None where it is unset or of another major version."""
-    home = environ.get("CUDA_HOME")
+    home = os.environ.get("CUDA_HOME")
     if not home or target.cuda is None:
         return None
     toolkit = read_toolkit(Path(home))
@@ -150,9 +146,7 @@ def with_usual_layout(
     nvvm.mkdir()
     for part in sorted((toolkit.home / "nvvm").glob("*")):
         (nvvm / part.name).symlink_to(part)
-    if not (
-        nvvm / "lib64"
-    ).exists():  # where nvlink looks for what optimises over all files (-dlto)
+    if not (nvvm / "lib64").exists():  # where nvlink looks for what optimises all files (-dlto)
         (nvvm / "lib64").mkdir()
         for file in (toolkit.home / "lib").glob("libnvvm.so.*"):
             (nvvm / "lib64" / "libnvvm.so").symlink_to(file)
@@ -173,11 +167,11 @@ def host_compiler(machine: Machine) -> HostCompiler:
     """gcc and g++ for `machine`, where PATH has them."""
     cc, cxx = machine.compiler("gcc"), machine.compiler("g++")
     if cc is None or cxx is None:
-        name, package = (
-            ("g++", "g++") if machine.is_here else (f"{machine.triplet}-g++", machine.package)
+        prefix, package = (
+            ("", "g++") if machine.is_here else (f"{machine.triplet}-", machine.package)
         )
         raise UserError(
-            f"there is no C++ compiler {name} on PATH: install one, e.g. `apt-get install {package}`"
+            f"there is no C++ compiler {prefix}g++ on PATH: install one, e.g. `apt-get install {package}`"
         )
     said = processes.ask([cxx, "--version"], check=True).stdout
     return HostCompiler(cc, cxx, said.partition("\n")[0], machine)
@@ -214,19 +208,17 @@ def make_wrappers(
         "links": str(folder / LINKS),
         "flags": shlex.join([*flags, "-isystem", f"{baseline}/include"]),
     }
-    lines = [f"# {compiler.version}\n"]
-    lines += [f"{name}={shlex.quote(value)}\n" for name, value in settings.items()]
+    lines = [f"# {compiler.version}", *(f"{k}={shlex.quote(v)}" for k, v in settings.items())]
     # Error messages of torch's headers hold paths, which GCC would take from the targets of links
     # instead where those are shorter. Clang does not, and does not know the flag.
-    lines += [
-        'case ${0##*/} in *clang*) ;; *) flags="$flags -fno-canonical-system-headers" ;; esac\n'
-    ]
-    lines += ["case ${0##*/} in\n"]
+    flag = "-fno-canonical-system-headers"
+    lines += [f'case ${{0##*/}} in *clang*) ;; *) flags="$flags {flag}" ;; esac']
+    lines += ["case ${0##*/} in"]
     for name, path in _compilers(compiler).items():
-        lines += [f"    {name}) compiler={shlex.quote(path)} ;;\n"]
+        lines += [f"    {name}) compiler={shlex.quote(path)} ;;"]
         shutil.copy(WRAPPERS / "shell" / "compiler", commands / name)
         (commands / name).chmod(0o755)
-    (commands / "settings").write_text("".join([*lines, "esac\n"]))
+    (commands / "settings").write_text("\n".join([*lines, "esac", ""]))
     return commands
 
 
@@ -274,29 +266,16 @@ def _compilers(compiler: HostCompiler) -> dict[str, str]:
     return found
 
 
-def compiler_variables() -> dict[str, str]:
-    """What has builds take the wrappers, whatever the folder in which Python's settings have a compiler.
-
-    Nor do they link with what else these settings say, such as where this machine's Python is.
-    """
-    found = {"CC": "gcc", "CXX": "g++", "LDSHARED": "gcc -shared", "LDCXXSHARED": "g++ -shared"}
-    # torch would call a compiler cache, which takes each build's wrappers for other compilers.
-    return {**found, "TORCH_NO_COMPILER_WRAPPER": "1"}
-
-
 def common_path(folder: Path) -> list[str]:
     """The system's folders of commands, without any nvcc: a link in `folder` stands for each other."""
-    found = []
-    for number, common in enumerate(_COMMON_FOLDERS):
-        if not (Path(common) / "nvcc").exists():
-            found.append(common)
-            continue
-        shadow = folder / f"commands-{number}"
-        shadow.mkdir(parents=True)
-        for command in Path(common).iterdir():
-            if command.name != "nvcc":
+    found = [*_COMMON_FOLDERS]
+    for number, common in enumerate(map(Path, _COMMON_FOLDERS)):
+        if (common / "nvcc").exists():
+            shadow = folder / f"commands-{number}"
+            shadow.mkdir(parents=True)
+            for command in (x for x in common.iterdir() if x.name != "nvcc"):
                 (shadow / command.name).symlink_to(command)
-        found.append(str(shadow))
+            found[number] = str(shadow)
     return found
 
 
@@ -306,19 +285,16 @@ def parallel_jobs(
     """How many compilers to run at once: MAX_JOBS, or what the cores and the memory (GB) allow."""
     if asked := asked_jobs(environ):
         return asked
+    cores, memory = [float(len(os.sched_getaffinity(0)))], []
     # The files of both versions of cgroups.
-    times = [
-        *_cgroup_values(root, "cpu", "cpu.max"),
-        *_cgroup_values(root, "cpu", "cpu.cfs_quota_us", "cpu.cfs_period_us"),
-    ]
-    limits = [
-        *_cgroup_values(root, "memory", "memory.max"),
-        *_cgroup_values(root, "memory", "memory.limit_in_bytes"),
-    ]
-    quotas = [int(quota) / int(period) for quota, period in times if quota not in ("max", "-1")]
-    cores = min([float(len(os.sched_getaffinity(0))), *quotas])
-    memory = min([_available_memory(root), *(int(each) for (each,) in limits if each != "max")])
-    return max(1, min(int(cores), int(memory / (memory_per_job * 1e9))))
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        said = [x for x in _cgroup_values(root, *names) if x[0] not in ("max", "-1")]
+        cores += [int(quota) / int(period) for quota, period in said]
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        memory += [int(x) for (x,) in _cgroup_values(root, name) if x != "max"]
+    text = (root / "proc/meminfo").read_text()
+    memory += [int(x) * 1024 for x in re.findall(r"(?m)^MemAvailable:\s+(\d+) kB", text)]
+    return max(1, int(min(*cores, min(memory) / (memory_per_job * 1e9))))
 
 
 def asked_jobs(environ: Mapping[str, str] = os.environ) -> int:
@@ -334,15 +310,7 @@ def memory_per_job(project: Project, target: Target) -> float:
     return project.memory_per_job or MEMORY_PER_JOB["cuda" if target.cuda else "cpu"]
 
 
-def _available_memory(root: Path) -> int:
-    found = re.search(
-        r"^MemAvailable:\s+(\d+) kB", (root / "proc/meminfo").read_text(), re.MULTILINE
-    )
-    assert found is not None
-    return int(found[1]) * 1024
-
-
-def _cgroup_values(root: Path, controller: str, *names: str) -> Iterator[list[str]]:
+def _cgroup_values(root: Path, *names: str) -> Iterator[list[str]]:
     """The words of the files `names` in this process's cgroup and those above, of both versions.
 
     A container often sees its own cgroup mounted at the top, under another path than
@@ -350,13 +318,9 @@ def _cgroup_values(root: Path, controller: str, *names: str) -> Iterator[list[st
     """
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        mount = root / "sys/fs/cgroup" / (controller if controllers else "")
-        inside = mount / path.lstrip("/")
-        for folder in (inside, *inside.parents):
-            if not folder.is_relative_to(mount):
-                break
-            files = [folder / name for name in names]
-            if all(file.is_file() for file in files):
-                yield [word for file in files for word in file.read_text().split()]
+        for mount in (root / "sys/fs/cgroup" / x for x in controllers.split(",")):
+            inside = mount / path.lstrip("/")
+            for folder in (x for x in (inside, *inside.parents) if x.is_relative_to(mount)):
+                files = [folder / name for name in names]
+                if all(file.is_file() for file in files):
+                    yield [word for file in files for word in file.read_text().split()]

@@ -19,6 +19,14 @@ from torchwheels.system import cache
 
 _SINCE_1980 = "315532800"  # the oldest time that a zip file can name
 
+# Builds take the wrappers, whatever the folder in which Python's settings have a compiler, and link with nothing else
+# that these settings say, such as where this machine's Python is. torch would call a compiler cache, which takes each
+# build's wrappers for other compilers.
+_COMPILERS = {
+    "CC": "gcc", "CXX": "g++", "LDSHARED": "gcc -shared", "LDCXXSHARED": "g++ -shared",
+    "TORCH_NO_COMPILER_WRAPPER": "1",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Workplace:
@@ -79,18 +87,16 @@ def variables_of(place: Workplace) -> dict[str, str]:
         *toolchain.common_path(work),
     ]
     jobs = str(toolchain.parallel_jobs(toolchain.memory_per_job(place.project, target)))
-    variables = (
-        toolchain.cache_variables(_compiler_cache(place), work)
-        | environments.clean_variables(place.home)
-        | toolchain.compiler_variables()
-        | {
-            "PATH": os.pathsep.join(map(str, commands)),
-            "MAX_JOBS": jobs,
-            "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
-            "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", _SINCE_1980),
-            "FORCE_CUDA": "1" if toolkit else "0",
-        }
-    )
+    variables = {
+        **toolchain.cache_variables(_compiler_cache(place), work),
+        **environments.clean_variables(place.home),
+        **_COMPILERS,
+        "PATH": os.pathsep.join(map(str, commands)),
+        "MAX_JOBS": jobs,
+        "CMAKE_BUILD_PARALLEL_LEVEL": jobs,
+        "SOURCE_DATE_EPOCH": os.environ.get("SOURCE_DATE_EPOCH", _SINCE_1980),
+        "FORCE_CUDA": "1" if toolkit else "0",
+    }
     if place.fresh:
         variables |= {"CCACHE_RECACHE": "1", "SCCACHE_RECACHE": "1"}
     if toolkit:
@@ -121,12 +127,11 @@ def _write_start(place: Workplace) -> None:
     cuda = place.target.cuda
     named = place.project.architectures(place.target)
     pretended = named[-1].removesuffix("+PTX") if cuda and named else None
+    own = place.project.variables(project.values_of(place.target))
     settings = {
         "hide-toolkit": cuda is None,
         "pretend-gpu": pretended if place.project.pretend_gpu else None,
-        "architectures": place.project.variables(project.values_of(place.target))[
-            "TORCH_CUDA_ARCH_LIST"
-        ],
+        "architectures": own["TORCH_CUDA_ARCH_LIST"],
         "gencode": [*gencode(named)] if cuda else [],
     }
     start.with_suffix(".json").write_text(json.dumps(settings))

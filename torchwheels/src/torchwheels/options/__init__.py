@@ -21,11 +21,12 @@ from torchwheels.options.releases import (
     minor,
     numbers,
     openmp,
+    runs_on,
     sm,
 )
 
 __all__ = [
     "RELEASE", "Cuda", "Expectation", "Project", "Releases", "Target", "Values", "cmake_architecture",
     "expectation_of", "filled", "gencode", "indexes", "machine_of", "minor", "numbers", "of_table", "openmp",
-    "preset", "project", "releases", "schema", "sm",
+    "preset", "project", "releases", "runs_on", "schema", "sm",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import fnmatch
@@ -164,26 +165,25 @@ class Project(Options, frozen=True, dict=True):
             raise UserError(
                 f"the option `release` is {self.release!r}, but one of {', '.join(table.cudas)} is expected"
             )
-        own = self.own_releases
-        torches = [
-            Torch(x.version, (x.cuda,) if x.cuda else (), x.pythons, own=True, index=x.index)
-            for x in own
-        ]
-        cudas = [Cuda(x.cuda, x.version, x.image, x.architectures) for x in own if x.cuda]
-        return dataclasses.replace(table.with_own(torches, cudas), release=self.release)
+        torches, cudas = [*table.torches], {**table.cudas}
+        for x in self.own_releases:
+            of_cuda = (x.cuda,) if x.cuda else ()
+            torches.append(Torch(x.version, of_cuda, x.pythons, own=True, index=x.index))
+            if x.cuda:
+                cudas.setdefault(x.cuda, Cuda(x.cuda, x.version, x.image, x.architectures))
+        return dataclasses.replace(table, torches=tuple(torches), cudas=cudas, release=self.release)
 
     def in_folder(self, subdirectory: str) -> Project:
         """The options, for the project in that folder of the sources."""
         table = {**self.table, "subdirectory": subdirectory}
-        return of_table(table, "the options", file=self.file, name=self.name)
+        return of_table(table, "the options", self.file, self.name)
 
     def of_target(self, target: Target, preset: Mapping[str, Any] | None = None) -> Project:
         """The options of one target: those of the table, over those of a `preset`, with what overrides replace."""
         table = merged(_table_of_target(preset or {}, target), _table_of_target(self.table, target))
         if table == self.table:
             return self
-        where = f"the options of {target.name}"
-        return of_table(table, where, file=self.file, name=self.name)
+        return of_table(table, f"the options of {target.name}", self.file, self.name)
 
     def chosen_targets(self) -> tuple[Target, ...]:
         """What the project is tested with."""
@@ -223,17 +223,16 @@ class Project(Options, frozen=True, dict=True):
         found: dict[str, str | list[str]] = {}
         for name, given in self.config_settings.items():
             where = f"the option `config-settings` sets {name}"
-            if isinstance(given, list):
-                found[name] = [filled(each, values, where) for each in given]
-            else:
-                found[name] = filled(given, values, where)
+            several = [
+                filled(x, values, where) for x in ([given] if isinstance(given, str) else given)
+            ]
+            found[name] = several[0] if isinstance(given, str) else several
         return found
 
     def architectures(self, target: Target) -> tuple[str, ...]:
         """The GPU compute capabilities that a wheel of `target` has code for."""
-        return tuple(
-            re.findall(r"[^; ]+", self.variables(values_of(target))["TORCH_CUDA_ARCH_LIST"])
-        )
+        said = self.variables(values_of(target))["TORCH_CUDA_ARCH_LIST"]
+        return tuple(re.findall(r"[^; ]+", said))
 
 
 @dataclass(frozen=True)
@@ -355,9 +354,9 @@ def load(file: Path) -> Project:
         file,
         "`--config` names a TOML file with the options, or the pyproject.toml that has them under [tool.torchwheels]",
     )
-    table = data if file.name != "pyproject.toml" else {}
+    whole = data if file.name != "pyproject.toml" else {}
     try:
-        table = data.get("tool", {}).get("torchwheels", table)
+        table = data.get("tool", {}).get("torchwheels", whole)
         name = canonicalize_name(data.get("project", {}).get("name", ""))
     except AttributeError:
         raise UserError(f"{file}: [tool] and [project] are tables, and a name is a text") from None
@@ -375,13 +374,13 @@ def of_file(table: Mapping[str, Any], file: Path, where: str, name: str = "") ->
     if others := {*found.small_targets()} - {*found.chosen_targets()}:
         name = min(x.name for x in others)
         raise UserError(f"{where}: small names {name}, which is none of the project's targets")
+    names = [target.name for target in found.releases.targets]
     for pattern in (x for each in found.overrides for x in _selected(each.select)):
-        if not any(fnmatch.fnmatchcase(target.name, pattern) for target in found.releases.targets):
+        if not fnmatch.filter(names, pattern):
             raise UserError(
                 f"{where}: overrides select {pattern!r}, but no target is named so (`torchwheels targets` lists all)"
             )
-    patches = [x for each in found.overrides for x in each.patches]
-    for patch in (*found.patches, *patches):
+    for patch in (x for each in (found, *found.overrides) for x in each.patches):
         if not (file.parent / patch).is_file():
             raise UserError(f"{where}: patches has {patch!r}, but there is no such file beside it")
     return found
@@ -463,24 +462,19 @@ def _check(options: Table, where: str) -> None:
 
 
 def _like(pattern: str) -> Callable[[str], object]:
-    def check(text: str) -> None:
-        if not re.fullmatch(pattern, text):
-            raise ValueError
-
-    return check
+    return re.compile(pattern).fullmatch
 
 
-def _is_inside(text: str) -> None:
-    if Path(text).is_absolute() or ".." in Path(text).parts:
-        raise ValueError
+def _is_inside(text: str) -> bool:
+    return not Path(text).is_absolute() and ".." not in Path(text).parts
 
 
-def _is_for_pip(text: str) -> None:
-    if not text.startswith("-") and "/" not in text:  # else an option, a path or an address
-        Requirement(text)
+def _is_for_pip(text: str) -> object:
+    is_no_name = text.startswith("-") or "/" in text  # but an option, a path or an address
+    return is_no_name or Requirement(text)
 
 
-# For options of one kind of texts: which, and what raises ValueError at another.
+# For options of one kind of texts: which, and what returns None or False, or raises ValueError, at another.
 _TEXTS: dict[str, tuple[str, Callable[[str], object]]] = {
     "subdirectory": ("a folder in the sources is", _is_inside),
     "paths": ("a path in the sources is", _is_inside),
@@ -517,10 +511,10 @@ def _check_value(name: str, value: Any, where: str) -> None:
     if name in _TEXTS and value != "":
         expected, check = _TEXTS[name]
         for text in [value] if isinstance(value, str) else value:
-            try:
-                check(text)
-            except ValueError:
-                raise UserError(f"{where} has {text!r}, but {expected} expected") from None
+            with contextlib.suppress(ValueError):
+                if check(text) not in (None, False):
+                    continue
+            raise UserError(f"{where} has {text!r}, but {expected} expected")
     if name in ("before_build", "repair"):
         paths = {"wheel": "", "dest": ""}
         filled(value, paths if name == "repair" else _any_values(), f"{where} is set")

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from packaging.requirements import Requirement
@@ -69,6 +69,13 @@ def openmp(torch: str) -> str:
 def sm(architecture: str) -> str:
     """`90` of `9.0+PTX`."""
     return architecture.removesuffix("+PTX").replace(".", "")
+
+
+def runs_on(code: str, gpu: str) -> bool:
+    """Whether machine code for one compute capability runs on GPUs of another: on newer ones of its major version."""
+    if not (code[-1].isdigit() and gpu[-1].isdigit()):  # 9.0a, which runs on GPUs of 9.0 alone
+        return gpu in (code, code.rstrip("abcdef"))
+    return numbers(code)[0] == numbers(gpu)[0] and numbers(code) <= numbers(gpu)
 
 
 @dataclass(frozen=True)
@@ -147,14 +154,14 @@ class Target:
     def architectures(self) -> tuple[str, ...]:
         """The GPU compute capabilities to compile for."""
         said = os.environ.get("TORCHWHEELS_ARCHITECTURES", "")
-        asked = [] if said == "all" else said.split()
+        asked = () if said == "all" else tuple(said.split())
         for architecture in asked:
             if not re.fullmatch(ARCHITECTURE, architecture):
                 raise UserError(
                     f"TORCHWHEELS_ARCHITECTURES names {architecture!r}, but GPU compute capabilities "
                     "such as `8.0 9.0a 12.0+PTX`, or `all`, are expected"
                 )
-        return (tuple(asked) or self.cuda.architectures) if self.cuda else ()
+        return (asked or self.cuda.architectures) if self.cuda else ()
 
     def for_gpus(self, capabilities: Iterable[str]) -> str:
         """What of the target's architectures GPUs of these run, as TORCHWHEELS_ARCHITECTURES has it.
@@ -162,16 +169,8 @@ class Target:
         Empty where one of them would have to compile PTX.
         """
         ours = [x.removesuffix("+PTX") for x in self.cuda.architectures] if self.cuda else []
-        found = []
-        for each in capabilities:
-            # Machine code runs on later GPUs of the same major version.
-            runs = [
-                x for x in ours if x[-1].isdigit()
-                and numbers(x)[0] == numbers(each)[0] and numbers(x) <= numbers(each)
-            ]  # fmt: skip
-            if not runs:
-                return ""
-            found.append(max(runs, key=numbers))
+        runs = [[x for x in ours if runs_on(x, gpu)] for gpu in capabilities]
+        found = [max(each, key=numbers) for each in runs] if all(runs) else []
         return " ".join(dict.fromkeys(found))
 
 
@@ -208,40 +207,22 @@ class Releases:
                     cuda = self.cudas[self.release]
                     of_cpu = self._target(python, torch, None)
                     found.append(replace(of_cpu, cuda=cuda, image=cuda.image, is_release=True))
-        found += [
-            replace(target, machine=AARCH64)
-            for target in found
-            if not target.is_release and self._is_for_aarch64(target)
-        ]
-        one_of_each = {target.name: target for target in found}  # a project's own is the last
-        return tuple(
-            sorted(one_of_each.values(), key=lambda x: (x.label, numbers(x.python_version)))
-        )
+        for target in [x for x in found if not x.is_release]:
+            built = self.torch(target.torch).aarch64
+            if built and (target.cuda is None or target.cuda.version == built):
+                found.append(replace(target, machine=AARCH64))
+        one_of_each = {target.name: target for target in found}.values()  # a project's own is last
+        return tuple(sorted(one_of_each, key=lambda x: (x.label, numbers(x.python_version))))
 
     def _target(self, python: str, torch: Torch, cuda: Cuda | None) -> Target:
-        unnamed, image = (
-            (cuda.torch, cuda.image) if cuda else (self.cpu["torch"], self.cpu["image"])
-        )
+        usual = {"torch": cuda.torch, "image": cuda.image} if cuda else self.cpu
         extra = cuda is not None and cuda.version != torch.cudas[0]
+        # PyTorch's index has one of each CUDA, with that in its version.
+        version = f"{torch.version}+{cuda.label}" if cuda and extra else torch.version
+        named = minor(version) != minor(usual["torch"])
         return Target(
-            python,
-            # PyTorch's index has one of each CUDA, with that in its version.
-            f"{torch.version}+{cuda.label}" if cuda and extra else torch.version,
-            cuda,
-            image,
-            names_torch=minor(torch.version) != minor(unnamed),
-            is_extra=extra,
-            index=torch.index,
+            python, version, cuda, usual["image"], named, is_extra=extra, index=torch.index
         )
-
-    def with_own(self, own: Iterable[Torch], cudas: Iterable[Cuda]) -> Releases:
-        """The table with releases of a project's own, which take the place of others of their names."""
-        torches = (*self.torches, *own)
-        return replace(self, torches=torches, cudas={x.version: x for x in cudas} | {**self.cudas})
-
-    def _is_for_aarch64(self, target: Target) -> bool:
-        built = self.torch(target.torch).aarch64
-        return built != "" and (target.cuda is None or target.cuda.version == built)
 
     def torch(self, version: str) -> Torch:
         """The release of that minor version."""
@@ -290,17 +271,13 @@ class Releases:
 
         A pattern has torch of the CUDA that PyPI has it of; of others where it names the torch: `3.11-cu126-torch*`.
         """
-        found: dict[str, Target] = {}
+        found: dict[Target, None] = {}
         for pattern in patterns:
-            matches = [
-                x
-                for x in self.targets
-                if x.machine == machine_of(pattern)
-                and fnmatch.fnmatchcase(x.name, pattern)
-                and (not x.is_extra or "-torch" in pattern)
-            ]
-            found |= {target.name: target for target in matches or [self.target(pattern)]}
-        return tuple(found.values())
+            of_machine = [x for x in self.targets if x.machine == machine_of(pattern)]
+            usual = [x for x in of_machine if not x.is_extra or "-torch" in pattern]
+            matches = [x for x in usual if fnmatch.fnmatchcase(x.name, pattern)]
+            found |= dict.fromkeys(matches or [self.target(pattern)])
+        return tuple(found)
 
     def current_target(self, python: Path) -> Target:
         """The target of the torch that the interpreter `python` has."""
@@ -311,13 +288,9 @@ class Releases:
         )
         if torch is None:
             raise UserError(f"{python} has no torch that the wheel could be for: {way_out}")
-        for target in self.targets:
-            if (
-                target.python == torch["python"]
-                and minor(target.torch) == minor(torch["version"])
-                and (target.cuda.version if target.cuda else None) == torch["cuda"]
-                and target.machine.is_here
-            ):
+        own = torch["python"], minor(torch["version"]), torch["cuda"]
+        for target in (x for x in self.targets if x.machine.is_here):
+            if own == (target.python, minor(target.torch), target.cuda and target.cuda.version):
                 return target
         raise UserError(
             f"there is no target for the torch of {python} ({torch['version']} of CUDA "
@@ -348,8 +321,7 @@ def _torch_of(python: Path) -> dict[str, Any] | None:
         raise UserError(
             f"{python} cannot say which torch it has: {done.stderr.strip().splitlines()[-1]}"
         )
-    found: dict[str, Any] | None = json.loads(done.stdout)
-    return found
+    return cast("dict[str, Any] | None", json.loads(done.stdout))
 
 
 @functools.cache
