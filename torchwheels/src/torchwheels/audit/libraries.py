@@ -50,10 +50,9 @@ def platform_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     if _glibc(platforms[0]) != _glibc(proved) or len(processors) != 1:
         yield f"its tag is {said}, but auditwheel proves {proved}"
     elif _glibc(proved) > _glibc(releases.load().manylinux) and not expectation.of_others:
-        newer = "".join(
-            f"; {text}" for text in _newer_symbols(wheel, releases.load().manylinux, machine)
-        )
-        yield f"its tag is {said}, but {releases.load().manylinux} or older is wanted{newer}"
+        oldest = releases.load().manylinux
+        newer = "".join(f"; {text}" for text in _newer_symbols(wheel, oldest, machine))
+        yield f"its tag is {said}, but {oldest} or older is wanted{newer}"
     for path, library in wheel.libraries.items():
         if library.machine != machine.elf:
             yield f"its tag is {said}, but {path} is for another processor ({library.machine})"
@@ -82,15 +81,15 @@ def _newer_symbols(wheel: Wheel, manylinux: str, machine: Machine) -> Iterator[s
     """What the libraries use that the policy does not allow, and what helps."""
     allowed = linux.allowed_versions(manylinux, machine)
     for path, library in wheel.libraries.items():
-        newer = {
-            symbol: version
-            for symbol, version in library.undefined.items()
-            if _OF_LINUX.match(version) and version not in allowed
-        }
+        versions = library.undefined
+        newer = [
+            x
+            for x in sorted(versions)
+            if _OF_LINUX.match(versions[x]) and versions[x] not in allowed
+        ]
         if newer:
-            symbol = min(newer)
             yield (
-                f"{path} uses {_some(sorted(newer))} in the version {newer[symbol]}: it was linked by a "
+                f"{path} uses {_some(newer)} in the version {versions[newer[0]]}: it was linked by a "
                 "compiler of this machine, not by those that a build finds as c++ or cc on PATH and as "
                 "$CXX or $CC: have its setup name the compiler without a folder"
             )
@@ -140,26 +139,21 @@ def python_tag(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 def torch_symbols(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The libraries use nothing of torch that the oldest promised release lacks."""
     promised = _promised(wheel, expectation)
-    declared = expectation.torches
+    first = stable_functions.first_releases()
+    oldest, *_, newest = stable_functions.releases()
     for name, library in wheel.libraries.items():
         stable, classic = wheel.torch_functions(library)
-        if classic and declared and len(promised) > 1:
+        if classic and expectation.torches and len(promised) > 1:
             yield (
                 f"{name} uses {_some(classic)}, C++ of torch, which changes with every release, but "
                 f"torch{expectation.torches} is promised"
             )
-        first = {
-            x: stable_functions.first_releases()[x]
-            for x in stable
-            if x in stable_functions.first_releases()
-        }
         if unknown := [symbol for symbol in stable if symbol not in first]:
             yield (
-                f"{name} uses {_some(unknown)}, which no torch up to {stable_functions.newest_release()} has in "
-                "its list of stable functions"
+                f"{name} uses {_some(unknown)}, which no torch up to {newest} has in its list of stable functions"
             )
         # What the oldest list has may be older.
-        listed = [symbol for symbol in first if first[symbol] != stable_functions.oldest_release()]
+        listed = [symbol for symbol in stable if first.get(symbol, oldest) != oldest]
         newer = [x for x in listed if numbers(first[x]) > numbers(promised[0])]
         if newer := sorted(newer, key=lambda symbol: numbers(first[symbol]), reverse=True):
             yield (
@@ -184,14 +178,13 @@ def _some(symbols: list[str]) -> str:
 def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """The kernels are there for every GPU architecture, and as PTX, unless it only calls CUDA; a CPU wheel has none."""
     target, wanted = expectation.target, expectation.architectures
-    found = {
-        name: library.gpu_code
-        for name, library in wheel.libraries.items()
-        if library.gpu_code and not _is_bundled(name, library)
-    }
+    own = {name: x for name, x in wheel.libraries.items() if not _is_bundled(name, x)}
+    found = {name: library.gpu_code for name, library in own.items() if library.gpu_code}
+    # Without code of its own for a GPU it may ask for streams, say, or call cuBLAS.
+    used = {symbol for library in wheel.libraries.values() for symbol in library.undefined}
     if not target.cuda:
         yield from (f"{name} holds GPU code, but {target.name} is without CUDA" for name in found)
-    elif not found and not any(map(_calls_cuda, wheel.libraries.values())):
+    elif not found and not any(map(_OF_CUDA_LIBRARIES.search, map(demangle, used))):
         yield (
             f"it is silently CPU-only: no library holds GPU code, but {target.name} wants it for "
             f"{' '.join(wanted)}; its setup may ask for a GPU (`pretend-gpu = true`) or for a variable "
@@ -204,11 +197,9 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             ptx = [each.removesuffix("+PTX") for each in wanted if each.endswith("+PTX")]
             # The driver makes code for any newer GPU of it, but of that for 9.0a alone.
             for_newer = [numbers(each) for each in code.ptx if each[-1].isdigit()]
-            lacking += [
-                f"{x} as PTX"
-                for x in ptx
-                if x not in code.ptx and not any(y <= numbers(x.rstrip("af")) for y in for_newer)
-            ]
+            others = [x for x in ptx if x not in code.ptx]
+            made = [x for x in others if any(y <= numbers(x.rstrip("af")) for y in for_newer)]
+            lacking += [f"{x} as PTX" for x in others if x not in made]
             if lacking:
                 yield (
                     f"{name} holds no GPU code for {', '.join(lacking)}, but {target.name} wants it "
@@ -216,19 +207,12 @@ def gpu_code(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
                 )
 
 
-def _calls_cuda(library: Library) -> bool:
-    """Whether it uses GPUs without code of its own for one: it asks for streams, say, or calls cuBLAS."""
-    return any(_OF_CUDA_LIBRARIES.search(demangle(symbol)) for symbol in library.undefined)
-
-
 def bundled_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """No library of CUDA, torch or Python is packed, nor one of anyone else that is not allowed."""
+    way_out = "leave it to torch or the system, or name it in `allow-libraries`"
     for path, library in wheel.libraries.items():
         if _is_bundled(path, library) and not _allowed(_names(path, library), expectation):
-            yield (
-                f"it bundles {path}: a process must not have two, so leave it to torch or the system, or "
-                "name it in `allow-libraries`"
-            )
+            yield f"it bundles {path}: a process must not have two, so {way_out}"
 
 
 def _is_bundled(path: str, library: Library) -> bool:
@@ -259,7 +243,7 @@ def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
                 or _allowed({name}, expectation)
             ):
                 continue
-            if name == openmp(stable_functions.newest_release()):  # and so torch is too old
+            if name == openmp(stable_functions.releases()[-1]):  # and so torch is too old
                 why = f"which torch {oldest} has as {torchs}: require torch>=2.7"
             else:
                 why = "which a system may lack: link it statically"
@@ -276,10 +260,8 @@ def executable_stack(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """No library wants a stack that can be executed: newer systems do not load it."""
     for path, library in wheel.libraries.items():
         if library.executable_stack:
-            yield (
-                f"{path} wants an executable stack, with which glibc 2.41 and newer do not load it: link "
-                "with -z noexecstack"
-            )
+            why = "with which glibc 2.41 and newer do not load it: link with -z noexecstack"
+            yield f"{path} wants an executable stack, {why}"
 
 
 def memory(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
@@ -302,7 +284,5 @@ def fast_math(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """No library changes the arithmetic of the whole process when it is loaded (`-ffast-math` does)."""
     for path, library in wheel.libraries.items():
         if library.start_up_sets_fast_math:
-            yield (
-                f"{path} makes the whole process flush denormal numbers to zero when it is loaded: link "
-                "without -ffast-math and -Ofast"
-            )
+            does = "makes the whole process flush denormal numbers to zero when it is loaded"
+            yield f"{path} {does}: link without -ffast-math and -Ofast"

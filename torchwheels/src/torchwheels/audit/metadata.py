@@ -10,7 +10,6 @@ import json
 import re
 import zipfile
 from collections.abc import Iterator
-from typing import Any
 
 from packaging.metadata import ExceptionGroup, Metadata
 from packaging.tags import parse_tag
@@ -20,6 +19,13 @@ from packaging.version import InvalidVersion, Version
 from torchwheels.options import Expectation, minor, numbers
 from torchwheels.wheel import BUILD_RECORD, CUDA_LIBRARY, Wheel, admitted, record_hash
 
+# Python takes metadata under such names in any case.
+_OF_OTHERS = re.compile(
+    r".*\.pth|(site|user)customize(\..*)?|(?i:.*\.(dist|egg)-info)|.*\.data|(torch|nvidia|functorch|torchgen)(\..*)?"
+)
+_OF_ENVIRONMENT = re.compile(
+    r"data/(lib.*|pyvenv\.cfg|pip\.conf)|(data/bin|scripts)/((python|pip)[\d.]*|.*/.*)"
+)
 _TAG_OF_A_PYTHON = re.compile(r"py3\d*-none|(cp3\d+)-(none|abi3|\1t?)")
 
 
@@ -113,7 +119,9 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     try:
         Metadata.from_email(text)
     except ExceptionGroup as group:
-        faults = [x for x in group.exceptions if not _is_early(x)]
+        # Setuptools until 76 names the files of the license before that was in the metadata: no index minds.
+        early = "license-file introduced in metadata version 2.4"
+        faults = [x for x in group.exceptions if not str(x).startswith(early)]
         yield from (f"its metadata are not valid: {error}" for error in faults)
         if faults:
             return
@@ -130,34 +138,16 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             yield f"its metadata require {each.name} from an address, which no index shall have"
 
 
-def _is_early(error: Exception) -> bool:
-    """Whether metadata name the files of the license before their version had that, as those of setuptools until 76.
-
-    No index minds.
-    """
-    return str(error).startswith("license-file introduced in metadata version 2.4")
-
-
 def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """It installs into no other project, and nothing that runs in every start of Python."""
     installed = [(name, *wheel.installed(name)) for name in wheel.files]
     installed += [(f"the script {each}", "scripts", each) for each in _scripts(wheel)]
     for name, scheme, path in installed:
         top = path.partition("/")[0]
-        spoils: object
         if scheme in ("purelib", "platlib"):
-            spoils = (
-                re.fullmatch(r".*\.pth|(site|user)customize(\..*)?", top)
-                # Python takes metadata under such names in any case.
-                or (re.fullmatch(r"(?i).*\.(dist|egg)-info", top) and top != wheel.dist_info)
-                or top.endswith(".data")
-                or top.partition(".")[0] in ("torch", "nvidia", "functorch", "torchgen")
-            )
+            spoils = top != wheel.dist_info and _OF_OTHERS.fullmatch(top)
         else:
-            of_environment = (
-                r"data/(lib.*|pyvenv\.cfg|pip\.conf)|(data/bin|scripts)/((python|pip)[\d.]*|.*/.*)"
-            )
-            spoils = re.fullmatch(of_environment, f"{scheme}/{path}")
+            spoils = _OF_ENVIRONMENT.fullmatch(f"{scheme}/{path}")
         if spoils:
             yield f"it installs {name}, which is of another project or runs in every start of Python"
 
@@ -179,11 +169,9 @@ def record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
         found.setdefault(name, []).extend(said)  # twice is too long
     for name in sorted({path, *found, *wheel.files}):
         row, data = found.get(name, []), wheel.files.get(name)
-        if data is None or len(row) != 2:
-            right = False
-        else:  # its own hash it cannot name
-            size = str(len(data))
-            right = name == path or (row[0] == record_hash(data) and row[1] in ("", size))
+        right = data is not None and len(row) == 2
+        if right and name != path:  # its own hash it cannot name
+            right = row[0] == record_hash(data or b"") and row[1] in ("", str(len(data or b"")))
         if not right:
             yield f"its RECORD is not right about {name}"
 
@@ -221,7 +209,11 @@ def bill_of_materials(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     subject = bill["metadata"]["component"]
     if (subject["name"], subject["version"]) != (wheel.name, str(wheel.version)):
         yield f"its bill of materials is of {subject['name']} {subject['version']}"
-    named = {each["name"]: _sha256(each) for each in bill["components"] if each["type"] == "file"}
+    named = {
+        each["name"]: {x["alg"]: x["content"] for x in each.get("hashes", ())}.get("SHA-256")
+        for each in bill["components"]
+        if each["type"] == "file"
+    }
     hashes = {name: hashlib.sha256(wheel.files[name]).hexdigest() for name in wheel.libraries}
     for name in sorted(hashes.keys() | named.keys()):
         if hashes.get(name) != named.get(name):
@@ -230,7 +222,3 @@ def bill_of_materials(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     if torches != [expectation.target.torch]:
         said = ", ".join(torches) or "none"
         yield f"its bill of materials names torch {said}, not {expectation.target.torch}"
-
-
-def _sha256(component: dict[str, Any]) -> str | None:
-    return next((x["content"] for x in component.get("hashes", []) if x["alg"] == "SHA-256"), None)

@@ -6,7 +6,6 @@ It is stored beside the wheel, not in it: adding the results to the tested file 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from torchwheels import wheel
 from torchwheels.audit import rules
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.options import Expectation, Project, Target, expectation_of, of_table, preset
-from torchwheels.system import read_json, sandbox, sha256, write_text
+from torchwheels.system import as_json, read_json, sandbox, sha256, write_text
 from torchwheels.wheel import Used, Wheel, finish, variants
 
 
@@ -55,9 +54,8 @@ def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
     if found.record and not torch:
         # It was promised on the day what it says, whatever the options are by now; those that its own torch does not
         # satisfy are of another day.
+        torches = options.torch if target.torch in SpecifierSet(options.torch) else ""
         named = (*found.record["architectures"],)
-        is_of_its_day = target.torch in SpecifierSet(options.torch)
-        torches = expectation.torches if is_of_its_day else ""
         expectation = replace(expectation, architectures=named, torches=torches)
     return of(found, expectation) | {"options": project.table}
 
@@ -86,11 +84,7 @@ def of(found: Wheel, expectation: Expectation) -> dict[str, Any]:
         "tags": sorted(map(str, found.tags)),
         "variant": variant(found),
         "build": found.record,
-        "works_with": {
-            "python": found.pythons,
-            "torch": found.torches,
-            "cuda": found.cuda,
-        },
+        "works_with": {"python": found.pythons, "torch": found.torches, "cuda": found.cuda},
         "requires": found.metadata.get_all("Requires-Dist") or [],
         "requires_python": found.metadata["Requires-Python"],
         "summary": found.metadata["Summary"],
@@ -127,14 +121,14 @@ def variant(found: Wheel) -> dict[str, Any] | None:
 
 def write(report: dict[str, Any], path: Path) -> None:
     """Puts the build report of the wheel `path` beside it."""
-    write_text(report_file(path), json.dumps(report, indent=2) + "\n")
+    write_text(report_file(path), as_json(report))
 
 
 def check(report: dict[str, Any]) -> dict[str, Any]:
     """The report of a wheel that was just built; an error has a line for everything that is wrong with that."""
     if found := problems(report):
-        lines = "".join(f"\n  {problem}" for problem in found)
-        raise RefusedError(f"{report['wheel']} does not pass the audit:{lines}")
+        lines = "\n  ".join([f"{report['wheel']} does not pass the audit:", *found])
+        raise RefusedError(lines)
     return report
 
 
@@ -181,9 +175,8 @@ def tests_of(folder: Path, digest: str) -> list[dict[str, Any]]:
             if record["sha256"] == digest:
                 found.append(record)
         except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(
-                f"{file} is no whole record of tests: delete it, or run the tests again"
-            ) from None
+            why = "is no whole record of tests: delete it, or run the tests again"
+            raise UserError(f"{file} {why}") from None
     return found
 
 

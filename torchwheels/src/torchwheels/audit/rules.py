@@ -97,10 +97,8 @@ def target_of(wheel: Wheel, torch: str, releases: Releases) -> Target:
     release = releases.torch(torch)
     image = releases.cpu["image"]
     machine = machines.of_platform(min(tag.platform for tag in wheel.tags))
-    targets = [
-        Target(each, release.version, None, image, True, machine=machine)
-        for each in release.pythons
-    ]
+    usual = release.version, None, image, True
+    targets = (Target(each, *usual, machine=machine) for each in release.pythons)
     target = next(filter(wheel.takes, targets), None)
     if target is None:
         raise UserError(

@@ -115,25 +115,24 @@ def opened(
     """The project's build backend, in processes of the build's environment; its failures are explained."""
     last = ""
 
+    def failed(why: object) -> BuildError:
+        return BuildError(f"{place.target.name} failed: {why}")
+
     def run(
-        cmd: Sequence[str],
-        cwd: str | None = None,
-        extra_environ: Mapping[str, str] | None = None,
+        cmd: Sequence[str], cwd: str | None = None, extra_environ: Mapping[str, str] | None = None
     ) -> None:
         nonlocal last
-        given = {**variables, **(extra_environ or {})}
+        where = {
+            "env": {**variables, **(extra_environ or {})},
+            "cwd": cwd or folder,
+            "umask": 0o022,
+        }
+        shown = output.Shortened(place.work / "source")
+        limit = place.project.time_limit * 60
         try:
-            code, last = processes.follow(
-                [*cmd],
-                place.project.time_limit * 60,
-                hidden=_CHATTER,
-                shown=output.Shortened(place.work / "source"),
-                env=given,
-                cwd=cwd or folder,
-                umask=0o022,
-            )
+            code, last = processes.follow([*cmd], limit, hidden=_CHATTER, shown=shown, **where)
         except subprocess.TimeoutExpired:
-            raise BuildError(f"{place.target.name} failed: {too_long(place.project)}") from None
+            raise failed(too_long(place.project)) from None
         if code != 0:
             raise subprocess.CalledProcessError(code, cmd)
 
@@ -142,9 +141,9 @@ def opened(
     try:
         builder = ProjectBuilder(folder, str(place.environment.python), run)
     except ValueError as error:  # of `backend-path`
-        raise BuildError(f"{place.target.name} failed: its [build-system]: {error}") from None
+        raise failed(f"its [build-system]: {error}") from None
     except BuildException as error:
-        raise BuildError(f"{place.target.name} failed: {error}") from None
+        raise failed(error) from None
     try:
         yield builder
     except BuildBackendException as error:
@@ -161,9 +160,9 @@ def opened(
                 f"; its submodules are empty ({', '.join(empty)}), so try again once `git submodule update --init "
                 "--recursive` has filled them, or build `git+URL@COMMIT`"
             )
-        raise BuildError(f"{place.target.name} failed: {why}") from None
+        raise failed(why) from None
     except BuildException as error:
-        raise BuildError(f"{place.target.name} failed: {error}") from None
+        raise failed(error) from None
 
 
 def too_long(project: Project) -> str:
@@ -189,12 +188,11 @@ def _lacking(place: Workplace, printed: str) -> str:
         name = next(filter(None, found.groups()))
         path = Path(os.path.normpath(copy / place.project.subdirectory / name))
         if not path.is_relative_to(copy):
-            return (
+            why = (
                 f"{os.path.relpath(path, copy)} lies outside of the folder that is built: build the folder that holds "
                 "both, where `--subdirectory` says which part is the project"
-                if path.is_relative_to(cache.place())
-                else ""
             )
+            return why if path.is_relative_to(cache.place()) else ""
     elif found := _NO_HEADER.search(printed):
         ends = (x.relative_to(original) for x in original.rglob(Path(found[1]).name))
         names = (x for x in ends if f"/{x}".endswith(f"/{found[1]}"))
@@ -210,9 +208,8 @@ def _lacking(place: Workplace, printed: str) -> str:
     if (original / file).exists() and not (place.source.folder / file).exists():
         if (original / ".git").exists():
             return f"{lacks}, which git ignores: add it all the same (`git add --force {file}`)"
-        return (
-            f"{lacks}, which lies where builds leave their own: rename the folder {file.parts[0]}"
-        )
+        way_out = f"rename the folder {file.parts[0]}"
+        return f"{lacks}, which lies where builds leave their own: {way_out}"
     return (
         f"{lacks}: an archive on PyPI may be incomplete, so build those of its repository (`git+URL@COMMIT`), and of a "
         "folder git's are taken"

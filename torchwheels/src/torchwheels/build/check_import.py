@@ -69,13 +69,11 @@ def install(path: Path, base: Environment, folder: Path) -> None:
         print(f"torchwheels: {error}; it is imported beside other versions", flush=True)
         environments.install(environment, ["--no-deps", str(path)], variables)
         (torch,) = importlib.metadata.distributions(name="torch", path=[str(base.site_packages)])
-        required = [
-            Requirement(each) for each in read(path).metadata.get_all("Requires-Dist") or []
-        ]
-        for each in required:
+        wanted = [f"torch=={torch.version}"]
+        for each in map(Requirement, read(path).metadata.get_all("Requires-Dist") or []):
             each.specifier = SpecifierSet()
+            wanted.append(str(each))
         with contextlib.suppress(UserError):
-            wanted = [f"torch=={torch.version}", *map(str, required)]
             environments.install(environment, wanted, variables)
 
 
@@ -100,7 +98,8 @@ def check_import(
     )
     if done.returncode != 0:
         last = (done.stderr.strip() or "it died without a word").splitlines()[-1]
-        raise RefusedError(f"{found.path.name} does not import: {demangled(last)}{_way_out(last)}")
+        readable = re.sub(r"\b_Z\w+", lambda symbol: elf.demangle(symbol[0]), last)
+        raise RefusedError(f"{found.path.name} does not import: {readable}{_way_out(last)}")
 
 
 def top_level_modules(names: Iterable[str]) -> list[str]:
@@ -119,24 +118,13 @@ def top_level_modules(names: Iterable[str]) -> list[str]:
     return sorted(".".join(x) for x in found if len(x) == 1 or only or x[0] in holding)
 
 
-def demangled(text: str) -> str:
-    """`text` with its C++ symbols as one reads them."""
-    return re.sub(r"\b_Z\w+", lambda symbol: elf.demangle(symbol[0]), text)
-
-
 def _way_out(said: str) -> str:
-    if "undefined symbol" in said:
-        return (
-            ": the library was linked without what defines it, or is for another torch; add the library "
-            "to its setup.py (a patch), or choose another target"
-        )
-    if "cannot open shared object" in said:
-        return (
-            ": the library is not packed in the wheel nor one of torch's; install it for the build"
-        )
-    if "No module named" in said:
-        return (
-            ": its metadata does not require that module, or it cannot be had; the option `import` names what can "
-            "be imported"
-        )
-    return ""
+    ways_out = {
+        "undefined symbol": "the library was linked without what defines it, or is for another torch; add the library "
+        "to its setup.py (a patch), or choose another target",
+        "cannot open shared object": "the library is not packed in the wheel nor one of torch's; install it for the "
+        "build",
+        "No module named": "its metadata does not require that module, or it cannot be had; the option `import` names "
+        "what can be imported",
+    }
+    return next((f": {way_out}" for part, way_out in ways_out.items() if part in said), "")

@@ -26,9 +26,8 @@ def check_linked(found: Wheel, links: Path, project: Project) -> None:
     """
     linked = {contents(path.read_bytes()) for path in links.iterdir()} - {None}
     for name in found.libraries:
-        allowed = any(
-            fnmatch.fnmatchcase(PurePosixPath(name).name, each) for each in project.allow_libraries
-        )
+        file = PurePosixPath(name).name
+        allowed = any(fnmatch.fnmatchcase(file, each) for each in project.allow_libraries)
         if contents(found.files[name]) not in linked and not allowed:
             settings = preset(found.name).get("environment", {})
             switch = " and ".join(f'{key} = "{value}"' for key, value in settings.items())

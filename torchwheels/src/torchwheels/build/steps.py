@@ -46,55 +46,41 @@ def build_wheel(
     It is put there only after it has passed the audit and was imported, if that can run here. Steps 1 and 3
     use the network; 2 and 4 run without. `fresh` does not use the compiler cache.
     """
-    start = time.monotonic()
-    _check_machine(project, target)
-    toolkit_requirement = toolchain.pip_toolkit(target)
-    any_cuda = bool(project.stable)
-    base = environments.with_torch(target, toolkit_requirement, any_cuda)
-    toolkit = toolchain.find_toolkit(target, base.site_packages)
-    compiler = toolchain.host_compiler(target.machine)
+    start, is_here = time.monotonic(), target.machine.is_here
+    if not is_here and not project.cross_compile:
+        raise UserError(
+            f"{target.name} is for {target.machine.name}, and this machine is {machines.here().name}: build there, or "
+            "with `--backend docker` on an engine that emulates it, or set `cross-compile = true` in "
+            "[tool.torchwheels] where the project's build can do that"
+        )
+    base, toolkit, compiler = toolchain.tools(project, target)
     # The same path for all builds of a project: paths become part of hashes, where no prefix map applies.
     with cache.locked(f"build/{target.name}-{source.name}") as work:
-        environment = Environment(work / "environment")
-        place = Workplace(
-            project, target, work, base, environment, compiler, toolkit, source, fresh
-        )
+        own = Environment(work / "environment")
+        place = Workplace(project, target, work, base, own, compiler, toolkit, source, fresh)
         if "requirements" in steps:
             _prepare(place)
         found = _compile(place, dist) if "compile" in steps else None
-        if "install" in steps and target.machine.is_here:
+        if "install" in steps and is_here:
             with kept_if_refused(place.finished, dist):
                 check_import.install(place.finished, base, work / "import")
         if "import" not in steps:
             return None
         found = found or wheel.read(place.finished)  # of a step in a process of its own
         with kept_if_refused(found.path, dist):
-            if target.machine.is_here:
+            if is_here:
                 imported = Environment(work / "import")
                 check_import.check_import(found, imported, project.imports, place.driver)
         published = publish(found.path, dist)
     largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / 1e9
     modules = project.imports or check_import.top_level_modules(found.files)
     tried = f"{'imports' if modules else 'loads'} with torch {target.torch}"
-    if not target.machine.is_here:
+    if not is_here:
         tried = f"nobody has imported: this machine is {machines.here().name}"
-    print(
-        f"torchwheels: built {published}, which {tried} "
-        f"({published.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s, "
-        f"largest process {largest:.1f} GB)",
-        flush=True,
-    )
+    took = f"{published.stat().st_size / 1e6:.2f} MB, {time.monotonic() - start:.0f} s"
+    said = f"which {tried} ({took}, largest process {largest:.1f} GB)"
+    print(f"torchwheels: built {published}, {said}", flush=True)
     return published
-
-
-def _check_machine(project: Project, target: Target) -> None:
-    """Raises an error where the project does not say that it can be built here for the target's machine."""
-    if not target.machine.is_here and not project.cross_compile:
-        raise UserError(
-            f"{target.name} is for {target.machine.name}, and this machine is {machines.here().name}: build there, or "
-            "with `--backend docker` on an engine that emulates it, or set `cross-compile = true` in "
-            "[tool.torchwheels] where the project's build can do that"
-        )
 
 
 def _prepare(place: Workplace) -> None:
@@ -147,9 +133,7 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
     packages = place.base.site_packages
     provided = [packages / "torch" / "lib", *packages.glob("nvidia/*/lib")]
     provided += libraries_of_requirements(found, place.environment)
-    repair = None
-    if place.project.repair:
-        repair = functools.partial(_repair, place, variables)
+    repair = functools.partial(_repair, place, variables) if place.project.repair else None
     with kept_if_refused(found.path, dist):
         finished = finish.finish(found, place.work / "finished", used, provided, repair)
     with kept_if_refused(finished.path, dist):
@@ -207,10 +191,8 @@ def _run_command(option: str, command: str, folder: Path, variables: Mapping[str
     print(f"torchwheels: {option}: {command}", flush=True)
     code, _ = processes.follow(["sh", "-ec", command], env=dict(variables), cwd=folder)
     if code != 0:
-        raise BuildError(
-            f"the option `{option}` is `{command}`, which ended with exit code {code}: the messages above "
-            "say why"
-        )
+        ended = f"which ended with exit code {code}: the messages above say why"
+        raise BuildError(f"the option `{option}` is `{command}`, {ended}")
 
 
 def _apply_patches(project: Project, unpacked: Path) -> None:
@@ -234,17 +216,14 @@ def project_folder(project: Project, target: Target, sources: Path) -> Path:
     if not folder.is_relative_to(sources.resolve()) or not any(
         (folder / name).is_file() for name in ("setup.py", "pyproject.toml")
     ):
+        lacks = f"neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}"
         raise UserError(
-            f"the source has neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}: "
-            f"the option `subdirectory` says where its project is"
+            f"the source has {lacks}: the option `subdirectory` says where its project is"
         )
     pythons = pythons_of(folder)
     if not target.is_of(pythons):
-        like = [
-            x
-            for x in _targets_like(project, target, "torch", "label", "machine")
-            if x.is_of(pythons)
-        ]
+        found = _targets_like(project, target, "torch", "label", "machine")
+        like = [x for x in found if x.is_of(pythons)]
         like.sort(key=lambda x: (x.python != x.python_version, numbers(x.python_version)))
         advice = f"{like[0].name} has one" if like else f"no target with torch {target.torch} has"
         raise UserError(
@@ -284,11 +263,11 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
         elif not requirement.specifier.contains(place.target.torch, prereleases=True):
             like = _targets_like(place.project, place.target, "python", "label", "machine")
             found = [f"{x.name} has one" for x in like if requirement.specifier.contains(x.torch)]
-            advice = [
+            none = (
                 "no target has one: `[[tool.torchwheels.releases]]` adds another torch, and `patches` can have its "
-                "sources ask for less",
-                *found,
-            ][-1]
+                "sources ask for less"
+            )
+            advice = [none, *found][-1]
             raise UserError(
                 f"its build requires {requirement}, and {place.target.name} has torch {place.target.torch}: {advice}"
             )

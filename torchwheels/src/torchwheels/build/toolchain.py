@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchwheels import environments
 from torchwheels.build import stubs
+from torchwheels.environments import Environment
 from torchwheels.errors import UserError
 from torchwheels.options import Project, Target, numbers, releases, sm
 from torchwheels.system import Machine, processes
@@ -175,6 +177,12 @@ def host_compiler(machine: Machine) -> HostCompiler:
         )
     said = processes.ask([cxx, "--version"], check=True).stdout
     return HostCompiler(cc, cxx, said.partition("\n")[0], machine)
+
+
+def tools(project: Project, target: Target) -> tuple[Environment, CudaToolkit | None, HostCompiler]:
+    """What a build of the target takes on this machine: the environment with its torch, CUDA and compilers."""
+    base = environments.with_torch(target, pip_toolkit(target), any_cuda=bool(project.stable))
+    return base, find_toolkit(target, base.site_packages), host_compiler(target.machine)
 
 
 def compilers_of(target: Target) -> str:

@@ -13,14 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from torchwheels.environments.virtual import (
-    Environment,
-    clean_variables,
-    find_python,
-    install,
-    make,
-    uv_pip,
-)
+from torchwheels.environments import virtual
+from torchwheels.environments.virtual import Environment, clean_variables, install
 from torchwheels.errors import UserError
 from torchwheels.options import Target, indexes, releases
 from torchwheels.system import cache
@@ -47,7 +41,9 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
 
     All targets share one for which uv finds the same torch. `any_cuda`: of whichever CUDA that is.
     """
-    python = os.path.realpath(find_python(target.python))  # not that of a virtual environment
+    python = os.path.realpath(
+        virtual.find_python(target.python)
+    )  # not that of a virtual environment
     with cache.locked(f"environments/{_name(target, python)}") as folder:
         environment, complete = Environment(cache.use(folder)), folder / "complete"
         if not complete.is_file():
@@ -86,7 +82,7 @@ def _name(target: Target, python: str) -> str:
         asked, lock = Path(work) / "torch.in", Path(work) / "pylock.toml"
         asked.write_text(torch_requirement(target))
         words = ["--quiet", "--no-deps", f"--python={python}", f"--output-file={lock}", str(asked)]
-        uv_pip("compile", words, torch_requirement(target), _variables(target, Path(work)))
+        virtual.uv_pip("compile", words, torch_requirement(target), _variables(target, Path(work)))
         (found,) = msgspec.toml.decode(lock.read_bytes())["packages"]
     file = found["wheels"][0]
     key = _key([python, *tools, json.dumps(file.get("hashes") or file["url"])])
@@ -102,20 +98,18 @@ def _key(given: Iterable[str]) -> str:
 
 def _install_torch(target: Target, python: str, environment: Environment) -> None:
     """Makes an environment with the target's torch and the build tools, or none."""
-    size = "1" if "+cpu" in environment.folder.name else "5"
-    what = f"torch {target.torch} for {target.name}"
-    print(
-        f"torchwheels: installing {what}, once: it takes {size} GB in {cache.place()}", flush=True
-    )
     home = environment.folder
+    what = f"torch {target.torch} for {target.name}"
+    room = f"{1 if '+cpu' in home.name else 5} GB in {cache.place()}"
+    print(f"torchwheels: installing {what}, once: it takes {room}", flush=True)
     try:
-        make(python, home)
+        virtual.make(python, home)
         install(environment, releases.load().tools, clean_variables(home), hashed=True)
         # PyTorch's own index has smaller builds, for the CPU alone, and nothing of the tools.
         install(environment, [torch_requirement(target)], _variables(target, home))
     except BaseException:
         # A partial installation is useless, and may have filled the disk.
-        shutil.rmtree(environment.folder)
+        shutil.rmtree(home)
         raise
 
 

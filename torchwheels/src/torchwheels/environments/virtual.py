@@ -21,8 +21,8 @@ _KEPT = {
     "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "CCACHE_DIR", "CCACHE_RECACHE",
 }  # fmt: skip
 _OF_UV = re.compile(r"UV_(?!PUBLISH_)")  # nothing is published here
-_SECRETS = re.compile(r"NETRC|UV_\w+_(USERNAME|PASSWORD|TOKEN)")
 _TAKES_TIME = re.compile(r" *(Downloading|Downloaded|Building|Built|Updating|Updated) ")
+_SECRETS = re.compile(r"NETRC|UV_\w+_(USERNAME|PASSWORD|TOKEN)")
 
 
 def clean_variables(home: Path) -> dict[str, str]:
@@ -46,11 +46,8 @@ def clean_variables(home: Path) -> dict[str, str]:
 
 def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
     """Those of code that installs nothing any more: it needs no password, and may print all that it sees."""
-    return {
-        name: output.without_userinfo(value)
-        for name, value in variables.items()
-        if not _SECRETS.fullmatch(name)
-    }
+    plain = {name: output.without_userinfo(value) for name, value in variables.items()}
+    return {name: value for name, value in plain.items() if not _SECRETS.fullmatch(name)}
 
 
 def uv(*words: str | Path) -> list[str]:
@@ -164,11 +161,12 @@ def install(
 def uv_pip(verb: str, words: Sequence[str], wanted: str, variables: Mapping[str, str]) -> None:
     """Has uv do something about what is `wanted`; an error says that this fails, or that space was lacking before."""
     command = uv("pip", verb, *indexes.uv_options(), *words)
-    code, printed = processes.follow(command, shown=_shown, env=dict(variables))
+    code, printed = processes.follow(
+        command, shown=lambda x: x if _TAKES_TIME.match(x) else "", env=dict(variables)
+    )
     if code != 0:
-        said, *of_a_build = re.split(
-            r"\n\n(?= +\[std)", printed.partition("error: ")[2], maxsplit=1
-        )
+        error = printed.partition("error: ")[2]
+        said, *of_a_build = re.split(r"\n\n(?= +\[std)", error, maxsplit=1)
         print(*of_a_build, sep="", end="", flush=True)
         said = " ".join(said.split()).replace(" cause: ", ": ")
         does = "install" if verb == "install" else "find"
@@ -176,8 +174,3 @@ def uv_pip(verb: str, words: Sequence[str], wanted: str, variables: Mapping[str,
         if "No space left on device" in said:
             advice = processes.FREE_SPACE
         raise UserError(f"uv cannot {does} {wanted} ({said}): {advice}")
-
-
-def _shown(line: str) -> str:
-    """What uv says of what takes time."""
-    return line if _TAKES_TIME.match(line) else ""

@@ -28,9 +28,6 @@ from torchwheels.farm.wanted import Wanted
 from torchwheels.index import site
 from torchwheels.system import write_text
 
-Listings = dict[str, dict[str, list[dict[str, Any]]]]
-"""Of each address the projects, and the files of each."""
-
 
 def merged(
     published: Iterable[Row], new: Iterable[Row], wanted: Iterable[Wanted], lost: Container[str]
@@ -69,10 +66,7 @@ def make(
     wheels.sort(key=lambda x: (x["name"], Version(x["version"])))
     serving = Serving()
     with site.replaced(folder) as new:
-        for address, projects in _listings(farm.files, wheels, serving, new).items():
-            site.write_listing(new / address, {"projects": [{"name": name} for name in projects]})
-            for name, files in projects.items():
-                site.write_listing(new / address / name, {"name": name, "files": files})
+        site.write_listings(new, _listings(farm.files, wheels, serving, new))
         state = json.dumps({"rows": [*rows]}, separators=(",", ":"))
         write_text(new / FILE, f"{state}\n")
         write_text(new / "search.json", pages.searched(wheels, serving))
@@ -80,8 +74,8 @@ def make(
         pages.write(rows, addresses, wanted, lost, new)
 
 
-def _listings(files: str, wheels: Iterable[Row], serving: Serving, folder: Path) -> Listings:
-    found: Listings = {"simple": {}}
+def _listings(files: str, wheels: Iterable[Row], serving: Serving, folder: Path) -> site.Listings:
+    found: site.Listings = {"simple": {}}
     for name, rows in itertools.groupby(wheels, key=lambda x: str(x["name"])):
         labelled: list[Row] = []
         plain: list[Row] = []

@@ -16,7 +16,7 @@ from torchwheels.audit import reports
 from torchwheels.errors import RefusedError, UserError
 from torchwheels.options import Project, Target, minor
 from torchwheels.sources import Fetched
-from torchwheels.system import marked, read_json, sandbox, sha256, whole, write_text
+from torchwheels.system import as_json, marked, read_json, sandbox, sha256, whole, write_text
 from torchwheels.wheel import variants
 
 
@@ -50,7 +50,7 @@ def find(dist: Path, digest: str) -> Path | None:
 
 def note(dist: Path, digest: str, path: Path) -> None:
     """Remembers that the wheel `path` was built of these inputs."""
-    write_text(_file(dist, digest), json.dumps({"wheel": path.name, "sha256": sha256(path)}) + "\n")
+    write_text(_file(dist, digest), as_json({"wheel": path.name, "sha256": sha256(path)}))
 
 
 def _file(dist: Path, digest: str) -> Path:

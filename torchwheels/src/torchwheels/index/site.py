@@ -22,19 +22,22 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 from packaging.requirements import Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchwheels import audit
 from torchwheels.errors import UserError
 from torchwheels.options import Project, Target, machine_of, minor, numbers, releases
-from torchwheels.system import MARK, check_writable, sha256, write_text
+from torchwheels.system import MARK, as_json, check_writable, sha256, write_text
 from torchwheels.wheel import serves, variants
+
+Listings: TypeAlias = dict[str, dict[str, list[dict[str, Any]]]]
+"""Of each address the projects, and the files of each."""
 
 TEMPLATE = Path(__file__).with_name("page.html")
 _HEAD = Path(__file__).with_name("head.html")
@@ -63,19 +66,16 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
     One wheel that is not fit to publish refuses them all. `own` are the options of the project at hand.
     """
     projects: dict[str, list[dict[str, Any]]] = {}
-    for report in sorted(
-        audit.reports.read_reports(dist, own), key=lambda x: Version(x["version"])
-    ):
+    found = audit.reports.read_reports(dist, own)
+    for report in sorted(found, key=lambda x: Version(x["version"])):
         if label(report) in _PARTS:
-            raise UserError(
-                f"{report['wheel']} has the label {label(report)}, which is a part of the index "
-                "itself: give it another"
-            )
+            has = f"has the label {label(report)}, which is a part of the index itself"
+            raise UserError(f"{report['wheel']} {has}: give it another")
         report["yanked"] = why_yanked(report["version"], own.yanked)
         projects.setdefault(report["name"], []).append(report)
     with replaced(site) as new:
         (new / "wheels").mkdir()
-        listed: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        listed: Listings = {}
         for name, reports in projects.items():
             for report in reports:
                 audit.reports.write(report, new / "wheels" / report["wheel"])
@@ -86,19 +86,13 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
             plain += _copy_variants(reports, dist, new / "wheels")
             listed.setdefault("simple", {})[name] = plain or [entry for _, entry in entries]
             for each, entry in entries:
-                listed.setdefault(index_of(each), {}).setdefault(name, [])
                 if each:
-                    listed[index_of(each)][name].append(entry)
-        for path, found in listed.items():
-            write_listing(new / path, {"projects": [{"name": name} for name in found]})
-            for name, files in found.items():
-                up = "../" * (path.count("/") + 2)
-                files = [{**file, "url": f"{up}wheels/{file['url']}"} for file in files]
-                write_listing(new / path / name, {"name": name, "files": files})
-        documentation = "".join(
-            f"<p><b>{html.escape(name)}</b>: {html.escape(reports[-1]['summary'] or 'no description')}</p>\n"
-            for name, reports in projects.items()
-        )
+                    listed.setdefault(index_of(each), {}).setdefault(name, []).append(entry)
+        write_listings(new, listed, "wheels/")
+        documentation = ""
+        for name, reports in projects.items():
+            what = html.escape(reports[-1]["summary"] or "no description")
+            documentation += f"<p><b>{html.escape(name)}</b>: {what}</p>\n"
         if (dist / "docs").is_dir():
             shutil.copytree(dist / "docs", new / "docs")
             documentation += '<p><a href="docs/">Documentation</a></p>\n'
@@ -141,7 +135,7 @@ def _files(folder: Path) -> Iterator[str]:
 
     for parent, folders, names in os.walk(folder, onerror=stop):
         links = [x for x in folders if Path(parent, x).is_symlink()]
-        yield from (str(Path(parent, x).relative_to(folder)) for x in sorted([*names, *links]))
+        yield from (str(Path(parent, x).relative_to(folder)) for x in sorted(names + links))
 
 
 @contextlib.contextmanager
@@ -185,13 +179,8 @@ def page(template: Path, **parts: str) -> str:
 def why_yanked(version: str, yanked: Mapping[str, str]) -> str | None:
     """The reason why `version` is withdrawn; None where it is not."""
     for each, reason in yanked.items():
-        try:
-            if SpecifierSet(f"=={each}").contains(version, prereleases=True):
-                return reason or "withdrawn"
-        except InvalidSpecifier:
-            raise UserError(
-                f"the option `yanked` names {each!r}, but a version such as '0.1.9' is expected"
-            ) from None
+        if SpecifierSet(f"=={each}").contains(version, prereleases=True):
+            return reason or "withdrawn"
     return None
 
 
@@ -227,14 +216,9 @@ def entry(
     file: Mapping[str, Any], report: Mapping[str, Any], url: str, metadata: str
 ) -> dict[str, Any]:
     """How an index lists a wheel, or its variant, whose metadata have that hash."""
-    listed = {
-        "filename": file["wheel"],
-        "url": url,
-        "hashes": {"sha256": file["sha256"]},
-        "requires-python": report["requires_python"],
-        "core-metadata": {"sha256": metadata},
-        "size": file["size"],
-    }
+    listed = {"filename": file["wheel"], "url": url, "hashes": {"sha256": file["sha256"]}}
+    listed |= {"requires-python": report["requires_python"], "core-metadata": {"sha256": metadata}}
+    listed |= {"size": file["size"]}
     return {**listed, "yanked": report["yanked"]} if report["yanked"] else listed
 
 
@@ -268,6 +252,16 @@ def write_variants(files: Iterable[dict[str, Any]], folder: Path) -> list[dict[s
     return listed
 
 
+def write_listings(folder: Path, listed: Listings, files: str = "") -> None:
+    """Writes all listings of an index, of addresses in the part `files` of its folder, or of whole ones."""
+    for path, projects in listed.items():
+        write_listing(folder / path, {"projects": [{"name": name} for name in projects]})
+        up = f"{'../' * (path.count('/') + 2)}{files}" if files else ""
+        for name, found in projects.items():
+            found = [{**file, "url": f"{up}{file['url']}"} for file in found]
+            write_listing(folder / path / name, {"name": name, "files": found})
+
+
 def write_listing(folder: Path, listing: dict[str, Any]) -> None:
     """Writes a listing of projects or of files as HTML, which installers get, and as JSON beside it.
 
@@ -278,21 +272,16 @@ def write_listing(folder: Path, listing: dict[str, Any]) -> None:
         for each in listing.get("projects", ())
     ]
     for each in listing.get("files", ()):
-        attributes = {
-            "data-requires-python": each.get("requires-python"),
-            "data-yanked": each.get("yanked"),
-        }
+        attributes = {x: each[x] for x in ("requires-python", "yanked") if each.get(x)}
         if "core-metadata" in each:
-            attributes["data-core-metadata"] = f"sha256={each['core-metadata']['sha256']}"
-        said = "".join(f' {k}="{html.escape(v)}"' for k, v in attributes.items() if v)
+            attributes["core-metadata"] = f"sha256={each['core-metadata']['sha256']}"
+        said = "".join(f' data-{k}="{html.escape(v)}"' for k, v in attributes.items())
         url = f"{each['url']}#sha256={each['hashes']['sha256']}"
         lines.append(f'<a href="{url}"{said}>{html.escape(each["filename"])}</a><br>')
-    head = (
-        '<!doctype html><meta name="pypi:repository-version" content="1.1"><title>Index</title>\n'
-    )
-    write_text(folder / "index.html", head + "\n".join(lines) + "\n")
+    head = '<!doctype html><meta name="pypi:repository-version" content="1.1"><title>Index</title>'
+    write_text(folder / "index.html", "\n".join([head, *lines, ""]))
     document = {"meta": {"api-version": "1.1"}, **listing}
-    write_text(folder / "index.json", json.dumps(document, indent=2) + "\n")
+    write_text(folder / "index.json", as_json(document))
 
 
 def choices(reports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -303,22 +292,15 @@ def choices(reports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found = {}
     offered = [each for each in reports if not each.get("yanked")]
     order = sorted(offered, key=lambda x: (Version(Version(x["version"]).public), not label(x)))
-    targets = sorted(
-        releases.load().targets,
-        # Those without the global lock come last.
-        key=lambda x: (
-            x.python == x.python_version,
-            *map(numbers, (x.python_version, x.torch)),
-            x.label,
-        ),
-    )
-    for target in reversed(targets):
-        for report in order:
-            if works_with(report, target):
-                cuda = target.cuda.version if target.cuda else "CPU"
-                found[f"{target.python} {minor(target.torch)} {cuda}{target.machine.suffix}"] = (
-                    report
-                )
+
+    def rank(x: Target) -> tuple[object, ...]:  # those without the global lock come last
+        return x.python == x.python_version, numbers(x.python_version), numbers(x.torch), x.label
+
+    for target in sorted(releases.load().targets, key=rank, reverse=True):
+        cuda = target.cuda.version if target.cuda else "CPU"
+        name = f"{target.python} {minor(target.torch)} {cuda}{target.machine.suffix}"
+        if fitting := [x for x in order if works_with(x, target)]:
+            found[name] = fitting[-1]
     return found
 
 
@@ -344,14 +326,11 @@ def _section(name: str, reports: list[dict[str, Any]]) -> str:
     rows = []
     for report in reversed(reports):
         build, tests = report["build"], report["tests"]
-        required = [str(specifier) for specifier in torches(report)]
-        ran = [
-            f"{x['passed']} passed, {x['failed']} failed in {x['target']} on {x['device']}"
-            for x in tests
-        ]
+        form = "{passed} passed, {failed} failed in {target} on {device}"
+        ran = [form.format(**each) for each in tests]
         texts = [
             report["works_with"]["python"] or "any",
-            ", ".join(required) or "any",
+            ", ".join(map(str, torches(report))) or "any",
             build["cuda"] or "–",
             " ".join(build["architectures"]) or "–",
             f"{report['size'] / 1e6:.2f}",

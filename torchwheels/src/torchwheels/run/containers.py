@@ -48,17 +48,11 @@ _MIRRORS = (
 
 @doing_its_part()
 def build_wheel(
-    engine: Engine,
-    project: Project,
-    target: Target,
-    source: Fetched,
-    dist: Path,
-    fresh: bool = False,
-) -> Path:
+    engine: Engine, project: Project, target: Target, source: Fetched, dist: Path, fresh: bool = False
+) -> Path:  # fmt: skip
     """Builds the wheel of `target` in a container; returns its path in `dist`. `fresh`: without the compiler cache."""
-    job = _job(
-        project, target, is_built=True, origin=source.origin, source=source.name, fresh=fresh
-    )
+    of_source = {"origin": source.origin, "source": source.name}
+    job = _job(project, target, is_built=True, fresh=fresh, **of_source)
     with tempfile.TemporaryDirectory(prefix="torchwheels-") as work:
         left, used, failed = _left(engine, project, target, source, job, Path(work))
         path = left.rename(Path(work) / left.name.removesuffix(".refused"))
@@ -98,9 +92,9 @@ def _left(
     if failed and not wheels:
         raise failed
     if len(wheels) != 1:
+        left = f"{', '.join(sorted(x.name for x in wheels)) or 'nothing'} in place of one wheel"
         raise UserError(
-            f"the container of {target.name} left {', '.join(sorted(x.name for x in wheels)) or 'nothing'} "
-            "in place of one wheel: the project's code has interfered with the build"
+            f"the container of {target.name} left {left}: the project's code has interfered with the build"
         )
     if failed:  # without where the container has it
         failed = type(failed)(str(failed).partition(KEPT)[0])
@@ -132,9 +126,8 @@ def run_tests(
     It gets copies of the wheel and the sources. `arguments` are those of the tests' command. The record of the run is
     in the folder `results` then. Returns the exit code.
     """
-    job = _job(
-        project, target, is_built=False, wheel=wheel.name, arguments=[*arguments], require_gpu=require_gpu
-    )  # fmt: skip
+    asked = {"arguments": [*arguments], "require_gpu": require_gpu}
+    job = _job(project, target, is_built=False, wheel=wheel.name, **asked)
     image = _image(engine, project, target, job)
     said = engine.client.info()
     memory = int(project.tests.memory * 1e9 or _SHARE_OF_MEMORY * said["MemTotal"])
@@ -174,9 +167,8 @@ def _patches(project: Project) -> dict[str, Path]:
         assert project.file is not None
         file, own = project.file.parent / patch, project.file.parent.resolve()
         if not file.resolve().is_relative_to(own):
-            raise UserError(
-                f"the patch {file} is outside of {own}, the folder of the options: move it there"
-            )
+            outside = f"outside of {own}, the folder of the options"
+            raise UserError(f"the patch {file} is {outside}: move it there")
         if file.is_file():  # else the build says so
             found[f"{inside.OPTIONS}/{patch}"] = file.resolve()
     return found
@@ -201,9 +193,8 @@ def _image(engine: Engine, project: Project, target: Target, job: dict[str, Any]
         return name
     toolchain, settings = _toolchain(engine, target, arguments), mirrors()
     downloads = [Mount("/downloads", "torchwheels-downloads")]
-    with Container(
-        engine, toolchain, platform=target.machine.docker, mounts=downloads
-    ) as container:
+    platform = target.machine.docker
+    with Container(engine, toolchain, platform=platform, mounts=downloads) as container:
         _put(container, job, {})
         container.call("torch", {**settings, "UV_CACHE_DIR": "/downloads", "UV_LINK_MODE": "copy"})
         container.run(["rm", "-r", "/opt/tool", inside.JOB], {})

@@ -17,7 +17,7 @@ from typing import Any
 from torchwheels import build, environments
 from torchwheels.build import toolchain
 from torchwheels.errors import UserError
-from torchwheels.options import Project, Target, of_table
+from torchwheels.options import of_table
 from torchwheels.run import testing
 from torchwheels.sources import Fetched
 from torchwheels.system import DEBUG, processes
@@ -54,7 +54,8 @@ def _do(step: str, job: dict[str, Any]) -> Any:
     if step == "torch":
         environments.with_torch(target, (), any_cuda=True)
     elif step == "compilers":
-        return _compilers(project, target)
+        _, toolkit, compiler = toolchain.tools(project, target)
+        return {"cxx": compiler.version, "nvcc": toolkit.version if toolkit else None}
     elif step == "install-tests":
         testing.install(project, target, Path("/", job["wheel"]), Path(TESTS))
     elif step == "test":
@@ -67,12 +68,3 @@ def _do(step: str, job: dict[str, Any]) -> Any:
             build.before_all(project.before_all, source.folder)
         build.build_wheel(project, target, source, Path(DIST), [step], job["fresh"])
     return None
-
-
-def _compilers(project: Project, target: Target) -> dict[str, str | None]:
-    """Which compilers there are."""
-    any_cuda = bool(project.stable)
-    base = environments.with_torch(target, toolchain.pip_toolkit(target), any_cuda)
-    toolkit = toolchain.find_toolkit(target, base.site_packages)
-    nvcc = toolkit.version if toolkit else None
-    return {"cxx": toolchain.host_compiler(target.machine).version, "nvcc": nvcc}

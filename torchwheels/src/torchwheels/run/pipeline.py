@@ -110,10 +110,8 @@ def run(order: Order) -> list[Path]:
     for task in wanted:
         kept.forget_refused(order.dist, task.target, order.source.name)
     if len(tasks) > 1:
-        print(
-            f"torchwheels: {len(tasks)} targets, {len(tasks) - len(wanted)} of which {order.dist} has",
-            flush=True,
-        )
+        there = f"{len(tasks) - len(wanted)} of which {order.dist} has"
+        print(f"torchwheels: {len(tasks)} targets, {there}", flush=True)
     if order.keep:
         _announce(order, wanted)
     if not order.engine:
@@ -125,11 +123,8 @@ def run(order: Order) -> list[Path]:
     except KeyboardInterrupt:
         ready = [x.target.name for x in tasks if order.keep and kept.find(order.dist, x.digest)]
         if ready:
-            print(
-                f"torchwheels: {order.dist} has the wheels of {', '.join(ready)}: the same command goes on with the "
-                "others",
-                file=sys.stderr,
-            )
+            has = f"{order.dist} has the wheels of {', '.join(ready)}"
+            print(f"torchwheels: {has}: the same command goes on with the others", file=sys.stderr)
         raise
     if len(tasks) > 1 or not wanted:
         for outcome in outcomes:
@@ -181,10 +176,8 @@ def _announce(order: Order, wanted: Sequence[Task]) -> None:
             elif key not in own:
                 said[f"{key} = {json.dumps(value)}"] = None
     for each in said:
-        print(
-            f"torchwheels: {name} is built with {each} (a preset; [tool.torchwheels] overrides it)",
-            flush=True,
-        )
+        why = "(a preset; [tool.torchwheels] overrides it)"
+        print(f"torchwheels: {name} is built with {each} {why}", flush=True)
     if wanted and (empty := sources.empty_submodules(order.source.folder)):
         print(
             f"torchwheels: its submodules are empty ({', '.join(empty)}): where its build misses them, "

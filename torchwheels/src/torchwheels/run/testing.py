@@ -20,7 +20,7 @@ from torchwheels.build import toolchain
 from torchwheels.environments import Environment
 from torchwheels.errors import TestsError, UserError
 from torchwheels.options import Project, Target, machine_of
-from torchwheels.system import processes, sandbox, sha256, write_text
+from torchwheels.system import as_json, processes, sandbox, sha256, write_text
 from torchwheels.wheel import Wheel
 
 RECORD = "record.json"
@@ -37,10 +37,8 @@ def find_wheel(dist: Path, target: Target, project: str = "") -> Path:
     found: list[tuple[str, str]] = sandbox.call(_serving, dist, target, project)
     names = sorted({name for _, name in found})
     if len(names) > 1:
-        raise UserError(
-            f"{dist} has wheels of several projects for {target.name}, {' and '.join(names)}: say which "
-            "one to test, with `--wheel PATH`"
-        )
+        several = f"wheels of several projects for {target.name}, {' and '.join(names)}"
+        raise UserError(f"{dist} has {several}: say which one to test, with `--wheel PATH`")
     if not found:
         raise UserError(
             f"there is no wheel for {target.name} in {dist}: build it with `nox -s build-{target.name}` or "
@@ -63,9 +61,8 @@ def works_with(found: Wheel, target: Target) -> bool:
     built_in = (found.record or {}).get("target", "")
     if built_in == target.name:
         return True
-    if not re.fullmatch(rf"[^-]+-{target.label}(-.*)?", built_in) or (
-        machine_of(built_in) != target.machine
-    ):
+    of_label = re.fullmatch(rf"[^-]+-{target.label}(-.*)?", built_in)
+    if not of_label or machine_of(built_in) != target.machine:
         return False
     # Where the libraries use torch's C++, they say which torch; else the metadata do.
     torches = found.torches if found.classic_use else str(found.torch_requirement or "")
@@ -100,14 +97,9 @@ def _base(target: Target) -> Environment:
 
 
 def run_here(
-    project: Project,
-    target: Target,
-    folder: Path,
-    sources: Path,
-    arguments: Sequence[str],
-    require_gpu: bool,
-    results: Path,
-) -> int:
+    project: Project, target: Target, folder: Path, sources: Path, arguments: Sequence[str],
+    require_gpu: bool, results: Path,
+) -> int:  # fmt: skip
     """Runs the tests in what `install` made in `folder`; returns the exit code of their command.
 
     `arguments` are added to the command. The record of the run is in the folder `results` then.
@@ -126,9 +118,8 @@ def run_here(
         "PYTEST_PLUGINS": _PLUGIN,
         "TORCHWHEELS_RECORD": str(results / RECORD),
     }
-    for kept in ("CUDA_VISIBLE_DEVICES", "CUDA_HOME"):
-        if kept in os.environ:
-            variables[kept] = os.environ[kept]
+    kept = os.environ.keys() & {"CUDA_VISIBLE_DEVICES", "CUDA_HOME"}
+    variables |= {name: os.environ[name] for name in kept}
     if not target.cuda:  # its torch may have CUDA, and its wheel nothing for a GPU
         variables["CUDA_VISIBLE_DEVICES"] = ""
     command = shlex.split(tests.command) or ["python", "-m", "pytest", *tests.paths]
@@ -143,8 +134,8 @@ def run_here(
         raise TestsError(too_long(project)) from None
     if done.returncode or tests.command or arguments or (results / RECORD).is_file():
         return done.returncode
-    why = "pytest has not come to its end: a test, or what it calls, has ended the process with exit code 0"
-    print(f"torchwheels: {why}", flush=True)
+    why = "a test, or what it calls, has ended the process with exit code 0"
+    print(f"torchwheels: pytest has not come to its end: {why}", flush=True)
     return 1
 
 
@@ -203,4 +194,4 @@ def keep_record(results: Path, path: Path, target: Target, dist: Path, code: int
     destination = dist / "tests" / target.name / f"{record['sha256'][:12]}-{device}.json"
     # Of a run that died before, on whichever device.
     destination.with_name(f"{record['sha256'][:12]}-unknown.json").unlink(missing_ok=True)
-    write_text(destination, json.dumps(record, indent=2) + "\n")
+    write_text(destination, as_json(record))

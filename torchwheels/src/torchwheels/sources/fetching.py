@@ -22,7 +22,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
-from unearth import Link, PackageFinder
+from unearth import PackageFinder
 from unearth.auth import MultiDomainBasicAuth
 from unearth.errors import UnpackError
 from unearth.fetchers import PyPIClient
@@ -113,9 +113,12 @@ def fetch(source: str, into: Path) -> Fetched:
 
 def _copy(folder: Path, into: Path, built_in: bool = True) -> Fetched:
     """Copies sources, without what builds leave in a folder that was `built_in`, nor what git ignores in it."""
-
-    tracked, ignored = _known_to_git(folder)
-    leftovers = {x for x in _left_in(folder) if x not in tracked} if built_in else set()
+    ignored = {Path(place, said[2:]) for place, said in _status(folder) if said[0] == "!"}
+    if built_in:  # what earlier builds leave at its top, and setuptools would pack again
+        left = {*map(Path, _LEFTOVERS)}
+        if not (folder / "PKG-INFO").is_file():  # of an archive, which needs its own
+            left |= {x.relative_to(folder) for x in folder.glob("*.egg-info")}
+        ignored |= left - {Path(x.partition("/")[0]) for x in _ask_git(folder, "ls-files", "-z")}
 
     def left_out(where: str, names: list[str]) -> set[str]:
         paths = (Path(where, name) for name in names)
@@ -124,7 +127,6 @@ def _copy(folder: Path, into: Path, built_in: bool = True) -> Fetched:
             for x in paths
             if x.name in ("__pycache__", ".git")
             or x.relative_to(folder) in ignored
-            or (x.parent == folder and x.name in leftovers)
             or (x / MARK).is_file()  # made by this tool
             or not (x.is_symlink() or x.is_file() or x.is_dir())  # a pipe, say
         }
@@ -133,20 +135,6 @@ def _copy(folder: Path, into: Path, built_in: bool = True) -> Fetched:
     if _ask_git(folder, "rev-parse", "--verify", "--quiet", "HEAD"):
         _copy_commits(folder, into)
     return Fetched(into, f"sha256:{hash_of_folder(into)}")
-
-
-def _left_in(folder: Path) -> Iterator[str]:
-    """What earlier builds leave at the top of a folder, and setuptools would pack again."""
-    yield from _LEFTOVERS
-    if not (folder / "PKG-INFO").is_file():  # of an archive, which needs its own
-        yield from (x.name for x in folder.glob("*.egg-info"))
-
-
-def _known_to_git(folder: Path) -> tuple[set[str], set[Path]]:
-    """What git tracks at the top of a repository, and all that it ignores; nothing where it is none."""
-    tracked = _ask_git(folder, "ls-files", "-z")
-    ignored = {Path(place, said[2:]) for place, said in _status(folder) if said[0] == "!"}
-    return {each.partition("/")[0] for each in tracked}, ignored
 
 
 def _status(folder: Path) -> Iterator[tuple[str, str]]:
@@ -236,13 +224,14 @@ def _said(folder: Path, patterns: Mapping[str, str]) -> str:
 
 def _commit_of(folder: Path) -> str | None:
     """The commit of a git repository in which nothing has been changed since."""
-    said = [*_status(folder)]
-    for place, each in said:
-        own = each[0] == "?" and (folder / place / each[2:] / MARK).is_file()
-        if each[0] not in "#!" and not own:
+    found = None
+    for place, said in _status(folder):
+        own = said[0] == "?" and (folder / place / said[2:] / MARK).is_file()
+        if said[0] not in "#!" and not own:
             return None
-    found = (re.fullmatch(r"# branch\.oid ([0-9a-f]+)", each) for place, each in said if not place)
-    return next((each[1] for each in found if each), None)
+        if not place and (oid := re.fullmatch(r"# branch\.oid ([0-9a-f]+)", said)):
+            found = oid[1]
+    return found
 
 
 def hash_of_folder(folder: Path) -> str:
@@ -272,7 +261,11 @@ def _extract(archive: Path, into: Path) -> None:
     """Unpacks an archive, whoever has made it: this is for `sandbox.call`."""
     try:
         if zipfile.is_zipfile(archive):
-            _unzip(archive, into)
+            with zipfile.ZipFile(archive) as zipped:
+                for member in zipped.infolist():
+                    path = Path(zipped.extract(member, into))
+                    if path.is_file() and member.external_attr >> 16 & 0o111:
+                        path.chmod(0o755)
         else:
             with tarfile.open(archive) as tar:
                 _keep_inside(tar)
@@ -280,14 +273,6 @@ def _extract(archive: Path, into: Path) -> None:
     except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
         why, *_ = str(error).splitlines() or ["it ends too early"]  # what each format lacks follows
         raise UserError(f"{archive} cannot be unpacked ({why}): {EXPECTED}") from None
-
-
-def _unzip(archive: Path, into: Path) -> None:
-    with zipfile.ZipFile(archive) as zipped:
-        for member in zipped.infolist():
-            path = Path(zipped.extract(member, into))
-            if path.is_file() and member.external_attr >> 16 & 0o111:
-                path.chmod(0o755)
 
 
 def _keep_inside(tar: tarfile.TarFile) -> None:
@@ -337,15 +322,10 @@ def _git(arguments: list[str], purpose: str, way_out: str = "") -> str:
 
 def tags(url: str) -> dict[str, str]:
     """The tags of a repository, each with its commit."""
-    said = _git(
-        ["ls-remote", "--tags", "--", url], f"list the tags of {url}", ": check the address"
-    )
-    found: dict[str, str] = {}
-    for commit, _, ref in (line.partition("\t") for line in said.splitlines()):
-        found[ref.removeprefix("refs/tags/").removesuffix("^{}")] = (
-            commit  # a tag's commit comes behind it
-        )
-    return found
+    command = ["ls-remote", "--tags", "--", url]
+    said = _git(command, f"list the tags of {url}", ": check the address")
+    found = re.findall(r"(?m)^(\w+)\trefs/tags/(.+?)(?:\^{})?$", said)
+    return {tag: commit for commit, tag in found}  # a tag's commit comes behind it
 
 
 def versions(folder: Path) -> str:
@@ -365,10 +345,8 @@ def _download(requirement: Requirement, folder: Path) -> Path:
         found = {Version(each.version or "0") for each in candidates}
         _check_found(requirement, found)
         if best is None:
-            newest = ", ".join(map(str, sorted(found, reverse=True)[:3]))
-            raise UserError(
-                f"there are no sources of {requirement}: the newest versions are {newest}"
-            )
+            newest = f"the newest versions are {', '.join(map(str, sorted(found)[:-4:-1]))}"
+            raise UserError(f"there are no sources of {requirement}: {newest}")
         print(f"torchwheels: fetching {best.link.filename} from an index", flush=True)
         with _answering():
             return download_link(finder.session, best.link, folder, best.link.hash_option)
@@ -380,18 +358,16 @@ def _download(requirement: Requirement, folder: Path) -> Path:
 
 
 def on_index(requirement: Requirement) -> dict[Version, str]:
-    """The versions that an index has sources of, each with the hash of these."""
+    """The versions that an index has sources of, each with the hash of these, or where it says none, the address."""
     with _answering():
         packages = _finder().find_matches(requirement, allow_yanked=False, allow_prereleases=True)
     _check_found(requirement, packages)
-    return {Version(x.version or "0"): _hash_of(x.link) for x in packages}
-
-
-def _hash_of(link: Link) -> str:
-    """A hash that the index says, else the address."""
-    for name, (digest, *_) in (link.hash_option or {}).items():
-        return f"{name}:{digest}"
-    return str(link.url_without_fragment)
+    found = {}
+    for package in packages:
+        link = package.link
+        said = [f"{name}:{digest}" for name, (digest, *_) in (link.hash_option or {}).items()]
+        found[Version(package.version or "0")] = [*said, str(link.url_without_fragment)][0]
+    return found
 
 
 def _check_found(requirement: Requirement, found: Collection[object]) -> None:
@@ -421,11 +397,9 @@ def _finder() -> PackageFinder:
     """What looks for sources where pip is configured to, and with its credentials."""
     settings, urls = indexes.pip_settings("download"), indexes.urls("download")
     context = ssl.create_default_context(cafile=settings.get("cert"))
+    trusted = settings.get("trusted-host", "").split()
     session = PyPIClient(
-        verify=context,
-        timeout=_TIMEOUT,
-        follow_redirects=True,
-        trusted_hosts=settings.get("trusted-host", "").split(),
+        verify=context, timeout=_TIMEOUT, follow_redirects=True, trusted_hosts=trusted
     )
     finder = PackageFinder(
         session,  # type: ignore[arg-type]  # of unearth's own

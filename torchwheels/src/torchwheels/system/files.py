@@ -61,6 +61,11 @@ def write_text(path: Path, text: str) -> None:
         file.write_text(masked(text), encoding="utf-8")
 
 
+def as_json(document: object) -> str:
+    """The text of a file that says this."""
+    return json.dumps(document, indent=2) + "\n"
+
+
 def read_json(path: Path) -> Any:
     """What a file says; OSError where it is none: a pipe, say, would never end. ValueError where it is no text."""
     if not path.is_file():

@@ -105,19 +105,16 @@ class Wheel:
         found = {}
         for name, data in sorted(self.files.items()):
             if data.startswith(b"\x7fELF") or name.endswith(".so") or ".so." in name:
-                found[name] = self.seen.get(data) or self._read(name, data)
+                try:
+                    found[name] = self.seen.get(data) or read_library(data)
+                except UserError as error:
+                    raise UserError(f"{self.path.name}: {name}: {error}") from None
+                except Exception as error:  # of many kinds, from pyelftools
+                    raise UserError(
+                        f"{self.path.name}: {name} is no whole shared library of Linux "
+                        f"({type(error).__name__}: {error}): build the wheel again"
+                    ) from None
         return found
-
-    def _read(self, name: str, data: bytes) -> Library:
-        try:
-            return read_library(data)
-        except UserError as error:
-            raise UserError(f"{self.path.name}: {name}: {error}") from None
-        except Exception as error:  # of many kinds, from pyelftools
-            raise UserError(
-                f"{self.path.name}: {name} is no whole shared library of Linux "
-                f"({type(error).__name__}: {error}): build the wheel again"
-            ) from None
 
     @functools.cached_property
     def brought(self) -> frozenset[str]:
@@ -140,11 +137,9 @@ class Wheel:
         """
         own = {name for each in self.libraries.values() for name in each.defined}
         loaded = {name for each in self._loaded_with(library) for name in each.defined}
-        for symbol in library.undefined:
-            known = symbol in first_releases() or symbol in _limited_api()
-            if symbol not in loaded and (
-                symbol not in own or known or _TORCH_NAMESPACE.search(demangle(symbol))
-            ):
+        for symbol in library.undefined.keys() - loaded:
+            known = symbol not in own or symbol in first_releases() or symbol in _limited_api()
+            if known or _TORCH_NAMESPACE.search(demangle(symbol)):
                 yield symbol
 
     def _loaded_with(self, library: Library) -> list[Library]:
@@ -174,10 +169,8 @@ class Wheel:
         """What a library uses that belongs to one release of torch; empty where none does."""
         for name, library in self.libraries.items():
             if classic := self.torch_functions(library)[1]:
-                return (
-                    f"{name} uses {demangle(classic[0])} and {len(classic) - 1} more of torch's C++, "
-                    "which changes with every release"
-                )
+                used = f"{demangle(classic[0])} and {len(classic) - 1} more of torch's C++"
+                return f"{name} uses {used}, which changes with every release"
         return ""
 
     def python_functions(self, library: Library) -> list[str]:
@@ -189,10 +182,9 @@ class Wheel:
         """The platform tag that auditwheel proves, `any` where it finds no library."""
         needed = {name for library in self.libraries.values() for name in library.needed}
         others = frozenset(needed.difference(linux.LIBRARIES))
+        options = {"disable_isa_ext_check": False, "allow_graft": False}
         try:
-            found = analyze_wheel_abi(
-                None, None, self.path, others, disable_isa_ext_check=False, allow_graft=False
-            )
+            found = analyze_wheel_abi(None, None, self.path, others, **options)
         except NonPlatformWheelError:
             return "any"
         return str(found.overall_policy.name)
@@ -286,11 +278,9 @@ def _covers(limit: str | None, claimed: str | None) -> bool:
 def serves(target: Target, pythons: str | None, tag: str) -> bool:
     """Whether a wheel of that tag, for these Pythons, is for the target's, which may be free-threaded."""
     abi = tag.split("-")[1]
-    return (
-        SpecifierSet(pythons or "").contains(target.python_version)
-        # A module of one of the two does not load in the other.
-        and (abi == "none" or abi.endswith("t") == target.python.endswith("t"))
-    )
+    # A module of one of the two does not load in the other.
+    loads = abi == "none" or abi.endswith("t") == target.python.endswith("t")
+    return loads and SpecifierSet(pythons or "").contains(target.python_version)
 
 
 # Its last part, the label of the variant, follows the platform; the part of the Python begins with a letter.
@@ -327,10 +317,8 @@ def read(path: Path) -> Wheel:
         ) from None
     folders = [x.partition("/")[0] for x in files if re.fullmatch(r"[^/]+\.dist-info/METADATA", x)]
     if len(folders) != 1:
-        raise UserError(
-            f"{path} holds {len(folders)} files *.dist-info/METADATA, but a wheel has one: build it "
-            "again"
-        )
+        held = f"{len(folders)} files *.dist-info/METADATA"
+        raise UserError(f"{path} holds {held}, but a wheel has one: build it again")
     return Wheel(path, name, version, tags, files, folders[0])
 
 

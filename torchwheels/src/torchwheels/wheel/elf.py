@@ -80,13 +80,12 @@ def read_library(data: bytes) -> Library:
     holds_gpu_code = any(x.name.startswith(_OF_GPUS) for x in elf.iter_sections())
     flags = [tag["d_val"] for tag in dynamic.iter_tags("DT_FLAGS")]
     is_static = any(each & ENUM_DT_FLAGS["DF_STATIC_TLS"] for each in flags)
+    sets_fast_math = _SETS_FAST_MATH[str(elf["e_machine"])]
     return Library(
         machine=str(elf["e_machine"]),
         soname=tags["SONAME"][0] if tags["SONAME"] else None,
         needed=tuple(name for kind in _NEEDED for name in tags[kind]),
-        rpath=tuple(
-            folder for each in (*tags["RPATH"], *tags["RUNPATH"]) for folder in each.split(":")
-        ),
+        rpath=tuple(x for each in tags["RPATH"] + tags["RUNPATH"] for x in each.split(":")),
         executable_stack=not stacks or any(flags & P_FLAGS.PF_X for flags in stacks),
         undefined=undefined,
         defined=defined,
@@ -94,9 +93,7 @@ def read_library(data: bytes) -> Library:
         alignment=min(each["p_align"] for each in elf.iter_segments("PT_LOAD")),
         static_tls=sum(each["p_memsz"] for each in elf.iter_segments("PT_TLS") if is_static),
         gpu_code=_gpu_code(data) if holds_gpu_code else GpuCode(),
-        start_up_sets_fast_math=any(
-            _SETS_FAST_MATH[str(elf["e_machine"])].search(code) for code in _start_up_functions(elf)
-        ),
+        start_up_sets_fast_math=any(map(sets_fast_math.search, _start_up_functions(elf))),
     )
 
 
@@ -132,12 +129,14 @@ def _check_sections(elf: Any) -> None:
             or (name in sizes and section["sh_size"] != sizes[name])
         ):
             raise UserError(f"its section {name} is not what is loaded: build the wheel again")
-    table = elf.get_section_by_name(".dynsym")
     wanted = elf.get_section_by_name(".gnu.version_r")
-    if table.num_symbols() < max([segment.num_symbols() - 1, *symbols]) + 1:
-        raise UserError("its section .dynsym is not what is loaded: build the wheel again")
-    if wanted and wanted.num_versions() != places["DT_VERNEEDNUM"]:
-        raise UserError("its section .gnu.version_r is not what is loaded: build the wheel again")
+    known = elf.get_section_by_name(".dynsym").num_symbols()
+    for name, is_other in {
+        ".dynsym": known < max([segment.num_symbols() - 1, *symbols]) + 1,
+        ".gnu.version_r": wanted and wanted.num_versions() != places["DT_VERNEEDNUM"],
+    }.items():
+        if is_other:
+            raise UserError(f"its section {name} is not what is loaded: build the wheel again")
 
 
 def _symbols(elf: Any) -> tuple[dict[str, str], frozenset[str], frozenset[str]]:
@@ -226,7 +225,13 @@ def toolkit_version(listing: Iterable[str]) -> str | None:
 
 def _cuobjdump(*arguments: str) -> Iterator[str]:
     """The lines that it prints; whoever has read enough of them may stop."""
-    command = [str(_tool("cuobjdump")), *arguments]
+    spec = importlib.util.find_spec("nvidia")  # of pip's packages
+    folders = map(Path, (spec.submodule_search_locations if spec else None) or ())
+    found = [x for folder in folders for x in sorted(folder.glob("*/bin/cuobjdump"), reverse=True)]
+    if not found:
+        needs = "without cuobjdump: run `pip install nvidia-cuda-cuobjdump`"
+        raise UserError(f"GPU code cannot be read {needs}")
+    command = [str(found[0]), *arguments]
     # It needs nothing from PATH here.
     pipe = subprocess.PIPE
     with processes.start(command, stdout=pipe, stderr=pipe, text=True, env={"PATH": ""}) as process:
@@ -240,36 +245,19 @@ def _cuobjdump(*arguments: str) -> Iterator[str]:
         raise UserError(f"cuobjdump cannot read its GPU code: {said.strip()}")
 
 
-def _tool(name: str) -> Path:
-    """A tool of the CUDA toolkit, from pip's packages."""
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations if spec else None) or ():
-        for path in sorted(Path(folder).glob(f"*/bin/{name}"), reverse=True):
-            return path
-    raise UserError(f"GPU code cannot be read without {name}: run `pip install nvidia-cuda-{name}`")
-
-
 @functools.cache
 def demangle(symbol: str) -> str:
     """The C++ name of a symbol, or the symbol itself where it is none of C++."""
-    function = _demangler()
-    status = ctypes.c_int()
-    pointer = function(symbol.encode(), None, None, ctypes.byref(status))
-    if not pointer:
-        return symbol
-    name = ctypes.string_at(pointer).decode(errors="replace")
-    ctypes.CDLL(None).free(ctypes.c_void_p(pointer))
-    return name
-
-
-@functools.cache
-def _demangler() -> Any:
-    """The C++ library's own function: no manylinux is without it."""
     try:
-        function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
+        function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle  # no manylinux is without it
     except OSError as error:
         raise UserError(
             f"C++ names cannot be read without libstdc++.so.6 ({error}): install the system's libstdc++6"
         ) from None
     function.restype = ctypes.c_void_p
-    return function
+    pointer = function(symbol.encode(), None, None, ctypes.byref(ctypes.c_int()))
+    if not pointer:
+        return symbol
+    name = ctypes.string_at(pointer).decode(errors="replace")
+    ctypes.CDLL(None).free(ctypes.c_void_p(pointer))
+    return name

@@ -11,7 +11,6 @@ import email
 import email.message
 import email.policy
 import hashlib
-import json
 import os
 import re
 import subprocess
@@ -30,7 +29,7 @@ from packaging.version import Version
 from torchwheels import __version__
 from torchwheels.errors import UserError
 from torchwheels.options import Target, minor
-from torchwheels.system import processes
+from torchwheels.system import as_json, processes
 from torchwheels.wheel.archive import with_record, write_wheel
 from torchwheels.wheel.contents import BUILD_RECORD, Wheel, read
 from torchwheels.wheel.elf import DRIVER, Library
@@ -74,9 +73,8 @@ def finish(
             _repair(tagged, folder, names | built.brought)
         wheels = [*folder.glob("*.whl")]
         if len(wheels) != 1:
-            raise UserError(
-                f"the option `repair` left {len(wheels)} wheels in {{dest}}, but one is expected"
-            )
+            left = f"{len(wheels)} wheels in {{dest}}, but one is expected"
+            raise UserError(f"the option `repair` left {left}")
         repaired = read(wheels[0])
         found = dataclasses.replace(repaired, seen=built.with_files({}).seen)
         relinked = {
@@ -105,10 +103,10 @@ def stamp(found: Wheel, used: Used) -> Wheel:
     """
     record = build_record(found.name, str(found.version), used)
     bill = bill_of_materials(record, {name: found.files[name] for name in found.libraries})
-    stamps = {BUILD_RECORD: _json(record), f"sboms/{found.name}.cdx.json": _json(bill)}
+    stamps = {BUILD_RECORD: record, f"sboms/{found.name}.cdx.json": bill}
     info = found.dist_info
-    files = {**found.files, **{f"{info}/{name}": data for name, data in stamps.items()}}
-    files = with_record(files, f"{info}/RECORD")
+    written = {f"{info}/{name}": as_json(said).encode() for name, said in stamps.items()}
+    files = with_record({**found.files, **written}, f"{info}/RECORD")
     write_wheel(found.path, files)
     return found.with_files(files)
 
@@ -137,9 +135,8 @@ def _with_own_tag(built: Wheel, folder: Path, target: Target) -> Path:
 def _repair(built: Path, folder: Path, there: Iterable[str]) -> None:
     """Proves the oldest Linux that the wheel runs on, and bundles libraries that neither a Linux nor `there` has."""
     command = [sys.executable, "-m", "auditwheel", "repair", f"--wheel-dir={folder}"]
-    command += [f"--exclude={name}" for name in sorted(there)]
     # The driver's, and torch's, which it may have under another name.
-    command += [f"--exclude={DRIVER}", f"--exclude={OPENMP}"]
+    command += [f"--exclude={name}" for name in (*sorted(there), DRIVER, OPENMP)]
     variables = {k: v for k, v in _variables().items() if k != "LD_LIBRARY_PATH"}
     variables["PYTHONUTF8"] = "1"  # a wheel's files have names in UTF-8, whatever the locale
     pipe = subprocess.PIPE
@@ -233,31 +230,19 @@ def build_record(name: str, version: str, used: Used) -> dict[str, Any]:
 
 def bill_of_materials(record: Mapping[str, Any], libraries: Mapping[str, bytes]) -> dict[str, Any]:
     """The CycloneDX document of a wheel (PEP 770): what is in it, and what it was made with."""
-    properties = [
-        {
-            "name": f"torchwheels:{key}",
-            "value": " ".join(value) if key == "architectures" else value,
-        }
-        for key, value in record.items()
-        if key not in ("name", "version") and value
-    ]
+    said = {**record, "architectures": " ".join(record["architectures"])}
+    of_build = [x for x in said if x not in ("name", "version") and said[x]]
+    properties = [{"name": f"torchwheels:{x}", "value": said[x]} for x in of_build]
     own = _component(record["name"], record["version"])
     subject = {**own, "bom-ref": own["purl"], "properties": properties}
-    files = [
-        {
-            "type": "file",
-            "name": path,
-            "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(data).hexdigest()}],
-        }
-        for path, data in sorted(libraries.items())
-    ]
-    tools = [{"type": "application", "name": "g++", "version": record["cxx"]}]
-    if record["nvcc"]:
-        tools.append({"type": "application", "name": "nvcc", "version": record["nvcc"]})
-    excluded = [
-        {**component, "scope": "excluded"}
-        for component in [_component("torch", record["torch"]), *tools]
-    ]
+    files = []
+    for path, data in sorted(libraries.items()):
+        hashes = [{"alg": "SHA-256", "content": hashlib.sha256(data).hexdigest()}]
+        files.append({"type": "file", "name": path, "hashes": hashes})
+    excluded = [{**_component("torch", record["torch"]), "scope": "excluded"}]
+    for name, version in {"g++": record["cxx"], "nvcc": record["nvcc"]}.items():
+        tool = {"type": "application", "name": name, "version": version, "scope": "excluded"}
+        excluded += [tool] if version else []
     return {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
@@ -271,7 +256,3 @@ def bill_of_materials(record: Mapping[str, Any], libraries: Mapping[str, bytes])
 def _component(name: str, version: str) -> dict[str, str]:
     purl = f"pkg:pypi/{name}@{quote(version)}"
     return {"type": "library", "name": name, "version": version, "purl": purl}
-
-
-def _json(document: Mapping[str, Any]) -> bytes:
-    return (json.dumps(document, indent=2) + "\n").encode()

@@ -17,11 +17,6 @@ def first_releases() -> dict[str, str]:
     return {function: release for release, function in lines}
 
 
-def newest_release() -> str:
-    """The newest release whose functions are listed."""
-    return max(first_releases().values(), key=numbers)
-
-
-def oldest_release() -> str:
-    """The oldest one; what it has may be older still."""
-    return min(first_releases().values(), key=numbers)
+def releases() -> list[str]:
+    """The releases whose functions are listed, the oldest first; what that one has may be older still."""
+    return sorted({*first_releases().values()}, key=numbers)

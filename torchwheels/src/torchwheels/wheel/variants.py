@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from torchwheels.errors import UserError
 from torchwheels.options import sm
+from torchwheels.system import as_json
 from torchwheels.wheel.archive import with_record, write_wheel
 from torchwheels.wheel.contents import Wheel
 
@@ -65,10 +66,8 @@ def of(found: Wheel) -> Variant | None:
     name = f"{cuda_or_cpu}.torch{torch}" if torch else cuda_or_cpu if properties else "null"
     release = f"{found.dist_info.partition('-')[0]}-{str(found.version)[: label.start()]}"
     info = f"{release}.dist-info"
-    files = {
-        **_under_another_version(found, release),
-        f"{info}/variant.json": metadata({name: properties}),
-    }
+    files = _under_another_version(found, release)
+    files[f"{info}/variant.json"] = metadata({name: properties})
     tags = found.path.stem.split("-", 2)[2]
     path = found.path.parent / FOLDER / f"{release}-{tags}-{name}.whl"
     return Variant(path, name, properties, with_record(files, f"{info}/RECORD"))
@@ -114,7 +113,7 @@ def metadata(variants: Mapping[str, Properties]) -> bytes:
         "providers": {each: _PROVIDERS[each] for each in namespaces},
         "variants": dict(sorted(variants.items())),
     }
-    return (json.dumps(document, indent=2) + "\n").encode()
+    return as_json(document).encode()
 
 
 def check(variant: Variant, labelled: Path) -> None:
@@ -125,9 +124,8 @@ def check(variant: Variant, labelled: Path) -> None:
     path, record = (f"{'-'.join(info)}.dist-info/{name}" for name in ("variant.json", "RECORD"))
     said = files.get(path, b"{}")  # its schema is that of the day
     wanted = {"variants": {variant.label: variant.properties}}
-    if files != with_record({**variant.files, path: said}, record) or wanted != {
-        key: value for key, value in json.loads(said).items() if key in wanted
-    }:
+    same = json.loads(said).items() >= wanted.items()
+    if not same or files != with_record({**variant.files, path: said}, record):
         raise UserError(
             f"{variant.path.name} is not the variant of {labelled.name}: delete it, and build that again"
         )
