@@ -368,9 +368,3 @@ def test_what_is_withdrawn_is_taken_only_where_it_is_named(tmp_path: Path, yanke
             assert served.uv("tinyops==1.0", driver="13.2") == "3.11-cu130 2.13.0"
         else:
             assert served.uv("tinyops", driver="13.2") == "3.11-cpu 2.13.0"
-
-
-def test_a_version_that_is_none_cannot_be_withdrawn(tmp_path: Path) -> None:
-    message = "the option `yanked` names 'first', but a version such as"
-    with pytest.raises(UserError, match=message), serve(tmp_path, TARGETS[:1], {"first": ""}):
-        pass

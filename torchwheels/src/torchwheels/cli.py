@@ -286,11 +286,8 @@ def _chosen_targets(given: argparse.Namespace, options: Project) -> tuple[Target
     table = options.releases
     found = [table.target(name) for name in given.target]
     if not found:
-        found = (
-            [*options.chosen_targets()]
-            if given.all
-            else [table.current_target(releases.python_at_hand())]
-        )
+        own = options.chosen_targets() if given.all else ()
+        found = [*own] or [table.current_target(releases.python_at_hand())]
     return options.targets_to_build(found)
 
 

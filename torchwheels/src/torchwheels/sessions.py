@@ -87,9 +87,7 @@ def _mask(record: logging.LogRecord) -> bool:
 def _targets(options: Project, pattern: str) -> Sequence[Target]:
     """The project's targets of that pattern; any target by its name."""
     own = [x for x in options.chosen_targets() if fnmatch.fnmatchcase(x.name, pattern)]
-    return own or [
-        options.releases.target(pattern)
-    ]  # which names the nearest; nox itself names none
+    return own or [options.releases.target(pattern)]  # which names the nearest; nox does not
 
 
 def run_tool(session: nox.Session, *arguments: str) -> None:

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from torchwheels.options import Expectation, minor, numbers
-from torchwheels.wheel import BUILD_RECORD, CUDA_LIBRARY, Wheel, admitted, record_hash
+from torchwheels.wheel import BUILD_RECORD, CUDA_LIBRARY, Wheel, admitted, finish, record_hash
 
 # Python takes metadata under such names in any case.
 _OF_OTHERS = re.compile(
@@ -181,22 +181,15 @@ def build_record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     if wheel.record is None:
         yield f"it holds no build record ({wheel.dist_info}/{BUILD_RECORD})"
         return
-    target = expectation.target
-    expected = {
-        "name": wheel.name,
-        "version": str(wheel.version),
-        "target": target.name,
-        "python": target.python,
-        "torch": target.torch,
-        "cuda": target.cuda.version if target.cuda else None,
-        "architectures": [*expectation.architectures],
-    }
-    for key in ("source", "cxx", "torchwheels", *(["nvcc"] if target.cuda else [])):
-        if not (said := wheel.record.get(key)) or not isinstance(said, str):
-            yield f"its build record names no {key}"
+    named = ("source", "cxx", "torchwheels", *(["nvcc"] if expectation.target.cuda else []))
+    used = finish.Used(expectation.target, expectation.architectures, "", "", nvcc=None)
+    expected = finish.build_record(wheel.name, str(wheel.version), used)
     for key, value in expected.items():
-        if wheel.record.get(key) != value:
-            yield f"its build record has {key} {wheel.record.get(key)!r}, not {value!r}"
+        said = wheel.record.get(key)
+        if key in named and not (said and isinstance(said, str)):
+            yield f"its build record names no {key}"
+        elif key not in (*named, "nvcc") and said != value:
+            yield f"its build record has {key} {said!r}, not {value!r}"
 
 
 def bill_of_materials(wheel: Wheel, expectation: Expectation) -> Iterator[str]:

@@ -33,8 +33,10 @@ def audited(path: Path, project: Project, torch: str = "") -> dict[str, Any]:
     """
     report: dict[str, Any] = sandbox.call(_audited, path, project, torch)
     earlier = (_known(path) or {"tests": []})["tests"]
-    report["tests"][:0] = [x for x in earlier if not _came_again(x, report["tests"])]
-    return report
+    # A later run takes the place of one of this file; of one that died nobody knows the device.
+    again = {(x["target"], y) for x in report["tests"] for y in (x["device"], "unknown")}
+    lasting = [x for x in earlier if "sha256" not in x or (x["target"], x["device"]) not in again]
+    return {**report, "tests": lasting + report["tests"]}
 
 
 def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
@@ -178,13 +180,6 @@ def tests_of(folder: Path, digest: str) -> list[dict[str, Any]]:
             why = "is no whole record of tests: delete it, or run the tests again"
             raise UserError(f"{file} {why}") from None
     return found
-
-
-def _came_again(run: dict[str, Any], later: Iterable[dict[str, Any]]) -> bool:
-    """Whether a run of this file's tests has one of `later` in its place; of one that died nobody knows the device."""
-    return "sha256" in run and any(
-        x["target"] == run["target"] and run["device"] in (x["device"], "unknown") for x in later
-    )
 
 
 def problems(report: dict[str, Any]) -> list[str]:

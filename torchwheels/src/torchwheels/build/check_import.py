@@ -88,14 +88,9 @@ def check_import(
     modules = modules or top_level_modules(found.files)
     linked = driver and any(DRIVER in library.needed for library in found.libraries.values())
     given = json.dumps([libraries, list(modules), [DRIVER, str(driver)] if linked else []])
-    done = processes.run(
-        [environment.python, "-c", _IMPORT, given],
-        env=environments.clean_variables(environment.folder),
-        cwd=environment.folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    home, command = environment.folder, [str(environment.python), "-c", _IMPORT, given]
+    variables, pipe = environments.clean_variables(home), subprocess.PIPE
+    done = processes.run(command, env=variables, cwd=home, stdout=pipe, stderr=pipe, text=True)
     if done.returncode != 0:
         last = (done.stderr.strip() or "it died without a word").splitlines()[-1]
         readable = re.sub(r"\b_Z\w+", lambda symbol: elf.demangle(symbol[0]), last)

@@ -313,11 +313,6 @@ def asked_jobs(environ: Mapping[str, str] = os.environ) -> int:
     return int(asked or 0)
 
 
-def memory_per_job(project: Project, target: Target) -> float:
-    """The GB that one compiler of a build takes."""
-    return project.memory_per_job or MEMORY_PER_JOB["cuda" if target.cuda else "cpu"]
-
-
 def _cgroup_values(root: Path, *names: str) -> Iterator[list[str]]:
     """The words of the files `names` in this process's cgroup and those above, of both versions.
 

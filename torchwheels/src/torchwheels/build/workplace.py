@@ -86,7 +86,8 @@ def variables_of(place: Workplace) -> dict[str, str]:
         *([toolkit.home / "bin"] if toolkit else []),
         *toolchain.common_path(work),
     ]
-    jobs = str(toolchain.parallel_jobs(toolchain.memory_per_job(place.project, target)))
+    usual = toolchain.MEMORY_PER_JOB["cuda" if target.cuda else "cpu"]
+    jobs = str(toolchain.parallel_jobs(place.project.memory_per_job or usual))
     variables = {
         **toolchain.cache_variables(_compiler_cache(place), work),
         **environments.clean_variables(place.home),

@@ -41,9 +41,8 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
 
     All targets share one for which uv finds the same torch. `any_cuda`: of whichever CUDA that is.
     """
-    python = os.path.realpath(
-        virtual.find_python(target.python)
-    )  # not that of a virtual environment
+    # Not that of a virtual environment.
+    python = os.path.realpath(virtual.find_python(target.python))
     with cache.locked(f"environments/{_name(target, python)}") as folder:
         environment, complete = Environment(cache.use(folder)), folder / "complete"
         if not complete.is_file():

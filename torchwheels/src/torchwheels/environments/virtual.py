@@ -52,10 +52,8 @@ def without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
 
 def uv(*words: str | Path) -> list[str]:
     """A command of uv."""
-    try:
-        from uv import find_uv_bin
-    except ImportError:
-        raise UserError("there is no uv beside this Python: run `pip install uv`") from None
+    from uv import find_uv_bin  # only here: nox imports this, too
+
     return [find_uv_bin(), *map(str, words)]
 
 

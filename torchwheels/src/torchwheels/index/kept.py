@@ -92,12 +92,10 @@ def publish(finished: Path, dist: Path) -> Path:
     if there.exists():
         own, other = (sandbox.call(_target_of, each) for each in (finished, there))
         if own != other:
-            way_out = (
-                f"it serves {own}, too, so leave that out of the targets, or " if other else ""
-            )
-            built_for = f"built for {other}" if other else "and not of torchwheels"
+            what = f"built for {other}" if other else "and not of torchwheels"
+            also = f"it serves {own}, too, so leave that out of the targets, or " if other else ""
             raise RefusedError(
-                f"{there} is there already, {built_for}, and a name has one content: {way_out}delete the wheel first"
+                f"{there} is there already, {what}, and a name has one content: {also}delete the wheel first"
             )
     published = _copy_whole(finished, there)
     variant = finished.parent.glob(f"{variants.FOLDER}/*.whl")

@@ -223,9 +223,7 @@ class Project(Options, frozen=True, dict=True):
         found: dict[str, str | list[str]] = {}
         for name, given in self.config_settings.items():
             where = f"the option `config-settings` sets {name}"
-            several = [
-                filled(x, values, where) for x in ([given] if isinstance(given, str) else given)
-            ]
+            several = [filled(each, values, where) for each in _several(given)]
             found[name] = several[0] if isinstance(given, str) else several
         return found
 
@@ -275,13 +273,13 @@ def merged(table: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _table_of_target(table: Mapping[str, Any], target: Target) -> dict[str, Any]:
     found = {key: value for key, value in table.items() if key != "overrides"}
     for override in table.get("overrides", ()):
-        if any(fnmatch.fnmatchcase(target.name, each) for each in _selected(override["select"])):
+        if any(fnmatch.fnmatchcase(target.name, each) for each in _several(override["select"])):
             found = merged(found, {k: v for k, v in override.items() if k != "select"})
     return found
 
 
-def _selected(patterns: str | Iterable[str]) -> list[str]:
-    return [patterns] if isinstance(patterns, str) else [*patterns]
+def _several(texts: str | Iterable[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else [*texts]
 
 
 @functools.cache
@@ -350,10 +348,10 @@ def read_file(file: Path, expected: str) -> dict[str, Any]:
 
 def load(file: Path) -> Project:
     """The project that `file` describes: its `[tool.torchwheels]`, else the whole file."""
-    data = read_file(
-        file,
-        "`--config` names a TOML file with the options, or the pyproject.toml that has them under [tool.torchwheels]",
+    expected = (
+        "a TOML file with the options, or the pyproject.toml that has them under [tool.torchwheels]"
     )
+    data = read_file(file, f"`--config` names {expected}")
     whole = data if file.name != "pyproject.toml" else {}
     try:
         table = data.get("tool", {}).get("torchwheels", whole)
@@ -375,7 +373,7 @@ def of_file(table: Mapping[str, Any], file: Path, where: str, name: str = "") ->
         name = min(x.name for x in others)
         raise UserError(f"{where}: small names {name}, which is none of the project's targets")
     names = [target.name for target in found.releases.targets]
-    for pattern in (x for each in found.overrides for x in _selected(each.select)):
+    for pattern in (x for each in found.overrides for x in _several(each.select)):
         if not fnmatch.filter(names, pattern):
             raise UserError(
                 f"{where}: overrides select {pattern!r}, but no target is named so (`torchwheels targets` lists all)"
@@ -510,7 +508,7 @@ def _check_value(name: str, value: Any, where: str) -> None:
             raise UserError(f"{where} has {text!r}, but a text without NUL is expected")
     if name in _TEXTS and value != "":
         expected, check = _TEXTS[name]
-        for text in [value] if isinstance(value, str) else value:
+        for text in _several(value):
             with contextlib.suppress(ValueError):
                 if check(text) not in (None, False):
                     continue

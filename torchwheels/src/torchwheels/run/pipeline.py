@@ -7,13 +7,12 @@ in containers (containers.py), which do the same steps there. A finished wheel i
 
 from __future__ import annotations
 
-import functools
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,16 +72,13 @@ class Order:
     keep: bool = True
     """Whether `dist` says what it has, and nothing of that is built again."""
 
-    @functools.cached_property
-    def tasks(self) -> dict[str, Task]:
-        """What each target wants, by its name."""
-        return {target.name: self._task(target) for target in self.targets}
-
-    def _task(self, target: Target) -> Task:
-        options = self.options.of_target(target, project.preset(self.source.name))
-        place = containers.base_image(target) if self.engine else toolchain.compilers_of(target)
-        digest = kept.inputs(options, target, self.source, place)
-        return Task(target, options, digest, (self.keep and kept.find(self.dist, digest)) or None)
+    def tasks(self) -> Iterator[Task]:
+        """What each target wants."""
+        for target in self.targets:
+            options = self.options.of_target(target, project.preset(self.source.name))
+            place = containers.base_image(target) if self.engine else toolchain.compilers_of(target)
+            digest = kept.inputs(options, target, self.source, place)
+            yield Task(target, options, digest, kept.find(self.dist, digest) if self.keep else None)
 
     def build(self, task: Task) -> Outcome:
         """Builds the wheel of a target."""
@@ -105,7 +101,7 @@ class Order:
 
 def run(order: Order) -> list[Path]:
     """The wheels of all targets, now in `dist`; an error names those that failed."""
-    tasks = order.tasks.values()
+    tasks = [*order.tasks()]
     wanted = [task for task in tasks if not task.wheel]
     for task in wanted:
         kept.forget_refused(order.dist, task.target, order.source.name)

@@ -76,18 +76,6 @@ def use(folder: Path) -> Path:
     return folder
 
 
-def _remove(name: str) -> int:
-    """Removes the folder `name` of the cache; returns its size. BlockingIOError is raised where a process uses it."""
-    with (
-        locked(name, wait=False) as folder,
-        folder.with_name(f"{folder.name}.used").open("w") as used,
-    ):
-        fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        taken = size(folder)
-        shutil.rmtree(folder)
-    return taken
-
-
 def size(folder: Path) -> int:
     """The bytes that a folder takes on the disk."""
     found = 0
@@ -125,14 +113,16 @@ def remove(patterns: Sequence[str]) -> Iterator[str]:
     """Removes what the patterns name, and says of each what it was; what is in use stays."""
     names = [x for x in entries() if any(fnmatch.fnmatchcase(x, each) for each in patterns)]
     if patterns != ["*"] and not names:
-        raise UserError(
-            f"nothing in {place()} is named {' or '.join(patterns)}: `torchwheels env` lists "
-            "what there is"
-        )
+        named = f"nothing in {place()} is named {' or '.join(patterns)}"
+        raise UserError(f"{named}: `torchwheels env` lists what there is")
     freed = 0
     for name in names:
+        lock = (place() / name).with_name(f"{Path(name).name}.used")
         try:
-            taken = _remove(name)
+            with locked(name, wait=False) as folder, lock.open("w") as used:
+                fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                taken = size(folder)
+                shutil.rmtree(folder)
         except BlockingIOError:
             yield f"kept {name}: another process uses it"
             continue

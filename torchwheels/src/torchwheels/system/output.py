@@ -14,10 +14,8 @@ DEBUG = "TORCHWHEELS_DEBUG"
 _LONGEST = 300
 _COMMAND = re.compile(r"(\[\d+/\d+\] )?\S*(cc|\+\+|nvcc|nvcc_launcher|clang)(-\d+)? -?\S*")
 _BETWEEN_TRACEBACKS = re.compile(
-    r"(The above exception was the direct cause|During handling of the above exception)"
+    r"(The above exception was the direct|During handling of the above)"
 )
-
-
 _USERINFO = re.compile(r"(?<=://)(?!git@)[^/?#\s]+@")
 
 
@@ -41,9 +39,8 @@ def mask_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(
-                os.open(os.devnull, os.O_RDWR), True
-            )  # the lowest number that is free
+            free = os.open(os.devnull, os.O_RDWR)  # the lowest number that is
+            os.set_inheritable(free, True)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
     for stream in (sys.stdout, sys.stderr):

@@ -237,23 +237,16 @@ class Wheel:
     @functools.cached_property
     def torches(self) -> str | None:
         """A specifier of the torches that its libraries load under; None where nothing tells."""
-        if self.classic_use:
-            return self._built_beside
+        if self.classic_use:  # the one minor release that it was built beside, by all that it says
+            minors = admitted(self.torch_requirement or SpecifierSet("==0"))
+            torch = str((self.record or {}).get("torch", ""))
+            named = minors[0] if len(minors) == 1 else ".".join(torch.split(".")[:2])
+            return f"=={named}.*" if named else None
         used = {x for each in self.libraries.values() for x in self.torch_functions(each)[0]}
         if not used <= first_releases().keys():
             return None
         newest = max((first_releases()[x] for x in used), key=numbers, default="")
         return f">={newest}" if newest else ""
-
-    @property
-    def _built_beside(self) -> str | None:
-        """The specifier of the one minor release that it was built beside, by all that it says."""
-        if self.torch_requirement is not None:
-            minors = admitted(self.torch_requirement)
-            if len(minors) == 1:
-                return f"=={minors[0]}.*"
-        torch = str((self.record or {}).get("torch", ""))
-        return f"=={'.'.join(torch.split('.')[:2])}.*" if torch else None
 
     @functools.cached_property
     def cuda(self) -> str:

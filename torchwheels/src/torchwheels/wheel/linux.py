@@ -75,18 +75,13 @@ class _LinkMap(ctypes.Structure):
 
 def _path_of(library: str, machine: Machine) -> Path | None:
     """Where a library for `machine` is; None where there is none, as of libmvec on some processors."""
-    if machine.is_here:
-        return _path_here(library)
-    compiler = machine.compiler("gcc")
-    if compiler is None:
-        raise UserError(
-            f"there are no C and C++ libraries for {machine.name} here: `apt-get install {machine.package}` adds them"
-        )
-    found = Path(asked(compiler, "file", library))
-    return found if found.is_absolute() else None
-
-
-def _path_here(library: str) -> Path | None:
+    if not machine.is_here:
+        compiler = machine.compiler("gcc")
+        if compiler is None:
+            way_out = f"`apt-get install {machine.package}` adds them"
+            raise UserError(f"there are no C and C++ libraries for {machine.name} here: {way_out}")
+        path = Path(asked(compiler, "file", library))
+        return path if path.is_absolute() else None
     try:
         loaded = ctypes.CDLL(library)
     except OSError:

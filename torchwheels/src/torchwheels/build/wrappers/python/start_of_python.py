@@ -35,36 +35,17 @@ OF_ARCHITECTURES = {
 SETTINGS: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text())
 
 
-def hide_toolkit(cpp_extension: Any) -> None:
-    """torch also looks into /usr/local/cuda, which no variable prevents."""
-    cpp_extension.CUDA_HOME = None
-
-
 def pretend_gpu(cuda: Any) -> None:
     """A setup.py that asks for a GPU finds one of the newest architecture of the target."""
     major, minor = map(int, SETTINGS["pretend-gpu"].rstrip("abcdef").split("."))
     cuda.is_available = lambda: True
     cuda.device_count = lambda: 1
     cuda.current_device = lambda: 0
-    cuda.get_device_name = lambda device=None: (
-        f"a pretended GPU of compute capability {major}.{minor}"
-    )
+    name = f"a pretended GPU of compute capability {major}.{minor}"
+    properties = SimpleNamespace(name=name, major=major, minor=minor, **OF_A_GPU)
+    cuda.get_device_name = lambda device=None: name
     cuda.get_device_capability = lambda device=None: (major, minor)
-    cuda.get_device_properties = lambda device=None: SimpleNamespace(
-        name=cuda.get_device_name(), major=major, minor=minor, **OF_A_GPU
-    )
-
-
-def without_architectures(flags: list[str]) -> tuple[list[str], set[str]]:
-    """nvcc's flags without those that say which GPUs it compiles for, and what these name."""
-    kept, words, named = [], iter(flags), set()
-    for word in words:
-        option, joined, value = word.partition("=")
-        if option not in OF_ARCHITECTURES:
-            kept.append(word)
-            continue
-        named |= set(re.findall(r"sm_\w+", value if joined else next(words, "")))
-    return kept, named
+    cuda.get_device_properties = lambda device=None: properties
 
 
 def leave_out_architectures(extension: Any) -> None:
@@ -72,15 +53,21 @@ def leave_out_architectures(extension: Any) -> None:
     flags = extension.extra_compile_args
     if not isinstance(flags, dict) or "nvcc" not in flags:
         return
-    kept, named = without_architectures(flags["nvcc"])
+    kept, words = [], iter(flags["nvcc"])
+    named: set[str] = set()
+    for word in words:
+        option, joined, value = word.partition("=")
+        if option in OF_ARCHITECTURES:
+            named |= set(re.findall(r"sm_\w+", value if joined else next(words, "")))
+        else:
+            kept.append(word)
     # What is written for one GPU (sm_90a) does not compile for another.
     if kept == flags["nvcc"] or any(not name[-1].isdigit() for name in named):
         return
     flags["nvcc"] = kept
-    print(
-        f"torchwheels: its setup asks nvcc for {', '.join(sorted(named)) or 'GPUs of its own'}; it is built "
-        f"for {SETTINGS['architectures']}"
-    )
+    asked = ", ".join(sorted(named)) or "GPUs of its own"
+    built = SETTINGS["architectures"]
+    print(f"torchwheels: its setup asks nvcc for {asked}; it is built for {built}")
 
 
 def is_for_ninja(extension: Any) -> bool:
@@ -127,8 +114,10 @@ def keep_architectures(cpp_extension: Any) -> None:
 
 def change_cpp_extension(cpp_extension: Any) -> None:
     """All that torch's own build code is changed in."""
-    if SETTINGS["hide-toolkit"]:
-        hide_toolkit(cpp_extension)
+    if SETTINGS[
+        "hide-toolkit"
+    ]:  # torch also looks into /usr/local/cuda, which no variable prevents
+        cpp_extension.CUDA_HOME = None
     if SETTINGS["gencode"]:
         keep_architectures(cpp_extension)
     change_build(cpp_extension.BuildExtension)
