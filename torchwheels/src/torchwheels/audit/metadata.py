@@ -184,11 +184,12 @@ def build_record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     named = ("source", "cxx", "torchwheels", *(["nvcc"] if expectation.target.cuda else []))
     used = finish.Used(expectation.target, expectation.architectures, "", "", nvcc=None)
     expected = finish.build_record(wheel.name, str(wheel.version), used)
+    for key in named:
+        if not (said := wheel.record.get(key)) or not isinstance(said, str):
+            yield f"its build record names no {key}"
     for key, value in expected.items():
         said = wheel.record.get(key)
-        if key in named and not (said and isinstance(said, str)):
-            yield f"its build record names no {key}"
-        elif key not in (*named, "nvcc") and said != value:
+        if key not in (*named, "nvcc") and said != value:
             yield f"its build record has {key} {said!r}, not {value!r}"
 
 

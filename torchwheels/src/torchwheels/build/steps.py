@@ -213,9 +213,8 @@ def _project_folder(place: Workplace) -> Path:
 def project_folder(project: Project, target: Target, sources: Path) -> Path:
     """Where in its sources the project is; an error says that it is not there, or is for other Pythons."""
     folder = (sources / project.subdirectory).resolve()
-    if not folder.is_relative_to(sources.resolve()) or not any(
-        (folder / name).is_file() for name in ("setup.py", "pyproject.toml")
-    ):
+    is_project = any((folder / name).is_file() for name in ("setup.py", "pyproject.toml"))
+    if not is_project or not folder.is_relative_to(sources.resolve()):
         lacks = f"neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}"
         raise UserError(
             f"the source has {lacks}: the option `subdirectory` says where its project is"
@@ -250,15 +249,14 @@ def _install_requirements(place: Workplace, folder: Path, variables: Mapping[str
 def _install(place: Workplace, said: Iterable[str]) -> None:
     """Installs requirements of the build; never another torch than the target's."""
     requirements, tools = [], dict(x.split("==") for x in releases.load().tools)
+    here = {"python_version": place.target.python_version}
     for requirement in map(Requirement, said):
         if requirement.name != "torch":
             version = tools.get(requirement.name)
             if version and not requirement.url and requirement.specifier.contains(version):
                 requirement.specifier = SpecifierSet(f"=={version}")
             requirements.append(str(requirement))  # uv evaluates its marker
-        elif requirement.marker and not requirement.marker.evaluate(
-            {"python_version": place.target.python_version}
-        ):
+        elif requirement.marker and not requirement.marker.evaluate(here):
             continue
         elif not requirement.specifier.contains(place.target.torch, prereleases=True):
             like = _targets_like(place.project, place.target, "python", "label", "machine")
@@ -271,15 +269,11 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
             raise UserError(
                 f"its build requires {requirement}, and {place.target.name} has torch {place.target.torch}: {advice}"
             )
-    if requirements:
-        # What wants another torch is refused. But what torch itself requires to run need not be what a build wants:
-        # many ask for an older setuptools.
-        environments.install(
-            place.environment,
-            requirements,
-            environments.clean_variables(place.home),
-            constraint=environments.torch_requirement(place.target),
-        )
+    # What wants another torch is refused. But what torch itself requires to run need not be what a build wants:
+    # many ask for an older setuptools.
+    torch = environments.torch_requirement(place.target)
+    own = environments.clean_variables(place.home)
+    environments.install(place.environment, requirements, own, constraint=torch)
 
 
 def _repair(place: Workplace, variables: Mapping[str, str], built: Path, folder: Path) -> None:

@@ -128,12 +128,9 @@ def _note(info: Path, own: Path) -> None:
 
 
 def install(
-    environment: Environment,
-    requirements: Sequence[str],
-    variables: Mapping[str, str],
-    hashed: bool = False,
+    environment: Environment, requirements: Sequence[str], variables: Mapping[str, str], hashed: bool = False,
     constraint: str = "",
-) -> None:
+) -> None:  # fmt: skip
     """Installs `requirements`, or with `hashed` the very files that the lock file has of them.
 
     What they require is of a version that the `constraint` admits.

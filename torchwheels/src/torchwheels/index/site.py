@@ -36,7 +36,9 @@ from torchwheels.options import Project, Target, machine_of, minor, numbers, rel
 from torchwheels.system import MARK, as_json, check_writable, sha256, write_text
 from torchwheels.wheel import serves, variants
 
-Listings: TypeAlias = dict[str, dict[str, list[dict[str, Any]]]]
+Json: TypeAlias = dict[str, Any]
+"""An object of JSON: a build report, or what an index says of a file."""
+Listings: TypeAlias = dict[str, dict[str, list[Json]]]
 """Of each address the projects, and the files of each."""
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -65,7 +67,7 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
 
     One wheel that is not fit to publish refuses them all. `own` are the options of the project at hand.
     """
-    projects: dict[str, list[dict[str, Any]]] = {}
+    projects: dict[str, list[Json]] = {}
     found = audit.reports.read_reports(dist, own)
     for report in sorted(found, key=lambda x: Version(x["version"])):
         if label(report) in _PARTS:
@@ -83,7 +85,10 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
             # Installers prefer a version with a label to the same one without, and of two labels the
             # one that sorts last, whatever the machine: a label is here only where there is nothing else.
             plain = [entry for each, entry in entries if not each]
-            plain += _copy_variants(reports, dist, new / "wheels")
+            own_variants = [(x["variant"], x) for x in reports if x.get("variant")]
+            place = dist / variants.FOLDER, new / "wheels"
+            plain += [_copy(variant, x, *place) for variant, x in own_variants]
+            plain += write_variants((variant for variant, _ in own_variants), new / "wheels")
             listed.setdefault("simple", {})[name] = plain or [entry for _, entry in entries]
             for each, entry in entries:
                 if each:
@@ -184,7 +189,7 @@ def why_yanked(version: str, yanked: Mapping[str, str]) -> str | None:
     return None
 
 
-def label(report: dict[str, Any]) -> str:
+def label(report: Json) -> str:
     """The local label of the wheel's version, empty where it has none."""
     return Version(report["version"]).local or ""
 
@@ -194,7 +199,7 @@ def index_of(label: str) -> str:
     return f"{label}/simple" if label else "simple"
 
 
-def _copy(file: dict[str, Any], report: dict[str, Any], own: Path, folder: Path) -> dict[str, Any]:
+def _copy(file: Json, report: Json, own: Path, folder: Path) -> Json:
     """Copies a wheel, or its variant, of the folder `own` with its metadata; returns how an index lists it."""
     path = own / file["wheel"]
     shutil.copyfile(path, folder / path.name)
@@ -212,9 +217,7 @@ def write_metadata(path: Path, folder: Path) -> str:
     return hashlib.sha256(metadata).hexdigest()
 
 
-def entry(
-    file: Mapping[str, Any], report: Mapping[str, Any], url: str, metadata: str
-) -> dict[str, Any]:
+def entry(file: Mapping[str, Any], report: Json, url: str, metadata: str) -> Json:
     """How an index lists a wheel, or its variant, whose metadata have that hash."""
     listed = {"filename": file["wheel"], "url": url, "hashes": {"sha256": file["sha256"]}}
     listed |= {"requires-python": report["requires_python"], "core-metadata": {"sha256": metadata}}
@@ -222,18 +225,9 @@ def entry(
     return {**listed, "yanked": report["yanked"]} if report["yanked"] else listed
 
 
-def _copy_variants(
-    reports: Iterable[dict[str, Any]], dist: Path, folder: Path
-) -> list[dict[str, Any]]:
-    """Copies the variants of wheels, and writes what uv reads of each release; returns how an index lists them."""
-    own = [(x["variant"], x) for x in reports if x.get("variant")]
-    listed = [_copy(variant, x, dist / variants.FOLDER, folder) for variant, x in own]
-    return listed + write_variants((variant for variant, _ in own), folder)
-
-
-def write_variants(files: Iterable[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+def write_variants(files: Iterable[Json], folder: Path) -> list[Json]:
     """Writes what uv reads of the variants of each release; returns how an index lists that."""
-    listed: list[dict[str, Any]] = []
+    listed: list[Json] = []
     releases: dict[str, dict[str, variants.Properties]] = {}
     for variant in files:
         release = "-".join(variant["wheel"].split("-")[:2])
@@ -262,7 +256,7 @@ def write_listings(folder: Path, listed: Listings, files: str = "") -> None:
             write_listing(folder / path / name, {"name": name, "files": found})
 
 
-def write_listing(folder: Path, listing: dict[str, Any]) -> None:
+def write_listing(folder: Path, listing: Json) -> None:
     """Writes a listing of projects or of files as HTML, which installers get, and as JSON beside it.
 
     A static server cannot choose between the two by what a client accepts.
@@ -284,7 +278,7 @@ def write_listing(folder: Path, listing: dict[str, Any]) -> None:
     write_text(folder / "index.json", as_json(document))
 
 
-def choices(reports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def choices(reports: Iterable[Json]) -> dict[str, Json]:
     """The wheel for each Python, torch and CUDA (`CPU` for none) that there is one for, the newest first.
 
     It is that of the newest version, and where that has several, the one without a label.
@@ -304,7 +298,7 @@ def choices(reports: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def works_with(report: dict[str, Any], target: Target) -> bool:
+def works_with(report: Json, target: Target) -> bool:
     """Whether an installer takes the wheel beside the torch of `target`."""
     return (
         machine_of(report["build"]["target"]) == target.machine
@@ -315,13 +309,13 @@ def works_with(report: dict[str, Any], target: Target) -> bool:
     )
 
 
-def torches(report: dict[str, Any]) -> list[SpecifierSet]:
+def torches(report: Json) -> list[SpecifierSet]:
     """What the wheel requires of torch."""
     required = map(Requirement, report["requires"])
     return [x.specifier for x in required if canonicalize_name(x.name) == "torch"]
 
 
-def _section(name: str, reports: list[dict[str, Any]]) -> str:
+def _section(name: str, reports: list[Json]) -> str:
     """What the page says of one project, the newest version first."""
     rows = []
     for report in reversed(reports):

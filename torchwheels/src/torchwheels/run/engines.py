@@ -9,7 +9,6 @@ import os
 import shutil
 import tarfile
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from docker.errors import APIError, DockerException, NotFound
 from requests.exceptions import RequestException
 
 from torchwheels.errors import UserError, of_code
-from torchwheels.system import masked
+from torchwheels.system import masked, processes
 
 BACKENDS = ("docker", "local", "auto")
 TIMEOUT = 10  # seconds: an engine behind ssh needs a few, a dead one shall not hold us up
@@ -188,23 +187,14 @@ class Container:
     ) -> tuple[int, bytes]:
         """Runs a command; passes on what it says to standard error. Returns its exit code, and its other output."""
         made = self._api.exec_create(self._container.id, command, environment=dict(variables))
-        late = threading.Event()
-
-        def stop() -> None:
-            late.set()
-            self._container.kill()
-
-        timer = threading.Timer(limit or threading.TIMEOUT_MAX, stop)
-        timer.daemon = True
-        timer.start()
         output, shown = b"", _Shown()
-        try:
-            for out, err in self._api.exec_start(made["Id"], stream=True, demux=True):
-                output = (output + (out or b""))[:_ANSWER]
-                shown.add(err or b"")
-        finally:
-            timer.cancel()
-            shown.end()
+        with processes.limited(limit, self._container.kill) as late:
+            try:
+                for out, err in self._api.exec_start(made["Id"], stream=True, demux=True):
+                    output = (output + (out or b""))[:_ANSWER]
+                    shown.add(err or b"")
+            finally:
+                shown.end()
         if late.is_set():
             raise TimeoutError
         return int(self._api.exec_inspect(made["Id"])["ExitCode"]), output

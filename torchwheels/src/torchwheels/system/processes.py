@@ -13,11 +13,12 @@ import errno
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,27 @@ FREE_SPACE = "free some space (`torchwheels clean` removes what is kept between 
 """What to do where the disk is full."""
 
 
+@contextlib.contextmanager
+def limited(seconds: float, stop: Callable[[], object]) -> Iterator[threading.Event]:
+    """Calls `stop` after so many seconds, where there is a limit: the event says so then."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        stop()
+
+    timer = threading.Timer(seconds or threading.TIMEOUT_MAX, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+
+
 def run(
-    command: Sequence[str | Path],
-    timeout: float | None = None,
-    given: bytes | None = None,
-    **options: Any,
-) -> subprocess.CompletedProcess[Any]:
+    command: Sequence[str | Path], timeout: float | None = None, given: bytes | None = None, **options: Any
+) -> subprocess.CompletedProcess[Any]:  # fmt: skip
     """`subprocess.run` with `given` as input; no process outlives it. `options` are those of `Popen`."""
     if options.get("text"):
         options["errors"] = "replace"
@@ -73,18 +89,13 @@ def follow(
     raised.
     """
     last: collections.deque[str] = collections.deque(maxlen=_LAST_LINES)
-    late = threading.Event()
     options |= {"stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    with start(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, **options) as process:
-
-        def stop() -> None:
-            late.set()
-            process.terminate()
-
-        timer = threading.Timer(limit or threading.TIMEOUT_MAX, stop)
+    with (
+        start(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, **options) as process,
+        limited(limit, process.terminate) as late,
+    ):
         try:
             assert process.stdout is not None
-            timer.start()
             for line in process.stdout:
                 if hidden and re.match(hidden, line):
                     continue
@@ -92,7 +103,6 @@ def follow(
                     print(text, end="", flush=True)
                 last.append(line)
         finally:
-            timer.cancel()
             end(process)
     if late.is_set():
         raise subprocess.TimeoutExpired(command, limit)
@@ -111,9 +121,7 @@ def explained(error: Exception) -> str:
         command = shlex.join(map(str, error.cmd))
         said = error.stderr.strip() if isinstance(error.stderr, str) else ""
         return f"{command} ended with exit code {error.returncode}: {said or 'the messages above say why'}"
-    if error.args and isinstance(
-        error.args[0], list
-    ):  # shutil's, of what cannot be copied, and why
+    if isinstance(error, shutil.Error):  # of what cannot be copied, and why
         _, _, why = error.args[0][0]
         return f"{len(error.args[0])} files cannot be copied, the first because of {why}"
     if not isinstance(error, OSError):

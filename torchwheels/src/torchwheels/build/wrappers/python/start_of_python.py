@@ -114,9 +114,7 @@ def keep_architectures(cpp_extension: Any) -> None:
 
 def change_cpp_extension(cpp_extension: Any) -> None:
     """All that torch's own build code is changed in."""
-    if SETTINGS[
-        "hide-toolkit"
-    ]:  # torch also looks into /usr/local/cuda, which no variable prevents
+    if SETTINGS["hide-toolkit"]:  # torch also looks into /usr/local/cuda, whatever variables say
         cpp_extension.CUDA_HOME = None
     if SETTINGS["gencode"]:
         keep_architectures(cpp_extension)
