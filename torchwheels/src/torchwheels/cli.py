@@ -92,11 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(said, file=sys.stderr)
         sys.exit(error.code)
     except KeyboardInterrupt:
-        print(
-            f"torchwheels: stopped; {cache.place()} keeps what the next build can use (`torchwheels env` "
-            "says how much, `torchwheels clean` removes it)",
-            file=sys.stderr,
-        )
+        kept_there = f"{cache.place()} keeps what the next build can use"
+        how = "(`torchwheels env` says how much, `torchwheels clean` removes it)"
+        print(f"torchwheels: stopped; {kept_there} {how}", file=sys.stderr)
         sys.exit(130)
 
 
@@ -177,9 +175,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--run", dest="run_number", default="", help=said)
     command = add(_matrix, "matrix", "print the jobs of CI", "--config")
     command.add_argument("targets", choices=["small", "full"], help="which targets of the project")
-    command = add(
-        _targets, "targets", "list the targets there can be", "--config", aliases=["cells"]
-    )
+    said = "list the targets there can be"
+    command = add(_targets, "targets", said, "--config", aliases=["cells"])
     said = "which, such as 3.11-cpu, '3.1?-cu13*' or a part: cu130, torch2.9"
     command.add_argument("pattern", nargs="*", help=said)
     add(_schema, "schema", "print a JSON schema of the options, for editors")
@@ -250,9 +247,8 @@ def _build_for_own_gpu(target: Target) -> None:
 def _check_before(given: argparse.Namespace) -> None:
     """Raises an error for what would else end a build once it has compiled everything."""
     if given.dist.resolve() == Path(given.source).resolve():
-        raise UserError(
-            f"`--dist` names {given.dist}, the folder of the sources: name one in it, such as dist"
-        )
+        way_out = "name one in it, such as dist"
+        raise UserError(f"`--dist` names {given.dist}, the folder of the sources: {way_out}")
     check_writable(given.dist, "--dist")
     toolchain.asked_jobs()
     epoch = os.environ.get("SOURCE_DATE_EPOCH", "0")
@@ -353,8 +349,8 @@ def _reproduce(given: argparse.Namespace) -> None:
         for target in targets:
             wheels: list[Path] = []
             for name, each in both.items():
-                dist = Path(work) / name
-                order = Order(options, [target], each, dist, engine, fresh=True, keep=False)
+                where = Path(work) / name, engine
+                order = Order(options, [target], each, *where, fresh=True, keep=False)
                 wheels += pipeline.run(order)
             if found := differences(*wheels):
                 raise UserError(f"{target.name} is not reproducible: {'; '.join(found)}")

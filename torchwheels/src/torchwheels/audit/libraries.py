@@ -82,12 +82,8 @@ def _newer_symbols(wheel: Wheel, manylinux: str, machine: Machine) -> Iterator[s
     allowed = linux.allowed_versions(manylinux, machine)
     for path, library in wheel.libraries.items():
         versions = library.undefined
-        newer = [
-            x
-            for x in sorted(versions)
-            if _OF_LINUX.match(versions[x]) and versions[x] not in allowed
-        ]
-        if newer:
+        others = [x for x in sorted(versions) if versions[x] not in allowed]
+        if newer := [x for x in others if _OF_LINUX.match(versions[x])]:
             yield (
                 f"{path} uses {_some(newer)} in the version {versions[newer[0]]}: it was linked by a "
                 "compiler of this machine, not by those that a build finds as c++ or cc on PATH and as "
@@ -235,13 +231,10 @@ def needed_libraries(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     oldest = _promised(wheel, expectation)[0]
     torchs = openmp(oldest)
     for path, library in wheel.libraries.items():
-        for name in library.needed:
-            if (
-                name in wheel.brought.union(linux.LIBRARIES, [torchs])
-                or _TORCHS_OWN.fullmatch(name)
-                or (expectation.target.cuda and _CUDAS_OWN.fullmatch(name))
-                or _allowed({name}, expectation)
-            ):
+        known = wheel.brought.union(linux.LIBRARIES, [torchs])
+        for name in (x for x in library.needed if x not in known):
+            of_cuda = expectation.target.cuda and _CUDAS_OWN.fullmatch(name)
+            if of_cuda or _TORCHS_OWN.fullmatch(name) or _allowed({name}, expectation):
                 continue
             if name == openmp(stable_functions.releases()[-1]):  # and so torch is too old
                 why = f"which torch {oldest} has as {torchs}: require torch>=2.7"

@@ -141,7 +141,11 @@ def metadata(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
 def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
     """It installs into no other project, and nothing that runs in every start of Python."""
     installed = [(name, *wheel.installed(name)) for name in wheel.files]
-    installed += [(f"the script {each}", "scripts", each) for each in _scripts(wheel)]
+    with zipfile.ZipFile(wheel.path) as archive:
+        folder = zipfile.Path(archive, f"{wheel.dist_info}/")
+        entries = importlib.metadata.PathDistribution(folder).entry_points
+    programs = [x.name for x in entries if x.group in ("console_scripts", "gui_scripts")]
+    installed += [(f"the script {each}", "scripts", each) for each in programs]
     for name, scheme, path in installed:
         top = path.partition("/")[0]
         if scheme in ("purelib", "platlib"):
@@ -150,14 +154,6 @@ def installed_files(wheel: Wheel, expectation: Expectation) -> Iterator[str]:
             spoils = _OF_ENVIRONMENT.fullmatch(f"{scheme}/{path}")
         if spoils:
             yield f"it installs {name}, which is of another project or runs in every start of Python"
-
-
-def _scripts(wheel: Wheel) -> list[str]:
-    """The names of the programs that an installer makes of its entry points."""
-    with zipfile.ZipFile(wheel.path) as archive:
-        folder = zipfile.Path(archive, f"{wheel.dist_info}/")
-        entries = importlib.metadata.PathDistribution(folder).entry_points
-        return [x.name for x in entries if x.group in ("console_scripts", "gui_scripts")]
 
 
 def record(wheel: Wheel, expectation: Expectation) -> Iterator[str]:

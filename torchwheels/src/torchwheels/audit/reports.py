@@ -33,10 +33,12 @@ def audited(path: Path, project: Project, torch: str = "") -> dict[str, Any]:
     """
     report: dict[str, Any] = sandbox.call(_audited, path, project, torch)
     earlier = (_known(path) or {"tests": []})["tests"]
-    # A later run takes the place of one of this file; of one that died nobody knows the device.
-    again = {(x["target"], y) for x in report["tests"] for y in (x["device"], "unknown")}
-    lasting = [x for x in earlier if "sha256" not in x or (x["target"], x["device"]) not in again]
-    return {**report, "tests": lasting + report["tests"]}
+    for run in [x for x in earlier if "sha256" in x]:
+        # A later run takes the place of one of this file; of one that died nobody knows the device.
+        same = (x for x in report["tests"] if x["target"] == run["target"])
+        if any(run["device"] in (x["device"], "unknown") for x in same):
+            earlier.remove(run)
+    return {**report, "tests": earlier + report["tests"]}
 
 
 def _audited(path: Path, project: Project, torch: str) -> dict[str, Any]:
@@ -209,9 +211,7 @@ def read_reports(dist: Path, own: Project) -> list[dict[str, Any]]:
     Each wheel is audited again: anybody who can write into `dist` could have written its report. Of that only the
     tests are taken, which no audit can see.
     """
-    found = []
-    for path in wheel.wheels_in(dist):
-        found.append(write_report(path, promised(path, own)))
+    found = [write_report(path, promised(path, own)) for path in wheel.wheels_in(dist)]
     if not found:
         raise UserError(f"there is no wheel in {dist}: build some first")
     refuse(found)

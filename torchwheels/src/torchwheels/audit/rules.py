@@ -53,18 +53,15 @@ NO_LIBRARY = "it holds no shared library: its setup has compiled nothing"
 
 def findings(wheel: Wheel, expectation: Expectation) -> dict[str, list[str]]:
     """The faults that each rule finds in the wheel."""
-    rules = [x for x in RULES if not (expectation.of_others and x in _OF_OUR_BUILDS)]
-    return {rule.__name__: _apply(rule, wheel, expectation) for rule in rules}
-
-
-def _apply(rule: Rule, wheel: Wheel, expectation: Expectation) -> list[str]:
-    if not wheel.libraries and rule.__name__ not in _OF_THE_FILE:
-        return [NO_LIBRARY]
-    try:
-        return [*rule(wheel, expectation)]
-    # Of any kind: of auditwheel, say, or about a bill of materials that is no JSON.
-    except Exception as error:
-        return [f"it cannot be checked: {type(error).__name__}: {error}"]
+    found = {}
+    for rule in (x for x in RULES if not (expectation.of_others and x in _OF_OUR_BUILDS)):
+        has_some = wheel.libraries or rule.__name__ in _OF_THE_FILE
+        try:
+            found[rule.__name__] = [*rule(wheel, expectation)] if has_some else [NO_LIBRARY]
+        # Of any kind: of auditwheel, say, or about a bill of materials that is no JSON.
+        except Exception as error:
+            found[rule.__name__] = [f"it cannot be checked: {type(error).__name__}: {error}"]
+    return found
 
 
 def target_of_record(wheel: Wheel, record: Mapping[str, Any]) -> Target:
@@ -87,9 +84,8 @@ def target_of_record(wheel: Wheel, record: Mapping[str, Any]) -> Target:
             return target
     except (KeyError, TypeError, ValueError, AttributeError):
         pass
-    raise UserError(
-        f"the build record of {wheel.path.name} names no whole target: build the wheel again"
-    )
+    of_wheel = f"the build record of {wheel.path.name}"
+    raise UserError(f"{of_wheel} names no whole target: build the wheel again")
 
 
 def target_of(wheel: Wheel, torch: str, releases: Releases) -> Target:
@@ -114,8 +110,7 @@ def target_of(wheel: Wheel, torch: str, releases: Releases) -> Target:
     named = [x for x in fitting if x.label in (wheel.version.local or "").split(".")]
     default = [x for x in fitting if x.version == release.cudas[0]]
     if not fitting:
-        raise UserError(
-            f"{wheel.path.name} needs CUDA {needed}, but only {', '.join(releases.cudas)} are known"
-        )
+        known = ", ".join(releases.cudas)
+        raise UserError(f"{wheel.path.name} needs CUDA {needed}, but only {known} are known")
     cuda = (named or default or fitting[::-1])[0]
     return replace(target, cuda=cuda, image=cuda.image)

@@ -14,7 +14,7 @@ from build import BuildBackendException, BuildException, ProjectBuilder
 
 from torchwheels import sources
 from torchwheels.build.workplace import Workplace
-from torchwheels.errors import BuildError, UserError
+from torchwheels.errors import UserError
 from torchwheels.options import Project
 from torchwheels.system import cache, output, processes
 
@@ -89,24 +89,18 @@ def opened(
     """The project's build backend, in processes of the build's environment; its failures are explained."""
     last = ""
 
-    def failed(why: object) -> BuildError:
-        return BuildError(f"{place.target.name} failed: {why}")
-
     def run(
         cmd: Sequence[str], cwd: str | None = None, extra_environ: Mapping[str, str] | None = None
     ) -> None:
         nonlocal last
-        where = {
-            "env": {**variables, **(extra_environ or {})},
-            "cwd": cwd or folder,
-            "umask": 0o022,
-        }
+        own = {**variables, **(extra_environ or {})}
+        where = {"env": own, "cwd": cwd or folder, "umask": 0o022}
         shown = output.Shortened(place.work / "source")
         limit = place.project.time_limit * 60
         try:
             code, last = processes.follow([*cmd], limit, hidden=_CHATTER, shown=shown, **where)
         except subprocess.TimeoutExpired:
-            raise failed(too_long(place.project)) from None
+            raise place.failed(too_long(place.project)) from None
         if code != 0:
             raise subprocess.CalledProcessError(code, cmd)
 
@@ -115,9 +109,9 @@ def opened(
     try:
         builder = ProjectBuilder(folder, str(place.environment.python), run)
     except ValueError as error:  # of `backend-path`
-        raise failed(f"its [build-system]: {error}") from None
+        raise place.failed(f"its [build-system]: {error}") from None
     except BuildException as error:
-        raise failed(error) from None
+        raise place.failed(error) from None
     try:
         yield builder
     except BuildBackendException as error:
@@ -134,9 +128,9 @@ def opened(
                 f"; its submodules are empty ({', '.join(empty)}), so try again once `git submodule update --init "
                 "--recursive` has filled them, or build `git+URL@COMMIT`"
             )
-        raise failed(why) from None
+        raise place.failed(why) from None
     except BuildException as error:
-        raise failed(error) from None
+        raise place.failed(error) from None
 
 
 def too_long(project: Project) -> str:

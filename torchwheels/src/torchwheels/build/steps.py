@@ -102,7 +102,11 @@ def _prepare(place: Workplace) -> None:
         values = values_of(place, variables)
         command = filled(place.project.before_build, values, "the option `before-build` is set")
         _run_command("before-build", command, _project_folder(place), variables)
-    _install_requirements(place, _project_folder(place), variables)
+    with opened(place, _project_folder(place), variables) as backend:
+        declared = sorted(backend.build_system_requires)
+        _install(place, [*declared, *place.project.build_requires])
+        settings = place.project.backend_settings(values_of(place, variables))
+        _install(place, sorted(backend.get_requires_for_build("wheel", settings)))
     place.variables.touch(0o600)  # the addresses of indexes may hold passwords
     place.variables.write_text(json.dumps(variables))
 
@@ -117,19 +121,15 @@ def _compile(place: Workplace, dist: Path) -> Wheel:
     print(f"torchwheels: building {place.target.name}, {jobs} jobs at once", flush=True)
     found = _built(place, variables)
     if not found.libraries:
-        raise BuildError(
-            f"{place.target.name} failed: its setup has compiled nothing: one that compiles for CUDA alone needs such "
-            "a target, one of another folder of these sources the option `subdirectory`, and one that compiles when "
-            "it is used, or is of Python alone, no wheel for each torch: `pip wheel` makes its one"
+        raise place.failed(
+            "its setup has compiled nothing: one that compiles for CUDA alone needs such a target, one of another "
+            "folder of these sources the option `subdirectory`, and one that compiles when it is used, or is of "
+            "Python alone, no wheel for each torch: `pip wheel` makes its one"
         )
     links.check_linked(found, place.work / "compilers" / toolchain.LINKS, place.project)
-    used = finish.Used(
-        target=place.target,
-        architectures=place.project.architectures(place.target),
-        origin=place.source.origin,
-        cxx=place.compiler.version,
-        nvcc=place.toolkit.version if place.toolkit else None,
-    )
+    tools = place.compiler.version, place.toolkit.version if place.toolkit else None
+    architectures = place.project.architectures(place.target)
+    used = finish.Used(place.target, architectures, place.source.origin, *tools)
     packages = place.base.site_packages
     provided = [packages / "torch" / "lib", *packages.glob("nvidia/*/lib")]
     provided += libraries_of_requirements(found, place.environment)
@@ -153,13 +153,11 @@ def _built(place: Workplace, variables: Mapping[str, str]) -> Wheel:
         except TypeError:  # what the backend returns is no text
             path = folder
     if path.parent != folder:
-        raise BuildError(
-            f"{place.target.name} failed: its build backend returns no name of a wheel"
-        )
+        raise place.failed("its build backend returns no name of a wheel")
     try:
         return wheel.read(path)
     except UserError as error:
-        raise BuildError(f"{place.target.name} failed: {error}") from None
+        raise place.failed(error) from None
 
 
 def libraries_of_requirements(found: Wheel, environment: Environment) -> list[Path]:
@@ -216,9 +214,8 @@ def project_folder(project: Project, target: Target, sources: Path) -> Path:
     is_project = any((folder / name).is_file() for name in ("setup.py", "pyproject.toml"))
     if not is_project or not folder.is_relative_to(sources.resolve()):
         lacks = f"neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}"
-        raise UserError(
-            f"the source has {lacks}: the option `subdirectory` says where its project is"
-        )
+        way_out = "the option `subdirectory` says where its project is"
+        raise UserError(f"the source has {lacks}: {way_out}")
     pythons = pythons_of(folder)
     if not target.is_of(pythons):
         found = _targets_like(project, target, "torch", "label", "machine")
@@ -235,15 +232,6 @@ def _targets_like(project: Project, target: Target, *same: str) -> list[Target]:
     """All targets in which these parts are the same."""
     kind = operator.attrgetter(*same)
     return [x for x in project.releases.targets if kind(x) == kind(target)]
-
-
-def _install_requirements(place: Workplace, folder: Path, variables: Mapping[str, str]) -> None:
-    """Installs what the project's pyproject.toml and its build backend ask for."""
-    with opened(place, folder, variables) as backend:
-        declared = sorted(backend.build_system_requires)
-        _install(place, [*declared, *place.project.build_requires])
-        settings = place.project.backend_settings(values_of(place, variables))
-        _install(place, sorted(backend.get_requires_for_build("wheel", settings)))
 
 
 def _install(place: Workplace, said: Iterable[str]) -> None:

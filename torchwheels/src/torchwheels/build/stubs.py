@@ -63,28 +63,32 @@ def _compile_stubs(folder: Path, compiler: str, manylinux: str, machine: Machine
     _hide_vector_functions(folder / "include", newer)
     for name, symbols in found.items():
         stub = folder / f"{name.partition('.so')[0]}.so"
+        lines = []
+        members: dict[str, list[str]] = {}
+        for symbol, (version, kind) in sorted(symbols.items()):
+            section, type = _DATA.get(kind, _FUNCTION)
+            lines.append(f"{section}\n.globl {symbol}\n.type {symbol}, {type}\n{symbol}: .zero 1\n")
+            members.setdefault(version, []).append(symbol)
         script = stub.with_suffix(".map")
-        script.write_text(_version_script(symbols))
+        versions = (f"{x} {{ {'; '.join(y)}; }};\n" for x, y in sorted(members.items()))
+        script.write_text("".join(versions))
         flags = ["-shared", "-nostdlib", f"-Wl,-soname,{name}"]
         if symbols:  # an empty script is an error
             flags.append(f"-Wl,--version-script={script}")
         command = [compiler, *flags, "-o", str(stub), "-x", "assembler", "-"]
-        subprocess.run(command, input=_assembler(symbols), text=True, check=True)
+        subprocess.run(command, input="".join(lines), text=True, check=True)
     _make_newer_glibc(folder / "libnewer_glibc.a", compiler)
 
 
 def _symbols(allowed: frozenset[str], machine: Machine) -> dict[str, dict[str, tuple[str, str]]]:
     """What each library had: for each symbol the newest allowed version, and the symbol's kind."""
     others = {each.loader for each in machines.MACHINES.values() if each != machine}
-    found = {
-        library: linux.newest(linux.versions(library, machine), allowed)
-        for library in linux.LIBRARIES
-        if library not in others
-    }
+    names = [library for library in linux.LIBRARIES if library not in others]
+    found = {x: linux.newest(linux.versions(x, machine), allowed) for x in names}
     libc, versions = found["libc.so.6"], linux.versions("libc.so.6", machine)
     moved = [x for x in libc if any(linux.order(y) >= (2, 32) for y in versions[x])]
-    for library, names in _MOVED.items():
-        for symbol in filter(names.match, moved):
+    for library, pattern in _MOVED.items():
+        for symbol in filter(pattern.match, moved):
             found[library][symbol] = libc.pop(symbol)
     return found
 
@@ -106,28 +110,11 @@ def _make_newer_glibc(archive: Path, compiler: str) -> None:
 
     Its symbols are hidden and weak: other libraries do not see them, and the project's own replace them.
     """
-    objects = []
+    objects, flags = [], ["-std=c11", "-O2", "-fPIC", "-fvisibility=hidden"]
+    objcopy, ar = (linux.asked(compiler, "prog", name) for name in ("objcopy", "ar"))
     for source in sorted(NEWER_GLIBC.glob("*.c")):
         object_file = archive.with_name(f"{source.stem}.o")
-        flags = ["-std=c11", "-O2", "-fPIC", "-fvisibility=hidden"]
         subprocess.run([compiler, *flags, "-c", source, "-o", object_file], check=True)
-        objcopy = linux.asked(compiler, "prog", "objcopy")
         subprocess.run([objcopy, "--weaken", object_file], check=True)
         objects.append(object_file)
-    subprocess.run([linux.asked(compiler, "prog", "ar"), "rcsD", archive, *objects], check=True)
-
-
-def _assembler(symbols: dict[str, tuple[str, str]]) -> str:
-    lines = []
-    for name, (_, kind) in sorted(symbols.items()):
-        section, type = _DATA.get(kind, _FUNCTION)
-        lines.append(f"{section}\n.globl {name}\n.type {name}, {type}\n{name}: .zero 1")
-    return "\n".join([*lines, ""])
-
-
-def _version_script(symbols: dict[str, tuple[str, str]]) -> str:
-    members: dict[str, list[str]] = {}
-    for name, (version, _) in sorted(symbols.items()):
-        members.setdefault(version, []).append(name)
-    lines = (f"{version} {{ {'; '.join(names)}; }};" for version, names in sorted(members.items()))
-    return "\n".join([*lines, ""])
+    subprocess.run([ar, "rcsD", archive, *objects], check=True)

@@ -169,12 +169,9 @@ def host_compiler(machine: Machine) -> HostCompiler:
     """gcc and g++ for `machine`, where PATH has them."""
     cc, cxx = machine.compiler("gcc"), machine.compiler("g++")
     if cc is None or cxx is None:
-        prefix, package = (
-            ("", "g++") if machine.is_here else (f"{machine.triplet}-", machine.package)
-        )
-        raise UserError(
-            f"there is no C++ compiler {prefix}g++ on PATH: install one, e.g. `apt-get install {package}`"
-        )
+        lacking = "g++" if machine.is_here else f"{machine.triplet}-g++"
+        way_out = f"`apt-get install {'g++' if machine.is_here else machine.package}`"
+        raise UserError(f"there is no C++ compiler {lacking} on PATH: install one, e.g. {way_out}")
     said = processes.ask([cxx, "--version"], check=True).stdout
     return HostCompiler(cc, cxx, said.partition("\n")[0], machine)
 

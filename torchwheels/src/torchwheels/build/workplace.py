@@ -13,6 +13,7 @@ from pathlib import Path
 from torchwheels import environments
 from torchwheels.build import toolchain
 from torchwheels.environments import Environment
+from torchwheels.errors import BuildError
 from torchwheels.options import Project, Target, Values, cmake_architecture, gencode, project
 from torchwheels.sources import Fetched
 from torchwheels.system import cache
@@ -64,6 +65,10 @@ class Workplace:
     def home(self) -> Path:
         """The home folder of all that runs in the build."""
         return self.work / "home"
+
+    def failed(self, why: object) -> BuildError:
+        """The error that says why."""
+        return BuildError(f"{self.target.name} failed: {why}")
 
 
 def variables_of(place: Workplace) -> dict[str, str]:

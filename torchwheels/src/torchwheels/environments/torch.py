@@ -72,16 +72,17 @@ def with_torch(target: Target, toolkit: tuple[str, ...], any_cuda: bool = False)
 def _name(target: Target, python: str) -> str:
     """What the environment with the target's torch is called: by the file that uv finds, which is asked once."""
     tools = releases.load().tools
-    given = [python, *tools, torch_requirement(target), target.index, indexes.places_of_torch()]
+    wanted = torch_requirement(target)
+    given = [python, *tools, wanted, target.index, indexes.places_of_torch()]
     folder = cache.own() / "environments"
     known = folder / f"{_key(given)}.name"
     if known.is_file() and (folder / known.read_text() / "complete").is_file():
         return known.read_text()
     with tempfile.TemporaryDirectory(prefix="torchwheels-uv-") as work:
         asked, lock = Path(work) / "torch.in", Path(work) / "pylock.toml"
-        asked.write_text(torch_requirement(target))
+        asked.write_text(wanted)
         words = ["--quiet", "--no-deps", f"--python={python}", f"--output-file={lock}", str(asked)]
-        virtual.uv_pip("compile", words, torch_requirement(target), _variables(target, Path(work)))
+        virtual.uv_pip("compile", words, wanted, _variables(target, Path(work)))
         (found,) = msgspec.toml.decode(lock.read_bytes())["packages"]
     file = found["wheels"][0]
     key = _key([python, *tools, json.dumps(file.get("hashes") or file["url"])])

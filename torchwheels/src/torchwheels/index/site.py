@@ -30,7 +30,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from torchwheels import audit
+from torchwheels.audit import reports as audit
 from torchwheels.errors import UserError
 from torchwheels.options import Project, Target, machine_of, minor, numbers, releases
 from torchwheels.system import MARK, as_json, check_writable, sha256, write_text
@@ -68,7 +68,7 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
     One wheel that is not fit to publish refuses them all. `own` are the options of the project at hand.
     """
     projects: dict[str, list[Json]] = {}
-    found = audit.reports.read_reports(dist, own)
+    found = audit.read_reports(dist, own)
     for report in sorted(found, key=lambda x: Version(x["version"])):
         if label(report) in _PARTS:
             has = f"has the label {label(report)}, which is a part of the index itself"
@@ -80,7 +80,7 @@ def make_site(dist: Path, site: Path, own: Project) -> list[str]:
         listed: Listings = {}
         for name, reports in projects.items():
             for report in reports:
-                audit.reports.write(report, new / "wheels" / report["wheel"])
+                audit.write(report, new / "wheels" / report["wheel"])
             entries = [(label(x), _copy(x, x, dist, new / "wheels")) for x in reports]
             # Installers prefer a version with a label to the same one without, and of two labels the
             # one that sorts last, whatever the machine: a label is here only where there is nothing else.
@@ -120,16 +120,18 @@ def replaced(site: Path) -> Iterator[Path]:
         yield new
         (new / MARK).write_bytes(os.fsencode("\0".join([*sorted(_files(new)), MARK])))
         new.chmod(0o755)
-        with _locked(site.parent):
+        old = Path(work) / "old"
+        lock = os.open(site.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another process that makes an index here waits
             _check_replaceable(site, new)
-            old = Path(work) / "old"
-            try:
-                if site.exists():
-                    site.rename(old)
-                new.rename(site)
-            finally:
-                if old.exists() and not site.exists():  # Ctrl-C between the two
-                    old.rename(site)
+            if site.exists():
+                site.rename(old)
+            new.rename(site)
+        finally:
+            if old.exists() and not site.exists():  # Ctrl-C between the two
+                old.rename(site)
+            os.close(lock)
 
 
 def _files(folder: Path) -> Iterator[str]:
@@ -141,17 +143,6 @@ def _files(folder: Path) -> Iterator[str]:
     for parent, folders, names in os.walk(folder, onerror=stop):
         links = [x for x in folders if Path(parent, x).is_symlink()]
         yield from (str(Path(parent, x).relative_to(folder)) for x in sorted(names + links))
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """While another process makes an index in `folder`, this one waits."""
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(opened)
 
 
 def _check_replaceable(site: Path, new: Path) -> None:
@@ -261,10 +252,8 @@ def write_listing(folder: Path, listing: Json) -> None:
 
     A static server cannot choose between the two by what a client accepts.
     """
-    lines = [
-        f'<a href="{quote(each["name"])}/">{html.escape(each["name"])}</a><br>'
-        for each in listing.get("projects", ())
-    ]
+    names = [each["name"] for each in listing.get("projects", ())]
+    lines = [f'<a href="{quote(name)}/">{html.escape(name)}</a><br>' for name in names]
     for each in listing.get("files", ()):
         attributes = {x: each[x] for x in ("requires-python", "yanked") if each.get(x)}
         if "core-metadata" in each:
@@ -290,7 +279,8 @@ def choices(reports: Iterable[Json]) -> dict[str, Json]:
     def rank(x: Target) -> tuple[object, ...]:  # those without the global lock come last
         return x.python == x.python_version, numbers(x.python_version), numbers(x.torch), x.label
 
-    for target in sorted(releases.load().targets, key=rank, reverse=True):
+    targets = sorted(releases.load().targets, key=rank)
+    for target in reversed(targets):
         cuda = target.cuda.version if target.cuda else "CPU"
         name = f"{target.python} {minor(target.torch)} {cuda}{target.machine.suffix}"
         if fitting := [x for x in order if works_with(x, target)]:

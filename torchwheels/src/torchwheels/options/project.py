@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
 import fnmatch
 import functools
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import msgspec
 from packaging.requirements import Requirement
@@ -26,6 +25,10 @@ from torchwheels.options.releases import load as load_releases
 
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, lt=10**6)]
 Some: TypeAlias = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+
+
+Values: TypeAlias = Mapping[str, object]
+"""What the placeholders of a project's options stand for in a build."""
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="kebab"):
@@ -171,7 +174,7 @@ class Project(Options, frozen=True, dict=True):
             torches.append(Torch(x.version, of_cuda, x.pythons, own=True, index=x.index))
             if x.cuda:
                 cudas.setdefault(x.cuda, Cuda(x.cuda, x.version, x.image, x.architectures))
-        return dataclasses.replace(table, torches=tuple(torches), cudas=cudas, release=self.release)
+        return replace(table, torches=tuple(torches), cudas=cudas, release=self.release)
 
     def in_folder(self, subdirectory: str) -> Project:
         """The options, for the project in that folder of the sources."""
@@ -206,17 +209,14 @@ class Project(Options, frozen=True, dict=True):
         """The target, with the torch that its wheel is built beside."""
         if not self.stable:
             return target
-        return dataclasses.replace(
-            target, torch=self.stable, names_torch=False, is_extra=False, index=""
-        )
+        return replace(target, torch=self.stable, names_torch=False, is_extra=False, index="")
 
     def variables(self, values: Values) -> dict[str, str]:
         """The variables of a build that depend on the project."""
-        own = {
-            name: filled(template, values, f"the option `environment` sets {name}")
-            for name, template in self.environment.items()
-        }
-        return {"TORCH_CUDA_ARCH_LIST": f"{values['architectures']}", **own}
+        found = {"TORCH_CUDA_ARCH_LIST": f"{values['architectures']}"}
+        for name, template in self.environment.items():
+            found[name] = filled(template, values, f"the option `environment` sets {name}")
+        return found
 
     def backend_settings(self, values: Values) -> dict[str, str | list[str]]:
         """The config settings of a build."""
@@ -253,10 +253,6 @@ def expectation_of(project: Project, target: Target, of_others: bool = False) ->
     return Expectation(target, project, project.architectures(target), project.torch, of_others)
 
 
-Values: TypeAlias = Mapping[str, object]
-"""What the placeholders of a project's options stand for in a build."""
-
-
 class _List(tuple[str, ...]):
     """What a placeholder of several values stands for: `{sm}` is `90;120`, and `{sm:,}` is `90,120`."""
 
@@ -286,8 +282,7 @@ def _several(texts: str | Iterable[str]) -> list[str]:
 def preset(name: str) -> dict[str, Any]:
     """The options that a project of others is known to want, by its normalised name."""
     table = msgspec.toml.decode(Path(__file__).with_name("presets.toml").read_bytes())
-    found: dict[str, Any] = table.get(name, {})
-    return found
+    return cast("dict[str, Any]", table.get(name, {}))
 
 
 def values_of(target: Target, jobs: str = "1", cuda_home: str = "", origin: str = "") -> Values:
@@ -348,10 +343,8 @@ def read_file(file: Path, expected: str) -> dict[str, Any]:
 
 def load(file: Path) -> Project:
     """The project that `file` describes: its `[tool.torchwheels]`, else the whole file."""
-    expected = (
-        "a TOML file with the options, or the pyproject.toml that has them under [tool.torchwheels]"
-    )
-    data = read_file(file, f"`--config` names {expected}")
+    usual = "the pyproject.toml that has them under [tool.torchwheels]"
+    data = read_file(file, f"`--config` names a TOML file with the options, or {usual}")
     whole = data if file.name != "pyproject.toml" else {}
     try:
         table = data.get("tool", {}).get("torchwheels", whole)
@@ -456,7 +449,12 @@ def _check(options: Table, where: str) -> None:
         else:
             _check_value(field.name, value, place)
     if isinstance(options, Release):
-        _check_release(options, where)
+        known = load_releases().cudas
+        if options.cuda not in ("", *known) and not (options.image and options.architectures):
+            raise UserError(
+                f"{where}: torch {options.version} is of CUDA {options.cuda}, and only {', '.join(known)} are known: "
+                "add `image` and `architectures`"
+            )
 
 
 def _like(pattern: str) -> Callable[[str], object]:
@@ -527,12 +525,3 @@ def _check_value(name: str, value: Any, where: str) -> None:
 
 def _any_values() -> Values:
     return values_of(next(target for target in load_releases().targets if not target.cuda))
-
-
-def _check_release(release: Release, where: str) -> None:
-    known = load_releases().cudas
-    if release.cuda and release.cuda not in known and not (release.image and release.architectures):
-        raise UserError(
-            f"{where}: torch {release.version} is of CUDA {release.cuda}, and only {', '.join(known)} are known: "
-            "add `image` and `architectures`"
-        )

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
 
 import msgspec
 from packaging.requirements import Requirement
@@ -219,10 +218,8 @@ class Releases:
         extra = cuda is not None and cuda.version != torch.cudas[0]
         # PyTorch's index has one of each CUDA, with that in its version.
         version = f"{torch.version}+{cuda.label}" if cuda and extra else torch.version
-        named = minor(version) != minor(usual["torch"])
-        return Target(
-            python, version, cuda, usual["image"], named, is_extra=extra, index=torch.index
-        )
+        parts = usual["image"], minor(version) != minor(usual["torch"])
+        return Target(python, version, cuda, *parts, is_extra=extra, index=torch.index)
 
     def torch(self, version: str) -> Torch:
         """The release of that minor version."""
@@ -281,7 +278,12 @@ class Releases:
 
     def current_target(self, python: Path) -> Target:
         """The target of the torch that the interpreter `python` has."""
-        torch = _torch_of(python)
+        # torch itself is not imported: it takes seconds, and an error of its own would be ours.
+        done = processes.ask([python, "-c", _ASK])
+        if done.returncode != 0:
+            why = done.stderr.strip().splitlines()[-1]
+            raise UserError(f"{python} cannot say which torch it has: {why}")
+        torch = json.loads(done.stdout)
         way_out = (
             "name a target, such as `--target 3.11-cpu` or `--target 3.11-cu130` (`torchwheels targets` lists "
             "all), or run this in the environment whose torch the wheel is for"
@@ -304,7 +306,6 @@ def python_at_hand() -> Path:
     return Path(active) / "bin" / "python" if active else Path(sys.executable)
 
 
-# torch itself is not imported: it takes seconds, and an error of its own would be ours.
 _ASK = """
 import importlib.util, json, pathlib, runpy, sys
 spec = importlib.util.find_spec("torch")
@@ -313,15 +314,6 @@ said = runpy.run_path(str(pathlib.Path(spec.origin).with_name("version.py")))
 python = ".".join(map(str, sys.version_info[:2])) + sys.abiflags
 print(json.dumps({"version": said["__version__"], "cuda": said["cuda"], "python": python}))
 """
-
-
-def _torch_of(python: Path) -> dict[str, Any] | None:
-    done = processes.ask([python, "-c", _ASK])
-    if done.returncode != 0:
-        raise UserError(
-            f"{python} cannot say which torch it has: {done.stderr.strip().splitlines()[-1]}"
-        )
-    return cast("dict[str, Any] | None", json.loads(done.stdout))
 
 
 @functools.cache

@@ -39,11 +39,8 @@ _PROCESSES = 8192  # and threads, of a container with tests
 _SHARE_OF_MEMORY = 0.8  # of the engine's machine, for a container with tests
 _VARIABLES = ("MAX_JOBS", "SOURCE_DATE_EPOCH", "TORCHWHEELS_ARCHITECTURES", DEBUG)
 _MIRRORS = (
-    "TORCHWHEELS_APT_MIRROR",
-    "TORCHWHEELS_TORCH_INDEX",
-    "UV_PYTHON_DOWNLOADS_JSON_URL",
-    "UV_PYTHON_INSTALL_MIRROR",
-)
+    "TORCHWHEELS_APT_MIRROR", "TORCHWHEELS_TORCH_INDEX", "UV_PYTHON_DOWNLOADS_JSON_URL", "UV_PYTHON_INSTALL_MIRROR"
+)  # fmt: skip
 
 
 @doing_its_part()
@@ -93,9 +90,8 @@ def _left(
         raise failed
     if len(wheels) != 1:
         left = f"{', '.join(sorted(x.name for x in wheels)) or 'nothing'} in place of one wheel"
-        raise UserError(
-            f"the container of {target.name} left {left}: the project's code has interfered with the build"
-        )
+        why = "the project's code has interfered with the build"
+        raise UserError(f"the container of {target.name} left {left}: {why}")
     if failed:  # without where the container has it
         failed = type(failed)(str(failed).partition(KEPT)[0])
     return wheels[0], used, failed

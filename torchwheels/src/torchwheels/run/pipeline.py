@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torchwheels import build, sources
@@ -29,7 +29,7 @@ from torchwheels.system import processes
 
 @dataclass(frozen=True)
 class Task:
-    """A target that is wanted."""
+    """A target that is wanted, and what has become of it."""
 
     target: Target
     options: Project
@@ -37,16 +37,9 @@ class Task:
     digest: str
     """Of what it is built of, as that was before the first build."""
     wheel: Path | None
-    """The one that `dist` has."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a target."""
-
-    target: Target
+    """The one that `dist` has, or has got."""
     seconds: float = 0.0
-    wheel: Path | None = None
+    """How long its build took."""
     error: Exception | None = None
 
     def __str__(self) -> str:
@@ -74,14 +67,16 @@ class Order:
 
     def tasks(self) -> Iterator[Task]:
         """What each target wants."""
-        for target in self.targets:
+        for target in dict.fromkeys(self.targets):
             options = self.options.of_target(target, project.preset(self.source.name))
             place = containers.base_image(target) if self.engine else toolchain.compilers_of(target)
             digest = kept.inputs(options, target, self.source, place)
             yield Task(target, options, digest, kept.find(self.dist, digest) if self.keep else None)
 
-    def build(self, task: Task) -> Outcome:
-        """Builds the wheel of a target."""
+    def build(self, task: Task) -> Task:
+        """Builds the wheel of a target, unless there is one."""
+        if task.wheel:
+            return task
         given = task.options, task.target, self.source, self.dist
         start = time.monotonic()
         path, failure, own = task.wheel, None, task.options
@@ -96,7 +91,7 @@ class Order:
                 kept.note(self.dist, task.digest, path)
         except (UserError, OSError, subprocess.CalledProcessError) as error:
             failure = error
-        return Outcome(task.target, time.monotonic() - start, path, failure)
+        return replace(task, seconds=time.monotonic() - start, wheel=path, error=failure)
 
 
 def run(order: Order) -> list[Path]:
@@ -115,7 +110,7 @@ def run(order: Order) -> list[Path]:
             if command:
                 build.before_all(command, order.source.folder)
     try:
-        outcomes = [Outcome(x.target, wheel=x.wheel) if x.wheel else order.build(x) for x in tasks]
+        outcomes = [order.build(task) for task in tasks]
     except KeyboardInterrupt:
         ready = [x.target.name for x in tasks if order.keep and kept.find(order.dist, x.digest)]
         if ready:
@@ -148,15 +143,16 @@ def test(
         raise TestsError(f"the tests of {wheel.name} fail in {target.name} (exit code {code})")
 
 
-def _check(outcomes: Sequence[Outcome]) -> None:
+def _check(outcomes: Sequence[Task]) -> None:
     """Raises an error where a target has failed: of that kind, where all that failed are of one."""
     errors = {each.target.name: each.error for each in outcomes if each.error}
     if errors and len(outcomes) == 1:
         raise next(iter(errors.values()))
     if errors:
-        kinds = {type(x) if isinstance(x, UserError) else UserError for x in errors.values()}
-        kind = kinds.pop() if len(kinds) == 1 else UserError
-        raise kind(f"{len(errors)} of {len(outcomes)} targets failed: {', '.join(errors)}")
+        found = errors.values()
+        kind, *others = {type(x) if isinstance(x, UserError) else UserError for x in found}
+        said = f"{len(errors)} of {len(outcomes)} targets failed: {', '.join(errors)}"
+        raise UserError(said) if others else kind(said)
 
 
 def _announce(order: Order, wanted: Sequence[Task]) -> None:
@@ -175,8 +171,8 @@ def _announce(order: Order, wanted: Sequence[Task]) -> None:
         why = "(a preset; [tool.torchwheels] overrides it)"
         print(f"torchwheels: {name} is built with {each} {why}", flush=True)
     if wanted and (empty := sources.empty_submodules(order.source.folder)):
-        print(
-            f"torchwheels: its submodules are empty ({', '.join(empty)}): where its build misses them, "
-            "`git submodule update --init --recursive` fills them, and `git+URL@COMMIT` has them",
-            flush=True,
+        what = f"its submodules are empty ({', '.join(empty)}): where its build misses them"
+        way_out = (
+            "`git submodule update --init --recursive` fills them, and `git+URL@COMMIT` has them"
         )
+        print(f"torchwheels: {what}, {way_out}", flush=True)

@@ -49,11 +49,8 @@ def find_wheel(dist: Path, target: Target, project: str = "") -> Path:
 
 def _serving(dist: Path, target: Target, project: str) -> list[tuple[str, str]]:
     """The wheels in `dist` that work with `target`, and the names of their projects."""
-    return [
-        (path.name, each.name)
-        for path in wheel.wheels_in(dist)
-        if works_with(each := wheel.read(path), target) and project in ("", each.name)
-    ]
+    found = (x for x in map(wheel.read, wheel.wheels_in(dist)) if project in ("", x.name))
+    return [(each.path.name, each.name) for each in found if works_with(each, target)]
 
 
 def works_with(found: Wheel, target: Target) -> bool:
@@ -66,11 +63,8 @@ def works_with(found: Wheel, target: Target) -> bool:
         return False
     # Where the libraries use torch's C++, they say which torch; else the metadata do.
     torches = found.torches if found.classic_use else str(found.torch_requirement or "")
-    return (
-        torches is not None
-        and SpecifierSet(torches).contains(target.torch, prereleases=True)
-        and found.takes(target)
-    )
+    fits = torches is not None and SpecifierSet(torches).contains(target.torch, prereleases=True)
+    return fits and found.takes(target)
 
 
 def install(project: Project, target: Target, path: Path, folder: Path) -> None:

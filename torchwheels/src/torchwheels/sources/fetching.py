@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs
 
 import httpx2
@@ -30,12 +31,9 @@ from unearth.preparer import download_link
 
 from torchwheels.errors import UserError
 from torchwheels.options import indexes
-from torchwheels.system import MARK, processes, sandbox
+from torchwheels.system import MARK, processes, sandbox, sha256
 
-EXPECTED = (
-    "a source is a folder, an archive (.tar.gz or .zip), `NAME==VERSION` from PyPI, or "
-    "`git+URL@COMMIT`"
-)
+EXPECTED = "a source is a folder, an archive (.tar.gz or .zip), `NAME==VERSION` from PyPI, or `git+URL@COMMIT`"
 _TIMEOUT = 60  # seconds without an answer
 _LEFTOVERS = ("build", "dist", ".nox", ".venv", "venv")
 
@@ -206,10 +204,9 @@ def pythons_of(folder: Path) -> SpecifierSet:
         "setup.cfg": r"^python_requires *= *(.+)",
         "setup.py": r"""\bpython_requires *= *["'](.+?)["']""",
     }
-    try:
+    with contextlib.suppress(InvalidSpecifier):  # of which the build says more
         return SpecifierSet(_said(folder, patterns))
-    except InvalidSpecifier:  # of which the build says more
-        return SpecifierSet()
+    return SpecifierSet()
 
 
 def _said(folder: Path, patterns: Mapping[str, str]) -> str:
@@ -239,8 +236,7 @@ def hash_of_folder(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not {".git", "__pycache__"} & {*path.relative_to(folder).parts}:
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            digest.update(os.fsencode(f"{path.relative_to(folder)} {content}\n"))
+            digest.update(os.fsencode(f"{path.relative_to(folder)} {sha256(path)}\n"))
     return digest.hexdigest()
 
 
@@ -254,7 +250,7 @@ def _unpack(archive: Path, into: Path) -> Fetched:
         top = entries[0] if len(entries) == 1 and entries[0].is_dir() else Path(name)
         # All of it: nobody has built in it. A git of it would run commands that its settings name.
         shutil.copytree(top, into, symlinks=True, ignore=shutil.ignore_patterns(".git"))
-    return Fetched(into, f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}")
+    return Fetched(into, f"sha256:{sha256(archive)}")
 
 
 def _extract(archive: Path, into: Path) -> None:
@@ -401,11 +397,6 @@ def _finder() -> PackageFinder:
     session = PyPIClient(
         verify=context, timeout=_TIMEOUT, follow_redirects=True, trusted_hosts=trusted
     )
-    finder = PackageFinder(
-        session,  # type: ignore[arg-type]  # of unearth's own
-        index_urls=urls,
-        no_binary=[":all:"],
-        ignore_compatibility=True,  # the target's Python may be another one
-    )
     session.auth = MultiDomainBasicAuth(prompting=False, index_urls=urls)
-    return finder
+    kind: dict[str, Any] = {"no_binary": [":all:"], "ignore_compatibility": True}  # of any Python
+    return PackageFinder(session, index_urls=urls, **kind)  # type: ignore[arg-type]  # of unearth's own

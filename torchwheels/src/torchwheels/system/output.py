@@ -14,7 +14,7 @@ DEBUG = "TORCHWHEELS_DEBUG"
 _LONGEST = 300
 _COMMAND = re.compile(r"(\[\d+/\d+\] )?\S*(cc|\+\+|nvcc|nvcc_launcher|clang)(-\d+)? -?\S*")
 _BETWEEN_TRACEBACKS = re.compile(
-    r"(The above exception was the direct|During handling of the above)"
+    r"(The above exception was the direct cause|During handling of the above exception)"
 )
 _USERINFO = re.compile(r"(?<=://)(?!git@)[^/?#\s]+@")
 

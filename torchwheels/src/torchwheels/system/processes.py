@@ -13,7 +13,6 @@ import errno
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -121,7 +120,7 @@ def explained(error: Exception) -> str:
         command = shlex.join(map(str, error.cmd))
         said = error.stderr.strip() if isinstance(error.stderr, str) else ""
         return f"{command} ended with exit code {error.returncode}: {said or 'the messages above say why'}"
-    if isinstance(error, shutil.Error):  # of what cannot be copied, and why
+    if error.args and isinstance(error.args[0], list):  # shutil's, of what cannot be copied
         _, _, why = error.args[0][0]
         return f"{len(error.args[0])} files cannot be copied, the first because of {why}"
     if not isinstance(error, OSError):

@@ -34,9 +34,8 @@ def unpack(archive: zipfile.ZipFile) -> dict[str, bytes]:
     if len(entries) > MOST_FILES:
         raise ValueError(f"it holds {len(entries)} files, over the {MOST_FILES} allowed")
     if (size := sum(entry.file_size for entry in entries)) > MOST_BYTES:
-        raise ValueError(
-            f"it unpacks to {size / 1e9:.3g} GB, over the {MOST_BYTES / 1e9:g} GB allowed"
-        )
+        allowed = f"over the {MOST_BYTES / 1e9:g} GB allowed"
+        raise ValueError(f"it unpacks to {size / 1e9:.3g} GB, {allowed}")
     if unusual := _unusual(archive):
         raise ValueError(
             f"{unusual} is not packed as usual, so that installers may find different files there: where you "
@@ -67,9 +66,8 @@ def _unusual(archive: zipfile.ZipFile) -> str:
     assert archive.fp
     last = archive.fp.seek(0, io.SEEK_END) - _END.size
     end = _END.pack(b"PK\5\6", 0, 0, len(entries), len(entries), last - place, place, 0)
-    return (
-        "" if archive.start_dir == place and _read(archive, last, _END.size) == end else "its end"
-    )
+    usual = archive.start_dir == place and _read(archive, last, _END.size) == end
+    return "" if usual else "its end"
 
 
 def _is_plain(entry: zipfile.ZipInfo) -> bool:

@@ -305,9 +305,8 @@ def read(path: Path) -> Wheel:
     try:
         name, version, _, tags = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
-        raise UserError(
-            f"{path} is not named <project>-<version>-<python>-<abi>-<platform>.whl: {error}"
-        ) from None
+        form = "<project>-<version>-<python>-<abi>-<platform>.whl"
+        raise UserError(f"{path} is not named {form}: {error}") from None
     folders = [x.partition("/")[0] for x in files if re.fullmatch(r"[^/]+\.dist-info/METADATA", x)]
     if len(folders) != 1:
         held = f"{len(folders)} files *.dist-info/METADATA"
@@ -319,11 +318,8 @@ def read(path: Path) -> Wheel:
 def admitted(specifier: SpecifierSet) -> list[str]:
     """The minor releases of torch 2 of which `specifier` admits one at least, the oldest first."""
     # However many there are or will be: of no minor release were there ten.
-    return [
-        f"2.{minor}"
-        for minor in range(100)
-        if any(specifier.contains(f"2.{minor}.{patch}") for patch in range(10))
-    ]
+    minors = [f"2.{minor}" for minor in range(100)]
+    return [x for x in minors if any(specifier.contains(f"{x}.{patch}") for patch in range(10))]
 
 
 @functools.cache

@@ -114,12 +114,9 @@ def _check_sections(elf: Any) -> None:
     (segment,) = elf.iter_segments("PT_DYNAMIC")
     places = {tag["d_tag"]: tag["d_val"] for tag in segment.iter_tags()}
     sizes = {".dynamic": segment["p_filesz"], ".dynstr": places["DT_STRSZ"]}
-    symbols = [
-        each["r_info_sym"]
-        for table in segment.get_relocation_tables().values()
-        for each in table.iter_relocations()
-        if "r_info_sym" in each.entry
-    ]
+    tables = segment.get_relocation_tables().values()
+    entries = (each for table in tables for each in table.iter_relocations())
+    symbols = [each["r_info_sym"] for each in entries if "r_info_sym" in each.entry]
     for name in (".dynamic", *_LOADED):
         section = elf.get_section_by_name(name)
         address = segment["p_vaddr"] if name == ".dynamic" else places.get(_LOADED[name])
@@ -144,11 +141,8 @@ def _symbols(elf: Any) -> tuple[dict[str, str], frozenset[str], frozenset[str]]:
     symbols = [*elf.get_section_by_name(".dynsym").iter_symbols()]
     numbers = elf.get_section_by_name(".gnu.version")
     wanted = elf.get_section_by_name(".gnu.version_r")
-    names = {
-        entry["vna_other"]: entry.name
-        for _, entries in (wanted.iter_versions() if wanted else ())
-        for entry in entries
-    }
+    libraries = wanted.iter_versions() if wanted else ()
+    names = {entry["vna_other"]: entry.name for _, entries in libraries for entry in entries}
     undefined, defined = {}, set()
     for index, symbol in enumerate(symbols):
         if symbol["st_shndx"] != "SHN_UNDEF":
@@ -162,9 +156,7 @@ def _symbols(elf: Any) -> tuple[dict[str, str], frozenset[str], frozenset[str]]:
 # What crtfastmath.o does: on x86-64 it sets 0x8040, both ways to flush to zero, in what ldmxcsr then loads; on aarch64
 # it writes the register FPCR (`msr fpcr, x0`, or from another one).
 _SETS_FAST_MATH = {
-    X86_64.elf: re.compile(
-        rb"\x40\x80\x00\x00.{0,16}?\xae[\x10-\x17\x50-\x57\x90-\x97]", re.DOTALL
-    ),
+    X86_64.elf: re.compile(rb"(?s)\x40\x80\x00\x00.{0,16}?\xae[\x10-\x17\x50-\x57\x90-\x97]"),
     AARCH64.elf: re.compile(rb"[\x00-\x1f]\x44\x1b\xd5"),
 }
 _LONGEST_START_UP = 64
@@ -208,11 +200,8 @@ def _gpu_code(library: bytes) -> GpuCode:
             if architecture and _KERNEL[kind].search(text):
                 major, minor, suffix = architecture.groups()
                 found[kind].add(f"{major}.{minor}{suffix}")
-        return GpuCode(
-            machine_code=frozenset(found["elf"]),
-            ptx=frozenset(found["ptx"]),
-            toolkit=toolkit_version(_cuobjdump("-elf", file.name)) if found["elf"] else None,
-        )
+        toolkit = toolkit_version(_cuobjdump("-elf", file.name)) if found["elf"] else None
+        return GpuCode(frozenset(found["elf"]), frozenset(found["ptx"]), toolkit)
 
 
 def toolkit_version(listing: Iterable[str]) -> str | None:

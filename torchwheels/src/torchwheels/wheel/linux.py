@@ -44,11 +44,8 @@ def allowed_versions(manylinux: str, machine: Machine) -> frozenset[str]:
     architecture = Architecture(machine.name)
     policies = WheelPolicies(libc=Libc.GLIBC, arch=architecture)
     policy = policies.get_policy_by_name(f"{manylinux}_{architecture}")
-    return frozenset(
-        f"{name}_{version}"
-        for name, versions in policy.symbol_versions.items()
-        for version in versions
-    )
+    allowed = policy.symbol_versions.items()
+    return frozenset(f"{name}_{version}" for name, each in allowed for version in each)
 
 
 def symbols_of_linux(allowed: frozenset[str], machine: Machine) -> frozenset[str]:
@@ -56,9 +53,8 @@ def symbols_of_linux(allowed: frozenset[str], machine: Machine) -> frozenset[str
 
     Read from those that are here: newer ones keep what they had.
     """
-    return frozenset(
-        name for library in LIBRARIES for name in newest(versions(library, machine), allowed)
-    )
+    found = (newest(versions(library, machine), allowed) for library in LIBRARIES)
+    return frozenset(name for each in found for name in each)
 
 
 def first_version(symbol: str, machine: Machine) -> str | None:

@@ -126,9 +126,8 @@ def check(variant: Variant, labelled: Path) -> None:
     wanted = {"variants": {variant.label: variant.properties}}
     same = json.loads(said).items() >= wanted.items()
     if not same or files != with_record({**variant.files, path: said}, record):
-        raise UserError(
-            f"{variant.path.name} is not the variant of {labelled.name}: delete it, and build that again"
-        )
+        way_out = "delete it, and build that again"
+        raise UserError(f"{variant.path.name} is not the variant of {labelled.name}: {way_out}")
 
 
 def write(found: Wheel) -> Path | None:
