@@ -1,7 +1,5 @@
 """`python -m torchwheels` is `torchwheels`."""
 
-from __future__ import annotations
-
 import signal
 
 

@@ -4,8 +4,6 @@ from torchwheels.sessions import add_sessions
 add_sessions()
 """
 
-from __future__ import annotations
-
 import fnmatch
 import logging
 import os

@@ -1,7 +1,5 @@
 """The rules about a wheel's libraries: which processor, Linux, Python, torch and GPUs they work with."""
 
-from __future__ import annotations
-
 import fnmatch
 import posixpath
 import re

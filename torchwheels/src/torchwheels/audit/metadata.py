@@ -1,7 +1,5 @@
 """The rules about a wheel's name, its metadata, and the files that it installs."""
 
-from __future__ import annotations
-
 import csv
 import email
 import hashlib

@@ -4,8 +4,6 @@ passed.
 It is stored beside the wheel, not in it: adding the results to the tested file would make it another file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

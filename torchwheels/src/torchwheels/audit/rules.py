@@ -1,7 +1,5 @@
 """The rules that a wheel must keep, checked on every library in it. None passes because there is nothing to check."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

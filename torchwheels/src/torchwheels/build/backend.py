@@ -1,7 +1,5 @@
 """Runs the build backend of a project, and explains its failures."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

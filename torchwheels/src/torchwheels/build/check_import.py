@@ -1,7 +1,5 @@
 """Imports a wheel in an environment of its own with the target's torch."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """What the compilers of a build linked, and whether the libraries of its wheel are among that."""
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Builds a wheel against the target's torch, from a copy of the sources, which are not modified."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import importlib.metadata

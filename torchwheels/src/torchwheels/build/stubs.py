@@ -5,8 +5,6 @@ symbols and versions that auditwheel's policy allows, and the linker binds a lib
 glibc has come from the sources in wrappers/c.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

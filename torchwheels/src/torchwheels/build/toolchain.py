@@ -1,7 +1,5 @@
 """Finds the compilers of a build, and says how many of them this machine can run at once."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

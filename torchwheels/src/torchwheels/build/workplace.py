@@ -1,7 +1,5 @@
 """The workplace of a build: a folder, its environments and compilers, and the variables of its processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

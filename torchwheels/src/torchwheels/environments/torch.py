@@ -1,7 +1,5 @@
 """The environments with a target's torch, which are kept between builds."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """Virtual environments, alone or on top of another one, and what uv installs there."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Builds what a farm lacks, one wheel after the other: a failure is noted and stops nothing, and time is kept to."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -1,7 +1,5 @@
 """`torchwheels farm`: what is missing, its builds, and the index of all."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import difflib

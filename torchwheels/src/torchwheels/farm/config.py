@@ -1,7 +1,5 @@
 """farm.toml: which projects, which versions of each, and for which targets."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ farm.json                    what there is: the state of the farm
 search.json                  the same for the page
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Container, Iterable, Mapping, Sequence

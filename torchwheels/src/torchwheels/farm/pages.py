@@ -1,7 +1,5 @@
 """The pages of a farm: one to search in, and one of each project that says what is missing, and why."""
 
-from __future__ import annotations
-
 import html
 import json
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What a farm has: what its published index says, and nothing else. A row of it is of one wheel, or of a failure."""
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import sys

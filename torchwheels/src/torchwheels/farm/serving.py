@@ -1,7 +1,5 @@
 """Which targets the wheels of a farm serve."""
 
-from __future__ import annotations
-
 import json
 
 from torchwheels.farm.published import Row

@@ -1,7 +1,5 @@
 """What a farm shall have: each project's versions and targets, and of what each wheel is made."""
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import json

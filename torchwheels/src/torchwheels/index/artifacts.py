@@ -1,7 +1,5 @@
 """Fetches the wheels that a run of GitHub's CI has left as artifacts."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """The folder `dist`: finished wheels, which are not built again from the same inputs, and refused ones."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

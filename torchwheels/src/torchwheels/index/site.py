@@ -8,8 +8,6 @@ docs/             the documentation, where there is dist/docs
 .torchwheels      what of all this was written here: nothing else may be in the folder when it is made again
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

@@ -1,7 +1,5 @@
 """Where packages come from, as pip's files and variables say, and in uv's words."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import os

@@ -1,7 +1,5 @@
 """What a project says of its wheels: `[tool.torchwheels]` in pyproject.toml, or a file of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import fnmatch
@@ -176,12 +174,12 @@ class Project(Options, frozen=True, dict=True):
                 cudas.setdefault(x.cuda, Cuda(x.cuda, x.version, x.image, x.architectures))
         return replace(table, torches=tuple(torches), cudas=cudas, release=self.release)
 
-    def in_folder(self, subdirectory: str) -> Project:
+    def in_folder(self, subdirectory: str) -> "Project":
         """The options, for the project in that folder of the sources."""
         table = {**self.table, "subdirectory": subdirectory}
         return of_table(table, "the options", self.file, self.name)
 
-    def of_target(self, target: Target, preset: Mapping[str, Any] | None = None) -> Project:
+    def of_target(self, target: Target, preset: Mapping[str, Any] | None = None) -> "Project":
         """The options of one target: those of the table, over those of a `preset`, with what overrides replace."""
         table = merged(_table_of_target(preset or {}, target), _table_of_target(self.table, target))
         if table == self.table:

@@ -1,7 +1,5 @@
 """The table of torch releases (releases.toml), and the targets that follow from it."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import fnmatch

@@ -1,7 +1,5 @@
 """A JSON schema of the options in [tool.torchwheels], by which editors complete and explain them."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import itertools

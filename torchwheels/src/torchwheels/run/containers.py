@@ -3,8 +3,6 @@
 The code of a project sees its sources there, and neither credentials nor folders of this machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

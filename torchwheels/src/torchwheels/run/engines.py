@@ -1,7 +1,5 @@
 """The engine of containers, Docker's or podman's: here, or where DOCKER_HOST or a context says."""
 
-from __future__ import annotations
-
 import codecs
 import contextlib
 import json
@@ -117,7 +115,7 @@ class Container:
             image, entrypoint=["cat"], network=NETWORK, stdin_open=True, auto_remove=True, **options
         )
 
-    def __enter__(self) -> Container:
+    def __enter__(self) -> "Container":
         try:
             self._input = self._container.attach_socket(params={"stdin": 1, "stream": 1})
             self._container.start()

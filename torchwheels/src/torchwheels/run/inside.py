@@ -3,8 +3,6 @@
 A step answers in JSON on standard output; all that is printed meanwhile goes to standard error.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

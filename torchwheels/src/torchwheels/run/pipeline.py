@@ -5,8 +5,6 @@ in containers (containers.py), which do the same steps there. A finished wheel i
 (index/kept.py).
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

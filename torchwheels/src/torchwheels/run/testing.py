@@ -1,7 +1,5 @@
 """Runs the tests of a project on its finished wheel, away from the sources."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Fetches sources: from an index, a folder, an archive, or a commit. None of their code runs."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

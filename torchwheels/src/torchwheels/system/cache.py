@@ -1,7 +1,5 @@
 """What is kept between builds, in a folder of the user: who uses it, its size, and its removal."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import fnmatch

@@ -1,7 +1,5 @@
 """Files of this tool's own, and of others: which are whose, and how one is written and hashed."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

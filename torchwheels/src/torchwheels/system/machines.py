@@ -1,7 +1,5 @@
 """The processors that wheels are built for, and what Linux, Debian and Docker call them."""
 
-from __future__ import annotations
-
 import os
 import platform
 import re

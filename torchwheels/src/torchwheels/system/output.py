@@ -1,7 +1,5 @@
 """What is shown of a build's output: its compilers' errors, rather than the frames of build tools."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -4,8 +4,6 @@ Started as a program, this file is the process in between. It adopts the process
 whatever their group or session: ninja gives each compiler a group of its own.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import ctypes

@@ -4,8 +4,6 @@ The process then has no network, sees no other process, and of the files only wh
 system's libraries. Where the kernel gives it no namespace, it has the user's rights: SECURITY.md says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

@@ -1,7 +1,5 @@
 """The archive of a wheel: reads one, whoever made it, and writes one, with its RECORD."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import csv

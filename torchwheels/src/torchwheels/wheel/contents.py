@@ -1,7 +1,5 @@
 """The contents of a wheel, and what it works with: read from its files alone."""
 
-from __future__ import annotations
-
 import email
 import functools
 import json
@@ -58,7 +56,7 @@ class Wheel:
     seen: Mapping[bytes, Library] = field(default_factory=dict, repr=False)
     """Libraries that were looked at before, by their bytes."""
 
-    def with_files(self, files: Mapping[str, bytes], **others: Any) -> Wheel:
+    def with_files(self, files: Mapping[str, bytes], **others: Any) -> "Wheel":
         """Another wheel, with these files and `others` of its fields, which knows the libraries that it takes over."""
         seen = {self.files[name]: library for name, library in self.libraries.items()}
         return replace(self, files=files, seen=seen, **others)

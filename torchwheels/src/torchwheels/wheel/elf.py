@@ -1,7 +1,5 @@
 """Reads a shared library: its symbols, its GPU code, and what it does when it is loaded."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import importlib.util

@@ -4,8 +4,6 @@ The same build gives the same bytes: order, times and modes in the zip file do n
 and when it was made.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import email
 import email.message

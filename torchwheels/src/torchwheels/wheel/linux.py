@@ -1,7 +1,5 @@
 """The C and C++ libraries that every Linux has: their symbols, and which of these an old one has, too."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import os

@@ -1,7 +1,5 @@
 """PyTorch's own list of the functions of its stable ABI, and the release that each is in from."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

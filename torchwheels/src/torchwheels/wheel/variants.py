@@ -6,8 +6,6 @@ of the file, `…-cu130.whl`, and variant.json says what a machine must have.
 variantlib could write these, but not twice the same bytes, and under the labelled version alone.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zipfile

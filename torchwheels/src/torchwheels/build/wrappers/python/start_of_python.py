@@ -3,8 +3,6 @@
 A copy of this file lies in the build's environment alone, with its settings beside it.
 """
 
-from __future__ import annotations
-
 import importlib.machinery
 import json
 import os

@@ -3,8 +3,6 @@
 A copy of this file lies beside the tests of a wheel, and imports nothing of torchwheels.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
