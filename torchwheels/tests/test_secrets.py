@@ -54,6 +54,7 @@ def test_no_token_leaves(
         **{name: value for name, value in os.environ.items() if not name.startswith("PIP_")},
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_RETRIES": "0",
+        "UV_HTTP_RETRIES": "0",
         "PYTHONPATH": str(ROOT / "torchwheels" / "src"),
         "TORCHWHEELS_CACHE": str(tmp_path / "cache"),
         **variables,
