@@ -16,6 +16,7 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -366,6 +367,24 @@ def test_names_may_have_any_bytes_and_pipes_are_no_sources(
         *usual,
     }
     assert (found.folder / "outwards").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["setup.cfg", "PKG-INFO", "pyproject.toml", ".gitmodules", "x"])
+def test_no_file_outside_of_the_sources_is_read(name: str, folder: Path, tmp_path: Path) -> None:
+    """A stranger's link may lead to what has no end, such as /proc/kmsg, or to what nobody may read."""
+    outside = tmp_path / "outside"
+    outside.write_text('Name: secret\nname = "secret"\nrequires-python = ">=9"\npath = secret\n')
+    (folder / name).symlink_to(outside)
+    with (
+        mock.patch.object(Path, "open", autospec=True, side_effect=Path.open) as opened,
+        sources.fetched(str(folder), "", "") as found,
+    ):
+        assert (found.name, str(sources.pythons_of(found.folder))) == ("project", "")
+        assert sources.empty_submodules(found.folder) == []
+    assert found.folder / name not in [x.args[0] for x in opened.call_args_list]
+    before = sources.hash_of_folder(folder)
+    outside.write_text("changed")
+    assert sources.hash_of_folder(folder) != before
 
 
 @pytest.mark.parametrize("is_repository", [False, True])

@@ -175,7 +175,7 @@ def empty_submodules(folder: Path) -> list[str]:
     """The submodules of the sources in `folder` that nobody has filled."""
     found = []
     for file in folder.rglob(".gitmodules"):
-        text = os.fsdecode(file.read_bytes()) if file.is_file() else ""
+        text = os.fsdecode(file.read_bytes()) if _is_own(file, folder) else ""
         for path in re.findall(r"^\s*path *= *(\S.*?)\s*$", text, re.MULTILINE):
             there = file.parent / path
             if not there.is_dir() or not any(there.iterdir()):
@@ -210,10 +210,11 @@ def pythons_of(folder: Path) -> SpecifierSet:
 def _said(folder: Path, patterns: Mapping[str, str]) -> str:
     """What the first of a project's files says that matches its pattern."""
     for file, pattern in patterns.items():
-        with contextlib.suppress(OSError):
-            text = (folder / file).read_text(encoding="utf-8", errors="replace")
-            if found := re.search(pattern, text, re.MULTILINE):
-                return found[1]
+        if not _is_own(folder / file, folder):
+            continue
+        text = (folder / file).read_text(encoding="utf-8", errors="replace")
+        if found := re.search(pattern, text, re.MULTILINE):
+            return found[1]
     return ""
 
 
@@ -234,8 +235,20 @@ def hash_of_folder(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         if path.is_file() and not {".git", "__pycache__"} & {*path.relative_to(folder).parts}:
-            digest.update(os.fsencode(f"{path.relative_to(folder)} {sha256(path)}\n"))
+            content = sha256(path) if _is_own(path, folder) else _seen(path)
+            digest.update(os.fsencode(f"{path.relative_to(folder)} {content}\n"))
     return digest.hexdigest()
+
+
+def _is_own(path: Path, folder: Path) -> bool:
+    """Whether a file of sources may be read: whoever made these, links may lead to any file of this machine."""
+    return path.is_file() and path.resolve().is_relative_to(folder.resolve())
+
+
+def _seen(path: Path) -> str:
+    """What changes with a file, which may be endless, without reading it."""
+    found = path.stat()
+    return f"{path.readlink()} {found.st_size} {found.st_size and found.st_mtime_ns}"
 
 
 def _unpack(archive: Path, into: Path) -> Fetched:
