@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import http.server
 import json
@@ -507,6 +508,27 @@ def test_what_is_built_again_has_a_release_of_its_own(builds: Builds) -> None:
     listed = Path("site/cpu/torch2.13/simple/tinyops/index.html").read_text()
     assert listed.count(f"https://example.org/{first}/tinyops") == 2
     assert listed.count(f"https://example.org/{again}/tinyops") == 1
+
+
+@pytest.mark.usefixtures("one_project")
+def test_a_variant_of_a_newer_torch_takes_the_place_of_the_older_one(
+    builds: Builds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table of releases has another torch for `cpu` meanwhile: their variants have one name."""
+    table = releases.load()
+    for torch in ("2.12.1", "2.13.0"):
+        renewed = dataclasses.replace(table, cpu={**table.cpu, "torch": torch})
+        monkeypatch.setattr(releases, "load", lambda table=renewed: table)
+        monkeypatch.setattr(project, "load_releases", lambda table=renewed: table)
+        farm("build", "--backend=local", "--only=tinyops * 3.11-cpu")
+        farm("index", "--release=release")
+        shutil.rmtree("dist")
+    assert builds.built == ["3.11-cpu"] * 2
+    files = json.loads(Path("site/simple/tinyops/index.json").read_text())["files"]
+    (variant,) = (x for x in files if x["filename"].endswith("-null.whl"))
+    assert "-2/" in variant["url"]  # the release of the second build
+    for torch in ("2.12", "2.13"):
+        assert Path(f"site/cpu/torch{torch}/simple/tinyops").is_dir()
 
 
 @pytest.mark.usefixtures("one_project")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import http.server
 import json
@@ -133,6 +134,33 @@ def test_a_variant_of_other_content_is_refused(tmp_path: Path) -> None:
         reports.read_reports(tmp_path, project.Project())
     with pytest.raises(UserError, match=r"-null\.whl is not the variant of tinyops"):
         reports.write_report(wheel, project.Project())
+
+
+def test_a_variant_stays_when_the_table_has_a_newer_torch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both wheels are for 3.11-cpu, and their variants have one name."""
+    dist, renewed = tmp_path / "dist", releases.load()
+    published(forge_target(tmp_path / "one", "3.11-cpu"), dist)
+    (variant,) = dist.glob("variants/*.whl")
+    before = variant.read_bytes()
+    renewed = dataclasses.replace(renewed, cpu={**renewed.cpu, "torch": "2.12.1"})
+    monkeypatch.setattr(releases, "load", lambda: renewed)
+    for _ in range(2):  # also when it is built again
+        published(forge_target(tmp_path / "two", "3.11-cpu"), dist)
+        assert variant.read_bytes() == before
+        said = "-torch2.12 has one of its own"
+        assert f"{variant} is there already, of a wheel for another torch" in (
+            out := capsys.readouterr().out
+        )
+        assert said in out
+    monkeypatch.undo()
+    found = reports.read_reports(dist, project.Project())
+    assert {x["version"]: bool(x["variant"]) for x in found} == {
+        "1.0+cpu.torch2.12": False,
+        "1.0+cpu.torch2.13": True,
+    }
+    published(forge_target(tmp_path / "one", "3.11-cpu"), dist)
 
 
 def do_not_audit(patch: pytest.MonkeyPatch) -> None:

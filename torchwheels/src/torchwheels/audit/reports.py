@@ -109,9 +109,8 @@ def write_report(path: Path, project: Project) -> dict[str, Any]:
 def variant(found: Wheel) -> dict[str, Any] | None:
     """The report's entry of the wheel's variant; None if there is none."""
     other = variants.of(found)
-    if other is None or not other.path.is_file():
+    if other is None or not other.path.is_file() or not variants.check(other, found.path):
         return None
-    variants.check(other, found.path)
     return {
         "wheel": other.path.name,
         "sha256": sha256(other.path),

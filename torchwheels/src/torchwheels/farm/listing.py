@@ -74,14 +74,15 @@ def make(
 
 def _listings(files: str, wheels: Iterable[Row], serving: Serving, folder: Path) -> site.Listings:
     found: site.Listings = {"simple": {}}
-    for name, rows in itertools.groupby(wheels, key=lambda x: str(x["name"])):
+    for name, group in itertools.groupby(wheels, key=lambda x: str(x["name"])):
         labelled: list[Row] = []
         plain: list[Row] = []
-        variants: list[Row] = []
+        rows = [*group]
+        built = sorted((x for x in rows if x["variant"]), key=lambda x: int(x["farm"]["build"]))
+        variants = {x["variant"]["wheel"]: x for x in built}.values()  # a name has one content
         for row in rows:
             entry = _entry(row, row, files)
             (labelled if site.label(row) else plain).append(entry)
-            variants += [row] if row["variant"] else []
             for each in serving.places(row):
                 found.setdefault(f"{each}/simple", {}).setdefault(name, []).append(entry)
         place = folder / "simple" / name

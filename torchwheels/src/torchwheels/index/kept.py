@@ -95,11 +95,23 @@ def publish(finished: Path, dist: Path) -> Path:
             raise RefusedError(
                 f"{there} is there already, {what}, and a name has one content: {also}delete the wheel first"
             )
-    published = _copy_whole(finished, there)
-    variant = finished.parent.glob(f"{variants.FOLDER}/*.whl")
-    for file in (reports.report_file(finished), *variant):
-        _copy_whole(file, dist / file.relative_to(finished.parent))
-    return published
+    for variant in finished.parent.glob(f"{variants.FOLDER}/*.whl"):
+        place = dist / variants.FOLDER / variant.name
+        torch, other = (
+            sandbox.call(variants.one_torch, x) if place.exists() else "" for x in (variant, place)
+        )
+        if torch != other:
+            report = read_json(reports.report_file(finished))
+            reports.write({**report, "variant": None}, finished)
+            print(
+                f"torchwheels: {finished.name} has no variant: {place} is there already, of a wheel for another torch, "
+                f"and a name has one content: the target {report['build']['target']}-torch{torch} has one of its own",
+                flush=True,
+            )
+        else:
+            _copy_whole(variant, place)
+    _copy_whole(reports.report_file(finished), dist / reports.report_file(finished).name)
+    return _copy_whole(finished, there)
 
 
 _MADE_ANEW = re.compile(r".*\.(report\.json|failed\.json|metadata|refused)|(builds|tests|docs)/.*")

@@ -114,8 +114,21 @@ def metadata(variants: Mapping[str, Properties]) -> bytes:
     return as_json(document).encode()
 
 
-def check(variant: Variant, labelled: Path) -> None:
-    """Raises an error where the file of the variant is another than the wheel `labelled` gives."""
+def one_torch(path: Path) -> str:
+    """The one torch that a wheel or a variant requires; empty where it is none, or several.
+
+    Once the targets of a label have another torch, two wheels of a release have variants of one name.
+    """
+    with zipfile.ZipFile(path) as archive:
+        (name,) = (x for x in archive.namelist() if x.endswith(".dist-info/METADATA"))
+        text = archive.read(name).decode(errors="replace")
+    return "".join(re.findall(r"(?m)^Requires-Dist: torch==([\d.]+)\.\*$", text))
+
+
+def check(variant: Variant, labelled: Path) -> bool:
+    """Whether the file of the variant is for the torch of the wheel `labelled`; an error where that gives another."""
+    if one_torch(variant.path) != one_torch(labelled):
+        return False
     with zipfile.ZipFile(variant.path) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     info = variant.path.name.split("-")[:2]
@@ -126,6 +139,7 @@ def check(variant: Variant, labelled: Path) -> None:
     if not same or files != with_record({**variant.files, path: said}, record):
         way_out = "delete it, and build that again"
         raise UserError(f"{variant.path.name} is not the variant of {labelled.name}: {way_out}")
+    return True
 
 
 def write(found: Wheel) -> Path | None:
