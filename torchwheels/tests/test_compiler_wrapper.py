@@ -157,6 +157,14 @@ def taken_from_nobody(library: Path) -> set[str]:
     return found.undefined.keys() - linux.symbols_of_linux(allowed, machines.here())
 
 
+@pytest.mark.parametrize("name", ["gcc", "g++"])
+def test_each_library_names_the_c_library(commands: Path, tmp_path: Path, name: str) -> None:
+    """Without it auditwheel refuses `_C.abi3.so` and `_C.so`: that might be of musl."""
+    code = 'extern "C" int test() { return 7; }'
+    library = compile(commands, tmp_path, "-shared", "test.cpp", name=name, code=code)
+    assert "libc.so.6" in read_library(library.read_bytes()).needed
+
+
 @pytest.mark.parametrize("name", ["c++", "g++"])
 @pytest.mark.parametrize("libraries", [[], ["-lm", "-lpthread", "-ldl"]])
 def test_library_asks_for_an_old_system_and_runs_here(
