@@ -362,6 +362,7 @@ def test_a_file_that_is_missing_is_named_and_why(
             ": no target has one: `[[tool.torchwheels.releases]]` adds another torch, and `patches` can",
         ),
         ('requires = ["torch>=2.5,<2.8"]', "-cpu-torch2.7 has one"),
+        ('requires = ["a b"]', "its build requires 'a b', which is no requirement"),
     ],
 )
 def test_build_system_that_cannot_be(
@@ -385,6 +386,13 @@ def test_build_system_that_cannot_be(
             "open(folder + '/x.whl', 'w'); return 'x.whl'",
             "x.whl is no wheel: File is not a zip file",
         ),
+        (".", "return wheel(folder, '')", "says in its METADATA that its version is None"),
+        (".", "return wheel(folder, 'Version: 2')", "says in its METADATA that its version is 2"),
+        (
+            ".",
+            "return wheel(folder, 'Version: 1\\nRequires-Dist: a b')",
+            "its wheel requires 'a b', which is no requirement",
+        ),
     ],
 )
 def test_backend_that_makes_no_wheel(
@@ -403,11 +411,15 @@ def test_backend_that_makes_no_wheel(
     table = f'requires = []\nbuild-backend = "own"\nbackend-path = ["{where}"]'
     (folder / "pyproject.toml").write_text(f"[build-system]\n{table}\n")
     (folder / "own.py").write_text(
-        f"import os\ndef build_wheel(folder, *_, **__):\n    {makes or 0}\n"
+        "import os, zipfile\n"
+        "def wheel(folder, said):\n"
+        "    with zipfile.ZipFile(folder + '/x-1-py3-none-any.whl', 'w') as file:\n"
+        "        file.writestr('x-1.dist-info/METADATA', said)\n"
+        "    return 'x-1-py3-none-any.whl'\n"
+        f"def build_wheel(folder, *_, **__):\n    {makes or 0}\n"
     )
     with pytest.raises(BuildError) as error:
         build.build_wheel(project.Project(), target, fetched(folder), tmp_path / "dist")
-    assert str(error.value).startswith(f"{target.name} failed: ")
     assert said in str(error.value)
     assert not any(x.stat().st_mode & 0o077 for x in cache.glob("build/*/variables.json"))
 

@@ -15,9 +15,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from torchwheels import environments, wheel
 from torchwheels.audit import reports
@@ -153,9 +154,23 @@ def _built(place: Workplace, variables: Mapping[str, str]) -> Wheel:
     if path.parent != folder:
         raise place.failed("its build backend returns no name of a wheel")
     try:
-        return wheel.read(path)
-    except UserError as error:
+        found = wheel.read(path)
+        said = found.metadata["Version"]
+        if Version(said or "0") != found.version:
+            raise UserError(f"{path.name} says in its METADATA that its version is {said}")
+    except (UserError, InvalidVersion) as error:
         raise place.failed(error) from None
+    for each in found.metadata.get_all("Requires-Dist") or []:
+        _requirement(each, "its wheel")
+    return found
+
+
+def _requirement(line: str, of: str) -> Requirement:
+    """A requirement that the project's own files say."""
+    try:
+        return Requirement(line)
+    except InvalidRequirement:
+        raise BuildError(f"{of} requires {line!r}, which is no requirement") from None
 
 
 def libraries_of_requirements(found: Wheel, environment: Environment) -> list[Path]:
@@ -236,7 +251,8 @@ def _install(place: Workplace, said: Iterable[str]) -> None:
     """Installs requirements of the build; never another torch than the target's."""
     requirements, tools = [], dict(x.split("==") for x in releases.load().tools)
     here = {"python_version": place.target.python_version}
-    for requirement in map(Requirement, said):
+    for each in said:
+        requirement = _requirement(each, "its build")
         if requirement.name != "torch":
             version = tools.get(requirement.name)
             if version and not requirement.url and requirement.specifier.contains(version):
