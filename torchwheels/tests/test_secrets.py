@@ -11,6 +11,7 @@ import pytest
 
 from conftest import ROOT
 from forged_wheels import Forge
+from torchwheels.system import output
 
 TOKEN = "s'cr%40t-0123@more"
 AT = f"me:{TOKEN}@127.0.0.1:9"  # where nobody answers
@@ -66,3 +67,12 @@ def test_no_token_leaves(
     left = [x for x in tmp_path.rglob("*") if x.is_file() and x.suffix != ".toml"]
     for text in (printed.encode(), *(x.read_bytes() for x in left if "cache" not in x.parts)):
         assert not any(part in text for part in (b"s'cr", b"40t-0123", b"me:s", b"more@"))
+
+
+def test_no_password_of_uv_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many a setup.py prints its environment, and a build may need these."""
+    monkeypatch.setenv("UV_INDEX_OWN_PASSWORD", TOKEN)
+    monkeypatch.setenv("UV_GITHUB_TOKEN", "secret")
+    monkeypatch.setenv("UV_HTTP_TOKEN", "a")
+    said = output.masked(f"{TOKEN} secret {os.environ['UV_HTTP_TOKEN']} https://{AT}/x")
+    assert said == "**** **** a https://****@127.0.0.1:9/x"

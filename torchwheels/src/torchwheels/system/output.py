@@ -15,10 +15,15 @@ _BETWEEN_TRACEBACKS = re.compile(
     r"(The above exception was the direct cause|During handling of the above exception)"
 )
 _USERINFO = re.compile(r"(?<=://)(?!git@)[^/?#\s]+@")
+_SECRET = re.compile(r"UV_\w+_(PASSWORD|TOKEN)")
+_SHORTEST = 6  # a shorter one is in many words
 
 
 def masked(text: str) -> str:
-    """`text`, whose addresses have neither passwords nor tokens: of all that leaves this process."""
+    """`text`, whose addresses have neither passwords nor tokens, nor has it uv's: of all that leaves this process."""
+    for name, value in os.environ.items():
+        if _SECRET.fullmatch(name) and len(value) >= _SHORTEST:
+            text = text.replace(value, "****")
     return _USERINFO.sub("****@", text)
 
 
