@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,20 @@ def test_wheel_without_metadata(forge: Forge) -> None:
     forge.replaced["METADATA"] = None
     with pytest.raises(UserError, match=r"holds 0 files \*\.dist-info/METADATA"):
         read(forge.wheel())
+
+
+@pytest.mark.parametrize("how", [["-c"], ["-static"], []], ids="".join)
+def test_what_the_loader_does_not_take_is_no_library(
+    how: list[str], forge: Forge, tmp_path: Path
+) -> None:
+    """An object file or a static program; GPU code has no dynamic segment, either."""
+    (tmp_path / "x.c").write_text("int main() { return 0; }\n")
+    subprocess.run(["gcc", *how, "x.c", "-o", "x"], cwd=tmp_path, check=True)
+    forge.files["tinyops/x"] = (tmp_path / "x").read_bytes()
+    forge.files["tinyops/code.cubin"] = b"\x7fELF\x02\x01" + bytes(100)
+    forge.files["tinyops/magic"] = b"\x7fELF\x02\x01"
+    is_dynamic = not how
+    assert {*read(forge.wheel()).libraries} == {LIBRARY} | ({"tinyops/x"} if is_dynamic else set())
 
 
 @pytest.mark.parametrize("length", [1000, 4, 0], ids=["cut short", "its magic alone", "empty"])

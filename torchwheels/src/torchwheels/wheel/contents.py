@@ -4,6 +4,7 @@ import email
 import functools
 import json
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -102,7 +103,7 @@ class Wheel:
         """Every shared library, by its path in the wheel."""
         found = {}
         for name, data in sorted(self.files.items()):
-            if data.startswith(b"\x7fELF") or name.endswith(".so") or ".so." in name:
+            if _is_loaded(data) or name.endswith(".so") or ".so." in name:
                 try:
                     found[name] = self.seen.get(data) or read_library(data)
                 except UserError as error:
@@ -252,6 +253,18 @@ class Wheel:
         needed = (name for library in self.libraries.values() for name in library.needed)
         found = next(filter(None, map(CUDA_LIBRARY.fullmatch, needed)), None)
         return f"=={found[1]}.*" if found else ""
+
+
+def _is_loaded(data: bytes) -> bool:
+    """Whether the loader takes a file: GPU code, object files and static programs have no dynamic segment."""
+    if not data.startswith(b"\x7fELF\x02\x01") or len(data) < 64:
+        return False
+    (first,), (size, count) = (
+        struct.unpack_from("<Q", data, 32),
+        struct.unpack_from("<HH", data, 54),
+    )
+    places = (first + size * each for each in range(count))
+    return any(data[x : x + 4] == b"\x02\0\0\0" for x in places)
 
 
 def _covers(limit: str | None, claimed: str | None) -> bool:
