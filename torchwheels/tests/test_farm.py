@@ -73,6 +73,10 @@ def written(folder: Path, *tables: str, first: str = FILES) -> config.Farm:
         (f'{FILES}[[project]]\nsource = "x"\npretend-gpus = true', "did you mean 'pretend-gpu'?"),
         (f'{FILES}target = ["3.11-cpu"]\n[[project]]\nsource = "x"', "did you mean 'targets'?"),
         ('[[project]]\nsource = "x"', "files is '', but an address with {tag} in it is expected"),
+        (
+            'files = "files/{tag}"\n[[project]]\nsource = "x"',
+            "files is 'files/{tag}', but an address with {tag} in it is expected",
+        ),
         ("[", "is not TOML"),
     ],
 )
@@ -508,6 +512,14 @@ def test_what_is_built_again_has_a_release_of_its_own(builds: Builds) -> None:
     listed = Path("site/cpu/torch2.13/simple/tinyops/index.html").read_text()
     assert listed.count(f"https://example.org/{first}/tinyops") == 2
     assert listed.count(f"https://example.org/{again}/tinyops") == 1
+
+
+def test_a_wheel_that_two_tables_ask_for_is_named(repository: Path, tmp_path: Path) -> None:
+    named = 'source = "tinyops"\ntargets = ["3.11-cpu"]'
+    with pytest.raises(
+        UserError, match=r"^two tables \[\[project\]\] ask for tinyops \w+ 3\.11-cpu: "
+    ):
+        wanted.of_farm(written(tmp_path, PROJECT, named))
 
 
 @pytest.mark.usefixtures("one_project")

@@ -225,8 +225,16 @@ def test_library_that_nobody_brings_is_refused(compiler: str, tmp_path: Path) ->
     (tmp_path / "libelsewhere.so").write_bytes(other)
     code = 'extern "C" int used();\nint uses() { return used(); }\n'
     data = library(compiler, tmp_path, code, f"-L{tmp_path}", "-lelsewhere")
-    with pytest.raises(UserError, match=r"auditwheel cannot prove .*libelsewhere\.so\.1"):
+    with pytest.raises(
+        UserError, match=r"auditwheel cannot prove .*libelsewhere\.so\.1.*; it must be on this"
+    ):
         finished(wheel(tmp_path, {"package/_C.so": data}))
+
+
+def test_only_a_library_that_is_missing_is_asked_for(compiler: str, tmp_path: Path) -> None:
+    path = wheel(tmp_path, {"package/_C.so": library(compiler, tmp_path, PLAIN), "x" * 300: b""})
+    with pytest.raises(UserError, match=r"auditwheel cannot prove .*File name too long: '/.*'$"):
+        finished(path)
 
 
 def test_folders_of_the_builders_machine_are_not_searched(compiler: str, tmp_path: Path) -> None:

@@ -130,6 +130,7 @@ def test_links_lead_to_the_same_file_and_copy_nothing_else(
 def test_a_wheel_is_found_for_the_targets_that_it_works_with(forge: Forge, tmp_path: Path) -> None:
     wheel = forge.wheel()
     table = releases.load()
+    os.mkfifo(tmp_path / "dist" / "pipe.whl")  # which holds nothing up
     assert testing.find_wheel(tmp_path / "dist", forge.target) == wheel
     for name in ("3.12-cpu", "3.11-cu128", "3.11-cpu-torch2.12"):
         with pytest.raises(UserError, match=f"there is no wheel for {name} in .*: build it with"):
@@ -248,6 +249,7 @@ def test_wheels_of_several_builds_are_merged_where_a_name_has_one_content(
         (tmp_path / part / f"{part}.report.json").write_text(part)
     dist, parts = tmp_path / "dist", [str(tmp_path / x) for x in ("one", "two", "three")]
     cli.main(["merge", *parts[:2], f"--dist={dist}"])
+    assert f"torchwheels: put 3 files into {dist}\n" in capsys.readouterr().out
     assert sorted(x.name for x in dist.rglob("*.json")) == ["one.report.json", "two.report.json"]
     with pytest.raises(SystemExit) as error:
         cli.main(["merge", *parts, f"--dist={dist}"])

@@ -234,6 +234,10 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "environment = {X = '{jobs.x}'}",
             "environment sets X to '{jobs.x}': it may hold {label}, ",
         ),
+        (
+            "environment = {X = '{sm.__class__}'}",
+            "environment sets X to '{sm.__class__}': it may hold {label}, ",
+        ),
         ("environment = {X = '{'}", "environment sets X to '{': it may hold {label}, "),
         (
             "environment = {TORCH_CUDA_ARCH_LIST = 'Ampere'}",
@@ -261,6 +265,7 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
             "[tests]\npaths = ['../x']",
             "tests: paths has '../x', but a path in the sources is expected",
         ),
+        ("[tests]\npaths = ['']", "tests: paths has '', but a path in the sources is expected"),
         ("[[overrides]]\nselect = '*'\ntorch = '1'", "overrides has no option 'torch'"),
         (
             "[[overrides]]\nselect = '*'\nenvironment = {X = '{x}'}",
@@ -273,6 +278,10 @@ def test_architectures_of_one_gpu_and_of_a_family_are_taken(
         (
             "[[releases]]\nversion = '2.99'\npythons = ['3.12']\ncuda = 'cu130'",
             "releases: cuda has 'cu130', but a version such as '13.0' is expected",
+        ),
+        (
+            "[[releases]]\nversion = '2.99'\npythons = ['3.12']\nindex = 'nightly'",
+            "releases: index has 'nightly', but an address such as 'https://example.org/nightly' is expected",
         ),
     ],
 )

@@ -334,7 +334,8 @@ def _index(given: argparse.Namespace) -> None:
 
 def _merge(given: argparse.Namespace) -> None:
     check_writable(given.dist, "--dist")
-    kept.merge(given.folder, given.dist)
+    copied = kept.merge(given.folder, given.dist)
+    print(f"torchwheels: put {len(copied)} files into {given.dist}", flush=True)
 
 
 def _reproduce(given: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from torchwheels import sources
 from torchwheels.errors import UserError
-from torchwheels.options import Project, project
+from torchwheels.options import Project, indexes, project
 from torchwheels.options import schema as options_schema
 from torchwheels.system import masked
 
@@ -71,7 +71,7 @@ def load(file: Path) -> Farm:
     if not tables:
         raise UserError(f"{file} has no project: add a table [[project]] with its `source`")
     settings = project.read(Settings, table, str(file))
-    if "{tag}" not in settings.files:
+    if "{tag}" not in settings.files or not re.match(indexes.ADDRESS, settings.files):
         raise UserError(
             f"{file}: files is {settings.files!r}, but an address with {{tag}} in it is expected, such as "
             "https://github.com/OWNER/NAME/releases/download/{tag}"

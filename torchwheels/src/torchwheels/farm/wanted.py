@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,9 @@ def of_farm(farm: Farm, only: str = "*") -> tuple[list[Wanted], dict[str, str]]:
             lost[entry.name] = masked(str(error))  # a page has it in other characters
             continue
         found += (x for x in each if " " not in only or fnmatch.fnmatchcase(x.key, only))
+    key, times = max(Counter(x.key for x in found).items(), key=lambda x: x[1], default=("", 0))
+    if times > 1:
+        raise UserError(f"two tables [[project]] ask for {key}: leave it out of one of them")
     return found, lost
 
 

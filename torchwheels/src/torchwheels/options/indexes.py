@@ -21,6 +21,8 @@ _OF_UV = {
     "client-cert": "SSL_CLIENT_CERT",
     "proxy": "ALL_PROXY",
 }
+ADDRESS = r"(https?|file)://"
+"""How that of an index begins."""
 _FLAGS = ("no-index", "no-binary", "only-binary")  # for which uv has no variables
 
 

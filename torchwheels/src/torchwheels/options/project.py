@@ -6,6 +6,7 @@ import fnmatch
 import functools
 import re
 import shlex
+import string
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from torchwheels.errors import UserError
+from torchwheels.options import indexes
 from torchwheels.options.releases import ARCHITECTURE, Cuda, Releases, Target, Torch, sm
 from torchwheels.options.releases import load as load_releases
 
@@ -318,6 +320,9 @@ def filled(template: object, values: Values, where: str) -> str:
     if not isinstance(template, str):
         raise UserError(f'{where} to {template!r}, but a text is expected: "..."')
     try:
+        names = [name or "" for _, name, _, _ in string.Formatter().parse(template)]
+        if not values.keys() >= {*filter(None, names)}:  # such as an attribute of one
+            raise KeyError
         return template.format(**values)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError):
         raise UserError(
@@ -453,6 +458,10 @@ def _check(options: Table, where: str) -> None:
                 f"{where}: torch {options.version} is of CUDA {options.cuda}, and only {', '.join(known)} are known: "
                 "add `image` and `architectures`"
             )
+        if options.index and not re.match(indexes.ADDRESS, options.index):
+            raise UserError(
+                f"{where}: index has {options.index!r}, but an address such as 'https://example.org/nightly' is expected"
+            )
 
 
 def _like(pattern: str) -> Callable[[str], object]:
@@ -460,7 +469,7 @@ def _like(pattern: str) -> Callable[[str], object]:
 
 
 def _is_inside(text: str) -> bool:
-    return not Path(text).is_absolute() and ".." not in Path(text).parts
+    return bool(text) and not Path(text).is_absolute() and ".." not in Path(text).parts
 
 
 def _is_for_pip(text: str) -> object:

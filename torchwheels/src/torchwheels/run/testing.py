@@ -47,7 +47,8 @@ def find_wheel(dist: Path, target: Target, project: str = "") -> Path:
 
 def _serving(dist: Path, target: Target, project: str) -> list[tuple[str, str]]:
     """The wheels in `dist` that work with `target`, and the names of their projects."""
-    found = (x for x in map(wheel.read, wheel.wheels_in(dist)) if project in ("", x.name))
+    files = filter(Path.is_file, wheel.wheels_in(dist))
+    found = (x for x in map(wheel.read, files) if project in ("", x.name))
     return [(each.path.name, each.name) for each in found if works_with(each, target)]
 
 

@@ -141,9 +141,10 @@ def _repair(built: Path, folder: Path, there: Iterable[str]) -> None:
     done = processes.run([*command, built], env=variables, stdout=pipe, stderr=pipe, text=True)
     if done.returncode != 0:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+        way_out = "; it must be on this machine (`system-packages`) or be one of torch's"
         raise UserError(
-            f"auditwheel cannot prove which Linux {built.name} runs on: {said}; a library that it needs "
-            "must be on this machine (`system-packages`) or be one of torch's"
+            f"auditwheel cannot prove which Linux {built.name} runs on: {said}"
+            f"{way_out if 'could not be located' in said else ''}"
         )
 
 
