@@ -152,6 +152,17 @@ def test_platform_tag_that_is_too_new(forge: Forge) -> None:
     assert forge.findings() == {"platform_tag": [message]}
 
 
+@NEEDS_NEWER_GLIBC
+def test_a_program_that_is_too_new(forge: Forge, tmp_path: Path) -> None:
+    (tmp_path / "x.c").write_text("int main() { return 0; }\n")
+    subprocess.run(["gcc", "x.c", "-o", "x"], cwd=tmp_path, check=True)
+    forge.files["tinyops/x"] = (tmp_path / "x").read_bytes()
+    forge.platform = "manylinux_2_34"
+    (said,) = forge.findings()["platform_tag"]
+    assert "; tinyops/x uses __libc_start_main in the version GLIBC_2.34: it is a program, " in said
+    assert said.endswith(": have its setup link it with -static")
+
+
 @pytest.mark.parametrize(
     ("platform", "processor"),
     [

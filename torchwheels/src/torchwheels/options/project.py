@@ -460,7 +460,8 @@ def _check(options: Table, where: str) -> None:
             )
         if options.index and not re.match(indexes.ADDRESS, options.index):
             raise UserError(
-                f"{where}: index has {options.index!r}, but an address such as 'https://example.org/nightly' is expected"
+                f"{where}: index has {options.index!r}, but an address such as "
+                "'https://example.org/nightly' is expected"
             )
 
 
