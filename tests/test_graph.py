@@ -136,6 +136,9 @@ def test_packed(name: str, device: str) -> None:
 
 
 @by_device
+@pytest.mark.skipif(
+    torch.__version__ < "2.11", reason="this torch makes no packed sequence in a graph"
+)
 def test_packed_rows_of_lengths_that_are_numbers(device: str) -> None:
     """They have a size that no data tells, so a graph does not end at them, as one of `fullgraph=False` does else."""
     ours, theirs = pair("between", device)
