@@ -192,6 +192,7 @@ def test_nvcc_of_the_system_is_out_of_reach(
     assert shutil.which("cmake", path=path) == str(tmp_path / "work" / "commands-0" / "cmake")
 
 
+@pytest.mark.slow
 def test_gpu_code_of_several_files_is_linked_and_optimised(tmp_path: Path) -> None:
     """As `CUDAExtension(dlink=True)` has it: pip's toolkit has the library for that in another folder."""
     nvcc = Path(find_nvcc(tmp_path).nvcc).resolve()
@@ -344,6 +345,7 @@ def test_targets_share_the_torch_that_uv_finds_for_them(
     assert environments.with_torch(cuda, ()) == first
 
 
+@pytest.mark.slow
 def test_tools_are_the_files_of_the_lock_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -320,7 +320,7 @@ setup(name="sample", version="1", packages=[], ext_modules=[Extension("sample", 
         ("link.cpp", None, "its sources lack the file link.cpp, a link out of their folder (../common.cpp): p"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("launcher", ["", "sccache"])
+@pytest.mark.parametrize("launcher", ["", pytest.param("sccache", marks=pytest.mark.slow)])
 def test_a_file_that_is_missing_is_named_and_why(
     file: str, text: str | None, message: str, launcher: str, target: Target, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -194,6 +194,7 @@ def test_library_names_those_where_its_functions_were(commands: Path, tmp_path: 
     assert found.undefined["pthread_join"] == found.undefined["dlclose"] == "GLIBC_2.2.5"
 
 
+@pytest.mark.slow
 def test_every_name_of_a_compiler_is_caught(commands: Path, tmp_path: Path) -> None:
     """A distribution's Python may link with any of them, as Debian's with x86_64-linux-gnu-g++."""
     folders = [Path(folder) for folder in os.environ["PATH"].split(os.pathsep)]
@@ -226,7 +227,10 @@ def test_what_the_systems_python_links_with_is_caught(
     )
 
 
-@pytest.mark.parametrize("options", [["-O2"], ["-O2", "-flto"], ["-O3", "-ffast-math"]])
+@pytest.mark.parametrize(
+    "options",
+    [["-O2"], ["-O2", "-flto"], pytest.param(["-O3", "-ffast-math"], marks=pytest.mark.slow)],
+)
 def test_library_takes_nothing_that_an_old_system_lacks(
     commands: Path, tmp_path: Path, options: list[str]
 ) -> None:
@@ -282,7 +286,9 @@ def test_own_function_of_that_name_is_kept(commands: Path, tmp_path: Path) -> No
     assert not taken_from_nobody(library)
 
 
-@pytest.mark.parametrize("standard", ["c++17", "c++20", "c++23"])
+@pytest.mark.parametrize(
+    "standard", ["c++17", *(pytest.param(x, marks=pytest.mark.slow) for x in ("c++20", "c++23"))]
+)
 def test_library_takes_no_newer_cxx_library_from_torch(
     commands: Path, tmp_path: Path, standard: str
 ) -> None:

@@ -372,6 +372,7 @@ def test_compiled_files_are_bounded_by_the_oldest(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_project")
+@pytest.mark.slow
 def test_shards_are_parts_of_the_whole(builds: Builds, capsys: pytest.CaptureFixture[str]) -> None:
     for shard in ("0/3", "1/3", "2/3"):
         farm("build", "--backend=local", f"--shard={shard}", f"--dist={shard[0]}")
@@ -455,20 +456,20 @@ def test_a_folder_of_builds_that_is_not_there_is_said(
     ("key", "value"),
     [
         ("farm.tag", "../../outside"),
-        ("farm.tag", ".."),
+        pytest.param("farm.tag", "..", marks=pytest.mark.slow),
         ("farm.project", "../../../outside"),
-        ("farm.project", "\0"),
+        pytest.param("farm.project", "\0", marks=pytest.mark.slow),
         ("farm.build", "1"),
         ("name", "../../../outside"),
-        ("wheel", "../../outside.whl"),
+        pytest.param("wheel", "../../outside.whl", marks=pytest.mark.slow),
         ("variant.wheel", "../../outside.whl"),
-        ("build.target", "3.11-../../../outside"),
+        pytest.param("build.target", "3.11-../../../outside", marks=pytest.mark.slow),
         ("build.torch", None),
-        ("version", "of today"),
+        pytest.param("version", "of today", marks=pytest.mark.slow),
         ("tags", []),
-        ("requires", ["torch=="]),
+        pytest.param("requires", ["torch=="], marks=pytest.mark.slow),
         ("requires_python", "three"),
-        ("works_with", 3),
+        pytest.param("works_with", 3, marks=pytest.mark.slow),
         ("summary", "\ud800"),
         ("farm.metadata", {}),
     ],
@@ -500,6 +501,7 @@ def test_a_report_that_says_something_else_is_left_out(
 
 
 @pytest.mark.usefixtures("one_project")
+@pytest.mark.slow
 def test_what_is_built_again_has_a_release_of_its_own(builds: Builds) -> None:
     farm("build", "--backend=local")
     farm("index", "--release=release")
@@ -544,6 +546,7 @@ def test_a_variant_of_a_newer_torch_takes_the_place_of_the_older_one(
 
 
 @pytest.mark.usefixtures("one_project")
+@pytest.mark.slow
 def test_one_wheel_for_several_targets_is_built_once(
     builds: Builds,
     capsys: pytest.CaptureFixture[str],
