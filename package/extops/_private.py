@@ -180,26 +180,34 @@ if torch.backends.cuda.is_built():
 # -- what Dynamo traces in place of a function that it refuses
 
 
+_at_import: dict[str, list[Callable[[], None]]] = {}
+"""What to do once a module was imported."""
+
+
 class _AtImport:
-    """Acts once a module was imported, which would take seconds here."""
-
-    def __init__(self, name: str, acts: list[Callable[[], None]]) -> None:
-        self.name, self.acts = name, acts
-
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Called by ``import``, and by who only asks whether the module is there."""
-        spec: Any = PathFinder.find_spec(name, path, target) if name == self.name else None
+        spec: Any = PathFinder.find_spec(name, path, target) if name in _at_import else None
         if spec is None:
             return None
         execute = spec.loader.exec_module
 
         def exec_module(module: Any) -> None:
             execute(module)
-            for act in self.acts:
+            for act in _at_import[name]:
                 act()
 
         spec.loader.exec_module = exec_module
         return spec
+
+
+def once_imported(name: str, act: Callable[[], None]) -> None:
+    """Acts at once or, where a module is not imported, which would take seconds here, when it is."""
+    if name in sys.modules:
+        return act()
+    if not _at_import:
+        sys.meta_path.insert(0, cast("Any", _AtImport()))
+    _at_import.setdefault(name, []).append(act)
 
 
 def trace_instead(
@@ -223,20 +231,12 @@ def answer_isinstance(is_ours: Callable[[type], bool]) -> None:
     _with_dynamo(lambda: _register_isinstance(is_ours))
 
 
-_once_dynamo_is_there: list[Callable[[], None]] = []
-
-
 def _with_dynamo(act: Callable[[], None]) -> None:
     def tried() -> None:
         with suppress(ImportError, AttributeError):
             act()
 
-    if "torch._dynamo" in sys.modules:
-        tried()
-        return
-    _once_dynamo_is_there.append(tried)
-    if len(_once_dynamo_is_there) == 1:  # of two finders the first would hide the other
-        sys.meta_path.insert(0, cast("Any", _AtImport("torch._dynamo", _once_dynamo_is_there)))
+    once_imported("torch._dynamo", tried)
 
 
 def _trace_as(function: Any, variable: type[Any]) -> None:

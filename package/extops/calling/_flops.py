@@ -3,14 +3,13 @@
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from extops import _private
 from extops.binding import _schemas
 
 _COUNTER = "torch.utils.flop_counter"
@@ -26,22 +25,14 @@ def _step(input: Tensor, *arguments: Any, **_: Any) -> int:
     return _multiplied(input.shape[0], arguments[:-2])  # before both states
 
 
-def _step_input_backward(
-    grad_x: Tensor, grad_h_part: Tensor, grad_c_0: Tensor | None, *weights: Tensor, **_: Any
-) -> int:
-    return _multiplied(grad_x.shape[0], weights)
+def _step_input_backward(grad_x: Tensor, *arguments: Any, **_: Any) -> int:
+    return _multiplied(grad_x.shape[0], arguments[2:])  # behind the other gradients
 
 
-def _step_parameters_backward(
-    facts: _schemas.CellFacts,
-    grad_h: Tensor | None,
-    grad_c: Tensor | None,
-    input: Tensor,
-    h_0: Tensor,
-    *_: Any,
-    **__: Any,
-) -> int:
-    return 2 * h_0.numel() * (facts.input * input.shape[1] + facts.recurrent * h_0.shape[1])
+def _step_parameters_backward(facts: _schemas.CellFacts, *arguments: Any, **_: Any) -> int:
+    input, h_0 = arguments[2:4]  # behind the gradients of both states
+    columns: int = facts.input * input.shape[1] + facts.recurrent * h_0.shape[1]
+    return columns * _multiplied(1, (h_0,))
 
 
 def _sequence(input: Tensor, *arguments: Any, **__: Any) -> int:
@@ -49,16 +40,8 @@ def _sequence(input: Tensor, *arguments: Any, **__: Any) -> int:
     return _multiplied(steps * batch, arguments[:-3])  # before both states and lengths
 
 
-def _sequence_backward(
-    grad_output: Tensor | None,
-    grad_h_n: Tensor | None,
-    grad_c_n: Tensor | None,
-    weight_hh: Tensor,
-    gates: Tensor,
-    cells: Tensor,
-    *_: Any,
-    **__: Any,
-) -> int:
+def _sequence_backward(*arguments: Any, **_: Any) -> int:
+    weight_hh, _, cells = arguments[3:6]  # behind the gradients of all results
     return _multiplied(cells.shape[:2].numel(), (weight_hh,))
 
 
@@ -80,29 +63,6 @@ def _register(counter: ModuleType) -> None:
         counter.flop_registry.setdefault(operator, formula)
 
 
-class _Finder(MetaPathFinder):
-    """Registers the formulas when torch's counter is imported. Importing it here would import triton, too."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name != _COUNTER:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        loader: Any = spec and spec.loader
-        execute = loader.exec_module
-
-        def execute_and_register(module: ModuleType) -> None:
-            execute(module)
-            _register(module)
-
-        loader.exec_module = execute_and_register
-        return spec
-
-
 def provide() -> None:
-    """Makes the formulas known to torch's counter, at once or when that is imported."""
-    if _COUNTER in sys.modules:
-        _register(sys.modules[_COUNTER])
-    else:
-        sys.meta_path.insert(0, _Finder())
+    """Makes the formulas known to torch's counter, at once or when that is imported, and triton with it."""
+    _private.once_imported(_COUNTER, lambda: _register(sys.modules[_COUNTER]))
