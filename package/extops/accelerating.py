@@ -11,7 +11,7 @@ import math
 import threading
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -51,12 +51,9 @@ _NOTHING: dict[Any, str] = {}
 _measuring = threading.Lock()
 
 
-class _Accelerated:
-    """Comes before a class of torch, or before one of ours that is like it."""
+class _Accelerated(rnn.LikeTorchs):
+    """Comes before a class of torch, or before one of ours that is like it. It looks as before it was taken."""
 
-    looks: type[torch.nn.Module]
-    """The class of the module before it was taken."""
-    torchs: type[torch.nn.Module]
     ours: type[Any]
     """Always computes by our kernels."""
     is_traced = True
@@ -99,7 +96,8 @@ class _Accelerated:
                 *(quick, rows.requires_grad, hx is None, self.training),
                 *(rows.stride() if kind is Tensor or _is_tracing() else _sizes_of_packed(input),),
                 *(_is_autocasting() and _autocast_dtype(rows),),
-                *(_place_of(rows) if rows.is_cuda else (_get_num_threads(),)),
+                _current_stream(rows.get_device()) if rows.is_cuda else _get_num_threads(),
+                rows.is_cuda and rows.dtype is torch.float32 and _cudnn_allows_tf32(),
             )
         except (AttributeError, RuntimeError, TypeError):  # such as a tensor without strides
             key = quick = None
@@ -108,15 +106,6 @@ class _Accelerated:
     def _apply(self, *arguments: Any, **options: Any) -> Any:
         _forget(self.__dict__)
         return super()._apply(*arguments, **options)  # type: ignore[misc]
-
-    @property
-    def __class__(self) -> Any:
-        """That of the module before it was taken."""
-        return type(self) if _private.is_asked_by_dynamo() else self.looks
-
-    @__class__.setter
-    def __class__(self, other: type) -> None:
-        rnn.set_class(self, other)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A pickle has the module as it was before it was taken, and loads where extops is not installed."""
@@ -173,34 +162,20 @@ def _quick_key(rows: Tensor) -> tuple[bool, Any]:
     return grad, (grad, rows.shape, rows.dtype, _is_autocasting())
 
 
-def _place_of(rows: Tensor) -> tuple[Any, ...]:
-    """What the choice for a layer depends on, on a GPU."""
-    is_float32 = rows.dtype is torch.float32
-    return _current_stream(rows.get_device()), is_float32 and _cudnn_allows_tf32()
-
-
 def _sizes_of_packed(packed: Any) -> tuple[int, ...]:
     sizes = packed[1]
     return len(sizes), int(sizes[0])
 
 
-class _Always(dict):  # type: ignore[type-arg]
-    """What serves the calls of a module that is measured."""
+class _Always(dict[Any, str]):
+    """What serves all calls of a module that is measured, and whether torch's forward does."""
 
-    def __init__(self, way: str) -> None:
-        super().__init__()
-        self._way = way
-
-    def get(self, *_: Any) -> str:
+    def get(self, *_: Any) -> Any:
         """The way, whatever the call."""
-        return self._way
-
-
-class _All:
-    """Holds whatever it is asked for."""
+        return self["way"]
 
     def __contains__(self, _: object) -> bool:
-        return True
+        return self["way"] == TORCH
 
 
 def _autocast_dtype(rows: Tensor) -> Any:
@@ -248,13 +223,9 @@ def _is_torchs_in_trace(module: Any, input: Tensor, hx: Any) -> bool:
     )
     if call is None:
         return False
-    kind, table = f"{call.kind()}, in a graph", call.table()
-    way = _table.forced() or table.kind(kind).way(call.sizes())[0]
-    if way is None and not torch.are_deterministic_algorithms_enabled():
-        measured = call.measured_in_graph()
-        if measured is not None:
-            table.add(kind, call.sizes(), measured)
-            way = measured.way
+    may_measure = not torch.are_deterministic_algorithms_enabled()
+    kind = f"{call.kind()}, in a graph"
+    way = _table.forced() or _chosen(call, kind, call.measured_in_graph, may_measure)[0]
     return way == TORCH
 
 
@@ -310,18 +281,8 @@ def _way(module: Any, call: _Call, quick: Any, key: Any) -> str:
         return forced
     if _private.is_in_backward():
         return _way_of_recomputed(module, call, key)
-    kind, sizes, table = call.kind(), call.sizes(), call.table()
-    way, is_final = table.kind(kind).way(sizes)
-    if way is None and _may_measure(call) and _measuring.acquire(blocking=False):
-        try:
-            measured = call.measured()
-        finally:
-            _measuring.release()
-        is_final = True
-        if measured is not None:
-            table.add(kind, sizes, measured)
-            way = measured.way
-    way = way or TORCH
+    found, is_final = _chosen(call, call.kind(), call.measured, _may_measure(call))
+    way = found or TORCH
     # A checkpoint that computes it again must get the same.
     _remember(module, ("last", key), way)
     if is_final and key is not None:
@@ -329,6 +290,24 @@ def _way(module: Any, call: _Call, quick: Any, key: Any) -> str:
         if way == TORCH:
             module.__dict__.setdefault(_TORCHS, set()).add(quick)
     return way
+
+
+def _chosen(
+    call: _Call, kind: str, measure: Callable[[], _table.Measured | None], may_measure: bool
+) -> tuple[str | None, bool]:
+    """What is known to serve such calls or, where that may be, is measured; and whether that is all that will be."""
+    sizes, table = call.sizes(), call.table()
+    way, is_final = table.kind(kind).way(sizes)
+    if way is not None or not (may_measure and _measuring.acquire(blocking=False)):
+        return way, is_final
+    try:
+        measured = measure()
+    finally:
+        _measuring.release()
+    if measured is None:
+        return None, True
+    table.add(kind, sizes, measured)
+    return measured.way, True
 
 
 def _way_of_recomputed(module: Any, call: _Call, key: Any) -> str:
@@ -468,7 +447,8 @@ class _Call(NamedTuple):
         of_call = [str(rows.dtype).removeprefix("torch.")]
         if _is_autocasting() and (dtype := _autocast_dtype(rows)):
             of_call += [f"autocast to {str(dtype).removeprefix('torch.')}"]
-        of_call += ["TF32"] * (rows.is_cuda and self._allows_tf32())
+        allows_tf32 = _cudnn_allows_tf32 if self.is_layer else _allows_tf32
+        of_call += ["TF32"] * (rows.is_cuda and rows.dtype is torch.float32 and allows_tf32())
         of_call += ["packed"] * (self.packed is not None)
         is_batched = rows.dim() == (3 if self.is_layer else 2) or self.packed is not None
         of_call += ["no batch"] * (not is_batched)
@@ -481,18 +461,11 @@ class _Call(NamedTuple):
             inputs = {"input": [rows], "parameters": self.parameters, "states": self.states}
             wanted = [name for name, xs in inputs.items() if any(x.requires_grad for x in xs)]
             of_call += [f"gradients of {' and '.join(wanted)}"]
-        return ", ".join((*of_module, *of_call, self._processors()))
-
-    def _allows_tf32(self) -> bool:
-        if self.rows.dtype is not torch.float32:
-            return False
-        return _private.cudnn_allows_tf32() if self.is_layer else _private.allows_tf32()
-
-    def _processors(self) -> str:
-        if self.rows.is_cuda:
-            device = self.rows.get_device()
-            return f"{_libraries.sm_count(device, _current_stream(device))} SMs"
-        return f"{torch.get_num_threads()} threads"
+        processors = f"{_get_num_threads()} threads"
+        if rows.is_cuda:
+            device = rows.get_device()
+            processors = f"{_libraries.sm_count(device, _current_stream(device))} SMs"
+        return ", ".join((*of_module, *of_call, processors))
 
     def by_ours(self) -> Any:
         """Results as torch's."""
@@ -523,27 +496,24 @@ class _Call(NamedTuple):
 
     def measured(self, is_faster: _measure.IsFaster = _measure.is_faster) -> _table.Measured | None:
         """Both ways timed; None where that fails."""
-
-        def ways() -> tuple[_measure.Call, _measure.Call]:
-            return self._detached()._timed(TORCH), self._detached()._timed(OURS)
-
-        return self._compared(ways, lambda call: call._timed(TORCH)(), is_faster)
+        return self._compared(_Call._timed, is_faster)
 
     def _compared(
-        self,
-        ways: Callable[[], tuple[_measure.Call, _measure.Call]],
-        torchs: Callable[[_Call], Sequence[Tensor]],
-        is_faster: _measure.IsFaster,
+        self, timed: Callable[[_Call, str], _measure.Call], is_faster: _measure.IsFaster
     ) -> _table.Measured | None:
         def exact() -> Sequence[Tensor]:
             said = "extops: torch's and our values of %s differ: those in float64 decide"
             _logger.warning(said, self.kind())
             with _private.without_autocast():
-                return torchs(self._detached(torch.float64))
+                return timed(self._detached(torch.float64), TORCH)()
 
+        unseen: Any = contextlib.nullcontext()
+        if _private.has_hooks_of_saved_tensors():  # which see nothing within
+            unseen = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
         try:
-            with _unseen(), torch.cuda.device(self.rows.get_device() if self.rows.is_cuda else -1):
-                return _measure.measure(*ways(), exact, self.rows.device, is_faster)
+            with unseen, torch.cuda.device(self.rows.get_device() if self.rows.is_cuda else -1):
+                torchs, ours = (timed(self._detached(), way) for way in (TORCH, OURS))
+                return _measure.measure(torchs, ours, exact, self.rows.device, is_faster)
         except Exception as error:  # whatever a kernel or its memory may lack, torch's serves
             level = logging.INFO if isinstance(error, torch.OutOfMemoryError) else logging.WARNING
             said = "extops: %s is torch's, since measuring failed: %s"
@@ -555,19 +525,13 @@ class _Call(NamedTuple):
         if not self.is_layer:
             return self.measured(_measure.is_faster_than_fused)
 
-        def torchs(call: _Call) -> list[Tensor]:
-            given = call.module, call.rows, call._hx(), call.parameters
-            return [_in_graph.by_torchs(*given)[0]]
+        def operator(call: _Call, way: str) -> Callable[[], list[Tensor]]:
+            by, hx = _in_graph.by_torchs, call._hx()
+            if way == OURS:
+                by, hx = call.module.ours.run_plain, call.states or None
+            return lambda: [by(call.module, call.rows, hx, call.parameters)[0]]
 
-        def ours(call: _Call) -> list[Tensor]:
-            given = call.module, call.rows, call.states or None, call.parameters
-            return [call.module.ours.run_plain(*given)[0]]
-
-        def ways() -> tuple[_measure.Call, _measure.Call]:
-            call = self._detached()
-            return functools.partial(torchs, call), functools.partial(ours, call)
-
-        return self._compared(ways, torchs, _measure.is_faster_in_graph)
+        return self._compared(operator, _measure.is_faster_in_graph)
 
     def _detached(self, dtype: torch.dtype | None = None) -> _Call:
         """The same on tensors that no hook of the user knows; of a long call its first steps."""
@@ -606,8 +570,7 @@ class _Call(NamedTuple):
         """
         input, hx = self.rows if self.packed is None else self.packed, self._hx()
         module, first = self.module, _Accelerated if self.is_layer else _AcceleratedCell
-        module.__dict__[_KNOWN] = _Always(way)
-        module.__dict__[_TORCHS] = _All() if way == TORCH else ()
+        module.__dict__[_KNOWN] = module.__dict__[_TORCHS] = _Always(way=way)
 
         def run() -> list[Tensor]:
             results = first.forward(module, input, hx)
@@ -635,16 +598,6 @@ _MOST_STEPS = 512
 """Of a call that is measured."""
 
 
-@contextlib.contextmanager
-def _unseen() -> Iterator[None]:
-    """Hooks on what is saved for a backward see nothing within."""
-    if not _private.has_hooks_of_saved_tensors():
-        yield
-        return
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
-        yield
-
-
 _METHODS = (
     *("check_input", "check_forward_args", "check_hidden_size", "permute_hidden"),
     *("get_expected_hidden_size", "get_expected_cell_size", "_update_flat_weights"),
@@ -662,13 +615,9 @@ def _is_regular(module: Any) -> bool:
     if not all(type(x) is bool for x in flags) or type(module.num_layers) is not int:
         return False
     is_known = module.mode.lower() in CELLS and module.proj_size == 0
-    return is_known and 0 <= module.dropout <= 1 and _has_torchs_methods(module)
-
-
-def _has_torchs_methods(module: Any) -> bool:
-    """Whether none of those that torch's forward calls is of the user's class."""
     kind, torchs = type(module), module.torchs
-    return all(getattr(kind, x, None) is getattr(torchs, x, None) for x in _METHODS)
+    has_torchs = all(getattr(kind, x, None) is getattr(torchs, x, None) for x in _METHODS)
+    return is_known and 0 <= module.dropout <= 1 and has_torchs
 
 
 def _is_plain_tensor(x: Any) -> bool:

@@ -23,11 +23,12 @@ class LikeTorchs:
     """An instance of a class of torch to everybody who asks, though its type is not derived from it."""
 
     torchs: type[torch.nn.Module]
+    looks: type[torch.nn.Module]
+    """The class that it says."""
 
     @property
     def __class__(self) -> Any:
-        """torch's."""
-        return type(self) if _private.is_asked_by_dynamo() else self.torchs
+        return type(self) if _private.is_asked_by_dynamo() else self.looks
 
     @__class__.setter
     def __class__(self, other: type) -> None:
@@ -175,7 +176,7 @@ def like_torchs(torchs: type[torch.nn.Module], *bases: type) -> type[Any]:
     """A class with all that torch's has, which is not derived from it."""
     taken = {name: x for name, x in vars(torchs).items() if name not in _NOT_TORCHS}
     # No property: a user may set an attribute of that name.
-    taken |= {"torchs": torchs, "_name": torchs.__name__}
+    taken |= {"torchs": torchs, "looks": torchs, "_name": torchs.__name__}
     return type(torchs.__name__, (LikeTorchs, *bases), taken)
 
 

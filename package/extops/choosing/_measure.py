@@ -17,7 +17,6 @@ from extops.choosing._table import OURS, TORCH, Measured
 _SECONDS = 0.02
 """Of measuring a kind, unless three rounds take longer."""
 _TIES = 0.03
-_FUSED = 0.85
 _LIKE = 0.25
 """Of the largest value. Gradients of torch's layers in float16 are nearly that far from the right ones."""
 _MOST_CALLS = 8
@@ -54,20 +53,19 @@ def is_faster(ours: Times, torchs: Times) -> bool:
     return max(slower) < 1 and statistics.fmean(slower) < 1 - _TIES
 
 
-def is_faster_in_graph(ours: Times, torchs: Times) -> bool:
-    """Whether ours is where a graph is launched as a whole, or its code calls the operators. Ours wins ties: around
-    torch's operator is more of the host's time.
-    """
+def _is_below(share: float, ours: Times, torchs: Times) -> bool:
     own, other = (x.gpu or x.host for x in (ours, torchs))
-    return own < (1 + _TIES) * other
+    return own < share * other
 
 
-def is_faster_than_fused(ours: Times, torchs: Times) -> bool:
-    """Whether our cell is in a graph, where Inductor fuses torch's with what is around it. Eager calls do not show it:
-    GatedGraphConv by ours took 1.14 times as long on an H200, where these were level.
-    """
-    own, other = (x.gpu or x.host for x in (ours, torchs))
-    return own < _FUSED * other
+is_faster_in_graph = functools.partial(_is_below, 1 + _TIES)
+"""Whether ours is where a graph is launched as a whole, or its code calls the operators. Ours wins ties: around torch's
+operator is more of the host's time.
+"""
+is_faster_than_fused = functools.partial(_is_below, 0.85)
+"""Whether our cell is in a graph, where Inductor fuses torch's with what is around it. Eager calls do not show it:
+GatedGraphConv by ours took 1.14 times as long on an H200, where these were level.
+"""
 
 
 def agree(ours: Iterable[Tensor], torchs: Iterable[Tensor]) -> bool:
