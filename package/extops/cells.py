@@ -267,10 +267,8 @@ class CellLayer(NewLayers):
 
     def _shapes(self, features: int, state_size: int) -> dict[str, tuple[int, ...]]:
         facts = self._facts
-        of_input, of_state = (
-            (facts.input - facts.numbers) * state_size,
-            facts.recurrent * state_size,
-        )
+        of_input = (facts.input - facts.numbers) * state_size
+        of_state = facts.recurrent * state_size
         shapes: dict[str, tuple[int, ...]] = {"numbers": (facts.numbers, state_size)}
         return (shapes if facts.numbers else {}) | {
             "weight_ih": (of_input, features),

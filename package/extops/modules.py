@@ -171,7 +171,23 @@ layers.
 """
 
 
-class Layers(torch.nn.Module):
+class HasStates:
+    """Has one state or two: of one, programs give and get no tuple."""
+
+    _number_of_states = 2
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def _as_states(self, state: Any) -> States:
+        return (state,) if self._number_of_states == 1 else _checks.as_pair(self._name, state)
+
+    def _of_states(self, states: States) -> Any:
+        return states[0] if self._number_of_states == 1 else states
+
+
+class Layers(torch.nn.Module, HasStates):
     """Layers of a recurrent cell over whole sequences: what :class:`LLTMLayer` and those of torch share."""
 
     num_layers: int
@@ -180,12 +196,7 @@ class Layers(torch.nn.Module):
     bidirectional: bool
     _size: str
     """The attribute that is the size of the states."""
-    _number_of_states = 2
     __prepare_scriptable__ = _checks.refuse_script
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
 
     def _run(self, input: Tensor, *arguments: Tensor, **options: Any) -> Results:
         """One direction of a layer, from the states before the first step and its parameters."""
@@ -195,17 +206,8 @@ class Layers(torch.nn.Module):
         """Those of one direction of a layer."""
         raise NotImplementedError
 
-    def _as_states(self, state: Any) -> States:
-        return (state,) if self._number_of_states == 1 else _checks.as_pair(self._name, state)
-
-    def _of_states(self, states: States) -> Any:
-        return states[0] if self._number_of_states == 1 else states
-
     def forward(
-        self,
-        input: Any,
-        state: Any = None,
-        lengths: Tensor | None = None,
+        self, input: Any, state: Any = None, lengths: Tensor | None = None
     ) -> tuple[Any, Any]:
         """See the class."""
         is_packed = isinstance(input, (PackedSequence, _padded.PaddedSequence))
@@ -302,13 +304,8 @@ class Layers(torch.nn.Module):
 
         def run(place: int, states: States) -> Results:
             piece = pieces[place]
-            output, states = self._run(
-                piece.padded(rows),
-                *states,
-                *arguments[number:],
-                lengths=piece.lengths,
-                reverse=reverse,
-            )
+            given = piece.padded(rows), *states, *arguments[number:]
+            output, states = self._run(*given, lengths=piece.lengths, reverse=reverse)
             return piece.packed(output), states
 
         batches = [piece.batch for piece in pieces]
@@ -317,14 +314,11 @@ class Layers(torch.nn.Module):
     def _shape_of_states(self, *batch: int) -> tuple[int, ...]:
         return self.num_layers * (1 + self.bidirectional), *batch, getattr(self, self._size)
 
-    def _zero_states(self, input: Tensor, shape: tuple[int, ...]) -> States:
-        return (input.new_zeros(*shape),) * self._number_of_states
-
     def _checked_states(self, input: Tensor, given: States | None, *batch: int) -> States:
         """The given states, or zeros; without ``batch``, those of an input that has no batch."""
         shape = self._shape_of_states(*batch)
         if given is None:
-            return self._zero_states(input, shape)
+            return (input.new_zeros(shape),) * self._number_of_states
         axes = f"[D*num_layers, {'batch, ' if batch else ''}{self._size}]"
         for name, tensor in _named(given):
             _checks.check_shape(self._name, name, tensor, shape, axes)
@@ -341,14 +335,8 @@ class Layers(torch.nn.Module):
         lengths, places = packing or (None, None)
         run = functools.partial(self._run, lengths=lengths, batch_first=batch_first)
         drop = functools.partial(self._dropped, places=places, batch_first=batch_first)
-        return self._forward_layers(
-            run,
-            drop,
-            input,
-            states,
-            batch_first=batch_first,
-            together=self.bidirectional and self._fits(input),
-        )
+        together = self.bidirectional and self._fits(input)
+        return self._forward_layers(run, drop, input, states, None, batch_first, together)
 
     def _fits(self, input: Tensor) -> bool:
         """Whether both directions are computed at once: on a GPU, if the gates of both are few enough."""
@@ -394,9 +382,8 @@ class Layers(torch.nn.Module):
                 last.append(final)
             input = output if len(runs) == 1 else _joined_directions(outputs, batch_first, is_plain)
         if together:
-            last = [
-                x for of_run in last for x in zip(*(y.chunk(2, dim=1) for y in of_run), strict=True)
-            ]
+            halves = ((y.chunk(2, dim=1) for y in of_run) for of_run in last)
+            last = [x for of_run in halves for x in zip(*of_run, strict=True)]
         if is_plain and len(last) == 1:
             return input, tuple(map(_UNSQUEEZED, last[0]))
         return input, tuple([torch.stack(x) for x in zip(*last, strict=True)])
@@ -433,14 +420,10 @@ class NewLayers(Layers):
         features: int,
         state_size: int,
         num_layers: int,
-        bias: bool,
-        batch_first: bool,
-        dropout: float,
-        bidirectional: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        *options: Any,
     ) -> None:
         super().__init__()
+        bias, batch_first, dropout, bidirectional, device, dtype = options
         sizes = {self._features: features, self._size: state_size}
         _checks.check_layer_sizes(self._name, **sizes)
         _checks.check_layer_sizes(self._name, at_least=1, num_layers=num_layers)

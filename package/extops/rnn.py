@@ -12,7 +12,7 @@ from torch import Tensor
 from extops import _private
 from extops.binding import _checks
 from extops.calling import _autocast, _autograd
-from extops.modules import Layers, Results, parameters_of
+from extops.modules import HasStates, Layers, Results, parameters_of
 from extops.ops.sequence import CELLS, GRU_CELL, LSTM_CELL, Cell, rnn_cell
 
 PARAMETERS = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
@@ -92,11 +92,8 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         """All layers of a plain call that is not packed, with as few checks as possible, since the host takes longer
         than the GPU. Results lie as torch's: by steps, whatever the order of the input, and none is a view.
         """
-        cell, number, batch_first = (
-            CELLS[self.mode.lower()],
-            self._number_of_states,
-            self.batch_first,
-        )
+        number, batch_first = self._number_of_states, self.batch_first
+        cell = CELLS[self.mode.lower()]
         steps = (input.transpose(0, 1) if batch_first else input).contiguous()
         if states is None:
             states = (steps.new_zeros(self._shape_of_states(steps.shape[1])),) * number
@@ -200,20 +197,11 @@ class RNN(like_torchs(torch.nn.RNN, _TorchLayers)):  # type: ignore[misc]
     """
 
 
-class _TorchCell(torch.nn.RNNCellBase):
+class _TorchCell(torch.nn.RNNCellBase, HasStates):
     torchs: type[torch.nn.Module]
+    _cell: Any
     _number_of_states = 1
     __prepare_scriptable__ = _checks.refuse_script
-
-    @property
-    def _cell(self) -> Cell:
-        raise NotImplementedError
-
-    def _as_states(self, state: Any) -> tuple[Tensor, ...]:
-        return (state,)
-
-    def _of_states(self, states: tuple[Tensor, ...]) -> Any:
-        return states[0]
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
         """One step, of ``[B, I]`` or, without a batch, of ``[I]``."""
@@ -273,17 +261,9 @@ class LSTMCell(_TorchCell, torch.nn.LSTMCell):
     """
 
     torchs = torch.nn.LSTMCell
+    _name = "LSTMCell"  # no property: a user may set an attribute of that name
+    _cell = LSTM_CELL
     _number_of_states = 2
-
-    @property
-    def _cell(self) -> Cell:
-        return LSTM_CELL
-
-    def _as_states(self, state: Any) -> tuple[Tensor, ...]:
-        return _checks.as_pair("LSTMCell", state)
-
-    def _of_states(self, states: tuple[Tensor, ...]) -> Any:
-        return states
 
 
 class GRUCell(_TorchCell, torch.nn.GRUCell):
@@ -292,10 +272,8 @@ class GRUCell(_TorchCell, torch.nn.GRUCell):
     """
 
     torchs = torch.nn.GRUCell
-
-    @property
-    def _cell(self) -> Cell:
-        return GRU_CELL
+    _name = "GRUCell"  # no property: a user may set an attribute of that name
+    _cell = GRU_CELL
 
 
 class RNNCell(_TorchCell, torch.nn.RNNCell):
@@ -304,6 +282,7 @@ class RNNCell(_TorchCell, torch.nn.RNNCell):
     """
 
     torchs = torch.nn.RNNCell
+    _name = "RNNCell"  # no property: a user may set an attribute of that name
 
     @property
     def _cell(self) -> Cell:

@@ -63,7 +63,7 @@ class Cell:
             *inputs: Any, reverse: bool = False, allow_tf32: bool = False, training: bool = True
         ) -> Any:
             options = reverse, allow_tf32, False, inputs[0].is_cuda
-            return kept(training, *_apply(self, [_ALL_STEPS], *options, *inputs))
+            return kept(training, *_apply(self, [_ALL_STEPS], options, *inputs))
 
         def composite(
             *inputs: Any, reverse: bool = False, allow_tf32: bool = False, training: bool = True
@@ -144,7 +144,7 @@ class Cell:
         if torch.is_grad_enabled():
             for x in inputs[:-1]:  # as any(), in half the time
                 if x is not None and x.requires_grad:
-                    results: Results = _apply(self, chunks, *options, *inputs)[:3]
+                    results: Results = _apply(self, chunks, options, *inputs)[:3]
                     if not input.is_cuda:
                         # Each gets a node of its own, as torch's on a CPU: else a hook on one that has no gradient is
                         # called, with None, where another has one.
@@ -280,34 +280,28 @@ class _Sequence(torch.autograd.Function):
         ctx: Any,
         cell: Cell,
         chunks: list[slice],
-        reverse: bool | None,
-        allow_tf32: bool,
-        batch_first: bool,
-        keeps_output: bool,
+        options: tuple[Any, ...],
         *inputs: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
+        reverse, allow_tf32, batch_first, keeps_output = options
         kept: list[Chunk] = []
         with _autograd.below_autograd():
             output, *states = cell.in_chunks(chunks, inputs, reverse, allow_tf32, kept)
             saved, steps = output if keeps_output else output.clone(), output.shape[0]
             if batch_first:
                 output.transpose_(0, 1)
-        ctx.cell, ctx.reverse, ctx.steps = cell, reverse, chunks
-        ctx.allow_tf32 = allow_tf32
-        ctx.batch_first, ctx.keeps_output = batch_first, keeps_output
+        ctx.cell, ctx.steps, ctx.options = cell, chunks, options
         ctx.set_materialize_grads(False)
         # The biases' values are not needed, and may change.
         *before, _, _, lengths = inputs
         half = 1 + len(before) // 2
         ctx.biases = before[half:]
         ctx.versions = _autograd.versions(ctx.biases)
-        of_input, *of_weights = ctx.needs_input_grad[6 : 6 + half]
+        of_input, *of_weights = ctx.needs_input_grad[3 : 3 + half]
         # A single step multiplies by the recurrent weights for the gradient of h_0 alone.
         is_step = isinstance(steps, int) and steps == 1 and len(kept) == 1
         of_h = not is_step or ctx.needs_input_grad[-3]
-        of_both = (
-            [of_weights[0], of_input or of_h] if half == 2 else [of_weights[0], of_input, of_h]
-        )
+        of_both = of_weights[0], *([of_input or of_h] if half == 2 else [of_input, of_h])
         others = *before[:half], kept[0].h, kept[0].c
         ctx.kept, needed = _autograd.Kept.of(others, [*of_both, of_weights[-1], False])
         _, _, *of_chunks = itertools.chain(*kept)
@@ -318,32 +312,30 @@ class _Sequence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *towards: Tensor | None) -> tuple[Tensor | None, ...]:
         count, width = len(ctx.steps), len(Chunk._fields)
+        reverse, allow_tf32, batch_first, keeps_output = ctx.options
         saved = ctx.saved_tensors
         *needed, lengths, output = saved[: 2 - count * width]
         *before, h_0, c_0 = ctx.kept.all(needed)
-        if ctx.batch_first:
-            output = output.transpose(0, 1) if ctx.keeps_output else output
+        if batch_first:
+            output = output.transpose(0, 1) if keeps_output else output
             towards = (None if towards[0] is None else towards[0].transpose(0, 1), *towards[1:])
         of_chunks = h_0, c_0, *saved[2 - count * width :]
         chunks = [Chunk(*of_chunks[at : at + width]) for at in range(0, count * width, width)]
         inputs = [*before, *ctx.biases, chunks[0].h, chunks[0].c]
-        needs = ctx.needs_input_grad[6:-1]
+        needs = ctx.needs_input_grad[3:-1]
         if _autograd.needs_composite() or towards[3] is not None or towards[4] is not None:
             ctx.kept.check()
             is_same = _autograd.versions(ctx.biases) == ctx.versions
-            known_gates = None if is_same else _joined_gates(chunks, ctx.reverse)
+            known_gates = None if is_same else _joined_gates(chunks, reverse)
 
             def composite(*inputs: Tensor) -> Any:
-                if ctx.reverse is not None:
-                    return ctx.cell.reference(
-                        *inputs, lengths, reverse=ctx.reverse, known_gates=known_gates
-                    )
+                if reverse is not None:
+                    known = {"reverse": reverse, "known_gates": known_gates}
+                    return ctx.cell.reference(*inputs, lengths, **known)
                 input, *others = inputs
                 dims = *(0,) * (len(others) - 2), 1, 1  # parameters, and states
-                halves = [
-                    (None, None) if x is None else x.chunk(2, dim)
-                    for x, dim in zip(others, dims, strict=True)
-                ]
+                pairs = zip(others, dims, strict=True)
+                halves = [(None, None) if x is None else x.chunk(2, dim) for x, dim in pairs]
                 of_each = enumerate(zip(*halves, strict=True))
                 found = [ctx.cell.reference(input, *x, lengths, reverse=y) for y, x in of_each]
                 return [torch.cat(x, dim=-1) for x in zip(*found, strict=True)]
@@ -355,8 +347,8 @@ class _Sequence(torch.autograd.Function):
             with _autograd.below_autograd():
                 in_steps = list(zip(ctx.steps, chunks, strict=True))
                 given = inputs, lengths, output, in_steps, towards[:3], needs
-                found = gradients(ctx.cell, *given, ctx.reverse, ctx.allow_tf32)
-        return *(None,) * 6, *found, None
+                found = gradients(ctx.cell, *given, reverse, allow_tf32)
+        return None, None, None, *found, None
 
 
 _apply = _private.apply(_Sequence)
@@ -410,12 +402,8 @@ def lltm_sequence(
 
 LSTM_CELL = Cell("lstm")
 GRU_CELL = Cell("gru")
-RNN_CELLS = {x: Cell(f"rnn_{x}", cast=_autocast.cast) for x in ("tanh", "relu")}
-CELLS = {
-    "lstm": LSTM_CELL,
-    "gru": GRU_CELL,
-    **{f"rnn_{x}": cell for x, cell in RNN_CELLS.items()},
-}
+CELLS = {x: Cell(x, cast=_autocast.cast) for x in ("rnn_tanh", "rnn_relu")}
+CELLS |= {"lstm": LSTM_CELL, "gru": GRU_CELL}
 """Those of torch's modules."""
 
 
@@ -486,23 +474,9 @@ def gru_sequence(
     Returns:
         ``output, h_n``: the hidden state after every step, ``[T, B, S]`` or ``[B, T, S]``, and the last one.
     """
-    options = {"batch_first": batch_first, "reverse": reverse}
-    return _with_one_state(GRU_CELL, input, state, weight_ih, weight_hh, bias, lengths, **options)
-
-
-def _with_one_state(
-    cell: Cell,
-    input: Tensor,
-    state: Tensor,
-    weight_ih: Tensor,
-    weight_hh: Tensor,
-    bias: tuple[Tensor, Tensor] | None,
-    lengths: Tensor | None,
-    **options: bool,
-) -> tuple[Tensor, Tensor]:
     # The state is kept in the compute type between steps, and multiplied by the weights in its own dtype.
-    arguments = input, weight_ih, weight_hh, *as_biases(cell.name, bias), state, state
-    output, h_n, _ = cell(arguments, lengths, **options)
+    arguments = input, weight_ih, weight_hh, *as_biases(GRU_CELL.name, bias), state, state
+    output, h_n, _ = GRU_CELL(arguments, lengths, batch_first=batch_first, reverse=reverse)
     return output, h_n
 
 
@@ -536,14 +510,15 @@ def rnn_sequence(
         ValueError: there is no such ``nonlinearity``.
     """
     cell = rnn_cell("rnn_sequence", nonlinearity)
-    options = {"batch_first": batch_first, "reverse": reverse}
-    return _with_one_state(cell, input, state, weight_ih, weight_hh, bias, lengths, **options)
+    arguments = input, weight_ih, weight_hh, *as_biases(cell.name, bias), state, state
+    output, h_n, _ = cell(arguments, lengths, batch_first=batch_first, reverse=reverse)
+    return output, h_n
 
 
 def rnn_cell(op: str, nonlinearity: str) -> Cell:
     """The cell with that function."""
-    if nonlinearity not in RNN_CELLS:
+    if nonlinearity not in ("tanh", "relu"):
         raise ValueError(
             f"{op}: expected `nonlinearity` to be 'tanh' or 'relu', but got {nonlinearity!r}"
         )
-    return RNN_CELLS[nonlinearity]
+    return CELLS[f"rnn_{nonlinearity}"]

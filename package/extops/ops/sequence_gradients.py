@@ -4,7 +4,7 @@ gates and of the first state; the others are GEMMs and sums over all steps at on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,14 +42,12 @@ def gradients(
     output: Tensor,
     chunks: list[tuple[slice, Chunk]],
     towards: tuple[Tensor | None, ...],
-    needs: tuple[bool, ...],
-    reverse: bool | None,
-    allow_tf32: bool,
+    *others: Any,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the input, the parameters, ``h_0`` and ``c_0`` that are needed."""
     if len(chunks) == 1:
         ((_, chunk),) = chunks
-        return _of_chunk(cell, inputs, lengths, output, chunk, towards, needs, reverse, allow_tf32)
+        return _of_chunk(cell, inputs, lengths, output, chunk, towards, *others)
     input, *parameters, _, _ = inputs
     grad_output, *grad_states = towards
     grad_input: Tensor | None = None
@@ -63,9 +61,7 @@ def gradients(
             output[steps],
             chunk,
             (of_steps, *grad_states),
-            needs,
-            reverse,
-            allow_tf32,
+            *others,
         )
         if first is not None:
             if grad_input is None:
@@ -98,11 +94,8 @@ def _of_chunk(
     gates, cells = chunk.gates, chunk.cells
     needs_input, *needs_parameters, _, _ = needs
     half = len(parameters) // 2
-    weights, needs_weights, needs_biases = (
-        parameters[:half],
-        needs_parameters[:half],
-        needs_parameters[half:],
-    )
+    weights = parameters[:half]
+    needs_weights, needs_biases = needs_parameters[:half], needs_parameters[half:]
     each = 2 if reverse is None else 1  # directions
     of_h = h_0.shape[1] // each
     if half == 1:
@@ -122,17 +115,20 @@ def _of_chunk(
     grad_input, of_x, of_hh = None, None, None
     if needs_input:
         in_order = _rolled(weights[0], shift, each)
-        grad_input = _input_gradient(rows_x, in_order, input, valid, batch_first, allow_tf32)
+        of_rows = _gemm.mm(rows_x, in_order, allow_tf32)
+        of_rows = of_rows.view(_transposed(input, batch_first).shape)
+        grad_input = _transposed(of_rows, batch_first)
+        if valid is not None:  # a weight may be infinite or NaN, and zero times that is NaN
+            grad_input = torch.where(valid, grad_input, 0)
     if needs_weights[0]:
         factor = _factor(input, valid, batch_first)
         of_x = _rolled(_gemm.mm(rows_x.t(), factor, allow_tf32), -shift, each)
     if needs_weights[-1]:
         directions = (False, True) if reverse is None else (reverse,)
         parts = (rows.chunk(each, 1), h_0.chunk(each, 1), output.chunk(each, 2), directions)
+        given = lengths, valid, batch_first, allow_tf32
         of_each = [
-            _weight_hh_gradient(
-                x.narrow(1, first_h, gates_h), h, y, lengths, valid, batch_first, z, allow_tf32
-            )
+            _weight_hh_gradient(x.narrow(1, first_h, gates_h), h, y, z, *given)
             for x, h, y, z in zip(*parts, strict=True)
         ]
         of_hh = of_each[0] if each == 1 else torch.cat(of_each)
@@ -149,9 +145,8 @@ def _of_chunk(
             if all(needs_biases) and not shift:
                 first = first.clone()  # the two may overlap, and the caller may change one in place
             first = _rolled(first, -shift, each)
-            of_biases = [
-                x if y else None for x, y in zip((first, second), needs_biases, strict=True)
-            ]
+            pairs = zip((first, second), needs_biases, strict=True)
+            of_biases = [x if needed else None for x, needed in pairs]
     return grad_input, *found, *of_biases, *grad_states
 
 
@@ -171,20 +166,6 @@ def _rolled(tensor: Tensor, shift: int, directions: int) -> Tensor:
     return of_each.roll(shift, 1).flatten(0, 1)
 
 
-def _input_gradient(
-    rows: Tensor,
-    weights: Tensor,
-    input: Tensor,
-    valid: Tensor | None,
-    batch_first: bool,
-    allow_tf32: bool,
-) -> Tensor:
-    of_rows = _gemm.mm(rows, weights, allow_tf32).view(_transposed(input, batch_first).shape)
-    grad_input = _transposed(of_rows, batch_first)
-    # A weight may be infinite or NaN, and zero times that is NaN.
-    return grad_input if valid is None else torch.where(valid, grad_input, 0)
-
-
 def _factor(steps: Tensor, valid: Tensor | None, batch_first: bool) -> Tensor:
     """What the gradients of the gates are multiplied by for those of the weights, in the same order of rows."""
     if valid is not None:  # steps that are not may be infinite or NaN, too
@@ -196,10 +177,10 @@ def _weight_hh_gradient(
     rows: Tensor,
     h_0: Tensor,
     output: Tensor,
+    reverse: bool,
     lengths: Tensor | None,
     valid: Tensor | None,
     batch_first: bool,
-    reverse: bool,
     allow_tf32: bool,
 ) -> Tensor:
     time = output.shape[0]
