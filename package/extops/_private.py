@@ -2,16 +2,19 @@
 for a torch that lacks it; :data:`IN_USE` says which of the two is in use.
 """
 
+import functools
 import operator
 import sys
 import types
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from importlib.machinery import PathFinder
-from typing import Any, cast
+from typing import Any, ParamSpec, cast
 
 import torch
 from torch.autograd import forward_ad
+
+P = ParamSpec("P")
 
 IN_USE: dict[str, bool] = {}
 """By private name, within ``torch``: False where its replacement is used."""
@@ -210,33 +213,18 @@ def once_imported(name: str, act: Callable[[], None]) -> None:
     _at_import.setdefault(name, []).append(act)
 
 
-def trace_instead(
-    replaced: dict[Callable[..., Any], Callable[..., Any]], holds: Callable[[Any], bool]
-) -> None:
-    """Code that Dynamo traces gets other functions, but only within methods of objects of which ``holds`` is true."""
-    _with_dynamo(lambda: _register(replaced, holds))  # without it they end a graph, as in torch
+def _with_dynamo(register: Callable[P, None]) -> Callable[P, None]:
+    """Acts once Dynamo is there; where that lacks what is needed, it traces as without."""
 
+    @functools.wraps(register)
+    def later(*arguments: P.args, **named: P.kwargs) -> None:
+        def tried() -> None:
+            with suppress(ImportError, AttributeError):
+                register(*arguments, **named)
 
-def answer_in_traces(question: Callable[..., bool], answer: Callable[..., bool]) -> None:
-    """Code that Dynamo traces gets what ``answer`` says once, as a constant, where it asks ``question``. Tensors are
-    given without data, in the sizes of the call that is traced.
-    """
-    _with_dynamo(lambda: _register_answer(question, answer))  # without it the question is traced
+        once_imported("torch._dynamo", tried)
 
-
-def answer_isinstance(is_ours: Callable[[type], bool]) -> None:
-    """Code that Dynamo traces gets of an instance of such a class what eager code gets: Dynamo goes by the type, and
-    not by ``__class__``, of several classes at once and, from torch 2.15 on, of one.
-    """
-    _with_dynamo(lambda: _register_isinstance(is_ours))
-
-
-def _with_dynamo(act: Callable[[], None]) -> None:
-    def tried() -> None:
-        with suppress(ImportError, AttributeError):
-            act()
-
-    once_imported("torch._dynamo", tried)
+    return later
 
 
 def _trace_as(function: Any, variable: type[Any]) -> None:
@@ -250,7 +238,11 @@ def _trace_as(function: Any, variable: type[Any]) -> None:
     VariableBuilder._id_dispatch()[id(function)] = dispatch
 
 
-def _register_answer(question: Callable[..., bool], answer: Callable[..., bool]) -> None:
+@_with_dynamo
+def answer_in_traces(question: Callable[..., bool], answer: Callable[..., bool]) -> None:
+    """Code that Dynamo traces gets what ``answer`` says once, as a constant, where it asks ``question``. Tensors are
+    given without data, in the sizes of the call that is traced.
+    """
     from torch._dynamo.variables import ConstantVariable, TensorVariable, UserFunctionVariable
     from torch._dynamo.variables.lists import BaseListVariable
     from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -276,7 +268,11 @@ def _register_answer(question: Callable[..., bool], answer: Callable[..., bool])
     _trace_as(question, Answered)
 
 
-def _register_isinstance(is_ours: Callable[[type], bool]) -> None:
+@_with_dynamo
+def answer_isinstance(is_ours: Callable[[type], bool]) -> None:
+    """Code that Dynamo traces gets of an instance of such a class what eager code gets: Dynamo goes by the type, and
+    not by ``__class__``, of several classes at once and, from torch 2.15 on, of one.
+    """
     from torch._dynamo.variables import BuiltinVariable, ConstantVariable
 
     class Asked(BuiltinVariable):
@@ -321,9 +317,11 @@ def hints_of(sizes: Iterable[Any]) -> list[int | None]:
     return [x if isinstance(x, int) else x.node.hint for x in sizes]
 
 
-def _register(
+@_with_dynamo
+def trace_instead(
     replaced: dict[Callable[..., Any], Callable[..., Any]], holds: Callable[[Any], bool]
 ) -> None:
+    """Code that Dynamo traces gets other functions, but only within methods of objects of which ``holds`` is true."""
     from torch._dynamo import trace_rules
     from torch._dynamo.variables import UserFunctionVariable
     from torch._dynamo.variables.misc import CellVariable

@@ -657,14 +657,8 @@ def _are_sizes(sizes: Any, rows: Tensor) -> bool:
 
 # -- classes
 
-_OURS: dict[type[torch.nn.Module], type[Any]] = {
-    torch.nn.LSTM: rnn.LSTM,
-    torch.nn.GRU: rnn.GRU,
-    torch.nn.RNN: rnn.RNN,
-    torch.nn.LSTMCell: rnn.LSTMCell,
-    torch.nn.GRUCell: rnn.GRUCell,
-    torch.nn.RNNCell: rnn.RNNCell,
-}
+_ALL: Any = rnn.LSTM, rnn.GRU, rnn.RNN, rnn.LSTMCell, rnn.GRUCell, rnn.RNNCell
+_OURS: dict[type[torch.nn.Module], type[Any]] = {kind.torchs: kind for kind in _ALL}
 
 
 class _Unregistered:

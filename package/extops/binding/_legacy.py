@@ -43,27 +43,17 @@ def _outside_autocast(function: Callable[..., Any], *arguments: Any, **options: 
 
 
 class Device(_libraries.Library):
-    """A type of device: its kernels, and where and by how many threads they run."""
+    """A type of device, the CPU: its kernels, and where and by how many threads they run."""
 
-    key: str
+    key = "CPU"
     """The dispatcher's."""
-    where: tuple[Any, ...]
+    where: tuple[Any, ...] = (c_int64, c_int64)
     """The types of what an entry point takes last."""
 
     def run(
         self, op: str, like: Tensor, count: int, grain: int, kernel: Kernel, *arguments: Any
     ) -> None:
         """Calls a kernel on the device of ``like``, for ``count`` pieces of work that threads may divide."""
-        raise NotImplementedError
-
-
-class _Cpu(Device):
-    key = "CPU"
-    where = (c_int64, c_int64)
-
-    def run(
-        self, op: str, like: Tensor, count: int, grain: int, kernel: Kernel, *arguments: Any
-    ) -> None:
         call = partial(kernel, *arguments)
         threads = min(torch.get_num_threads(), count // grain)
         if threads <= 1:
@@ -90,7 +80,7 @@ class _Cuda(Device):
             _check_success(op, kernel(*arguments, stream))
 
 
-_DEVICES: dict[str, type[Device]] = {"cpu": _Cpu, "cuda": _Cuda}
+_DEVICES: dict[str, type[Device]] = {"cpu": Device, "cuda": _Cuda}
 
 _POINTWISE_GRAIN = 65536
 """Elements below which a second thread costs more than it saves."""
@@ -164,16 +154,10 @@ def _step(
     return h, c, gates
 
 
-def _step_backward(
-    name: str,
-    device: Device,
-    grad_h: Tensor | None,
-    grad_c: Tensor | None,
-    gates: Tensor,
-    saved_c: Tensor,
-) -> tuple[Tensor, ...]:
-    upstream, tensors = (grad_h, grad_c), (gates, saved_c)
-    results = _schemas.OPERATORS[name].new_results(*upstream, *tensors)
+def _step_backward(name: str, device: Device, *arguments: Any) -> tuple[Tensor, ...]:
+    upstream, tensors = arguments[:2], arguments[2:]
+    gates, saved_c = tensors
+    results = _schemas.OPERATORS[name].new_results(*arguments)
     sizes, none = (saved_c.shape[0], 0, saved_c.shape[1]), [None] * 8  # of GEMMs in the kernel
     given = device, name, DTYPES[gates.dtype], sizes, tensors, (*results, *none)
     _run(*given, upstream=upstream, count=saved_c.numel())
@@ -181,19 +165,11 @@ def _step_backward(
 
 
 def _step_parameters_backward(
-    name: str,
-    device: Device,
-    grad_h: Tensor | None,
-    grad_c: Tensor | None,
-    input: Tensor,
-    h_0: Tensor,
-    gates: Tensor,
-    saved_c: Tensor,
-    *,
-    allow_tf32: bool = False,
+    name: str, device: Device, *arguments: Any, allow_tf32: bool = False
 ) -> tuple[Tensor, ...]:
     cell = name.removesuffix("_step_parameters_backward")
-    _schemas.OPERATORS[name].check(grad_h, grad_c, input, h_0, gates, saved_c)
+    _schemas.OPERATORS[name].check(*arguments)
+    grad_h, grad_c, input, h_0, gates, saved_c = arguments
     found = _step_backward(f"{cell}_step_backward", device, grad_h, grad_c, gates, saved_c)
     grad_x, of_h, _ = found
     if _schemas.CELLS[cell].has_one_gradient:
@@ -204,16 +180,11 @@ def _step_parameters_backward(
 
 
 def _step_input_backward(
-    name: str,
-    device: Device,
-    grad_x: Tensor,
-    grad_h_part: Tensor,
-    grad_c_0: Tensor | None,
-    *weights: Tensor,
-    allow_tf32: bool = False,
+    name: str, device: Device, *arguments: Any, allow_tf32: bool = False
 ) -> tuple[Tensor, ...]:
     cell = name.removesuffix("_step_input_backward")
-    sizes = _schemas.OPERATORS[name].check(grad_x, grad_h_part, grad_c_0, *weights)
+    sizes = _schemas.OPERATORS[name].check(*arguments)
+    grad_x, grad_h_part, grad_c_0, *weights = arguments
     of_h, of_x = _both(weights, sizes["state_size"])
     part = grad_x if _schemas.CELLS[cell].has_one_gradient else grad_h_part
     towards_h = mm(part, of_h)
@@ -255,22 +226,10 @@ def _sequence(
 
 
 def _sequence_backward(
-    name: str,
-    device: Device,
-    grad_output: Tensor | None,
-    grad_h_n: Tensor | None,
-    grad_c_n: Tensor | None,
-    weight_hh: Tensor,
-    gates: Tensor,
-    cells: Tensor,
-    lengths: Tensor | None,
-    *,
-    reverse: bool = False,
-    allow_tf32: bool = False,
+    name: str, device: Device, *arguments: Any, reverse: bool = False, allow_tf32: bool = False
 ) -> tuple[Tensor, ...]:
-    upstream = grad_h_n, grad_c_n
-    given = grad_output, *upstream, weight_hh, gates, cells, lengths
-    results = _schemas.OPERATORS[name].new_results(*given)
+    grad_output, *upstream, weight_hh, gates, cells, lengths = arguments
+    results = _schemas.OPERATORS[name].new_results(*arguments)
     time = len(cells)
     grad_gates, *grad_states = results
     if cells.numel() == 0:

@@ -1,7 +1,7 @@
 """What autocast does to calls of the operators: it casts the arguments of public functions, and nothing else."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import torch
@@ -72,14 +72,6 @@ def to_half(*tensors: Tensor) -> tuple[Tensor, ...]:
 def is_cast(argument: object) -> TypeGuard[Tensor]:
     """Whether autocast may change its dtype."""
     return isinstance(argument, Tensor) and argument.dtype in _CAST_FROM
-
-
-def are_alike(input: Tensor, others: Iterable[Tensor]) -> bool:
-    """Whether all are on one device and of one dtype; where autocast is on, of dtypes that it casts."""
-    dtype, device = input.dtype, input.device
-    if is_on():
-        return is_cast(input) and all(x.device == device and is_cast(x) for x in others)
-    return all(x.dtype is dtype and x.device == device for x in others)
 
 
 def outside(function: Callable[P, T]) -> Callable[P, T]:

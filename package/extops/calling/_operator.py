@@ -17,11 +17,8 @@ from extops.calling import _autograd, _errors, _sharding
 P = ParamSpec("P")
 
 # Every call asks.
-is_plain, below_autograd, is_grad_enabled = (
-    _autograd.is_plain,
-    _autograd.below_autograd,
-    torch.is_grad_enabled,
-)
+is_plain, below_autograd = _autograd.is_plain, _autograd.below_autograd
+is_grad_enabled = torch.is_grad_enabled
 
 
 class Gradient(Protocol):

@@ -318,6 +318,5 @@ _gru = cell_of_parts(_schemas.CELLS["gru"], gru_cell, gru_cell_backward)
 _rnn_tanh = cell_of_parts(_schemas.CELLS["rnn_tanh"], rnn_tanh_cell, rnn_tanh_cell_backward)
 _rnn_relu = cell_of_parts(_schemas.CELLS["rnn_relu"], rnn_relu_cell, rnn_relu_cell_backward)
 
-lltm_sequence, lltm_sequence_backward = _lltm.over_sequences()
-lstm_sequence, lstm_sequence_backward = _lstm.over_sequences()
-gru_sequence, gru_sequence_backward = _gru.over_sequences()
+lltm_sequence, _ = _lltm.over_sequences()
+gru_sequence, _ = _gru.over_sequences()

@@ -74,7 +74,10 @@ def elementwise_mult(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tens
     if out is None:
         return multiply(a, b)
     _check_out(a, b, out)
-    return _multiply_into(a, b, out)
+    if not _can_write_directly(a, b, out):
+        return out.copy_(multiply(a, b))
+    _write(a, b, out)
+    return out
 
 
 def _check_out(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -117,13 +120,6 @@ def _shares_memory_within(tensor: Tensor) -> bool:
         taken = torch.zeros(length, dtype=torch.bool, device="cpu")
         taken.as_strided(tensor.shape, tensor.stride()).fill_(True)
         return int(taken.count_nonzero()) < tensor.numel()
-
-
-def _multiply_into(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
-    if not _can_write_directly(a, b, out):
-        return out.copy_(multiply(a, b))
-    _write(a, b, out)
-    return out
 
 
 def _write(a: Tensor, b: Tensor, out: Tensor) -> None:

@@ -14,7 +14,7 @@ from extops.ops import compositions
 _allows_tf32 = _private.allows_tf32
 
 
-def _by_tf32(name: str) -> tuple[Callable[..., Any], ...]:
+def _by_tf32(name: str) -> tuple[Callable[..., tuple[Tensor, ...]], ...]:
     """The operator, without TF32 and with it."""
     return _autograd.eager(name), _autograd.eager(name, allow_tf32=True)
 
@@ -76,38 +76,21 @@ class Step:
         state_size = saved_c.shape[1]
         of_input = self.facts.input * state_size
         of_h = 0 if self.facts.has_one_gradient else self.facts.recurrent * state_size
-        grad_x = gradients.narrow(1, 0, of_input).roll(
-            (-self.facts.first_input * state_size,), (1,)
-        )
+        shift = -self.facts.first_input * state_size
+        grad_x = gradients.narrow(1, 0, of_input).roll((shift,), (1,))
         return grad_x, gradients.narrow(1, gradients.shape[1] - of_h, of_h).clone(), grad_c_0
 
-    def _parameters_backward(
-        self,
-        grad_h: Tensor | None,
-        grad_c: Tensor | None,
-        input: Tensor,
-        h_0: Tensor,
-        gates: Tensor,
-        saved_c: Tensor,
-        *,
-        allow_tf32: bool = False,
-    ) -> tuple[Tensor, ...]:
-        grad_x, grad_h_part, grad_c_0 = self._backward(grad_h, grad_c, gates, saved_c)
-        pointwise = grad_x, grad_h_part, grad_c_0
+    def _parameters_backward(self, *arguments: Any, allow_tf32: bool = False) -> tuple[Tensor, ...]:
+        grad_h, grad_c, input, h_0, gates, saved_c = arguments
+        pointwise = grad_x, grad_h_part, _ = self._backward(grad_h, grad_c, gates, saved_c)
         of_h = grad_x if self.facts.has_one_gradient else grad_h_part
         of_input, of_state = grad_x.t() @ input, of_h.t() @ h_0
         if self.weights == 1:
             return *pointwise, torch.cat([of_state, of_input], dim=1), grad_x.sum(0)
         return *pointwise, of_input, of_state, grad_x.sum(0), of_h.sum(0)
 
-    def _input_backward(
-        self,
-        grad_x: Tensor,
-        grad_h_part: Tensor,
-        grad_c_0: Tensor | None,
-        *weights: Tensor,
-        allow_tf32: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+    def _input_backward(self, *arguments: Any, allow_tf32: bool = False) -> tuple[Tensor, ...]:
+        grad_x, grad_h_part, grad_c_0, *weights = arguments
         weight_ih, weight_hh = weights[0], weights[-1]
         if self.weights == 1:
             state_size = len(weight_ih) // self.facts.gates
@@ -132,8 +115,7 @@ class Step:
         if torch.is_grad_enabled():
             for x in arguments:  # as any(), in half the time
                 if x is not None and x.requires_grad:
-                    found: tuple[Tensor, ...] = _apply(self, in_tf32, False, *arguments)
-                    return found
+                    return _apply(self, in_tf32, False, *arguments)
         with _autograd.below_autograd():
             return self.run(in_tf32, arguments)[: self.number_of_states]
 
@@ -141,8 +123,7 @@ class Step:
         """The operator: for a cell with one state, ``h_0`` is ``c_0``, too."""
         if self.number_of_states == 1:
             arguments = (*arguments, arguments[-1])
-        found: tuple[Tensor, ...] = self.eager[allow_tf32](*arguments)
-        return found
+        return self.eager[allow_tf32](*arguments)
 
 
 class _Step(torch.autograd.Function):
@@ -166,12 +147,8 @@ class _Step(torch.autograd.Function):
         by_input = (of_x, of_h) if step.weights == 2 else (of_x or of_h,)
         # Cells that do not save the new cell state need the old one, which may be the hidden state.
         has_c, needs_c = len(inputs) > last + 1, not step.saves_new_c
-        are_needed = [
-            by_weights,
-            *by_input,
-            by_weights or (needs_c and not has_c),
-        ]
-        ctx.kept, needed = _autograd.Kept.of(others, [*are_needed, *(needs_c,) * has_c])
+        of_states = by_weights or (needs_c and not has_c), *(needs_c,) * has_c
+        ctx.kept, needed = _autograd.Kept.of(others, [by_weights, *by_input, *of_states])
         kept = (c,) if step.saves_new_c else ()
         ctx.save_for_backward(*needed, gates, *kept)
         return (h, c, gates) if is_operator else (h, c)[: step.number_of_states]
@@ -242,4 +219,4 @@ def _gradients(
     return grad_input, *of_parameters, *states
 
 
-_apply = _private.apply(_Step)
+_apply: Callable[..., tuple[Tensor, ...]] = _private.apply(_Step)
