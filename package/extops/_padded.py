@@ -182,12 +182,8 @@ def pad_packed_sequence(
     return rows, _in_graph.checked_lengths(lengths, _CPU)
 
 
-def trace_packing_of(holds_layers: Callable[[Any], bool]) -> None:
-    """Has Dynamo trace the functions above in place of torch's, which it refuses, in methods of modules of which
-    ``holds_layers`` is true. For all others nothing changes.
-    """
-    replaced: dict[Callable[..., Any], Callable[..., Any]] = {
-        rnn.pack_padded_sequence: pack_padded_sequence,
-        rnn.pad_packed_sequence: pad_packed_sequence,
-    }
-    _private.trace_instead(replaced, holds_layers)
+TRACED: dict[Callable[..., Any], Callable[..., Any]] = {
+    rnn.pack_padded_sequence: pack_padded_sequence,
+    rnn.pad_packed_sequence: pad_packed_sequence,
+}
+"""What Dynamo traces in place of torch's, which it refuses, in methods of modules that hold layers of ours."""

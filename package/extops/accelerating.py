@@ -267,12 +267,11 @@ def _serve(module: Any, input: Any, hx: Any, quick: Any, key: Any) -> Any:
     return module.torchs.forward(module, input, hx)
 
 
-def _remember(module: Any, key: Any, way: str) -> str:
+def _remember(module: Any, key: Any, way: str) -> None:
     known = module.__dict__.setdefault(_KNOWN, {})
     if len(known) >= _MOST_KNOWN:
         known.pop(next(iter(known), None), None)
     known[key] = way
-    return way
 
 
 def _way(module: Any, call: _Call, quick: Any, key: Any) -> str:

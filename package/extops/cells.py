@@ -16,9 +16,10 @@ from extops.binding import _checks, _devices, _jit, _loader, _schemas
 from extops.choosing import _sequences
 from extops.modules import NewLayers, Results, parameters_of
 from extops.ops import compositions
+from extops.ops.compositions import Pair
 from extops.ops.sequence import Cell, as_biases
 
-Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Step = Callable[[Tensor, Tensor], Pair]
 
 _OPTIMIZE = "-O3", "-std=c++17"
 _VECTORISE = "-fno-math-errno", "-fno-trapping-math"  # as extops_build/libraries.py
@@ -51,7 +52,7 @@ class LoadedCell:
     cell: Cell = field(init=False)
 
     def __post_init__(self) -> None:
-        def step(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+        def step(gates: Tensor, old_c: Tensor) -> Pair:
             return self.step(gates, old_c)
 
         backward = _backward_of_new(step) if self.facts.saves_new_c else _backward_of(step)
@@ -221,26 +222,22 @@ def _check_sources(name: str, sources: Sequence[str | Path]) -> None:
         )
 
 
-def _backward_of(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
-    def backward(
-        grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
-    ) -> tuple[Tensor, Tensor]:
+def _backward_of(step: Step) -> Callable[..., Pair]:
+    def backward(grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor) -> Pair:
         _, pull_back = cast("Any", torch.func).vjp(step, gates, old_c)
-        gradients: tuple[Tensor, Tensor] = pull_back((grad_h, grad_c))
+        gradients: Pair = pull_back((grad_h, grad_c))
         return gradients
 
     return backward
 
 
-def _backward_of_new(step: Step) -> Callable[..., tuple[Tensor, Tensor]]:
+def _backward_of_new(step: Step) -> Callable[..., Pair]:
     """The backward from the cell state after the step. This is linear in the state before, with a factor that depends
     on the gates alone (``to_old_c`` in ``csrc/cells/cell.h``).
     """
     backward = _backward_of(step)
 
-    def backward_of_new(
-        grad_h: Tensor, grad_c: Tensor, gates: Tensor, new_c: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def backward_of_new(grad_h: Tensor, grad_c: Tensor, gates: Tensor, new_c: Tensor) -> Pair:
         _, offset = step(gates, torch.zeros_like(new_c))
         factor = step(gates, torch.ones_like(new_c))[1] - offset
         old_c = (new_c - offset) / torch.where(factor == 0, 1, factor)

@@ -542,4 +542,4 @@ def _holds_layers(module: object) -> bool:
     )
 
 
-_padded.trace_packing_of(_holds_layers)
+_private.trace_instead(_padded.TRACED, _holds_layers)

@@ -124,7 +124,10 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         batch_first = options["batch_first"]
         steps = (input.transpose(0, 1) if batch_first else input).contiguous()
         input = steps.transpose(0, 1) if batch_first else steps
-        if self.mode == "LSTM" and _autocast.is_on() and _casts_states(input, arguments):
+        # On a CPU torch's layer is one operator of oneDNN, and autocast casts all its arguments; not of packed rows.
+        is_packed = bool(arguments) and arguments[0] is not None
+        is_one_operator = has_onednn and not is_packed and input.device.type == "cpu"
+        if self.mode == "LSTM" and is_one_operator and _autocast.is_on():
             states = _autocast.cast(*states)
         return super()._forward_padded(input, states, *arguments, **options)
 
@@ -147,12 +150,6 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         # torch's layers compute with this list, which its users may fill.
         first = self._flat_weights_names.index(names[0])
         return tuple(self._flat_weights[first : first + len(names)])  # type: ignore[arg-type]
-
-
-def _casts_states(input: Tensor, packing: tuple[Any, ...]) -> bool:
-    """On a CPU torch's layer is one operator of oneDNN, and autocast casts all its arguments; not of packed rows."""
-    is_packed = bool(packing) and packing[0] is not None
-    return has_onednn and not is_packed and input.device.type == "cpu"
 
 
 has_onednn = torch.backends.mkldnn.is_available()  # torch.compile cannot ask

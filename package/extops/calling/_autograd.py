@@ -21,6 +21,8 @@ _is_tracing = _private.is_tracing
 _is_forward_mode = _private.is_forward_mode
 below_autograd = _private.below_autograd
 
+Tensors = Sequence[Tensor | None]
+
 TENSORS = Tensor, torch.nn.Parameter
 """The types of what the kernels take as it is: others may compute in ways of their own."""
 
@@ -72,9 +74,7 @@ class Kept(NamedTuple):
     versions: list[int | None]
 
     @classmethod
-    def of(
-        cls, inputs: Sequence[Tensor | None], are_needed: Sequence[bool]
-    ) -> tuple[Kept, list[Tensor | None]]:
+    def of(cls, inputs: Tensors, are_needed: Sequence[bool]) -> tuple[Kept, Tensors]:
         """And those that are to be saved."""
         needed, others = [], []
         for x, is_needed in zip(inputs, are_needed, strict=True):
@@ -170,13 +170,10 @@ def register(name: str, apply: Callable[..., Any], composite: Callable[..., Any]
 def _register_publicly(name: str, composite: Callable[..., Any]) -> None:
     """By names that torch promises to keep: slower, and without forward-mode AD, which raises an error."""
 
-    def save_with_options(ctx: Any, inputs: Any, keyword_only_inputs: Any, output: Any) -> None:
+    def save(ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any = None) -> None:
         ctx.numbers = [x for x in inputs if isinstance(x, (int, float))]  # they come last
         ctx.save_for_backward(*inputs[: len(inputs) - len(ctx.numbers)])
-        ctx.options = keyword_only_inputs
-
-    def save(ctx: Any, inputs: Any, output: Any) -> None:
-        save_with_options(ctx, inputs, {}, output)
+        ctx.options = keyword_only_inputs or {}
 
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         def outputs(*inputs: Tensor | None) -> tuple[Tensor, ...]:
@@ -188,8 +185,7 @@ def _register_publicly(name: str, composite: Callable[..., Any]) -> None:
         return *found, *(None for _ in ctx.numbers)
 
     if not name.endswith("_backward"):  # called only where the private names are in use
-        keep = save_with_options if "*, " in _schemas.OPERATORS[name].schema else save
-        torch.library.register_autograd(f"extops::{name}", backward, setup_context=keep)
+        torch.library.register_autograd(f"extops::{name}", backward, setup_context=save)
 
 
 def register_write(name: str, write: Callable[..., None], check: Callable[..., None]) -> None:
@@ -214,9 +210,9 @@ def register_write(name: str, write: Callable[..., None], check: Callable[..., N
 @_autocast.outside
 def composite_gradients(
     composite: Callable[..., Any],
-    inputs: Sequence[Tensor | None],
+    inputs: Tensors,
     needs_input_grad: Sequence[bool],
-    grad_outputs: Sequence[Tensor | None],
+    grad_outputs: Tensors,
 ) -> tuple[Tensor | None, ...]:
     """The gradients of ``composite(*inputs)``, themselves differentiable where grad mode is on."""
     wanted = [place for place, needed in enumerate(needs_input_grad) if needed]
@@ -226,21 +222,15 @@ def composite_gradients(
 
 
 def _gradients_by_engine(
-    composite: Callable[..., Any],
-    inputs: Sequence[Tensor | None],
-    wanted: Sequence[int],
-    grad_outputs: Sequence[Tensor | None],
-) -> Sequence[Tensor | None]:
+    composite: Callable[..., Any], inputs: Tensors, wanted: Sequence[int], grad_outputs: Tensors
+) -> Tensors:
     with torch.enable_grad():
         # Views: an input may depend on another one or be the same tensor, and these gradients must not follow that.
         views = [x if x is None else x.view_as(x) for x in inputs]
         outputs = composite(*views)
     # Of a sequence without steps, a result may depend on none of the inputs that require a gradient.
-    present = [
-        (o, g)
-        for o, g in zip(outputs, grad_outputs, strict=True)
-        if g is not None and o.requires_grad
-    ]
+    pairs = zip(outputs, grad_outputs, strict=True)
+    present = [(o, g) for o, g in pairs if g is not None and o.requires_grad]
     return torch.autograd.grad(
         [output for output, _ in present],
         [x for place in wanted if (x := views[place]) is not None],
@@ -251,11 +241,8 @@ def _gradients_by_engine(
 
 
 def _gradients_by_transform(
-    composite: Callable[..., Any],
-    inputs: Sequence[Tensor | None],
-    wanted: Sequence[int],
-    grad_outputs: Sequence[Tensor | None],
-) -> Sequence[Tensor | None]:
+    composite: Callable[..., Any], inputs: Tensors, wanted: Sequence[int], grad_outputs: Tensors
+) -> Tensors:
     """For use within transforms of ``torch.func``, which nest. Elsewhere they would refuse hooks on saved tensors."""
 
     def of_wanted(*chosen: Tensor) -> Any:
@@ -265,7 +252,6 @@ def _gradients_by_transform(
     vjp = cast("Any", torch.func.vjp)
     outputs, pull_back = vjp(of_wanted, *(inputs[place] for place in wanted))
     upstream = zip(grad_outputs, outputs, strict=True)
-    found: Sequence[Tensor] = pull_back(
-        tuple(torch.zeros_like(o) if g is None else g for g, o in upstream)
-    )
+    given = tuple(torch.zeros_like(o) if g is None else g for g, o in upstream)
+    found: Sequence[Tensor] = pull_back(given)
     return found

@@ -18,6 +18,8 @@ from extops import _private
 from extops.binding import _schemas
 
 P = ParamSpec("P")
+Pair = tuple[Tensor, Tensor]
+"""``h`` and ``c``, or the gradients of the gates and of ``c``."""
 
 
 def lltm_gates(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor) -> Tensor:
@@ -32,23 +34,21 @@ def with_values(gates: Tensor, known: Tensor | None) -> Tensor:
     return gates if known is None else known.detach() + (gates - gates.detach())
 
 
-def lltm_cell(gates: Tensor, old_cell: Tensor) -> tuple[Tensor, Tensor]:
+def lltm_cell(gates: Tensor, old_cell: Tensor) -> Pair:
     """The pointwise part of :func:`lltm`, from its gates before their activations."""
     input_gate, output_gate, candidate = gates.chunk(3, dim=1)
     new_cell = old_cell + F.elu(candidate) * torch.sigmoid(input_gate)
     return torch.tanh(new_cell) * torch.sigmoid(output_gate), new_cell
 
 
-def lltm(
-    input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor
-) -> tuple[Tensor, Tensor]:
+def lltm(input: Tensor, weights: Tensor, bias: Tensor, old_h: Tensor, old_cell: Tensor) -> Pair:
     """See :func:`extops.lltm`."""
     return lltm_cell(lltm_gates(input, weights, bias, old_h), old_cell)
 
 
 def lltm_cell_backward(
     grad_h: Tensor | None, grad_cell: Tensor | None, gates: Tensor, new_cell: Tensor
-) -> tuple[Tensor, Tensor]:
+) -> Pair:
     """The gradients of :func:`lltm_cell` for its gates and its old cell state."""
     zeros = torch.zeros_like(new_cell)
     grad_h, grad_cell = (zeros if g is None else g for g in (grad_h, grad_cell))
@@ -89,16 +89,14 @@ def in_float32(function: Callable[P, tuple[Tensor, ...]]) -> Callable[P, tuple[T
     return wide
 
 
-def lstm_cell(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+def lstm_cell(gates: Tensor, old_c: Tensor) -> Pair:
     """The pointwise part of an LSTM, from its gates before their activations, in torch's order."""
     i, f, g, o = gates.chunk(4, dim=1)
     new_c = torch.sigmoid(f) * old_c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(new_c), new_c
 
 
-def lstm_cell_backward(
-    grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
-) -> tuple[Tensor, Tensor]:
+def lstm_cell_backward(grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor) -> Pair:
     """The gradients of :func:`lstm_cell` for its gates and its old cell state."""
     before_i, before_f, before_g, before_o = gates.chunk(4, dim=1)
     i, f, o = torch.sigmoid(before_i), torch.sigmoid(before_f), torch.sigmoid(before_o)
@@ -114,7 +112,7 @@ def lstm_cell_backward(
     return torch.cat(grad_gates, dim=1), grad_new_c * f
 
 
-def gru_cell(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+def gru_cell(gates: Tensor, old_c: Tensor) -> Pair:
     """The pointwise part of a GRU, from the input's part of the candidate, the gates r and z before their activations,
     and the recurrent part of the candidate. The hidden state is the cell state.
     """
@@ -124,9 +122,7 @@ def gru_cell(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
     return new_c, new_c
 
 
-def gru_cell_backward(
-    grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
-) -> tuple[Tensor, Tensor]:
+def gru_cell_backward(grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor) -> Pair:
     """The gradients of :func:`gru_cell` for its gates and its old cell state."""
     n_x, before_r, before_z, n_h = gates.chunk(4, dim=1)
     r, z = torch.sigmoid(before_r), torch.sigmoid(before_z)
@@ -147,28 +143,24 @@ def _zeros_after(tensor: Tensor) -> Tensor:
     return tensor.masked_fill(tensor.new_ones((), dtype=torch.bool), 0)
 
 
-def rnn_tanh_cell(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+def rnn_tanh_cell(gates: Tensor, old_c: Tensor) -> Pair:
     """The pointwise part of a plain recurrent cell. The hidden state is the cell state."""
     h = torch.tanh(gates)
     return h, h
 
 
-def rnn_tanh_cell_backward(
-    grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
-) -> tuple[Tensor, Tensor]:
+def rnn_tanh_cell_backward(grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor) -> Pair:
     """The gradients of :func:`rnn_tanh_cell` for its gates and its old cell state."""
     return (grad_c + grad_h) * (1 - torch.tanh(gates) ** 2), _zeros_after(grad_c)
 
 
-def rnn_relu_cell(gates: Tensor, old_c: Tensor) -> tuple[Tensor, Tensor]:
+def rnn_relu_cell(gates: Tensor, old_c: Tensor) -> Pair:
     """The same with a rectifier."""
     h = torch.relu(gates)
     return h, h
 
 
-def rnn_relu_cell_backward(
-    grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor
-) -> tuple[Tensor, Tensor]:
+def rnn_relu_cell_backward(grad_h: Tensor, grad_c: Tensor, gates: Tensor, old_c: Tensor) -> Pair:
     """The gradients of :func:`rnn_relu_cell` for its gates and its old cell state."""
     return torch.where(gates <= 0, 0, grad_c + grad_h), _zeros_after(grad_c)
 
@@ -205,8 +197,8 @@ class Cell:
 
     gates: Callable[..., Tensor]
     """Of the input, the parameters and the hidden state."""
-    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    forward: Callable[[Tensor, Tensor], Pair]
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor], Pair]
     saves_new_c: bool
     """Whether ``backward`` gets the cell state after the step, or the one before."""
 
@@ -304,8 +296,8 @@ def _stack(steps: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
 
 def cell_of_parts(
     facts: _schemas.CellFacts,
-    forward: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    backward: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]],
+    forward: Callable[[Tensor, Tensor], Pair],
+    backward: Callable[[Tensor, Tensor, Tensor, Tensor], Pair],
 ) -> Cell:
     """A cell with the weights of the input and of the hidden state apart, as torch's modules have them."""
     gates = functools.partial(gates_of_parts, count=facts.gates, first_input=facts.first_input)
