@@ -15,6 +15,8 @@ import torch
 from torch.autograd import forward_ad
 
 P = ParamSpec("P")
+Question = Callable[[], bool]
+Region = Callable[[], AbstractContextManager[Any]]
 
 IN_USE: dict[str, bool] = {}
 """By private name, within ``torch``: False where its replacement is used."""
@@ -32,20 +34,12 @@ def _find(name: str, otherwise: Any) -> Any:
 # -- calls that bypass the dispatcher's keys for autograd: all of these, or none. Without them all calls go through the
 #    dispatcher, with the gradient of _autograd._register_publicly.
 
-are_transforms_active: Callable[[], bool] = _find(
-    "_C._are_functorch_transforms_active", lambda: True
-)
-below_autograd: Callable[[], AbstractContextManager[None]] = _find(
-    "_C._AutoDispatchBelowAutograd", nullcontext
-)
+are_transforms_active: Question = _find("_C._are_functorch_transforms_active", lambda: True)
+below_autograd: Region = _find("_C._AutoDispatchBelowAutograd", nullcontext)
 """Calls within go straight to the kernels: the caller has seen to the gradient."""
-below_counting: Callable[[], AbstractContextManager[None]] = _find(
-    "_C._AutoDispatchBelowADInplaceOrView", nullcontext
-)
+below_counting: Region = _find("_C._AutoDispatchBelowADInplaceOrView", nullcontext)
 """The same for an operator that writes: the caller also sees to the count of writes."""
-unrecorded: Callable[[], AbstractContextManager[None]] = _find(
-    "_C._DisableTorchDispatch", nullcontext
-)
+unrecorded: Region = _find("_C._DisableTorchDispatch", nullcontext)
 """A program that is traced does not record the calls within."""
 _find("autograd.forward_ad._current_level", None)
 
@@ -382,14 +376,10 @@ def _disable_autocast() -> AbstractContextManager[Any]:
     return stack
 
 
-is_autocasting: Callable[[], bool] = _find(
-    "_C._is_any_autocast_enabled", lambda: bool(_autocast_devices())
-)
+is_autocasting: Question = _find("_C._is_any_autocast_enabled", lambda: bool(_autocast_devices()))
 """Whether autocast is on for some type of device."""
 
-without_autocast: Callable[[], AbstractContextManager[Any]] = _find(
-    "_C._DisableAutocast", _disable_autocast
-)
+without_autocast: Region = _find("_C._DisableAutocast", _disable_autocast)
 """Calls within compute in the dtypes of their tensors."""
 
 
@@ -398,9 +388,7 @@ without_autocast: Callable[[], AbstractContextManager[Any]] = _find(
 assert_async: Callable[[torch.Tensor, str], None] | None = _find("_assert_async", None)
 _is_wrapped = _find("_C._functorch.is_functorch_wrapped_tensor", None)
 _unwrap = _find("_C._functorch.get_unwrapped", None)
-outside_transforms: Callable[[], AbstractContextManager[None]] = _find(
-    "_C._DisableFuncTorch", nullcontext
-)
+outside_transforms: Region = _find("_C._DisableFuncTorch", nullcontext)
 
 if not (_is_wrapped and _unwrap):
     assert_async = None  # vmap has no rule for it

@@ -215,12 +215,8 @@ def _is_torchs_in_trace(module: Any, input: Tensor, hx: Any) -> bool:
     sizes = [_private.hints_of(x.shape) for x in given]
     if any(None in x for x in sizes) or len(sizes[0]) != (3 if is_layer else 2):
         return False
-    rows, *states = (
-        _ramp(size, x).requires_grad_(x.requires_grad) for size, x in zip(sizes, given, strict=True)
-    )
-    call = _Call.of(
-        module, rows, (tuple(states) if len(states) > 1 else states[0]) if states else None
-    )
+    rows, *states = map(_ramp, sizes, given)
+    call = _Call.of(module, rows, _hx_of(states))
     if call is None:
         return False
     may_measure = not torch.are_deterministic_algorithms_enabled()
@@ -235,7 +231,8 @@ _private.answer_isinstance(lambda kind: issubclass(kind, (_Accelerated, PaddedSe
 
 def _ramp(sizes: list[Any], like: Tensor) -> Tensor:
     """No random numbers: the user's would be others then."""
-    return torch.arange(math.prod(sizes), device=like.device).view(sizes).sin().to(like.dtype)
+    ramp = torch.arange(math.prod(sizes), device=like.device).view(sizes).sin().to(like.dtype)
+    return ramp.requires_grad_(like.requires_grad)
 
 
 def _with_lengths(module: Any, input: Any, hx: Any, lengths: Tensor) -> Any:
@@ -477,12 +474,8 @@ class _Call(NamedTuple):
             of_call = self.rows, self.states or None, self.parameters
             output, states = module.ours.run_plain(shell, *of_call)
             return output, states if len(states) > 1 else states[0]
-        return module.ours.forward(
-            shell, self.rows if self.packed is None else self.packed, self._hx()
-        )
-
-    def _hx(self) -> Any:
-        return None if not self.states else self.states if len(self.states) > 1 else self.states[0]
+        input = self.rows if self.packed is None else self.packed
+        return module.ours.forward(shell, input, _hx_of(self.states))
 
     def _by_ours_in_float16(self) -> Any:
         """Under autocast to any dtype cuDNN's layers compute in float16, and so are their results."""
@@ -525,7 +518,7 @@ class _Call(NamedTuple):
             return self.measured(_measure.is_faster_than_fused)
 
         def operator(call: _Call, way: str) -> Callable[[], list[Tensor]]:
-            by, hx = _in_graph.by_torchs, call._hx()
+            by, hx = _in_graph.by_torchs, _hx_of(call.states)
             if way == OURS:
                 by, hx = call.module.ours.run_plain, call.states or None
             return lambda: [by(call.module, call.rows, hx, call.parameters)[0]]
@@ -567,7 +560,7 @@ class _Call(NamedTuple):
         """A call that is known to be served in a way, with all that it takes the host to decide so; and its backward
         where one may follow. cuDNN has none outside of training.
         """
-        input, hx = self.rows if self.packed is None else self.packed, self._hx()
+        input, hx = self.rows if self.packed is None else self.packed, _hx_of(self.states)
         module, first = self.module, _Accelerated if self.is_layer else _AcceleratedCell
         module.__dict__[_KNOWN] = module.__dict__[_TORCHS] = _Always(way=way)
 
@@ -641,6 +634,10 @@ def _suit(tensors: tuple[Any, ...], rows: Tensor) -> bool:
     return True
 
 
+def _hx_of(states: Sequence[Tensor]) -> Any:
+    return None if not states else states if len(states) > 1 else states[0]
+
+
 def _given(hx: Any) -> tuple[Tensor, ...]:
     states = hx if isinstance(hx, (tuple, list)) else (hx,)
     return tuple(x for x in states if isinstance(x, Tensor) and x.layout is torch.strided)
@@ -675,11 +672,7 @@ def _accelerated(looks: type[torch.nn.Module]) -> type[Any]:
     forwards = {"_forward_of_ours": ours.forward, "_forward_of_torchs": torchs.forward}
     attributes = {"looks": looks, "torchs": torchs, "ours": ours, **forwards}
     first = _Accelerated if issubclass(torchs, torch.nn.RNNBase) else _AcceleratedCell
-    names = {
-        "__module__": looks.__module__,
-        "__doc__": looks.__doc__,
-        "__qualname__": looks.__qualname__,
-    }
+    names = {x: getattr(looks, x) for x in ("__module__", "__doc__", "__qualname__")}
     if looks is torchs:
         bases: tuple[type, ...] = first, ours
         return type(looks.__name__, bases, {**attributes, **names})

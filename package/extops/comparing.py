@@ -135,11 +135,9 @@ def compare(
             samples = _samples(calls, device, seconds / len(kinds))
             memory = _memory(calls, device)
             found.append(Work(name, samples, memory, difference))
-    where = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"CPU, {torch.get_num_threads()} threads"
-    )
+    where = f"CPU, {torch.get_num_threads()} threads"
+    if device.type == "cuda":
+        where = torch.cuda.get_device_name(device)
     return Comparison(f"{where}, torch {torch.__version__}", list(layers.values()), found)
 
 
@@ -179,9 +177,8 @@ def _call_of(
             results = _tensors(model(*inputs, **named))
             if not is_training:
                 return results
-            loss = torch.stack(
-                [x.float().square().mean() for x in results if x.requires_grad]
-            ).sum()
+            squares = [x.float().square().mean() for x in results if x.requires_grad]
+            loss = torch.stack(squares).sum()
         wanted = [x for x in model.parameters() if x.requires_grad]
         found = torch.autograd.grad(loss, wanted, allow_unused=True)
         return [x for x in found if x is not None]

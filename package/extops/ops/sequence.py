@@ -442,11 +442,9 @@ def lstm_sequence(
     Returns:
         ``output, (h_n, c_n)``, as of :func:`extops.lltm_sequence`.
     """
-    arguments = input, weight_ih, weight_hh, *as_biases(LSTM_CELL.name, bias)
-    state = _checks.as_pair(LSTM_CELL.name, state)
-    output, h_n, c_n = LSTM_CELL(
-        (*arguments, *state), lengths, batch_first=batch_first, reverse=reverse
-    )
+    biases, pair = as_biases(LSTM_CELL.name, bias), _checks.as_pair(LSTM_CELL.name, state)
+    arguments = input, weight_ih, weight_hh, *biases, *pair
+    output, h_n, c_n = LSTM_CELL(arguments, lengths, batch_first=batch_first, reverse=reverse)
     return output, (h_n, c_n)
 
 
