@@ -40,18 +40,14 @@ class Step:
 
     def _register(self, name: str) -> None:
         self.composite: Callable[..., tuple[Tensor, ...]] = compositions.in_float32(self._composite)
-        composites: dict[str, Callable[..., Any]] = {
-            name: self.composite,
-            f"{name}_backward": compositions.in_float32(self._backward),
-            f"{name}_parameters_backward": compositions.in_float32(self._parameters_backward),
-            f"{name}_input_backward": compositions.in_float32(self._input_backward),
-        }
-        for operator, composite in composites.items():
-            apply = self._apply_operator if operator == name else composite
-            _autograd.register(operator, apply, composite)
 
-    def _apply_operator(self, *inputs: Tensor | None, allow_tf32: bool = False) -> Any:
-        return _apply(self, allow_tf32, True, *inputs)
+        def apply(*inputs: Tensor | None, allow_tf32: bool = False) -> Any:
+            return _apply(self, allow_tf32, True, *inputs)
+
+        _autograd.register(name, apply, self.composite)
+        for of in ("backward", "parameters_backward", "input_backward"):
+            composite: Callable[..., Any] = compositions.in_float32(getattr(self, f"_{of}"))
+            _autograd.register(f"{name}_{of}", composite, composite)
 
     def _composite(
         self,
