@@ -229,22 +229,16 @@ def _checked(op: str, lengths: Tensor, input: Tensor) -> Tensor:
     # that a trace is the same with gradients and without.
     copy = torch.is_grad_enabled() or lengths.device != input.device or _autograd.is_tracing()
     numbers = lengths.to(torch.int64, copy=copy)
-    assert_async = _private.assert_async
-    if assert_async is not None:
-        _check_range(op, assert_async, lengths, numbers, steps)
+    _check_range(op, lengths, numbers, steps)
     # A trace, and compiled code of torch 2.4, drop assertions, but not what the result depends on.
-    if assert_async is None or _autograd.is_tracing() or torch.compiler.is_compiling():
+    if _private.assert_async is None or _autograd.is_tracing() or torch.compiler.is_compiling():
         numbers = torch.arange(steps + 1, device=numbers.device).index_select(0, numbers)
     return _checks.to_device(op, "lengths", numbers, input.device)
 
 
-def _check_range(
-    op: str,
-    assert_async: Callable[[Tensor, str], None],
-    lengths: Tensor,
-    numbers: Tensor,
-    steps: int,
-) -> None:
+def _check_range(op: str, lengths: Tensor, numbers: Tensor, steps: int) -> None:
+    if (assert_async := _private.assert_async) is None:
+        return
     if torch.compiler.is_compiling():  # for any number of steps: the message cannot name it
         values, limit = numbers, "the number of steps of `input`"
     else:
