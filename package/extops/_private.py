@@ -126,13 +126,10 @@ def apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 graph_task: Callable[[], int] = _find("_C._current_graph_task_id", lambda: 0)
-"""The number of the backward that runs, -1 where none does."""
+"""The number of the backward that runs, as one does where a checkpoint computes a forward again; -1 where none does, 0
+where that is not known.
+"""
 _hooks = _find("_C._autograd._top_saved_tensors_default_hooks", lambda _: True)
-
-
-def is_in_backward() -> bool:
-    """Whether the engine runs, as it does where a checkpoint computes a forward again; True where that is not known."""
-    return graph_task() != -1
 
 
 def has_hooks_of_saved_tensors() -> bool:

@@ -275,7 +275,7 @@ def _way(module: Any, call: _Call, quick: Any, key: Any) -> str:
     """What serves the call: known, measured or torch's."""
     if forced := _table.forced():
         return forced
-    if _private.is_in_backward():
+    if _graph_task() != -1:
         return _way_of_recomputed(module, call, key)
     found, is_final = _chosen(call, call.kind(), call.measured, _may_measure(call))
     way = found or TORCH
