@@ -28,7 +28,7 @@ class LikeTorchs:
 
     @property
     def __class__(self) -> Any:
-        return type(self) if _private.is_asked_by_dynamo() else self.looks
+        return type(self) if _private.is_asked_by_dynamo() else type(self).looks
 
     @__class__.setter
     def __class__(self, other: type) -> None:
