@@ -415,13 +415,7 @@ class NewLayers(Layers):
     _features: str
     """The attribute that is the size of the input."""
 
-    def __init__(
-        self,
-        features: int,
-        state_size: int,
-        num_layers: int,
-        *options: Any,
-    ) -> None:
+    def __init__(self, features: int, state_size: int, num_layers: int, *options: Any) -> None:
         super().__init__()
         bias, batch_first, dropout, bidirectional, device, dtype = options
         sizes = {self._features: features, self._size: state_size}

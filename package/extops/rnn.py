@@ -197,6 +197,7 @@ class RNN(like_torchs(torch.nn.RNN, _TorchLayers)):  # type: ignore[misc]
 class _TorchCell(torch.nn.RNNCellBase, HasStates):
     torchs: type[torch.nn.Module]
     _cell: Any
+    _name = ""  # no property: a user may set an attribute of that name
     _number_of_states = 1
     __prepare_scriptable__ = _checks.refuse_script
 
@@ -258,7 +259,7 @@ class LSTMCell(_TorchCell, torch.nn.LSTMCell):
     """
 
     torchs = torch.nn.LSTMCell
-    _name = "LSTMCell"  # no property: a user may set an attribute of that name
+    _name = "LSTMCell"
     _cell = LSTM_CELL
     _number_of_states = 2
 
@@ -269,7 +270,7 @@ class GRUCell(_TorchCell, torch.nn.GRUCell):
     """
 
     torchs = torch.nn.GRUCell
-    _name = "GRUCell"  # no property: a user may set an attribute of that name
+    _name = "GRUCell"
     _cell = GRU_CELL
 
 
@@ -279,7 +280,7 @@ class RNNCell(_TorchCell, torch.nn.RNNCell):
     """
 
     torchs = torch.nn.RNNCell
-    _name = "RNNCell"  # no property: a user may set an attribute of that name
+    _name = "RNNCell"
 
     @property
     def _cell(self) -> Cell:

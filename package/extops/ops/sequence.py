@@ -271,11 +271,7 @@ def _check_lengths(op: str, lengths: Tensor, input: Tensor, batch: int) -> None:
 class _Sequence(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        cell: Cell,
-        chunks: list[slice],
-        options: tuple[Any, ...],
-        *inputs: Tensor | None,
+        ctx: Any, cell: Cell, chunks: list[slice], options: Any, *inputs: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         reverse, allow_tf32, batch_first, keeps_output = options
         kept: list[Chunk] = []
