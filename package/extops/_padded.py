@@ -145,14 +145,9 @@ def pack_padded_sequence(
         lengths = torch.as_tensor(lengths)
     rows = input.transpose(0, 1) if batch_first else input
     message = "pack_padded_sequence: expected `lengths` from 1 to the number of steps of `input`"
-    sent = _in_graph.checked_lengths(
-        lengths,
-        rows.device,
-        message,
-        are_positive=True,
-        most=rows.shape[0],
-        enforce_sorted=enforce_sorted,
-    )
+    limits: dict[str, Any] = {"are_positive": True, "most": rows.shape[0]}
+    given = lengths, rows.device, message
+    sent = _in_graph.checked_lengths(*given, **limits, enforce_sorted=enforce_sorted)
     number = None if isinstance(lengths, Tensor) else sum(lengths)
     return PaddedSequence(rows, lengths, sent, number)
 
