@@ -125,9 +125,8 @@ class _TorchLayers(Layers, torch.nn.RNNBase):
         steps = (input.transpose(0, 1) if batch_first else input).contiguous()
         input = steps.transpose(0, 1) if batch_first else steps
         # On a CPU torch's layer is one operator of oneDNN, and autocast casts all its arguments; not of packed rows.
-        is_packed = bool(arguments) and arguments[0] is not None
-        is_one_operator = has_onednn and not is_packed and input.device.type == "cpu"
-        if self.mode == "LSTM" and is_one_operator and _autocast.is_on():
+        is_one = self.mode == "LSTM" and has_onednn and input.device.type == "cpu"
+        if is_one and _autocast.is_on() and not (arguments and arguments[0] is not None):
             states = _autocast.cast(*states)
         return super()._forward_padded(input, states, *arguments, **options)
 
@@ -260,7 +259,7 @@ class LSTMCell(_TorchCell, torch.nn.LSTMCell):
 
     torchs = torch.nn.LSTMCell
     _name = "LSTMCell"
-    _cell = LSTM_CELL
+    _cell = property(lambda _: LSTM_CELL)  # torch.compile of 2.6 refuses attributes of a class
     _number_of_states = 2
 
 
@@ -271,7 +270,7 @@ class GRUCell(_TorchCell, torch.nn.GRUCell):
 
     torchs = torch.nn.GRUCell
     _name = "GRUCell"
-    _cell = GRU_CELL
+    _cell = property(lambda _: GRU_CELL)
 
 
 class RNNCell(_TorchCell, torch.nn.RNNCell):
