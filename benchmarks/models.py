@@ -118,7 +118,7 @@ def _side_by_side(
     )
     gpus = given.split(",") * PROCESSES_OF_A_GPU if device == "cuda" else [""]
     turns = {gpu: threading.Lock() for gpu in gpus}
-    modes = max(1, asked.count("--mode") or len(MODES[device]))
+    modes = asked.count("--mode") or len(MODES[device])
 
     def measure_one(name: str, gpu: str, together: threading.Barrier) -> list[dict[str, Any]]:
         folder = output / slug(name, "")

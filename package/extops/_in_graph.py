@@ -33,18 +33,31 @@ def add_operator(
 
 
 def _compute(
-    input: Tensor, states: list[Tensor], weights: list[Tensor], mode: str, *options: Any
+    input: Tensor,
+    states: list[Tensor],
+    weights: list[Tensor],
+    mode: str,
+    bias: bool,
+    num_layers: int,
+    bidirectional: bool,
 ) -> list[Tensor]:
     """By steps, without dropout."""
-    bias, num_layers, bidirectional = options
     hx: Any = states if mode == "LSTM" else states[0]
     of_layers = bias, num_layers, 0.0, False, bidirectional, False
     return [x.contiguous() for x in _FUNCTIONS[mode](input, hx, weights, *of_layers)]
 
 
-def _shapes(input: Tensor, states: list[Tensor], *others: Any) -> list[Tensor]:
+def _shapes(
+    input: Tensor,
+    states: list[Tensor],
+    weights: list[Tensor],
+    mode: str,
+    bias: bool,
+    num_layers: int,
+    bidirectional: bool,
+) -> list[Tensor]:
     steps, batch, _ = input.shape
-    width = states[0].shape[2] * (1 + others[-1])  # in both directions
+    width = states[0].shape[2] * (1 + bidirectional)
     return [input.new_empty(steps, batch, width), *(x.new_empty(x.shape) for x in states)]
 
 
@@ -130,8 +143,15 @@ def checked_lengths(
     return check(lengths, *options)
 
 
-def _checked(lengths: Tensor | list[int], *options: Any) -> Tensor:
-    are_positive, most, is_reached, message, enforce_sorted, device = options
+def _checked(
+    lengths: Tensor | list[int],
+    are_positive: bool,
+    most: int,
+    is_reached: bool,
+    message: str,
+    enforce_sorted: bool,
+    device: torch.device,
+) -> Tensor:
     # Copied: the caller's may change before they have reached the GPU.
     if isinstance(lengths, Tensor):
         numbers = lengths.to(torch.int64, copy=True)

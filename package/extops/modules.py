@@ -415,9 +415,19 @@ class NewLayers(Layers):
     _features: str
     """The attribute that is the size of the input."""
 
-    def __init__(self, features: int, state_size: int, num_layers: int, *options: Any) -> None:
+    def __init__(
+        self,
+        features: int,
+        state_size: int,
+        num_layers: int,
+        bias: bool,
+        batch_first: bool,
+        dropout: float,
+        bidirectional: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
         super().__init__()
-        bias, batch_first, dropout, bidirectional, device, dtype = options
         sizes = {self._features: features, self._size: state_size}
         _checks.check_layer_sizes(self._name, **sizes)
         _checks.check_layer_sizes(self._name, at_least=1, num_layers=num_layers)
