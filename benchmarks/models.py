@@ -346,9 +346,12 @@ def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str)
     samplers: dict[str, list[protocol.Sampler]] = {}
     record["first"] = {}
     with contextlib.ExitStack() as ends:
+        caches = ends.enter_context(tempfile.TemporaryDirectory())
         for turn in TURNS:
             pipes = {}
             for name, library in turn.items():
+                # What the compiler made for one library must not shorten the first call of the other.
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{caches}/{library}"
                 pipes[name], theirs = context.Pipe()
                 arguments = theirs, model.name, mode, device, library
                 process = context.Process(target=_measure_compiled, args=arguments, daemon=True)
