@@ -19,15 +19,14 @@ import json
 import multiprocessing
 import os
 import re
+import select
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -46,10 +45,11 @@ from benchmarks.zoo import Model
 
 MODELS = (*zoo.MODELS, *packages.MODELS)
 MODES = {"cuda": ("default", "tf32", "autocast"), "cpu": ("float32", "autocast")}
-SECONDS_OF_A_CASE = 1.0
+SECONDS_OF_A_CASE, SECONDS_OF_COMPILED = 1.0, 5.0
 ROUNDS = 3, 15
 SLICE = 5e-3
-MOST_SECONDS = 300
+PREPARING, MEASURING = 240, 60
+"""The seconds that a process may take for each."""
 PROCESSES_OF_A_GPU = 6
 told: int | None = None
 """Where a process says that it waits to be measured."""
@@ -109,72 +109,80 @@ def _one_by_one(
         yield measure(_named(name), mode, device, _fill_compiled if compiled else _fill)
 
 
+class _Apart:
+    """A model in a process of its own, which says when it is ready, and waits until it is told to measure."""
+
+    def __init__(self, name: str, gpu: str, asked: list[str], output: Path) -> None:
+        self.name, self.folder, self.late = name, output / slug(name, ""), ""
+        self.started = time.perf_counter()
+        self.messages = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.said, write = os.pipe()  # what else a process starts may keep its standard output open
+        command = [sys.executable, "-m", "benchmarks.models", "--model", name, *asked]
+        self.process = subprocess.Popen(
+            [*command, "--output", str(self.folder), "--wait", str(write)],
+            # Each process would have a thread for each core, and they spin while they wait.
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self.messages,
+            text=True,
+            start_new_session=True,
+            pass_fds=[write],
+        )
+        os.close(write)
+
+    def is_heard(self, seconds: float) -> bool:
+        """Whether it says within that time that it is ready, or was measured; else it is stopped."""
+        if select.select([self.said], [], [], max(seconds, 0))[0]:
+            return bool(os.read(self.said, 1))  # nothing once it has ended
+        self.late = f"it was stopped after {time.perf_counter() - self.started:.0f} s"
+        os.killpg(self.process.pid, signal.SIGKILL)
+        return False
+
+    def go_on(self) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            print(file=self.process.stdin, flush=True)
+
+    def records(self) -> list[dict[str, Any]]:
+        """What it measured, or why it did not."""
+        self.is_heard(MEASURING)
+        self.process.communicate()
+        os.close(self.said)
+        with self.messages:
+            self.messages.seek(0)
+            failed = self.messages.read().splitlines() or [f"exit code {self.process.returncode}"]
+        if self.process.returncode == 0:
+            found: list[dict[str, Any]]
+            found = json.loads((self.folder / "models.json").read_text())["records"]
+            return found
+        record = {"model": self.name, "package": "", "mode": "", "samples": {}}
+        return [record | {"failed": {"all": self.late or failed[-1]}}]
+
+
 def _side_by_side(
     device: str, names: list[str], asked: list[str], output: Path, end: float
 ) -> Iterator[dict[str, Any]]:
     """The records of the models, by groups that prepare at once: while one is measured, nothing else is computed."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(
-        map(str, range(torch.cuda.device_count()))
-    )
-    gpus = given.split(",") * PROCESSES_OF_A_GPU if device == "cuda" else [""]
-    turns = {gpu: threading.Lock() for gpu in gpus}
-    modes = asked.count("--mode") or len(MODES[device])
-
-    def measure_one(name: str, gpu: str, together: threading.Barrier) -> list[dict[str, Any]]:
-        folder = output / slug(name, "")
-        command = [sys.executable, "-m", "benchmarks.models", "--model", name, *asked]
-        seen, write = os.pipe()  # what else a process starts may keep its standard output open
-        command += ["--output", str(folder), "--wait", str(write)]
-        with (
-            os.fdopen(seen) as lines,
-            tempfile.TemporaryFile("w+") as messages,
-            subprocess.Popen(
-                command,
-                # Each process would have a thread for each core, and they spin while they wait.
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": gpu, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=messages,
-                text=True,
-                start_new_session=True,
-                pass_fds=[write],
-            ) as process,
-        ):
-            os.close(write)
-            seconds = max(min(MOST_SECONDS, end - time.perf_counter()), 1)
-            stop = threading.Timer(seconds, os.killpg, (process.pid, signal.SIGKILL))
-            stop.start()
-            for _ in range(modes):
-                is_ready = bool(lines.readline())  # empty once it has ended
-                together.wait()
-                with turns[gpu], contextlib.suppress(BrokenPipeError):
-                    if is_ready:
-                        print(file=process.stdin, flush=True)
-                        lines.readline()
-                together.wait()
-            process.communicate()
-            was_stopped = stop.finished.is_set()
-            stop.cancel()
-            if process.returncode == 0:
-                found: list[dict[str, Any]] = json.loads((folder / "models.json").read_text())[
-                    "records"
-                ]
-                return found
-            messages.seek(0)
-            failed = (messages.read().splitlines() or [f"exit code {process.returncode}"])[-1]
-            if was_stopped:
-                failed = f"it took more than {stop.interval:.0f} s"
-        return [
-            {"model": name, "package": "", "mode": "", "failed": {"all": failed}, "samples": {}}
-        ]
-
-    with ThreadPoolExecutor(len(gpus)) as pool:
-        for first in range(0, len(names), len(gpus)):
-            group = names[first : first + len(gpus)]
-            together = threading.Barrier(len(group))
-            pairs = zip(group, gpus, strict=False)
-            for done in as_completed([pool.submit(measure_one, *pair, together) for pair in pairs]):
-                yield from done.result()
+    gpus = [""]
+    if device == "cuda":
+        given = os.environ.get("CUDA_VISIBLE_DEVICES")
+        gpus = given.split(",") if given else [*map(str, range(torch.cuda.device_count()))]
+    places = gpus * (PROCESSES_OF_A_GPU if device == "cuda" else 1)
+    for first in range(0, len(names), len(places)):
+        pairs = zip(names[first:], places, strict=False)
+        group = [_Apart(name, gpu, asked, output) for name, gpu in pairs]
+        for _ in range(asked.count("--mode") or len(MODES[device])):
+            now = time.perf_counter()
+            until = min(now + PREPARING, max(end, now + 1))
+            ready = [x if x.is_heard(until - time.perf_counter()) else None for x in group]
+            for place in range(0, len(group), len(gpus)):  # of each GPU one
+                turn = [x for x in ready[place : place + len(gpus)] if x]
+                for each in turn:
+                    each.go_on()
+                for each in turn:
+                    each.is_heard(MEASURING)
+        for each in group:
+            yield from each.records()
 
 
 @contextlib.contextmanager
@@ -183,10 +191,10 @@ def _alone() -> Iterator[None]:
     if told is None:
         yield
         return
-    os.write(told, b"ready\n")
+    os.write(told, b".")
     input()
     yield
-    os.write(told, b"measured\n")
+    os.write(told, b".")
 
 
 def measure(
@@ -236,10 +244,10 @@ def _fill(record: dict[str, Any], model: Model, mode: str, device: str) -> None:
         taken = list(_samplers(calls_of(model, variant, given, mode, device), device))
         samplers[name] = [sampler for sampler, _ in taken]
         seconds += sum(each for _, each in taken)
-    least, most = ROUNDS
-    rounds = max(least, min(most, int(SECONDS_OF_A_CASE / seconds)))
     with _alone():
-        record["samples"], failed = protocol.interleave(samplers, rounds)
+        record["samples"], failed = protocol.interleave(
+            samplers, _rounds(SECONDS_OF_A_CASE, seconds)
+        )
     record["failed"] |= failed
 
 
@@ -344,7 +352,7 @@ def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str)
     """Forwards of each form, training of all but `reduce-overhead`, in which one sentence at a time is served."""
     context = multiprocessing.get_context("spawn")
     samplers: dict[str, list[protocol.Sampler]] = {}
-    record["first"] = {}
+    record["first"], seconds = {}, 0.0
     with contextlib.ExitStack() as ends:
         caches = ends.enter_context(tempfile.TemporaryDirectory())
         for turn in TURNS:
@@ -361,13 +369,20 @@ def _fill_compiled(record: dict[str, Any], model: Model, mode: str, device: str)
             for name, pipe in pipes.items():
                 found = pipe.recv()
                 record["refused"] = found["refused"]
+                seconds += found["seconds"]
                 record["failed"] |= {f"{name} {x}": y for x, y in found["failed"].items()}
                 for form, first in found["first"].items():
                     record["first"][f"{name} {form}"] = first
                     samplers[f"{name} {form}"] = [partial(_ask, pipe, form)]
         with _alone():
-            record["samples"], failed = protocol.interleave(samplers, ROUNDS[1])
+            rounds = _rounds(SECONDS_OF_COMPILED, seconds)
+            record["samples"], failed = protocol.interleave(samplers, rounds)
     record["failed"] |= failed
+
+
+def _rounds(most_seconds: float, seconds_of_one: float) -> int:
+    least, most = ROUNDS
+    return max(least, min(most, int(most_seconds / max(seconds_of_one, 1e-3))))
 
 
 def _ask(pipe: Connection, form: str) -> dict[str, float]:
@@ -384,7 +399,7 @@ def _measure_compiled(pipe: Connection, name: str, mode: str, device: str, libra
     _prepare(mode, device)
     before, after, given = _made(model, device)
     module = after if library == "extops" else before
-    found: dict[str, Any] = {"refused": "", "first": {}, "failed": {}}
+    found: dict[str, Any] = {"refused": "", "first": {}, "failed": {}, "seconds": 0.0}
     if library == "extops":
         found["refused"] = _refused(model, _copied(module), given)
     # What the compiler needs once.
@@ -405,6 +420,7 @@ def _measure_compiled(pipe: Connection, name: str, mode: str, device: str, libra
             seconds = time.perf_counter() - start
             taken = _samplers({x: _step(calls[x]) for x in calls}, device)
             samplers[form] = [sampler for sampler, _ in taken]
+            found["seconds"] += sum(each for _, each in taken)
         except Exception as error:
             found["failed"][form] = protocol.describe(error)
             continue
