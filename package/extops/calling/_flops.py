@@ -25,14 +25,22 @@ def _step(input: Tensor, *arguments: Any, **_: Any) -> int:
     return _multiplied(input.shape[0], arguments[:-2])  # before both states
 
 
-def _step_input_backward(grad_x: Tensor, *arguments: Any, **_: Any) -> int:
-    return _multiplied(grad_x.shape[0], arguments[2:])  # behind the other gradients
+def _step_input_backward(
+    grad_x: Tensor, grad_h_part: Tensor, grad_c_0: Tensor | None, *weights: Tensor, **_: Any
+) -> int:
+    return _multiplied(grad_x.shape[0], weights)
 
 
-def _step_parameters_backward(facts: _schemas.CellFacts, *arguments: Any, **_: Any) -> int:
-    input, h_0 = arguments[2:4]  # behind the gradients of both states
-    columns: int = facts.input * input.shape[1] + facts.recurrent * h_0.shape[1]
-    return columns * _multiplied(1, (h_0,))
+def _step_parameters_backward(
+    facts: _schemas.CellFacts,
+    grad_h: Tensor | None,
+    grad_c: Tensor | None,
+    input: Tensor,
+    h_0: Tensor,
+    *_: Any,
+    **__: Any,
+) -> int:
+    return 2 * h_0.numel() * (facts.input * input.shape[1] + facts.recurrent * h_0.shape[1])
 
 
 def _sequence(input: Tensor, *arguments: Any, **__: Any) -> int:
@@ -40,8 +48,16 @@ def _sequence(input: Tensor, *arguments: Any, **__: Any) -> int:
     return _multiplied(steps * batch, arguments[:-3])  # before both states and lengths
 
 
-def _sequence_backward(*arguments: Any, **_: Any) -> int:
-    weight_hh, _, cells = arguments[3:6]  # behind the gradients of all results
+def _sequence_backward(
+    grad_output: Tensor | None,
+    grad_h_n: Tensor | None,
+    grad_c_n: Tensor | None,
+    weight_hh: Tensor,
+    gates: Tensor,
+    cells: Tensor,
+    *_: Any,
+    **__: Any,
+) -> int:
     return _multiplied(cells.shape[:2].numel(), (weight_hh,))
 
 
