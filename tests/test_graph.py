@@ -155,6 +155,16 @@ def test_packed_rows_of_lengths_that_are_numbers(device: str) -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.gpu
+def test_lengths_have_arrived_on_the_cpu() -> None:
+    """However long the GPU takes to compute them."""
+    torch.ones(7, device="cuda").cpu()  # else CUDA is initialised meanwhile
+    torch.cuda._sleep(10**8)
+    lengths = torch.arange(7, device="cuda") + 1
+    found = _in_graph.checked_lengths(lengths, torch.device("cpu"))
+    assert found.tolist() == [1, 2, 3, 4, 5, 6, 7]
+
+
 def test_who_packs_at_run_time_is_told() -> None:
     """What eager code refuses is refused, and so is what would give a size that depends on data."""
     ours, _ = pair("sorted")

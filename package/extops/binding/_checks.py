@@ -29,7 +29,7 @@ def explain(check: Callable[..., object], *arguments: Any) -> None:
 
 
 def to_device(op: str, name: str, tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor`` on ``device``, without waiting for the copy to end."""
+    """``tensor`` on ``device``, without waiting for a copy to a GPU to end."""
     if (
         tensor.device.type == "cpu"
         and device.type == "cuda"
@@ -40,7 +40,7 @@ def to_device(op: str, name: str, tensor: Tensor, device: torch.device) -> Tenso
             f"{op}: `{name}` is on the CPU, where each replay of the CUDA graph that is being captured would read it "
             f"again after it is gone; pass `lengths` on {device} to extops.lltm_sequence"
         )
-    return tensor.to(device, non_blocking=True)
+    return tensor.to(device, non_blocking=device.type != "cpu")  # the CPU would read it too early
 
 
 def check_dense(op: str, name: str, tensor: Tensor) -> None:
