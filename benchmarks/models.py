@@ -48,7 +48,7 @@ MODES = {"cuda": ("default", "tf32", "autocast"), "cpu": ("float32", "autocast")
 SECONDS_OF_A_CASE, SECONDS_OF_COMPILED = 1.0, 5.0
 ROUNDS = 3, 15
 SLICE = 5e-3
-PREPARING, MEASURING = 240, 60
+PREPARING, MEASURING = 240.0, 60.0
 """The seconds that a process may take for each."""
 PROCESSES_OF_A_GPU = 6
 told: int | None = None
@@ -67,6 +67,7 @@ def run(
     seconds: float,
     output: Path,
     compiled: bool = False,
+    preparing: float = PREPARING,
 ) -> None:
     """Measures the models in all modes, until the time is over: one here, more of them side by side."""
     chosen = names or [model.name for model in MODELS]
@@ -75,7 +76,7 @@ def run(
     if len(chosen) > 1:
         asked = ["--device", device, *(["--compiled"] if compiled else [])]
         asked += [x for mode in modes for x in ("--mode", mode)]
-        found = _side_by_side(device, chosen, asked, output, end)
+        found = _side_by_side(device, chosen, asked, output, end, preparing)
     else:
         found = _one_by_one(device, chosen[0], modes or [*MODES[device]], compiled)
     result: dict[str, Any] = {"environment": environment.describe(device), "records": []}
@@ -160,7 +161,7 @@ class _Apart:
 
 
 def _side_by_side(
-    device: str, names: list[str], asked: list[str], output: Path, end: float
+    device: str, names: list[str], asked: list[str], output: Path, end: float, preparing: float
 ) -> Iterator[dict[str, Any]]:
     """The records of the models, by groups that prepare at once: while one is measured, nothing else is computed."""
     gpus = [""]
@@ -173,7 +174,7 @@ def _side_by_side(
         group = [_Apart(name, gpu, asked, output) for name, gpu in pairs]
         for _ in range(asked.count("--mode") or len(MODES[device])):
             now = time.perf_counter()
-            until = min(now + PREPARING, max(end, now + 1))
+            until = min(now + preparing, max(end, now + 1))
             ready = [x if x.is_heard(until - time.perf_counter()) else None for x in group]
             for place in range(0, len(group), len(gpus)):  # of each GPU one
                 turn = [x for x in ready[place : place + len(gpus)] if x]
@@ -651,6 +652,9 @@ def main() -> None:
         "--mode", action="append", default=[], choices=sorted({*MODES["cpu"], *MODES["cuda"]})
     )
     parser.add_argument("--seconds", type=float, default=600, help="default: %(default)s")
+    parser.add_argument(
+        "--preparing", type=float, default=PREPARING, help="seconds a model; default: %(default)s"
+    )
     parser.add_argument("--compiled", action="store_true", help="beside what torch.compile makes")
     parser.add_argument("--output", type=Path, default=Path("build/models"))
     parser.add_argument("--wait", type=int, help=argparse.SUPPRESS)
@@ -658,7 +662,8 @@ def main() -> None:
     global told
     if (told := given.wait) is not None:
         os.set_inheritable(told, False)
-    run(given.device, given.model, given.mode, given.seconds, given.output, given.compiled)
+    chosen = given.device, given.model, given.mode, given.seconds
+    run(*chosen, given.output, given.compiled, given.preparing)
 
 
 if __name__ == "__main__":
