@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 
 from packaging.specifiers import SpecifierSet
 
-from torchwheels.options import Expectation, minor, numbers, openmp, releases, runs_on
+from torchwheels.options import Expectation, admitted, minor, numbers, openmp, releases, runs_on
 from torchwheels.system import Machine, machines
-from torchwheels.wheel import Library, Wheel, admitted, demangle, linux, stable_functions
+from torchwheels.wheel import Library, Wheel, demangle, linux, stable_functions
 
 _OLDER_NAMES = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 _MANYLINUX = re.compile(r"manylinux(1|2010|2014|_\d+_\d+)_")

@@ -17,6 +17,7 @@ from torchwheels.options.releases import (
     Cuda,
     Releases,
     Target,
+    admitted,
     machine_of,
     minor,
     numbers,
@@ -26,7 +27,7 @@ from torchwheels.options.releases import (
 )
 
 __all__ = [
-    "RELEASE", "Cuda", "Expectation", "Project", "Releases", "Target", "Values", "cmake_architecture",
+    "RELEASE", "Cuda", "Expectation", "Project", "Releases", "Target", "Values", "admitted", "cmake_architecture",
     "expectation_of", "filled", "gencode", "indexes", "machine_of", "minor", "numbers", "of_table", "openmp",
     "preset", "project", "releases", "runs_on", "schema", "sm",
 ]  # fmt: skip

@@ -58,6 +58,14 @@ def minor(version: str) -> str:
     return ".".join(map(str, numbers(version)[:2]))
 
 
+@functools.cache
+def admitted(specifier: SpecifierSet) -> list[str]:
+    """The minor releases of torch 2 of which `specifier` admits one at least, the oldest first."""
+    # However many there are or will be: of no minor release were there ten.
+    minors = [f"2.{minor}" for minor in range(100)]
+    return [x for x in minors if any(specifier.contains(f"{x}.{patch}") for patch in range(10))]
+
+
 def openmp(torch: str) -> str:
     """The name of the GNU OpenMP library that a release of torch brings and has loaded."""
     return "libgomp.so.1" if numbers(torch) >= (2, 7) else "libgomp-a34b3233.so.1"

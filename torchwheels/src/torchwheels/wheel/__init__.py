@@ -6,7 +6,6 @@ from torchwheels.wheel.contents import (
     BUILD_RECORD,
     CUDA_LIBRARY,
     Wheel,
-    admitted,
     read,
     serves,
     wheels_in,
@@ -15,6 +14,6 @@ from torchwheels.wheel.elf import DRIVER, Library, demangle
 from torchwheels.wheel.finish import Used
 
 __all__ = [
-    "BUILD_RECORD", "CUDA_LIBRARY", "DRIVER", "Library", "Used", "Wheel", "admitted", "demangle", "elf", "finish",
+    "BUILD_RECORD", "CUDA_LIBRARY", "DRIVER", "Library", "Used", "Wheel", "demangle", "elf", "finish",
     "linux", "read", "record_hash", "serves", "stable_functions", "variants", "wheels_in",
 ]  # fmt: skip

@@ -23,7 +23,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from torchwheels.errors import UserError
-from torchwheels.options import Target, numbers
+from torchwheels.options import Target, admitted, numbers
 from torchwheels.wheel import linux
 from torchwheels.wheel.archive import unpack
 from torchwheels.wheel.elf import Library, demangle, read_library
@@ -323,14 +323,6 @@ def read(path: Path) -> Wheel:
         held = f"{len(folders)} files *.dist-info/METADATA"
         raise UserError(f"{path} holds {held}, but a wheel has one: build it again")
     return Wheel(path, name, version, tags, files, folders[0])
-
-
-@functools.cache
-def admitted(specifier: SpecifierSet) -> list[str]:
-    """The minor releases of torch 2 of which `specifier` admits one at least, the oldest first."""
-    # However many there are or will be: of no minor release were there ten.
-    minors = [f"2.{minor}" for minor in range(100)]
-    return [x for x in minors if any(specifier.contains(f"{x}.{patch}") for patch in range(10))]
 
 
 @functools.cache
