@@ -10,7 +10,6 @@ import resource
 import shlex
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from torchwheels.errors import BuildError, UserError
 from torchwheels.index import kept_if_refused, publish
 from torchwheels.options import Project, Target, expectation_of, filled, numbers, releases
 from torchwheels.sources import Fetched, pythons_of
-from torchwheels.system import cache, machines, processes
+from torchwheels.system import cache, machines, processes, scratch
 from torchwheels.wheel import Wheel, finish, variants
 
 STEPS = ("requirements", "compile", "install", "import")
@@ -192,8 +191,8 @@ def libraries_of_requirements(found: Wheel, environment: Environment) -> list[Pa
 
 def before_all(command: str, folder: Path) -> None:
     """Runs the project's command before all builds, in the sources that these then copy."""
-    with tempfile.TemporaryDirectory(prefix="torchwheels-home-") as home:
-        variables = {**environments.clean_variables(Path(home)), "PATH": os.environ["PATH"]}
+    with scratch() as home:
+        variables = {**environments.clean_variables(home), "PATH": os.environ["PATH"]}
         _run_command("before-all", command, folder, variables)
 
 

@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -31,7 +30,7 @@ from packaging.version import Version
 from torchwheels.audit import reports as audit
 from torchwheels.errors import UserError
 from torchwheels.options import Project, Target, machine_of, minor, numbers, releases
-from torchwheels.system import MARK, as_json, check_writable, sha256, write_text
+from torchwheels.system import MARK, as_json, check_writable, scratch, sha256, write_text
 from torchwheels.wheel import serves, variants
 
 Json: TypeAlias = dict[str, Any]
@@ -112,13 +111,13 @@ def replaced(site: Path) -> Iterator[Path]:
     site = site.resolve()  # not a link to it
     check_writable(site.parent, "--site")
     site.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".site-", dir=site.parent) as work:
-        new = Path(work) / "new"
+    with scratch(site.parent, ".site-") as work:
+        new = work / "new"
         new.mkdir()
         yield new
         (new / MARK).write_bytes(os.fsencode("\0".join([*sorted(_files(new)), MARK])))
         new.chmod(0o755)
-        old = Path(work) / "old"
+        old = work / "old"
         lock = os.open(site.parent, os.O_RDONLY)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process that makes an index here waits
