@@ -39,6 +39,8 @@ _TORCH_NAMESPACE = re.compile(
 _STABLE_NAME = re.compile(r"(aoti_)?torch_\w+|aoti_record_function_\w+")
 _PYTHON_NAME = re.compile(r"_?Py[A-Z_]\w*")
 _OF_ONE_PYTHON = re.compile(r"\.cpython-3(\d+)t?-[^.]*\.so$")
+# A text in place of a library, which says to a linker what the library is.
+_LINKER_SCRIPT = re.compile(rb"(\s|/\*.*?\*/)*(OUTPUT_FORMAT|INPUT|GROUP)\s*\(", re.DOTALL)
 # The libraries of CUDA whose own version is that of CUDA.
 CUDA_LIBRARY = re.compile(r"lib(?:cudart|cublas|cublasLt|nvrtc|nvJitLink)\.so\.(\d+)")
 
@@ -103,7 +105,8 @@ class Wheel:
         """Every shared library, by its path in the wheel."""
         found = {}
         for name, data in sorted(self.files.items()):
-            if _is_loaded(data) or name.endswith(".so") or ".so." in name:
+            is_named_so = name.endswith(".so") or ".so." in name
+            if _is_loaded(data) or (is_named_so and not _LINKER_SCRIPT.match(data)):
                 try:
                     found[name] = self.seen.get(data) or read_library(data)
                 except UserError as error:
