@@ -64,8 +64,8 @@ def install(path: Path, base: Environment, folder: Path) -> None:
     try:
         environments.install(environment, [str(path)], variables)
     except UserError as error:
-        print(f"torchwheels: {error}; it is imported beside other versions", flush=True)
         environments.install(environment, ["--no-deps", str(path)], variables)
+        print(f"torchwheels: {error}; it is imported beside other versions", flush=True)
         (torch,) = importlib.metadata.distributions(name="torch", path=[str(base.site_packages)])
         wanted = [f"torch=={torch.version}"]
         for each in map(Requirement, read(path).metadata.get_all("Requires-Dist") or []):
