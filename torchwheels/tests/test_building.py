@@ -494,6 +494,14 @@ def test_build_requirement_that_torchs_own_requirements_do_not_admit(
         build.build_wheel(project.Project(), target, fetched(classic), tmp_path / "dist")
 
 
+def test_a_table_that_is_no_file_is_not_read(target: Target, tmp_path: Path) -> None:
+    """It may have no end."""
+    (tmp_path / "setup.py").touch()
+    (tmp_path / "pyproject.toml").symlink_to("/dev/full")
+    with pytest.raises(UserError, match=r"^the pyproject\.toml of the source is no plain file$"):
+        steps.project_folder(project.Project(), target, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

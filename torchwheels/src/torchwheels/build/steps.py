@@ -228,6 +228,11 @@ def project_folder(project: Project, target: Target, sources: Path) -> Path:
         lacks = f"neither a setup.py nor a pyproject.toml in {project.subdirectory or 'it'}"
         way_out = "the option `subdirectory` says where its project is"
         raise UserError(f"the source has {lacks}: {way_out}")
+    table = folder / "pyproject.toml"
+    if table.exists() and not table.is_file():  # it may have no end
+        raise UserError(
+            f"the {table.relative_to(sources.resolve())} of the source is no plain file"
+        )
     pythons = pythons_of(folder)
     if not target.is_of(pythons):
         found = _targets_like(project, target, "torch", "label", "machine")
