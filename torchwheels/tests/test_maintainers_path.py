@@ -454,8 +454,9 @@ def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None
     works_with, requires = {"python": ""}, ["torch>=2.10", "numpy"]
     common = {"works_with": works_with, "requires": requires, "requires_python": ">=3.12"}
     common["tags"] = ["py3-none-linux_x86_64"]
+    build = {"target": "3.12-cu124", "python": "3.12", "torch": "2.13.0"}
     wheels = [
-        {"version": version, "build": {"cuda": cuda, "target": "3.11-cpu"}, **common}
+        {"version": version, "build": {**build, "cuda": cuda}, **common}
         for version, cuda in (("2.0", "12.4"), ("2.0+cu130", "13.0"), ("1.0", "12.4"))
     ]
     wheels.append({**wheels[1], "version": "2.1+cu130"})
@@ -466,6 +467,20 @@ def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None
     pythons, torches, _ = ({*each} for each in zip(*map(str.split, found), strict=True))
     assert pythons == {"3.12", "3.13", "3.14", "3.15", "3.13t", "3.14t", "3.15t"}
     assert torches == {f"2.{minor}" for minor in range(10, 16)}
+
+
+def test_page_offers_what_is_for_a_target_that_the_table_no_longer_has() -> None:
+    build = {
+        "target": "3.9-cu118-torch2.1-aarch64",
+        "python": "3.9",
+        "torch": "2.1.2",
+        "cuda": "11.8",
+    }
+    wheel = {
+        "version": "1.0+cu118.torch2.1", "build": build, "tags": ["cp39-cp39-manylinux_2_17_aarch64"],
+        "works_with": {"python": "==3.9.*"}, "requires": ["torch==2.1.*"], "requires_python": None,
+    }  # fmt: skip
+    assert site.choices([wheel]) == {"3.9 2.1 11.8-aarch64": wheel}
 
 
 def run_of_tests(wheel: Path, failed: int) -> None:

@@ -29,7 +29,7 @@ from packaging.version import Version
 
 from torchwheels.audit import reports as audit
 from torchwheels.errors import UserError
-from torchwheels.options import Project, Target, machine_of, minor, numbers, releases
+from torchwheels.options import Cuda, Project, Target, machine_of, minor, numbers, releases
 from torchwheels.system import MARK, as_json, check_writable, scratch, sha256, write_text
 from torchwheels.wheel import serves, variants
 
@@ -267,7 +267,8 @@ def write_listing(folder: Path, listing: Json) -> None:
 def choices(reports: Iterable[Json]) -> dict[str, Json]:
     """The wheel for each Python, torch and CUDA (`CPU` for none) that there is one for, the newest first.
 
-    It is that of the newest version, and where that has several, the one without a label.
+    It is that of the newest version, and where that has several, the one without a label. The table of releases may no
+    longer have what a wheel was built for.
     """
     found = {}
     offered = [each for each in reports if not each.get("yanked")]
@@ -276,13 +277,22 @@ def choices(reports: Iterable[Json]) -> dict[str, Json]:
     def rank(x: Target) -> tuple[object, ...]:  # those without the global lock come last
         return x.python == x.python_version, numbers(x.python_version), numbers(x.torch), x.label
 
-    targets = sorted(releases.load().targets, key=rank)
+    own = [_target_of(each["build"]) for each in offered]
+    targets = sorted([*own, *releases.load().targets], key=rank)
     for target in reversed(targets):
         cuda = target.cuda.version if target.cuda else "CPU"
         name = f"{target.python} {minor(target.torch)} {cuda}{target.machine.suffix}"
         if fitting := [x for x in order if works_with(x, target)]:
             found[name] = fitting[-1]
     return found
+
+
+def _target_of(build: Json) -> Target:
+    """That of a build record, as far as `works_with` asks for it."""
+    cuda = Cuda(build["cuda"], "", "", ()) if build["cuda"] else None
+    return Target(
+        build["python"], build["torch"], cuda, "", True, machine=machine_of(build["target"])
+    )
 
 
 def works_with(report: Json, target: Target) -> bool:
