@@ -335,6 +335,19 @@ ctypes.CDLL(here / "libcore.so", ctypes.RTLD_GLOBAL), ctypes.CDLL(here / "_C.so"
     imports(path, base)
 
 
+def test_programs_are_not_loaded_as_libraries_are(
+    compiler: str, tmp_path: Path, base: environments.Environment
+) -> None:
+    main, place = tmp_path / "main", "some_project-1.5.data/scripts/some"
+    command = [compiler, "-x", "c++", "-", "-o", main]
+    subprocess.run(command, input="int main() { return 0; }", text=True, check=True)
+    program = main.read_bytes()
+    libraries = {"package/_C.so": library(compiler, tmp_path, PLAIN), "package/bin/some": program}
+    path = tagged_for_this_python(finished(wheel(tmp_path, {**libraries, place: program})))
+    assert len(read(path).libraries) == 3
+    imports(path, base)
+
+
 @pytest.mark.parametrize(
     ("names", "modules"),
     [

@@ -82,7 +82,11 @@ def check_import(
 
     What is linked with CUDA's driver takes `driver` where this machine has none.
     """
-    libraries = [name for name in found.libraries if ".libs/" not in name]
+    libraries = [
+        found.installed(name)[1]
+        for name, library in found.libraries.items()
+        if ".libs/" not in name and not library.is_program
+    ]
     modules = modules or top_level_modules(found.files)
     linked = driver and any(DRIVER in library.needed for library in found.libraries.values())
     given = json.dumps([libraries, list(modules), [DRIVER, str(driver)] if linked else []])
