@@ -140,7 +140,8 @@ def _status(folder: Path) -> Iterator[tuple[str, str]]:
     # It does not look for ignored files in submodules, and settings may have it say less.
     more = ["--ignored", "--untracked-files=normal", "--ignore-submodules=none", "--no-renames"]
     foreach = ["submodule", "--quiet", "foreach", "--recursive", 'printf "%s\\0" "$displaypath"']
-    for place in ("", *_ask_git(folder, *foreach)):
+    inside = _ask_git(folder, *foreach) if (folder / ".gitmodules").is_file() else ()
+    for place in ("", *inside):
         for said in _ask_git(folder / place, "status", "--porcelain=v2", "--branch", *more, "-z"):
             yield place, said
 
