@@ -39,10 +39,10 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with tags, as its authors push it."""
-    folder = tmp_path / "tinyops"
+    folder = tmp_path_factory.mktemp("pushed") / "tinyops"
     folder.mkdir()
     git(folder, "init", "--quiet")
     for tag in ("v0.9", "v1.0", "v1.1", "v1.2rc1", "nightly"):
@@ -51,6 +51,12 @@ def repository(tmp_path: Path) -> Path:
         git(folder, "commit", "--quiet", f"--message={tag}")
         git(folder, "tag", "--annotate", f"--message={tag}", tag)
     return folder
+
+
+@pytest.fixture
+def repository(pushed: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(pushed, tmp_path / "tinyops")
 
 
 def written(folder: Path, *tables: str, first: str = FILES) -> config.Farm:

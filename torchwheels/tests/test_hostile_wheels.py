@@ -34,6 +34,8 @@ from torchwheels.options.project import Project
 from torchwheels.system import sandbox
 from torchwheels.wheel.elf import read_library
 
+pytestmark = pytest.mark.usefixtures("read_in_own_process")
+
 
 @pytest.fixture
 def forge(tmp_path: Path) -> Forge:
