@@ -25,7 +25,7 @@ from torchwheels.build import backend, steps, toolchain
 from torchwheels.errors import BuildError, UserError
 from torchwheels.options import project, releases
 from torchwheels.options.releases import Target
-from torchwheels.sources.fetching import name_of
+from torchwheels.sources import name_of
 from torchwheels.system import cache, sandbox
 from torchwheels.wheel import archive as archives
 from torchwheels.wheel import contents, elf

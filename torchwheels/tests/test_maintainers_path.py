@@ -454,7 +454,7 @@ def test_page_prefers_the_newest_version_and_the_wheel_without_a_label() -> None
     works_with, requires = {"python": ""}, ["torch>=2.10", "numpy"]
     common = {"works_with": works_with, "requires": requires, "requires_python": ">=3.12"}
     common["tags"] = ["py3-none-linux_x86_64"]
-    build = {"target": "3.12-cu124", "python": "3.12", "torch": "2.13.0"}
+    build = {"target": "3.12-cpu", "python": "3.12", "torch": "2.13.0", "architectures": []}
     wheels = [
         {"version": version, "build": {**build, "cuda": cuda}, **common}
         for version, cuda in (("2.0", "12.4"), ("2.0+cu130", "13.0"), ("1.0", "12.4"))
@@ -475,6 +475,7 @@ def test_page_offers_what_is_for_a_target_that_the_table_no_longer_has() -> None
         "python": "3.9",
         "torch": "2.1.2",
         "cuda": "11.8",
+        "architectures": [],
     }
     wheel = {
         "version": "1.0+cu118.torch2.1", "build": build, "tags": ["cp39-cp39-manylinux_2_17_aarch64"],

@@ -29,8 +29,8 @@ from packaging.version import Version
 
 from torchwheels.audit import reports as audit
 from torchwheels.errors import UserError
-from torchwheels.options import Cuda, Project, Target, machine_of, minor, numbers, releases
-from torchwheels.system import MARK, as_json, check_writable, scratch, sha256, write_text
+from torchwheels.options import Project, Target, minor, numbers, recorded, releases
+from torchwheels.system import MARK, as_json, check_writable, machines, scratch, sha256, write_text
 from torchwheels.wheel import serves, variants
 
 Json: TypeAlias = dict[str, Any]
@@ -277,7 +277,7 @@ def choices(reports: Iterable[Json]) -> dict[str, Json]:
     def rank(x: Target) -> tuple[object, ...]:  # those without the global lock come last
         return x.python == x.python_version, numbers(x.python_version), numbers(x.torch), x.label
 
-    own = [_target_of(each["build"]) for each in offered]
+    own = filter(None, (recorded(each["build"]) for each in offered))
     targets = sorted([*own, *releases.load().targets], key=rank)
     for target in reversed(targets):
         cuda = target.cuda.version if target.cuda else "CPU"
@@ -287,18 +287,10 @@ def choices(reports: Iterable[Json]) -> dict[str, Json]:
     return found
 
 
-def _target_of(build: Json) -> Target:
-    """That of a build record, as far as `works_with` asks for it."""
-    cuda = Cuda(build["cuda"], "", "", ()) if build["cuda"] else None
-    return Target(
-        build["python"], build["torch"], cuda, "", True, machine=machine_of(build["target"])
-    )
-
-
 def works_with(report: Json, target: Target) -> bool:
     """Whether an installer takes the wheel beside the torch of `target`."""
     return (
-        machine_of(report["build"]["target"]) == target.machine
+        machines.of_name(report["build"]["target"]) == target.machine
         and (not label(report) or report["build"]["cuda"] == (target.cuda and target.cuda.version))
         and serves(target, report["works_with"]["python"], report["tags"][0])
         and SpecifierSet(report["requires_python"] or "").contains(target.python_version)
