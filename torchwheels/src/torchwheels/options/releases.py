@@ -51,6 +51,7 @@ def names(requirements: Iterable[str]) -> set[str]:
     return {Requirement(x).name for x in requirements}
 
 
+@functools.cache
 def numbers(version: str) -> tuple[int, ...]:
     """`2.13.0+cpu` as (2, 13, 0), for comparing."""
     return Version(version).release
