@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,25 @@ def _read_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
             raise sandbox._refused(path, f"{type(error).__name__}: {error}") from None
 
     monkeypatch.setattr(sandbox, "call", call)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _read_libraries_of_the_system_once() -> Iterator[None]:
+    """auditwheel parses all of libstdc++ for each wheel; here it is the same for all."""
+    lddtree = pytest.importorskip("auditwheel.lddtree")
+    known: dict[str, Any] = {}
+    read = lddtree._get_platform
+
+    def get_platform(elf: Any) -> Any:
+        if not elf.stream.name.startswith(("/lib", "/usr")):
+            return read(elf)
+        if elf.stream.name not in known:
+            known[elf.stream.name] = read(elf)
+        return known[elf.stream.name]
+
+    lddtree._get_platform = get_platform
+    yield
+    lddtree._get_platform = read
 
 
 @pytest.fixture

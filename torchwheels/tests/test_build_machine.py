@@ -354,8 +354,7 @@ def test_tools_are_the_files_of_the_lock_file(
     index = add_to_index(tmp_path, "wheel", "0.45.1", {})
     monkeypatch.setenv("PIP_INDEX_URL", index)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "empty")], check=True)
-    here = environments.Environment(tmp_path / "empty")
+    here = virtual.make(sys.executable, tmp_path / "empty")
     with pytest.raises(UserError, match=r"Hash mismatch for `wheel==0\.45\.1`") as error:
         environments.install(
             here, ["wheel==0.45.1"], environments.clean_variables(tmp_path), hashed=True
