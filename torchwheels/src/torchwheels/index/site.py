@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -31,7 +30,7 @@ from torchwheels.audit import reports as audit
 from torchwheels.errors import UserError
 from torchwheels.options import Project, Target, minor, numbers, recorded, releases
 from torchwheels.system import MARK, as_json, check_writable, machines, scratch, sha256, write_text
-from torchwheels.wheel import serves, variants
+from torchwheels.wheel import metadata_of, serves, variants
 
 Json: TypeAlias = dict[str, Any]
 """An object of JSON: a build report, or what an index says of a file."""
@@ -198,9 +197,7 @@ def _copy(file: Json, report: Json, own: Path, folder: Path) -> Json:
 
 def write_metadata(path: Path, folder: Path) -> str:
     """Puts the metadata of a wheel into `folder`, where installers look for them; returns their hash."""
-    with zipfile.ZipFile(path) as archive:
-        names = filter(re.compile(r"[^/]+\.dist-info/METADATA").fullmatch, archive.namelist())
-        metadata = archive.read(next(names))
+    metadata = metadata_of(path)
     (folder / f"{path.name}.metadata").write_bytes(metadata)
     return hashlib.sha256(metadata).hexdigest()
 
