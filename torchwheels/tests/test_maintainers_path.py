@@ -137,6 +137,7 @@ def test_a_wheel_is_found_for_the_targets_that_it_works_with(forge: Forge, tmp_p
             testing.find_wheel(tmp_path / "dist", table.target(name))
 
 
+@pytest.mark.usefixtures("read_in_own_process")
 def test_the_wheel_of_another_project_is_not_taken(forge: Forge, tmp_path: Path) -> None:
     wheel = forge.wheel()
     other = wheel.with_name(wheel.name.replace("tinyops", "other_ops"))
@@ -189,6 +190,7 @@ def test_refused_wheel_is_kept_by_a_name_that_nothing_installs(
     assert [*dist.iterdir()] == []
 
 
+@pytest.mark.usefixtures("read_in_own_process")
 def test_a_name_has_one_content(forge: Forge, tmp_path: Path) -> None:
     """A wheel for all Pythons is built by one, whose record it has; each further one took its place."""
     forge.tag, dist = "cp310-abi3", tmp_path / "kept"
@@ -492,6 +494,7 @@ def run_of_tests(wheel: Path, failed: int) -> None:
     record.write_text(json.dumps({**run, "sha256": sha256(wheel)}))
 
 
+@pytest.mark.usefixtures("read_in_own_process")
 def test_index_refuses_what_failed(
     forge: Forge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
